@@ -1,0 +1,14 @@
+# Backpack on the toy world: a few minutes on two CPU cores.
+dataset = 'toy'
+n_layer = 2
+n_head = 4
+n_embd = 64
+n_sense = 16
+block_size = 64
+batch_size = 32
+max_iters = 2000
+learning_rate = 3e-3
+warmup_iters = 100
+eval_interval = 500
+eval_iters = 20
+log_interval = 50

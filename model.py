@@ -1,0 +1,440 @@
+"""The Backpack Language Model in one file (Hewitt, Thickstun, Manning, Liang: Backpack Language Models, ACL 2023).
+
+A Transformer turns a text into vectors and predicts the next word from them. A Backpack lets the Transformer
+choose only weights. What is weighted are sense vectors: k of them for every word of the vocabulary, the same in
+every text. The prediction is a weighted sum of the senses of the words so far, hence linear in each of them.
+
+    code              paper        shape           meaning
+    wte               E            (V, d)          word embeddings, tied: input, sense network and output use them
+    Contextualizer    h, Eq. 11    (B, T, d)       a GPT-2 Transformer without its output layer
+    SenseNetwork      C, Eq. 10    (B, T, k, d)    the senses of each word; no position, no context
+    SenseWeights      alpha, Eq. 12  (B, k, T, T)  how much position i takes from sense l of position j; alpha >= 0
+    weighted_sum      o, Eq. 2     (B, T, d)       o_i = sum_j sum_l alpha_lij C(x_j)_l
+    project           Eq. 9        (B, T, V)       logits = o E^T
+
+B texts in a batch, T words in each, V words in the vocabulary, d = n_embd, k = n_sense.
+
+By hand (a test runs it): the words so far are "trick" and "sick"; the two axes of d = 2 mean skateboard and health;
+C(trick) = [(1, 0)], C(sick) = [(1, 0), (0, 1)]: one sense, two senses. A contextualizer that has seen the trick
+weights trick's sense 1/2, sick's skateboard sense 1/2 and sick's fever sense 0, so
+o = 1/2 (1, 0) + 1/2 (1, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
+"""
+
+import json
+import math
+import pickle
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Callable
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.nn import functional as F
+
+# An edit takes the ids (B, T) and their senses (B, T, k, d) and returns the senses to use in their place.
+Edit = Callable[[Tensor, Tensor], Tensor]
+
+# The paper's three sizes (section 4.1, Table 6); the ablation (Table 8) is Mini with small sense MLPs.
+SIZES = {
+    'micro': dict(n_layer=6, n_head=6, n_embd=384),
+    'mini': dict(n_layer=8, n_head=8, n_embd=640),
+    'small': dict(n_layer=12, n_head=12, n_embd=768),
+}
+
+
+class UserError(ValueError):
+    """Something the user can mend; the scripts print it as one line and leave with exit code 2."""
+
+
+@dataclass
+class Config:
+    """Shape of a model. Raises UserError where the numbers do not fit together."""
+
+    block_size: int = 512   # longest text, in tokens
+    vocab_size: int = 50257  # V: rows of wte, padding included
+    n_vocab: int = 0        # ids the tokenizer knows; the rows above are padding (0: no padding)
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768       # d
+    n_sense: int = 16       # k; 0 is the baseline Transformer
+    sense_hidden: int = 0   # hidden size of both sense MLPs (0: 4 * n_embd; Table 8: n_embd)
+    dropout: float = 0.0    # in the contextualizer only, so that a word's senses are one thing
+
+    def __post_init__(self) -> None:
+        self.n_vocab = self.n_vocab or self.vocab_size
+        self.sense_hidden = self.sense_hidden or 4 * self.n_embd
+        for name in ('block_size', 'vocab_size', 'n_vocab', 'n_layer', 'n_head', 'n_embd', 'sense_hidden'):
+            if getattr(self, name) < 1:
+                raise UserError(f'{name} is {getattr(self, name)}; it must be at least 1')
+        if not 0 <= self.dropout < 1:
+            raise UserError(f'dropout is {self.dropout}; it must be at least 0 and below 1')
+        if self.n_vocab > self.vocab_size:
+            raise UserError(f'n_vocab is {self.n_vocab}; the embedding has only vocab_size = {self.vocab_size} rows')
+        if self.n_embd % self.n_head:
+            raise UserError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
+        if self.n_sense < 0 or (self.n_sense and self.n_embd % self.n_sense):
+            raise UserError(f'n_embd = {self.n_embd} is not divisible by n_sense = {self.n_sense}')
+
+
+# -----------------------------------------------------------------------------
+# The contextualizer: a GPT-2 Transformer, nothing new.
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU between them, (.., n_in) -> (.., n_out)."""
+
+    def __init__(self, n_in: int, n_hidden: int, n_out: int):
+        super().__init__()
+        self.c_fc = nn.Linear(n_in, n_hidden)
+        self.c_proj = nn.Linear(n_hidden, n_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(F.gelu(self.c_fc(x), approximate='tanh'))
+
+
+def split_heads(x: Tensor, n: int) -> Tensor:
+    """(B, T, n * size) -> (B, n, T, size)."""
+    return x.unflatten(-1, (n, -1)).transpose(1, 2)
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention in which position i sees positions j <= i, (B, T, d) -> (B, T, d)."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.n_head, self.dropout = config.n_head, config.dropout
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split_heads(part, self.n_head) for part in self.c_attn(x).chunk(3, dim=-1))  # (B, n_head, T, d/n_head)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)  # (B, n_head, T, d/n_head)
+        return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, d)
+
+
+class Block(nn.Module):
+    """One Transformer layer, norms before, residuals around, (B, T, d) -> (B, T, d)."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.attn = CausalSelfAttention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.mlp = MLP(config.n_embd, 4 * config.n_embd, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.attn(self.ln_1(x)))
+        return x + self.drop(self.mlp(self.ln_2(x)))
+
+
+class Contextualizer(nn.Module):
+    """Eq. 11: h = Transformer(E x), from word embeddings (B, T, d) to vectors that know the text so far (B, T, d)."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device)  # (T,)
+        x = self.drop(x + self.wpe(positions))  # (B, T, d) + (T, d)
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+
+# -----------------------------------------------------------------------------
+# What makes it a Backpack: senses, their weights, their sum.
+
+
+class SenseNetwork(nn.Module):
+    """Eq. 10, C(x) = FF(E x): from the embedding of a word (.., d) to its k sense vectors (.., k, d).
+
+    Appendix A.1, with the residual and the norm ln_0 that the published code applies once more by accident and
+    the published weights therefore need. The published code has dropout here; this has none.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__()
+        d, hidden, self.n_sense = config.n_embd, config.sense_hidden, config.n_sense
+        self.ln_0 = nn.LayerNorm(d)
+        self.ln_1 = nn.LayerNorm(d)
+        self.mlp = MLP(d, hidden, d)
+        self.ln_2 = nn.LayerNorm(d)
+        self.final_mlp = MLP(d, hidden, config.n_sense * d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        r = x + self.ln_0(x)  # (.., d), the accidental one
+        r = r + self.mlp(self.ln_1(r))  # (.., d)
+        return self.final_mlp(self.ln_2(r)).unflatten(-1, (self.n_sense, -1))  # (.., k*d) -> (.., k, d)
+
+
+class SenseWeights(nn.Module):
+    """Eq. 12, alpha_l = softmax(q_l k_l^T / sqrt(d/k)), causal: attention weights without values, (B, T, d) -> (B, k, T, T).
+
+    Each row alpha[b, l, i, :] is >= 0, sums to one, and is zero after position i.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.n_sense = config.n_sense
+        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
+
+    def forward(self, h: Tensor) -> Tensor:
+        q, k = (split_heads(part, self.n_sense) for part in self.c_attn(h).chunk(2, dim=-1))  # (B, k, T, d/k)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, k, T, T)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).triu(1)  # (T, T), true where j > i
+        return scores.masked_fill(future, -math.inf).softmax(dim=-1)
+
+
+def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
+    """Eq. 2, o_i = sum_j sum_l alpha_lij C(x_j)_l: weights (B, k, T, T) and senses (B, T, k, d) -> (B, T, d).
+
+    The sum runs over position and sense together, so it is one matrix product per text.
+    """
+    return torch.einsum('blij,bjld->bid', alpha, C)
+
+
+class Backpack(nn.Module):
+    """A Backpack Language Model, or with n_sense = 0 the Transformer it is compared with: the same class."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.tokenizer: dict | None = None  # what the ids mean, in plain values; prepare.load_tokenizer reads it
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
+        self.contextualizer = Contextualizer(config)
+        if config.n_sense:
+            self.sense_network = SenseNetwork(config)
+            self.sense_weights = SenseWeights(config)
+        self.apply(self._init_weights)
+        for block in self.contextualizer.h:  # 2 n_layer branches add up in the residual stream: keep its variance
+            for c_proj in (block.attn.c_proj, block.mlp.c_proj):
+                nn.init.normal_(c_proj.weight, std=0.02 / math.sqrt(2 * config.n_layer))
+
+    @staticmethod
+    def _init_weights(module: nn.Module) -> None:
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+
+    def senses(self, idx: Tensor) -> Tensor:
+        """Eq. 10: the sense vectors C(x)_1..k of the words idx (B, T) -> (B, T, k, d). Any leading shape will do."""
+        if torch.compiler.is_compiling():  # a shape that depends on the data would break the graph
+            return self.sense_network(self.wte(idx))
+        words, place = idx.unique(return_inverse=True)  # a sense depends on the word alone: compute each once
+        table = self.sense_network(self.wte(words)).flatten(1)  # (distinct words, k*d)
+        return F.embedding(place, table).unflatten(-1, (self.config.n_sense, -1))  # (B, T, k, d)
+
+    def alpha(self, idx: Tensor) -> Tensor:
+        """Eq. 11 and 12: the contextualization weights of the text idx (B, T) -> (B, k, T, T)."""
+        return self.sense_weights(self.contextualizer(self.wte(idx)))
+
+    def project(self, v: Tensor) -> Tensor:
+        """Eq. 9: the score v E^T of every word for any vectors v (.., d) -> (.., V), padding included."""
+        return F.linear(v, self.wte.weight)
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None, edit: Edit | None = None):
+        """Logits (B, T, V) of the word after each position of idx (B, T), and the mean loss in nats.
+
+        targets (B, T) are the ids to predict, -1 where nothing is asked; without them the loss is None.
+        edit changes the senses before they are summed; one that changes nothing gives bit-identical logits.
+        """
+        if idx.shape[1] > self.config.block_size:
+            raise UserError(f'a text of {idx.shape[1]} tokens; the model reads block_size = {self.config.block_size}')
+        if edit is not None and not self.config.n_sense:
+            raise UserError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
+        if self.config.n_sense:
+            C = self.senses(idx)  # (B, T, k, d)
+            if edit is not None:
+                C = edit(idx, C)
+            o = weighted_sum(self.alpha(idx), C)  # (B, T, d)
+        else:
+            o = self.contextualizer(self.wte(idx))  # (B, T, d)
+        logits = self.project(o)  # (B, T, V)
+        if targets is None:
+            return logits, None
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    @torch.no_grad()
+    def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
+                 edit: Edit | None = None) -> Tensor:
+        """Continue the texts idx (B, T) by max_new_tokens ids each: (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest word; top_k draws among the k likeliest only. A text that has outgrown
+        block_size goes on with its last block_size // 2 tokens. The draws come from torch's global generator.
+        """
+        start = 0
+        for _ in range(max_new_tokens):
+            if idx.shape[1] - start > self.config.block_size:
+                start = idx.shape[1] - max(1, self.config.block_size // 2)
+            logits, _ = self(idx[:, start:], edit=edit)  # (B, T, V)
+            probs = next_word_probs(logits[:, -1, :self.config.n_vocab], temperature, top_k)  # (B, V less padding)
+            idx = torch.cat([idx, torch.multinomial(probs, 1)], dim=1)  # (B, T + 1)
+        return idx
+
+    def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
+        """AdamW with weight decay on the matrices (embeddings too) and none on biases and norms; fused on CUDA."""
+        params = [p for p in self.parameters() if p.requires_grad]
+        groups = [{'params': [p for p in params if p.dim() >= 2], 'weight_decay': weight_decay},
+                  {'params': [p for p in params if p.dim() < 2], 'weight_decay': 0.0}]
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=params[0].is_cuda)
+
+    def n_params(self) -> dict[str, int]:
+        """Parameters of the contextualizer (embeddings and sense weights included), of the sense network, and of both."""
+        total = sum(p.numel() for p in self.parameters())
+        senses = sum(p.numel() for p in self.sense_network.parameters()) if self.config.n_sense else 0
+        return {'contextualizer': total - senses, 'senses': senses, 'total': total}
+
+    def flops_per_token(self) -> int:
+        """Floating point operations to train on one token at full length, each word's senses computed anew.
+
+        Two per weight of a matrix product and token in the forward pass, twice that again in the backward pass;
+        the attention matrices count in full, though half of them is masked.
+        """
+        c = self.config
+        matrices = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        head = c.vocab_size * c.n_embd
+        attention = 2 * c.n_layer * c.block_size * c.n_embd  # q k^T and its product with v
+        senses = (1 + c.n_sense) * c.block_size * c.n_embd if c.n_sense else 0  # q k^T of Eq. 12, the sum of Eq. 2
+        return 3 * 2 * (matrices + head + attention + senses)
+
+
+def next_word_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
+    """Probabilities (B, V) to draw the next word with, from its logits (B, V); temperature 0 is all on the likeliest."""
+    if temperature == 0:
+        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    logits = logits / temperature
+    if top_k is not None:
+        top, words = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k)
+        logits = torch.full_like(logits, -math.inf).scatter(-1, words, top)
+    return logits.softmax(-1)
+
+
+# -----------------------------------------------------------------------------
+# Weights from files.
+
+
+def load_file(path: Path) -> dict:
+    """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run."""
+    try:
+        return torch.load(path, map_location='cpu', weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, AttributeError, ValueError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f'{path} is damaged or is no file of weights ({reason[0][:120]}); train or fetch it again')
+
+
+def load_state(model: Backpack, state: dict[str, Tensor], path: Path) -> None:
+    """Copy the weights in; a missing, unknown or misshapen one is a UserError that names it."""
+    own = model.state_dict()
+    for key in sorted(own.keys() | state.keys()):
+        if key not in state:
+            raise UserError(f'{path}: {key} is missing')
+        if key not in own:
+            raise UserError(f'{path}: {key} is no weight of this architecture')
+        if own[key].shape != state[key].shape:
+            raise UserError(f'{path}: {key} is {tuple(state[key].shape)}, the config asks for {tuple(own[key].shape)}')
+    model.load_state_dict(state)
+
+
+def from_pretrained(name_or_dir: str | Path) -> Backpack:
+    """A model in evaluation mode, on the CPU, from any place weights come in.
+
+    A checkpoint of train.py, or its folder; or a folder with config.json and pytorch_model.bin as published for
+    stanfordnlp/backpack-gpt2 and gpt2. Raises UserError, in one line, where the files do not hold together.
+    """
+    path = Path(name_or_dir)
+    if path.is_dir() and (path / 'ckpt.pt').exists():
+        path = path / 'ckpt.pt'
+    if path.is_file():
+        return from_checkpoint(load_file(path), path)
+    for name in ('config.json', 'pytorch_model.bin'):
+        if not (path / name).is_file():
+            raise UserError(f'{path / name} does not exist; give a checkpoint of train.py, or a folder with ckpt.pt '
+                            'or with config.json and pytorch_model.bin')
+    return from_published(json.loads((path / 'config.json').read_text()), load_file(path / 'pytorch_model.bin'), path)
+
+
+def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
+    """The model inside a checkpoint of train.py: its weights, its config and the description of its tokenizer."""
+    if not isinstance(checkpoint, dict) or not {'model', 'model_config', 'tokenizer'} <= checkpoint.keys():
+        raise UserError(f'{path} is no checkpoint of train.py')
+    known = {f.name for f in fields(Config)}
+    model = Backpack(Config(**{k: v for k, v in checkpoint['model_config'].items() if k in known}))
+    load_state(model, checkpoint['model'], path)
+    model.tokenizer = checkpoint['tokenizer']
+    return model.eval()
+
+
+def from_published(settings: dict, state: dict[str, Tensor], path: Path) -> Backpack:
+    """A model from config.json and the weights of a published Backpack, or of a GPT-2 (then without senses)."""
+    is_backpack = 'num_senses' in settings
+    vocab_size = settings['vocab_size']
+    config = Config(
+        block_size=settings['n_positions'], vocab_size=vocab_size, n_vocab=min(vocab_size, 50257),
+        n_layer=settings['n_layer'], n_head=settings['n_head'], n_embd=settings['n_embd'],
+        n_sense=settings['num_senses'] if is_backpack else 0,
+        sense_hidden=settings.get('sense_intermediate_scale', 4) * settings['n_embd'],
+        dropout=settings.get('resid_pdrop', 0.0))
+    model = Backpack(config)
+    state = {own_key(key): tensor for key, tensor in state.items() if not is_copy(key)}
+    for key in state:
+        if '.h.' in key or key.startswith('sense_network.'):
+            if state[key].dim() == 2:
+                state[key] = state[key].t()  # GPT-2's Conv1D keeps its weight transposed
+    if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides its scores by i + 1: so do smaller queries
+        for i in range(config.n_layer):
+            for kind in ('weight', 'bias'):
+                key = f'contextualizer.h.{i}.attn.c_attn.{kind}'
+                if key in state:
+                    state[key] = state[key].clone()
+                    state[key][:config.n_embd] /= i + 1
+    load_state(model, state, path)
+    model.tokenizer = {'name': 'gpt2'} if vocab_size >= 50257 else None
+    return model.eval()
+
+
+def is_copy(key: str) -> bool:
+    """Whether a published key holds nothing of its own: the tied embeddings once more, or GPT-2's causal mask."""
+    tied = ('lm_head.weight', 'backpack.word_embeddings.weight', 'backpack.position_embeddings.weight')
+    return key.endswith(tied) or key.endswith(('.attn.bias', '.attn.masked_bias'))
+
+
+def own_key(key: str) -> str:
+    """Our name of a published weight."""
+    key = key.removeprefix('backpack.').removeprefix('gpt2_model.').removeprefix('transformer.')
+    for theirs, ours in (('sense_network.ln.', 'sense_network.ln_0.'), ('sense_network.block.', 'sense_network.'),
+                         ('sense_weight_net.', 'sense_weights.')):
+        key = key.replace(theirs, ours)
+    return key if key.startswith(('wte.', 'sense_')) else 'contextualizer.' + key
+
+
+# -----------------------------------------------------------------------------
+# python model.py: what the sizes of the paper cost.
+
+
+def print_sizes() -> None:
+    """Parameters in millions and training FLOPs per token of the paper's models, Backpack beside Transformer."""
+    rows = {name.capitalize(): Config(**size) for name, size in SIZES.items()}
+    for k in (1, 4, 16, 64):
+        rows[f'Mini, Table 8, k={k}'] = Config(**SIZES['mini'], n_sense=k, sense_hidden=SIZES['mini']['n_embd'])
+    print(f'{"":19}{"Backpack: parameters in millions":^38}{"Transformer":>12}{"MFLOPs per token, trained":>33}')
+    print(f'{"":19}{"contextualizer":>15}{"senses":>10}{"total":>13}{"total":>12}'
+          f'{"Backpack":>12}{"Transformer":>13}{"ratio":>8}')
+    for name, config in rows.items():
+        with torch.device('meta'):  # shapes without memory
+            backpack, gpt = Backpack(config), Backpack(Config(**{**asdict(config), 'n_sense': 0}))
+        n, flops, gpt_flops = backpack.n_params(), backpack.flops_per_token(), gpt.flops_per_token()
+        print(f'{name:19}{n["contextualizer"] / 1e6:15.1f}{n["senses"] / 1e6:10.1f}{n["total"] / 1e6:13.1f}'
+              f'{gpt.n_params()["total"] / 1e6:12.1f}{flops / 1e6:12.0f}{gpt_flops / 1e6:13.0f}{flops / gpt_flops:8.2f}')
+    print('Vocabulary 50,257, length 512; the senses of every token computed anew (distinct words once costs less).')
+
+
+if __name__ == '__main__':
+    print_sizes()
