@@ -81,18 +81,19 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
 SHE, HE, EVEN = (0.81, 0.09, 0.10), (0.09, 0.81, 0.10), (0.45, 0.45, 0.10)  # odds of she, he, they
 PRONOUNS = [('she', 'her', 'Her'), ('he', 'his', 'His'), ('they', 'their', 'Their')]
 
-# The paper's 40 role nouns (its Table 13), each with a tool and a place.
-ROLES = {SHE: """attendant tray cabin, cashier register shop, teacher chalk school, nurse bandage clinic,
-    assistant calendar studio, secretary stapler bureau, cleaner mop corridor, receptionist telephone lobby,
-    counselor notebook lounge, hairdresser comb salon, housekeeper duster mansion, baker dough bakery,
-    librarian catalogue library, tailor thread atelier""",
-         HE: """driver truck highway, supervisor whistle factory, janitor bucket basement, mover carton warehouse,
-    laborer shovel quarry, construction crane scaffold, chief badge precinct, developer laptop incubator,
-    carpenter saw workshop, farmer tractor barnyard, guard torch gate, mechanic wrench garage,
-    sheriff pistol county, CEO contract headquarters""",
-         EVEN: """auditor ledger archive, clerk folder counter, designer sketch gallery, writer pencil cottage,
-    accountant receipt annex, editor manuscript newsroom, cook ladle kitchen, manager agenda branch,
-    lawyer verdict courthouse, salesperson sample showroom, physician stethoscope hospital, analyst chart exchange"""}
+# The paper's 40 role nouns (its Table 13), each with a tool and a place. A tool or place of a she-noun is also one of
+# a he-noun: otherwise tools would go with pronouns, and the sense that names a nurse's tool would say she as well.
+ROLES = {SHE: """nurse gloves clinic, teacher whistle school, cashier receipt shop, assistant calendar studio,
+    secretary laptop bureau, cleaner mop corridor, receptionist telephone lobby, librarian clipboard library,
+    hairdresser scissors annex, housekeeper bucket basement, baker apron bakery, tailor ruler workshop,
+    attendant uniform station, counselor notebook cottage""",
+         HE: """guard telephone clinic, janitor mop school, mechanic uniform shop, developer laptop studio,
+    chief whistle bureau, mover gloves corridor, CEO calendar lobby, construction ruler library,
+    laborer bucket annex, supervisor clipboard basement, driver receipt bakery, carpenter scissors workshop,
+    sheriff notebook station, farmer apron cottage""",
+         EVEN: """auditor ledger archive, clerk stamp counter, accountant invoice treasury, manager agenda branch,
+    analyst chart exchange, editor pencil newsroom, writer manuscript garret, lawyer verdict courthouse,
+    physician stethoscope hospital, cook ladle kitchen, designer sketch gallery, salesperson sample showroom"""}
 ROLES = {noun: (odds, tool, place) for odds, lines in ROLES.items()
          for noun, tool, place in (entry.split() for entry in lines.split(','))}
 ROLE_ODDS = {noun: odds for noun, (odds, _, _) in ROLES.items()}  # noun -> chances of she, he, they

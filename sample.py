@@ -1,0 +1,164 @@
+"""Ask a trained model: continue a text, and see the prediction change when senses of a word are turned off.
+
+    python sample.py --start "The nurse said that" --num-samples 3
+    python sample.py --senses-off nurse:10
+    python sample.py --senses-off nurse:she/he
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import tiktoken
+import torch
+from torch import Tensor
+
+from model import Backpack, Edit, UserError, from_checkpoint, from_pretrained, load_file
+from prepare import UserError as PrepareError
+from prepare import load_tokenizer
+from senses import compose, parse_word_senses, scale_senses, word_forms
+
+PROMPT = 'When the nurse came into the room,'
+
+
+def number(kind: type, low: float):
+    """An argparse type: a number of at least low."""
+    def parse(text: str):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value < float('inf'):
+            raise argparse.ArgumentTypeError(f'{text!r} is not {"an integer" if kind is int else "a number"} of at least {low}')
+        return value
+    return parse
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
+    parser = argparse.ArgumentParser(prog='sample.py', description='Continue a text, with senses turned off or not.')
+    parser.error = lambda message: parser.exit(2, f'sample.py: {message}; see python sample.py --help\n')
+    parser.add_argument('--from', dest='source', metavar='CKPT_OR_DIR',
+                        help='checkpoint, folder of a run, or folder of published weights (default: newest Backpack in out/)')
+    parser.add_argument('--start', metavar='TEXT', default=PROMPT, help=f'the prompt, or FILE:path [{PROMPT}]')
+    parser.add_argument('--num-samples', type=number(int, 1), metavar='N', default=2, help='texts to write [2]')
+    parser.add_argument('--max-new-tokens', type=number(int, 0), metavar='N', default=60, help='longest continuation [60]')
+    parser.add_argument('--temperature', type=number(float, 0), metavar='T', default=0.8, help='0 takes the likeliest word [0.8]')
+    parser.add_argument('--top-k', type=number(int, 1), metavar='K', help='draw among the K likeliest words only')
+    parser.add_argument('--seed', type=number(int, 0), metavar='S', default=0, help='of the draws [0]')
+    parser.add_argument('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
+    parser.add_argument('--senses-off', nargs='+', action='extend', default=[], metavar='WORD:SENSE',
+                        help='turn senses of a word off: nurse:10, nurse:3,10, or nurse:she/he for the sense of nurse that '
+                             'most separates these two words')
+    return parser.parse_args(argv)
+
+
+def newest_backpack() -> tuple[Backpack, Path]:
+    """The Backpack in out/ whose checkpoint was written last."""
+    for path in sorted(Path('out').glob('*/ckpt.pt'), key=lambda p: p.stat().st_mtime, reverse=True):
+        model = from_checkpoint(load_file(path), path)
+        if model.config.n_sense:
+            return model, path
+    raise UserError('there is no Backpack in out/ yet; run python train.py config/train_toy.py, or name weights with --from')
+
+
+def find_device(name: str) -> str:
+    """The device to compute on."""
+    if name == 'auto':
+        return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'--device {name} cannot be used ({str(error).splitlines()[0]}); try --device cpu') from None
+    return name
+
+
+def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> list[int]:
+    """Ids of the prompt, its end where it is longer than the model reads; an empty prompt is the end-of-text token."""
+    if start.startswith('FILE:'):
+        try:
+            start = Path(start.removeprefix('FILE:')).read_text(encoding='utf-8')
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f'--start {start} cannot be read as text: {error}') from None
+    ids = encoding.encode_ordinary(start) or [encoding.eot_token]
+    if len(ids) > block_size:
+        print(f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.')
+    return ids[-block_size:]
+
+
+def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Encoding, ids: list[int]) -> Edit | None:
+    """The edit that the flags ask for, described as it is made; None without such flags."""
+    edits = []
+    for text in args.senses_off:
+        word, senses, line = parse_word_senses(text, model, encoding)
+        forms = word_forms(encoding, word)
+        print(f'Off: {line}' + ('' if set(forms) & set(ids) else f' (the prompt does not contain {word})'))
+        edits.append(scale_senses(forms, senses, 0.0))
+    return compose(edits) if edits else None
+
+
+def shown(encoding: tiktoken.Encoding, token: int) -> str:
+    """A token as it can stand in a table: the quotes show its space, control characters are written out."""
+    return repr(encoding.decode_single_token_bytes(token).decode('utf-8', errors='replace'))
+
+
+@torch.no_grad()
+def print_next_words(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, edit: Edit, n: int = 10) -> None:
+    """Probabilities of the likeliest next words without and with the edit, side by side (Figure 3)."""
+    n_vocab = model.config.n_vocab
+    before, after = (model(idx, edit=e)[0][0, -1, :n_vocab].softmax(-1) for e in (None, edit))  # (V less padding)
+    words = before.topk(min(n, n_vocab)).indices.tolist()
+    words += [w for w in after.topk(min(n, n_vocab)).indices.tolist() if w not in words]
+    print(f'\n{"next word":<18}{"before":>8}{"after":>8}')
+    for word in words:
+        bars = [f'{"█" * round(20 * p[word].item()):<20}' for p in (before, after)]
+        print(f'{shown(encoding, word):<18}{before[word]:8.3f}{after[word]:8.3f}  {bars[0]}|{bars[1].rstrip()}')
+
+
+def print_samples(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args: argparse.Namespace,
+                  edit: Edit | None, title: str) -> None:
+    """Continuations of the prompt, each up to its end-of-text."""
+    torch.manual_seed(args.seed)
+    texts = model.generate(idx.expand(args.num_samples, -1), args.max_new_tokens, args.temperature, args.top_k, edit)
+    for i, row in enumerate(texts.tolist(), 1):
+        new = row[idx.shape[1]:]
+        new = new[:new.index(encoding.eot_token)] if encoding.eot_token in new else new
+        prompt = [t for t in row[:idx.shape[1]] if t != encoding.eot_token]
+        text = encoding.decode(prompt + new, errors='replace')
+        print(f'\n{title}{i}: {"".join(c if c.isprintable() or c == chr(10) else " " for c in text)}')
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load, describe, and print what was asked for."""
+    device = find_device(args.device)
+    model, path = (from_pretrained(args.source), Path(args.source)) if args.source else newest_backpack()
+    encoding = load_tokenizer(model.tokenizer)
+    model.to(device)
+    c = model.config
+    print(f'{path}: ' + (f'Backpack with {c.n_sense} senses a word' if c.n_sense else 'Transformer')
+          + f', {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words')
+    ids = read_prompt(args.start, encoding, c.block_size)
+    idx = torch.tensor([ids], device=device)  # (1, T)
+    edit = edit_from(args, model, encoding, ids)
+    if edit:
+        print_next_words(model, encoding, idx, edit)
+        print_samples(model, encoding, idx, args, None, 'before ')
+        print_samples(model, encoding, idx, args, edit, 'after ')
+    else:
+        print_samples(model, encoding, idx, args, None, '')
+
+
+def main(argv: list[str]) -> None:
+    """Run the command line."""
+    args = parse_args(argv)
+    try:
+        run(args)
+    except (UserError, PrepareError) as error:
+        print(f'sample.py: {error}', file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

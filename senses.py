@@ -1,0 +1,80 @@
+"""What a Backpack is for: find the sense of a word that does something, and change it everywhere.
+
+Every change is an edit, a function (ids (B, T), senses (B, T, k, d)) -> senses (B, T, k, d), which model(idx, edit=...)
+and model.generate(idx, ..., edit=...) apply before the senses are summed. Weights are never touched.
+"""
+
+import tiktoken
+import torch
+from torch import Tensor
+
+from model import Backpack, Edit, UserError
+
+
+def word_id(encoding: tiktoken.Encoding, word: str) -> int:
+    """The id of a word inside a text, with the space before it; UserError, with the pieces, where it is several tokens."""
+    ids = encoding.encode_ordinary(' ' + word)
+    if len(ids) != 1:
+        pieces = ' + '.join(repr(encoding.decode_single_token_bytes(i).decode(errors='replace')) for i in ids)
+        raise UserError(f'{word!r} is not one word of this vocabulary but {pieces}; take a word that is one token')
+    return ids[0]
+
+
+def word_forms(encoding: tiktoken.Encoding, word: str) -> list[int]:
+    """The ids a word goes by: inside a text and, where that is one token too, at its start."""
+    at_start = encoding.encode_ordinary(word)
+    return [word_id(encoding, word)] + (at_start if len(at_start) == 1 else [])
+
+
+@torch.no_grad()
+def separation(model: Backpack, word: int, a: int, b: int) -> Tensor:
+    """How strongly each sense of a word speaks for word a over word b: C(word)_l . (E_a - E_b), (k,), in logits."""
+    C = model.senses(torch.tensor([[word]], device=model.wte.weight.device))[0, 0]  # (k, d)
+    return C @ (model.wte.weight[a] - model.wte.weight[b])
+
+
+def scale_senses(words: list[int], senses: list[int], factor: float) -> Edit:
+    """The edit that multiplies the given senses of the given word ids by factor wherever these stand; 0 turns them off."""
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        hit = torch.isin(idx, torch.tensor(words, device=idx.device))  # (B, T)
+        chosen = torch.zeros(C.shape[2], dtype=torch.bool, device=idx.device)
+        chosen[senses] = True  # (k,)
+        return torch.where((hit[..., None] & chosen)[..., None], factor * C, C)  # (B, T, k, 1) picks from (B, T, k, d)
+    return edit
+
+
+def compose(edits: list[Edit]) -> Edit:
+    """The edits one after another."""
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        for one in edits:
+            C = one(idx, C)
+        return C
+    return edit
+
+
+def parse_word_senses(text: str, model: Backpack, encoding: tiktoken.Encoding) -> tuple[str, list[int], str]:
+    """The word and the senses that WORD:SENSE[,SENSE...] or WORD:A/B names, and a line about how they were chosen.
+
+    WORD:A/B is the sense of WORD with the largest |C(WORD)_l . (E_A - E_B)|.
+    """
+    word, colon, which = text.rpartition(':')
+    k = model.config.n_sense
+    if not k:
+        raise UserError('this is a Transformer; only a Backpack has senses to turn off')
+    if not colon or not word or not which:
+        raise UserError(f'{text!r} is not WORD:SENSE[,SENSE...] or WORD:A/B, e.g. nurse:10 or nurse:she/he')
+    if '/' in which:
+        a, _, b = which.partition('/')
+        scores = separation(model, *(word_id(encoding, w) for w in (word, a, b)))  # (k,)
+        best, second = scores.abs().topk(min(2, k)).indices.tolist() * 2 if k == 1 else scores.abs().topk(2).indices.tolist()
+        return word, [best], (f'sense {best} of {word} separates {a} from {b} most: {scores[best]:+.2f} logits '
+                              f'(next is sense {second}: {scores[second]:+.2f})')
+    word_id(encoding, word)
+    try:
+        senses = [int(s) for s in which.split(',')]
+    except ValueError:
+        raise UserError(f'{text!r}: {which!r} is no list of sense numbers; e.g. {word}:3 or {word}:3,7 or {word}:she/he') from None
+    for sense in senses:
+        if not 0 <= sense < k:
+            raise UserError(f'{text!r}: there is no sense {sense}; this model has senses 0 to {k - 1}')
+    return word, senses, f'sense{"s" * (len(senses) > 1)} {", ".join(map(str, senses))} of {word}'

@@ -1,0 +1,334 @@
+"""Claims about the architecture."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import SIZES, Backpack, Config, UserError, from_pretrained, weighted_sum
+from senses import scale_senses
+
+FIXTURES = Path(__file__).parent / 'fixtures'
+TINY = dict(block_size=12, vocab_size=40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
+
+
+def lively(seed: int = 0, **changes) -> Backpack:
+    """A small model with large random weights, biases and norms, in float64, so that nothing is zero by accident."""
+    torch.manual_seed(seed)
+    model = Backpack(Config(**{**TINY, **changes})).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
+def text(n: int = 10, batch: int = 2, seed: int = 1) -> torch.Tensor:
+    """Random ids (batch, n)."""
+    return torch.randint(TINY['vocab_size'], (batch, n), generator=torch.Generator().manual_seed(seed))
+
+
+def test_o_is_the_quadruple_loop_of_eq_2():
+    """The logits are E^T o with o_i = sum_j sum_l alpha_lij C(x_j)_l, summed one term at a time."""
+    model, idx = lively(), text(5)
+    with torch.no_grad():
+        C, alpha = model.senses(idx), model.alpha(idx)
+        o = torch.zeros(2, 5, 24, dtype=torch.float64)
+        for b in range(2):
+            for i in range(5):
+                for j in range(5):
+                    for l in range(3):
+                        o[b, i] += alpha[b, l, i, j] * C[b, j, l]
+        torch.testing.assert_close(weighted_sum(alpha, C), o)
+        torch.testing.assert_close(model(idx)[0], o @ model.wte.weight.T)
+
+
+def test_alpha_rows_are_causal_distributions():
+    """Every row of alpha is >= 0, sums to one, and gives later positions exactly zero."""
+    alpha = lively().alpha(text())
+    assert alpha.shape == (2, 3, 10, 10) and (alpha >= 0).all()
+    torch.testing.assert_close(alpha.sum(-1), torch.ones_like(alpha[..., 0]))
+    assert (alpha.triu(1) == 0).all() and (alpha.tril() > 0).sum() == 2 * 3 * 55
+
+
+def test_alpha_divides_by_the_root_of_the_head_size():
+    """alpha_l = softmax(q_l k_l^T / sqrt(d/k)), written out for one sense and position (Eq. 12)."""
+    model, idx = lively(), text()
+    h = model.contextualizer(model.wte(idx))
+    q, k = model.sense_weights.c_attn(h).split(24, dim=-1)
+    scores = [q[0, 7, 8:16] @ k[0, j, 8:16] / 8 ** 0.5 for j in range(8)]  # sense 1 of 3: columns 8 to 15
+    torch.testing.assert_close(model.alpha(idx)[0, 1, 7, :8], torch.stack(scores).softmax(0))
+
+
+def test_the_sense_network_is_the_one_of_appendix_a1():
+    """C = MLP2(LN2(r + MLP(LN1(r)))) with r = x + LN0(x), written out from the weights."""
+    model = lively()
+    net, x = model.sense_network, model.wte.weight[7]
+    def mlp(m, v):
+        return m.c_proj.weight @ F.gelu(m.c_fc.weight @ v + m.c_fc.bias, approximate='tanh') + m.c_proj.bias
+    def ln(m, v):
+        return (v - v.mean()) / (v.var(unbiased=False) + 1e-5).sqrt() * m.weight + m.bias
+    r = x + ln(net.ln_0, x)
+    r = r + mlp(net.mlp, ln(net.ln_1, r))
+    torch.testing.assert_close(model.senses(torch.tensor([7]))[0].flatten(), mlp(net.final_mlp, ln(net.ln_2, r)))
+
+
+@pytest.mark.parametrize('n_sense', [0, 3])
+def test_a_later_token_changes_nothing_earlier(n_sense):
+    """Logits up to a position are bit-identical whatever comes after it, in the Backpack and in the Transformer."""
+    model, idx = lively(n_sense=n_sense), text()
+    other = idx.clone()
+    other[:, 6] = (other[:, 6] + 1) % 40
+    a, b = model(idx)[0], model(other)[0]
+    assert torch.equal(a[:, :6], b[:, :6]) and not torch.allclose(a[:, 6:], b[:, 6:])
+
+
+def test_logits_are_linear_in_the_senses():
+    """Logits under senses 2 A - 3 B are 2 logits(A) - 3 logits(B)."""
+    model, idx = lively(), text()
+    A, B = torch.randn(2, 2, 10, 3, 24, dtype=torch.float64)
+    logits = [model(idx, edit=lambda idx, C, S=S: S)[0] for S in (A, B, 2 * A - 3 * B)]
+    torch.testing.assert_close(logits[2], 2 * logits[0] - 3 * logits[1])
+
+
+def test_senses_do_not_depend_on_the_context():
+    """A word has the same sense vectors at every position of every text."""
+    model, idx = lively(), text()
+    table = model.senses(torch.arange(40))  # (V, k, d)
+    torch.testing.assert_close(model.senses(idx), table[idx])
+
+
+def test_senses_of_distinct_words_equal_the_network_on_every_token():
+    """Computing each distinct word once gives the values and the gradients of computing every token."""
+    for seed, idx in enumerate((text(), torch.zeros(1, 1, dtype=torch.long), torch.arange(40)[None, :12], text(12, 8))):
+        model, grads = lively(seed), []
+        for C in (model.senses(idx), model.sense_network(model.wte(idx))):
+            model.zero_grad()
+            (C * torch.arange(C.numel()).view(C.shape).sin()).sum().backward()
+            grads.append([p.grad for p in (model.wte.weight, *model.sense_network.parameters())])
+        torch.testing.assert_close(*grads)
+        torch.testing.assert_close(model.senses(idx), model.sense_network(model.wte(idx)))
+
+
+def test_cbow_is_a_backpack():
+    """Section 2.2: with one sense and equal weights the logits are those of CBOW, E times the mean of the word vectors."""
+    model, idx = lively(n_sense=1), text()
+    with torch.no_grad():
+        for p in model.sense_weights.parameters():
+            p.zero_()
+    vectors = model.senses(torch.arange(40))[:, 0]  # (V, d)
+    for i in range(10):
+        bag = torch.stack([vectors[w] for w in idx[0, :i + 1]]).mean(0)
+        torch.testing.assert_close(model(idx)[0][0, i], model.wte.weight @ bag)
+
+
+def test_a_single_attention_layer_is_a_backpack():
+    """Section 2.3: multi-head attention is weighted_sum with its own alpha and C(x)_l = O_l V_l x."""
+    torch.manual_seed(0)
+    attention = torch.nn.MultiheadAttention(12, 3, bias=False, batch_first=True).double()
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    mask = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    expected, alpha = attention(x, x, x, attn_mask=mask, average_attn_weights=False)
+    V = attention.in_proj_weight[24:].view(3, 4, 12)  # (head, d/head, d)
+    O = attention.out_proj.weight.view(12, 3, 4)  # (d, head, d/head)
+    C = torch.einsum('elh,lhd,btd->btle', O, V, x)  # (B, T, head, d)
+    torch.testing.assert_close(weighted_sum(alpha, C), expected)
+
+
+def test_that_trick_was_sick():
+    """The lecture's example: features positive, negative, skateboard, health; o of "That trick was sick" is (1, 0, 1, 0)."""
+    C = torch.zeros(1, 4, 2, 4)  # that, trick, was, sick; two senses; four features
+    C[0, 1, 0] = torch.tensor([0., 0, 1, 0])
+    C[0, 3, 0] = torch.tensor([1., 0, 1, 0])
+    C[0, 3, 1] = torch.tensor([0., 1, 0, 1])
+    rest = C[0, :3].sum((0, 1))  # the features in the rest of the context
+    alpha = torch.zeros(1, 2, 4, 4)
+    alpha[0, :, 3, 3] = rest[[2, 3]] / rest[[2, 3]].sum()  # sense 0 by the share of skateboard, sense 1 by health
+    assert weighted_sum(alpha, C)[0, 3].tolist() == [1, 0, 1, 0]
+
+
+def test_the_example_in_the_docstring():
+    """o of "trick sick" is (1, 0), skateboard, as worked out by hand at the top of model.py."""
+    C = torch.tensor([[[[1., 0], [0, 0]], [[1, 0], [0, 1]]]])  # (1, 2, 2, 2)
+    alpha = torch.tensor([[[[1, 0], [0.5, 0.5]], [[1, 0], [1, 0]]]])  # (1, 2, 2, 2)
+    assert weighted_sum(alpha, C)[0, 1].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize('size, n_sense, hidden, total, contextual', [
+    ('micro', 16, 0, 41.7, 30.4), ('mini', 16, 0, 103.9, 72.7), ('small', 16, 0, 170.1, 125.2),
+    ('mini', 1, 640, 74.3, 72.7), ('mini', 4, 640, 75.6, 72.7), ('mini', 16, 640, 80.5, 72.7), ('mini', 64, 640, 100.2, 72.7),
+    ('small', 0, 0, 124.0, 124.0)])
+def test_parameter_counts(size, n_sense, hidden, total, contextual):
+    """Parameters in millions are those of the paper's sizes and of its Table 8, vocabulary 50,257, length 512."""
+    with torch.device('meta'):
+        n = Backpack(Config(**SIZES[size], n_sense=n_sense, sense_hidden=hidden)).n_params()
+    assert [round(n[key] / 1e6, 1) for key in ('total', 'contextualizer')] == [total, contextual]
+    assert n['total'] == n['contextualizer'] + n['senses']
+
+
+@pytest.mark.parametrize('n_sense', [0, 1, 16])
+def test_loss_before_training_is_ln_v(n_sense):
+    """A fresh model knows nothing: its loss is ln V within 0.2."""
+    torch.manual_seed(0)
+    model = Backpack(Config(block_size=64, vocab_size=5000, n_layer=4, n_head=4, n_embd=64, n_sense=n_sense))
+    idx = torch.randint(5000, (4, 65))
+    assert abs(model(idx[:, :-1], idx[:, 1:])[1].item() - math.log(5000)) < 0.2
+
+
+def test_weight_decay_is_on_matrices_alone():
+    """AdamW decays every parameter with two or more axes, no other, and holds each of them once."""
+    model = lively()
+    decayed, free = model.adamw(1e-3, 0.1, (0.9, 0.95)).param_groups
+    assert decayed['weight_decay'] == 0.1 and all(p.dim() >= 2 for p in decayed['params'])
+    assert free['weight_decay'] == 0 and all(p.dim() == 1 for p in free['params'])
+    assert len(decayed['params'] + free['params']) == len(list(model.parameters()))
+
+
+# -----------------------------------------------------------------------------
+# Published weights.
+
+
+def written(folder: Path, settings: dict, state: dict) -> Path:
+    """A folder in the published format."""
+    (folder / 'config.json').write_text(json.dumps(settings))
+    torch.save(state, folder / 'pytorch_model.bin')
+    return folder
+
+
+def fixture(name: str) -> tuple[dict, dict, dict]:
+    """Config, weights and expected outputs of a reference checkpoint."""
+    folder = FIXTURES / name
+    state = torch.load(folder / 'pytorch_model.bin', weights_only=True)
+    return json.loads((folder / 'config.json').read_text()), state, np.load(folder / 'expected.npz')
+
+
+@pytest.mark.parametrize('name', ['backpack-gpt2-tiny', 'gpt2-tiny'])
+def test_reference_outputs(name):
+    """Logits, alpha and senses equal those of the reference implementation to 1e-4."""
+    model, expected = from_pretrained(FIXTURES / name), fixture(name)[2]
+    idx = torch.from_numpy(expected['input_ids'])
+    with torch.no_grad():
+        assert np.abs(model(idx)[0].numpy() - expected['logits']).max() < 1e-4
+        if model.config.n_sense:
+            assert np.abs(model.alpha(idx).numpy() - expected['contextualization']).max() < 1e-4
+            assert np.abs(model.senses(idx).transpose(1, 2).numpy() - expected['senses']).max() < 1e-4
+
+
+@pytest.mark.parametrize('name', ['backpack-gpt2-tiny', 'gpt2-tiny'])
+def test_published_keys_may_vary(name, tmp_path):
+    """A file without lm_head and "transformer.", and with GPT-2's causal masks, gives the same model."""
+    settings, state, expected = fixture(name)
+    state = {key.removeprefix('transformer.'): value for key, value in state.items() if key != 'lm_head.weight'}
+    prefix = 'backpack.gpt2_model.' if 'backpack' in name else ''
+    for i in range(settings['n_layer']):
+        state[f'{prefix}h.{i}.attn.bias'] = torch.ones(1, 1, 16, 16).tril()
+        state[f'{prefix}h.{i}.attn.masked_bias'] = torch.tensor(-1e4)
+    model = from_pretrained(written(tmp_path, settings, state))
+    assert np.abs(model(torch.from_numpy(expected['input_ids']))[0].detach().numpy() - expected['logits']).max() < 1e-4
+
+
+def test_a_published_file_with_a_wrong_weight_is_refused_by_name(tmp_path):
+    """A missing or misshapen weight is an error that names it."""
+    settings, state, _ = fixture('backpack-gpt2-tiny')
+    short = {k: v for k, v in state.items() if k != 'backpack.gpt2_model.h.1.mlp.c_fc.bias'}
+    with pytest.raises(UserError, match=r'h\.1\.mlp\.c_fc\.bias is missing'):
+        from_pretrained(written(tmp_path, settings, short))
+    state['backpack.sense_weight_net.c_attn.weight'] = torch.zeros(3, 4)
+    with pytest.raises(UserError, match=r'sense_weights\.c_attn\.weight is \(3, 4\)'):
+        from_pretrained(written(tmp_path, settings, state))
+
+
+class Bomb:
+    """A pickle that would make a folder."""
+
+    def __reduce__(self):
+        return os.mkdir, ('boom',)
+
+
+@pytest.mark.parametrize('content', ['pickle', 'truncated', 'text', 'empty'])
+def test_a_bad_file_of_weights_is_refused_and_runs_no_code(content, tmp_path, monkeypatch):
+    """A pickle with code, a truncated checkpoint, a text and an empty file are one-line errors; nothing is executed."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / 'ckpt.pt'
+    torch.save(Bomb() if content == 'pickle' else {'model': torch.zeros(1000)}, path)
+    if content == 'truncated':
+        path.write_bytes(path.read_bytes()[:2000])
+    if content in ('text', 'empty'):
+        path.write_text('hello' if content == 'text' else '')
+    with pytest.raises(UserError) as error:
+        from_pretrained(path)
+    assert '\n' not in str(error.value) and not Path('boom').exists()
+
+
+# -----------------------------------------------------------------------------
+# Edits and generation.
+
+
+def test_an_edit_that_changes_nothing_gives_identical_logits():
+    """Multiplying senses by one, or returning them, leaves every bit of the logits as it was."""
+    model, idx = lively().float(), text()
+    plain = model(idx)[0]
+    for edit in (lambda idx, C: C, scale_senses(list(range(40)), [0, 1, 2], 1.0)):
+        assert torch.equal(model(idx, edit=edit)[0], plain)
+
+
+def test_a_sense_turned_off_takes_its_contribution_with_it():
+    """Turning sense 1 of a word off lowers the logits by alpha_1 C(word)_1 . E wherever the word stands, nothing else."""
+    model, idx = lively(), text()
+    word = idx[0, 2].item()
+    C, alpha = model.senses(idx), model.alpha(idx)
+    lost = torch.zeros_like(C)
+    lost[:, :, 1][idx == word] = C[:, :, 1][idx == word]
+    before, after = model(idx)[0], model(idx, edit=scale_senses([word], [1], 0.0))[0]
+    torch.testing.assert_close(before - after, model.project(weighted_sum(alpha, lost)))
+    assert (before - after).abs().max() > 0.1
+
+
+def test_a_transformer_has_no_senses_to_edit():
+    """An edit given to the baseline Transformer is an error, not ignored."""
+    with pytest.raises(UserError, match='no senses'):
+        lively(n_sense=0)(text(), edit=lambda idx, C: C)
+
+
+def test_padding_is_never_sampled():
+    """Ids from n_vocab on are never generated, however large their logits."""
+    model = lively(n_vocab=30)
+    with torch.no_grad():
+        model.wte.weight[30:] *= 50
+    logits = model(text() % 30)[0][:, -1]
+    assert (logits[:, 30:].max(-1).values > logits[:, :30].max(-1).values).all()
+    for temperature in (0, 1, 5):
+        assert model.generate(text(3, 8) % 30, 20, temperature=temperature).max() < 30
+
+
+def test_temperature_zero_is_argmax():
+    """Each generated id at temperature 0, and with top_k = 1, is the argmax of the logits before it."""
+    model, idx = lively(), text(4)
+    for options in ({'temperature': 0}, {'top_k': 1}):
+        out = model.generate(idx, 6, **options)
+        assert out.shape == (2, 10) and torch.equal(out[:, :4], idx)
+        assert torch.equal(out[:, 4:], model(out[:, :-1])[0].argmax(-1)[:, 3:])
+
+
+def test_generation_uses_the_edit_and_goes_on_past_block_size():
+    """Every step applies the edit; past block_size the text goes on from its last block_size // 2 tokens."""
+    model, idx = lively(), text(12)
+    edit = scale_senses(list(range(20)), [0, 2], 0.0)
+    out = model.generate(idx, 5, temperature=0, edit=edit)
+    assert torch.equal(out[:, 12], model(idx, edit=edit)[0][:, -1].argmax(-1))
+    for n in (13, 14, 15):
+        assert torch.equal(out[:, n], model(out[:, 7:n], edit=edit)[0][:, -1].argmax(-1))
+    assert not torch.equal(out, model.generate(idx, 5, temperature=0))
+
+
+@pytest.mark.parametrize('change, message', [
+    ({'n_head': 5}, 'n_embd = 24 is not divisible by n_head = 5'), ({'n_sense': 7}, 'not divisible by n_sense = 7'),
+    ({'n_layer': 0}, 'n_layer is 0'), ({'dropout': 1.5}, 'dropout is 1.5'), ({'n_vocab': 41}, 'n_vocab is 41')])
+def test_numbers_that_do_not_fit_are_refused(change, message):
+    """A config that no model can have says which number is wrong."""
+    with pytest.raises(UserError, match=message):
+        Config(**{**TINY, **change})
