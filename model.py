@@ -1,31 +1,32 @@
-"""The Backpack Language Model in one file (Hewitt, Thickstun, Manning, Liang: Backpack Language Models, ACL 2023).
+"""The Backpack Language Model in one file (Hewitt, Thickstun, Manning, Liang; ACL 2023).
 
 A Transformer turns a text into vectors and predicts the next word from them. A Backpack lets the Transformer
-choose only weights. What is weighted are sense vectors: k of them for every word of the vocabulary, the same in
-every text. The prediction is a weighted sum of the senses of the words so far, hence linear in each of them.
+choose only weights. What is weighted are sense vectors: k of them for every word of the vocabulary, the same
+in every text. The prediction is a weighted sum of the senses of the words so far, hence linear in each.
 
-    code              paper        shape           meaning
-    wte               E            (V, d)          word embeddings, tied: input, sense network and output use them
-    Contextualizer    h, Eq. 11    (B, T, d)       a GPT-2 Transformer without its output layer
-    SenseNetwork      C, Eq. 10    (B, T, k, d)    the senses of each word; no position, no context
-    SenseWeights      alpha, Eq. 12  (B, k, T, T)  how much position i takes from sense l of position j; alpha >= 0
-    weighted_sum      o, Eq. 2     (B, T, d)       o_i = sum_j sum_l alpha_lij C(x_j)_l
-    project           Eq. 9        (B, T, V)       logits = o E^T
+    code              paper           shape          meaning
+    wte               E               (V, d)         word embeddings, tied: input, senses and output use them
+    Contextualizer    h, Eq. 11       (B, T, d)      a GPT-2 Transformer without its output layer
+    SenseNetwork      C, Eq. 10       (B, T, k, d)   the senses of each word; no position, no context
+    SenseWeights      alpha, Eq. 12   (B, k, T, T)   how much position i takes of sense l of position j
+    weighted_sum      o, Eq. 2        (B, T, d)      o_i = sum_j sum_l alpha_lij C(x_j)_l
+    project           Eq. 9           (B, T, V)      logits = o E^T
 
-B texts in a batch, T words in each, V words in the vocabulary, d = n_embd, k = n_sense.
+B texts in a batch, T words in each, V words in the vocabulary, d = n_embd, k = n_sense; i and j are
+positions, l is a sense. "Word" means token throughout.
 
-By hand (a test runs it): the words so far are "trick" and "sick"; the two axes of d = 2 mean skateboard and health;
-C(trick) = [(1, 0)], C(sick) = [(1, 0), (0, 1)]: one sense, two senses. A contextualizer that has seen the trick
-weights trick's sense 1/2, sick's skateboard sense 1/2 and sick's fever sense 0, so
-o = 1/2 (1, 0) + 1/2 (1, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
+By hand (a test runs it), with k = 2, and d = 2 whose axes mean skateboard and health: the text is "trick sick",
+C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", a contextualizer that has seen the trick
+gives sense 0 of both words the weight 1/2, and spends the weight of sense 1 on trick, where it is empty:
+o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 
 import json
 import math
 import pickle
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable
 
 import torch
 import torch.nn as nn
@@ -51,15 +52,15 @@ class UserError(ValueError):
 class Config:
     """Shape of a model. Raises UserError where the numbers do not fit together."""
 
-    block_size: int = 512   # longest text, in tokens
+    block_size: int = 512    # longest text
     vocab_size: int = 50257  # V: rows of wte, padding included
-    n_vocab: int = 0        # ids the tokenizer knows; the rows above are padding (0: no padding)
+    n_vocab: int = 0         # ids the tokenizer knows; the rows above are padding (0: no padding)
     n_layer: int = 12
     n_head: int = 12
-    n_embd: int = 768       # d
-    n_sense: int = 16       # k; 0 is the baseline Transformer
-    sense_hidden: int = 0   # hidden size of both sense MLPs (0: 4 * n_embd; Table 8: n_embd)
-    dropout: float = 0.0    # in the contextualizer only, so that a word's senses are one thing
+    n_embd: int = 768        # d
+    n_sense: int = 16        # k; 0 is the baseline Transformer
+    sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 * n_embd; Table 8: n_embd)
+    dropout: float = 0.0     # in the contextualizer only, so that a word's senses are one thing
 
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
@@ -70,7 +71,7 @@ class Config:
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout is {self.dropout}; it must be at least 0 and below 1')
         if self.n_vocab > self.vocab_size:
-            raise UserError(f'n_vocab is {self.n_vocab}; the embedding has only vocab_size = {self.vocab_size} rows')
+            raise UserError(f'n_vocab is {self.n_vocab}, more than the vocab_size = {self.vocab_size} rows')
         if self.n_embd % self.n_head:
             raise UserError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
         if self.n_sense < 0 or (self.n_sense and self.n_embd % self.n_sense):
@@ -108,9 +109,10 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (split_heads(part, self.n_head) for part in self.c_attn(x).chunk(3, dim=-1))  # (B, n_head, T, d/n_head)
+        q, k, v = self.c_attn(x).chunk(3, dim=-1)  # (B, T, d) each
+        q, k, v = (split_heads(t, self.n_head) for t in (q, k, v))  # (B, n_head, T, d/n_head) each
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)  # (B, n_head, T, d/n_head)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)  # as q
         return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, d)
 
 
@@ -131,7 +133,7 @@ class Block(nn.Module):
 
 
 class Contextualizer(nn.Module):
-    """Eq. 11: h = Transformer(E x), from word embeddings (B, T, d) to vectors that know the text so far (B, T, d)."""
+    """Eq. 11, h = Transformer(E x): word embeddings (B, T, d) -> vectors that know the text so far."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -155,8 +157,8 @@ class Contextualizer(nn.Module):
 class SenseNetwork(nn.Module):
     """Eq. 10, C(x) = FF(E x): from the embedding of a word (.., d) to its k sense vectors (.., k, d).
 
-    Appendix A.1, with the residual and the norm ln_0 that the published code applies once more by accident and
-    the published weights therefore need. The published code has dropout here; this has none.
+    Appendix A.1, with the residual and the norm ln_0 that the published code applies once more by accident
+    and the published weights therefore need. The published code has dropout here; this has none.
     """
 
     def __init__(self, config: Config):
@@ -175,9 +177,10 @@ class SenseNetwork(nn.Module):
 
 
 class SenseWeights(nn.Module):
-    """Eq. 12, alpha_l = softmax(q_l k_l^T / sqrt(d/k)), causal: attention weights without values, (B, T, d) -> (B, k, T, T).
+    """Eq. 12, alpha_l = softmax(q_l k_l^T / sqrt(d/k)), causal: h (B, T, d) -> alpha (B, k, T, T).
 
-    Each row alpha[b, l, i, :] is >= 0, sums to one, and is zero after position i.
+    Attention without values, one head a sense. Each row alpha[b, l, i, :] is >= 0, sums to one, and is zero
+    after position i.
     """
 
     def __init__(self, config: Config):
@@ -186,9 +189,9 @@ class SenseWeights(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
 
     def forward(self, h: Tensor) -> Tensor:
-        q, k = (split_heads(part, self.n_sense) for part in self.c_attn(h).chunk(2, dim=-1))  # (B, k, T, d/k)
+        q, k = (split_heads(t, self.n_sense) for t in self.c_attn(h).chunk(2, dim=-1))  # (B, k, T, d/k) each
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, k, T, T)
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).triu(1)  # (T, T), true where j > i
+        future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)  # (T, T), true where j > i
         return scores.masked_fill(future, -math.inf).softmax(dim=-1)
 
 
@@ -206,14 +209,14 @@ class Backpack(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.tokenizer: dict | None = None  # what the ids mean, in plain values; prepare.load_tokenizer reads it
+        self.tokenizer: dict | None = None  # what the ids mean; prepare.load_tokenizer reads it
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         if config.n_sense:
             self.sense_network = SenseNetwork(config)
             self.sense_weights = SenseWeights(config)
         self.apply(self._init_weights)
-        for block in self.contextualizer.h:  # 2 n_layer branches add up in the residual stream: keep its variance
+        for block in self.contextualizer.h:  # 2 n_layer branches add up in the residual stream: keep it small
             for c_proj in (block.attn.c_proj, block.mlp.c_proj):
                 nn.init.normal_(c_proj.weight, std=0.02 / math.sqrt(2 * config.n_layer))
 
@@ -225,7 +228,7 @@ class Backpack(nn.Module):
             nn.init.zeros_(module.bias)
 
     def senses(self, idx: Tensor) -> Tensor:
-        """Eq. 10: the sense vectors C(x)_1..k of the words idx (B, T) -> (B, T, k, d). Any leading shape will do."""
+        """Eq. 10: the sense vectors C(x)_1..k of the words idx, (B, T) or any shape -> (B, T, k, d)."""
         if torch.compiler.is_compiling():  # a shape that depends on the data would break the graph
             return self.sense_network(self.wte(idx))
         words, place = idx.unique(return_inverse=True)  # a sense depends on the word alone: compute each once
@@ -245,9 +248,10 @@ class Backpack(nn.Module):
 
         targets (B, T) are the ids to predict, -1 where nothing is asked; without them the loss is None.
         edit changes the senses before they are summed; one that changes nothing gives bit-identical logits.
+        UserError: a text longer than block_size, or an edit for a Transformer.
         """
         if idx.shape[1] > self.config.block_size:
-            raise UserError(f'a text of {idx.shape[1]} tokens; the model reads block_size = {self.config.block_size}')
+            raise UserError(f'the text has {idx.shape[1]} tokens; block_size is {self.config.block_size}')
         if edit is not None and not self.config.n_sense:
             raise UserError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
         if self.config.n_sense:
@@ -267,47 +271,48 @@ class Backpack(nn.Module):
                  edit: Edit | None = None) -> Tensor:
         """Continue the texts idx (B, T) by max_new_tokens ids each: (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest word; top_k draws among the k likeliest only. A text that has outgrown
-        block_size goes on with its last block_size // 2 tokens. The draws come from torch's global generator.
+        temperature 0 takes the likeliest word; top_k draws among so many likeliest only. A text that has
+        outgrown block_size goes on with its last block_size // 2 tokens. Draws use torch's global generator.
         """
         start = 0
         for _ in range(max_new_tokens):
             if idx.shape[1] - start > self.config.block_size:
                 start = idx.shape[1] - max(1, self.config.block_size // 2)
             logits, _ = self(idx[:, start:], edit=edit)  # (B, T, V)
-            probs = next_word_probs(logits[:, -1, :self.config.n_vocab], temperature, top_k)  # (B, V less padding)
+            logits = logits[:, -1, :self.config.n_vocab]  # (B, V without padding)
+            probs = next_word_probs(logits, temperature, top_k)
             idx = torch.cat([idx, torch.multinomial(probs, 1)], dim=1)  # (B, T + 1)
         return idx
 
-    def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
-        """AdamW with weight decay on the matrices (embeddings too) and none on biases and norms; fused on CUDA."""
+    def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float]):
+        """AdamW with weight decay on matrices, embeddings too, not on biases and norms; fused on CUDA."""
         params = [p for p in self.parameters() if p.requires_grad]
         groups = [{'params': [p for p in params if p.dim() >= 2], 'weight_decay': weight_decay},
                   {'params': [p for p in params if p.dim() < 2], 'weight_decay': 0.0}]
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=params[0].is_cuda)
 
     def n_params(self) -> dict[str, int]:
-        """Parameters of the contextualizer (embeddings and sense weights included), of the sense network, and of both."""
+        """Parameters of the contextualizer (with wte and sense weights), of the sense network, of both."""
         total = sum(p.numel() for p in self.parameters())
         senses = sum(p.numel() for p in self.sense_network.parameters()) if self.config.n_sense else 0
         return {'contextualizer': total - senses, 'senses': senses, 'total': total}
 
     def flops_per_token(self) -> int:
-        """Floating point operations to train on one token at full length, each word's senses computed anew.
+        """Floating point operations to train on one token at full length, its senses computed anew.
 
-        Two per weight of a matrix product and token in the forward pass, twice that again in the backward pass;
-        the attention matrices count in full, though half of them is masked.
+        A multiplication and an addition per weight and token, three times: forward, backward to the weights,
+        backward to the inputs. Attention matrices count in full, though half of each is masked.
         """
         c = self.config
         matrices = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         head = c.vocab_size * c.n_embd
         attention = 2 * c.n_layer * c.block_size * c.n_embd  # q k^T and its product with v
-        senses = (1 + c.n_sense) * c.block_size * c.n_embd if c.n_sense else 0  # q k^T of Eq. 12, the sum of Eq. 2
+        senses = (1 + c.n_sense) * c.block_size * c.n_embd if c.n_sense else 0  # q k^T (Eq. 12), sum (Eq. 2)
         return 3 * 2 * (matrices + head + attention + senses)
 
 
 def next_word_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
-    """Probabilities (B, V) to draw the next word with, from its logits (B, V); temperature 0 is all on the likeliest."""
+    """Logits (B, V) -> the probabilities to draw the next word with; temperature 0: all on the likeliest."""
     if temperature == 0:
         return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
     logits = logits / temperature
@@ -321,13 +326,19 @@ def next_word_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None 
 # Weights from files.
 
 
+GPT2_VOCAB = 50257  # published weights with as many words or more use GPT-2's tokenizer
+# Published entries that hold nothing of their own: the tied embeddings once more, and GPT-2's causal masks.
+NOT_WEIGHTS = ('lm_head.weight', 'word_embeddings.weight', 'position_embeddings.weight', '.attn.bias',
+               '.attn.masked_bias')
+
+
 def load_file(path: Path) -> dict:
     """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run."""
     try:
         return torch.load(path, map_location='cpu', weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, AttributeError, ValueError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f'{path} is damaged or is no file of weights ({reason[0][:120]}); train or fetch it again')
+    except (RuntimeError, OSError, EOFError, LookupError, AttributeError, ValueError, pickle.UnpicklingError) as e:
+        reason = (str(e).strip() or type(e).__name__).splitlines()[0][:100]
+        raise UserError(f'{path} is damaged or no file of weights ({reason}); make or fetch it again') from None
 
 
 def load_state(model: Backpack, state: dict[str, Tensor], path: Path) -> None:
@@ -339,15 +350,15 @@ def load_state(model: Backpack, state: dict[str, Tensor], path: Path) -> None:
         if key not in own:
             raise UserError(f'{path}: {key} is no weight of this architecture')
         if own[key].shape != state[key].shape:
-            raise UserError(f'{path}: {key} is {tuple(state[key].shape)}, the config asks for {tuple(own[key].shape)}')
+            raise UserError(f'{path}: {key} is {tuple(state[key].shape)}, its config says {tuple(own[key].shape)}')
     model.load_state_dict(state)
 
 
 def from_pretrained(name_or_dir: str | Path) -> Backpack:
     """A model in evaluation mode, on the CPU, from any place weights come in.
 
-    A checkpoint of train.py, or its folder; or a folder with config.json and pytorch_model.bin as published for
-    stanfordnlp/backpack-gpt2 and gpt2. Raises UserError, in one line, where the files do not hold together.
+    A checkpoint of train.py, or its folder; or a folder with config.json and pytorch_model.bin as published
+    for stanfordnlp/backpack-gpt2 and for gpt2. UserError, in one line, where the files do not hold together.
     """
     path = Path(name_or_dir)
     if path.is_dir() and (path / 'ckpt.pt').exists():
@@ -356,61 +367,58 @@ def from_pretrained(name_or_dir: str | Path) -> Backpack:
         return from_checkpoint(load_file(path), path)
     for name in ('config.json', 'pytorch_model.bin'):
         if not (path / name).is_file():
-            raise UserError(f'{path / name} does not exist; give a checkpoint of train.py, or a folder with ckpt.pt '
-                            'or with config.json and pytorch_model.bin')
-    return from_published(json.loads((path / 'config.json').read_text()), load_file(path / 'pytorch_model.bin'), path)
+            raise UserError(f'{path / name} does not exist; give a checkpoint of train.py, or a folder with '
+                            'ckpt.pt or with config.json and pytorch_model.bin')
+    return from_published(path)
 
 
 def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
-    """The model inside a checkpoint of train.py: its weights, its config and the description of its tokenizer."""
-    if not isinstance(checkpoint, dict) or not {'model', 'model_config', 'tokenizer'} <= checkpoint.keys():
-        raise UserError(f'{path} is no checkpoint of train.py')
-    known = {f.name for f in fields(Config)}
-    model = Backpack(Config(**{k: v for k, v in checkpoint['model_config'].items() if k in known}))
-    load_state(model, checkpoint['model'], path)
-    model.tokenizer = checkpoint['tokenizer']
-    return model.eval()
-
-
-def from_published(settings: dict, state: dict[str, Tensor], path: Path) -> Backpack:
-    """A model from config.json and the weights of a published Backpack, or of a GPT-2 (then without senses)."""
-    is_backpack = 'num_senses' in settings
-    vocab_size = settings['vocab_size']
-    config = Config(
-        block_size=settings['n_positions'], vocab_size=vocab_size, n_vocab=min(vocab_size, 50257),
-        n_layer=settings['n_layer'], n_head=settings['n_head'], n_embd=settings['n_embd'],
-        n_sense=settings['num_senses'] if is_backpack else 0,
-        sense_hidden=settings.get('sense_intermediate_scale', 4) * settings['n_embd'],
-        dropout=settings.get('resid_pdrop', 0.0))
-    model = Backpack(config)
-    state = {own_key(key): tensor for key, tensor in state.items() if not is_copy(key)}
-    for key in state:
-        if '.h.' in key or key.startswith('sense_network.'):
-            if state[key].dim() == 2:
-                state[key] = state[key].t()  # GPT-2's Conv1D keeps its weight transposed
-    if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides its scores by i + 1: so do smaller queries
-        for i in range(config.n_layer):
-            for kind in ('weight', 'bias'):
-                key = f'contextualizer.h.{i}.attn.c_attn.{kind}'
-                if key in state:
-                    state[key] = state[key].clone()
-                    state[key][:config.n_embd] /= i + 1
+    """The model inside a checkpoint of train.py: weights, config, and the description of its tokenizer."""
+    try:
+        model = Backpack(Config(**checkpoint['model_config']))
+        model.tokenizer = checkpoint['tokenizer']
+        state = checkpoint['model']
+    except (TypeError, LookupError) as error:
+        raise UserError(f'{path} is no checkpoint of train.py ({error})') from None
     load_state(model, state, path)
-    model.tokenizer = {'name': 'gpt2'} if vocab_size >= 50257 else None
     return model.eval()
 
 
-def is_copy(key: str) -> bool:
-    """Whether a published key holds nothing of its own: the tied embeddings once more, or GPT-2's causal mask."""
-    tied = ('lm_head.weight', 'backpack.word_embeddings.weight', 'backpack.position_embeddings.weight')
-    return key.endswith(tied) or key.endswith(('.attn.bias', '.attn.masked_bias'))
+def from_published(folder: Path) -> Backpack:
+    """A published Backpack, or a GPT-2 (then without senses), from config.json and pytorch_model.bin."""
+    try:
+        settings = json.loads((folder / 'config.json').read_text())
+        config = Config(
+            block_size=settings['n_positions'], vocab_size=settings['vocab_size'],
+            n_vocab=min(settings['vocab_size'], GPT2_VOCAB), n_layer=settings['n_layer'],
+            n_head=settings['n_head'], n_embd=settings['n_embd'], n_sense=settings.get('num_senses', 0),
+            sense_hidden=settings.get('sense_intermediate_scale', 4) * settings['n_embd'],
+            dropout=settings.get('resid_pdrop', 0.0))
+    except (ValueError, TypeError, LookupError) as error:
+        raise UserError(f'{folder / "config.json"} describes no GPT-2 and no Backpack ({error})') from None
+    state = {own_key(key): tensor for key, tensor in load_file(folder / 'pytorch_model.bin').items()}
+    state = {key: tensor for key, tensor in state.items() if not key.endswith(NOT_WEIGHTS)}
+    for key in state:
+        if ('.h.' in key or key.startswith('sense_network.')) and state[key].dim() == 2:
+            state[key] = state[key].t()  # GPT-2's Conv1D keeps its weight transposed
+    if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides scores, here q, by i + 1
+        for i in range(config.n_layer):
+            for key in (f'contextualizer.h.{i}.attn.c_attn.weight', f'contextualizer.h.{i}.attn.c_attn.bias'):
+                if key in state:
+                    q, kv = state[key].tensor_split([config.n_embd])
+                    state[key] = torch.cat([q / (i + 1), kv])
+    model = Backpack(config)
+    load_state(model, state, folder / 'pytorch_model.bin')
+    model.tokenizer = {'name': 'gpt2'} if config.n_vocab == GPT2_VOCAB else None
+    return model.eval()
 
 
 def own_key(key: str) -> str:
     """Our name of a published weight."""
-    key = key.removeprefix('backpack.').removeprefix('gpt2_model.').removeprefix('transformer.')
-    for theirs, ours in (('sense_network.ln.', 'sense_network.ln_0.'), ('sense_network.block.', 'sense_network.'),
-                         ('sense_weight_net.', 'sense_weights.')):
+    for prefix in ('backpack.', 'gpt2_model.', 'transformer.'):
+        key = key.removeprefix(prefix)
+    for theirs, ours in (('sense_network.ln.', 'sense_network.ln_0.'),
+                         ('sense_network.block.', 'sense_network.'), ('sense_weight_net.', 'sense_weights.')):
         key = key.replace(theirs, ours)
     return key if key.startswith(('wte.', 'sense_')) else 'contextualizer.' + key
 
@@ -420,20 +428,21 @@ def own_key(key: str) -> str:
 
 
 def print_sizes() -> None:
-    """Parameters in millions and training FLOPs per token of the paper's models, Backpack beside Transformer."""
+    """Parameters and training FLOPs per token of the paper's models, Backpack beside Transformer."""
     rows = {name.capitalize(): Config(**size) for name, size in SIZES.items()}
     for k in (1, 4, 16, 64):
-        rows[f'Mini, Table 8, k={k}'] = Config(**SIZES['mini'], n_sense=k, sense_hidden=SIZES['mini']['n_embd'])
-    print(f'{"":19}{"Backpack: parameters in millions":^38}{"Transformer":>12}{"MFLOPs per token, trained":>33}')
+        rows[f'Mini, Table 8, k={k}'] = Config(**SIZES['mini'], n_sense=k, sense_hidden=640)
+    print(f'{"":19}{"Backpack: parameters in millions":^38}{"Transformer":>12}{"MFLOPs to train a token":>33}')
     print(f'{"":19}{"contextualizer":>15}{"senses":>10}{"total":>13}{"total":>12}'
           f'{"Backpack":>12}{"Transformer":>13}{"ratio":>8}')
     for name, config in rows.items():
         with torch.device('meta'):  # shapes without memory
-            backpack, gpt = Backpack(config), Backpack(Config(**{**asdict(config), 'n_sense': 0}))
+            backpack, gpt = Backpack(config), Backpack(replace(config, n_sense=0))
         n, flops, gpt_flops = backpack.n_params(), backpack.flops_per_token(), gpt.flops_per_token()
         print(f'{name:19}{n["contextualizer"] / 1e6:15.1f}{n["senses"] / 1e6:10.1f}{n["total"] / 1e6:13.1f}'
-              f'{gpt.n_params()["total"] / 1e6:12.1f}{flops / 1e6:12.0f}{gpt_flops / 1e6:13.0f}{flops / gpt_flops:8.2f}')
-    print('Vocabulary 50,257, length 512; the senses of every token computed anew (distinct words once costs less).')
+              f'{gpt.n_params()["total"] / 1e6:12.1f}'
+              f'{flops / 1e6:12.0f}{gpt_flops / 1e6:13.0f}{flops / gpt_flops:8.2f}')
+    print('Vocabulary 50,257, length 512; senses computed for every token (for each distinct word it is less).')
 
 
 if __name__ == '__main__':
