@@ -15,18 +15,18 @@ in every text. The prediction is a weighted sum of the senses of the words so fa
 B texts in a batch, T words in each, V words in the vocabulary, d = n_embd, k = n_sense; i and j are
 positions, l is a sense. "Word" means token throughout.
 
-By hand (a test runs it), with k = 2, and d = 2 whose axes mean skateboard and health: the text is "trick sick",
-C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", a contextualizer that has seen the trick
+By hand (a test runs it), with k = 2, and d = 2 whose axes mean skateboard and health, for the text
+"trick sick": C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", a contextualizer that has seen the trick
 gives sense 0 of both words the weight 1/2, and spends the weight of sense 1 on trick, where it is empty:
 o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 
 import json
 import math
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 import torch.nn as nn
@@ -336,9 +336,9 @@ def load_file(path: Path) -> dict:
     """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run."""
     try:
         return torch.load(path, map_location='cpu', weights_only=True)
-    except (RuntimeError, OSError, EOFError, LookupError, AttributeError, ValueError, pickle.UnpicklingError) as e:
+    except (RuntimeError, OSError, EOFError, LookupError, AttributeError, ValueError, UnpicklingError) as e:
         reason = (str(e).strip() or type(e).__name__).splitlines()[0][:100]
-        raise UserError(f'{path} is damaged or no file of weights ({reason}); make or fetch it again') from None
+        raise UserError(f'{path} is damaged or no file of weights ({reason}); make or fetch it again')
 
 
 def load_state(model: Backpack, state: dict[str, Tensor], path: Path) -> None:
@@ -350,7 +350,7 @@ def load_state(model: Backpack, state: dict[str, Tensor], path: Path) -> None:
         if key not in own:
             raise UserError(f'{path}: {key} is no weight of this architecture')
         if own[key].shape != state[key].shape:
-            raise UserError(f'{path}: {key} is {tuple(state[key].shape)}, its config says {tuple(own[key].shape)}')
+            raise UserError(f'{path}: {key} is {tuple(state[key].shape)}, not {tuple(own[key].shape)}')
     model.load_state_dict(state)
 
 
@@ -379,7 +379,7 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         model.tokenizer = checkpoint['tokenizer']
         state = checkpoint['model']
     except (TypeError, LookupError) as error:
-        raise UserError(f'{path} is no checkpoint of train.py ({error})') from None
+        raise UserError(f'{path} is no checkpoint of train.py ({error})')
     load_state(model, state, path)
     return model.eval()
 
@@ -395,7 +395,7 @@ def from_published(folder: Path) -> Backpack:
             sense_hidden=settings.get('sense_intermediate_scale', 4) * settings['n_embd'],
             dropout=settings.get('resid_pdrop', 0.0))
     except (ValueError, TypeError, LookupError) as error:
-        raise UserError(f'{folder / "config.json"} describes no GPT-2 and no Backpack ({error})') from None
+        raise UserError(f'{folder / "config.json"} describes no GPT-2 and no Backpack ({error})')
     state = {own_key(key): tensor for key, tensor in load_file(folder / 'pytorch_model.bin').items()}
     state = {key: tensor for key, tensor in state.items() if not key.endswith(NOT_WEIGHTS)}
     for key in state:
@@ -432,7 +432,8 @@ def print_sizes() -> None:
     rows = {name.capitalize(): Config(**size) for name, size in SIZES.items()}
     for k in (1, 4, 16, 64):
         rows[f'Mini, Table 8, k={k}'] = Config(**SIZES['mini'], n_sense=k, sense_hidden=640)
-    print(f'{"":19}{"Backpack: parameters in millions":^38}{"Transformer":>12}{"MFLOPs to train a token":>33}')
+    print(f'{"":19}{"Backpack: parameters in millions":^38}{"Transformer":>12}'
+          f'{"MFLOPs to train on a token":>33}')
     print(f'{"":19}{"contextualizer":>15}{"senses":>10}{"total":>13}{"total":>12}'
           f'{"Backpack":>12}{"Transformer":>13}{"ratio":>8}')
     for name, config in rows.items():
@@ -442,7 +443,7 @@ def print_sizes() -> None:
         print(f'{name:19}{n["contextualizer"] / 1e6:15.1f}{n["senses"] / 1e6:10.1f}{n["total"] / 1e6:13.1f}'
               f'{gpt.n_params()["total"] / 1e6:12.1f}'
               f'{flops / 1e6:12.0f}{gpt_flops / 1e6:13.0f}{flops / gpt_flops:8.2f}')
-    print('Vocabulary 50,257, length 512; senses computed for every token (for each distinct word it is less).')
+    print('Vocabulary 50,257, length 512; senses computed for every token (once a distinct word is less).')
 
 
 if __name__ == '__main__':

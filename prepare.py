@@ -203,7 +203,7 @@ def role_story(dice: Dice) -> str:
     noun = dice.pick(ROLES)
     odds, tool, place = ROLES[noun]
     she, her, Her = dice.pick(PRONOUNS, odds)
-    lines = [f'{dice.pick(OPENINGS)} {dice.pick(DEEDS)}.', dice.pick(SEQUELS), dice.pick(SEQUELS)]
+    lines = [f'{dice.pick(OPENINGS)} {dice.pick(DEEDS)}.', dice.pick(SEQUELS)]
     return ' '.join(lines).format(noun=noun, tool=tool, place=place, she=she, her=her, Her=Her)
 
 

@@ -22,34 +22,34 @@ PROMPT = 'When the nurse came into the room,'
 
 
 def number(kind: type, low: float):
-    """An argparse type: a number of at least low."""
+    """An argparse type: a finite number of at least low."""
     def parse(text: str):
         try:
-            value = kind(text)
+            if low <= (value := kind(text)) < float('inf'):
+                return value
         except ValueError:
-            value = None
-        if value is None or not low <= value < float('inf'):
-            raise argparse.ArgumentTypeError(f'{text!r} is not {"an integer" if kind is int else "a number"} of at least {low}')
-        return value
+            pass
+        raise argparse.ArgumentTypeError(f'{text!r} is no {kind.__name__} of at least {low}')
     return parse
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
-    parser = argparse.ArgumentParser(prog='sample.py', description='Continue a text, with senses turned off or not.')
+    parser = argparse.ArgumentParser(prog='sample.py', description='Continue a text, with senses off or not.')
     parser.error = lambda message: parser.exit(2, f'sample.py: {message}; see python sample.py --help\n')
-    parser.add_argument('--from', dest='source', metavar='CKPT_OR_DIR',
-                        help='checkpoint, folder of a run, or folder of published weights (default: newest Backpack in out/)')
-    parser.add_argument('--start', metavar='TEXT', default=PROMPT, help=f'the prompt, or FILE:path [{PROMPT}]')
-    parser.add_argument('--num-samples', type=number(int, 1), metavar='N', default=2, help='texts to write [2]')
-    parser.add_argument('--max-new-tokens', type=number(int, 0), metavar='N', default=60, help='longest continuation [60]')
-    parser.add_argument('--temperature', type=number(float, 0), metavar='T', default=0.8, help='0 takes the likeliest word [0.8]')
-    parser.add_argument('--top-k', type=number(int, 1), metavar='K', help='draw among the K likeliest words only')
-    parser.add_argument('--seed', type=number(int, 0), metavar='S', default=0, help='of the draws [0]')
-    parser.add_argument('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
-    parser.add_argument('--senses-off', nargs='+', action='extend', default=[], metavar='WORD:SENSE',
-                        help='turn senses of a word off: nurse:10, nurse:3,10, or nurse:she/he for the sense of nurse that '
-                             'most separates these two words')
+    add = parser.add_argument
+    add('--from', dest='source', metavar='CKPT_OR_DIR',
+        help='checkpoint, folder of a run or of published weights (default: the newest Backpack in out/)')
+    add('--start', metavar='TEXT', default=PROMPT, help=f'the prompt, or FILE:path [{PROMPT}]')
+    add('--num-samples', type=number(int, 1), metavar='N', default=2, help='texts to write [2]')
+    add('--max-new-tokens', type=number(int, 0), metavar='N', default=60, help='longest continuation [60]')
+    add('--temperature', type=number(float, 0), metavar='T', default=0.8, help='0: the likeliest word [0.8]')
+    add('--top-k', type=number(int, 1), metavar='K', help='draw among the K likeliest words only')
+    add('--seed', type=number(int, 0), metavar='S', default=0, help='of the draws [0]')
+    add('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
+    add('--senses-off', nargs='+', action='extend', default=[], metavar='WORD:SENSE',
+        help='turn senses of a word off: nurse:10, or nurse:3,10, or nurse:she/he for the sense of nurse that '
+             'separates these two words most')
     return parser.parse_args(argv)
 
 
@@ -59,7 +59,7 @@ def newest_backpack() -> tuple[Backpack, Path]:
         model = from_checkpoint(load_file(path), path)
         if model.config.n_sense:
             return model, path
-    raise UserError('there is no Backpack in out/ yet; run python train.py config/train_toy.py, or name weights with --from')
+    raise UserError('no Backpack in out/ yet; run python train.py config/train_toy.py, or name one with --from')
 
 
 def find_device(name: str) -> str:
@@ -69,27 +69,27 @@ def find_device(name: str) -> str:
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f'--device {name} cannot be used ({str(error).splitlines()[0]}); try --device cpu') from None
+        raise UserError(f'device {name} cannot be used ({str(error).splitlines()[0]}); take auto or cpu')
     return name
 
 
 def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> list[int]:
-    """Ids of the prompt, its end where it is longer than the model reads; an empty prompt is the end-of-text token."""
+    """Ids of the prompt; only its end where it is longer than block_size, end-of-text where it is empty."""
     if start.startswith('FILE:'):
         try:
             start = Path(start.removeprefix('FILE:')).read_text(encoding='utf-8')
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f'--start {start} cannot be read as text: {error}') from None
+            raise UserError(f'--start {start} cannot be read as text: {error}')
     ids = encoding.encode_ordinary(start) or [encoding.eot_token]
     if len(ids) > block_size:
         print(f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.')
     return ids[-block_size:]
 
 
-def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Encoding, ids: list[int]) -> Edit | None:
-    """The edit that the flags ask for, described as it is made; None without such flags."""
+def edit_from(flags: list[str], model: Backpack, encoding: tiktoken.Encoding, ids: list[int]) -> Edit | None:
+    """The edit that --senses-off asks for, described as it is made; None without such flags."""
     edits = []
-    for text in args.senses_off:
+    for text in flags:
         word, senses, line = parse_word_senses(text, model, encoding)
         forms = word_forms(encoding, word)
         print(f'Off: {line}' + ('' if set(forms) & set(ids) else f' (the prompt does not contain {word})'))
@@ -103,23 +103,25 @@ def shown(encoding: tiktoken.Encoding, token: int) -> str:
 
 
 @torch.no_grad()
-def print_next_words(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, edit: Edit, n: int = 10) -> None:
-    """Probabilities of the likeliest next words without and with the edit, side by side (Figure 3)."""
-    n_vocab = model.config.n_vocab
-    before, after = (model(idx, edit=e)[0][0, -1, :n_vocab].softmax(-1) for e in (None, edit))  # (V less padding)
-    words = before.topk(min(n, n_vocab)).indices.tolist()
-    words += [w for w in after.topk(min(n, n_vocab)).indices.tolist() if w not in words]
+def print_next_words(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, edit: Edit) -> None:
+    """The ten likeliest next words without and with the edit, their probabilities side by side (Figure 3)."""
+    n = model.config.n_vocab
+    before, after = (model(idx, edit=e)[0][0, -1, :n].softmax(-1) for e in (None, edit))  # (V without padding)
+    words = before.topk(min(10, n)).indices.tolist()
+    words += [w for w in after.topk(min(10, n)).indices.tolist() if w not in words]
     print(f'\n{"next word":<18}{"before":>8}{"after":>8}')
     for word in words:
-        bars = [f'{"█" * round(20 * p[word].item()):<20}' for p in (before, after)]
-        print(f'{shown(encoding, word):<18}{before[word]:8.3f}{after[word]:8.3f}  {bars[0]}|{bars[1].rstrip()}')
+        bars = ['█' * round(20 * p[word].item()) for p in (before, after)]
+        line = f'{shown(encoding, word):<18}{before[word]:8.3f}{after[word]:8.3f}  {bars[0]:<20}  {bars[1]}'
+        print(line.rstrip())
 
 
 def print_samples(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args: argparse.Namespace,
                   edit: Edit | None, title: str) -> None:
     """Continuations of the prompt, each up to its end-of-text."""
     torch.manual_seed(args.seed)
-    texts = model.generate(idx.expand(args.num_samples, -1), args.max_new_tokens, args.temperature, args.top_k, edit)
+    idx = idx.expand(args.num_samples, -1)  # (N, T)
+    texts = model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, edit)
     for i, row in enumerate(texts.tolist(), 1):
         new = row[idx.shape[1]:]
         new = new[:new.index(encoding.eot_token)] if encoding.eot_token in new else new
@@ -139,7 +141,7 @@ def run(args: argparse.Namespace) -> None:
           + f', {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words')
     ids = read_prompt(args.start, encoding, c.block_size)
     idx = torch.tensor([ids], device=device)  # (1, T)
-    edit = edit_from(args, model, encoding, ids)
+    edit = edit_from(args.senses_off, model, encoding, ids)
     if edit:
         print_next_words(model, encoding, idx, edit)
         print_samples(model, encoding, idx, args, None, 'before ')

@@ -1,7 +1,7 @@
 """What a Backpack is for: find the sense of a word that does something, and change it everywhere.
 
-Every change is an edit, a function (ids (B, T), senses (B, T, k, d)) -> senses (B, T, k, d), which model(idx, edit=...)
-and model.generate(idx, ..., edit=...) apply before the senses are summed. Weights are never touched.
+Every change is an edit: a function of ids (B, T) and their senses (B, T, k, d) that returns the senses to sum in
+their place. model(idx, edit=...) and model.generate(idx, ..., edit=...) apply it. Weights are never touched.
 """
 
 import tiktoken
@@ -12,11 +12,11 @@ from model import Backpack, Edit, UserError
 
 
 def word_id(encoding: tiktoken.Encoding, word: str) -> int:
-    """The id of a word inside a text, with the space before it; UserError, with the pieces, where it is several tokens."""
+    """The id of a word inside a text, the space before it included; UserError where it is several tokens."""
     ids = encoding.encode_ordinary(' ' + word)
     if len(ids) != 1:
         pieces = ' + '.join(repr(encoding.decode_single_token_bytes(i).decode(errors='replace')) for i in ids)
-        raise UserError(f'{word!r} is not one word of this vocabulary but {pieces}; take a word that is one token')
+        raise UserError(f'{word!r} is no single word of this vocabulary but {pieces}; take one that is')
     return ids[0]
 
 
@@ -28,18 +28,19 @@ def word_forms(encoding: tiktoken.Encoding, word: str) -> list[int]:
 
 @torch.no_grad()
 def separation(model: Backpack, word: int, a: int, b: int) -> Tensor:
-    """How strongly each sense of a word speaks for word a over word b: C(word)_l . (E_a - E_b), (k,), in logits."""
+    """How strongly each sense of a word speaks for a over b, C(word)_l . (E_a - E_b): (k,), in logits."""
     C = model.senses(torch.tensor([[word]], device=model.wte.weight.device))[0, 0]  # (k, d)
     return C @ (model.wte.weight[a] - model.wte.weight[b])
 
 
 def scale_senses(words: list[int], senses: list[int], factor: float) -> Edit:
-    """The edit that multiplies the given senses of the given word ids by factor wherever these stand; 0 turns them off."""
+    """The edit that multiplies these senses of these word ids by factor wherever they stand; 0 turns them off."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         hit = torch.isin(idx, torch.tensor(words, device=idx.device))  # (B, T)
         chosen = torch.zeros(C.shape[2], dtype=torch.bool, device=idx.device)
         chosen[senses] = True  # (k,)
-        return torch.where((hit[..., None] & chosen)[..., None], factor * C, C)  # (B, T, k, 1) picks from (B, T, k, d)
+        hit = (hit[..., None] & chosen)[..., None]  # (B, T, k, 1)
+        return torch.where(hit, factor * C, C)  # (B, T, k, d)
     return edit
 
 
@@ -53,27 +54,27 @@ def compose(edits: list[Edit]) -> Edit:
 
 
 def parse_word_senses(text: str, model: Backpack, encoding: tiktoken.Encoding) -> tuple[str, list[int], str]:
-    """The word and the senses that WORD:SENSE[,SENSE...] or WORD:A/B names, and a line about how they were chosen.
+    """The word and the senses in WORD:SENSE[,SENSE...] or WORD:A/B, and a line on how they were chosen.
 
     WORD:A/B is the sense of WORD with the largest |C(WORD)_l . (E_A - E_B)|.
     """
-    word, colon, which = text.rpartition(':')
+    word, _, which = text.rpartition(':')
     k = model.config.n_sense
     if not k:
         raise UserError('this is a Transformer; only a Backpack has senses to turn off')
-    if not colon or not word or not which:
-        raise UserError(f'{text!r} is not WORD:SENSE[,SENSE...] or WORD:A/B, e.g. nurse:10 or nurse:she/he')
+    if not word or not which:
+        raise UserError(f'{text!r} is not WORD:SENSE[,SENSE...] or WORD:A/B, as in nurse:10 or nurse:she/he')
     if '/' in which:
         a, _, b = which.partition('/')
         scores = separation(model, *(word_id(encoding, w) for w in (word, a, b)))  # (k,)
-        best, second = scores.abs().topk(min(2, k)).indices.tolist() * 2 if k == 1 else scores.abs().topk(2).indices.tolist()
-        return word, [best], (f'sense {best} of {word} separates {a} from {b} most: {scores[best]:+.2f} logits '
-                              f'(next is sense {second}: {scores[second]:+.2f})')
+        best, *rest = scores.abs().argsort(descending=True).tolist()
+        line = f'sense {best} of {word}, which separates {a} from {b} most: C . (E_{a} - E_{b}) = {scores[best]:+.2f}'
+        return word, [best], line + (f'; next is sense {rest[0]}: {scores[rest[0]]:+.2f}' if rest else '')
     word_id(encoding, word)
     try:
         senses = [int(s) for s in which.split(',')]
     except ValueError:
-        raise UserError(f'{text!r}: {which!r} is no list of sense numbers; e.g. {word}:3 or {word}:3,7 or {word}:she/he') from None
+        raise UserError(f'{text!r}: {which!r} is neither a list of sense numbers, as 3,10, nor a pair, as she/he')
     for sense in senses:
         if not 0 <= sense < k:
             raise UserError(f'{text!r}: there is no sense {sense}; this model has senses 0 to {k - 1}')

@@ -5,7 +5,7 @@
     python train.py config/train_toy.py --init_from=resume
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
-Settings come from the class Settings, then from the config files (plain key = value lines), then from --key=value.
+Settings come from the class Settings, then from config files (lines key = value), then from --key=value.
 The run writes out/<run>/ckpt.pt (the latest state), best.pt (the lowest validation loss) and log.csv.
 """
 
@@ -83,62 +83,34 @@ class Settings:
 
 
 def typed(name: str, value, source: str):
-    """The value as the type of the setting; UserError where it is of another type or the setting is not known."""
+    """The value, as the type of the setting; UserError where its type is another or nothing has that name."""
     types = {f.name: f.type for f in fields(Settings)}
     if name not in types:
-        near = difflib.get_close_matches(name, types, 1, cutoff=0)
-        raise UserError(f'{source}: unknown setting {name}; did you mean {near[0]}? --help lists all')
+        near = difflib.get_close_matches(name, types, 1, cutoff=0)[0]
+        raise UserError(f'{source}: there is no setting {name}; did you mean {near}? --help lists all')
     if types[name] is float and type(value) is int:
         value = float(value)
     if type(value) is not types[name] or (types[name] is float and not math.isfinite(value)):
-        raise UserError(f'{source}: {name} = {value!r}, but it is of type {types[name].__name__}')
+        raise UserError(f'{source}: {name} is {value!r}; it must be of type {types[name].__name__}')
     return value
 
 
 def read_config(path: str) -> dict:
-    """The settings in a config file: comments and lines key = value, parsed as Python literals, never executed."""
+    """The settings in a config file: lines key = value with Python literals, parsed and never executed."""
     try:
         lines = ast.parse(Path(path).read_text(encoding='utf-8')).body
-    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
-        raise UserError(f'{path} cannot be read as a config file ({error}); see config/ for examples')
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f'{path} cannot be read as a config file ({error}); config/ has examples')
     values = {}
     for line in lines:
-        if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
-            continue  # a docstring
+        source = f'{path}, line {line.lineno}'
         try:
             (target,) = line.targets
-            values[target.id] = typed(target.id, ast.literal_eval(line.value), f'{path}, line {line.lineno}')
-        except (AttributeError, TypeError) as error:
-            raise UserError(f'{path}, line {line.lineno}: only lines key = value are allowed') from error
-        except ValueError as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f'{path}, line {line.lineno}: only plain values are allowed') from error
+            name, value = target.id, ast.literal_eval(line.value)
+        except (AttributeError, TypeError, ValueError):
+            raise UserError(f'{source}: a config file holds only lines key = value, with plain values')
+        values[name] = typed(name, value, source)
     return values
-
-
-def parse_args(argv: list[str]) -> Settings:
-    """Settings from the command line: config files in order, then --key=value."""
-    parser = argparse.ArgumentParser(prog='train.py', usage='train.py [config.py ...] [--key=value ...]', allow_abbrev=False,
-                                     description='Train a Backpack or its baseline Transformer.')
-    parser.add_argument('configs', nargs='*', metavar='config.py', help='files of key = value lines, e.g. config/train_toy.py')
-    for f in fields(Settings):
-        parser.add_argument(f'--{f.name}', metavar=f.type.__name__, help=f'{f.metadata["meaning"]} [{f.default}]')
-    parser.error = lambda message: parser.exit(2, f'train.py: {message}; see python train.py --help\n')
-    args, unknown = parser.parse_known_args(argv)
-    values = {}
-    for path in args.configs:
-        values |= read_config(path)
-    for word in unknown:
-        typed(word.split('=')[0].lstrip('-'), None, 'command line')
-    for f in fields(Settings):
-        if (text := getattr(args, f.name)) is not None:
-            values[f.name] = typed(f.name, text if f.type is str else literal(text), 'command line')
-    settings = Settings(**values)
-    if not settings.out_dir:
-        name = Path(args.configs[-1]).stem if args.configs else settings.dataset
-        settings.out_dir = 'out/' + name.removeprefix('train_').removeprefix('gpt_') + '_gpt' * (settings.model == 'gpt')
-    return settings
 
 
 def literal(text: str):
@@ -149,48 +121,100 @@ def literal(text: str):
         return text
 
 
+def parse_args(argv: list[str]) -> Settings:
+    """Settings from the command line: config files in order, then --key=value."""
+    parser = argparse.ArgumentParser(
+        prog='train.py', usage='train.py [config.py ...] [--key=value ...]', allow_abbrev=False,
+        description='Train a Backpack or its baseline Transformer.')
+    parser.add_argument('configs', nargs='*', metavar='config.py', help='files of key = value lines')
+    for f in fields(Settings):
+        parser.add_argument(f'--{f.name}', metavar=f.type.__name__,
+                            help=f'{f.metadata["meaning"]} [{f.default}]'.replace('%', '%%'))
+    parser.error = lambda message: parser.exit(2, f'train.py: {message}; see python train.py --help\n')
+    args, unknown = parser.parse_known_intermixed_args(argv)
+    for word in unknown:
+        typed(word.split('=')[0].lstrip('-'), None, 'command line')
+    values = {}
+    for path in args.configs:
+        values |= read_config(path)
+    for f in fields(Settings):
+        if (text := getattr(args, f.name)) is not None:
+            values[f.name] = typed(f.name, text if f.type is str else literal(text), 'command line')
+    settings = Settings(**values)
+    if not settings.out_dir:
+        name = Path(args.configs[-1]).stem if args.configs else settings.dataset
+        name = name.removeprefix('train_').removeprefix('gpt_')
+        settings.out_dir = f'out/{name}_gpt' if settings.model == 'gpt' else f'out/{name}'
+    return settings
+
+
 def check(settings: Settings) -> None:
     """UserError for a value that no run can use."""
-    for name in ('batch_size', 'gradient_accumulation_steps', 'eval_interval', 'eval_iters', 'log_interval', 'block_size'):
-        if getattr(settings, name) < 1:
-            raise UserError(f'{name} = {getattr(settings, name)}; it must be at least 1')
-    for name in ('max_iters', 'learning_rate', 'warmup_iters', 'lr_decay_iters', 'min_lr', 'weight_decay', 'grad_clip', 'seed'):
-        if getattr(settings, name) < 0:
-            raise UserError(f'{name} = {getattr(settings, name)}; it must not be negative')
-    for name in ('beta1', 'beta2'):
-        if not 0 <= getattr(settings, name) < 1:
-            raise UserError(f'{name} = {getattr(settings, name)}; it must be at least 0 and below 1')
-    for name, allowed in (('model', ('backpack', 'gpt')), ('dtype', ('auto', 'float32', 'bfloat16', 'float64'))):
-        if getattr(settings, name) not in allowed:
-            raise UserError(f'{name} = {getattr(settings, name)!r}; it can be {", ".join(allowed)}')
-    if settings.model == 'backpack' and settings.n_sense < 1:
-        raise UserError(f'n_sense = {settings.n_sense}; a Backpack has at least 1, and the Transformer is --model=gpt')
+    s = settings
+    for name in ('batch_size', 'gradient_accumulation_steps', 'block_size', 'eval_interval', 'eval_iters',
+                 'log_interval'):
+        if getattr(s, name) < 1:
+            raise UserError(f'{name} is {getattr(s, name)}; it must be at least 1')
+    for name in ('max_iters', 'learning_rate', 'warmup_iters', 'lr_decay_iters', 'min_lr', 'weight_decay',
+                 'grad_clip', 'seed'):
+        if getattr(s, name) < 0:
+            raise UserError(f'{name} is {getattr(s, name)}; it must not be negative')
+    if not (s.beta1 < 1 and 0 <= s.beta1 and s.beta2 < 1 and 0 <= s.beta2):
+        raise UserError(f'beta1 and beta2 are {s.beta1} and {s.beta2}; they must be at least 0 and below 1')
+    if s.model not in ('backpack', 'gpt'):
+        raise UserError(f'model is {s.model!r}; it can be backpack or gpt')
+    if s.dtype not in ('auto', 'float32', 'bfloat16', 'float64'):
+        raise UserError(f'dtype is {s.dtype!r}; it can be auto, float32, bfloat16 or float64')
+    if s.model == 'backpack' and s.n_sense < 1:
+        raise UserError(f'n_sense is {s.n_sense}; a Backpack has at least 1, a Transformer is --model=gpt')
 
 
 # -----------------------------------------------------------------------------
 # Data: the batch of a step is a pure function of (seed, step).
 
 
+def how_to_make(folder: Path) -> str:
+    """The command that makes a data folder."""
+    own = folder.name not in ('toy', 'openwebtext')
+    return f'python prepare.py {folder.name}' + ' --text FILE...' * own
+
+
+def read_meta(folder: Path) -> dict:
+    """meta.json of a data folder; a folder without one, as nanoGPT makes it, holds GPT-2 tokens."""
+    if not folder.is_dir():
+        raise UserError(f'{folder} does not exist; run {how_to_make(folder)}')
+    if not (folder / 'meta.json').exists():
+        return {'tokenizer': {'name': 'gpt2'}, 'vocab_size': 50257, 'dtype': 'uint16'}
+    try:
+        meta = json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
+        n, dtype = meta['vocab_size'], meta['dtype']
+        if type(n) is int and n > 0 and dtype in ('uint16', 'uint32'):
+            return {'tokenizer': meta['tokenizer'], 'vocab_size': n, 'dtype': dtype}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f'{folder / "meta.json"} is damaged; run {how_to_make(folder)} --overwrite')
+
+
 class Blocks:
     """A bin cut into texts of block_size tokens, each with its targets, the same texts one token later."""
 
     def __init__(self, path: Path, dtype: str, block_size: int, vocab_size: int):
+        again = how_to_make(path.parent)
         if not path.is_file():
-            raise UserError(f'{path} does not exist; run python prepare.py {path.parent.name}'
-                            + ('' if path.parent.name in ('toy', 'openwebtext') else ' --text FILE...'))
-        if path.stat().st_size % np.dtype(dtype).itemsize:
-            raise UserError(f'{path} is not a whole number of {dtype} tokens; run prepare.py --overwrite')
-        n_tokens = path.stat().st_size // np.dtype(dtype).itemsize
+            raise UserError(f'{path} does not exist; run {again}')
+        n_tokens, odd = divmod(path.stat().st_size, np.dtype(dtype).itemsize)
+        if odd:
+            raise UserError(f'{path} is not a whole number of {dtype} tokens; run {again} --overwrite')
         if n_tokens < block_size + 1:
-            raise UserError(f'{path} holds {n_tokens:,} tokens; one text needs block_size + 1 = {block_size + 1}: '
-                            'take more text or a smaller --block_size')
+            raise UserError(f'{path} holds {n_tokens:,} tokens, but one text takes block_size + 1 = '
+                            f'{block_size + 1}; take more text, or a smaller --block_size')
         self.tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder('<'), mode='r')
         self.block_size = block_size
         self.n = (n_tokens - 1) // block_size
         largest = max(int(self.tokens[i:i + (1 << 24)].max()) for i in range(0, n_tokens, 1 << 24))
         if largest >= vocab_size:
-            raise UserError(f'{path} holds the token id {largest}, but the vocabulary has {vocab_size:,} words; '
-                            'run prepare.py --overwrite')
+            raise UserError(f'{path} holds the token id {largest}, beyond the vocabulary of {vocab_size:,}; '
+                            f'run {again} --overwrite')
 
     def __call__(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
         """Texts and targets (len(chosen), block_size) of the chosen blocks."""
@@ -211,28 +235,12 @@ def blocks_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
     return np.array([epoch_order(seed, int(place) // n, n)[place % n] for place in places])
 
 
-def read_meta(folder: Path) -> dict:
-    """meta.json of a data folder; a folder without one, as nanoGPT makes it, holds GPT-2 tokens."""
-    if not folder.is_dir():
-        known = sorted(p.name for p in folder.parent.glob('*') if p.is_dir() and not p.name.startswith('.'))
-        raise UserError(f'{folder} does not exist ({"there are: " + ", ".join(known) if known else "no data yet"}); '
-                        f'run python prepare.py {folder.name}' + ('' if folder.name in ('toy', 'openwebtext') else ' --text FILE...'))
-    if not (folder / 'meta.json').exists():
-        return {'tokenizer': {'name': 'gpt2'}, 'vocab_size': 50257, 'dtype': 'uint16'}
-    try:
-        meta = json.loads((folder / 'meta.json').read_text())
-        if isinstance(meta['vocab_size'], int) and meta['vocab_size'] > 0 and meta['dtype'] in ('uint16', 'uint32'):
-            return {key: meta[key] for key in ('tokenizer', 'vocab_size', 'dtype')}
-        raise ValueError
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f'{folder / "meta.json"} is damaged; run prepare.py {folder.name} again with --overwrite') from None
-
-
 # -----------------------------------------------------------------------------
 # The machine.
 
-PEAK_BF16 = {'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L4': 121e12, 'A10': 125e12,
-             '4090': 165e12, '3090': 71e12}  # FLOP/s of dense bf16 matrix products, by the vendor's data sheets
+# FLOP/s of dense bf16 matrix products, by the vendor's data sheets
+PEAK_BF16 = {'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L4': 121e12,
+             'A10': 125e12, '4090': 165e12, '3090': 71e12}
 
 
 @dataclass
@@ -252,7 +260,8 @@ class Machine:
 
     def autocast(self):
         """The context of a forward pass."""
-        return torch.autocast(self.device.split(':')[0], torch.bfloat16) if self.dtype == 'bfloat16' else nullcontext()
+        kind = self.device.split(':')[0]
+        return torch.autocast(kind, torch.bfloat16) if self.dtype == 'bfloat16' else nullcontext()
 
     def say(self, *words) -> None:
         """Print once, whatever the number of processes."""
@@ -266,22 +275,27 @@ class Machine:
         return x.item() / self.world
 
 
+def find_device(name: str) -> str:
+    """The device to compute on; auto is CUDA, else MPS, else the CPU."""
+    if name == 'auto':
+        return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'device {name} cannot be used ({str(error).splitlines()[0]}); take auto or cpu')
+    return name
+
+
 def find_machine(settings: Settings) -> Machine:
     """Choose device and dtype, and join the other processes where torchrun started several."""
     rank, world, local = (int(os.environ.get(name, default)) for name, default in
                           (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
-    device = settings.device
-    if device == 'auto':
-        device = 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
+    if settings.gradient_accumulation_steps % world:
+        raise UserError(f'gradient_accumulation_steps is {settings.gradient_accumulation_steps}; it counts '
+                        f'micro-batches over all processes, so it must be a multiple of their number, {world}')
+    device = find_device(settings.device)
     if device == 'cuda':
         device = f'cuda:{local}'
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f'device = {settings.device!r} cannot be used ({str(error).splitlines()[0]}); try --device=cpu')
-    if settings.gradient_accumulation_steps % world:
-        raise UserError(f'gradient_accumulation_steps = {settings.gradient_accumulation_steps} is not divisible by the '
-                        f'{world} processes; it counts the micro-batches of all of them')
     dtype = settings.dtype
     if dtype == 'auto':
         dtype = 'bfloat16' if device.startswith('cuda') and torch.cuda.is_bf16_supported() else 'float32'
@@ -304,67 +318,73 @@ def checkpoint_path(settings: Settings) -> Path:
 
 def start_model(settings: Settings, meta: dict) -> tuple[Backpack, dict]:
     """The model as the run starts with it, and the checkpoint that it resumes ({} if it does not)."""
-    path = checkpoint_path(settings)
-    if settings.init_from == 'scratch':
-        if path.exists() and not settings.overwrite:
-            raise UserError(f'{path} exists; go on with --init_from=resume, replace it with --overwrite=True, '
-                            'or choose another --out_dir')
-        torch.manual_seed(settings.seed)
-        vocab_size = math.ceil(meta['vocab_size'] / 64) * 64  # matrix units like multiples of 64
+    s, path = settings, checkpoint_path(settings)
+    if s.init_from == 'resume':
+        return resume(s, path)
+    if path.exists() and not s.overwrite:
+        raise UserError(f'{path} exists; go on with --init_from=resume, replace it with --overwrite=True, '
+                        'or choose another --out_dir')
+    if s.init_from != 'scratch':
+        model = from_pretrained(s.init_from)
+    else:
+        torch.manual_seed(s.seed)
         model = Backpack(Config(
-            block_size=settings.block_size, vocab_size=vocab_size, n_vocab=meta['vocab_size'], n_layer=settings.n_layer,
-            n_head=settings.n_head, n_embd=settings.n_embd, sense_hidden=settings.sense_hidden, dropout=settings.dropout,
-            n_sense=settings.n_sense if settings.model == 'backpack' else 0))
-        model.tokenizer = meta['tokenizer']
-        return model, {}
-    if settings.init_from != 'resume':
-        model = from_pretrained(settings.init_from)
-        model.tokenizer = model.tokenizer or meta['tokenizer']
-        return model, {}
+            vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],  # GPUs like n * 64
+            block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
+            n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden))
+    model.tokenizer = model.tokenizer or meta['tokenizer']
+    if model.tokenizer != meta['tokenizer']:
+        raise UserError(f'{s.init_from} and data/{s.dataset} have different tokenizers; take other data')
+    return model, {}
+
+
+def resume(settings: Settings, path: Path) -> tuple[Backpack, dict]:
+    """The model of the latest checkpoint, and that checkpoint; UserError where the settings ask for another."""
     if not path.exists():
-        raise UserError(f'{path} does not exist yet, so there is nothing to resume; start without --init_from=resume')
+        raise UserError(f'{path} does not exist yet; start the run without --init_from=resume')
     checkpoint = load_file(path)
     model = from_checkpoint(checkpoint, path)
     for name in ('n_layer', 'n_head', 'n_embd', 'block_size', 'dropout'):
         if getattr(model.config, name) != getattr(settings, name):
-            raise UserError(f'{path} has {name} = {getattr(model.config, name)}, the settings say {getattr(settings, name)}; '
-                            'resume with the settings of the run')
+            raise UserError(f'{path} has {name} {getattr(model.config, name)}, the settings have '
+                            f'{getattr(settings, name)}; resume with the settings of the run')
+    if not {'step', 'optimizer', 'best_val_loss'} <= checkpoint.keys():
+        raise UserError(f'{path} holds a model but no state of a run; fine-tune it with --init_from={path}')
     return model, checkpoint
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
     """Write a checkpoint under its name only when it is complete."""
     partial = path.with_suffix('.partial')
-    with open(partial, 'wb') as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, 'wb') as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 class Log:
-    """out/<run>/log.csv; after a resume it goes on where the checkpoint was made."""
+    """out/<run>/log.csv; after a resume it goes on behind the step of the checkpoint."""
 
-    COLUMNS = ('step', 'loss', 'val_loss', 'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu', 'seconds_left')
+    COLUMNS = ('step', 'loss', 'val_loss', 'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu',
+               'seconds_left')
 
-    def __init__(self, path: Path, step: int, rank: int):
-        self.file = None
-        if rank:
-            return
-        kept = []
+    def __init__(self, path: Path, step: int):
+        rows = []
         if step and path.exists():
             with open(path, newline='') as file:
-                kept = [row for row in csv.reader(file) if row and row[0].isdigit() and int(row[0]) <= step]
+                rows = [row for row in csv.reader(file) if row and row[0].isdigit() and int(row[0]) <= step]
         self.file = open(path, 'w', newline='')
         self.writer = csv.writer(self.file)
-        self.writer.writerows([self.COLUMNS, *kept])
-        self.file.flush()
+        self.writer.writerows([self.COLUMNS, *rows])
 
     def write(self, **row) -> None:
         """Append a row; a column without a value stays empty."""
-        if self.file:
-            self.writer.writerow([row.get(name, '') for name in self.COLUMNS])
-            self.file.flush()
+        self.writer.writerow([row.get(name, '') for name in self.COLUMNS])
+        self.file.flush()
 
 
 # -----------------------------------------------------------------------------
@@ -381,7 +401,7 @@ def learning_rate_at(step: int, settings: Settings) -> float:
 
 
 def to_device(batch: tuple[Tensor, Tensor], device: str) -> list[Tensor]:
-    """Texts and targets on the device; for CUDA from pinned memory, so that the copy overlaps with the last step."""
+    """Texts and targets on the device; to CUDA from pinned memory, copied while it still computes."""
     if device.startswith('cuda'):
         return [t.pin_memory().to(device, non_blocking=True) for t in batch]
     return [t.to(device) for t in batch]
@@ -392,15 +412,15 @@ def gradients(model, data: Blocks, step: int, settings: Settings, machine: Machi
 
     The loss of each micro-batch is divided by their number; processes synchronise once, after the last.
     """
-    chosen = blocks_of_step(settings.seed, step, settings.batch_size * settings.gradient_accumulation_steps, data.n)
-    micro = chosen.reshape(settings.gradient_accumulation_steps, settings.batch_size)[machine.rank::machine.world]
-    if settings.dropout:  # the mask of a step is a pure function too, so that a resumed run draws the same
-        torch.manual_seed((settings.seed << 32) + step * machine.world + machine.rank)
+    s, n = settings, settings.gradient_accumulation_steps
+    chosen = blocks_of_step(s.seed, step, s.batch_size * n, data.n)
+    micro = chosen.reshape(n, s.batch_size)[machine.rank::machine.world]
+    if s.dropout:  # its masks are a function of the step too, so that a resumed run draws the same
+        torch.manual_seed((s.seed << 32) + step * machine.world + machine.rank)
     total = torch.zeros((), device=machine.device)
     for i, rows in enumerate(micro):
         x, y = to_device(data(rows), machine.device)
-        last = i == len(micro) - 1
-        with nullcontext() if last or machine.world == 1 else model.no_sync():
+        with nullcontext() if i == len(micro) - 1 or machine.world == 1 else model.no_sync():
             with machine.autocast():
                 _, loss = model(x, y)
             (loss / len(micro)).backward()
@@ -409,68 +429,71 @@ def gradients(model, data: Blocks, step: int, settings: Settings, machine: Machi
 
 
 @torch.no_grad()
-def evaluate(model: Backpack, data: Blocks, settings: Settings, machine: Machine) -> float:
-    """Mean loss in nats per token on the same validation blocks every time, spread evenly over the bin; dropout off."""
-    n = min(data.n, settings.eval_iters * settings.batch_size)
+def evaluate(model, data: Blocks, settings: Settings, machine: Machine) -> float:
+    """Mean loss, nats per token, on the same validation texts every time, spread over the bin; dropout off."""
+    size = settings.batch_size
+    n = min(data.n, settings.eval_iters * size)
     chosen = np.arange(n) * data.n // n
-    total = torch.zeros((), dtype=torch.float64 if machine.device != 'mps' else torch.float32, device=machine.device)
+    total = torch.zeros((), device=machine.device)
     model.eval()
-    for start in range(machine.rank * settings.batch_size, n, machine.world * settings.batch_size):
-        rows = chosen[start:start + settings.batch_size]
-        x, y = to_device(data(rows), machine.device)
+    for start in range(machine.rank * size, n, machine.world * size):
+        x, y = to_device(data(chosen[start:start + size]), machine.device)
         with machine.autocast():
-            total += model(x, y)[1] * len(rows)
+            total += model(x, y)[1] * len(x)
     model.train()
-    return machine.mean(total * machine.world / n)
+    return machine.mean(total) * machine.world / n
 
 
 class Run:
     """One training run: the model, the optimizer and the files of out_dir."""
 
     def __init__(self, settings: Settings, machine: Machine):
-        folder = Path('data') / settings.dataset
+        s, folder = settings, Path('data') / settings.dataset
         meta = read_meta(folder)
         self.settings, self.machine = settings, machine
         self.model, checkpoint = start_model(settings, meta)
         config = self.model.config
-        if config.n_vocab < meta['vocab_size'] or settings.block_size > config.block_size:
-            raise UserError(f'{settings.init_from} has {config.n_vocab:,} words and block_size {config.block_size}; the data '
-                            f'need {meta["vocab_size"]:,}, the settings {settings.block_size}')
-        self.train_data, self.val_data = (
-            Blocks(folder / f'{name}.bin', meta['dtype'], settings.block_size, meta['vocab_size']) for name in ('train', 'val'))
+        if config.n_vocab < meta['vocab_size'] or s.block_size > config.block_size:
+            raise UserError(f'{s.init_from} has {config.n_vocab:,} words and block_size {config.block_size}; '
+                            f'the run needs {meta["vocab_size"]:,} words and block_size {s.block_size}')
+        shape = meta['dtype'], s.block_size, meta['vocab_size']
+        self.train_data, self.val_data = Blocks(folder / 'train.bin', *shape), Blocks(folder / 'val.bin', *shape)
         self.model.to(machine.device, torch.float64 if machine.dtype == 'float64' else torch.float32).train()
-        self.optimizer = self.model.adamw(settings.learning_rate, settings.weight_decay, (settings.beta1, settings.beta2))
-        self.step = checkpoint.get('step', 0)
-        self.best = checkpoint.get('best_val_loss', math.inf)
+        self.optimizer = self.model.adamw(s.learning_rate, s.weight_decay, (s.beta1, s.beta2))
+        self.step, self.best = checkpoint.get('step', 0), checkpoint.get('best_val_loss', math.inf)
         if checkpoint:
             self.optimizer.load_state_dict(checkpoint['optimizer'])
-        if settings.max_iters < self.step:
-            raise UserError(f'max_iters = {settings.max_iters}, but {checkpoint_path(settings)} is at step {self.step} already')
-        compiled = settings.compile and machine.device.startswith('cuda')
-        self.fast = torch.compile(self.model) if compiled else self.model
+        if s.max_iters < self.step:
+            raise UserError(f'max_iters is {s.max_iters}, but {checkpoint_path(s)} is at step {self.step}')
+        self.compiled = self.model
+        if s.compile and machine.device.startswith('cuda'):
+            self.compiled = torch.compile(self.model)
+        self.parallel = self.compiled
         if machine.world > 1:
-            dist.barrier()  # all have looked for a checkpoint before the first writes one
-            self.fast = DistributedDataParallel(self.fast, device_ids=[machine.device] if machine.device != 'cpu' else None)
-        Path(settings.out_dir).mkdir(parents=True, exist_ok=True)
-        self.log = Log(Path(settings.out_dir) / 'log.csv', self.step, machine.rank)
+            dist.barrier()  # all have looked for a checkpoint before the first of them writes one
+            on_gpu = machine.device.startswith('cuda')
+            self.parallel = DistributedDataParallel(self.compiled, [machine.device] if on_gpu else None)
+        if machine.rank == 0:
+            Path(s.out_dir).mkdir(parents=True, exist_ok=True)
+            self.log = Log(Path(s.out_dir) / 'log.csv', self.step)
 
     def describe(self) -> None:
         """Print what is about to happen."""
         s, m, n = self.settings, self.machine, self.model.n_params()
-        kind = 'Backpack' if self.model.config.n_sense else 'Transformer'
-        senses = f' ({n["contextualizer"] / 1e6:.1f}M contextualizer, {n["senses"] / 1e6:.1f}M senses)' * (kind == 'Backpack')
-        m.say(f'{kind} of {n["total"] / 1e6:.1f}M parameters{senses} on {m.world} x {m.device.split(":")[0]}, {m.dtype}')
+        kind = 'Transformer'
+        if self.model.config.n_sense:
+            kind = f'Backpack with {s.n_sense} senses a word, {n["senses"] / 1e6:.1f}M of'
+        m.say(f'{kind} {n["total"] / 1e6:.1f}M parameters, on {m.world} x {m.device.split(":")[0]} in {m.dtype}')
         epochs = s.max_iters * s.tokens_per_step / (self.train_data.n * s.block_size)
         m.say(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens, {epochs:.1f} epochs of data/{s.dataset}; '
-              f'log and checkpoints in {s.out_dir}')
+              f'log and checkpoints go to {s.out_dir}')
 
     def update(self) -> tuple[Tensor, Tensor]:
         """One optimizer step; returns this process's loss and the gradient norm before clipping."""
-        s = self.settings
         for group in self.optimizer.param_groups:
-            group['lr'] = learning_rate_at(self.step, s)
-        loss = gradients(self.fast, self.train_data, self.step, s, self.machine)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), s.grad_clip or math.inf)
+            group['lr'] = learning_rate_at(self.step, self.settings)
+        loss = gradients(self.parallel, self.train_data, self.step, self.settings, self.machine)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -479,22 +502,22 @@ class Run:
     def stop_unless_finite(self, what: str, value: float) -> None:
         """End the run, exit code 1, when a number has gone wrong; the last checkpoint stays as it is."""
         if not math.isfinite(value):
-            self.machine.say(f'train.py: the {what} is {value} at step {self.step}; the last good state is '
-                             f'{checkpoint_path(self.settings)}: resume it with a lower --learning_rate')
+            self.machine.say(f'train.py: the {what} is {value} after step {self.step}; resume the last good state, '
+                             f'{checkpoint_path(self.settings)}, with a lower --learning_rate')
             sys.exit(1)
 
     def save(self) -> None:
         """Evaluate, and write ckpt.pt and, after the lowest validation loss so far, best.pt."""
         s, m = self.settings, self.machine
-        val_loss = evaluate(self.model, self.val_data, s, m)
+        val_loss = evaluate(self.compiled, self.val_data, s, m)
         self.stop_unless_finite('validation loss', val_loss)
         m.say(f'step {self.step}: validation loss {val_loss:.4f}')
-        self.log.write(step=self.step, val_loss=val_loss)
         better, self.best = val_loss < self.best, min(val_loss, self.best)
         if m.rank == 0:
-            state = {'model': self.model.state_dict(), 'model_config': asdict(self.model.config), 'step': self.step,
-                     'tokenizer': self.model.tokenizer, 'optimizer': self.optimizer.state_dict(), 'val_loss': val_loss,
-                     'best_val_loss': self.best, 'settings': asdict(s)}
+            state = {'model': self.model.state_dict(), 'model_config': asdict(self.model.config),
+                     'tokenizer': self.model.tokenizer, 'optimizer': self.optimizer.state_dict(),
+                     'step': self.step, 'val_loss': val_loss, 'best_val_loss': self.best, 'settings': asdict(s)}
+            self.log.write(step=self.step, val_loss=val_loss)
             save_checkpoint(checkpoint_path(s), state)
             if better:
                 save_checkpoint(Path(s.out_dir) / 'best.pt', state)
@@ -502,31 +525,35 @@ class Run:
     def report(self, loss: Tensor, norm: Tensor, seconds: float, steps: int) -> None:
         """One log line: the numbers of the last step, and the speed since the line before."""
         s, m = self.settings, self.machine
-        loss_value, speed = m.mean(loss.clone()), steps * s.tokens_per_step / seconds
-        self.stop_unless_finite('loss', loss_value)
-        self.stop_unless_finite('gradient norm', norm.item())
-        rate = learning_rate_at(self.step - 1, s)
+        loss, norm, speed = m.mean(loss), norm.item(), steps * s.tokens_per_step / seconds
+        self.stop_unless_finite('loss', loss)
+        self.stop_unless_finite('gradient norm', norm)
+        rate, left = learning_rate_at(self.step - 1, s), (s.max_iters - self.step) * s.tokens_per_step / speed
         mfu = speed * self.model.flops_per_token() / m.peak_flops if m.peak_flops else None
-        left = (s.max_iters - self.step) * s.tokens_per_step / speed
-        m.say(f'step {self.step}: loss {loss_value:.4f}, lr {rate:.2e}, grad norm {norm.item():.2f}, {speed:,.0f} tokens/s'
+        m.say(f'step {self.step}: loss {loss:.4f}, lr {rate:.2e}, grad norm {norm:.2f}, {speed:,.0f} tokens/s'
               + (f', MFU {mfu:.1%}' if mfu else '') + f', {clock(left)} left')
-        self.log.write(step=self.step, loss=loss_value, learning_rate=rate, grad_norm=norm.item(),
-                       tokens_per_second=round(speed), mfu='' if mfu is None else round(mfu, 4), seconds_left=round(left))
+        if m.rank == 0:
+            self.log.write(step=self.step, loss=loss, learning_rate=rate, grad_norm=norm, mfu=mfu or '',
+                           tokens_per_second=round(speed), seconds_left=round(left))
 
     def train(self) -> None:
-        """Steps until max_iters, with an evaluation and a checkpoint at every eval_interval and at the end."""
-        s = self.settings
+        """Steps until max_iters; an evaluation and a checkpoint at every eval_interval and at the end."""
+        s, seconds, steps = self.settings, 0.0, 0
         if self.step == 0:
             self.save()
         while self.step < s.max_iters:
             began, first = time.perf_counter(), self.step
-            ends = (self.step // s.log_interval + 1) * s.log_interval, (self.step // s.eval_interval + 1) * s.eval_interval
-            while self.step < min(*ends, s.max_iters):
+            to_log = to_save = False
+            while not (to_log or to_save):
                 loss, norm = self.update()
-            loss.item()  # wait for the device, then look at the clock
-            if self.step % s.log_interval == 0 or self.step == s.max_iters:
-                self.report(loss, norm, time.perf_counter() - began, self.step - first)
-            if self.step % s.eval_interval == 0 or self.step == s.max_iters:
+                to_log, to_save = (self.step % interval == 0 or self.step == s.max_iters
+                                   for interval in (s.log_interval, s.eval_interval))
+            loss.item()  # wait for the device before looking at the clock
+            seconds, steps = seconds + time.perf_counter() - began, steps + self.step - first
+            if to_log:
+                self.report(loss, norm, seconds, steps)
+                seconds, steps = 0.0, 0
+            if to_save:
                 self.save()
 
 
@@ -549,8 +576,11 @@ def main(argv: list[str]) -> None:
         if os.environ.get('RANK', '0') == '0':
             print(f'train.py: {error}', file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        print(f'train.py: stopped, the last complete checkpoint stays as it is: {error}', file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
-        print('\ntrain.py: stopped; the same command with --init_from=resume goes on from the last checkpoint', file=sys.stderr)
+        print('\ntrain.py: stopped; the same command with --init_from=resume goes on from the last checkpoint')
         sys.exit(130)
     finally:
         if dist.is_initialized():

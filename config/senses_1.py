@@ -1,0 +1,18 @@
+# Table 8: Mini with 1 sense and small sense MLPs, half as long, for 4 GPUs of 40 GB:
+# torchrun --nproc_per_node=4 train.py config/senses_1.py
+n_layer = 8
+n_head = 8
+n_embd = 640
+n_sense = 1
+sense_hidden = 640
+dataset = 'openwebtext'
+block_size = 512
+batch_size = 32
+gradient_accumulation_steps = 32  # 32 * 32 * 512 = 524,288 tokens a step, over all GPUs together
+max_iters = 50_000
+learning_rate = 6e-4
+warmup_iters = 5000
+min_lr = 0.0
+weight_decay = 0.1
+dropout = 0.1
+eval_interval = 1000
