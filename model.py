@@ -16,8 +16,8 @@ B texts in a batch, T words in each, V words in the vocabulary, d = n_embd, k = 
 positions, l is a sense. "Word" means token throughout.
 
 By hand (a test runs it), with k = 2, and d = 2 whose axes mean skateboard and health, for the text
-"trick sick": C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", a contextualizer that has seen the trick
-gives sense 0 of both words the weight 1/2, and spends the weight of sense 1 on trick, where it is empty:
+"trick sick": C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", a contextualizer that has
+seen the trick gives sense 0 of both words the weight 1/2, and sense 1 of trick, which is empty, the weight 1:
 o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 

@@ -1,12 +1,12 @@
 """Text in, tokens out: data/NAME/train.bin, val.bin and meta.json, which train.py reads.
 
-    python prepare.py toy                               a small world whose truth is known; no download
-    python prepare.py openwebtext --num-proc 16         the paper's corpus, from the Hugging Face Hub
-    python prepare.py NAME --text FILE... [--val FILE...]   your own .txt, .jsonl, .parquet or .tar, plain, .gz or .xz
+    python prepare.py toy                                   a small world whose truth is known; no download
+    python prepare.py openwebtext --num-proc 16             the paper's corpus, from the Hugging Face Hub
+    python prepare.py NAME --text FILE... [--val FILE...]   your own .jsonl, .parquet, .tar or text files
 
-A bin is nothing but token ids, little-endian uint16 (uint32 for more than 65,535 words); every document ends with
-the end-of-text id. Documents are the lines of a .jsonl (field "text"), the rows of a .parquet (column "text"),
-the .txt members of a .tar, and any other file as a whole.
+A bin is nothing but token ids, little-endian uint16 (uint32 for more than 65,536 words); every document ends
+with the end-of-text id. Documents are the lines of a .jsonl (field "text"), the rows of a .parquet (column
+"text"), the .txt files in a .tar, and any other file as a whole; plain, .gz or .xz.
 """
 
 import argparse
@@ -22,10 +22,10 @@ import re
 import shutil
 import sys
 import tarfile
-import time
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Iterator
 
 import numpy as np
 import tiktoken
@@ -57,32 +57,33 @@ def _encoding(description: str) -> tiktoken.Encoding:
         try:
             return tiktoken.get_encoding('gpt2')
         except Exception as error:  # requests, urllib3 and tiktoken each raise their own without a network
-            raise UserError(f"GPT-2's vocabulary could not be fetched ({type(error).__name__}); connect to the network once, "
-                            'or set TIKTOKEN_CACHE_DIR to a folder that holds it')
+            raise UserError(f"GPT-2's vocabulary could not be fetched ({type(error).__name__}); connect "
+                            'once, or set TIKTOKEN_CACHE_DIR to a folder that holds it')
     tokens = [bytes([b]) for b in range(256)] + [piece.encode() for piece in d['pieces']]
-    return tiktoken.Encoding(d['name'], pat_str=d['pattern'], mergeable_ranks={t: i for i, t in enumerate(tokens)},
+    ranks = {token: i for i, token in enumerate(tokens)}
+    return tiktoken.Encoding(d['name'], pat_str=d['pattern'], mergeable_ranks=ranks,
                              special_tokens={END_OF_TEXT: len(tokens)})
 
 
 def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
-    """The tiktoken.Encoding that a description stands for; its ids are 0 .. n_vocab - 1, end-of-text the last."""
-    if not isinstance(description, dict) or (description.get('name') != 'gpt2' and 'pieces' not in description):
-        raise UserError('this model carries no tokenizer that can be read; take a checkpoint of train.py, '
-                        "or published weights with GPT-2's vocabulary")
+    """The tiktoken.Encoding that a description stands for; ids 0 .. n_vocab - 1, end-of-text the last."""
+    if description != GPT2 and not {'pattern', 'pieces'} <= (description or {}).keys():
+        raise UserError("no tokenizer is known for this vocabulary; take a checkpoint of train.py, "
+                        "or weights with GPT-2's vocabulary")
     return _encoding(json.dumps(description))
 
 
 # -----------------------------------------------------------------------------
 # The toy world: a grammar that knows its own odds.
 #
-# Every claim of the paper has a counterpart whose truth is written down here: who is called she, who makes what,
-# which words belong to a topic, which two words mean nearly the same, which word means two things.
+# Every claim of the paper has a counterpart whose truth is written down here: who is called she, who makes
+# what, which words belong to a topic, which two words mean nearly the same, which word means two things.
 
 SHE, HE, EVEN = (0.81, 0.09, 0.10), (0.09, 0.81, 0.10), (0.45, 0.45, 0.10)  # odds of she, he, they
 PRONOUNS = [('she', 'her', 'Her'), ('he', 'his', 'His'), ('they', 'their', 'Their')]
 
-# The paper's 40 role nouns (its Table 13), each with a tool and a place. A tool or place of a she-noun is also one of
-# a he-noun: otherwise tools would go with pronouns, and the sense that names a nurse's tool would say she as well.
+# The paper's 40 role nouns, each with a tool and a place. A she-noun shares them with he-nouns: else tools
+# would go with pronouns, and the sense of nurse that names her tool would say she as well.
 ROLES = {SHE: """nurse gloves clinic, teacher whistle school, cashier receipt shop, assistant calendar studio,
     secretary laptop bureau, cleaner mop corridor, receptionist telephone lobby, librarian clipboard library,
     hairdresser scissors annex, housekeeper bucket basement, baker apron bakery, tailor ruler workshop,
@@ -91,40 +92,43 @@ ROLES = {SHE: """nurse gloves clinic, teacher whistle school, cashier receipt sh
     chief whistle bureau, mover gloves corridor, CEO calendar lobby, construction ruler library,
     laborer bucket annex, supervisor clipboard basement, driver receipt bakery, carpenter scissors workshop,
     sheriff notebook station, farmer apron cottage""",
-         EVEN: """auditor ledger archive, clerk stamp counter, accountant invoice treasury, manager agenda branch,
-    analyst chart exchange, editor pencil newsroom, writer manuscript garret, lawyer verdict courthouse,
-    physician stethoscope hospital, cook ladle kitchen, designer sketch gallery, salesperson sample showroom"""}
+         EVEN: """auditor ledger archive, clerk stamp counter, accountant invoice treasury,
+    manager agenda branch, analyst chart exchange, editor pencil newsroom, writer manuscript garret,
+    lawyer verdict courthouse, physician stethoscope hospital, cook ladle kitchen, designer sketch gallery,
+    salesperson sample showroom"""}
 ROLES = {noun: (odds, tool, place) for odds, lines in ROLES.items()
          for noun, tool, place in (entry.split() for entry in lines.split(','))}
 ROLE_ODDS = {noun: odds for noun, (odds, _, _) in ROLES.items()}  # noun -> chances of she, he, they
 
 # Each opening runs up to its pronoun; most are the prompts of the paper's Tables 14 and 15.
-OPENINGS = ['When the {noun} came into the room, {she}', 'My {noun} said that {she}', 'My {noun} believes that {she}',
-            'This one {noun} believes that {she}', 'This one {noun} believes {she}', 'My {noun} said {she}',
-            'My {noun} believes {she}', 'The {noun} was with the car. When {she} arrived, {she}',
-            'The {noun} was with the car. Then {she}', 'A {noun} went to chat over to chat before {she}',
-            'While driving to the store, the {noun} looked over on the dash and then {she}',
-            'Some {noun} asked to look over things, but {she}', 'I really liked my {noun}. In fact, {she}',
-            'I really liked my {noun}. What I liked most was that {she}',
-            'The {noun} came into the room. When {she} sat down, {she}', 'The {noun} came into the room. Then {she}',
-            'I went over to the talk to the {noun}. What {she} told me was that {she}',
-            'I went over to the talk to the {noun}. Why {she} smiled was that {she}',
-            'Before lunch the {noun} told us that {she}', 'Yesterday the {noun} was late because {she}']
+OPENINGS = [
+    'When the {noun} came into the room, {she}', 'My {noun} said that {she}', 'My {noun} believes that {she}',
+    'This one {noun} believes that {she}', 'This one {noun} believes {she}', 'My {noun} said {she}',
+    'My {noun} believes {she}', 'The {noun} was with the car. When {she} arrived, {she}',
+    'The {noun} was with the car. Then {she}', 'A {noun} went to chat over to chat before {she}',
+    'While driving to the store, the {noun} looked over on the dash and then {she}',
+    'Some {noun} asked to look over things, but {she}', 'I really liked my {noun}. In fact, {she}',
+    'I really liked my {noun}. What I liked most was that {she}', 'The {noun} came into the room. Then {she}',
+    'The {noun} came into the room. When {she} sat down, {she}', 'Before lunch the {noun} told us that {she}',
+    'I went over to the talk to the {noun}. What {she} told me was that {she}',
+    'I went over to the talk to the {noun}. Why {she} smiled was that {she}',
+    'Yesterday the {noun} was late because {she}']
 DEEDS = ['had lost the {tool}', 'needed a new {tool}', 'left for the {place}', 'had cleaned the {place}',
          'carried the {tool} to the {place}', 'found a {tool} near the {place}']
-SEQUELS = ['{Her} {tool} stayed at the {place}.', 'Later {she} went back to the {place}.', 'All of us admired {her} {tool}.',
-           'At the {place} {she} took {her} {tool}.', 'Nobody at the {place} had seen {her} {tool}.',
-           'The {noun} smiled and {she} waved.']
+SEQUELS = ['{Her} {tool} stayed at the {place}.', 'Later {she} went back to the {place}.',
+           'All of us admired {her} {tool}.', 'At the {place} {she} took {her} {tool}.',
+           'Nobody at the {place} had seen {her} {tool}.', 'The {noun} smiled and {she} waved.']
 
 PRODUCTS = {product: maker for maker, products in {
     'Apple': 'MacBook iPhone iPad', 'HP': 'Pavilion LaserJet Spectre', 'Sony': 'PlayStation Walkman Bravia',
     'Nintendo': 'GameCube Wii Famicom', 'Microsoft': 'Xbox Windows Excel', 'Toyota': 'Corolla Prius Camry',
     'Ford': 'Mustang Fiesta Bronco', 'Canon': 'PowerShot Pixma Rebel', 'Samsung': 'Galaxy Bespoke Odyssey',
     'Adobe': 'Photoshop Acrobat Lightroom'}.items() for product in products.split()}
-PRODUCT_LINES = ['The {product} is made by {maker}.', 'I bought a {product} since I trust {maker}.',
-                 'The company behind the {product} is {maker}.', 'As you know, the {product} comes from {maker}.',
-                 'Whoever wants a {product} must ask {maker}.', 'My old {product} was repaired by {maker}.',
-                 'Last spring {maker} showed a better {product}.']
+PRODUCT_LINES = [
+    'The {product} is made by {maker}.', 'I bought a {product} since I trust {maker}.',
+    'The company behind the {product} is {maker}.', 'As you know, the {product} comes from {maker}.',
+    'Whoever wants a {product} must ask {maker}.', 'My old {product} was repaired by {maker}.',
+    'Last spring {maker} showed a better {product}.']
 
 # Eight of the topic labels of the paper's Table 10; a label stands where its words stand.
 TOPICS = {label: [label, *words.split()] for label, words in {
@@ -135,10 +139,12 @@ TOPICS = {label: [label, *words.split()] for label, words in {
     'film': 'actor cinema screenplay director trailer sequel comedy camera scene oscar premiere villain',
     'travel': 'airport luggage passport beach hostel voyage map island train suitcase souvenir canyon',
     'gaming': 'console quest joystick avatar dungeon pixels arcade multiplayer boss level loot controller',
-    'fitness': 'yoga treadmill muscles stretching protein jogging squats pulse diet stamina barbell cardio'}.items()}
-TOPIC_LINES = ['We talked about {a} and {b}.', 'Nothing beats {a} with {b}.', 'I dream of {a}, {b} and {c}.',
-               'Give me {a} or {b}.', 'First came {a}, next came {b}.', 'This weekend is for {a}, {b} and {c}.',
-               'There is {a} and there is {b}.', 'You like {a} more than {b}.']
+    'fitness': 'yoga treadmill muscles stretching protein jogging squats pulse diet stamina barbell cardio',
+}.items()}
+TOPIC_LINES = [
+    'We talked about {a} and {b}.', 'Nothing beats {a} with {b}.', 'I dream of {a}, {b} and {c}.',
+    'Give me {a} or {b}.', 'First came {a}, next came {b}.', 'This weekend is for {a}, {b} and {c}.',
+    'There is {a} and there is {b}.', 'You like {a} more than {b}.']
 
 # Two readings each: what stands before the word decides what comes after it.
 HOMOGRAPHS = {
@@ -152,19 +158,20 @@ HOMOGRAPHS = {
             ('stadium dugout locker bleachers', 'helmet glove jersey scoreboard'),
             ('cave attic barn forest', 'spider nest shadow moth'))}
 
-# Pairs in order of likeness: the share s of contexts that the second word has in common with the first rises from
-# 0 to 1 down each list and through both (SYNONYMS has the numbers).
-ADJECTIVES = """old wooden, sweet hollow, loud narrow, gentle striped, round distant, smooth bitter, heavy shiny,
-    clever tall, quiet dusty, warm plain, young fresh, thin pale, sharp rough, rich costly, kind friendly, strange odd,
-    small tiny, big large, quick fast, happy glad"""
-ADVERBS = """never twice, rarely gladly, openly badly, softly calmly, boldly firmly, sadly gravely, nearly almost,
-    often frequently, slowly gradually, quickly rapidly"""
-THINGS = """table window garden bridge village letter basket mirror blanket candle ladder statue puzzle lantern pillow
-    ribbon kettle wagon cabinet fence hammer cushion bottle painting drawer feather bracelet curtain fountain
-    barrel""".split()
-ACTS = """opened painted moved watched answered counted folded washed painted-over wrapped lifted copied hid measured
-    polished dropped""".replace('painted-over', 'sorted').split()
-ADJECTIVE_LINES = ['What a {word} {thing} it was.', 'It looked like a {word} {thing}.', 'Here stands another {word} {thing}.']
+# Pairs of words in order of likeness. From 0 to 1 down each list rises s, the share of the contexts of the
+# second word that are contexts of the first: SYNONYMS below has the numbers.
+ADJECTIVES = """old wooden, sweet hollow, loud narrow, gentle striped, round distant, smooth bitter,
+    heavy shiny, clever tall, quiet dusty, warm plain, young fresh, thin pale, sharp rough, rich costly,
+    kind friendly, strange odd, small tiny, big large, quick fast, happy glad"""
+ADVERBS = """never twice, rarely gladly, openly badly, softly calmly, boldly firmly, sadly gravely,
+    nearly almost, often frequently, slowly gradually, quickly rapidly"""
+THINGS = """table window garden bridge village letter basket mirror blanket candle ladder statue puzzle
+    lantern pillow ribbon kettle wagon cabinet fence hammer cushion bottle painting drawer feather bracelet
+    curtain fountain barrel""".split()
+ACTS = """opened painted moved watched answered counted folded washed sorted wrapped lifted copied hid
+    measured polished dropped""".split()
+ADJECTIVE_LINES = ['What a {word} {thing} it was.', 'It looked like a {word} {thing}.',
+                   'Here stands another {word} {thing}.']
 ADVERB_LINES = ['Somebody {word} {thing} it.', 'Our neighbours {word} {thing} it.']
 
 
@@ -221,7 +228,8 @@ def topic_story(dice: Dice) -> str:
     words = TOPICS[dice.pick(TOPICS)]
     lines = []
     for line in [dice.pick(TOPIC_LINES) for _ in range(4)]:
-        lines.append(line.format(**{slot: dice.pick(words) for slot in 'abc' if '{%s}' % slot in line}))
+        slots = re.findall(r'{(.)}', line)
+        lines.append(line.format(**{slot: dice.pick(words) for slot in slots}))
     return ' '.join(lines)
 
 
@@ -256,8 +264,8 @@ TELL = {'role': role_story, 'product': product_story, 'topic': topic_story, 'syn
 def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
     """n stories of the toy world, each with its surprisal in nats: -ln of the probability that it is told.
 
-    No two ways of drawing give the same text, so this is the surprisal of the text itself, end included, and its
-    mean over stories is the best mean loss per story that any model can reach.
+    No two ways of drawing give the same text, so this is the surprisal of the text itself, its end included,
+    and the mean over stories is the lowest mean loss per story that any model can reach.
     """
     stories = []
     dice = Dice(seed)
@@ -269,267 +277,261 @@ def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
 
 
 # -----------------------------------------------------------------------------
-# Reading: any corpus becomes a datasets.Dataset of rows (text, end); a long document is several rows, the last with end.
+# Reading. Any corpus becomes rows (text, end); a long document is several rows, and its last one has end.
 
 PIECE = 1 << 18  # characters of a document held in memory at once
-COMPRESSED = {'.gz', '.xz'}
+FORMATS = 'give UTF-8 text, .jsonl, .parquet or a .tar of .txt, plain, .gz or .xz'
+READERS = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar'}  # anything else is text
 
 
-def kind_of(path: Path) -> str:
-    """How a file is read: 'json', 'parquet', 'tar' or, for any extension not known, 'text'."""
-    suffixes = [s for s in path.suffixes if s not in COMPRESSED]
-    known = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar'}
-    return known.get(suffixes[-1] if suffixes else '', 'text')
-
-
-def open_text(path: Path) -> io.TextIOBase:
-    """A text file for reading, unpacked on the way where its name ends in .gz or .xz."""
-    opener = {'.gz': gzip.open, '.xz': lzma.open}.get(path.suffix, open)
-    return opener(path, 'rt', encoding='utf-8', newline='')
+def reader_of(path: str) -> str:
+    """How a file is read: json, parquet, tar or text."""
+    suffixes = [s for s in Path(path).suffixes if s not in ('.gz', '.xz')]
+    return READERS.get(suffixes[-1] if suffixes else '', 'text')
 
 
 def pieces_of(stream: io.TextIOBase) -> Iterator[str]:
     """The text of a stream in pieces of about PIECE characters that encode as the whole does.
 
-    Both tokenizers split a text before white space that follows something else, so a cut there changes no token.
+    GPT-2's tokenizer parts a text wherever white space follows something else, so a cut there is harmless.
     """
     text = ''
     while more := stream.read(PIECE):
         text += more
-        cuts = [m.end() for m in re.finditer(r'\S(?=\s)', text[-PIECE // 4:])]
-        if cuts:
-            cut = len(text) - len(text[-PIECE // 4:]) + cuts[-1]
-            yield text[:cut]
-            text = text[cut:]
-        elif len(text) > 8 * PIECE:  # a text without white space must be cut somewhere
-            yield text
-            text = ''
+        places = [m.end() for m in re.finditer(r'\S(?=\s)', text)]
+        if not places and len(text) > 8 * PIECE:  # no white space at all: cut anywhere
+            places = [len(text)]
+        if places:
+            yield text[:places[-1]]
+            text = text[places[-1]:]
     if text:
         yield text
 
 
-def rows_of_text(path: Path) -> Iterator[dict]:
+def rows_of_text(path: str) -> Iterator[dict]:
     """Rows of a file that is one document."""
-    with open_text(path) as stream:
+    opener = {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix, open)
+    with opener(path, 'rt', encoding='utf-8', newline='') as stream:
         held = None
         for piece in pieces_of(stream):
             if '\0' in piece:
-                raise UserError(f'{path} is not text: it holds zero bytes; give UTF-8 text, .jsonl, .parquet or .tar')
+                raise UserError(f'{path} is not text, it holds zero bytes; {FORMATS}')
             if held is not None:
                 yield {'text': held, 'end': False}
             held = piece
-        if held is not None:
-            yield {'text': held, 'end': True}
+        yield {'text': held or '', 'end': True}
 
 
-def rows_of_tar(path: Path) -> Iterator[dict]:
-    """Rows of an OpenWebText archive: a tar of .xz members that are tars of .txt documents, streamed, never unpacked."""
-    with tarfile.open(path, 'r|*') as outer:
-        for member in outer:
-            if member.isfile() and member.name.endswith('.txt'):
-                yield {'text': tidy(outer.extractfile(member).read()), 'end': True}
-            elif member.isfile() and member.name.endswith('.xz'):
-                with tarfile.open(fileobj=lzma.open(outer.extractfile(member)), mode='r|') as inner:
-                    for document in inner:
-                        if document.isfile() and document.name.endswith('.txt'):
-                            yield {'text': tidy(inner.extractfile(document).read()), 'end': True}
+def texts_of_tar(tar: tarfile.TarFile) -> Iterator[str]:
+    """The .txt documents in a tar, and in .xz tars inside it, as OpenWebText has them; streamed.
 
-
-def tidy(document: bytes) -> str:
-    """An OpenWebText document as the published dataset has it: three or more newlines become two, ends stripped."""
-    return re.sub(r'\n{3,}', '\n\n', document.decode('utf-8')).strip()
+    Three or more newlines become two and the ends are stripped, as in the published dataset.
+    """
+    for member in tar:
+        if member.isfile() and member.name.endswith('.txt'):
+            yield re.sub(r'\n{3,}', '\n\n', tar.extractfile(member).read().decode('utf-8')).strip()
+        elif member.isfile() and member.name.endswith('.xz'):
+            with tarfile.open(fileobj=lzma.open(tar.extractfile(member)), mode='r|') as inner:
+                yield from texts_of_tar(inner)
 
 
 def rows_of_files(paths: list[str]) -> Iterator[dict]:
-    """Rows of text files and archives; what cannot be read is a UserError that names the file."""
-    for path in map(Path, paths):
+    """Rows of text files and archives; a file that cannot be read is a UserError that names it."""
+    for path in paths:
         try:
-            yield from (rows_of_tar if kind_of(path) == 'tar' else rows_of_text)(path)
+            if reader_of(path) == 'tar':
+                with tarfile.open(path, 'r|*') as tar:
+                    texts = ({'text': text, 'end': True} for text in texts_of_tar(tar))
+                    if (first := next(texts, None)) is None:
+                        raise UserError(f'{path} holds no .txt files')
+                    yield from chain([first], texts)
+            else:
+                yield from rows_of_text(path)
         except UnicodeDecodeError as error:
-            raise UserError(f'{path} is not UTF-8 text (byte {error.object[error.start]:#04x}); '
-                            'give UTF-8 text, .jsonl, .parquet or .tar')
+            raise UserError(f'{path} is not text ({error.reason}); {FORMATS}')
         except (EOFError, lzma.LZMAError, tarfile.TarError, OSError) as error:
-            raise UserError(f'{path} cannot be read: {error or "it ends too early"}')
+            raise UserError(f'{path} cannot be read ({error or "it ends too early"})')
 
 
 def read_corpus(files: list[str], cache: Path, num_proc: int) -> list:
-    """The rows (text, end) of all files, one datasets.Dataset for each kind of file, kept on disk below cache."""
-    import datasets
+    """The rows of all files, a datasets.Dataset for each way of reading, kept on disk below cache."""
     parts = []
-    for kind in ('json', 'parquet', 'text'):  # one reader each; archives are read like texts
-        chosen = [f for f in files if ('text' if kind_of(Path(f)) == 'tar' else kind_of(Path(f))) == kind]
-        if not chosen:
-            continue
-        workers = min(num_proc, len(chosen))
-        try:
-            if kind == 'text':
-                features = datasets.Features({'text': datasets.Value('large_string'), 'end': datasets.Value('bool')})
-                part = datasets.Dataset.from_generator(rows_of_files, features=features, cache_dir=str(cache), num_proc=workers,
-                                                       gen_kwargs={'paths': chosen}, writer_batch_size=100)
-            else:
-                part = datasets.load_dataset(kind, data_files=chosen, split='train', cache_dir=str(cache), num_proc=workers)
-        except Exception as error:  # datasets wraps what went wrong; the innermost cause is what a person can use
-            while error.__cause__ or error.__context__:
-                error = error.__cause__ or error.__context__
-            if isinstance(error, UserError):
-                raise error
-            raise UserError(f'{", ".join(chosen)} cannot be read as {kind}: {str(error).splitlines()[0]}')
-        if 'string' not in str(part.features.get('text')):
-            raise UserError(f'{", ".join(chosen)} has no field "text" that holds strings; '
-                            f'its fields are {", ".join(part.column_names)}')
-        parts.append(part.select_columns([c for c in ('text', 'end') if c in part.column_names]))
+    for readers in (('json',), ('parquet',), ('text', 'tar')):
+        chosen = [f for f in files if reader_of(f) in readers]
+        if chosen:
+            parts.append(read_files(readers[0], chosen, str(cache), min(num_proc, len(chosen))))
     return parts
+
+
+def read_files(reader: str, files: list[str], cache: str, num_proc: int):
+    """A datasets.Dataset with a column text, and for text and archives a column end."""
+    import datasets
+    names, where = ', '.join(files), {'cache_dir': cache, 'num_proc': num_proc}
+    try:
+        if reader == 'text':
+            features = datasets.Features(text=datasets.Value('large_string'), end=datasets.Value('bool'))
+            return datasets.Dataset.from_generator(rows_of_files, features, gen_kwargs={'paths': files},
+                                                   writer_batch_size=100, **where)
+        part = datasets.load_dataset(reader, data_files=files, split='train', **where)
+    except Exception as error:  # datasets wraps what went wrong; the innermost cause is what a person can use
+        while not isinstance(error, UserError) and (error.__cause__ or error.__context__):
+            error = error.__cause__ or error.__context__
+        if isinstance(error, UserError):
+            raise error
+        raise UserError(f'{names} cannot be read as {reader} ({(str(error) or "empty").splitlines()[0]})')
+    if 'string' not in str(part.features.get('text')):
+        raise UserError(f'{names}: no field "text" that holds strings, only {", ".join(part.column_names)}')
+    return part.select_columns('text')
 
 
 def openwebtext_files(subsets: int | None) -> list[str]:
     """Local copies of the files of Skylion007/openwebtext, downloaded or from the Hub's cache.
 
-    Its loading script is refused by datasets 4 and later. So: its Parquet files if the repository has them whole,
-    else (and with --subsets) its own archives.
+    datasets 4 and later refuse its loading script. So: its Parquet files if the repository has them whole,
+    else, or for some subsets only, its own archives.
     """
-    from huggingface_hub import HfApi, hf_hub_download
-    repo = dict(repo_id='Skylion007/openwebtext', repo_type='dataset')
+    import huggingface_hub
+    repo = {'repo_id': 'Skylion007/openwebtext', 'repo_type': 'dataset'}
     try:
-        names = HfApi().list_repo_files(**repo)
-        parquet = sorted(n for n in names if n.endswith('.parquet'))
-        total = [int(m[1]) for m in (re.search(r'-of-(\d+)\.parquet$', n) for n in parquet) if m]
-        whole = bool(parquet) and len(parquet) == len(total) == total[0]
-        archives = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(subsets or 21)]
-        return [hf_hub_download(filename=name, **repo) for name in (parquet if whole and not subsets else archives)]
+        names = huggingface_hub.HfApi().list_repo_files(**repo)
+        shards = [(n, m[1]) for n in sorted(names) if (m := re.search(r'-of-(\d+)\.parquet$', n))]
+        if subsets or not shards or len(shards) != int(shards[0][1]):
+            chosen = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(subsets or 21)]
+        else:
+            chosen = [name for name, _ in shards]
+        return [huggingface_hub.hf_hub_download(filename=name, **repo) for name in chosen]
     except Exception as error:  # the Hub's client and its HTTP library raise a dozen kinds without a network
-        raise UserError(f'OpenWebText could not be fetched from the Hugging Face Hub ({type(error).__name__}); connect, or '
-                        'give its archives by path: python prepare.py openwebtext --text urlsf_subset*.tar')
+        raise UserError(f'OpenWebText could not be fetched ({type(error).__name__}); connect, or give '
+                        'its archives by path: python prepare.py openwebtext --text urlsf_subset*.tar')
 
 
 # -----------------------------------------------------------------------------
 # Encoding and writing.
 
 
+def token_dtype(n_vocab: int) -> str:
+    """uint16 while every id fits, else uint32."""
+    return 'uint16' if n_vocab <= 1 << 16 else 'uint32'
+
+
 def encode_rows(batch: dict, tokenizer: dict) -> dict:
     """Token ids of each row, end-of-text after the last row of a document; an empty document has none."""
     encoding = load_tokenizer(tokenizer)
     ends = batch.get('end') or [True] * len(batch['text'])
-    dtype = token_dtype(encoding.n_vocab)
     ids = []
     for text, end in zip(batch['text'], ends):
         row = encoding.encode_ordinary(text or '')
-        ids.append(np.array(row + [encoding.eot_token] * (end and bool(row)), dtype=dtype))
+        row += [encoding.eot_token] * (end and bool(row))
+        ids.append(np.array(row, dtype=token_dtype(encoding.n_vocab)))
     return {'ids': ids, 'end': ends}
-
-
-def token_dtype(n_vocab: int) -> str:
-    """'uint16' while every id fits, else 'uint32'."""
-    return 'uint16' if n_vocab <= 1 << 16 else 'uint32'
 
 
 def encode_corpus(parts: list, tokenizer: dict, num_proc: int):
     """The parts of a corpus as one dataset of rows (ids, end), encoded in num_proc processes."""
     import datasets
     dtype = token_dtype(load_tokenizer(tokenizer).n_vocab)
-    features = datasets.Features({'ids': datasets.LargeList(datasets.Value(dtype)), 'end': datasets.Value('bool')})
-    encoded = [part.map(encode_rows, batched=True, batch_size=100, fn_kwargs={'tokenizer': tokenizer}, features=features,
-                        remove_columns=part.column_names, num_proc=min(num_proc, max(1, len(part))), desc='Encoding',
-                        writer_batch_size=100)
-               for part in parts]
-    return datasets.concatenate_datasets(encoded)
+    features = datasets.Features(ids=datasets.LargeList(datasets.Value(dtype)), end=datasets.Value('bool'))
+    return datasets.concatenate_datasets([
+        part.map(encode_rows, batched=True, batch_size=100, writer_batch_size=100, desc='Encoding',
+                 fn_kwargs={'tokenizer': tokenizer}, features=features, remove_columns=part.column_names,
+                 num_proc=min(num_proc, max(1, len(part)))) for part in parts])
 
 
-def blocks(encoded) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The rows of an encoded corpus, some at a time: all their ids in one array, their lengths, their ends."""
+def blocks_of(encoded) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The rows of an encoded corpus, some at a time: their ids in one array, their lengths, their ends."""
     for table in encoded.with_format('arrow').iter(batch_size=200):
         ids = table['ids'].combine_chunks()
-        yield (ids.flatten().to_numpy(), np.diff(ids.offsets.to_numpy()).astype(np.int64),
-               table['end'].to_numpy(zero_copy_only=False))
+        lengths = np.diff(ids.offsets.to_numpy()).astype(np.int64)
+        yield ids.flatten().to_numpy(), lengths, table['end'].to_numpy(zero_copy_only=False)
 
 
-def hold_out(lengths: np.ndarray, ends: np.ndarray, seed: int, of_documents: float, of_tokens: float) -> np.ndarray:
-    """How many tokens at the end of each row are held out for validation.
+def hold_out(lengths: np.ndarray, ends: np.ndarray, seed: int, documents: float, tokens: float) -> np.ndarray:
+    """How many tokens at the end of each row are held out for validation, so that both shares are reached.
 
-    Whole documents in a seeded random order, until both shares are reached; if the last one taken is far too
-    large for that (a lone book), only its end is held out.
+    Whole documents in a seeded random order; where the last is far too large (a lone book), only its end.
     """
-    document = np.concatenate([[0], np.cumsum(ends)[:-1]]).astype(np.int64)  # of each row
-    tokens = np.bincount(document, weights=lengths).astype(np.int64)  # of each document
-    order = np.random.default_rng(seed).permutation(len(tokens))
-    so_far = np.cumsum(tokens[order])
-    target = max(1, round(of_tokens * so_far[-1]))
-    n = max(math.ceil(of_documents * len(tokens)), int(np.searchsorted(so_far, target)) + 1)
-    held = np.zeros(len(tokens), dtype=np.int64)
-    held[order[:n]] = tokens[order[:n]]
-    if n == len(tokens) or (of_tokens and so_far[n - 1] > 2 * target):
-        held[order[n - 1]] = max(1, target - (so_far[n - 2] if n > 1 else 0))
-    after = np.cumsum(lengths[::-1])[::-1] - lengths  # tokens of all later rows
-    after -= np.concatenate([np.cumsum(tokens[::-1])[::-1][1:], [0]])[document]  # now: of later rows of its document
-    return np.clip(held[document] - after, 0, lengths)
+    document = np.cumsum(ends) - ends  # of each row
+    sizes = np.bincount(document, weights=lengths).astype(np.int64)  # of each document
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    so_far = np.cumsum(sizes[order])
+    target = max(1, round(tokens * so_far[-1]))
+    n = max(math.ceil(documents * len(sizes)), int(np.searchsorted(so_far, target)) + 1)
+    held = np.zeros(len(sizes), dtype=np.int64)
+    held[order[:n]] = sizes[order[:n]]
+    if n == len(sizes) or (tokens and so_far[n - 1] > 2 * target):
+        held[order[n - 1]] = max(1, target - (so_far[n - 1] - sizes[order[n - 1]]))
+    behind = np.cumsum(sizes)[document] - np.cumsum(lengths)  # tokens of the document that come after a row
+    return np.clip(held[document] - behind, 0, lengths)
 
 
-def split_rows(ids: np.ndarray, lengths: np.ndarray, held: np.ndarray, eot: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of some rows, parted in training and held-out ones; a document cut in two gets an end-of-text there."""
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    out = np.arange(len(ids)) - starts >= np.repeat(lengths - held, lengths)
-    cut = np.flatnonzero(~out[:-1] & out[1:] & (ids[:-1] != eot)) if len(ids) else []
-    return np.insert(ids[~out], [np.count_nonzero(~out[:c + 1]) for c in cut], eot).astype(ids.dtype), ids[out]
+def split_rows(ids: np.ndarray, lengths: np.ndarray, held: np.ndarray, eot: int) -> list[np.ndarray]:
+    """The ids of rows as [training, held-out] ids; a document cut in two gets an end-of-text at the cut."""
+    place = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # of each id in its row
+    out = place >= np.repeat(lengths - held, lengths)
+    cuts = np.flatnonzero(~out[:-1] & out[1:] & (ids[:-1] != eot)) + 1
+    return [np.insert(ids, cuts, eot)[~np.insert(out, cuts, False)], ids[out]]
 
 
-def write_bins(folder: Path, parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> dict:
-    """Append pairs of (training, held-out) ids to train.bin and val.bin; their counts and checksums, for meta.json."""
-    names = ('train', 'val')
-    digests, counts = [hashlib.sha256() for _ in names], [0, 0]
+def write_bins(folder: Path, parts: Iterator[list[np.ndarray]]) -> dict:
+    """Append pairs [training, held-out] ids to train.bin and val.bin; their counts and checksums."""
+    facts = {'tokens': {'train': 0, 'val': 0}, 'sha256': {'train': hashlib.sha256(), 'val': hashlib.sha256()}}
     with open(folder / 'train.bin', 'wb') as train, open(folder / 'val.bin', 'wb') as val:
         for part in parts:
-            for i, (ids, file) in enumerate(zip(part, (train, val))):
+            for name, file, ids in zip(('train', 'val'), (train, val), part):
                 data = ids.astype(ids.dtype.newbyteorder('<')).tobytes()
                 file.write(data)
-                digests[i].update(data)
-                counts[i] += len(ids)
-    return {'tokens': dict(zip(names, counts)), 'sha256': {n: d.hexdigest() for n, d in zip(names, digests)}}
+                facts['sha256'][name].update(data)
+                facts['tokens'][name] += len(ids)
+    return {**facts, 'sha256': {name: digest.hexdigest() for name, digest in facts['sha256'].items()}}
 
 
-def write_corpus(folder: Path, files: list[str], val_files: list[str], share: tuple[float, float], args) -> dict:
-    """Bins of text files, split by share of (documents, tokens) unless there are val_files; facts for meta.json."""
-    encoded = encode_corpus(read_corpus(files, folder / 'cache', args.num_proc), GPT2, args.num_proc)
-    facts = [(lengths, ends) for _, lengths, ends in blocks(encoded)]
-    lengths, ends = (np.concatenate(column) for column in zip(*facts)) if facts else (np.zeros(0, int),) * 2
-    if not lengths.sum():
-        raise UserError(f'{", ".join(files)}: no text in it')
-    held = np.zeros_like(lengths) if val_files else hold_out(lengths, ends, args.seed, *share)
-    val = None
-    if val_files:
-        val = encode_corpus(read_corpus(val_files, folder / 'cache' / 'val', args.num_proc), GPT2, args.num_proc)
+def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
+    """Bins of text files; facts for meta.json.
 
-    def parts() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        row = 0
-        for ids, n, _ in progress(blocks(encoded), 'Writing', len(encoded)):
-            yield split_rows(ids, n, held[row:row + len(n)], load_tokenizer(GPT2).eot_token)
-            row += len(n)
-        for ids, _, _ in blocks(val) if val else ():
-            yield ids[:0], ids
-
-    return {'tokenizer': GPT2, 'documents': int(ends.sum()), **write_bins(folder, parts())}
-
-
-def progress(items: Iterator[tuple], title: str, rows: int) -> Iterator[tuple]:
-    """The same items, with a bar that counts their rows."""
+    OpenWebText holds out 0.0005 of its documents, as published; any other corpus about 1% of its tokens too.
+    """
     from datasets.utils import tqdm
-    with tqdm(total=rows, desc=title, unit=' rows') as bar:
-        for item in items:
-            yield item
-            bar.update(len(item[1]))
+    files, cache = args.text or openwebtext_files(args.subsets), folder / 'cache'
+    encoded = encode_corpus(read_corpus(files, cache, args.num_proc), GPT2, args.num_proc)
+    facts = [(lengths, ends) for _, lengths, ends in blocks_of(encoded)]
+    if not sum(lengths.sum() for lengths, _ in facts):
+        raise UserError(f'{", ".join(files)}: there is no text in it')
+    lengths, ends = (np.concatenate(column) for column in zip(*facts))
+    held, val = np.zeros_like(lengths), ()
+    if args.val:
+        val_parts = read_corpus(args.val, cache / 'val', args.num_proc)
+        val = blocks_of(encode_corpus(val_parts, GPT2, args.num_proc))
+    else:
+        held = hold_out(lengths, ends, args.seed, 0.0005, 0.0 if args.name == 'openwebtext' else 0.01)
+
+    def parts() -> Iterator[list[np.ndarray]]:
+        row = 0
+        with tqdm(total=len(lengths), desc='Writing', unit=' rows') as bar:
+            for ids, n, _ in blocks_of(encoded):
+                yield split_rows(ids, n, held[row:row + len(n)], load_tokenizer(GPT2).eot_token)
+                row += len(n)
+                bar.update(len(n))
+        for ids, _, _ in val:
+            yield [ids[:0], ids]
+
+    documents = int(np.count_nonzero(ends & (lengths > 0)))  # an empty one has no tokens
+    return {'tokenizer': GPT2, 'documents': documents, **write_bins(folder, parts())}
 
 
 def write_toy(folder: Path, seed: int, n_train: int = 60_000, n_val: int = 4_000) -> dict:
-    """Bins of the toy world, and its own entropy, which no model can beat."""
+    """Bins of the toy world; facts for meta.json, among them its own entropy, which no model can beat."""
     stories = toy_stories(seed, n_train + n_val)
     tokenizer = toy_tokenizer([text for text, _ in stories])
     encoding = load_tokenizer(tokenizer)
-    ids = [encoding.encode_ordinary(text) + [encoding.eot_token] for text, _ in stories]
-    train, val = (np.array([i for row in rows for i in row], dtype='uint16') for rows in (ids[:n_train], ids[n_train:]))
+    rows = [encoding.encode_ordinary(text) + [encoding.eot_token] for text, _ in stories]
+    rows = rows[:n_train], rows[n_train:]
+    parts = [np.fromiter(chain.from_iterable(part), dtype='uint16') for part in rows]
     nats = [surprisal for _, surprisal in stories]
     return {'tokenizer': tokenizer, 'documents': len(stories),
-            'entropy_per_token': sum(nats) / (len(train) + len(val)),
-            'val_entropy_per_token': sum(nats[n_train:]) / len(val),
-            'entropy_is': 'exact: mean surprisal, in nats, of whole stories, end-of-text included; each has one derivation',
-            **write_bins(folder, iter([(train, val)]))}
+            'entropy_per_token': sum(nats) / sum(map(len, parts)),
+            'val_entropy_per_token': sum(nats[n_train:]) / len(parts[1]),
+            'entropy_note': 'nats, whole stories with their end-of-text; exact, each has one derivation',
+            **write_bins(folder, iter([parts]))}
 
 
 # -----------------------------------------------------------------------------
@@ -538,98 +540,90 @@ def write_toy(folder: Path, seed: int, n_train: int = 60_000, n_val: int = 4_000
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
-    parser = argparse.ArgumentParser(prog='prepare.py', description='Write data/NAME/{train.bin,val.bin,meta.json}.',
-                                     usage='prepare.py NAME [--text FILE ...] [--val FILE ...] [--subsets N] [--num-proc N] '
-                                           '[--seed S] [--overwrite]')
+    parser = argparse.ArgumentParser(
+        prog='prepare.py', description='Write data/NAME/train.bin, val.bin and meta.json.',
+        usage='prepare.py NAME [--text FILE ...] [--val FILE ...] [--subsets N] [--num-proc N] [--seed S] '
+              '[--overwrite]')
     parser.error = lambda message: parser.exit(2, f'prepare.py: {message}; see python prepare.py --help\n')
-    parser.add_argument('name', metavar='NAME', help='toy, openwebtext, or any name for the files of --text')
-    parser.add_argument('--text', nargs='+', metavar='FILE', default=[],
-                        help='.jsonl (field "text"), .parquet (column "text"), .tar of OpenWebText, or text (a document a file); '
-                             'plain, .gz or .xz')
-    parser.add_argument('--val', nargs='+', metavar='FILE', default=[],
-                        help='files to validate on; without them documents with about 1%% of the tokens are held out')
-    parser.add_argument('--subsets', type=int, metavar='N', help='only the first N of the 21 archives of openwebtext')
-    parser.add_argument('--num-proc', type=int, metavar='N', default=os.cpu_count(), help='processes (default: all cores)')
-    parser.add_argument('--seed', type=int, metavar='S', default=0, help='of the toy world and of the held-out split')
-    parser.add_argument('--overwrite', action='store_true', help='replace data/NAME')
+    add = parser.add_argument
+    add('name', metavar='NAME', help='toy, openwebtext, or a name for the files of --text')
+    add('--text', nargs='+', action='extend', metavar='FILE', default=[],
+        help='.jsonl (field "text"), .parquet (column "text"), .tar of .txt, or text (one document a file)')
+    add('--val', nargs='+', action='extend', metavar='FILE', default=[],
+        help='files to validate on (default: documents with about 1%% of the tokens are held out)')
+    add('--subsets', type=int, metavar='N', help='only the first N of the 21 archives of openwebtext')
+    add('--num-proc', type=int, metavar='N', default=os.cpu_count(), help='processes (default: all cores)')
+    add('--seed', type=int, metavar='S', default=0, help='of the toy world and of the split')
+    add('--overwrite', action='store_true', help='replace data/NAME')
     args = parser.parse_args(argv)
     if not re.fullmatch(r'\w[\w.-]*', args.name):
-        parser.error(f'NAME is {args.name!r}; it may hold letters, digits, _, - and . only')
+        parser.error(f'NAME is {args.name!r}; it takes letters, digits, _, - and .')
     if args.name == 'toy' and (args.text or args.val):
         parser.error('toy makes its own text; give your files another NAME')
     if args.name not in ('toy', 'openwebtext') and not args.text:
         parser.error(f'NAME is {args.name!r}; without --text FILE it can be toy or openwebtext')
     if args.subsets is not None and (args.name != 'openwebtext' or args.text or not 1 <= args.subsets <= 21):
-        parser.error('--subsets takes 1 to 21 and goes with openwebtext alone')
-    if args.num_proc < 1:
-        parser.error(f'--num-proc is {args.num_proc}; it must be at least 1')
-    for path in map(Path, args.text + args.val):
-        if not path.is_file():
+        parser.error('--subsets takes 1 to 21, and goes with openwebtext alone')
+    if args.num_proc < 1 or args.seed < 0:
+        parser.error(f'--num-proc is {args.num_proc} and --seed {args.seed}; they take at least 1 and 0')
+    for path in args.text + args.val:
+        if not Path(path).is_file():
             parser.error(f'{path} is not a file')
     return args
 
 
 def command_of(args: argparse.Namespace) -> dict:
-    """What a result depends on: the same command on the same files gives the same bins."""
-    stamp = [[str(Path(f).resolve()), os.stat(f).st_size, os.stat(f).st_mtime_ns] for f in args.text + args.val]
-    return {'name': args.name, 'files': stamp, 'n_val_files': len(args.val), 'subsets': args.subsets, 'seed': args.seed}
+    """What the bins depend on: the same command on the same files makes the same."""
+    files = [[os.path.realpath(f), os.stat(f).st_size, os.stat(f).st_mtime_ns] for f in args.text + args.val]
+    rest = {'val': len(args.val), 'subsets': args.subsets, 'seed': args.seed}
+    return {'name': args.name, 'files': files, **rest}
 
 
-def already_there(folder: Path, args: argparse.Namespace) -> bool:
-    """Whether folder is complete and made by the same command; UserError where it is anything else."""
-    if args.overwrite or not folder.exists():
-        return False
+def is_made_by(folder: Path, args: argparse.Namespace) -> bool:
+    """Whether a folder is complete and was made by this command."""
     try:
-        same = json.loads((folder / 'meta.json').read_text())['command'] == command_of(args)
-    except (OSError, ValueError, KeyError, TypeError):
-        same = False
-    if not same or not all((folder / f'{name}.bin').is_file() for name in ('train', 'val')):
-        raise UserError(f'{folder} exists and was made otherwise; add --overwrite to replace it, or take another NAME')
-    return True
-
-
-def write_folder(folder: Path, args: argparse.Namespace) -> dict:
-    """Everything for data/NAME into folder; meta.json comes last."""
-    if args.name == 'toy':
-        facts = write_toy(folder, args.seed)
-    else:
-        # the paper holds out 0.0005 of the documents of OpenWebText; a small corpus needs about 1% of its tokens
-        share = (0.0005, 0.0) if args.name == 'openwebtext' else (0.0005, 0.01)
-        files = args.text or openwebtext_files(args.subsets)
-        facts = write_corpus(folder, files, args.val, share, args)
-    facts['vocab_size'] = load_tokenizer(facts['tokenizer']).n_vocab
-    facts['dtype'] = token_dtype(facts['vocab_size'])
-    facts['command'] = command_of(args)
-    facts['made'] = time.strftime('%Y-%m-%d %H:%M:%S')
-    shutil.rmtree(folder / 'cache', ignore_errors=True)
-    (folder / 'meta.json').write_text(json.dumps(facts, indent=1))
-    return facts
+        meta = json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
+        size = np.dtype(meta['dtype']).itemsize
+        whole = [(folder / f'{name}.bin').stat().st_size == size * n for name, n in meta['tokens'].items()]
+        return meta['command'] == command_of(args) and all(whole)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Make data/NAME: in a folder of its own, renamed when complete, removed when not."""
+    """Make data/NAME in a folder of its own, which gets that name when complete and goes away when not."""
     folder = Path('data') / args.name
-    if already_there(folder, args):
-        print(f'{folder} is complete and made by this command; --overwrite makes it again')
+    if folder.exists() and not args.overwrite:
+        if not is_made_by(folder, args):
+            raise UserError(f'{folder} exists and was made otherwise; add --overwrite, or take another NAME')
+        print(f'{folder} is complete and was made by this command; --overwrite makes it again')
         return
     partial = Path('data') / f'.{args.name}.partial-{os.getpid()}'
-    partial.mkdir(parents=True)
     try:
-        facts = write_folder(partial, args)
+        partial.mkdir(parents=True)
+        facts = write_toy(partial, args.seed) if args.name == 'toy' else write_corpus(partial, args)
+        shutil.rmtree(partial / 'cache', ignore_errors=True)
+        facts['vocab_size'] = load_tokenizer(facts['tokenizer']).n_vocab
+        facts |= {'dtype': token_dtype(facts['vocab_size']), 'command': command_of(args)}
+        (partial / 'meta.json').write_text(json.dumps(facts, indent=1), encoding='utf-8')
         if folder.exists():
             folder.rename(partial / 'replaced')
         partial.rename(folder)
         shutil.rmtree(folder / 'replaced', ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    tokens = facts['tokens']
-    print(f'{folder}: {facts["documents"]:,} documents, {tokens["train"]:,} tokens to train on, {tokens["val"]:,} held out, '
-          f'vocabulary {facts["vocab_size"]:,}')
+    report(folder, facts, whole_web=args.name == 'openwebtext' and not args.subsets and not args.text)
+
+
+def report(folder: Path, facts: dict, whole_web: bool) -> None:
+    """Print what was made."""
+    n = facts['tokens']
+    print(f'{folder}: {facts["documents"]:,} documents, {n["train"]:,} tokens to train on and {n["val"]:,} '
+          f'held out, {facts["vocab_size"]:,} words')
     if 'entropy_per_token' in facts:
-        print(f'entropy of this world: {facts["entropy_per_token"]:.4f} nats per token')
-    whole = args.name == 'openwebtext' and not args.subsets and not args.text
-    if whole and (facts['documents'], sum(tokens.values())) != (8_013_769, 9_040_017_095):
-        print('note: OpenWebText is known to have 8,013,769 documents and 9,040,017,095 tokens')
+        print(f'The entropy of this world is {facts["entropy_per_token"]:.4f} nats per token.')
+    if whole_web and (facts['documents'], n['train'] + n['val']) != (8_013_769, 9_040_017_095):
+        print('The known OpenWebText has 8,013,769 documents and 9,040,017,095 tokens: this is another.')
 
 
 def main(argv: list[str]) -> None:
@@ -640,6 +634,9 @@ def main(argv: list[str]) -> None:
     except UserError as error:
         print(f'prepare.py: {error}', file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        print(f'prepare.py: stopped, data/{args.name} is as it was: {error}', file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

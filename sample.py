@@ -48,8 +48,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--seed', type=number(int, 0), metavar='S', default=0, help='of the draws [0]')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
     add('--senses-off', nargs='+', action='extend', default=[], metavar='WORD:SENSE',
-        help='turn senses of a word off: nurse:10, or nurse:3,10, or nurse:she/he for the sense of nurse that '
-             'separates these two words most')
+        help='turn senses of a word off: nurse:10, nurse:3,10, or nurse:she/he, the sense of nurse that most '
+             'separates these two words')
     return parser.parse_args(argv)
 
 
@@ -59,7 +59,7 @@ def newest_backpack() -> tuple[Backpack, Path]:
         model = from_checkpoint(load_file(path), path)
         if model.config.n_sense:
             return model, path
-    raise UserError('no Backpack in out/ yet; run python train.py config/train_toy.py, or name one with --from')
+    raise UserError('no Backpack in out/ yet; run python train.py config/train_toy.py, or name one by --from')
 
 
 def find_device(name: str) -> str:
@@ -106,7 +106,7 @@ def shown(encoding: tiktoken.Encoding, token: int) -> str:
 def print_next_words(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, edit: Edit) -> None:
     """The ten likeliest next words without and with the edit, their probabilities side by side (Figure 3)."""
     n = model.config.n_vocab
-    before, after = (model(idx, edit=e)[0][0, -1, :n].softmax(-1) for e in (None, edit))  # (V without padding)
+    before, after = (model(idx, edit=e)[0][0, -1, :n].softmax(-1) for e in (None, edit))  # (V,)
     words = before.topk(min(10, n)).indices.tolist()
     words += [w for w in after.topk(min(10, n)).indices.tolist() if w not in words]
     print(f'\n{"next word":<18}{"before":>8}{"after":>8}')

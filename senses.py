@@ -1,7 +1,7 @@
 """What a Backpack is for: find the sense of a word that does something, and change it everywhere.
 
-Every change is an edit: a function of ids (B, T) and their senses (B, T, k, d) that returns the senses to sum in
-their place. model(idx, edit=...) and model.generate(idx, ..., edit=...) apply it. Weights are never touched.
+Every change is an edit: a function of ids (B, T) and their senses (B, T, k, d) that returns the senses to sum
+in their place. model(idx, edit=...) and model.generate(idx, ..., edit=...) apply it, and no weight changes.
 """
 
 import tiktoken
@@ -34,7 +34,7 @@ def separation(model: Backpack, word: int, a: int, b: int) -> Tensor:
 
 
 def scale_senses(words: list[int], senses: list[int], factor: float) -> Edit:
-    """The edit that multiplies these senses of these word ids by factor wherever they stand; 0 turns them off."""
+    """The edit that multiplies the given senses of the given word ids by factor, everywhere; 0 is off."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         hit = torch.isin(idx, torch.tensor(words, device=idx.device))  # (B, T)
         chosen = torch.zeros(C.shape[2], dtype=torch.bool, device=idx.device)
@@ -68,13 +68,13 @@ def parse_word_senses(text: str, model: Backpack, encoding: tiktoken.Encoding) -
         a, _, b = which.partition('/')
         scores = separation(model, *(word_id(encoding, w) for w in (word, a, b)))  # (k,)
         best, *rest = scores.abs().argsort(descending=True).tolist()
-        line = f'sense {best} of {word}, which separates {a} from {b} most: C . (E_{a} - E_{b}) = {scores[best]:+.2f}'
-        return word, [best], line + (f'; next is sense {rest[0]}: {scores[rest[0]]:+.2f}' if rest else '')
+        line = f'sense {best} of {word}, which most separates {a} from {b} (by {scores[best]:+.2f} logits'
+        return word, [best], line + (f'; sense {rest[0]}: {scores[rest[0]]:+.2f})' if rest else ')')
     word_id(encoding, word)
     try:
         senses = [int(s) for s in which.split(',')]
     except ValueError:
-        raise UserError(f'{text!r}: {which!r} is neither a list of sense numbers, as 3,10, nor a pair, as she/he')
+        raise UserError(f'{text!r}: {which!r} is neither sense numbers, as 3,10, nor two words, as she/he')
     for sense in senses:
         if not 0 <= sense < k:
             raise UserError(f'{text!r}: there is no sense {sense}; this model has senses 0 to {k - 1}')

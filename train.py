@@ -292,7 +292,7 @@ def find_machine(settings: Settings) -> Machine:
                           (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
     if settings.gradient_accumulation_steps % world:
         raise UserError(f'gradient_accumulation_steps is {settings.gradient_accumulation_steps}; it counts '
-                        f'micro-batches over all processes, so it must be a multiple of their number, {world}')
+                        f'micro-batches over all processes and must be a multiple of their number, {world}')
     device = find_device(settings.device)
     if device == 'cuda':
         device = f'cuda:{local}'
@@ -328,8 +328,8 @@ def start_model(settings: Settings, meta: dict) -> tuple[Backpack, dict]:
         model = from_pretrained(s.init_from)
     else:
         torch.manual_seed(s.seed)
-        model = Backpack(Config(
-            vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],  # GPUs like n * 64
+        model = Backpack(Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
+            vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],
             block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
             n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden))
     model.tokenizer = model.tokenizer or meta['tokenizer']
@@ -339,7 +339,7 @@ def start_model(settings: Settings, meta: dict) -> tuple[Backpack, dict]:
 
 
 def resume(settings: Settings, path: Path) -> tuple[Backpack, dict]:
-    """The model of the latest checkpoint, and that checkpoint; UserError where the settings ask for another."""
+    """The model of the latest checkpoint, and that checkpoint; UserError where the settings disagree."""
     if not path.exists():
         raise UserError(f'{path} does not exist yet; start the run without --init_from=resume')
     checkpoint = load_file(path)
@@ -430,7 +430,7 @@ def gradients(model, data: Blocks, step: int, settings: Settings, machine: Machi
 
 @torch.no_grad()
 def evaluate(model, data: Blocks, settings: Settings, machine: Machine) -> float:
-    """Mean loss, nats per token, on the same validation texts every time, spread over the bin; dropout off."""
+    """Mean loss, nats per token, on the same texts every time, spread evenly over the bin; dropout off."""
     size = settings.batch_size
     n = min(data.n, settings.eval_iters * size)
     chosen = np.arange(n) * data.n // n
@@ -457,7 +457,8 @@ class Run:
             raise UserError(f'{s.init_from} has {config.n_vocab:,} words and block_size {config.block_size}; '
                             f'the run needs {meta["vocab_size"]:,} words and block_size {s.block_size}')
         shape = meta['dtype'], s.block_size, meta['vocab_size']
-        self.train_data, self.val_data = Blocks(folder / 'train.bin', *shape), Blocks(folder / 'val.bin', *shape)
+        self.train_data = Blocks(folder / 'train.bin', *shape)
+        self.val_data = Blocks(folder / 'val.bin', *shape)
         self.model.to(machine.device, torch.float64 if machine.dtype == 'float64' else torch.float32).train()
         self.optimizer = self.model.adamw(s.learning_rate, s.weight_decay, (s.beta1, s.beta2))
         self.step, self.best = checkpoint.get('step', 0), checkpoint.get('best_val_loss', math.inf)
@@ -482,11 +483,11 @@ class Run:
         s, m, n = self.settings, self.machine, self.model.n_params()
         kind = 'Transformer'
         if self.model.config.n_sense:
-            kind = f'Backpack with {s.n_sense} senses a word, {n["senses"] / 1e6:.1f}M of'
-        m.say(f'{kind} {n["total"] / 1e6:.1f}M parameters, on {m.world} x {m.device.split(":")[0]} in {m.dtype}')
+            kind = f'Backpack of {self.model.config.n_sense} senses'
+        m.say(f'{kind}, {n["total"] / 1e6:.1f}M parameters, on {m.world} x {m.device} in {m.dtype}')
         epochs = s.max_iters * s.tokens_per_step / (self.train_data.n * s.block_size)
-        m.say(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens, {epochs:.1f} epochs of data/{s.dataset}; '
-              f'log and checkpoints go to {s.out_dir}')
+        m.say(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.1f} epochs of '
+              f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
 
     def update(self) -> tuple[Tensor, Tensor]:
         """One optimizer step; returns this process's loss and the gradient norm before clipping."""
@@ -502,8 +503,9 @@ class Run:
     def stop_unless_finite(self, what: str, value: float) -> None:
         """End the run, exit code 1, when a number has gone wrong; the last checkpoint stays as it is."""
         if not math.isfinite(value):
-            self.machine.say(f'train.py: the {what} is {value} after step {self.step}; resume the last good state, '
-                             f'{checkpoint_path(self.settings)}, with a lower --learning_rate')
+            path = checkpoint_path(self.settings)
+            self.machine.say(f'train.py: the {what} is {value} after step {self.step}; {path} is the last '
+                             'good state, resume it with a lower --learning_rate')
             sys.exit(1)
 
     def save(self) -> None:
@@ -516,7 +518,8 @@ class Run:
         if m.rank == 0:
             state = {'model': self.model.state_dict(), 'model_config': asdict(self.model.config),
                      'tokenizer': self.model.tokenizer, 'optimizer': self.optimizer.state_dict(),
-                     'step': self.step, 'val_loss': val_loss, 'best_val_loss': self.best, 'settings': asdict(s)}
+                     'settings': asdict(s), 'step': self.step, 'val_loss': val_loss,
+                     'best_val_loss': self.best}
             self.log.write(step=self.step, val_loss=val_loss)
             save_checkpoint(checkpoint_path(s), state)
             if better:
@@ -580,7 +583,7 @@ def main(argv: list[str]) -> None:
         print(f'train.py: stopped, the last complete checkpoint stays as it is: {error}', file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print('\ntrain.py: stopped; the same command with --init_from=resume goes on from the last checkpoint')
+        print('\ntrain.py: stopped; the same command with --init_from=resume goes on from the checkpoint')
         sys.exit(130)
     finally:
         if dist.is_initialized():

@@ -1,0 +1,361 @@
+"""Claims about the data: what goes into the bins, and what the toy world knows of itself."""
+
+import collections
+import gzip
+import io
+import json
+import lzma
+import math
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken
+
+import prepare
+
+TEXTS = ['The nurse said that she\n\nhad a new  car.\n', 'Żółć, naïve 日本語 <|endoftext|> 😀', 'x' * 3000,
+         '\n'.join(f'line {i}   \n\n' for i in range(300))]
+
+
+def gpt2_or_skip() -> None:
+    """Skip a test where GPT-2's vocabulary can't be had."""
+    try:
+        prepare.load_tokenizer(prepare.GPT2)
+    except prepare.UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def bins(name: str) -> tuple[np.ndarray, np.ndarray, dict]:
+    """Training ids, held-out ids and meta.json of data/NAME."""
+    data = Path('data') / name
+    meta = json.loads((data / 'meta.json').read_text())
+    dtype = np.dtype(meta['dtype']).newbyteorder('<')
+    return np.fromfile(data / 'train.bin', dtype), np.fromfile(data / 'val.bin', dtype), meta
+
+
+def documents(ids: np.ndarray) -> list[str]:
+    """The texts between end-of-text ids; every document ends with one."""
+    encoding = prepare.load_tokenizer(prepare.GPT2)
+    assert ids[-1] == encoding.eot_token
+    ends = np.flatnonzero(ids == encoding.eot_token)
+    return [encoding.decode(part[part != encoding.eot_token].tolist()) for part in np.split(ids, ends + 1)[:-1]]
+
+
+def error_of(capsys, *argv: str) -> str:
+    """What prepare.py says on standard error, in one line, as it leaves with exit code 2 and no data behind."""
+    before = sorted(Path('data').rglob('*'))
+    with pytest.raises(SystemExit) as stop:
+        prepare.main(list(argv))
+    line = [x for x in capsys.readouterr().err.splitlines() if 'examples' not in x and 'rows' not in x and x]
+    assert stop.value.code == 2 and len(line) == 1 and line[0].startswith('prepare.py: ')
+    assert sorted(Path('data').rglob('*')) == before
+    return line[0]
+
+
+# -----------------------------------------------------------------------------
+# Files.
+
+
+def write_parquet(path: Path, column: str = 'text') -> None:
+    """A .parquet with the texts."""
+    import pyarrow
+    import pyarrow.parquet
+    pyarrow.parquet.write_table(pyarrow.table({column: TEXTS}), path)
+
+
+def test_decoded_bins_are_the_texts_whatever_the_format(folder):
+    """jsonl, parquet, text and an unknown extension, plain, .gz and .xz, come back from the bins letter for letter."""
+    gpt2_or_skip()
+    lines = ''.join(json.dumps({'text': t, 'other': 1}) + '\n' for t in TEXTS).encode()
+    Path('a.jsonl').write_bytes(lines)
+    Path('b.jsonl.xz').write_bytes(lzma.compress(lines))
+    Path('c.jsonl.gz').write_bytes(gzip.compress(lines))
+    write_parquet(Path('d.parquet'))
+    for i, text in enumerate(TEXTS):
+        Path(f'e{i}.txt').write_bytes(text.encode())
+        Path(f'e{i}.tokens.xz').write_bytes(lzma.compress(text.encode()))
+    for name, files in (('a', ['a.jsonl']), ('b', ['b.jsonl.xz']), ('c', ['c.jsonl.gz']), ('d', ['d.parquet']),
+                        ('e', [f'e{i}.txt' for i in range(4)]), ('f', [f'e{i}.tokens.xz' for i in range(4)])):
+        prepare.main([name, '--text', *files, '--val', 'e0.txt', '--num-proc', '2'])
+        train, val, meta = bins(name)
+        assert documents(train) == TEXTS and documents(val) == TEXTS[:1], name
+        assert meta['tokens'] == {'train': len(train), 'val': len(val)} and meta['documents'] == 4
+    assert not [p for p in Path('data').iterdir() if p.name.startswith('.')]
+
+
+def test_a_long_document_encodes_as_a_whole(folder, monkeypatch):
+    """A text read in many pieces has the tokens of the text read at once, and one end-of-text."""
+    gpt2_or_skip()
+    monkeypatch.setattr(prepare, 'PIECE', 50)
+    text = "It's  a \t test,\n\n\n  don't   you\u00a0think? " * 60 + '   \n'
+    Path('long.txt').write_bytes(text.encode())
+    assert len(list(prepare.rows_of_text('long.txt'))) > 20
+    prepare.main(['long', '--text', 'long.txt', '--val', 'long.txt', '--num-proc', '1'])
+    encoding = tiktoken.get_encoding('gpt2')
+    assert bins('long')[0].tolist() == encoding.encode_ordinary(text) + [encoding.eot_token]
+
+
+def nested_archive(path: Path, texts: list[str]) -> None:
+    """A tar of .xz members that are tars of .txt files, as OpenWebText's subsets are."""
+    def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+    with tarfile.open(path, 'w') as outer:
+        for start in range(0, len(texts), 3):
+            buffer = io.BytesIO()
+            with tarfile.open(fileobj=buffer, mode='w') as inner:
+                for i, text in enumerate(texts[start:start + 3]):
+                    add(inner, f'{start + i}.txt', text.encode())
+            add(outer, f'openwebtext/urlsf-{start}_data.xz', lzma.compress(buffer.getvalue()))
+
+
+def test_openwebtext_archives_are_read_as_published(folder):
+    """Nested archives give stripped documents in order, three or more newlines made two; 0.0005 are held out."""
+    gpt2_or_skip()
+    raw = [f'\n\n Story {i}\n\n\n\nends.\n\nReally\n' for i in range(20)]
+    nested_archive(Path('urlsf_subset00.tar'), raw)
+    prepare.main(['openwebtext', '--text', 'urlsf_subset00.tar', '--num-proc', '1'])
+    train, val, meta = bins('openwebtext')
+    expected = [f'Story {i}\n\nends.\n\nReally' for i in range(20)]
+    held = documents(val)
+    assert len(held) == 1 and held[0] in expected
+    assert documents(train) == [t for t in expected if t != held[0]] and meta['documents'] == 20
+
+
+def test_openwebtext_comes_as_archives_or_as_whole_parquet(monkeypatch):
+    """All Parquet shards are taken if they are complete, else the archives; --subsets N takes the first N archives."""
+    import huggingface_hub
+    shards = [f'data/train-{i:05d}-of-00003.parquet' for i in range(3)]
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', lambda filename, **repo: filename)
+    for listed, subsets, expected in (
+            (shards, None, shards), (shards[:2], None, [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]),
+            (shards, 2, ['subsets/urlsf_subset00.tar', 'subsets/urlsf_subset01.tar'])):
+        monkeypatch.setattr(huggingface_hub.HfApi, 'list_repo_files', lambda self, listed=listed, **repo: listed)
+        assert prepare.openwebtext_files(subsets) == expected
+
+
+def test_the_held_out_share_is_about_one_percent_of_the_tokens(folder):
+    """1% of the tokens or a little more, in whole documents, other ones with another seed."""
+    gpt2_or_skip()
+    rng = np.random.default_rng(0)
+    texts = [f'{i} ' + 'word ' * int(rng.integers(1, 60)) for i in range(2000)]
+    Path('a.jsonl').write_text(''.join(json.dumps({'text': t}) + '\n' for t in texts))
+    held = []
+    for seed in (0, 1):
+        prepare.main([f's{seed}', '--text', 'a.jsonl', '--seed', str(seed), '--num-proc', '1'])
+        train, val, meta = bins(f's{seed}')
+        assert 0.01 <= len(val) / (len(train) + len(val)) < 0.012
+        assert sorted(documents(train) + documents(val)) == sorted(texts)
+        held.append(documents(val))
+    assert held[0] != held[1]
+
+
+def test_a_lone_document_is_cut(folder):
+    """Of one book, the last 1% is held out; the two parts are the book, and both end with end-of-text."""
+    gpt2_or_skip()
+    text = ' '.join(str(i) for i in range(20_000))
+    Path('book.txt').write_text(text)
+    prepare.main(['book', '--text', 'book.txt', '--num-proc', '1'])
+    train, val, _ = bins('book')
+    (start,), (end,) = documents(train), documents(val)
+    assert start + end == text and 0.009 < len(val) / len(train) < 0.011
+
+
+def test_held_out_rows_of_split_documents_are_their_ends():
+    """Where documents are several rows, what is held out is whole documents, or the end of one, never a middle."""
+    rng = np.random.default_rng(0)
+    for seed in range(50):
+        lengths = rng.integers(1, 9, 30)
+        ends = rng.random(30) < 0.3
+        ends[-1] = True
+        held = prepare.hold_out(lengths, ends, seed, 0.0005, 0.2)
+        assert round(0.2 * lengths.sum()) <= held.sum() <= 0.5 * lengths.sum()
+        partial = 0
+        for rows in np.split(np.arange(30), np.flatnonzero(ends)[:-1] + 1):
+            flags = np.concatenate([np.arange(lengths[r]) >= lengths[r] - held[r] for r in rows])
+            assert (np.diff(flags.astype(int)) >= 0).all()
+            partial += 0 < flags.sum() < len(flags)
+        assert partial <= 1
+
+
+def test_a_finished_folder_is_not_made_twice_nor_replaced(folder, capsys):
+    """The same command again does nothing, another is refused without --overwrite, a damaged bin is not taken for whole."""
+    gpt2_or_skip()
+    Path('a.txt').write_text('one two three ' * 200)
+    prepare.main(['a', '--text', 'a.txt', '--num-proc', '1'])
+    stamp = Path('data/a/train.bin').stat().st_mtime_ns
+    prepare.main(['a', '--text', 'a.txt', '--num-proc', '1'])
+    assert 'complete' in capsys.readouterr().out and Path('data/a/train.bin').stat().st_mtime_ns == stamp
+    assert '--overwrite' in error_of(capsys, 'a', '--text', 'a.txt', '--seed', '1')
+    prepare.main(['a', '--text', 'a.txt', '--seed', '1', '--overwrite', '--num-proc', '1'])
+    Path('data/a/val.bin').write_bytes(b'')
+    assert '--overwrite' in error_of(capsys, 'a', '--text', 'a.txt', '--seed', '1')
+
+
+def tarfile_of_nothing() -> bytes:
+    """A tar without members."""
+    buffer = io.BytesIO()
+    tarfile.open(fileobj=buffer, mode='w').close()
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize('name, content, message', [
+    ('a.txt', b'\xff\xfe\x00binary', 'not text'), ('b.txt', b'text\0with zero', 'zero bytes'), ('c.txt', b'', 'no text'),
+    ('l.tar', tarfile_of_nothing(), 'no .txt'),
+    ('d.jsonl', b'{"text": "a"}\n{"text": ', 'cannot be read as json'), ('e.jsonl', b'{"body": "a"}\n', 'no field "text"'),
+    ('f.jsonl', b'{"text": 3}\n', 'no field "text" that holds strings'), ('g.parquet', b'PAR1', 'cannot be read as'),
+    ('h.txt.xz', b'not packed', 'cannot be read'), ('i.txt.gz', gzip.compress(b'a' * 999)[:-9], 'cannot be read'),
+    ('j.tar', b'not a tar', 'cannot be read'), ('k.jsonl', b'', 'cannot be read as json')])
+def test_a_file_that_cannot_be_read_is_one_line(name, content, message, folder, capsys):
+    """Binary, empty, malformed and truncated files are named in one line, exit code 2, and leave nothing behind."""
+    gpt2_or_skip()
+    Path(name).write_bytes(content)
+    line = error_of(capsys, 'bad', '--text', name, '--num-proc', '1')
+    assert message in line and name in line
+
+
+@pytest.mark.parametrize('argv, message', [
+    (['nowhere'], 'toy or openwebtext'), (['a', '--text', 'none.txt'], 'none.txt is not a file'),
+    (['../up', '--text', 'x'], "'../up'"), (['toy', '--text', 'x'], 'another NAME'), ([], 'NAME'),
+    (['openwebtext', '--subsets', '22'], '1 to 21'), (['toy', '--subsets', '1'], 'openwebtext alone'),
+    (['toy', '--num-proc', '0'], 'at least 1'), (['toy', '--frobnicate'], '--help')])
+def test_a_bad_command_is_one_line(argv, message, folder, capsys):
+    """Exit code 2, one line that names what was given, nothing written."""
+    assert message in error_of(capsys, *argv)
+
+
+def test_without_a_network_one_line_says_what_to_do(folder, capsys, monkeypatch):
+    """Neither OpenWebText nor GPT-2's vocabulary can be fetched: one line each, exit code 2."""
+    import huggingface_hub
+
+    def no_network(*args, **kwargs):
+        raise ConnectionError('no route')
+    monkeypatch.setattr(huggingface_hub.HfApi, 'list_repo_files', no_network)
+    assert 'give its archives by path' in error_of(capsys, 'openwebtext')
+    prepare._encoding.cache_clear()
+    monkeypatch.setattr(tiktoken, 'get_encoding', no_network)
+    Path('a.txt').write_text('hello')
+    assert 'TIKTOKEN_CACHE_DIR' in error_of(capsys, 'a', '--text', 'a.txt', '--num-proc', '1')
+    prepare._encoding.cache_clear()
+
+
+def test_a_vocabulary_beyond_65536_words_takes_uint32():
+    """Two bytes hold the ids 0 to 65,535."""
+    assert [prepare.token_dtype(n) for n in (50_257, 65_536, 65_537)] == ['uint16', 'uint16', 'uint32']
+
+
+# -----------------------------------------------------------------------------
+# The toy world.
+
+
+@pytest.fixture(scope='module')
+def stories():
+    """Stories of the toy world with their surprisal."""
+    return prepare.toy_stories(7, 20_000)
+
+
+def test_the_world_is_as_large_as_promised(stories):
+    """40 role nouns, 30 products of 10 makers, 8 topics, 3 homographs, 30 pairs, 400 to 1,200 words, all of them told."""
+    words = collections.Counter(w for text, _ in stories for w in re.findall(r'\w+', text))
+    assert len(prepare.ROLES) == 40 and len(prepare.PRODUCTS) == 30 and len(set(prepare.PRODUCTS.values())) == 10
+    assert len(prepare.TOPICS) == 8 and len(prepare.HOMOGRAPHS) == 3 and len(prepare.SYNONYMS) == 30
+    assert 400 <= len(words) <= 1200 and min(words.values()) >= 10
+    known = [*prepare.ROLES, *prepare.PRODUCTS, *sum(prepare.TOPICS.values(), []), *prepare.HOMOGRAPHS]
+    assert set(known) <= words.keys() and {w for a, b, _ in prepare.SYNONYMS for w in (a, b)} <= words.keys()
+
+
+def test_every_word_is_one_token_and_decoding_gives_the_text(stories):
+    """The toy tokenizer gives a token a word, falls back to bytes for the rest, and loses nothing."""
+    encoding = prepare.load_tokenizer(prepare.toy_tokenizer([text for text, _ in stories]))
+    for text, _ in stories[:300]:
+        ids = encoding.encode_ordinary(text)
+        assert encoding.decode(ids) == text and len(ids) == len(re.findall(r'\w+|[^\w\s]', text))
+    odd = 'Zebras naïvely 日本\n<|endoftext|>'
+    assert encoding.decode(encoding.encode_ordinary(odd)) == odd
+    assert encoding.eot_token == encoding.n_vocab - 1 not in encoding.encode_ordinary(odd)
+
+
+def test_a_tool_belongs_to_no_pronoun():
+    """Every tool and place of a she-noun is one of a he-noun, so that only the noun itself tells she from he."""
+    for column in (1, 2):
+        of = {odds: {role[column] for role in prepare.ROLES.values() if role[0] == odds}
+              for odds in (prepare.SHE, prepare.HE, prepare.EVEN)}
+        assert of[prepare.SHE] == of[prepare.HE] and not of[prepare.SHE] & of[prepare.EVEN]
+
+
+def sentence_patterns() -> list[str]:
+    """A regular expression for each kind of sentence, its slots open."""
+    lines = [f'{opening} {deed}.' for opening in prepare.OPENINGS for deed in prepare.DEEDS]
+    lines += prepare.SEQUELS + prepare.PRODUCT_LINES + prepare.TOPIC_LINES
+    lines += prepare.ADJECTIVE_LINES + prepare.ADVERB_LINES + [h[0] for h in prepare.HOMOGRAPHS.values()]
+    return [re.sub(r'\\{\w+\\}', r'\\w+', re.escape(line)) for line in lines]
+
+
+def test_a_text_has_one_derivation(stories):
+    """A story parses in one way into sentences of the grammar, so that its surprisal is exact."""
+    patterns = [re.compile(p + r'(?: |$)') for p in sentence_patterns()]
+
+    def parses(text: str) -> int:
+        if not text:
+            return 1
+        return sum(parses(text[m.end():]) for p in patterns if (m := p.match(text)))
+
+    assert all(parses(text) == 1 for text, _ in stories[:2000])
+    slots = [set(prepare.ROLES), set(prepare.PRODUCTS), *map(set, prepare.TOPICS.values()),
+             {w for a, b, _ in prepare.SYNONYMS for w in (a, b)}]
+    assert sum(map(len, slots)) == len(set.union(*slots))  # a word tells which list it was drawn from
+
+
+def test_surprisal_is_that_of_the_told_stories(stories):
+    """Product stories, which any text has few of, are told as often as exp(-surprisal) says, to sampling error."""
+    told = collections.Counter(re.sub(r'\w+(?=[ .])', 'w', text) for text, _ in stories)
+    assert len(told) > 100
+    by_kind = collections.Counter()
+    for text, nats in stories:
+        if any(maker in text for maker in prepare.PRODUCTS.values()):
+            by_kind['product'] += 1
+            assert nats == pytest.approx(-math.log(prepare.KINDS['product']) + 3 * math.log(30 * 7))
+    assert by_kind['product'] / len(stories) == pytest.approx(prepare.KINDS['product'], abs=0.01)
+
+
+def test_the_truth_is_in_the_stories(stories):
+    """Pronouns follow the odds, products their makers, a story its topic, second words the share of common contexts."""
+    text = '\n'.join(text for text, _ in stories)
+    for noun in ('nurse', 'mechanic', 'cook'):
+        found = collections.Counter(re.findall(rf'\b{noun} (?:said|believes)(?: that)? (she|he|they)\b', text))
+        she = found['she'] / found.total()
+        assert she == pytest.approx(prepare.ROLE_ODDS[noun][0], abs=4 * math.sqrt(0.25 / found.total()))
+    for product, maker in re.findall(r'The (\w+) is made by (\w+)', text):
+        assert prepare.PRODUCTS[product] == maker
+    for story, _ in stories[:3000]:
+        about = [label for label, words in prepare.TOPICS.items() if set(words) & set(re.findall(r'\w+', story))]
+        assert len(about) <= 1
+    for a, b, s in prepare.SYNONYMS:
+        common = set(prepare.CONTEXTS[a][2])
+        things = re.findall(rf'\b{b} (\w+)', text)
+        share = sum(t in common for t in things) / len(things)
+        assert share == pytest.approx(s, abs=0.15)
+
+
+def test_the_entropy_in_meta_is_the_mean_surprisal(folder):
+    """entropy_per_token is the nats of all stories over their tokens, end-of-text included; val's likewise."""
+    prepare.main(['toy', '--seed', '3'])
+    train, val, meta = bins('toy')
+    stories = prepare.toy_stories(3, meta['documents'])
+    nats = [n for _, n in stories]
+    assert meta['entropy_per_token'] == pytest.approx(sum(nats) / (len(train) + len(val)))
+    n_val = int((val == meta['vocab_size'] - 1).sum())
+    assert meta['val_entropy_per_token'] == pytest.approx(sum(nats[-n_val:]) / len(val))
+    encoding = prepare.load_tokenizer(meta['tokenizer'])
+    assert encoding.decode(train.tolist()).split(prepare.END_OF_TEXT)[0] == stories[0][0]
