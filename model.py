@@ -323,7 +323,18 @@ def next_word_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None 
 
 
 # -----------------------------------------------------------------------------
-# Weights from files.
+# Weights from files, and a device to put them on.
+
+
+def find_device(name: str) -> str:
+    """The device to compute on; auto is CUDA, else MPS, else the CPU."""
+    if name == 'auto':
+        return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'device {name} cannot be used ({str(error).splitlines()[0]}); take auto or cpu')
+    return name
 
 
 GPT2_VOCAB = 50257  # published weights with as many words or more use GPT-2's tokenizer
@@ -335,10 +346,13 @@ NOT_WEIGHTS = ('lm_head.weight', 'word_embeddings.weight', 'position_embeddings.
 def load_file(path: Path) -> dict:
     """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run."""
     try:
-        return torch.load(path, map_location='cpu', weights_only=True)
+        content = torch.load(path, map_location='cpu', weights_only=True)
     except (RuntimeError, OSError, EOFError, LookupError, AttributeError, ValueError, UnpicklingError) as e:
         reason = (str(e).strip() or type(e).__name__).splitlines()[0][:100]
         raise UserError(f'{path} is damaged or no file of weights ({reason}); make or fetch it again')
+    if not isinstance(content, dict):
+        raise UserError(f'{path} holds a {type(content).__name__}, no dictionary of weights')
+    return content
 
 
 def load_state(model: Backpack, state: dict[str, Tensor], path: Path) -> None:
@@ -349,8 +363,8 @@ def load_state(model: Backpack, state: dict[str, Tensor], path: Path) -> None:
             raise UserError(f'{path}: {key} is missing')
         if key not in own:
             raise UserError(f'{path}: {key} is no weight of this architecture')
-        if own[key].shape != state[key].shape:
-            raise UserError(f'{path}: {key} is {tuple(state[key].shape)}, not {tuple(own[key].shape)}')
+        if own[key].shape != (shape := getattr(state[key], 'shape', None)):
+            raise UserError(f'{path}: {key} is {shape and tuple(shape)}, not {tuple(own[key].shape)}')
     model.load_state_dict(state)
 
 
@@ -377,9 +391,9 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
     try:
         model = Backpack(Config(**checkpoint['model_config']))
         model.tokenizer = checkpoint['tokenizer']
-        state = checkpoint['model']
+        state = dict(checkpoint['model'])
     except (TypeError, LookupError) as error:
-        raise UserError(f'{path} is no checkpoint of train.py ({error})')
+        raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {error})')
     load_state(model, state, path)
     return model.eval()
 

@@ -13,7 +13,7 @@ import tiktoken
 import torch
 from torch import Tensor
 
-from model import Backpack, Edit, UserError, from_checkpoint, from_pretrained, load_file
+from model import Backpack, Edit, UserError, find_device, from_checkpoint, from_pretrained, load_file
 from prepare import UserError as PrepareError
 from prepare import load_tokenizer
 from senses import compose, parse_word_senses, scale_senses, word_forms
@@ -60,17 +60,6 @@ def newest_backpack() -> tuple[Backpack, Path]:
         if model.config.n_sense:
             return model, path
     raise UserError('no Backpack in out/ yet; run python train.py config/train_toy.py, or name one by --from')
-
-
-def find_device(name: str) -> str:
-    """The device to compute on."""
-    if name == 'auto':
-        return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f'device {name} cannot be used ({str(error).splitlines()[0]}); take auto or cpu')
-    return name
 
 
 def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> list[int]:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from model import Backpack, Config, UserError, from_checkpoint, from_pretrained, load_file
+from model import Backpack, Config, UserError, find_device, from_checkpoint, from_pretrained, load_file
 
 
 def setting(default, meaning: str):
@@ -273,17 +273,6 @@ class Machine:
         if self.world > 1:
             dist.all_reduce(x)
         return x.item() / self.world
-
-
-def find_device(name: str) -> str:
-    """The device to compute on; auto is CUDA, else MPS, else the CPU."""
-    if name == 'auto':
-        return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f'device {name} cannot be used ({str(error).splitlines()[0]}); take auto or cpu')
-    return name
 
 
 def find_machine(settings: Settings) -> Machine:

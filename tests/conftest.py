@@ -14,7 +14,8 @@ os.environ.setdefault('TIKTOKEN_CACHE_DIR', str(ROOT.parent / 'shared' / 'data' 
 
 @pytest.fixture(scope='session')
 def toy(tmp_path_factory):
-    """A folder with data/toy and out/toy: config/train_toy.py with fewer steps. TOY_SEED and TOY_STEPS change it."""
+    """A folder with data/toy and out/toy: config/train_toy.py with fewer steps. TOY_SEED and TOY_STEPS
+    change it."""
     folder, before = tmp_path_factory.mktemp('toy'), Path.cwd()
     os.chdir(folder)
     try:

@@ -48,11 +48,13 @@ def documents(ids: np.ndarray) -> list[str]:
     encoding = prepare.load_tokenizer(prepare.GPT2)
     assert ids[-1] == encoding.eot_token
     ends = np.flatnonzero(ids == encoding.eot_token)
-    return [encoding.decode(part[part != encoding.eot_token].tolist()) for part in np.split(ids, ends + 1)[:-1]]
+    return [encoding.decode(part[part != encoding.eot_token].tolist()) for part in np.split(ids,
+                                                                                            ends + 1)[:-1]]
 
 
 def error_of(capsys, *argv: str) -> str:
-    """What prepare.py says on standard error, in one line, as it leaves with exit code 2 and no data behind."""
+    """What prepare.py says on standard error, in one line, as it leaves with exit code 2 and no data
+    behind."""
     before = sorted(Path('data').rglob('*'))
     with pytest.raises(SystemExit) as stop:
         prepare.main(list(argv))
@@ -74,7 +76,8 @@ def write_parquet(path: Path, column: str = 'text') -> None:
 
 
 def test_decoded_bins_are_the_texts_whatever_the_format(folder):
-    """jsonl, parquet, text and an unknown extension, plain, .gz and .xz, come back from the bins letter for letter."""
+    """jsonl, parquet, text and an unknown extension, plain, .gz and .xz, come back from the bins letter
+    for letter."""
     gpt2_or_skip()
     lines = ''.join(json.dumps({'text': t, 'other': 1}) + '\n' for t in TEXTS).encode()
     Path('a.jsonl').write_bytes(lines)
@@ -84,7 +87,8 @@ def test_decoded_bins_are_the_texts_whatever_the_format(folder):
     for i, text in enumerate(TEXTS):
         Path(f'e{i}.txt').write_bytes(text.encode())
         Path(f'e{i}.tokens.xz').write_bytes(lzma.compress(text.encode()))
-    for name, files in (('a', ['a.jsonl']), ('b', ['b.jsonl.xz']), ('c', ['c.jsonl.gz']), ('d', ['d.parquet']),
+    for name, files in (('a', ['a.jsonl']), ('b', ['b.jsonl.xz']), ('c', ['c.jsonl.gz']),
+                        ('d', ['d.parquet']),
                         ('e', [f'e{i}.txt' for i in range(4)]), ('f', [f'e{i}.tokens.xz' for i in range(4)])):
         prepare.main([name, '--text', *files, '--val', 'e0.txt', '--num-proc', '2'])
         train, val, meta = bins(name)
@@ -121,7 +125,8 @@ def nested_archive(path: Path, texts: list[str]) -> None:
 
 
 def test_openwebtext_archives_are_read_as_published(folder):
-    """Nested archives give stripped documents in order, three or more newlines made two; 0.0005 are held out."""
+    """Nested archives give stripped documents in order, three or more newlines made two; 0.0005 are
+    held out."""
     gpt2_or_skip()
     raw = [f'\n\n Story {i}\n\n\n\nends.\n\nReally\n' for i in range(20)]
     nested_archive(Path('urlsf_subset00.tar'), raw)
@@ -134,14 +139,17 @@ def test_openwebtext_archives_are_read_as_published(folder):
 
 
 def test_openwebtext_comes_as_archives_or_as_whole_parquet(monkeypatch):
-    """All Parquet shards are taken if they are complete, else the archives; --subsets N takes the first N archives."""
+    """All Parquet shards are taken if they are complete, else the archives; --subsets N takes the first
+    N archives."""
     import huggingface_hub
     shards = [f'data/train-{i:05d}-of-00003.parquet' for i in range(3)]
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', lambda filename, **repo: filename)
     for listed, subsets, expected in (
-            (shards, None, shards), (shards[:2], None, [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]),
+            (shards, None, shards),
+            (shards[:2], None, [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]),
             (shards, 2, ['subsets/urlsf_subset00.tar', 'subsets/urlsf_subset01.tar'])):
-        monkeypatch.setattr(huggingface_hub.HfApi, 'list_repo_files', lambda self, listed=listed, **repo: listed)
+        monkeypatch.setattr(huggingface_hub.HfApi, 'list_repo_files', lambda self, listed=listed,
+                            **repo: listed)
         assert prepare.openwebtext_files(subsets) == expected
 
 
@@ -173,7 +181,8 @@ def test_a_lone_document_is_cut(folder):
 
 
 def test_held_out_rows_of_split_documents_are_their_ends():
-    """Where documents are several rows, what is held out is whole documents, or the end of one, never a middle."""
+    """Where documents are several rows, what is held out is whole documents, or the end of one, never a
+    middle."""
     rng = np.random.default_rng(0)
     for seed in range(50):
         lengths = rng.integers(1, 9, 30)
@@ -190,7 +199,8 @@ def test_held_out_rows_of_split_documents_are_their_ends():
 
 
 def test_a_finished_folder_is_not_made_twice_nor_replaced(folder, capsys):
-    """The same command again does nothing, another is refused without --overwrite, a damaged bin is not taken for whole."""
+    """The same command again does nothing, another is refused without --overwrite, a damaged bin is not
+    taken for whole."""
     gpt2_or_skip()
     Path('a.txt').write_text('one two three ' * 200)
     prepare.main(['a', '--text', 'a.txt', '--num-proc', '1'])
@@ -211,14 +221,19 @@ def tarfile_of_nothing() -> bytes:
 
 
 @pytest.mark.parametrize('name, content, message', [
-    ('a.txt', b'\xff\xfe\x00binary', 'not text'), ('b.txt', b'text\0with zero', 'zero bytes'), ('c.txt', b'', 'no text'),
+    ('a.txt', b'\xff\xfe\x00binary', 'not text'), ('b.txt', b'text\0with zero', 'zero bytes'),
+    ('c.txt', b'', 'no text'),
     ('l.tar', tarfile_of_nothing(), 'no .txt'),
-    ('d.jsonl', b'{"text": "a"}\n{"text": ', 'cannot be read as json'), ('e.jsonl', b'{"body": "a"}\n', 'no field "text"'),
-    ('f.jsonl', b'{"text": 3}\n', 'no field "text" that holds strings'), ('g.parquet', b'PAR1', 'cannot be read as'),
-    ('h.txt.xz', b'not packed', 'cannot be read'), ('i.txt.gz', gzip.compress(b'a' * 999)[:-9], 'cannot be read'),
+    ('d.jsonl', b'{"text": "a"}\n{"text": ', 'cannot be read as json'),
+    ('e.jsonl', b'{"body": "a"}\n', 'no field "text"'),
+    ('f.jsonl', b'{"text": 3}\n', 'no field "text" that holds strings'),
+    ('g.parquet', b'PAR1', 'cannot be read as'),
+    ('h.txt.xz', b'not packed', 'cannot be read'), ('i.txt.gz', gzip.compress(b'a' * 999)[:-9],
+                                                    'cannot be read'),
     ('j.tar', b'not a tar', 'cannot be read'), ('k.jsonl', b'', 'cannot be read as json')])
 def test_a_file_that_cannot_be_read_is_one_line(name, content, message, folder, capsys):
-    """Binary, empty, malformed and truncated files are named in one line, exit code 2, and leave nothing behind."""
+    """Binary, empty, malformed and truncated files are named in one line, exit code 2, and leave
+    nothing behind."""
     gpt2_or_skip()
     Path(name).write_bytes(content)
     line = error_of(capsys, 'bad', '--text', name, '--num-proc', '1')
@@ -266,9 +281,11 @@ def stories():
 
 
 def test_the_world_is_as_large_as_promised(stories):
-    """40 role nouns, 30 products of 10 makers, 8 topics, 3 homographs, 30 pairs, 400 to 1,200 words, all of them told."""
+    """40 role nouns, 30 products of 10 makers, 8 topics, 3 homographs, 30 pairs, 400 to 1,200 words,
+    all of them told."""
     words = collections.Counter(w for text, _ in stories for w in re.findall(r'\w+', text))
-    assert len(prepare.ROLES) == 40 and len(prepare.PRODUCTS) == 30 and len(set(prepare.PRODUCTS.values())) == 10
+    assert len(prepare.ROLES) == 40
+    assert len(prepare.PRODUCTS) == 30 and len(set(prepare.PRODUCTS.values())) == 10
     assert len(prepare.TOPICS) == 8 and len(prepare.HOMOGRAPHS) == 3 and len(prepare.SYNONYMS) == 30
     assert 400 <= len(words) <= 1200 and min(words.values()) >= 10
     known = [*prepare.ROLES, *prepare.PRODUCTS, *sum(prepare.TOPICS.values(), []), *prepare.HOMOGRAPHS]
@@ -287,7 +304,8 @@ def test_every_word_is_one_token_and_decoding_gives_the_text(stories):
 
 
 def test_a_tool_belongs_to_no_pronoun():
-    """Every tool and place of a she-noun is one of a he-noun, so that only the noun itself tells she from he."""
+    """Every tool and place of a she-noun is one of a he-noun, so that only the noun itself tells she
+    from he."""
     for column in (1, 2):
         of = {odds: {role[column] for role in prepare.ROLES.values() if role[0] == odds}
               for odds in (prepare.SHE, prepare.HE, prepare.EVEN)}
@@ -318,7 +336,8 @@ def test_a_text_has_one_derivation(stories):
 
 
 def test_surprisal_is_that_of_the_told_stories(stories):
-    """Product stories, which any text has few of, are told as often as exp(-surprisal) says, to sampling error."""
+    """Product stories, which any text has few of, are told as often as exp(-surprisal) says, to
+    sampling error."""
     told = collections.Counter(re.sub(r'\w+(?=[ .])', 'w', text) for text, _ in stories)
     assert len(told) > 100
     by_kind = collections.Counter()
@@ -330,16 +349,19 @@ def test_surprisal_is_that_of_the_told_stories(stories):
 
 
 def test_the_truth_is_in_the_stories(stories):
-    """Pronouns follow the odds, products their makers, a story its topic, second words the share of common contexts."""
+    """Pronouns follow the odds, products their makers, a story its topic, second words the share of
+    common contexts."""
     text = '\n'.join(text for text, _ in stories)
     for noun in ('nurse', 'mechanic', 'cook'):
-        found = collections.Counter(re.findall(rf'\b{noun} (?:said|believes)(?: that)? (she|he|they)\b', text))
+        found = collections.Counter(re.findall(rf'\b{noun} (?:said|believes)(?: that)? (she|he|they)\b',
+                                               text))
         she = found['she'] / found.total()
         assert she == pytest.approx(prepare.ROLE_ODDS[noun][0], abs=4 * math.sqrt(0.25 / found.total()))
     for product, maker in re.findall(r'The (\w+) is made by (\w+)', text):
         assert prepare.PRODUCTS[product] == maker
     for story, _ in stories[:3000]:
-        about = [label for label, words in prepare.TOPICS.items() if set(words) & set(re.findall(r'\w+', story))]
+        about = [label for label, words in prepare.TOPICS.items() if set(words) & set(re.findall(r'\w+',
+                                                                                                 story))]
         assert len(about) <= 1
     for a, b, s in prepare.SYNONYMS:
         common = set(prepare.CONTEXTS[a][2])
@@ -349,7 +371,8 @@ def test_the_truth_is_in_the_stories(stories):
 
 
 def test_the_entropy_in_meta_is_the_mean_surprisal(folder):
-    """entropy_per_token is the nats of all stories over their tokens, end-of-text included; val's likewise."""
+    """entropy_per_token is the nats of all stories over their tokens, end-of-text included; val's
+    likewise."""
     prepare.main(['toy', '--seed', '3'])
     train, val, meta = bins('toy')
     stories = prepare.toy_stories(3, meta['documents'])

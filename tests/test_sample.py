@@ -48,7 +48,8 @@ def table(text: str) -> dict[str, tuple[float, float]]:
 
 
 def test_senses_off_prints_the_next_words_of_the_model_before_and_after(out, capsys):
-    """The table holds the ten likeliest words with the model's own probabilities, edited by zeroing the sense by hand."""
+    """The table holds the ten likeliest words with the model's own probabilities, edited by zeroing the
+    sense by hand."""
     model = from_pretrained('out/toy')
     encoding = sample.load_tokenizer(model.tokenizer)
     idx = torch.tensor([encoding.encode_ordinary(sample.PROMPT)])
@@ -65,7 +66,8 @@ def test_senses_off_prints_the_next_words_of_the_model_before_and_after(out, cap
     rows = table(say(capsys, '--senses-off', 'nurse:3,5', '--max-new-tokens', '1'))
     assert len(rows) >= 10
     for word, pair in rows.items():
-        assert pair == pytest.approx((before[word_id(encoding, word)], after[word_id(encoding, word)]), abs=6e-4)
+        assert pair == pytest.approx((before[word_id(encoding, word)], after[word_id(encoding, word)]),
+                                     abs=6e-4)
     assert set(before.topk(10).indices.tolist()) <= {word_id(encoding, word) for word in rows}
 
 
@@ -86,7 +88,8 @@ def test_a_pair_of_words_picks_the_sense_that_most_separates_them(out, capsys):
 
 
 def test_flags_repeat_and_take_several_values(out, capsys):
-    """--senses-off a b and --senses-off a --senses-off b are the same; before equals after where the word is absent."""
+    """--senses-off a b and --senses-off a --senses-off b are the same; before equals after where the
+    word is absent."""
     both = table(say(capsys, '--senses-off', 'nurse:1', 'room:2,3'))
     assert both == table(say(capsys, '--senses-off', 'nurse:1', '--senses-off', 'room:2,3'))
     absent = say(capsys, '--senses-off', 'sheriff:0')
@@ -98,13 +101,16 @@ def test_sampling_is_decided_by_the_seed(out, capsys):
     """The same seed gives the same texts before and after an edit that does nothing, another seed others."""
     texts = [say(capsys, '--seed', str(seed), '--num-samples', '3') for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2] and texts[0].count('When the nurse came into the room,') == 3
-    unchanged = say(capsys, '--seed', '1', '--num-samples', '3', '--senses-off', 'sheriff:0', '--max-new-tokens', '9')
+    unchanged = say(capsys, '--seed', '1', '--num-samples', '3', '--senses-off', 'sheriff:0',
+                    '--max-new-tokens', '9')
     before, after = re.split(r'after 1: ', unchanged)
-    assert re.findall(r'before \d: (.*)', before) == [after.splitlines()[0], *re.findall(r'after \d: (.*)', after)]
+    assert re.findall(r'before \d: (.*)', before) == [after.splitlines()[0],
+                                                      *re.findall(r'after \d: (.*)', after)]
 
 
 def test_temperature_zero_and_an_empty_prompt(out, capsys):
-    """At temperature 0 all samples are the same; an empty prompt starts a story; a story ends at its end-of-text."""
+    """At temperature 0 all samples are the same; an empty prompt starts a story; a story ends at its
+    end-of-text."""
     lines = re.findall(r'^\d: (.*)', say(capsys, '--temperature', '0'), re.MULTILINE)
     assert lines[0] == lines[1] != sample.PROMPT
     story = say(capsys, '--start', '', '--temperature', '0', '--num-samples', '1', '--max-new-tokens', '200')
@@ -119,7 +125,8 @@ def test_a_long_prompt_is_cropped_and_says_so(out, capsys, tmp_path):
 
 
 def test_without_from_the_newest_backpack_is_taken(out, capsys, tmp_path, monkeypatch):
-    """The newest checkpoint in out/ that is a Backpack is used and named; without one the error names the command."""
+    """The newest checkpoint in out/ that is a Backpack is used and named; without one the error names
+    the command."""
     assert say(capsys).startswith('out/toy/ckpt.pt: Backpack with 16 senses a word')
     monkeypatch.chdir(tmp_path)
     assert 'python train.py config/train_toy.py' in error_of(capsys)
@@ -135,7 +142,8 @@ def test_without_from_the_newest_backpack_is_taken(out, capsys, tmp_path, monkey
     (['--senses-off', 'nurse'], 'WORD:SENSE'), (['--senses-off', 'nurse:x'], "'x' is neither"),
     (['--senses-off', 'nurse:she/zebra'], "'zebra'"), (['--senses-off', ':3'], 'WORD:SENSE'),
     (['--from', 'nowhere'], 'does not exist'), (['--start', 'FILE:nowhere.txt'], 'cannot be read as text'),
-    (['--temperature', '-1'], 'at least 0'), (['--top-k', '0'], 'at least 1'), (['--num-samples', 'two'], "'two'"),
+    (['--temperature', '-1'], 'at least 0'), (['--top-k', '0'], 'at least 1'),
+    (['--num-samples', 'two'], "'two'"),
     (['--device', 'abacus'], 'device abacus cannot be used'), (['--frobnicate'], '--help')])
 def test_a_bad_command_is_one_line(argv, message, out, capsys):
     """Exit code 2 and one line that names what was given and what is allowed."""
@@ -155,7 +163,9 @@ def test_a_model_without_senses_or_words_says_so(out, capsys):
 
 
 def test_the_command_works_as_typed(out):
-    """python sample.py --senses-off nurse:10 in a fresh process ends with exit code 0 and shows both columns."""
-    done = subprocess.run([sys.executable, ROOT / 'sample.py', '--senses-off', 'nurse:10'], capture_output=True, text=True)
+    """python sample.py --senses-off nurse:10 in a fresh process ends with exit code 0 and shows both
+    columns."""
+    done = subprocess.run([sys.executable, ROOT / 'sample.py', '--senses-off', 'nurse:10'],
+                          capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr
     assert len(table(done.stdout)) >= 10 and 'before 1: ' in done.stdout and 'after 2: ' in done.stdout

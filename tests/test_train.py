@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,7 @@ def loss_and_gradients(batch_size: int, accumulation: int, rank: int = 0, world:
     model = Backpack(config).double()
     settings = Settings(batch_size=batch_size, gradient_accumulation_steps=accumulation, block_size=8)
     data = Blocks(Path('data/tiny/train.bin'), 'uint16', 8, 40)
-    model.no_sync = __import__('contextlib').nullcontext
+    model.no_sync = nullcontext
     loss = train.gradients(model, data, 3, settings, Machine('cpu', 'float64', rank, world))
     return loss, [p.grad for p in model.parameters()]
 
@@ -131,7 +132,8 @@ def launch(processes: int, *argv: str) -> None:
 
 
 def test_two_gloo_processes_train_as_one(tiny):
-    """Under torchrun, 10 float64 steps of two processes end in the weights of one to 1e-9; step 1 agrees to 1e-6."""
+    """Under torchrun, 10 float64 steps of two processes end in the weights of one to 1e-9; step 1
+    agrees to 1e-6."""
     for processes in (1, 2):
         launch(processes, *SMALL, '--dtype=float64', '--gradient_accumulation_steps=2', '--max_iters=10',
                f'--out_dir=out/{processes}')
@@ -167,8 +169,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(tiny, options):
 def test_evaluation_is_the_mean_over_fixed_texts_without_dropout(tiny):
     """The validation loss equals the mean loss of its texts, one by one, and is the same when asked again."""
     torch.manual_seed(0)
-    model = Backpack(Config(block_size=8, vocab_size=40, n_layer=1, n_head=2, n_embd=16, n_sense=4, dropout=0.5))
-    data, settings = Blocks(Path('data/tiny/val.bin'), 'uint16', 8, 40), Settings(batch_size=7, eval_iters=100)
+    model = Backpack(Config(block_size=8, vocab_size=40, n_layer=1, n_head=2, n_embd=16, n_sense=4,
+                            dropout=0.5))
+    data = Blocks(Path('data/tiny/val.bin'), 'uint16', 8, 40)
+    settings = Settings(batch_size=7, eval_iters=100)
     machine = Machine('cpu', 'float32', 0, 1)
     loss = train.evaluate(model.train(), data, settings, machine)
     assert model.training and loss == train.evaluate(model, data, settings, machine)
@@ -178,7 +182,8 @@ def test_evaluation_is_the_mean_over_fixed_texts_without_dropout(tiny):
 
 def test_the_best_state_is_kept_and_the_latest_is_latest(tiny):
     """With random text the validation loss rises as the model memorises: best.pt is earlier than ckpt.pt."""
-    train.main([*SMALL, '--eval_interval=20', '--max_iters=200', '--lr_decay_iters=0', '--learning_rate=0.03'])
+    train.main([*SMALL, '--eval_interval=20', '--max_iters=200', '--lr_decay_iters=0',
+                '--learning_rate=0.03'])
     losses = {int(r['step']): float(r['val_loss']) for r in log() if r['val_loss']}
     best = torch.load('out/run/best.pt', weights_only=True)
     assert best['val_loss'] == min(losses.values()) == losses[best['step']]
@@ -186,7 +191,8 @@ def test_the_best_state_is_kept_and_the_latest_is_latest(tiny):
 
 
 def test_the_learning_rate_warms_up_and_decays_to_its_end():
-    """Linear up to learning_rate in warmup_iters steps, linear down to min_lr at lr_decay_iters, flat after it."""
+    """Linear up to learning_rate in warmup_iters steps, linear down to min_lr at lr_decay_iters, flat
+    after it."""
     s = Settings(learning_rate=1.0, warmup_iters=4, lr_decay_iters=14, min_lr=0.5, max_iters=20)
     rates = [train.learning_rate_at(step, s) for step in range(20)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0] and rates[9] == 0.75 and rates[14:] == [0.5] * 6
@@ -221,9 +227,12 @@ def test_settings_come_from_defaults_then_files_then_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize('text, message', [
-    ("import os\n", 'line 1: a config file holds only'), ("n_layer = print('boom')\n", 'line 1: a config file'),
-    ("a = b = 1\n", 'only lines key = value'), ("n_layers = 3\n", 'no setting n_layers; did you mean n_layer?'),
-    ("n_layer = 'three'\n", "n_layer is 'three'; it must be of type int"), ("n_layer = (\n", 'cannot be read')])
+    ("import os\n", 'line 1: a config file holds only'),
+    ("n_layer = print('boom')\n", 'line 1: a config file'),
+    ("a = b = 1\n", 'only lines key = value'),
+    ("n_layers = 3\n", 'no setting n_layers; did you mean n_layer?'),
+    ("n_layer = 'three'\n", "n_layer is 'three'; it must be of type int"),
+    ("n_layer = (\n", 'cannot be read')])
 def test_a_config_file_is_never_executed(text, message, tmp_path, capsys):
     """Anything but key = value with plain values is one line and exit code 2."""
     (tmp_path / 'c.py').write_text(text)
@@ -232,11 +241,14 @@ def test_a_config_file_is_never_executed(text, message, tmp_path, capsys):
 
 @pytest.mark.parametrize('option, message', [
     ('--n_layerz=3', 'did you mean n_layer?'), ('--n_layer=2.5', 'n_layer is 2.5; it must be of type int'),
-    ('--n_layer=True', 'n_layer is True'), ('--compile=yes', 'type bool'), ('--learning_rate=nan', 'type float'),
-    ('--n_embd=18', 'n_embd = 18 is not divisible by n_sense = 4'), ('--n_head=3', 'not divisible by n_head = 3'),
+    ('--n_layer=True', 'n_layer is True'), ('--compile=yes', 'type bool'),
+    ('--learning_rate=nan', 'type float'),
+    ('--n_embd=18', 'n_embd = 18 is not divisible by n_sense = 4'),
+    ('--n_head=3', 'not divisible by n_head = 3'),
     ('--batch_size=0', 'at least 1'), ('--beta1=1.0', 'below 1'), ('--model=bert', 'backpack or gpt'),
     ('--dtype=int8', 'it can be auto'), ('--device=abacus', 'cannot be used'), ('--n_sense=0', '--model=gpt'),
-    ('--dataset=none', 'run python prepare.py none --text FILE...'), ('--block_size=300', 'smaller --block_size'),
+    ('--dataset=none', 'run python prepare.py none --text FILE...'),
+    ('--block_size=300', 'smaller --block_size'),
     ('--init_from=resume', 'does not exist yet'), ('--init_from=nowhere', 'does not exist'),
     ('missing.py', 'cannot be read')])
 def test_a_bad_setting_is_one_line_and_writes_nothing(option, message, tiny, capsys):
@@ -270,10 +282,12 @@ def test_a_nanogpt_folder_holds_gpt2_tokens(tiny):
 
 
 def test_a_run_is_not_overwritten_unasked(tiny, capsys):
-    """scratch into a run with a checkpoint is refused, --overwrite=True replaces it, resume needs the same shape."""
+    """scratch into a run with a checkpoint is refused, --overwrite=True replaces it, resume needs the
+    same shape."""
     train.main([*SMALL, '--max_iters=2'])
     assert '--overwrite=True' in error_of(capsys, *SMALL, '--max_iters=3')
-    assert 'has n_layer 2, the settings have 3' in error_of(capsys, *SMALL, '--init_from=resume', '--n_layer=3')
+    assert 'has n_layer 2, the settings have 3' in error_of(capsys, *SMALL, '--init_from=resume',
+                                                            '--n_layer=3')
     assert 'is at step 2' in error_of(capsys, *SMALL, '--init_from=resume', '--max_iters=1')
     train.main([*SMALL, '--max_iters=3', '--overwrite=True'])
     assert checkpoint()['step'] == 3
@@ -284,10 +298,12 @@ def test_a_run_is_not_overwritten_unasked(tiny, capsys):
 
 @pytest.mark.parametrize('name', sorted(p.name for p in (ROOT / 'config').glob('*.py')))
 def test_every_config_makes_a_model(name):
-    """Each file in config/ is valid; all but the toy take 524,288 tokens a step and are split evenly over 4 GPUs."""
+    """Each file in config/ is valid; all but the toy take 524,288 tokens a step and are split evenly
+    over 4 GPUs."""
     s = train.parse_args([str(ROOT / 'config' / name)])
     train.check(s)
-    Config(n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, n_sense=s.n_sense, sense_hidden=s.sense_hidden)
+    Config(n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, n_sense=s.n_sense,
+           sense_hidden=s.sense_hidden)
     if name != 'train_toy.py':
         assert s.tokens_per_step == 524_288 and s.gradient_accumulation_steps % 4 == 0
         assert s.max_iters == (50_000 if name.startswith('senses') else 100_000)
