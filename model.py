@@ -2,18 +2,18 @@
 
 A Transformer turns a text into vectors and predicts the next word from them. A Backpack lets the Transformer
 choose only weights. What is weighted are sense vectors: k of them for every word of the vocabulary, the same
-in every text. The prediction is a weighted sum of the senses of the words so far, hence linear in each.
+in every text. The scores of the next word are linear in a weighted sum of the senses of the words so far.
 
     code              paper           shape          meaning
     wte               E               (V, d)         word embeddings, tied: input, senses and output use them
     Contextualizer    h, Eq. 11       (B, T, d)      a GPT-2 Transformer without its output layer
     SenseNetwork      C, Eq. 10       (B, T, k, d)   the senses of each word; no position, no context
-    SenseWeights      alpha, Eq. 12   (B, k, T, T)   how much position i takes of sense l of position j
+    SenseWeights      alpha, Eq. 12   (B, k, T, T)   how much i takes of sense l of j, at [b, l, i, j]
     weighted_sum      o, Eq. 2        (B, T, d)      o_i = sum_j sum_l alpha_lij C(x_j)_l
     project           Eq. 9           (B, T, V)      logits = o E^T
 
-B texts in a batch, T words in each, V words in the vocabulary, d = n_embd, k = n_sense; i and j are
-positions, l is a sense. "Word" means token throughout.
+B texts in a batch, T words in each, V rows of wte (padding included), d = n_embd, k = n_sense; i and j are
+positions, l is a sense, counted from 0. "Word" means token throughout.
 
 By hand (a test runs it), with k = 2, and d = 2 whose axes mean skateboard and health, for the text
 "trick sick": C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", a contextualizer that has
@@ -33,7 +33,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
 
-# An edit takes the ids (B, T) and their senses (B, T, k, d) and returns the senses to use in their place.
+# An edit takes the ids (B, T) that the model reads and their senses (B, T, k, d), and returns senses to sum.
 Edit = Callable[[Tensor, Tensor], Tensor]
 
 # The paper's three sizes (section 4.1, Table 6); the ablation (Table 8) is Mini with small sense MLPs.
@@ -60,7 +60,7 @@ class Config:
     n_embd: int = 768        # d
     n_sense: int = 16        # k; 0 is the baseline Transformer
     sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 * n_embd; Table 8: n_embd)
-    dropout: float = 0.0     # in the contextualizer only, so that a word's senses are one thing
+    dropout: float = 0.0     # in the contextualizer only: a word's senses are the same in every pass
 
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
@@ -133,7 +133,7 @@ class Block(nn.Module):
 
 
 class Contextualizer(nn.Module):
-    """Eq. 11, h = Transformer(E x): word embeddings (B, T, d) -> vectors that know the text so far."""
+    """Eq. 11, h = Transformer(E x): embeddings (B, T, d) -> vectors that know the text so far (B, T, d)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -143,7 +143,10 @@ class Contextualizer(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        positions = torch.arange(x.shape[1], device=x.device)  # (T,)
+        T, block_size = x.shape[1], self.wpe.num_embeddings
+        if T > block_size:
+            raise UserError(f'the text has {T} tokens; block_size is {block_size}')
+        positions = torch.arange(T, device=x.device)  # (T,)
         x = self.drop(x + self.wpe(positions))  # (B, T, d) + (T, d)
         for block in self.h:
             x = block(x)
@@ -155,10 +158,10 @@ class Contextualizer(nn.Module):
 
 
 class SenseNetwork(nn.Module):
-    """Eq. 10, C(x) = FF(E x): from the embedding of a word (.., d) to its k sense vectors (.., k, d).
+    """Eq. 10, C(x) = FF(E x): from the embedding E x of a word (.., d) to its k sense vectors (.., k, d).
 
-    Appendix A.1, with the residual and the norm ln_0 that the published code applies once more by accident
-    and the published weights therefore need. The published code has dropout here; this has none.
+    Appendix A.1 behind one more x + ln_0(x), an accident of the published code that its weights need. That
+    code has dropout here too; this has none.
     """
 
     def __init__(self, config: Config):
@@ -177,7 +180,7 @@ class SenseNetwork(nn.Module):
 
 
 class SenseWeights(nn.Module):
-    """Eq. 12, alpha_l = softmax(q_l k_l^T / sqrt(d/k)), causal: h (B, T, d) -> alpha (B, k, T, T).
+    """Eq. 12, alpha_l = softmax(query_l key_l^T / sqrt(d/k)), causal: h (B, T, d) -> alpha (B, k, T, T).
 
     Attention without values, one head a sense. Each row alpha[b, l, i, :] is >= 0, sums to one, and is zero
     after position i.
@@ -189,9 +192,11 @@ class SenseWeights(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
 
     def forward(self, h: Tensor) -> Tensor:
-        q, k = (split_heads(t, self.n_sense) for t in self.c_attn(h).chunk(2, dim=-1))  # (B, k, T, d/k) each
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, k, T, T)
-        future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)  # (T, T), true where j > i
+        query, key = self.c_attn(h).chunk(2, dim=-1)  # (B, T, d) each
+        query, key = (split_heads(t, self.n_sense) for t in (query, key))  # (B, k, T, d/k) each
+        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, k, T, T)
+        T = h.shape[1]
+        future = torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1)  # (T, T), true where j > i
         return scores.masked_fill(future, -math.inf).softmax(dim=-1)
 
 
@@ -209,7 +214,7 @@ class Backpack(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.tokenizer: dict | None = None  # what the ids mean; prepare.load_tokenizer reads it
+        self.tokenizer: dict | None = None  # what the ids mean, for prepare.load_tokenizer: {'name': 'gpt2'}
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         if config.n_sense:
@@ -228,7 +233,7 @@ class Backpack(nn.Module):
             nn.init.zeros_(module.bias)
 
     def senses(self, idx: Tensor) -> Tensor:
-        """Eq. 10: the sense vectors C(x)_1..k of the words idx, (B, T) or any shape -> (B, T, k, d)."""
+        """Eq. 10: the sense vectors of the words idx, (B, T) or any other shape (..) -> (.., k, d)."""
         if torch.compiler.is_compiling():  # a shape that depends on the data would break the graph
             return self.sense_network(self.wte(idx))
         words, place = idx.unique(return_inverse=True)  # a sense depends on the word alone: compute each once
@@ -247,11 +252,10 @@ class Backpack(nn.Module):
         """Logits (B, T, V) of the word after each position of idx (B, T), and the mean loss in nats.
 
         targets (B, T) are the ids to predict, -1 where nothing is asked; without them the loss is None.
-        edit changes the senses before they are summed; one that changes nothing gives bit-identical logits.
+        edit changes the senses before they are summed; one that changes nothing gives bit-identical logits
+        (in evaluation mode, as dropout draws anew).
         UserError: a text longer than block_size, or an edit for a Transformer.
         """
-        if idx.shape[1] > self.config.block_size:
-            raise UserError(f'the text has {idx.shape[1]} tokens; block_size is {self.config.block_size}')
         if edit is not None and not self.config.n_sense:
             raise UserError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
         if self.config.n_sense:
@@ -271,9 +275,12 @@ class Backpack(nn.Module):
                  edit: Edit | None = None) -> Tensor:
         """Continue the texts idx (B, T) by max_new_tokens ids each: (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest word; top_k draws among so many likeliest only. A text that has
-        outgrown block_size goes on with its last block_size // 2 tokens. Draws use torch's global generator.
+        temperature 0 takes the likeliest word; top_k draws from the top_k likeliest alone. Past block_size
+        only the last block_size // 2 tokens are read on; all are returned. Draws use torch's global generator.
+        UserError: an empty text, a negative temperature, top_k below 1.
         """
+        if idx.shape[1] == 0 or temperature < 0 or (top_k is not None and top_k < 1):
+            raise UserError(f'{idx.shape[1]} tokens, temperature {temperature}, top_k {top_k}: the least are 1, 0, 1')
         start = 0
         for _ in range(max_new_tokens):
             if idx.shape[1] - start > self.config.block_size:
@@ -292,7 +299,7 @@ class Backpack(nn.Module):
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=params[0].is_cuda)
 
     def n_params(self) -> dict[str, int]:
-        """Parameters of the contextualizer (with wte and sense weights), of the sense network, of both."""
+        """Parameters of the contextualizer (with wte and SenseWeights), of the sense network, of both."""
         total = sum(p.numel() for p in self.parameters())
         senses = sum(p.numel() for p in self.sense_network.parameters()) if self.config.n_sense else 0
         return {'contextualizer': total - senses, 'senses': senses, 'total': total}
@@ -363,13 +370,14 @@ def load_state(model: Backpack, state: dict[str, Tensor], path: Path) -> None:
             raise UserError(f'{path}: {key} is missing')
         if key not in own:
             raise UserError(f'{path}: {key} is no weight of this architecture')
-        if own[key].shape != (shape := getattr(state[key], 'shape', None)):
-            raise UserError(f'{path}: {key} is {shape and tuple(shape)}, not {tuple(own[key].shape)}')
+        shape, wanted = tuple(getattr(state[key], 'shape', ())), tuple(own[key].shape)
+        if shape != wanted:
+            raise UserError(f'{path}: {key} is {shape}, not {wanted}')
     model.load_state_dict(state)
 
 
 def from_pretrained(name_or_dir: str | Path) -> Backpack:
-    """A model in evaluation mode, on the CPU, from any place weights come in.
+    """A model in evaluation mode, on the CPU, from a local file or folder.
 
     A checkpoint of train.py, or its folder; or a folder with config.json and pytorch_model.bin as published
     for stanfordnlp/backpack-gpt2 and for gpt2. UserError, in one line, where the files do not hold together.
@@ -392,7 +400,7 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         model = Backpack(Config(**checkpoint['model_config']))
         model.tokenizer = checkpoint['tokenizer']
         state = dict(checkpoint['model'])
-    except (TypeError, LookupError) as error:
+    except (TypeError, LookupError, ValueError) as error:
         raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {error})')
     load_state(model, state, path)
     return model.eval()
@@ -408,13 +416,16 @@ def from_published(folder: Path) -> Backpack:
             n_head=settings['n_head'], n_embd=settings['n_embd'], n_sense=settings.get('num_senses', 0),
             sense_hidden=settings.get('sense_intermediate_scale', 4) * settings['n_embd'],
             dropout=settings.get('resid_pdrop', 0.0))
+        for name, ours in (('activation_function', 'gelu_new'), ('layer_norm_epsilon', 1e-5)):
+            if settings.get(name, ours) != ours:
+                raise UserError(f'{name} is {settings[name]}, this architecture has {ours}')
     except (ValueError, TypeError, LookupError) as error:
         raise UserError(f'{folder / "config.json"} describes no GPT-2 and no Backpack ({error})')
     state = {own_key(key): tensor for key, tensor in load_file(folder / 'pytorch_model.bin').items()}
     state = {key: tensor for key, tensor in state.items() if not key.endswith(NOT_WEIGHTS)}
     for key in state:
         if ('.h.' in key or key.startswith('sense_network.')) and state[key].dim() == 2:
-            state[key] = state[key].t()  # GPT-2's Conv1D keeps its weight transposed
+            state[key] = state[key].t()  # Conv1D keeps its weight transposed; sense_weights is a plain Linear
     if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides scores, here q, by i + 1
         for i in range(config.n_layer):
             for key in (f'contextualizer.h.{i}.attn.c_attn.weight', f'contextualizer.h.{i}.attn.c_attn.bias'):
