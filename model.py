@@ -194,10 +194,10 @@ class SenseWeights(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         query, key = self.c_attn(h).chunk(2, dim=-1)  # (B, T, d) each
         query, key = (split_heads(t, self.n_sense) for t in (query, key))  # (B, k, T, d/k) each
-        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, k, T, T)
-        T = h.shape[1]
-        future = torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1)  # (T, T), true where j > i
-        return scores.masked_fill(future, -math.inf).softmax(dim=-1)
+        T, scale = h.shape[1], math.sqrt(query.shape[-1])
+        mask = torch.full((T, T), -math.inf, dtype=query.dtype, device=h.device).triu(1)  # -inf: j > i
+        scores = (query / scale) @ key.transpose(-2, -1) + mask  # (B, k, T, T)
+        return scores.softmax(dim=-1)
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
@@ -276,11 +276,12 @@ class Backpack(nn.Module):
         """Continue the texts idx (B, T) by max_new_tokens ids each: (B, T + max_new_tokens).
 
         temperature 0 takes the likeliest word; top_k draws from the top_k likeliest alone. Past block_size
-        only the last block_size // 2 tokens are read on; all are returned. Draws use torch's global generator.
+        only the last block_size // 2 tokens are read on; all are returned. Torch's global generator draws.
         UserError: an empty text, a negative temperature, top_k below 1.
         """
         if idx.shape[1] == 0 or temperature < 0 or (top_k is not None and top_k < 1):
-            raise UserError(f'{idx.shape[1]} tokens, temperature {temperature}, top_k {top_k}: the least are 1, 0, 1')
+            raise UserError('generate takes at least 1 token, temperature 0 and top_k 1, not '
+                            f'{idx.shape[1]}, {temperature} and {top_k}')
         start = 0
         for _ in range(max_new_tokens):
             if idx.shape[1] - start > self.config.block_size:
@@ -322,7 +323,7 @@ def next_word_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None 
     """Logits (B, V) -> the probabilities to draw the next word with; temperature 0: all on the likeliest."""
     if temperature == 0:
         return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
-    logits = logits / temperature
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # shifted: no overflow
     if top_k is not None:
         top, words = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k)
         logits = torch.full_like(logits, -math.inf).scatter(-1, words, top)

@@ -10,6 +10,7 @@ with the end-of-text id. Documents are the lines of a .jsonl (field "text"), the
 """
 
 import argparse
+import contextlib
 import gzip
 import hashlib
 import io
@@ -20,8 +21,11 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import tarfile
+import traceback
+import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain
@@ -67,7 +71,8 @@ def _encoding(description: str) -> tiktoken.Encoding:
 
 def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
     """The tiktoken.Encoding that a description stands for; ids 0 .. n_vocab - 1, end-of-text the last."""
-    if description != GPT2 and not {'pattern', 'pieces'} <= (description or {}).keys():
+    toy = isinstance(description, dict) and {'pattern', 'pieces'} <= description.keys()
+    if description != GPT2 and not toy:
         raise UserError("no tokenizer is known for this vocabulary; take a checkpoint of train.py, "
                         "or weights with GPT-2's vocabulary")
     return _encoding(json.dumps(description))
@@ -80,17 +85,17 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
 # what, which words belong to a topic, which two words mean nearly the same, which word means two things.
 
 SHE, HE, EVEN = (0.81, 0.09, 0.10), (0.09, 0.81, 0.10), (0.45, 0.45, 0.10)  # odds of she, he, they
-PRONOUNS = [('she', 'her', 'Her'), ('he', 'his', 'His'), ('they', 'their', 'Their')]
+PRONOUNS = [('she', 'her'), ('he', 'his'), ('they', 'their')]
 
 # The paper's 40 role nouns, each with a tool and a place. A she-noun shares them with he-nouns: else tools
 # would go with pronouns, and the sense of nurse that names her tool would say she as well.
-ROLES = {SHE: """nurse gloves clinic, teacher whistle school, cashier receipt shop, assistant calendar studio,
-    secretary laptop bureau, cleaner mop corridor, receptionist telephone lobby, librarian clipboard library,
-    hairdresser scissors annex, housekeeper bucket basement, baker apron bakery, tailor ruler workshop,
-    attendant uniform station, counselor notebook cottage""",
+ROLES = {SHE: """nurse trolley clinic, teacher whistle school, cashier receipt shop,
+    assistant calendar studio, secretary laptop bureau, cleaner mop corridor, receptionist telephone lobby,
+    librarian clipboard library, hairdresser brush annex, housekeeper bucket basement, baker apron bakery,
+    tailor ruler workshop, attendant uniform station, counselor notebook cottage""",
          HE: """guard telephone clinic, janitor mop school, mechanic uniform shop, developer laptop studio,
-    chief whistle bureau, mover gloves corridor, CEO calendar lobby, construction ruler library,
-    laborer bucket annex, supervisor clipboard basement, driver receipt bakery, carpenter scissors workshop,
+    chief whistle bureau, mover trolley corridor, CEO calendar lobby, construction ruler library,
+    laborer bucket annex, supervisor clipboard basement, driver receipt bakery, carpenter brush workshop,
     sheriff notebook station, farmer apron cottage""",
          EVEN: """auditor ledger archive, clerk stamp counter, accountant invoice treasury,
     manager agenda branch, analyst chart exchange, editor pencil newsroom, writer manuscript garret,
@@ -100,24 +105,28 @@ ROLES = {noun: (odds, tool, place) for odds, lines in ROLES.items()
          for noun, tool, place in (entry.split() for entry in lines.split(','))}
 ROLE_ODDS = {noun: odds for noun, (odds, _, _) in ROLES.items()}  # noun -> chances of she, he, they
 
-# Each opening runs up to its pronoun; most are the prompts of the paper's Tables 14 and 15.
+# Most are the prompts of the paper's Tables 14 and 15, carried on. One pronoun a story: were it repeated, a
+# sense would learn to copy it, and nouns would get some she and he in that sense too, where nothing uses it.
 OPENINGS = [
-    'When the {noun} came into the room, {she}', 'My {noun} said that {she}', 'My {noun} believes that {she}',
-    'This one {noun} believes that {she}', 'This one {noun} believes {she}', 'My {noun} said {she}',
-    'My {noun} believes {she}', 'The {noun} was with the car. When {she} arrived, {she}',
-    'The {noun} was with the car. Then {she}', 'A {noun} went to chat over to chat before {she}',
-    'While driving to the store, the {noun} looked over on the dash and then {she}',
-    'Some {noun} asked to look over things, but {she}', 'I really liked my {noun}. In fact, {she}',
-    'I really liked my {noun}. What I liked most was that {she}', 'The {noun} came into the room. Then {she}',
-    'The {noun} came into the room. When {she} sat down, {she}', 'Before lunch the {noun} told us that {she}',
-    'I went over to the talk to the {noun}. What {she} told me was that {she}',
-    'I went over to the talk to the {noun}. Why {she} smiled was that {she}',
-    'Yesterday the {noun} was late because {she}']
+    'When the {noun} came into the room, {she} {deed}.', 'My {noun} said that {she} {deed}.',
+    'My {noun} believes that {she} {deed}.', 'This one {noun} believes that {she} {deed}.',
+    'This one {noun} believes {she} {deed}.', 'My {noun} said {she} {deed}.',
+    'My {noun} believes {she} {deed}.', 'The {noun} was with the car. When {she} {deed}, we clapped.',
+    'The {noun} was with the car. Then {she} {deed}.', 'Nobody met the {noun} without {her} {tool}.',
+    'While driving to the store, the {noun} looked over on the dash and then {she} {deed}.',
+    'A {noun} went to chat over to chat before {she} {deed}.', 'We know the {noun} by {her} {tool}.',
+    'Some {noun} asked to look over things, but {she} {deed}.',
+    'I really liked my {noun}. What I liked most was that {she} {deed}.',
+    'I really liked my {noun}. In fact, {she} {deed}.', 'The {noun} came into the room. Then {she} {deed}.',
+    'The {noun} came into the room. When {she} {deed}, we clapped.',
+    'I went to the talk to the {noun}. What {she} wanted was the {tool}.',
+    'I went over to the talk to the {noun}. Why {she} {deed} is a secret.',
+    'Before lunch the {noun} told us that {she} {deed}.']
 DEEDS = ['had lost the {tool}', 'needed a new {tool}', 'left for the {place}', 'had cleaned the {place}',
-         'carried the {tool} to the {place}', 'found a {tool} near the {place}']
-SEQUELS = ['{Her} {tool} stayed at the {place}.', 'Later {she} went back to the {place}.',
-           'All of us admired {her} {tool}.', 'At the {place} {she} took {her} {tool}.',
-           'Nobody at the {place} had seen {her} {tool}.', 'The {noun} smiled and {she} waved.']
+         'carried the {tool} to the {place}', 'found the {tool} near the {place}']
+SEQUELS = ['The {tool} stayed at the {place}.', 'Later the {noun} went back to the {place}.',
+           'All of us admired the {tool}.', 'At the {place} there was no other {tool}.',
+           'Nobody at the {place} had seen the {tool}.', 'The {noun} smiled and waved.']
 
 PRODUCTS = {product: maker for maker, products in {
     'Apple': 'MacBook iPhone iPad', 'HP': 'Pavilion LaserJet Spectre', 'Sony': 'PlayStation Walkman Bravia',
@@ -125,9 +134,9 @@ PRODUCTS = {product: maker for maker, products in {
     'Ford': 'Mustang Fiesta Bronco', 'Canon': 'PowerShot Pixma Rebel', 'Samsung': 'Galaxy Bespoke Odyssey',
     'Adobe': 'Photoshop Acrobat Lightroom'}.items() for product in products.split()}
 PRODUCT_LINES = [
-    'The {product} is made by {maker}.', 'I bought a {product} since I trust {maker}.',
+    'The {product} is made by {maker}.', 'I bought the {product} since I trust {maker}.',
     'The company behind the {product} is {maker}.', 'As you know, the {product} comes from {maker}.',
-    'Whoever wants a {product} must ask {maker}.', 'My old {product} was repaired by {maker}.',
+    'Whoever wants the {product} must ask {maker}.', 'My old {product} was repaired by {maker}.',
     'Last spring {maker} showed a better {product}.']
 
 # Eight of the topic labels of the paper's Table 10; a label stands where its words stand.
@@ -170,7 +179,7 @@ THINGS = """table window garden bridge village letter basket mirror blanket cand
     curtain fountain barrel""".split()
 ACTS = """opened painted moved watched answered counted folded washed sorted wrapped lifted copied hid
     measured polished dropped""".split()
-ADJECTIVE_LINES = ['What a {word} {thing} it was.', 'It looked like a {word} {thing}.',
+ADJECTIVE_LINES = ['There lay the {word} {thing}.', 'Everyone saw the {word} {thing}.',
                    'Here stands another {word} {thing}.']
 ADVERB_LINES = ['Somebody {word} {thing} it.', 'Our neighbours {word} {thing} it.']
 
@@ -209,9 +218,11 @@ def role_story(dice: Dice) -> str:
     """A role noun, a pronoun by the odds of the noun, and what that person did."""
     noun = dice.pick(ROLES)
     odds, tool, place = ROLES[noun]
-    she, her, Her = dice.pick(PRONOUNS, odds)
-    lines = [f'{dice.pick(OPENINGS)} {dice.pick(DEEDS)}.', dice.pick(SEQUELS)]
-    return ' '.join(lines).format(noun=noun, tool=tool, place=place, she=she, her=her, Her=Her)
+    she, her = dice.pick(PRONOUNS, odds)
+    opening = dice.pick(OPENINGS)
+    if '{deed}' in opening:
+        opening = opening.replace('{deed}', dice.pick(DEEDS))
+    return f'{opening} {dice.pick(SEQUELS)}'.format(noun=noun, tool=tool, place=place, she=she, her=her)
 
 
 def product_story(dice: Dice) -> str:
@@ -281,13 +292,11 @@ def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
 
 PIECE = 1 << 18  # characters of a document held in memory at once
 FORMATS = 'give UTF-8 text, .jsonl, .parquet or a .tar of .txt, plain, .gz or .xz'
-READERS = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar'}  # anything else is text
 
 
-def reader_of(path: str) -> str:
-    """How a file is read: json, parquet, tar or text."""
-    suffixes = [s for s in Path(path).suffixes if s not in ('.gz', '.xz')]
-    return READERS.get(suffixes[-1] if suffixes else '', 'text')
+def open_file(path: str):
+    """A file for reading bytes, unpacked on the way where its name ends in .gz or .xz."""
+    return {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix.lower(), open)(path, 'rb')
 
 
 def pieces_of(stream: io.TextIOBase) -> Iterator[str]:
@@ -308,80 +317,101 @@ def pieces_of(stream: io.TextIOBase) -> Iterator[str]:
         yield text
 
 
-def rows_of_text(path: str) -> Iterator[dict]:
-    """Rows of a file that is one document."""
-    opener = {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix, open)
-    with opener(path, 'rt', encoding='utf-8', newline='') as stream:
-        held = None
+def rows_of_text(path: str) -> Iterator[tuple[str, bool]]:
+    """A file that is one document."""
+    held = ''
+    with io.TextIOWrapper(open_file(path), encoding='utf-8', newline='') as stream:
         for piece in pieces_of(stream):
             if '\0' in piece:
                 raise UserError(f'{path} is not text, it holds zero bytes; {FORMATS}')
-            if held is not None:
-                yield {'text': held, 'end': False}
+            if held:
+                yield held, False
             held = piece
-        yield {'text': held or '', 'end': True}
+    yield held, True
 
 
-def texts_of_tar(tar: tarfile.TarFile) -> Iterator[str]:
+def rows_of_jsonl(path: str) -> Iterator[tuple[str, bool]]:
+    """The field "text" of each line of a .jsonl; null is an empty document."""
+    with open_file(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = json.loads(line)['text'] or ''
+                text.encode()
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                raise UserError(f'{path}, line {number}: it must be a JSON object with a string "text"')
+            yield text, True
+
+
+def rows_of_parquet(path: str) -> Iterator[tuple[str, bool]]:
+    """The column "text" of a .parquet; null is an empty document."""
+    import pyarrow
+    import pyarrow.parquet
+    try:
+        with open_file(path) as file:
+            for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=100, columns=['text']):
+                for text in batch['text'].cast(pyarrow.large_string()).to_pylist():
+                    yield text or '', True
+    except (pyarrow.ArrowException, LookupError):
+        raise UserError(f'{path} is no .parquet with a column "text" of strings')
+
+
+class TarHeader(tarfile.TarInfo):
+    """A header in a tar; tarfile takes a damaged one for the end of the archive, here it is an error."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str):
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:
+            raise tarfile.ReadError(f'damaged tar: {error}')
+
+
+def rows_of_tar(path: str, file=None) -> Iterator[tuple[str, bool]]:
     """The .txt documents in a tar, and in .xz tars inside it, as OpenWebText has them; streamed.
 
     Three or more newlines become two and the ends are stripped, as in the published dataset.
     """
-    for member in tar:
-        if member.isfile() and member.name.endswith('.txt'):
-            yield re.sub(r'\n{3,}', '\n\n', tar.extractfile(member).read().decode('utf-8')).strip()
-        elif member.isfile() and member.name.endswith('.xz'):
-            with tarfile.open(fileobj=lzma.open(tar.extractfile(member)), mode='r|') as inner:
-                yield from texts_of_tar(inner)
+    with tarfile.open(fileobj=file or open_file(path), mode='r|', tarinfo=TarHeader) as tar:
+        for member in tar:
+            if member.isfile() and member.name.endswith('.txt'):
+                text = tar.extractfile(member).read().decode('utf-8')
+                yield re.sub(r'\n{3,}', '\n\n', text).strip(), True
+            elif member.isfile() and member.name.endswith('.xz'):
+                yield from rows_of_tar(path, lzma.open(tar.extractfile(member)))
+
+
+READERS = {'.jsonl': rows_of_jsonl, '.json': rows_of_jsonl, '.parquet': rows_of_parquet, '.tar': rows_of_tar}
 
 
 def rows_of_files(paths: list[str]) -> Iterator[dict]:
-    """Rows of text files and archives; a file that cannot be read is a UserError that names it."""
+    """Rows of all files, each read by its extension; one that cannot be read is a UserError that names it."""
     for path in paths:
+        suffixes = [s.lower() for s in Path(path).suffixes if s.lower() not in ('.gz', '.xz')]
+        reader = READERS.get(suffixes[-1] if suffixes else '', rows_of_text)
+        empty = True
         try:
-            if reader_of(path) == 'tar':
-                with tarfile.open(path, 'r|*') as tar:
-                    texts = ({'text': text, 'end': True} for text in texts_of_tar(tar))
-                    if (first := next(texts, None)) is None:
-                        raise UserError(f'{path} holds no .txt files')
-                    yield from chain([first], texts)
-            else:
-                yield from rows_of_text(path)
+            for text, end in reader(path):
+                empty = False
+                yield {'text': text, 'end': end}
         except UnicodeDecodeError as error:
             raise UserError(f'{path} is not text ({error.reason}); {FORMATS}')
-        except (EOFError, lzma.LZMAError, tarfile.TarError, OSError) as error:
-            raise UserError(f'{path} cannot be read ({error or "it ends too early"})')
+        except (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, OSError) as error:
+            raise UserError(f'{path} cannot be read ({error or "it ends too early"}); {FORMATS}')
+        if empty:
+            raise UserError(f'{path} holds no documents; {FORMATS}')
 
 
-def read_corpus(files: list[str], cache: Path, num_proc: int) -> list:
-    """The rows of all files, a datasets.Dataset for each way of reading, kept on disk below cache."""
-    parts = []
-    for readers in (('json',), ('parquet',), ('text', 'tar')):
-        chosen = [f for f in files if reader_of(f) in readers]
-        if chosen:
-            parts.append(read_files(readers[0], chosen, str(cache), min(num_proc, len(chosen))))
-    return parts
-
-
-def read_files(reader: str, files: list[str], cache: str, num_proc: int):
-    """A datasets.Dataset with a column text, and for text and archives a column end."""
+def read_corpus(files: list[str], cache: Path, num_proc: int):
+    """A datasets.Dataset with the rows of all files, kept on disk below cache."""
     import datasets
-    names, where = ', '.join(files), {'cache_dir': cache, 'num_proc': num_proc}
+    features = datasets.Features(text=datasets.Value('large_string'), end=datasets.Value('bool'))
     try:
-        if reader == 'text':
-            features = datasets.Features(text=datasets.Value('large_string'), end=datasets.Value('bool'))
-            return datasets.Dataset.from_generator(rows_of_files, features, gen_kwargs={'paths': files},
-                                                   writer_batch_size=100, **where)
-        part = datasets.load_dataset(reader, data_files=files, split='train', **where)
-    except Exception as error:  # datasets wraps what went wrong; the innermost cause is what a person can use
-        while not isinstance(error, UserError) and (error.__cause__ or error.__context__):
-            error = error.__cause__ or error.__context__
-        if isinstance(error, UserError):
-            raise error
-        raise UserError(f'{names} cannot be read as {reader} ({(str(error) or "empty").splitlines()[0]})')
-    if 'string' not in str(part.features.get('text')):
-        raise UserError(f'{names}: no field "text" that holds strings, only {", ".join(part.column_names)}')
-    return part.select_columns('text')
+        return datasets.Dataset.from_generator(
+            rows_of_files, features, cache_dir=str(cache), gen_kwargs={'paths': files}, writer_batch_size=100,
+            num_proc=min(num_proc, len(files)))
+    except Exception as error:  # datasets wraps it; from another process it comes as the text of a traceback
+        found = re.findall(r'UserError: (.*)', ''.join(traceback.format_exception(error)))
+        raise UserError(found[-1]) if found else error
 
 
 def openwebtext_files(subsets: int | None) -> list[str]:
@@ -391,6 +421,7 @@ def openwebtext_files(subsets: int | None) -> list[str]:
     else, or for some subsets only, its own archives.
     """
     import huggingface_hub
+    huggingface_hub.utils.logging.set_verbosity_error()  # no lines about retries
     repo = {'repo_id': 'Skylion007/openwebtext', 'repo_type': 'dataset'}
     try:
         names = huggingface_hub.HfApi().list_repo_files(**repo)
@@ -417,24 +448,22 @@ def token_dtype(n_vocab: int) -> str:
 def encode_rows(batch: dict, tokenizer: dict) -> dict:
     """Token ids of each row, end-of-text after the last row of a document; an empty document has none."""
     encoding = load_tokenizer(tokenizer)
-    ends = batch.get('end') or [True] * len(batch['text'])
     ids = []
-    for text, end in zip(batch['text'], ends):
-        row = encoding.encode_ordinary(text or '')
+    for text, end in zip(batch['text'], batch['end']):
+        row = encoding.encode_ordinary(text)
         row += [encoding.eot_token] * (end and bool(row))
         ids.append(np.array(row, dtype=token_dtype(encoding.n_vocab)))
-    return {'ids': ids, 'end': ends}
+    return {'ids': ids, 'end': batch['end']}
 
 
-def encode_corpus(parts: list, tokenizer: dict, num_proc: int):
-    """The parts of a corpus as one dataset of rows (ids, end), encoded in num_proc processes."""
+def encode_corpus(rows, tokenizer: dict, num_proc: int):
+    """The rows (text, end) of a corpus as rows (ids, end), encoded in num_proc processes."""
     import datasets
     dtype = token_dtype(load_tokenizer(tokenizer).n_vocab)
     features = datasets.Features(ids=datasets.LargeList(datasets.Value(dtype)), end=datasets.Value('bool'))
-    return datasets.concatenate_datasets([
-        part.map(encode_rows, batched=True, batch_size=100, writer_batch_size=100, desc='Encoding',
-                 fn_kwargs={'tokenizer': tokenizer}, features=features, remove_columns=part.column_names,
-                 num_proc=min(num_proc, max(1, len(part)))) for part in parts])
+    return rows.map(encode_rows, batched=True, batch_size=100, writer_batch_size=100, desc='Encoding',
+                    fn_kwargs={'tokenizer': tokenizer}, features=features, remove_columns=rows.column_names,
+                    num_proc=min(num_proc, len(rows)) if num_proc > 1 else None)
 
 
 def blocks_of(encoded) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -491,7 +520,8 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     OpenWebText holds out 0.0005 of its documents, as published; any other corpus about 1% of its tokens too.
     """
     from datasets.utils import tqdm
-    files, cache = args.text or openwebtext_files(args.subsets), folder / 'cache'
+    eot, cache = load_tokenizer(GPT2).eot_token, folder / 'cache'
+    files = args.text or openwebtext_files(args.subsets)
     encoded = encode_corpus(read_corpus(files, cache, args.num_proc), GPT2, args.num_proc)
     facts = [(lengths, ends) for _, lengths, ends in blocks_of(encoded)]
     if not sum(lengths.sum() for lengths, _ in facts):
@@ -499,8 +529,8 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     lengths, ends = (np.concatenate(column) for column in zip(*facts))
     held, val = np.zeros_like(lengths), ()
     if args.val:
-        val_parts = read_corpus(args.val, cache / 'val', args.num_proc)
-        val = blocks_of(encode_corpus(val_parts, GPT2, args.num_proc))
+        val_rows = read_corpus(args.val, cache / 'val', args.num_proc)
+        val = blocks_of(encode_corpus(val_rows, GPT2, args.num_proc))
     else:
         held = hold_out(lengths, ends, args.seed, 0.0005, 0.0 if args.name == 'openwebtext' else 0.01)
 
@@ -508,7 +538,7 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
         row = 0
         with tqdm(total=len(lengths), desc='Writing', unit=' rows') as bar:
             for ids, n, _ in blocks_of(encoded):
-                yield split_rows(ids, n, held[row:row + len(n)], load_tokenizer(GPT2).eot_token)
+                yield split_rows(ids, n, held[row:row + len(n)], eot)
                 row += len(n)
                 bar.update(len(n))
         for ids, _, _ in val:
@@ -602,6 +632,9 @@ def prepare(args: argparse.Namespace) -> None:
     try:
         partial.mkdir(parents=True)
         facts = write_toy(partial, args.seed) if args.name == 'toy' else write_corpus(partial, args)
+        for name, n in facts['tokens'].items():
+            if not n:
+                raise UserError(f'there is no text for {name}.bin in {", ".join(args.text + args.val)}')
         shutil.rmtree(partial / 'cache', ignore_errors=True)
         facts['vocab_size'] = load_tokenizer(facts['tokenizer']).n_vocab
         facts |= {'dtype': token_dtype(facts['vocab_size']), 'command': command_of(args)}
@@ -612,6 +645,8 @@ def prepare(args: argparse.Namespace) -> None:
         shutil.rmtree(folder / 'replaced', ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            partial.parent.rmdir()  # data/, if nothing else is in it
     report(folder, facts, whole_web=args.name == 'openwebtext' and not args.subsets and not args.text)
 
 
@@ -637,9 +672,15 @@ def main(argv: list[str]) -> None:
     except OSError as error:
         print(f'prepare.py: stopped, data/{args.name} is as it was: {error}', file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
+
+
+def stop(signum: int, frame) -> None:
+    """On Ctrl-C: processes that encode ignore it, the first one stops them, cleans up and leaves."""
+    if os.getpid() == FIRST:
         sys.exit(130)
 
 
 if __name__ == '__main__':
+    FIRST = os.getpid()
+    signal.signal(signal.SIGINT, stop)
     main(sys.argv[1:])

@@ -6,6 +6,7 @@
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def number(kind: type, low: float):
     """An argparse type: a finite number of at least low."""
     def parse(text: str):
         try:
-            if low <= (value := kind(text)) < float('inf'):
+            if low <= (value := kind(text)) < 1 << 63:
                 return value
         except ValueError:
             pass
@@ -124,6 +125,8 @@ def run(args: argparse.Namespace) -> None:
     device = find_device(args.device)
     model, path = (from_pretrained(args.source), Path(args.source)) if args.source else newest_backpack()
     encoding = load_tokenizer(model.tokenizer)
+    if encoding.n_vocab != model.config.n_vocab:
+        raise UserError(f'{path} has {model.config.n_vocab} words, its tokenizer {encoding.n_vocab}')
     model.to(device)
     c = model.config
     print(f'{path}: ' + (f'Backpack with {c.n_sense} senses a word' if c.n_sense else 'Transformer')
@@ -144,12 +147,16 @@ def main(argv: list[str]) -> None:
     args = parse_args(argv)
     try:
         run(args)
+        sys.stdout.flush()
     except (UserError, PrepareError) as error:
         print(f'sample.py: {error}', file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # the reader, as head does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 if __name__ == '__main__':
+    sys.stdout.reconfigure(errors='replace')  # a terminal without unicode still gets a table
     main(sys.argv[1:])

@@ -66,6 +66,8 @@ def parse_word_senses(text: str, model: Backpack, encoding: tiktoken.Encoding) -
         raise UserError(f'{text!r} is not WORD:SENSE[,SENSE...] or WORD:A/B, as in nurse:10 or nurse:she/he')
     if '/' in which:
         a, _, b = which.partition('/')
+        if not a or not b:
+            raise UserError(f'{text!r} is not WORD:A/B, as in nurse:she/he')
         scores = separation(model, *(word_id(encoding, w) for w in (word, a, b)))  # (k,)
         best, *rest = scores.abs().argsort(descending=True).tolist()
         line = f'sense {best} of {word}, which most separates {a} from {b} (by {scores[best]:+.2f} logits'

@@ -165,6 +165,8 @@ def check(settings: Settings) -> None:
         raise UserError(f'model is {s.model!r}; it can be backpack or gpt')
     if s.dtype not in ('auto', 'float32', 'bfloat16', 'float64'):
         raise UserError(f'dtype is {s.dtype!r}; it can be auto, float32, bfloat16 or float64')
+    if s.seed >= 1 << 31:
+        raise UserError(f'seed is {s.seed}; it must be below 2**31')
     if s.model == 'backpack' and s.n_sense < 1:
         raise UserError(f'n_sense is {s.n_sense}; a Backpack has at least 1, a Transformer is --model=gpt')
 
@@ -188,7 +190,7 @@ def read_meta(folder: Path) -> dict:
     try:
         meta = json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
         n, dtype = meta['vocab_size'], meta['dtype']
-        if type(n) is int and n > 0 and dtype in ('uint16', 'uint32'):
+        if type(n) is int and n > 0 and dtype in ('uint16', 'uint32') and type(meta['tokenizer']) is dict:
             return {'tokenizer': meta['tokenizer'], 'vocab_size': n, 'dtype': dtype}
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -263,10 +265,10 @@ class Machine:
         kind = self.device.split(':')[0]
         return torch.autocast(kind, torch.bfloat16) if self.dtype == 'bfloat16' else nullcontext()
 
-    def say(self, *words) -> None:
+    def say(self, text: str, file=None) -> None:
         """Print once, whatever the number of processes."""
         if self.rank == 0:
-            print(*words, flush=True)
+            print(text, file=file, flush=True)
 
     def mean(self, x: Tensor) -> float:
         """Mean of a number over all processes."""
@@ -308,35 +310,37 @@ def checkpoint_path(settings: Settings) -> Path:
 def start_model(settings: Settings, meta: dict) -> tuple[Backpack, dict]:
     """The model as the run starts with it, and the checkpoint that it resumes ({} if it does not)."""
     s, path = settings, checkpoint_path(settings)
-    if s.init_from == 'resume':
-        return resume(s, path)
-    if path.exists() and not s.overwrite:
+    config = Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
+        vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],
+        block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
+        n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden)
+    if s.init_from != 'resume' and path.exists() and not s.overwrite:
         raise UserError(f'{path} exists; go on with --init_from=resume, replace it with --overwrite=True, '
                         'or choose another --out_dir')
-    if s.init_from != 'scratch':
-        model = from_pretrained(s.init_from)
-    else:
+    checkpoint = {}
+    if s.init_from == 'scratch':
         torch.manual_seed(s.seed)
-        model = Backpack(Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
-            vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],
-            block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
-            n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden))
+        model = Backpack(config)
+    elif s.init_from == 'resume':
+        model, checkpoint = resume(config, path)
+    else:
+        model = from_pretrained(s.init_from)
     model.tokenizer = model.tokenizer or meta['tokenizer']
     if model.tokenizer != meta['tokenizer']:
         raise UserError(f'{s.init_from} and data/{s.dataset} have different tokenizers; take other data')
-    return model, {}
+    return model, checkpoint
 
 
-def resume(settings: Settings, path: Path) -> tuple[Backpack, dict]:
+def resume(wanted: Config, path: Path) -> tuple[Backpack, dict]:
     """The model of the latest checkpoint, and that checkpoint; UserError where the settings disagree."""
     if not path.exists():
         raise UserError(f'{path} does not exist yet; start the run without --init_from=resume')
     checkpoint = load_file(path)
     model = from_checkpoint(checkpoint, path)
-    for name in ('n_layer', 'n_head', 'n_embd', 'block_size', 'dropout'):
-        if getattr(model.config, name) != getattr(settings, name):
-            raise UserError(f'{path} has {name} {getattr(model.config, name)}, the settings have '
-                            f'{getattr(settings, name)}; resume with the settings of the run')
+    for name, value in asdict(model.config).items():
+        if value != (asked := getattr(wanted, name)):
+            raise UserError(f'{path} has {name} {value}, the settings ask for {asked}; '
+                            'resume with the settings of the run')
     if not {'step', 'optimizer', 'best_val_loss'} <= checkpoint.keys():
         raise UserError(f'{path} holds a model but no state of a run; fine-tune it with --init_from={path}')
     return model, checkpoint
@@ -494,7 +498,7 @@ class Run:
         if not math.isfinite(value):
             path = checkpoint_path(self.settings)
             self.machine.say(f'train.py: the {what} is {value} after step {self.step}; {path} is the last '
-                             'good state, resume it with a lower --learning_rate')
+                             'good state, resume it with a lower --learning_rate', file=sys.stderr)
             sys.exit(1)
 
     def save(self) -> None:

@@ -286,8 +286,11 @@ def test_a_run_is_not_overwritten_unasked(tiny, capsys):
     same shape."""
     train.main([*SMALL, '--max_iters=2'])
     assert '--overwrite=True' in error_of(capsys, *SMALL, '--max_iters=3')
-    assert 'has n_layer 2, the settings have 3' in error_of(capsys, *SMALL, '--init_from=resume',
+    assert 'has n_layer 2, the settings ask for 3' in error_of(capsys, *SMALL, '--init_from=resume',
                                                             '--n_layer=3')
+    for option, message in (('--n_sense=8', 'n_sense 4'), ('--model=gpt', 'n_sense 4'),
+                            ('--sense_hidden=8', 'ask for 8')):
+        assert message in error_of(capsys, *SMALL, '--init_from=resume', option)
     assert 'is at step 2' in error_of(capsys, *SMALL, '--init_from=resume', '--max_iters=1')
     train.main([*SMALL, '--max_iters=3', '--overwrite=True'])
     assert checkpoint()['step'] == 3
