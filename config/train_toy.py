@@ -9,7 +9,7 @@ batch_size = 32
 max_iters = 2000
 learning_rate = 3e-3
 warmup_iters = 100
-weight_decay = 0.3  # over 2,000 steps the 0.1 of the paper would hardly decay anything
+weight_decay = 1.0  # steps * rate * decay = 6, as in the paper: 100,000 * 6e-4 * 0.1
 eval_interval = 500
 eval_iters = 20
 log_interval = 50

@@ -141,7 +141,7 @@ def test_without_from_the_newest_backpack_is_taken(out, capsys, tmp_path, monkey
     (['--senses-off', 'zebra:1'], "'zebra' is no single word of this vocabulary but ' ' + 'z'"),
     (['--senses-off', 'nurse'], 'WORD:SENSE'), (['--senses-off', 'nurse:x'], "'x' is neither"),
     (['--senses-off', 'nurse:she/zebra'], "'zebra'"), (['--senses-off', 'nurse:she/'], 'WORD:A/B'),
-    (['--temperature', '-1'], 'at least 0'), (['--senses-off', ':3'], 'WORD:SENSE'),
+    (['--senses-off', ':3'], 'WORD:SENSE'),
     (['--from', 'nowhere'], 'does not exist'), (['--start', 'FILE:nowhere.txt'], 'cannot be read as text'),
     (['--temperature', '-1'], 'at least 0'), (['--top-k', '0'], 'at least 1'),
     (['--num-samples', 'two'], "'two'"),
