@@ -310,19 +310,19 @@ def checkpoint_path(settings: Settings) -> Path:
 def start_model(settings: Settings, meta: dict) -> tuple[Backpack, dict]:
     """The model as the run starts with it, and the checkpoint that it resumes ({} if it does not)."""
     s, path = settings, checkpoint_path(settings)
-    config = Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
-        vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],
-        block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
-        n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden)
     if s.init_from != 'resume' and path.exists() and not s.overwrite:
         raise UserError(f'{path} exists; go on with --init_from=resume, replace it with --overwrite=True, '
                         'or choose another --out_dir')
     checkpoint = {}
     if s.init_from == 'scratch':
         torch.manual_seed(s.seed)
-        model = Backpack(config)
+        model = Backpack(Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
+            vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],
+            block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
+            n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden))
     elif s.init_from == 'resume':
-        model, checkpoint = resume(config, path)
+        checkpoint = read_state(s, path)
+        model = from_checkpoint(checkpoint, path)
     else:
         model = from_pretrained(s.init_from)
     model.tokenizer = model.tokenizer or meta['tokenizer']
@@ -331,19 +331,18 @@ def start_model(settings: Settings, meta: dict) -> tuple[Backpack, dict]:
     return model, checkpoint
 
 
-def resume(wanted: Config, path: Path) -> tuple[Backpack, dict]:
-    """The model of the latest checkpoint, and that checkpoint; UserError where the settings disagree."""
+def read_state(settings: Settings, path: Path) -> dict:
+    """The latest checkpoint; UserError where it holds no run, or one of another shape."""
     if not path.exists():
         raise UserError(f'{path} does not exist yet; start the run without --init_from=resume')
     checkpoint = load_file(path)
-    model = from_checkpoint(checkpoint, path)
-    for name, value in asdict(model.config).items():
-        if value != (asked := getattr(wanted, name)):
-            raise UserError(f'{path} has {name} {value}, the settings ask for {asked}; '
-                            'resume with the settings of the run')
-    if not {'step', 'optimizer', 'best_val_loss'} <= checkpoint.keys():
-        raise UserError(f'{path} holds a model but no state of a run; fine-tune it with --init_from={path}')
-    return model, checkpoint
+    if not {'step', 'optimizer', 'best_val_loss', 'settings'} <= checkpoint.keys():
+        raise UserError(f'{path} holds no state of a run; fine-tune weights with --init_from={path}')
+    for name in ('model', 'n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size', 'dropout'):
+        was, asked = checkpoint['settings'].get(name), getattr(settings, name)
+        if was != asked:
+            raise UserError(f'{path} has {name} {was}, the settings ask for {asked}; resume with the same')
+    return checkpoint
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
@@ -408,8 +407,8 @@ def gradients(model, data: Blocks, step: int, settings: Settings, machine: Machi
     s, n = settings, settings.gradient_accumulation_steps
     chosen = blocks_of_step(s.seed, step, s.batch_size * n, data.n)
     micro = chosen.reshape(n, s.batch_size)[machine.rank::machine.world]
-    if s.dropout:  # its masks are a function of the step too, so that a resumed run draws the same
-        torch.manual_seed((s.seed << 32) + step * machine.world + machine.rank)
+    # the masks of dropout are a function of the step too, so that a resumed run draws the same
+    torch.manual_seed((s.seed << 32) + step * machine.world + machine.rank)
     total = torch.zeros((), device=machine.device)
     for i, rows in enumerate(micro):
         x, y = to_device(data(rows), machine.device)

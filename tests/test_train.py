@@ -207,10 +207,13 @@ def test_a_non_finite_loss_stops_the_run_and_spoils_no_checkpoint(tiny):
 
 
 def test_fine_tuning_starts_from_the_weights_given(tiny):
-    """--init_from=out/run takes the weights and the shape of that run; its first loss is the other's last."""
+    """--init_from=out/run takes the weights and the shape of that run; its first loss is the other's last.
+    It resumes like any other run."""
     train.main([*SMALL, '--max_iters=5'])
     train.main([*SMALL, '--max_iters=1', '--n_embd=999', '--init_from=out/run', '--out_dir=out/tuned'])
     assert log('out/tuned')[0]['val_loss'] == [r['val_loss'] for r in log() if r['val_loss']][-1]
+    train.main([*SMALL, '--max_iters=2', '--n_embd=999', '--init_from=resume', '--out_dir=out/tuned'])
+    assert checkpoint('out/tuned')['step'] == 2
 
 
 # -----------------------------------------------------------------------------
@@ -288,7 +291,7 @@ def test_a_run_is_not_overwritten_unasked(tiny, capsys):
     assert '--overwrite=True' in error_of(capsys, *SMALL, '--max_iters=3')
     assert 'has n_layer 2, the settings ask for 3' in error_of(capsys, *SMALL, '--init_from=resume',
                                                             '--n_layer=3')
-    for option, message in (('--n_sense=8', 'n_sense 4'), ('--model=gpt', 'n_sense 4'),
+    for option, message in (('--n_sense=8', 'n_sense 4'), ('--model=gpt', 'model backpack'),
                             ('--sense_hidden=8', 'ask for 8')):
         assert message in error_of(capsys, *SMALL, '--init_from=resume', option)
     assert 'is at step 2' in error_of(capsys, *SMALL, '--init_from=resume', '--max_iters=1')
