@@ -9,7 +9,9 @@ import prepare
 import train
 
 ROOT = Path(__file__).parent.parent
-os.environ.setdefault('TIKTOKEN_CACHE_DIR', str(ROOT.parent / 'shared' / 'data' / 'tiktoken'))
+VOCABULARY = ROOT.parent / 'shared' / 'data' / 'tiktoken'
+if VOCABULARY.is_dir():
+    os.environ.setdefault('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
 
 
 @pytest.fixture(scope='session')
