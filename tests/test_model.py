@@ -188,6 +188,18 @@ def test_loss_before_training_is_ln_v(n_sense):
     assert abs(model(idx[:, :-1], idx[:, 1:])[1].item() - math.log(5000)) < 0.2
 
 
+def test_weights_start_as_in_gpt2():
+    """Matrices have deviation 0.02, residual projections that over sqrt(2 n_layer); biases are zero."""
+    torch.manual_seed(0)
+    model = Backpack(Config(block_size=64, vocab_size=500, n_layer=8, n_head=4, n_embd=128))
+    for name, p in model.named_parameters():
+        if p.dim() == 2:
+            residual = name.startswith('contextualizer.h.') and 'c_proj' in name
+            assert p.std().item() == pytest.approx(0.005 if residual else 0.02, rel=0.05), name
+        elif name.endswith('bias'):
+            assert (p == 0).all(), name
+
+
 def test_weight_decay_is_on_matrices_alone():
     """AdamW decays every parameter with two or more axes, no other, and holds each of them once."""
     model = lively()
