@@ -331,9 +331,11 @@ def rows_of_text(path: str) -> Iterator[tuple[str, bool]]:
 
 
 def rows_of_jsonl(path: str) -> Iterator[tuple[str, bool]]:
-    """The field "text" of each line of a .jsonl; null is an empty document."""
+    """The field "text" of each line of a .jsonl; null is an empty document, an empty line is none."""
     with open_file(path) as file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
                 text = json.loads(line)['text'] or ''
                 text.encode()

@@ -79,7 +79,7 @@ def test_decoded_bins_are_the_texts_whatever_the_format(folder):
     """jsonl, parquet, text and an unknown extension, plain, .gz and .xz, come back from the bins letter
     for letter."""
     gpt2_or_skip()
-    lines = ''.join(json.dumps({'text': t, 'other': 1}) + '\n' for t in TEXTS).encode()
+    lines = ''.join(json.dumps({'text': t, 'other': i or [i]}) + '\n\n' for i, t in enumerate(TEXTS)).encode()
     Path('a[1].JSONL').write_bytes(lines)
     Path('b.jsonl.xz').write_bytes(lzma.compress(lines))
     Path('c.jsonl.gz').write_bytes(gzip.compress(lines))
