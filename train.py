@@ -369,9 +369,12 @@ class Log:
         if step and path.exists():
             with open(path, newline='') as file:
                 rows = [row for row in csv.reader(file) if row and row[0].isdigit() and int(row[0]) <= step]
-        self.file = open(path, 'w', newline='')
+        partial = path.with_suffix('.partial')
+        with open(partial, 'w', newline='') as file:
+            csv.writer(file).writerows([self.COLUMNS, *rows])
+        os.replace(partial, path)
+        self.file = open(path, 'a', newline='')
         self.writer = csv.writer(self.file)
-        self.writer.writerows([self.COLUMNS, *rows])
 
     def write(self, **row) -> None:
         """Append a row; a column without a value stays empty."""
