@@ -16,14 +16,18 @@ if VOCABULARY.is_dir():
 
 @pytest.fixture(scope='session')
 def toy(tmp_path_factory):
-    """A folder with data/toy and out/toy: config/train_toy.py with fewer steps. TOY_SEED and TOY_STEPS
-    change it."""
+    """A folder with data/toy and out/toy: config/train_toy.py in fewer steps, steps x weight decay as there.
+
+    TOY_SEED and TOY_STEPS in the environment change it.
+    """
     folder, before = tmp_path_factory.mktemp('toy'), Path.cwd()
+    seed = int(os.environ.get('TOY_SEED', 1337))
+    steps = int(os.environ.get('TOY_STEPS', 1600))
     os.chdir(folder)
     try:
         prepare.main(['toy'])
-        train.main([str(ROOT / 'config' / 'train_toy.py'), f'--seed={os.environ.get("TOY_SEED", 1337)}',
-                    f'--max_iters={os.environ.get("TOY_STEPS", 1200)}', '--device=cpu'])
+        train.main([str(ROOT / 'config' / 'train_toy.py'), f'--seed={seed}', f'--max_iters={steps}',
+                    f'--weight_decay={2000 / steps}', '--device=cpu'])
     finally:
         os.chdir(before)
     return folder
