@@ -676,13 +676,21 @@ def main(argv: list[str]) -> None:
         sys.exit(1)
 
 
+FIRST, INTERRUPTED = os.getpid(), []
+
+
 def stop(signum: int, frame) -> None:
-    """On Ctrl-C: processes that encode ignore it, the first one stops them, cleans up and leaves."""
+    """On Ctrl-C the processes that read and encode go on until the first one, which cleans up, ends them."""
     if os.getpid() == FIRST:
-        sys.exit(130)
+        INTERRUPTED.append(signum)
+        raise KeyboardInterrupt
 
 
 if __name__ == '__main__':
-    FIRST = os.getpid()
     signal.signal(signal.SIGINT, stop)
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except BaseException:
+        if not INTERRUPTED:
+            raise
+        sys.exit(130)  # whatever the interruption became on its way through datasets
