@@ -362,6 +362,7 @@ class TarHeader(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str):
+        """The header in 512 bytes."""
         try:
             return super().frombuf(buf, encoding, errors)
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:
@@ -537,6 +538,7 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
         held = hold_out(lengths, ends, args.seed, 0.0005, 0.0 if args.name == 'openwebtext' else 0.01)
 
     def parts() -> Iterator[list[np.ndarray]]:
+        """[training, held-out] ids of some rows at a time."""
         row = 0
         with tqdm(total=len(lengths), desc='Writing', unit=' rows') as bar:
             for ids, n, _ in blocks_of(encoded):

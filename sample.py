@@ -25,6 +25,7 @@ PROMPT = 'When the nurse came into the room,'
 def number(kind: type, low: float):
     """An argparse type: a finite number of at least low."""
     def parse(text: str):
+        """The number that the text is."""
         try:
             if low <= (value := kind(text)) < 1 << 63:
                 return value

@@ -36,6 +36,7 @@ def separation(model: Backpack, word: int, a: int, b: int) -> Tensor:
 def scale_senses(words: list[int], senses: list[int], factor: float) -> Edit:
     """The edit that multiplies the given senses of the given word ids by factor, everywhere; 0 is off."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:
+        """Scaled senses (B, T, k, d)."""
         hit = torch.isin(idx, torch.tensor(words, device=idx.device))  # (B, T)
         chosen = torch.zeros(C.shape[2], dtype=torch.bool, device=idx.device)
         chosen[senses] = True  # (k,)
@@ -47,6 +48,7 @@ def scale_senses(words: list[int], senses: list[int], factor: float) -> Edit:
 def compose(edits: list[Edit]) -> Edit:
     """The edits one after another."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:
+        """Senses (B, T, k, d) after all edits."""
         for one in edits:
             C = one(idx, C)
         return C
