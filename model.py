@@ -23,6 +23,8 @@ o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not heal
 
 import json
 import math
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -345,12 +347,6 @@ def find_device(name: str) -> str:
     return name
 
 
-GPT2_VOCAB = 50257  # published weights with as many words or more use GPT-2's tokenizer
-# Published entries that hold nothing of their own: the tied embeddings once more, and GPT-2's causal masks.
-NOT_WEIGHTS = ('lm_head.weight', 'word_embeddings.weight', 'position_embeddings.weight', '.attn.bias',
-               '.attn.masked_bias')
-
-
 def load_file(path: Path) -> dict:
     """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run."""
     try:
@@ -363,9 +359,8 @@ def load_file(path: Path) -> dict:
     return content
 
 
-def load_state(model: Backpack, state: dict[str, Tensor], path: Path) -> None:
+def load_state(own: dict[str, Tensor], state: dict[str, Tensor], path: Path) -> None:
     """Copy the weights in; a missing, unknown or misshapen one is a UserError that names it."""
-    own = model.state_dict()
     for key in sorted(own.keys() | state.keys()):
         if key not in state:
             raise UserError(f'{path}: {key} is missing')
@@ -374,24 +369,29 @@ def load_state(model: Backpack, state: dict[str, Tensor], path: Path) -> None:
         shape, wanted = tuple(getattr(state[key], 'shape', ())), tuple(own[key].shape)
         if shape != wanted:
             raise UserError(f'{path}: {key} is {shape}, not {wanted}')
-    model.load_state_dict(state)
+    for key, weight in own.items():
+        weight.copy_(state[key])
 
 
 def from_pretrained(name_or_dir: str | Path) -> Backpack:
-    """A model in evaluation mode, on the CPU, from a local file or folder.
+    """A model in evaluation mode, on the CPU, from a local file or folder or from the Hugging Face Hub.
 
     A checkpoint of train.py, or its folder; or a folder with config.json and pytorch_model.bin as published
-    for stanfordnlp/backpack-gpt2 and for gpt2. UserError, in one line, where the files do not hold together.
+    for stanfordnlp/backpack-gpt2 and for gpt2, or the name of such a repository on the Hub, which is fetched
+    once. UserError, in one line, where the files do not hold together.
     """
     path = Path(name_or_dir)
+    if not path.exists() and re.fullmatch(r'gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+', str(name_or_dir)) \
+            and (path.parent == Path() or not path.parent.is_dir()):  # out/toy is a folder not made yet
+        path = download(str(name_or_dir))
     if path.is_dir() and (path / 'ckpt.pt').exists():
         path = path / 'ckpt.pt'
     if path.is_file():
         return from_checkpoint(load_file(path), path)
-    for name in ('config.json', 'pytorch_model.bin'):
+    for name in PUBLISHED[:2]:
         if not (path / name).is_file():
-            raise UserError(f'{path / name} does not exist; give a checkpoint of train.py, or a folder with '
-                            'ckpt.pt or with config.json and pytorch_model.bin')
+            raise UserError(f'{path / name} does not exist; give a checkpoint of train.py, a folder with '
+                            f'ckpt.pt or with {" and ".join(PUBLISHED[:2])}, or a Hub name as OWNER/NAME')
     return from_published(path)
 
 
@@ -403,50 +403,152 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         state = dict(checkpoint['model'])
     except (TypeError, LookupError, ValueError) as error:
         raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {error})')
-    load_state(model, state, path)
+    load_state(model.state_dict(), state, path)
     return model.eval()
+
+
+# The published format. Beside the two files of stanfordnlp/backpack-gpt2 stands, where we wrote them, what
+# the ids mean; without it they are GPT-2's, if there are as many words.
+PUBLISHED = ('config.json', 'pytorch_model.bin', 'rucksack_tokenizer.json')
+GPT2_VOCAB = 50257
+FIXED = {  # what this architecture has no choice of, and a config.json may
+    'activation_function': 'gelu_new', 'layer_norm_epsilon': 1e-5, 'scale_attn_weights': True,
+    'tie_word_embeddings': True, 'sense_intermediate_scale': 4}
+
+
+def download(name: str) -> Path:
+    """The folder, in the cache of the Hugging Face Hub, with the files of a repository, each fetched once."""
+    from huggingface_hub import hf_hub_download, model_info  # comes with datasets
+
+    def fetch(files: list[str], local: bool) -> Path:
+        """Where the files are, the last of them config.json."""
+        return [Path(hf_hub_download(name, file, local_files_only=local)) for file in files][-1].parent
+
+    try:
+        return fetch(['pytorch_model.bin', 'config.json'], local=True)
+    except Exception:  # not in the cache, in the words of this version of the client
+        pass
+    try:
+        files = {file.rfilename for file in model_info(name, timeout=4).siblings}  # one try, not six as below
+        for file in PUBLISHED[:2]:
+            if file not in files:
+                raise UserError(f'it has no {file}')
+        return fetch([file for file in reversed(PUBLISHED) if file in files], local=False)
+    except Exception as error:  # the client's own kinds, and those of the HTTP library it uses
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:150]
+        raise UserError(f'{name} is nothing local and cannot be fetched from the Hugging Face Hub '
+                        f'({reason}); check the name and the network, or give a local folder')
+
+
+def published(model: Backpack) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights by their published names, as views, and the names of copies of them in a published file."""
+    gpt = 'backpack.gpt2_model.' if model.config.n_sense else 'transformer.'
+    names = {'wte.': f'{gpt}wte.', 'contextualizer.': gpt, 'sense_weights.': 'backpack.sense_weight_net.',
+             'sense_network.ln_0.': 'backpack.sense_network.ln.',
+             'sense_network.final_mlp.': 'backpack.sense_network.final_mlp.',
+             'sense_network.': 'backpack.sense_network.block.'}  # the first that fits
+    views = {}
+    for key, weight in model.state_dict().items():
+        ours = next(prefix for prefix in names if key.startswith(prefix))
+        if weight.dim() == 2 and key.startswith(('contextualizer.h.', 'sense_network.')):
+            weight = weight.t()  # Conv1D keeps its weight transposed; sense_weights is a plain Linear there
+        views[names[ours] + key.removeprefix(ours)] = weight
+    copies = {'lm_head.weight': f'{gpt}wte.weight'}
+    if model.config.n_sense:
+        copies |= {'backpack.word_embeddings.weight': f'{gpt}wte.weight',
+                   'backpack.position_embeddings.weight': f'{gpt}wpe.weight'}
+    return views, copies
+
+
+def read_config(path: Path) -> tuple[Config, dict]:
+    """The shape in a published config.json, and all that the file says.
+
+    Of its three dropouts that of the residual stream is kept, for fine-tuning; as published they are equal.
+    """
+    try:
+        settings = json.loads(path.read_text(encoding='utf-8'))
+        if settings.get('model_type', 'gpt2') not in ('gpt2', 'backpack-gpt2'):
+            raise UserError(f'its model_type is {settings["model_type"]}')
+        for name, ours in FIXED.items():
+            if settings.get(name, ours) != ours:
+                raise UserError(f'its {name} is {settings[name]}, this architecture has {ours}')
+        return Config(
+            block_size=settings['n_positions'], vocab_size=settings['vocab_size'],
+            n_vocab=settings.get('n_vocab', min(settings['vocab_size'], GPT2_VOCAB)),
+            n_layer=settings['n_layer'], n_head=settings['n_head'], n_embd=settings['n_embd'],
+            n_sense=settings.get('num_senses', 0), dropout=settings.get('resid_pdrop', 0.0)), settings
+    except KeyError as error:
+        raise UserError(f'{path} describes no GPT-2 and no Backpack: {error} is missing')
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f'{path} describes no GPT-2 and no Backpack: {error}')
 
 
 def from_published(folder: Path) -> Backpack:
     """A published Backpack, or a GPT-2 (then without senses), from config.json and pytorch_model.bin."""
-    try:
-        settings = json.loads((folder / 'config.json').read_text())
-        config = Config(
-            block_size=settings['n_positions'], vocab_size=settings['vocab_size'],
-            n_vocab=min(settings['vocab_size'], GPT2_VOCAB), n_layer=settings['n_layer'],
-            n_head=settings['n_head'], n_embd=settings['n_embd'], n_sense=settings.get('num_senses', 0),
-            sense_hidden=settings.get('sense_intermediate_scale', 4) * settings['n_embd'],
-            dropout=settings.get('resid_pdrop', 0.0))
-        for name, ours in (('activation_function', 'gelu_new'), ('layer_norm_epsilon', 1e-5)):
-            if settings.get(name, ours) != ours:
-                raise UserError(f'{name} is {settings[name]}, this architecture has {ours}')
-    except (ValueError, TypeError, LookupError) as error:
-        raise UserError(f'{folder / "config.json"} describes no GPT-2 and no Backpack ({error})')
-    state = {own_key(key): tensor for key, tensor in load_file(folder / 'pytorch_model.bin').items()}
-    state = {key: tensor for key, tensor in state.items() if not key.endswith(NOT_WEIGHTS)}
-    for key in state:
-        if ('.h.' in key or key.startswith('sense_network.')) and state[key].dim() == 2:
-            state[key] = state[key].t()  # Conv1D keeps its weight transposed; sense_weights is a plain Linear
-    if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides scores, here q, by i + 1
-        for i in range(config.n_layer):
-            for key in (f'contextualizer.h.{i}.attn.c_attn.weight', f'contextualizer.h.{i}.attn.c_attn.bias'):
-                if key in state:
-                    q, kv = state[key].tensor_split([config.n_embd])
-                    state[key] = torch.cat([q / (i + 1), kv])
+    config_file, weights_file, tokenizer_file = (folder / name for name in PUBLISHED)
+    config, settings = read_config(config_file)
     model = Backpack(config)
-    load_state(model, state, folder / 'pytorch_model.bin')
-    model.tokenizer = {'name': 'gpt2'} if config.n_vocab == GPT2_VOCAB else None
+    views, copies = published(model)
+    prefix = '' if config.n_sense else 'transformer.'  # which GPT-2's own file leaves out
+    state = {key if key.startswith((prefix, 'lm_head.')) else prefix + key: weight
+             for key, weight in load_file(weights_file).items()
+             if not key.endswith(('.attn.bias', '.attn.masked_bias'))}  # causal masks
+    for copy in copies.keys() & state.keys():
+        if not torch.equal(state.pop(copy), state.get(copies[copy], torch.empty(0))):
+            raise UserError(f'{weights_file}: {copy} is no copy of {copies[copy]}, as it is in a tied model')
+    load_state(views, state, weights_file)
+    if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides its scores, here queries, by i + 1
+        for i, block in enumerate(model.contextualizer.h):
+            for weight in (block.attn.c_attn.weight.data, block.attn.c_attn.bias.data):
+                weight[:config.n_embd] /= i + 1
+    if tokenizer_file.is_file():
+        try:
+            model.tokenizer = json.loads(tokenizer_file.read_text(encoding='utf-8'))
+        except (OSError, ValueError) as error:
+            raise UserError(f'{tokenizer_file} describes no tokenizer: {error}')
+    elif config.n_vocab == GPT2_VOCAB:
+        model.tokenizer = {'name': 'gpt2'}
     return model.eval()
 
 
-def own_key(key: str) -> str:
-    """Our name of a published weight."""
-    for prefix in ('backpack.', 'gpt2_model.', 'transformer.'):
-        key = key.removeprefix(prefix)
-    for theirs, ours in (('sense_network.ln.', 'sense_network.ln_0.'),
-                         ('sense_network.block.', 'sense_network.'), ('sense_weight_net.', 'sense_weights.')):
-        key = key.replace(theirs, ours)
-    return key if key.startswith(('wte.', 'sense_')) else 'contextualizer.' + key
+def export(model: Backpack, folder: str | Path) -> None:
+    """Write a model in the format of stanfordnlp/backpack-gpt2, a Transformer in that of gpt2.
+
+    from_pretrained reads the same model back. UserError where the folder exists, and for a model that the
+    published code could not load.
+    """
+    c, folder = model.config, Path(folder)
+    if c.n_sense and c.sense_hidden != 4 * c.n_embd:
+        raise UserError(f'sense_hidden is {c.sense_hidden}, but the published code has {4 * c.n_embd} '
+                        '(4 * n_embd) in the first sense MLP whatever config.json says; it cannot load this')
+    if folder.exists():
+        raise UserError(f'{folder} exists; export to a new folder')
+    settings = FIXED | {
+        'model_type': 'gpt2', 'architectures': ['GPT2LMHeadModel'], 'n_positions': c.block_size,
+        'vocab_size': c.vocab_size, 'n_vocab': c.n_vocab, 'n_layer': c.n_layer, 'n_head': c.n_head,
+        'n_embd': c.n_embd, 'attn_pdrop': c.dropout, 'embd_pdrop': c.dropout, 'resid_pdrop': c.dropout,
+        'bos_token_id': c.n_vocab - 1, 'eos_token_id': c.n_vocab - 1,
+        'scale_attn_by_inverse_layer_idx': False}
+    if c.n_sense:
+        code = 'stanfordnlp/backpack-gpt2--'  # where Hugging Face transformers finds the published classes
+        settings |= {'num_senses': c.n_sense, 'architectures': ['BackpackGPT2LMHeadModel'], 'auto_map': {
+            'AutoConfig': f'{code}configuration_backpack_gpt2.BackpackGPT2Config',
+            'AutoModelForCausalLM': f'{code}modeling_backpack_gpt2.BackpackGPT2LMHeadModel'}}
+    views, copies = published(model)
+    state = {key: weight.contiguous().cpu() for key, weight in views.items()}
+    state |= {copy: state[original] for copy, original in copies.items()}
+    partial = folder.with_name(f'.{folder.name}.partial')
+    try:
+        partial.mkdir(parents=True)
+        (partial / PUBLISHED[0]).write_text(json.dumps(settings, indent=1) + '\n', encoding='utf-8')
+        torch.save(state, partial / PUBLISHED[1])
+        if model.tokenizer:
+            (partial / PUBLISHED[2]).write_text(json.dumps(model.tokenizer) + '\n', encoding='utf-8')
+        partial.rename(folder)  # complete, or not there
+    except (OSError, RuntimeError) as error:
+        raise UserError(f'{folder} cannot be written ({error}); export to another folder')
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 # -----------------------------------------------------------------------------

@@ -3,17 +3,24 @@
 import json
 import math
 import os
+import shutil
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from model import SIZES, Backpack, Config, UserError, from_pretrained, weighted_sum
+from model import SIZES, Backpack, Config, UserError, export, from_pretrained, weighted_sum
 from senses import scale_senses
 
-FIXTURES = Path(__file__).parent / 'fixtures'
+ROOT = Path(__file__).parent.parent
+FIXTURES = ROOT / 'tests' / 'fixtures'
 TINY = dict(block_size=12, vocab_size=40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
 
 
@@ -255,15 +262,227 @@ def test_published_keys_may_vary(name, tmp_path):
     assert np.abs(logits - expected['logits']).max() < 1e-4
 
 
-def test_a_published_file_with_a_wrong_weight_is_refused_by_name(tmp_path):
-    """A missing or misshapen weight is an error that names it."""
+def published_logits(settings: dict, w: dict, idx: torch.Tensor) -> torch.Tensor:
+    """The published architecture written out from a published file's own weights: logits (B, T, V)."""
+    gpt = 'backpack.gpt2_model.' if 'num_senses' in settings else 'transformer.'
+    heads, T = settings['n_head'], idx.shape[1]
+
+    def conv1d(x, name):
+        return x @ w[f'{name}.weight'] + w[f'{name}.bias']
+
+    def ln(x, name):
+        return F.layer_norm(x, x.shape[-1:], w[f'{name}.weight'], w[f'{name}.bias'])
+
+    def mlp(x, name):
+        return conv1d(F.gelu(conv1d(x, f'{name}.c_fc'), approximate='tanh'), f'{name}.c_proj')
+
+    def attend(q, k, n, divisor):
+        q, k = (t.view(*t.shape[:2], n, -1).transpose(1, 2) for t in (q, k))
+        scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5 / divisor
+        return scores.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf).softmax(-1)  # (B, n, T, T)
+
+    E = w[f'{gpt}wte.weight']
+    h = E[idx] + w[f'{gpt}wpe.weight'][:T]
+    for i in range(settings['n_layer']):
+        name = f'{gpt}h.{i}'
+        q, k, v = conv1d(ln(h, f'{name}.ln_1'), f'{name}.attn.c_attn').chunk(3, -1)
+        a = attend(q, k, heads, i + 1 if settings['scale_attn_by_inverse_layer_idx'] else 1)
+        v = v.view(*v.shape[:2], heads, -1).transpose(1, 2)
+        h = h + conv1d((a @ v).transpose(1, 2).flatten(2), f'{name}.attn.c_proj')
+        h = h + mlp(ln(h, f'{name}.ln_2'), f'{name}.mlp')
+    h = ln(h, f'{gpt}ln_f')
+    if 'num_senses' not in settings:
+        return h @ E.T
+    r = E[idx] + ln(E[idx], 'backpack.sense_network.ln')
+    r = r + mlp(ln(r, 'backpack.sense_network.block.ln_1'), 'backpack.sense_network.block.mlp')
+    C = mlp(ln(r, 'backpack.sense_network.block.ln_2'), 'backpack.sense_network.final_mlp')
+    C = C.view(*idx.shape, settings['num_senses'], -1).transpose(1, 2)  # (B, k, T, d)
+    net = 'backpack.sense_weight_net.c_attn'
+    q, k = (h @ w[f'{net}.weight'].T + w[f'{net}.bias']).chunk(2, -1)
+    return (attend(q, k, settings['num_senses'], 1) @ C).sum(1) @ E.T
+
+
+@pytest.mark.parametrize('name', ['backpack-gpt2-tiny', 'gpt2-tiny'])
+def test_the_written_out_architecture_is_the_reference(name):
+    """published_logits gives the logits of the reference implementation on its own files."""
+    settings, state, expected = fixture(name)
+    logits = published_logits(settings, state, torch.from_numpy(expected['input_ids']))
+    assert np.abs(logits.numpy() - expected['logits']).max() < 1e-4
+
+
+@pytest.mark.parametrize('scaled', [True, False])
+@pytest.mark.parametrize('changes', [
+    {}, {'n_embd': 40, 'n_head': 5, 'n_sense': 8}, {'n_layer': 5, 'n_sense': 1},
+    {'vocab_size': 43, 'n_vocab': 41}, {'n_sense': 0},
+    {'n_sense': 0, 'n_layer': 1, 'n_embd': 30, 'n_head': 3}])
+def test_exported_weights_mean_the_same_in_the_published_format(changes, scaled, tmp_path):
+    """Of any width, depth, sense count and padding, an exported file gives our logits in the written-out
+    published architecture; and, with scale_attn_by_inverse_layer_idx or without, its logits in ours."""
+    model, idx, near = lively(**changes).float(), text(), dict(atol=1e-4, rtol=1e-4)
+    export(model, tmp_path / 'out')
+    settings = json.loads((tmp_path / 'out' / 'config.json').read_text())
+    state = torch.load(tmp_path / 'out' / 'pytorch_model.bin', weights_only=True)
+    with torch.no_grad():
+        torch.testing.assert_close(published_logits(settings, state, idx), model(idx)[0], **near)
+        settings['scale_attn_by_inverse_layer_idx'] = scaled
+        again = from_pretrained(written(tmp_path, settings, state))
+        torch.testing.assert_close(published_logits(settings, state, idx), again(idx)[0], **near)
+
+
+@pytest.mark.parametrize('n_sense', [0, 3])
+def test_an_exported_model_comes_back_exactly(n_sense, tmp_path):
+    """Weights, config (dropout and padding too) and tokenizer are the same after export and from_pretrained;
+    the file has the keys and shapes of the reference's."""
+    model = lively(n_sense=n_sense, n_vocab=37, dropout=0.25).float()
+    model.tokenizer = {'name': 'toy', 'pattern': r'\w+|\s', 'pieces': ['é', 'nurse']}
+    export(model, tmp_path / 'a' / 'b')
+    again = from_pretrained(tmp_path / 'a' / 'b')
+    assert again.config == model.config and again.tokenizer == model.tokenizer and not again.training
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+    assert sorted(p.name for p in (tmp_path / 'a').iterdir()) == ['b']
+    _, reference, _ = fixture('backpack-gpt2-tiny' if n_sense else 'gpt2-tiny')
+    ours = torch.load(tmp_path / 'a' / 'b' / 'pytorch_model.bin', weights_only=True)
+    assert ours.keys() == {k for k in reference if '.h.2.' not in k}  # the reference has a layer more
+
+
+def test_export_refuses_what_it_cannot_write(tmp_path):
+    """A model with small sense MLPs, which the published code cannot load, and a folder that exists are
+    errors that leave nothing behind."""
+    with pytest.raises(UserError, match='sense_hidden is 24, but the published code has 96'):
+        export(lively(sense_hidden=24), tmp_path / 'x')
+    with pytest.raises(UserError, match='exists'):
+        export(lively(), tmp_path)
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match='cannot be written'):
+        export(lively(), tmp_path / 'file' / 'x')
+    assert [p.name for p in tmp_path.iterdir()] == ['file']
+
+
+def test_dropout_of_the_published_config_is_kept():
+    """Fine-tuning has the dropout that config.json has; evaluation has none."""
+    model = from_pretrained(FIXTURES / 'backpack-gpt2-tiny')
+    assert model.config.dropout == 0.1 and not model.training and model.contextualizer.drop.p == 0.1
+
+
+@pytest.mark.parametrize('change, message', [
+    ('missing', r'backpack\.gpt2_model\.h\.1\.mlp\.c_fc\.bias is missing'),
+    ('shape', r'backpack\.sense_weight_net\.c_attn\.weight is \(3, 4\), not \(64, 32\)'),
+    ('conv1d', r'backpack\.gpt2_model\.h\.0\.mlp\.c_fc\.weight is \(128, 32\), not \(32, 128\)'),
+    ('unknown', r'backpack\.rotary is no weight of this architecture'),
+    ('untied', r'lm_head\.weight is no copy of backpack\.gpt2_model\.wte\.weight'),
+    ('number', r'backpack\.gpt2_model\.wpe\.weight is \(\), not \(16, 32\)')])
+def test_a_published_file_with_a_wrong_weight_is_refused_by_name(change, message, tmp_path):
+    """A missing, misshapen, unknown or untied weight is an error that names it as the file does."""
     settings, state, _ = fixture('backpack-gpt2-tiny')
-    short = {k: v for k, v in state.items() if k != 'backpack.gpt2_model.h.1.mlp.c_fc.bias'}
-    with pytest.raises(UserError, match=r'h\.1\.mlp\.c_fc\.bias is missing'):
-        from_pretrained(written(tmp_path, settings, short))
-    state['backpack.sense_weight_net.c_attn.weight'] = torch.zeros(3, 4)
-    with pytest.raises(UserError, match=r'sense_weights\.c_attn\.weight is \(3, 4\)'):
+    if change == 'missing':
+        del state['backpack.gpt2_model.h.1.mlp.c_fc.bias']
+    key = 'backpack.gpt2_model.h.0.mlp.c_fc.weight'
+    state |= {'shape': {'backpack.sense_weight_net.c_attn.weight': torch.zeros(3, 4)},
+              'conv1d': {key: state[key].t()}, 'unknown': {'backpack.rotary': torch.zeros(3)},
+              'untied': {'lm_head.weight': state['lm_head.weight'] + 1}, 'missing': {},
+              'number': {'backpack.gpt2_model.wpe.weight': 3,
+                         'backpack.position_embeddings.weight': torch.zeros(16, 32)}}[change]
+    if change == 'number':
+        del state['backpack.position_embeddings.weight']
+    with pytest.raises(UserError, match=message):
         from_pretrained(written(tmp_path, settings, state))
+
+
+@pytest.mark.parametrize('change, message', [
+    ({'model_type': 'llama'}, 'model_type is llama'), ({'n_embd': None}, 'n_embd'),
+    ({'activation_function': 'relu'}, 'activation_function is relu'),
+    ({'sense_intermediate_scale': 2}, 'sense_intermediate_scale is 2'),
+    ({'scale_attn_weights': False}, 'scale_attn_weights is False'), ({'n_embd': 33}, 'n_embd = 33'),
+    ({'n_positions': 'x'}, 'config.json')])
+def test_a_config_of_another_architecture_is_refused(change, message, tmp_path):
+    """config.json with a missing or foreign setting is an error that names it."""
+    settings, state, _ = fixture('backpack-gpt2-tiny')
+    settings |= change
+    settings = {key: value for key, value in settings.items() if value is not None}
+    with pytest.raises(UserError, match=message) as error:
+        from_pretrained(written(tmp_path, settings, state))
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('config', ['[]', '{', '"gpt2"', ''])
+def test_a_config_that_is_none_is_refused(config, tmp_path):
+    """A config.json that holds no settings is a one-line error."""
+    settings, state, _ = fixture('gpt2-tiny')
+    written(tmp_path, settings, state)
+    (tmp_path / 'config.json').write_text(config)
+    with pytest.raises(UserError, match='describes no GPT-2 and no Backpack'):
+        from_pretrained(tmp_path)
+    (tmp_path / 'config.json').unlink()
+    with pytest.raises(UserError, match='config.json does not exist'):
+        from_pretrained(tmp_path)
+
+
+# -----------------------------------------------------------------------------
+# The Hub. A server on this machine stands in for it; the client reads its address when it is imported, so
+# each test asks from a process of its own.
+
+
+@pytest.fixture
+def hub():
+    """Address of a Hub that has owner/tiny, the Backpack fixture, and owner/empty, which has no weights."""
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self):
+            path, body, headers = self.path.split('?')[0], None, {}
+            if path in ('/api/models/owner/tiny', '/api/models/owner/empty'):
+                names = ['config.json'] + ['pytorch_model.bin'] * path.endswith('tiny')
+                body = json.dumps({'id': path[12:], 'siblings': [{'rfilename': n} for n in names]}).encode()
+            if path.startswith('/owner/tiny/resolve/main/'):
+                name = path.rsplit('/', 1)[1]
+                body = (FIXTURES / 'backpack-gpt2-tiny' / name).read_bytes()
+                headers = {'ETag': f'"{name}"', 'X-Repo-Commit': 40 * '1'}
+            self.send_response(404 if body is None else 200)
+            for key, value in {'Content-Length': len(body or b''), **headers}.items():
+                self.send_header(key, str(value))
+            self.end_headers()
+            if body and self.command == 'GET':
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(('127.0.0.1', 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f'http://127.0.0.1:{server.server_port}'
+    server.shutdown()
+
+
+def ask_the_hub(name: str, endpoint: str, home: Path) -> subprocess.CompletedProcess:
+    """sample.py --from NAME --export out, with a Hub and a cache of its own."""
+    return subprocess.run([sys.executable, ROOT / 'sample.py', '--from', name, '--export', home / 'out'],
+                          capture_output=True, text=True, cwd=home,
+                          env={**os.environ, 'HF_ENDPOINT': endpoint, 'HF_HOME': str(home / 'hf')})
+
+
+def test_a_hub_name_is_fetched_once(hub, tmp_path):
+    """A name on the Hub gives the weights it has there; a second time they come from the cache, without a
+    network."""
+    for endpoint in (hub, 'http://127.0.0.1:9'):
+        done = ask_the_hub('owner/tiny', endpoint, tmp_path)
+        assert done.returncode == 0, done.stderr
+        theirs = from_pretrained(FIXTURES / 'backpack-gpt2-tiny')
+        ours = from_pretrained(tmp_path / 'out')
+        assert all(torch.equal(v, ours.state_dict()[k]) for k, v in theirs.state_dict().items())
+        shutil.rmtree(tmp_path / 'out')
+
+
+@pytest.mark.parametrize('name, reachable', [('owner/tiny', False), ('gpt2', False), ('owner/none', True),
+                                             ('owner/empty', True)])
+def test_what_the_hub_does_not_give_is_one_line(name, reachable, hub, tmp_path):
+    """Without a network, for an unknown name, and for a repository without weights: exit code 2 and one line
+    within 40 seconds, and nothing is written."""
+    start = time.time()
+    done = ask_the_hub(name, hub if reachable else 'http://127.0.0.1:9', tmp_path)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1 and time.time() - start < 40
+    assert f'sample.py: {name} is nothing local and cannot be fetched' in done.stderr
+    assert name != 'owner/empty' or 'it has no pytorch_model.bin' in done.stderr
+    assert not (tmp_path / 'out').exists()
 
 
 class Bomb:
