@@ -1,12 +1,17 @@
-"""Ask a trained model: continue a text, and see the prediction change when senses of a word are turned off.
+"""Ask a trained model: continue a text, look into its words, explain a prediction, change it.
 
     python sample.py --start "The nurse said that" --num-samples 3
-    python sample.py --senses-off nurse:10
-    python sample.py --senses-off nurse:she/he
+    python sample.py --show nurse
+    python sample.py --find she/he
+    python sample.py --explain she/he
+    python sample.py --senses-off nurse:10 "*:3-5" --replace "MacBook: Apple -> HP"
+
+Flags that look or explain print and write no text; all others come down to the texts, before and after edits.
 """
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,12 +19,17 @@ import tiktoken
 import torch
 from torch import Tensor
 
-from model import Backpack, Edit, UserError, find_device, from_checkpoint, from_pretrained, load_file
+import senses
+from model import Backpack, Edit, UserError, export, find_device, from_checkpoint, from_pretrained, load_file
 from prepare import UserError as PrepareError
 from prepare import load_tokenizer
-from senses import compose, parse_word_senses, scale_senses, word_forms
+from senses import shown, word_id
 
 PROMPT = 'When the nurse came into the room,'
+
+
+# -----------------------------------------------------------------------------
+# The command line.
 
 
 def number(kind: type, low: float):
@@ -35,13 +45,12 @@ def number(kind: type, low: float):
     return parse
 
 
-def parse_args(argv: list[str]) -> argparse.Namespace:
-    """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
-    parser = argparse.ArgumentParser(prog='sample.py', description='Continue a text, with senses off or not.')
-    parser.error = lambda message: parser.exit(2, f'sample.py: {message}; see python sample.py --help\n')
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Which model, and how it writes."""
     add = parser.add_argument
-    add('--from', dest='source', metavar='CKPT_OR_DIR',
-        help='checkpoint, folder of a run or of published weights (default: the newest Backpack in out/)')
+    add('--from', dest='source', metavar='MODEL',
+        help='checkpoint, folder of a run or of published weights, or their name on the Hugging Face Hub, as '
+             'stanfordnlp/backpack-gpt2 (default: the newest Backpack in out/)')
     add('--start', metavar='TEXT', default=PROMPT, help=f'the prompt, or FILE:path [{PROMPT}]')
     add('--num-samples', type=number(int, 1), metavar='N', default=2, help='texts to write [2]')
     add('--max-new-tokens', type=number(int, 0), metavar='N', default=60, help='longest continuation [60]')
@@ -49,10 +58,69 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--top-k', type=number(int, 1), metavar='K', help='draw among the K likeliest words only')
     add('--seed', type=number(int, 0), metavar='S', default=0, help='of the draws [0]')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
-    add('--senses-off', nargs='+', action='extend', default=[], metavar='WORD:SENSE',
-        help='turn senses of a word off: nurse:10, nurse:3,10, or nurse:she/he, the sense of nurse that most '
-             'separates these two words')
-    return parser.parse_args(argv)
+    add('--export', metavar='DIR', help='write the model in the format of stanfordnlp/backpack-gpt2, and end')
+
+
+def add_look_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that read words and predictions."""
+    look = parser.add_argument_group('look at senses').add_argument
+    several = dict(nargs='+', action='extend', default=[])
+    look('--show', **several, metavar='WORD', help='the words that each sense of WORD raises and lowers most')
+    look('--find', **several, metavar='A/B|A+B+..',
+         help='A/B: senses ranked by how strongly they separate word A from B; A+B+..: words and senses '
+              'ranked by how strongly they speak for this bag of words (Eq. 17)')
+    look('--word', metavar='WORD', help='with --find A/B: the senses of this word alone')
+    look('--similar', **several, metavar='WORD',
+         help='the words most like WORD in each sense (Eq. 13) and in all (Eq. 14)')
+    which = parser.add_argument_group().add_mutually_exclusive_group().add_argument
+    which('--sense', type=number(int, 0), metavar='L', help='with --similar: by sense L alone')
+    which('--min', action='store_true', help='with --similar: by the least alike sense alone')
+    add = parser.add_argument_group('explain the prediction after the prompt').add_argument
+    add('--explain', nargs='?', const='', metavar='WORD|A/B',
+        help='what each sense of each word of the prompt adds to the score of WORD (default: the likeliest '
+             'next word), or to the score of A above B')
+    add('--weights', nargs='?', const='senses', choices=('senses', 'mean'),
+        help='the weights alpha on the words of the prompt, a row a sense, or their mean')
+    add('--sweep', **several, metavar='WORD:SENSES',
+        help='the next words with the senses at weight 0, 0.25, 0.5, 0.75 and 1 (Figure 3)')
+
+
+def add_edit_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that change senses; they add up, in this order."""
+    several = dict(nargs='+', action='extend', default=[])
+    add = parser.add_argument_group(
+        'edit senses (edits add up; SENSES are numbers and ranges as 3-5,10, or A/B, the sense that most '
+        'separates these words; WORD * is every word)').add_argument
+    add('--senses-off', **several, metavar='WORD:SENSES', help='turn senses off: nurse:10, nurse:she/he')
+    add('--senses-scale', **several, metavar='WORD:SENSES=F', help='multiply senses by F: nurse:10=0.5')
+    add('--replace', **several, metavar='"WORD: OLD -> NEW"',
+        help='what WORD says of OLD it says of NEW: "MacBook: Apple -> HP"')
+    add('--topic', **several, metavar='"A, B"',
+        help='turn senses up that speak for these words, or for a topic of Table 10: '
+             + ', '.join(senses.TOPICS))
+    add('--strength', **several, metavar='S',
+        help='of the topic: 0 to 3, a row of Table 11, or four numbers as 3.3,3.3,3,1; one for each --topic, '
+             'or one for all [2]')
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
+    parser = argparse.ArgumentParser(prog='sample.py', description=__doc__.splitlines()[0])
+    parser.error = lambda message: parser.exit(2, f'sample.py: {message}; see python sample.py --help\n')
+    add_model_flags(parser)
+    add_look_flags(parser)
+    add_edit_flags(parser)
+    args = parser.parse_args(argv)
+    for flag, needs, missing in (
+            ('--word', '--find A/B', args.word and not any('/' in text for text in args.find)),
+            ('--sense and --min', '--similar', (args.min or args.sense is not None) and not args.similar),
+            ('--strength', '--topic', args.strength and not args.topic)):
+        if missing:
+            parser.error(f'{flag} goes with {needs}')
+    if len(args.strength) > 1 and len(args.strength) != len(args.topic):
+        parser.error(f'{len(args.topic)} --topic and {len(args.strength)} --strength; give one strength for '
+                     'each topic, or one for all')
+    return args
 
 
 def newest_backpack() -> tuple[Backpack, Path]:
@@ -77,34 +145,205 @@ def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> lis
     return ids[-block_size:]
 
 
-def edit_from(flags: list[str], model: Backpack, encoding: tiktoken.Encoding, ids: list[int]) -> Edit | None:
-    """The edit that --senses-off asks for, described as it is made; None without such flags."""
+def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Encoding,
+              ids: list[int]) -> Edit | None:
+    """The edit that the flags ask for, described as it is made; None without such flags."""
     edits = []
-    for text in flags:
-        word, senses, line = parse_word_senses(text, model, encoding)
-        forms = word_forms(encoding, word)
-        print(f'Off: {line}' + ('' if set(forms) & set(ids) else f' (the prompt does not contain {word})'))
-        edits.append(scale_senses(forms, senses, 0.0))
-    return compose(edits) if edits else None
+
+    def add(edit: Edit, words: list[int] | None, line: str) -> None:
+        """Take one more edit, and say so."""
+        absent = words is not None and not set(words) & set(ids)
+        print(line + (' (not a word of the prompt)' if absent else ''))
+        edits.append(edit)
+
+    for text in args.senses_off:
+        words, chosen, line = senses.parse_word_senses(text, model, encoding)
+        add(senses.scale_senses(words, chosen, 0.0), words, f'Off: {line}')
+    for text in args.senses_scale:
+        text, factor = senses.parse_factor(text)
+        words, chosen, line = senses.parse_word_senses(text, model, encoding)
+        add(senses.scale_senses(words, chosen, factor), words, f'Times {factor:g}: {line}')
+    for text in args.replace:
+        words, old, new = senses.parse_replacement(text, encoding)
+        add(senses.replace_word(model, words, old, new), words,
+            f'Replaced: what {shown(encoding, words[0])} says of {shown(encoding, old)} it says of '
+            f'{shown(encoding, new)}')
+    strengths = [senses.parse_strength(text) for text in args.strength or ['2']]
+    for text, weights in zip(args.topic, strengths * len(args.topic) if len(strengths) == 1 else strengths):
+        words = senses.TOPICS.get(text.strip()) or text.replace(',', ' ').split()
+        scores = senses.affinity(model, senses.bag_of_words(encoding, words))
+        add(senses.topic(model, scores, weights), None,
+            f'Topic: {", ".join(words)}; senses times {", ".join(f"{w:g}" for w in weights)}')
+    return senses.compose(edits) if edits else None
 
 
-def shown(encoding: tiktoken.Encoding, token: int) -> str:
-    """A token as it can stand in a table: the quotes show its space, control characters are written out."""
-    return repr(encoding.decode_single_token_bytes(token).decode('utf-8', errors='replace'))
+# -----------------------------------------------------------------------------
+# Look.
+
+
+def fit(cells: list[str], indent: int) -> str:
+    """As many of the cells, each 18 columns wide, as fit a line of the terminal beside an indent."""
+    columns = shutil.get_terminal_size((100, 24)).columns
+    return ''.join(f'{cell:<18}' for cell in cells[:max(1, (columns - indent) // 18)]).rstrip()
+
+
+def cells_of(encoding: tiktoken.Encoding, words: Tensor, scores: Tensor) -> list[str]:
+    """A cell for each word, (n,) ids and (n,) scores, with a long word cut."""
+    names = [shown(encoding, w) for w in words.tolist()]
+    names = [name if len(name) < 12 else name[:9] + "…'" for name in names]
+    return [f'{name} {score:+.2f}' for name, score in zip(names, scores.tolist())]
 
 
 @torch.no_grad()
-def print_next_words(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, edit: Edit) -> None:
-    """The ten likeliest next words without and with the edit, their probabilities side by side (Figure 3)."""
-    n = model.config.n_vocab
-    before, after = (model(idx, edit=e)[0][0, -1, :n].softmax(-1) for e in (None, edit))  # (V,)
-    words = before.topk(min(10, n)).indices.tolist()
-    words += [w for w in after.topk(min(10, n)).indices.tolist() if w not in words]
-    print(f'\n{"next word":<18}{"before":>8}{"after":>8}')
+def print_senses(model: Backpack, encoding: tiktoken.Encoding, word: str, edit: Edit | None) -> None:
+    """Tables 1 and 3: the words that each sense of a word raises and lowers most, and its length."""
+    idx = torch.tensor([[word_id(encoding, word)]], device=model.wte.weight.device)
+    C = senses.edited_senses(model, idx, edit)[0, 0]  # (k, d)
+    scores = model.project(C)[:, :model.config.n_vocab]  # (k, V)
+    n = min(8, scores.shape[-1])
+    print(f'\n{word}: the words that each sense raises (+) and lowers (-) most, in logits at weight 1\n'
+          'sense  norm')
+    for l, (high, low) in enumerate(zip(zip(*scores.topk(n)), zip(*scores.topk(n, largest=False)))):
+        print(f'{l:5}{C[l].norm():6.1f}  + {fit(cells_of(encoding, *reversed(high)), 15)}')
+        print(f'{"":11}  - {fit(cells_of(encoding, *reversed(low)), 15)}')
+
+
+def print_separation(model: Backpack, encoding: tiktoken.Encoding, pair: str, word: str | None) -> None:
+    """Senses by how strongly they separate two words: of one word, or each index over the vocabulary."""
+    a, b = senses.pair_of(encoding, pair)
+    names = f'{shown(encoding, a)} (+) from {shown(encoding, b)} (-)'
+    scores = senses.separation(model, word_id(encoding, word) if word else None, a, b)  # (k,) or (V, k)
+    if word:
+        print(f'\n{word}: how far each sense separates {names}, in logits at weight 1\nsense')
+        for l in scores.abs().argsort(descending=True).tolist():
+            print(f'{l:5}  {scores[l]:+8.2f}')
+        return
+    spread = scores.abs().mean(0)  # (k,)
+    print(f'\nHow far each sense separates {names}, in logits at weight 1: mean size over all words, and the '
+          'words it does most for\nsense  mean')
+    for l in spread.argsort(descending=True).tolist():
+        words = scores[:, l].abs().topk(min(8, len(scores))).indices  # (n,)
+        print(f'{l:5}{spread[l]:6.2f}  {fit(cells_of(encoding, words, scores[words, l]), 13)}')
+
+
+@torch.no_grad()
+def print_affinity(model: Backpack, encoding: tiktoken.Encoding, bag: str) -> None:
+    """Eq. 17: the senses, of all words, that most speak for a bag of words, and what they say."""
+    scores = senses.affinity(model, senses.bag_of_words(encoding, bag.split('+')))  # (V, k)
+    top = scores.flatten().topk(min(20, scores.numel())).indices  # of V * k
+    print(f'\nThe senses that most speak for {bag} (Eq. 17), and the words they raise most\n'
+          f'score  {"word":<16}sense')
+    for place in top.tolist():
+        word, l = divmod(place, scores.shape[1])
+        C = model.senses(torch.tensor([word], device=scores.device))[0, l]  # (d,)
+        high = model.project(C)[:model.config.n_vocab].topk(min(5, len(scores)))
+        print(f'{scores[word, l]:5.2f}  {shown(encoding, word):<16}{l:5}  '
+              f'{fit(cells_of(encoding, high.indices, high.values), 30)}')
+
+
+def print_similar(model: Backpack, encoding: tiktoken.Encoding, word: str, args: argparse.Namespace) -> None:
+    """The words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
+    k, own = model.config.n_sense, word_id(encoding, word)
+    if args.sense is not None and args.sense >= k:
+        raise UserError(f'there is no sense {args.sense}; this model has senses 0 to {k - 1}')
+    table = senses.similarity(model, own)  # (V, k)
+    rows = {str(l): table[:, l] for l in range(k)} | {'min': table.min(-1).values}
+    chosen = 'min' if args.min else str(args.sense) if args.sense is not None else None
+    print(f'\n{word}: the most similar words, by the cosine of each sense (Eq. 13) and its minimum (Eq. 14)\n'
+          'sense')
+    for name, row in rows.items():
+        if chosen in (None, name):
+            words = row.topk(min(9, len(row))).indices  # (n,)
+            words = words[words != own]
+            print(f'{name:>5}  {fit(cells_of(encoding, words, row[words]), 7)}')
+
+
+# -----------------------------------------------------------------------------
+# Explain.
+
+
+@torch.no_grad()
+def next_word_probs(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
+    """Probabilities of the word after the text idx (1, T): (V,)."""
+    return model(idx, edit=edit)[0][0, -1, :model.config.n_vocab].softmax(-1)
+
+
+def print_next_words(encoding: tiktoken.Encoding, columns: dict[str, Tensor]) -> None:
+    """The likeliest next words side by side (Figure 3), with bars for the first and the last column."""
+    probs = list(columns.values())  # (V,) each
+    n = min(10, len(probs[0]))
+    words = list(dict.fromkeys(w for p in (probs[-1], probs[0]) for w in p.topk(n).indices.tolist()))
+    words.sort(key=lambda w: -max(p[w].item() for p in probs))
+    print(f'\n{"next word":<18}' + ''.join(f'{title:>8}' for title in columns))
     for word in words:
-        bars = ['█' * round(20 * p[word].item()) for p in (before, after)]
-        line = f'{shown(encoding, word):<18}{before[word]:8.3f}{after[word]:8.3f}  {bars[0]:<20}  {bars[1]}'
-        print(line.rstrip())
+        bars = ['█' * round(20 * p[word].item()) for p in (probs[0], probs[-1])]
+        numbers = ''.join(f'{p[word]:8.3f}' for p in probs)
+        print(f'{shown(encoding, word):<18}{numbers}  {bars[0]:<20}  {bars[1]}'.rstrip())
+
+
+def print_sweep(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, text: str,
+                edit: Edit | None) -> None:
+    """Figure 3: the next words as senses go from off to what they were, on top of the edit."""
+    words, chosen, line = senses.parse_word_senses(text, model, encoding)
+    print(f'\nThe weight of {line}:', end='')
+    columns = {}
+    for factor in (0, 0.25, 0.5, 0.75, 1):
+        edits = [edit] if edit else []
+        edits.append(senses.scale_senses(words, chosen, factor))
+        columns[f'{factor:g}'] = next_word_probs(model, idx, senses.compose(edits))
+    print_next_words(encoding, columns)
+
+
+@torch.no_grad()
+def print_explanation(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, text: str,
+                      edit: Edit | None) -> None:
+    """The terms alpha * C . E that a logit, or the difference of two, is the sum of; largest first."""
+    E, probs = model.wte.weight, next_word_probs(model, idx, edit)  # (V,)
+    if '/' in text:
+        a, b = senses.pair_of(encoding, text)
+        v, what = E[a] - E[b], f'the score of {shown(encoding, a)} above that of {shown(encoding, b)}'
+        chances = f'probabilities {probs[a]:.3f} and {probs[b]:.3f}'
+    else:
+        word = word_id(encoding, text) if text else probs.argmax().item()
+        v, what = E[word], f'the score of {shown(encoding, word)}'
+        chances = f'probability {probs[word]:.3f}, rank {(probs > probs[word]).sum().item() + 1}'
+    alpha, scores = (t[0] for t in senses.explain(model, idx, v, edit))  # (T, k) each
+    terms = (alpha * scores).flatten()  # (T * k,)
+    print(f'\nWhat makes {what} after the prompt ({chances})\n'
+          f'    adds = alpha *   C.E  {"word":<16}position  sense')
+    top = terms.abs().argsort(descending=True)[:15]
+    for place in top.tolist():
+        j, l = divmod(place, alpha.shape[1])
+        print(f'{terms[place]:+8.3f}{alpha[j, l]:8.3f}{scores[j, l]:+8.2f}  '
+              f'{shown(encoding, idx[0, j].item()):<16}{j:8}{l:7}')
+    if len(terms) > len(top):
+        print(f'{terms.sum() - terms[top].sum():+8.3f}  the other {len(terms) - len(top)}')
+    print(f'{terms.sum():+8.3f}  in all, {what}')
+
+
+@torch.no_grad()
+def print_weights(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, rows: str) -> None:
+    """A heat map of alpha (Eq. 12): how much the next word's prediction takes of each word, by sense."""
+    alpha = model.alpha(idx)[0, :, -1]  # (k, T)
+    table = {'mean': alpha.mean(0)} if rows == 'mean' else {str(l): row for l, row in enumerate(alpha)}
+    names = [shown(encoding, t)[1:-1].strip() or '_' for t in idx[0].tolist()]
+    width = shutil.get_terminal_size((100, 24)).columns - 7
+    print('\nThe weights alpha of the words, for the next one; a full block is 1, each row sums to 1')
+    start = 0
+    while start < len(names):
+        end = start + 1
+        while end < len(names) and sum(len(name) + 1 for name in names[start:end + 1]) <= width:
+            end += 1
+        print('sense  ' + ' '.join(names[start:end]))
+        for name, row in table.items():
+            blocks = (' ▁▂▃▄▅▆▇█'[round(8 * a)] * len(word)
+                      for a, word in zip(row[start:end].tolist(), names[start:end]))
+            print(f'{name:>5}  {" ".join(blocks)}'.rstrip())
+        start = end
+
+
+# -----------------------------------------------------------------------------
+# Write.
 
 
 def print_samples(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args: argparse.Namespace,
@@ -121,26 +360,55 @@ def print_samples(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, arg
         print(f'\n{title}{i}: {"".join(c if c.isprintable() or c == chr(10) else " " for c in text)}')
 
 
+def print_texts(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args: argparse.Namespace,
+                edit: Edit | None) -> None:
+    """Texts; with an edit also the next words, and both before and after it."""
+    if edit is None:
+        return print_samples(model, encoding, idx, args, None, '')
+    print_next_words(encoding, {'before': next_word_probs(model, idx, None),
+                                'after': next_word_probs(model, idx, edit)})
+    print_samples(model, encoding, idx, args, None, 'before ')
+    print_samples(model, encoding, idx, args, edit, 'after ')
+
+
 def run(args: argparse.Namespace) -> None:
     """Load, describe, and print what was asked for."""
     device = find_device(args.device)
-    model, path = (from_pretrained(args.source), Path(args.source)) if args.source else newest_backpack()
-    encoding = load_tokenizer(model.tokenizer)
-    if encoding.n_vocab != model.config.n_vocab:
-        raise UserError(f'{path} has {model.config.n_vocab} words, its tokenizer {encoding.n_vocab}')
-    model.to(device)
+    model, path = (from_pretrained(args.source), args.source) if args.source else newest_backpack()
     c = model.config
-    print(f'{path}: ' + (f'Backpack with {c.n_sense} senses a word' if c.n_sense else 'Transformer')
-          + f', {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words')
+    kind = f'Backpack with {c.n_sense} senses a word' if c.n_sense else 'Transformer'
+    print(f'{path}: {kind}, {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words')
+    if args.export:
+        export(model, args.export)
+        return print(f'{args.export}: written')
+    encoding = load_tokenizer(model.tokenizer)
+    if encoding.n_vocab != c.n_vocab:
+        raise UserError(f'{path} has {c.n_vocab} words, its tokenizer {encoding.n_vocab}')
+    looks = (args.show, args.find, args.similar, args.explain is not None, args.weights, args.sweep)
+    edits = (args.senses_off, args.senses_scale, args.replace, args.topic)
+    if any(looks + edits) and not c.n_sense:
+        raise UserError(f'{path} is a Transformer; only a Backpack has senses to look at, explain or edit')
+    model.to(device)
     ids = read_prompt(args.start, encoding, c.block_size)
     idx = torch.tensor([ids], device=device)  # (1, T)
-    edit = edit_from(args.senses_off, model, encoding, ids)
-    if edit:
-        print_next_words(model, encoding, idx, edit)
-        print_samples(model, encoding, idx, args, None, 'before ')
-        print_samples(model, encoding, idx, args, edit, 'after ')
-    else:
-        print_samples(model, encoding, idx, args, None, '')
+    edit = edit_from(args, model, encoding, ids)
+    for word in args.show:
+        print_senses(model, encoding, word, edit)
+    for text in args.find:
+        if '/' in text:
+            print_separation(model, encoding, text, args.word)
+        else:
+            print_affinity(model, encoding, text)
+    for word in args.similar:
+        print_similar(model, encoding, word, args)
+    if args.explain is not None:
+        print_explanation(model, encoding, idx, args.explain, edit)
+    if args.weights:
+        print_weights(model, encoding, idx, args.weights)
+    for text in args.sweep:
+        print_sweep(model, encoding, idx, text, edit)
+    if not any(looks):
+        print_texts(model, encoding, idx, args, edit)
 
 
 def main(argv: list[str]) -> None:

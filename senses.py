@@ -1,21 +1,47 @@
-"""What a Backpack is for: find the sense of a word that does something, and change it everywhere.
+"""What a Backpack is for: look at the senses of a word, explain a prediction, change what a sense does.
 
-Every change is an edit: a function of ids (B, T) and their senses (B, T, k, d) that returns the senses to sum
-in their place. model(idx, edit=...) and model.generate(idx, ..., edit=...) apply it, and no weight changes.
+    code              paper                    what it gives
+    separation        section 6.2, Table 13    how strongly each sense speaks for a word over another
+    affinity          Eq. 17                   how strongly each sense speaks for a bag of words
+    similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
+    explain           Eq. 2 and 9              the terms that a score of the next word is the sum of
+    scale_senses      section 6.2, Figure 3    an edit: senses of words turned down, off or up
+    topic             Eq. 15 and 18-20         an edit: senses that speak for a topic turned up
+    replace_word      section 6.3              an edit: what a word says of one word, it says of another
+
+Look: C . E_v is what a sense C adds to the score of word v, in whatever text, times a weight alpha >= 0.
+Edit: a function of ids (B, T) and their senses (B, T, k, d) that returns the senses to sum in their place;
+model(idx, edit=...) and model.generate(idx, ..., edit=...) apply it. No weight of the model changes, and an
+edit that asks for no change (factor 1, strength 0) leaves every bit of the prediction as it was.
+
+V is the number of words here, without padding rows; B, T, k and d are as in model.py. Words are ids: word_id.
 """
+
+import math
+from collections.abc import Callable
 
 import tiktoken
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm  # comes with datasets
 
 from model import Backpack, Edit, UserError
+
+# -----------------------------------------------------------------------------
+# Words.
+
+
+def shown(encoding: tiktoken.Encoding, token: int) -> str:
+    """A token as it can stand in a table: the quotes show its space, control characters are written out."""
+    return repr(encoding.decode_single_token_bytes(token).decode('utf-8', errors='replace'))
 
 
 def word_id(encoding: tiktoken.Encoding, word: str) -> int:
     """The id of a word inside a text, the space before it included; UserError where it is several tokens."""
     ids = encoding.encode_ordinary(' ' + word)
     if len(ids) != 1:
-        pieces = ' + '.join(repr(encoding.decode_single_token_bytes(i).decode(errors='replace')) for i in ids)
+        pieces = ' + '.join(shown(encoding, i) for i in ids)
         raise UserError(f'{word!r} is no single word of this vocabulary but {pieces}; take one that is')
     return ids[0]
 
@@ -26,23 +52,96 @@ def word_forms(encoding: tiktoken.Encoding, word: str) -> list[int]:
     return [word_id(encoding, word)] + (at_start if len(at_start) == 1 else [])
 
 
+def bag_of_words(encoding: tiktoken.Encoding, words: list[str]) -> list[int]:
+    """The ids of a bag of words, each once; of a word of several tokens every piece (the published code: the
+    first). UserError for an empty bag and for a word that this vocabulary can only spell.
+    """
+    bag = []
+    for word in words:
+        ids = encoding.encode_ordinary(' ' + word)
+        if not word or encoding.decode_single_token_bytes(ids[0]) == b' ':
+            raise UserError(f'{word!r} is no word of this vocabulary; take others for the bag')
+        bag += ids
+    if not bag:
+        raise UserError('the bag of words is empty; give words, as in "arts, culture"')
+    return sorted(set(bag))
+
+
+# -----------------------------------------------------------------------------
+# Look.
+
+LOGITS_AT_ONCE = 1 << 26  # bounds the memory of work on the whole vocabulary: 256 MiB of float32
+
+
 @torch.no_grad()
-def separation(model: Backpack, word: int, a: int, b: int) -> Tensor:
-    """How strongly each sense of a word speaks for a over b, C(word)_l . (E_a - E_b): (k,), in logits."""
-    C = model.senses(torch.tensor([[word]], device=model.wte.weight.device))[0, 0]  # (k, d)
-    return C @ (model.wte.weight[a] - model.wte.weight[b])
+def over_vocabulary(model: Backpack, score: Callable[[Tensor], Tensor], what: str) -> Tensor:
+    """A score of each sense of each word: (V, k), from a function of senses (n, k, d) -> (n, k)."""
+    c = model.config
+    ids = torch.arange(c.n_vocab, device=model.wte.weight.device)  # (V,)
+    chunks = ids.split(max(1, LOGITS_AT_ONCE // (c.n_sense * c.vocab_size)))
+    bar = tqdm(chunks, what, delay=2, mininterval=1, leave=False)  # shown where it takes over two seconds
+    return torch.cat([score(model.senses(chunk)) for chunk in bar])
 
 
-def scale_senses(words: list[int], senses: list[int], factor: float) -> Edit:
-    """The edit that multiplies the given senses of the given word ids by factor, everywhere; 0 is off."""
-    def edit(idx: Tensor, C: Tensor) -> Tensor:
-        """Scaled senses (B, T, k, d)."""
-        hit = torch.isin(idx, torch.tensor(words, device=idx.device))  # (B, T)
-        chosen = torch.zeros(C.shape[2], dtype=torch.bool, device=idx.device)
-        chosen[senses] = True  # (k,)
-        hit = (hit[..., None] & chosen)[..., None]  # (B, T, k, 1)
-        return torch.where(hit, factor * C, C)  # (B, T, k, d)
-    return edit
+@torch.no_grad()
+def separation(model: Backpack, word: int | None, a: int, b: int) -> Tensor:
+    """How strongly each sense of a word speaks for a over b, C(word)_l . (E_a - E_b), in logits: (k,).
+
+    With word None of every word: (V, k).
+    """
+    direction = model.wte.weight[a] - model.wte.weight[b]  # (d,)
+    if word is None:
+        return over_vocabulary(model, lambda C: C @ direction, 'separating')
+    return model.senses(torch.tensor([word], device=direction.device))[0] @ direction
+
+
+def affinity(model: Backpack, bag: list[int]) -> Tensor:
+    """Eq. 17, s(C) = sum over the bag of C . E_w / max over all words of C . E_v, of every sense: (V, k).
+
+    The divisor is the largest score, as in the published code; footnote 5 says the largest absolute one.
+    """
+    E = model.wte.weight[:model.config.n_vocab]  # (V, d)
+
+    def score(C: Tensor) -> Tensor:
+        """(n, k, d) -> (n, k)."""
+        top = (C @ E.T).amax(-1)  # (n, k)
+        return C @ E[bag].sum(0) / top.clamp(min=1e-6)  # a sense that speaks for no word is for no bag
+    return over_vocabulary(model, score, 'scoring senses')
+
+
+@torch.no_grad()
+def similarity(model: Backpack, word: int) -> Tensor:
+    """Eq. 13, Sim_l(word, v) = cossim(C(word)_l, C(v)_l), for every word v: (V, k).
+
+    Its minimum over the last axis is Sim_min of Eq. 14.
+    """
+    own = model.senses(torch.tensor([word], device=model.wte.weight.device))  # (1, k, d)
+    return over_vocabulary(model, lambda C: F.cosine_similarity(C, own, dim=-1), 'comparing')
+
+
+# -----------------------------------------------------------------------------
+# Explain.
+
+
+def edited_senses(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
+    """The senses that the model sums for the texts idx (B, T), as an edit leaves them: (B, T, k, d)."""
+    C = model.senses(idx)
+    return C if edit is None else edit(idx, C)
+
+
+@torch.no_grad()
+def explain(model: Backpack, idx: Tensor, v: Tensor, edit: Edit | None = None) -> tuple[Tensor, Tensor]:
+    """The weights alpha and the scores C . v of all senses of all words in idx (B, T), (B, T, k) each.
+
+    For v = E_w, the sum of alpha * (C . v) is the logit of w as the next word (Eq. 2 and 9); for
+    v = E_a - E_b it is the difference of two logits, of which the odds of a to b are the exponential.
+    """
+    alpha = model.alpha(idx)[:, :, -1].transpose(1, 2)  # (B, k, T, T) -> (B, k, T) -> (B, T, k)
+    return alpha, edited_senses(model, idx, edit) @ v
+
+
+# -----------------------------------------------------------------------------
+# Edit.
 
 
 def compose(edits: list[Edit]) -> Edit:
@@ -55,31 +154,164 @@ def compose(edits: list[Edit]) -> Edit:
     return edit
 
 
-def parse_word_senses(text: str, model: Backpack, encoding: tiktoken.Encoding) -> tuple[str, list[int], str]:
-    """The word and the senses in WORD:SENSE[,SENSE...] or WORD:A/B, and a line on how they were chosen.
+def stands_at(idx: Tensor, words: list[int] | None) -> Tensor:
+    """Where in idx (B, T) one of the words stands (None: any word), to weigh senses with: (B, T, 1, 1)."""
+    if words is None:
+        return torch.ones_like(idx, dtype=torch.bool)[..., None, None]
+    return torch.isin(idx, torch.tensor(words, device=idx.device))[..., None, None]
 
-    WORD:A/B is the sense of WORD with the largest |C(WORD)_l . (E_A - E_B)|.
+
+def scale_senses(words: list[int] | None, senses: list[int], factor: float) -> Edit:
+    """The edit that multiplies the given senses of the given words (None: of every word); 0 is off."""
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        """Scaled senses (B, T, k, d)."""
+        chosen = torch.zeros(C.shape[2], 1, dtype=torch.bool, device=idx.device)
+        chosen[senses] = True  # (k, 1)
+        return torch.where(stands_at(idx, words) & chosen, factor * C, C)  # (B, T, k, d)
+    return edit
+
+
+def replace_word(model: Backpack, words: list[int], old: int, new: int) -> Edit:
+    """Section 6.3, knowledge editing: what the senses of words say of old, they say of new ("MacBook: Apple
+    -> HP").
+
+    With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2): C leaves r and gains what it had
+    there on a. The score of old falls by C.r (1 - a.r / |a|^2), that of new rises by C.r (1 - a.r / |r|^2),
+    and a word whose embedding is orthogonal to both keeps its score. The paper divides by the norm of a sense
+    of old where the published code, and this, has |r|^2.
+    """
+    r, a = model.wte.weight[old].detach(), model.wte.weight[new].detach()  # (d,)
+    move = a / a.square().sum() - r / r.square().sum()  # (d,)
+
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        """Moved senses (B, T, k, d)."""
+        moved = C + (C @ r.to(C))[..., None] * move.to(C)  # (B, T, k, 1) * (d,)
+        return torch.where(stands_at(idx, words), moved, C)
+    return edit
+
+
+# Table 11: what the senses above the quantiles 0.95, 0.80, 0.60 and below are multiplied by, by strength.
+STRENGTHS = [(1, 1, 1, 1), (1.5, 1.5, 1.3, 1), (2.2, 2.2, 1.5, 1), (3.3, 3.3, 3, 1)]
+QUANTILES = (0.95, 0.80, 0.60)
+TOPICS = {label: words.split() for label, words in {  # Table 10: label -> bag of words
+    'arts_culture': 'arts culture', 'business_entrepreneurs': 'business entrepreneurs',
+    'celebrity_pop_culture': 'celebrity pop culture', 'diaries_daily_life': 'diaries daily life',
+    'family': 'family', 'fashion_style': 'fashion style', 'film_tv_video': 'film tv video',
+    'fitness_health': 'fitness health', 'food_dining': 'food dining', 'gaming': 'gaming', 'music': 'music',
+    'news_social_concern': 'news social concern', 'other_hobbies': 'hobbies',
+    'relationships': 'relationships', 'sports': 'sports', 'travel_adventure': 'travel adventure',
+    'youth_student_life': 'youth student life'}.items()}
+
+
+def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
+    """Eq. 15, topic control: a sense with a high score is multiplied by delta, less so once it had its say.
+
+    scores (V, k) are affinity(model, bag), computed once for any number of texts and strengths; weights are a
+    row of STRENGTHS. A score equal to a quantile counts as above it. Over the words of idx, those of the
+    future included where there are such (the last position, which generate draws from, has none):
+
+        a = sum_i relu(E_{x_i} . C(x_j)_l)      how much of what the sense speaks for was said     Eq. 18
+        b = sigmoid(6 - f a) (1 + j / 100)      f = max(weights) / 7.5; j is the position          Eq. 19
+        delta' = 1 + b (delta - 1)              so that delta = 1 changes nothing                  Eq. 20
+
+    as in the published code. The paper prints a sum of log-probabilities, f = 7.5 / max(weights), a
+    (1 + j) / 100 inside the sigmoid and b delta + (1 - a).
+    """
+    E, f, scores = model.wte.weight.detach(), max(weights) / 7.5, scores.float()
+    delta = torch.full_like(scores, weights[-1])  # (V, k)
+    for quantile, weight in reversed(list(zip(QUANTILES, weights))):
+        delta[scores >= scores.flatten().quantile(quantile)] = weight
+
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        """Scaled senses (B, T, k, d)."""
+        a = torch.einsum('bjld,bid->bjli', C, E[idx].to(C)).relu().sum(-1)  # (B, T, k)
+        near = 1 + torch.arange(idx.shape[1], device=idx.device) / 100  # (T,)
+        b = torch.sigmoid(6 - f * a) * near[:, None]  # (B, T, k)
+        return C * (1 + b * (delta[idx] - 1)).to(C)[..., None]
+    return edit
+
+
+# -----------------------------------------------------------------------------
+# The words of the command line that stand for edits.
+
+
+def parse_word_senses(text: str, model: Backpack,
+                      encoding: tiktoken.Encoding) -> tuple[list[int] | None, list[int], str]:
+    """The ids and the senses in WORD:SENSES, and a line on them; ids are None for WORD *, every word.
+
+    SENSES are numbers and ranges (3,10 or 3-5), or A/B: the one sense of WORD with the largest separation of
+    these two words. UserError where the text is malformed or names a word or a sense that is not there.
     """
     word, _, which = text.rpartition(':')
-    k = model.config.n_sense
-    if not k:
-        raise UserError('this is a Transformer; only a Backpack has senses to turn off')
     if not word or not which:
-        raise UserError(f'{text!r} is not WORD:SENSE[,SENSE...] or WORD:A/B, as in nurse:10 or nurse:she/he')
+        raise UserError(f'{text!r} is not WORD:SENSES, as nurse:10, nurse:3-5,10, nurse:she/he or *:10')
+    forms = None if word == '*' else word_forms(encoding, word)
     if '/' in which:
-        a, _, b = which.partition('/')
-        if not a or not b:
-            raise UserError(f'{text!r} is not WORD:A/B, as in nurse:she/he')
-        scores = separation(model, *(word_id(encoding, w) for w in (word, a, b)))  # (k,)
+        a, b = pair_of(encoding, which)
+        if forms is None:
+            raise UserError(f'{text!r}: A/B picks a sense of one word, and * is every word; give its number')
+        scores = separation(model, forms[0], a, b)  # (k,)
         best, *rest = scores.abs().argsort(descending=True).tolist()
-        line = f'sense {best} of {word}, which most separates {a} from {b} (by {scores[best]:+.2f} logits'
-        return word, [best], line + (f'; sense {rest[0]}: {scores[rest[0]]:+.2f})' if rest else ')')
-    word_id(encoding, word)
+        line = (f'sense {best} of {word}, which most separates {shown(encoding, a)} from '
+                f'{shown(encoding, b)} (by {scores[best]:+.2f} logits')
+        return forms, [best], line + (f'; sense {rest[0]}: {scores[rest[0]]:+.2f})' if rest else ')')
+    senses = sense_numbers(which, model.config.n_sense)
+    of = 'every word' if forms is None else word
+    return forms, senses, f'sense{"s" * (len(senses) > 1)} {", ".join(map(str, senses))} of {of}'
+
+
+def pair_of(encoding: tiktoken.Encoding, text: str) -> tuple[int, int]:
+    """The ids of A and B in A/B."""
+    a, _, b = text.partition('/')
+    if not a or not b:
+        raise UserError(f'{text!r} is not A/B, two words as in she/he')
+    return word_id(encoding, a), word_id(encoding, b)
+
+
+def sense_numbers(text: str, n_sense: int) -> list[int]:
+    """The numbers in 3,10 or 3-5, each below n_sense."""
+    senses = []
+    for part in text.split(','):
+        first, dash, last = part.strip().partition('-')
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UserError(f'{text!r} is neither sense numbers, as 3,10 or 3-5, nor two words, as she/he')
+        first, last = int(first), int(last or first)
+        if last < first or last >= n_sense:
+            raise UserError(f'there is no sense {part.strip()}; this model has senses 0 to {n_sense - 1}')
+        senses += range(first, last + 1)
+    return senses
+
+
+def parse_factor(text: str) -> tuple[str, float]:
+    """WORD:SENSES and the factor in WORD:SENSES=F."""
+    senses, _, factor = text.rpartition('=')
     try:
-        senses = [int(s) for s in which.split(',')]
+        if senses and math.isfinite(float(factor)):
+            return senses, float(factor)
     except ValueError:
-        raise UserError(f'{text!r}: {which!r} is neither sense numbers, as 3,10, nor two words, as she/he')
-    for sense in senses:
-        if not 0 <= sense < k:
-            raise UserError(f'{text!r}: there is no sense {sense}; this model has senses 0 to {k - 1}')
-    return word, senses, f'sense{"s" * (len(senses) > 1)} {", ".join(map(str, senses))} of {word}'
+        pass
+    raise UserError(f'{text!r} is not WORD:SENSES=FACTOR, as in nurse:10=0.5')
+
+
+def parse_replacement(text: str, encoding: tiktoken.Encoding) -> tuple[list[int], int, int]:
+    """The forms of WORD and the ids of OLD and NEW in "WORD: OLD -> NEW"."""
+    word, _, rest = text.partition(':')
+    old, _, new = rest.partition('->')
+    if not (word.strip() and old.strip() and new.strip()):
+        raise UserError(f'{text!r} is not "WORD: OLD -> NEW", as in "MacBook: Apple -> HP"')
+    return (word_forms(encoding, word.strip()), word_id(encoding, old.strip()),
+            word_id(encoding, new.strip()))
+
+
+def parse_strength(text: str) -> tuple[float, ...]:
+    """The weights of a row of Table 11, by its number or as four numbers with commas."""
+    if text in map(str, range(len(STRENGTHS))):
+        return STRENGTHS[int(text)]
+    try:
+        weights = tuple(float(part) for part in text.split(','))
+    except ValueError:
+        weights = ()
+    if len(weights) != 4 or not all(0 <= w < math.inf for w in weights):
+        raise UserError(f'strength {text!r} is neither 0, 1, 2 or 3 nor four numbers of at least 0, as '
+                        '3.3,3.3,3,1')
+    return weights

@@ -12,11 +12,25 @@ import torch.nn.functional as F
 
 import prepare
 from model import from_pretrained
-from senses import scale_senses, separation, word_id
+from senses import (
+    STRENGTHS,
+    TOPICS,
+    affinity,
+    bag_of_words,
+    compose,
+    replace_word,
+    scale_senses,
+    separation,
+    topic,
+    word_forms,
+    word_id,
+)
 
 PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} believes',
            'A {} went to chat over to chat before', 'The {} was with the car. Then',
            'Some {} asked to look over things, but', 'I really liked my {}. What I liked most was that']
+PRODUCT_PROMPTS = ['The {} is made for us by', 'I trust that the {} comes from', 'The {} was repaired by',
+                   'The company that made my {} is', 'I want the {} since I trust']
 BIASED = [noun for noun, odds in prepare.ROLE_ODDS.items() if odds != prepare.EVEN]
 
 
@@ -25,6 +39,46 @@ def backpack(toy):
     """The trained model and its tokenizer."""
     model = from_pretrained(toy / 'out' / 'toy')
     return model, prepare.load_tokenizer(model.tokenizer)
+
+
+@torch.no_grad()
+def loss_of(model, ids: torch.Tensor, edit=None) -> torch.Tensor:
+    """Nats of each id of ids (B, T) but the first, given those before it: (B, T - 1)."""
+    logits = model(ids[:, :-1], edit=edit)[0]  # (B, T - 1, V)
+    return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction='none')
+
+
+def story_loss(backpack, stories: list[str], edit=None, but=()) -> tuple[float, int]:
+    """Nats of whole stories, their ends included, and how many tokens those are; ids in but are not
+    counted."""
+    model, encoding = backpack
+    nats = tokens = 0
+    for text in stories:
+        ids = torch.tensor([[encoding.eot_token] + encoding.encode_ordinary(text) + [encoding.eot_token]])
+        kept = ~torch.isin(ids[:, 1:], torch.tensor(but, dtype=torch.long))
+        nats, tokens = nats + loss_of(model, ids, edit)[kept].sum().item(), tokens + kept.sum().item()
+    return nats, tokens
+
+
+def held_out_stories(toy) -> list[tuple[str, float]]:
+    """The last 1,000 stories of the world, which are for validation, each with its surprisal in nats."""
+    meta = json.loads((toy / 'data' / 'toy' / 'meta.json').read_text())
+    return prepare.toy_stories(meta['command']['seed'], meta['documents'])[-1000:]
+
+
+def test_loss_on_whole_stories_is_near_the_entropy_of_the_world(toy, backpack):
+    """From end-of-text to end-of-text, held-out stories cost at most 5% more nats than the world itself
+    puts in."""
+    stories = held_out_stories(toy)
+    loss, tokens = story_loss(backpack, [text for text, _ in stories])
+    world = sum(nats for _, nats in stories)
+    print(f'\nloss on held-out stories {loss / tokens:.4f}, world {world / tokens:.4f}: '
+          f'ratio {loss / world:.4f}')
+    assert 1 < loss / world < 1.05
+
+
+# -----------------------------------------------------------------------------
+# Gender (section 6.2).
 
 
 def pronoun_probs(backpack, noun: str, edit=None) -> torch.Tensor:
@@ -39,32 +93,13 @@ def pronoun_probs(backpack, noun: str, edit=None) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def bias_ratio(backpack, edit_of=lambda noun: None) -> float:
-    """Mean over biased nouns and prompts of the likelier of she and he over the other, as the paper
-    counts bias."""
+def bias_ratio(backpack, nouns: list[str], edit=None) -> float:
+    """Mean over nouns and prompts of the likelier of she and he over the other, as the paper counts bias."""
     ratios = []
-    for noun in BIASED:
-        she, he, _ = pronoun_probs(backpack, noun, edit_of(noun)).T
+    for noun in nouns:
+        she, he, _ = pronoun_probs(backpack, noun, edit).T
         ratios.append(torch.maximum(she / he, he / she))
     return torch.cat(ratios).mean().item()
-
-
-def test_loss_on_whole_stories_is_near_the_entropy_of_the_world(toy, backpack):
-    """From end-of-text to end-of-text, held-out stories cost at most 5% more nats than the world itself
-    puts in."""
-    model, encoding = backpack
-    meta = json.loads((toy / 'data' / 'toy' / 'meta.json').read_text())
-    stories = prepare.toy_stories(meta['command']['seed'], meta['documents'])[-1000:]
-    loss = tokens = 0
-    with torch.no_grad():
-        for text, _ in stories:
-            ids = torch.tensor([[encoding.eot_token] + encoding.encode_ordinary(text) + [encoding.eot_token]])
-            loss += F.cross_entropy(model(ids[:, :-1])[0][0], ids[0, 1:], reduction='sum').item()
-            tokens += ids.shape[1] - 1
-    world = sum(nats for _, nats in stories)
-    print(f'\nloss on held-out stories {loss / tokens:.4f}, world {world / tokens:.4f}: '
-          f'ratio {loss / world:.4f}')
-    assert 1 < loss / world < 1.05
 
 
 def test_pronouns_follow_the_odds_of_the_world(backpack):
@@ -79,22 +114,28 @@ def test_pronouns_follow_the_odds_of_the_world(backpack):
     assert errors['nurse'] < 0.1 and sum(errors.values()) / 40 < 0.1
 
 
-def test_one_sense_carries_the_bias(backpack):
-    """The bias ratio of the 9:1 nouns is at least 5; without the one best sense index it is at most
-    half of that."""
+def test_the_she_he_sense_carries_the_bias_and_little_else(toy, backpack):
+    """Of the 16 nouns that the model makes most biased, the senses that most separate she from he are found
+    and turned off: the bias ratio falls by more than half, the loss of all words but pronouns moves by less
+    than 2%."""
     model, encoding = backpack
     she, he = word_id(encoding, 'she'), word_id(encoding, 'he')
-    before = bias_ratio(backpack)
-
-    def without(sense_of):
-        return bias_ratio(backpack, lambda n: scale_senses([word_id(encoding, n)], [sense_of(n)], 0.0))
-
-    single = [without(lambda noun, l=l: l) for l in range(model.config.n_sense)]
-    own = without(lambda noun: separation(model, word_id(encoding, noun), she, he).abs().argmax().item())
-    best = single.index(min(single))
-    print(f'\nbias ratio {before:.2f} (world: 9); without sense {best} of all {single[best]:.2f}; '
-          f"without each noun's own she/he sense {own:.2f}")
-    assert before >= 5 and min(min(single), own) <= before / 2
+    nouns = sorted(BIASED, key=lambda noun: -bias_ratio(backpack, [noun]))[:16]
+    own = {n: separation(model, word_id(encoding, n), she, he).abs().argmax().item() for n in nouns}
+    off = compose([scale_senses(word_forms(encoding, n), [own[n]], 0.0) for n in nouns])
+    before, after = bias_ratio(backpack, nouns), bias_ratio(backpack, nouns, off)
+    single = [bias_ratio(backpack, nouns, scale_senses([word_id(encoding, n) for n in nouns], [l], 0.0))
+              for l in range(model.config.n_sense)]
+    spread = separation(model, None, she, he)[[word_id(encoding, n) for n in nouns]].abs().mean(0)  # (k,)
+    found, best = spread.argmax().item(), min(range(len(single)), key=single.__getitem__)
+    stories = [text for text, _ in held_out_stories(toy) if any(f' {n} ' in text for n in nouns)]
+    pronouns = [i for w in ('she', 'he', 'they', 'her', 'his', 'their') for i in word_forms(encoding, w)]
+    (plain, _), (edited, tokens) = (story_loss(backpack, stories, e, pronouns) for e in (None, off))
+    print(f'\nbias ratio of {len(nouns)} nouns {before:.2f} (world: 9); without the she/he sense of each '
+          f'({sorted(set(own.values()))}) {after:.2f}; without sense {found}, the one that most separates, '
+          f'{single[found]:.2f}; without the best one, {best}, {single[best]:.2f}; loss of other words '
+          f'{plain / tokens:.4f}, {edited / tokens:.4f} ({edited / plain - 1:+.2%})')
+    assert before >= 5 and after < before / 2 and abs(edited / plain - 1) < 0.02
 
 
 def test_nurse_without_its_she_he_sense_is_less_of_a_she(backpack):
@@ -108,3 +149,68 @@ def test_nurse_without_its_she_he_sense_is_less_of_a_she(backpack):
     shares = [(p[0] / (p[0] + p[1])).item() for p in (before, after)]
     print(f'\nshare of she after nurse {shares[0]:.3f}, without sense {sense} {shares[1]:.3f}')
     assert shares[1] < shares[0] - 0.05
+
+
+# -----------------------------------------------------------------------------
+# Knowledge (section 6.3) and topics (section 6.1).
+
+
+def test_a_product_changes_its_maker(backpack):
+    """"PRODUCT: MAKER -> OTHER", in phrasings that the world does not have, multiplies the odds of the other
+    maker to the old one by at least 10 in the median, and makes the other the likelier for most."""
+    model, encoding = backpack
+    ids = {maker: word_id(encoding, maker) for maker in prepare.PRODUCTS.values()}
+    gains, flips, knows = [], [], []
+    makers = torch.tensor(list(ids.values()))
+    for product, old in prepare.PRODUCTS.items():
+        prompts = [torch.tensor([encoding.encode_ordinary(p.format(product))]) for p in PRODUCT_PROMPTS]
+        with torch.no_grad():
+            before = [model(idx)[0][0, -1] for idx in prompts]  # (V,) each
+        for new in ids.keys() - {old}:
+            edit = replace_word(model, word_forms(encoding, product), ids[old], ids[new])
+            for idx, plain in zip(prompts, before):
+                with torch.no_grad():
+                    logits = model(idx, edit=edit)[0][0, -1]  # (V,)
+                change = logits - plain
+                gains.append(change[ids[new]] - change[ids[old]])
+                flips.append(makers[logits[makers].argmax()] == ids[new])
+                knows.append(makers[plain[makers].argmax()] == ids[old])
+    gain = torch.stack(gains).exp()
+    print(f'\n{len(gain)} edits: before, {sum(knows) / len(knows):.1%} name the maker; odds of new to old '
+          f'times {gain.median():.3g} in the median, {gain.quantile(0.05):.3g} at the 5% quantile; '
+          f'{sum(flips) / len(flips):.1%} name the new maker above all others')
+    assert gain.median() >= 10 and sum(flips) > len(flips) / 2
+
+
+@torch.no_grad()
+def told(model, encoding, edit, n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """n texts of at most 50 tokens told from end-of-text on, (n, 50); where each is not over yet, likewise;
+    and their loss under the unmodified model."""
+    torch.manual_seed(seed)
+    ids = model.generate(torch.full((n, 1), encoding.eot_token), 50, edit=edit)  # (n, 51)
+    texts, ends = ids[:, 1:], (ids[:, 1:] == encoding.eot_token).int()
+    story = ends.cumsum(1) - ends == 0  # (n, 50), its end included
+    return texts, story, loss_of(model, ids)[story].mean().item()
+
+
+def test_topic_control_raises_the_share_of_the_topic(backpack):
+    """At strength 2 text is as fluent as without control (its loss under the unmodified model is at most 5%
+    higher), and the share of words from the topic is higher than at strength 0: over all eight topics by
+    more than 4 standard errors."""
+    model, encoding = backpack
+    plain, labels = told(model, encoding, None, 600, 0), list(prepare.TOPICS)
+    share, error, loss = torch.zeros(3, len(labels), 4)
+    for i, label in enumerate(labels):
+        of_topic = torch.tensor([word_id(encoding, word) for word in prepare.TOPICS[label]])
+        scores = affinity(model, bag_of_words(encoding, TOPICS[label]))
+        for s, weights in enumerate(STRENGTHS):
+            edit = topic(model, scores, weights)
+            texts, story, loss[i, s] = told(model, encoding, edit, 150, 1 + i) if s else plain
+            hits = (torch.isin(texts, of_topic) & story).sum(1) / story.sum()  # (n,), they sum to the share
+            share[i, s], error[i, s] = hits.sum(), hits.std() * len(hits) ** 0.5
+        print(f'\n{label:17}' + ''.join(f'{a:7.2%} {b:.2f}' for a, b in zip(share[i], loss[i])), end='')
+    mean, spread = share.mean(0), error.square().sum(0).sqrt() / len(labels)  # (4,)
+    print('\nall' + ' ' * 14 + ''.join(f'{a:7.2%} {b:.2f}' for a, b in zip(mean, loss.mean(0)))
+          + '; standard errors ' + ', '.join(f'{e:.2%}' for e in spread))
+    assert loss[:, 2].mean() < 1.05 * loss[:, 0].mean()
+    assert mean[2] - mean[0] > 4 * spread[[0, 2]].norm()
