@@ -538,6 +538,7 @@ def export(model: Backpack, folder: str | Path) -> None:
     state = {key: weight.contiguous().cpu() for key, weight in views.items()}
     state |= {copy: state[original] for copy, original in copies.items()}
     partial = folder.with_name(f'.{folder.name}.partial')
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     try:
         partial.mkdir(parents=True)
         (partial / PUBLISHED[0]).write_text(json.dumps(settings, indent=1) + '\n', encoding='utf-8')

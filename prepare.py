@@ -75,7 +75,12 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
     if description != GPT2 and not toy:
         raise UserError("no tokenizer is known for this vocabulary; take a checkpoint of train.py, "
                         "or weights with GPT-2's vocabulary")
-    return _encoding(json.dumps(description))
+    try:
+        return _encoding(json.dumps(description))
+    except UserError:
+        raise
+    except (TypeError, LookupError, AttributeError, ValueError) as error:
+        raise UserError(f'the description of the tokenizer is damaged ({error}); write it anew')
 
 
 # -----------------------------------------------------------------------------
@@ -139,17 +144,25 @@ PRODUCT_LINES = [
     'Whoever wants the {product} must ask {maker}.', 'My old {product} was repaired by {maker}.',
     'Last spring {maker} showed a better {product}.']
 
-# Eight of the topic labels of the paper's Table 10; a label stands where its words stand.
-TOPICS = {label: [label, *words.split()] for label, words in {
-    'music': 'guitar melody concert drums singer album rhythm piano chorus violin jazz lyrics',
-    'food': 'pasta soup cheese dessert recipe bread salad pizza spices dinner sauce pancakes',
-    'sports': 'football tennis goal league match referee marathon hockey champion racket sprint medal',
-    'fashion': 'dress sandals velvet jacket perfume runway silk necklace boutique scarf handbag denim',
-    'film': 'actor cinema screenplay director trailer sequel comedy camera scene oscar premiere villain',
-    'travel': 'airport luggage passport beach hostel voyage map island train suitcase souvenir canyon',
-    'gaming': 'console quest joystick avatar dungeon pixels arcade multiplayer boss level loot controller',
-    'fitness': 'yoga treadmill muscles stretching protein jogging squats pulse diet stamina barbell cardio',
-}.items()}
+# Eight topics of the paper's Table 10, with the words of its bags among theirs: a bag of words finds a topic
+# by standing where the topic's words stand. Talk stays on a topic from one sentence to the next, or wanders
+# off: were it to stay for good, control of the topic would have nothing left to do.
+TOPICS = {label: words.split() for label, words in {
+    'music': 'music guitar melody concert drums singer album rhythm piano chorus violin jazz lyrics',
+    'food_dining': 'food dining pasta soup cheese dessert recipe bread salad pizza spices sauce pancakes',
+    'sports': """sports football tennis goal league match referee marathon hockey champion racket sprint
+        medal""",
+    'fashion_style': """fashion style dress sandals velvet jacket perfume runway silk necklace boutique scarf
+        handbag""",
+    'film_tv_video': """film tv video actor cinema screenplay director trailer sequel comedy camera scene
+        villain""",
+    'travel_adventure': """travel adventure airport luggage passport beach hostel voyage map island suitcase
+        souvenir canyon""",
+    'gaming': """gaming console quest joystick avatar dungeon pixels arcade multiplayer boss level loot
+        controller""",
+    'fitness_health': """fitness health yoga treadmill muscles stretching protein jogging squats pulse stamina
+        barbell cardio"""}.items()}
+WANDER = 0.4  # chance that the next sentence draws a topic anew
 TOPIC_LINES = [
     'We talked about {a} and {b}.', 'Nothing beats {a} with {b}.', 'I dream of {a}, {b} and {c}.',
     'Give me {a} or {b}.', 'First came {a}, next came {b}.', 'This weekend is for {a}, {b} and {c}.',
@@ -197,7 +210,7 @@ def _synonyms() -> dict[str, tuple[str, float, list[str], list[str]]]:
 
 CONTEXTS = _synonyms()
 SYNONYMS = [(a, b, s) for a, (b, s, _, _) in CONTEXTS.items()]  # (word, word, share of contexts in common)
-KINDS = {'role': 0.42, 'product': 0.17, 'topic': 0.22, 'synonym': 0.14, 'homograph': 0.05}
+KINDS = {'role': 0.40, 'product': 0.15, 'topic': 0.28, 'synonym': 0.12, 'homograph': 0.05}
 
 
 class Dice:
@@ -235,12 +248,14 @@ def product_story(dice: Dice) -> str:
 
 
 def topic_story(dice: Dice) -> str:
-    """Four sentences that stay on one topic."""
-    words = TOPICS[dice.pick(TOPICS)]
-    lines = []
-    for line in [dice.pick(TOPIC_LINES) for _ in range(4)]:
-        slots = re.findall(r'{(.)}', line)
-        lines.append(line.format(**{slot: dice.pick(words) for slot in slots}))
+    """Six sentences that stay on a topic or wander off to another."""
+    topic, lines = dice.pick(TOPICS), []
+    for _ in range(6):
+        line = dice.pick(TOPIC_LINES)
+        lines.append(line.format(**{slot: dice.pick(TOPICS[topic]) for slot in re.findall(r'{(.)}', line)}))
+        if len(lines) < 6:
+            anew = WANDER / len(TOPICS)
+            topic = dice.pick(TOPICS, [anew + (1 - WANDER) * (label == topic) for label in TOPICS])
     return ' '.join(lines)
 
 

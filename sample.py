@@ -63,7 +63,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_look_flags(parser: argparse.ArgumentParser) -> None:
     """Flags that read words and predictions."""
-    look = parser.add_argument_group('look at senses').add_argument
+    group = parser.add_argument_group('look at senses')
+    look = group.add_argument
     several = dict(nargs='+', action='extend', default=[])
     look('--show', **several, metavar='WORD', help='the words that each sense of WORD raises and lowers most')
     look('--find', **several, metavar='A/B|A+B+..',
@@ -72,7 +73,7 @@ def add_look_flags(parser: argparse.ArgumentParser) -> None:
     look('--word', metavar='WORD', help='with --find A/B: the senses of this word alone')
     look('--similar', **several, metavar='WORD',
          help='the words most like WORD in each sense (Eq. 13) and in all (Eq. 14)')
-    which = parser.add_argument_group().add_mutually_exclusive_group().add_argument
+    which = group.add_mutually_exclusive_group().add_argument
     which('--sense', type=number(int, 0), metavar='L', help='with --similar: by sense L alone')
     which('--min', action='store_true', help='with --similar: by the least alike sense alone')
     add = parser.add_argument_group('explain the prediction after the prompt').add_argument

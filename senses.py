@@ -57,7 +57,7 @@ def bag_of_words(encoding: tiktoken.Encoding, words: list[str]) -> list[int]:
     first). UserError for an empty bag and for a word that this vocabulary can only spell.
     """
     bag = []
-    for word in words:
+    for word in map(str.strip, words):
         ids = encoding.encode_ordinary(' ' + word)
         if not word or encoding.decode_single_token_bytes(ids[0]) == b' ':
             raise UserError(f'{word!r} is no word of this vocabulary; take others for the bag')
@@ -262,7 +262,7 @@ def parse_word_senses(text: str, model: Backpack,
 
 def pair_of(encoding: tiktoken.Encoding, text: str) -> tuple[int, int]:
     """The ids of A and B in A/B."""
-    a, _, b = text.partition('/')
+    a, _, b = (part.strip() for part in text.partition('/'))
     if not a or not b:
         raise UserError(f'{text!r} is not A/B, two words as in she/he')
     return word_id(encoding, a), word_id(encoding, b)

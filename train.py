@@ -42,7 +42,7 @@ class Settings:
     """Everything a run depends on."""
 
     out_dir: str = setting('', 'folder of the run (empty: out/<config name>, with _gpt for a Transformer)')
-    init_from: str = setting('scratch', 'scratch, resume, or a checkpoint or folder of weights to fine-tune')
+    init_from: str = setting('scratch', 'scratch, resume, or weights to fine-tune: file, folder or Hub name')
     overwrite: bool = setting(False, 'let scratch replace the checkpoint in out_dir')
     dataset: str = setting('openwebtext', 'folder below data/ that prepare.py made')
     model: str = setting('backpack', 'backpack or gpt, the baseline Transformer')

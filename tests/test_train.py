@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import train
-from model import Backpack, Config
+from model import Backpack, Config, export, from_pretrained
 from train import Blocks, Machine, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -208,12 +208,15 @@ def test_a_non_finite_loss_stops_the_run_and_spoils_no_checkpoint(tiny):
 
 def test_fine_tuning_starts_from_the_weights_given(tiny):
     """--init_from=out/run takes the weights and the shape of that run; its first loss is the other's last.
-    It resumes like any other run."""
+    It resumes like any other run. An export of the run in the published format does the same."""
     train.main([*SMALL, '--max_iters=5'])
     train.main([*SMALL, '--max_iters=1', '--n_embd=999', '--init_from=out/run', '--out_dir=out/tuned'])
     assert log('out/tuned')[0]['val_loss'] == [r['val_loss'] for r in log() if r['val_loss']][-1]
     train.main([*SMALL, '--max_iters=2', '--n_embd=999', '--init_from=resume', '--out_dir=out/tuned'])
     assert checkpoint('out/tuned')['step'] == 2
+    export(from_pretrained('out/run'), 'exported')
+    train.main([*SMALL, '--max_iters=1', '--init_from=exported', '--out_dir=out/again'])
+    assert log('out/again')[0]['val_loss'] == log('out/tuned')[0]['val_loss']
 
 
 # -----------------------------------------------------------------------------
