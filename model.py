@@ -28,7 +28,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 import torch.nn as nn
@@ -68,15 +67,15 @@ class Config:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
         for name in ('block_size', 'vocab_size', 'n_vocab', 'n_layer', 'n_head', 'n_embd', 'sense_hidden'):
-            if getattr(self, name) < 1:
-                raise UserError(f'{name} is {getattr(self, name)}; it must be at least 1')
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise UserError(f'{name} is {getattr(self, name)}; it must be a whole number of at least 1')
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout is {self.dropout}; it must be at least 0 and below 1')
         if self.n_vocab > self.vocab_size:
             raise UserError(f'n_vocab is {self.n_vocab}, more than the vocab_size = {self.vocab_size} rows')
         if self.n_embd % self.n_head:
             raise UserError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
-        if self.n_sense < 0 or (self.n_sense and self.n_embd % self.n_sense):
+        if type(self.n_sense) is not int or self.n_sense < 0 or (self.n_sense and self.n_embd % self.n_sense):
             raise UserError(f'n_embd = {self.n_embd} is not divisible by n_sense = {self.n_sense}')
 
 
@@ -162,8 +161,8 @@ class Contextualizer(nn.Module):
 class SenseNetwork(nn.Module):
     """Eq. 10, C(x) = FF(E x): from the embedding E x of a word (.., d) to its k sense vectors (.., k, d).
 
-    Appendix A.1 behind one more x + ln_0(x), an accident of the published code that its weights need. That
-    code has dropout here too; this has none.
+    As in appendix A.1, with an x + ln_0(x) before it that the published code has by accident and its weights
+    need. That code has dropout here too; this has none.
     """
 
     def __init__(self, config: Config):
@@ -323,7 +322,7 @@ class Backpack(nn.Module):
 
 def next_word_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
     """Logits (B, V) -> the probabilities to draw the next word with; temperature 0: all on the likeliest."""
-    if temperature == 0:
+    if temperature < 1e-30:  # float32 could not divide by it
         return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # shifted: no overflow
     if top_k is not None:
@@ -341,8 +340,8 @@ def find_device(name: str) -> str:
     if name == 'auto':
         return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
     try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
+        torch.ones(1, device=name).item()
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise UserError(f'device {name} cannot be used ({str(error).splitlines()[0]}); take auto or cpu')
     return name
 
@@ -351,8 +350,8 @@ def load_file(path: Path) -> dict:
     """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run."""
     try:
         content = torch.load(path, map_location='cpu', weights_only=True)
-    except (RuntimeError, OSError, EOFError, LookupError, AttributeError, ValueError, UnpicklingError) as e:
-        reason = (str(e).strip() or type(e).__name__).splitlines()[0][:100]
+    except Exception as error:  # what a damaged file raises depends on where it is damaged
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
         raise UserError(f'{path} is damaged or no file of weights ({reason}); make or fetch it again')
     if not isinstance(content, dict):
         raise UserError(f'{path} holds a {type(content).__name__}, no dictionary of weights')
@@ -366,7 +365,10 @@ def load_state(own: dict[str, Tensor], state: dict[str, Tensor], path: Path) -> 
             raise UserError(f'{path}: {key} is missing')
         if key not in own:
             raise UserError(f'{path}: {key} is no weight of this architecture')
-        shape, wanted = tuple(getattr(state[key], 'shape', ())), tuple(own[key].shape)
+        if not isinstance(state[key], Tensor) or not state[key].is_floating_point() \
+                or state[key].layout != torch.strided or state[key].is_meta:
+            raise UserError(f'{path}: {key} is no dense tensor of real numbers')
+        shape, wanted = tuple(state[key].shape), tuple(own[key].shape)
         if shape != wanted:
             raise UserError(f'{path}: {key} is {shape}, not {wanted}')
     for key, weight in own.items():
@@ -400,24 +402,24 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
     try:
         model = Backpack(Config(**checkpoint['model_config']))
         model.tokenizer = checkpoint['tokenizer']
-        state = dict(checkpoint['model'])
-    except (TypeError, LookupError, ValueError) as error:
+        state = {str(key): weight for key, weight in checkpoint['model'].items()}
+    except (TypeError, LookupError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {error})')
     load_state(model.state_dict(), state, path)
     return model.eval()
 
 
-# The published format. Beside the two files of stanfordnlp/backpack-gpt2 stands, where we wrote them, what
-# the ids mean; without it they are GPT-2's, if there are as many words.
+# The published format. Where we wrote it, a third file says what the ids mean; without it they are GPT-2's if
+# the vocabulary is as large as that one, or padded beyond it (50,264 in stanfordnlp/backpack-gpt2).
 PUBLISHED = ('config.json', 'pytorch_model.bin', 'rucksack_tokenizer.json')
 GPT2_VOCAB = 50257
-FIXED = {  # what this architecture has no choice of, and a config.json may
+FIXED = {  # settings of a config.json that can have one value here
     'activation_function': 'gelu_new', 'layer_norm_epsilon': 1e-5, 'scale_attn_weights': True,
     'tie_word_embeddings': True, 'sense_intermediate_scale': 4}
 
 
 def download(name: str) -> Path:
-    """The folder, in the cache of the Hugging Face Hub, with the files of a repository, each fetched once."""
+    """Fetch the files of a repository from the Hugging Face Hub, once; the folder of its cache with them."""
     from huggingface_hub import hf_hub_download, model_info  # comes with datasets
 
     def fetch(files: list[str], local: bool) -> Path:
@@ -460,8 +462,8 @@ def published(model: Backpack) -> tuple[dict[str, Tensor], dict[str, str]]:
     return views, copies
 
 
-def read_config(path: Path) -> tuple[Config, dict]:
-    """The shape in a published config.json, and all that the file says.
+def model_of(path: Path) -> tuple[Backpack, dict]:
+    """A model of the shape that a published config.json gives, and all that the file says.
 
     Of its three dropouts that of the residual stream is kept, for fine-tuning; as published they are equal.
     """
@@ -472,31 +474,37 @@ def read_config(path: Path) -> tuple[Config, dict]:
         for name, ours in FIXED.items():
             if settings.get(name, ours) != ours:
                 raise UserError(f'its {name} is {settings[name]}, this architecture has {ours}')
-        return Config(
+        padded = GPT2_VOCAB <= settings['vocab_size'] < GPT2_VOCAB + 256
+        return Backpack(Config(
             block_size=settings['n_positions'], vocab_size=settings['vocab_size'],
-            n_vocab=settings.get('n_vocab', min(settings['vocab_size'], GPT2_VOCAB)),
+            n_vocab=settings.get('n_vocab', GPT2_VOCAB if padded else settings['vocab_size']),
             n_layer=settings['n_layer'], n_head=settings['n_head'], n_embd=settings['n_embd'],
-            n_sense=settings.get('num_senses', 0), dropout=settings.get('resid_pdrop', 0.0)), settings
+            n_sense=settings.get('num_senses', 0), dropout=settings.get('resid_pdrop', 0.0))), settings
     except KeyError as error:
         raise UserError(f'{path} describes no GPT-2 and no Backpack: {error} is missing')
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f'{path} describes no GPT-2 and no Backpack: {error}')
+    except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0][:150]
+        raise UserError(f'{path} describes no GPT-2 and no Backpack: {reason}')
 
 
 def from_published(folder: Path) -> Backpack:
     """A published Backpack, or a GPT-2 (then without senses), from config.json and pytorch_model.bin."""
     config_file, weights_file, tokenizer_file = (folder / name for name in PUBLISHED)
-    config, settings = read_config(config_file)
-    model = Backpack(config)
-    views, copies = published(model)
+    model, settings = model_of(config_file)
+    config, (views, copies) = model.config, published(model)
+    state = {str(key): weight for key, weight in load_file(weights_file).items()}
+    if not config.n_sense and any(key.startswith('backpack.') for key in state):
+        raise UserError(f'{config_file}: num_senses is missing, but {weights_file.name} holds a Backpack')
     prefix = '' if config.n_sense else 'transformer.'  # which GPT-2's own file leaves out
     state = {key if key.startswith((prefix, 'lm_head.')) else prefix + key: weight
-             for key, weight in load_file(weights_file).items()
+             for key, weight in state.items()
              if not key.endswith(('.attn.bias', '.attn.masked_bias'))}  # causal masks
-    for copy in copies.keys() & state.keys():
-        if not torch.equal(state.pop(copy), state.get(copies[copy], torch.empty(0))):
-            raise UserError(f'{weights_file}: {copy} is no copy of {copies[copy]}, as it is in a tied model')
+    again = {key: state.pop(key) for key in copies if key in state}
     load_state(views, state, weights_file)
+    for key, weight in again.items():
+        own = state[copies[key]]
+        if not isinstance(weight, Tensor) or weight.dtype != own.dtype or not torch.equal(weight, own):
+            raise UserError(f'{weights_file}: {key} is no copy of {copies[key]}, as it is in a tied model')
     if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides its scores, here queries, by i + 1
         for i, block in enumerate(model.contextualizer.h):
             for weight in (block.attn.c_attn.weight.data, block.attn.c_attn.bias.data):

@@ -6,7 +6,7 @@
     python sample.py --explain she/he
     python sample.py --senses-off nurse:10 "*:3-5" --replace "MacBook: Apple -> HP"
 
-Flags that look or explain print and write no text; all others come down to the texts, before and after edits.
+Flags that look or explain print and write no text. Otherwise a text is written; with edits, before and after.
 """
 
 import argparse
@@ -32,17 +32,20 @@ PROMPT = 'When the nurse came into the room,'
 # The command line.
 
 
-def number(kind: type, low: float):
-    """An argparse type: a finite number of at least low."""
+def number(kind: type, low: float, high: float = 1 << 31):
+    """An argparse type: a number from low to high."""
     def parse(text: str):
         """The number that the text is."""
         try:
-            if low <= (value := kind(text)) < 1 << 63:
+            if low <= (value := kind(text)) <= high:
                 return value
         except ValueError:
             pass
-        raise argparse.ArgumentTypeError(f'{text!r} is no {kind.__name__} of at least {low}')
+        raise argparse.ArgumentTypeError(f'{text[:40]!r} is no {kind.__name__} from {low} to {high}')
     return parse
+
+
+SEVERAL = dict(nargs='+', action='extend', default=[])  # a flag that takes several values and repeats
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,26 +55,27 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help='checkpoint, folder of a run or of published weights, or their name on the Hugging Face Hub, as '
              'stanfordnlp/backpack-gpt2 (default: the newest Backpack in out/)')
     add('--start', metavar='TEXT', default=PROMPT, help=f'the prompt, or FILE:path [{PROMPT}]')
-    add('--num-samples', type=number(int, 1), metavar='N', default=2, help='texts to write [2]')
-    add('--max-new-tokens', type=number(int, 0), metavar='N', default=60, help='longest continuation [60]')
+    add('--num-samples', type=number(int, 1, 1000), metavar='N', default=2, help='texts to write [2]')
+    add('--max-new-tokens', type=number(int, 0, 100_000), metavar='N', default=60,
+        help='longest continuation [60]')
     add('--temperature', type=number(float, 0), metavar='T', default=0.8, help='0: the likeliest word [0.8]')
     add('--top-k', type=number(int, 1), metavar='K', help='draw among the K likeliest words only')
     add('--seed', type=number(int, 0), metavar='S', default=0, help='of the draws [0]')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
-    add('--export', metavar='DIR', help='write the model in the format of stanfordnlp/backpack-gpt2, and end')
+    add('--export', metavar='DIR', help='write the model in the format of stanfordnlp/backpack-gpt2 (a '
+        'Transformer: of gpt2) and nothing else')
 
 
 def add_look_flags(parser: argparse.ArgumentParser) -> None:
     """Flags that read words and predictions."""
-    group = parser.add_argument_group('look at senses')
+    group = parser.add_argument_group('look at senses (as the model has them; --show: as edits leave them)')
     look = group.add_argument
-    several = dict(nargs='+', action='extend', default=[])
-    look('--show', **several, metavar='WORD', help='the words that each sense of WORD raises and lowers most')
-    look('--find', **several, metavar='A/B|A+B+..',
+    look('--show', **SEVERAL, metavar='WORD', help='the words that each sense of WORD raises and lowers most')
+    look('--find', **SEVERAL, metavar='A/B|A+B+..',
          help='A/B: senses ranked by how strongly they separate word A from B; A+B+..: words and senses '
               'ranked by how strongly they speak for this bag of words (Eq. 17)')
     look('--word', metavar='WORD', help='with --find A/B: the senses of this word alone')
-    look('--similar', **several, metavar='WORD',
+    look('--similar', **SEVERAL, metavar='WORD',
          help='the words most like WORD in each sense (Eq. 13) and in all (Eq. 14)')
     which = group.add_mutually_exclusive_group().add_argument
     which('--sense', type=number(int, 0), metavar='L', help='with --similar: by sense L alone')
@@ -82,24 +86,23 @@ def add_look_flags(parser: argparse.ArgumentParser) -> None:
              'next word), or to the score of A above B')
     add('--weights', nargs='?', const='senses', choices=('senses', 'mean'),
         help='the weights alpha on the words of the prompt, a row a sense, or their mean')
-    add('--sweep', **several, metavar='WORD:SENSES',
+    add('--sweep', **SEVERAL, metavar='WORD:SENSES',
         help='the next words with the senses at weight 0, 0.25, 0.5, 0.75 and 1 (Figure 3)')
 
 
 def add_edit_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that change senses; they add up, in this order."""
-    several = dict(nargs='+', action='extend', default=[])
+    """Flags that change senses."""
     add = parser.add_argument_group(
-        'edit senses (edits add up; SENSES are numbers and ranges as 3-5,10, or A/B, the sense that most '
-        'separates these words; WORD * is every word)').add_argument
-    add('--senses-off', **several, metavar='WORD:SENSES', help='turn senses off: nurse:10, nurse:she/he')
-    add('--senses-scale', **several, metavar='WORD:SENSES=F', help='multiply senses by F: nurse:10=0.5')
-    add('--replace', **several, metavar='"WORD: OLD -> NEW"',
+        'edit senses (one after another in this order; SENSES are numbers and ranges as 3-5,10, or A/B, the '
+        'sense that most separates these words; WORD * is every word)').add_argument
+    add('--senses-off', **SEVERAL, metavar='WORD:SENSES', help='turn senses off: nurse:10, nurse:she/he')
+    add('--senses-scale', **SEVERAL, metavar='WORD:SENSES=F', help='multiply senses by F: nurse:10=0.5')
+    add('--replace', **SEVERAL, metavar='"WORD: OLD -> NEW"',
         help='what WORD says of OLD it says of NEW: "MacBook: Apple -> HP"')
-    add('--topic', **several, metavar='"A, B"',
+    add('--topic', **SEVERAL, metavar='"A, B"',
         help='turn senses up that speak for these words, or for a topic of Table 10: '
              + ', '.join(senses.TOPICS))
-    add('--strength', **several, metavar='S',
+    add('--strength', **SEVERAL, metavar='S',
         help='of the topic: 0 to 3, a row of Table 11, or four numbers as 3.3,3.3,3,1; one for each --topic, '
              'or one for all [2]')
 
@@ -112,6 +115,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add_look_flags(parser)
     add_edit_flags(parser)
     args = parser.parse_args(argv)
+    if args.export is not None and args.senses_off + args.senses_scale + args.replace + args.topic:
+        parser.error('--export writes the model as it is; leave the edits out')
     for flag, needs, missing in (
             ('--word', '--find A/B', args.word and not any('/' in text for text in args.find)),
             ('--sense and --min', '--similar', (args.min or args.sense is not None) and not args.similar),
@@ -191,7 +196,7 @@ def fit(cells: list[str], indent: int) -> str:
 def cells_of(encoding: tiktoken.Encoding, words: Tensor, scores: Tensor) -> list[str]:
     """A cell for each word, (n,) ids and (n,) scores, with a long word cut."""
     names = [shown(encoding, w) for w in words.tolist()]
-    names = [name if len(name) < 12 else name[:9] + "…'" for name in names]
+    names = [name if len(name) < 11 else name[:8] + "…'" for name in names]
     return [f'{name} {score:+.2f}' for name, score in zip(names, scores.tolist())]
 
 
@@ -201,12 +206,12 @@ def print_senses(model: Backpack, encoding: tiktoken.Encoding, word: str, edit: 
     idx = torch.tensor([[word_id(encoding, word)]], device=model.wte.weight.device)
     C = senses.edited_senses(model, idx, edit)[0, 0]  # (k, d)
     scores = model.project(C)[:, :model.config.n_vocab]  # (k, V)
-    n = min(8, scores.shape[-1])
+    high, low = scores.topk(min(8, scores.shape[-1])), scores.topk(min(8, scores.shape[-1]), largest=False)
     print(f'\n{word}: the words that each sense raises (+) and lowers (-) most, in logits at weight 1\n'
           'sense  norm')
-    for l, (high, low) in enumerate(zip(zip(*scores.topk(n)), zip(*scores.topk(n, largest=False)))):
-        print(f'{l:5}{C[l].norm():6.1f}  + {fit(cells_of(encoding, *reversed(high)), 15)}')
-        print(f'{"":11}  - {fit(cells_of(encoding, *reversed(low)), 15)}')
+    for l in range(len(C)):
+        print(f'{l:5}{C[l].norm():6.1f}  + {fit(cells_of(encoding, high.indices[l], high.values[l]), 15)}')
+        print(f'{"":11}  - {fit(cells_of(encoding, low.indices[l], low.values[l]), 15)}')
 
 
 def print_separation(model: Backpack, encoding: tiktoken.Encoding, pair: str, word: str | None) -> None:
@@ -264,7 +269,7 @@ def print_similar(model: Backpack, encoding: tiktoken.Encoding, word: str, args:
 
 
 @torch.no_grad()
-def next_word_probs(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
+def predict(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
     """Probabilities of the word after the text idx (1, T): (V,)."""
     return model(idx, edit=edit)[0][0, -1, :model.config.n_vocab].softmax(-1)
 
@@ -286,12 +291,13 @@ def print_sweep(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, text:
                 edit: Edit | None) -> None:
     """Figure 3: the next words as senses go from off to what they were, on top of the edit."""
     words, chosen, line = senses.parse_word_senses(text, model, encoding)
-    print(f'\nThe weight of {line}:', end='')
+    absent = words is not None and not set(words) & set(idx[0].tolist())
+    print(f'\nThe weight of {line}{" (not a word of the prompt)" if absent else ""}:', end='')
     columns = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
         edits = [edit] if edit else []
         edits.append(senses.scale_senses(words, chosen, factor))
-        columns[f'{factor:g}'] = next_word_probs(model, idx, senses.compose(edits))
+        columns[f'{factor:g}'] = predict(model, idx, senses.compose(edits))
     print_next_words(encoding, columns)
 
 
@@ -299,7 +305,7 @@ def print_sweep(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, text:
 def print_explanation(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, text: str,
                       edit: Edit | None) -> None:
     """The terms alpha * C . E that a logit, or the difference of two, is the sum of; largest first."""
-    E, probs = model.wte.weight, next_word_probs(model, idx, edit)  # (V,)
+    E, probs = model.wte.weight, predict(model, idx, edit)  # (V,)
     if '/' in text:
         a, b = senses.pair_of(encoding, text)
         v, what = E[a] - E[b], f'the score of {shown(encoding, a)} above that of {shown(encoding, b)}'
@@ -366,8 +372,8 @@ def print_texts(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args:
     """Texts; with an edit also the next words, and both before and after it."""
     if edit is None:
         return print_samples(model, encoding, idx, args, None, '')
-    print_next_words(encoding, {'before': next_word_probs(model, idx, None),
-                                'after': next_word_probs(model, idx, edit)})
+    print_next_words(encoding, {'before': predict(model, idx, None),
+                                'after': predict(model, idx, edit)})
     print_samples(model, encoding, idx, args, None, 'before ')
     print_samples(model, encoding, idx, args, edit, 'after ')
 
@@ -379,7 +385,7 @@ def run(args: argparse.Namespace) -> None:
     c = model.config
     kind = f'Backpack with {c.n_sense} senses a word' if c.n_sense else 'Transformer'
     print(f'{path}: {kind}, {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words')
-    if args.export:
+    if args.export is not None:
         export(model, args.export)
         return print(f'{args.export}: written')
     encoding = load_tokenizer(model.tokenizer)
@@ -418,11 +424,11 @@ def main(argv: list[str]) -> None:
     try:
         run(args)
         sys.stdout.flush()
-    except (UserError, PrepareError) as error:
-        print(f'sample.py: {error}', file=sys.stderr)
-        sys.exit(2)
     except BrokenPipeError:  # the reader, as head does, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (UserError, PrepareError, OSError) as error:
+        print(f'sample.py: {error}', file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -14,10 +14,11 @@ Edit: a function of ids (B, T) and their senses (B, T, k, d) that returns the se
 model(idx, edit=...) and model.generate(idx, ..., edit=...) apply it. No weight of the model changes, and an
 edit that asks for no change (factor 1, strength 0) leaves every bit of the prediction as it was.
 
-V is the number of words here, without padding rows; B, T, k and d are as in model.py. Words are ids: word_id.
+V is the number of words here, without padding rows; B, T, k and d are as in model.py. A word is given by its
+id, which word_id finds.
 """
 
-import math
+import re
 from collections.abc import Callable
 
 import tiktoken
@@ -131,7 +132,8 @@ def edited_senses(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
 
 @torch.no_grad()
 def explain(model: Backpack, idx: Tensor, v: Tensor, edit: Edit | None = None) -> tuple[Tensor, Tensor]:
-    """The weights alpha and the scores C . v of all senses of all words in idx (B, T), (B, T, k) each.
+    """What the prediction after the texts idx (B, T) is made of: the weights alpha (B, T, k) that the last
+    position gives to all senses of all words, and their scores C . v (B, T, k) for a vector v (d,).
 
     For v = E_w, the sum of alpha * (C . v) is the logit of w as the next word (Eq. 2 and 9); for
     v = E_a - E_b it is the difference of two logits, of which the odds of a to b are the exponential.
@@ -175,10 +177,10 @@ def replace_word(model: Backpack, words: list[int], old: int, new: int) -> Edit:
     """Section 6.3, knowledge editing: what the senses of words say of old, they say of new ("MacBook: Apple
     -> HP").
 
-    With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2): C leaves r and gains what it had
-    there on a. The score of old falls by C.r (1 - a.r / |a|^2), that of new rises by C.r (1 - a.r / |r|^2),
-    and a word whose embedding is orthogonal to both keeps its score. The paper divides by the norm of a sense
-    of old where the published code, and this, has |r|^2.
+    With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2): the part of C along r goes, and as
+    much is put along a. C' gives old less by C.r (1 - a.r / |a|^2), new more by C.r (1 - a.r / |r|^2), and
+    the same to a word whose embedding is orthogonal to both. The paper divides by the norm of a sense of old
+    where the published code, and this, has |r|^2.
     """
     r, a = model.wte.weight[old].detach(), model.wte.weight[new].detach()  # (d,)
     move = a / a.square().sum() - r / r.square().sum()  # (d,)
@@ -207,11 +209,11 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
     """Eq. 15, topic control: a sense with a high score is multiplied by delta, less so once it had its say.
 
     scores (V, k) are affinity(model, bag), computed once for any number of texts and strengths; weights are a
-    row of STRENGTHS. A score equal to a quantile counts as above it. Over the words of idx, those of the
-    future included where there are such (the last position, which generate draws from, has none):
+    row of STRENGTHS. A score equal to a quantile counts as above it. i runs over all of idx, so only the last
+    position, which generate draws from, knows nothing of its future:
 
         a = sum_i relu(E_{x_i} . C(x_j)_l)      how much of what the sense speaks for was said     Eq. 18
-        b = sigmoid(6 - f a) (1 + j / 100)      f = max(weights) / 7.5; j is the position          Eq. 19
+        b = sigmoid(6 - f a) (1 + j / 100)      f = max(weights) / 7.5; later words count more     Eq. 19
         delta' = 1 + b (delta - 1)              so that delta = 1 changes nothing                  Eq. 20
 
     as in the published code. The paper prints a sum of log-probabilities, f = 7.5 / max(weights), a
@@ -239,10 +241,11 @@ def parse_word_senses(text: str, model: Backpack,
                       encoding: tiktoken.Encoding) -> tuple[list[int] | None, list[int], str]:
     """The ids and the senses in WORD:SENSES, and a line on them; ids are None for WORD *, every word.
 
-    SENSES are numbers and ranges (3,10 or 3-5), or A/B: the one sense of WORD with the largest separation of
-    these two words. UserError where the text is malformed or names a word or a sense that is not there.
+    SENSES are numbers and ranges (3,10 or 3-5), or A/B: the one sense of WORD whose separation of these two
+    words is largest, for or against. UserError where the text is malformed or names a word or a sense that is
+    not there.
     """
-    word, _, which = text.rpartition(':')
+    word, _, which = (part.strip() for part in text.rpartition(':'))
     if not word or not which:
         raise UserError(f'{text!r} is not WORD:SENSES, as nurse:10, nurse:3-5,10, nurse:she/he or *:10')
     forms = None if word == '*' else word_forms(encoding, word)
@@ -263,7 +266,7 @@ def parse_word_senses(text: str, model: Backpack,
 def pair_of(encoding: tiktoken.Encoding, text: str) -> tuple[int, int]:
     """The ids of A and B in A/B."""
     a, _, b = (part.strip() for part in text.partition('/'))
-    if not a or not b:
+    if not a or not b or a == b:
         raise UserError(f'{text!r} is not A/B, two words as in she/he')
     return word_id(encoding, a), word_id(encoding, b)
 
@@ -272,10 +275,10 @@ def sense_numbers(text: str, n_sense: int) -> list[int]:
     """The numbers in 3,10 or 3-5, each below n_sense."""
     senses = []
     for part in text.split(','):
-        first, dash, last = part.strip().partition('-')
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        match = re.fullmatch(r'([0-9]{1,9})(?:-([0-9]{1,9}))?', part.strip())
+        if not match:
             raise UserError(f'{text!r} is neither sense numbers, as 3,10 or 3-5, nor two words, as she/he')
-        first, last = int(first), int(last or first)
+        first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last >= n_sense:
             raise UserError(f'there is no sense {part.strip()}; this model has senses 0 to {n_sense - 1}')
         senses += range(first, last + 1)
@@ -286,11 +289,11 @@ def parse_factor(text: str) -> tuple[str, float]:
     """WORD:SENSES and the factor in WORD:SENSES=F."""
     senses, _, factor = text.rpartition('=')
     try:
-        if senses and math.isfinite(float(factor)):
+        if senses and abs(float(factor)) <= 1000:
             return senses, float(factor)
     except ValueError:
         pass
-    raise UserError(f'{text!r} is not WORD:SENSES=FACTOR, as in nurse:10=0.5')
+    raise UserError(f'{text!r} is not WORD:SENSES=FACTOR, as in nurse:10=0.5, with at most 1000 as FACTOR')
 
 
 def parse_replacement(text: str, encoding: tiktoken.Encoding) -> tuple[list[int], int, int]:
@@ -311,7 +314,7 @@ def parse_strength(text: str) -> tuple[float, ...]:
         weights = tuple(float(part) for part in text.split(','))
     except ValueError:
         weights = ()
-    if len(weights) != 4 or not all(0 <= w < math.inf for w in weights):
-        raise UserError(f'strength {text!r} is neither 0, 1, 2 or 3 nor four numbers of at least 0, as '
+    if len(weights) != 4 or not all(0 <= w <= 1000 for w in weights):
+        raise UserError(f'strength {text!r} is neither 0, 1, 2 or 3 nor four numbers from 0 to 1000, as '
                         '3.3,3.3,3,1')
     return weights

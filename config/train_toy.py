@@ -7,9 +7,9 @@ n_sense = 16
 block_size = 64
 batch_size = 32
 max_iters = 2000
-learning_rate = 3e-3
+learning_rate = 5e-3  # lower ones spread the bias of a noun over more of its senses
 warmup_iters = 100
-weight_decay = 1.0  # steps * rate * decay = 6, as in the paper: 100,000 * 6e-4 * 0.1
+weight_decay = 0.6  # steps * rate * decay = 6, as in the paper: 100,000 * 6e-4 * 0.1
 eval_interval = 500
 eval_iters = 20
 log_interval = 50

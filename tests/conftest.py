@@ -27,7 +27,7 @@ def toy(tmp_path_factory):
     try:
         prepare.main(['toy'])
         train.main([str(ROOT / 'config' / 'train_toy.py'), f'--seed={seed}', f'--max_iters={steps}',
-                    f'--weight_decay={2000 / steps}', '--device=cpu'])
+                    f'--weight_decay={1200 / steps}', '--device=cpu'])
     finally:
         os.chdir(before)
     return folder

@@ -358,6 +358,20 @@ def test_export_refuses_what_it_cannot_write(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ['file']
 
 
+@pytest.mark.parametrize('vocab_size, words, name', [(50257, 50257, 'gpt2'), (50264, 50257, 'gpt2'),
+                                                     (50000, 50000, None), (60000, 60000, None)])
+def test_a_vocabulary_as_large_as_gpt2s_is_gpt2s(vocab_size, words, name, tmp_path):
+    """Published weights with GPT-2's 50,257 words and a few rows of padding read with its tokenizer; a
+    vocabulary of another size has no tokenizer that we know, and no padding."""
+    config = Config(block_size=4, vocab_size=vocab_size, n_layer=1, n_head=1, n_embd=4, n_sense=2)
+    export(Backpack(config), tmp_path / 'out')
+    settings = json.loads((tmp_path / 'out' / 'config.json').read_text())
+    del settings['n_vocab']
+    (tmp_path / 'out' / 'config.json').write_text(json.dumps(settings))
+    model = from_pretrained(tmp_path / 'out')
+    assert model.config.n_vocab == words and model.tokenizer == (name and {'name': name})
+
+
 def test_dropout_of_the_published_config_is_kept():
     """Fine-tuning has the dropout that config.json has; evaluation has none."""
     model = from_pretrained(FIXTURES / 'backpack-gpt2-tiny')
@@ -370,20 +384,20 @@ def test_dropout_of_the_published_config_is_kept():
     ('conv1d', r'backpack\.gpt2_model\.h\.0\.mlp\.c_fc\.weight is \(128, 32\), not \(32, 128\)'),
     ('unknown', r'backpack\.rotary is no weight of this architecture'),
     ('untied', r'lm_head\.weight is no copy of backpack\.gpt2_model\.wte\.weight'),
-    ('number', r'backpack\.gpt2_model\.wpe\.weight is \(\), not \(16, 32\)')])
+    ('number', r'backpack\.gpt2_model\.wpe\.weight is no dense tensor'),
+    ('sparse', r'backpack\.gpt2_model\.wpe\.weight is no dense tensor'),
+    ('complex', r'backpack\.gpt2_model\.wpe\.weight is no dense tensor')])
 def test_a_published_file_with_a_wrong_weight_is_refused_by_name(change, message, tmp_path):
     """A missing, misshapen, unknown or untied weight is an error that names it as the file does."""
     settings, state, _ = fixture('backpack-gpt2-tiny')
     if change == 'missing':
         del state['backpack.gpt2_model.h.1.mlp.c_fc.bias']
-    key = 'backpack.gpt2_model.h.0.mlp.c_fc.weight'
+    key, wpe = 'backpack.gpt2_model.h.0.mlp.c_fc.weight', 'backpack.gpt2_model.wpe.weight'
     state |= {'shape': {'backpack.sense_weight_net.c_attn.weight': torch.zeros(3, 4)},
               'conv1d': {key: state[key].t()}, 'unknown': {'backpack.rotary': torch.zeros(3)},
               'untied': {'lm_head.weight': state['lm_head.weight'] + 1}, 'missing': {},
-              'number': {'backpack.gpt2_model.wpe.weight': 3,
-                         'backpack.position_embeddings.weight': torch.zeros(16, 32)}}[change]
-    if change == 'number':
-        del state['backpack.position_embeddings.weight']
+              'number': {wpe: 3}, 'sparse': {wpe: state[wpe].to_sparse()},
+              'complex': {wpe: state[wpe] * 1j}}[change]
     with pytest.raises(UserError, match=message):
         from_pretrained(written(tmp_path, settings, state))
 
@@ -393,7 +407,8 @@ def test_a_published_file_with_a_wrong_weight_is_refused_by_name(change, message
     ({'activation_function': 'relu'}, 'activation_function is relu'),
     ({'sense_intermediate_scale': 2}, 'sense_intermediate_scale is 2'),
     ({'scale_attn_weights': False}, 'scale_attn_weights is False'), ({'n_embd': 33}, 'n_embd = 33'),
-    ({'n_positions': 'x'}, 'config.json')])
+    ({'n_positions': 'x'}, 'block_size is x'), ({'n_layer': 1.0}, 'n_layer is 1.0'),
+    ({'num_senses': None}, 'num_senses is missing'), ({'vocab_size': 1 << 50}, 'config.json')])
 def test_a_config_of_another_architecture_is_refused(change, message, tmp_path):
     """config.json with a missing or foreign setting is an error that names it."""
     settings, state, _ = fixture('backpack-gpt2-tiny')

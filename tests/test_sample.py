@@ -339,7 +339,11 @@ def test_export_writes_what_from_reads(backpack, capsys, tmp_path):
     (['--explain', 'she/zebra'], "'zebra'"), (['--sweep', 'nurse'], 'WORD:SENSES'),
     (['--weights', 'median'], "'median'"), (['--export', '.'], 'exists'),
     (['--from', 'nowhere'], 'does not exist'), (['--start', 'FILE:nowhere.txt'], 'cannot be read as text'),
-    (['--temperature', '-1'], 'at least 0'), (['--top-k', '0'], 'at least 1'),
+    (['--temperature', '-1'], 'from 0 to'), (['--top-k', '0'], 'from 1 to'),
+    (['--num-samples', '9' * 5000], 'from 1 to 1000'), (['--senses-off', 'nurse:' + '9' * 5000], 'neither'),
+    (['--senses-scale', 'nurse:1=1e300'], 'at most 1000'), (['--senses-off', 'nurse:he/he'], 'A/B'),
+    (['--export', 'x', '--senses-off', 'nurse:1'], 'leave the edits out'), (['--device', 'meta'], 'meta'),
+    (['--from', 'a' * 300], 'too long'), (['--export', 'a' * 300], 'too long'),
     (['--num-samples', 'two'], "'two'"),
     (['--device', 'abacus'], 'device abacus cannot be used'), (['--frobnicate'], '--help')])
 def test_a_bad_command_is_one_line(argv, message, out, capsys):
