@@ -23,6 +23,7 @@ o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not heal
 
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -335,6 +336,11 @@ def next_word_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None 
 # Weights from files, and a device to put them on.
 
 
+def one_line(error: Exception) -> str:
+    """What an exception says, as it fits into a message of one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:150]
+
+
 def find_device(name: str) -> str:
     """The device to compute on; auto is CUDA, else MPS, else the CPU."""
     if name == 'auto':
@@ -342,7 +348,7 @@ def find_device(name: str) -> str:
     try:
         torch.ones(1, device=name).item()
     except (RuntimeError, AssertionError, ImportError) as error:
-        raise UserError(f'device {name} cannot be used ({str(error).splitlines()[0]}); take auto or cpu')
+        raise UserError(f'device {name} cannot be used ({one_line(error)}); take auto or cpu')
     return name
 
 
@@ -351,8 +357,7 @@ def load_file(path: Path) -> dict:
     try:
         content = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:  # what a damaged file raises depends on where it is damaged
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
-        raise UserError(f'{path} is damaged or no file of weights ({reason}); make or fetch it again')
+        raise UserError(f'{path} is damaged or holds no weights ({one_line(error)}); make or fetch it again')
     if not isinstance(content, dict):
         raise UserError(f'{path} holds a {type(content).__name__}, no dictionary of weights')
     return content
@@ -365,9 +370,9 @@ def load_state(own: dict[str, Tensor], state: dict[str, Tensor], path: Path) -> 
             raise UserError(f'{path}: {key} is missing')
         if key not in own:
             raise UserError(f'{path}: {key} is no weight of this architecture')
-        if not isinstance(state[key], Tensor) or not state[key].is_floating_point() \
-                or state[key].layout != torch.strided or state[key].is_meta:
-            raise UserError(f'{path}: {key} is no dense tensor of real numbers')
+        if not isinstance(state[key], Tensor) or not state[key].is_floating_point() or state[key].is_meta \
+                or state[key].layout != torch.strided or not state[key].isfinite().all():
+            raise UserError(f'{path}: {key} is no dense tensor of finite real numbers')
         shape, wanted = tuple(state[key].shape), tuple(own[key].shape)
         if shape != wanted:
             raise UserError(f'{path}: {key} is {shape}, not {wanted}')
@@ -404,7 +409,7 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         model.tokenizer = checkpoint['tokenizer']
         state = {str(key): weight for key, weight in checkpoint['model'].items()}
     except (TypeError, LookupError, ValueError, AttributeError, RuntimeError) as error:
-        raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {error})')
+        raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {one_line(error)})')
     load_state(model.state_dict(), state, path)
     return model.eval()
 
@@ -437,9 +442,8 @@ def download(name: str) -> Path:
                 raise UserError(f'it has no {file}')
         return fetch([file for file in reversed(PUBLISHED) if file in files], local=False)
     except Exception as error:  # the client's own kinds, and those of the HTTP library it uses
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:150]
         raise UserError(f'{name} is nothing local and cannot be fetched from the Hugging Face Hub '
-                        f'({reason}); check the name and the network, or give a local folder')
+                        f'({one_line(error)}); check the name and the network, or give a local folder')
 
 
 def published(model: Backpack) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -483,7 +487,7 @@ def model_of(path: Path) -> tuple[Backpack, dict]:
     except KeyError as error:
         raise UserError(f'{path} describes no GPT-2 and no Backpack: {error} is missing')
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        reason = str(error).splitlines()[0][:150]
+        reason = one_line(error).replace('block_size', 'n_positions').replace('n_sense', 'num_senses')
         raise UserError(f'{path} describes no GPT-2 and no Backpack: {reason}')
 
 
@@ -512,8 +516,8 @@ def from_published(folder: Path) -> Backpack:
     if tokenizer_file.is_file():
         try:
             model.tokenizer = json.loads(tokenizer_file.read_text(encoding='utf-8'))
-        except (OSError, ValueError) as error:
-            raise UserError(f'{tokenizer_file} describes no tokenizer: {error}')
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f'{tokenizer_file} describes no tokenizer: {one_line(error)}')
     elif config.n_vocab == GPT2_VOCAB:
         model.tokenizer = {'name': 'gpt2'}
     return model.eval()
@@ -522,8 +526,8 @@ def from_published(folder: Path) -> Backpack:
 def export(model: Backpack, folder: str | Path) -> None:
     """Write a model in the format of stanfordnlp/backpack-gpt2, a Transformer in that of gpt2.
 
-    from_pretrained reads the same model back. UserError where the folder exists, and for a model that the
-    published code could not load.
+    from_pretrained reads the same model back. UserError where the folder exists or the one above it does not,
+    and for a model that the published code could not load.
     """
     c, folder = model.config, Path(folder)
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
@@ -545,17 +549,16 @@ def export(model: Backpack, folder: str | Path) -> None:
     views, copies = published(model)
     state = {key: weight.contiguous().cpu() for key, weight in views.items()}
     state |= {copy: state[original] for copy, original in copies.items()}
-    partial = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    partial = folder.with_name(f'.{folder.name}.partial-{os.getpid()}')
     try:
-        partial.mkdir(parents=True)
+        partial.mkdir()
         (partial / PUBLISHED[0]).write_text(json.dumps(settings, indent=1) + '\n', encoding='utf-8')
         torch.save(state, partial / PUBLISHED[1])
         if model.tokenizer:
             (partial / PUBLISHED[2]).write_text(json.dumps(model.tokenizer) + '\n', encoding='utf-8')
         partial.rename(folder)  # complete, or not there
     except (OSError, RuntimeError) as error:
-        raise UserError(f'{folder} cannot be written ({error}); export to another folder')
+        raise UserError(f'{folder} cannot be written ({one_line(error)}); export to another folder')
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

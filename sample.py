@@ -94,7 +94,7 @@ def add_edit_flags(parser: argparse.ArgumentParser) -> None:
     """Flags that change senses."""
     add = parser.add_argument_group(
         'edit senses (one after another in this order; SENSES are numbers and ranges as 3-5,10, or A/B, the '
-        'sense that most separates these words; WORD * is every word)').add_argument
+        'sense that most separates these words; *:SENSES is every word)').add_argument
     add('--senses-off', **SEVERAL, metavar='WORD:SENSES', help='turn senses off: nurse:10, nurse:she/he')
     add('--senses-scale', **SEVERAL, metavar='WORD:SENSES=F', help='multiply senses by F: nurse:10=0.5')
     add('--replace', **SEVERAL, metavar='"WORD: OLD -> NEW"',
@@ -107,10 +107,16 @@ def add_edit_flags(parser: argparse.ArgumentParser) -> None:
              'or one for all [2]')
 
 
+def fail(message: str) -> None:
+    """Say in one line, whatever characters the message quotes, what is wrong, and leave with exit code 2."""
+    print('sample.py: ' + ''.join(c if c.isprintable() else ' ' for c in message), file=sys.stderr)
+    sys.exit(2)
+
+
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
     parser = argparse.ArgumentParser(prog='sample.py', description=__doc__.splitlines()[0])
-    parser.error = lambda message: parser.exit(2, f'sample.py: {message}; see python sample.py --help\n')
+    parser.error = lambda message: fail(f'{message}; see python sample.py --help')
     add_model_flags(parser)
     add_look_flags(parser)
     add_edit_flags(parser)
@@ -118,11 +124,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     if args.export is not None and args.senses_off + args.senses_scale + args.replace + args.topic:
         parser.error('--export writes the model as it is; leave the edits out')
     for flag, needs, missing in (
-            ('--word', '--find A/B', args.word and not any('/' in text for text in args.find)),
+            ('--word', '--find A/B', args.word is not None and not any('/' in text for text in args.find)),
             ('--sense and --min', '--similar', (args.min or args.sense is not None) and not args.similar),
             ('--strength', '--topic', args.strength and not args.topic)):
         if missing:
-            parser.error(f'{flag} goes with {needs}')
+            parser.error(f'{flag}: only with {needs}')
     if len(args.strength) > 1 and len(args.strength) != len(args.topic):
         parser.error(f'{len(args.topic)} --topic and {len(args.strength)} --strength; give one strength for '
                      'each topic, or one for all')
@@ -142,7 +148,7 @@ def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> lis
     """Ids of the prompt; only its end where it is longer than block_size, end-of-text where it is empty."""
     if start.startswith('FILE:'):
         try:
-            start = Path(start.removeprefix('FILE:')).read_text(encoding='utf-8')
+            start = Path(start.removeprefix('FILE:')).read_text(encoding='utf-8-sig').rstrip('\n')
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f'--start {start} cannot be read as text: {error}')
     ids = encoding.encode_ordinary(start) or [encoding.eot_token]
@@ -183,6 +189,20 @@ def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Enco
     return senses.compose(edits) if edits else None
 
 
+def check_words(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Encoding) -> None:
+    """Raise UserError for a word or sense that is not there before anything is printed."""
+    for word in args.show + args.similar + ([] if args.word is None else [args.word]):
+        word_id(encoding, word)
+    for text in args.find:
+        senses.pair_of(encoding, text) if '/' in text else senses.bag_of_words(encoding, text.split('+'))
+    for text in args.sweep:
+        senses.parse_word_senses(text, model, encoding)
+    if args.explain:
+        senses.pair_of(encoding, args.explain) if '/' in args.explain else word_id(encoding, args.explain)
+    if args.sense is not None:
+        senses.sense_numbers(str(args.sense), model.config.n_sense)
+
+
 # -----------------------------------------------------------------------------
 # Look.
 
@@ -218,8 +238,8 @@ def print_separation(model: Backpack, encoding: tiktoken.Encoding, pair: str, wo
     """Senses by how strongly they separate two words: of one word, or each index over the vocabulary."""
     a, b = senses.pair_of(encoding, pair)
     names = f'{shown(encoding, a)} (+) from {shown(encoding, b)} (-)'
-    scores = senses.separation(model, word_id(encoding, word) if word else None, a, b)  # (k,) or (V, k)
-    if word:
+    scores = senses.separation(model, None if word is None else word_id(encoding, word), a, b)  # (.., k)
+    if word is not None:
         print(f'\n{word}: how far each sense separates {names}, in logits at weight 1\nsense')
         for l in scores.abs().argsort(descending=True).tolist():
             print(f'{l:5}  {scores[l]:+8.2f}')
@@ -250,8 +270,6 @@ def print_affinity(model: Backpack, encoding: tiktoken.Encoding, bag: str) -> No
 def print_similar(model: Backpack, encoding: tiktoken.Encoding, word: str, args: argparse.Namespace) -> None:
     """The words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
     k, own = model.config.n_sense, word_id(encoding, word)
-    if args.sense is not None and args.sense >= k:
-        raise UserError(f'there is no sense {args.sense}; this model has senses 0 to {k - 1}')
     table = senses.similarity(model, own)  # (V, k)
     rows = {str(l): table[:, l] for l in range(k)} | {'min': table.min(-1).values}
     chosen = 'min' if args.min else str(args.sense) if args.sense is not None else None
@@ -381,7 +399,7 @@ def print_texts(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args:
 def run(args: argparse.Namespace) -> None:
     """Load, describe, and print what was asked for."""
     device = find_device(args.device)
-    model, path = (from_pretrained(args.source), args.source) if args.source else newest_backpack()
+    model, path = newest_backpack() if args.source is None else (from_pretrained(args.source), args.source)
     c = model.config
     kind = f'Backpack with {c.n_sense} senses a word' if c.n_sense else 'Transformer'
     print(f'{path}: {kind}, {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words')
@@ -395,6 +413,7 @@ def run(args: argparse.Namespace) -> None:
     edits = (args.senses_off, args.senses_scale, args.replace, args.topic)
     if any(looks + edits) and not c.n_sense:
         raise UserError(f'{path} is a Transformer; only a Backpack has senses to look at, explain or edit')
+    check_words(args, model, encoding)
     model.to(device)
     ids = read_prompt(args.start, encoding, c.block_size)
     idx = torch.tensor([ids], device=device)  # (1, T)
@@ -427,8 +446,7 @@ def main(argv: list[str]) -> None:
     except BrokenPipeError:  # the reader, as head does, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (UserError, PrepareError, OSError) as error:
-        print(f'sample.py: {error}', file=sys.stderr)
-        sys.exit(2)
+        fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -40,9 +40,9 @@ def shown(encoding: tiktoken.Encoding, token: int) -> str:
 
 def word_id(encoding: tiktoken.Encoding, word: str) -> int:
     """The id of a word inside a text, the space before it included; UserError where it is several tokens."""
-    ids = encoding.encode_ordinary(' ' + word)
+    ids = encoding.encode_ordinary(' ' + word) if word else []
     if len(ids) != 1:
-        pieces = ' + '.join(shown(encoding, i) for i in ids)
+        pieces = ' + '.join(shown(encoding, i) for i in ids) or 'nothing'
         raise UserError(f'{word!r} is no single word of this vocabulary but {pieces}; take one that is')
     return ids[0]
 
@@ -60,7 +60,7 @@ def bag_of_words(encoding: tiktoken.Encoding, words: list[str]) -> list[int]:
     bag = []
     for word in map(str.strip, words):
         ids = encoding.encode_ordinary(' ' + word)
-        if not word or encoding.decode_single_token_bytes(ids[0]) == b' ':
+        if not word or not ids or encoding.decode_single_token_bytes(ids[0]) == b' ':
             raise UserError(f'{word!r} is no word of this vocabulary; take others for the bag')
         bag += ids
     if not bag:

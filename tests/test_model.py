@@ -335,6 +335,7 @@ def test_an_exported_model_comes_back_exactly(n_sense, tmp_path):
     the file has the keys and shapes of the reference's."""
     model = lively(n_sense=n_sense, n_vocab=37, dropout=0.25).float()
     model.tokenizer = {'name': 'toy', 'pattern': r'\w+|\s', 'pieces': ['é', 'nurse']}
+    (tmp_path / 'a').mkdir()
     export(model, tmp_path / 'a' / 'b')
     again = from_pretrained(tmp_path / 'a' / 'b')
     assert again.config == model.config and again.tokenizer == model.tokenizer and not again.training
@@ -355,6 +356,8 @@ def test_export_refuses_what_it_cannot_write(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match='cannot be written'):
         export(lively(), tmp_path / 'file' / 'x')
+    with pytest.raises(UserError, match='cannot be written'):
+        export(lively(), tmp_path / 'nowhere' / 'x')
     assert [p.name for p in tmp_path.iterdir()] == ['file']
 
 
@@ -386,7 +389,8 @@ def test_dropout_of_the_published_config_is_kept():
     ('untied', r'lm_head\.weight is no copy of backpack\.gpt2_model\.wte\.weight'),
     ('number', r'backpack\.gpt2_model\.wpe\.weight is no dense tensor'),
     ('sparse', r'backpack\.gpt2_model\.wpe\.weight is no dense tensor'),
-    ('complex', r'backpack\.gpt2_model\.wpe\.weight is no dense tensor')])
+    ('complex', r'backpack\.gpt2_model\.wpe\.weight is no dense tensor'),
+    ('nan', r'backpack\.gpt2_model\.wpe\.weight is no dense tensor of finite')])
 def test_a_published_file_with_a_wrong_weight_is_refused_by_name(change, message, tmp_path):
     """A missing, misshapen, unknown or untied weight is an error that names it as the file does."""
     settings, state, _ = fixture('backpack-gpt2-tiny')
@@ -397,7 +401,7 @@ def test_a_published_file_with_a_wrong_weight_is_refused_by_name(change, message
               'conv1d': {key: state[key].t()}, 'unknown': {'backpack.rotary': torch.zeros(3)},
               'untied': {'lm_head.weight': state['lm_head.weight'] + 1}, 'missing': {},
               'number': {wpe: 3}, 'sparse': {wpe: state[wpe].to_sparse()},
-              'complex': {wpe: state[wpe] * 1j}}[change]
+              'complex': {wpe: state[wpe] * 1j}, 'nan': {wpe: state[wpe] * math.nan}}[change]
     with pytest.raises(UserError, match=message):
         from_pretrained(written(tmp_path, settings, state))
 
@@ -407,7 +411,7 @@ def test_a_published_file_with_a_wrong_weight_is_refused_by_name(change, message
     ({'activation_function': 'relu'}, 'activation_function is relu'),
     ({'sense_intermediate_scale': 2}, 'sense_intermediate_scale is 2'),
     ({'scale_attn_weights': False}, 'scale_attn_weights is False'), ({'n_embd': 33}, 'n_embd = 33'),
-    ({'n_positions': 'x'}, 'block_size is x'), ({'n_layer': 1.0}, 'n_layer is 1.0'),
+    ({'n_positions': 'x'}, 'n_positions is x'), ({'n_layer': 1.0}, 'n_layer is 1.0'),
     ({'num_senses': None}, 'num_senses is missing'), ({'vocab_size': 1 << 50}, 'config.json')])
 def test_a_config_of_another_architecture_is_refused(change, message, tmp_path):
     """config.json with a missing or foreign setting is an error that names it."""

@@ -47,8 +47,9 @@ def error_of(capsys, *argv: str) -> str:
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         sample.main(list(argv))
-    text = capsys.readouterr().err
+    shown, text = capsys.readouterr()
     assert stop.value.code == 2 and text.count('\n') == 1 and text.startswith('sample.py: ')
+    assert shown.count('\n') <= 1  # which model; no half of an answer
     return text
 
 
@@ -343,6 +344,8 @@ def test_export_writes_what_from_reads(backpack, capsys, tmp_path):
     (['--num-samples', '9' * 5000], 'from 1 to 1000'), (['--senses-off', 'nurse:' + '9' * 5000], 'neither'),
     (['--senses-scale', 'nurse:1=1e300'], 'at most 1000'), (['--senses-off', 'nurse:he/he'], 'A/B'),
     (['--export', 'x', '--senses-off', 'nurse:1'], 'leave the edits out'), (['--device', 'meta'], 'meta'),
+    (['--show', 'nurse', 'zebra'], "'zebra'"), (['--show', ''], "'' is no single word"),
+    (['--from', ''], 'does not exist'), (['--from', 'a\nb\x1b[2J'], 'a b [2J'),
     (['--from', 'a' * 300], 'too long'), (['--export', 'a' * 300], 'too long'),
     (['--num-samples', 'two'], "'two'"),
     (['--device', 'abacus'], 'device abacus cannot be used'), (['--frobnicate'], '--help')])
