@@ -140,8 +140,8 @@ def test_edits_leave_weights_and_senses_as_they_were(model):
 
 
 def test_edits_of_different_words_commute(model):
-    """Two edits that touch different words give the same logits in either order; of the same word they need
-    not."""
+    """Two edits that touch different words give the same logits in either order; those of the same word are
+    applied in the order given."""
     idx = read()
     for one, two in ((scale_senses([1, 2], [0], 0.3), replace_word(model, [3, 4, 5], 8, 9)),
                      (replace_word(model, [1, 2], 6, 7), replace_word(model, [3, 4, 5], 7, 6))):
@@ -151,6 +151,8 @@ def test_edits_of_different_words_commute(model):
     one, two = replace_word(model, [3, 4, 5], 6, 7), replace_word(model, [3, 4, 5], 7, 6)
     there, back = (model(idx, edit=compose(pair))[0] for pair in ((one, two), (two, one)))
     assert not torch.allclose(there, back)
+    C = model.senses(idx)
+    assert torch.equal(compose([one, two])(idx, C), two(idx, one(idx, C)))
 
 
 def test_a_scaled_sense_is_scaled_where_its_word_stands(model):
