@@ -245,8 +245,7 @@ def print_separation(model: Backpack, encoding: tiktoken.Encoding, pair: str, wo
             print(f'{l:5}  {scores[l]:+8.2f}')
         return
     spread = scores.abs().mean(0)  # (k,)
-    print(f'\nHow far each sense separates {names}, in logits at weight 1: mean size over all words, and the '
-          'words it does most for\nsense  mean')
+    print(f'\nHow far each sense separates {names}: mean size over all words, and where most\nsense  mean')
     for l in spread.argsort(descending=True).tolist():
         words = scores[:, l].abs().topk(min(8, len(scores))).indices  # (n,)
         print(f'{l:5}{spread[l]:6.2f}  {fit(cells_of(encoding, words, scores[words, l]), 13)}')
