@@ -38,7 +38,7 @@ from torch.nn import functional as F
 # An edit takes the ids (B, T) that the model reads and their senses (B, T, k, d), and returns senses to sum.
 Edit = Callable[[Tensor, Tensor], Tensor]
 
-# The paper's three sizes (section 4.1, Table 6); the ablation (Table 8) is Mini with small sense MLPs.
+# The paper's three sizes (section 4.1, Table 9); the ablation (Table 8) is Mini with small sense MLPs.
 SIZES = {
     'micro': dict(n_layer=6, n_head=6, n_embd=384),
     'mini': dict(n_layer=8, n_head=8, n_embd=640),

@@ -159,13 +159,13 @@ def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> lis
 
 def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Encoding,
               ids: list[int]) -> Edit | None:
-    """The edit that the flags ask for, described as it is made; None without such flags."""
-    edits = []
+    """The edit that the flags ask for, described once all of it is made; None without such flags."""
+    edits, lines = [], []
 
     def add(edit: Edit, words: list[int] | None, line: str) -> None:
-        """Take one more edit, and say so."""
+        """Take one more edit, with a line that says so."""
         absent = words is not None and not set(words) & set(ids)
-        print(line + (' (not a word of the prompt)' if absent else ''))
+        lines.append(line + (' (not a word of the prompt)' if absent else ''))
         edits.append(edit)
 
     for text in args.senses_off:
@@ -181,11 +181,12 @@ def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Enco
             f'Replaced: what {shown(encoding, words[0])} says of {shown(encoding, old)} it says of '
             f'{shown(encoding, new)}')
     strengths = [senses.parse_strength(text) for text in args.strength or ['2']]
-    for text, weights in zip(args.topic, strengths * len(args.topic) if len(strengths) == 1 else strengths):
-        words = senses.TOPICS.get(text.strip()) or text.replace(',', ' ').split()
-        scores = senses.affinity(model, senses.bag_of_words(encoding, words))
-        add(senses.topic(model, scores, weights), None,
+    topics = [senses.TOPICS.get(text.strip()) or text.replace(',', ' ').split() for text in args.topic]
+    bags = [senses.bag_of_words(encoding, words) for words in topics]  # all are words, before the long work
+    for words, bag, weights in zip(topics, bags, strengths * len(bags) if len(strengths) == 1 else strengths):
+        add(senses.topic(model, senses.affinity(model, bag), weights), None,
             f'Topic: {", ".join(words)}; senses times {", ".join(f"{w:g}" for w in weights)}')
+    print(''.join(f'{line}\n' for line in lines), end='')
     return senses.compose(edits) if edits else None
 
 
