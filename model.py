@@ -217,6 +217,7 @@ class Backpack(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer: dict | None = None  # what the ids mean, for prepare.load_tokenizer: {'name': 'gpt2'}
+        self.trained_on: str | None = None  # a folder below data/, where a checkpoint says so
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         if config.n_sense:
@@ -407,11 +408,21 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
     try:
         model = Backpack(Config(**checkpoint['model_config']))
         model.tokenizer = checkpoint['tokenizer']
+        model.trained_on = checkpoint.get('settings', {}).get('dataset')
         state = {str(key): weight for key, weight in checkpoint['model'].items()}
     except (TypeError, LookupError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {one_line(error)})')
     load_state(model.state_dict(), state, path)
     return model.eval()
+
+
+def newest_backpack() -> tuple[Backpack, Path]:
+    """The Backpack in out/ whose checkpoint was written last, and where that is."""
+    for path in sorted(Path('out').glob('*/ckpt.pt'), key=lambda p: p.stat().st_mtime, reverse=True):
+        model = from_checkpoint(load_file(path), path)
+        if model.config.n_sense:
+            return model, path
+    raise UserError('no Backpack in out/ yet; run python train.py config/train_toy.py, or name one by --from')
 
 
 # The published format. Where we wrote it, a third file says what the ids mean; without it they are GPT-2's if

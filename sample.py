@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import senses
-from model import Backpack, Edit, UserError, export, find_device, from_checkpoint, from_pretrained, load_file
+from model import Backpack, Edit, UserError, export, find_device, from_pretrained, newest_backpack
 from prepare import UserError as PrepareError
 from prepare import load_tokenizer
 from senses import shown, word_id
@@ -133,15 +133,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error(f'{len(args.topic)} --topic and {len(args.strength)} --strength; give one strength for '
                      'each topic, or one for all')
     return args
-
-
-def newest_backpack() -> tuple[Backpack, Path]:
-    """The Backpack in out/ whose checkpoint was written last."""
-    for path in sorted(Path('out').glob('*/ckpt.pt'), key=lambda p: p.stat().st_mtime, reverse=True):
-        model = from_checkpoint(load_file(path), path)
-        if model.config.n_sense:
-            return model, path
-    raise UserError('no Backpack in out/ yet; run python train.py config/train_toy.py, or name one by --from')
 
 
 def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> list[int]:

@@ -76,7 +76,7 @@ LOGITS_AT_ONCE = 1 << 26  # bounds the memory of work on the whole vocabulary: 2
 
 @torch.no_grad()
 def over_vocabulary(model: Backpack, score: Callable[[Tensor], Tensor], what: str) -> Tensor:
-    """A score of each sense of each word: (V, k), from a function of senses (n, k, d) -> (n, k)."""
+    """A score of each sense of each word: (V, k, ..), from a function of senses (n, k, d) -> (n, k, ..)."""
     c = model.config
     ids = torch.arange(c.n_vocab, device=model.wte.weight.device)  # (V,)
     chunks = ids.split(max(1, LOGITS_AT_ONCE // (c.n_sense * c.vocab_size)))
@@ -101,13 +101,19 @@ def affinity(model: Backpack, bag: list[int]) -> Tensor:
 
     The divisor is the largest score, as in the published code; footnote 5 says the largest absolute one.
     """
+    return affinities(model, [bag])[0]
+
+
+def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
+    """Eq. 17 for n bags at the price of one, as the divisor is the same for all: (n, V, k)."""
     E = model.wte.weight[:model.config.n_vocab]  # (V, d)
+    sums = torch.stack([E[bag].sum(0) for bag in bags])  # (n, d)
 
     def score(C: Tensor) -> Tensor:
-        """(n, k, d) -> (n, k)."""
-        top = (C @ E.T).amax(-1)  # (n, k)
-        return C @ E[bag].sum(0) / top.clamp(min=1e-6)  # a sense that speaks for no word is for no bag
-    return over_vocabulary(model, score, 'scoring senses')
+        """Senses (m, k, d) -> (m, k, n)."""
+        top = (C @ E.T).amax(-1, keepdim=True)  # (m, k, 1)
+        return C @ sums.T / top.clamp(min=1e-6)  # a sense that speaks for no word is for no bag
+    return over_vocabulary(model, score, 'scoring senses').movedim(-1, 0)  # (V, k, n) -> (n, V, k)
 
 
 @torch.no_grad()

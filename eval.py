@@ -1,0 +1,1047 @@
+"""The tables of the paper, one command each: a Backpack, and beside it the Transformer it is compared with.
+
+    python eval.py all                                    every table that the data at hand allows
+    python eval.py gender --from out/small --baseline out/small_gpt
+    python eval.py lambada --from stanfordnlp/backpack-gpt2 --data lambada_test.jsonl --json lambada.json
+
+    loss         Table 2             perplexity on the held-out part of the training data
+    lambada      Table 2             the last word of a passage
+    wikitext     Table 2             perplexity per word of WikiText's raw test set
+    blimp        Table 2             which of two sentences is the grammatical one
+    similarity   Table 4             how alike two words are, by each sense
+    gender       Table 5             she or he after a role noun, with and without a sense
+    topic        Table 12, Figure 2  control of the topic, beside PPLM on the Transformer
+    timing       Table 7             forward pass, training step and generation
+    ablation     Table 8             runs that differ in the number of senses
+"""
+
+import argparse
+import json
+import lzma
+import math
+import os
+import re
+import statistics
+import sys
+import tarfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm  # comes with datasets
+
+import prepare
+from model import (
+    SIZES,
+    Backpack,
+    Config,
+    UserError,
+    find_device,
+    from_pretrained,
+    newest_backpack,
+    one_line,
+    split_heads,
+)
+from senses import (
+    LOGITS_AT_ONCE,
+    STRENGTHS,
+    TOPICS,
+    affinities,
+    bag_of_words,
+    scale_senses,
+    topic,
+    word_id,
+)
+
+
+class Missing(UserError):
+    """Data or a run that a table needs is not there; eval.py all goes on with the next table."""
+
+
+@dataclass
+class Subject:
+    """A model under evaluation, on its device, and what its ids mean."""
+
+    name: str
+    model: Backpack
+    encoding: tiktoken.Encoding
+
+    def __post_init__(self) -> None:
+        c = self.model.config
+        self.kind = 'Backpack' if c.n_sense else 'Transformer'
+        self.is_toy = self.model.tokenizer['name'] == 'toy'  # it speaks of the world whose truth is known
+        self.device = self.model.wte.weight.device
+        shape = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd)
+        papers = c.block_size == 512 and c.n_vocab == 50257 and c.n_sense in (0, 16) \
+            and c.sense_hidden == 4 * c.n_embd
+        self.size = next((size for size in SIZES if papers and SIZES[size] == shape), None)  # in the paper
+
+    def __str__(self) -> str:
+        return f'{self.kind} {self.name}'
+
+
+@dataclass
+class Table:
+    """Rows under columns, column -> format. None and NaN print as -, a marked cell (row, column) with *."""
+
+    title: str
+    columns: dict[str, str]
+    rows: list[list]
+    notes: list[str] = field(default_factory=list)
+    marked: set[tuple[int, int]] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        lines = [list(self.columns)]
+        for i, row in enumerate(self.rows):
+            cells = ['-' if x is None or x != x else x if isinstance(x, str) else format(x, spec)
+                     for x, spec in zip(row, self.columns.values())]
+            lines.append([cell + '*' * ((i, j) in self.marked) for j, cell in enumerate(cells)])
+        first, *widths = [max(map(len, column)) for column in zip(*lines)]
+        lines = [f'{line[0]:<{first}}' + ''.join(f'{cell:>{width + 2}}' for cell, width in zip(line[1:], widths))
+                 for line in lines]
+        return '\n'.join(['', self.title, *lines, *self.notes])
+
+
+# Table 2: perplexity on OpenWebText and LAMBADA, accuracy on LAMBADA, perplexity on WikiText, BLiMP.
+PAPER = {('Backpack', 'micro'): (31.5, 110, 24.7, 71.5, 75.6),
+         ('Transformer', 'micro'): (34.4, 201, 21.3, 79.5, 77.8),
+         ('Backpack', 'mini'): (23.5, 42.7, 31.6, 49.0, 76.2),
+         ('Transformer', 'mini'): (24.5, 58.8, 29.7, 52.8, 80.4),
+         ('Backpack', 'small'): (20.1, 26.5, 37.5, 40.9, 76.3),
+         ('Transformer', 'small'): (20.2, 32.7, 34.9, 42.2, 81.9)}
+
+
+def paper_rows(subjects: list[Subject], *which: int) -> list[list]:
+    """Rows of Table 2 for subjects of the paper's sizes."""
+    return [[f"the paper's {s.kind}-{s.size.capitalize()}", *(PAPER[s.kind, s.size][i] for i in which)]
+            for s in subjects if s.size]
+
+
+def progress(items, what: str):
+    """The items, with a bar and the time left where they take more than two seconds."""
+    return tqdm(items, what, delay=2, mininterval=1, leave=False)
+
+
+# -----------------------------------------------------------------------------
+# How likely a text is.
+
+
+@torch.no_grad()
+def score(subject: Subject, pairs: list[tuple[list[int], list[int]]], what: str) -> tuple[Tensor, Tensor]:
+    """For n pairs (context, continuation) of ids: the summed log-probability of each continuation after its
+    context, in nats (n,), and whether each of its tokens is the likeliest at its place (n,).
+
+    A context has at least one token; of a pair longer than block_size + 1 the end is read.
+    """
+    c = subject.model.config
+    rows = [(context + asked)[-c.block_size - 1:] for context, asked in pairs]
+    asked = [min(len(asked), len(row) - 1) for row, (_, asked) in zip(rows, pairs)]
+    batches, tokens = [], min(1 << 14, LOGITS_AT_ONCE // c.vocab_size)  # in a batch, padding included
+    for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):  # the first of a batch is its longest
+        if not batches or (len(batches[-1]) + 1) * len(rows[batches[-1][0]]) > tokens:
+            batches.append([])
+        batches[-1].append(i)
+    logp, greedy = torch.zeros(len(pairs), dtype=torch.float64), torch.zeros(len(pairs), dtype=torch.bool)
+    for batch in progress(batches, what):
+        idx = pad_sequence([torch.tensor(rows[i][:-1]) for i in batch], True).to(subject.device)  # (B, T)
+        targets = pad_sequence([torch.tensor([-1] * (len(rows[i]) - 1 - asked[i]) + rows[i][-asked[i]:])
+                                for i in batch], True, -1).to(subject.device)  # (B, T), -1: not asked
+        logits = subject.model(idx)[0][..., :c.n_vocab]  # (B, T, V)
+        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction='none')
+        logp[batch] = -nats.view_as(targets).sum(1).double().cpu()
+        greedy[batch] = ((logits.argmax(-1) == targets) | (targets < 0)).all(1).cpu()
+    return logp, greedy
+
+
+def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> list[tuple[list, list]]:
+    """A long text as pairs (context, continuation) for score, in which each of its tokens is asked once.
+
+    Windows of block_size tokens follow one another, each after the one token before it; before the first
+    stands the token `before`. With look_back the last window reads as much of the text as it has room for.
+    """
+    ids, pairs = [before, *ids], []
+    for start in range(1, len(ids), block_size):
+        asked = ids[start:start + block_size]
+        first = max(0, start + len(asked) - 1 - block_size) if look_back else start - 1
+        pairs.append((ids[first:start], asked))
+    return pairs
+
+
+def mean_exp(logp: Tensor, n: int) -> float:
+    """Perplexity: exp of minus the sum of log-probabilities over n; inf where that is too large."""
+    return (-logp.sum() / n).exp().item()
+
+
+def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
+    """The ids of val.bin in data/NAME or another folder, or of any .bin; and where it is."""
+    name = data or subject.model.trained_on
+    if not isinstance(name, str):
+        raise Missing(f'{subject.name} does not say what it was trained on; give a folder below data/ by --data')
+    path = next((path for path in (Path('data') / name, Path(name)) if path.exists()), Path('data') / name)
+    path = path if path.suffix == '.bin' else path / 'val.bin'
+    if not path.is_file():
+        files = '' if path.parent.name in ('toy', 'openwebtext') else ' --text FILE...'
+        raise Missing(f'{path} does not exist; run python prepare.py {path.parent.name}{files}')
+    meta = {'tokenizer': prepare.GPT2, 'dtype': 'uint16'}  # as nanoGPT writes bins
+    try:
+        if (path.parent / 'meta.json').exists():
+            meta = json.loads((path.parent / 'meta.json').read_text(encoding='utf-8'))
+        ids = np.fromfile(path, dtype=np.dtype(meta['dtype']).newbyteorder('<'))
+        other = meta['tokenizer'] != subject.model.tokenizer
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise UserError(f'{path} or the meta.json beside it is damaged ({one_line(error)}); prepare it again')
+    if other or not len(ids) or ids.max() >= subject.encoding.n_vocab:
+        raise UserError(f'{path} is empty or its ids are not of the vocabulary of {subject.name}; take other data')
+    return ids.tolist(), path
+
+
+def perplexity(subject: Subject, ids: list[int]) -> float:
+    """exp of the mean loss over a bin, in blocks of block_size that do not overlap, every token once."""
+    blocks = windows(ids, subject.encoding.eot_token, subject.model.config.block_size, look_back=False)
+    return mean_exp(score(subject, blocks, f'loss of {subject.name}')[0], len(ids))
+
+
+def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 2, perplexity on held-out text."""
+    rows, paths = [], {}
+    for s in subjects:
+        ids, path = held_out(s, args.data)
+        paths[str(path)] = None
+        rows.append([str(s), perplexity(s, ids), len(ids)])
+    rows += [[*row, None] for row in paper_rows(subjects, 0)]
+    return Table(f'Loss (Table 2): {", ".join(paths)} in blocks, every token once',
+                 {'': '', 'perplexity': '.3f', 'tokens': ','}, rows)
+
+
+# -----------------------------------------------------------------------------
+# Benchmarks, from a local file or folder, else from the Hugging Face Hub.
+
+
+def find(subject: Subject, data: str | None, what: str, source: str, fits: Callable[[Path], bool]) -> Path | None:
+    """The file of a benchmark: data itself, or the first in that folder that fits; None: take the Hub's."""
+    if data is None:
+        if subject.is_toy:
+            raise Missing(f'{what} is English, and {subject.name} knows the toy world alone')
+        return None
+    path = next((p for p in (Path(data), *sorted(Path(data).rglob('*'))) if p.is_file()
+                 and (p == Path(data) or fits(p))), None)
+    if path is None:
+        raise Missing(f'{data} is no file and no folder with {what} in it; {source}')
+    return path
+
+
+def from_hub(what: str, source: str, name: str, config: str, split: str) -> Iterator[dict]:
+    """The rows of a dataset on the Hub."""
+    import datasets
+    try:
+        return iter(datasets.load_dataset(name, config, split=split))
+    except Exception as error:  # the Hub's client and its HTTP library raise a dozen kinds without a network
+        raise Missing(f'{what} cannot be fetched from the Hub as {name} ({one_line(error)}); {source}')
+
+
+def read_text(path: Path) -> str:
+    """All of a text file."""
+    return ''.join(row['text'] for row in prepare.rows_of_files([str(path)]))
+
+
+LAMBADA = ('without --data it is fetched from the Hub, EleutherAI/lambada_openai; or fetch it by curl -O '
+           'https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl and give it by --data')
+
+
+def lambada_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 2, LAMBADA in OpenAI's variant: the last word of a passage, all its tokens, after all others."""
+    path = find(subjects[0], args.data, 'LAMBADA', LAMBADA, lambda p: re.match(r'lambada.*jsonl', p.name))
+    data = from_hub('LAMBADA', LAMBADA, 'EleutherAI/lambada_openai', 'default', 'test') if path is None \
+        else prepare.rows_of_files([str(path)])
+    texts = [row['text'].strip().rsplit(' ', 1) for row in data]
+    for number, text in enumerate(texts, 1):
+        if len(text) < 2:
+            raise UserError(f'{path}, text {number}: it must have at least two words')
+    rows = []
+    for s in subjects:
+        pairs = [(s.encoding.encode_ordinary(context), s.encoding.encode_ordinary(f' {word}'))
+                 for context, word in texts]
+        logp, greedy = score(s, pairs, f'LAMBADA, {s.name}')
+        rows.append([str(s), mean_exp(logp, len(texts)), 100 * greedy.double().mean().item()])
+    return Table(f'LAMBADA (Table 2): the last word of {len(texts):,} passages',
+                 {'': '', 'perplexity': '.1f', 'accuracy %': '.1f'}, rows + paper_rows(subjects, 1, 2))
+
+
+# What the EleutherAI harness (wikitext, version 1) does to a page before it is encoded, in this order.
+DETOKENIZE = [
+    (r"s '", "s'"), (r' @([-,.])@ ', r'\1'), *((f' [{mark}] ', f'{mark} ') for mark in ':;.!?,'),
+    (r'\(\s*([^)]*?)\s*\)', r'(\1)'), (r'\[\s*([^\]]*?)\s*\]', r'[\1]'), (r'{\s*([^}]*?)\s*}', r'{\1}'),
+    (r'"\s*([^"]*?)\s*"', r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'"), ('= = = =', '===='), ('= = =', '==='),
+    ('= =', '=='), (' ° ', '°'), (' \n', '\n'), ('\n ', '\n'), (' N ', ' 1 '), (" 's", "'s")]
+WIKITEXT = ('without --data it is fetched from the Hub, EleutherAI/wikitext_document_level; or give wiki.test.raw '
+            'of wikitext-2-raw-v1 by --data')
+
+
+def detokenize(page: str) -> str:
+    """A page of WikiText as text."""
+    for pattern, replacement in DETOKENIZE:
+        page = re.sub(pattern, replacement, page)
+    return page
+
+
+def pages_of(text: str) -> list[str]:
+    """The articles of WikiText's raw form, each from its line " = Title = " on."""
+    pages = [[]]
+    for line in text.split('\n'):
+        title = line.strip()
+        if title.startswith('= ') and title.endswith(' =') and not title.startswith('= ='):
+            pages.append([])
+        pages[-1].append(line)
+    return [page for page in map('\n'.join, pages) if page.strip()]
+
+
+def wikitext_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 2, WikiText as the EleutherAI harness has it: each page detokenized and read from the end-of-text
+    token on, in windows of which the last looks back; exp of the loss over the words of the raw pages.
+    """
+    path = find(subjects[0], args.data, "WikiText's raw test set", WIKITEXT,
+                lambda p: all(part in p.name for part in ('wiki', 'test', 'raw')))
+    if path is None:
+        name = 'EleutherAI/wikitext_document_level'
+        pages = [row['page'] for row in from_hub('WikiText', WIKITEXT, name, 'wikitext-2-raw-v1', 'test')]
+    else:
+        pages = pages_of(read_text(path))
+    words = sum(len(re.split(r'\s+', page)) for page in pages)
+    if not words:
+        raise UserError(f'{path} holds no text; {WIKITEXT}')
+    rows = []
+    for s in subjects:
+        pairs = [pair for page in pages for pair in windows(s.encoding.encode_ordinary(
+            detokenize(page)), s.encoding.eot_token, s.model.config.block_size, look_back=True)]
+        logp, tokens = score(s, pairs, f'WikiText, {s.name}')[0], sum(len(asked) for _, asked in pairs)
+        rows.append([str(s), mean_exp(logp, words), mean_exp(logp, tokens)])
+    rows += [[*row, None] for row in paper_rows(subjects, 3)]
+    return Table(f'WikiText (Table 2): {len(pages)} pages of {words:,} words',
+                 {'': '', 'perplexity per word': '.1f', 'per token': '.1f'}, rows)
+
+
+BLIMP = ('without --data it is fetched from the Hub, nyu-mll/blimp; or run git clone '
+         'https://github.com/alexwarstadt/blimp and give its folder data by --data')
+FIELDS = 'sentence_good', 'sentence_bad', 'linguistics_term'
+
+
+def blimp_rows(name: str, lines: list[bytes]) -> list[list[str]]:
+    """[good sentence, bad sentence, phenomenon] of each line of a file."""
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                rows.append([json.loads(line)[key] for key in FIELDS])
+                if not all(isinstance(text, str) and text for text in rows[-1]):
+                    raise ValueError
+            except (ValueError, LookupError, TypeError, RecursionError):
+                raise UserError(f'{name}, line {number}: it must be a JSON object with text in {", ".join(FIELDS)}')
+    return rows
+
+
+def is_blimp(path: Path) -> bool:
+    """Whether a file is one of BLiMP's 67 or an archive of them."""
+    if path.suffix == '.jsonl':
+        with open(path, 'rb') as file:
+            return b'sentence_good' in file.readline()
+    return re.match(r'blimp.*\.tar', path.name) is not None
+
+
+def blimp_pairs(subject: Subject, data: str | None) -> dict[str, list[list[str]]]:
+    """Paradigm -> [good sentence, bad sentence, phenomenon]s, from one file, a folder, an archive or the Hub."""
+    path = find(subject, data, 'BLiMP', BLIMP, is_blimp)
+    if path is None:
+        import datasets
+        try:
+            names = datasets.get_dataset_config_names('nyu-mll/blimp')
+        except Exception as error:  # as in from_hub
+            raise Missing(f'BLiMP cannot be fetched from the Hub ({one_line(error)}); {BLIMP}')
+        return {name: [[row[key] for key in FIELDS] for row in from_hub('BLiMP', BLIMP, 'nyu-mll/blimp', name, 'train')]
+                for name in progress(names, 'fetching BLiMP')}
+    try:
+        if path.suffix == '.jsonl':
+            paths = [path] if path == Path(data) else sorted(path.parent.glob('*.jsonl'))
+            files = {str(p): p.read_bytes() for p in paths}
+        else:
+            with tarfile.open(path) as tar:
+                files = {m.name: tar.extractfile(m).read() for m in tar if m.isfile() and m.name.endswith('.jsonl')}
+    except (OSError, tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f'{path} holds no BLiMP ({one_line(error)}); {BLIMP}')
+    paradigms = {Path(name).stem: blimp_rows(name, content.splitlines()) for name, content in files.items()}
+    if not paradigms or not all(paradigms.values()):
+        raise UserError(f'{path} holds no pairs of sentences; {BLIMP}')
+    return paradigms
+
+
+def blimp_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 2, BLiMP: how often the good sentence is likelier than the bad one, from the end-of-text on."""
+    paradigms = blimp_pairs(subjects[0], args.data)
+    phenomena = {}
+    for name, rows in paradigms.items():
+        phenomena.setdefault(rows[0][2], []).append(name)
+    accuracy = {}
+    for s in subjects:
+        pairs = [([s.encoding.eot_token], s.encoding.encode_ordinary(text))
+                 for rows in paradigms.values() for row in rows for text in row[:2]]
+        logp, _ = score(s, pairs, f'BLiMP, {s.name}')
+        right = (logp[0::2] > logp[1::2]).double().split([len(rows) for rows in paradigms.values()])
+        accuracy[str(s)] = {name: 100 * part.mean().item() for name, part in zip(paradigms, right)}
+    rows = [[f'{label} ({len(names)})', *(statistics.mean(by[name] for name in names) for by in accuracy.values())]
+            for label, names in (*sorted(phenomena.items()), ('mean of all', list(paradigms)))]
+    notes = [f'{name}: {number}' for name, number in paper_rows(subjects, 4)]
+    return Table('BLiMP (Table 2): % of pairs whose good sentence is likelier, mean over the paradigms (how many)',
+                 {'': '', **dict.fromkeys(accuracy, '.1f')}, rows, notes)
+
+
+# -----------------------------------------------------------------------------
+# How alike words are.
+
+SIMILARITY = {  # file -> (name in the paper, what separates its columns, column of the score)
+    'SimLex-999.txt': ('SL999', '\t', 3), 'SimVerb-3500.txt': ('SV3500', '\t', 3),
+    'RG65.csv': ('RG65', ';', 2), 'WS353.csv': ('WS353', ',', 2)}
+WORD_PAIRS = (f'give a folder with {", ".join(SIMILARITY)} by --data, for which run git clone '
+              'https://github.com/john-hewitt/backpacks-flash-attn and take its training/data')
+PAPER_SIMILARITY = {'sense 12': (0.522, 0.471, 0.754, 0.749), 'sense 14': (0.500, 0.502, 0.591, 0.655),
+                    'minimum': (0.540, 0.471, 0.653, 0.607), 'Transformer': (0.478, 0.363, 0.634, 0.681)}
+
+
+def word_pairs(path: Path, separator: str, column: int) -> list[tuple[str, str, float]]:
+    """(word, word, score) of each line of a file; the first line may be a header."""
+    pairs = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        cells = [cell.strip() for cell in line.split(separator)]
+        try:
+            pair = cells[0], cells[1], float(cells[column])
+            if not (pair[0] and pair[1] and math.isfinite(pair[2])):
+                raise ValueError
+            pairs.append(pair)
+        except (ValueError, IndexError):
+            if number > 1 and line.strip():
+                raise UserError(f'{path}, line {number}: it must have two words and, in column {column + 1}, a number')
+    if len(pairs) < 2:
+        raise UserError(f'{path} holds no pairs of words; {WORD_PAIRS}')
+    return pairs
+
+
+def similarity_data(subject: Subject, data: str | None) -> dict[str, list[tuple[str, str, float]]]:
+    """Dataset -> (word, word, score)s; without data, of the toy world, its own pairs and their true likeness."""
+    if data is None and subject.is_toy:
+        adverbs = prepare.ADVERBS.replace(',', '').split()
+        return {name: [pair for pair in prepare.SYNONYMS if (pair[0] in adverbs) == (name == 'adverbs')]
+                for name in ('adjectives', 'adverbs')}
+    files = [] if data is None else [Path(data), *sorted(Path(data).rglob('*'))]
+    found = {file.name: word_pairs(file, *SIMILARITY[file.name][1:]) for file in files
+             if file.name in SIMILARITY and file.is_file()}
+    if not found:
+        raise Missing(f'{data or "--data"} has no pairs of words; {WORD_PAIRS}')
+    return {name: found[file] for file, (name, _, _) in SIMILARITY.items() if file in found}
+
+
+def ranks(x: Tensor) -> Tensor:
+    """The rank of each of n numbers, counted from 1; equal ones share the mean of their ranks: (n,)."""
+    _, place, counts = x.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
+
+
+def spearman(x: Tensor, y: Tensor) -> float:
+    """Spearman's correlation of n numbers with n others: Pearson's of their ranks; NaN if all are equal."""
+    return torch.corrcoef(torch.stack([ranks(x), ranks(y)]))[0, 1].item()
+
+
+@torch.no_grad()
+def likeness(subject: Subject, pairs: list[tuple[str, str, float]], first: bool) -> dict[str, Tensor]:
+    """How alike the words of n pairs are, (n,) each: by every sense (Eq. 13), by the least alike sense
+    (Eq. 14), and by their tied embeddings. A word of several tokens is their mean, or the first of them.
+    """
+    model = subject.model
+    ids = {word: subject.encoding.encode_ordinary(f' {word}')[:1 if first else None]
+           for pair in pairs for word in pair[:2]}
+    tokens = torch.tensor([token for word in ids for token in ids[word]], device=subject.device)
+    vectors = model.wte(tokens)[:, None]  # (tokens, 1, d)
+    if model.config.n_sense:
+        vectors = torch.cat([vectors, model.senses(tokens)], dim=1)  # (tokens, 1 + k, d)
+    parts = vectors.split([len(ids[word]) for word in ids])
+    table = {word: part.mean(0) for word, part in zip(ids, parts)}  # (1 + k, d) each
+    a, b = (torch.stack([table[pair[i]] for pair in pairs]) for i in (0, 1))  # (n, 1 + k, d)
+    embedding, *senses = F.cosine_similarity(a, b, dim=-1).T.cpu()  # 1 + k times (n,)
+    rows = {f'sense {l}': row for l, row in enumerate(senses)}
+    if senses:
+        rows['minimum'] = torch.stack(senses).amin(0)
+    return rows | {f'embeddings, {subject}': embedding}
+
+
+def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 4: Spearman's correlation of the likeness of senses with that of people, or of the toy world."""
+    data, columns = similarity_data(subjects[0], args.data), {}
+    for name, pairs in data.items():
+        alike = {}
+        for s in subjects:
+            alike |= likeness(s, pairs, args.first)
+        truth = torch.tensor([score for _, _, score in pairs])
+        columns[name] = {row: spearman(values, truth) for row, values in alike.items()}
+    rows = [[name, *(column[name] for column in columns.values())] for name in next(iter(columns.values()))]
+    k = subjects[0].model.config.n_sense
+    best = {(max(range(k), key=lambda l: np.nan_to_num(rows[l][j], nan=-2)), j) for j in range(1, 1 + len(data))}
+    if subjects[0].size == 'small':
+        places = [[name for name, _, _ in SIMILARITY.values()].index(name) for name in columns]
+        rows += [[f"the paper's {name}", *(numbers[i] for i in places)] for name, numbers in PAPER_SIMILARITY.items()]
+    counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in data.items())
+    how = 'its first token' if args.first else 'the mean of its tokens'
+    return Table(f"Likeness (Table 4): Spearman's correlation with the truth over pairs of words ({counts})",
+                 {'': '', **dict.fromkeys(columns, '.3f')}, rows,
+                 [f'* the best sense. A word of several tokens is {how}.'], best)
+
+
+# -----------------------------------------------------------------------------
+# Gender.
+
+NOUNS = """mechanic accountant farmer baker assistant construction guard carpenter analyst physician cook clerk
+    manager developer librarian salesperson mover hairdresser auditor sheriff janitor driver chief teacher
+    writer receptionist CEO nurse housekeeper secretary counselor attendant supervisor designer lawyer editor
+    cashier laborer tailor cleaner""".split()
+PROMPTS = [  # Table 14
+    'I really liked my {}. What I liked most was that', 'I really liked my {}. In fact,', 'My {} said that',
+    'My {} believes that', 'This one {} believes that', 'This one {} believes', 'My {} said', 'My {} believes',
+    'The {} was with the car. When', 'The {} was with the car. Then',
+    'While driving to the store, the {} looked over on the dash and then',
+    'A {} went to chat over to chat before', 'Some {} asked to look over things, but']
+ESTIMATION = [  # Table 15
+    'The {} came into the room. When', 'The {} came into the room. Then', 'I went to the talk to the {}. What',
+    'I went over to the talk to the {}. Why', 'I went over to the talk to the {};']
+FRACTIONS = [i / 20 for i in range(21)]  # that are tried, of what can be taken from a noun
+PAPER_GENDER = {'Backpack': ((', unmodified', 4.34, None), (', sense 10 removed', 2.88, 44),
+                             (', its best fraction', 2.16, 65)),
+                'Transformer': ((', unmodified', 7.02, None), (', projected', 6.72, 5),
+                                (', its best fraction', 7.02, 0))}
+
+
+@torch.no_grad()
+def without_sense(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], sense: int) -> Tensor:
+    """Logits after n prompts idx (n, T) that end at last (n,), with each of the FRACTIONS of a sense of the
+    noun's tokens taken away: (fractions, n, V). They are linear in the sense, so that two passes give all.
+    """
+    at = torch.arange(len(idx), device=idx.device)
+    whole, rest = (model(idx, edit=edit)[0][at, last] for edit in (None, scale_senses(noun, [sense], 0.0)))
+    return torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS])
+
+
+@torch.no_grad()
+def without_direction(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], v: Tensor) -> Tensor:
+    """The same of a Transformer: each fraction of the part along v = E_he - E_she (d,) is taken from the input
+    embeddings of the noun's tokens; without the whole of it they lie in the null space of v.
+    """
+    at, x, unit = torch.arange(len(idx), device=idx.device), model.wte(idx), F.normalize(v, dim=0)
+    here = torch.isin(idx, torch.tensor(noun, device=idx.device))[..., None]  # (n, T, 1)
+    part = (x @ unit)[..., None] * unit * here  # (n, T, d)
+    return torch.stack([model.project(model.contextualizer(x - fraction * part)[at, last])
+                        for fraction in FRACTIONS])
+
+
+def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
+    """The likelier of she and he over the other, averaged over n prompts: (.., n, V) -> (..)."""
+    return (logits[..., she] - logits[..., he]).double().abs().exp().mean(-1)
+
+
+def prompts_of(subject: Subject, noun: str, prompts: list[str]) -> tuple[Tensor, Tensor]:
+    """Ids (n, T) of n prompts on a noun, and the place (n,) where each ends."""
+    texts = [torch.tensor(subject.encoding.encode_ordinary(prompt.format(noun))) for prompt in prompts]
+    last = torch.tensor([len(text) - 1 for text in texts])
+    return pad_sequence(texts, True).to(subject.device), last.to(subject.device)
+
+
+def gender_rows(subject: Subject, sense: int | None) -> list[list]:
+    """Bias ratio, its reduction and p(they), means over nouns and prompts: unmodified; with the sense (or the
+    direction) taken from each noun; with the fraction of it taken that is best on the estimation prompts.
+    """
+    model, encoding = subject.model, subject.encoding
+    she, he, they = (word_id(encoding, word) for word in ('she', 'he', 'they'))
+    nouns = {noun: encoding.encode_ordinary(f' {noun}') for noun in NOUNS}
+    what = (model.wte.weight[he] - model.wte.weight[she]).detach()  # (d,)
+    if model.config.n_sense:  # by default the sense that most separates the two, over the nouns
+        tokens = torch.tensor(sum(nouns.values(), []), device=subject.device)
+        with torch.no_grad():
+            spread = (model.senses(tokens) @ what).abs().mean(0)  # (k,)
+        what = spread.argmax().item() if sense is None else sense
+    take, ratios, theys = without_sense if model.config.n_sense else without_direction, [], []
+    for noun, ids in progress(nouns.items(), f'gender, {subject.name}'):
+        estimate, logits = (take(model, *prompts_of(subject, noun, prompts), ids, what)[..., :encoding.n_vocab]
+                            for prompts in (ESTIMATION, PROMPTS))  # (fractions, prompts, V) each
+        best = bias_ratio(estimate, she, he).argmin().item()
+        logits = logits[[0, -1, best]]  # (3, prompts, V)
+        ratios.append(bias_ratio(logits, she, he))
+        theys.append(logits.softmax(-1)[..., they].mean(-1))
+    ratio, they = (torch.stack(values).mean(0).tolist() for values in (ratios, theys))  # (3,)
+    names = ('unmodified', f'sense {what} removed' if model.config.n_sense else 'nouns projected',
+             'the best fraction')
+    return [[f'{subject}, {name}', ratio[i], 100 * (ratio[0] - ratio[i]) / (ratio[0] - 1) if i else None,
+             100 * they[i]] for i, name in enumerate(names)]
+
+
+def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 5: how biased the pronoun after a role noun is."""
+    k = subjects[0].model.config.n_sense
+    if args.sense is not None and args.sense >= k:
+        raise UserError(f'there is no sense {args.sense}; {subjects[0].name} has senses 0 to {k - 1}')
+    rows = [row for s in subjects for row in gender_rows(s, args.sense)]
+    rows += [[f"the paper's {s.kind}-Small{name}", *numbers, None]
+             for s in subjects if s.size == 'small' for name, *numbers in PAPER_GENDER[s.kind]]
+    return Table(f'Gender (Table 5): the likelier of she and he over the other, mean of {len(NOUNS)} nouns in '
+                 f'{len(PROMPTS)} prompts', {'': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'p(they) %': '.2f'},
+                 rows, ['The reduction counts from the excess over 1. The best fraction (0, 0.05 .. 1) is each '
+                        f"noun's own, by {len(ESTIMATION)} other prompts."])
+
+
+# -----------------------------------------------------------------------------
+# Topic control.
+
+# A judge of English: the topic of a text is the one with most words in it, of these and of Table 10's bag.
+KEYWORDS = {label: words.split() for label, words in {
+    'arts_culture': 'art artist artists museum gallery painting paintings sculpture theatre poetry exhibition',
+    'business_entrepreneurs': 'company companies market investors startup profit sales customers bank ceo trade',
+    'celebrity_pop_culture': 'celebrities actress fans star stars fame famous gossip paparazzi idol hollywood',
+    'diaries_daily_life': 'morning today yesterday woke breakfast bed diary routine sleep tired evening',
+    'family': 'mother father parents children son daughter brother sister grandmother kids baby uncle',
+    'fashion_style': 'dress designer clothes wear wearing shoes outfit jacket shirt makeup runway',
+    'film_tv_video': 'movie movies films actor director episode series cinema scene television youtube',
+    'fitness_health': 'exercise workout gym diet weight doctor patients disease medical muscle training',
+    'food_dining': 'restaurant eat cooking recipe meal dinner chef taste delicious sauce cheese chicken',
+    'gaming': 'game games player gamers xbox playstation nintendo console multiplayer quest gameplay',
+    'music': 'song songs album band singer guitar concert musicians lyrics jazz piano drums',
+    'news_social_concern': 'government police president minister law protest rights election war court political',
+    'other_hobbies': 'hobby garden gardening photography knitting collecting fishing crafts puzzle camera hiking',
+    'relationships': 'relationship love boyfriend girlfriend dating marriage married partner couple wedding divorce',
+    'sports': 'team season league match goal football coach win championship tournament score',
+    'travel_adventure': 'trip hotel flight tourists airport island beach journey mountain destination vacation',
+    'youth_student_life': 'students school college university teacher class campus education exam degree teenagers',
+}.items()}
+PAPER_TOPIC = {'Backpack-Small': (7.4, 0.0), 'Backpack-Small, strength 1': (12.1, 0.2),
+               'Backpack-Small, strength 2': (24.3, 1.5), 'Backpack-Small, strength 3': (35.3, 3.5),
+               'Transformer-Small': (6.8, 0.0), 'Transformer-Small, PPLM 0.01': (8.4, 0.1),
+               'Transformer-Small, PPLM 0.04': (23.9, 2.6), 'Transformer-Small, PPLM 0.05': (30.3, 5.5),
+               'Transformer-Small, PPLM 0.06': (37.7, 12.3), 'Transformer-Small, PPLM 0.07': (40.8, 18.8)}
+
+
+def topic_words(subject: Subject) -> dict[str, set[str]]:
+    """Topic -> its words: in the toy world those that its texts were made of, which makes the judge exact."""
+    words = prepare.TOPICS if subject.is_toy else KEYWORDS
+    return {label: {*words[label], *TOPICS[label]} for label in words}
+
+
+def judge(words: list[str], topics: dict[str, set[str]]) -> str | None:
+    """The topic that has more of the words of a text than any other has; None where there is no such topic."""
+    counts = {label: sum(word in own for word in words) for label, own in topics.items()}
+    (label, most), (_, second) = Counter(counts).most_common(2)
+    return label if most > second else None
+
+
+def read_on(model: Backpack, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+    """A Transformer reads one more token (n,) of n texts: logits (n, V), and with it in them the keys and
+    values of the tokens so far, (layers, 2, n, heads, t, d / heads).
+    """
+    net, t, grown = model.contextualizer, past.shape[4], []
+    x = model.wte(token)[:, None] + net.wpe.weight[t]  # (n, 1, d)
+    for block, (keys, values) in zip(net.h, past):
+        query, key, value = (split_heads(part, block.attn.n_head)  # (n, heads, 1, d / heads) each
+                             for part in block.attn.c_attn(block.ln_1(x)).chunk(3, dim=-1))
+        keys, values = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
+        y = F.scaled_dot_product_attention(query, keys, values)
+        x = x + block.attn.c_proj(y.transpose(1, 2).flatten(2))
+        x = x + block.mlp(block.ln_2(x))
+        grown.append(torch.stack([keys, values]))
+    return model.project(net.ln_f(x))[:, 0, :model.config.n_vocab], torch.stack(grown)
+
+
+def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, step: float) -> Tensor:
+    """The keys and values of a text moved, in three steps along their normed gradient (in each layer and text),
+    to where the next word is likelier to be of the bag and its probabilities near the plain ones (n, V).
+    """
+    delta = torch.zeros_like(past)
+    for _ in range(3):
+        delta.requires_grad_()
+        probs = read_on(model, token, past + delta)[0].softmax(-1).clamp(min=1e-20)  # (n, V)
+        away = (probs * (probs / plain).log()).sum(-1)  # Kullback and Leibler's divergence, (n,)
+        loss = 0.01 * away - probs[:, bag].sum(-1).log()  # (n,)
+        gradient, = torch.autograd.grad(loss.sum(), delta)
+        norm = gradient.square().sum((1, 3, 4, 5), keepdim=True).sqrt() + 1e-15
+        delta = (delta - step * gradient / norm ** 1.5).detach()
+    return past + delta
+
+
+def pplm(model: Backpack, bag: list[int], step: float, n: int, length: int, eot: int) -> Tensor:
+    """n texts from the end-of-text token on, (n, 1 + length), by a Transformer under plug-and-play control
+    (PPLM, Dathathri et al. 2020): before every word the keys and values of the text so far are steered, where
+    they stay for the words to come, and the word is drawn from steered^0.9 * plain^0.1. Step 0 is no control.
+    """
+    c, idx = model.config, torch.full((n, 1), eot, device=model.wte.weight.device)
+    past = torch.zeros(c.n_layer, 2, n, c.n_head, 0, c.n_embd // c.n_head, device=idx.device)
+    bag, untouched = torch.tensor(bag, device=idx.device), past
+    for t in range(length):
+        with torch.no_grad():
+            logits, untouched = read_on(model, idx[:, -1], untouched)
+        plain = logits.softmax(-1).clamp(min=1e-20)  # (n, V)
+        if t and step:
+            past = steer(model, idx[:, -1], past, bag, plain, step)
+        with torch.no_grad():
+            logits, past = read_on(model, idx[:, -1], past)
+        probs = logits.softmax(-1) ** 0.9 * plain ** 0.1
+        idx = torch.cat([idx, torch.multinomial(probs, 1)], dim=1)  # (n, t + 2)
+    return idx
+
+
+def read_texts(subject: Subject, idx: Tensor, label: str, topics: dict[str, set[str]]) -> Counter:
+    """What texts idx (n, 1 + length), each up to its end-of-text, have of the topic they were to have."""
+    eot, bag, found = subject.encoding.eot_token, set(TOPICS[label]), Counter(texts=len(idx))
+    rows = [row[1:row.index(eot, 1) + 1] if eot in row[1:] else row[1:] for row in idx.tolist()]
+    for row in rows:
+        text = subject.encoding.decode([token for token in row if token != eot], errors='replace')
+        words = re.findall('[a-z]+', text.lower())
+        found.update(right=judge(words, topics) == label, words=len(words), tokens=len(row),
+                     of_topic=sum(word in topics[label] for word in words), of_bag=sum(word in bag for word in words))
+    found['logp'] = score(subject, [([eot], row) for row in rows], 'judging')[0].sum().item()
+    return found
+
+
+def tell(subject: Subject, control, bag: list[int], scores: Tensor, n: int, length: int) -> Tensor:
+    """n texts (n, 1 + length) of a Backpack at a strength of Table 11, or of a Transformer at a step of PPLM;
+    as many at once as memory allows.
+    """
+    eot, texts = subject.encoding.eot_token, []
+    for part in range(n)[::texts_at_once(subject, length)]:
+        n_part = min(n - part, texts_at_once(subject, length))
+        if subject.model.config.n_sense:
+            edit = topic(subject.model, scores, control) if control != STRENGTHS[0] else None
+            start = torch.full((n_part, 1), eot, device=subject.device)
+            texts.append(subject.model.generate(start, length, edit=edit))
+        else:
+            texts.append(pplm(subject.model, bag, control, n_part, length, eot))
+    return torch.cat(texts).cpu()
+
+
+def texts_at_once(subject: Subject, length: int) -> int:
+    """How many texts of a length are told together."""
+    return max(1, LOGITS_AT_ONCE // (length * subject.model.config.vocab_size))
+
+
+def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 12: how often a text has the topic asked for, and how good a text it still is."""
+    own, topics = subjects[0], topic_words(subjects[0])
+    bags = {label: bag_of_words(own.encoding, TOPICS[label]) for label in topics}
+    scores = dict(zip(topics, affinities(own.model, list(bags.values()))))  # (V, k) each
+    length = min(args.length, own.model.config.block_size - 1)
+    settings = [(own, f', strength {i}' if i else '', weights) for i, weights in enumerate(STRENGTHS)]
+    settings += [(s, f', PPLM {step:g}' if step else '', step)
+                 for s in subjects[1:] for step in (0.0, *steps_of(args, own))]
+    rows = []
+    for s, name, control in progress(settings, 'topics'):
+        found, began = Counter(), time.perf_counter()
+        for i, label in enumerate(progress(topics, f'{s.kind}{name}')):
+            torch.manual_seed(args.seed + i)
+            idx = tell(s, control, bags[label], scores[label], args.texts, length)
+            found['seconds'] += time.perf_counter() - began
+            found.update(read_texts(s, idx, label, topics))
+            began = time.perf_counter()
+        right, perplexity = found['right'] / found['texts'], torch.tensor(-found['logp'] / found['tokens']).exp()
+        rows.append([f'{s}{name}', 100 * right, 100 * (right * (1 - right) / found['texts']) ** 0.5,
+                     100 * found['of_topic'] / found['words'], 100 * found['of_bag'] / found['words'],
+                     perplexity.item(), 1000 * found['seconds'] / (found['texts'] * length)])
+    if own.size == 'small':
+        rows += [[f"the paper's {name}", right, None, None, of_bag, None, None]
+                 for name, (right, of_bag) in PAPER_TOPIC.items()]
+    rule = 'the words that the stories of this world were made of' if own.is_toy \
+        else 'the lists of words in eval.py (the paper has a RoBERTa classifier)'
+    return Table(f'Topic control (Table 12): {len(topics)} topics, {args.texts} texts of up to {length} tokens each',
+                 {'': '', 'topic right %': '.1f', '+-': '.1f', 'words of topic %': '.2f', 'of its bag %': '.2f',
+                  'perplexity': '.2f', 's per 1,000 tokens': '.2f'}, rows,
+                 [f'Right: more words of the topic asked for than of any other, by {rule}; +- is one standard error.',
+                  'The perplexity of a text is that under the same model without control. Texts are told '
+                  f'{min(args.texts, texts_at_once(own, length))} at a time.'])
+
+
+def steps_of(args: argparse.Namespace, subject: Subject) -> list[float]:
+    """Step sizes of PPLM: those asked for, else the paper's, or larger ones for the toy world's small model."""
+    return args.step_sizes or ([0.02, 0.05, 0.1, 0.2] if subject.is_toy else [0.01, 0.04, 0.05, 0.06, 0.07])
+
+
+# -----------------------------------------------------------------------------
+# Time.
+
+PAPER_TIMING = {'micro': (93, 65), 'mini': (210, 150), 'small': (360, 260)}  # ms
+
+
+def wait_for(device: str) -> None:
+    """Until the device has nothing left to do."""
+    if device.startswith('cuda'):
+        torch.cuda.synchronize()
+    elif device == 'mps':
+        torch.mps.synchronize()
+
+
+def alternate(works: dict[str, Callable[[], object]], device: str, budget: float, what: str) -> list[list[float]]:
+    """Seconds that each function takes, called in turn after two calls to warm up: 100 times, or as often as
+    fits into a budget of seconds, but at least 3 times.
+    """
+    def seconds(work: Callable[[], object]) -> float:
+        """Of one call."""
+        wait_for(device)
+        began = time.perf_counter()
+        work()
+        wait_for(device)
+        return time.perf_counter() - began
+
+    for work in works.values():
+        work()
+    n = min(100, max(3, int(budget / sum(seconds(work) for work in works.values()))))
+    times = [[seconds(work) for work in works.values()] for _ in progress(range(n), what)]
+    return [list(column) for column in zip(*times)]
+
+
+def text_like(config: Config, batch: int, length: int) -> Tensor:
+    """Ids (batch, length) drawn by Zipf's law, so that words repeat about as they do in text."""
+    chances, generator = 1 / torch.arange(1, config.n_vocab + 1), torch.Generator().manual_seed(0)
+    return torch.multinomial(chances, batch * length, replacement=True, generator=generator).view(batch, length)
+
+
+def peak_memory(device: str) -> int:
+    """The most bytes that this process has had, on a CUDA device or else in main memory."""
+    if device.startswith('cuda'):
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # not on every system
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+
+
+def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 7: forward pass, training step and generation, a Backpack beside a Transformer of its shape."""
+    config = subjects[0].model.config if subjects else Config(**SIZES[args.size])
+    device, on_gpu = args.device, args.device.startswith('cuda')
+    models = {kind: Backpack(replace(config, n_sense=k)).to(device)
+              for kind, k in (('Backpack', config.n_sense), ('Transformer', 0))}
+    compiled = {kind: torch.compile(model) if on_gpu else model for kind, model in models.items()}
+    optimizers = {kind: model.adamw(1e-5, 0.1, (0.9, 0.95)) for kind, model in models.items()}
+
+    def forward(kind: str, idx: Tensor) -> None:
+        """Table 7's pass."""
+        with torch.no_grad(), torch.autocast('cuda', torch.bfloat16) if on_gpu else nullcontext():
+            compiled[kind].eval()(idx)
+
+    def step(kind: str, idx: Tensor) -> None:
+        """One step of training."""
+        with torch.autocast('cuda', torch.bfloat16) if on_gpu else nullcontext():
+            _, loss = compiled[kind].train()(idx, idx)
+        loss.backward()
+        optimizers[kind].step()
+        optimizers[kind].zero_grad(set_to_none=True)
+
+    length, new = min(512, config.block_size), 64 if on_gpu else 8
+    prompt = text_like(config, 1, length).to(device)
+    once = alternate({'': lambda: forward('Backpack', prompt)}, device, 0, '')[0]
+    batch = 32 if on_gpu else max(b for b in (1, 2, 4, 8, 16, 32) if b == 1 or b * min(once) < 1)
+    idx, rows = text_like(config, batch, length).to(device), []
+    for what, work, budget in (
+            (f'forward pass, {batch} x {length}', lambda kind: forward(kind, idx), 20),
+            (f'training step, {batch} x {length}', lambda kind: step(kind, idx), 30),
+            (f'{new} new tokens after {length // 2}',
+             lambda kind: models[kind].eval().generate(prompt[:, :length // 2], new), 20)):
+        times = alternate({kind: lambda kind=kind: work(kind) for kind in models}, device, budget, what)
+        rows.append([what, *(1000 * statistics.mean(t) for t in times),
+                     statistics.median(times[0]) / statistics.median(times[1]), len(times[0])])
+    size = subjects[0].size if subjects else args.size
+    if size:
+        a, b = PAPER_TIMING[size]
+        rows.append([f"the paper's {size.capitalize()}, forward pass, 32 x 512 on an A100", a, b, a / b, 100])
+    name = torch.cuda.get_device_name(device) if on_gpu else f'{device}, {torch.get_num_threads()} threads'
+    return Table(f'Time (Table 7): mean ms, in turn; {config.n_layer} layers of width {config.n_embd}, '
+                 f'{config.n_sense} senses, {config.n_vocab:,} words',
+                 {'': '', **dict.fromkeys(models, ',.1f'), 'ratio of medians': '.2f', 'times': 'd'}, rows,
+                 [f'{name}, {"bfloat16, compiled" if on_gpu else "float32"}, torch {torch.__version__}; '
+                  f'{idx.unique().numel():,} distinct tokens in a batch of {idx.numel():,}; the most memory in use, '
+                  f'both models and their optimizers together: {peak_memory(device) / 1e9:.2f} GB'])
+
+
+# -----------------------------------------------------------------------------
+# How many senses.
+
+PAPER_ABLATION = ((1, 74.3, 72.7, 38.5), (4, 75.6, 72.7, 29.3), (16, 80.5, 72.7, 26.0), (64, 100.2, 72.7, 24.0))
+
+
+def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 8: the runs named, or all in out/ that are as --from but for the number of senses."""
+    def shape(model: Backpack) -> tuple:
+        """What such runs have in common."""
+        return replace(model.config, n_sense=1, dropout=0.0), model.tokenizer
+
+    rows, found = [], args.runs or sorted(str(path.parent) for path in Path('out').glob('*/ckpt.pt'))
+    for name in found:
+        s = load(name, args.device)
+        if args.runs:
+            needs_senses(s, 'ablation')
+        elif s.kind == 'Transformer' or shape(s.model) != shape(subjects[0].model):
+            continue
+        n = s.model.n_params()
+        rows.append([name, s.model.config.n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6,
+                     perplexity(s, held_out(s, args.data)[0])])
+    if len({row[1] for row in rows}) < 2:
+        raise Missing('only one number of senses among the runs; train others with --n_sense and --out_dir, as in '
+                      'python train.py config/train_toy.py --n_sense=4 --out_dir=out/toy_4')
+    rows.sort(key=lambda row: row[1])
+    c = subjects[0].model.config
+    if dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd) == SIZES['mini'] and c.n_vocab == 50257:
+        rows += [[f"the paper's k = {numbers[0]}", *numbers] for numbers in PAPER_ABLATION]
+    return Table('The number of senses (Table 8): perplexity on held-out text', {
+        '': '', 'senses': 'd', 'parameters, M': '.2f', 'contextual, M': '.2f', 'perplexity': '.3f'}, rows)
+
+
+# -----------------------------------------------------------------------------
+# The command line.
+
+TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
+          'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
+          'timing': timing_table, 'ablation': ablation_table}
+OF_SENSES = ('similarity', 'gender', 'topic', 'timing', 'ablation')
+FLAG_OF = {'first': 'similarity', 'sense': 'gender', 'texts': 'topic', 'length': 'topic', 'step_sizes': 'topic',
+           'size': 'timing', 'runs': 'ablation'}  # flags of one table
+
+
+def needs_senses(subject: Subject, table: str) -> None:
+    """Raise Missing where a table about senses is asked of a model without."""
+    if not subject.model.config.n_sense:
+        raise Missing(f'{subject.name} is a Transformer and has no senses; {table} takes a Backpack by --from '
+                        '(and the Transformer by --baseline)')
+
+
+def load(name: str, device: str, model: Backpack | None = None) -> Subject:
+    """A model, from a file, folder or the Hub if it is not there yet, on its device."""
+    model = model or from_pretrained(name)
+    encoding = prepare.load_tokenizer(model.tokenizer)
+    if encoding.n_vocab != model.config.n_vocab:
+        raise UserError(f'{name} has {model.config.n_vocab} words, its tokenizer {encoding.n_vocab}')
+    return Subject(name, model.to(device).eval(), encoding)
+
+
+def load_subjects(args: argparse.Namespace) -> list[Subject]:
+    """The model of --from and, for a Backpack, its baseline if there is one."""
+    model, path = newest_backpack() if args.source is None else (None, Path(args.source))
+    name = args.source or str(path.parent)
+    subjects = [load(name, args.device, model)]
+    beside = Path(f'{path.parent if path.suffix == ".pt" else path}_gpt')
+    if args.baseline or (subjects[0].model.config.n_sense and (beside / 'ckpt.pt').exists()):
+        subjects.append(load(args.baseline or str(beside), args.device))
+        if subjects[1].model.config.n_sense:
+            raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes the Transformer to compare with')
+        if subjects[1].model.tokenizer != subjects[0].model.tokenizer:
+            raise UserError(f'{subjects[0].name} and {subjects[1].name} have different vocabularies')
+    for s in subjects:
+        c = s.model.config
+        print(f'{s}: {c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, {c.n_vocab:,} words')
+    if len(subjects) == 1 and subjects[0].model.config.n_sense:
+        print(f'no baseline: {beside} is not there; train it with --model=gpt, or name one by --baseline')
+    return subjects
+
+
+def fail(message: str) -> None:
+    """Say in one line, whatever characters the message quotes, what is wrong, and leave with exit code 2."""
+    print('eval.py: ' + ''.join(c if c.isprintable() else ' ' for c in message), file=sys.stderr)
+    sys.exit(2)
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
+    parser = argparse.ArgumentParser(
+        prog='eval.py', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda message: fail(f'{message}; see python eval.py --help')
+    add = parser.add_argument
+    add('table', choices=['all', *TABLES], metavar='TABLE', help='one of the above, or all')
+    add('runs', nargs='*', metavar='RUN', help='ablation: runs (default: all in out/ that are alike)')
+    add('--from', dest='source', metavar='MODEL',
+        help='checkpoint, folder or Hub name, as for sample.py (default: the newest Backpack in out/)')
+    add('--baseline', metavar='MODEL',
+        help='Transformer to compare with (default: the folder of --from with _gpt behind its name)')
+    add('--data', metavar='PATH', help='file of a benchmark, or folder to look for it in (default: the Hub); '
+        'loss and ablation: folder below data/ (default: that of the training)')
+    add('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
+    add('--json', metavar='FILE', help='write the numbers to a file too')
+    add('--first', action='store_true', help='similarity: of a word of several tokens take the first')
+    add('--sense', type=int, metavar='L',
+        help='gender: the sense to take away (default: the one that most separates she from he)')
+    add('--texts', type=int, metavar='N', help='topic: texts for each topic and strength [100]')
+    add('--length', type=int, metavar='N', help='topic: longest text, tokens [100]')
+    add('--step-sizes', type=float, nargs='+', metavar='S', help="topic: of PPLM [the paper's]")
+    add('--seed', type=int, default=0, metavar='S', help='topic: of the draws [0]')
+    add('--size', choices=SIZES, help="timing: a size of the paper's with random weights, without --from")
+    args = parser.parse_intermixed_args(argv)
+    for flag, table in FLAG_OF.items():
+        if getattr(args, flag) and args.table != table and (args.table != 'all' or flag in ('size', 'runs')):
+            parser.error(f'{flag if flag == "runs" else "--" + flag.replace("_", "-")}: only with {table}')
+    if args.size and (args.source or args.baseline):
+        parser.error('--size has random weights; leave --from and --baseline out')
+    args.texts, args.length = (100 if n is None else n for n in (args.texts, args.length))
+    if min(args.texts, args.length) < 1 or args.seed < 0 or (args.sense or 0) < 0 \
+            or not all(0 < step < math.inf for step in args.step_sizes or ()):
+        parser.error('--texts and --length take at least 1, --seed and --sense at least 0, and --step-sizes '
+                     'numbers above 0')
+    if args.json and not Path(args.json).absolute().parent.is_dir():
+        parser.error(f'--json {args.json}: there is no such folder')
+    return args
+
+
+def write_json(path: Path, subjects: list[Subject], tables: dict[str, Table]) -> None:
+    """The numbers of the tables; the file has its name only when complete."""
+    def plain(x):
+        """A number that JSON has, or text."""
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
+    content = {name: {'title': t.title, 'columns': list(t.columns), 'rows': [list(map(plain, r)) for r in t.rows],
+                      'notes': t.notes} for name, t in tables.items()}
+    partial = path.with_name(f'.{path.name}.partial-{os.getpid()}')
+    try:
+        partial.write_text(json.dumps({'models': list(map(str, subjects)), 'tables': content}, indent=1) + '\n')
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load, and print one table after another; the numbers are written after each."""
+    args.device = find_device(args.device)
+    subjects, tables = [] if args.size else load_subjects(args), {}
+    for name in TABLES if args.table == 'all' else [args.table]:
+        try:
+            if name in OF_SENSES and subjects:
+                needs_senses(subjects[0], name)
+            tables[name] = TABLES[name](subjects, args)
+        except Missing as error:
+            if args.table != 'all':
+                raise
+            print(f'\n{name}: skipped, {error}', flush=True)
+            continue
+        print(tables[name], flush=True)
+        if args.json:
+            write_json(Path(args.json), subjects, tables)
+
+
+def main(argv: list[str]) -> None:
+    """Run the command line."""
+    args = parse_args(argv)
+    try:
+        run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, as head does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (UserError, prepare.UserError, OSError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == '__main__':
+    sys.stdout.reconfigure(errors='replace')  # a terminal without unicode still gets a table
+    main(sys.argv[1:])
