@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -107,9 +108,10 @@ class Table:
                      for x, spec in zip(row, self.columns.values())]
             lines.append([cell + '*' * ((i, j) in self.marked) for j, cell in enumerate(cells)])
         first, *widths = [max(map(len, column)) for column in zip(*lines)]
-        lines = [f'{line[0]:<{first}}' + ''.join(f'{cell:>{width + 2}}' for cell, width in zip(line[1:], widths))
-                 for line in lines]
-        return '\n'.join(['', self.title, *lines, *self.notes])
+        text = ['', self.title]
+        for name, *cells in lines:
+            text.append(f'{name:<{first}}' + ''.join(f'{c:>{w + 2}}' for c, w in zip(cells, widths)))
+        return '\n'.join(text + self.notes)
 
 
 # Table 2: perplexity on OpenWebText and LAMBADA, accuracy on LAMBADA, perplexity on WikiText, BLiMP.
@@ -182,16 +184,22 @@ def mean_exp(logp: Tensor, n: int) -> float:
     return (-logp.sum() / n).exp().item()
 
 
-def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
-    """The ids of val.bin in data/NAME or another folder, or of any .bin; and where it is."""
-    name = data or subject.model.trained_on
-    if not isinstance(name, str):
-        raise Missing(f'{subject.name} does not say what it was trained on; give a folder below data/ by --data')
-    path = next((path for path in (Path('data') / name, Path(name)) if path.exists()), Path('data') / name)
-    path = path if path.suffix == '.bin' else path / 'val.bin'
-    if not path.is_file():
-        files = '' if path.parent.name in ('toy', 'openwebtext') else ' --text FILE...'
-        raise Missing(f'{path} does not exist; run python prepare.py {path.parent.name}{files}')
+def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Path]:
+    """The ids of val.bin in data/NAME or another folder, or of any .bin, and where it is; by default of what
+    the model was trained on, in eval.py all too if --data has none.
+    """
+    names = [args.data] if args.data else []
+    if not args.data or args.table == 'all':
+        names += [subject.model.trained_on] if isinstance(subject.model.trained_on, str) else []
+    if not names:
+        raise Missing(f'{subject.name} does not say what it was trained on; name a folder in data/ by --data')
+    paths = [path if path.suffix == '.bin' else path / 'val.bin'
+             for name in names for path in (Path('data') / name, Path(name))]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        name = Path(names[-1]).name
+        files = '' if name in ('toy', 'openwebtext') else ' --text FILE...'
+        raise Missing(f'{paths[-2]} does not exist; run python prepare.py {name}{files}')
     meta = {'tokenizer': prepare.GPT2, 'dtype': 'uint16'}  # as nanoGPT writes bins
     try:
         if (path.parent / 'meta.json').exists():
@@ -201,7 +209,7 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise UserError(f'{path} or the meta.json beside it is damaged ({one_line(error)}); prepare it again')
     if other or not len(ids) or ids.max() >= subject.encoding.n_vocab:
-        raise UserError(f'{path} is empty or its ids are not of the vocabulary of {subject.name}; take other data')
+        raise UserError(f'{path} is empty or of another vocabulary than {subject.name}; take other data')
     return ids.tolist(), path
 
 
@@ -215,7 +223,7 @@ def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 2, perplexity on held-out text."""
     rows, paths = [], {}
     for s in subjects:
-        ids, path = held_out(s, args.data)
+        ids, path = held_out(s, args)
         paths[str(path)] = None
         rows.append([str(s), perplexity(s, ids), len(ids)])
     rows += [[*row, None] for row in paper_rows(subjects, 0)]
@@ -227,7 +235,8 @@ def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
 # Benchmarks, from a local file or folder, else from the Hugging Face Hub.
 
 
-def find(subject: Subject, data: str | None, what: str, source: str, fits: Callable[[Path], bool]) -> Path | None:
+def find(subject: Subject, data: str | None, what: str, source: str,
+         fits: Callable[[Path], bool]) -> Path | None:
     """The file of a benchmark: data itself, or the first in that folder that fits; None: take the Hub's."""
     if data is None:
         if subject.is_toy:
@@ -283,8 +292,8 @@ DETOKENIZE = [
     (r'\(\s*([^)]*?)\s*\)', r'(\1)'), (r'\[\s*([^\]]*?)\s*\]', r'[\1]'), (r'{\s*([^}]*?)\s*}', r'{\1}'),
     (r'"\s*([^"]*?)\s*"', r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'"), ('= = = =', '===='), ('= = =', '==='),
     ('= =', '=='), (' ° ', '°'), (' \n', '\n'), ('\n ', '\n'), (' N ', ' 1 '), (" 's", "'s")]
-WIKITEXT = ('without --data it is fetched from the Hub, EleutherAI/wikitext_document_level; or give wiki.test.raw '
-            'of wikitext-2-raw-v1 by --data')
+WIKITEXT = ('without --data it is fetched from the Hub, EleutherAI/wikitext_document_level; or give '
+            'wiki.test.raw of wikitext-2-raw-v1 by --data')
 
 
 def detokenize(page: str) -> str:
@@ -345,7 +354,8 @@ def blimp_rows(name: str, lines: list[bytes]) -> list[list[str]]:
                 if not all(isinstance(text, str) and text for text in rows[-1]):
                     raise ValueError
             except (ValueError, LookupError, TypeError, RecursionError):
-                raise UserError(f'{name}, line {number}: it must be a JSON object with text in {", ".join(FIELDS)}')
+                raise UserError(f'{name}, line {number}: it must be a JSON object with text in '
+                                + ', '.join(FIELDS))
     return rows
 
 
@@ -358,7 +368,7 @@ def is_blimp(path: Path) -> bool:
 
 
 def blimp_pairs(subject: Subject, data: str | None) -> dict[str, list[list[str]]]:
-    """Paradigm -> [good sentence, bad sentence, phenomenon]s, from one file, a folder, an archive or the Hub."""
+    """Paradigm -> [good sentence, bad sentence, phenomenon]s, from a file, folder, archive or the Hub."""
     path = find(subject, data, 'BLiMP', BLIMP, is_blimp)
     if path is None:
         import datasets
@@ -366,15 +376,17 @@ def blimp_pairs(subject: Subject, data: str | None) -> dict[str, list[list[str]]
             names = datasets.get_dataset_config_names('nyu-mll/blimp')
         except Exception as error:  # as in from_hub
             raise Missing(f'BLiMP cannot be fetched from the Hub ({one_line(error)}); {BLIMP}')
-        return {name: [[row[key] for key in FIELDS] for row in from_hub('BLiMP', BLIMP, 'nyu-mll/blimp', name, 'train')]
-                for name in progress(names, 'fetching BLiMP')}
+        hub = {name: from_hub('BLiMP', BLIMP, 'nyu-mll/blimp', name, 'train')
+               for name in progress(names, 'fetching BLiMP')}
+        return {name: [[row[key] for key in FIELDS] for row in rows] for name, rows in hub.items()}
     try:
         if path.suffix == '.jsonl':
             paths = [path] if path == Path(data) else sorted(path.parent.glob('*.jsonl'))
             files = {str(p): p.read_bytes() for p in paths}
         else:
             with tarfile.open(path) as tar:
-                files = {m.name: tar.extractfile(m).read() for m in tar if m.isfile() and m.name.endswith('.jsonl')}
+                files = {m.name: tar.extractfile(m).read()
+                         for m in tar if m.isfile() and m.name.endswith('.jsonl')}
     except (OSError, tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise UserError(f'{path} holds no BLiMP ({one_line(error)}); {BLIMP}')
     paradigms = {Path(name).stem: blimp_rows(name, content.splitlines()) for name, content in files.items()}
@@ -396,10 +408,11 @@ def blimp_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         logp, _ = score(s, pairs, f'BLiMP, {s.name}')
         right = (logp[0::2] > logp[1::2]).double().split([len(rows) for rows in paradigms.values()])
         accuracy[str(s)] = {name: 100 * part.mean().item() for name, part in zip(paradigms, right)}
-    rows = [[f'{label} ({len(names)})', *(statistics.mean(by[name] for name in names) for by in accuracy.values())]
+    rows = [[f'{label} ({len(names)})',
+             *(statistics.mean(by[name] for name in names) for by in accuracy.values())]
             for label, names in (*sorted(phenomena.items()), ('mean of all', list(paradigms)))]
     notes = [f'{name}: {number}' for name, number in paper_rows(subjects, 4)]
-    return Table('BLiMP (Table 2): % of pairs whose good sentence is likelier, mean over the paradigms (how many)',
+    return Table('BLiMP (Table 2): % of pairs whose good sentence is likelier, mean of (so many) paradigms',
                  {'': '', **dict.fromkeys(accuracy, '.1f')}, rows, notes)
 
 
@@ -427,14 +440,15 @@ def word_pairs(path: Path, separator: str, column: int) -> list[tuple[str, str, 
             pairs.append(pair)
         except (ValueError, IndexError):
             if number > 1 and line.strip():
-                raise UserError(f'{path}, line {number}: it must have two words and, in column {column + 1}, a number')
+                raise UserError(f'{path}, line {number}: it must have two words and, in column {column + 1}, '
+                                'a number')
     if len(pairs) < 2:
         raise UserError(f'{path} holds no pairs of words; {WORD_PAIRS}')
     return pairs
 
 
 def similarity_data(subject: Subject, data: str | None) -> dict[str, list[tuple[str, str, float]]]:
-    """Dataset -> (word, word, score)s; without data, of the toy world, its own pairs and their true likeness."""
+    """Dataset -> (word, word, score)s; of the toy world, without data, its own pairs and their likeness."""
     if data is None and subject.is_toy:
         adverbs = prepare.ADVERBS.replace(',', '').split()
         return {name: [pair for pair in prepare.SYNONYMS if (pair[0] in adverbs) == (name == 'adverbs')]
@@ -491,10 +505,12 @@ def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table
         columns[name] = {row: spearman(values, truth) for row, values in alike.items()}
     rows = [[name, *(column[name] for column in columns.values())] for name in next(iter(columns.values()))]
     k = subjects[0].model.config.n_sense
-    best = {(max(range(k), key=lambda l: np.nan_to_num(rows[l][j], nan=-2)), j) for j in range(1, 1 + len(data))}
+    best = {(int(np.nan_to_num([row[j] for row in rows[:k]], nan=-2).argmax()), j)
+            for j in range(1, 1 + len(data))}
     if subjects[0].size == 'small':
         places = [[name for name, _, _ in SIMILARITY.values()].index(name) for name in columns]
-        rows += [[f"the paper's {name}", *(numbers[i] for i in places)] for name, numbers in PAPER_SIMILARITY.items()]
+        rows += [[f"the paper's {name}", *(numbers[i] for i in places)]
+                 for name, numbers in PAPER_SIMILARITY.items()]
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in data.items())
     how = 'its first token' if args.first else 'the mean of its tokens'
     return Table(f"Likeness (Table 4): Spearman's correlation with the truth over pairs of words ({counts})",
@@ -505,19 +521,20 @@ def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table
 # -----------------------------------------------------------------------------
 # Gender.
 
-NOUNS = """mechanic accountant farmer baker assistant construction guard carpenter analyst physician cook clerk
-    manager developer librarian salesperson mover hairdresser auditor sheriff janitor driver chief teacher
-    writer receptionist CEO nurse housekeeper secretary counselor attendant supervisor designer lawyer editor
-    cashier laborer tailor cleaner""".split()
+NOUNS = """mechanic accountant farmer baker assistant construction guard carpenter analyst physician cook
+    clerk manager developer librarian salesperson mover hairdresser auditor sheriff janitor driver chief
+    teacher writer receptionist CEO nurse housekeeper secretary counselor attendant supervisor designer
+    lawyer editor cashier laborer tailor cleaner""".split()
 PROMPTS = [  # Table 14
-    'I really liked my {}. What I liked most was that', 'I really liked my {}. In fact,', 'My {} said that',
-    'My {} believes that', 'This one {} believes that', 'This one {} believes', 'My {} said', 'My {} believes',
-    'The {} was with the car. When', 'The {} was with the car. Then',
+    'I really liked my {}. What I liked most was that', 'I really liked my {}. In fact,',
+    'My {} said that', 'My {} believes that', 'This one {} believes that', 'This one {} believes',
+    'My {} said', 'My {} believes', 'The {} was with the car. When', 'The {} was with the car. Then',
     'While driving to the store, the {} looked over on the dash and then',
     'A {} went to chat over to chat before', 'Some {} asked to look over things, but']
 ESTIMATION = [  # Table 15
-    'The {} came into the room. When', 'The {} came into the room. Then', 'I went to the talk to the {}. What',
-    'I went over to the talk to the {}. Why', 'I went over to the talk to the {};']
+    'The {} came into the room. When', 'The {} came into the room. Then',
+    'I went to the talk to the {}. What', 'I went over to the talk to the {}. Why',
+    'I went over to the talk to the {};']
 FRACTIONS = [i / 20 for i in range(21)]  # that are tried, of what can be taken from a noun
 PAPER_GENDER = {'Backpack': ((', unmodified', 4.34, None), (', sense 10 removed', 2.88, 44),
                              (', its best fraction', 2.16, 65)),
@@ -537,7 +554,7 @@ def without_sense(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], s
 
 @torch.no_grad()
 def without_direction(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], v: Tensor) -> Tensor:
-    """The same of a Transformer: each fraction of the part along v = E_he - E_she (d,) is taken from the input
+    """The same of a Transformer: fractions of the part along v = E_he - E_she (d,) are taken from the input
     embeddings of the noun's tokens; without the whole of it they lie in the null space of v.
     """
     at, x, unit = torch.arange(len(idx), device=idx.device), model.wte(idx), F.normalize(v, dim=0)
@@ -574,12 +591,12 @@ def gender_rows(subject: Subject, sense: int | None) -> list[list]:
         what = spread.argmax().item() if sense is None else sense
     take, ratios, theys = without_sense if model.config.n_sense else without_direction, [], []
     for noun, ids in progress(nouns.items(), f'gender, {subject.name}'):
-        estimate, logits = (take(model, *prompts_of(subject, noun, prompts), ids, what)[..., :encoding.n_vocab]
+        estimate, logits = (take(model, *prompts_of(subject, noun, prompts), ids, what)
                             for prompts in (ESTIMATION, PROMPTS))  # (fractions, prompts, V) each
         best = bias_ratio(estimate, she, he).argmin().item()
         logits = logits[[0, -1, best]]  # (3, prompts, V)
         ratios.append(bias_ratio(logits, she, he))
-        theys.append(logits.softmax(-1)[..., they].mean(-1))
+        theys.append(logits[..., :encoding.n_vocab].softmax(-1)[..., they].mean(-1))
     ratio, they = (torch.stack(values).mean(0).tolist() for values in (ratios, theys))  # (3,)
     names = ('unmodified', f'sense {what} removed' if model.config.n_sense else 'nouns projected',
              'the best fraction')
@@ -595,10 +612,11 @@ def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     rows = [row for s in subjects for row in gender_rows(s, args.sense)]
     rows += [[f"the paper's {s.kind}-Small{name}", *numbers, None]
              for s in subjects if s.size == 'small' for name, *numbers in PAPER_GENDER[s.kind]]
-    return Table(f'Gender (Table 5): the likelier of she and he over the other, mean of {len(NOUNS)} nouns in '
-                 f'{len(PROMPTS)} prompts', {'': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'p(they) %': '.2f'},
-                 rows, ['The reduction counts from the excess over 1. The best fraction (0, 0.05 .. 1) is each '
-                        f"noun's own, by {len(ESTIMATION)} other prompts."])
+    return Table(f'Gender (Table 5): the likelier of she and he over the other, mean of {len(NOUNS)} nouns '
+                 f'in {len(PROMPTS)} prompts',
+                 {'': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'p(they) %': '.2f'}, rows,
+                 ['The reduction counts from the excess over 1. The best fraction (0, 0.05 .. 1) is chosen '
+                  f'for each noun by {len(ESTIMATION)} other prompts.'])
 
 
 # -----------------------------------------------------------------------------
@@ -606,24 +624,25 @@ def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
 
 # A judge of English: the topic of a text is the one with most words in it, of these and of Table 10's bag.
 KEYWORDS = {label: words.split() for label, words in {
-    'arts_culture': 'art artist artists museum gallery painting paintings sculpture theatre poetry exhibition',
-    'business_entrepreneurs': 'company companies market investors startup profit sales customers bank ceo trade',
-    'celebrity_pop_culture': 'celebrities actress fans star stars fame famous gossip paparazzi idol hollywood',
-    'diaries_daily_life': 'morning today yesterday woke breakfast bed diary routine sleep tired evening',
-    'family': 'mother father parents children son daughter brother sister grandmother kids baby uncle',
-    'fashion_style': 'dress designer clothes wear wearing shoes outfit jacket shirt makeup runway',
-    'film_tv_video': 'movie movies films actor director episode series cinema scene television youtube',
-    'fitness_health': 'exercise workout gym diet weight doctor patients disease medical muscle training',
-    'food_dining': 'restaurant eat cooking recipe meal dinner chef taste delicious sauce cheese chicken',
-    'gaming': 'game games player gamers xbox playstation nintendo console multiplayer quest gameplay',
-    'music': 'song songs album band singer guitar concert musicians lyrics jazz piano drums',
-    'news_social_concern': 'government police president minister law protest rights election war court political',
-    'other_hobbies': 'hobby garden gardening photography knitting collecting fishing crafts puzzle camera hiking',
-    'relationships': 'relationship love boyfriend girlfriend dating marriage married partner couple wedding divorce',
-    'sports': 'team season league match goal football coach win championship tournament score',
-    'travel_adventure': 'trip hotel flight tourists airport island beach journey mountain destination vacation',
-    'youth_student_life': 'students school college university teacher class campus education exam degree teenagers',
+    'arts_culture': 'art artist artists museum gallery painting paintings sculpture theatre poetry',
+    'business_entrepreneurs': 'company companies market investors startup profit sales customers bank trade',
+    'celebrity_pop_culture': 'celebrities actress fans star stars fame famous gossip idol hollywood',
+    'diaries_daily_life': 'morning today yesterday woke breakfast bed diary routine sleep evening',
+    'family': 'mother father parents children son daughter brother sister grandmother baby',
+    'fashion_style': 'dress designer clothes wear wearing shoes outfit jacket makeup runway',
+    'film_tv_video': 'movie movies films actor director episode series cinema scene television',
+    'fitness_health': 'exercise workout gym diet weight doctor patients disease medical muscle',
+    'food_dining': 'restaurant eat cooking recipe meal dinner chef taste delicious cheese',
+    'gaming': 'game games player gamers xbox playstation nintendo console multiplayer gameplay',
+    'music': 'song songs album band singer guitar concert musicians lyrics jazz',
+    'news_social_concern': 'government police president minister law protest rights election war political',
+    'other_hobbies': 'hobby garden gardening photography knitting collecting fishing crafts puzzle hiking',
+    'relationships': 'relationship love boyfriend girlfriend dating marriage married partner couple divorce',
+    'sports': 'team season league match goal football coach win championship tournament',
+    'travel_adventure': 'trip hotel flight tourists airport island beach journey destination vacation',
+    'youth_student_life': 'students school college university teacher class campus education exam teenagers',
 }.items()}
+PPLM_STEPS = {False: (0.01, 0.04, 0.05, 0.06, 0.07), True: (0.05, 0.1, 0.2)}  # the paper's; for the toy world
 PAPER_TOPIC = {'Backpack-Small': (7.4, 0.0), 'Backpack-Small, strength 1': (12.1, 0.2),
                'Backpack-Small, strength 2': (24.3, 1.5), 'Backpack-Small, strength 3': (35.3, 3.5),
                'Transformer-Small': (6.8, 0.0), 'Transformer-Small, PPLM 0.01': (8.4, 0.1),
@@ -638,7 +657,7 @@ def topic_words(subject: Subject) -> dict[str, set[str]]:
 
 
 def judge(words: list[str], topics: dict[str, set[str]]) -> str | None:
-    """The topic that has more of the words of a text than any other has; None where there is no such topic."""
+    """The topic that has more of the words of a text than any other; None where there is none."""
     counts = {label: sum(word in own for word in words) for label, own in topics.items()}
     (label, most), (_, second) = Counter(counts).most_common(2)
     return label if most > second else None
@@ -662,8 +681,8 @@ def read_on(model: Backpack, token: Tensor, past: Tensor) -> tuple[Tensor, Tenso
 
 
 def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, step: float) -> Tensor:
-    """The keys and values of a text moved, in three steps along their normed gradient (in each layer and text),
-    to where the next word is likelier to be of the bag and its probabilities near the plain ones (n, V).
+    """Keys and values moved, in three steps along their gradient (normed in each layer and text), to where
+    the next word is likelier to be of the bag and its probabilities are near the plain ones (n, V).
     """
     delta = torch.zeros_like(past)
     for _ in range(3):
@@ -706,7 +725,8 @@ def read_texts(subject: Subject, idx: Tensor, label: str, topics: dict[str, set[
         text = subject.encoding.decode([token for token in row if token != eot], errors='replace')
         words = re.findall('[a-z]+', text.lower())
         found.update(right=judge(words, topics) == label, words=len(words), tokens=len(row),
-                     of_topic=sum(word in topics[label] for word in words), of_bag=sum(word in bag for word in words))
+                     of_topic=sum(word in topics[label] for word in words),
+                     of_bag=sum(word in bag for word in words))
     found['logp'] = score(subject, [([eot], row) for row in rows], 'judging')[0].sum().item()
     return found
 
@@ -738,9 +758,10 @@ def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     bags = {label: bag_of_words(own.encoding, TOPICS[label]) for label in topics}
     scores = dict(zip(topics, affinities(own.model, list(bags.values()))))  # (V, k) each
     length = min(args.length, own.model.config.block_size - 1)
+    steps = args.step_sizes or PPLM_STEPS[own.is_toy]
     settings = [(own, f', strength {i}' if i else '', weights) for i, weights in enumerate(STRENGTHS)]
     settings += [(s, f', PPLM {step:g}' if step else '', step)
-                 for s in subjects[1:] for step in (0.0, *steps_of(args, own))]
+                 for s in subjects[1:] for step in (0.0, *steps)]
     rows = []
     for s, name, control in progress(settings, 'topics'):
         found, began = Counter(), time.perf_counter()
@@ -750,26 +771,22 @@ def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
             found['seconds'] += time.perf_counter() - began
             found.update(read_texts(s, idx, label, topics))
             began = time.perf_counter()
-        right, perplexity = found['right'] / found['texts'], torch.tensor(-found['logp'] / found['tokens']).exp()
+        right, words = found['right'] / found['texts'], max(1, found['words'])
         rows.append([f'{s}{name}', 100 * right, 100 * (right * (1 - right) / found['texts']) ** 0.5,
-                     100 * found['of_topic'] / found['words'], 100 * found['of_bag'] / found['words'],
-                     perplexity.item(), 1000 * found['seconds'] / (found['texts'] * length)])
+                     100 * found['of_topic'] / words, 100 * found['of_bag'] / words,
+                     mean_exp(torch.tensor(found['logp'], dtype=torch.float64), found['tokens']),
+                     1000 * found['seconds'] / (found['texts'] * length)])
     if own.size == 'small':
         rows += [[f"the paper's {name}", right, None, None, of_bag, None, None]
                  for name, (right, of_bag) in PAPER_TOPIC.items()]
     rule = 'the words that the stories of this world were made of' if own.is_toy \
         else 'the lists of words in eval.py (the paper has a RoBERTa classifier)'
-    return Table(f'Topic control (Table 12): {len(topics)} topics, {args.texts} texts of up to {length} tokens each',
-                 {'': '', 'topic right %': '.1f', '+-': '.1f', 'words of topic %': '.2f', 'of its bag %': '.2f',
-                  'perplexity': '.2f', 's per 1,000 tokens': '.2f'}, rows,
-                 [f'Right: more words of the topic asked for than of any other, by {rule}; +- is one standard error.',
-                  'The perplexity of a text is that under the same model without control. Texts are told '
-                  f'{min(args.texts, texts_at_once(own, length))} at a time.'])
-
-
-def steps_of(args: argparse.Namespace, subject: Subject) -> list[float]:
-    """Step sizes of PPLM: those asked for, else the paper's, or larger ones for the toy world's small model."""
-    return args.step_sizes or ([0.02, 0.05, 0.1, 0.2] if subject.is_toy else [0.01, 0.04, 0.05, 0.06, 0.07])
+    return Table(f'Topic control (Table 12): {len(topics)} topics, on each {args.texts} texts of up to '
+                 f'{length} tokens', {'': '', 'topic right %': '.1f', '+-': '.1f', 'words of topic %': '.2f',
+                             'of its bag %': '.2f', 'perplexity': '.2f', 's per 1,000 tokens': '.2f'}, rows,
+                 [f'Right: more words of the topic asked for than of any other, by {rule}; +- is a standard',
+                  'error. The perplexity of a text is that under the same model without control. '
+                  f'{min(args.texts, texts_at_once(own, length))} texts are told at a time.'])
 
 
 # -----------------------------------------------------------------------------
@@ -786,7 +803,7 @@ def wait_for(device: str) -> None:
         torch.mps.synchronize()
 
 
-def alternate(works: dict[str, Callable[[], object]], device: str, budget: float, what: str) -> list[list[float]]:
+def alternate(works: list[Callable[[], object]], device: str, budget: float, what: str) -> list[list[float]]:
     """Seconds that each function takes, called in turn after two calls to warm up: 100 times, or as often as
     fits into a budget of seconds, but at least 3 times.
     """
@@ -798,17 +815,17 @@ def alternate(works: dict[str, Callable[[], object]], device: str, budget: float
         wait_for(device)
         return time.perf_counter() - began
 
-    for work in works.values():
+    for work in works:
         work()
-    n = min(100, max(3, int(budget / sum(seconds(work) for work in works.values()))))
-    times = [[seconds(work) for work in works.values()] for _ in progress(range(n), what)]
+    n = min(100, max(3, int(budget / sum(map(seconds, works)))))
+    times = [list(map(seconds, works)) for _ in progress(range(n), what)]
     return [list(column) for column in zip(*times)]
 
 
 def text_like(config: Config, batch: int, length: int) -> Tensor:
     """Ids (batch, length) drawn by Zipf's law, so that words repeat about as they do in text."""
-    chances, generator = 1 / torch.arange(1, config.n_vocab + 1), torch.Generator().manual_seed(0)
-    return torch.multinomial(chances, batch * length, replacement=True, generator=generator).view(batch, length)
+    chances, fixed = 1 / torch.arange(1, config.n_vocab + 1), torch.Generator().manual_seed(0)
+    return torch.multinomial(chances, batch * length, True, generator=fixed).view(batch, length)
 
 
 def peak_memory(device: str) -> int:
@@ -841,17 +858,20 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         optimizers[kind].step()
         optimizers[kind].zero_grad(set_to_none=True)
 
-    length, new = min(512, config.block_size), 64 if on_gpu else 8
-    prompt = text_like(config, 1, length).to(device)
-    once = alternate({'': lambda: forward('Backpack', prompt)}, device, 0, '')[0]
-    batch = 32 if on_gpu else max(b for b in (1, 2, 4, 8, 16, 32) if b == 1 or b * min(once) < 1)
+    def generate(kind: str, prompt: Tensor) -> None:
+        """A few new tokens."""
+        models[kind].eval().generate(prompt, new)
+
+    length, new = min(512, config.block_size), 64 if on_gpu else 4
+    one = text_like(config, 1, length).to(device)
+    once = min(alternate([partial(forward, 'Backpack', one)], device, 0, '')[0])
+    batch = 32 if on_gpu else max(b for b in (1, 2, 4, 8, 16, 32) if b == 1 or b * once < 1)
     idx, rows = text_like(config, batch, length).to(device), []
-    for what, work, budget in (
-            (f'forward pass, {batch} x {length}', lambda kind: forward(kind, idx), 20),
-            (f'training step, {batch} x {length}', lambda kind: step(kind, idx), 30),
-            (f'{new} new tokens after {length // 2}',
-             lambda kind: models[kind].eval().generate(prompt[:, :length // 2], new), 20)):
-        times = alternate({kind: lambda kind=kind: work(kind) for kind in models}, device, budget, what)
+    for what, work, given, budget in (
+            (f'forward pass, {batch} x {length}', forward, idx, 20),
+            (f'training step, {batch} x {length}', step, idx, 30),
+            (f'{new} new tokens after {length // 2}', generate, one[:, :length // 2], 20)):
+        times = alternate([partial(work, kind, given) for kind in models], device, budget, what)
         rows.append([what, *(1000 * statistics.mean(t) for t in times),
                      statistics.median(times[0]) / statistics.median(times[1]), len(times[0])])
     size = subjects[0].size if subjects else args.size
@@ -863,14 +883,15 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
                  f'{config.n_sense} senses, {config.n_vocab:,} words',
                  {'': '', **dict.fromkeys(models, ',.1f'), 'ratio of medians': '.2f', 'times': 'd'}, rows,
                  [f'{name}, {"bfloat16, compiled" if on_gpu else "float32"}, torch {torch.__version__}; '
-                  f'{idx.unique().numel():,} distinct tokens in a batch of {idx.numel():,}; the most memory in use, '
-                  f'both models and their optimizers together: {peak_memory(device) / 1e9:.2f} GB'])
+                  f'{idx.unique().numel():,} distinct tokens of {idx.numel():,} in a batch.',
+                  f'Memory, at most, for both and their optimizers: {peak_memory(device) / 1e9:.2f} GB.'])
 
 
 # -----------------------------------------------------------------------------
 # How many senses.
 
-PAPER_ABLATION = ((1, 74.3, 72.7, 38.5), (4, 75.6, 72.7, 29.3), (16, 80.5, 72.7, 26.0), (64, 100.2, 72.7, 24.0))
+PAPER_ABLATION = [(1, 74.3, 72.7, 38.5), (4, 75.6, 72.7, 29.3), (16, 80.5, 72.7, 26.0),
+                  (64, 100.2, 72.7, 24.0)]
 
 
 def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -888,9 +909,9 @@ def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
             continue
         n = s.model.n_params()
         rows.append([name, s.model.config.n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6,
-                     perplexity(s, held_out(s, args.data)[0])])
+                     perplexity(s, held_out(s, args)[0])])
     if len({row[1] for row in rows}) < 2:
-        raise Missing('only one number of senses among the runs; train others with --n_sense and --out_dir, as in '
+        raise Missing('it takes runs with different numbers of senses; train them, as in '
                       'python train.py config/train_toy.py --n_sense=4 --out_dir=out/toy_4')
     rows.sort(key=lambda row: row[1])
     c = subjects[0].model.config
@@ -907,15 +928,15 @@ TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_tab
           'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
           'timing': timing_table, 'ablation': ablation_table}
 OF_SENSES = ('similarity', 'gender', 'topic', 'timing', 'ablation')
-FLAG_OF = {'first': 'similarity', 'sense': 'gender', 'texts': 'topic', 'length': 'topic', 'step_sizes': 'topic',
-           'size': 'timing', 'runs': 'ablation'}  # flags of one table
+FLAG_OF = {'first': 'similarity', 'sense': 'gender', 'texts': 'topic', 'length': 'topic',
+           'step_sizes': 'topic', 'size': 'timing', 'runs': 'ablation'}  # flags of one table
 
 
 def needs_senses(subject: Subject, table: str) -> None:
     """Raise Missing where a table about senses is asked of a model without."""
     if not subject.model.config.n_sense:
-        raise Missing(f'{subject.name} is a Transformer and has no senses; {table} takes a Backpack by --from '
-                        '(and the Transformer by --baseline)')
+        raise Missing(f'{subject.name} is a Transformer and has no senses; {table} takes a Backpack by '
+                      '--from (and the Transformer by --baseline)')
 
 
 def load(name: str, device: str, model: Backpack | None = None) -> Subject:
@@ -936,7 +957,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
     if args.baseline or (subjects[0].model.config.n_sense and (beside / 'ckpt.pt').exists()):
         subjects.append(load(args.baseline or str(beside), args.device))
         if subjects[1].model.config.n_sense:
-            raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes the Transformer to compare with')
+            raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')
         if subjects[1].model.tokenizer != subjects[0].model.tokenizer:
             raise UserError(f'{subjects[0].name} and {subjects[1].name} have different vocabularies')
     for s in subjects:
@@ -999,14 +1020,15 @@ def write_json(path: Path, subjects: list[Subject], tables: dict[str, Table]) ->
         """A number that JSON has, or text."""
         return None if isinstance(x, float) and not math.isfinite(x) else x
 
-    content = {name: {'title': t.title, 'columns': list(t.columns), 'rows': [list(map(plain, r)) for r in t.rows],
-                      'notes': t.notes} for name, t in tables.items()}
-    partial = path.with_name(f'.{path.name}.partial-{os.getpid()}')
+    content = {name: {'title': t.title, 'columns': list(t.columns), 'notes': t.notes,
+                      'rows': [list(map(plain, row)) for row in t.rows]} for name, t in tables.items()}
+    unfinished = path.with_name(f'.{path.name}.partial-{os.getpid()}')
     try:
-        partial.write_text(json.dumps({'models': list(map(str, subjects)), 'tables': content}, indent=1) + '\n')
-        os.replace(partial, path)
+        content = {'models': list(map(str, subjects)), 'tables': content}
+        unfinished.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
+        os.replace(unfinished, path)
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,0 +1,567 @@
+"""Claims about the tables: each metric against a case done by hand, each command end to end."""
+
+import json
+import math
+import re
+import tarfile
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import eval as tables
+import prepare
+from model import Backpack, Config
+from senses import affinities, affinity, scale_senses, word_id
+
+SHARED = Path(__file__).parent.parent.parent / 'shared' / 'data'
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')
+
+
+def gpt2_known() -> bool:
+    """Whether GPT-2's vocabulary can be had."""
+    try:
+        prepare.load_tokenizer(prepare.GPT2)
+        return True
+    except prepare.UserError:
+        return False
+
+
+needs_gpt2 = pytest.mark.skipif(not gpt2_known(), reason="GPT-2's vocabulary cannot be had")
+
+
+def save(folder: Path, model: Backpack, tokenizer: dict, dataset: str | None = None) -> str:
+    """A checkpoint with what eval.py reads of one."""
+    folder.mkdir(parents=True)
+    torch.save({'model': model.state_dict(), 'model_config': asdict(model.config), 'tokenizer': tokenizer,
+                'settings': {'dataset': dataset}}, folder / 'ckpt.pt')
+    return str(folder)
+
+
+def small(k: int, seed: int = 0, **shape) -> Backpack:
+    """A random model with clear preferences."""
+    torch.manual_seed(seed)
+    shape = dict(block_size=24, vocab_size=50257, n_layer=1, n_head=2, n_embd=16) | shape
+    model = Backpack(Config(n_sense=k, **shape))
+    for p in model.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    return model.eval()
+
+
+WORDS = ('the nurse said that she he they was sick music guitar song said . trick table chair').split()
+
+
+def toy_subject(k: int = 4, **shape) -> tables.Subject:
+    """A random model of a vocabulary made of WORDS."""
+    tokenizer = prepare.toy_tokenizer([' '.join(WORDS), ' ' + ' '.join(WORDS)])
+    n = prepare.load_tokenizer(tokenizer).n_vocab
+    model = small(k, vocab_size=n, **shape)
+    model.tokenizer = tokenizer
+    return tables.Subject('toy', model, prepare.load_tokenizer(tokenizer))
+
+
+def say(capsys, *argv: str) -> str:
+    """What eval.py prints."""
+    capsys.readouterr()
+    tables.main([*argv, '--device', 'cpu'])
+    return capsys.readouterr().out
+
+
+def error_of(capsys, *argv: str) -> str:
+    """What eval.py says on standard error, in one line, as it leaves with exit code 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        tables.main(list(argv))
+    text = capsys.readouterr().err
+    assert stop.value.code == 2 and text.count('\n') == 1 and text.startswith('eval.py: ')
+    return text
+
+
+# -----------------------------------------------------------------------------
+# Metrics, by hand.
+
+
+def test_scores_are_those_of_one_text_at_a_time():
+    """Summed log-probabilities of continuations of any length, batched with padding, equal a loop over single
+    texts and tokens; greedy says whether each token was the argmax."""
+    s = toy_subject()
+    rng, pairs = np.random.default_rng(0), []
+    for n, m in ((1, 1), (3, 2), (1, 20), (10, 14), (2, 5), (30, 3), (5, 1)):
+        ids = rng.integers(0, s.encoding.n_vocab, n + m).tolist()
+        pairs.append((ids[:n], ids[n:]))
+    with torch.no_grad():  # one continuation that is greedy all along
+        context = pairs[0][0]
+        pairs.append((context, s.model.generate(torch.tensor([context]), 3, temperature=0)[0, 1:].tolist()))
+    logp, greedy = tables.score(s, pairs, '')
+    for i, (context, asked) in enumerate(pairs):
+        row, total, hit = (context + asked)[-25:], 0.0, True
+        logits = s.model(torch.tensor([row[:-1]]))[0][0]
+        for t in range(len(row) - len(asked), len(row)):
+            total += logits[t - 1].log_softmax(-1)[row[t]].item()
+            hit &= logits[t - 1].argmax().item() == row[t]
+        assert logp[i].item() == pytest.approx(total, abs=1e-4) and greedy[i] == hit
+    assert greedy[-1]
+
+
+@pytest.mark.parametrize('n', [1, 7, 8, 9, 16, 17, 23])
+@pytest.mark.parametrize('look_back', [False, True])
+def test_windows_ask_every_token_once(n, look_back):
+    """The continuations of the windows, joined, are the text; each context is what comes before, one token of
+    it, or in the last window with look_back as many as fit beside."""
+    ids = list(range(100, 100 + n))
+    pairs = tables.windows(ids, 5, 8, look_back)
+    assert [i for _, asked in pairs for i in asked] == ids
+    whole, at = [5, *ids], 1
+    for i, (context, asked) in enumerate(pairs):
+        last = look_back and i == len(pairs) - 1 and i > 0
+        assert context == whole[:at][-(9 - len(asked)):] if last else context == [whole[at - 1]]
+        assert len(context) + len(asked) - 1 <= 8
+        at += len(asked)
+
+
+def test_window_perplexity_is_that_of_one_long_window_where_the_text_fits():
+    """A text of block_size tokens: exp of the mean loss of one forward pass from end-of-text on; a longer
+    one: the mean over all of its blocks, each after one token."""
+    s = toy_subject()
+    T, eot = s.model.config.block_size, s.encoding.eot_token
+    ids = np.random.default_rng(1).integers(0, s.encoding.n_vocab, 2 * T + 5).tolist()
+    one = s.model(torch.tensor([[eot, *ids[:T - 1]]]), torch.tensor([ids[:T]]))[1].item()
+    assert tables.perplexity(s, ids[:T]) == pytest.approx(math.exp(one), rel=1e-5)
+    nats = []
+    for start in range(0, len(ids), T):
+        x = ([eot] + ids)[start:start + T]
+        y = ids[start:start + T]
+        logits = s.model(torch.tensor([x[:len(y)]]))[0][0]
+        nats += F.cross_entropy(logits, torch.tensor(y), reduction='none').tolist()
+    assert len(nats) == len(ids)
+    assert tables.perplexity(s, ids) == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-5)
+
+
+def test_spearman_with_ties_is_the_known_value():
+    """Ranks of equal numbers are averaged: for (1, 2, 2, 4, 5) and (3, 1, 2, 5, 5), by hand, the ranks are
+    (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5), and their correlation is 6 / 9.5."""
+    x, y = torch.tensor([1.0, 2, 2, 4, 5]), torch.tensor([3.0, 1, 2, 5, 5])
+    assert tables.ranks(x).tolist() == [1, 2.5, 2.5, 4, 5] and tables.ranks(y).tolist() == [3, 1, 2, 4.5, 4.5]
+    assert tables.spearman(x, y) == pytest.approx(6 / 9.5)
+    assert tables.spearman(x, -x) == pytest.approx(-1) and math.isnan(tables.spearman(x, torch.ones(5)))
+
+
+def test_likeness_is_the_cosine_of_each_sense():
+    """Eq. 13, 14 and the embeddings by hand; of a word of two tokens the mean of both or the first."""
+    s = toy_subject()
+    pairs = [('nurse', 'she', 1.0), ('nurse', 'xy', 2.0)]  # xy: ' x' is no token, so bytes
+    for first in (False, True):
+        found = tables.likeness(s, pairs, first)
+        for p, (a, b, _) in enumerate(pairs):
+            vectors = []
+            for word in (a, b):
+                ids = s.encoding.encode_ordinary(' ' + word)[:1 if first else None]
+                C = s.model.senses(torch.tensor(ids))  # (tokens, k, d)
+                vectors.append((C.mean(0), s.model.wte.weight[ids].mean(0)))
+            (own, embedding), (other, its) = vectors
+            cosines = [F.cosine_similarity(own[l], other[l], dim=0).item() for l in range(4)]
+            assert [found[f'sense {l}'][p].item() for l in range(4)] == pytest.approx(cosines, abs=1e-5)
+            assert found['minimum'][p].item() == pytest.approx(min(cosines), abs=1e-5)
+            alike = F.cosine_similarity(embedding, its, dim=0).item()
+            assert found[f'embeddings, {s}'][p].item() == pytest.approx(alike, abs=1e-5)
+
+
+def test_bias_ratio_of_a_made_distribution():
+    """p(she), p(he) of (0.6, 0.2) and (0.1, 0.5) give the ratios 3 and 5, mean 4."""
+    logits = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log() + torch.tensor([[3.0], [-2]])
+    assert tables.bias_ratio(logits, 0, 1).item() == pytest.approx(4)
+
+
+def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
+    """The logits for every fraction, computed from two passes, equal a pass with that factor as an edit."""
+    s = toy_subject()
+    noun = [word_id(s.encoding, 'nurse')]
+    idx, last = tables.prompts_of(s, 'nurse', ['the {} said that', 'the {} was', 'that {}'])
+    found = tables.without_sense(s.model, idx, last, noun, 2)
+    for i, fraction in enumerate(tables.FRACTIONS):
+        logits = s.model(idx, edit=scale_senses(noun, [2], 1 - fraction))[0]
+        want = torch.stack([logits[row, place] for row, place in enumerate(last.tolist())])
+        torch.testing.assert_close(found[i], want, atol=1e-5, rtol=1e-4)
+
+
+def test_projection_takes_the_direction_from_the_noun_alone():
+    """The Transformer's logits for every fraction equal those with a changed row of the input embedding; with
+    the whole taken, the noun's embedding is orthogonal to E_he - E_she."""
+    s = toy_subject(k=0)
+    noun, she, he = (word_id(s.encoding, word) for word in ('nurse', 'she', 'he'))
+    v = (s.model.wte.weight[he] - s.model.wte.weight[she]).detach()
+    idx, last = tables.prompts_of(s, 'nurse', ['the {} said that', 'the {} was'])
+    found = tables.without_direction(s.model, idx, last, [noun], v)
+    for i, fraction in enumerate(tables.FRACTIONS):
+        E = s.model.wte.weight.detach().clone()
+        E[noun] -= fraction * (E[noun] @ v) / (v @ v) * v
+        if fraction == 1:
+            assert abs(E[noun] @ v) < 1e-5
+        h = s.model.contextualizer(F.embedding(idx, E))
+        want = s.model.project(torch.stack([h[row, place] for row, place in enumerate(last.tolist())]))
+        torch.testing.assert_close(found[i], want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize('k', [4, 0])
+def test_the_best_fraction_is_never_worse_than_none_or_all_where_it_was_chosen(k, monkeypatch):
+    """With the evaluation prompts replaced by the estimation prompts, the third row is at most the first and
+    the second, for each of several random models."""
+    monkeypatch.setattr(tables, 'PROMPTS', tables.ESTIMATION)
+    monkeypatch.setattr(tables, 'NOUNS', ['nurse', 'table', 'music', 'chair'])
+    s = toy_subject(k, block_size=64)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for p in s.model.parameters():
+            p.data += 0.1 * torch.randn_like(p)
+        none, whole, best = (row[1] for row in tables.gender_rows(s, None))
+        assert 1 <= best <= min(none, whole) + 1e-6
+
+
+def test_reduction_counts_from_the_excess_over_one(monkeypatch):
+    """From ratios 4.34, 2.88 and 2.16 the paper computes reductions of 44% and 65%."""
+    ratios = iter([torch.tensor(0), torch.tensor([4.34, 2.88, 2.16]).double()])
+    monkeypatch.setattr(tables, 'NOUNS', ['nurse'])
+    monkeypatch.setattr(tables, 'bias_ratio', lambda *_: next(ratios))
+    rows = tables.gender_rows(toy_subject(block_size=64), 1)
+    assert [row[2] for row in rows] == [None, pytest.approx(43.7, abs=0.05), pytest.approx(65.3, abs=0.05)]
+
+
+def test_affinities_are_the_affinity_of_each_bag():
+    """Several bags scored at once give each its own scores."""
+    s = toy_subject()
+    bags = [[3, 7], [5], [260, 9, 11]]
+    each = torch.stack([affinity(s.model, bag) for bag in bags])
+    torch.testing.assert_close(affinities(s.model, bags), each)
+
+
+def test_the_topic_of_a_text_is_that_of_most_of_its_words():
+    """Two of music against one of food is music; one each, or none, is no topic."""
+    topics = {'music': {'song', 'jazz'}, 'food': {'soup'}, 'other': {'yarn'}}
+    assert tables.judge('a song with soup and jazz'.split(), topics) == 'music'
+    assert tables.judge('soup song'.split(), topics) is None and tables.judge(['rain'], topics) is None
+
+
+def test_texts_are_read_up_to_their_end():
+    """Shares are over the words before end-of-text; log-probabilities are those of the tokens, its end
+    included."""
+    s = toy_subject()
+    eot = s.encoding.eot_token
+    text = s.encoding.encode_ordinary(' music guitar song the')
+    idx = torch.tensor([[eot, *text, eot, *text[:2]], [eot, *text[2:], *text[2:], *text[2:], 7][:8]])
+    idx = idx[:, :7]
+    topics = {'music': {'music', 'guitar'}, 'sports': {'song'}}
+    found = tables.read_texts(s, idx, 'music', topics)
+    assert (found['texts'], found['right'], found['words'], found['tokens']) == (2, 1, 10, 11)
+    assert (found['of_topic'], found['of_bag']) == (2, 1)
+    pairs = [([eot], [*text, eot]), ([eot], idx[1, 1:].tolist())]
+    assert found['logp'] == pytest.approx(tables.score(s, pairs, '')[0].sum().item(), abs=1e-4)
+
+
+def test_a_transformer_that_reads_token_by_token_is_the_same_transformer():
+    """Logits from kept keys and values equal those of a pass over the whole text, to 1e-5."""
+    s = toy_subject(k=0, n_layer=3)
+    idx = torch.randint(s.encoding.n_vocab, (2, 9), generator=torch.Generator().manual_seed(0))
+    past = torch.zeros(3, 2, 2, 2, 0, 8)
+    with torch.no_grad():
+        whole = s.model(idx)[0]
+        for t in range(9):
+            logits, past = tables.read_on(s.model, idx[:, t], past)
+            torch.testing.assert_close(logits, whole[:, t], atol=1e-5, rtol=1e-5)
+
+
+def test_pplm_without_a_step_is_plain_sampling_and_steps_raise_the_bag():
+    """At step 0 the draws are those of generate with the same seed; steering raises the probability of the
+    bag in every text, a larger step more."""
+    s = toy_subject(k=0, n_layer=2)
+    eot, bag = s.encoding.eot_token, [word_id(s.encoding, word) for word in ('music', 'guitar')]
+    torch.manual_seed(3)
+    plain = tables.pplm(s.model, bag, 0.0, 5, 12, eot)
+    torch.manual_seed(3)
+    assert torch.equal(plain, s.model.generate(torch.full((5, 1), eot), 12))
+    past = torch.randn(2, 2, 5, 2, 6, 8)
+    token, mass = plain[:, 3], []
+    before = tables.read_on(s.model, token, past)[0].softmax(-1).detach()
+    for step in (0.0, 0.05, 0.2):
+        moved = tables.steer(s.model, token, past, torch.tensor(bag), before, step)
+        mass.append(tables.read_on(s.model, token, moved)[0].softmax(-1)[:, bag].sum(-1).detach())
+    torch.testing.assert_close(mass[0], before[:, bag].sum(-1))
+    assert (mass[1] > mass[0]).all() and (mass[2] > mass[1]).all()
+
+
+def test_pages_and_words_of_wikitext():
+    """Articles begin at " = Title = " and not at deeper headings; a page keeps its words; the detokenizer
+    undoes WikiText's spacing."""
+    text = (' \n = One = \n \n It is 1 @,@ 000 km , " so far " . \n = = Deeper = = \n more \n'
+            ' = Two = \n end \n')
+    pages = tables.pages_of(text)
+    assert len(pages) == 2 and pages[0].startswith(' = One = ') and ' = = Deeper = = ' in pages[0]
+    assert len(re.split(r'\s+', pages[0])) == 23 and len(re.split(r'\s+', pages[1])) == 6
+    assert tables.detokenize(pages[0]) == ' = One =\n\nIt is 1,000 km, "so far".\n== Deeper ==\nmore '
+    assert tables.detokenize(" two cats ' hats ; a ( so @-@ called ) dog ") \
+        == " two cats' hats; a (so-called) dog "
+    assert tables.detokenize(" it 's a ' so ' , x . , y ") == " it's a'so', x., y "
+
+
+# -----------------------------------------------------------------------------
+# The text tables, on files made here, with GPT-2's vocabulary.
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Every function is timed three times only."""
+    plain = tables.alternate
+    monkeypatch.setattr(tables, 'alternate', lambda works, device, budget, what: plain(works, device, 0, what))
+
+
+@pytest.fixture(scope='module')
+def random_pair(tmp_path_factory):
+    """A folder with a random Backpack and Transformer of 50,257 words and d = 16, and data for all tables."""
+    if not gpt2_known():
+        pytest.skip("GPT-2's vocabulary cannot be had")
+    folder = tmp_path_factory.mktemp('eval')
+    for name, k in (('run', 4), ('run_gpt', 0)):
+        save(folder / 'out' / name, small(k, seed=k), prepare.GPT2, 'words')
+    encoding = prepare.load_tokenizer(prepare.GPT2)
+    (folder / 'data' / 'words').mkdir(parents=True)
+    np.array(encoding.encode_ordinary('Some words that are held out. ' * 9), 'uint16').tofile(
+        folder / 'data' / 'words' / 'val.bin')
+    bench = folder / 'bench'
+    (bench / 'blimp').mkdir(parents=True)
+    lambada = [{'text': 'He took the ball and threw the ball'}, {'text': 'She sang her favourite song'},
+               {'text': 'It was antidisestablishmentarianism'}]
+    (bench / 'lambada_test.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in lambada))
+    (bench / 'wiki.test.raw').write_text(' \n = Cats = \n \n A cat , of course , sleeps . \n ' * 3)
+    for name, term, rows in (('first', 'agreement', [('The cats sleep.', 'The cats sleeps.')]),
+                             ('second', 'islands', [('Who left?', 'Left who?'), ('I ran.', 'Me ran.')])):
+        (bench / 'blimp' / f'{name}.jsonl').write_text(''.join(json.dumps(dict(zip(
+            tables.FIELDS, (*row, term)))) + '\n' for row in rows))
+    (bench / 'SimLex-999.txt').write_text(
+        'word1\tword2\tPOS\tSimLex999\r\nold\tnew\tA\t1.58\r\nbig\tlarge\tA\t9.5\r\ncat\tfeline\tN\t8\r\n')
+    (bench / 'RG65.csv').write_text('cord;smile;0.02  \nrooster;voyage;0.04 \ncar;automobile;3.9\n')
+    (bench / 'WS353.csv').write_text('Word 1,Word 2,Human (mean)\nlove,sex,6.77\ntiger,cat,7.35\na,b,2\n')
+    (bench / 'SimVerb-3500.txt').write_text('take\tremove\tV\t6.81\tSYN\nwalk\ttrail\tV\t4.81\tCO\n')
+    return folder
+
+
+def rows_of(folder: Path, capsys, name: str, *argv: str) -> dict[str, list]:
+    """The rows that a table writes as JSON, by their first cell."""
+    say(capsys, name, *argv, '--json', 'numbers.json')
+    content = json.loads(Path('numbers.json').read_text())['tables'][name]
+    return {row[0]: row[1:] for row in content['rows']}
+
+
+def test_lambada_by_hand(random_pair, capsys, monkeypatch):
+    """Three passages: perplexity is exp of minus the mean over passages of the last word's summed
+    log-probability, accuracy the share in which all of its tokens are the argmax."""
+    monkeypatch.chdir(random_pair)
+    rows = rows_of(random_pair, capsys, 'lambada', '--from', 'out/run', '--data', 'bench')
+    encoding = prepare.load_tokenizer(prepare.GPT2)
+    for name, k in (('Backpack out/run', 4), ('Transformer out/run_gpt', 0)):
+        model, sums, hits = small(k, seed=k), [], []
+        for context, word in (('He took the ball and threw the', ' ball'),
+                              ('She sang her favourite', ' song'),
+                              ('It was', ' antidisestablishmentarianism')):
+            ids, asked = encoding.encode_ordinary(context), encoding.encode_ordinary(word)
+            logits = model(torch.tensor([ids + asked]))[0][0, len(ids) - 1:-1].log_softmax(-1)
+            sums.append(sum(logits[i, token].item() for i, token in enumerate(asked)))
+            hits.append(logits.argmax(-1).tolist() == asked)
+        assert rows[name] == [pytest.approx(math.exp(-sum(sums) / 3), rel=1e-4), 100 * sum(hits) / 3]
+
+
+def test_blimp_by_hand(random_pair, capsys, monkeypatch):
+    """Three pairs in two paradigms: a pair counts where the summed log-probability of the good sentence, from
+    end-of-text on, is above that of the bad; the mean is over paradigms, not pairs. An archive of the same
+    files gives the same."""
+    monkeypatch.chdir(random_pair)
+    rows = rows_of(random_pair, capsys, 'blimp', '--from', 'out/run', '--data', 'bench')
+    encoding = prepare.load_tokenizer(prepare.GPT2)
+
+    def logp(model, text):
+        ids = [encoding.eot_token, *encoding.encode_ordinary(text)]
+        logits = model(torch.tensor([ids]))[0][0].log_softmax(-1)
+        return sum(logits[i, token].item() for i, token in enumerate(ids[1:]))
+
+    for place, k in enumerate((4, 0)):
+        model = small(k, seed=k)
+        first = logp(model, 'The cats sleep.') > logp(model, 'The cats sleeps.')
+        second = [logp(model, good) > logp(model, bad)
+                  for good, bad in (('Who left?', 'Left who?'), ('I ran.', 'Me ran.'))]
+        assert rows['agreement (1)'][place] == 100 * first
+        assert rows['islands (1)'][place] == 100 * sum(second) / 2
+        assert rows['mean of all (2)'][place] == pytest.approx(50 * (first + sum(second) / 2))
+    with tarfile.open('blimp.tar.xz', 'w:xz') as tar:
+        tar.add('bench/blimp', 'blimp')
+    assert rows_of(random_pair, capsys, 'blimp', '--from', 'out/run', '--data', 'blimp.tar.xz') == rows
+
+
+def test_wikitext_divides_by_the_words_of_the_original(random_pair, capsys, monkeypatch):
+    """exp of the nats of all tokens of the detokenized pages over the words of the raw pages."""
+    monkeypatch.chdir(random_pair)
+    rows = rows_of(random_pair, capsys, 'wikitext', '--from', 'out/run', '--data', 'bench/wiki.test.raw')
+    encoding, model = prepare.load_tokenizer(prepare.GPT2), small(4, seed=4)
+    nats = words = tokens = 0
+    for page in tables.pages_of(Path('bench/wiki.test.raw').read_text()):
+        words += len(re.split(r'\s+', page))
+        ids = encoding.encode_ordinary(tables.detokenize(page))
+        assert len(ids) < 24  # one window
+        x = torch.tensor([[encoding.eot_token, *ids[:-1]]])
+        nats, tokens = nats + model(x, torch.tensor([ids]))[1].item() * len(ids), tokens + len(ids)
+    want = [math.exp(nats / words), math.exp(nats / tokens)]
+    assert rows['Backpack out/run'] == pytest.approx(want, rel=1e-4)
+
+
+def test_every_table_runs_on_random_models(random_pair, quick, capsys, monkeypatch):
+    """eval.py all goes through all tables with a Backpack and a Transformer of 50,257 words, from one folder
+    of data, and writes the same numbers as JSON; the ablation is skipped, with a line, for want of runs."""
+    monkeypatch.chdir(random_pair)
+    text = say(capsys, 'all', '--from', 'out/run', '--data', 'bench', '--texts', '1', '--length', '4',
+               '--step-sizes', '0.05', '--json', 'all.json')
+    found = json.loads(Path('all.json').read_text())['tables']
+    assert [*found, 'ablation'] == list(tables.TABLES)
+    assert re.search(r'\nablation: skipped, .*--n_sense', text) and 'Transformer out/run_gpt' in text
+    assert all(row[1:] and row[1] is not None for name in found for row in found[name]['rows'])
+    assert not list(Path().glob('.*partial*'))
+
+
+@needs_shared
+@needs_gpt2
+def test_the_real_data_files_are_read():
+    """LAMBADA has 5,153 passages, WikiText 62 pages, BLiMP 67 paradigms of 1,000, and the sets of word pairs
+    999, 3,500, 65 and 353."""
+    s = tables.Subject('none', Namespace(config=Config(n_sense=0), tokenizer=prepare.GPT2, wte=small(0).wte),
+                       prepare.load_tokenizer(prepare.GPT2))
+    pairs = tables.similarity_data(s, str(SHARED))
+    assert {name: len(p) for name, p in pairs.items()} == {
+        'SL999': 999, 'SV3500': 3500, 'RG65': 65, 'WS353': 353}
+    paradigms = tables.blimp_pairs(s, str(SHARED))
+    assert len(paradigms) == 67 and {len(rows) for rows in paradigms.values()} == {1000}
+    assert len(tables.blimp_pairs(s, str(SHARED / 'blimp' / 'sample'))) == 5
+    assert len(tables.pages_of(tables.read_text(SHARED / 'wikitext' / 'wikitext-2-raw.test.txt'))) == 62
+    assert sum(1 for _ in prepare.rows_of_files([str(SHARED / 'lambada' / 'lambada_test.jsonl')])) == 5153
+
+
+# -----------------------------------------------------------------------------
+# The toy world.
+
+
+def test_the_tables_of_the_toy_world(toy, quick, capsys, monkeypatch):
+    """On the trained toy model: the bias falls by more than half without the sense that is found, and p(they)
+    rises; the senses order the world's pairs of words as it does, with a correlation above 0.7; text of a
+    topic is rarer without control than at strength 2; English benchmarks are skipped with a line."""
+    monkeypatch.chdir(toy)
+    text = say(capsys, 'all', '--from', 'out/toy', '--texts', '40', '--length', '40', '--json', 'toy.json')
+    found = {name: {row[0]: row[1:] for row in t['rows']}
+             for name, t in json.loads(Path('toy.json').read_text())['tables'].items()}
+    assert list(found) == ['loss', 'similarity', 'gender', 'topic', 'timing']
+    for name in ('lambada', 'wikitext', 'blimp'):
+        assert f'\n{name}: skipped, ' in text
+    assert found['loss']['Backpack out/toy'][0] < 2.8
+    (before, _, they), (after, reduction, they_after), _ = found['gender'].values()
+    assert reduction > 50 and reduction == pytest.approx(100 * (before - after) / (before - 1))
+    assert they_after > they
+    for column in (0, 1):
+        assert max(row[column] for name, row in found['similarity'].items() if name.startswith('sense')) > 0.7
+    topic = found['topic']
+    assert topic['Backpack out/toy, strength 2'][2] > topic['Backpack out/toy'][2]
+
+
+def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatch, tmp_path):
+    """The ablation takes the runs of the same shape in out/, sorted by senses, and no Transformer; named runs
+    are taken as they are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'data').symlink_to(toy / 'data')
+    tokenizer = json.loads((toy / 'data' / 'toy' / 'meta.json').read_text())['tokenizer']
+    for name, k, shape in (('a', 4, {}), ('b', 2, {}), ('gpt', 0, {}), ('wide', 2, {'n_embd': 32})):
+        save(tmp_path / 'out' / name, small(k, vocab_size=811, **shape), tokenizer, 'toy')
+    monkeypatch.setattr(tables, 'perplexity', lambda s, ids: float(s.model.config.n_sense))
+    found = rows_of(tmp_path, capsys, 'ablation', '--from', 'out/a')
+    assert list(found) == ['out/b', 'out/a'] and [row[0] for row in found.values()] == [2, 4]
+    n = sum(p.numel() for p in small(4, vocab_size=811).parameters())
+    assert found['out/a'][1] == pytest.approx(n / 1e6)
+    assert list(rows_of(tmp_path, capsys, 'ablation', 'out/wide', 'out/a')) == ['out/wide', 'out/a']
+
+
+# -----------------------------------------------------------------------------
+# Bad input.
+
+
+@pytest.mark.parametrize('argv, words', [
+    ('gendre', 'invalid choice'), ('loss --texts 3', '--texts: only with topic'),
+    ('topic --texts 0', 'at least 1'), ('topic --step-sizes -1', 'above 0'),
+    ('loss --json no/such/x.json', 'no such folder'), ('gender --sense 99', 'senses 0 to 3'),
+    ('loss out/run', 'runs: only with ablation'), ('timing --size small --from x', '--size'),
+    ('loss --from out/nothing', 'out/nothing'), ('loss --data nothing', 'prepare.py nothing'),
+    ('lambada --data empty', 'lambada_test.jsonl'), ('wikitext --data empty', 'wiki.test.raw'),
+    ('blimp --data empty', 'git clone'), ('similarity --data empty', 'SimLex-999.txt'),
+    ('similarity', 'SimLex-999.txt'), ('lambada --data bad.jsonl', 'bad.jsonl, line 2'),
+    ('lambada --data one.jsonl', 'two words'), ('blimp --data bad.jsonl', 'bad.jsonl, line 1'),
+    ('similarity --data bad/RG65.csv', 'RG65.csv, line 2'), ('blimp --data blimp.tar', 'no BLiMP'),
+    ('similarity --from out/run_gpt', 'no senses'), ('gender --from out/run_gpt', 'no senses'),
+    ('topic --from out/run_gpt', 'no senses'), ('ablation out/run out/run_gpt', 'no senses'),
+    ('loss --baseline out/run', 'takes a Transformer'), ('gender --from nopronouns', "'she' is no"),
+    ('loss --baseline nopronouns_gpt', 'different vocabularies'),
+    ('loss --data data/other', 'another vocabulary'), ('loss --device gpu', 'cannot be used'),
+    ('ablation', '--n_sense')])
+def test_bad_input_is_one_line_and_exit_code_2(random_pair, capsys, monkeypatch, argv, words):
+    """What was given, what is allowed, what to run; the file and the line where one is malformed."""
+    monkeypatch.chdir(random_pair)
+    argv = argv.split()
+    if not Path('empty').exists():
+        for name in ('empty', 'bad', 'data/other'):
+            Path(name).mkdir()
+        Path('bad.jsonl').write_text('{"text": "fine words"}\n{"text": 3}\n')
+        Path('one.jsonl').write_text('{"text": "word"}\n')
+        Path('blimp.tar').write_text('no tar')
+        Path('bad/RG65.csv').write_text('cord;smile;0.02\nrooster;voyage;many\n')
+        tokenizer = prepare.toy_tokenizer(['just some words'])
+        for name, k in (('nopronouns', 4), ('nopronouns_gpt', 0)):
+            n = prepare.load_tokenizer(tokenizer).n_vocab
+            save(Path(name), small(k, vocab_size=n), tokenizer)
+        np.zeros(9, 'uint16').tofile('data/other/val.bin')
+        Path('data/other/meta.json').write_text(json.dumps({'tokenizer': tokenizer, 'dtype': 'uint16'}))
+    source = [] if '--from' in argv else ['--from', 'out/run']
+    assert words in error_of(capsys, *argv, *(source if '--size' not in argv else []))
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(random_pair, capsys, monkeypatch):
+    """Without --data a benchmark is asked of the Hub; the error says which dataset, and what else to do."""
+    import datasets
+
+    def unreachable(*args, **kwargs):
+        raise ConnectionError('no network')
+
+    monkeypatch.chdir(random_pair)
+    monkeypatch.setattr(datasets, 'load_dataset', unreachable)
+    monkeypatch.setattr(datasets, 'get_dataset_config_names', unreachable)
+    for name, repo in (('lambada', 'EleutherAI/lambada_openai'), ('blimp', 'nyu-mll/blimp'),
+                       ('wikitext', 'EleutherAI/wikitext_document_level')):
+        text = error_of(capsys, name, '--from', 'out/run')
+        assert repo in text and 'no network' in text and '--data' in text
+
+
+def test_rows_from_the_hub_are_those_of_files(random_pair, capsys, monkeypatch):
+    """Datasets as the Hub gives them lead to the same numbers as the local files."""
+    import datasets
+    monkeypatch.chdir(random_pair)
+    asked = []
+
+    def load(name, config, split):
+        asked.append((name, config, split))
+        if 'lambada' in name:
+            return [json.loads(line) for line in open('bench/lambada_test.jsonl')]
+        if 'wikitext' in name:
+            return [{'page': page} for page in tables.pages_of(Path('bench/wiki.test.raw').read_text())]
+        return [json.loads(line) for line in open(f'bench/blimp/{config}.jsonl')]
+
+    monkeypatch.setattr(datasets, 'load_dataset', load)
+    monkeypatch.setattr(datasets, 'get_dataset_config_names', lambda name: ['first', 'second'])
+    for name in ('lambada', 'wikitext', 'blimp'):
+        local = rows_of(random_pair, capsys, name, '--from', 'out/run', '--data', 'bench')
+        assert rows_of(random_pair, capsys, name, '--from', 'out/run') == local
+    assert {('EleutherAI/lambada_openai', 'default', 'test'), ('nyu-mll/blimp', 'first', 'train'),
+            ('EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test')} == {
+                ask for ask in asked if ask[1] != 'second'}
