@@ -303,7 +303,7 @@ def test_pages_and_words_of_wikitext():
     assert tables.detokenize(pages[0]) == ' = One =\n\nIt is 1,000 km, "so far".\n== Deeper ==\nmore '
     assert tables.detokenize(" two cats ' hats ; a ( so @-@ called ) dog ") \
         == " two cats' hats; a (so-called) dog "
-    assert tables.detokenize(" it 's a ' so ' , x . , y ") == " it's a'so', x., y "
+    assert tables.detokenize(" the ' so ' , x . , y ") == " the 'so', x., y "
 
 
 # -----------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def quick(monkeypatch):
 
 @pytest.fixture(scope='module')
 def random_pair(tmp_path_factory):
-    """A folder with a random Backpack and Transformer of 50,257 words and d = 16, and data for all tables."""
+    """A folder with a random Backpack and Transformer of 50,257 words and d = 16, and data for all."""
     if not gpt2_known():
         pytest.skip("GPT-2's vocabulary cannot be had")
     folder = tmp_path_factory.mktemp('eval')
@@ -418,6 +418,7 @@ def test_every_table_runs_on_random_models(random_pair, quick, capsys, monkeypat
     """eval.py all goes through all tables with a Backpack and a Transformer of 50,257 words, from one folder
     of data, and writes the same numbers as JSON; the ablation is skipped, with a line, for want of runs."""
     monkeypatch.chdir(random_pair)
+    monkeypatch.setattr(tables, 'KEYWORDS', {label: tables.KEYWORDS[label] for label in ('music', 'family')})
     text = say(capsys, 'all', '--from', 'out/run', '--data', 'bench', '--texts', '1', '--length', '4',
                '--step-sizes', '0.05', '--json', 'all.json')
     found = json.loads(Path('all.json').read_text())['tables']
