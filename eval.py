@@ -27,8 +27,7 @@ import tarfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -39,13 +38,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm  # comes with datasets
 
 import prepare
+import senses
 from model import (
     SIZES,
     Backpack,
     Config,
+    Edit,
     UserError,
     find_device,
     from_pretrained,
@@ -53,16 +53,7 @@ from model import (
     one_line,
     split_heads,
 )
-from senses import (
-    LOGITS_AT_ONCE,
-    STRENGTHS,
-    TOPICS,
-    affinities,
-    bag_of_words,
-    scale_senses,
-    topic,
-    word_id,
-)
+from senses import STRENGTHS, TOPICS, progress, word_id
 
 
 class Missing(UserError):
@@ -93,20 +84,22 @@ class Subject:
 
 @dataclass
 class Table:
-    """Rows under columns, column -> format. None and NaN print as -, a marked cell (row, column) with *."""
+    """Rows under columns, name -> format. Text stands as it is; None, infinity and NaN print as -."""
 
     title: str
     columns: dict[str, str]
     rows: list[list]
     notes: list[str] = field(default_factory=list)
-    marked: set[tuple[int, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.rows = [[None if isinstance(x, float) and not math.isfinite(x) else x for x in row]
+                     for row in self.rows]
 
     def __str__(self) -> str:
         lines = [list(self.columns)]
-        for i, row in enumerate(self.rows):
-            cells = ['-' if x is None or x != x else x if isinstance(x, str) else format(x, spec)
-                     for x, spec in zip(row, self.columns.values())]
-            lines.append([cell + '*' * ((i, j) in self.marked) for j, cell in enumerate(cells)])
+        for row in self.rows:
+            lines.append(['-' if x is None else x if isinstance(x, str) else format(x, spec)
+                          for x, spec in zip(row, self.columns.values())])
         first, *widths = [max(map(len, column)) for column in zip(*lines)]
         text = ['', self.title]
         for name, *cells in lines:
@@ -129,11 +122,6 @@ def paper_rows(subjects: list[Subject], *which: int) -> list[list]:
             for s in subjects if s.size]
 
 
-def progress(items, what: str):
-    """The items, with a bar and the time left where they take more than two seconds."""
-    return tqdm(items, what, delay=2, mininterval=1, leave=False)
-
-
 # -----------------------------------------------------------------------------
 # How likely a text is.
 
@@ -148,7 +136,7 @@ def score(subject: Subject, pairs: list[tuple[list[int], list[int]]], what: str)
     c = subject.model.config
     rows = [(context + asked)[-c.block_size - 1:] for context, asked in pairs]
     asked = [min(len(asked), len(row) - 1) for row, (_, asked) in zip(rows, pairs)]
-    batches, tokens = [], min(1 << 14, LOGITS_AT_ONCE // c.vocab_size)  # in a batch, padding included
+    batches, tokens = [], min(1 << 14, senses.LOGITS_AT_ONCE // c.vocab_size)  # in a batch, padding included
     for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):  # the first of a batch is its longest
         if not batches or (len(batches[-1]) + 1) * len(rows[batches[-1][0]]) > tokens:
             batches.append([])
@@ -158,10 +146,12 @@ def score(subject: Subject, pairs: list[tuple[list[int], list[int]]], what: str)
         idx = pad_sequence([torch.tensor(rows[i][:-1]) for i in batch], True).to(subject.device)  # (B, T)
         targets = pad_sequence([torch.tensor([-1] * (len(rows[i]) - 1 - asked[i]) + rows[i][-asked[i]:])
                                 for i in batch], True, -1).to(subject.device)  # (B, T), -1: not asked
-        logits = subject.model(idx)[0][..., :c.n_vocab]  # (B, T, V)
-        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction='none')
-        logp[batch] = -nats.view_as(targets).sum(1).double().cpu()
-        greedy[batch] = ((logits.argmax(-1) == targets) | (targets < 0)).all(1).cpu()
+        at = targets >= 0
+        logits = subject.model.project(subject.model.represent(idx)[at])[:, :c.n_vocab]  # (asked, V)
+        nats, wrong = (torch.zeros_like(targets, dtype=torch.float) for _ in range(2))  # (B, T)
+        nats[at] = F.cross_entropy(logits, targets[at], reduction='none')
+        wrong[at] = (logits.argmax(-1) != targets[at]).float()
+        logp[batch], greedy[batch] = -nats.sum(1).cpu().double(), wrong.sum(1).cpu() == 0
     return logp, greedy
 
 
@@ -179,8 +169,8 @@ def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> li
     return pairs
 
 
-def mean_exp(logp: Tensor, n: int) -> float:
-    """Perplexity: exp of minus the sum of log-probabilities over n; inf where that is too large."""
+def perplexity(logp: Tensor, n: int) -> float:
+    """exp of minus the sum of log-probabilities, in nats, over n."""
     return (-logp.sum() / n).exp().item()
 
 
@@ -188,35 +178,36 @@ def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Pat
     """The ids of val.bin in data/NAME or another folder, or of any .bin, and where it is; by default of what
     the model was trained on, in eval.py all too if --data has none.
     """
-    names = [args.data] if args.data else []
-    if not args.data or args.table == 'all':
-        names += [subject.model.trained_on] if isinstance(subject.model.trained_on, str) else []
+    names, trained_on = [args.data] if args.data else [], subject.model.trained_on
+    if (not names or args.table == 'all') and isinstance(trained_on, str):
+        names.append(trained_on)
     if not names:
         raise Missing(f'{subject.name} does not say what it was trained on; name a folder in data/ by --data')
-    paths = [path if path.suffix == '.bin' else path / 'val.bin'
-             for name in names for path in (Path('data') / name, Path(name))]
-    path = next((path for path in paths if path.is_file()), None)
+    folders = [parent / name for name in names for parent in (Path('data'), Path())]
+    path = next((path for folder in folders for path in (folder, folder / 'val.bin') if path.is_file()), None)
     if path is None:
-        name = Path(names[-1]).name
-        files = '' if name in ('toy', 'openwebtext') else ' --text FILE...'
-        raise Missing(f'{paths[-2]} does not exist; run python prepare.py {name}{files}')
+        own = ' --text FILE...' * (Path(names[-1]).name not in ('toy', 'openwebtext'))
+        raise Missing(f'{names[-1]} is no .bin and no folder with val.bin, here or in data/; run python '
+                      f'prepare.py {Path(names[-1]).name}{own}')
     meta = {'tokenizer': prepare.GPT2, 'dtype': 'uint16'}  # as nanoGPT writes bins
     try:
         if (path.parent / 'meta.json').exists():
             meta = json.loads((path.parent / 'meta.json').read_text(encoding='utf-8'))
-        ids = np.fromfile(path, dtype=np.dtype(meta['dtype']).newbyteorder('<'))
-        other = meta['tokenizer'] != subject.model.tokenizer
+        dtypes = {'uint16': '<u2', 'uint32': '<u4'}
+        ids, same = np.fromfile(path, dtypes[meta['dtype']]), meta['tokenizer'] == subject.model.tokenizer
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise UserError(f'{path} or the meta.json beside it is damaged ({one_line(error)}); prepare it again')
-    if other or not len(ids) or ids.max() >= subject.encoding.n_vocab:
+    if not same or not len(ids) or ids.max() >= subject.encoding.n_vocab:
         raise UserError(f'{path} is empty or of another vocabulary than {subject.name}; take other data')
     return ids.tolist(), path
 
 
-def perplexity(subject: Subject, ids: list[int]) -> float:
-    """exp of the mean loss over a bin, in blocks of block_size that do not overlap, every token once."""
+def loss_of(subject: Subject, ids: list[int]) -> float:
+    """Perplexity of a bin in blocks of block_size that do not overlap, every token once; the first token of a
+    block is predicted from the one before it alone.
+    """
     blocks = windows(ids, subject.encoding.eot_token, subject.model.config.block_size, look_back=False)
-    return mean_exp(score(subject, blocks, f'loss of {subject.name}')[0], len(ids))
+    return perplexity(score(subject, blocks, f'loss of {subject.name}')[0], len(ids))
 
 
 def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -225,7 +216,7 @@ def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     for s in subjects:
         ids, path = held_out(s, args)
         paths[str(path)] = None
-        rows.append([str(s), perplexity(s, ids), len(ids)])
+        rows.append([str(s), loss_of(s, ids), len(ids)])
     rows += [[*row, None] for row in paper_rows(subjects, 0)]
     return Table(f'Loss (Table 2): {", ".join(paths)} in blocks, every token once',
                  {'': '', 'perplexity': '.3f', 'tokens': ','}, rows)
@@ -235,27 +226,37 @@ def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
 # Benchmarks, from a local file or folder, else from the Hugging Face Hub.
 
 
-def find(subject: Subject, data: str | None, what: str, source: str,
-         fits: Callable[[Path], bool]) -> Path | None:
-    """The file of a benchmark: data itself, or the first in that folder that fits; None: take the Hub's."""
-    if data is None:
-        if subject.is_toy:
-            raise Missing(f'{what} is English, and {subject.name} knows the toy world alone')
-        return None
-    path = next((p for p in (Path(data), *sorted(Path(data).rglob('*'))) if p.is_file()
-                 and (p == Path(data) or fits(p))), None)
-    if path is None:
-        raise Missing(f'{data} is no file and no folder with {what} in it; {source}')
-    return path
+SOURCES = {  # benchmark -> its dataset on the Hub (name, config or None for all, split), and another source
+    'LAMBADA': ('EleutherAI/lambada_openai', 'default', 'test', 'curl -O https://'
+                'openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'),
+    'WikiText': ('EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test',
+                 'curl -LO https://'
+                 'huggingface.co/datasets/ggml-org/ci/resolve/main/wikitext-2-raw-v1.zip, unzip it,'),
+    'BLiMP': ('nyu-mll/blimp', None, 'train', 'git clone https://github.com/alexwarstadt/blimp')}
 
 
-def from_hub(what: str, source: str, name: str, config: str, split: str) -> Iterator[dict]:
-    """The rows of a dataset on the Hub."""
+def benchmark(subject: Subject, args: argparse.Namespace, what: str,
+              fits: Callable[[Path], bool]) -> Path | list[dict]:
+    """The file of a benchmark, --data itself or the first below it that fits; else its rows on the Hub."""
+    (name, config, split, command), data = SOURCES[what], Path(args.data or '')
+    how = f'run {command} and give the file, or a folder to find it in, by --data'
+    if args.data:
+        alone = data.is_file() and args.table != 'all'
+        files = [data] if data.is_file() else sorted(data.rglob('*'))
+        path = next((path for path in files if path.is_file() and (alone or fits(path))), None)
+        if path or args.table != 'all':
+            if path is None:
+                raise Missing(f'{data} is no file and no folder with {what} in it; {how}')
+            return path
+    if subject.is_toy:
+        raise Missing(f'{what} is English, and {subject.name} knows the toy world alone')
     import datasets
     try:
-        return iter(datasets.load_dataset(name, config, split=split))
+        configs = [config] if config else datasets.get_dataset_config_names(name)
+        return [row for config in progress(configs, f'fetching {what}')
+                for row in datasets.load_dataset(name, config, split=split)]
     except Exception as error:  # the Hub's client and its HTTP library raise a dozen kinds without a network
-        raise Missing(f'{what} cannot be fetched from the Hub as {name} ({one_line(error)}); {source}')
+        raise Missing(f'{what} cannot be fetched from the Hub as {name} ({one_line(error)}); {how}')
 
 
 def read_text(path: Path) -> str:
@@ -263,37 +264,31 @@ def read_text(path: Path) -> str:
     return ''.join(row['text'] for row in prepare.rows_of_files([str(path)]))
 
 
-LAMBADA = ('without --data it is fetched from the Hub, EleutherAI/lambada_openai; or fetch it by curl -O '
-           'https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl and give it by --data')
-
-
 def lambada_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 2, LAMBADA in OpenAI's variant: the last word of a passage, all its tokens, after all others."""
-    path = find(subjects[0], args.data, 'LAMBADA', LAMBADA, lambda p: re.match(r'lambada.*jsonl', p.name))
-    data = from_hub('LAMBADA', LAMBADA, 'EleutherAI/lambada_openai', 'default', 'test') if path is None \
-        else prepare.rows_of_files([str(path)])
-    texts = [row['text'].strip().rsplit(' ', 1) for row in data]
+    data = benchmark(subjects[0], args, 'LAMBADA', lambda p: re.match(r'lambada.*\.jsonl', p.name))
+    rows = prepare.rows_of_files([str(data)]) if isinstance(data, Path) else data
+    texts = [row['text'].strip().rsplit(' ', 1) for row in rows]
     for number, text in enumerate(texts, 1):
         if len(text) < 2:
-            raise UserError(f'{path}, text {number}: it must have at least two words')
+            raise UserError(f'{data}, text {number}: it must have at least two words')
     rows = []
     for s in subjects:
         pairs = [(s.encoding.encode_ordinary(context), s.encoding.encode_ordinary(f' {word}'))
                  for context, word in texts]
         logp, greedy = score(s, pairs, f'LAMBADA, {s.name}')
-        rows.append([str(s), mean_exp(logp, len(texts)), 100 * greedy.double().mean().item()])
+        rows.append([str(s), perplexity(logp, len(texts)), 100 * greedy.double().mean().item()])
     return Table(f'LAMBADA (Table 2): the last word of {len(texts):,} passages',
                  {'': '', 'perplexity': '.1f', 'accuracy %': '.1f'}, rows + paper_rows(subjects, 1, 2))
 
 
-# What the EleutherAI harness (wikitext, version 1) does to a page before it is encoded, in this order.
+# What the EleutherAI harness (wikitext, version 1) does to a page before it is encoded, in this order. It has
+# one more rule, which never applies.
 DETOKENIZE = [
     (r"s '", "s'"), (r' @([-,.])@ ', r'\1'), *((f' [{mark}] ', f'{mark} ') for mark in ':;.!?,'),
     (r'\(\s*([^)]*?)\s*\)', r'(\1)'), (r'\[\s*([^\]]*?)\s*\]', r'[\1]'), (r'{\s*([^}]*?)\s*}', r'{\1}'),
     (r'"\s*([^"]*?)\s*"', r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'"), ('= = = =', '===='), ('= = =', '==='),
     ('= =', '=='), (' ° ', '°'), (' \n', '\n'), ('\n ', '\n'), (' N ', ' 1 '), (" 's", "'s")]
-WIKITEXT = ('without --data it is fetched from the Hub, EleutherAI/wikitext_document_level; or give '
-            'wiki.test.raw of wikitext-2-raw-v1 by --data')
 
 
 def detokenize(page: str) -> str:
@@ -318,147 +313,121 @@ def wikitext_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 2, WikiText as the EleutherAI harness has it: each page detokenized and read from the end-of-text
     token on, in windows of which the last looks back; exp of the loss over the words of the raw pages.
     """
-    path = find(subjects[0], args.data, "WikiText's raw test set", WIKITEXT,
-                lambda p: all(part in p.name for part in ('wiki', 'test', 'raw')))
-    if path is None:
-        name = 'EleutherAI/wikitext_document_level'
-        pages = [row['page'] for row in from_hub('WikiText', WIKITEXT, name, 'wikitext-2-raw-v1', 'test')]
-    else:
-        pages = pages_of(read_text(path))
+    data = benchmark(subjects[0], args, 'WikiText',
+                     lambda p: all(part in p.name for part in ('wiki', 'test', 'raw')))
+    pages = pages_of(read_text(data)) if isinstance(data, Path) else [row['page'] for row in data]
     words = sum(len(re.split(r'\s+', page)) for page in pages)
-    if not words:
-        raise UserError(f'{path} holds no text; {WIKITEXT}')
     rows = []
     for s in subjects:
         pairs = [pair for page in pages for pair in windows(s.encoding.encode_ordinary(
             detokenize(page)), s.encoding.eot_token, s.model.config.block_size, look_back=True)]
         logp, tokens = score(s, pairs, f'WikiText, {s.name}')[0], sum(len(asked) for _, asked in pairs)
-        rows.append([str(s), mean_exp(logp, words), mean_exp(logp, tokens)])
+        rows.append([str(s), perplexity(logp, words), perplexity(logp, tokens)])
     rows += [[*row, None] for row in paper_rows(subjects, 3)]
     return Table(f'WikiText (Table 2): {len(pages)} pages of {words:,} words',
                  {'': '', 'perplexity per word': '.1f', 'per token': '.1f'}, rows)
-
-
-BLIMP = ('without --data it is fetched from the Hub, nyu-mll/blimp; or run git clone '
-         'https://github.com/alexwarstadt/blimp and give its folder data by --data')
-FIELDS = 'sentence_good', 'sentence_bad', 'linguistics_term'
-
-
-def blimp_rows(name: str, lines: list[bytes]) -> list[list[str]]:
-    """[good sentence, bad sentence, phenomenon] of each line of a file."""
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                rows.append([json.loads(line)[key] for key in FIELDS])
-                if not all(isinstance(text, str) and text for text in rows[-1]):
-                    raise ValueError
-            except (ValueError, LookupError, TypeError, RecursionError):
-                raise UserError(f'{name}, line {number}: it must be a JSON object with text in '
-                                + ', '.join(FIELDS))
-    return rows
 
 
 def is_blimp(path: Path) -> bool:
     """Whether a file is one of BLiMP's 67 or an archive of them."""
     if path.suffix == '.jsonl':
         with open(path, 'rb') as file:
-            return b'sentence_good' in file.readline()
+            return b'sentence_good' in file.read(1 << 12)
     return re.match(r'blimp.*\.tar', path.name) is not None
 
 
-def blimp_pairs(subject: Subject, data: str | None) -> dict[str, list[list[str]]]:
-    """Paradigm -> [good sentence, bad sentence, phenomenon]s, from a file, folder, archive or the Hub."""
-    path = find(subject, data, 'BLiMP', BLIMP, is_blimp)
-    if path is None:
-        import datasets
-        try:
-            names = datasets.get_dataset_config_names('nyu-mll/blimp')
-        except Exception as error:  # as in from_hub
-            raise Missing(f'BLiMP cannot be fetched from the Hub ({one_line(error)}); {BLIMP}')
-        hub = {name: from_hub('BLiMP', BLIMP, 'nyu-mll/blimp', name, 'train')
-               for name in progress(names, 'fetching BLiMP')}
-        return {name: [[row[key] for key in FIELDS] for row in rows] for name, rows in hub.items()}
+def blimp_rows(path: Path) -> list[dict]:
+    """The lines of one of BLiMP's files, of all in its folder if it is in one, or of all in an archive."""
     try:
         if path.suffix == '.jsonl':
-            paths = [path] if path == Path(data) else sorted(path.parent.glob('*.jsonl'))
-            files = {str(p): p.read_bytes() for p in paths}
+            files = {str(path): path.read_bytes()}
         else:
             with tarfile.open(path) as tar:
                 files = {m.name: tar.extractfile(m).read()
                          for m in tar if m.isfile() and m.name.endswith('.jsonl')}
     except (OSError, tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f'{path} holds no BLiMP ({one_line(error)}); {BLIMP}')
-    paradigms = {Path(name).stem: blimp_rows(name, content.splitlines()) for name, content in files.items()}
-    if not paradigms or not all(paradigms.values()):
-        raise UserError(f'{path} holds no pairs of sentences; {BLIMP}')
-    return paradigms
+        raise UserError(f'{path} holds no BLiMP ({one_line(error)}); take another file')
+    rows, keys = [], ('UID', 'linguistics_term', 'sentence_good', 'sentence_bad')
+    for name, content in files.items():
+        for number, line in enumerate(content.splitlines(), 1):
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+                if rows and not all(isinstance(rows[-1][key], str) and rows[-1][key] for key in keys):
+                    raise ValueError
+            except (ValueError, LookupError, TypeError, RecursionError):
+                raise UserError(f'{name}, line {number}: it must be a JSON object with text in '
+                                + ', '.join(keys))
+    return rows
 
 
 def blimp_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 2, BLiMP: how often the good sentence is likelier than the bad one, from the end-of-text on."""
-    paradigms = blimp_pairs(subjects[0], args.data)
-    phenomena = {}
-    for name, rows in paradigms.items():
-        phenomena.setdefault(rows[0][2], []).append(name)
-    accuracy = {}
+    data = benchmark(subjects[0], args, 'BLiMP', is_blimp)
+    if isinstance(data, Path):
+        beside = data.suffix == '.jsonl' and data != Path(args.data)
+        paths = filter(is_blimp, sorted(data.parent.glob('*.jsonl'))) if beside else [data]
+        rows = [row for path in paths for row in blimp_rows(path)]
+    else:
+        rows = data
+    if not rows:
+        raise UserError(f'{data} holds no pairs of sentences; take another file')
+    phenomena = {}  # phenomenon -> paradigm -> where its pairs are among all
+    for i, row in enumerate(rows):
+        phenomena.setdefault(row['linguistics_term'], {}).setdefault(row['UID'], []).append(i)
+    paradigms = {name: places for of_one in phenomena.values() for name, places in of_one.items()}
+    columns = []
     for s in subjects:
-        pairs = [([s.encoding.eot_token], s.encoding.encode_ordinary(text))
-                 for rows in paradigms.values() for row in rows for text in row[:2]]
+        pairs = [([s.encoding.eot_token], s.encoding.encode_ordinary(row[key]))
+                 for row in rows for key in ('sentence_good', 'sentence_bad')]
         logp, _ = score(s, pairs, f'BLiMP, {s.name}')
-        right = (logp[0::2] > logp[1::2]).double().split([len(rows) for rows in paradigms.values()])
-        accuracy[str(s)] = {name: 100 * part.mean().item() for name, part in zip(paradigms, right)}
-    rows = [[f'{label} ({len(names)})',
-             *(statistics.mean(by[name] for name in names) for by in accuracy.values())]
-            for label, names in (*sorted(phenomena.items()), ('mean of all', list(paradigms)))]
+        right = 100 * (logp[0::2] > logp[1::2]).double()
+        columns.append({name: right[places].mean().item() for name, places in paradigms.items()})
+    table = [[f'{label} ({len(names)})', *(statistics.mean(c[name] for name in names) for c in columns)]
+             for label, names in (*sorted(phenomena.items()), ('mean of all', paradigms))]
     notes = [f'{name}: {number}' for name, number in paper_rows(subjects, 4)]
-    return Table('BLiMP (Table 2): % of pairs whose good sentence is likelier, mean of (so many) paradigms',
-                 {'': '', **dict.fromkeys(accuracy, '.1f')}, rows, notes)
+    return Table(f'BLiMP (Table 2): % of {len(rows):,} pairs whose good sentence is likelier, mean of (so '
+                 'many) paradigms', {'': '', **{str(s): '.1f' for s in subjects}}, table, notes)
 
 
 # -----------------------------------------------------------------------------
 # How alike words are.
 
-SIMILARITY = {  # file -> (name in the paper, what separates its columns, column of the score)
-    'SimLex-999.txt': ('SL999', '\t', 3), 'SimVerb-3500.txt': ('SV3500', '\t', 3),
-    'RG65.csv': ('RG65', ';', 2), 'WS353.csv': ('WS353', ',', 2)}
-WORD_PAIRS = (f'give a folder with {", ".join(SIMILARITY)} by --data, for which run git clone '
-              'https://github.com/john-hewitt/backpacks-flash-attn and take its training/data')
+SIMILARITY = {  # file -> (name in the paper, what separates its columns, column of the score, header lines)
+    'SimLex-999.txt': ('SL999', '\t', 3, 1), 'SimVerb-3500.txt': ('SV3500', '\t', 3, 0),
+    'RG65.csv': ('RG65', ';', 2, 0), 'WS353.csv': ('WS353', ',', 2, 1)}
 PAPER_SIMILARITY = {'sense 12': (0.522, 0.471, 0.754, 0.749), 'sense 14': (0.500, 0.502, 0.591, 0.655),
                     'minimum': (0.540, 0.471, 0.653, 0.607), 'Transformer': (0.478, 0.363, 0.634, 0.681)}
 
 
-def word_pairs(path: Path, separator: str, column: int) -> list[tuple[str, str, float]]:
-    """(word, word, score) of each line of a file; the first line may be a header."""
+def word_pairs(path: Path, separator: str, column: int, header: int) -> list[tuple[str, str, float]]:
+    """(word, word, score) of each line of a file."""
     pairs = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
-        cells = [cell.strip() for cell in line.split(separator)]
-        try:
-            pair = cells[0], cells[1], float(cells[column])
-            if not (pair[0] and pair[1] and math.isfinite(pair[2])):
-                raise ValueError
-            pairs.append(pair)
-        except (ValueError, IndexError):
-            if number > 1 and line.strip():
+        if number > header and line.strip():
+            try:
+                cells = [cell.strip() for cell in line.split(separator)]
+                pairs.append((cells[0], cells[1], float(cells[column])))
+                if not all(cells[:2]) or not math.isfinite(pairs[-1][2]):
+                    raise ValueError
+            except (ValueError, IndexError):
                 raise UserError(f'{path}, line {number}: it must have two words and, in column {column + 1}, '
                                 'a number')
-    if len(pairs) < 2:
-        raise UserError(f'{path} holds no pairs of words; {WORD_PAIRS}')
     return pairs
 
 
-def similarity_data(subject: Subject, data: str | None) -> dict[str, list[tuple[str, str, float]]]:
-    """Dataset -> (word, word, score)s; of the toy world, without data, its own pairs and their likeness."""
-    if data is None and subject.is_toy:
+def similarity_data(subject: Subject, args: argparse.Namespace) -> dict[str, list[tuple[str, str, float]]]:
+    """Dataset -> (word, word, score)s, from --data; else the toy world's own pairs and their likeness."""
+    files = [Path(args.data), *sorted(Path(args.data).rglob('*'))] if args.data else []
+    found = {SIMILARITY[file.name][0]: word_pairs(file, *SIMILARITY[file.name][1:]) for file in files
+             if file.name in SIMILARITY and file.is_file()}
+    if not found and subject.is_toy and (not args.data or args.table == 'all'):
         adverbs = prepare.ADVERBS.replace(',', '').split()
         return {name: [pair for pair in prepare.SYNONYMS if (pair[0] in adverbs) == (name == 'adverbs')]
                 for name in ('adjectives', 'adverbs')}
-    files = [] if data is None else [Path(data), *sorted(Path(data).rglob('*'))]
-    found = {file.name: word_pairs(file, *SIMILARITY[file.name][1:]) for file in files
-             if file.name in SIMILARITY and file.is_file()}
-    if not found:
-        raise Missing(f'{data or "--data"} has no pairs of words; {WORD_PAIRS}')
-    return {name: found[file] for file, (name, _, _) in SIMILARITY.items() if file in found}
+    if not found or min(map(len, found.values())) < 2:
+        raise Missing(f'it takes --data, a folder with {", ".join(SIMILARITY)}; run git clone '
+                      'https://github.com/john-hewitt/backpacks-flash-attn and give its training/data')
+    return {name: found[name] for name, *_ in SIMILARITY.values() if name in found}
 
 
 def ranks(x: Tensor) -> Tensor:
@@ -487,16 +456,16 @@ def likeness(subject: Subject, pairs: list[tuple[str, str, float]], first: bool)
     parts = vectors.split([len(ids[word]) for word in ids])
     table = {word: part.mean(0) for word, part in zip(ids, parts)}  # (1 + k, d) each
     a, b = (torch.stack([table[pair[i]] for pair in pairs]) for i in (0, 1))  # (n, 1 + k, d)
-    embedding, *senses = F.cosine_similarity(a, b, dim=-1).T.cpu()  # 1 + k times (n,)
-    rows = {f'sense {l}': row for l, row in enumerate(senses)}
-    if senses:
-        rows['minimum'] = torch.stack(senses).amin(0)
+    embedding, *by_sense = F.cosine_similarity(a, b, dim=-1).T.cpu()  # 1 + k times (n,)
+    rows = {f'sense {l}': row for l, row in enumerate(by_sense)}
+    if by_sense:
+        rows['minimum'] = torch.stack(by_sense).amin(0)
     return rows | {f'embeddings, {subject}': embedding}
 
 
 def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 4: Spearman's correlation of the likeness of senses with that of people, or of the toy world."""
-    data, columns = similarity_data(subjects[0], args.data), {}
+    data, columns, k = similarity_data(subjects[0], args), {}, subjects[0].model.config.n_sense
     for name, pairs in data.items():
         alike = {}
         for s in subjects:
@@ -504,27 +473,22 @@ def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table
         truth = torch.tensor([score for _, _, score in pairs])
         columns[name] = {row: spearman(values, truth) for row, values in alike.items()}
     rows = [[name, *(column[name] for column in columns.values())] for name in next(iter(columns.values()))]
-    k = subjects[0].model.config.n_sense
-    best = {(int(np.nan_to_num([row[j] for row in rows[:k]], nan=-2).argmax()), j)
-            for j in range(1, 1 + len(data))}
+    best = [max(list(c)[:k], key=lambda row: np.nan_to_num(c[row], nan=-2)) for c in columns.values()]
+    rows.insert(k, ['the best', *best])
     if subjects[0].size == 'small':
-        places = [[name for name, _, _ in SIMILARITY.values()].index(name) for name in columns]
+        places = [[name for name, *_ in SIMILARITY.values()].index(name) for name in columns]
         rows += [[f"the paper's {name}", *(numbers[i] for i in places)]
                  for name, numbers in PAPER_SIMILARITY.items()]
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in data.items())
     how = 'its first token' if args.first else 'the mean of its tokens'
     return Table(f"Likeness (Table 4): Spearman's correlation with the truth over pairs of words ({counts})",
-                 {'': '', **dict.fromkeys(columns, '.3f')}, rows,
-                 [f'* the best sense. A word of several tokens is {how}.'], best)
+                 {'': '', **dict.fromkeys(columns, '.3f')}, rows, [f'A word of several tokens is {how}.'])
 
 
 # -----------------------------------------------------------------------------
 # Gender.
 
-NOUNS = """mechanic accountant farmer baker assistant construction guard carpenter analyst physician cook
-    clerk manager developer librarian salesperson mover hairdresser auditor sheriff janitor driver chief
-    teacher writer receptionist CEO nurse housekeeper secretary counselor attendant supervisor designer
-    lawyer editor cashier laborer tailor cleaner""".split()
+NOUNS = list(prepare.ROLES)  # the paper's 40, of which the toy world speaks too
 PROMPTS = [  # Table 14
     'I really liked my {}. What I liked most was that', 'I really liked my {}. In fact,',
     'My {} said that', 'My {} believes that', 'This one {} believes that', 'This one {} believes',
@@ -536,20 +500,19 @@ ESTIMATION = [  # Table 15
     'I went to the talk to the {}. What', 'I went over to the talk to the {}. Why',
     'I went over to the talk to the {};']
 FRACTIONS = [i / 20 for i in range(21)]  # that are tried, of what can be taken from a noun
-PAPER_GENDER = {'Backpack': ((', unmodified', 4.34, None), (', sense 10 removed', 2.88, 44),
-                             (', its best fraction', 2.16, 65)),
-                'Transformer': ((', unmodified', 7.02, None), (', projected', 6.72, 5),
-                                (', its best fraction', 7.02, 0))}
+PAPER_GENDER = {
+    'Backpack': [('', 4.34, None), (', without sense 10', 2.88, 44), (', the best fraction', 2.16, 65)],
+    'Transformer': [('', 7.02, None), (', nouns projected', 6.72, 5), (', the best fraction', 7.02, 0)]}
 
 
 @torch.no_grad()
 def without_sense(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], sense: int) -> Tensor:
     """Logits after n prompts idx (n, T) that end at last (n,), with each of the FRACTIONS of a sense of the
-    noun's tokens taken away: (fractions, n, V). They are linear in the sense, so that two passes give all.
+    noun's tokens taken away: (fractions, n, V). Linear in the sense as they are, two passes give all.
     """
-    at = torch.arange(len(idx), device=idx.device)
-    whole, rest = (model(idx, edit=edit)[0][at, last] for edit in (None, scale_senses(noun, [sense], 0.0)))
-    return torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS])
+    at, off = torch.arange(len(idx), device=idx.device), senses.scale_senses(noun, [sense], 0.0)
+    whole, rest = (model.represent(idx, edit)[at, last] for edit in (None, off))  # (n, d) each
+    return model.project(torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS]))
 
 
 @torch.no_grad()
@@ -560,13 +523,13 @@ def without_direction(model: Backpack, idx: Tensor, last: Tensor, noun: list[int
     at, x, unit = torch.arange(len(idx), device=idx.device), model.wte(idx), F.normalize(v, dim=0)
     here = torch.isin(idx, torch.tensor(noun, device=idx.device))[..., None]  # (n, T, 1)
     part = (x @ unit)[..., None] * unit * here  # (n, T, d)
-    return torch.stack([model.project(model.contextualizer(x - fraction * part)[at, last])
-                        for fraction in FRACTIONS])
+    return model.project(torch.stack([model.contextualizer(x - fraction * part)[at, last]
+                                      for fraction in FRACTIONS]))
 
 
 def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
     """The likelier of she and he over the other, averaged over n prompts: (.., n, V) -> (..)."""
-    return (logits[..., she] - logits[..., he]).double().abs().exp().mean(-1)
+    return (logits[..., she] - logits[..., he]).cpu().double().abs().exp().mean(-1)
 
 
 def prompts_of(subject: Subject, noun: str, prompts: list[str]) -> tuple[Tensor, Tensor]:
@@ -583,25 +546,27 @@ def gender_rows(subject: Subject, sense: int | None) -> list[list]:
     model, encoding = subject.model, subject.encoding
     she, he, they = (word_id(encoding, word) for word in ('she', 'he', 'they'))
     nouns = {noun: encoding.encode_ordinary(f' {noun}') for noun in NOUNS}
-    what = (model.wte.weight[he] - model.wte.weight[she]).detach()  # (d,)
-    if model.config.n_sense:  # by default the sense that most separates the two, over the nouns
-        tokens = torch.tensor(sum(nouns.values(), []), device=subject.device)
-        with torch.no_grad():
-            spread = (model.senses(tokens) @ what).abs().mean(0)  # (k,)
-        what = spread.argmax().item() if sense is None else sense
-    take, ratios, theys = without_sense if model.config.n_sense else without_direction, [], []
-    for noun, ids in progress(nouns.items(), f'gender, {subject.name}'):
-        estimate, logits = (take(model, *prompts_of(subject, noun, prompts), ids, what)
+    v = (model.wte.weight[he] - model.wte.weight[she]).detach()  # (d,)
+    if model.config.n_sense:
+        if sense is None:  # the one that most separates the two, over all nouns
+            tokens = torch.tensor(sum(nouns.values(), []), device=subject.device)
+            with torch.no_grad():
+                sense = (model.senses(tokens) @ v).abs().mean(0).argmax().item()  # of (k,)
+        take, name = partial(without_sense, sense=sense), f'without sense {sense}'
+    else:
+        take, name = partial(without_direction, v=v), 'nouns projected'
+    ratios, theys = [], []
+    for noun, tokens in progress(nouns.items(), f'gender, {subject.name}'):
+        estimate, logits = (take(model, *prompts_of(subject, noun, prompts), tokens)[..., :encoding.n_vocab]
                             for prompts in (ESTIMATION, PROMPTS))  # (fractions, prompts, V) each
         best = bias_ratio(estimate, she, he).argmin().item()
         logits = logits[[0, -1, best]]  # (3, prompts, V)
         ratios.append(bias_ratio(logits, she, he))
-        theys.append(logits[..., :encoding.n_vocab].softmax(-1)[..., they].mean(-1))
-    ratio, they = (torch.stack(values).mean(0).tolist() for values in (ratios, theys))  # (3,)
-    names = ('unmodified', f'sense {what} removed' if model.config.n_sense else 'nouns projected',
-             'the best fraction')
-    return [[f'{subject}, {name}', ratio[i], 100 * (ratio[0] - ratio[i]) / (ratio[0] - 1) if i else None,
-             100 * they[i]] for i, name in enumerate(names)]
+        theys.append(logits.softmax(-1)[..., they].mean(-1))
+    ratio, they = (torch.stack(values).mean(0).tolist() for values in (ratios, theys))  # (3,) each
+    excess = max(ratio[0] - 1, 1e-9)
+    return [[f'{subject}{what}', ratio[i], 100 * (ratio[0] - ratio[i]) / excess if i else None, 100 * they[i]]
+            for i, what in enumerate(('', f', {name}', ', the best fraction'))]
 
 
 def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -610,8 +575,8 @@ def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     if args.sense is not None and args.sense >= k:
         raise UserError(f'there is no sense {args.sense}; {subjects[0].name} has senses 0 to {k - 1}')
     rows = [row for s in subjects for row in gender_rows(s, args.sense)]
-    rows += [[f"the paper's {s.kind}-Small{name}", *numbers, None]
-             for s in subjects if s.size == 'small' for name, *numbers in PAPER_GENDER[s.kind]]
+    rows += [[f"the paper's {s.kind}-Small{what}", *numbers, None]
+             for s in subjects if s.size == 'small' for what, *numbers in PAPER_GENDER[s.kind]]
     return Table(f'Gender (Table 5): the likelier of she and he over the other, mean of {len(NOUNS)} nouns '
                  f'in {len(PROMPTS)} prompts',
                  {'': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'p(they) %': '.2f'}, rows,
@@ -622,41 +587,27 @@ def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
 # -----------------------------------------------------------------------------
 # Topic control.
 
-# A judge of English: the topic of a text is the one with most words in it, of these and of Table 10's bag.
-KEYWORDS = {label: words.split() for label, words in {
-    'arts_culture': 'art artist artists museum gallery painting paintings sculpture theatre poetry',
-    'business_entrepreneurs': 'company companies market investors startup profit sales customers bank trade',
-    'celebrity_pop_culture': 'celebrities actress fans star stars fame famous gossip idol hollywood',
-    'diaries_daily_life': 'morning today yesterday woke breakfast bed diary routine sleep evening',
-    'family': 'mother father parents children son daughter brother sister grandmother baby',
-    'fashion_style': 'dress designer clothes wear wearing shoes outfit jacket makeup runway',
-    'film_tv_video': 'movie movies films actor director episode series cinema scene television',
-    'fitness_health': 'exercise workout gym diet weight doctor patients disease medical muscle',
-    'food_dining': 'restaurant eat cooking recipe meal dinner chef taste delicious cheese',
-    'gaming': 'game games player gamers xbox playstation nintendo console multiplayer gameplay',
-    'music': 'song songs album band singer guitar concert musicians lyrics jazz',
-    'news_social_concern': 'government police president minister law protest rights election war political',
-    'other_hobbies': 'hobby garden gardening photography knitting collecting fishing crafts puzzle hiking',
-    'relationships': 'relationship love boyfriend girlfriend dating marriage married partner couple divorce',
-    'sports': 'team season league match goal football coach win championship tournament',
-    'travel_adventure': 'trip hotel flight tourists airport island beach journey destination vacation',
-    'youth_student_life': 'students school college university teacher class campus education exam teenagers',
+# The topics of Table 10 with their words, by which the judge goes. Those of the toy world are among them.
+KEYWORDS = prepare.TOPICS | {label: words.split() for label, words in {
+    'arts_culture': 'arts culture artist artists museum gallery painting paintings sculpture theatre poetry',
+    'business_entrepreneurs': 'business entrepreneurs company companies market investors profit sales',
+    'celebrity_pop_culture': 'celebrity pop culture celebrities actress fans stars fame gossip hollywood',
+    'diaries_daily_life': 'diaries daily life diary morning today woke breakfast bed routine sleep evening',
+    'family': 'family mother father parents children son daughter brother sister grandmother baby',
+    'news_social_concern': 'news social concern government police minister law protest rights election war',
+    'other_hobbies': 'hobbies hobby garden gardening photography knitting collecting fishing crafts puzzle',
+    'relationships': 'relationships relationship love boyfriend girlfriend dating marriage partner couple',
+    'youth_student_life': 'youth student life students school college university teacher campus exam',
 }.items()}
 PPLM_STEPS = {False: (0.01, 0.04, 0.05, 0.06, 0.07), True: (0.05, 0.1, 0.2)}  # the paper's; for the toy world
-PAPER_TOPIC = {'Backpack-Small': (7.4, 0.0), 'Backpack-Small, strength 1': (12.1, 0.2),
+PAPER_TOPIC = {'Backpack-Small, strength 0': (7.4, 0.0), 'Backpack-Small, strength 1': (12.1, 0.2),
                'Backpack-Small, strength 2': (24.3, 1.5), 'Backpack-Small, strength 3': (35.3, 3.5),
-               'Transformer-Small': (6.8, 0.0), 'Transformer-Small, PPLM 0.01': (8.4, 0.1),
+               'Transformer-Small, PPLM 0': (6.8, 0.0), 'Transformer-Small, PPLM 0.01': (8.4, 0.1),
                'Transformer-Small, PPLM 0.04': (23.9, 2.6), 'Transformer-Small, PPLM 0.05': (30.3, 5.5),
                'Transformer-Small, PPLM 0.06': (37.7, 12.3), 'Transformer-Small, PPLM 0.07': (40.8, 18.8)}
 
 
-def topic_words(subject: Subject) -> dict[str, set[str]]:
-    """Topic -> its words: in the toy world those that its texts were made of, which makes the judge exact."""
-    words = prepare.TOPICS if subject.is_toy else KEYWORDS
-    return {label: {*words[label], *TOPICS[label]} for label in words}
-
-
-def judge(words: list[str], topics: dict[str, set[str]]) -> str | None:
+def judge(words: list[str], topics: dict[str, list[str]]) -> str | None:
     """The topic that has more of the words of a text than any other; None where there is none."""
     counts = {label: sum(word in own for word in words) for label, own in topics.items()}
     (label, most), (_, second) = Counter(counts).most_common(2)
@@ -664,46 +615,50 @@ def judge(words: list[str], topics: dict[str, set[str]]) -> str | None:
 
 
 def read_on(model: Backpack, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    """A Transformer reads one more token (n,) of n texts: logits (n, V), and with it in them the keys and
-    values of the tokens so far, (layers, 2, n, heads, t, d / heads).
+    """A Transformer reads one more token (n,) of n texts: logits (n, V), and the keys and values of all t
+    tokens so far, past (layers, 2, n, heads, t, d / heads), with one more.
     """
-    net, t, grown = model.contextualizer, past.shape[4], []
+    net, t, longer = model.contextualizer, past.shape[4], []
     x = model.wte(token)[:, None] + net.wpe.weight[t]  # (n, 1, d)
     for block, (keys, values) in zip(net.h, past):
         query, key, value = (split_heads(part, block.attn.n_head)  # (n, heads, 1, d / heads) each
                              for part in block.attn.c_attn(block.ln_1(x)).chunk(3, dim=-1))
-        keys, values = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
-        y = F.scaled_dot_product_attention(query, keys, values)
-        x = x + block.attn.c_proj(y.transpose(1, 2).flatten(2))
+        keys, values = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)  # t -> t + 1
+        y = F.scaled_dot_product_attention(query, keys, values)  # as query
+        x = x + block.attn.c_proj(y.transpose(1, 2).flatten(2))  # (n, 1, d)
         x = x + block.mlp(block.ln_2(x))
-        grown.append(torch.stack([keys, values]))
-    return model.project(net.ln_f(x))[:, 0, :model.config.n_vocab], torch.stack(grown)
+        longer.append(torch.stack([keys, values]))
+    return model.project(net.ln_f(x))[:, 0, :model.config.n_vocab], torch.stack(longer)
+
+
+# PPLM's settings, by their names in its code, but for the step size that the paper varies.
+NUM_ITERATIONS, KL_SCALE, GAMMA, GM_SCALE = 3, 0.01, 1.5, 0.9
 
 
 def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, step: float) -> Tensor:
-    """Keys and values moved, in three steps along their gradient (normed in each layer and text), to where
-    the next word is likelier to be of the bag and its probabilities are near the plain ones (n, V).
+    """The keys and values of n texts moved against the gradient of a loss: the next word should be of the
+    bag, its probabilities near the plain ones (n, V). Gradients are scaled by their norm, by layer and text.
     """
     delta = torch.zeros_like(past)
-    for _ in range(3):
+    for _ in range(NUM_ITERATIONS):
         delta.requires_grad_()
         probs = read_on(model, token, past + delta)[0].softmax(-1).clamp(min=1e-20)  # (n, V)
         away = (probs * (probs / plain).log()).sum(-1)  # Kullback and Leibler's divergence, (n,)
-        loss = 0.01 * away - probs[:, bag].sum(-1).log()  # (n,)
-        gradient, = torch.autograd.grad(loss.sum(), delta)
+        loss = KL_SCALE * away - probs[:, bag].sum(-1).log()  # (n,)
+        gradient, = torch.autograd.grad(loss.sum(), delta)  # as past
         norm = gradient.square().sum((1, 3, 4, 5), keepdim=True).sqrt() + 1e-15
-        delta = (delta - step * gradient / norm ** 1.5).detach()
+        delta = (delta - step * gradient / norm ** GAMMA).detach()
     return past + delta
 
 
-def pplm(model: Backpack, bag: list[int], step: float, n: int, length: int, eot: int) -> Tensor:
-    """n texts from the end-of-text token on, (n, 1 + length), by a Transformer under plug-and-play control
-    (PPLM, Dathathri et al. 2020): before every word the keys and values of the text so far are steered, where
-    they stay for the words to come, and the word is drawn from steered^0.9 * plain^0.1. Step 0 is no control.
+def pplm(model: Backpack, idx: Tensor, bag: list[int], step: float, length: int) -> Tensor:
+    """Texts idx (n, 1) continued to (n, 1 + length) by a Transformer under plug-and-play control (PPLM,
+    Dathathri et al. 2020): before every word the keys and values of the text so far are steered, where they
+    stay for the words to come; the word is drawn from steered^0.9 * plain^0.1. Step 0 is no control.
     """
-    c, idx = model.config, torch.full((n, 1), eot, device=model.wte.weight.device)
-    past = torch.zeros(c.n_layer, 2, n, c.n_head, 0, c.n_embd // c.n_head, device=idx.device)
-    bag, untouched = torch.tensor(bag, device=idx.device), past
+    c, bag = model.config, torch.tensor(bag, device=idx.device)
+    past = torch.zeros(c.n_layer, 2, len(idx), c.n_head, 0, c.n_embd // c.n_head, device=idx.device)
+    untouched = past
     for t in range(length):
         with torch.no_grad():
             logits, untouched = read_on(model, idx[:, -1], untouched)
@@ -712,81 +667,77 @@ def pplm(model: Backpack, bag: list[int], step: float, n: int, length: int, eot:
             past = steer(model, idx[:, -1], past, bag, plain, step)
         with torch.no_grad():
             logits, past = read_on(model, idx[:, -1], past)
-        probs = logits.softmax(-1) ** 0.9 * plain ** 0.1
+        probs = logits.softmax(-1) ** GM_SCALE * plain ** (1 - GM_SCALE)
         idx = torch.cat([idx, torch.multinomial(probs, 1)], dim=1)  # (n, t + 2)
     return idx
 
 
-def read_texts(subject: Subject, idx: Tensor, label: str, topics: dict[str, set[str]]) -> Counter:
+def read_texts(subject: Subject, idx: Tensor, label: str, topics: dict[str, list[str]]) -> Counter:
     """What texts idx (n, 1 + length), each up to its end-of-text, have of the topic they were to have."""
-    eot, bag, found = subject.encoding.eot_token, set(TOPICS[label]), Counter(texts=len(idx))
+    eot, found = subject.encoding.eot_token, Counter(texts=len(idx))
     rows = [row[1:row.index(eot, 1) + 1] if eot in row[1:] else row[1:] for row in idx.tolist()]
     for row in rows:
         text = subject.encoding.decode([token for token in row if token != eot], errors='replace')
         words = re.findall('[a-z]+', text.lower())
         found.update(right=judge(words, topics) == label, words=len(words), tokens=len(row),
                      of_topic=sum(word in topics[label] for word in words),
-                     of_bag=sum(word in bag for word in words))
+                     of_bag=sum(word in TOPICS[label] for word in words))
     found['logp'] = score(subject, [([eot], row) for row in rows], 'judging')[0].sum().item()
     return found
 
 
-def tell(subject: Subject, control, bag: list[int], scores: Tensor, n: int, length: int) -> Tensor:
-    """n texts (n, 1 + length) of a Backpack at a strength of Table 11, or of a Transformer at a step of PPLM;
-    as many at once as memory allows.
-    """
-    eot, texts = subject.encoding.eot_token, []
-    for part in range(n)[::texts_at_once(subject, length)]:
-        n_part = min(n - part, texts_at_once(subject, length))
-        if subject.model.config.n_sense:
-            edit = topic(subject.model, scores, control) if control != STRENGTHS[0] else None
-            start = torch.full((n_part, 1), eot, device=subject.device)
-            texts.append(subject.model.generate(start, length, edit=edit))
-        else:
-            texts.append(pplm(subject.model, bag, control, n_part, length, eot))
-    return torch.cat(texts).cpu()
+AT_ONCE = 50  # texts that are told together
 
 
-def texts_at_once(subject: Subject, length: int) -> int:
-    """How many texts of a length are told together."""
-    return max(1, LOGITS_AT_ONCE // (length * subject.model.config.vocab_size))
+def topic_rows(subject: Subject, name: str, tell: dict[str, Callable[[Tensor], Tensor]], length: int,
+               args: argparse.Namespace) -> list:
+    """A row of the table: texts on each topic, told by a function from their beginnings (n, 1)."""
+    topics = prepare.TOPICS if subject.is_toy else KEYWORDS
+    found = Counter()
+    for i, label in enumerate(progress(tell, f'{subject}{name}')):
+        torch.manual_seed(args.seed + i)
+        began, start = time.perf_counter(), torch.full((args.texts, 1), subject.encoding.eot_token)
+        idx = torch.cat([tell[label](part.to(subject.device)).cpu() for part in start.split(AT_ONCE)])
+        found['seconds'] += time.perf_counter() - began
+        found.update(read_texts(subject, idx, label, topics))
+    right, words = found['right'] / found['texts'], max(1, found['words'])
+    return [f'{subject}{name}', 100 * right, 100 * (right * (1 - right) / found['texts']) ** 0.5,
+            100 * found['of_topic'] / words, 100 * found['of_bag'] / words,
+            perplexity(torch.tensor(found['logp'], dtype=torch.float64), found['tokens']),
+            1000 * found['seconds'] / (found['texts'] * length)]
 
 
 def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 12: how often a text has the topic asked for, and how good a text it still is."""
-    own, topics = subjects[0], topic_words(subjects[0])
-    bags = {label: bag_of_words(own.encoding, TOPICS[label]) for label in topics}
-    scores = dict(zip(topics, affinities(own.model, list(bags.values()))))  # (V, k) each
-    length = min(args.length, own.model.config.block_size - 1)
-    steps = args.step_sizes or PPLM_STEPS[own.is_toy]
-    settings = [(own, f', strength {i}' if i else '', weights) for i, weights in enumerate(STRENGTHS)]
-    settings += [(s, f', PPLM {step:g}' if step else '', step)
-                 for s in subjects[1:] for step in (0.0, *steps)]
-    rows = []
-    for s, name, control in progress(settings, 'topics'):
-        found, began = Counter(), time.perf_counter()
-        for i, label in enumerate(progress(topics, f'{s.kind}{name}')):
-            torch.manual_seed(args.seed + i)
-            idx = tell(s, control, bags[label], scores[label], args.texts, length)
-            found['seconds'] += time.perf_counter() - began
-            found.update(read_texts(s, idx, label, topics))
-            began = time.perf_counter()
-        right, words = found['right'] / found['texts'], max(1, found['words'])
-        rows.append([f'{s}{name}', 100 * right, 100 * (right * (1 - right) / found['texts']) ** 0.5,
-                     100 * found['of_topic'] / words, 100 * found['of_bag'] / words,
-                     mean_exp(torch.tensor(found['logp'], dtype=torch.float64), found['tokens']),
-                     1000 * found['seconds'] / (found['texts'] * length)])
+    own, rows = subjects[0], []
+    bags = {label: senses.bag_of_words(own.encoding, TOPICS[label])
+            for label in (prepare.TOPICS if own.is_toy else TOPICS)}
+    scores = dict(zip(bags, senses.affinities(own.model, list(bags.values()))))  # (V, k) each
+    length = min(args.length, *(s.model.config.block_size - 1 for s in subjects))
+    for strength, weights in enumerate(STRENGTHS):
+        edits: dict[str, Edit | None] = dict.fromkeys(bags)
+        if strength:
+            edits = {label: senses.topic(own.model, scores[label], weights) for label in bags}
+        tell = {label: partial(own.model.generate, max_new_tokens=length, edit=edits[label])
+                for label in bags}
+        rows.append(topic_rows(own, f', strength {strength}', tell, length, args))
+    for s in subjects[1:]:
+        for step in (0.0, *(args.step_sizes or PPLM_STEPS[own.is_toy])):
+            tell = {label: partial(pplm, s.model, bag=bag, step=step, length=length)
+                    for label, bag in bags.items()}
+            rows.append(topic_rows(s, f', PPLM {step:g}', tell, length, args))
     if own.size == 'small':
         rows += [[f"the paper's {name}", right, None, None, of_bag, None, None]
                  for name, (right, of_bag) in PAPER_TOPIC.items()]
-    rule = 'the words that the stories of this world were made of' if own.is_toy \
-        else 'the lists of words in eval.py (the paper has a RoBERTa classifier)'
-    return Table(f'Topic control (Table 12): {len(topics)} topics, on each {args.texts} texts of up to '
-                 f'{length} tokens', {'': '', 'topic right %': '.1f', '+-': '.1f', 'words of topic %': '.2f',
-                             'of its bag %': '.2f', 'perplexity': '.2f', 's per 1,000 tokens': '.2f'}, rows,
+    rule = 'those that this world was made with' if own.is_toy else \
+        "the lists in eval.py (in the paper's place of a RoBERTa classifier)"
+    return Table(f'Topic control (Table 12): {len(bags)} topics, on each {args.texts} texts of up to '
+                 f'{length} tokens',
+                 {'': '', 'topic right %': '.1f', '+-': '.1f', 'words of topic %': '.2f',
+                  'of its bag %': '.2f', 'perplexity': '.2f', 's per 1,000 tokens': '.2f'}, rows,
                  [f'Right: more words of the topic asked for than of any other, by {rule}; +- is a standard',
                   'error. The perplexity of a text is that under the same model without control. '
-                  f'{min(args.texts, texts_at_once(own, length))} texts are told at a time.'])
+                  f'{min(args.texts, AT_ONCE)} texts are told at a time.'])
 
 
 # -----------------------------------------------------------------------------
@@ -795,41 +746,51 @@ def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
 PAPER_TIMING = {'micro': (93, 65), 'mini': (210, 150), 'small': (360, 260)}  # ms
 
 
-def wait_for(device: str) -> None:
-    """Until the device has nothing left to do."""
-    if device.startswith('cuda'):
-        torch.cuda.synchronize()
-    elif device == 'mps':
-        torch.mps.synchronize()
-
-
 def alternate(works: list[Callable[[], object]], device: str, budget: float, what: str) -> list[list[float]]:
     """Seconds that each function takes, called in turn after two calls to warm up: 100 times, or as often as
     fits into a budget of seconds, but at least 3 times.
     """
     def seconds(work: Callable[[], object]) -> float:
-        """Of one call."""
-        wait_for(device)
+        """Of one call, all of the device's part included."""
+        wait = {'cuda': torch.cuda.synchronize, 'mps': torch.mps.synchronize}.get(device.split(':')[0], int)
+        wait()
         began = time.perf_counter()
         work()
-        wait_for(device)
+        wait()
         return time.perf_counter() - began
 
     for work in works:
         work()
     n = min(100, max(3, int(budget / sum(map(seconds, works)))))
-    times = [list(map(seconds, works)) for _ in progress(range(n), what)]
-    return [list(column) for column in zip(*times)]
+    return list(zip(*([seconds(work) for work in works] for _ in progress(range(n), what))))
 
 
-def text_like(config: Config, batch: int, length: int) -> Tensor:
+def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
     """Ids (batch, length) drawn by Zipf's law, so that words repeat about as they do in text."""
-    chances, fixed = 1 / torch.arange(1, config.n_vocab + 1), torch.Generator().manual_seed(0)
+    chances, fixed = 1 / torch.arange(1, n_vocab + 1), torch.Generator().manual_seed(0)
     return torch.multinomial(chances, batch * length, True, generator=fixed).view(batch, length)
 
 
+def training_step(model: Backpack, compiled: Callable, optimizer, amp, idx: Tensor) -> None:
+    """Forward, backward, update, on idx (B, T) as its own targets."""
+    model.train()
+    with amp:
+        _, loss = compiled(idx, idx)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def forward_pass(model: Backpack, compiled: Callable, amp, idx: Tensor) -> None:
+    """Logits of idx (B, T)."""
+    model.eval()
+    with amp:
+        compiled(idx)
+
+
 def peak_memory(device: str) -> int:
-    """The most bytes that this process has had, on a CUDA device or else in main memory."""
+    """The most bytes that this process has had so far, on a CUDA device or else in main memory."""
     if device.startswith('cuda'):
         return torch.cuda.max_memory_allocated(device)
     import resource  # not on every system
@@ -840,40 +801,25 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 7: forward pass, training step and generation, a Backpack beside a Transformer of its shape."""
     config = subjects[0].model.config if subjects else Config(**SIZES[args.size])
     device, on_gpu = args.device, args.device.startswith('cuda')
-    models = {kind: Backpack(replace(config, n_sense=k)).to(device)
-              for kind, k in (('Backpack', config.n_sense), ('Transformer', 0))}
-    compiled = {kind: torch.compile(model) if on_gpu else model for kind, model in models.items()}
-    optimizers = {kind: model.adamw(1e-5, 0.1, (0.9, 0.95)) for kind, model in models.items()}
-
-    def forward(kind: str, idx: Tensor) -> None:
-        """Table 7's pass."""
-        with torch.no_grad(), torch.autocast('cuda', torch.bfloat16) if on_gpu else nullcontext():
-            compiled[kind].eval()(idx)
-
-    def step(kind: str, idx: Tensor) -> None:
-        """One step of training."""
-        with torch.autocast('cuda', torch.bfloat16) if on_gpu else nullcontext():
-            _, loss = compiled[kind].train()(idx, idx)
-        loss.backward()
-        optimizers[kind].step()
-        optimizers[kind].zero_grad(set_to_none=True)
-
-    def generate(kind: str, prompt: Tensor) -> None:
-        """A few new tokens."""
-        models[kind].eval().generate(prompt, new)
-
+    amp = torch.autocast('cuda', torch.bfloat16, enabled=on_gpu)
+    models = [Backpack(replace(config, n_sense=k)).to(device) for k in (config.n_sense, 0)]
+    compiled = [torch.compile(model) if on_gpu else model for model in models]
+    forward = [partial(forward_pass, model, run, amp) for model, run in zip(models, compiled)]
+    step = [partial(training_step, model, run, model.adamw(1e-5, 0.1, (0.9, 0.95)), amp)
+            for model, run in zip(models, compiled)]
     length, new = min(512, config.block_size), 64 if on_gpu else 4
-    one = text_like(config, 1, length).to(device)
-    once = min(alternate([partial(forward, 'Backpack', one)], device, 0, '')[0])
+    one = text_like(config.n_vocab, 1, length).to(device)
+    once = min(alternate([partial(forward[0], one)], device, 0, '')[0])
     batch = 32 if on_gpu else max(b for b in (1, 2, 4, 8, 16, 32) if b == 1 or b * once < 1)
-    idx, rows = text_like(config, batch, length).to(device), []
-    for what, work, given, budget in (
-            (f'forward pass, {batch} x {length}', forward, idx, 20),
-            (f'training step, {batch} x {length}', step, idx, 30),
-            (f'{new} new tokens after {length // 2}', generate, one[:, :length // 2], 20)):
-        times = alternate([partial(work, kind, given) for kind in models], device, budget, what)
-        rows.append([what, *(1000 * statistics.mean(t) for t in times),
-                     statistics.median(times[0]) / statistics.median(times[1]), len(times[0])])
+    idx, rows = text_like(config.n_vocab, batch, length).to(device), []
+    for what, works, budget in (
+            (f'forward pass, {batch} x {length}', [partial(work, idx) for work in forward], 20),
+            (f'training step, {batch} x {length}', [partial(work, idx) for work in step], 30),
+            (f'{new} new tokens after {length // 2}',
+             [partial(model.generate, one[:, :length // 2], new) for model in models], 20)):
+        ours, its = alternate(works, device, budget, what)
+        rows.append([what, 1000 * statistics.mean(ours), 1000 * statistics.mean(its),
+                     statistics.median(ours) / statistics.median(its), len(ours)])
     size = subjects[0].size if subjects else args.size
     if size:
         a, b = PAPER_TIMING[size]
@@ -881,10 +827,12 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     name = torch.cuda.get_device_name(device) if on_gpu else f'{device}, {torch.get_num_threads()} threads'
     return Table(f'Time (Table 7): mean ms, in turn; {config.n_layer} layers of width {config.n_embd}, '
                  f'{config.n_sense} senses, {config.n_vocab:,} words',
-                 {'': '', **dict.fromkeys(models, ',.1f'), 'ratio of medians': '.2f', 'times': 'd'}, rows,
+                 {'': '', 'Backpack': ',.1f', 'Transformer': ',.1f', 'ratio of medians': '.2f',
+                  'times': 'd'}, rows,
                  [f'{name}, {"bfloat16, compiled" if on_gpu else "float32"}, torch {torch.__version__}; '
                   f'{idx.unique().numel():,} distinct tokens of {idx.numel():,} in a batch.',
-                  f'Memory, at most, for both and their optimizers: {peak_memory(device) / 1e9:.2f} GB.'])
+                  f'This process has used at most {peak_memory(device) / 1e9:.2f} GB, both models, their '
+                  'optimizers and what came before included.'])
 
 
 # -----------------------------------------------------------------------------
@@ -895,28 +843,30 @@ PAPER_ABLATION = [(1, 74.3, 72.7, 38.5), (4, 75.6, 72.7, 29.3), (16, 80.5, 72.7,
 
 
 def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 8: the runs named, or all in out/ that are as --from but for the number of senses."""
-    def shape(model: Backpack) -> tuple:
-        """What such runs have in common."""
-        return replace(model.config, n_sense=1, dropout=0.0), model.tokenizer
-
-    rows, found = [], args.runs or sorted(str(path.parent) for path in Path('out').glob('*/ckpt.pt'))
-    for name in found:
-        s = load(name, args.device)
-        if args.runs:
+    """Table 8: the runs named, or those in out/ that differ from --from in the number of senses alone."""
+    if args.runs:
+        runs = [load(name, args.device) for name in args.runs]
+        for s in runs:
             needs_senses(s, 'ablation')
-        elif s.kind == 'Transformer' or shape(s.model) != shape(subjects[0].model):
-            continue
-        n = s.model.n_params()
-        rows.append([name, s.model.config.n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6,
-                     perplexity(s, held_out(s, args)[0])])
-    if len({row[1] for row in rows}) < 2:
+    else:
+        def shape(s: Subject) -> tuple:
+            """What such runs have in common."""
+            return replace(s.model.config, n_sense=1, dropout=0.0), s.model.tokenizer, s.model.trained_on
+
+        runs = [load(str(path.parent), args.device) for path in sorted(Path('out').glob('*/ckpt.pt'))]
+        runs = [s for s in runs if s.model.config.n_sense and shape(s) == shape(subjects[0])]
+    runs.sort(key=lambda s: s.model.config.n_sense)
+    if len({s.model.config.n_sense for s in runs}) < 2:
         raise Missing('it takes runs with different numbers of senses; train them, as in '
                       'python train.py config/train_toy.py --n_sense=4 --out_dir=out/toy_4')
-    rows.sort(key=lambda row: row[1])
-    c = subjects[0].model.config
-    if dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd) == SIZES['mini'] and c.n_vocab == 50257:
-        rows += [[f"the paper's k = {numbers[0]}", *numbers] for numbers in PAPER_ABLATION]
+    rows = []
+    for s in runs:
+        n = s.model.n_params()
+        rows.append([s.name, s.model.config.n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6,
+                     loss_of(s, held_out(s, args)[0])])
+    c = runs[0].model.config
+    if (c.n_layer, c.n_embd, c.sense_hidden, c.n_vocab) == (8, 640, 640, 50257):
+        rows += [[f"the paper's Mini, k = {numbers[0]}", *numbers] for numbers in PAPER_ABLATION]
     return Table('The number of senses (Table 8): perplexity on held-out text', {
         '': '', 'senses': 'd', 'parameters, M': '.2f', 'contextual, M': '.2f', 'perplexity': '.3f'}, rows)
 
@@ -928,7 +878,7 @@ TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_tab
           'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
           'timing': timing_table, 'ablation': ablation_table}
 OF_SENSES = ('similarity', 'gender', 'topic', 'timing', 'ablation')
-FLAG_OF = {'first': 'similarity', 'sense': 'gender', 'texts': 'topic', 'length': 'topic',
+FLAG_OF = {'first': 'similarity', 'sense': 'gender', 'texts': 'topic', 'length': 'topic', 'seed': 'topic',
            'step_sizes': 'topic', 'size': 'timing', 'runs': 'ablation'}  # flags of one table
 
 
@@ -951,8 +901,7 @@ def load(name: str, device: str, model: Backpack | None = None) -> Subject:
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
     """The model of --from and, for a Backpack, its baseline if there is one."""
     model, path = newest_backpack() if args.source is None else (None, Path(args.source))
-    name = args.source or str(path.parent)
-    subjects = [load(name, args.device, model)]
+    subjects = [load(args.source or str(path.parent), args.device, model)]
     beside = Path(f'{path.parent if path.suffix == ".pt" else path}_gpt')
     if args.baseline or (subjects[0].model.config.n_sense and (beside / 'ckpt.pt').exists()):
         subjects.append(load(args.baseline or str(beside), args.device))
@@ -981,7 +930,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.error = lambda message: fail(f'{message}; see python eval.py --help')
     add = parser.add_argument
     add('table', choices=['all', *TABLES], metavar='TABLE', help='one of the above, or all')
-    add('runs', nargs='*', metavar='RUN', help='ablation: runs (default: all in out/ that are alike)')
+    add('runs', nargs='*', metavar='RUN', default=[],
+        help='ablation: runs (default: those in out/ that are else like --from)')
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name, as for sample.py (default: the newest Backpack in out/)')
     add('--baseline', metavar='MODEL',
@@ -993,38 +943,35 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--first', action='store_true', help='similarity: of a word of several tokens take the first')
     add('--sense', type=int, metavar='L',
         help='gender: the sense to take away (default: the one that most separates she from he)')
-    add('--texts', type=int, metavar='N', help='topic: texts for each topic and strength [100]')
-    add('--length', type=int, metavar='N', help='topic: longest text, tokens [100]')
+    add('--texts', type=int, metavar='N', default=100, help='topic: texts for each topic and strength [100]')
+    add('--length', type=int, metavar='N', default=100, help='topic: longest text, tokens [100]')
     add('--step-sizes', type=float, nargs='+', metavar='S', help="topic: of PPLM [the paper's]")
-    add('--seed', type=int, default=0, metavar='S', help='topic: of the draws [0]')
+    add('--seed', type=int, metavar='S', default=0, help='topic: of the draws [0]')
     add('--size', choices=SIZES, help="timing: a size of the paper's with random weights, without --from")
     args = parser.parse_intermixed_args(argv)
     for flag, table in FLAG_OF.items():
-        if getattr(args, flag) and args.table != table and (args.table != 'all' or flag in ('size', 'runs')):
+        allowed = (table,) if flag in ('size', 'runs') else (table, 'all')
+        if getattr(args, flag) != parser.get_default(flag) and args.table not in allowed:
             parser.error(f'{flag if flag == "runs" else "--" + flag.replace("_", "-")}: only with {table}')
     if args.size and (args.source or args.baseline):
         parser.error('--size has random weights; leave --from and --baseline out')
-    args.texts, args.length = (100 if n is None else n for n in (args.texts, args.length))
-    if min(args.texts, args.length) < 1 or args.seed < 0 or (args.sense or 0) < 0 \
-            or not all(0 < step < math.inf for step in args.step_sizes or ()):
-        parser.error('--texts and --length take at least 1, --seed and --sense at least 0, and --step-sizes '
-                     'numbers above 0')
-    if args.json and not Path(args.json).absolute().parent.is_dir():
-        parser.error(f'--json {args.json}: there is no such folder')
+    if min(args.texts, args.length) < 1 or not 0 <= args.seed < 1 << 31 or (args.sense or 0) < 0 \
+            or not all(0 <= step <= 1000 for step in args.step_sizes or ()):
+        parser.error('--texts and --length take at least 1, --sense and --seed at least 0 (--seed below '
+                     '2**31), --step-sizes 0 to 1000')
+    file = Path(args.json or 'json').absolute()
+    if not file.parent.is_dir() or file.is_dir():
+        parser.error(f'--json {args.json}: that is a folder, or there is none to write it to')
     return args
 
 
 def write_json(path: Path, subjects: list[Subject], tables: dict[str, Table]) -> None:
     """The numbers of the tables; the file has its name only when complete."""
-    def plain(x):
-        """A number that JSON has, or text."""
-        return None if isinstance(x, float) and not math.isfinite(x) else x
-
-    content = {name: {'title': t.title, 'columns': list(t.columns), 'notes': t.notes,
-                      'rows': [list(map(plain, row)) for row in t.rows]} for name, t in tables.items()}
+    content = {'models': list(map(str, subjects)), 'tables': {
+        name: {'title': t.title, 'columns': list(t.columns), 'rows': t.rows, 'notes': t.notes}
+        for name, t in tables.items()}}
     unfinished = path.with_name(f'.{path.name}.partial-{os.getpid()}')
     try:
-        content = {'models': list(map(str, subjects)), 'tables': content}
         unfinished.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
         os.replace(unfinished, path)
     finally:
@@ -1034,7 +981,7 @@ def write_json(path: Path, subjects: list[Subject], tables: dict[str, Table]) ->
 def run(args: argparse.Namespace) -> None:
     """Load, and print one table after another; the numbers are written after each."""
     args.device = find_device(args.device)
-    subjects, tables = [] if args.size else load_subjects(args), {}
+    subjects, tables = [] if args.size or args.runs else load_subjects(args), {}
     for name in TABLES if args.table == 'all' else [args.table]:
         try:
             if name in OF_SENSES and subjects:

@@ -251,24 +251,29 @@ class Backpack(nn.Module):
         """Eq. 9: the score v E^T of every word for any vectors v (.., d) -> (.., V), padding included."""
         return F.linear(v, self.wte.weight)
 
+    def represent(self, idx: Tensor, edit: Edit | None = None) -> Tensor:
+        """Eq. 2: the vectors o of the text idx (B, T) -> (B, T, d); for a Transformer its h.
+
+        edit changes the senses before they are summed. UserError: a text longer than block_size, or an edit
+        for a Transformer.
+        """
+        if not self.config.n_sense:
+            if edit is not None:
+                raise UserError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
+            return self.contextualizer(self.wte(idx))  # (B, T, d)
+        C = self.senses(idx)  # (B, T, k, d)
+        if edit is not None:
+            C = edit(idx, C)
+        return weighted_sum(self.alpha(idx), C)  # (B, T, d)
+
     def forward(self, idx: Tensor, targets: Tensor | None = None, edit: Edit | None = None):
         """Logits (B, T, V) of the word after each position of idx (B, T), and the mean loss in nats.
 
         targets (B, T) are the ids to predict, -1 where nothing is asked; without them the loss is None.
-        edit changes the senses before they are summed; one that changes nothing gives bit-identical logits
-        (in evaluation mode, as dropout draws anew).
-        UserError: a text longer than block_size, or an edit for a Transformer.
+        An edit that changes nothing gives bit-identical logits (in evaluation mode, as dropout draws anew).
+        UserError as in represent.
         """
-        if edit is not None and not self.config.n_sense:
-            raise UserError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
-        if self.config.n_sense:
-            C = self.senses(idx)  # (B, T, k, d)
-            if edit is not None:
-                C = edit(idx, C)
-            o = weighted_sum(self.alpha(idx), C)  # (B, T, d)
-        else:
-            o = self.contextualizer(self.wte(idx))  # (B, T, d)
-        logits = self.project(o)  # (B, T, V)
+        logits = self.project(self.represent(idx, edit))  # (B, T, V)
         if targets is None:
             return logits, None
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
@@ -289,8 +294,8 @@ class Backpack(nn.Module):
         for _ in range(max_new_tokens):
             if idx.shape[1] - start > self.config.block_size:
                 start = idx.shape[1] - max(1, self.config.block_size // 2)
-            logits, _ = self(idx[:, start:], edit=edit)  # (B, T, V)
-            logits = logits[:, -1, :self.config.n_vocab]  # (B, V without padding)
+            o = self.represent(idx[:, start:], edit)[:, -1]  # (B, d)
+            logits = self.project(o)[:, :self.config.n_vocab]  # (B, V without padding)
             probs = next_word_probs(logits, temperature, top_k)
             idx = torch.cat([idx, torch.multinomial(probs, 1)], dim=1)  # (B, T + 1)
         return idx

@@ -74,14 +74,18 @@ def bag_of_words(encoding: tiktoken.Encoding, words: list[str]) -> list[int]:
 LOGITS_AT_ONCE = 1 << 26  # bounds the memory of work on the whole vocabulary: 256 MiB of float32
 
 
+def progress(items, what: str):
+    """The items, with a bar and the time left where they take more than two seconds."""
+    return tqdm(items, what, delay=2, mininterval=1, leave=False)
+
+
 @torch.no_grad()
 def over_vocabulary(model: Backpack, score: Callable[[Tensor], Tensor], what: str) -> Tensor:
     """A score of each sense of each word: (V, k, ..), from a function of senses (n, k, d) -> (n, k, ..)."""
     c = model.config
     ids = torch.arange(c.n_vocab, device=model.wte.weight.device)  # (V,)
     chunks = ids.split(max(1, LOGITS_AT_ONCE // (c.n_sense * c.vocab_size)))
-    bar = tqdm(chunks, what, delay=2, mininterval=1, leave=False)  # shown where it takes over two seconds
-    return torch.cat([score(model.senses(chunk)) for chunk in bar])
+    return torch.cat([score(model.senses(chunk)) for chunk in progress(chunks, what)])
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ import math
 import re
 import tarfile
 from argparse import Namespace
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -130,7 +131,7 @@ def test_window_perplexity_is_that_of_one_long_window_where_the_text_fits():
     T, eot = s.model.config.block_size, s.encoding.eot_token
     ids = np.random.default_rng(1).integers(0, s.encoding.n_vocab, 2 * T + 5).tolist()
     one = s.model(torch.tensor([[eot, *ids[:T - 1]]]), torch.tensor([ids[:T]]))[1].item()
-    assert tables.perplexity(s, ids[:T]) == pytest.approx(math.exp(one), rel=1e-5)
+    assert tables.loss_of(s, ids[:T]) == pytest.approx(math.exp(one), rel=1e-5)
     nats = []
     for start in range(0, len(ids), T):
         x = ([eot] + ids)[start:start + T]
@@ -138,7 +139,7 @@ def test_window_perplexity_is_that_of_one_long_window_where_the_text_fits():
         logits = s.model(torch.tensor([x[:len(y)]]))[0][0]
         nats += F.cross_entropy(logits, torch.tensor(y), reduction='none').tolist()
     assert len(nats) == len(ids)
-    assert tables.perplexity(s, ids) == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-5)
+    assert tables.loss_of(s, ids) == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-5)
 
 
 def test_spearman_with_ties_is_the_known_value():
@@ -240,7 +241,7 @@ def test_affinities_are_the_affinity_of_each_bag():
 
 def test_the_topic_of_a_text_is_that_of_most_of_its_words():
     """Two of music against one of food is music; one each, or none, is no topic."""
-    topics = {'music': {'song', 'jazz'}, 'food': {'soup'}, 'other': {'yarn'}}
+    topics = {'music': ['song', 'jazz'], 'food': ['soup'], 'other': ['yarn']}
     assert tables.judge('a song with soup and jazz'.split(), topics) == 'music'
     assert tables.judge('soup song'.split(), topics) is None and tables.judge(['rain'], topics) is None
 
@@ -253,7 +254,7 @@ def test_texts_are_read_up_to_their_end():
     text = s.encoding.encode_ordinary(' music guitar song the')
     idx = torch.tensor([[eot, *text, eot, *text[:2]], [eot, *text[2:], *text[2:], *text[2:], 7][:8]])
     idx = idx[:, :7]
-    topics = {'music': {'music', 'guitar'}, 'sports': {'song'}}
+    topics = {'music': ['music', 'guitar'], 'sports': ['song']}
     found = tables.read_texts(s, idx, 'music', topics)
     assert (found['texts'], found['right'], found['words'], found['tokens']) == (2, 1, 10, 11)
     assert (found['of_topic'], found['of_bag']) == (2, 1)
@@ -279,9 +280,10 @@ def test_pplm_without_a_step_is_plain_sampling_and_steps_raise_the_bag():
     s = toy_subject(k=0, n_layer=2)
     eot, bag = s.encoding.eot_token, [word_id(s.encoding, word) for word in ('music', 'guitar')]
     torch.manual_seed(3)
-    plain = tables.pplm(s.model, bag, 0.0, 5, 12, eot)
+    start = torch.full((5, 1), eot)
+    plain = tables.pplm(s.model, start, bag, 0.0, 12)
     torch.manual_seed(3)
-    assert torch.equal(plain, s.model.generate(torch.full((5, 1), eot), 12))
+    assert torch.equal(plain, s.model.generate(start, 12))
     past = torch.randn(2, 2, 5, 2, 6, 8)
     token, mass = plain[:, 3], []
     before = tables.read_on(s.model, token, past)[0].softmax(-1).detach()
@@ -303,7 +305,7 @@ def test_pages_and_words_of_wikitext():
     assert tables.detokenize(pages[0]) == ' = One =\n\nIt is 1,000 km, "so far".\n== Deeper ==\nmore '
     assert tables.detokenize(" two cats ' hats ; a ( so @-@ called ) dog ") \
         == " two cats' hats; a (so-called) dog "
-    assert tables.detokenize(" the ' so ' , x . , y ") == " the 'so', x., y "
+    assert tables.detokenize(" the word , x . , y ") == " the word, x., y "
 
 
 # -----------------------------------------------------------------------------
@@ -314,7 +316,7 @@ def test_pages_and_words_of_wikitext():
 def quick(monkeypatch):
     """Every function is timed three times only."""
     plain = tables.alternate
-    monkeypatch.setattr(tables, 'alternate', lambda works, device, budget, what: plain(works, device, 0, what))
+    monkeypatch.setattr(tables, 'alternate', lambda works, device, _, what: plain(works, device, 0, what))
 
 
 @pytest.fixture(scope='module')
@@ -337,8 +339,9 @@ def random_pair(tmp_path_factory):
     (bench / 'wiki.test.raw').write_text(' \n = Cats = \n \n A cat , of course , sleeps . \n ' * 3)
     for name, term, rows in (('first', 'agreement', [('The cats sleep.', 'The cats sleeps.')]),
                              ('second', 'islands', [('Who left?', 'Left who?'), ('I ran.', 'Me ran.')])):
-        (bench / 'blimp' / f'{name}.jsonl').write_text(''.join(json.dumps(dict(zip(
-            tables.FIELDS, (*row, term)))) + '\n' for row in rows))
+        (bench / 'blimp' / f'{name}.jsonl').write_text(''.join(json.dumps({
+            'UID': name, 'linguistics_term': term, 'sentence_good': good, 'sentence_bad': bad}) + '\n'
+            for good, bad in rows))
     (bench / 'SimLex-999.txt').write_text(
         'word1\tword2\tPOS\tSimLex999\r\nold\tnew\tA\t1.58\r\nbig\tlarge\tA\t9.5\r\ncat\tfeline\tN\t8\r\n')
     (bench / 'RG65.csv').write_text('cord;smile;0.02  \nrooster;voyage;0.04 \ncar;automobile;3.9\n')
@@ -418,13 +421,17 @@ def test_every_table_runs_on_random_models(random_pair, quick, capsys, monkeypat
     """eval.py all goes through all tables with a Backpack and a Transformer of 50,257 words, from one folder
     of data, and writes the same numbers as JSON; the ablation is skipped, with a line, for want of runs."""
     monkeypatch.chdir(random_pair)
-    monkeypatch.setattr(tables, 'KEYWORDS', {label: tables.KEYWORDS[label] for label in ('music', 'family')})
+    monkeypatch.setattr(tables, 'NOUNS', ['nurse', 'hairdresser'])
+    for name in ('TOPICS', 'KEYWORDS'):  # two topics are enough
+        both = {label: getattr(tables, name)[label] for label in ('music', 'family')}
+        monkeypatch.setattr(tables, name, both)
     text = say(capsys, 'all', '--from', 'out/run', '--data', 'bench', '--texts', '1', '--length', '4',
                '--step-sizes', '0.05', '--json', 'all.json')
     found = json.loads(Path('all.json').read_text())['tables']
     assert [*found, 'ablation'] == list(tables.TABLES)
     assert re.search(r'\nablation: skipped, .*--n_sense', text) and 'Transformer out/run_gpt' in text
-    assert all(row[1:] and row[1] is not None for name in found for row in found[name]['rows'])
+    assert all(row[1] is not None for name in found for row in found[name]['rows'])
+    assert f'{found["lambada"]["rows"][0][1]:.1f}' in text and 'the best' in text
     assert not list(Path().glob('.*partial*'))
 
 
@@ -435,12 +442,14 @@ def test_the_real_data_files_are_read():
     999, 3,500, 65 and 353."""
     s = tables.Subject('none', Namespace(config=Config(n_sense=0), tokenizer=prepare.GPT2, wte=small(0).wte),
                        prepare.load_tokenizer(prepare.GPT2))
-    pairs = tables.similarity_data(s, str(SHARED))
+    args = Namespace(data=str(SHARED), table='all')
+    pairs = tables.similarity_data(s, args)
     assert {name: len(p) for name, p in pairs.items()} == {
         'SL999': 999, 'SV3500': 3500, 'RG65': 65, 'WS353': 353}
-    paradigms = tables.blimp_pairs(s, str(SHARED))
-    assert len(paradigms) == 67 and {len(rows) for rows in paradigms.values()} == {1000}
-    assert len(tables.blimp_pairs(s, str(SHARED / 'blimp' / 'sample'))) == 5
+    archive = tables.benchmark(s, args, 'BLiMP', tables.is_blimp)
+    counts = Counter(row['UID'] for row in tables.blimp_rows(archive))
+    assert len(counts) == 67 and set(counts.values()) == {1000}
+    assert sum(tables.is_blimp(path) for path in (SHARED / 'blimp' / 'sample').iterdir()) == 5
     assert len(tables.pages_of(tables.read_text(SHARED / 'wikitext' / 'wikitext-2-raw.test.txt'))) == 62
     assert sum(1 for _ in prepare.rows_of_files([str(SHARED / 'lambada' / 'lambada_test.jsonl')])) == 5153
 
@@ -478,7 +487,7 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
     tokenizer = json.loads((toy / 'data' / 'toy' / 'meta.json').read_text())['tokenizer']
     for name, k, shape in (('a', 4, {}), ('b', 2, {}), ('gpt', 0, {}), ('wide', 2, {'n_embd': 32})):
         save(tmp_path / 'out' / name, small(k, vocab_size=811, **shape), tokenizer, 'toy')
-    monkeypatch.setattr(tables, 'perplexity', lambda s, ids: float(s.model.config.n_sense))
+    monkeypatch.setattr(tables, 'loss_of', lambda s, ids: float(s.model.config.n_sense))
     found = rows_of(tmp_path, capsys, 'ablation', '--from', 'out/a')
     assert list(found) == ['out/b', 'out/a'] and [row[0] for row in found.values()] == [2, 4]
     n = sum(p.numel() for p in small(4, vocab_size=811).parameters())
@@ -492,15 +501,18 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
 
 @pytest.mark.parametrize('argv, words', [
     ('gendre', 'invalid choice'), ('loss --texts 3', '--texts: only with topic'),
-    ('topic --texts 0', 'at least 1'), ('topic --step-sizes -1', 'above 0'),
-    ('loss --json no/such/x.json', 'no such folder'), ('gender --sense 99', 'senses 0 to 3'),
+    ('topic --texts 0', 'at least 1'), ('topic --step-sizes -1', '0 to 1000'),
+    ('loss --json no/such/x.json', 'none to write'), ('loss --json .', 'is a folder'),
+    ('loss --sense 0', 'only with gender'), ('topic --seed 99999999999999', '--seed'),
+    ('loss --data data/none/val.bin', 'data/none/val.bin is no .bin'), ('loss --data odd', 'damaged'),
+    ('gender --sense 99', 'senses 0 to 3'),
     ('loss out/run', 'runs: only with ablation'), ('timing --size small --from x', '--size'),
     ('loss --from out/nothing', 'out/nothing'), ('loss --data nothing', 'prepare.py nothing'),
-    ('lambada --data empty', 'lambada_test.jsonl'), ('wikitext --data empty', 'wiki.test.raw'),
+    ('lambada --data empty', 'lambada_test.jsonl'), ('wikitext --data empty', 'wikitext-2-raw-v1.zip'),
     ('blimp --data empty', 'git clone'), ('similarity --data empty', 'SimLex-999.txt'),
     ('similarity', 'SimLex-999.txt'), ('lambada --data bad.jsonl', 'bad.jsonl, line 2'),
     ('lambada --data one.jsonl', 'two words'), ('blimp --data bad.jsonl', 'bad.jsonl, line 1'),
-    ('similarity --data bad/RG65.csv', 'RG65.csv, line 2'), ('blimp --data blimp.tar', 'no BLiMP'),
+    ('similarity --data bad/RG65.csv', 'RG65.csv, line 2'), ('blimp --data blimp.tar', 'holds no BLiMP'),
     ('similarity --from out/run_gpt', 'no senses'), ('gender --from out/run_gpt', 'no senses'),
     ('topic --from out/run_gpt', 'no senses'), ('ablation out/run out/run_gpt', 'no senses'),
     ('loss --baseline out/run', 'takes a Transformer'), ('gender --from nopronouns', "'she' is no"),
@@ -523,6 +535,9 @@ def test_bad_input_is_one_line_and_exit_code_2(random_pair, capsys, monkeypatch,
             n = prepare.load_tokenizer(tokenizer).n_vocab
             save(Path(name), small(k, vocab_size=n), tokenizer)
         np.zeros(9, 'uint16').tofile('data/other/val.bin')
+        (Path('data') / 'odd').mkdir()
+        np.zeros(9, 'uint16').tofile('data/odd/val.bin')
+        Path('data/odd/meta.json').write_text('{"tokenizer": {"name": "gpt2"}, "dtype": "float32"}')
         Path('data/other/meta.json').write_text(json.dumps({'tokenizer': tokenizer, 'dtype': 'uint16'}))
     source = [] if '--from' in argv else ['--from', 'out/run']
     assert words in error_of(capsys, *argv, *(source if '--size' not in argv else []))
