@@ -183,8 +183,9 @@ def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Pat
         names.append(trained_on)
     if not names:
         raise Missing(f'{subject.name} does not say what it was trained on; name a folder in data/ by --data')
-    folders = [parent / name for name in names for parent in (Path('data'), Path())]
-    path = next((path for folder in folders for path in (folder, folder / 'val.bin') if path.is_file()), None)
+    paths = [parent / name for name in names for parent in (Path('data'), Path())]
+    paths = [path if path.suffix == '.bin' else path / 'val.bin' for path in paths]
+    path = next((path for path in paths if path.is_file()), None)
     if path is None:
         own = ' --text FILE...' * (Path(names[-1]).name not in ('toy', 'openwebtext'))
         raise Missing(f'{names[-1]} is no .bin and no folder with val.bin, here or in data/; run python '
@@ -225,7 +226,6 @@ def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
 # -----------------------------------------------------------------------------
 # Benchmarks, from a local file or folder, else from the Hugging Face Hub.
 
-
 SOURCES = {  # benchmark -> its dataset on the Hub (name, config or None for all, split), and another source
     'LAMBADA': ('EleutherAI/lambada_openai', 'default', 'test', 'curl -O https://'
                 'openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'),
@@ -244,10 +244,10 @@ def benchmark(subject: Subject, args: argparse.Namespace, what: str,
         alone = data.is_file() and args.table != 'all'
         files = [data] if data.is_file() else sorted(data.rglob('*'))
         path = next((path for path in files if path.is_file() and (alone or fits(path))), None)
-        if path or args.table != 'all':
-            if path is None:
-                raise Missing(f'{data} is no file and no folder with {what} in it; {how}')
+        if path:
             return path
+        if args.table != 'all':
+            raise Missing(f'{data} is no file and no folder with {what} in it; {how}')
     if subject.is_toy:
         raise Missing(f'{what} is English, and {subject.name} knows the toy world alone')
     import datasets
@@ -267,8 +267,8 @@ def read_text(path: Path) -> str:
 def lambada_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 2, LAMBADA in OpenAI's variant: the last word of a passage, all its tokens, after all others."""
     data = benchmark(subjects[0], args, 'LAMBADA', lambda p: re.match(r'lambada.*\.jsonl', p.name))
-    rows = prepare.rows_of_files([str(data)]) if isinstance(data, Path) else data
-    texts = [row['text'].strip().rsplit(' ', 1) for row in rows]
+    passages = prepare.rows_of_files([str(data)]) if isinstance(data, Path) else data
+    texts = [passage['text'].strip().rsplit(' ', 1) for passage in passages]
     for number, text in enumerate(texts, 1):
         if len(text) < 2:
             raise UserError(f'{data}, text {number}: it must have at least two words')
@@ -337,7 +337,7 @@ def is_blimp(path: Path) -> bool:
 
 
 def blimp_rows(path: Path) -> list[dict]:
-    """The lines of one of BLiMP's files, of all in its folder if it is in one, or of all in an archive."""
+    """The lines of one of BLiMP's files, or of all in an archive of them."""
     try:
         if path.suffix == '.jsonl':
             files = {str(path): path.read_bytes()}
@@ -771,22 +771,20 @@ def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
     return torch.multinomial(chances, batch * length, True, generator=fixed).view(batch, length)
 
 
-def training_step(model: Backpack, compiled: Callable, optimizer, amp, idx: Tensor) -> None:
-    """Forward, backward, update, on idx (B, T) as its own targets."""
-    model.train()
+def training_step(model: Callable, optimizer: torch.optim.Optimizer, amp, idx: Tensor) -> None:
+    """Forward (in the number format amp), backward and update, on idx (B, T) as its own targets."""
     with amp:
-        _, loss = compiled(idx, idx)
+        _, loss = model(idx, idx)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
 @torch.no_grad()
-def forward_pass(model: Backpack, compiled: Callable, amp, idx: Tensor) -> None:
-    """Logits of idx (B, T)."""
-    model.eval()
+def forward_pass(model: Callable, amp, idx: Tensor) -> None:
+    """Logits of idx (B, T), in the number format amp."""
     with amp:
-        compiled(idx)
+        model(idx)
 
 
 def peak_memory(device: str) -> int:
@@ -802,15 +800,16 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     config = subjects[0].model.config if subjects else Config(**SIZES[args.size])
     device, on_gpu = args.device, args.device.startswith('cuda')
     amp = torch.autocast('cuda', torch.bfloat16, enabled=on_gpu)
-    models = [Backpack(replace(config, n_sense=k)).to(device) for k in (config.n_sense, 0)]
+    models = [Backpack(replace(config, n_sense=k, dropout=0.0)).to(device) for k in (config.n_sense, 0)]
     compiled = [torch.compile(model) if on_gpu else model for model in models]
-    forward = [partial(forward_pass, model, run, amp) for model, run in zip(models, compiled)]
-    step = [partial(training_step, model, run, model.adamw(1e-5, 0.1, (0.9, 0.95)), amp)
-            for model, run in zip(models, compiled)]
-    length, new = min(512, config.block_size), 64 if on_gpu else 4
+    forward = [partial(forward_pass, model, amp) for model in compiled]
+    step = [partial(training_step, model, own.adamw(1e-5, 0.1, (0.9, 0.95)), amp)
+            for model, own in zip(compiled, models)]
+    length, batch, new = min(512, config.block_size), 32, 64 if on_gpu else 4
     one = text_like(config.n_vocab, 1, length).to(device)
-    once = min(alternate([partial(forward[0], one)], device, 0, '')[0])
-    batch = 32 if on_gpu else max(b for b in (1, 2, 4, 8, 16, 32) if b == 1 or b * once < 1)
+    if not on_gpu:  # a batch that takes about a second, so that all of it takes minutes
+        once = min(alternate([partial(forward[0], one)], device, 0, '')[0])
+        batch = max(b for b in (1, 2, 4, 8, 16, 32) if b == 1 or b * once < 1)
     idx, rows = text_like(config.n_vocab, batch, length).to(device), []
     for what, works, budget in (
             (f'forward pass, {batch} x {length}', [partial(work, idx) for work in forward], 20),
