@@ -195,8 +195,9 @@ def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Pat
         if (path.parent / 'meta.json').exists():
             meta = json.loads((path.parent / 'meta.json').read_text(encoding='utf-8'))
         dtypes = {'uint16': '<u2', 'uint32': '<u4'}
-        ids, same = np.fromfile(path, dtypes[meta['dtype']]), meta['tokenizer'] == subject.model.tokenizer
-    except (OSError, ValueError, TypeError, LookupError) as error:
+        ids = np.frombuffer(path.read_bytes(), dtypes[meta['dtype']])
+        same = meta['tokenizer'] == subject.model.tokenizer
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise UserError(f'{path} or the meta.json beside it is damaged ({one_line(error)}); prepare it again')
     if not same or not len(ids) or ids.max() >= subject.encoding.n_vocab:
         raise UserError(f'{path} is empty or of another vocabulary than {subject.name}; take other data')
@@ -260,8 +261,11 @@ def benchmark(subject: Subject, args: argparse.Namespace, what: str,
 
 
 def read_text(path: Path) -> str:
-    """All of a text file."""
-    return ''.join(row['text'] for row in prepare.rows_of_files([str(path)]))
+    """All of a text file, however its lines end."""
+    try:
+        return path.read_text(encoding='utf-8-sig')
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'{path} cannot be read as text ({one_line(error)}); take another file')
 
 
 def lambada_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -298,12 +302,17 @@ def detokenize(page: str) -> str:
     return page
 
 
+def is_title(line: str) -> bool:
+    """Whether a line of WikiText is the title of an article, " = Title = "."""
+    line = line.strip()
+    return line.startswith('= ') and line.endswith(' =') and not line.startswith('= =')
+
+
 def pages_of(text: str) -> list[str]:
-    """The articles of WikiText's raw form, each from its line " = Title = " on."""
+    """The articles of WikiText's raw form, each from its title on."""
     pages = [[]]
     for line in text.split('\n'):
-        title = line.strip()
-        if title.startswith('= ') and title.endswith(' =') and not title.startswith('= ='):
+        if is_title(line):
             pages.append([])
         pages[-1].append(line)
     return [page for page in map('\n'.join, pages) if page.strip()]
@@ -316,6 +325,8 @@ def wikitext_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     data = benchmark(subjects[0], args, 'WikiText',
                      lambda p: all(part in p.name for part in ('wiki', 'test', 'raw')))
     pages = pages_of(read_text(data)) if isinstance(data, Path) else [row['page'] for row in data]
+    if not any(map(is_title, pages[0].splitlines()) if pages else ()):
+        raise UserError(f'{data} has no articles " = Title = "; take the raw test set of WikiText')
     words = sum(len(re.split(r'\s+', page)) for page in pages)
     rows = []
     for s in subjects:
@@ -412,6 +423,8 @@ def word_pairs(path: Path, separator: str, column: int, header: int) -> list[tup
             except (ValueError, IndexError):
                 raise UserError(f'{path}, line {number}: it must have two words and, in column {column + 1}, '
                                 'a number')
+    if len(pairs) < 2:
+        raise UserError(f'{path} holds {len(pairs)} pairs of words; take another file')
     return pairs
 
 
@@ -424,7 +437,7 @@ def similarity_data(subject: Subject, args: argparse.Namespace) -> dict[str, lis
         adverbs = prepare.ADVERBS.replace(',', '').split()
         return {name: [pair for pair in prepare.SYNONYMS if (pair[0] in adverbs) == (name == 'adverbs')]
                 for name in ('adjectives', 'adverbs')}
-    if not found or min(map(len, found.values())) < 2:
+    if not found:
         raise Missing(f'it takes --data, a folder with {", ".join(SIMILARITY)}; run git clone '
                       'https://github.com/john-hewitt/backpacks-flash-attn and give its training/data')
     return {name: found[name] for name, *_ in SIMILARITY.values() if name in found}
@@ -714,6 +727,8 @@ def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
             for label in (prepare.TOPICS if own.is_toy else TOPICS)}
     scores = dict(zip(bags, senses.affinities(own.model, list(bags.values()))))  # (V, k) each
     length = min(args.length, *(s.model.config.block_size - 1 for s in subjects))
+    if not length:
+        raise UserError('a model with block_size 1 tells no texts; take another')
     for strength, weights in enumerate(STRENGTHS):
         edits: dict[str, Edit | None] = dict.fromkeys(bags)
         if strength:
@@ -852,7 +867,10 @@ def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
             """What such runs have in common."""
             return replace(s.model.config, n_sense=1, dropout=0.0), s.model.tokenizer, s.model.trained_on
 
-        runs = [load(str(path.parent), args.device) for path in sorted(Path('out').glob('*/ckpt.pt'))]
+        try:
+            runs = [load(str(path.parent), args.device) for path in sorted(Path('out').glob('*/ckpt.pt'))]
+        except (UserError, prepare.UserError) as error:
+            raise Missing(f'{error}; or name the runs')
         runs = [s for s in runs if s.model.config.n_sense and shape(s) == shape(subjects[0])]
     runs.sort(key=lambda s: s.model.config.n_sense)
     if len({s.model.config.n_sense for s in runs}) < 2:
@@ -958,9 +976,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
             or not all(0 <= step <= 1000 for step in args.step_sizes or ()):
         parser.error('--texts and --length take at least 1, --sense and --seed at least 0 (--seed below '
                      '2**31), --step-sizes 0 to 1000')
-    file = Path(args.json or 'json').absolute()
-    if not file.parent.is_dir() or file.is_dir():
-        parser.error(f'--json {args.json}: that is a folder, or there is none to write it to')
     return args
 
 
@@ -969,6 +984,7 @@ def write_json(path: Path, subjects: list[Subject], tables: dict[str, Table]) ->
     content = {'models': list(map(str, subjects)), 'tables': {
         name: {'title': t.title, 'columns': list(t.columns), 'rows': t.rows, 'notes': t.notes}
         for name, t in tables.items()}}
+    path = path.resolve()  # not a link to it
     unfinished = path.with_name(f'.{path.name}.partial-{os.getpid()}')
     try:
         unfinished.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
@@ -978,22 +994,30 @@ def write_json(path: Path, subjects: list[Subject], tables: dict[str, Table]) ->
 
 
 def run(args: argparse.Namespace) -> None:
-    """Load, and print one table after another; the numbers are written after each."""
-    args.device = find_device(args.device)
+    """Load, and print one table after another; the numbers are written after each. What is wrong with one of
+    all tables is said again at the end.
+    """
+    args.device, file = find_device(args.device), Path(args.json or 'unused').resolve()
+    if not os.access(file.parent, os.W_OK) or (file.exists() and not file.is_file()):
+        raise UserError(f'--json {args.json} is no file, or there is no folder to write it to; name another')
     subjects, tables = [] if args.size or args.runs else load_subjects(args), {}
+    wrong = None
     for name in TABLES if args.table == 'all' else [args.table]:
         try:
             if name in OF_SENSES and subjects:
                 needs_senses(subjects[0], name)
             tables[name] = TABLES[name](subjects, args)
-        except Missing as error:
+        except (UserError, prepare.UserError) as error:
             if args.table != 'all':
                 raise
             print(f'\n{name}: skipped, {error}', flush=True)
+            wrong = wrong if isinstance(error, Missing) else error
             continue
         print(tables[name], flush=True)
         if args.json:
-            write_json(Path(args.json), subjects, tables)
+            write_json(file, subjects, tables)
+    if wrong:
+        raise wrong
 
 
 def main(argv: list[str]) -> None:

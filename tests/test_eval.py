@@ -502,7 +502,9 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
 @pytest.mark.parametrize('argv, words', [
     ('gendre', 'invalid choice'), ('loss --texts 3', '--texts: only with topic'),
     ('topic --texts 0', 'at least 1'), ('topic --step-sizes -1', '0 to 1000'),
-    ('loss --json no/such/x.json', 'none to write'), ('loss --json .', 'is a folder'),
+    ('loss --json no/such/x.json', 'no folder'), ('loss --json .', 'is no file'),
+    ('loss --json /dev/full', 'is no file'), ('wikitext --data one.jsonl', 'no articles'),
+    ('loss --data bench/lambada_test.jsonl', 'no folder with val.bin'), ('loss --data half', 'damaged'),
     ('loss --sense 0', 'only with gender'), ('topic --seed 99999999999999', '--seed'),
     ('loss --data data/none/val.bin', 'data/none/val.bin is no .bin'), ('loss --data odd', 'damaged'),
     ('gender --sense 99', 'senses 0 to 3'),
@@ -535,12 +537,42 @@ def test_bad_input_is_one_line_and_exit_code_2(random_pair, capsys, monkeypatch,
             n = prepare.load_tokenizer(tokenizer).n_vocab
             save(Path(name), small(k, vocab_size=n), tokenizer)
         np.zeros(9, 'uint16').tofile('data/other/val.bin')
-        (Path('data') / 'odd').mkdir()
+        for name in ('odd', 'half'):
+            (Path('data') / name).mkdir()
+        Path('data/half/val.bin').write_bytes(b'odd')
         np.zeros(9, 'uint16').tofile('data/odd/val.bin')
         Path('data/odd/meta.json').write_text('{"tokenizer": {"name": "gpt2"}, "dtype": "float32"}')
         Path('data/other/meta.json').write_text(json.dumps({'tokenizer': tokenizer, 'dtype': 'uint16'}))
     source = [] if '--from' in argv else ['--from', 'out/run']
     assert words in error_of(capsys, *argv, *(source if '--size' not in argv else []))
+
+
+def test_all_tables_go_on_where_one_file_is_malformed(random_pair, capsys, monkeypatch):
+    """all prints the tables it can, says which one it skips, and leaves with exit code 2 where a file is
+    wrong rather than missing."""
+    monkeypatch.chdir(random_pair)
+    Path('mixed').mkdir()
+    Path('mixed/lambada_test.jsonl').write_text('{"text": 3}\n')
+    Path('mixed/wiki.test.raw').write_text(Path('bench/wiki.test.raw').read_text())
+    monkeypatch.setattr(tables, 'TABLES', {name: tables.TABLES[name] for name in ('lambada', 'wikitext')})
+    with pytest.raises(SystemExit) as stop:
+        tables.main(['all', '--from', 'out/run', '--data', 'mixed'])
+    shown, error = capsys.readouterr()
+    assert stop.value.code == 2 and 'lambada_test.jsonl, line 1' in error and error.count('\n') == 1
+    assert 'lambada: skipped, ' in shown and 'WikiText (Table 2)' in shown
+
+
+def test_lines_may_end_as_on_windows(random_pair, capsys, monkeypatch):
+    """WikiText and word pairs with CRLF and a byte order mark give the same numbers."""
+    monkeypatch.chdir(random_pair)
+    Path('windows').mkdir()
+    for name in ('wiki.test.raw', 'RG65.csv'):
+        text = Path('bench', name).read_bytes().replace(b'\n', b'\r\n')
+        Path('windows', name).write_bytes(b'\xef\xbb\xbf' + text)
+    for name, file in (('wikitext', 'wiki.test.raw'), ('similarity', 'RG65.csv')):
+        numbers = [rows_of(random_pair, capsys, name, '--from', 'out/run', '--data', f'{folder}/{file}')
+                   for folder in ('bench', 'windows')]
+        assert numbers[0] == numbers[1]
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(random_pair, capsys, monkeypatch):
