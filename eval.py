@@ -863,15 +863,17 @@ def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         for s in runs:
             needs_senses(s, 'ablation')
     else:
-        def shape(s: Subject) -> tuple:
+        def shape(model: Backpack) -> tuple:
             """What such runs have in common."""
-            return replace(s.model.config, n_sense=1, dropout=0.0), s.model.tokenizer, s.model.trained_on
+            return replace(model.config, n_sense=1, dropout=0.0), model.tokenizer, model.trained_on
 
         try:
-            runs = [load(str(path.parent), args.device) for path in sorted(Path('out').glob('*/ckpt.pt'))]
-        except (UserError, prepare.UserError) as error:
+            paths = sorted(Path('out').glob('*/ckpt.pt'))
+            found = {str(path.parent): from_pretrained(path) for path in paths}
+        except UserError as error:
             raise Missing(f'{error}; or name the runs')
-        runs = [s for s in runs if s.model.config.n_sense and shape(s) == shape(subjects[0])]
+        runs = [load(name, args.device, model) for name, model in found.items()
+                if model.config.n_sense and shape(model) == shape(subjects[0].model)]
     runs.sort(key=lambda s: s.model.config.n_sense)
     if len({s.model.config.n_sense for s in runs}) < 2:
         raise Missing('it takes runs with different numbers of senses; train them, as in '
