@@ -56,11 +56,11 @@ def small(k: int, seed: int = 0, **shape) -> Backpack:
 WORDS = ('the nurse said that she he they was sick music guitar song said . trick table chair').split()
 
 
-def toy_subject(k: int = 4, **shape) -> tables.Subject:
-    """A random model of a vocabulary made of WORDS."""
+def toy_subject(k: int = 4, padding: int = 0, **shape) -> tables.Subject:
+    """A random model of a vocabulary made of WORDS, with rows of padding."""
     tokenizer = prepare.toy_tokenizer([' '.join(WORDS), ' ' + ' '.join(WORDS)])
     n = prepare.load_tokenizer(tokenizer).n_vocab
-    model = small(k, vocab_size=n, **shape)
+    model = small(k, vocab_size=n + padding, n_vocab=n, **shape)
     model.tokenizer = tokenizer
     return tables.Subject('toy', model, prepare.load_tokenizer(tokenizer))
 
@@ -88,8 +88,8 @@ def error_of(capsys, *argv: str) -> str:
 
 def test_scores_are_those_of_one_text_at_a_time():
     """Summed log-probabilities of continuations of any length, batched with padding, equal a loop over single
-    texts and tokens; greedy says whether each token was the argmax."""
-    s = toy_subject()
+    texts and tokens; greedy says whether each token was the argmax. Rows of padding are no words."""
+    s = toy_subject(padding=90)
     rng, pairs = np.random.default_rng(0), []
     for n, m in ((1, 1), (3, 2), (1, 20), (10, 14), (2, 5), (30, 3), (5, 1)):
         ids = rng.integers(0, s.encoding.n_vocab, n + m).tolist()
@@ -102,8 +102,9 @@ def test_scores_are_those_of_one_text_at_a_time():
         row, total, hit = (context + asked)[-25:], 0.0, True
         logits = s.model(torch.tensor([row[:-1]]))[0][0]
         for t in range(len(row) - len(asked), len(row)):
-            total += logits[t - 1].log_softmax(-1)[row[t]].item()
-            hit &= logits[t - 1].argmax().item() == row[t]
+            words = logits[t - 1, :s.encoding.n_vocab]
+            total += words.log_softmax(-1)[row[t]].item()
+            hit &= words.argmax().item() == row[t]
         assert logp[i].item() == pytest.approx(total, abs=1e-4) and greedy[i] == hit
     assert greedy[-1]
 
@@ -276,7 +277,7 @@ def test_a_transformer_that_reads_token_by_token_is_the_same_transformer():
 
 def test_pplm_without_a_step_is_plain_sampling_and_steps_raise_the_bag():
     """At step 0 the draws are those of generate with the same seed; steering raises the probability of the
-    bag in every text, a larger step more."""
+    bag in every text, a larger step more, and changes the draws."""
     s = toy_subject(k=0, n_layer=2)
     eot, bag = s.encoding.eot_token, [word_id(s.encoding, word) for word in ('music', 'guitar')]
     torch.manual_seed(3)
@@ -292,6 +293,8 @@ def test_pplm_without_a_step_is_plain_sampling_and_steps_raise_the_bag():
         mass.append(tables.read_on(s.model, token, moved)[0].softmax(-1)[:, bag].sum(-1).detach())
     torch.testing.assert_close(mass[0], before[:, bag].sum(-1))
     assert (mass[1] > mass[0]).all() and (mass[2] > mass[1]).all()
+    torch.manual_seed(3)
+    assert not torch.equal(plain, tables.pplm(s.model, start, bag, 10.0, 12))
 
 
 def test_pages_and_words_of_wikitext():
