@@ -223,6 +223,22 @@ def test_the_best_fraction_is_never_worse_than_none_or_all_where_it_was_chosen(k
         assert 1 <= best <= min(none, whole) + 1e-6
 
 
+def test_the_sense_is_the_one_that_most_separates_she_from_he(monkeypatch):
+    """Over the tokens of all nouns, |C_l . (E_she - E_he)| is largest in the mean for the sense that the table
+    names; --sense takes another."""
+    monkeypatch.setattr(tables, 'NOUNS', ['nurse', 'table', 'zz'])
+    s = toy_subject(block_size=64)
+    E, encoding = s.model.wte.weight, s.encoding
+    she, he = (word_id(encoding, word) for word in ('she', 'he'))
+    tokens = [token for noun in tables.NOUNS for token in encoding.encode_ordinary(' ' + noun)]
+    assert len(tokens) > 3  # zz is several
+    gaps = [[abs(C[l] @ E[she] - C[l] @ E[he]).item() for l in range(4)]
+            for C in s.model.senses(torch.tensor(tokens))]
+    best = max(range(4), key=lambda l: sum(gap[l] for gap in gaps))
+    assert tables.gender_rows(s, None)[1][0] == f'Backpack toy, without sense {best}'
+    assert tables.gender_rows(s, 1)[1][0] == 'Backpack toy, without sense 1'
+
+
 def test_reduction_counts_from_the_excess_over_one(monkeypatch):
     """From ratios 4.34, 2.88 and 2.16 the paper computes reductions of 44% and 65%."""
     ratios = iter([torch.tensor(0), torch.tensor([4.34, 2.88, 2.16]).double()])
