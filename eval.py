@@ -964,7 +964,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         help='gender: the sense to take away (default: the one that most separates she from he)')
     add('--texts', type=int, metavar='N', default=100, help='topic: texts for each topic and strength [100]')
     add('--length', type=int, metavar='N', default=100, help='topic: longest text, tokens [100]')
-    add('--step-sizes', type=float, nargs='+', metavar='S', help="topic: of PPLM [the paper's; larger for the toy]")
+    add('--step-sizes', type=float, nargs='+', metavar='S',
+        help="topic: of PPLM [the paper's; in the toy world 0.05 0.1 0.2]")
     add('--seed', type=int, metavar='S', default=0, help='topic: of the draws [0]')
     add('--size', choices=SIZES, help="timing: a size of the paper's with random weights, without --from")
     args = parser.parse_intermixed_args(argv)

@@ -224,8 +224,8 @@ def test_the_best_fraction_is_never_worse_than_none_or_all_where_it_was_chosen(k
 
 
 def test_the_sense_is_the_one_that_most_separates_she_from_he(monkeypatch):
-    """Over the tokens of all nouns, |C_l . (E_she - E_he)| is largest in the mean for the sense that the table
-    names; --sense takes another."""
+    """Over the tokens of all nouns, |C_l . (E_she - E_he)| is largest in the mean for the sense that the
+    table names; --sense takes another."""
     monkeypatch.setattr(tables, 'NOUNS', ['nurse', 'table', 'zz'])
     s = toy_subject(block_size=64)
     E, encoding = s.model.wte.weight, s.encoding
