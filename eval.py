@@ -745,7 +745,7 @@ def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         rows += [[f"the paper's {name}", right, None, None, of_bag, None, None]
                  for name, (right, of_bag) in PAPER_TOPIC.items()]
     rule = 'those that this world was made with' if own.is_toy else \
-        "the lists in eval.py (in the paper's place of a RoBERTa classifier)"
+        'the lists in eval.py (the paper: a RoBERTa classifier)'
     return Table(f'Topic control (Table 12): {len(bags)} topics, on each {args.texts} texts of up to '
                  f'{length} tokens',
                  {'': '', 'topic right %': '.1f', '+-': '.1f', 'words of topic %': '.2f',
