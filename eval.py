@@ -53,7 +53,9 @@ from model import (
     one_line,
     split_heads,
 )
+from sample import answer, fail, number
 from senses import STRENGTHS, TOPICS, progress, word_id
+from train import how_to_make, read_meta
 
 
 class Missing(UserError):
@@ -187,18 +189,15 @@ def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Pat
     paths = [path if path.suffix == '.bin' else path / 'val.bin' for path in paths]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        own = ' --text FILE...' * (Path(names[-1]).name not in ('toy', 'openwebtext'))
-        raise Missing(f'{names[-1]} is no .bin and no folder with val.bin, here or in data/; run python '
-                      f'prepare.py {Path(names[-1]).name}{own}')
-    meta = {'tokenizer': prepare.GPT2, 'dtype': 'uint16'}  # as nanoGPT writes bins
+        raise Missing(f'{names[-1]} is no .bin and no folder with val.bin, here or in data/; run '
+                      + how_to_make(Path(names[-1])))
+    meta = read_meta(path.parent)
     try:
-        if (path.parent / 'meta.json').exists():
-            meta = json.loads((path.parent / 'meta.json').read_text(encoding='utf-8'))
-        dtypes = {'uint16': '<u2', 'uint32': '<u4'}
-        ids = np.frombuffer(path.read_bytes(), dtypes[meta['dtype']])
-        same = meta['tokenizer'] == subject.model.tokenizer
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-        raise UserError(f'{path} or the meta.json beside it is damaged ({one_line(error)}); prepare it again')
+        ids = np.frombuffer(path.read_bytes(), np.dtype(meta['dtype']).newbyteorder('<'))
+    except ValueError:
+        raise UserError(f'{path} is damaged: no whole number of {meta["dtype"]} tokens; run '
+                        f'{how_to_make(path.parent)} --overwrite')
+    same = meta['tokenizer'] == subject.model.tokenizer
     if not same or not len(ids) or ids.max() >= subject.encoding.n_vocab:
         raise UserError(f'{path} is empty or of another vocabulary than {subject.name}; take other data')
     return ids.tolist(), path
@@ -273,9 +272,9 @@ def lambada_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     data = benchmark(subjects[0], args, 'LAMBADA', lambda p: re.match(r'lambada.*\.jsonl', p.name))
     passages = prepare.rows_of_files([str(data)]) if isinstance(data, Path) else data
     texts = [passage['text'].strip().rsplit(' ', 1) for passage in passages]
-    for number, text in enumerate(texts, 1):
+    for i, text in enumerate(texts, 1):
         if len(text) < 2:
-            raise UserError(f'{data}, text {number}: it must have at least two words')
+            raise UserError(f'{data}, text {i}: it must have at least two words')
     rows = []
     for s in subjects:
         pairs = [(s.encoding.encode_ordinary(context), s.encoding.encode_ordinary(f' {word}'))
@@ -360,13 +359,13 @@ def blimp_rows(path: Path) -> list[dict]:
         raise UserError(f'{path} holds no BLiMP ({one_line(error)}); take another file')
     rows, keys = [], ('UID', 'linguistics_term', 'sentence_good', 'sentence_bad')
     for name, content in files.items():
-        for number, line in enumerate(content.splitlines(), 1):
+        for i, line in enumerate(content.splitlines(), 1):
             try:
                 rows += [json.loads(line)] if line.strip() else []
                 if rows and not all(isinstance(rows[-1][key], str) and rows[-1][key] for key in keys):
                     raise ValueError
             except (ValueError, LookupError, TypeError, RecursionError):
-                raise UserError(f'{name}, line {number}: it must be a JSON object with text in '
+                raise UserError(f'{name}, line {i}: it must be a JSON object with text in '
                                 + ', '.join(keys))
     return rows
 
@@ -413,15 +412,15 @@ PAPER_SIMILARITY = {'sense 12': (0.522, 0.471, 0.754, 0.749), 'sense 14': (0.500
 def word_pairs(path: Path, separator: str, column: int, header: int) -> list[tuple[str, str, float]]:
     """(word, word, score) of each line of a file."""
     pairs = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if number > header and line.strip():
+    for i, line in enumerate(read_text(path).splitlines(), 1):
+        if i > header and line.strip():
             try:
                 cells = [cell.strip() for cell in line.split(separator)]
                 pairs.append((cells[0], cells[1], float(cells[column])))
                 if not all(cells[:2]) or not math.isfinite(pairs[-1][2]):
                     raise ValueError
             except (ValueError, IndexError):
-                raise UserError(f'{path}, line {number}: it must have two words and, in column {column + 1}, '
+                raise UserError(f'{path}, line {i}: it must have two words and, in column {column + 1}, '
                                 'a number')
     if len(pairs) < 2:
         raise UserError(f'{path} holds {len(pairs)} pairs of words; take another file')
@@ -936,17 +935,11 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
     return subjects
 
 
-def fail(message: str) -> None:
-    """Say in one line, whatever characters the message quotes, what is wrong, and leave with exit code 2."""
-    print('eval.py: ' + ''.join(c if c.isprintable() else ' ' for c in message), file=sys.stderr)
-    sys.exit(2)
-
-
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
     parser = argparse.ArgumentParser(
         prog='eval.py', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = lambda message: fail(f'{message}; see python eval.py --help')
+    parser.error = lambda message: fail('eval.py', f'{message}; see python eval.py --help')
     add = parser.add_argument
     add('table', choices=['all', *TABLES], metavar='TABLE', help='one of the above, or all')
     add('runs', nargs='*', metavar='RUN', default=[],
@@ -960,13 +953,14 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
     add('--json', metavar='FILE', help='write the numbers to a file too')
     add('--first', action='store_true', help='similarity: of a word of several tokens take the first')
-    add('--sense', type=int, metavar='L',
+    add('--sense', type=number(int, 0), metavar='L',
         help='gender: the sense to take away (default: the one that most separates she from he)')
-    add('--texts', type=int, metavar='N', default=100, help='topic: texts for each topic and strength [100]')
-    add('--length', type=int, metavar='N', default=100, help='topic: longest text, tokens [100]')
-    add('--step-sizes', type=float, nargs='+', metavar='S',
+    add('--texts', type=number(int, 1), metavar='N', default=100,
+        help='topic: texts for each topic and strength [100]')
+    add('--length', type=number(int, 1), metavar='N', default=100, help='topic: longest text, tokens [100]')
+    add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
         help="topic: of PPLM [the paper's; in the toy world 0.05 0.1 0.2]")
-    add('--seed', type=int, metavar='S', default=0, help='topic: of the draws [0]')
+    add('--seed', type=number(int, 0), metavar='S', default=0, help='topic: of the draws [0]')
     add('--size', choices=SIZES, help="timing: a size of the paper's with random weights, without --from")
     args = parser.parse_intermixed_args(argv)
     for flag, table in FLAG_OF.items():
@@ -975,10 +969,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
             parser.error(f'{flag if flag == "runs" else "--" + flag.replace("_", "-")}: only with {table}')
     if args.size and (args.source or args.baseline):
         parser.error('--size has random weights; leave --from and --baseline out')
-    if min(args.texts, args.length) < 1 or not 0 <= args.seed < 1 << 31 or (args.sense or 0) < 0 \
-            or not all(0 <= step <= 1000 for step in args.step_sizes or ()):
-        parser.error('--texts and --length take at least 1, --sense and --seed at least 0 (--seed below '
-                     '2**31), --step-sizes 0 to 1000')
     return args
 
 
@@ -1025,16 +1015,7 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str]) -> None:
     """Run the command line."""
-    args = parse_args(argv)
-    try:
-        run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, as head does, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (UserError, prepare.UserError, OSError) as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    answer('eval.py', run, parse_args(argv))
 
 
 if __name__ == '__main__':

@@ -13,6 +13,7 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import tiktoken
@@ -107,16 +108,29 @@ def add_edit_flags(parser: argparse.ArgumentParser) -> None:
              'or one for all [2]')
 
 
-def fail(message: str) -> None:
+def fail(script: str, message: str) -> None:
     """Say in one line, whatever characters the message quotes, what is wrong, and leave with exit code 2."""
-    print('sample.py: ' + ''.join(c if c.isprintable() else ' ' for c in message), file=sys.stderr)
+    print(f'{script}: ' + ''.join(c if c.isprintable() else ' ' for c in message), file=sys.stderr)
     sys.exit(2)
+
+
+def answer(script: str, run: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> None:
+    """Run a script: what the user can mend is one line and exit code 2, an interruption exit code 130."""
+    try:
+        run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, as head does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (UserError, PrepareError, OSError) as error:
+        fail(script, str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
     parser = argparse.ArgumentParser(prog='sample.py', description=__doc__.splitlines()[0])
-    parser.error = lambda message: fail(f'{message}; see python sample.py --help')
+    parser.error = lambda message: fail('sample.py', f'{message}; see python sample.py --help')
     add_model_flags(parser)
     add_look_flags(parser)
     add_edit_flags(parser)
@@ -430,16 +444,7 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str]) -> None:
     """Run the command line."""
-    args = parse_args(argv)
-    try:
-        run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, as head does, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (UserError, PrepareError, OSError) as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    answer('sample.py', run, parse_args(argv))
 
 
 if __name__ == '__main__':

@@ -192,7 +192,7 @@ def read_meta(folder: Path) -> dict:
         n, dtype = meta['vocab_size'], meta['dtype']
         if type(n) is int and n > 0 and dtype in ('uint16', 'uint32') and type(meta['tokenizer']) is dict:
             return {'tokenizer': meta['tokenizer'], 'vocab_size': n, 'dtype': dtype}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise UserError(f'{folder / "meta.json"} is damaged; run {how_to_make(folder)} --overwrite')
 

@@ -1,4 +1,4 @@
-"""What several tests share: one toy model, trained once."""
+"""What several tests share: one toy model, trained once, and how a script is called."""
 
 import os
 from pathlib import Path
@@ -12,6 +12,25 @@ ROOT = Path(__file__).parent.parent
 VOCABULARY = ROOT.parent / 'shared' / 'data' / 'tiktoken'
 if VOCABULARY.is_dir():
     os.environ.setdefault('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
+
+
+def say(script, capsys, *argv: str) -> str:
+    """What a script prints, on the CPU."""
+    capsys.readouterr()
+    script.main([*argv, '--device', 'cpu'])
+    return capsys.readouterr().out
+
+
+def error_of(script, capsys, *argv: str, printed: int = 99) -> str:
+    """What a script says on standard error, in one line, as it leaves with exit code 2; at most so many lines
+    are on standard output by then."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        script.main(list(argv))
+    shown, text = capsys.readouterr()
+    assert stop.value.code == 2 and text.count('\n') == 1 and text.startswith(f'{script.__name__}.py: ')
+    assert shown.count('\n') <= printed
+    return text
 
 
 @pytest.fixture(scope='session')

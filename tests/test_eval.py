@@ -4,11 +4,14 @@ import json
 import math
 import re
 import tarfile
+import time
 from argparse import Namespace
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
+import conftest
 import numpy as np
 import pytest
 import torch
@@ -65,21 +68,7 @@ def toy_subject(k: int = 4, padding: int = 0, **shape) -> tables.Subject:
     return tables.Subject('toy', model, prepare.load_tokenizer(tokenizer))
 
 
-def say(capsys, *argv: str) -> str:
-    """What eval.py prints."""
-    capsys.readouterr()
-    tables.main([*argv, '--device', 'cpu'])
-    return capsys.readouterr().out
-
-
-def error_of(capsys, *argv: str) -> str:
-    """What eval.py says on standard error, in one line, as it leaves with exit code 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        tables.main(list(argv))
-    text = capsys.readouterr().err
-    assert stop.value.code == 2 and text.count('\n') == 1 and text.startswith('eval.py: ')
-    return text
+say, error_of = partial(conftest.say, tables), partial(conftest.error_of, tables)
 
 
 # -----------------------------------------------------------------------------
@@ -327,6 +316,64 @@ def test_pages_and_words_of_wikitext():
     assert tables.detokenize(" the word , x . , y ") == " the word, x., y "
 
 
+def test_functions_are_timed_in_turn():
+    """After two calls of each to warm up both are called alternately, as often as fits into the budget, 3 to
+    100 times; the times come in the order of the functions."""
+    calls = []
+
+    def work(name: str, seconds: float) -> None:
+        calls.append(name)
+        time.sleep(seconds)
+
+    both = [partial(work, 'fast', 0.001), partial(work, 'slow', 0.02)]
+    fast, slow = tables.alternate(both, 'cpu', 0.0, '')
+    assert calls == ['fast', 'slow'] * 5 and len(fast) == len(slow) == 3
+    assert max(fast) < 0.02 <= min(slow)
+    assert 3 < len(tables.alternate(both, 'cpu', 0.3, '')[0]) <= 15
+    assert len(tables.alternate([int], 'cpu', 9.0, '')[0]) == 100
+
+
+def test_the_timing_table_has_means_in_ms_and_the_ratio_of_medians(monkeypatch):
+    """Of 1, 2, 9 s for the Backpack and 1, 1, 4 s for the Transformer: 4,000 and 2,000 ms, ratio 2."""
+    times = [(1.0, 2.0, 9.0), (1.0, 1.0, 4.0)]
+    monkeypatch.setattr(tables, 'alternate', lambda works, *_: times[:len(works)])
+    table = tables.timing_table([toy_subject()], Namespace(device='cpu', size=None))
+    assert [row[1:] for row in table.rows] == [[4000, 2000, 2, 3]] * 3
+    assert list(table.columns)[1:3] == ['Backpack', 'Transformer']
+
+
+def test_a_training_step_trains_and_a_forward_pass_does_not():
+    """After one step on a text its loss is lower; a forward pass leaves every weight as it was."""
+    s, amp = toy_subject(), torch.autocast('cuda', torch.bfloat16, enabled=False)
+    idx = tables.text_like(s.encoding.n_vocab, 2, 20)
+    before = s.model(idx, idx)[1].item()
+    tables.forward_pass(s.model, amp, idx)
+    assert s.model(idx, idx)[1].item() == before
+    tables.training_step(s.model, s.model.adamw(1e-3, 0.1, (0.9, 0.95)), amp, idx)
+    assert s.model(idx, idx)[1].item() < before
+
+
+@pytest.mark.parametrize('size', ['micro', 'mini', 'small'])
+def test_a_model_of_the_papers_shape_is_shown_beside_the_papers_numbers(size):
+    """Backpack and Transformer of Table 9 with 512 tokens are recognised, others are not; Table 2's rows are
+    theirs."""
+    def subject(**change) -> tables.Subject:
+        with torch.device('meta'):
+            model = Backpack(Config(**tables.SIZES[size] | change))
+        model.tokenizer = prepare.GPT2
+        return tables.Subject('x', model, None)
+
+    pair = [subject(), subject(n_sense=0)]
+    assert [s.size for s in pair] == [size] * 2
+    for change in ({'n_layer': 7}, {'block_size': 1024}, {'n_sense': 4}, {'sense_hidden': 128},
+                   {'vocab_size': 811}):
+        assert subject(**change).size is None
+    blimp = {'micro': (75.6, 77.8), 'mini': (76.2, 80.4), 'small': (76.3, 81.9)}[size]
+    name = size.capitalize()
+    assert tables.paper_rows([*pair, subject(n_layer=7)], 4) == [
+        [f"the paper's Backpack-{name}", blimp[0]], [f"the paper's Transformer-{name}", blimp[1]]]
+
+
 # -----------------------------------------------------------------------------
 # The text tables, on files made here, with GPT-2's vocabulary.
 
@@ -520,7 +567,7 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
 
 @pytest.mark.parametrize('argv, words', [
     ('gendre', 'invalid choice'), ('loss --texts 3', '--texts: only with topic'),
-    ('topic --texts 0', 'at least 1'), ('topic --step-sizes -1', '0 to 1000'),
+    ('topic --texts 0', 'from 1 to'), ('topic --step-sizes -1', 'from 0 to 1000'),
     ('loss --json no/such/x.json', 'no folder'), ('loss --json .', 'is no file'),
     ('loss --json /dev/full', 'is no file'), ('wikitext --data one.jsonl', 'no articles'),
     ('loss --data bench/lambada_test.jsonl', 'no folder with val.bin'), ('loss --data half', 'damaged'),
@@ -560,8 +607,10 @@ def test_bad_input_is_one_line_and_exit_code_2(random_pair, capsys, monkeypatch,
             (Path('data') / name).mkdir()
         Path('data/half/val.bin').write_bytes(b'odd')
         np.zeros(9, 'uint16').tofile('data/odd/val.bin')
-        Path('data/odd/meta.json').write_text('{"tokenizer": {"name": "gpt2"}, "dtype": "float32"}')
-        Path('data/other/meta.json').write_text(json.dumps({'tokenizer': tokenizer, 'dtype': 'uint16'}))
+        Path('data/odd/meta.json').write_text(json.dumps(
+            {'tokenizer': prepare.GPT2, 'dtype': 'float32', 'vocab_size': 50257}))
+        Path('data/other/meta.json').write_text(json.dumps(
+            {'tokenizer': tokenizer, 'dtype': 'uint16', 'vocab_size': 300}))
     source = [] if '--from' in argv else ['--from', 'out/run']
     assert words in error_of(capsys, *argv, *(source if '--size' not in argv else []))
 

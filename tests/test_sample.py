@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import conftest
 import pytest
 import torch
 
@@ -35,22 +37,8 @@ def out(toy, monkeypatch):
     return toy
 
 
-def say(capsys, *argv: str) -> str:
-    """What sample.py prints."""
-    capsys.readouterr()
-    sample.main([*argv, '--device', 'cpu'])
-    return capsys.readouterr().out
-
-
-def error_of(capsys, *argv: str) -> str:
-    """What sample.py says on standard error, in one line, as it leaves with exit code 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        sample.main(list(argv))
-    shown, text = capsys.readouterr()
-    assert stop.value.code == 2 and text.count('\n') == 1 and text.startswith('sample.py: ')
-    assert shown.count('\n') <= 1  # which model; no half of an answer
-    return text
+say = partial(conftest.say, sample)
+error_of = partial(conftest.error_of, sample, printed=1)  # which model; no half of an answer
 
 
 def table(text: str) -> dict[str, tuple[float, float]]:

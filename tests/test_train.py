@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
+import conftest
 import numpy as np
 import pytest
 import torch
@@ -63,13 +65,7 @@ def same(a: dict, b: dict) -> None:
             assert torch.equal(a[key], b[key]) if torch.is_tensor(a[key]) else a[key] == b[key], key
 
 
-def error_of(capsys, *argv: str) -> str:
-    """What train.py says on standard error as it leaves with exit code 2, which is one line."""
-    with pytest.raises(SystemExit) as stop:
-        train.main(list(argv))
-    text = capsys.readouterr().err
-    assert stop.value.code == 2 and text.startswith('train.py: ') and text.count('\n') == 1
-    return text
+error_of = partial(conftest.error_of, train)
 
 
 # -----------------------------------------------------------------------------
