@@ -96,6 +96,23 @@ class MLP(nn.Module):
         return self.c_proj(F.gelu(self.c_fc(x), approximate='tanh'))
 
 
+class Cache:
+    """What generate keeps of the words so far, so that it reads each word once: of every layer the keys and
+    values, of SenseWeights the keys, and the senses. Begin with a whole text, go on by one word at a time.
+    """
+
+    def __init__(self, room: int):
+        self.room, self.length, self.kept = room, 0, {}  # most words, words so far, what is kept of them
+
+    def extend(self, name: object, new: Tensor) -> Tensor:
+        """Keep new (B, .., T, size) behind what has this name: all of it (B, .., length + T, size)."""
+        T, size = new.shape[-2:]
+        if name not in self.kept:
+            self.kept[name] = new.new_empty(*new.shape[:-2], self.room, size)
+        self.kept[name][..., self.length:self.length + T, :] = new
+        return self.kept[name][..., :self.length + T, :]
+
+
 def split_heads(x: Tensor, n: int) -> Tensor:
     """(B, T, n * size) -> (B, n, T, size)."""
     return x.unflatten(-1, (n, -1)).transpose(1, 2)
@@ -110,11 +127,13 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
         q, k, v = self.c_attn(x).chunk(3, dim=-1)  # (B, T, d) each
         q, k, v = (split_heads(t, self.n_head) for t in (q, k, v))  # (B, n_head, T, d/n_head) each
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)  # as q
+        if cache is not None:
+            k, v = cache.extend((self, 'k'), k), cache.extend((self, 'v'), v)  # T -> all words so far
+        dropout, whole = self.dropout if self.training else 0.0, q.shape == k.shape
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=whole)  # as q
         return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, d)
 
 
@@ -129,8 +148,8 @@ class Block(nn.Module):
         self.mlp = MLP(config.n_embd, 4 * config.n_embd, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop(self.attn(self.ln_1(x)))
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        x = x + self.drop(self.attn(self.ln_1(x), cache))
         return x + self.drop(self.mlp(self.ln_2(x)))
 
 
@@ -144,14 +163,15 @@ class Contextualizer(nn.Module):
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd)
 
-    def forward(self, x: Tensor) -> Tensor:
-        T, block_size = x.shape[1], self.wpe.num_embeddings
-        if T > block_size:
-            raise UserError(f'the text has {T} tokens; block_size is {block_size}')
-        positions = torch.arange(T, device=x.device)  # (T,)
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        start = cache.length if cache is not None else 0
+        end, block_size = start + x.shape[1], self.wpe.num_embeddings
+        if end > block_size:
+            raise UserError(f'the text has {end} tokens; block_size is {block_size}')
+        positions = torch.arange(start, end, device=x.device)  # (T,)
         x = self.drop(x + self.wpe(positions))  # (B, T, d) + (T, d)
         for block in self.h:
-            x = block(x)
+            x = block(x, cache)
         return self.ln_f(x)
 
 
@@ -194,12 +214,21 @@ class SenseWeights(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
 
     def forward(self, h: Tensor) -> Tensor:
+        return causal_softmax(*self.query_and_key(h))
+
+    def query_and_key(self, h: Tensor, cache: Cache | None = None) -> tuple[Tensor, Tensor]:
+        """Queries (B, k, T, d/k) of positions with h (B, T, d), keys (B, k, S, d/k) of all S words so far."""
         query, key = self.c_attn(h).chunk(2, dim=-1)  # (B, T, d) each
         query, key = (split_heads(t, self.n_sense) for t in (query, key))  # (B, k, T, d/k) each
-        T, scale = h.shape[1], math.sqrt(query.shape[-1])
-        mask = torch.full((T, T), -math.inf, dtype=query.dtype, device=h.device).triu(1)  # -inf: j > i
-        scores = (query / scale) @ key.transpose(-2, -1) + mask  # (B, k, T, T)
-        return scores.softmax(dim=-1)
+        return query, key if cache is None else cache.extend((self, 'key'), key)
+
+
+def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
+    """Eq. 12: query (B, k, T, d/k) of the last T of S positions, key (B, k, S, d/k) -> alpha (B, k, T, S)."""
+    T, S, scale = query.shape[2], key.shape[2], math.sqrt(query.shape[-1])
+    mask = torch.full((T, S), -math.inf, dtype=query.dtype, device=query.device).triu(1 + S - T)  # j > i
+    scores = (query / scale) @ key.transpose(-2, -1) + mask  # (B, k, T, S)
+    return scores.softmax(dim=-1)
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
@@ -208,6 +237,20 @@ def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
     The sum runs over position and sense together, so it is one matrix product per text.
     """
     return torch.einsum('blij,bjld->bid', alpha, C)
+
+
+def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
+    """weighted_sum(causal_softmax(query, key), C), the same (B, T, d) for half the work when texts are long.
+
+    Weights of later words are zero: for a block of positions those behind its end are not even computed.
+    """
+    T, S = query.shape[2], key.shape[2]
+    o = []
+    for i in range(0, T, size):
+        end = min(i + size, T) + S - T
+        alpha = causal_softmax(query[:, :, i:i + size], key[:, :, :end])  # (B, k, size, end)
+        o.append(weighted_sum(alpha, C[:, :end]))  # (B, size, d)
+    return torch.cat(o, dim=1)  # (B, T, d)
 
 
 class Backpack(nn.Module):
@@ -235,11 +278,17 @@ class Backpack(nn.Module):
         if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
 
-    def senses(self, idx: Tensor) -> Tensor:
-        """Eq. 10: the sense vectors of the words idx, (B, T) or any other shape (..) -> (.., k, d)."""
-        if torch.compiler.is_compiling():  # a shape that depends on the data would break the graph
-            return self.sense_network(self.wte(idx))
-        words, place = idx.unique(return_inverse=True)  # a sense depends on the word alone: compute each once
+    def senses(self, idx: Tensor, distinct: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Eq. 10: the sense vectors of the words idx, (B, T) or any other shape (..) -> (.., k, d).
+
+        A sense depends on the word alone, so those of each distinct word are computed once. distinct may be
+        what distinct_words(idx) gives; a compiled model, whose shapes must not depend on data, needs it.
+        """
+        if distinct is None:
+            if torch.compiler.is_compiling():
+                return self.sense_network(self.wte(idx))
+            distinct = idx.unique(return_inverse=True)
+        words, place = distinct
         table = self.sense_network(self.wte(words)).flatten(1)  # (distinct words, k*d)
         return F.embedding(place, table).unflatten(-1, (self.config.n_sense, -1))  # (B, T, k, d)
 
@@ -251,61 +300,82 @@ class Backpack(nn.Module):
         """Eq. 9: the score v E^T of every word for any vectors v (.., d) -> (.., V), padding included."""
         return F.linear(v, self.wte.weight)
 
-    def represent(self, idx: Tensor, edit: Edit | None = None) -> Tensor:
+    def represent(self, idx: Tensor, edit: Edit | None = None, table: 'SenseTable | None' = None,
+                  distinct: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None) -> Tensor:
         """Eq. 2: the vectors o of the text idx (B, T) -> (B, T, d); for a Transformer its h.
 
-        edit changes the senses before they are summed. UserError: a text longer than block_size, or an edit
-        for a Transformer.
+        edit changes the senses before they are summed; table has them ready, distinct as in senses; with a
+        cache only the words that it does not hold yet are read, and have their o returned. UserError: a text
+        longer than block_size, or an edit for a Transformer.
         """
-        if not self.config.n_sense:
-            if edit is not None:
-                raise UserError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
-            return self.contextualizer(self.wte(idx))  # (B, T, d)
-        C = self.senses(idx)  # (B, T, k, d)
-        if edit is not None:
-            C = edit(idx, C)
-        return weighted_sum(self.alpha(idx), C)  # (B, T, d)
+        if edit is not None and not self.config.n_sense:
+            raise UserError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
+        new = idx if cache is None else idx[:, cache.length:]
+        o = h = self.contextualizer(self.wte(new), cache)  # (B, T, d)
+        if self.config.n_sense:
+            C = self.senses(new, distinct) if table is None else table(new)  # (B, T, k, d)
+            if cache is not None:
+                C = cache.extend('C', C.flatten(2)).unflatten(-1, C.shape[2:])  # of all words so far
+            C = C if edit is None else edit(idx, C)
+            o = sum_in_blocks(*self.sense_weights.query_and_key(h, cache), C)  # (B, T, d)
+        if cache is not None:
+            cache.length = idx.shape[1]
+        return o
 
-    def forward(self, idx: Tensor, targets: Tensor | None = None, edit: Edit | None = None):
+    def forward(self, idx: Tensor, targets: Tensor | None = None, edit: Edit | None = None,
+                table: 'SenseTable | None' = None, distinct: tuple[Tensor, Tensor] | None = None,
+                loss_only: bool = False):
         """Logits (B, T, V) of the word after each position of idx (B, T), and the mean loss in nats.
 
-        targets (B, T) are the ids to predict, -1 where nothing is asked; without them the loss is None.
-        An edit that changes nothing gives bit-identical logits (in evaluation mode, as dropout draws anew).
+        targets (B, T) are the ids to predict, -1 where nothing is asked; without them the loss is None. With
+        loss_only the logits are None, never in memory at once, and the loss is the same. An edit that changes
+        nothing gives bit-identical logits (in evaluation mode, as dropout draws anew). table, distinct and
         UserError as in represent.
         """
-        logits = self.project(self.represent(idx, edit))  # (B, T, V)
+        o = self.represent(idx, edit, table, distinct)  # (B, T, d)
+        if targets is not None and loss_only:
+            kind, o = o.device.type, o.flatten(0, 1)  # (B*T, d)
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else o.dtype
+            return None, ProjectedLoss.apply(o, self.wte.weight, targets.flatten(), dtype,
+                                             torch.is_grad_enabled())
+        logits = self.project(o)  # (B, T, V)
         if targets is None:
             return logits, None
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
-                 edit: Edit | None = None) -> Tensor:
+                 edit: Edit | None = None, use_cache: bool = True,
+                 table: 'SenseTable | None' = None) -> Tensor:
         """Continue the texts idx (B, T) by max_new_tokens ids each: (B, T + max_new_tokens).
 
         temperature 0 takes the likeliest word; top_k draws from the top_k likeliest alone. Past block_size
         only the last block_size // 2 tokens are read on; all are returned. Torch's global generator draws.
+        With the cache each word is read once, until then; without it the whole text, for every word.
         UserError: an empty text, a negative temperature, top_k below 1.
         """
         if idx.shape[1] == 0 or temperature < 0 or (top_k is not None and top_k < 1):
             raise UserError('generate takes at least 1 token, temperature 0 and top_k 1, not '
                             f'{idx.shape[1]}, {temperature} and {top_k}')
-        start = 0
+        start, block_size = 0, self.config.block_size
+        room = min(block_size, idx.shape[1] + max_new_tokens)
+        cache = Cache(room) if use_cache else None
         for _ in range(max_new_tokens):
-            if idx.shape[1] - start > self.config.block_size:
-                start = idx.shape[1] - max(1, self.config.block_size // 2)
-            o = self.represent(idx[:, start:], edit)[:, -1]  # (B, d)
+            if idx.shape[1] - start > block_size:
+                start = idx.shape[1] - max(1, block_size // 2)
+                cache = Cache(room) if use_cache else None  # positions have changed: read anew
+            o = self.represent(idx[:, start:], edit, table, cache=cache)[:, -1]  # (B, d)
             logits = self.project(o)[:, :self.config.n_vocab]  # (B, V without padding)
             probs = next_word_probs(logits, temperature, top_k)
             idx = torch.cat([idx, torch.multinomial(probs, 1)], dim=1)  # (B, T + 1)
         return idx
 
     def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float]):
-        """AdamW with weight decay on matrices, embeddings too, not on biases and norms; fused on CUDA."""
+        """AdamW with weight decay on matrices, embeddings too, not on biases and norms."""
         params = [p for p in self.parameters() if p.requires_grad]
         groups = [{'params': [p for p in params if p.dim() >= 2], 'weight_decay': weight_decay},
                   {'params': [p for p in params if p.dim() < 2], 'weight_decay': 0.0}]
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=params[0].is_cuda)
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
     def n_params(self) -> dict[str, int]:
         """Parameters of the contextualizer (with wte and SenseWeights), of the sense network, of both."""
@@ -313,14 +383,16 @@ class Backpack(nn.Module):
         senses = sum(p.numel() for p in self.sense_network.parameters()) if self.config.n_sense else 0
         return {'contextualizer': total - senses, 'senses': senses, 'total': total}
 
-    def flops_per_token(self) -> int:
-        """Floating point operations to train on one token at full length, its senses computed anew.
+    def flops_per_token(self, distinct: float = 1.0) -> float:
+        """Floating point operations to train on one token at full length.
 
         A multiplication and an addition per weight and token, three times: forward, backward to the weights,
-        backward to the inputs. Attention matrices count in full, though half of each is masked.
+        backward to the inputs. Attention matrices count in full, though half of each is masked; the weights
+        of the sense network for a share of the tokens, where senses are computed once a distinct word.
         """
         c = self.config
-        matrices = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        matrices = sum(m.weight.numel() * (distinct if name.startswith('sense_network.') else 1)
+                       for name, m in self.named_modules() if isinstance(m, nn.Linear))
         head = c.vocab_size * c.n_embd
         attention = 2 * c.n_layer * c.block_size * c.n_embd  # q k^T and its product with v
         senses = (1 + c.n_sense) * c.block_size * c.n_embd if c.n_sense else 0  # q k^T (Eq. 12), sum (Eq. 2)
@@ -336,6 +408,77 @@ def next_word_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None 
         top, words = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k)
         logits = torch.full_like(logits, -math.inf).scatter(-1, words, top)
     return logits.softmax(-1)
+
+
+# -----------------------------------------------------------------------------
+# The same for less time and memory; the plain form of each stands in a test.
+
+
+LOGITS_IN_MEMORY = 1 << 28  # of a training step: 1 GiB in float32
+
+
+class ProjectedLoss(torch.autograd.Function):
+    """Mean cross-entropy of the logits v E^T for vectors v (n, d) and targets (n,), F.cross_entropy(v @ E.T,
+    targets, ignore_index=-1), without the logits (n, V), the largest tensor of a training run.
+
+    The gradient with respect to a logit is its probability, minus 1 for the target: known as soon as the
+    logits of its position are. So both gradients are made in the forward pass, some positions at a time.
+    """
+
+    @staticmethod
+    def forward(ctx, v: Tensor, E: Tensor, targets: Tensor, dtype: torch.dtype, learning: bool) -> Tensor:
+        """dtype is that of the matrix products; learning: whether gradients are wanted."""
+        n_chunks, weights = math.ceil(len(v) * len(E) / LOGITS_IN_MEMORY), E.to(dtype)
+        n, exact = (targets != -1).sum(), torch.promote_types(dtype, torch.float32)
+        total, grad_v, grad_E = v.new_zeros(()), [], torch.zeros_like(E) if learning else None
+        for v_, t in zip(v.to(dtype).chunk(n_chunks), targets[:, None].chunk(n_chunks)):  # (c, d), (c, 1)
+            asked, t = (t != -1).to(exact), t.clamp(min=0)
+            logp = F.linear(v_, weights).log_softmax(-1, dtype=exact)  # (c, V)
+            total = total - (logp.gather(1, t) * asked).sum() / n
+            if learning:
+                g = logp.exp_().scatter_add_(1, t, -torch.ones_like(asked)).to(dtype)  # p - 1[target]
+                grad_v.append((g @ weights).to(v.dtype) * asked / n)  # (c, d)
+                grad_E += g.T @ (v_ * asked / n).to(dtype)  # (V, d)
+        if learning:
+            ctx.save_for_backward(torch.cat(grad_v), grad_E)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        grad_v, grad_E = ctx.saved_tensors
+        return grad * grad_v, grad * grad_E, None, None, None
+
+
+def distinct_words(idx: Tensor) -> tuple[Tensor, Tensor]:
+    """The words of idx (..), (n,), and the place (..) of every token among them: words[place] is idx.
+
+    Each is there once, then word 0 until n is a multiple of 64: new sizes of tensors fragment memory.
+    """
+    words, place = idx.unique(return_inverse=True)
+    return F.pad(words, (0, -len(words) % 64)), place
+
+
+class SenseTable:
+    """The senses of words, computed once: table(idx) (.., k, d) is what model.senses(idx) would compute anew.
+
+    words are ids of any shape (None: the vocabulary); dtype is what they are kept in (None: that of the
+    weights). It is right as long as the weights stay as they are. A word that it lacks gives NaN everywhere.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Backpack, words: Tensor | None = None, dtype: torch.dtype | None = None):
+        E, k, self.dtype = model.wte.weight, model.config.n_sense, model.wte.weight.dtype
+        words = torch.arange(model.config.n_vocab, device=E.device) if words is None else words.unique()
+        n = len(words)
+        self.row = torch.full((len(E),), n, device=E.device)  # of each word; the last is for those not there
+        self.row[words] = torch.arange(n, device=E.device)
+        self.senses = E.new_full((n + 1, k, E.shape[1]), math.nan, dtype=dtype)
+        for i in range(0, n, 1024):
+            self.senses[i:min(n, i + 1024)] = model.sense_network(model.wte(words[i:i + 1024]))  # (.., k, d)
+
+    def __call__(self, idx: Tensor) -> Tensor:
+        rows = F.embedding(self.row[idx], self.senses.flatten(1)).to(self.dtype)  # (.., k*d)
+        return rows.unflatten(-1, self.senses.shape[1:])  # (.., k, d)
 
 
 # -----------------------------------------------------------------------------

@@ -29,7 +29,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from model import Backpack, Config, UserError, find_device, from_checkpoint, from_pretrained, load_file
+from model import (
+    Backpack,
+    Config,
+    UserError,
+    distinct_words,
+    find_device,
+    from_checkpoint,
+    from_pretrained,
+    load_file,
+)
 
 
 def setting(default, meaning: str):
@@ -395,11 +404,17 @@ def learning_rate_at(step: int, settings: Settings) -> float:
     return settings.learning_rate + share * (settings.min_lr - settings.learning_rate)
 
 
-def to_device(batch: tuple[Tensor, Tensor], device: str) -> list[Tensor]:
-    """Texts and targets on the device; to CUDA from pinned memory, copied while it still computes."""
-    if device.startswith('cuda'):
-        return [t.pin_memory().to(device, non_blocking=True) for t in batch]
-    return [t.to(device) for t in batch]
+def inputs_of(idx: Tensor, targets: Tensor, device: str) -> dict:
+    """What a model takes to learn from texts and targets (B, T), on the device: these, their distinct words.
+
+    To CUDA they go from pinned memory, copied while it still computes on what came before.
+    """
+    def move(t: Tensor) -> Tensor:
+        return t.pin_memory().to(device, non_blocking=True) if device.startswith('cuda') else t.to(device)
+
+    words, place = map(move, distinct_words(idx))
+    torch._dynamo.mark_dynamic(words, 0)  # one compiled model for any number of them
+    return {'idx': move(idx), 'targets': move(targets), 'distinct': (words, place), 'loss_only': True}
 
 
 def gradients(model, data: Blocks, step: int, settings: Settings, machine: Machine) -> Tensor:
@@ -414,10 +429,10 @@ def gradients(model, data: Blocks, step: int, settings: Settings, machine: Machi
     torch.manual_seed((s.seed << 32) + step * machine.world + machine.rank)
     total = torch.zeros((), device=machine.device)
     for i, rows in enumerate(micro):
-        x, y = to_device(data(rows), machine.device)
+        batch = inputs_of(*data(rows), machine.device)
         with nullcontext() if i == len(micro) - 1 or machine.world == 1 else model.no_sync():
             with machine.autocast():
-                _, loss = model(x, y)
+                _, loss = model(**batch)
             (loss / len(micro)).backward()
         total += loss.detach() / len(micro)
     return total
@@ -432,9 +447,10 @@ def evaluate(model, data: Blocks, settings: Settings, machine: Machine) -> float
     total = torch.zeros((), device=machine.device)
     model.eval()
     for start in range(machine.rank * size, n, machine.world * size):
-        x, y = to_device(data(chosen[start:start + size]), machine.device)
+        rows = chosen[start:start + size]
+        batch = inputs_of(*data(rows), machine.device)
         with machine.autocast():
-            total += model(x, y)[1] * len(x)
+            total += model(**batch)[1] * len(rows)
     model.train()
     return machine.mean(total) * machine.world / n
 
@@ -454,6 +470,8 @@ class Run:
         shape = meta['dtype'], s.block_size, meta['vocab_size']
         self.train_data = Blocks(folder / 'train.bin', *shape)
         self.val_data = Blocks(folder / 'val.bin', *shape)
+        first = self.train_data(blocks_of_step(s.seed, 0, s.batch_size, self.train_data.n))[0]
+        self.flops_per_token = self.model.flops_per_token(len(first.unique()) / first.numel())
         self.model.to(machine.device, torch.float64 if machine.dtype == 'float64' else torch.float32).train()
         self.optimizer = self.model.adamw(s.learning_rate, s.weight_decay, (s.beta1, s.beta2))
         self.step, self.best = checkpoint.get('step', 0), checkpoint.get('best_val_loss', math.inf)
@@ -527,7 +545,7 @@ class Run:
         self.stop_unless_finite('loss', loss)
         self.stop_unless_finite('gradient norm', norm)
         rate, left = learning_rate_at(self.step - 1, s), (s.max_iters - self.step) * s.tokens_per_step / speed
-        mfu = speed * self.model.flops_per_token() / m.peak_flops if m.peak_flops else None
+        mfu = speed * self.flops_per_token / m.peak_flops if m.peak_flops else None
         m.say(f'step {self.step}: loss {loss:.4f}, lr {rate:.2e}, grad norm {norm:.2f}, {speed:,.0f} tokens/s'
               + (f', MFU {mfu:.1%}' if mfu else '') + f', {clock(left)} left')
         if m.rank == 0:

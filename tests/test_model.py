@@ -16,8 +16,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model import SIZES, Backpack, Config, UserError, export, from_pretrained, weighted_sum
-from senses import scale_senses
+import model as model_py
+import train
+from model import (
+    SIZES,
+    Backpack,
+    Cache,
+    Config,
+    SenseTable,
+    UserError,
+    causal_softmax,
+    distinct_words,
+    export,
+    from_pretrained,
+    sum_in_blocks,
+    weighted_sum,
+)
+from senses import affinity, compose, scale_senses, topic
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / 'tests' / 'fixtures'
@@ -110,19 +125,6 @@ def test_senses_do_not_depend_on_the_context():
     model, idx = lively(), text()
     table = model.senses(torch.arange(40))  # (V, k, d)
     torch.testing.assert_close(model.senses(idx), table[idx])
-
-
-def test_senses_of_distinct_words_equal_the_network_on_every_token():
-    """Computing each distinct word once gives the values and the gradients of computing every token."""
-    for seed, idx in enumerate((text(), torch.zeros(1, 1, dtype=torch.long), torch.arange(40)[None, :12],
-                                text(12, 8))):
-        model, grads = lively(seed), []
-        for C in (model.senses(idx), model.sense_network(model.wte(idx))):
-            model.zero_grad()
-            (C * torch.arange(C.numel()).view(C.shape).sin()).sum().backward()
-            grads.append([p.grad for p in (model.wte.weight, *model.sense_network.parameters())])
-        torch.testing.assert_close(*grads)
-        torch.testing.assert_close(model.senses(idx), model.sense_network(model.wte(idx)))
 
 
 def test_cbow_is_a_backpack():
@@ -588,6 +590,165 @@ def test_generation_uses_the_edit_and_goes_on_past_block_size():
     for n in (13, 14, 15):
         assert torch.equal(out[:, n], model(out[:, 7:n], edit=edit)[0][:, -1].argmax(-1))
     assert not torch.equal(out, model.generate(idx, 5, temperature=0))
+
+
+# -----------------------------------------------------------------------------
+# The fast forms, each beside its plain one.
+
+TEXTS = {  # seed -> ids (B, T): words that repeat, one word alone, one token, all distinct, a larger batch
+    0: text(), 1: torch.full((3, 7), 5), 2: torch.zeros(1, 1, dtype=torch.long), 3: torch.arange(12)[None],
+    4: text(12, 8), 5: text(12, 1)}
+
+
+def loss_and_gradients(model: Backpack, loss: torch.Tensor) -> list[torch.Tensor]:
+    """A loss, and the gradient of every weight."""
+    model.zero_grad()
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())]
+
+
+def plain_loss(model: Backpack, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss with the senses of every token, all of alpha, and all logits."""
+    o = weighted_sum(model.alpha(idx), model.sense_network(model.wte(idx)))
+    return F.cross_entropy(model.project(o).flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+@pytest.mark.parametrize('seed', TEXTS)
+def test_the_fast_loss_and_its_gradients_are_those_of_the_plain_form(seed, monkeypatch):
+    """With distinct words, blocks of positions and no logits, loss and gradients are as without, in float32
+    to 1e-5; positions without a target count nothing; the words that fill up the list get no gradient."""
+    monkeypatch.setattr(model_py, 'LOGITS_IN_MEMORY', 40 * 9)  # 9 positions at a time
+    model, idx = lively(seed).float(), TEXTS[seed]
+    targets = idx.roll(1, 1).where(torch.rand(idx.shape) < 0.8, -1)
+    targets[0, 0] = 3
+    fast = loss_and_gradients(model, model(idx, targets, distinct=distinct_words(idx), loss_only=True)[1])
+    plain = loss_and_gradients(model, plain_loss(model, idx, targets))
+    torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model(idx, targets)[1], plain[0])
+    gpt = lively(seed, n_sense=0).float()
+    torch.testing.assert_close(loss_and_gradients(gpt, gpt(idx, targets, loss_only=True)[1]),
+                               loss_and_gradients(gpt, gpt(idx, targets)[1]), rtol=1e-5, atol=1e-5)
+
+
+def test_the_fast_loss_makes_no_logits_and_needs_no_gradient():
+    """loss_only returns None for the logits, and under no_grad the loss alone."""
+    model, idx = lively(), text()
+    with torch.no_grad():
+        logits, loss = model(idx, idx, loss_only=True)
+    assert logits is None and not loss.requires_grad
+    torch.testing.assert_close(loss, model(idx, idx)[1])
+
+
+def test_the_fast_loss_in_bfloat16_is_no_less_exact_than_the_plain_one():
+    """Under autocast loss and gradients are in float32, and no farther from exact ones than with all logits,
+    by more than a half."""
+    model, idx = lively().float(), text()
+    exact = loss_and_gradients(model, model(idx, idx)[1])
+    far = []
+    for fast in (True, False):
+        with torch.autocast('cpu', torch.bfloat16):
+            loss = model(idx, idx, loss_only=fast)[1]
+        found = loss_and_gradients(model, loss)
+        assert all(a.dtype == torch.float32 for a in found)
+        far.append(sum((a - b).square().sum() for a, b in zip(found, exact)).sqrt())
+    assert 0 < far[0] < 1.5 * far[1]
+
+
+@pytest.mark.parametrize('size', [1, 3, 4, 10, 128])
+def test_a_sum_in_blocks_is_the_sum(size):
+    """sum_in_blocks gives the values and gradients of weighted_sum(causal_softmax(..), C), whatever the size
+    of the blocks, for the last positions of a text too."""
+    torch.manual_seed(size)
+    for T, S in ((10, 10), (1, 7), (4, 9)):
+        inputs = [torch.randn(2, 3, n, 8, dtype=torch.float64, requires_grad=True) for n in (T, S)]
+        C = torch.randn(2, S, 3, 24, dtype=torch.float64, requires_grad=True)
+        results = []
+        for o in (sum_in_blocks(*inputs, C, size), weighted_sum(causal_softmax(*inputs), C)):
+            results.append([o, *torch.autograd.grad((o * o.detach().sin()).sum(), (*inputs, C))])
+        torch.testing.assert_close(*results)
+
+
+def test_distinct_words_and_places_are_the_text():
+    """words[place] is the text, each word is there once, and the list is a multiple of 64 long."""
+    for idx in TEXTS.values():
+        words, place = distinct_words(idx)
+        assert torch.equal(words[place], idx) and len(words) % 64 == 0
+        assert len(words[:place.max() + 1].unique()) == place.max() + 1 == len(idx.unique())
+
+
+def test_a_compiled_model_is_compiled_once_whatever_the_number_of_words():
+    """20 batches of 1 to 320 distinct words make one graph without a break, with the plain loss and
+    gradients."""
+    graphs, config = [], {**TINY, 'vocab_size': 400, 'block_size': 40}
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Backpack(Config(**config))
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for i in range(20):
+        idx = torch.randint(1 + 21 * i, (8, 40))
+        inputs = train.inputs_of(idx, idx, 'cpu')
+        fast = loss_and_gradients(model, compiled(**inputs)[1])
+        if i % 5 == 0:
+            torch.testing.assert_close(fast, loss_and_gradients(model, plain_loss(model, idx, idx)),
+                                       rtol=1e-5, atol=1e-5)
+    assert len(graphs) == 1
+
+
+def edits_of(model: Backpack) -> dict:
+    """No edit, a factor, and the annealed control of a topic after it."""
+    weights = topic(model, affinity(model, [3, 5, 8]), (3.0, 2.5, 2.0, 1.0))
+    return {'none': None, 'factor': scale_senses(list(range(20)), [0, 2], 0.3),
+            'both': compose([scale_senses(None, [1], 0.5), weights])}
+
+
+@pytest.mark.parametrize('edit', ['none', 'factor', 'both'])
+def test_the_cache_changes_no_logit_and_no_text(edit):
+    """Read word by word with a cache, a batch of texts has the logits of being read whole, to 1e-4 in
+    float32; greedy text is the same far beyond block_size, where what is kept of it is read anew."""
+    model, idx = lively(2).float(), text(4, 3)
+    edit = edits_of(model)[edit]
+    cache, whole = Cache(12), text(12, 3)
+    for n in range(4, 13):
+        o = model.represent(whole[:, :n], edit, cache=cache)
+        assert o.shape[1] == (4 if n == 4 else 1) and cache.length == n
+        torch.testing.assert_close(o[:, -1], model.represent(whole[:, :n], edit)[:, -1], rtol=0, atol=1e-4)
+    out = [model.generate(idx, 40, temperature=0, edit=edit, use_cache=kept) for kept in (True, False)]
+    assert torch.equal(*out) and len(out[0].unique()) > 3
+    gpt = lively(2, n_sense=0)
+    assert torch.equal(*(gpt.generate(idx, 40, temperature=0, use_cache=kept) for kept in (True, False)))
+
+
+def test_the_cache_reads_each_word_once(monkeypatch):
+    """Up to block_size every word goes through the contextualizer once; then half of them are read again."""
+    model, seen = lively(), []
+    forward = model.contextualizer.forward
+    monkeypatch.setattr(model.contextualizer, 'forward',
+                        lambda x, cache: seen.append(x.shape[1]) or forward(x, cache))
+    model.generate(text(4), 12)
+    assert seen == [4, 1, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1]
+
+
+def test_a_sense_table_is_the_senses():
+    """A table of the vocabulary, or of the words of a text, gives the logits and the text of the senses made
+    anew; in bfloat16 nearly; a word that it lacks makes them NaN."""
+    model, idx = lively().float(), text()
+    for words in (None, idx):
+        table = SenseTable(model, words)
+        torch.testing.assert_close(model(idx, table=table)[0], model(idx)[0])
+    assert len(SenseTable(model, idx).senses) == len(idx.unique()) + 1
+    assert torch.equal(*(model.generate(idx, 9, temperature=0, table=t) for t in (SenseTable(model), None)))
+    small = SenseTable(model, dtype=torch.bfloat16)
+    assert small.senses.dtype == torch.bfloat16
+    torch.testing.assert_close(model(idx, table=small)[0], model(idx)[0], rtol=0.05, atol=0.05)
+    idx[1, 4] = (idx[1, 4] + 1) % 40
+    lacking = SenseTable(model, idx[idx != idx[1, 4]])
+    assert model(idx, table=lacking)[0][1].isnan().all()
+
+
+# -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('change, message', [
