@@ -26,7 +26,9 @@ import sys
 import tarfile
 import traceback
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -305,7 +307,7 @@ def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
 # -----------------------------------------------------------------------------
 # Reading. Any corpus becomes rows (text, end); a long document is several rows, and its last one has end.
 
-PIECE = 1 << 18  # characters of a document held in memory at once
+PIECE = 1 << 16  # characters of a document held in memory at once
 FORMATS = 'give UTF-8 text, .jsonl, .parquet or a .tar of .txt, plain, .gz or .xz'
 
 
@@ -425,8 +427,8 @@ def read_corpus(files: list[str], cache: Path, num_proc: int):
     features = datasets.Features(text=datasets.Value('large_string'), end=datasets.Value('bool'))
     try:
         return datasets.Dataset.from_generator(
-            rows_of_files, features, cache_dir=str(cache), gen_kwargs={'paths': files}, writer_batch_size=100,
-            num_proc=min(num_proc, len(files)))
+            rows_of_files, features, cache_dir=str(cache), gen_kwargs={'paths': files},
+            writer_batch_size=1000, num_proc=min(num_proc, len(files)))
     except Exception as error:  # datasets wraps it; from another process it comes as the text of a traceback
         found = re.findall(r'UserError: (.*)', ''.join(traceback.format_exception(error)))
         raise UserError(found[-1]) if found else error
@@ -463,33 +465,50 @@ def token_dtype(n_vocab: int) -> str:
     return 'uint16' if n_vocab <= 1 << 16 else 'uint32'
 
 
-def encode_rows(batch: dict, tokenizer: dict) -> dict:
-    """Token ids of each row, end-of-text after the last row of a document; an empty document has none."""
-    encoding = load_tokenizer(tokenizer)
-    ids = []
-    for text, end in zip(batch['text'], batch['end']):
-        row = encoding.encode_ordinary(text)
-        row += [encoding.eot_token] * (end and bool(row))
-        ids.append(np.array(row, dtype=token_dtype(encoding.n_vocab)))
-    return {'ids': ids, 'end': batch['end']}
+Encoded = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids of some rows in one array; lengths, ends of rows
 
 
-def encode_corpus(rows, tokenizer: dict, num_proc: int):
-    """The rows (text, end) of a corpus as rows (ids, end), encoded in num_proc processes."""
-    import datasets
-    dtype = token_dtype(load_tokenizer(tokenizer).n_vocab)
-    features = datasets.Features(ids=datasets.LargeList(datasets.Value(dtype)), end=datasets.Value('bool'))
-    return rows.map(encode_rows, batched=True, batch_size=100, writer_batch_size=100, desc='Encoding',
-                    fn_kwargs={'tokenizer': tokenizer}, features=features, remove_columns=rows.column_names,
-                    num_proc=min(num_proc, len(rows)) if num_proc > 1 else None)
+def encode_rows(texts: list[str], ends: list[bool], tokenizer: dict) -> Encoded:
+    """Rows as tokens, end-of-text after the last row of a document; an empty document has none."""
+    encoding, ids = load_tokenizer(tokenizer), []
+    for text, end in zip(texts, ends):
+        row = encoding.encode_to_numpy(text, disallowed_special=())  # as encode_ordinary, but without a list
+        ids.append(np.append(row, np.uint32(encoding.eot_token)) if end and len(row) else row)
+    lengths = np.array([len(row) for row in ids])
+    return np.concatenate(ids).astype(token_dtype(encoding.n_vocab)), lengths, np.array(ends)
 
 
-def blocks_of(encoded) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The rows of an encoded corpus, some at a time: their ids in one array, their lengths, their ends."""
-    for table in encoded.with_format('arrow').iter(batch_size=200):
-        ids = table['ids'].combine_chunks()
-        lengths = np.diff(ids.offsets.to_numpy()).astype(np.int64)
-        yield ids.flatten().to_numpy(), lengths, table['end'].to_numpy(zero_copy_only=False)
+def batches_of(rows) -> Iterator[tuple[list[str], list[bool]]]:
+    """The texts and ends of a datasets.Dataset, about a million characters at a time.
+
+    Its files are read, not mapped into memory, where all that was read would count as used.
+    """
+    import pyarrow
+    texts, ends, size = [], [], 0
+    for file in rows.cache_files:
+        with pyarrow.OSFile(file['filename']) as stream:
+            for table in pyarrow.ipc.open_stream(stream):
+                for text, end in zip(table['text'].to_pylist(), table['end'].to_pylist()):
+                    texts.append(text)
+                    ends.append(end)
+                    size += 1 + len(text)
+                    if size > 1 << 20:
+                        yield texts, ends
+                        texts, ends, size = [], [], 0
+    if texts:
+        yield texts, ends
+
+
+def encode_corpus(rows, tokenizer: dict, num_proc: int) -> Iterator[Encoded]:
+    """The rows (text, end) of a corpus, encoded in num_proc processes with few in memory at a time."""
+    from datasets.utils import tqdm
+    waiting = deque()
+    with ProcessPoolExecutor(num_proc) as pool, tqdm(total=len(rows), desc='Encoding', unit=' rows') as bar:
+        for batch in chain(batches_of(rows), [None] * 4 * num_proc):  # None: no more to come, some to take
+            waiting.append(batch and pool.submit(encode_rows, *batch, tokenizer))
+            if len(waiting) > 4 * num_proc and (first := waiting.popleft()):
+                yield first.result()
+                bar.update(len(first.result()[1]))
 
 
 def hold_out(lengths: np.ndarray, ends: np.ndarray, seed: int, documents: float, tokens: float) -> np.ndarray:
@@ -540,25 +559,27 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     from datasets.utils import tqdm
     eot, cache = load_tokenizer(GPT2).eot_token, folder / 'cache'
     files = args.text or openwebtext_files(args.subsets)
-    encoded = encode_corpus(read_corpus(files, cache, args.num_proc), GPT2, args.num_proc)
-    facts = [(lengths, ends) for _, lengths, ends in blocks_of(encoded)]
+    rows, facts, dtype = read_corpus(files, cache, args.num_proc), [], token_dtype(eot + 1)
+    with open(cache / 'ids', 'wb') as file:  # in the order of the text, until it is known which are held out
+        for ids, *fact in encode_corpus(rows, GPT2, args.num_proc):
+            ids.tofile(file)
+            facts.append(fact)
     if not sum(lengths.sum() for lengths, _ in facts):
         raise UserError(f'{", ".join(files)}: there is no text in it')
     lengths, ends = (np.concatenate(column) for column in zip(*facts))
     held, val = np.zeros_like(lengths), ()
     if args.val:
         val_rows = read_corpus(args.val, cache / 'val', args.num_proc)
-        val = blocks_of(encode_corpus(val_rows, GPT2, args.num_proc))
+        val = encode_corpus(val_rows, GPT2, args.num_proc)
     else:
         held = hold_out(lengths, ends, args.seed, 0.0005, 0.0 if args.name == 'openwebtext' else 0.01)
 
     def parts() -> Iterator[list[np.ndarray]]:
         """[training, held-out] ids of some rows at a time."""
-        row = 0
-        with tqdm(total=len(lengths), desc='Writing', unit=' rows') as bar:
-            for ids, n, _ in blocks_of(encoded):
-                yield split_rows(ids, n, held[row:row + len(n)], eot)
-                row += len(n)
+        with open(cache / 'ids', 'rb') as file, tqdm(total=len(lengths), desc='Writing', unit=' rows') as bar:
+            for i in range(0, len(lengths), 200):
+                n = lengths[i:i + 200]
+                yield split_rows(np.fromfile(file, dtype, n.sum()), n, held[i:i + 200], eot)
                 bar.update(len(n))
         for ids, _, _ in val:
             yield [ids[:0], ids]

@@ -6,7 +6,10 @@ import io
 import json
 import lzma
 import math
+import os
 import re
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import tiktoken
 
 import prepare
 
+ROOT = Path(__file__).parent.parent
 TEXTS = ['The nurse said that she\n\nhad a new  car.\n', 'Żółć, naïve 日本語 <|endoftext|> 😀', 'x' * 3000,
          '\n'.join(f'line {i}   \n\n' for i in range(300))]
 
@@ -178,6 +182,32 @@ def test_a_lone_document_is_cut(folder):
     train, val, _ = bins('book')
     (start,), (end,) = documents(train), documents(val)
     assert start + end == text and 0.009 < len(val) / len(train) < 0.011
+
+
+PEAK = """
+import re, resource, sys
+import prepare
+prepare.main(sys.argv[1:])
+own = int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])
+print(max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path('/proc/self/status').exists(), reason='tells memory as Linux does')
+def test_memory_does_not_grow_with_the_corpus(folder):
+    """Eight times a corpus of 5 MB, so 36 MB more text and 16 MB more tokens, takes less than 12 MB more
+    memory, in the process that takes most."""
+    gpt2_or_skip()
+    rng, peaks = np.random.default_rng(0), []
+    words = [''.join(rng.choice(list('abcdefghij'), n)) for n in rng.integers(2, 9, 300)]
+    lines = [json.dumps({'text': ' '.join(rng.choice(words, 250))}) + '\n' for _ in range(3500)]
+    for copies in (1, 8):
+        Path('corpus.jsonl').write_text(''.join(lines) * copies)
+        assert 4.5e6 < os.path.getsize('corpus.jsonl') / copies < 6e6
+        argv = [sys.executable, '-c', PEAK, f'x{copies}', '--text', 'corpus.jsonl', '--num-proc', '2']
+        done = subprocess.run(argv, env=os.environ | {'PYTHONPATH': str(ROOT)}, stdout=subprocess.PIPE)
+        peaks.append(int(done.stdout.split()[-1]))
+    assert 50 < peaks[1] < peaks[0] + 12
 
 
 def test_held_out_rows_of_split_documents_are_their_ends():
