@@ -13,12 +13,14 @@
     topic        Table 12, Figure 2  control of the topic, beside PPLM on the Transformer
     timing       Table 7             forward pass, training step and generation
     ablation     Table 8             runs that differ in the number of senses
+    cost         not in the paper    a training step as batch, length, senses and size grow; not among all
 """
 
 import argparse
 import json
 import lzma
 import math
+import multiprocessing
 import os
 import re
 import statistics
@@ -28,6 +30,9 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,18 +49,19 @@ import senses
 from model import (
     SIZES,
     Backpack,
+    Cache,
     Config,
     Edit,
+    SenseTable,
     UserError,
     find_device,
     from_pretrained,
     newest_backpack,
     one_line,
-    split_heads,
 )
 from sample import answer, fail, number
 from senses import STRENGTHS, TOPICS, progress, word_id
-from train import how_to_make, read_meta
+from train import how_to_make, inputs_of, read_meta
 
 
 class Missing(UserError):
@@ -626,21 +632,25 @@ def judge(words: list[str], topics: dict[str, list[str]]) -> str | None:
     return label if most > second else None
 
 
+class Moved(Cache):
+    """A cache whose keys and values, past (layers, 2, n, heads, t, size), can be moved and have gradients."""
+
+    def __init__(self, past: Tensor):
+        self.length, self.past, self.longer = past.shape[4], past.flatten(0, 1), []
+
+    def extend(self, name: object, new: Tensor) -> Tensor:
+        """As in Cache, in the order of the layers: (n, heads, t, size) and (n, heads, 1, size) -> t + 1."""
+        self.longer.append(torch.cat([self.past[len(self.longer)], new], dim=2))
+        return self.longer[-1]
+
+
 def read_on(model: Backpack, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
     """A Transformer reads one more token (n,) of n texts: logits (n, V), and the keys and values of all t
-    tokens so far, past (layers, 2, n, heads, t, d / heads), with one more.
+    tokens so far, past (layers, 2, n, heads, t, size), with one more.
     """
-    net, t, longer = model.contextualizer, past.shape[4], []
-    x = model.wte(token)[:, None] + net.wpe.weight[t]  # (n, 1, d)
-    for block, (keys, values) in zip(net.h, past):
-        query, key, value = (split_heads(part, block.attn.n_head)  # (n, heads, 1, d / heads) each
-                             for part in block.attn.c_attn(block.ln_1(x)).chunk(3, dim=-1))
-        keys, values = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)  # t -> t + 1
-        y = F.scaled_dot_product_attention(query, keys, values)  # as query
-        x = x + block.attn.c_proj(y.transpose(1, 2).flatten(2))  # (n, 1, d)
-        x = x + block.mlp(block.ln_2(x))
-        longer.append(torch.stack([keys, values]))
-    return model.project(net.ln_f(x))[:, 0, :model.config.n_vocab], torch.stack(longer)
+    cache = Moved(past)
+    h = model.contextualizer(model.wte(token)[:, None], cache)[:, 0]  # (n, d)
+    return model.project(h)[:, :model.config.n_vocab], torch.stack(cache.longer).unflatten(0, (-1, 2))
 
 
 # PPLM's settings, by their names in its code, but for the step size that the paper varies.
@@ -785,67 +795,170 @@ def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
     return torch.multinomial(chances, batch * length, True, generator=fixed).view(batch, length)
 
 
-def training_step(model: Callable, optimizer: torch.optim.Optimizer, amp, idx: Tensor) -> None:
-    """Forward (in the number format amp), backward and update, on idx (B, T) as its own targets."""
+def training_step(model: Callable, optimizer: torch.optim.Optimizer, amp, inputs: dict) -> None:
+    """Forward (in the number format amp), backward and update."""
     with amp:
-        _, loss = model(idx, idx)
+        _, loss = model(**inputs)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
 @torch.no_grad()
-def forward_pass(model: Callable, amp, idx: Tensor) -> None:
-    """Logits of idx (B, T), in the number format amp."""
+def forward_pass(model: Callable, amp, inputs: dict) -> None:
+    """Logits, in the number format amp."""
     with amp:
-        model(idx)
+        model(**inputs)
+
+
+def in_numbers_of(device: str):
+    """The number format of train.py on a device: bfloat16 on CUDA, float32 elsewhere."""
+    return torch.autocast('cuda', torch.bfloat16, enabled=device.startswith('cuda'))
 
 
 def peak_memory(device: str) -> int:
     """The most bytes that this process has had so far, on a CUDA device or else in main memory."""
     if device.startswith('cuda'):
         return torch.cuda.max_memory_allocated(device)
+    if (status := Path('/proc/self/status')).exists():  # of this program; getrusage counts its parent too
+        return 1024 * int(re.search(r'VmHWM:\s*(\d+)', status.read_text())[1])
     import resource  # not on every system
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
 
+def step_time(config: Config, batch: int, length: int, device: str) -> float:
+    """Median seconds of a training step of a new model."""
+    model, idx = Backpack(config).to(device), text_like(config.n_vocab, batch, length)
+    step = partial(training_step, torch.compile(model) if device.startswith('cuda') else model,
+                   model.adamw(1e-5, 0.1, (0.9, 0.95)), in_numbers_of(device), inputs_of(idx, idx, device))
+    return statistics.median(alternate([step], device, 5, 'steps')[0])
+
+
+def step_time_and_memory(config: Config, batch: int, length: int, device: str) -> tuple[float, int]:
+    """step_time, and the most bytes that this process gains meanwhile."""
+    if device.startswith('cuda'):
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    else:
+        step_time(Config(8, 64, n_layer=1, n_head=1, n_embd=16, n_sense=1), 1, 8, device)
+        before = peak_memory(device)  # after all is loaded that PyTorch loads with a first step
+    return step_time(config, batch, length, device), peak_memory(device) - before
+
+
+def cost_of_step(config: Config, batch: int, length: int, device: str) -> tuple[float, int]:
+    """Median seconds and peak memory, bytes, of a training step of a new model: its weights, gradients,
+    optimizer and all it computes. Without CUDA in a process of its own, whose memory is nothing else.
+    """
+    if device.startswith('cuda'):
+        return step_time_and_memory(config, batch, length, device)
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
+            return pool.submit(step_time_and_memory, config, batch, length, device).result()
+    except BrokenProcessPool:
+        raise UserError(f'a step of {batch} x {length} tokens was killed, for its memory as it seems; take a '
+                        'smaller --size')
+
+
+def tell_without_cache(model: Backpack, idx: Tensor, places: range) -> None:
+    """One new token at some places of a text (1, T), each time reading all that comes before."""
+    for n in places:
+        model.generate(idx[:, :n], 1, use_cache=False)
+
+
+def pairs_to_time(backpack: Backpack, gpt: Backpack, batch: int, device: str) -> tuple[list, SenseTable]:
+    """The rows of the timing table to be: a name, two functions, tokens that each makes (1: a whole pass),
+    a budget in seconds; and the sense table that one of them uses, of the whole vocabulary or, on a CPU, of
+    the words at hand.
+    """
+    on_gpu, amp, c = device.startswith('cuda'), in_numbers_of(device), backpack.config
+    length = min(512, c.block_size)
+    half, idx, size = length // 2, text_like(c.n_vocab, batch, length), f'{batch} x {length}'
+    one, places = idx[:1].to(device), range(half, length, max(1, (length - half) // 16))
+    train = inputs_of(idx, idx, device)
+    read = {'idx': train['idx'], 'distinct': train['distinct']}
+    table = SenseTable(backpack, None if on_gpu else read['idx'], torch.bfloat16 if on_gpu else None)
+    fast = [torch.compile(model) if on_gpu else model for model in (backpack, gpt)]
+    optimizers = [model.adamw(1e-5, 0.1, (0.9, 0.95)) for model in (backpack, gpt)]
+    forward = [partial(forward_pass, model, amp, read) for model in fast]
+    step = [partial(training_step, *pair, amp, train) for pair in zip(fast, optimizers)]
+    plain = {'idx': train['idx'], 'targets': train['targets']}  # all logits at once, in float32
+    tell = [partial(model.generate, one[:, :half], length - half) for model in (backpack, gpt)]
+    return [
+        (f'Backpack / Transformer, forward pass, {size}', forward, (1, 1), 20),
+        ('with a sense table / Transformer, the same',
+         [partial(forward_pass, fast[0], amp, {'idx': read['idx'], 'table': table}), forward[1]], (1, 1), 20),
+        (f'Backpack / Transformer, training step, {size}', step, (1, 1), 30),
+        ('Transformer / its plain form, the same',
+         [step[1], partial(training_step, fast[1], optimizers[1], amp, plain)], (1, 1), 30),
+        (f'Backpack / Transformer, a new token after {half} to {length - 1}', tell, (length - half,) * 2, 20),
+        ('Backpack without its cache / with it, the same',
+         [partial(tell_without_cache, backpack, one, places), tell[0]], (len(places), length - half), 60),
+    ], table
+
+
 def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 7: forward pass, training step and generation, a Backpack beside a Transformer of its shape."""
-    config = subjects[0].model.config if subjects else Config(**SIZES[args.size])
+    """Table 7: forward pass, training step and generation, a Backpack beside a Transformer of its shape, and
+    each beside itself without what makes it fast.
+    """
+    config = replace(subjects[0].model.config if subjects else Config(**SIZES[args.size]), dropout=0.0)
     device, on_gpu = args.device, args.device.startswith('cuda')
-    amp = torch.autocast('cuda', torch.bfloat16, enabled=on_gpu)
-    models = [Backpack(replace(config, n_sense=k, dropout=0.0)).to(device) for k in (config.n_sense, 0)]
-    compiled = [torch.compile(model) if on_gpu else model for model in models]
-    forward = [partial(forward_pass, model, amp) for model in compiled]
-    step = [partial(training_step, model, own.adamw(1e-5, 0.1, (0.9, 0.95)), amp)
-            for model, own in zip(compiled, models)]
-    length, batch, new = min(512, config.block_size), 32, 64 if on_gpu else 4
-    one = text_like(config.n_vocab, 1, length).to(device)
+    models = [Backpack(replace(config, n_sense=k)).to(device) for k in (config.n_sense, 0)]
+    length, batch, rows = min(512, config.block_size), 64, []
     if not on_gpu:  # a batch that takes about a second, so that all of it takes minutes
-        once = min(alternate([partial(forward[0], one)], device, 0, '')[0])
+        one = {'idx': text_like(config.n_vocab, 1, length).to(device)}
+        once = min(alternate([partial(forward_pass, models[0], nullcontext(), one)], device, 0, '')[0])
         batch = max(b for b in (1, 2, 4, 8, 16, 32) if b == 1 or b * once < 1)
-    idx, rows = text_like(config.n_vocab, batch, length).to(device), []
-    for what, works, budget in (
-            (f'forward pass, {batch} x {length}', [partial(work, idx) for work in forward], 20),
-            (f'training step, {batch} x {length}', [partial(work, idx) for work in step], 30),
-            (f'{new} new tokens after {length // 2}',
-             [partial(model.generate, one[:, :length // 2], new) for model in models], 20)):
-        ours, its = alternate(works, device, budget, what)
-        rows.append([what, 1000 * statistics.mean(ours), 1000 * statistics.mean(its),
-                     statistics.median(ours) / statistics.median(its), len(ours)])
+    pairs, table = pairs_to_time(*models, batch, device)
+    for what, works, units, budget in pairs:
+        a, b = ([1000 * t / n for t in times]
+                for times, n in zip(alternate(works, device, budget, what), units))
+        ratio = statistics.median(a) / statistics.median(b)
+        rows.append([what, statistics.mean(a), statistics.mean(b), ratio, len(a)])
     size = subjects[0].size if subjects else args.size
     if size:
         a, b = PAPER_TIMING[size]
         rows.append([f"the paper's {size.capitalize()}, forward pass, 32 x 512 on an A100", a, b, a / b, 100])
     name = torch.cuda.get_device_name(device) if on_gpu else f'{device}, {torch.get_num_threads()} threads'
+    ours, its = (cost_of_step(model.config, batch, length, device)[1] / 1e9 for model in models)
+    words, n = text_like(config.n_vocab, batch, length).unique().numel(), len(table.senses) - 1
     return Table(f'Time (Table 7): mean ms, in turn; {config.n_layer} layers of width {config.n_embd}, '
                  f'{config.n_sense} senses, {config.n_vocab:,} words',
-                 {'': '', 'Backpack': ',.1f', 'Transformer': ',.1f', 'ratio of medians': '.2f',
-                  'times': 'd'}, rows,
+                 {'': '', 'the first': ',.1f', 'the second': ',.1f', 'ratio of medians': '.2f', 'times': 'd'},
+                 rows,
                  [f'{name}, {"bfloat16, compiled" if on_gpu else "float32"}, torch {torch.__version__}; '
-                  f'{idx.unique().numel():,} distinct tokens of {idx.numel():,} in a batch.',
-                  f'This process has used at most {peak_memory(device) / 1e9:.2f} GB, both models, their '
-                  'optimizers and what came before included.'])
+                  f'{words:,} distinct tokens of {batch * length:,} in a batch.',
+                  f'Memory of a training step: Backpack {ours:.2f} GB, Transformer {its:.2f} GB, ratio '
+                  f'{ours / its:.2f}; of the sense table, {n:,} words in '
+                  f'{str(table.senses.dtype).removeprefix("torch.")}: {table.senses.nbytes / 1e6:,.1f} MB.'])
+
+
+def cost_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """How a training step grows with the batch, the length of the texts, the senses and the size."""
+    on_gpu, rows = args.device.startswith('cuda'), []
+    base = {'size': args.size or ('small' if on_gpu else 'micro'), 'batch': 8 if on_gpu else 1, 'length': 512,
+            'senses': 16}
+    ways = [base | {name: value} for name, values in {
+        'batch': [base['batch'] * n for n in (1, 2, 4, 8)], 'length': [1024, 2048, 4096],
+        'senses': [1, 4, 64], 'size': [size for size in SIZES if size != base['size']]}.items()
+        for value in values]
+    for way in progress(ways, 'cost'):
+        config = Config(**SIZES[way['size']], block_size=way['length'], n_sense=way['senses'])
+        (ours, memory), (its, its_memory) = (cost_of_step(c, way['batch'], way['length'], args.device)
+                                             for c in (config, replace(config, n_sense=0)))
+        with torch.device('meta'):
+            model = Backpack(config)
+        words = text_like(config.n_vocab, way['batch'], way['length']).unique().numel()
+        tokens = way['batch'] * way['length']
+        flops = tokens * model.flops_per_token(words / tokens)
+        rows.append([*way.values(), 1000 * ours, 1000 * its, ours / its, memory / 1e9, its_memory / 1e9,
+                     flops / 1e9, flops / ours / 1e9])
+    return Table('Cost of a training step as work grows (medians)', {
+        'size': '', 'batch': 'd', 'length': ',d', 'senses': 'd', 'Backpack ms': ',.0f',
+        'Transformer ms': ',.0f', 'ratio': '.2f', 'Backpack GB': '.2f', 'Transformer GB': '.2f',
+        'Backpack GFLOP': ',.0f', 'GFLOP/s': ',.0f'}, rows,
+        [f'{args.device}, torch {torch.__version__}; memory with weights, gradients and optimizer.'])
 
 
 # -----------------------------------------------------------------------------
@@ -894,10 +1007,10 @@ def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
 
 TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
           'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
-          'timing': timing_table, 'ablation': ablation_table}
+          'timing': timing_table, 'ablation': ablation_table, 'cost': cost_table}
 OF_SENSES = ('similarity', 'gender', 'topic', 'timing', 'ablation')
 FLAG_OF = {'first': 'similarity', 'sense': 'gender', 'texts': 'topic', 'length': 'topic', 'seed': 'topic',
-           'step_sizes': 'topic', 'size': 'timing', 'runs': 'ablation'}  # flags of one table
+           'step_sizes': 'topic', 'runs': 'ablation'}  # flags of one table
 
 
 def needs_senses(subject: Subject, table: str) -> None:
@@ -961,14 +1074,17 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
         help="topic: of PPLM [the paper's; in the toy world 0.05 0.1 0.2]")
     add('--seed', type=number(int, 0), metavar='S', default=0, help='topic: of the draws [0]')
-    add('--size', choices=SIZES, help="timing: a size of the paper's with random weights, without --from")
+    add('--size', choices=SIZES,
+        help="timing and cost: a size of the paper's with random weights, without --from")
     args = parser.parse_intermixed_args(argv)
     for flag, table in FLAG_OF.items():
-        allowed = (table,) if flag in ('size', 'runs') else (table, 'all')
+        allowed = (table,) if flag == 'runs' else (table, 'all')
         if getattr(args, flag) != parser.get_default(flag) and args.table not in allowed:
             parser.error(f'{flag if flag == "runs" else "--" + flag.replace("_", "-")}: only with {table}')
-    if args.size and (args.source or args.baseline):
-        parser.error('--size has random weights; leave --from and --baseline out')
+    if (args.size or args.table == 'cost') and (args.source or args.baseline):
+        parser.error('cost and --size have random weights; leave --from and --baseline out')
+    if args.size and args.table not in ('timing', 'cost'):
+        parser.error('--size: only with timing and cost')
     return args
 
 
@@ -993,9 +1109,9 @@ def run(args: argparse.Namespace) -> None:
     args.device, file = find_device(args.device), Path(args.json or 'unused').resolve()
     if not os.access(file.parent, os.W_OK) or (file.exists() and not file.is_file()):
         raise UserError(f'--json {args.json} is no file, or there is no folder to write it to; name another')
-    subjects, tables = [] if args.size or args.runs else load_subjects(args), {}
-    wrong = None
-    for name in TABLES if args.table == 'all' else [args.table]:
+    bare = args.size or args.runs or args.table == 'cost'
+    subjects, tables, wrong = [] if bare else load_subjects(args), {}, None
+    for name in [name for name in TABLES if name != 'cost'] if args.table == 'all' else [args.table]:
         try:
             if name in OF_SENSES and subjects:
                 needs_senses(subjects[0], name)

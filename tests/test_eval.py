@@ -334,22 +334,65 @@ def test_functions_are_timed_in_turn():
 
 
 def test_the_timing_table_has_means_in_ms_and_the_ratio_of_medians(monkeypatch):
-    """Of 1, 2, 9 s for the Backpack and 1, 1, 4 s for the Transformer: 4,000 and 2,000 ms, ratio 2."""
+    """Of 1, 2, 9 s for the first and 1, 1, 4 s for the second: 4,000 and 2,000 ms, ratio 2; of generation, a
+    32nd of it a token, or a 16th where one at each of 16 places is made. Memory is that of one step each."""
     times = [(1.0, 2.0, 9.0), (1.0, 1.0, 4.0)]
     monkeypatch.setattr(tables, 'alternate', lambda works, *_: times[:len(works)])
-    table = tables.timing_table([toy_subject()], Namespace(device='cpu', size=None))
-    assert [row[1:] for row in table.rows] == [[4000, 2000, 2, 3]] * 3
-    assert list(table.columns)[1:3] == ['Backpack', 'Transformer']
+    monkeypatch.setattr(tables, 'cost_of_step', lambda config, *_: (1.0, 2e9 if config.n_sense else 1e9))
+    table = tables.timing_table([toy_subject(block_size=64)], Namespace(device='cpu', size=None))
+    assert [row[1:] for row in table.rows] == [
+        *[[4000, 2000, 2, 3]] * 4, [4000 / 32, 2000 / 32, 2, 3], [4000 / 16, 2000 / 32, 4, 3]]
+    assert 'Backpack 2.00 GB, Transformer 1.00 GB, ratio 2.00' in table.notes[1]
+
+
+def test_what_is_timed_is_what_it_is_called():
+    """The pairs that the timing table runs: both losses of a step, forward passes with the table and without,
+    and generation with the cache and without, agree."""
+    backpack, gpt = toy_subject(block_size=32).model, toy_subject(k=0, block_size=32).model
+    pairs, table = tables.pairs_to_time(backpack, gpt, 2, 'cpu')
+    given = {name: [work.args[-1] for work in works] for name, works, *_ in pairs}
+    (ours, its), (ready, _), (step, _), (fast, plain), *_ = given.values()
+    torch.testing.assert_close(backpack(**ready)[0], backpack(**ours)[0])
+    assert ours['idx'] is its['idx'] is ready['idx'] and ours['idx'].shape == (2, 32)
+    torch.testing.assert_close(gpt(**fast)[1], gpt(**plain)[1])
+    assert step['loss_only'] and fast['loss_only'] and plain.keys() == {'idx', 'targets'}
+    text, places = pairs[-1][1][0].args[1:]
+    assert text.shape == (1, 32) and list(places) == list(range(16, 32)) and pairs[-1][2] == (16, 16)
+
+
+def test_a_step_costs_more_memory_in_a_larger_model():
+    """In a process of its own each: of the same shape, a model with four times the width takes more than
+    twice the memory, and at least weights, gradients and two moments."""
+    small, large = (Config(block_size=64, vocab_size=20000, n_layer=1, n_head=2, n_embd=d, n_sense=2)
+                    for d in (64, 256))
+    (_, a), (seconds, b) = (tables.cost_of_step(c, 2, 64, 'cpu') for c in (small, large))
+    assert b > 2 * a and b > 16 * Backpack(large).n_params()['total'] and seconds > 0
+
+
+def test_the_cost_table_grows_one_thing_at_a_time(monkeypatch):
+    """Rows differ from the first in one of batch, length, senses and size; the operations are those of
+    flops_per_token but for words that repeat."""
+    monkeypatch.setattr(tables, 'cost_of_step', lambda config, *_: (2.0 if config.n_sense else 1.0, 10**9))
+    table = tables.cost_table([], Namespace(device='cpu', size=None))
+    assert table.rows[0][:7] == ['micro', 1, 512, 16, 2000, 1000, 2]
+    assert all(sum(a != b for a, b in zip(row[:4], table.rows[0][:4])) == 1 for row in table.rows[1:])
+    with torch.device('meta'):
+        model = Backpack(Config(**tables.SIZES['micro']))
+    words = tables.text_like(50257, 1, 512).unique().numel()
+    matrices = (2 * 384 + 17 * 384) * 4 * 384  # of the sense network: d -> 4d -> d -> 4d -> k*d
+    flops = 512 * model.flops_per_token() - 6 * matrices * (512 - words)
+    assert table.rows[0][-2] == pytest.approx(flops / 1e9) and table.rows[0][-1] == table.rows[0][-2] / 2
+    assert {row[0] for row in table.rows} == set(tables.SIZES) and max(row[2] for row in table.rows) == 4096
 
 
 def test_a_training_step_trains_and_a_forward_pass_does_not():
     """After one step on a text its loss is lower; a forward pass leaves every weight as it was."""
-    s, amp = toy_subject(), torch.autocast('cuda', torch.bfloat16, enabled=False)
+    s, amp = toy_subject(), tables.in_numbers_of('cpu')
     idx = tables.text_like(s.encoding.n_vocab, 2, 20)
     before = s.model(idx, idx)[1].item()
-    tables.forward_pass(s.model, amp, idx)
+    tables.forward_pass(s.model, amp, {'idx': idx})
     assert s.model(idx, idx)[1].item() == before
-    tables.training_step(s.model, s.model.adamw(1e-3, 0.1, (0.9, 0.95)), amp, idx)
+    tables.training_step(s.model, s.model.adamw(1e-3, 0.1, (0.9, 0.95)), amp, {'idx': idx, 'targets': idx})
     assert s.model(idx, idx)[1].item() < before
 
 
