@@ -431,12 +431,13 @@ class ProjectedLoss(torch.autograd.Function):
         n_chunks, weights = math.ceil(len(v) * len(E) / LOGITS_IN_MEMORY), E.to(dtype)
         n, exact = (targets != -1).sum(), torch.promote_types(dtype, torch.float32)
         total, grad_v, grad_E = v.new_zeros(()), [], torch.zeros_like(E) if learning else None
+        ids = torch.arange(len(E), device=E.device)  # (V,)
         for v_, t in zip(v.to(dtype).chunk(n_chunks), targets[:, None].chunk(n_chunks)):  # (c, d), (c, 1)
             asked, t = (t != -1).to(exact), t.clamp(min=0)
             logp = F.linear(v_, weights).log_softmax(-1, dtype=exact)  # (c, V)
             total = total - (logp.gather(1, t) * asked).sum() / n
             if learning:
-                g = logp.exp_().scatter_add_(1, t, -torch.ones_like(asked)).to(dtype)  # p - 1[target]
+                g = logp.exp_().add_(ids == t, alpha=-1).to(dtype)  # (c, V): p, less 1 at the target
                 grad_v.append((g @ weights).to(v.dtype) * asked / n)  # (c, d)
                 grad_E += g.T @ (v_ * asked / n).to(dtype)  # (V, d)
         if learning:
