@@ -17,6 +17,7 @@
 """
 
 import argparse
+import gc
 import json
 import lzma
 import math
@@ -820,8 +821,9 @@ def peak_memory(device: str) -> int:
     """The most bytes that this process has had so far, on a CUDA device or else in main memory."""
     if device.startswith('cuda'):
         return torch.cuda.max_memory_allocated(device)
-    if (status := Path('/proc/self/status')).exists():  # of this program; getrusage counts its parent too
-        return 1024 * int(re.search(r'VmHWM:\s*(\d+)', status.read_text())[1])
+    status = Path('/proc/self/status')  # of this program alone, where getrusage counts its parent too
+    if status.exists() and (found := re.search(r'VmHWM:\s*(\d+)', status.read_text())):
+        return 1024 * int(found[1])
     import resource  # not on every system
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
 
@@ -838,6 +840,7 @@ def step_time_and_memory(config: Config, batch: int, length: int, device: str) -
     """step_time, and the most bytes that this process gains meanwhile."""
     if device.startswith('cuda'):
         torch._dynamo.reset()
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -857,8 +860,8 @@ def cost_of_step(config: Config, batch: int, length: int, device: str) -> tuple[
         with ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
             return pool.submit(step_time_and_memory, config, batch, length, device).result()
     except BrokenProcessPool:
-        raise UserError(f'a step of {batch} x {length} tokens was killed, for its memory as it seems; take a '
-                        'smaller --size')
+        raise UserError(f'a step of {batch} x {length} tokens was killed, for its memory as it seems; close '
+                        'other programs, or measure on a larger machine')
 
 
 def tell_without_cache(model: Backpack, idx: Tensor, places: range) -> None:
@@ -927,7 +930,8 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
                  f'{config.n_sense} senses, {config.n_vocab:,} words',
                  {'': '', 'the first': ',.1f', 'the second': ',.1f', 'ratio of medians': '.2f', 'times': 'd'},
                  rows,
-                 [f'{name}, {"bfloat16, compiled" if on_gpu else "float32"}, torch {torch.__version__}; '
+                 [f'{name}, {"bfloat16, compiled (generation: float32, as it is)" if on_gpu else "float32"}, '
+                  f'torch {torch.__version__}; '
                   f'{words:,} distinct tokens of {batch * length:,} in a batch.',
                   f'Memory of a training step: Backpack {ours:.2f} GB, Transformer {its:.2f} GB, ratio '
                   f'{ours / its:.2f}; of the sense table, {n:,} words in '

@@ -13,7 +13,8 @@ in every text. The scores of the next word are linear in a weighted sum of the s
     project           Eq. 9           (B, T, V)      logits = o E^T
 
 B texts in a batch, T words in each, V rows of wte (padding included), d = n_embd, k = n_sense; i and j are
-positions, l is a sense, counted from 0. "Word" means token throughout.
+positions, l is a sense, counted from 0; S words so far are T but where a Cache has read some of them before.
+"Word" means token throughout.
 
 By hand (a test runs it), with k = 2, and d = 2 whose axes mean skateboard and health, for the text
 "trick sick": C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", a contextualizer that has
@@ -35,7 +36,8 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
 
-# An edit takes the ids (B, T) that the model reads and their senses (B, T, k, d), and returns senses to sum.
+# An edit takes the ids (B, T) that the model reads and their senses (B, T, k, d), which it must leave as they
+# are, and returns the senses to sum.
 Edit = Callable[[Tensor, Tensor], Tensor]
 
 # The paper's three sizes (section 4.1, Table 9); the ablation (Table 8) is Mini with small sense MLPs.
@@ -98,14 +100,15 @@ class MLP(nn.Module):
 
 class Cache:
     """What generate keeps of the words so far, so that it reads each word once: of every layer the keys and
-    values, of SenseWeights the keys, and the senses. Begin with a whole text, go on by one word at a time.
+    values, of SenseWeights the keys, and the senses. Begin with a whole text, go on by one word at a time;
+    without gradients.
     """
 
     def __init__(self, room: int):
         self.room, self.length, self.kept = room, 0, {}  # most words, words so far, what is kept of them
 
     def extend(self, name: object, new: Tensor) -> Tensor:
-        """Keep new (B, .., T, size) behind what has this name: all of it (B, .., length + T, size)."""
+        """Append new (B, .., T, size) to what is kept under this name; all of it (B, .., S, size)."""
         T, size = new.shape[-2:]
         if name not in self.kept:
             self.kept[name] = new.new_empty(*new.shape[:-2], self.room, size)
@@ -131,8 +134,9 @@ class CausalSelfAttention(nn.Module):
         q, k, v = self.c_attn(x).chunk(3, dim=-1)  # (B, T, d) each
         q, k, v = (split_heads(t, self.n_head) for t in (q, k, v))  # (B, n_head, T, d/n_head) each
         if cache is not None:
-            k, v = cache.extend((self, 'k'), k), cache.extend((self, 'v'), v)  # T -> all words so far
+            k, v = cache.extend((self, 'k'), k), cache.extend((self, 'v'), v)  # (B, n_head, S, d/n_head) each
         dropout, whole = self.dropout if self.training else 0.0, q.shape == k.shape
+        assert whole or q.shape[2] == 1  # the last word sees all
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=whole)  # as q
         return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, d)
 
@@ -226,13 +230,14 @@ class SenseWeights(nn.Module):
 def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
     """Eq. 12: query (B, k, T, d/k) of the last T of S positions, key (B, k, S, d/k) -> alpha (B, k, T, S)."""
     T, S, scale = query.shape[2], key.shape[2], math.sqrt(query.shape[-1])
-    mask = torch.full((T, S), -math.inf, dtype=query.dtype, device=query.device).triu(1 + S - T)  # j > i
+    # -inf where j > i; row r is position i = S - T + r
+    mask = torch.full((T, S), -math.inf, dtype=query.dtype, device=query.device).triu(1 + S - T)
     scores = (query / scale) @ key.transpose(-2, -1) + mask  # (B, k, T, S)
     return scores.softmax(dim=-1)
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
-    """Eq. 2, o_i = sum_j sum_l alpha_lij C(x_j)_l: weights (B, k, T, T) and senses (B, T, k, d) -> (B, T, d).
+    """Eq. 2, o_i = sum_j sum_l alpha_lij C(x_j)_l: weights (B, k, T, S) and senses (B, S, k, d) -> (B, T, d).
 
     The sum runs over position and sense together, so it is one matrix product per text.
     """
@@ -240,16 +245,16 @@ def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
 
 
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
-    """weighted_sum(causal_softmax(query, key), C), the same (B, T, d) for half the work when texts are long.
+    """weighted_sum(causal_softmax(query, key), C), the same (B, T, d) for nearly half the work in long texts.
 
-    Weights of later words are zero: for a block of positions those behind its end are not even computed.
+    A block of positions needs no weights beyond its end, where all are zero: they are not computed.
     """
     T, S = query.shape[2], key.shape[2]
     o = []
     for i in range(0, T, size):
         end = min(i + size, T) + S - T
-        alpha = causal_softmax(query[:, :, i:i + size], key[:, :, :end])  # (B, k, size, end)
-        o.append(weighted_sum(alpha, C[:, :end]))  # (B, size, d)
+        alpha = causal_softmax(query[:, :, i:i + size], key[:, :, :end])  # (B, k, up to size, end)
+        o.append(weighted_sum(alpha, C[:, :end]))  # (B, up to size, d)
     return torch.cat(o, dim=1)  # (B, T, d)
 
 
@@ -281,16 +286,17 @@ class Backpack(nn.Module):
     def senses(self, idx: Tensor, distinct: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Eq. 10: the sense vectors of the words idx, (B, T) or any other shape (..) -> (.., k, d).
 
-        A sense depends on the word alone, so those of each distinct word are computed once. distinct may be
-        what distinct_words(idx) gives; a compiled model, whose shapes must not depend on data, needs it.
+        A sense depends on the word alone, so those of each distinct word are computed once. Give a compiled
+        model distinct = distinct_words(idx): its own shapes must not depend on data, so that without them it
+        computes the senses of every token.
         """
         if distinct is None:
             if torch.compiler.is_compiling():
                 return self.sense_network(self.wte(idx))
             distinct = idx.unique(return_inverse=True)
         words, place = distinct
-        table = self.sense_network(self.wte(words)).flatten(1)  # (distinct words, k*d)
-        return F.embedding(place, table).unflatten(-1, (self.config.n_sense, -1))  # (B, T, k, d)
+        rows = self.sense_network(self.wte(words)).flatten(1)  # (distinct words, k*d)
+        return F.embedding(place, rows).unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
 
     def alpha(self, idx: Tensor) -> Tensor:
         """Eq. 11 and 12: the contextualization weights of the text idx (B, T) -> (B, k, T, T)."""
@@ -302,35 +308,35 @@ class Backpack(nn.Module):
 
     def represent(self, idx: Tensor, edit: Edit | None = None, table: 'SenseTable | None' = None,
                   distinct: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None) -> Tensor:
-        """Eq. 2: the vectors o of the text idx (B, T) -> (B, T, d); for a Transformer its h.
+        """Eq. 2, in blocks: the vectors o of the text idx (B, T) -> (B, T, d); for a Transformer its h.
 
         edit changes the senses before they are summed; table has them ready, distinct as in senses; with a
-        cache only the words that it does not hold yet are read, and have their o returned. UserError: a text
-        longer than block_size, or an edit for a Transformer.
+        cache only the words that it does not hold yet are read, and o is theirs. UserError: a text longer
+        than block_size, or an edit for a Transformer.
         """
         if edit is not None and not self.config.n_sense:
             raise UserError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
-        new = idx if cache is None else idx[:, cache.length:]
-        o = h = self.contextualizer(self.wte(new), cache)  # (B, T, d)
+        new = idx if cache is None else idx[:, cache.length:]  # (B, T'), all T of them without a cache
+        o = h = self.contextualizer(self.wte(new), cache)  # (B, T', d)
         if self.config.n_sense:
-            C = self.senses(new, distinct) if table is None else table(new)  # (B, T, k, d)
+            C = self.senses(new, distinct) if table is None else table(new)  # (B, T', k, d)
             if cache is not None:
-                C = cache.extend('C', C.flatten(2)).unflatten(-1, C.shape[2:])  # of all words so far
+                C = cache.extend('C', C.flatten(2)).unflatten(-1, C.shape[2:])  # (B, T, k, d)
             C = C if edit is None else edit(idx, C)
-            o = sum_in_blocks(*self.sense_weights.query_and_key(h, cache), C)  # (B, T, d)
+            o = sum_in_blocks(*self.sense_weights.query_and_key(h, cache), C)  # (B, T', d)
         if cache is not None:
             cache.length = idx.shape[1]
         return o
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, edit: Edit | None = None,
                 table: 'SenseTable | None' = None, distinct: tuple[Tensor, Tensor] | None = None,
-                loss_only: bool = False):
+                loss_only: bool = False) -> tuple[Tensor | None, Tensor | None]:
         """Logits (B, T, V) of the word after each position of idx (B, T), and the mean loss in nats.
 
         targets (B, T) are the ids to predict, -1 where nothing is asked; without them the loss is None. With
-        loss_only the logits are None, never in memory at once, and the loss is the same. An edit that changes
-        nothing gives bit-identical logits (in evaluation mode, as dropout draws anew). table, distinct and
-        UserError as in represent.
+        targets and loss_only the logits are None and the loss is the same. An edit that changes nothing gives
+        bit-identical logits (in evaluation mode, as dropout draws anew). table, distinct and UserError as in
+        represent.
         """
         o = self.represent(idx, edit, table, distinct)  # (B, T, d)
         if targets is not None and loss_only:
@@ -351,8 +357,9 @@ class Backpack(nn.Module):
 
         temperature 0 takes the likeliest word; top_k draws from the top_k likeliest alone. Past block_size
         only the last block_size // 2 tokens are read on; all are returned. Torch's global generator draws.
-        With the cache each word is read once, until then; without it the whole text, for every word.
-        UserError: an empty text, a negative temperature, top_k below 1.
+        With the cache each word is read once, and again after such a cut; without it the whole text, for
+        every word. table must have all words that may be drawn: SenseTable(model) has. UserError: an empty
+        text, a negative temperature, top_k below 1.
         """
         if idx.shape[1] == 0 or temperature < 0 or (top_k is not None and top_k < 1):
             raise UserError('generate takes at least 1 token, temperature 0 and top_k 1, not '
@@ -387,8 +394,8 @@ class Backpack(nn.Module):
         """Floating point operations to train on one token at full length.
 
         A multiplication and an addition per weight and token, three times: forward, backward to the weights,
-        backward to the inputs. Attention matrices count in full, though half of each is masked; the weights
-        of the sense network for a share of the tokens, where senses are computed once a distinct word.
+        backward to the inputs. Attention and Eq. 2 and 12 count in full, though half is masked and
+        sum_in_blocks skips part of it; distinct is the share of the tokens whose senses are computed.
         """
         c = self.config
         matrices = sum(m.weight.numel() * (distinct if name.startswith('sense_network.') else 1)
@@ -411,34 +418,34 @@ def next_word_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None 
 
 
 # -----------------------------------------------------------------------------
-# The same for less time and memory; the plain form of each stands in a test.
+# Faster forms of what stands above; a test holds each to its plain form.
 
 
-LOGITS_IN_MEMORY = 1 << 28  # of a training step: 1 GiB in float32
+LOGITS_IN_MEMORY = 1 << 28  # that ProjectedLoss makes at a time: 1 GiB in float32, and a second one beside it
 
 
 class ProjectedLoss(torch.autograd.Function):
     """Mean cross-entropy of the logits v E^T for vectors v (n, d) and targets (n,), F.cross_entropy(v @ E.T,
-    targets, ignore_index=-1), without the logits (n, V), the largest tensor of a training run.
+    targets, ignore_index=-1), some logits at a time: all (n, V) are the largest tensor of a training run.
 
     The gradient with respect to a logit is its probability, minus 1 for the target: known as soon as the
-    logits of its position are. So both gradients are made in the forward pass, some positions at a time.
+    logits of its position are. So both gradients are made in the forward pass. No second derivatives.
     """
 
     @staticmethod
     def forward(ctx, v: Tensor, E: Tensor, targets: Tensor, dtype: torch.dtype, learning: bool) -> Tensor:
         """dtype is that of the matrix products; learning: whether gradients are wanted."""
-        n_chunks, weights = math.ceil(len(v) * len(E) / LOGITS_IN_MEMORY), E.to(dtype)
+        size, weights = max(1, LOGITS_IN_MEMORY // len(E)), E.to(dtype)
         n, exact = (targets != -1).sum(), torch.promote_types(dtype, torch.float32)
         total, grad_v, grad_E = v.new_zeros(()), [], torch.zeros_like(E) if learning else None
         ids = torch.arange(len(E), device=E.device)  # (V,)
-        for v_, t in zip(v.to(dtype).chunk(n_chunks), targets[:, None].chunk(n_chunks)):  # (c, d), (c, 1)
-            asked, t = (t != -1).to(exact), t.clamp(min=0)
+        for v_, t in zip(v.to(dtype).split(size), targets[:, None].split(size)):  # (c, d), (c, 1)
+            asked, t = (t != -1).to(exact), t.where(t != -1, 0)  # (c, 1) each
             logp = F.linear(v_, weights).log_softmax(-1, dtype=exact)  # (c, V)
             total = total - (logp.gather(1, t) * asked).sum() / n
             if learning:
                 g = logp.exp_().add_(ids == t, alpha=-1).to(dtype)  # (c, V): p, less 1 at the target
-                grad_v.append((g @ weights).to(v.dtype) * asked / n)  # (c, d)
+                grad_v.append(((g @ weights) * asked / n).to(v.dtype))  # (c, d)
                 grad_E += g.T @ (v_ * asked / n).to(dtype)  # (V, d)
         if learning:
             ctx.save_for_backward(torch.cat(grad_v), grad_E)
@@ -453,7 +460,7 @@ class ProjectedLoss(torch.autograd.Function):
 def distinct_words(idx: Tensor) -> tuple[Tensor, Tensor]:
     """The words of idx (..), (n,), and the place (..) of every token among them: words[place] is idx.
 
-    Each is there once, then word 0 until n is a multiple of 64: new sizes of tensors fragment memory.
+    Each is there once, then word 0 again, where no place points to, up to a multiple of 64: fewer sizes.
     """
     words, place = idx.unique(return_inverse=True)
     return F.pad(words, (0, -len(words) % 64)), place
@@ -463,11 +470,14 @@ class SenseTable:
     """The senses of words, computed once: table(idx) (.., k, d) is what model.senses(idx) would compute anew.
 
     words are ids of any shape (None: the vocabulary); dtype is what they are kept in (None: that of the
-    weights). It is right as long as the weights stay as they are. A word that it lacks gives NaN everywhere.
+    weights). It is right as long as the weights stay as they are. A word that it lacks has senses of NaN, so
+    that no prediction after it is a number.
     """
 
     @torch.no_grad()
     def __init__(self, model: Backpack, words: Tensor | None = None, dtype: torch.dtype | None = None):
+        if not model.config.n_sense:
+            raise UserError('a Transformer has no senses; take a Backpack (n_sense > 0)')
         E, k, self.dtype = model.wte.weight, model.config.n_sense, model.wte.weight.dtype
         words = torch.arange(model.config.n_vocab, device=E.device) if words is None else words.unique()
         n = len(words)
@@ -475,7 +485,7 @@ class SenseTable:
         self.row[words] = torch.arange(n, device=E.device)
         self.senses = E.new_full((n + 1, k, E.shape[1]), math.nan, dtype=dtype)
         for i in range(0, n, 1024):
-            self.senses[i:min(n, i + 1024)] = model.sense_network(model.wte(words[i:i + 1024]))  # (.., k, d)
+            self.senses[i:min(n, i + 1024)] = model.sense_network(model.wte(words[i:i + 1024]))  # (n, k, d)
 
     def __call__(self, idx: Tensor) -> Tensor:
         rows = F.embedding(self.row[idx], self.senses.flatten(1)).to(self.dtype)  # (.., k*d)

@@ -29,6 +29,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -474,7 +475,7 @@ def encode_rows(texts: list[str], ends: list[bool], tokenizer: dict) -> Encoded:
     for text, end in zip(texts, ends):
         row = encoding.encode_to_numpy(text, disallowed_special=())  # as encode_ordinary, but without a list
         ids.append(np.append(row, np.uint32(encoding.eot_token)) if end and len(row) else row)
-    lengths = np.array([len(row) for row in ids])
+    lengths = np.array([len(row) for row in ids], dtype=np.int32)
     return np.concatenate(ids).astype(token_dtype(encoding.n_vocab)), lengths, np.array(ends)
 
 
@@ -503,11 +504,17 @@ def encode_corpus(rows, tokenizer: dict, num_proc: int) -> Iterator[Encoded]:
     """The rows (text, end) of a corpus, encoded in num_proc processes with few in memory at a time."""
     from datasets.utils import tqdm
     waiting = deque()
-    with ProcessPoolExecutor(num_proc) as pool, tqdm(total=len(rows), desc='Encoding', unit=' rows') as bar:
+    # on Ctrl-C the processes go on until this one, which cleans up, ends them
+    pool = ProcessPoolExecutor(num_proc, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    with pool, tqdm(total=len(rows), desc='Encoding', unit=' rows') as bar:
         for batch in chain(batches_of(rows), [None] * 4 * num_proc):  # None: no more to come, some to take
             waiting.append(batch and pool.submit(encode_rows, *batch, tokenizer))
             if len(waiting) > 4 * num_proc and (first := waiting.popleft()):
-                yield first.result()
+                try:
+                    yield first.result()
+                except BrokenProcessPool:
+                    raise UserError('a process that encodes was killed, for its memory as it seems; take a '
+                                    'smaller --num-proc')
                 bar.update(len(first.result()[1]))
 
 

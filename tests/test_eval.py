@@ -346,8 +346,8 @@ def test_the_timing_table_has_means_in_ms_and_the_ratio_of_medians(monkeypatch):
 
 
 def test_what_is_timed_is_what_it_is_called():
-    """The pairs that the timing table runs: both losses of a step, forward passes with the table and without,
-    and generation with the cache and without, agree."""
+    """The pairs that the timing table runs: both losses of a step, and forward passes with the table and
+    without, agree; generation is timed over the second half of a text."""
     backpack, gpt = toy_subject(block_size=32).model, toy_subject(k=0, block_size=32).model
     pairs, table = tables.pairs_to_time(backpack, gpt, 2, 'cpu')
     given = {name: [work.args[-1] for work in works] for name, works, *_ in pairs}
@@ -528,7 +528,8 @@ def test_wikitext_divides_by_the_words_of_the_original(random_pair, capsys, monk
 
 def test_every_table_runs_on_random_models(random_pair, quick, capsys, monkeypatch):
     """eval.py all goes through all tables with a Backpack and a Transformer of 50,257 words, from one folder
-    of data, and writes the same numbers as JSON; the ablation is skipped, with a line, for want of runs."""
+    of data, and writes the same numbers as JSON; the ablation is skipped, with a line, for want of runs, and
+    the cost left out."""
     monkeypatch.chdir(random_pair)
     monkeypatch.setattr(tables, 'NOUNS', ['nurse', 'hairdresser'])
     for name in ('TOPICS', 'KEYWORDS'):  # two topics are enough
@@ -537,7 +538,7 @@ def test_every_table_runs_on_random_models(random_pair, quick, capsys, monkeypat
     text = say(capsys, 'all', '--from', 'out/run', '--data', 'bench', '--texts', '1', '--length', '4',
                '--step-sizes', '0.05', '--json', 'all.json')
     found = json.loads(Path('all.json').read_text())['tables']
-    assert [*found, 'ablation'] == list(tables.TABLES)
+    assert [*found, 'ablation', 'cost'] == list(tables.TABLES)
     assert re.search(r'\nablation: skipped, .*--n_sense', text) and 'Transformer out/run_gpt' in text
     assert all(row[1] is not None for name in found for row in found[name]['rows'])
     assert f'{found["lambada"]["rows"][0][1]:.1f}' in text and 'the best' in text

@@ -695,6 +695,9 @@ def test_a_compiled_model_is_compiled_once_whatever_the_number_of_words():
             torch.testing.assert_close(fast, loss_and_gradients(model, plain_loss(model, idx, idx)),
                                        rtol=1e-5, atol=1e-5)
     assert len(graphs) == 1
+    with torch.autocast('cpu', torch.bfloat16):
+        losses = [run(**inputs)[1] for run in (compiled, model)]
+    assert abs(losses[0] - losses[1]) < 1e-3 and len(graphs) == 2
 
 
 def edits_of(model: Backpack) -> dict:
