@@ -587,6 +587,8 @@ def main(argv: list[str]) -> None:
         run = Run(settings, machine)
         run.describe()
         run.train()
+        if machine.world > 1:
+            dist.barrier()  # none leaves, and takes its connections along, while another still writes
         machine.say(f'done: {checkpoint_path(settings)}')
     except UserError as error:
         if os.environ.get('RANK', '0') == '0':
