@@ -453,6 +453,7 @@ class ProjectedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
+        """The gradients made in the forward pass, times that of the loss."""
         grad_v, grad_E = ctx.saved_tensors
         return grad * grad_v, grad * grad_E, None, None, None
 

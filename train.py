@@ -410,6 +410,7 @@ def inputs_of(idx: Tensor, targets: Tensor, device: str) -> dict:
     To CUDA they go from pinned memory, copied while it still computes on what came before.
     """
     def move(t: Tensor) -> Tensor:
+        """A tensor on the device."""
         return t.pin_memory().to(device, non_blocking=True) if device.startswith('cuda') else t.to(device)
 
     words, place = map(move, distinct_words(idx))

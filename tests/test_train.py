@@ -82,6 +82,16 @@ def test_targets_are_the_texts_one_token_later(tiny):
     assert y.tolist() == [ids[1:9].tolist(), ids[57:65].tolist()]
 
 
+def test_a_batch_has_its_distinct_words_and_asks_for_no_logits():
+    """inputs_of hands over the texts, their targets, the words and places they are made of, and loss_only."""
+    idx = torch.tensor([[7, 7, 2], [9, 2, 7]])
+    inputs = train.inputs_of(idx, idx + 1, 'cpu')
+    words, place = inputs.pop('distinct')
+    assert torch.equal(words[place], idx) and words[:3].tolist() == [2, 7, 9]
+    assert inputs.pop('loss_only') is True and torch.equal(inputs.pop('idx'), idx)
+    assert torch.equal(inputs.pop('targets'), idx + 1) and not inputs
+
+
 def test_every_epoch_has_each_block_once_in_an_order_of_its_own():
     """Steps of 6 over 10 blocks: each run of 10 draws is a permutation, and no two epochs agree."""
     drawn = np.concatenate([train.blocks_of_step(5, step, 6, 10) for step in range(10)])
