@@ -60,9 +60,10 @@ from model import (
     newest_backpack,
     one_line,
 )
-from sample import answer, fail, number
+from prepare import Parser, how_to_make, printable, read_bin, read_meta
+from sample import answer, number
 from senses import STRENGTHS, TOPICS, progress, word_id
-from train import how_to_make, inputs_of, read_meta
+from train import inputs_of
 
 
 class Missing(UserError):
@@ -198,14 +199,11 @@ def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Pat
     if path is None:
         raise Missing(f'{names[-1]} is no .bin and no folder with val.bin, here or in data/; run '
                       + how_to_make(Path(names[-1])))
+    if path.suffix != '.bin' or path.stem not in ('train', 'val'):
+        raise UserError(f'{path} is no train.bin and no val.bin; name a folder that prepare.py made')
     meta = read_meta(path.parent)
-    try:
-        ids = np.frombuffer(path.read_bytes(), np.dtype(meta['dtype']).newbyteorder('<'))
-    except ValueError:
-        raise UserError(f'{path} is damaged: no whole number of {meta["dtype"]} tokens; run '
-                        f'{how_to_make(path.parent)} --overwrite')
-    same = meta['tokenizer'] == subject.model.tokenizer
-    if not same or not len(ids) or ids.max() >= subject.encoding.n_vocab:
+    ids = read_bin(path.parent, path.stem, meta)
+    if meta['tokenizer'] != subject.model.tokenizer or not len(ids):
         raise UserError(f'{path} is empty or of another vocabulary than {subject.name}; take other data')
     return ids.tolist(), path
 
@@ -390,7 +388,8 @@ def blimp_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         raise UserError(f'{data} holds no pairs of sentences; take another file')
     phenomena = {}  # phenomenon -> paradigm -> where its pairs are among all
     for i, row in enumerate(rows):
-        phenomena.setdefault(row['linguistics_term'], {}).setdefault(row['UID'], []).append(i)
+        term = row['linguistics_term']
+        phenomena.setdefault(term, {}).setdefault((term, row['UID']), []).append(i)
     paradigms = {name: places for of_one in phenomena.values() for name, places in of_one.items()}
     columns = []
     for s in subjects:
@@ -1046,17 +1045,18 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
             raise UserError(f'{subjects[0].name} and {subjects[1].name} have different vocabularies')
     for s in subjects:
         c = s.model.config
-        print(f'{s}: {c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, {c.n_vocab:,} words')
+        print(printable(f'{s}: {c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, '
+                        f'{c.n_vocab:,} words'))
     if len(subjects) == 1 and subjects[0].model.config.n_sense:
-        print(f'no baseline: {beside} is not there; train it with --model=gpt, or name one by --baseline')
+        print(printable(f'no baseline: {beside} is not there; train it with --model=gpt, or name one by '
+                        '--baseline'))
     return subjects
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='eval.py', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = lambda message: fail('eval.py', f'{message}; see python eval.py --help')
     add = parser.add_argument
     add('table', choices=['all', *TABLES], metavar='TABLE', help='one of the above, or all')
     add('runs', nargs='*', metavar='RUN', default=[],
@@ -1123,12 +1123,12 @@ def run(args: argparse.Namespace) -> None:
         except (UserError, prepare.UserError) as error:
             if args.table != 'all':
                 raise
-            print(f'\n{name}: skipped, {error}', flush=True)
+            print(printable(f'\n{name}: skipped, {error}'), flush=True)
             wrong = wrong if isinstance(error, Missing) else error
             continue
-        print(tables[name], flush=True)
         if args.json:
             write_json(file, subjects, tables)
+        print(printable(str(tables[name])), flush=True)
     if wrong:
         raise wrong
 
@@ -1139,5 +1139,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    sys.stdout.reconfigure(errors='replace')  # a terminal without unicode still gets a table
+    if sys.stdout:
+        sys.stdout.reconfigure(errors='replace')  # a terminal without unicode still gets a table
     main(sys.argv[1:])

@@ -20,10 +20,14 @@ import math
 import os
 import random
 import re
+import secrets
 import shutil
 import signal
+import socket
 import sys
 import tarfile
+import threading
+import time
 import traceback
 import zlib
 from collections import deque
@@ -44,17 +48,80 @@ class UserError(ValueError):
     """Something the user can mend; main prints it as one line and leaves with exit code 2."""
 
 
+def printable(text: str) -> str:
+    """A text as a terminal can show it: what controls one, in a corpus or a file of others, is a space."""
+    return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
+
+
+def fail(script: str, message: str, code: int = 2) -> None:
+    """Say in one line, whatever characters the message quotes, what is wrong, and leave."""
+    text = ' '.join(printable(message).split())
+    print(f'{script}: {text if len(text) < 2000 else f"{text[:1000]} ... {text[-900:]}"}', file=sys.stderr)
+    sys.exit(code)
+
+
+def drop_unwritable_output() -> None:
+    """Forget what standard output cannot take: Python would try again as it ends, and complain."""
+    try:
+        print(end='', flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that says what is wrong in one line, whatever characters it quotes."""
+
+    def error(self, message: str) -> None:
+        """Leave with exit code 2."""
+        fail(self.prog, f'{message}; see python {self.prog} --help')
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse does, but not to take --flag=-- for an empty list of values."""
+        for word in args or []:
+            if word.startswith('-') and word.endswith('=--'):
+                self.error(f'{word}: -- is no value')
+        return super().parse_known_args(args, namespace)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 # -----------------------------------------------------------------------------
 # The tokenizer. Its description, a dictionary of plain values, travels in meta.json and in every checkpoint.
 
 GPT2 = {'name': 'gpt2'}
+TOY_PATTERN = r' ?\w+|[^\w\s]|\s+'  # what the toy's tokenizer parts a text into
 
 
 def toy_tokenizer(texts: list[str]) -> dict:
     """Description of a tokenizer in which every word of the texts, with the space before it, is one token."""
-    pattern = r' ?\w+|[^\w\s]|\s+'
-    pieces = sorted({piece for text in texts for piece in re.findall(pattern, text)})
-    return {'name': 'toy', 'pattern': pattern, 'pieces': [p for p in pieces if len(p.encode()) > 1]}
+    pieces = sorted({piece for text in texts for piece in re.findall(TOY_PATTERN, text)})
+    return {'name': 'toy', 'pattern': TOY_PATTERN, 'pieces': [p for p in pieces if len(p.encode()) > 1]}
+
+
+def vocabulary_of(description: dict | None) -> int:
+    """How many words the tokenizer has that a description stands for; UserError where none does.
+
+    Descriptions come in files from others. So a pattern is not tried, it must be the known one: a regular
+    expression can be made to take for ever.
+    """
+    if description == GPT2:
+        return 50257
+    try:
+        if (description['name'], description['pattern']) == ('toy', TOY_PATTERN):
+            pieces = {piece.encode() for piece in description['pieces']}
+            if len(pieces) == len(description['pieces']) and all(len(piece) > 1 for piece in pieces):
+                return 256 + len(pieces) + 1
+    except (TypeError, LookupError, AttributeError, ValueError):
+        pass
+    raise UserError("no tokenizer is known for this vocabulary, or its description is damaged; take a "
+                    "checkpoint of train.py, or weights with GPT-2's vocabulary")
 
 
 @lru_cache(maxsize=4)
@@ -74,16 +141,87 @@ def _encoding(description: str) -> tiktoken.Encoding:
 
 def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
     """The tiktoken.Encoding that a description stands for; ids 0 .. n_vocab - 1, end-of-text the last."""
-    toy = isinstance(description, dict) and {'pattern', 'pieces'} <= description.keys()
-    if description != GPT2 and not toy:
-        raise UserError("no tokenizer is known for this vocabulary; take a checkpoint of train.py, "
-                        "or weights with GPT-2's vocabulary")
+    vocabulary_of(description)
+    return _encoding(json.dumps(description))
+
+
+# -----------------------------------------------------------------------------
+# Data folders, as train.py and eval.py read them too. Whatever a file says is checked before it is believed.
+
+
+def token_dtype(n_vocab: int) -> str:
+    """uint16 while every id fits, else uint32."""
+    return 'uint16' if n_vocab <= 1 << 16 else 'uint32'
+
+
+def how_to_make(folder: Path) -> str:
+    """The command that makes a data folder."""
+    own = folder.name not in ('toy', 'openwebtext')
+    return f'python prepare.py {folder.name}' + ' --text FILE...' * own
+
+
+def is_meta(meta: dict) -> bool:
+    """Whether the content of a meta.json is what prepare writes."""
     try:
-        return _encoding(json.dumps(description))
-    except UserError:
-        raise
-    except (TypeError, LookupError, AttributeError, ValueError) as error:
-        raise UserError(f'the description of the tokenizer is damaged ({error}); write it anew')
+        counts = [meta['tokens'][name] for name in ('train', 'val')]
+        sums = [meta['sha256'][name] for name in ('train', 'val')]
+        return (type(meta['vocab_size']) is int and meta['vocab_size'] == vocabulary_of(meta['tokenizer'])
+                and meta['dtype'] == token_dtype(meta['vocab_size'])
+                and all(type(n) is int and 0 <= n < 1 << 48 for n in counts)
+                and all(type(s) is str and re.fullmatch('[0-9a-f]{64}', s) for s in sums))
+    except (KeyError, TypeError, UserError):
+        return False
+
+
+def read_meta(folder: Path) -> dict:
+    """meta.json of a data folder; of one without, as nanoGPT makes it, what it would say: GPT-2's tokens."""
+    if not os.path.isdir(folder):
+        raise UserError(f'{folder} does not exist; run {how_to_make(folder)}')
+    path = folder / 'meta.json'
+    if not path.exists():
+        tokens = {name: (folder / f'{name}.bin').stat().st_size // 2
+                  for name in ('train', 'val') if (folder / f'{name}.bin').is_file()}
+        return {'tokenizer': GPT2, 'vocab_size': 50257, 'dtype': 'uint16', 'tokens': tokens}
+    try:
+        meta = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError, RecursionError):
+        meta = {}
+    if not is_meta(meta):
+        raise UserError(f'{path} is damaged; run {how_to_make(folder)} --overwrite')
+    return meta
+
+
+def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
+    """The ids in NAME.bin of a data folder, mapped from the file; UserError unless meta.json fits it."""
+    path, dtype = folder / f'{name}.bin', np.dtype(meta['dtype']).newbyteorder('<')
+    if not path.is_file():
+        raise UserError(f'{path} does not exist, or is no file; run {how_to_make(folder)} --overwrite')
+    n, odd = divmod(path.stat().st_size, dtype.itemsize)
+    if odd or n != meta['tokens'][name]:
+        raise UserError(f'{path} has {path.stat().st_size:,} bytes, not {meta["tokens"][name]:,} tokens of '
+                        f'{dtype.itemsize}; run {how_to_make(folder)} --overwrite')
+    ids = np.memmap(path, dtype, mode='r') if n else np.zeros(0, dtype)
+    largest = max((int(ids[i:i + (1 << 24)].max()) for i in range(0, n, 1 << 24)), default=0)
+    if largest >= meta['vocab_size']:
+        raise UserError(f'{path} holds the token id {largest}, beyond the vocabulary of '
+                        f'{meta["vocab_size"]:,}; run {how_to_make(folder)} --overwrite')
+    return ids
+
+
+def verify(folder: Path) -> None:
+    """Raise UserError unless both bins of a folder have the ids and the checksums that meta.json has."""
+    meta = read_meta(folder)
+    if 'sha256' not in meta:
+        raise UserError(f'{folder} has no meta.json, so nothing to check its bins by')
+    for name in ('train', 'val'):
+        digest = hashlib.sha256()
+        ids = read_bin(folder, name, meta)
+        for i in range(0, len(ids), 1 << 24):
+            digest.update(ids[i:i + (1 << 24)].tobytes())
+        if digest.hexdigest() != meta['sha256'][name]:
+            raise UserError(f'{folder / name}.bin is damaged: its checksum is not that in meta.json; run '
+                            f'{how_to_make(folder)} --overwrite')
+        print(f'{folder / name}.bin: {len(ids):,} tokens, the checksum is right')
 
 
 # -----------------------------------------------------------------------------
@@ -431,8 +569,11 @@ def read_corpus(files: list[str], cache: Path, num_proc: int):
             rows_of_files, features, cache_dir=str(cache), gen_kwargs={'paths': files},
             writer_batch_size=1000, num_proc=min(num_proc, len(files)))
     except Exception as error:  # datasets wraps it; from another process it comes as the text of a traceback
-        found = re.findall(r'UserError: (.*)', ''.join(traceback.format_exception(error)))
-        raise UserError(found[-1]) if found else error
+        text = ''.join(traceback.format_exception(error))
+        for kind, pattern in ((UserError, r'UserError: (.*)'), (OSError, r'Error: (\[Errno .*)')):
+            if found := re.findall(pattern, text):
+                raise kind(found[-1])
+        raise
 
 
 def openwebtext_files(subsets: int | None) -> list[str]:
@@ -459,11 +600,6 @@ def openwebtext_files(subsets: int | None) -> list[str]:
 
 # -----------------------------------------------------------------------------
 # Encoding and writing.
-
-
-def token_dtype(n_vocab: int) -> str:
-    """uint16 while every id fits, else uint32."""
-    return 'uint16' if n_vocab <= 1 << 16 else 'uint32'
 
 
 Encoded = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids of some rows in one array; lengths, ends of rows
@@ -500,22 +636,46 @@ def batches_of(rows) -> Iterator[tuple[list[str], list[bool]]]:
         yield texts, ends
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number on this machine."""
+    try:
+        os.kill(pid, 0)  # sends nothing
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it is somebody else's
+        pass
+    return True
+
+
+def follow(leader: int) -> None:
+    """Make this process go on when Ctrl-C is pressed, and end when the one that it works for has ended."""
+    parent = os.getppid()  # the leader, or what the leader has processes started by
+
+    def watch() -> None:
+        """Wait for the end of the leader."""
+        while os.getppid() == parent and is_alive(leader):
+            time.sleep(1)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader cleans up, then ends the others
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def encode_corpus(rows, tokenizer: dict, num_proc: int) -> Iterator[Encoded]:
     """The rows (text, end) of a corpus, encoded in num_proc processes with few in memory at a time."""
     from datasets.utils import tqdm
     waiting = deque()
-    # on Ctrl-C the processes go on until this one, which cleans up, ends them
-    pool = ProcessPoolExecutor(num_proc, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
-    with pool, tqdm(total=len(rows), desc='Encoding', unit=' rows') as bar:
-        for batch in chain(batches_of(rows), [None] * 4 * num_proc):  # None: no more to come, some to take
-            waiting.append(batch and pool.submit(encode_rows, *batch, tokenizer))
-            if len(waiting) > 4 * num_proc and (first := waiting.popleft()):
-                try:
+    pool = ProcessPoolExecutor(num_proc, initializer=follow, initargs=(os.getpid(),))
+    try:
+        with pool, tqdm(total=len(rows), desc='Encoding', unit=' rows') as bar:
+            for batch in chain(batches_of(rows), [None] * 4 * num_proc):  # None: no more, but some to take
+                waiting.append(batch and pool.submit(encode_rows, *batch, tokenizer))
+                if len(waiting) > 4 * num_proc and (first := waiting.popleft()):
                     yield first.result()
-                except BrokenProcessPool:
-                    raise UserError('a process that encodes was killed, for its memory as it seems; take a '
-                                    'smaller --num-proc')
-                bar.update(len(first.result()[1]))
+                    bar.update(len(first.result()[1]))
+    except BrokenProcessPool:
+        raise UserError('a process that encodes was killed, for its memory as it seems; take a smaller '
+                        '--num-proc')
 
 
 def hold_out(lengths: np.ndarray, ends: np.ndarray, seed: int, documents: float, tokens: float) -> np.ndarray:
@@ -617,11 +777,10 @@ def write_toy(folder: Path, seed: int, n_train: int = 60_000, n_val: int = 4_000
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='prepare.py', description='Write data/NAME/train.bin, val.bin and meta.json.',
         usage='prepare.py NAME [--text FILE ...] [--val FILE ...] [--subsets N] [--num-proc N] [--seed S] '
-              '[--overwrite]')
-    parser.error = lambda message: parser.exit(2, f'prepare.py: {message}; see python prepare.py --help\n')
+              '[--overwrite]\n       prepare.py NAME --check')
     add = parser.add_argument
     add('name', metavar='NAME', help='toy, openwebtext, or a name for the files of --text')
     add('--text', nargs='+', action='extend', metavar='FILE', default=[],
@@ -632,11 +791,14 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--num-proc', type=int, metavar='N', default=os.cpu_count(), help='processes (default: all cores)')
     add('--seed', type=int, metavar='S', default=0, help='of the toy world and of the split')
     add('--overwrite', action='store_true', help='replace data/NAME')
+    add('--check', action='store_true', help='make nothing; compare the bins with their checksums')
     args = parser.parse_args(argv)
     if not re.fullmatch(r'\w[\w.-]*', args.name):
         parser.error(f'NAME is {args.name!r}; it takes letters, digits, _, - and .')
     if args.name == 'toy' and (args.text or args.val):
         parser.error('toy makes its own text; give your files another NAME')
+    if args.check:
+        return args
     if args.name not in ('toy', 'openwebtext') and not args.text:
         parser.error(f'NAME is {args.name!r}; without --text FILE it can be toy or openwebtext')
     if args.subsets is not None and (args.name != 'openwebtext' or args.text or not 1 <= args.subsets <= 21):
@@ -644,7 +806,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     if args.num_proc < 1 or args.seed < 0:
         parser.error(f'--num-proc is {args.num_proc} and --seed {args.seed}; they take at least 1 and 0')
     for path in args.text + args.val:
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             parser.error(f'{path} is not a file')
     return args
 
@@ -659,25 +821,54 @@ def command_of(args: argparse.Namespace) -> dict:
 def is_made_by(folder: Path, args: argparse.Namespace) -> bool:
     """Whether a folder is complete and was made by this command."""
     try:
-        meta = json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
-        size = np.dtype(meta['dtype']).itemsize
-        whole = [(folder / f'{name}.bin').stat().st_size == size * n for name, n in meta['tokens'].items()]
-        return meta['command'] == command_of(args) and all(whole)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        meta = read_meta(folder)
+        for name in ('train', 'val'):
+            read_bin(folder, name, meta)
+        return meta.get('command') == command_of(args)
+    except UserError:
         return False
+
+
+def is_there(folder: Path, args: argparse.Namespace) -> bool:
+    """Whether a folder is what this command would make, and may stay; UserError where it is another."""
+    if not os.path.lexists(folder) or args.overwrite:
+        return False
+    if not is_made_by(folder, args):
+        raise UserError(f'{folder} exists and was made otherwise; add --overwrite, or take another NAME')
+    print(f'{folder} is there, made by this command; --check compares it with its checksums, --overwrite '
+          'makes it again')
+    return True
+
+
+def unfinished_folder(name: str) -> Path:
+    """A new folder in data/ to make NAME in. Those of processes that were killed on this machine go away."""
+    prefix = f'.{name}.partial-{socket.gethostname()}-'
+    for left in Path('data').glob('.*'):
+        owner = re.fullmatch(re.escape(prefix) + r'(\d+)-\w+', left.name)
+        if owner and not is_alive(int(owner[1])):
+            clear_away(left, Path('data') / name)
+    folder = Path('data', f'{prefix}{os.getpid()}-{secrets.token_hex(4)}')
+    folder.mkdir(parents=True)
+    return folder
+
+
+def clear_away(partial: Path, folder: Path) -> None:
+    """Remove an unfinished folder. What it was about to replace comes back if nothing has taken its place."""
+    with contextlib.suppress(OSError):
+        if not os.path.lexists(folder):
+            (partial / 'replaced').rename(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()  # data/, if nothing else is in it
 
 
 def prepare(args: argparse.Namespace) -> None:
     """Make data/NAME in a folder of its own, which gets that name when complete and goes away when not."""
     folder = Path('data') / args.name
-    if folder.exists() and not args.overwrite:
-        if not is_made_by(folder, args):
-            raise UserError(f'{folder} exists and was made otherwise; add --overwrite, or take another NAME')
-        print(f'{folder} is complete and was made by this command; --overwrite makes it again')
+    if is_there(folder, args):
         return
-    partial = Path('data') / f'.{args.name}.partial-{os.getpid()}'
+    partial = unfinished_folder(args.name)
     try:
-        partial.mkdir(parents=True)
         facts = write_toy(partial, args.seed) if args.name == 'toy' else write_corpus(partial, args)
         for name, n in facts['tokens'].items():
             if not n:
@@ -686,15 +877,22 @@ def prepare(args: argparse.Namespace) -> None:
         facts['vocab_size'] = load_tokenizer(facts['tokenizer']).n_vocab
         facts |= {'dtype': token_dtype(facts['vocab_size']), 'command': command_of(args)}
         (partial / 'meta.json').write_text(json.dumps(facts, indent=1), encoding='utf-8')
-        if folder.exists():
+        for name in ('train.bin', 'val.bin', 'meta.json', '.'):
+            sync(partial / name)  # all of it is on the disk before it has its name
+        if is_there(folder, args):  # another process has made it meanwhile
+            return
+        if args.overwrite and os.path.lexists(folder):
             folder.rename(partial / 'replaced')
         partial.rename(folder)
+        sync(folder.parent)
         shutil.rmtree(folder / 'replaced', ignore_errors=True)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            partial.parent.rmdir()  # data/, if nothing else is in it
-    report(folder, facts, whole_web=args.name == 'openwebtext' and not args.subsets and not args.text)
+        clear_away(partial, folder)
+    try:
+        report(folder, facts, whole_web=args.name == 'openwebtext' and not args.subsets and not args.text)
+        print(end='', flush=True)
+    except OSError:  # nobody reads it, but all is done
+        drop_unwritable_output()
 
 
 def report(folder: Path, facts: dict, whole_web: bool) -> None:
@@ -712,13 +910,11 @@ def main(argv: list[str]) -> None:
     """Run the command line."""
     args = parse_args(argv)
     try:
-        prepare(args)
+        verify(Path('data') / args.name) if args.check else prepare(args)
     except UserError as error:
-        print(f'prepare.py: {error}', file=sys.stderr)
-        sys.exit(2)
+        fail('prepare.py', str(error))
     except OSError as error:
-        print(f'prepare.py: stopped, data/{args.name} is as it was: {error}', file=sys.stderr)
-        sys.exit(1)
+        fail('prepare.py', f'stopped, data/{args.name} is as it was: {error}', 1)
 
 
 FIRST, INTERRUPTED = os.getpid(), []
@@ -733,6 +929,8 @@ def stop(signum: int, frame) -> None:
 
 if __name__ == '__main__':
     signal.signal(signal.SIGINT, stop)
+    if sys.stdout:
+        sys.stdout.reconfigure(errors='replace')
     try:
         main(sys.argv[1:])
     except BaseException:

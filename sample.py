@@ -10,7 +10,6 @@ Flags that look or explain print and write no text. Otherwise a text is written;
 """
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -22,8 +21,8 @@ from torch import Tensor
 
 import senses
 from model import Backpack, Edit, UserError, export, find_device, from_pretrained, newest_backpack
+from prepare import Parser, drop_unwritable_output, fail, load_tokenizer, printable
 from prepare import UserError as PrepareError
-from prepare import load_tokenizer
 from senses import shown, word_id
 
 PROMPT = 'When the nurse came into the room,'
@@ -108,20 +107,15 @@ def add_edit_flags(parser: argparse.ArgumentParser) -> None:
              'or one for all [2]')
 
 
-def fail(script: str, message: str) -> None:
-    """Say in one line, whatever characters the message quotes, what is wrong, and leave with exit code 2."""
-    print(f'{script}: ' + ''.join(c if c.isprintable() else ' ' for c in message), file=sys.stderr)
-    sys.exit(2)
-
-
 def answer(script: str, run: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> None:
     """Run a script: what the user can mend is one line and exit code 2, an interruption exit code 130."""
     try:
         run(args)
-        sys.stdout.flush()
+        print(end='', flush=True)
     except BrokenPipeError:  # the reader, as head does, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_unwritable_output()
     except (UserError, PrepareError, OSError) as error:
+        drop_unwritable_output()
         fail(script, str(error))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -129,8 +123,7 @@ def answer(script: str, run: Callable[[argparse.Namespace], None], args: argpars
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
-    parser = argparse.ArgumentParser(prog='sample.py', description=__doc__.splitlines()[0])
-    parser.error = lambda message: fail('sample.py', f'{message}; see python sample.py --help')
+    parser = Parser(prog='sample.py', description=__doc__.splitlines()[0])
     add_model_flags(parser)
     add_look_flags(parser)
     add_edit_flags(parser)
@@ -381,13 +374,13 @@ def print_samples(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, arg
     """Continuations of the prompt, each up to its end-of-text."""
     torch.manual_seed(args.seed)
     idx = idx.expand(args.num_samples, -1)  # (N, T)
-    texts = model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, edit)
+    texts = model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, edit,
+                           stop=encoding.eot_token)
     for i, row in enumerate(texts.tolist(), 1):
         new = row[idx.shape[1]:]
         new = new[:new.index(encoding.eot_token)] if encoding.eot_token in new else new
         prompt = [t for t in row[:idx.shape[1]] if t != encoding.eot_token]
-        text = encoding.decode(prompt + new, errors='replace')
-        print(f'\n{title}{i}: {"".join(c if c.isprintable() or c == chr(10) else " " for c in text)}')
+        print(f'\n{title}{i}: {printable(encoding.decode(prompt + new, errors="replace"))}')
 
 
 def print_texts(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args: argparse.Namespace,
@@ -407,7 +400,7 @@ def run(args: argparse.Namespace) -> None:
     model, path = newest_backpack() if args.source is None else (from_pretrained(args.source), args.source)
     c = model.config
     kind = f'Backpack with {c.n_sense} senses a word' if c.n_sense else 'Transformer'
-    print(f'{path}: {kind}, {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words')
+    print(printable(f'{path}: {kind}, {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words'))
     if args.export is not None:
         export(model, args.export)
         return print(f'{args.export}: written')
@@ -448,5 +441,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    sys.stdout.reconfigure(errors='replace')  # a terminal without unicode still gets a table
+    if sys.stdout:
+        sys.stdout.reconfigure(errors='replace')  # a terminal without unicode still gets a table
     main(sys.argv[1:])

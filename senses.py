@@ -75,8 +75,8 @@ LOGITS_AT_ONCE = 1 << 26  # bounds the memory of work on the whole vocabulary: 2
 
 
 def progress(items, what: str):
-    """The items, with a bar and the time left where they take more than two seconds."""
-    return tqdm(items, what, delay=2, mininterval=1, leave=False)
+    """The items, on a terminal with a bar and the time left where they take more than two seconds."""
+    return tqdm(items, what, delay=2, mininterval=1, leave=False, disable=None)
 
 
 @torch.no_grad()
