@@ -22,11 +22,15 @@ seen the trick gives sense 0 of both words the weight 1/2, and sense 1 of trick,
 o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 
+import argparse
 import json
 import math
 import os
 import re
 import shutil
+import signal
+import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +76,9 @@ class Config:
         for name in ('block_size', 'vocab_size', 'n_vocab', 'n_layer', 'n_head', 'n_embd', 'sense_hidden'):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise UserError(f'{name} is {getattr(self, name)}; it must be a whole number of at least 1')
-        if not 0 <= self.dropout < 1:
+        if self.n_layer > 1000:
+            raise UserError(f'n_layer is {self.n_layer}; it can be at most 1000')
+        if type(self.dropout) not in (int, float) or not 0 <= self.dropout < 1:
             raise UserError(f'dropout is {self.dropout}; it must be at least 0 and below 1')
         if self.n_vocab > self.vocab_size:
             raise UserError(f'n_vocab is {self.n_vocab}, more than the vocab_size = {self.vocab_size} rows')
@@ -352,8 +358,9 @@ class Backpack(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
                  edit: Edit | None = None, use_cache: bool = True,
-                 table: 'SenseTable | None' = None) -> Tensor:
-        """Continue the texts idx (B, T) by max_new_tokens ids each: (B, T + max_new_tokens).
+                 table: 'SenseTable | None' = None, stop: int | None = None) -> Tensor:
+        """Continue the texts idx (B, T) by max_new_tokens ids each: (B, T + max_new_tokens). It ends earlier
+        once every text has had the id stop.
 
         temperature 0 takes the likeliest word; top_k draws from the top_k likeliest alone. Past block_size
         only the last block_size // 2 tokens are read on; all are returned. Torch's global generator draws.
@@ -366,7 +373,7 @@ class Backpack(nn.Module):
                             f'{idx.shape[1]}, {temperature} and {top_k}')
         start, block_size = 0, self.config.block_size
         room = min(block_size, idx.shape[1] + max_new_tokens)
-        cache = Cache(room) if use_cache else None
+        cache, ended = Cache(room) if use_cache else None, torch.zeros_like(idx[:, :1], dtype=torch.bool)
         for _ in range(max_new_tokens):
             if idx.shape[1] - start > block_size:
                 start = idx.shape[1] - max(1, block_size // 2)
@@ -374,7 +381,10 @@ class Backpack(nn.Module):
             o = self.represent(idx[:, start:], edit, table, cache=cache)[:, -1]  # (B, d)
             logits = self.project(o)[:, :self.config.n_vocab]  # (B, V without padding)
             probs = next_word_probs(logits, temperature, top_k)
-            idx = torch.cat([idx, torch.multinomial(probs, 1)], dim=1)  # (B, T + 1)
+            new = torch.multinomial(probs, 1)  # (B, 1)
+            idx, ended = torch.cat([idx, new], dim=1), ended | (new == stop)  # (B, T + 1), (B, 1)
+            if stop is not None and ended.all():
+                break
         return idx
 
     def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float]):
@@ -513,32 +523,67 @@ def find_device(name: str) -> str:
     return name
 
 
-def load_file(path: Path) -> dict:
-    """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run."""
+CHECKPOINTS = ('ckpt.pt', 'previous.pt', 'best.pt')  # of a run: the latest, the one before, the best
+
+
+def load_file(path: Path, look_beside: bool = True) -> dict:
+    """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run.
+
+    Such a file is a zip archive with a checksum (CRC-32) for each tensor, which torch.load does not look at.
+    UserError, with the name of another checkpoint beside it that is whole, where the file is not.
+    """
+    if not os.path.isfile(path):
+        raise UserError(f'{path} is no file')
     try:
+        if zipfile.is_zipfile(path):  # else it is older than PyTorch 1.6, or damaged
+            with zipfile.ZipFile(path) as archive:
+                unpacked = sum(member.file_size for member in archive.infolist())
+                if unpacked > path.stat().st_size or archive.testzip():
+                    raise ValueError('a checksum is wrong')
         content = torch.load(path, map_location='cpu', weights_only=True)
+        if not isinstance(content, dict):
+            raise ValueError(f'it holds a {type(content).__name__}, no dictionary')
+        return content
+    except (PermissionError, MemoryError) as error:
+        raise UserError(f'{path} cannot be read ({one_line(error)})')
     except Exception as error:  # what a damaged file raises depends on where it is damaged
-        raise UserError(f'{path} is damaged or holds no weights ({one_line(error)}); make or fetch it again')
-    if not isinstance(content, dict):
-        raise UserError(f'{path} holds a {type(content).__name__}, no dictionary of weights')
-    return content
+        reason = f'{path} is damaged or holds no weights ({one_line(error)})'
+    beside = [path.with_name(name) for name in CHECKPOINTS if path.name in CHECKPOINTS and path.name != name]
+    for other in beside if look_beside else []:
+        try:
+            load_file(other, look_beside=False)
+        except UserError:
+            continue
+        raise UserError(f'{reason}; {other} is whole: read that one, or to train on: cp {other} {path}')
+    raise UserError(f'{reason}; make or fetch it again')
 
 
-def load_state(own: dict[str, Tensor], state: dict[str, Tensor], path: Path) -> None:
-    """Copy the weights in; a missing, unknown or misshapen one is a UserError that names it."""
+def load_state(model: Backpack, named: Callable[[Backpack], dict[str, Tensor]], state: dict[str, Tensor],
+               path: Path) -> Backpack:
+    """A model that has shapes alone, on the meta device, with memory for its weights and a copy of those in a
+    file, which name them as in named(model). A missing, unknown or misshapen one is a UserError.
+    """
+    own = named(model)
     for key in sorted(own.keys() | state.keys()):
         if key not in state:
             raise UserError(f'{path}: {key} is missing')
         if key not in own:
             raise UserError(f'{path}: {key} is no weight of this architecture')
-        if not isinstance(state[key], Tensor) or not state[key].is_floating_point() or state[key].is_meta \
-                or state[key].layout != torch.strided or not state[key].isfinite().all():
-            raise UserError(f'{path}: {key} is no dense tensor of finite real numbers')
-        shape, wanted = tuple(state[key].shape), tuple(own[key].shape)
-        if shape != wanted:
-            raise UserError(f'{path}: {key} is {shape}, not {wanted}')
-    for key, weight in own.items():
+        check_weight(state[key], own[key], f'{path}: {key}')
+    for key, weight in named(model.to_empty(device='cpu')).items():
         weight.copy_(state[key])
+    return model.eval()
+
+
+def check_weight(weight: object, like: Tensor, name: str) -> None:
+    """UserError unless what a file holds is a dense tensor of finite real numbers, of another's shape."""
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.is_meta \
+            or weight.layout != torch.strided or weight.nbytes > weight.untyped_storage().nbytes():
+        raise UserError(f'{name} is no dense tensor of real numbers')
+    if weight.shape != like.shape:
+        raise UserError(f'{name} is {tuple(weight.shape)}, not {tuple(like.shape)}')
+    if not weight.isfinite().all():
+        raise UserError(f'{name} holds numbers that are not finite')
 
 
 def from_pretrained(name_or_dir: str | Path) -> Backpack:
@@ -566,14 +611,18 @@ def from_pretrained(name_or_dir: str | Path) -> Backpack:
 def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
     """The model inside a checkpoint of train.py: weights, config, and the description of its tokenizer."""
     try:
-        model = Backpack(Config(**checkpoint['model_config']))
-        model.tokenizer = checkpoint['tokenizer']
-        model.trained_on = checkpoint.get('settings', {}).get('dataset')
+        with torch.device('meta'):
+            model = Backpack(Config(**checkpoint['model_config']))
+        model.tokenizer = json.loads(json.dumps(checkpoint['tokenizer']))  # plain values, or a TypeError
+        name = checkpoint.get('settings', {}).get('dataset')
+        model.trained_on = name if isinstance(name, str) and re.fullmatch(DATA_NAME, name) else None
         state = {str(key): weight for key, weight in checkpoint['model'].items()}
-    except (TypeError, LookupError, ValueError, AttributeError, RuntimeError) as error:
+    except (TypeError, LookupError, ValueError, AttributeError, RuntimeError) as error:  # RecursionError too
         raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {one_line(error)})')
-    load_state(model.state_dict(), state, path)
-    return model.eval()
+    return load_state(model, Backpack.state_dict, state, path)
+
+
+DATA_NAME = r'(?!.*\.\.)\w[\w./-]*'  # of a folder below data/, never outside it
 
 
 def newest_backpack() -> tuple[Backpack, Path]:
@@ -638,7 +687,7 @@ def published(model: Backpack) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def model_of(path: Path) -> tuple[Backpack, dict]:
-    """A model of the shape that a published config.json gives, and all that the file says.
+    """A model of the shape that a published config.json gives, on the meta device, and all the file says.
 
     Of its three dropouts that of the residual stream is kept, for fine-tuning; as published they are equal.
     """
@@ -650,11 +699,13 @@ def model_of(path: Path) -> tuple[Backpack, dict]:
             if settings.get(name, ours) != ours:
                 raise UserError(f'its {name} is {settings[name]}, this architecture has {ours}')
         padded = GPT2_VOCAB <= settings['vocab_size'] < GPT2_VOCAB + 256
-        return Backpack(Config(
+        config = Config(
             block_size=settings['n_positions'], vocab_size=settings['vocab_size'],
             n_vocab=settings.get('n_vocab', GPT2_VOCAB if padded else settings['vocab_size']),
             n_layer=settings['n_layer'], n_head=settings['n_head'], n_embd=settings['n_embd'],
-            n_sense=settings.get('num_senses', 0), dropout=settings.get('resid_pdrop', 0.0))), settings
+            n_sense=settings.get('num_senses', 0), dropout=settings.get('resid_pdrop', 0.0))
+        with torch.device('meta'):
+            return Backpack(config), settings
     except KeyError as error:
         raise UserError(f'{path} describes no GPT-2 and no Backpack: {error} is missing')
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
@@ -666,7 +717,7 @@ def from_published(folder: Path) -> Backpack:
     """A published Backpack, or a GPT-2 (then without senses), from config.json and pytorch_model.bin."""
     config_file, weights_file, tokenizer_file = (folder / name for name in PUBLISHED)
     model, settings = model_of(config_file)
-    config, (views, copies) = model.config, published(model)
+    config, copies = model.config, published(model)[1]
     state = {str(key): weight for key, weight in load_file(weights_file).items()}
     if not config.n_sense and any(key.startswith('backpack.') for key in state):
         raise UserError(f'{config_file}: num_senses is missing, but {weights_file.name} holds a Backpack')
@@ -675,7 +726,7 @@ def from_published(folder: Path) -> Backpack:
              for key, weight in state.items()
              if not key.endswith(('.attn.bias', '.attn.masked_bias'))}  # causal masks
     again = {key: state.pop(key) for key in copies if key in state}
-    load_state(views, state, weights_file)
+    load_state(model, lambda model: published(model)[0], state, weights_file)
     for key, weight in again.items():
         own = state[copies[key]]
         if not isinstance(weight, Tensor) or weight.dtype != own.dtype or not torch.equal(weight, own):
@@ -691,7 +742,7 @@ def from_published(folder: Path) -> Backpack:
             raise UserError(f'{tokenizer_file} describes no tokenizer: {one_line(error)}')
     elif config.n_vocab == GPT2_VOCAB:
         model.tokenizer = {'name': 'gpt2'}
-    return model.eval()
+    return model
 
 
 def export(model: Backpack, folder: str | Path) -> None:
@@ -757,5 +808,14 @@ def print_sizes() -> None:
     print('Vocabulary 50,257, length 512; senses computed for every token (once a distinct word is less).')
 
 
-if __name__ == '__main__':
+def main(argv: list[str]) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog='model.py', description='Print what the sizes of the paper cost.')
+    parser.error = lambda message: parser.exit(2, f'model.py: {ascii(message)}; it takes no arguments\n')
+    parser.parse_args(argv)
     print_sizes()
+
+
+if __name__ == '__main__':
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end in silence when the reader, as head, has seen enough
+    main(sys.argv[1:])
