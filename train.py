@@ -6,22 +6,30 @@
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
 Settings come from the class Settings, then from config files (lines key = value), then from --key=value.
-The run writes out/<run>/ckpt.pt (the latest state), best.pt (the lowest validation loss) and log.csv.
+The run writes out/<run>/ckpt.pt (the latest state), previous.pt (the one before), best.pt (the lowest
+validation loss) and log.csv. Kill it at any moment: resumed, on a CPU it ends in the same bits.
 """
 
-import argparse
 import ast
-import csv
 import difflib
-import json
+import errno
+import fcntl
+import gc
 import math
 import os
+import re
+import shlex
+import shutil
+import signal
 import sys
 import time
-from contextlib import nullcontext
+import warnings
+import zlib
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,15 +38,21 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from model import (
+    CHECKPOINTS,
+    DATA_NAME,
     Backpack,
     Config,
     UserError,
+    check_weight,
     distinct_words,
     find_device,
     from_checkpoint,
     from_pretrained,
     load_file,
+    one_line,
 )
+from prepare import Parser, drop_unwritable_output, fail, printable, read_bin, read_meta, sync
+from prepare import UserError as PrepareError
 
 
 def setting(default, meaning: str):
@@ -53,6 +67,7 @@ class Settings:
     out_dir: str = setting('', 'folder of the run (empty: out/<config name>, with _gpt for a Transformer)')
     init_from: str = setting('scratch', 'scratch, resume, or weights to fine-tune: file, folder or Hub name')
     overwrite: bool = setting(False, 'let scratch replace the checkpoint in out_dir')
+    allow_changes: bool = setting(False, 'let resume go on with other settings or data than it began with')
     dataset: str = setting('openwebtext', 'folder below data/ that prepare.py made')
     model: str = setting('backpack', 'backpack or gpt, the baseline Transformer')
     n_layer: int = setting(12, 'layers of the contextualizer')
@@ -80,6 +95,7 @@ class Settings:
     dtype: str = setting('auto', 'auto, float32, bfloat16 (autocast) or float64')
     compile: bool = setting(True, 'torch.compile; only CUDA uses it')
     seed: int = setting(1337, 'of the weights, the order of the data and the dropout')
+    command: ClassVar[str] = 'python train.py'  # how the run was asked for; without init_from
 
     @property
     def tokens_per_step(self) -> int:
@@ -95,8 +111,10 @@ def typed(name: str, value, source: str):
     """The value, as the type of the setting; UserError where its type is another or nothing has that name."""
     types = {f.name: f.type for f in fields(Settings)}
     if name not in types:
-        near = difflib.get_close_matches(name, types, 1, cutoff=0)[0]
+        near = difflib.get_close_matches(name[:40], types, 1, cutoff=0)[0]
         raise UserError(f'{source}: there is no setting {name}; did you mean {near}? --help lists all')
+    if type(value) is int and abs(value) >= 1 << 31:
+        raise UserError(f'{source}: {name} is too large a number; it must be below 2**31')
     if types[name] is float and type(value) is int:
         value = float(value)
     if type(value) is not types[name] or (types[name] is float and not math.isfinite(value)):
@@ -107,16 +125,19 @@ def typed(name: str, value, source: str):
 def read_config(path: str) -> dict:
     """The settings in a config file: lines key = value with Python literals, parsed and never executed."""
     try:
-        lines = ast.parse(Path(path).read_text(encoding='utf-8')).body
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f'{path} cannot be read as a config file ({error}); config/ has examples')
+        with open(path, encoding='utf-8-sig') as file:
+            lines = ast.parse(text := file.read(1 << 20)).body
+            if len(text) == 1 << 20:
+                raise ValueError('it is too long')
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f'{path} cannot be read as a config file ({one_line(error)}); config/ has examples')
     values = {}
     for line in lines:
         source = f'{path}, line {line.lineno}'
         try:
             (target,) = line.targets
             name, value = target.id, ast.literal_eval(line.value)
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError, RecursionError, MemoryError):
             raise UserError(f'{source}: a config file holds only lines key = value, with plain values')
         values[name] = typed(name, value, source)
     return values
@@ -126,20 +147,19 @@ def literal(text: str):
     """A number or truth value as Python writes it; anything else stays text."""
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return text
 
 
 def parse_args(argv: list[str]) -> Settings:
     """Settings from the command line: config files in order, then --key=value."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='train.py', usage='train.py [config.py ...] [--key=value ...]', allow_abbrev=False,
         description='Train a Backpack or its baseline Transformer.')
     parser.add_argument('configs', nargs='*', metavar='config.py', help='files of key = value lines')
     for f in fields(Settings):
         parser.add_argument(f'--{f.name}', metavar=f.type.__name__,
                             help=f'{f.metadata["meaning"]} [{f.default}]'.replace('%', '%%'))
-    parser.error = lambda message: parser.exit(2, f'train.py: {message}; see python train.py --help\n')
     args, unknown = parser.parse_known_intermixed_args(argv)
     for word in unknown:
         typed(word.split('=')[0].lstrip('-'), None, 'command line')
@@ -154,6 +174,10 @@ def parse_args(argv: list[str]) -> Settings:
         name = Path(args.configs[-1]).stem if args.configs else settings.dataset
         name = name.removeprefix('train_').removeprefix('gpt_')
         settings.out_dir = f'out/{name}_gpt' if settings.model == 'gpt' else f'out/{name}'
+    again = [f'--{name}={text}' for name, text in vars(args).items()
+             if text is not None and name not in ('configs', 'init_from', 'overwrite', 'allow_changes')]
+    start = 'torchrun .. train.py' if 'RANK' in os.environ else 'python train.py'
+    settings.command = f'{start} {shlex.join(args.configs + again)}'
     return settings
 
 
@@ -174,8 +198,16 @@ def check(settings: Settings) -> None:
         raise UserError(f'model is {s.model!r}; it can be backpack or gpt')
     if s.dtype not in ('auto', 'float32', 'bfloat16', 'float64'):
         raise UserError(f'dtype is {s.dtype!r}; it can be auto, float32, bfloat16 or float64')
-    if s.seed >= 1 << 31:
-        raise UserError(f'seed is {s.seed}; it must be below 2**31')
+    for name in ('learning_rate', 'min_lr', 'weight_decay'):
+        if getattr(s, name) > 100:
+            raise UserError(f'{name} is {getattr(s, name)}; it must be at most 100')
+    if s.batch_size * s.block_size > 1 << 20 or s.batch_size * s.gradient_accumulation_steps > 1_000_000:
+        raise UserError(f'batch_size {s.batch_size} x block_size {s.block_size} tokens can be at most 2**20, '
+                        f'times gradient_accumulation_steps {s.gradient_accumulation_steps} texts 1,000,000')
+    if not re.fullmatch(DATA_NAME, s.dataset):
+        raise UserError(f'dataset is {s.dataset!r}; it must be the name of a folder below data/')
+    if not s.init_from:
+        raise UserError('init_from is empty; it can be scratch, resume, or weights to fine-tune')
     if s.model == 'backpack' and s.n_sense < 1:
         raise UserError(f'n_sense is {s.n_sense}; a Backpack has at least 1, a Transformer is --model=gpt')
 
@@ -184,48 +216,15 @@ def check(settings: Settings) -> None:
 # Data: the batch of a step is a pure function of (seed, step).
 
 
-def how_to_make(folder: Path) -> str:
-    """The command that makes a data folder."""
-    own = folder.name not in ('toy', 'openwebtext')
-    return f'python prepare.py {folder.name}' + ' --text FILE...' * own
-
-
-def read_meta(folder: Path) -> dict:
-    """meta.json of a data folder; a folder without one, as nanoGPT makes it, holds GPT-2 tokens."""
-    if not folder.is_dir():
-        raise UserError(f'{folder} does not exist; run {how_to_make(folder)}')
-    if not (folder / 'meta.json').exists():
-        return {'tokenizer': {'name': 'gpt2'}, 'vocab_size': 50257, 'dtype': 'uint16'}
-    try:
-        meta = json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
-        n, dtype = meta['vocab_size'], meta['dtype']
-        if type(n) is int and n > 0 and dtype in ('uint16', 'uint32') and type(meta['tokenizer']) is dict:
-            return {'tokenizer': meta['tokenizer'], 'vocab_size': n, 'dtype': dtype}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise UserError(f'{folder / "meta.json"} is damaged; run {how_to_make(folder)} --overwrite')
-
-
 class Blocks:
     """A bin cut into texts of block_size tokens, each with its targets, the same texts one token later."""
 
-    def __init__(self, path: Path, dtype: str, block_size: int, vocab_size: int):
-        again = how_to_make(path.parent)
-        if not path.is_file():
-            raise UserError(f'{path} does not exist; run {again}')
-        n_tokens, odd = divmod(path.stat().st_size, np.dtype(dtype).itemsize)
-        if odd:
-            raise UserError(f'{path} is not a whole number of {dtype} tokens; run {again} --overwrite')
-        if n_tokens < block_size + 1:
-            raise UserError(f'{path} holds {n_tokens:,} tokens, but one text takes block_size + 1 = '
-                            f'{block_size + 1}; take more text, or a smaller --block_size')
-        self.tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder('<'), mode='r')
-        self.block_size = block_size
-        self.n = (n_tokens - 1) // block_size
-        largest = max(int(self.tokens[i:i + (1 << 24)].max()) for i in range(0, n_tokens, 1 << 24))
-        if largest >= vocab_size:
-            raise UserError(f'{path} holds the token id {largest}, beyond the vocabulary of {vocab_size:,}; '
-                            f'run {again} --overwrite')
+    def __init__(self, folder: Path, name: str, meta: dict, block_size: int):
+        self.tokens, self.block_size = read_bin(folder, name, meta), block_size
+        self.n = (len(self.tokens) - 1) // block_size
+        if self.n < 1:
+            raise UserError(f'{folder / name}.bin holds {len(self.tokens):,} tokens, but one text takes '
+                            f'block_size + 1 = {block_size + 1}; take more text, or a smaller --block_size')
 
     def __call__(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
         """Texts and targets (len(chosen), block_size) of the chosen blocks."""
@@ -274,28 +273,41 @@ class Machine:
         kind = self.device.split(':')[0]
         return torch.autocast(kind, torch.bfloat16) if self.dtype == 'bfloat16' else nullcontext()
 
-    def say(self, text: str, file=None) -> None:
-        """Print once, whatever the number of processes."""
+    def say(self, text: str) -> None:
+        """Print once, whatever the number of processes. Nobody may be there to read it: training goes on."""
         if self.rank == 0:
-            print(text, file=file, flush=True)
+            try:
+                print(printable(text), flush=True)
+            except OSError:
+                drop_unwritable_output()
 
-    def mean(self, x: Tensor) -> float:
-        """Mean of a number over all processes."""
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean of numbers over all processes; x itself becomes their sum."""
         if self.world > 1:
             dist.all_reduce(x)
-        return x.item() / self.world
+        return x / self.world
+
+    def largest(self, n: int) -> int:
+        """Largest of a number over all processes, found on the CPU while a GPU computes."""
+        if self.world > 1:
+            dist.all_reduce(numbers := torch.tensor(n), dist.ReduceOp.MAX)
+            n = numbers.item()
+        return n
 
 
 def find_machine(settings: Settings) -> Machine:
     """Choose device and dtype, and join the other processes where torchrun started several."""
     rank, world, local = (int(os.environ.get(name, default)) for name, default in
                           (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
-    if settings.gradient_accumulation_steps % world:
-        raise UserError(f'gradient_accumulation_steps is {settings.gradient_accumulation_steps}; it counts '
-                        f'micro-batches over all processes and must be a multiple of their number, {world}')
-    device = find_device(settings.device)
-    if device == 'cuda':
-        device = f'cuda:{local}'
+    if (n := settings.gradient_accumulation_steps) % world:
+        fitting = [n // world * world] * (n > world) + [(n // world + 1) * world]
+        divisors = [d for d in range(1, n + 1) if n % d == 0]
+        worlds = [max(d for d in divisors if d < world), *[d for d in divisors if d > world][:1]]
+        raise UserError(f'gradient_accumulation_steps is {n}; it counts micro-batches over all processes and '
+                        f'must be a multiple of their number, {world}: take {" or ".join(map(str, fitting))}'
+                        f', or {" or ".join(map(str, worlds))} process{"es" * (worlds != [1])}')
+    device = find_device('auto') if settings.device == 'auto' else settings.device
+    device = find_device(f'cuda:{local}' if device == 'cuda' else device)
     dtype = settings.dtype
     if dtype == 'auto':
         dtype = 'bfloat16' if device.startswith('cuda') and torch.cuda.is_bf16_supported() else 'float32'
@@ -303,7 +315,7 @@ def find_machine(settings: Settings) -> Machine:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision('high')  # TF32
     if world > 1:
-        dist.init_process_group('nccl' if device.startswith('cuda') else 'gloo')
+        dist.init_process_group('cpu:gloo,cuda:nccl' if device.startswith('cuda') else 'gloo')
     return Machine(device, dtype, rank, world)
 
 
@@ -316,78 +328,183 @@ def checkpoint_path(settings: Settings) -> Path:
     return Path(settings.out_dir) / 'ckpt.pt'
 
 
-def start_model(settings: Settings, meta: dict) -> tuple[Backpack, dict]:
-    """The model as the run starts with it, and the checkpoint that it resumes ({} if it does not)."""
+def start_model(settings: Settings, meta: dict, device: str, checkpoint: dict) -> Backpack:
+    """The model as the run starts with it; checkpoint is what it resumes, {} if it does not."""
     s, path = settings, checkpoint_path(settings)
-    if s.init_from != 'resume' and path.exists() and not s.overwrite:
-        raise UserError(f'{path} exists; go on with --init_from=resume, replace it with --overwrite=True, '
-                        'or choose another --out_dir')
-    checkpoint = {}
-    if s.init_from == 'scratch':
-        torch.manual_seed(s.seed)
-        model = Backpack(Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
+    if there := [] if checkpoint or s.overwrite else others_of(path):
+        raise UserError(f'{there[0]} exists; go on with --init_from=resume, replace it with '
+                        '--overwrite=True, or choose another --out_dir')
+    if checkpoint:
+        model = from_checkpoint(checkpoint, path)
+    elif s.init_from == 'scratch':
+        config = Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
             vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],
             block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
-            n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden))
-    elif s.init_from == 'resume':
-        checkpoint = read_state(s, path)
-        model = from_checkpoint(checkpoint, path)
+            n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden)
+        check_memory(config, s, device)
+        torch.manual_seed(s.seed)
+        model = Backpack(config)
     else:
         model = from_pretrained(s.init_from)
     model.tokenizer = model.tokenizer or meta['tokenizer']
     if model.tokenizer != meta['tokenizer']:
         raise UserError(f'{s.init_from} and data/{s.dataset} have different tokenizers; take other data')
-    return model, checkpoint
+    return model
+
+
+def others_of(path: Path) -> list[Path]:
+    """The checkpoints that there are in the folder of one."""
+    return [other for name in CHECKPOINTS if os.path.exists(other := path.with_name(name))]
+
+
+def check_memory(config: Config, settings: Settings, device: str) -> None:
+    """UserError where a step needs more memory than there is, by what it takes at the very least: weights,
+    gradients and two moments, and in bfloat16 a few vectors of each token.
+    """
+    try:
+        with torch.device('meta'):
+            n_params = Backpack(config).n_params()['total']
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
+        raise UserError(f'no model can be so large ({one_line(error)}); take smaller sizes')
+    tokens = settings.batch_size * settings.block_size
+    need = 16 * n_params + 2 * tokens * config.n_embd * (8 * config.n_layer + 2 * config.n_sense)
+    there = torch.cuda.get_device_properties(device).total_memory if device.startswith('cuda') \
+        else os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    if need > there:
+        raise UserError(f'{n_params / 1e6:,.1f}M parameters and {tokens:,} tokens at a time need more than '
+                        f'{need / 1e9:,.0f} GB, {device} has {there / 1e9:,.0f}; take a smaller model, or a '
+                        'smaller --batch_size with more --gradient_accumulation_steps')
+
+
+# What a resumed run may set anew: it is in the numbers that come out by rounding at most, as is the number of
+# processes. max_iters may be larger, too.
+FREE = ('out_dir', 'init_from', 'overwrite', 'allow_changes', 'eval_interval', 'log_interval', 'device',
+        'compile')
+SHAPE = ('model', 'n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size', 'dropout')
+STATE = {'step': int, 'best_val_loss': float, 'val_loss': float, 'settings': dict, 'optimizer': dict,
+         'log': str, 'data': str}  # what a checkpoint holds of a run, beside the model
 
 
 def read_state(settings: Settings, path: Path) -> dict:
-    """The latest checkpoint; UserError where it holds no run, or one of another shape."""
-    if not path.exists():
-        raise UserError(f'{path} does not exist yet; start the run without --init_from=resume')
+    """The latest checkpoint; UserError where it holds no run, or one the settings would not continue."""
+    if not os.path.exists(path):
+        if there := others_of(path):
+            raise UserError(f'{path} does not exist, but {there[0]}; to go on: cp {there[0]} {path}')
+        raise UserError(f'{path} does not exist: there is nothing to resume; start with {settings.command}')
     checkpoint = load_file(path)
-    if not {'step', 'optimizer', 'best_val_loss', 'settings'} <= checkpoint.keys():
+    if not all(type(checkpoint.get(name)) is kind for name, kind in STATE.items()) \
+            or checkpoint['step'] < 0 or not checkpoint['log'].isascii():
         raise UserError(f'{path} holds no state of a run; fine-tune weights with --init_from={path}')
-    for name in ('model', 'n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size', 'dropout'):
-        was, asked = checkpoint['settings'].get(name), getattr(settings, name)
-        if was != asked:
-            raise UserError(f'{path} has {name} {was}, the settings ask for {asked}; resume with the same')
-    return checkpoint
+    was = {f.name: checkpoint['settings'].get(f.name) for f in fields(Settings)
+           if type(checkpoint['settings'].get(f.name)) is f.type}
+    changed = [f.name for f in fields(Settings)
+               if f.name not in FREE and was.get(f.name) != getattr(settings, f.name)]
+    longer = was.get('max_iters', math.inf) < settings.max_iters
+
+    def listed(names: list[str]) -> str:
+        """Settings, what they were and what they are."""
+        return ', '.join(f'{name} {was.get(name)}, now {getattr(settings, name)}' for name in names)
+
+    if fixed := [name for name in changed if name in SHAPE]:
+        raise UserError(f'{path} has {listed(fixed)}, which a run keeps; resume with the same, or fine-tune '
+                        f'its weights into another --out_dir with --init_from={path}')
+    if changed and not (changed == ['max_iters'] and longer) and not settings.allow_changes:
+        raise UserError(f'{path} has {listed(changed)}; resume with the same, or add --allow_changes=True')
+    return checkpoint | {'changed': listed(changed)}
 
 
-def save_checkpoint(path: Path, state: dict) -> None:
-    """Write a checkpoint under its name only when it is complete."""
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict, path: Path) -> None:
+    """Take the moments of each parameter from a checkpoint; betas and the like are those of the run."""
+    try:
+        own, moments = optimizer.state_dict(), state['state']
+        for i, p in enumerate(p for group in optimizer.param_groups for p in group['params']):
+            if moments:  # there are none before the first step
+                for name in ('exp_avg', 'exp_avg_sq'):
+                    check_weight(moments[i][name], p, f'{path}: {name} of parameter {i}')
+                check_weight(moments[i]['step'], torch.zeros(()), f'{path}: the step of parameter {i}')
+                if moments[i]['exp_avg_sq'].min() < 0 or moments[i]['step'] < 1:
+                    raise ValueError('a negative square, or step')
+                own['state'][i] = {name: moments[i][name] for name in ('step', 'exp_avg', 'exp_avg_sq')}
+        optimizer.load_state_dict(own)
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UserError(f'{path} has the optimizer of another model ({one_line(error)}); fine-tune its '
+                        'weights instead')
+
+
+def save_checkpoint(path: Path, state: dict, best: bool) -> None:
+    """Write a checkpoint, which gets its name only when it is complete and on the disk, and is best.pt too if
+    asked; the one that had the name before becomes previous.pt.
+    """
     partial = path.with_suffix('.partial')
     try:
+        partial.unlink(missing_ok=True)  # of a killed run: it may be best.pt by another name
         with open(partial, 'wb') as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
+        first = not path.exists()
+        if not first:
+            add_name(path, 'previous.pt')
+            if best:
+                add_name(partial, 'best.pt')
         os.replace(partial, path)
+        if first:  # ckpt.pt before all others: whoever resumes looks for it
+            add_name(path, 'best.pt')
+        sync(path.parent)
+    except RuntimeError as error:  # torch.save hides what stopped it, as a full disk, behind one of its own
+        raise error.__context__ if isinstance(error.__context__, (OSError, KeyboardInterrupt)) else error
     finally:
         partial.unlink(missing_ok=True)
 
 
+def add_name(path: Path, name: str) -> None:
+    """Give a file a second name, which it keeps when the first one goes to another file."""
+    partial = path.with_name(f'{name}.partial')
+    try:
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(path, partial)
+        except OSError:  # a file system without links
+            shutil.copyfile(path, partial)
+            sync(partial)
+        os.replace(partial, path.with_name(name))
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def lock_folder(folder: str) -> int:
+    """Keep other runs out of a folder until the descriptor returned is closed, or the process ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(f'another process trains in {folder}; wait for it, or choose another --out_dir')
+    except OSError:  # a file system without locks
+        pass
+    return descriptor
+
+
 class Log:
-    """out/<run>/log.csv; after a resume it goes on behind the step of the checkpoint."""
+    """out/<run>/log.csv. A checkpoint has its text, so that a resumed run goes on from just that."""
 
     COLUMNS = ('step', 'loss', 'val_loss', 'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu',
                'seconds_left')
 
-    def __init__(self, path: Path, step: int):
-        rows = []
-        if step and path.exists():
-            with open(path, newline='') as file:
-                rows = [row for row in csv.reader(file) if row and row[0].isdigit() and int(row[0]) <= step]
+    def __init__(self, path: Path, text: str = ''):
+        self.text = text or ','.join(self.COLUMNS) + '\n'
         partial = path.with_suffix('.partial')
-        with open(partial, 'w', newline='') as file:
-            csv.writer(file).writerows([self.COLUMNS, *rows])
+        partial.write_text(self.text)
         os.replace(partial, path)
-        self.file = open(path, 'a', newline='')
-        self.writer = csv.writer(self.file)
+        self.file = open(path, 'a')
 
     def write(self, **row) -> None:
         """Append a row; a column without a value stays empty."""
-        self.writer.writerow([row.get(name, '') for name in self.COLUMNS])
+        line = ','.join(str(row.get(name, '')) for name in self.COLUMNS) + '\n'
+        self.text += line
+        self.file.write(line)
         self.file.flush()
 
 
@@ -424,19 +541,18 @@ def gradients(model, data: Blocks, step: int, settings: Settings, machine: Machi
     The loss of each micro-batch is divided by their number; processes synchronise once, after the last.
     """
     s, n = settings, settings.gradient_accumulation_steps
-    chosen = blocks_of_step(s.seed, step, s.batch_size * n, data.n)
-    micro = chosen.reshape(n, s.batch_size)[machine.rank::machine.world]
-    # the masks of dropout are a function of the step too, so that a resumed run draws the same
-    torch.manual_seed((s.seed << 32) + step * machine.world + machine.rank)
-    total = torch.zeros((), device=machine.device)
-    for i, rows in enumerate(micro):
-        batch = inputs_of(*data(rows), machine.device)
-        with nullcontext() if i == len(micro) - 1 or machine.world == 1 else model.no_sync():
+    micro = blocks_of_step(s.seed, step, s.batch_size * n, data.n).reshape(n, s.batch_size)
+    own, losses = range(machine.rank, n, machine.world), []
+    for i in own:
+        batch = inputs_of(*data(micro[i]), machine.device)
+        # the masks of dropout depend on the step and the micro-batch alone, as the texts do
+        torch.manual_seed((s.seed << 32) + step * n + i)
+        with nullcontext() if i == own[-1] or machine.world == 1 else model.no_sync():
             with machine.autocast():
                 _, loss = model(**batch)
-            (loss / len(micro)).backward()
-        total += loss.detach() / len(micro)
-    return total
+            (loss / len(own)).backward()
+        losses.append(loss.detach() / len(own))
+    return torch.stack(losses).sum()
 
 
 @torch.no_grad()
@@ -445,7 +561,7 @@ def evaluate(model, data: Blocks, settings: Settings, machine: Machine) -> float
     size = settings.batch_size
     n = min(data.n, settings.eval_iters * size)
     chosen = np.arange(n) * data.n // n
-    total = torch.zeros((), device=machine.device)
+    total = torch.zeros((), device=machine.device, dtype=next(model.parameters()).dtype)
     model.eval()
     for start in range(machine.rank * size, n, machine.world * size):
         rows = chosen[start:start + size]
@@ -453,7 +569,7 @@ def evaluate(model, data: Blocks, settings: Settings, machine: Machine) -> float
         with machine.autocast():
             total += model(**batch)[1] * len(rows)
     model.train()
-    return machine.mean(total) * machine.world / n
+    return machine.mean(total).item() * machine.world / n
 
 
 class Run:
@@ -461,36 +577,61 @@ class Run:
 
     def __init__(self, settings: Settings, machine: Machine):
         s, folder = settings, Path('data') / settings.dataset
+        checkpoint = read_state(s, checkpoint_path(s)) if s.init_from == 'resume' else {}
         meta = read_meta(folder)
-        self.settings, self.machine = settings, machine
-        self.model, checkpoint = start_model(settings, meta)
+        self.settings, self.machine, self.changed = settings, machine, checkpoint.get('changed')
+        self.model = start_model(settings, meta, machine.device, checkpoint)
         config = self.model.config
         if config.n_vocab < meta['vocab_size'] or s.block_size > config.block_size:
             raise UserError(f'{s.init_from} has {config.n_vocab:,} words and block_size {config.block_size}; '
                             f'the run needs {meta["vocab_size"]:,} words and block_size {s.block_size}')
-        shape = meta['dtype'], s.block_size, meta['vocab_size']
-        self.train_data = Blocks(folder / 'train.bin', *shape)
-        self.val_data = Blocks(folder / 'val.bin', *shape)
+        self.train_data = Blocks(folder, 'train', meta, s.block_size)
+        self.val_data = Blocks(folder, 'val', meta, s.block_size)
+        self.data_facts = str([meta['tokens'], meta.get('sha256')])
         first = self.train_data(blocks_of_step(s.seed, 0, s.batch_size, self.train_data.n))[0]
         self.flops_per_token = self.model.flops_per_token(len(first.unique()) / first.numel())
         self.model.to(machine.device, torch.float64 if machine.dtype == 'float64' else torch.float32).train()
         self.optimizer = self.model.adamw(s.learning_rate, s.weight_decay, (s.beta1, s.beta2))
         self.step, self.best = checkpoint.get('step', 0), checkpoint.get('best_val_loss', math.inf)
+        self.val_loss = checkpoint.get('val_loss')
+        self.saved_step = self.step if checkpoint else None  # that ckpt.pt is of
+        self.unchecked: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm of the steps since a check
+        self.signal = 0  # SIGINT, SIGTERM or SIGHUP, once this process got one
         if checkpoint:
-            self.optimizer.load_state_dict(checkpoint['optimizer'])
-        if s.max_iters < self.step:
-            raise UserError(f'max_iters is {s.max_iters}, but {checkpoint_path(s)} is at step {self.step}')
+            self.check_resumed(checkpoint)
         self.compiled = self.model
         if s.compile and machine.device.startswith('cuda'):
             self.compiled = torch.compile(self.model)
         self.parallel = self.compiled
         if machine.world > 1:
-            dist.barrier()  # all have looked for a checkpoint before the first of them writes one
-            on_gpu = machine.device.startswith('cuda')
-            self.parallel = DistributedDataParallel(self.compiled, [machine.device] if on_gpu else None)
+            self.join_others(zlib.crc32(f'{self.step} {checkpoint.get("log")} {self.data_facts}'.encode()))
         if machine.rank == 0:
             Path(s.out_dir).mkdir(parents=True, exist_ok=True)
-            self.log = Log(Path(s.out_dir) / 'log.csv', self.step)
+            self.lock = lock_folder(s.out_dir)
+            for name in () if checkpoint else CHECKPOINTS:
+                Path(s.out_dir, name).unlink(missing_ok=True)  # of a run that this one replaces
+            if checkpoint and not Path(s.out_dir, 'best.pt').exists():  # killed right before it had its name
+                add_name(checkpoint_path(s), 'best.pt')
+            self.log = Log(Path(s.out_dir) / 'log.csv', checkpoint.get('log', ''))
+
+    def check_resumed(self, checkpoint: dict) -> None:
+        """Take over the rest of a checkpoint; UserError where the run cannot go on from it."""
+        s, path = self.settings, checkpoint_path(self.settings)
+        if checkpoint['data'] != self.data_facts and not s.allow_changes:
+            raise UserError(f'data/{s.dataset} is not what {path} was trained on; make it as it was, or add '
+                            '--allow_changes=True')
+        if s.max_iters < self.step:
+            raise UserError(f'max_iters is {s.max_iters}, but {path} is at step {self.step}; take as many')
+        self.model.load_state_dict(checkpoint['model'])  # again, for float64, which it was not yet
+        load_optimizer(self.optimizer, checkpoint['optimizer'], path)
+
+    def join_others(self, mark: int) -> None:
+        """Share the training with the other processes, once all have found the same: mark is its checksum."""
+        if -self.machine.largest(-mark) < self.machine.largest(mark):
+            raise UserError('the processes do not go on from the same step on the same data; let all of them '
+                            f'see the same {checkpoint_path(self.settings)} and data/{self.settings.dataset}')
+        on_gpu = self.machine.device.startswith('cuda')
+        self.parallel = DistributedDataParallel(self.compiled, [self.machine.device] if on_gpu else None)
 
     def describe(self) -> None:
         """Print what is about to happen."""
@@ -498,13 +639,17 @@ class Run:
         kind = 'Transformer'
         if self.model.config.n_sense:
             kind = f'Backpack of {self.model.config.n_sense} senses'
-        m.say(f'{kind}, {n["total"] / 1e6:.1f}M parameters, on {m.world} x {m.device} in {m.dtype}')
+        threads = f' of {torch.get_num_threads()} threads' if m.device == 'cpu' else ''
+        m.say(f'{kind}, {n["total"] / 1e6:.1f}M parameters, on {m.world} x {m.device}{threads} in {m.dtype}')
         epochs = s.max_iters * s.tokens_per_step / (self.train_data.n * s.block_size)
         m.say(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.1f} epochs of '
               f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
+        if self.saved_step is not None:
+            m.say(f'resumed from {checkpoint_path(s)} after step {self.saved_step}'
+                  + (f'; changed: {self.changed}' if self.changed else ''))
 
-    def update(self) -> tuple[Tensor, Tensor]:
-        """One optimizer step; returns this process's loss and the gradient norm before clipping."""
+    def update(self) -> None:
+        """One optimizer step; keeps this process's loss and the gradient norm before clipping."""
         for group in self.optimizer.param_groups:
             group['lr'] = learning_rate_at(self.step, self.settings)
         loss = gradients(self.parallel, self.train_data, self.step, self.settings, self.machine)
@@ -512,39 +657,60 @@ class Run:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        self.unchecked.append((loss, norm))
+
+    def check(self) -> tuple[float, float]:
+        """Loss, over all processes, and gradient norm of the last step. FloatingPointError if those of any
+        step since the last check, or the weights and moments now, are not finite. Waits for the device.
+        """
+        losses, norms = (torch.stack(column).cpu().double() for column in zip(*self.unchecked))
+        pairs = list(zip(self.machine.mean(losses).tolist(), norms.tolist()))
+        for step, (loss, norm) in enumerate(pairs, self.step - len(pairs) + 1):
+            if not math.isfinite(loss + norm):
+                self.stop_for(f'the loss is {loss} and the gradient norm {norm}', step)
+        state = [*self.model.parameters(), *(moments[name] for moments in self.optimizer.state.values()
+                                             for name in ('exp_avg', 'exp_avg_sq'))]
+        if not torch.stack([t.isfinite().all() for t in state]).all():
+            self.stop_for(f'the weights are no longer finite, the gradient norm was {norm}', self.step)
+        self.unchecked = []
         return loss, norm
 
-    def stop_unless_finite(self, what: str, value: float) -> None:
-        """End the run, exit code 1, when a number has gone wrong; the last checkpoint stays as it is."""
-        if not math.isfinite(value):
-            path = checkpoint_path(self.settings)
-            self.machine.say(f'train.py: the {what} is {value} after step {self.step}; {path} is the last '
-                             'good state, resume it with a lower --learning_rate', file=sys.stderr)
-            sys.exit(1)
+    def stop_for(self, what: str, step: int) -> None:
+        """Raise FloatingPointError: a number has gone wrong. The last checkpoint stays as it is."""
+        s = self.settings
+        command = re.sub(r' --learning_rate=\S+', '', s.command) + f' --learning_rate={s.learning_rate / 2:g}'
+        where = f'step {step}: {what}, at learning rate {learning_rate_at(max(0, step - 1), s):.2e}'
+        raise FloatingPointError(
+            f'{where}; there is no checkpoint yet, begin with a lower rate: {command}'
+            if self.saved_step is None else
+            f'{where}; {checkpoint_path(s)}, of step {self.saved_step}, is the last good state, go on with a '
+            f'lower rate: {command} --init_from=resume --allow_changes=True')
 
-    def save(self) -> None:
-        """Evaluate, and write ckpt.pt and, after the lowest validation loss so far, best.pt."""
+    def evaluate(self) -> bool:
+        """Take the validation loss, and log it; whether it is the lowest so far."""
         s, m = self.settings, self.machine
-        val_loss = evaluate(self.compiled, self.val_data, s, m)
-        self.stop_unless_finite('validation loss', val_loss)
-        m.say(f'step {self.step}: validation loss {val_loss:.4f}')
-        better, self.best = val_loss < self.best, min(val_loss, self.best)
+        self.val_loss = evaluate(self.compiled, self.val_data, s, m)
+        if not math.isfinite(self.val_loss):
+            self.stop_for(f'the validation loss is {self.val_loss}', self.step)
+        m.say(f'step {self.step}: validation loss {self.val_loss:.4f}')
         if m.rank == 0:
-            state = {'model': self.model.state_dict(), 'model_config': asdict(self.model.config),
-                     'tokenizer': self.model.tokenizer, 'optimizer': self.optimizer.state_dict(),
-                     'settings': asdict(s), 'step': self.step, 'val_loss': val_loss,
-                     'best_val_loss': self.best}
-            self.log.write(step=self.step, val_loss=val_loss)
-            save_checkpoint(checkpoint_path(s), state)
-            if better:
-                save_checkpoint(Path(s.out_dir) / 'best.pt', state)
+            self.log.write(step=self.step, val_loss=self.val_loss)
+        better, self.best = self.val_loss < self.best, min(self.val_loss, self.best)
+        return better
 
-    def report(self, loss: Tensor, norm: Tensor, seconds: float, steps: int) -> None:
+    def save(self, best: bool) -> None:
+        """Write the state as ckpt.pt, and as best.pt if it is the best."""
+        if self.machine.rank == 0:
+            save_checkpoint(checkpoint_path(self.settings), {
+                'model': self.model.state_dict(), 'model_config': asdict(self.model.config),
+                'tokenizer': self.model.tokenizer, 'optimizer': self.optimizer.state_dict(),
+                'settings': asdict(self.settings), 'step': self.step, 'val_loss': self.val_loss,
+                'best_val_loss': self.best, 'log': self.log.text, 'data': self.data_facts}, best)
+        self.saved_step = self.step
+
+    def report(self, loss: float, norm: float, seconds: float, steps: int) -> None:
         """One log line: the numbers of the last step, and the speed since the line before."""
-        s, m = self.settings, self.machine
-        loss, norm, speed = m.mean(loss), norm.item(), steps * s.tokens_per_step / seconds
-        self.stop_unless_finite('loss', loss)
-        self.stop_unless_finite('gradient norm', norm)
+        s, m, speed = self.settings, self.machine, steps * self.settings.tokens_per_step / seconds
         rate, left = learning_rate_at(self.step - 1, s), (s.max_iters - self.step) * s.tokens_per_step / speed
         mfu = speed * self.flops_per_token / m.peak_flops if m.peak_flops else None
         m.say(f'step {self.step}: loss {loss:.4f}, lr {rate:.2e}, grad norm {norm:.2f}, {speed:,.0f} tokens/s'
@@ -553,25 +719,62 @@ class Run:
             self.log.write(step=self.step, loss=loss, learning_rate=rate, grad_norm=norm, mfu=mfu or '',
                            tokens_per_second=round(speed), seconds_left=round(left))
 
-    def train(self) -> None:
-        """Steps until max_iters; an evaluation and a checkpoint at every eval_interval and at the end."""
-        s, seconds, steps = self.settings, 0.0, 0
-        if self.step == 0:
-            self.save()
+    def train(self) -> int:
+        """Steps until max_iters, an evaluation and a checkpoint at every eval_interval and at the end; or
+        until a signal, and then a checkpoint. Returns the signal, 0 if there was none.
+        """
+        s = self.settings
+        if self.saved_step is None:
+            self.save(self.evaluate())
+        began, first = time.perf_counter(), self.step
         while self.step < s.max_iters:
-            began, first = time.perf_counter(), self.step
-            to_log = to_save = False
-            while not (to_log or to_save):
-                loss, norm = self.update()
-                to_log, to_save = (self.step % interval == 0 or self.step == s.max_iters
-                                   for interval in (s.log_interval, s.eval_interval))
-            loss.item()  # wait for the device before looking at the clock
-            seconds, steps = seconds + time.perf_counter() - began, steps + self.step - first
+            if signum := self.machine.largest(self.signal):
+                if self.unchecked:
+                    self.check()
+                if self.saved_step < self.step:
+                    self.save(False)
+                return signum
+            self.update()
+            to_log, to_save = (self.step % interval == 0 or self.step == s.max_iters
+                               for interval in (s.log_interval, s.eval_interval))
+            if to_log or to_save:
+                loss, norm = self.check()
             if to_log:
-                self.report(loss, norm, seconds, steps)
-                seconds, steps = 0.0, 0
+                self.report(loss, norm, time.perf_counter() - began, self.step - first)
+                began, first = time.perf_counter(), self.step
             if to_save:
-                self.save()
+                paused = time.perf_counter()
+                self.save(self.evaluate())
+                began += time.perf_counter() - paused
+        return 0
+
+    @contextmanager
+    def patience(self):
+        """While it lasts, SIGINT, SIGTERM or SIGHUP ends the run after its step; a second one at once.
+
+        Not so under torchrun, which may pass on a Ctrl-C that the terminal has sent to all already.
+        """
+        def asked(signum: int, frame) -> None:
+            """Take note of a signal."""
+            if not self.signal and self.machine.rank == 0:
+                with suppress(OSError):  # the same Ctrl-C may have ended the reader
+                    os.write(2, b'\ntrain.py: finishing the step, then a checkpoint\n')
+            self.signal = signum
+            if 'RANK' not in os.environ:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+        before = {number: signal.getsignal(number)
+                  for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        if before[signal.SIGHUP] == signal.SIG_IGN:  # as under nohup
+            del before[signal.SIGHUP]
+        try:
+            for number in before:
+                signal.signal(number, asked)
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def clock(seconds: float) -> str:
@@ -579,32 +782,78 @@ def clock(seconds: float) -> str:
     return f'{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}'
 
 
+def work(settings: Settings) -> int:
+    """Run with these settings; returns the exit code."""
+    check(settings)
+    machine = find_machine(settings)
+    settings.dtype = machine.dtype  # as found, for a resumed run to compare
+    try:
+        run = Run(settings, machine)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise UserError(f'the run cannot start: {error}')
+    run.describe()
+    code = 0
+    try:
+        with run.patience():
+            signum = run.train()
+        if signum:
+            code = 128 + signum
+            machine.say(f'stopped after step {run.step}; to go on: {settings.command} --init_from=resume')
+        else:
+            machine.say(f'done: {checkpoint_path(settings)}')
+    except FloatingPointError as error:  # in all processes
+        code = 1
+        if machine.rank == 0:
+            print(f'train.py: {error}', file=sys.stderr)
+    finally:
+        if machine.rank == 0:
+            os.close(run.lock)
+    if machine.world > 1:
+        dist.barrier()  # none leaves, and takes its connections along, while another still writes
+    return code
+
+
+def advice(settings: Settings) -> str:
+    """How to go on after a run was stopped from without."""
+    path = checkpoint_path(settings)
+    if os.path.exists(path):
+        return f'; {path} is complete, only the steps since then are lost: {settings.command} ' \
+               '--init_from=resume'
+    return f'; there is no checkpoint yet, begin again: {settings.command}'
+
+
 def main(argv: list[str]) -> None:
     """Run the command line."""
+    settings = Settings()
+    warnings.simplefilter('ignore', SyntaxWarning)  # of settings; what is wrong with them is said in one line
     try:
         settings = parse_args(argv)
-        check(settings)
-        machine = find_machine(settings)
-        run = Run(settings, machine)
-        run.describe()
-        run.train()
-        if machine.world > 1:
-            dist.barrier()  # none leaves, and takes its connections along, while another still writes
-        machine.say(f'done: {checkpoint_path(settings)}')
-    except UserError as error:
-        if os.environ.get('RANK', '0') == '0':
-            print(f'train.py: {error}', file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        print(f'train.py: stopped, the last complete checkpoint stays as it is: {error}', file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print('\ntrain.py: stopped; the same command with --init_from=resume goes on from the checkpoint')
-        sys.exit(130)
-    finally:
+        code = work(settings)
         if dist.is_initialized():
+            gc.collect()  # DDP holds the group: free it first, or destroying the group can hang
             dist.destroy_process_group()
+        if code:
+            sys.exit(code)
+    except (UserError, PrepareError) as error:  # the same in all processes of a node: one speaks
+        fail('train.py', str(error)) if os.environ.get('LOCAL_RANK', '0') == '0' else sys.exit(2)
+    except OSError as error:
+        fail('train.py', f'stopped: {error}{advice(settings)}', 1)
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or 'allocate memory' in text:
+            fail('train.py', 'out of memory; take a smaller --batch_size and more '
+                 f'--gradient_accumulation_steps{advice(settings)}')
+        if isinstance(error, dist.DistError) or 'gloo' in text or 'Connection' in text:
+            fail('train.py', 'stopped: another process has ended, or cannot be reached '
+                 f'({one_line(error)}){advice(settings)}', 1)
+        raise
+    except KeyboardInterrupt:
+        fail('train.py', f'stopped{advice(settings)}', 130)
 
 
 if __name__ == '__main__':
+    if sys.stdout:
+        sys.stdout.reconfigure(errors='replace')
     main(sys.argv[1:])
