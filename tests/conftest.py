@@ -1,9 +1,14 @@
-"""What several tests share: one toy model, trained once, and how a script is called."""
+"""What several tests share: a toy model, trained once; tiny runs; how a script is called."""
 
+import csv
+import hashlib
+import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import prepare
 import train
@@ -50,3 +55,54 @@ def toy(tmp_path_factory):
     finally:
         os.chdir(before)
     return folder
+
+
+# -----------------------------------------------------------------------------
+# Tiny runs.
+
+SMALL = ['--dataset=tiny', '--n_layer=2', '--n_head=2', '--n_embd=16', '--n_sense=4', '--block_size=8',
+         '--batch_size=4', '--warmup_iters=2', '--eval_iters=2', '--log_interval=1', '--device=cpu',
+         '--out_dir=out/run', '--lr_decay_iters=20', '--learning_rate=0.01']
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A folder with data/tiny, 40 of 257 words, 800 training tokens; the working directory of the test."""
+    monkeypatch.chdir(tmp_path)
+    make_data(np.random.default_rng(0).integers(0, 40, 800), np.random.default_rng(1).integers(0, 40, 200))
+    return tmp_path
+
+
+def make_data(train_ids, val_ids, **changes) -> None:
+    """Write data/tiny as prepare.py would."""
+    folder = Path('data/tiny')
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = {'tokenizer': prepare.toy_tokenizer(['']), 'vocab_size': 257, 'dtype': 'uint16', 'tokens': {},
+            'sha256': {}}
+    for name, ids in (('train', train_ids), ('val', val_ids)):
+        data = np.asarray(ids, dtype='<u2').tobytes()
+        (folder / f'{name}.bin').write_bytes(data)
+        meta['tokens'][name], meta['sha256'][name] = len(ids), hashlib.sha256(data).hexdigest()
+    (folder / 'meta.json').write_text(json.dumps({**meta, **changes}))
+
+
+def checkpoint(folder: str = 'out/run') -> dict:
+    """The latest state of a run."""
+    return torch.load(Path(folder) / 'ckpt.pt', weights_only=True)
+
+
+def log(folder: str = 'out/run') -> list[dict]:
+    """The rows of a run's log, without the clock."""
+    with open(Path(folder) / 'log.csv', newline='') as file:
+        return [{k: v for k, v in row.items() if k not in ('tokens_per_second', 'seconds_left')}
+                for row in csv.DictReader(file)]
+
+
+def same(a: dict, b: dict) -> None:
+    """Two nested states are equal bit for bit."""
+    assert a.keys() == b.keys()
+    for key in a:
+        if isinstance(a[key], dict):
+            same(a[key], b[key])
+        else:
+            assert torch.equal(a[key], b[key]) if torch.is_tensor(a[key]) else a[key] == b[key], key

@@ -614,7 +614,8 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
     ('topic --texts 0', 'from 1 to'), ('topic --step-sizes -1', 'from 0 to 1000'),
     ('loss --json no/such/x.json', 'no folder'), ('loss --json .', 'is no file'),
     ('loss --json /dev/full', 'is no file'), ('wikitext --data one.jsonl', 'no articles'),
-    ('loss --data bench/lambada_test.jsonl', 'no folder with val.bin'), ('loss --data half', 'damaged'),
+    ('loss --data bench/lambada_test.jsonl', 'no folder with val.bin'),
+    ('loss --data half', 'has 3 bytes, not 1 tokens of 2'),
     ('loss --sense 0', 'only with gender'), ('topic --seed 99999999999999', '--seed'),
     ('loss --data data/none/val.bin', 'data/none/val.bin is no .bin'), ('loss --data odd', 'damaged'),
     ('gender --sense 99', 'senses 0 to 3'),
@@ -653,8 +654,9 @@ def test_bad_input_is_one_line_and_exit_code_2(random_pair, capsys, monkeypatch,
         np.zeros(9, 'uint16').tofile('data/odd/val.bin')
         Path('data/odd/meta.json').write_text(json.dumps(
             {'tokenizer': prepare.GPT2, 'dtype': 'float32', 'vocab_size': 50257}))
-        Path('data/other/meta.json').write_text(json.dumps(
-            {'tokenizer': tokenizer, 'dtype': 'uint16', 'vocab_size': 300}))
+        Path('data/other/meta.json').write_text(json.dumps({
+            'tokenizer': tokenizer, 'dtype': 'uint16', 'vocab_size': prepare.vocabulary_of(tokenizer),
+            'tokens': {'train': 0, 'val': 9}, 'sha256': {'train': '0' * 64, 'val': '0' * 64}}))
     source = [] if '--from' in argv else ['--from', 'out/run']
     assert words in error_of(capsys, *argv, *(source if '--size' not in argv else []))
 

@@ -349,8 +349,10 @@ def test_every_word_is_one_token_and_decoding_gives_the_text(stories):
     assert encoding.eot_token == encoding.n_vocab - 1 not in encoding.encode_ordinary(odd)
 
 
-@pytest.mark.parametrize('change', [{'pattern': '('}, {'pattern': 3}, {'pieces': [1]}, {'pieces': None},
-                                    {'name': None}, {'pieces': {}, 'pattern': None}])
+@pytest.mark.parametrize('change', [
+    {'pattern': '('}, {'pattern': 3}, {'pattern': ''}, {'pattern': '(a+)+$'}, {'pieces': [1]},
+    {'pieces': None}, {'pieces': ['ab', 'ab']}, {'pieces': ['a']}, {'pieces': [chr(0xD800)]},
+    {'name': None}, {'name': '../gpt2'}, {'pieces': {}, 'pattern': None}])
 def test_a_damaged_description_of_a_tokenizer_is_refused(change):
     """What describes no tokenizer is an error of one line, whatever types it holds."""
     description = {**prepare.toy_tokenizer(['The nurse said']), **change}

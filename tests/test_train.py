@@ -1,7 +1,5 @@
 """Claims about training: batches, gradients, checkpoints, settings."""
 
-import csv
-import json
 import math
 import os
 import subprocess
@@ -14,57 +12,14 @@ import conftest
 import numpy as np
 import pytest
 import torch
+from conftest import SMALL, checkpoint, log, make_data, same
 
+import prepare
 import train
 from model import Backpack, Config, export, from_pretrained
 from train import Blocks, Machine, Settings
 
 ROOT = Path(__file__).parent.parent
-SMALL = ['--dataset=tiny', '--n_layer=2', '--n_head=2', '--n_embd=16', '--n_sense=4', '--block_size=8',
-         '--batch_size=4', '--warmup_iters=2', '--eval_iters=2', '--log_interval=1', '--device=cpu',
-         '--out_dir=out/run', '--lr_decay_iters=20', '--learning_rate=0.01']
-
-
-@pytest.fixture
-def tiny(tmp_path, monkeypatch):
-    """A folder with data/tiny, 40 words, 800 training tokens; the working directory of the test."""
-    monkeypatch.chdir(tmp_path)
-    make_data(np.random.default_rng(0).integers(0, 40, 800), np.random.default_rng(1).integers(0, 40, 200))
-    return tmp_path
-
-
-def make_data(train_ids, val_ids, **changes) -> None:
-    """Write data/tiny as prepare.py would."""
-    folder = Path('data/tiny')
-    folder.mkdir(parents=True, exist_ok=True)
-    np.asarray(train_ids, dtype='<u2').tofile(folder / 'train.bin')
-    np.asarray(val_ids, dtype='<u2').tofile(folder / 'val.bin')
-    meta = {'tokenizer': {'name': 'toy', 'pattern': '.', 'pieces': []}, 'vocab_size': 40, 'dtype': 'uint16'}
-    (folder / 'meta.json').write_text(json.dumps({**meta, **changes}))
-
-
-def checkpoint(folder: str = 'out/run') -> dict:
-    """The latest state of a run."""
-    return torch.load(Path(folder) / 'ckpt.pt', weights_only=True)
-
-
-def log(folder: str = 'out/run') -> list[dict]:
-    """The rows of a run's log, without the clock."""
-    with open(Path(folder) / 'log.csv', newline='') as file:
-        return [{k: v for k, v in row.items() if k not in ('tokens_per_second', 'seconds_left')}
-                for row in csv.DictReader(file)]
-
-
-def same(a: dict, b: dict) -> None:
-    """Two nested states are equal bit for bit."""
-    assert a.keys() == b.keys()
-    for key in a:
-        if isinstance(a[key], dict):
-            same(a[key], b[key])
-        else:
-            assert torch.equal(a[key], b[key]) if torch.is_tensor(a[key]) else a[key] == b[key], key
-
-
 error_of = partial(conftest.error_of, train)
 
 
@@ -74,7 +29,7 @@ error_of = partial(conftest.error_of, train)
 
 def test_targets_are_the_texts_one_token_later(tiny):
     """Block i holds tokens i * block_size on, and its targets are the same tokens shifted by one."""
-    data = Blocks(Path('data/tiny/train.bin'), 'uint16', 8, 40)
+    data = Blocks(Path('data/tiny'), 'train', train.read_meta(Path('data/tiny')), 8)
     ids = np.fromfile('data/tiny/train.bin', dtype='<u2').astype(int)
     x, y = data(np.array([0, 7]))
     assert data.n == 99
@@ -107,7 +62,7 @@ def loss_and_gradients(batch_size: int, accumulation: int, rank: int = 0, world:
     config = Config(block_size=8, vocab_size=40, n_layer=2, n_head=2, n_embd=16, n_sense=4)
     model = Backpack(config).double()
     settings = Settings(batch_size=batch_size, gradient_accumulation_steps=accumulation, block_size=8)
-    data = Blocks(Path('data/tiny/train.bin'), 'uint16', 8, 40)
+    data = Blocks(Path('data/tiny'), 'train', train.read_meta(Path('data/tiny')), 8)
     model.no_sync = nullcontext
     loss = train.gradients(model, data, 3, settings, Machine('cpu', 'float64', rank, world))
     return loss, [p.grad for p in model.parameters()]
@@ -137,20 +92,14 @@ def launch(processes: int, *argv: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_two_gloo_processes_train_as_one(tiny):
-    """Under torchrun, 10 float64 steps of two processes end in the weights of one to 1e-9; step 1
-    agrees to 1e-6."""
-    for processes in (1, 2):
-        launch(processes, *SMALL, '--dtype=float64', '--gradient_accumulation_steps=2', '--max_iters=10',
-               f'--out_dir=out/{processes}')
-    launch(2, *SMALL, '--gradient_accumulation_steps=2', '--max_iters=1', '--out_dir=out/single')
-    train.main([*SMALL, '--gradient_accumulation_steps=2', '--max_iters=1', '--out_dir=out/alone'])
-    one, two = checkpoint('out/1')['model'], checkpoint('out/2')['model']
+def test_torchrun_trains_as_one_process(tiny):
+    """10 float64 steps of two processes under torchrun end in the weights of one to 1e-9."""
+    run = [*SMALL, '--dtype=float64', '--gradient_accumulation_steps=2', '--max_iters=10']
+    launch(2, *run, '--out_dir=out/two')
+    train.main([*run, '--out_dir=out/one'])
+    one, two = checkpoint('out/one')['model'], checkpoint('out/two')['model']
     for key in one:
         torch.testing.assert_close(one[key], two[key], rtol=0, atol=1e-9)
-    for column in ('loss', 'grad_norm'):
-        alone, single = (float(log(f'out/{name}')[1][column]) for name in ('alone', 'single'))
-        assert alone == pytest.approx(single, rel=1e-6)
 
 
 # -----------------------------------------------------------------------------
@@ -177,7 +126,7 @@ def test_evaluation_is_the_mean_over_fixed_texts_without_dropout(tiny):
     torch.manual_seed(0)
     model = Backpack(Config(block_size=8, vocab_size=40, n_layer=1, n_head=2, n_embd=16, n_sense=4,
                             dropout=0.5))
-    data = Blocks(Path('data/tiny/val.bin'), 'uint16', 8, 40)
+    data = Blocks(Path('data/tiny'), 'val', train.read_meta(Path('data/tiny')), 8)
     settings = Settings(batch_size=7, eval_iters=100)
     machine = Machine('cpu', 'float32', 0, 1)
     loss = train.evaluate(model.train(), data, settings, machine)
@@ -207,7 +156,8 @@ def test_the_learning_rate_warms_up_and_decays_to_its_end():
 def test_a_non_finite_loss_stops_the_run_and_spoils_no_checkpoint(tiny):
     """Exit code 1, and the checkpoint on disk is the finite one from before."""
     with pytest.raises(SystemExit) as stop:
-        train.main([*SMALL, '--max_iters=50', '--learning_rate=1e20', '--grad_clip=0', '--warmup_iters=0'])
+        train.main([*SMALL, '--max_iters=50', '--learning_rate=100', '--weight_decay=100', '--grad_clip=0',
+                    '--warmup_iters=0'])
     assert stop.value.code == 1
     assert checkpoint()['step'] == 0 and all(t.isfinite().all() for t in checkpoint()['model'].values())
 
@@ -254,14 +204,16 @@ def test_a_config_file_is_never_executed(text, message, tmp_path, capsys):
 @pytest.mark.parametrize('option, message', [
     ('--n_layerz=3', 'did you mean n_layer?'), ('--n_layer=2.5', 'n_layer is 2.5; it must be of type int'),
     ('--n_layer=True', 'n_layer is True'), ('--compile=yes', 'type bool'),
-    ('--learning_rate=nan', 'type float'),
+    ('--learning_rate=nan', 'type float'), (f'--learning_rate=1{"0" * 400}', 'below 2**31'),
+    (f'--n_embd=0x{"f" * 5000}', 'below 2**31'), ('--n_embd=2000000000', 'so large'),
     ('--n_embd=18', 'n_embd = 18 is not divisible by n_sense = 4'),
     ('--n_head=3', 'not divisible by n_head = 3'),
     ('--batch_size=0', 'at least 1'), ('--beta1=1.0', 'below 1'), ('--model=bert', 'backpack or gpt'),
     ('--dtype=int8', 'it can be auto'), ('--device=abacus', 'cannot be used'), ('--n_sense=0', '--model=gpt'),
     ('--dataset=none', 'run python prepare.py none --text FILE...'),
     ('--block_size=300', 'smaller --block_size'),
-    ('--init_from=resume', 'does not exist yet'), ('--init_from=nowhere', 'does not exist'),
+    ('--init_from=resume', 'start with python train.py --out_dir=out/run --dataset=tiny'),
+    ('--init_from=nowhere', 'does not exist'),
     ('missing.py', 'cannot be read')])
 def test_a_bad_setting_is_one_line_and_writes_nothing(option, message, tiny, capsys):
     """Exit code 2, one line that names what was given, and no folder of a run."""
@@ -272,17 +224,40 @@ def test_a_bad_setting_is_one_line_and_writes_nothing(option, message, tiny, cap
 def test_bad_data_is_one_line(tiny, capsys):
     """Missing and empty bins, half tokens, ids beyond the vocabulary and a damaged meta.json are errors."""
     bin = Path('data/tiny/train.bin')
-    make_data([*range(39), 40] * 10, [1] * 50)
-    assert 'token id 40, beyond the vocabulary of 40' in error_of(capsys, *SMALL)
+    make_data([*range(39), 257] * 10, [1] * 50)
+    assert 'token id 257, beyond the vocabulary of 257' in error_of(capsys, *SMALL)
     make_data([], [1] * 50)
     assert 'holds 0 tokens' in error_of(capsys, *SMALL)
-    bin.write_bytes(b'123')
-    assert 'whole number of uint16 tokens' in error_of(capsys, *SMALL)
+    for content in (b'', b'123', bytes(99), bytes(102)):
+        make_data([1] * 50, [1] * 50)
+        bin.write_bytes(content)
+        assert f'has {len(content)} bytes, not 50 tokens' in error_of(capsys, *SMALL)
     bin.unlink()
     assert 'train.bin does not exist' in error_of(capsys, *SMALL)
-    for bad in ({'vocab_size': -1}, {'vocab_size': '40'}, {'dtype': 'float32'}):
-        make_data([1] * 50, [1] * 50, **bad)
-        assert 'meta.json is damaged' in error_of(capsys, *SMALL)
+    bin.mkdir()
+    assert 'or is no file' in error_of(capsys, *SMALL)
+    bin.rmdir()
+    assert not Path('out').exists()
+
+
+PIECES = prepare.toy_tokenizer([''])
+
+
+@pytest.mark.parametrize('change', [
+    {'vocab_size': -1}, {'vocab_size': '257'}, {'vocab_size': 258}, {'vocab_size': 10**30},
+    {'vocab_size': True},
+    {'dtype': 'float32'}, {'dtype': 'uint32'}, {'dtype': ['uint16']}, {'tokenizer': None},
+    {'tokenizer': {'name': '../../gpt2'}}, {'tokenizer': {**PIECES, 'pattern': '(a+)+$'}},
+    {'tokenizer': {**PIECES, 'pattern': ''}}, {'tokenizer': {**PIECES, 'pieces': [['nurse']]}},
+    {'tokenizer': {**PIECES, 'pieces': 3}}, {'tokens': {'train': -50, 'val': 50}}, {'tokens': None},
+    {'tokens': {'train': 50.0, 'val': 50}}, {'tokens': {'train': 10**30, 'val': 50}}, {'tokens': [50, 50]},
+    {'sha256': {}}, {'sha256': {'train': 'x', 'val': 3}}])
+def test_a_damaged_meta_is_one_line_for_every_script(change, tiny, capsys):
+    """Wrong types, absurd sizes, negative counts, unknown tokenizers: train and prepare say the same."""
+    make_data([1] * 50, [1] * 50, **change)
+    message = 'data/tiny/meta.json is damaged; run python prepare.py tiny --text FILE... --overwrite'
+    assert message in error_of(capsys, *SMALL)
+    assert message in conftest.error_of(prepare, capsys, 'tiny', '--check')
     assert not Path('out').exists()
 
 
@@ -290,7 +265,8 @@ def test_a_nanogpt_folder_holds_gpt2_tokens(tiny):
     """Bins without a meta.json are read as GPT-2's 50,257 words in uint16."""
     Path('data/tiny/meta.json').unlink()
     meta = train.read_meta(Path('data/tiny'))
-    assert meta == {'tokenizer': {'name': 'gpt2'}, 'vocab_size': 50257, 'dtype': 'uint16'}
+    assert meta == {'tokenizer': {'name': 'gpt2'}, 'vocab_size': 50257, 'dtype': 'uint16',
+                    'tokens': {'train': 800, 'val': 200}}
 
 
 def test_a_run_is_not_overwritten_unasked(tiny, capsys):
@@ -298,12 +274,13 @@ def test_a_run_is_not_overwritten_unasked(tiny, capsys):
     same shape."""
     train.main([*SMALL, '--max_iters=2'])
     assert '--overwrite=True' in error_of(capsys, *SMALL, '--max_iters=3')
-    assert 'has n_layer 2, the settings ask for 3' in error_of(capsys, *SMALL, '--init_from=resume',
-                                                            '--n_layer=3')
-    for option, message in (('--n_sense=8', 'n_sense 4'), ('--model=gpt', 'model backpack'),
-                            ('--sense_hidden=8', 'ask for 8')):
-        assert message in error_of(capsys, *SMALL, '--init_from=resume', option)
-    assert 'is at step 2' in error_of(capsys, *SMALL, '--init_from=resume', '--max_iters=1')
+    for option, message in (('--n_sense=8', 'n_sense 4, now 8'), ('--model=gpt', 'model backpack, now gpt'),
+                            ('--n_layer=3', 'n_layer 2, now 3'),
+                            ('--sense_hidden=8', 'sense_hidden 0, now 8')):
+        for more in ((), ('--allow_changes=True',)):
+            assert message in error_of(capsys, *SMALL, '--init_from=resume', '--max_iters=2', option, *more)
+    assert 'is at step 2' in error_of(capsys, *SMALL, '--init_from=resume', '--max_iters=1',
+                                      '--allow_changes=True')
     train.main([*SMALL, '--max_iters=3', '--overwrite=True'])
     assert checkpoint()['step'] == 3
     path = Path('out/run/ckpt.pt')
