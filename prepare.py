@@ -835,8 +835,8 @@ def is_there(folder: Path, args: argparse.Namespace) -> bool:
         return False
     if not is_made_by(folder, args):
         raise UserError(f'{folder} exists and was made otherwise; add --overwrite, or take another NAME')
-    print(f'{folder} is there, made by this command; --check compares it with its checksums, --overwrite '
-          'makes it again')
+    print(f'{folder} is complete, by its sizes, and was made by this command; --check compares checksums, '
+          '--overwrite makes it again')
     return True
 
 
