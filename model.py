@@ -524,6 +524,7 @@ def find_device(name: str) -> str:
 
 
 CHECKPOINTS = ('ckpt.pt', 'previous.pt', 'best.pt')  # of a run: the latest, the one before, the best
+DATA_NAME = r'(?!.*\.\.)\w[\w./-]*'  # of a folder below data/, never outside it
 
 
 def load_file(path: Path, look_beside: bool = True) -> dict:
@@ -617,12 +618,9 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         name = checkpoint.get('settings', {}).get('dataset')
         model.trained_on = name if isinstance(name, str) and re.fullmatch(DATA_NAME, name) else None
         state = {str(key): weight for key, weight in checkpoint['model'].items()}
-    except (TypeError, LookupError, ValueError, AttributeError, RuntimeError) as error:  # RecursionError too
+    except (TypeError, LookupError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {one_line(error)})')
     return load_state(model, Backpack.state_dict, state, path)
-
-
-DATA_NAME = r'(?!.*\.\.)\w[\w./-]*'  # of a folder below data/, never outside it
 
 
 def newest_backpack() -> tuple[Backpack, Path]:

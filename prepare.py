@@ -191,8 +191,8 @@ def read_meta(folder: Path) -> dict:
     return meta
 
 
-def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
-    """The ids in NAME.bin of a data folder, mapped from the file; UserError unless meta.json fits it."""
+def open_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
+    """The ids in NAME.bin of a data folder, mapped from the file; UserError unless it has its size."""
     path, dtype = folder / f'{name}.bin', np.dtype(meta['dtype']).newbyteorder('<')
     if not path.is_file():
         raise UserError(f'{path} does not exist, or is no file; run {how_to_make(folder)} --overwrite')
@@ -200,10 +200,15 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
     if odd or n != meta['tokens'][name]:
         raise UserError(f'{path} has {path.stat().st_size:,} bytes, not {meta["tokens"][name]:,} tokens of '
                         f'{dtype.itemsize}; run {how_to_make(folder)} --overwrite')
-    ids = np.memmap(path, dtype, mode='r') if n else np.zeros(0, dtype)
-    largest = max((int(ids[i:i + (1 << 24)].max()) for i in range(0, n, 1 << 24)), default=0)
+    return np.memmap(path, dtype, mode='r') if n else np.zeros(0, dtype)
+
+
+def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
+    """The same; UserError where an id is beyond the vocabulary, for which all of the file is read."""
+    ids = open_bin(folder, name, meta)
+    largest = max((int(ids[i:i + (1 << 24)].max()) for i in range(0, len(ids), 1 << 24)), default=0)
     if largest >= meta['vocab_size']:
-        raise UserError(f'{path} holds the token id {largest}, beyond the vocabulary of '
+        raise UserError(f'{folder / name}.bin holds the token id {largest}, beyond the vocabulary of '
                         f'{meta["vocab_size"]:,}; run {how_to_make(folder)} --overwrite')
     return ids
 
@@ -823,7 +828,7 @@ def is_made_by(folder: Path, args: argparse.Namespace) -> bool:
     try:
         meta = read_meta(folder)
         for name in ('train', 'val'):
-            read_bin(folder, name, meta)
+            open_bin(folder, name, meta)
         return meta.get('command') == command_of(args)
     except UserError:
         return False

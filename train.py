@@ -331,7 +331,8 @@ def checkpoint_path(settings: Settings) -> Path:
 def start_model(settings: Settings, meta: dict, device: str, checkpoint: dict) -> Backpack:
     """The model as the run starts with it; checkpoint is what it resumes, {} if it does not."""
     s, path = settings, checkpoint_path(settings)
-    if there := [] if checkpoint or s.overwrite else others_of(path):
+    there = checkpoints_beside(path)
+    if there and not checkpoint and not s.overwrite:
         raise UserError(f'{there[0]} exists; go on with --init_from=resume, replace it with '
                         '--overwrite=True, or choose another --out_dir')
     if checkpoint:
@@ -352,8 +353,8 @@ def start_model(settings: Settings, meta: dict, device: str, checkpoint: dict) -
     return model
 
 
-def others_of(path: Path) -> list[Path]:
-    """The checkpoints that there are in the folder of one."""
+def checkpoints_beside(path: Path) -> list[Path]:
+    """The checkpoints that there are in the folder of one, itself among them."""
     return [other for name in CHECKPOINTS if os.path.exists(other := path.with_name(name))]
 
 
@@ -388,7 +389,7 @@ STATE = {'step': int, 'best_val_loss': float, 'val_loss': float, 'settings': dic
 def read_state(settings: Settings, path: Path) -> dict:
     """The latest checkpoint; UserError where it holds no run, or one the settings would not continue."""
     if not os.path.exists(path):
-        if there := others_of(path):
+        if there := checkpoints_beside(path):
             raise UserError(f'{path} does not exist, but {there[0]}; to go on: cp {there[0]} {path}')
         raise UserError(f'{path} does not exist: there is nothing to resume; start with {settings.command}')
     checkpoint = load_file(path)

@@ -572,6 +572,18 @@ def test_padding_is_never_sampled():
         assert model.generate(text(3, 8) % 30, 20, temperature=temperature).max() < 30
 
 
+def test_generation_ends_once_every_text_has_had_the_stop():
+    """With stop the ids are those without it, up to the place where the last text first has that id."""
+    model = lively()
+    torch.manual_seed(3)
+    whole = model.generate(text(4, 3), 200)
+    stop = next(w for w in range(model.config.n_vocab) if (whole[:, 4:] == w).any(1).all())
+    last = max((row[4:] == stop).nonzero()[0].item() for row in whole)
+    torch.manual_seed(3)
+    assert torch.equal(model.generate(text(4, 3), 200, stop=stop), whole[:, :4 + last + 1])
+    assert last + 1 < 200
+
+
 def test_temperature_zero_is_argmax():
     """Each generated id at temperature 0, at one too small for float32, and with top_k = 1, is the argmax of
     the logits before it."""

@@ -596,6 +596,16 @@ def test_no_pickle_runs_wherever_it_is_put(kind, tiny, capsys):
     print(f'\nstrangers: a malicious pickle ({kind}) in {len(calls)} places, run in none')
 
 
+@pytest.mark.parametrize('make', [os.mkdir, os.mkfifo, lambda path: os.symlink('/dev/zero', path)])
+def test_what_is_no_file_is_no_checkpoint(make, tiny, capsys):
+    """A folder, a pipe or a device in the place of ckpt.pt is refused, not waited for."""
+    Path('out/run').mkdir(parents=True)
+    make('out/run/ckpt.pt')
+    for script, argv in ((train, [*SMALL, '--init_from=resume']), (sample, ['--from', 'out/run/ckpt.pt']),
+                         (eval, ['loss'])):
+        assert 'out/run/ckpt.pt' in conftest.error_of(script, capsys, *argv)
+
+
 @pytest.mark.parametrize('place, value', [
     (['tokenizer'], torch.zeros(2)), (['tokenizer', 'more'], torch.zeros(2)), (['log'], '\udcff'),
     (['log'], None), (['step'], -1), (['step'], 1.0), (['settings', 'seed'], torch.zeros(1).expand(10**12)),
@@ -632,7 +642,8 @@ def test_a_model_cannot_steer_the_terminal(tiny, capsys):
     Path(f'out/{escape}').mkdir()
     shutil.copy('out/run/ckpt.pt', f'out/{escape}/ckpt.pt')
     capsys.readouterr()
-    for script, argv in ((sample, ['--num-samples', '9']), (sample, ['--explain']), (sample, ['--weights']),
+    for script, argv in ((train, [*SMALL, '--max_iters=1', f'--out_dir=out/{escape}2']),
+                         (sample, ['--num-samples', '9']), (sample, ['--explain']), (sample, ['--weights']),
                          (sample, ['--from', 'weights.pt']), (eval, ['loss']),
                          (eval, ['loss', '--data', escape]),
                          (train, [*SMALL, '--init_from=weights.pt', '--out_dir=out/new']),

@@ -181,7 +181,7 @@ def test_fine_tuning_starts_from_the_weights_given(tiny):
 
 def test_settings_come_from_defaults_then_files_then_the_command_line(tmp_path):
     """A later source wins, and an int stands for a float."""
-    (tmp_path / 'a.py').write_text("# comment\nn_layer = 3\nlearning_rate = 1  # one\ndataset = 'x'\n")
+    (tmp_path / 'a.py').write_text("\ufeff# comment\nn_layer = 3\nlearning_rate = 1  # one\ndataset = 'x'\n")
     s = train.parse_args([str(tmp_path / 'a.py'), '--n_layer=5', '--compile=False'])
     assert (s.n_layer, s.learning_rate, s.dataset, s.compile, s.n_head) == (5, 1.0, 'x', False, 12)
     assert type(s.learning_rate) is float and s.out_dir == 'out/a'
@@ -194,7 +194,7 @@ def test_settings_come_from_defaults_then_files_then_the_command_line(tmp_path):
     ("a = b = 1\n", 'only lines key = value'),
     ("n_layers = 3\n", 'no setting n_layers; did you mean n_layer?'),
     ("n_layer = 'three'\n", "n_layer is 'three'; it must be of type int"),
-    ("n_layer = (\n", 'cannot be read')])
+    ("n_layer = (\n", 'cannot be read'), ("n_layer = 1\n" + "#" * (1 << 20), 'it is too long')])
 def test_a_config_file_is_never_executed(text, message, tmp_path, capsys):
     """Anything but key = value with plain values is one line and exit code 2."""
     (tmp_path / 'c.py').write_text(text)
@@ -206,6 +206,7 @@ def test_a_config_file_is_never_executed(text, message, tmp_path, capsys):
     ('--n_layer=True', 'n_layer is True'), ('--compile=yes', 'type bool'),
     ('--learning_rate=nan', 'type float'), (f'--learning_rate=1{"0" * 400}', 'below 2**31'),
     (f'--n_embd=0x{"f" * 5000}', 'below 2**31'), ('--n_embd=2000000000', 'so large'),
+    ('--n_embd=200000', 'GB, cpu has'), ('--batch_size=1000000', 'at most 2**20'),
     ('--n_embd=18', 'n_embd = 18 is not divisible by n_sense = 4'),
     ('--n_head=3', 'not divisible by n_head = 3'),
     ('--batch_size=0', 'at least 1'), ('--beta1=1.0', 'below 1'), ('--model=bert', 'backpack or gpt'),
