@@ -59,6 +59,7 @@ from model import (
     from_pretrained,
     newest_backpack,
     one_line,
+    shape_of,
 )
 from prepare import Parser, how_to_make, printable, read_bin, read_meta
 from sample import answer, number
@@ -950,8 +951,7 @@ def cost_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         config = Config(**SIZES[way['size']], block_size=way['length'], n_sense=way['senses'])
         (ours, memory), (its, its_memory) = (cost_of_step(c, way['batch'], way['length'], args.device)
                                              for c in (config, replace(config, n_sense=0)))
-        with torch.device('meta'):
-            model = Backpack(config)
+        model = shape_of(config)
         words = text_like(config.n_vocab, way['batch'], way['length']).unique().numel()
         tokens = way['batch'] * way['length']
         flops = tokens * model.flops_per_token(words / tokens)

@@ -39,6 +39,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 # An edit takes the ids (B, T) that the model reads and their senses (B, T, k, d), which it must leave as they
 # are, and returns the senses to sum.
@@ -559,6 +560,21 @@ def load_file(path: Path, look_beside: bool = True) -> dict:
     raise UserError(f'{reason}; make or fetch it again')
 
 
+class Undrawn(TorchFunctionMode):
+    """Within it no weights are drawn. On the meta device that would import torch's compiler: two seconds."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func.__name__ in ('normal_', 'uniform_'):
+            return args[0] if args else kwargs['tensor']
+        return func(*args, **(kwargs or {}))
+
+
+def shape_of(config: Config) -> Backpack:
+    """A model that has shapes alone, on the meta device, and no memory for weights."""
+    with torch.device('meta'), Undrawn():
+        return Backpack(config)
+
+
 def load_state(model: Backpack, named: Callable[[Backpack], dict[str, Tensor]], state: dict[str, Tensor],
                path: Path) -> Backpack:
     """A model that has shapes alone, on the meta device, with memory for its weights and a copy of those in a
@@ -612,8 +628,7 @@ def from_pretrained(name_or_dir: str | Path) -> Backpack:
 def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
     """The model inside a checkpoint of train.py: weights, config, and the description of its tokenizer."""
     try:
-        with torch.device('meta'):
-            model = Backpack(Config(**checkpoint['model_config']))
+        model = shape_of(Config(**checkpoint['model_config']))
         model.tokenizer = json.loads(json.dumps(checkpoint['tokenizer']))  # plain values, or a TypeError
         name = checkpoint.get('settings', {}).get('dataset')
         model.trained_on = name if isinstance(name, str) and re.fullmatch(DATA_NAME, name) else None
@@ -702,8 +717,7 @@ def model_of(path: Path) -> tuple[Backpack, dict]:
             n_vocab=settings.get('n_vocab', GPT2_VOCAB if padded else settings['vocab_size']),
             n_layer=settings['n_layer'], n_head=settings['n_head'], n_embd=settings['n_embd'],
             n_sense=settings.get('num_senses', 0), dropout=settings.get('resid_pdrop', 0.0))
-        with torch.device('meta'):
-            return Backpack(config), settings
+        return shape_of(config), settings
     except KeyError as error:
         raise UserError(f'{path} describes no GPT-2 and no Backpack: {error} is missing')
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
@@ -797,8 +811,7 @@ def print_sizes() -> None:
     print(f'{"":19}{"contextualizer":>15}{"senses":>10}{"total":>13}{"total":>12}'
           f'{"Backpack":>12}{"Transformer":>13}{"ratio":>8}')
     for name, config in rows.items():
-        with torch.device('meta'):  # shapes without memory
-            backpack, gpt = Backpack(config), Backpack(replace(config, n_sense=0))
+        backpack, gpt = shape_of(config), shape_of(replace(config, n_sense=0))
         n, flops, gpt_flops = backpack.n_params(), backpack.flops_per_token(), gpt.flops_per_token()
         print(f'{name:19}{n["contextualizer"] / 1e6:15.1f}{n["senses"] / 1e6:10.1f}{n["total"] / 1e6:13.1f}'
               f'{gpt.n_params()["total"] / 1e6:12.1f}'

@@ -50,6 +50,7 @@ from model import (
     from_pretrained,
     load_file,
     one_line,
+    shape_of,
 )
 from prepare import Parser, drop_unwritable_output, fail, printable, read_bin, read_meta, sync
 from prepare import UserError as PrepareError
@@ -363,8 +364,7 @@ def check_memory(config: Config, settings: Settings, device: str) -> None:
     gradients and two moments, and in bfloat16 a few vectors of each token.
     """
     try:
-        with torch.device('meta'):
-            n_params = Backpack(config).n_params()['total']
+        n_params = shape_of(config).n_params()['total']
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes beyond 64 bits
         raise UserError(f'no model can be so large ({one_line(error)}); take smaller sizes')
     tokens = settings.batch_size * settings.block_size

@@ -475,6 +475,12 @@ def hub():
     server.shutdown()
 
 
+def test_loading_weights_imports_no_compiler():
+    """A fresh process that loads weights does without torch._dynamo, which takes seconds to import."""
+    code = 'import sys, model; model.from_pretrained(sys.argv[1]); sys.exit("torch._dynamo" in sys.modules)'
+    subprocess.run([sys.executable, '-c', code, FIXTURES / 'backpack-gpt2-tiny'], cwd=ROOT, check=True)
+
+
 def ask_the_hub(name: str, endpoint: str, home: Path) -> subprocess.CompletedProcess:
     """sample.py --from NAME --export out, with a Hub and a cache of its own."""
     return subprocess.run([sys.executable, ROOT / 'sample.py', '--from', name, '--export', home / 'out'],
