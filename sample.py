@@ -5,11 +5,16 @@
     python sample.py --find she/he
     python sample.py --explain she/he
     python sample.py --senses-off nurse:10 "*:3-5" --replace "MacBook: Apple -> HP"
+    python sample.py --start "The nurse said that" --html page.html
 
-Flags that look or explain print and write no text. Otherwise a text is written; with edits, before and after.
+Flags that look or explain print and write no text; --html makes a page for a browser, with a slider for each
+sense. Otherwise a text is written; with edits, before and after.
 """
 
 import argparse
+import base64
+import codecs
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -21,7 +26,15 @@ from torch import Tensor
 
 import senses
 from model import Backpack, Edit, UserError, export, find_device, from_pretrained, newest_backpack
-from prepare import Parser, drop_unwritable_output, fail, load_tokenizer, printable
+from prepare import (
+    Parser,
+    drop_unwritable_output,
+    fail,
+    load_tokenizer,
+    place_for,
+    printable,
+    write_file,
+)
 from prepare import UserError as PrepareError
 from senses import shown, word_id
 
@@ -62,6 +75,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add('--top-k', type=number(int, 1), metavar='K', help='draw among the K likeliest words only')
     add('--seed', type=number(int, 0), metavar='S', default=0, help='of the draws [0]')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
+    add('--html', metavar='FILE', help='write a page on the prediction after the prompt and nothing else: '
+        'its words, their senses, a slider for each; words of --show can be looked up there too')
     add('--export', metavar='DIR', help='write the model in the format of stanfordnlp/backpack-gpt2 (a '
         'Transformer: of gpt2) and nothing else')
 
@@ -128,8 +143,13 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add_look_flags(parser)
     add_edit_flags(parser)
     args = parser.parse_args(argv)
-    if args.export is not None and args.senses_off + args.senses_scale + args.replace + args.topic:
+    edits = args.senses_off + args.senses_scale + args.replace + args.topic
+    if args.export is not None and edits:
         parser.error('--export writes the model as it is; leave the edits out')
+    if args.html is not None and (edits + args.find + args.similar + args.sweep or args.weights
+                                  or args.explain is not None or args.export is not None):
+        parser.error('--html writes a page of the model as it is, to edit there; with it go --from, --start, '
+                     '--show and --device alone')
     for flag, needs, missing in (
             ('--word', '--find A/B', args.word is not None and not any('/' in text for text in args.find)),
             ('--sense and --min', '--similar', (args.min or args.sense is not None) and not args.similar),
@@ -142,17 +162,18 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> list[int]:
-    """Ids of the prompt; only its end where it is longer than block_size, end-of-text where it is empty."""
+def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> tuple[list[int], str]:
+    """Ids of the prompt, end-of-text where it is empty; only its end, and a line that says so, where it is
+    longer than block_size.
+    """
     if start.startswith('FILE:'):
         try:
             start = Path(start.removeprefix('FILE:')).read_text(encoding='utf-8-sig').rstrip('\n')
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f'--start {start} cannot be read as text: {error}')
     ids = encoding.encode_ordinary(start) or [encoding.eot_token]
-    if len(ids) > block_size:
-        print(f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.')
-    return ids[-block_size:]
+    cropped = f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.'
+    return ids[-block_size:], cropped if len(ids) > block_size else ''
 
 
 def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Encoding,
@@ -224,13 +245,12 @@ def print_senses(model: Backpack, encoding: tiktoken.Encoding, word: str, edit: 
     """Tables 1 and 3: the words that each sense of a word raises and lowers most, and its length."""
     idx = torch.tensor([[word_id(encoding, word)]], device=model.wte.weight.device)
     C = senses.edited_senses(model, idx, edit)[0, 0]  # (k, d)
-    scores = model.project(C)[:, :model.config.n_vocab]  # (k, V)
-    high, low = scores.topk(min(8, scores.shape[-1])), scores.topk(min(8, scores.shape[-1]), largest=False)
+    words, scores = (t.unflatten(1, (2, -1)) for t in senses.extremes(model, C, 8))  # (k, 2, 8) each
     print(f'\n{word}: the words that each sense raises (+) and lowers (-) most, in logits at weight 1\n'
           'sense  norm')
     for l in range(len(C)):
-        print(f'{l:5}{C[l].norm():6.1f}  + {fit(cells_of(encoding, high.indices[l], high.values[l]), 15)}')
-        print(f'{"":11}  - {fit(cells_of(encoding, low.indices[l], low.values[l]), 15)}')
+        high, low = (fit(cells_of(encoding, *end), 15) for end in zip(words[l], scores[l]))
+        print(f'{l:5}{C[l].norm():6.1f}  + {high}\n{"":11}  - {low}')
 
 
 def print_separation(model: Backpack, encoding: tiktoken.Encoding, pair: str, word: str | None) -> None:
@@ -394,13 +414,95 @@ def print_texts(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args:
     print_samples(model, encoding, idx, args, edit, 'after ')
 
 
+# -----------------------------------------------------------------------------
+# A page.
+
+PAGE_BYTES = 4_800_000  # of a page, at most: what a person can mail, and a phone can load
+EXTREMES = 6            # words that a sense raises most, and lowers most, on a card
+
+
+def written(encoding: tiktoken.Encoding, token: int) -> str:
+    """A token as a page shows it, without the space before it; what cannot be seen is written out."""
+    text = encoding.decode_single_token_bytes(token).decode('utf-8', errors='backslashreplace')
+    text = text[1:] if len(text) > 1 and text[0] == ' ' else text
+    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in text).replace(' ', '␣')
+
+
+def label(encoding: tiktoken.Encoding, token: int) -> str:
+    """The same with a + where a word has no space before it, which tells it from the one that has."""
+    glued = encoding.decode_single_token_bytes(token)[:1] != b' ' and written(encoding, token)[:1].isalnum()
+    return '+' * glued + written(encoding, token)
+
+
+def texts_of(encoding: tiktoken.Encoding, ids: list[int]) -> list[str]:
+    """The text of each token; that of a character of several tokens stands at its last."""
+    decoder = codecs.getincrementaldecoder('utf-8')(errors='replace')
+    texts = [decoder.decode(encoding.decode_single_token_bytes(i)) for i in ids]
+    return texts[:-1] + [texts[-1] + decoder.decode(b'', final=True)]
+
+
+def packed(x: Tensor) -> dict[str, str]:
+    """Numbers for JavaScript: the typed array to put them in, flat, and its bytes in base64."""
+    kind = 'Float32' if x.is_floating_point() else 'Uint32' if x.max() >= 1 << 16 else 'Uint16'
+    data = x.cpu().numpy().astype({'Float32': '<f4', 'Uint32': '<u4', 'Uint16': '<u2'}[kind]).tobytes()
+    return {'type': f'{kind}Array', 'base64': base64.b64encode(data).decode()}
+
+
+def page_data(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], asked: list[int],
+              room: int) -> tuple[dict, senses.Dials]:
+    """What page.html shows of the prediction after the prompt ids, in at most room bytes; asked are words to
+    be looked up besides those of the prompt, and if there is room others are, in the order of their ids.
+    """
+    c, names = model.config, [label(encoding, v) for v in range(model.config.n_vocab)]
+    words = sorted(set(ids))  # (U,)
+    known = list(dict.fromkeys(words + asked))
+    column = len(words) * c.n_sense * 4 * 4 / 3  # bytes, of float32 in base64
+    card = c.n_sense * 2 * EXTREMES * (4 + (2 if c.n_vocab <= 1 << 16 else 4)) * 4 / 3
+    room -= len(json.dumps(names)) + len(ids) * (c.n_sense * 6 + 40) + len(known) * card
+    columns = min(c.n_vocab, int(0.8 * room / column))
+    if columns < min(c.n_vocab, 64):
+        raise UserError(f'{len(words)} different words of {c.n_sense} senses each, and {len(asked)} to look '
+                        'up, are too much for a page; give a shorter prompt')
+    others = [v for v in range(c.n_vocab) if v not in known and any(map(str.isalnum, names[v]))]
+    known += others[:int((room - columns * column) / card)]
+    dials = senses.Dials(model, ids, columns)
+    chunks = senses.senses_of(model, torch.tensor(known, device=model.wte.weight.device), 'reading senses')
+    extremes, scores = (torch.cat(x) for x in zip(*(senses.extremes(model, C, EXTREMES) for C in chunks)))
+    texts = texts_of(encoding, ids)
+    plain = [written(encoding, w) for w in words]
+    keys = [p if plain.count(p) == 1 else f'{p}@{ids.index(w)}' for p, w in zip(plain, words)]
+    return dict(names=names, k=c.n_sense, texts=texts, place=dials.place.tolist(), words=words, keys=keys,
+                alpha=packed(dials.alpha), next=packed(dials.next), base=packed(dials.base),
+                parts=packed(dials.parts), known=packed(torch.tensor(known)), extremes=packed(extremes),
+                scores=packed(scores)), dials
+
+
+def write_page(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], asked: list[int], file: Path,
+               about: str, cropped: str) -> str:
+    """Write the page, with lines about it at its end; what it was computed from, and how exactly."""
+    template = Path(__file__).with_name('page.html').read_text(encoding='utf-8')
+    data, dials = page_data(model, encoding, ids, asked, PAGE_BYTES - len(template.encode()))
+    n, others = len(dials.next), model.config.n_vocab - len(dials.next)
+    groups = f' and to the other {others:,} in {len(dials.base) - n} groups' if others else ''
+    exact = (f'computed from what each sense adds to {n:,} words{groups}; over 1,000 random settings of the '
+             f'weights, the largest error of a probability is {dials.error():.1e}')
+    data['about'] = [f'{about}.', f'The probabilities are {exact}.',
+                     'A + marks what has no space before it: a piece of a word, or the start of a text.']
+    data['cropped'] = cropped
+    text = json.dumps(data, ensure_ascii=False, separators=(',', ':')).replace('<', '\\u003c')
+    write_file(file, template.replace('DATA', text))
+    return f'{file.stat().st_size / 1e6:.2f} MB, {exact}'
+
+
 def run(args: argparse.Namespace) -> None:
     """Load, describe, and print what was asked for."""
-    device = find_device(args.device)
+    device, file = find_device(args.device), None
+    if args.html is not None:
+        file = place_for('--html', args.html, '.html')
     model, path = newest_backpack() if args.source is None else (from_pretrained(args.source), args.source)
     c = model.config
     kind = f'Backpack with {c.n_sense} senses a word' if c.n_sense else 'Transformer'
-    print(printable(f'{path}: {kind}, {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words'))
+    print(about := printable(f'{path}: {kind}, {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words'))
     if args.export is not None:
         export(model, args.export)
         return print(f'{args.export}: written')
@@ -409,11 +511,17 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'{path} has {c.n_vocab} words, its tokenizer {encoding.n_vocab}')
     looks = (args.show, args.find, args.similar, args.explain is not None, args.weights, args.sweep)
     edits = (args.senses_off, args.senses_scale, args.replace, args.topic)
-    if any(looks + edits) and not c.n_sense:
+    if any(looks + edits + (file,)) and not c.n_sense:
         raise UserError(f'{path} is a Transformer; only a Backpack has senses to look at, explain or edit')
     check_words(args, model, encoding)
     model.to(device)
-    ids = read_prompt(args.start, encoding, c.block_size)
+    ids, cropped = read_prompt(args.start, encoding, c.block_size)
+    if cropped:
+        print(cropped)
+    if file is not None:
+        asked = [word_id(encoding, word) for word in args.show]
+        print(f'{args.html}: {write_page(model, encoding, ids, asked, file, about, cropped)}')
+        return
     idx = torch.tensor([ids], device=device)  # (1, T)
     edit = edit_from(args, model, encoding, ids)
     for word in args.show:

@@ -5,6 +5,7 @@
     affinity          Eq. 17                   how strongly each sense speaks for a bag of words
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
     explain           Eq. 2 and 9              the terms that a score of the next word is the sum of
+    Dials             Eq. 2 and 9, Figure 3    a prediction for any weights on the senses of a text
     scale_senses      section 6.2, Figure 3    an edit: senses of words turned down, off or up
     topic             Eq. 15 and 18-20         an edit: senses that speak for a topic turned up
     replace_word      section 6.3              an edit: what a word says of one word, it says of another
@@ -19,7 +20,7 @@ id, which word_id finds.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tiktoken
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm  # comes with datasets
 
-from model import Backpack, Edit, UserError
+from model import Backpack, Edit, UserError, weighted_sum
 
 # -----------------------------------------------------------------------------
 # Words.
@@ -80,12 +81,28 @@ def progress(items, what: str):
 
 
 @torch.no_grad()
+def senses_of(model: Backpack, words: Tensor, what: str) -> Iterator[Tensor]:
+    """The senses of words (n,), as many at a time as their scores fit LOGITS_AT_ONCE: (m, k, d) each."""
+    c = model.config
+    for chunk in progress(words.split(max(1, LOGITS_AT_ONCE // (c.n_sense * c.vocab_size))), what):
+        yield model.senses(chunk)
+
+
+@torch.no_grad()
 def over_vocabulary(model: Backpack, score: Callable[[Tensor], Tensor], what: str) -> Tensor:
     """A score of each sense of each word: (V, k, ..), from a function of senses (n, k, d) -> (n, k, ..)."""
-    c = model.config
-    ids = torch.arange(c.n_vocab, device=model.wte.weight.device)  # (V,)
-    chunks = ids.split(max(1, LOGITS_AT_ONCE // (c.n_sense * c.vocab_size)))
-    return torch.cat([score(model.senses(chunk)) for chunk in progress(chunks, what)])
+    words = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
+    return torch.cat([score(C) for C in senses_of(model, words, what)])
+
+
+@torch.no_grad()
+def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The n words that each sense (.., d) raises most, then the n it lowers most, strongest first: their ids
+    (.., 2n) and what it adds to their scores at weight 1, in logits (.., 2n).
+    """
+    scores = model.project(C)[..., :model.config.n_vocab]  # (.., V)
+    ends = [scores.topk(min(n, scores.shape[-1]), largest=largest) for largest in (True, False)]
+    return torch.cat([end.indices for end in ends], -1), torch.cat([end.values for end in ends], -1)
 
 
 @torch.no_grad()
@@ -150,6 +167,80 @@ def explain(model: Backpack, idx: Tensor, v: Tensor, edit: Edit | None = None) -
     """
     alpha = model.alpha(idx)[:, :, -1].transpose(1, 2)  # (B, k, T, T) -> (B, k, T) -> (B, T, k)
     return alpha, edited_senses(model, idx, edit) @ v
+
+
+class Dials:
+    """The prediction after a text, as a function of a weight on each sense of each of its U distinct words.
+
+    Eq. 2 sorted by words is o(w) = sum_u sum_l w_ul taken_ul C(u)_l, where taken_ul adds alpha_lj up over the
+    positions j at which u stands. So logits are linear in w, those at weight 1 plus sum_ul (w_ul - 1) times
+    what sense l of u adds to them. scale_senses([u], [l], w_ul) edits the model to the same.
+
+        words, place    (U,), (T,)           the distinct words, and which of them stands at each position
+        alpha, taken    (T, k), (U, k)       the weights that the last position gives, at w = 1
+        next            (N,)                 the next words that have a column each, likely ones first
+        base, parts     (N+M,), (U, k, N+M)  logits at w = 1, and what each sense adds to them
+
+    A vocabulary larger than columns has M columns for groups of its other words, those that move alike at
+    random weights. A group is like one word: its base is the log-sum-exp of theirs, its parts are the means
+    of theirs, weighted by probability. So its mass is right at w = 1, and its derivative too.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Backpack, ids: list[int], columns: int):
+        self.model, idx = model, torch.tensor([ids], device=model.wte.weight.device)  # (1, T)
+        E = model.wte.weight[:model.config.n_vocab]  # (V, d)
+        self.words, self.place = idx[0].unique(return_inverse=True)  # (U,), (T,)
+        self.alpha = model.alpha(idx)[0, :, -1].T  # (k, T) -> (T, k)
+        self.C = model.senses(self.words)  # (U, k, d)
+        self.taken = torch.zeros_like(self.C[..., 0]).index_add(0, self.place, self.alpha)  # (U, k)
+        adds = self.taken[..., None] * self.C  # (U, k, d)
+        logits = E @ adds.sum((0, 1))  # (V,)
+        random = torch.einsum('nul,uld->nd', self.random_weights(64, seed=0), adds) @ E.T  # (64, V)
+        peak = torch.cat([logits[None], random]).softmax(-1).amax(0)  # (V,)
+        order, groups = peak.argsort(descending=True), min(256, columns // 2) if columns < len(E) else 0
+        self.next, others = order[:columns - groups], order[columns - groups:]  # (N,), (V - N,)
+        self.base, vectors = logits[self.next], E[self.next]  # (N,), (N, d)
+        if groups:
+            moves = (random - random.mean(0))[:, others].T  # (V - N, 64)
+            seeds = moves[torch.randperm(len(others), generator=torch.Generator().manual_seed(0))[:groups]]
+            group = torch.cdist(moves, seeds).argmin(1)  # (V - N,), of M
+            p = logits[others].softmax(0)  # (V - N,)
+            mass = p.new_zeros(groups).index_add(0, group, p).clamp(min=1e-38)  # (M,)
+            sums = E.new_zeros(groups, E.shape[1]).index_add(0, group, p[:, None] * E[others])  # (M, d)
+            self.base = torch.cat([self.base, mass.log() + logits[others].logsumexp(0)])  # (N+M,)
+            vectors = torch.cat([vectors, sums / mass[:, None]])  # (N+M, d)
+        self.parts = adds @ vectors.T  # (U, k, N+M)
+
+    def random_weights(self, n: int, seed: int) -> Tensor:
+        """Weights from 0 to 2, (n, U, k): by turns of about four senses, the others at 1, and of all."""
+        generator, shape = torch.Generator().manual_seed(seed), (n, *self.taken.shape)
+        weights = 2 * torch.rand(shape, generator=generator)
+        few = torch.rand(shape, generator=generator) * self.taken.numel() < 4
+        weights[::2] = weights[::2].where(few[::2], 1)
+        return weights.to(self.taken)
+
+    def probabilities(self, weights: Tensor) -> Tensor:
+        """The probabilities of the next words at n settings of the weights (n, U, k): (n, N)."""
+        logits = self.base + torch.einsum('nul,ulv->nv', weights - 1, self.parts)  # (n, N+M)
+        return logits.cpu().double().softmax(-1)[:, :len(self.next)]
+
+    @torch.no_grad()
+    def error(self, n: int = 1000, seed: int = 1) -> float:
+        """The largest difference between a probability here and the model's, of all next words that have one
+        here and of the model's ten likeliest, over n random settings of the weights.
+        """
+        C, alpha = self.C[self.place], self.alpha.T[None, :, None]  # (T, k, d), (1, k, 1, T)
+        worst, size = 0.0, max(1, LOGITS_AT_ONCE // max(C.numel(), self.model.config.vocab_size))
+        for w in progress(self.random_weights(n, seed).split(size), 'measuring'):
+            scaled = w[:, self.place, :, None] * C  # (n, T, k, d)
+            o = weighted_sum(alpha.expand(len(w), -1, -1, -1), scaled)[:, 0]  # (n, d)
+            exact = self.model.project(o)[:, :self.model.config.n_vocab].cpu().double().softmax(-1)  # (n, V)
+            here = torch.zeros_like(exact)
+            here[:, self.next.cpu()] = self.probabilities(w)
+            gap, top = (here - exact).abs(), exact.topk(10).indices
+            worst = max(worst, gap[:, self.next.cpu()].max().item(), gap.gather(1, top).max().item())
+        return worst
 
 
 # -----------------------------------------------------------------------------

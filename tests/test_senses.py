@@ -13,6 +13,7 @@ from prepare import load_tokenizer, toy_tokenizer
 from senses import (
     STRENGTHS,
     TOPICS,
+    Dials,
     affinity,
     bag_of_words,
     compose,
@@ -111,6 +112,52 @@ def test_the_terms_of_an_explanation_add_up_to_the_logit(model, name):
             torch.testing.assert_close((alpha * scores).sum((1, 2)), logits[:, word])
         alpha, scores = explain(model, idx, E[3] - E[8], edit)
         torch.testing.assert_close((alpha * scores).sum((1, 2)), logits[:, 3] - logits[:, 8])
+
+
+# -----------------------------------------------------------------------------
+# A prediction for any weights.
+
+IDS = [3, 7, 3, 11, 20, 7]  # two words stand twice
+
+
+def exactly(model, dials: Dials, weights: torch.Tensor) -> torch.Tensor:
+    """The probabilities of dials.next under an edit of the model for each word and sense: (n, N)."""
+    rows = []
+    for w in weights:
+        edit = compose([scale_senses([word], [l], w[u, l].item())
+                        for u, word in enumerate(dials.words.tolist()) for l in range(K)])
+        with torch.no_grad():
+            rows.append(model(torch.tensor([IDS]), edit=edit)[0][0, -1, :V].softmax(-1)[dials.next])
+    return torch.stack(rows)
+
+
+def test_dials_are_the_edits_of_all_senses_at_once(model):
+    """For any weights the probabilities are the model's under scale_senses for each word and sense."""
+    dials = Dials(model, IDS, columns=V)
+    weights = dials.random_weights(6, seed=5)  # (6, U, k)
+    assert weights.shape == (6, 4, K) and weights.min() >= 0 and weights.max() <= 2
+    assert sorted(dials.next.tolist()) == list(range(V))
+    assert torch.allclose(dials.probabilities(weights), exactly(model, dials, weights), rtol=1e-10)
+    assert dials.error(50) < 1e-12
+
+
+@pytest.mark.parametrize('columns', [2, 10, 33])
+def test_groups_of_words_have_the_mass_and_its_derivative(model, columns):
+    """With fewer columns than words the probabilities are the model's at weight 1, and so are their
+    derivatives with respect to every weight; error is the largest difference elsewhere."""
+    dials = Dials(model, IDS, columns)
+    groups = len(dials.base) - len(dials.next)
+    assert dials.parts.shape == (4, K, columns) and groups == columns // 2
+    ones = torch.ones(1, 4, K, dtype=torch.float64)
+    steps = 1 + 1e-4 * torch.eye(4 * K, dtype=torch.float64).reshape(-1, 4, K)
+    back = 2 - steps
+    assert torch.allclose(dials.probabilities(ones), exactly(model, dials, ones), rtol=1e-10)
+    here, model_s = (f(steps) - f(back) for f in (dials.probabilities, lambda w: exactly(model, dials, w)))
+    assert torch.allclose(here, model_s, rtol=1e-4, atol=1e-11)
+    weights = dials.random_weights(40, seed=1)
+    gap = (dials.probabilities(weights) - exactly(model, dials, weights)).abs().max().item()
+    assert gap > 1e-9 and dials.error(40) >= gap * (1 - 1e-9)
+
 
 
 # -----------------------------------------------------------------------------
