@@ -14,15 +14,20 @@
     timing       Table 7             forward pass, training step and generation
     ablation     Table 8             runs that differ in the number of senses
     cost         not in the paper    a training step as batch, length, senses and size grow; not among all
+    plot         Figure 3            a picture: the losses of runs, or next words as senses are turned down
+
+    python eval.py plot out/toy out/toy_gpt --out loss.svg
+    python eval.py plot --sweep nurse:she/he --out sweep.svg
 """
 
 import argparse
+import csv
 import gc
+import html
 import json
 import lzma
 import math
 import multiprocessing
-import os
 import re
 import statistics
 import sys
@@ -57,14 +62,15 @@ from model import (
     UserError,
     find_device,
     from_pretrained,
+    load_file,
     newest_backpack,
     one_line,
     shape_of,
 )
-from prepare import Parser, how_to_make, printable, read_bin, read_meta
-from sample import answer, number
-from senses import STRENGTHS, TOPICS, progress, word_id
-from train import inputs_of
+from prepare import Parser, how_to_make, place_for, printable, read_bin, read_meta, write_file
+from sample import PROMPT, answer, number, predict, read_prompt
+from senses import STRENGTHS, TOPICS, progress, shown, word_id
+from train import Settings, inputs_of
 
 
 class Missing(UserError):
@@ -1006,14 +1012,143 @@ def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
 
 
 # -----------------------------------------------------------------------------
+# Pictures.
+
+COLORS = ('#c2410c', '#2563eb', '#0f766e', '#9333ea', '#b45309', '#475569', '#be185d', '#4d7c0f')
+STYLE = """text { font: 13px system-ui, sans-serif; fill: #222 } .grid { stroke: #bbb; stroke-width: .5 }
+path { fill: none; stroke-width: 2 } .paper { fill: #fff }
+@media (prefers-color-scheme: dark) { text { fill: #ddd } .grid { stroke: #555 } .paper { fill: #1b1b1b } }"""
+
+
+@dataclass
+class Line:
+    """A line of a picture: points (x, y) under a name; a thin one is not named."""
+
+    name: str
+    points: list[tuple[float, float]]
+    color: str
+    dashed: bool = False
+    thin: bool = False
+
+
+def round_steps(low: float, high: float) -> list[float]:
+    """About five round numbers from low to high."""
+    step = 10 ** math.floor(math.log10(high - low))
+    step *= next(m for m in (0.1, 0.2, 0.5, 1, 2, 5) if (high - low) / (step * m) <= 6)
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def short(x: float) -> str:
+    """A number for an axis: 2.5B, 300M, 40k."""
+    size, letter = next(((size, letter) for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k'))
+                         if abs(x) >= size), (1, ''))
+    return f'{x / size:.4g}{letter}'
+
+
+def picture(title: str, x_name: str, y_name: str, lines: list[Line], logarithmic: bool = False) -> str:
+    """Lines in one coordinate system as an SVG file that needs nothing else; y may be logarithmic."""
+    xs, ys = zip(*(point for line in lines for point in line.points))
+    scale = math.log if logarithmic else float
+    (left, right), (low, high) = ((min(v), max(v) if max(v) > min(v) else min(v) + 1) for v in (xs, ys))
+    bottom, top = scale(low), scale(high)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        """Where a point is, in pixels."""
+        return 70 + 500 * (x - left) / (right - left), 400 - 350 * (scale(y) - bottom) / (top - bottom)
+
+    title, x_name, y_name = (html.escape(printable(text)) for text in (title, x_name, y_name))
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 460" role="img">'
+             f'<title>{title}</title><style>{STYLE}</style><rect class="paper" width="820" height="460"/>'
+             f'<text x="70" y="28">{title}</text><text x="320" y="445" text-anchor="middle">{x_name}</text>'
+             f'<text transform="translate(18 225) rotate(-90)" text-anchor="middle">{y_name}</text>']
+    for x in round_steps(left, right):
+        px, _ = at(x, low)
+        parts.append(f'<line class="grid" x1="{px:.1f}" x2="{px:.1f}" y1="50" y2="400"/>'
+                     f'<text x="{px:.1f}" y="420" text-anchor="middle">{short(x)}</text>')
+    for y in round_steps(low, high):
+        _, py = at(left, y)
+        parts.append(f'<line class="grid" x1="70" x2="570" y1="{py:.1f}" y2="{py:.1f}"/>'
+                     f'<text x="62" y="{py + 4:.1f}" text-anchor="end">{short(y)}</text>')
+    key = 60  # where the next name stands
+    for line in lines:
+        dots, look = [at(*point) for point in line.points], f'stroke="{line.color}"'
+        look += ' stroke-dasharray="7 4"' * line.dashed + ' opacity=".35"' * line.thin
+        parts.append(f'<path d="M{"L".join(f"{px:.1f} {py:.1f}" for px, py in dots)}" {look}/>')
+        if not line.thin:
+            name = html.escape(line.name if len(line.name) < 27 else '…' + line.name[-25:])
+            parts.append(f'<path d="M585 {key}h30" {look}/><text x="622" y="{key + 4}">{name}</text>')
+            parts += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{line.color}"/>' for px, py in dots]
+            key += 22
+    return '\n'.join(parts) + '\n</svg>\n'
+
+
+def read_log(name: str) -> tuple[str, dict[str, list[tuple[float, float]]]]:
+    """What a run is, and the losses in its log: (tokens, nats) of training batches and of held-out text."""
+    folder = Path(name).parent if Path(name).suffix in ('.pt', '.csv') else Path(name)
+    try:
+        settings = Settings(**load_file(folder / 'ckpt.pt')['settings'])
+        with open(folder / 'log.csv', newline='', encoding='utf-8') as file:
+            rows = [{key: float(x) for key, x in row.items() if x} for row in csv.DictReader(file)]
+        losses = {column: [(row['step'] * settings.tokens_per_step, row[column]) for row in rows
+                           if 0 <= row['step'] < math.inf and 0 < row.get(column, 0) < math.inf]
+                  for column in ('loss', 'val_loss')}
+        if not losses['val_loss']:
+            raise UserError('no loss is logged')
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, csv.Error) as error:
+        raise UserError(f'{name} is no run with ckpt.pt and log.csv ({one_line(error)}); name folders that '
+                        'train.py made')
+    return f'{"Transformer" if settings.model == "gpt" else "Backpack"} {name}', losses
+
+
+def plot_losses(args: argparse.Namespace) -> Table:
+    """Loss against tokens: on held-out text, and thin on training batches; a Transformer's are dashed."""
+    lines, rows = [], []
+    for run, color in zip(args.runs, COLORS * len(args.runs)):
+        name, losses = read_log(run)
+        lines += [Line(name, points, color, dashed=name.startswith('Transformer'), thin=column == 'loss')
+                  for column, points in losses.items() if points]
+        x, y = losses['val_loss'][-1]
+        rows.append([name, x, y, min(y for _, y in losses['val_loss'])])
+    write_file(args.out, picture('Loss on held-out text (thin: on training batches)', 'tokens',
+                                 'nats per token, logarithmic', lines, logarithmic=True))
+    return Table('Losses', {'': '', 'tokens': ',.0f', 'on held-out text': '.3f', 'lowest': '.3f'}, rows)
+
+
+def plot_sweep(s: Subject, args: argparse.Namespace) -> Table:
+    """Figure 3: the probabilities of the next words as senses go from off to what they were."""
+    words, chosen, line = senses.parse_word_senses(args.sweep, s.model, s.encoding)
+    ids, cropped = read_prompt(args.start, s.encoding, s.model.config.block_size)
+    idx, factors = torch.tensor([ids], device=s.device), [i / 20 for i in range(21)]  # (1, T)
+    probs = torch.stack([predict(s.model, idx, senses.scale_senses(words, chosen, f)) for f in factors])
+    best = [w for w in probs.amax(0).topk(len(COLORS)).indices.tolist() if probs[:, w].max() >= 0.01]  # of V
+    lines = [Line(shown(s.encoding, w), list(zip(factors, probs[:, w].tolist())), color)
+             for w, color in zip(best, COLORS)]
+    text = s.encoding.decode(ids)
+    title = f'The next word after “{text if len(text) < 80 else "…" + text[-80:]}”'
+    write_file(args.out, picture(title, f'weight of {line.split(", which")[0]}', 'probability', lines))
+    rows = [[shown(s.encoding, w), *probs[::5, w].tolist()] for w in best]
+    return Table(f'The next word (of all above 1%) at the weight of {line}',
+                 {'': ''} | {f'{f:g}': '.3f' for f in factors[::5]}, rows, [cropped] if cropped else [])
+
+
+def plot(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """A picture in the file of --out, and its numbers."""
+    table = plot_sweep(subjects[0], args) if args.sweep is not None else plot_losses(args)
+    table.notes.append(f'{args.out}: written')
+    return table
+
+
+# -----------------------------------------------------------------------------
 # The command line.
 
 TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
           'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
-          'timing': timing_table, 'ablation': ablation_table, 'cost': cost_table}
-OF_SENSES = ('similarity', 'gender', 'topic', 'timing', 'ablation')
-FLAG_OF = {'first': 'similarity', 'sense': 'gender', 'texts': 'topic', 'length': 'topic', 'seed': 'topic',
-           'step_sizes': 'topic', 'runs': 'ablation'}  # flags of one table
+          'timing': timing_table, 'ablation': ablation_table, 'cost': cost_table, 'plot': plot}
+NOT_IN_ALL = ('cost', 'plot')
+OF_SENSES = ('similarity', 'gender', 'topic', 'timing', 'ablation', 'plot')
+ONLY_WITH = {'first': ('similarity', 'all'), 'sense': ('gender', 'all'), 'texts': ('topic', 'all'),
+             'length': ('topic', 'all'), 'seed': ('topic', 'all'), 'step_sizes': ('topic', 'all'),
+             'runs': ('ablation', 'plot'), 'out': ('plot',), 'sweep': ('plot',), 'start': ('plot',)}
 
 
 def needs_senses(subject: Subject, table: str) -> None:
@@ -1060,7 +1195,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add('table', choices=['all', *TABLES], metavar='TABLE', help='one of the above, or all')
     add('runs', nargs='*', metavar='RUN', default=[],
-        help='ablation: runs (default: those in out/ that are else like --from)')
+        help='plot: runs; ablation: runs (default: those in out/ that are else like --from)')
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name, as for sample.py (default: the newest Backpack in out/)')
     add('--baseline', metavar='MODEL',
@@ -1080,11 +1215,16 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--seed', type=number(int, 0), metavar='S', default=0, help='topic: of the draws [0]')
     add('--size', choices=SIZES,
         help="timing and cost: a size of the paper's with random weights, without --from")
+    add('--out', metavar='FILE.svg', help='plot: the picture to write')
+    add('--sweep', metavar='WORD:SENSES', help='plot: the senses to turn down, as in sample.py --sweep')
+    add('--start', metavar='TEXT', default=PROMPT, help=f'plot --sweep: the prompt, or FILE:path [{PROMPT}]')
     args = parser.parse_intermixed_args(argv)
-    for flag, table in FLAG_OF.items():
-        allowed = (table,) if flag == 'runs' else (table, 'all')
-        if getattr(args, flag) != parser.get_default(flag) and args.table not in allowed:
-            parser.error(f'{flag if flag == "runs" else "--" + flag.replace("_", "-")}: only with {table}')
+    for flag, tables in ONLY_WITH.items():
+        if getattr(args, flag) != parser.get_default(flag) and args.table not in tables:
+            parser.error(f'{flag if flag == "runs" else "--" + flag.replace("_", "-")}: only with '
+                         + ' and '.join(table for table in tables if table != 'all'))
+    if args.table == 'plot' and (args.out is None or bool(args.runs) == (args.sweep is not None)):
+        parser.error('plot takes --out FILE.svg and either runs or --sweep WORD:SENSES')
     if (args.size or args.table == 'cost') and (args.source or args.baseline):
         parser.error('cost and --size have random weights; leave --from and --baseline out')
     if args.size and args.table not in ('timing', 'cost'):
@@ -1097,25 +1237,21 @@ def write_json(path: Path, subjects: list[Subject], tables: dict[str, Table]) ->
     content = {'models': list(map(str, subjects)), 'tables': {
         name: {'title': t.title, 'columns': list(t.columns), 'rows': t.rows, 'notes': t.notes}
         for name, t in tables.items()}}
-    path = path.resolve()  # not a link to it
-    unfinished = path.with_name(f'.{path.name}.partial-{os.getpid()}')
-    try:
-        unfinished.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_file(path, json.dumps(content, indent=1) + '\n')
 
 
 def run(args: argparse.Namespace) -> None:
     """Load, and print one table after another; the numbers are written after each. What is wrong with one of
     all tables is said again at the end.
     """
-    args.device, file = find_device(args.device), Path(args.json or 'unused').resolve()
-    if not os.access(file.parent, os.W_OK) or (file.exists() and not file.is_file()):
-        raise UserError(f'--json {args.json} is no file, or there is no folder to write it to; name another')
+    args.device, file = find_device(args.device), None
+    if args.json is not None:
+        file = place_for('--json', args.json)
+    if args.out is not None:
+        args.out = place_for('--out', args.out, '.svg')
     bare = args.size or args.runs or args.table == 'cost'
     subjects, tables, wrong = [] if bare else load_subjects(args), {}, None
-    for name in [name for name in TABLES if name != 'cost'] if args.table == 'all' else [args.table]:
+    for name in [name for name in TABLES if name not in NOT_IN_ALL] if args.table == 'all' else [args.table]:
         try:
             if name in OF_SENSES and subjects:
                 needs_senses(subjects[0], name)
@@ -1126,7 +1262,7 @@ def run(args: argparse.Namespace) -> None:
             print(printable(f'\n{name}: skipped, {error}'), flush=True)
             wrong = wrong if isinstance(error, Missing) else error
             continue
-        if args.json:
+        if file:
             write_json(file, subjects, tables)
         print(printable(str(tables[name])), flush=True)
     if wrong:

@@ -6,10 +6,12 @@ import re
 import tarfile
 import time
 from argparse import Namespace
+from ast import literal_eval as eval_literal
 from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 import conftest
 import numpy as np
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 
 import eval as tables
 import prepare
+import train
 from model import Backpack, Config
 from senses import affinities, affinity, scale_senses, word_id
 
@@ -538,7 +541,7 @@ def test_every_table_runs_on_random_models(random_pair, quick, capsys, monkeypat
     text = say(capsys, 'all', '--from', 'out/run', '--data', 'bench', '--texts', '1', '--length', '4',
                '--step-sizes', '0.05', '--json', 'all.json')
     found = json.loads(Path('all.json').read_text())['tables']
-    assert [*found, 'ablation', 'cost'] == list(tables.TABLES)
+    assert [*found, 'ablation', *tables.NOT_IN_ALL] == list(tables.TABLES)
     assert re.search(r'\nablation: skipped, .*--n_sense', text) and 'Transformer out/run_gpt' in text
     assert all(row[1] is not None for name in found for row in found[name]['rows'])
     assert f'{found["lambada"]["rows"][0][1]:.1f}' in text and 'the best' in text
@@ -606,6 +609,76 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
 
 
 # -----------------------------------------------------------------------------
+# Pictures.
+
+
+def lines_of(path: str) -> dict[str, list[tuple[float, float]]]:
+    """The named lines of a picture: name -> points in pixels."""
+    root = ElementTree.parse(path).getroot()
+    svg = '{http://www.w3.org/2000/svg}'
+    paths = [p for p in root.iter(f'{svg}path') if p.get('opacity') is None]
+    drawn = [[tuple(map(float, point.split())) for point in p.get('d')[1:].split('L')]
+             for p in paths if 'h' not in p.get('d')]
+    names = [t.text for t in root.iter(f'{svg}text') if t.get('x') == '622']
+    return dict(zip(names, drawn, strict=True))
+
+
+def test_losses_are_drawn_where_the_log_has_them(tiny, capsys):
+    """Each run's line goes through (tokens, validation loss) of its log, on a logarithmic axis; a
+    Transformer's is dashed; a name is text, whatever it holds."""
+    train.main([*conftest.SMALL, '--max_iters=6', '--eval_interval=2', '--out_dir=out/<b>&"'])
+    train.main([*conftest.SMALL, '--max_iters=8', '--eval_interval=2', '--model=gpt', '--out_dir=out/gpt',
+                '--gradient_accumulation_steps=2'])
+    text = say(capsys, 'plot', 'out/<b>&"', 'out/gpt', '--out', 'loss.svg')
+    lines = lines_of('loss.svg')
+    assert list(lines) == ['Backpack out/<b>&"', 'Transformer out/gpt']
+    assert Path('loss.svg').read_text().count('stroke-dasharray') == 3  # its two lines, and in the legend
+    points = {}
+    for name, tokens in zip(lines, (32, 64)):
+        folder = name.split()[1]
+        points[name] = [(int(row['step']) * tokens, math.log(float(row['val_loss'])))
+                        for row in conftest.log(folder) if row['val_loss']]
+        assert f'{math.exp(points[name][-1][1]):.3f}' in text
+    pixels, values = (np.array([point for name in lines for point in of[name]]) for of in (lines, points))
+    assert len(pixels) == 4 + 5
+    for axis in (0, 1):  # pixels are a linear function of tokens and of the logarithm of the loss
+        fit = np.polynomial.Polynomial.fit(values[:, axis], pixels[:, axis], 1)
+        assert np.abs(fit(values[:, axis]) - pixels[:, axis]).max() < 0.1
+        assert (fit.convert().coef[1] > 0) == (axis == 0)  # y grows downwards
+    assert not re.search('href|src|url|http(?!://www.w3.org/2000/svg")', Path('loss.svg').read_text())
+
+
+def test_a_sweep_is_drawn_as_figure_3(toy, capsys, monkeypatch):
+    """The lines of the next words go through their probabilities under scale_senses at 21 weights."""
+    monkeypatch.chdir(toy)
+    say(capsys, 'plot', '--sweep', 'nurse:0,1', '--out', 'sweep.svg', '--from', 'out/toy', '--start',
+        'The nurse said that')
+    s, lines = tables.load('out/toy', 'cpu'), lines_of('sweep.svg')
+    idx = torch.tensor([s.encoding.encode_ordinary('The nurse said that')])
+    nurse = word_id(s.encoding, 'nurse')
+    with torch.no_grad():
+        probs = torch.stack([s.model(idx, edit=scale_senses([nurse], [0, 1], i / 20))[0][0, -1].softmax(-1)
+                             for i in range(21)])  # (21, V)
+    words = {name: s.encoding.encode_ordinary(eval_literal(name))[0] for name in lines}
+    assert set(words.values()) == set((probs.amax(0) >= 0.01).nonzero()[:, 0].tolist())
+    y = np.array([py for name in lines for _, py in lines[name]])
+    p = np.array([probs[i, words[name]].item() for name in lines for i in range(21)])
+    fit = np.polynomial.Polynomial.fit(p, y, 1)
+    assert np.abs(fit(p) - y).max() < 0.1
+    assert all([px for px, _ in points][::10] == [70, 320, 570] for points in lines.values())
+
+
+@pytest.mark.parametrize('low, high', [
+    (0, 1), (0.2, 0.9), (1e-7, 3e-7), (0, 4_096_000), (3.1, 11), (-2, 7e9)])
+def test_axes_have_a_few_round_numbers(low, high):
+    """Between 2 and 7 numbers from low to high, each one, two or five times a power of ten apart."""
+    steps = tables.round_steps(low, high)
+    assert 2 <= len(steps) <= 7 and low <= steps[0] + 1e-12 and steps[-1] <= high * (1 + 1e-9)
+    apart = steps[1] - steps[0]
+    assert round(apart / 10 ** math.floor(math.log10(apart) + 1e-9), 6) in (1, 2, 5)
+
+
+# -----------------------------------------------------------------------------
 # Bad input.
 
 
@@ -619,7 +692,7 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
     ('loss --sense 0', 'only with gender'), ('topic --seed 99999999999999', '--seed'),
     ('loss --data data/none/val.bin', 'data/none/val.bin is no .bin'), ('loss --data odd', 'damaged'),
     ('gender --sense 99', 'senses 0 to 3'),
-    ('loss out/run', 'runs: only with ablation'), ('timing --size small --from x', '--size'),
+    ('loss out/run', 'runs: only with ablation and plot'), ('timing --size small --from x', '--size'),
     ('loss --from out/nothing', 'out/nothing'), ('loss --data nothing', 'prepare.py nothing'),
     ('lambada --data empty', 'lambada_test.jsonl'), ('wikitext --data empty', 'wikitext-2-raw-v1.zip'),
     ('blimp --data empty', 'git clone'), ('similarity --data empty', 'SimLex-999.txt'),
@@ -631,7 +704,12 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
     ('loss --baseline out/run', 'takes a Transformer'), ('gender --from nopronouns', "'she' is no"),
     ('loss --baseline nopronouns_gpt', 'different vocabularies'),
     ('loss --data data/other', 'another vocabulary'), ('loss --device gpu', 'cannot be used'),
-    ('ablation', '--n_sense')])
+    ('ablation', '--n_sense'), ('plot', 'either runs or'), ('plot out/run', '--out FILE.svg'),
+    ('plot out/run --out x.svg', 'no run with ckpt.pt and log.csv'), ('plot out/run --out x.png', 'in .svg'),
+    ('plot out/none --out x.svg', 'out/none is no run'), ('plot out/run --out no/x.svg', 'no folder'),
+    ('plot --sweep nurse:9 --out x.svg', 'no sense 9'), ('loss --out x.svg', '--out: only with plot'),
+    ('plot out/run --sweep nurse:1 --out x.svg', 'either runs or'),
+    ('plot --sweep the:1 --out x.svg --from out/run_gpt', 'no senses')])
 def test_bad_input_is_one_line_and_exit_code_2(random_pair, capsys, monkeypatch, argv, words):
     """What was given, what is allowed, what to run; the file and the line where one is malformed."""
     monkeypatch.chdir(random_pair)

@@ -37,21 +37,23 @@ FLAGS = {
     train: [f'--{name}' for name in train.Settings.__dataclass_fields__ if name != 'max_iters'],
     prepare: ['--text', '--val', '--subsets', '--num-proc', '--seed', '--overwrite', '--check'],
     sample: ['--from', '--start', '--num-samples', '--max-new-tokens', '--temperature', '--top-k', '--seed',
-             '--device', '--export', '--show', '--find', '--word', '--similar', '--sense', '--min',
+             '--device', '--export', '--html', '--show', '--find', '--word', '--similar', '--sense', '--min',
              '--explain', '--weights', '--sweep', '--senses-off', '--senses-scale', '--replace', '--topic',
              '--strength'],
     eval: ['--from', '--baseline', '--data', '--device', '--json', '--first', '--sense', '--texts',
-           '--length', '--step-sizes', '--seed'],
+           '--length', '--step-sizes', '--seed', '--out', '--sweep', '--start'],
     model: ['--help', '--size']}
 WORDS = {train: ['c.py'], prepare: ['toy', 'own', 'openwebtext', '.hidden'], sample: [], model: [],
-         eval: ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'ablation']}
+         eval: ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'ablation',
+                'plot', 'plot']}
 FITS = {  # a value that a flag takes; 2 for others
     '--show': 'nurse', '--similar': 'nurse', '--find': 'she/he', '--word': 'nurse', '--explain': 'she/he',
     '--weights': 'mean', '--sweep': 'nurse:0', '--senses-off': '*:1-2', '--senses-scale': 'nurse:she/he=0.5',
     '--replace': 'nurse: she -> he', '--topic': 'music, guitar', '--strength': '1', '--from': 'out/run',
     '--baseline': 'out/run_gpt', '--text': 'text.jsonl', '--val': 'text.txt', '--dataset': 'toy',
     '--out_dir': 'out/new0', '--init_from': 'exported', '--device': 'cpu', '--model': 'gpt', '--data': '.',
-    '--dtype': 'float64', '--temperature': '0', '--learning_rate': '0.1', '--dropout': '0.3'}
+    '--html': 'page.html', '--out': 'plot.svg', '--dtype': 'float64', '--temperature': '0',
+    '--learning_rate': '0.1', '--dropout': '0.3'}
 BASE = {train: [*SMALL, '--dataset=toy', '--max_iters=1', '--overwrite=True'], prepare: ['--num-proc=1'],
         sample: ['--max-new-tokens=3', '--device=cpu'], eval: ['--device=cpu', '--texts=1', '--length=3'],
         model: []}
