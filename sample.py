@@ -463,7 +463,8 @@ def page_data(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], aske
     if columns < min(c.n_vocab, 64):
         raise UserError(f'{len(words)} different words of {c.n_sense} senses each, and {len(asked)} to look '
                         'up, are too much for a page; give a shorter prompt')
-    others = [v for v in range(c.n_vocab) if v not in known and any(map(str.isalnum, names[v]))]
+    others = [v for v, name in enumerate(names)
+              if v not in known and '\\' not in name and any(map(str.isalnum, name))]
     known += others[:int((room - columns * column) / card)]
     dials = senses.Dials(model, ids, columns)
     chunks = senses.senses_of(model, torch.tensor(known, device=model.wte.weight.device), 'reading senses')
@@ -486,8 +487,11 @@ def write_page(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], ask
     groups = f' and to the other {others:,} in {len(dials.base) - n} groups' if others else ''
     exact = (f'computed from what each sense adds to {n:,} words{groups}; over 1,000 random settings of the '
              f'weights, the largest error of a probability is {dials.error():.1e}')
-    data['about'] = [f'{about}.', f'The probabilities are {exact}.',
-                     'A + marks what has no space before it: a piece of a word, or the start of a text.']
+    data['about'] = [
+        f'{about}.', f'The probabilities are {exact}.',
+        'A + marks what has no space before it: a piece of a word, or the start of a text. What looks like '
+        '\\xd7 is a byte of a character.',
+        'Another prompt takes the model: python sample.py --html FILE --start TEXT']
     data['cropped'] = cropped
     text = json.dumps(data, ensure_ascii=False, separators=(',', ':')).replace('<', '\\u003c')
     write_file(file, template.replace('DATA', text))
