@@ -463,8 +463,8 @@ def page_data(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], aske
     if columns < min(c.n_vocab, 64):
         raise UserError(f'{len(words)} different words of {c.n_sense} senses each, and {len(asked)} to look '
                         'up, are too much for a page; give a shorter prompt')
-    others = [v for v, name in enumerate(names)
-              if v not in known and '\\' not in name and any(map(str.isalnum, name))]
+    others = [v for v in sorted(set(range(c.n_vocab)) - set(known))
+              if '\\' not in names[v] and any(map(str.isalnum, names[v]))]
     known += others[:int((room - columns * column) / card)]
     dials = senses.Dials(model, ids, columns)
     chunks = senses.senses_of(model, torch.tensor(known, device=model.wte.weight.device), 'reading senses')

@@ -140,6 +140,28 @@ def test_a_slider_moves_the_prediction_and_the_link(out, capsys):
 
 
 @needs_browser
+def test_any_word_survives_a_link(out, capsys):
+    """Words that mean something in an address, and bytes of a character, come back from the link that their
+    sliders make."""
+    prompt = '& = % : # + / é nurse'
+    say(capsys, '--html', 'page.html', '--start', prompt)
+    page, world = Path('page.html').resolve(), World(prompt=prompt)
+    words = list(dict.fromkeys(world.ids))
+    script = """columns.forEach((column, j) => { column.click();
+        document.querySelectorAll('input[type=range]').forEach(range => {
+          if (range.ariaLabel.startsWith('Weight of sense 1 of ')) {
+            range.value = place[j] / 20; range.dispatchEvent(new Event('input')); range.dispatchEvent(
+            new Event('change')); } }); });
+      document.title = location.hash;"""
+    edits = [([w], [1], sorted(words).index(w) / 20) for w in words]
+    dom = browse(page, '', script)
+    check_table(world, dom, edits, within=2e-5)
+    fragment = html.unescape(re.search('<title>(.*?)</title>', dom)[1])
+    assert fragment.count('&') == len(words) - 1
+    check_table(world, browse(page, fragment), edits, within=2e-5)
+
+
+@needs_browser
 def test_what_a_link_asks_for_that_is_not_there_is_left_out(out, capsys):
     """Of a link with a word, a sense and a weight that cannot be and one that can, the last is done and the
     others are named."""
