@@ -134,8 +134,8 @@ def test_a_slider_moves_the_prediction_and_the_link(out, capsys):
     assert html.unescape(fragment) == '#nurse:0=0.37&said:5=1.91'
     check_table(world, browse(page, html.unescape(fragment)), edits, within=2e-5)
     check_table(world, browse(page, html.unescape(fragment), "$('reset').click();"), [], within=2e-5)
-    off = "document.querySelector('[aria-label=\\'Turn sense 3 of nurse off\\']').click();"
-    check_table(world, browse(page, '', choose % 'nurse' + off), [([world.id('nurse')], [3], 0.0)], 2e-5)
+    off = "document.querySelector('[aria-label=\\'Turn sense 0 of nurse off\\']').click();"
+    check_table(world, browse(page, '', choose % 'nurse' + off), [([world.id('nurse')], [0], 0.0)], 2e-5)
     check_table(world, browse(page, '', choose % 'nurse' + off + off), [], within=2e-5)
 
 
@@ -190,6 +190,17 @@ def test_a_prompt_stays_text(out, capsys, prompt):
     shown, scripts, markup, whole = json.loads(html.unescape(told))
     assert shown == prompt and prompt in whole and scripts == 3 and markup == 0
     check_table(World(prompt=prompt), dom, [], within=2e-5)
+
+
+@needs_browser
+def test_the_name_of_a_model_stays_text(out, capsys):
+    """A checkpoint in a file that is called like the end of a script ends none."""
+    Path('x<').mkdir()
+    Path('x</script>.pt').symlink_to(Path('out/toy/ckpt.pt').resolve())
+    say(capsys, '--html', 'page.html', '--from', 'x</script>.pt')
+    dom = browse(Path('page.html').resolve())
+    check_table(World(), dom, [], within=2e-5)
+    assert '<p>x&lt;/script&gt;.pt: Backpack' in dom
 
 
 @needs_browser
