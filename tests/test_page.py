@@ -120,13 +120,15 @@ def test_a_link_turns_senses_off(out, capsys, weights):
 def test_a_slider_moves_the_prediction_and_the_link(out, capsys):
     """Sliders moved by hand give PyTorch's edit; the link that is copied then gives it again, and reset
     takes it back."""
-    say(capsys, '--html', 'page.html', '--start', 'The nurse said that the nurse')
-    page, world = Path('page.html').resolve(), World(prompt='The nurse said that the nurse')
+    prompt = 'The nurse said that the nurse said that'
+    say(capsys, '--html', 'page.html', '--start', prompt)
+    page, world = Path('page.html').resolve(), World(prompt=prompt)
     choose = """[...document.querySelectorAll('#prompt button')].find(
       b => b.firstChild.textContent === ' %s').click();"""
     script = choose % 'nurse' + '{' + MOVE % (0, 'nurse', 0.37) + '}' + choose % 'said'
     script += '{' + MOVE % (5, 'said', 1.91) + '}'
     edits = [([world.id('nurse')], [0], 0.37), ([world.id('said')], [5], 1.91)]
+    assert (world.probs(*edits) - world.probs()).abs().max() > 0.05
     copy = "$('copy').click(); document.title = location.hash;"
     dom = browse(page, '', script + copy)
     check_table(world, dom, edits, within=2e-5)
