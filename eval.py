@@ -1014,7 +1014,7 @@ def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
 # -----------------------------------------------------------------------------
 # Pictures.
 
-COLORS = ('#c2410c', '#2563eb', '#0f766e', '#9333ea', '#b45309', '#475569', '#be185d', '#4d7c0f')
+COLORS = ('#c2410c', '#2563eb', '#15803d', '#9333ea', '#0891b2', '#475569', '#db2777', '#a16207')
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #222 } .grid { stroke: #bbb; stroke-width: .5 }
 path { fill: none; stroke-width: 2 } .paper { fill: #fff }
 @media (prefers-color-scheme: dark) { text { fill: #ddd } .grid { stroke: #555 } .paper { fill: #1b1b1b } }"""
@@ -1042,14 +1042,15 @@ def short(x: float) -> str:
     """A number for an axis: 2.5B, 300M, 40k."""
     size, letter = next(((size, letter) for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k'))
                          if abs(x) >= size), (1, ''))
-    return f'{x / size:.4g}{letter}'
+    return f'{x / size:.6g}{letter}'
 
 
 def picture(title: str, x_name: str, y_name: str, lines: list[Line], logarithmic: bool = False) -> str:
     """Lines in one coordinate system as an SVG file that needs nothing else; y may be logarithmic."""
     xs, ys = zip(*(point for line in lines for point in line.points))
     scale = math.log if logarithmic else float
-    (left, right), (low, high) = ((min(v), max(v) if max(v) > min(v) else min(v) + 1) for v in (xs, ys))
+    (left, right), (low, high) = ((min(v), max(v) if max(v) - min(v) > 1e-6 * max(v) else min(v) + 1)
+                                  for v in (xs, ys))
     bottom, top = scale(low), scale(high)
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -1057,15 +1058,18 @@ def picture(title: str, x_name: str, y_name: str, lines: list[Line], logarithmic
         return 70 + 500 * (x - left) / (right - left), 400 - 350 * (scale(y) - bottom) / (top - bottom)
 
     title, x_name, y_name = (html.escape(printable(text)) for text in (title, x_name, y_name))
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 460" role="img">'
-             f'<title>{title}</title><style>{STYLE}</style><rect class="paper" width="820" height="460"/>'
+    height = max(460, 80 + 22 * len(lines))
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 {height}" role="img">'
+             f'<title>{title}</title><style>{STYLE}</style>'
+             f'<rect class="paper" width="820" height="{height}"/>'
              f'<text x="70" y="28">{title}</text><text x="320" y="445" text-anchor="middle">{x_name}</text>'
              f'<text transform="translate(18 225) rotate(-90)" text-anchor="middle">{y_name}</text>']
     for x in round_steps(left, right):
         px, _ = at(x, low)
         parts.append(f'<line class="grid" x1="{px:.1f}" x2="{px:.1f}" y1="50" y2="400"/>'
                      f'<text x="{px:.1f}" y="420" text-anchor="middle">{short(x)}</text>')
-    for y in round_steps(low, high):
+    decades = [10.0 ** e for e in range(-9, 10) if low <= 10.0 ** e <= high]
+    for y in decades if logarithmic and high > 50 * low else round_steps(low, high):
         _, py = at(left, y)
         parts.append(f'<line class="grid" x1="70" x2="570" y1="{py:.1f}" y2="{py:.1f}"/>'
                      f'<text x="62" y="{py + 4:.1f}" text-anchor="end">{short(y)}</text>')
@@ -1075,7 +1079,7 @@ def picture(title: str, x_name: str, y_name: str, lines: list[Line], logarithmic
         look += ' stroke-dasharray="7 4"' * line.dashed + ' opacity=".35"' * line.thin
         parts.append(f'<path d="M{"L".join(f"{px:.1f} {py:.1f}" for px, py in dots)}" {look}/>')
         if not line.thin:
-            name = html.escape(line.name if len(line.name) < 27 else '…' + line.name[-25:])
+            name = html.escape(printable(line.name if len(line.name) < 27 else '…' + line.name[-25:]))
             parts.append(f'<path d="M585 {key}h30" {look}/><text x="622" y="{key + 4}">{name}</text>')
             parts += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{line.color}"/>' for px, py in dots]
             key += 22
@@ -1087,14 +1091,17 @@ def read_log(name: str) -> tuple[str, dict[str, list[tuple[float, float]]]]:
     folder = Path(name).parent if Path(name).suffix in ('.pt', '.csv') else Path(name)
     try:
         settings = Settings(**load_file(folder / 'ckpt.pt')['settings'])
+        if type(settings.tokens_per_step) is not int or settings.model not in ('backpack', 'gpt'):
+            raise UserError('its settings are of other types')
         with open(folder / 'log.csv', newline='', encoding='utf-8') as file:
             rows = [{key: float(x) for key, x in row.items() if x} for row in csv.DictReader(file)]
         losses = {column: [(row['step'] * settings.tokens_per_step, row[column]) for row in rows
-                           if 0 <= row['step'] < math.inf and 0 < row.get(column, 0) < math.inf]
+                           if 0 <= row['step'] * settings.tokens_per_step < 1e18
+                           and 1e-6 < row.get(column, 0) < 1e6]
                   for column in ('loss', 'val_loss')}
         if not losses['val_loss']:
             raise UserError('no loss is logged')
-    except (OSError, ValueError, TypeError, LookupError, OverflowError, csv.Error) as error:
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, csv.Error) as error:
         raise UserError(f'{name} is no run with ckpt.pt and log.csv ({one_line(error)}); name folders that '
                         'train.py made')
     return f'{"Transformer" if settings.model == "gpt" else "Backpack"} {name}', losses
@@ -1120,14 +1127,15 @@ def plot_sweep(s: Subject, args: argparse.Namespace) -> Table:
     ids, cropped = read_prompt(args.start, s.encoding, s.model.config.block_size)
     idx, factors = torch.tensor([ids], device=s.device), [i / 20 for i in range(21)]  # (1, T)
     probs = torch.stack([predict(s.model, idx, senses.scale_senses(words, chosen, f)) for f in factors])
-    best = [w for w in probs.amax(0).topk(len(COLORS)).indices.tolist() if probs[:, w].max() >= 0.01]  # of V
+    best = probs.amax(0).topk(len(COLORS)).indices.tolist()  # of V
+    best = [w for w in best if probs[:, w].max() >= 0.01] or best
     lines = [Line(shown(s.encoding, w), list(zip(factors, probs[:, w].tolist())), color)
              for w, color in zip(best, COLORS)]
     text = s.encoding.decode(ids)
     title = f'The next word after “{text if len(text) < 80 else "…" + text[-80:]}”'
     write_file(args.out, picture(title, f'weight of {line.split(", which")[0]}', 'probability', lines))
     rows = [[shown(s.encoding, w), *probs[::5, w].tolist()] for w in best]
-    return Table(f'The next word (of all above 1%) at the weight of {line}',
+    return Table(f'The next word at the weight of {line}',
                  {'': ''} | {f'{f:g}': '.3f' for f in factors[::5]}, rows, [cropped] if cropped else [])
 
 
@@ -1172,7 +1180,8 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
     model, path = newest_backpack() if args.source is None else (None, Path(args.source))
     subjects = [load(args.source or str(path.parent), args.device, model)]
     beside = Path(f'{path.parent if path.suffix == ".pt" else path}_gpt')
-    if args.baseline or (subjects[0].model.config.n_sense and (beside / 'ckpt.pt').exists()):
+    wants = subjects[0].model.config.n_sense and args.table != 'plot'
+    if args.baseline or (wants and (beside / 'ckpt.pt').exists()):
         subjects.append(load(args.baseline or str(beside), args.device))
         if subjects[1].model.config.n_sense:
             raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')
@@ -1182,7 +1191,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
         c = s.model.config
         print(printable(f'{s}: {c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, '
                         f'{c.n_vocab:,} words'))
-    if len(subjects) == 1 and subjects[0].model.config.n_sense:
+    if len(subjects) == 1 and wants:
         print(printable(f'no baseline: {beside} is not there; train it with --model=gpt, or name one by '
                         '--baseline'))
     return subjects
@@ -1225,6 +1234,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
                          + ' and '.join(table for table in tables if table != 'all'))
     if args.table == 'plot' and (args.out is None or bool(args.runs) == (args.sweep is not None)):
         parser.error('plot takes --out FILE.svg and either runs or --sweep WORD:SENSES')
+    if args.table == 'plot' and (args.baseline or args.runs and (args.source or args.start != PROMPT)):
+        parser.error('plot takes --from and --start with --sweep alone, and no --baseline')
     if (args.size or args.table == 'cost') and (args.source or args.baseline):
         parser.error('cost and --size have random weights; leave --from and --baseline out')
     if args.size and args.table not in ('timing', 'cost'):
@@ -1249,6 +1260,8 @@ def run(args: argparse.Namespace) -> None:
         file = place_for('--json', args.json)
     if args.out is not None:
         args.out = place_for('--out', args.out, '.svg')
+        if args.out == file:
+            raise UserError('--out and --json are one file; name two')
     bare = args.size or args.runs or args.table == 'cost'
     subjects, tables, wrong = [] if bare else load_subjects(args), {}, None
     for name in [name for name in TABLES if name not in NOT_IN_ALL] if args.table == 'all' else [args.table]:

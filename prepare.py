@@ -94,8 +94,8 @@ def sync(path: Path) -> None:
 
 def place_for(flag: str, path: str, suffix: str = '') -> Path:
     """Where a file that a flag names is to be written, not a link to it; UserError where it cannot be."""
-    file = Path(path).resolve()
-    if not os.access(file.parent, os.W_OK) or (file.exists() and not file.is_file()):
+    file = Path(os.path.realpath(path))
+    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK) or file.exists() > file.is_file():
         raise UserError(f'{flag} {path} is no file, or there is no folder to write it to; name another')
     if not file.name.lower().endswith(suffix):  # a browser goes by it, and nothing else is overwritten
         raise UserError(f'{flag} {path} does not end in {suffix}; name a file that does')
@@ -104,7 +104,7 @@ def place_for(flag: str, path: str, suffix: str = '') -> Path:
 
 def write_file(path: Path, text: str) -> None:
     """Write a file that has its name only when complete."""
-    unfinished = path.with_name(f'.{path.name}.partial-{os.getpid()}')
+    unfinished = path.with_name(f'.partial-{os.getpid()}')
     try:
         unfinished.write_text(text, encoding='utf-8')
         os.replace(unfinished, path)

@@ -148,8 +148,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error('--export writes the model as it is; leave the edits out')
     if args.html is not None and (edits + args.find + args.similar + args.sweep or args.weights
                                   or args.explain is not None or args.export is not None):
-        parser.error('--html writes a page of the model as it is, to edit there; with it go --from, --start, '
-                     '--show and --device alone')
+        parser.error('--html writes a page of the model as it is, to edit there; leave out what else looks, '
+                     'explains, edits or exports, but --show')
     for flag, needs, missing in (
             ('--word', '--find A/B', args.word is not None and not any('/' in text for text in args.find)),
             ('--sense and --min', '--similar', (args.min or args.sense is not None) and not args.similar),
@@ -417,6 +417,7 @@ def print_texts(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args:
 # -----------------------------------------------------------------------------
 # A page.
 
+TEMPLATE = Path(__file__).with_name('page_template.html')
 PAGE_BYTES = 4_800_000  # of a page, at most: what a person can mail, and a phone can load
 EXTREMES = 6            # words that a sense raises most, and lowers most, on a card
 
@@ -456,8 +457,8 @@ def page_data(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], aske
     c, names = model.config, [label(encoding, v) for v in range(model.config.n_vocab)]
     words = sorted(set(ids))  # (U,)
     known = list(dict.fromkeys(words + asked))
-    column = len(words) * c.n_sense * 4 * 4 / 3  # bytes, of float32 in base64
-    card = c.n_sense * 2 * EXTREMES * (4 + (2 if c.n_vocab <= 1 << 16 else 4)) * 4 / 3
+    column = (len(words) * c.n_sense * 4 + 8) * 4 / 3  # bytes of parts, base and next, in base64
+    card = (c.n_sense * 2 * EXTREMES * 8 + 4) * 4 / 3  # of scores, extremes and known, at most
     room -= len(json.dumps(names)) + len(ids) * (c.n_sense * 6 + 40) + len(known) * card
     columns = min(c.n_vocab, int(0.8 * room / column))
     if columns < min(c.n_vocab, 64):
@@ -481,12 +482,13 @@ def page_data(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], aske
 def write_page(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], asked: list[int], file: Path,
                about: str, cropped: str) -> str:
     """Write the page, with lines about it at its end; what it was computed from, and how exactly."""
-    template = Path(__file__).with_name('page.html').read_text(encoding='utf-8')
+    template = TEMPLATE.read_text(encoding='utf-8')
     data, dials = page_data(model, encoding, ids, asked, PAGE_BYTES - len(template.encode()))
     n, others = len(dials.next), model.config.n_vocab - len(dials.next)
     groups = f' and to the other {others:,} in {len(dials.base) - n} groups' if others else ''
     exact = (f'computed from what each sense adds to {n:,} words{groups}; over 1,000 random settings of the '
-             f'weights, the largest error of a probability is {dials.error():.1e}')
+             f'weights, the largest error of a probability is {dials.error():.1e}'
+             + ' (no bound; sample.py --senses-scale is exact)' * bool(others))
     data['about'] = [
         f'{about}.', f'The probabilities are {exact}.',
         'A + marks what has no space before it: a piece of a word, or the start of a text. What looks like '
@@ -503,6 +505,8 @@ def run(args: argparse.Namespace) -> None:
     device, file = find_device(args.device), None
     if args.html is not None:
         file = place_for('--html', args.html, '.html')
+        if file == TEMPLATE.resolve():
+            raise UserError(f'{args.html} is the template of such pages; name another file')
     model, path = newest_backpack() if args.source is None else (from_pretrained(args.source), args.source)
     c = model.config
     kind = f'Backpack with {c.n_sense} senses a word' if c.n_sense else 'Transformer'
@@ -524,7 +528,7 @@ def run(args: argparse.Namespace) -> None:
         print(cropped)
     if file is not None:
         asked = [word_id(encoding, word) for word in args.show]
-        print(f'{args.html}: {write_page(model, encoding, ids, asked, file, about, cropped)}')
+        print(f'{printable(args.html)}: {write_page(model, encoding, ids, asked, file, about, cropped)}')
         return
     idx = torch.tensor([ids], device=device)  # (1, T)
     edit = edit_from(args, model, encoding, ids)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import tarfile
 import time
@@ -641,6 +642,8 @@ def test_losses_are_drawn_where_the_log_has_them(tiny, capsys):
         assert f'{math.exp(points[name][-1][1]):.3f}' in text
     pixels, values = (np.array([point for name in lines for point in of[name]]) for of in (lines, points))
     assert len(pixels) == 4 + 5
+    assert (pixels[:, 0].min(), pixels[:, 0].max()) == (70, 570)
+    assert 50 <= pixels[:, 1].min() and pixels[:, 1].max() <= 400
     for axis in (0, 1):  # pixels are a linear function of tokens and of the logarithm of the loss
         fit = np.polynomial.Polynomial.fit(values[:, axis], pixels[:, axis], 1)
         assert np.abs(fit(values[:, axis]) - pixels[:, axis]).max() < 0.1
@@ -678,6 +681,43 @@ def test_axes_have_a_few_round_numbers(low, high):
     assert round(apart / 10 ** math.floor(math.log10(apart) + 1e-9), 6) in (1, 2, 5)
 
 
+@pytest.mark.parametrize('rows, settings', [
+    ('', {}), ('1,3.0,,', {}), ('x,,3.0,', {}), ('1,,nan,', {}), ('1,,1e308,', {}), ('1,,5e-324,', {}),
+    ('1e308,,3.0,', {}), ('-1,,3.0,', {}), ('1,,3.0,', {'batch_size': 1e308}), ('1,,3.0,', {'model': 7}),
+    ('1,,3.0,', {'batch_size': 'x'}), ('1,,3.0,', {'batch_size': -1}), ('1,,3.0,', {'frobnicate': 1}),
+    ('1,,3.0,', {'block_size': torch.ones(2)})])
+def test_a_log_that_cannot_be_drawn_is_one_line(tiny, capsys, rows, settings):
+    """A log without a loss that could be one, and settings that are none, give no picture."""
+    Path('run').mkdir()
+    torch.save({'settings': settings}, 'run/ckpt.pt')
+    Path('run/log.csv').write_text(f'step,loss,val_loss,mfu\n{rows}\n')
+    assert 'run is no run' in error_of(capsys, 'plot', 'run', '--out', 'x.svg')
+    assert not Path('x.svg').exists()
+
+
+@pytest.mark.parametrize('losses', [[3.0], [3.0, 3.0], [3.0, 3.0 * (1 + 1e-15)], [9e5, 4e-3], [2e-6, 3e-6]])
+def test_any_losses_are_drawn(tiny, capsys, losses):
+    """One loss, equal ones and those decades apart lie inside a picture with at least a round number beside
+    it; a run's name may hold what no file of text can."""
+    name = os.fsdecode(b'r\xff\x01')
+    Path(name).mkdir()
+    torch.save({'settings': {}}, f'{name}/ckpt.pt')
+    rows = ''.join(f'{i},,{loss},\n' for i, loss in enumerate(losses))
+    Path(f'{name}/log.csv').write_text(f'step,loss,val_loss,mfu\n{rows}')
+    say(capsys, 'plot', name, '--out', 'x.svg')
+    ((label, points),) = lines_of('x.svg').items()
+    assert label == 'Backpack r  ' and len(points) == len(losses)
+    assert all(70 <= x <= 570 and 50 <= y <= 400 for x, y in points)
+    assert len(re.findall('text-anchor="end"', Path('x.svg').read_text())) >= 1
+
+
+def test_a_sweep_of_unlikely_words_is_drawn(random_pair, capsys, monkeypatch):
+    """Where no next word reaches 1% the likeliest are drawn."""
+    monkeypatch.chdir(random_pair)
+    say(capsys, 'plot', '--sweep', 'the:0', '--from', 'out/run', '--out', 'sweep.svg')
+    assert len(lines_of('sweep.svg')) >= 1
+
+
 # -----------------------------------------------------------------------------
 # Bad input.
 
@@ -709,7 +749,9 @@ def test_axes_have_a_few_round_numbers(low, high):
     ('plot out/none --out x.svg', 'out/none is no run'), ('plot out/run --out no/x.svg', 'no folder'),
     ('plot --sweep nurse:9 --out x.svg', 'no sense 9'), ('loss --out x.svg', '--out: only with plot'),
     ('plot out/run --sweep nurse:1 --out x.svg', 'either runs or'),
-    ('plot --sweep the:1 --out x.svg --from out/run_gpt', 'no senses')])
+    ('plot --sweep the:1 --out x.svg --from out/run_gpt', 'no senses'),
+    ('plot --sweep the:1 --out x.svg --baseline out/run_gpt', 'no --baseline'),
+    ('plot --sweep the:1 --out x.svg --json x.svg', 'one file')])
 def test_bad_input_is_one_line_and_exit_code_2(random_pair, capsys, monkeypatch, argv, words):
     """What was given, what is allowed, what to run; the file and the line where one is malformed."""
     monkeypatch.chdir(random_pair)
@@ -735,7 +777,7 @@ def test_bad_input_is_one_line_and_exit_code_2(random_pair, capsys, monkeypatch,
         Path('data/other/meta.json').write_text(json.dumps({
             'tokenizer': tokenizer, 'dtype': 'uint16', 'vocab_size': prepare.vocabulary_of(tokenizer),
             'tokens': {'train': 0, 'val': 9}, 'sha256': {'train': '0' * 64, 'val': '0' * 64}}))
-    source = [] if '--from' in argv else ['--from', 'out/run']
+    source = [] if {'--from', 'plot'} & {*argv} else ['--from', 'out/run']
     assert words in error_of(capsys, *argv, *(source if '--size' not in argv else []))
 
 
