@@ -457,8 +457,9 @@ def page_data(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], aske
     c, names = model.config, [label(encoding, v) for v in range(model.config.n_vocab)]
     words = sorted(set(ids))  # (U,)
     known = list(dict.fromkeys(words + asked))
-    column = (len(words) * c.n_sense * 4 + 8) * 4 / 3  # bytes of parts, base and next, in base64
-    card = (c.n_sense * 2 * EXTREMES * 8 + 4) * 4 / 3  # of scores, extremes and known, at most
+    column = (len(words) * c.n_sense * 4 + 8) * 4 / 3  # bytes of a column of parts, base and next, in base64
+    entry = 6 if c.n_vocab <= 1 << 16 else 8  # bytes of a score and an id
+    card = (c.n_sense * 2 * EXTREMES * entry + 4) * 4 / 3  # bytes of a word of scores, extremes and known
     room -= len(json.dumps(names)) + len(ids) * (c.n_sense * 6 + 40) + len(known) * card
     columns = min(c.n_vocab, int(0.8 * room / column))
     if columns < min(c.n_vocab, 64):
