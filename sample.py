@@ -14,6 +14,7 @@ sense. Otherwise a text is written; with edits, before and after.
 import argparse
 import base64
 import codecs
+import io
 import json
 import shutil
 import sys
@@ -31,6 +32,7 @@ from prepare import (
     drop_unwritable_output,
     fail,
     load_tokenizer,
+    pieces_of,
     place_for,
     printable,
     write_file,
@@ -171,7 +173,8 @@ def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> tup
             start = Path(start.removeprefix('FILE:')).read_text(encoding='utf-8-sig').rstrip('\n')
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f'--start {start} cannot be read as text: {error}')
-    ids = encoding.encode_ordinary(start) or [encoding.eot_token]
+    pieces = map(encoding.encode_ordinary, pieces_of(io.StringIO(start, newline='')))  # tiktoken's limit
+    ids = [i for piece in pieces for i in piece] or [encoding.eot_token]
     cropped = f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.'
     return ids[-block_size:], cropped if len(ids) > block_size else ''
 

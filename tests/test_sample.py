@@ -14,6 +14,7 @@ import torch
 
 import sample
 from model import from_pretrained
+from prepare import UserError as PrepareError
 from senses import (
     STRENGTHS,
     affinity,
@@ -122,6 +123,17 @@ def test_a_long_prompt_is_cropped_and_says_so(out, capsys, tmp_path):
     (tmp_path / 'p.txt').write_text(' '.join(['The nurse smiled and she waved.'] * 30))
     text = say(capsys, '--start', f'FILE:{tmp_path}/p.txt', '--max-new-tokens', '5')
     assert 'The prompt has 210 tokens; the model reads the last 64.' in text
+
+
+def test_a_prompt_of_any_length_is_read():
+    """A prompt is encoded in pieces as tiktoken does it whole, and where that gives up: a million spaces."""
+    try:
+        encoding = sample.load_tokenizer({'name': 'gpt2'})
+    except PrepareError:
+        pytest.skip("GPT-2's vocabulary cannot be had")
+    text = 'The nurse\r\n\n  said, "I\'m here".\t' * 5000  # 145,000 characters
+    assert sample.read_prompt(text, encoding, 10 ** 7) == (encoding.encode_ordinary(text), '')
+    assert len(sample.read_prompt(' ' * 1_000_000 + 'x', encoding, 10 ** 7)[0]) == 1_000_000
 
 
 def test_without_from_the_newest_backpack_is_taken(out, capsys, tmp_path, monkeypatch):
