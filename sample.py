@@ -454,7 +454,7 @@ def packed(x: Tensor) -> dict[str, str]:
 
 def page_data(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], asked: list[int],
               room: int) -> tuple[dict, senses.Dials]:
-    """What page.html shows of the prediction after the prompt ids, in at most room bytes; asked are words to
+    """What a page shows of the prediction after the prompt ids, in at most room bytes; asked are words to
     be looked up besides those of the prompt, and if there is room others are, in the order of their ids.
     """
     c, names = model.config, [label(encoding, v) for v in range(model.config.n_vocab)]
