@@ -697,8 +697,8 @@ def test_a_log_that_cannot_be_drawn_is_one_line(tiny, capsys, rows, settings):
 
 @pytest.mark.parametrize('losses', [[3.0], [3.0, 3.0], [3.0, 3.0 * (1 + 1e-15)], [9e5, 4e-3], [2e-6, 3e-6]])
 def test_any_losses_are_drawn(tiny, capsys, losses):
-    """One loss, equal ones and those decades apart lie inside a picture with at least a round number beside
-    it; a run's name may hold what no file of text can."""
+    """One loss, equal ones and those decades apart lie inside a picture, beside round numbers that do not run
+    into each other; a run's name may hold what no file of text can, and twenty names have room."""
     name = os.fsdecode(b'r\xff\x01')
     Path(name).mkdir()
     torch.save({'settings': {}}, f'{name}/ckpt.pt')
@@ -708,7 +708,12 @@ def test_any_losses_are_drawn(tiny, capsys, losses):
     ((label, points),) = lines_of('x.svg').items()
     assert label == 'Backpack r  ' and len(points) == len(losses)
     assert all(70 <= x <= 570 and 50 <= y <= 400 for x, y in points)
-    assert len(re.findall('text-anchor="end"', Path('x.svg').read_text())) >= 1
+    numbers = [float(y) for y in re.findall(r'<text x="62" y="(.*?)"', Path('x.svg').read_text())]
+    assert numbers and all(a - b >= 12 for a, b in zip(numbers, numbers[1:]))
+    say(capsys, 'plot', *[name] * 20, '--out', 'x.svg')
+    text = Path('x.svg').read_text()
+    last = max(int(y) for y in re.findall(r'<text x="622" y="(\d+)"', text))
+    assert text.count('x="622"') == 20 and last < int(re.search(r'viewBox="0 0 820 (\d+)"', text)[1])
 
 
 def test_a_sweep_of_unlikely_words_is_drawn(random_pair, capsys, monkeypatch):
