@@ -142,7 +142,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = (split_heads(t, self.n_head) for t in (q, k, v))  # (B, n_head, T, d/n_head) each
         if cache is not None:
             k, v = cache.extend((self, 'k'), k), cache.extend((self, 'v'), v)  # (B, n_head, S, d/n_head) each
-        dropout, whole = self.dropout if self.training else 0.0, q.shape == k.shape
+        dropout, whole = self.dropout if self.training else 0.0, q.shape[2] == k.shape[2]
         assert whole or q.shape[2] == 1  # the last word sees all
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=whole)  # as q
         return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, d)

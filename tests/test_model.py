@@ -719,6 +719,17 @@ def test_a_compiled_model_is_compiled_once_whatever_the_number_of_words():
     assert abs(losses[0] - losses[1]) < 1e-3 and len(graphs) == 2
 
 
+def test_a_compiled_model_takes_a_last_batch_of_fewer_texts():
+    """Batches of 4, 3 and 2 texts, as at the end of validation, give the plain loss without a graph break."""
+    for model in (lively(), lively(n_sense=0)):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend='eager', fullgraph=True)
+        with torch.no_grad():
+            for n in (4, 3, 2):
+                inputs = train.inputs_of(text(batch=n), text(batch=n, seed=2), 'cpu')
+                torch.testing.assert_close(compiled(**inputs)[1], model(**inputs)[1])
+
+
 def edits_of(model: Backpack) -> dict:
     """No edit, a factor, and the annealed control of a topic after it."""
     weights = topic(model, affinity(model, [3, 5, 8]), (3.0, 2.5, 2.0, 1.0))
