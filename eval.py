@@ -68,7 +68,7 @@ from model import (
     shape_of,
 )
 from prepare import Parser, how_to_make, place_for, printable, read_bin, read_meta, write_file
-from sample import PROMPT, answer, number, predict, read_prompt
+from sample import PROMPT, answer, not_there, number, predict, read_prompt
 from senses import STRENGTHS, TOPICS, progress, shown, word_id
 from train import Settings, inputs_of
 
@@ -999,16 +999,20 @@ def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     if len({s.model.config.n_sense for s in runs}) < 2:
         raise Missing('it takes runs with different numbers of senses; train them, as in '
                       'python train.py config/train_toy.py --n_sense=4 --out_dir=out/toy_4')
-    rows = []
-    for s in runs:
-        n = s.model.n_params()
+    texts, rows = [held_out(s, args) for s in runs], []
+    if len({path for _, path in texts}) > 1:
+        raise UserError('the runs were trained on different data; name what to compare them on by --data')
+    for s, (ids, _) in zip(runs, texts):
+        n, seen = s.model.n_params(), s.model.trained_tokens
         rows.append([s.name, s.model.config.n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6,
-                     loss_of(s, held_out(s, args)[0])])
+                     seen and seen / 1e6, loss_of(s, ids)])
     c = runs[0].model.config
     if (c.n_layer, c.n_embd, c.sense_hidden, c.n_vocab) == (8, 640, 640, 50257):
-        rows += [[f"the paper's Mini, k = {numbers[0]}", *numbers] for numbers in PAPER_ABLATION]
-    return Table('The number of senses (Table 8): perplexity on held-out text', {
-        '': '', 'senses': 'd', 'parameters, M': '.2f', 'contextual, M': '.2f', 'perplexity': '.3f'}, rows)
+        rows += [[f"the paper's Mini, k = {numbers[0]}", *numbers[:3], 26214.4, numbers[3]]
+                 for numbers in PAPER_ABLATION]
+    return Table(f'The number of senses (Table 8): perplexity on {texts[0][1]}, and the tokens trained on', {
+        '': '', 'senses': 'd', 'parameters, M': '.2f', 'contextual, M': '.2f', 'tokens, M': ',.1f',
+        'perplexity': '.3f'}, rows)
 
 
 # -----------------------------------------------------------------------------
@@ -1135,7 +1139,7 @@ def plot_sweep(s: Subject, args: argparse.Namespace) -> Table:
     title = f'The next word after “{text if len(text) < 80 else "…" + text[-80:]}”'
     write_file(args.out, picture(title, f'weight of {line.split(", which")[0]}', 'probability', lines))
     rows = [[shown(s.encoding, w), *probs[::5, w].tolist()] for w in best]
-    return Table(f'The next word at the weight of {line}',
+    return Table(f'The next word at the weight of {line}{not_there(words, ids)}',
                  {'': ''} | {f'{f:g}': '.3f' for f in factors[::5]}, rows, [cropped] if cropped else [])
 
 
@@ -1179,9 +1183,11 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
     """The model of --from and, for a Backpack, its baseline if there is one."""
     model, path = newest_backpack() if args.source is None else (None, Path(args.source))
     subjects = [load(args.source or str(path.parent), args.device, model)]
-    beside = Path(f'{path.parent if path.suffix == ".pt" else path}_gpt')
-    wants = subjects[0].model.config.n_sense and args.table != 'plot'
-    if args.baseline or (wants and (beside / 'ckpt.pt').exists()):
+    beside = Path(f'{path}_gpt')
+    if path.suffix == '.pt':
+        beside = Path(f'{path.parent}_gpt', path.name if args.source else '')
+    wants = subjects[0].model.config.n_sense and args.table not in ('plot', 'ablation')
+    if args.baseline or (wants and (beside.is_file() or (beside / 'ckpt.pt').exists())):
         subjects.append(load(args.baseline or str(beside), args.device))
         if subjects[1].model.config.n_sense:
             raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')
@@ -1204,14 +1210,15 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add('table', choices=['all', *TABLES], metavar='TABLE', help='one of the above, or all')
     add('runs', nargs='*', metavar='RUN', default=[],
-        help='plot: runs; ablation: runs (default: those in out/ that are else like --from)')
+        help='plot: runs; ablation: runs (default: those in out/ of the shape and data of --from)')
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name, as for sample.py (default: the newest Backpack in out/)')
     add('--baseline', metavar='MODEL',
-        help='Transformer to compare with (default: the folder of --from with _gpt behind its name)')
+        help='Transformer to compare with (default: the folder of --from with _gpt behind its name, in it '
+        'the file that --from names)')
     add('--data', metavar='PATH', help='file of a benchmark, or folder to look for it in (default: the Hub); '
-        'loss and ablation: folder below data/ (default: that of the training)')
-    add('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
+        'loss and ablation: folder below data/, or a .bin in it (default: val.bin of the training)')
+    add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--json', metavar='FILE', help='write the numbers to a file too')
     add('--first', action='store_true', help='similarity: of a word of several tokens take the first')
     add('--sense', type=number(int, 0), metavar='L',

@@ -76,7 +76,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add('--temperature', type=number(float, 0), metavar='T', default=0.8, help='0: the likeliest word [0.8]')
     add('--top-k', type=number(int, 1), metavar='K', help='draw among the K likeliest words only')
     add('--seed', type=number(int, 0), metavar='S', default=0, help='of the draws [0]')
-    add('--device', metavar='D', default='auto', help='auto, cpu, cuda or mps [auto]')
+    add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--html', metavar='FILE', help='write a page on the prediction after the prompt and nothing else: '
         'its words, their senses, a slider for each; words of --show can be looked up there too')
     add('--export', metavar='DIR', help='write the model in the format of stanfordnlp/backpack-gpt2 (a '
@@ -179,6 +179,11 @@ def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> tup
     return ids[-block_size:], cropped if len(ids) > block_size else ''
 
 
+def not_there(words: list[int] | None, ids: list[int]) -> str:
+    """A remark on an edit of words that the prompt ids does not have; words are None for all."""
+    return '' if words is None or set(words) & set(ids) else ' (not a word of the prompt)'
+
+
 def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Encoding,
               ids: list[int]) -> Edit | None:
     """The edit that the flags ask for, described once all of it is made; None without such flags."""
@@ -186,8 +191,7 @@ def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Enco
 
     def add(edit: Edit, words: list[int] | None, line: str) -> None:
         """Take one more edit, with a line that says so."""
-        absent = words is not None and not set(words) & set(ids)
-        lines.append(line + (' (not a word of the prompt)' if absent else ''))
+        lines.append(line + not_there(words, ids))
         edits.append(edit)
 
     for text in args.senses_off:
@@ -330,8 +334,7 @@ def print_sweep(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, text:
                 edit: Edit | None) -> None:
     """Figure 3: the next words as senses go from off to what they were, on top of the edit."""
     words, chosen, line = senses.parse_word_senses(text, model, encoding)
-    absent = words is not None and not set(words) & set(idx[0].tolist())
-    print(f'\nThe weight of {line}{" (not a word of the prompt)" if absent else ""}:', end='')
+    print(f'\nThe weight of {line}{not_there(words, idx[0].tolist())}:', end='')
     columns = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
         edits = [edit] if edit else []

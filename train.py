@@ -177,7 +177,9 @@ def parse_args(argv: list[str]) -> Settings:
         settings.out_dir = f'out/{name}_gpt' if settings.model == 'gpt' else f'out/{name}'
     again = [f'--{name}={text}' for name, text in vars(args).items()
              if text is not None and name not in ('configs', 'init_from', 'overwrite', 'allow_changes')]
-    start = 'torchrun .. train.py' if 'RANK' in os.environ else 'python train.py'
+    start = 'python train.py'
+    if 'RANK' in os.environ:
+        start = f'torchrun --nproc_per_node={os.environ.get("LOCAL_WORLD_SIZE", "N")} train.py'
     settings.command = f'{start} {shlex.join(args.configs + again)}'
     return settings
 
@@ -643,8 +645,11 @@ class Run:
         threads = f' of {torch.get_num_threads()} threads' if m.device == 'cpu' else ''
         m.say(f'{kind}, {n["total"] / 1e6:.1f}M parameters, on {m.world} x {m.device}{threads} in {m.dtype}')
         epochs = s.max_iters * s.tokens_per_step / (self.train_data.n * s.block_size)
-        m.say(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.1f} epochs of '
-              f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
+        m.say(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.{1 if epochs >= 1 else 3}f} '
+              f'epochs of data/{s.dataset}; log and checkpoints in {s.out_dir}')
+        if s.warmup_iters > s.max_iters:
+            m.say(f'warmup_iters is {s.warmup_iters:,}: the learning rate rises to the end of the run, and '
+                  f'stays below {s.learning_rate:g}')
         if self.saved_step is not None:
             m.say(f'resumed from {checkpoint_path(s)} after step {self.saved_step}'
                   + (f'; changed: {self.changed}' if self.changed else ''))

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import tarfile
 import time
 from argparse import Namespace
@@ -607,6 +608,29 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
     n = sum(p.numel() for p in small(4, vocab_size=811).parameters())
     assert found['out/a'][1] == pytest.approx(n / 1e6)
     assert list(rows_of(tmp_path, capsys, 'ablation', 'out/wide', 'out/a')) == ['out/wide', 'out/a']
+    save(tmp_path / 'out' / 'other', small(2, vocab_size=811), tokenizer, 'other')
+    shutil.copytree(toy / 'data' / 'toy', tmp_path / 'other')
+    assert '--data' in error_of(capsys, 'ablation', 'out/a', 'out/other')
+    found = rows_of(tmp_path, capsys, 'ablation', 'out/other', 'out/a', '--data', 'toy')
+    assert list(found) == ['out/other', 'out/a']
+
+
+def test_a_table_of_runs_says_how_much_each_has_seen(tiny, capsys):
+    """The ablation's tokens are steps x tokens of a step, of the state that is read."""
+    for k in (2, 4):
+        train.main([*conftest.SMALL, f'--n_sense={k}', f'--max_iters={k}', f'--out_dir=out/{k}',
+                    '--gradient_accumulation_steps=3'])
+    found = rows_of(tiny, capsys, 'ablation', 'out/2', 'out/4')
+    assert [row[3] for row in found.values()] == [k * 4 * 3 * 8 / 1e6 for k in (2, 4)]
+
+
+def test_the_best_is_compared_with_the_best(tiny, capsys):
+    """The baseline of a file is the file of that name in the folder beside, of a folder the folder beside."""
+    for model, out in (('backpack', 'out/run'), ('gpt', 'out/run_gpt')):
+        train.main([*conftest.SMALL, f'--model={model}', '--max_iters=4', f'--out_dir={out}'])
+    for file in ('', '/best.pt'):
+        found = rows_of(tiny, capsys, 'loss', '--from', f'out/run{file}')
+        assert list(found) == [f'Backpack out/run{file}', f'Transformer out/run_gpt{file}']
 
 
 # -----------------------------------------------------------------------------
@@ -719,7 +743,10 @@ def test_any_losses_are_drawn(tiny, capsys, losses):
 def test_a_sweep_of_unlikely_words_is_drawn(random_pair, capsys, monkeypatch):
     """Where no next word reaches 1% the likeliest are drawn."""
     monkeypatch.chdir(random_pair)
-    say(capsys, 'plot', '--sweep', 'the:0', '--from', 'out/run', '--out', 'sweep.svg')
+    text = say(capsys, 'plot', '--sweep', 'the:0', '--from', 'out/run', '--out', 'sweep.svg')
+    assert 'not a word of the prompt' not in text
+    text = say(capsys, 'plot', '--sweep', 'table:0', '--from', 'out/run', '--out', 'sweep.svg')
+    assert 'sense 0 of table (not a word of the prompt)' in text
     assert len(lines_of('sweep.svg')) >= 1
 
 

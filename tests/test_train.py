@@ -188,6 +188,21 @@ def test_settings_come_from_defaults_then_files_then_the_command_line(tmp_path):
     assert train.parse_args(['config/gpt_small.py', '--model=gpt']).out_dir == 'out/small_gpt'
 
 
+def test_the_command_that_goes_on_is_one_that_runs(monkeypatch):
+    """Under torchrun it starts as many processes on this machine as there are."""
+    assert train.parse_args(['--n_layer=5']).command == 'python train.py --n_layer=5'
+    for name, value in (('RANK', '0'), ('LOCAL_WORLD_SIZE', '4'), ('WORLD_SIZE', '8')):
+        monkeypatch.setenv(name, value)
+    assert train.parse_args(['--n_layer=5']).command == 'torchrun --nproc_per_node=4 train.py --n_layer=5'
+
+
+def test_a_run_that_never_leaves_warmup_says_so(tiny, capsys):
+    """A line where the learning rate is not reached, none where it is."""
+    for steps, said in ((2, False), (1, True)):
+        train.main([*SMALL, f'--max_iters={steps}', '--overwrite=True'])
+        assert ('warmup_iters is 2: ' in capsys.readouterr().out) == said
+
+
 @pytest.mark.parametrize('text, message', [
     ("import os\n", 'line 1: a config file holds only'),
     ("n_layer = print('boom')\n", 'line 1: a config file'),
