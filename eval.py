@@ -1181,11 +1181,12 @@ def load(name: str, device: str, model: Backpack | None = None) -> Subject:
 
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
     """The model of --from and, for a Backpack, its baseline if there is one."""
-    model, path = newest_backpack() if args.source is None else (None, Path(args.source))
-    subjects = [load(args.source or str(path.parent), args.device, model)]
-    beside = Path(f'{path}_gpt')
-    if path.suffix == '.pt':
-        beside = Path(f'{path.parent}_gpt', path.name if args.source else '')
+    name, model = args.source, None
+    if name is None:
+        model, path = newest_backpack()
+        name = str(path.parent)
+    subjects, path = [load(name, args.device, model)], Path(name)
+    beside = Path(f'{path.parent}_gpt', path.name) if path.suffix == '.pt' else Path(f'{path}_gpt')
     wants = subjects[0].model.config.n_sense and args.table not in ('plot', 'ablation')
     if args.baseline or (wants and (beside.is_file() or (beside / 'ckpt.pt').exists())):
         subjects.append(load(args.baseline or str(beside), args.device))

@@ -273,7 +273,7 @@ class Backpack(nn.Module):
         self.config = config
         self.tokenizer: dict | None = None  # what the ids mean, for prepare.load_tokenizer: {'name': 'gpt2'}
         self.trained_on: str | None = None  # a folder below data/, where a checkpoint says so
-        self.trained_tokens: int | None = None  # how many, likewise
+        self.trained_tokens: int | None = None  # that it has seen, likewise
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         if config.n_sense:
@@ -632,10 +632,10 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         model = shape_of(Config(**checkpoint['model_config']))
         model.tokenizer = json.loads(json.dumps(checkpoint['tokenizer']))  # plain values, or a TypeError
         settings = checkpoint.get('settings', {})
-        seen = [checkpoint.get('step')] + [settings.get(name) for name in (
-            'batch_size', 'gradient_accumulation_steps', 'block_size')]
-        model.trained_tokens = math.prod(seen) if all(
-            type(n) is int and 0 <= n < 1 << 31 for n in seen) else None
+        sizes = ('batch_size', 'gradient_accumulation_steps', 'block_size')
+        seen = [checkpoint.get('step'), *(settings.get(size) for size in sizes)]
+        if all(type(n) is int and 0 <= n < 1 << 31 for n in seen):
+            model.trained_tokens = math.prod(seen)
         name = settings.get('dataset')
         model.trained_on = name if isinstance(name, str) and re.fullmatch(DATA_NAME, name) else None
         state = {str(key): weight for key, weight in checkpoint['model'].items()}

@@ -645,8 +645,8 @@ class Run:
         threads = f' of {torch.get_num_threads()} threads' if m.device == 'cpu' else ''
         m.say(f'{kind}, {n["total"] / 1e6:.1f}M parameters, on {m.world} x {m.device}{threads} in {m.dtype}')
         epochs = s.max_iters * s.tokens_per_step / (self.train_data.n * s.block_size)
-        m.say(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.{1 if epochs >= 1 else 3}f} '
-              f'epochs of data/{s.dataset}; log and checkpoints in {s.out_dir}')
+        m.say(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
+              f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
         if s.warmup_iters > s.max_iters:
             m.say(f'warmup_iters is {s.warmup_iters:,}: the learning rate rises to the end of the run, and '
                   f'stays below {s.learning_rate:g}')

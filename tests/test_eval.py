@@ -610,7 +610,7 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
     assert list(rows_of(tmp_path, capsys, 'ablation', 'out/wide', 'out/a')) == ['out/wide', 'out/a']
     save(tmp_path / 'out' / 'other', small(2, vocab_size=811), tokenizer, 'other')
     shutil.copytree(toy / 'data' / 'toy', tmp_path / 'other')
-    assert '--data' in error_of(capsys, 'ablation', 'out/a', 'out/other')
+    assert 'different data' in error_of(capsys, 'ablation', 'out/a', 'out/other')
     found = rows_of(tmp_path, capsys, 'ablation', 'out/other', 'out/a', '--data', 'toy')
     assert list(found) == ['out/other', 'out/a']
 
