@@ -23,23 +23,16 @@ o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not heal
 """
 
 import argparse
-import json
 import math
-import os
-import re
-import shutil
 import signal
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 # An edit takes the ids (B, T) that the model reads and their senses (B, T, k, d), which it must leave as they
 # are, and returns the senses to sum.
@@ -53,13 +46,9 @@ SIZES = {
 }
 
 
-class UserError(ValueError):
-    """Something the user can mend; the scripts print it as one line and leave with exit code 2."""
-
-
 @dataclass
 class Config:
-    """Shape of a model. Raises UserError where the numbers do not fit together."""
+    """Shape of a model. Raises ValueError where the numbers do not fit together."""
 
     block_size: int = 512    # longest text
     vocab_size: int = 50257  # V: rows of wte, padding included
@@ -76,17 +65,17 @@ class Config:
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
         for name in ('block_size', 'vocab_size', 'n_vocab', 'n_layer', 'n_head', 'n_embd', 'sense_hidden'):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise UserError(f'{name} is {getattr(self, name)}; it must be a whole number of at least 1')
+                raise ValueError(f'{name} is {getattr(self, name)}; it must be a whole number of at least 1')
         if self.n_layer > 1000:
-            raise UserError(f'n_layer is {self.n_layer}; it can be at most 1000')
+            raise ValueError(f'n_layer is {self.n_layer}; it can be at most 1000')
         if type(self.dropout) not in (int, float) or not 0 <= self.dropout < 1:
-            raise UserError(f'dropout is {self.dropout}; it must be at least 0 and below 1')
+            raise ValueError(f'dropout is {self.dropout}; it must be at least 0 and below 1')
         if self.n_vocab > self.vocab_size:
-            raise UserError(f'n_vocab is {self.n_vocab}, more than the vocab_size = {self.vocab_size} rows')
+            raise ValueError(f'n_vocab is {self.n_vocab}, more than the vocab_size = {self.vocab_size} rows')
         if self.n_embd % self.n_head:
-            raise UserError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
+            raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
         if type(self.n_sense) is not int or self.n_sense < 0 or (self.n_sense and self.n_embd % self.n_sense):
-            raise UserError(f'n_embd = {self.n_embd} is not divisible by n_sense = {self.n_sense}')
+            raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_sense = {self.n_sense}')
 
 
 # -----------------------------------------------------------------------------
@@ -178,7 +167,7 @@ class Contextualizer(nn.Module):
         start = cache.length if cache is not None else 0
         end, block_size = start + x.shape[1], self.wpe.num_embeddings
         if end > block_size:
-            raise UserError(f'the text has {end} tokens; block_size is {block_size}')
+            raise ValueError(f'the text has {end} tokens; block_size is {block_size}')
         positions = torch.arange(start, end, device=x.device)  # (T,)
         x = self.drop(x + self.wpe(positions))  # (B, T, d) + (T, d)
         for block in self.h:
@@ -319,11 +308,11 @@ class Backpack(nn.Module):
         """Eq. 2, in blocks: the vectors o of the text idx (B, T) -> (B, T, d); for a Transformer its h.
 
         edit changes the senses before they are summed; table has them ready, distinct as in senses; with a
-        cache only the words that it does not hold yet are read, and o is theirs. UserError: a text longer
+        cache only the words that it does not hold yet are read, and o is theirs. ValueError: a text longer
         than block_size, or an edit for a Transformer.
         """
         if edit is not None and not self.config.n_sense:
-            raise UserError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
+            raise ValueError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
         new = idx if cache is None else idx[:, cache.length:]  # (B, T'), all T of them without a cache
         o = h = self.contextualizer(self.wte(new), cache)  # (B, T', d)
         if self.config.n_sense:
@@ -343,7 +332,7 @@ class Backpack(nn.Module):
 
         targets (B, T) are the ids to predict, -1 where nothing is asked; without them the loss is None. With
         targets and loss_only the logits are None and the loss is the same. An edit that changes nothing gives
-        bit-identical logits (in evaluation mode, as dropout draws anew). table, distinct and UserError as in
+        bit-identical logits (in evaluation mode, as dropout draws anew). table, distinct and ValueError as in
         represent.
         """
         o = self.represent(idx, edit, table, distinct)  # (B, T, d)
@@ -367,11 +356,11 @@ class Backpack(nn.Module):
         temperature 0 takes the likeliest word; top_k draws from the top_k likeliest alone. Past block_size
         only the last block_size // 2 tokens are read on; all are returned. Torch's global generator draws.
         With the cache each word is read once, and again after such a cut; without it the whole text, for
-        every word. table must have all words that may be drawn: SenseTable(model) has. UserError: an empty
+        every word. table must have all words that may be drawn: SenseTable(model) has. ValueError: an empty
         text, a negative temperature, top_k below 1.
         """
         if idx.shape[1] == 0 or temperature < 0 or (top_k is not None and top_k < 1):
-            raise UserError('generate takes at least 1 token, temperature 0 and top_k 1, not '
+            raise ValueError('generate takes at least 1 token, temperature 0 and top_k 1, not '
                             f'{idx.shape[1]}, {temperature} and {top_k}')
         start, block_size = 0, self.config.block_size
         room = min(block_size, idx.shape[1] + max_new_tokens)
@@ -470,15 +459,6 @@ class ProjectedLoss(torch.autograd.Function):
         return grad * grad_v, grad * grad_E, None, None, None
 
 
-def distinct_words(idx: Tensor) -> tuple[Tensor, Tensor]:
-    """The words of idx (..), (n,), and the place (..) of every token among them: words[place] is idx.
-
-    Each is there once, then word 0 again, where no place points to, up to a multiple of 64: fewer sizes.
-    """
-    words, place = idx.unique(return_inverse=True)
-    return F.pad(words, (0, -len(words) % 64)), place
-
-
 class SenseTable:
     """The senses of words, computed once: table(idx) (.., k, d) is what model.senses(idx) would compute anew.
 
@@ -490,7 +470,7 @@ class SenseTable:
     @torch.no_grad()
     def __init__(self, model: Backpack, words: Tensor | None = None, dtype: torch.dtype | None = None):
         if not model.config.n_sense:
-            raise UserError('a Transformer has no senses; take a Backpack (n_sense > 0)')
+            raise ValueError('a Transformer has no senses; take a Backpack (n_sense > 0)')
         E, k, self.dtype = model.wte.weight, model.config.n_sense, model.wte.weight.dtype
         words = torch.arange(model.config.n_vocab, device=E.device) if words is None else words.unique()
         n = len(words)
@@ -506,309 +486,18 @@ class SenseTable:
 
 
 # -----------------------------------------------------------------------------
-# Weights from files, and a device to put them on.
-
-
-def one_line(error: Exception) -> str:
-    """What an exception says, as it fits into a message of one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:150]
-
-
-def find_device(name: str) -> str:
-    """The device to compute on; auto is CUDA, else MPS, else the CPU."""
-    if name == 'auto':
-        return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
-    try:
-        torch.ones(1, device=name).item()
-    except (RuntimeError, AssertionError, ImportError) as error:
-        raise UserError(f'device {name} cannot be used ({one_line(error)}); take auto or cpu')
-    return name
-
-
-CHECKPOINTS = ('ckpt.pt', 'previous.pt', 'best.pt')  # of a run: the latest, the one before, the best
-DATA_NAME = r'(?!.*\.\.)\w[\w./-]*'  # of a folder below data/, never outside it
-
-
-def load_file(path: Path, look_beside: bool = True) -> dict:
-    """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run.
-
-    Such a file is a zip archive with a checksum (CRC-32) for each tensor, which torch.load does not look at.
-    UserError, with the name of another checkpoint beside it that is whole, where the file is not.
-    """
-    if not os.path.isfile(path):
-        raise UserError(f'{path} is no file')
-    try:
-        if zipfile.is_zipfile(path):  # else it is older than PyTorch 1.6, or damaged
-            with zipfile.ZipFile(path) as archive:
-                unpacked = sum(member.file_size for member in archive.infolist())
-                if unpacked > path.stat().st_size or archive.testzip():
-                    raise ValueError('a checksum is wrong')
-        content = torch.load(path, map_location='cpu', weights_only=True)
-        if not isinstance(content, dict):
-            raise ValueError(f'it holds a {type(content).__name__}, no dictionary')
-        return content
-    except (PermissionError, MemoryError) as error:
-        raise UserError(f'{path} cannot be read ({one_line(error)})')
-    except Exception as error:  # what a damaged file raises depends on where it is damaged
-        reason = f'{path} is damaged or holds no weights ({one_line(error)})'
-    beside = [path.with_name(name) for name in CHECKPOINTS if path.name in CHECKPOINTS and path.name != name]
-    for other in beside if look_beside else []:
-        try:
-            load_file(other, look_beside=False)
-        except UserError:
-            continue
-        raise UserError(f'{reason}; {other} is whole: read that one, or to train on: cp {other} {path}')
-    raise UserError(f'{reason}; make or fetch it again')
-
-
-class Undrawn(TorchFunctionMode):
-    """Within it no weights are drawn. On the meta device that would import torch's compiler: two seconds."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func.__name__ in ('normal_', 'uniform_'):
-            return args[0] if args else kwargs['tensor']
-        return func(*args, **(kwargs or {}))
-
-
-def shape_of(config: Config) -> Backpack:
-    """A model that has shapes alone, on the meta device, and no memory for weights."""
-    with torch.device('meta'), Undrawn():
-        return Backpack(config)
-
-
-def load_state(model: Backpack, named: Callable[[Backpack], dict[str, Tensor]], state: dict[str, Tensor],
-               path: Path) -> Backpack:
-    """A model that has shapes alone, on the meta device, with memory for its weights and a copy of those in a
-    file, which name them as in named(model). A missing, unknown or misshapen one is a UserError.
-    """
-    own = named(model)
-    for key in sorted(own.keys() | state.keys()):
-        if key not in state:
-            raise UserError(f'{path}: {key} is missing')
-        if key not in own:
-            raise UserError(f'{path}: {key} is no weight of this architecture')
-        check_weight(state[key], own[key], f'{path}: {key}')
-    for key, weight in named(model.to_empty(device='cpu')).items():
-        weight.copy_(state[key])
-    return model.eval()
-
-
-def check_weight(weight: object, like: Tensor, name: str) -> None:
-    """UserError unless what a file holds is a dense tensor of finite real numbers, of another's shape."""
-    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.is_meta \
-            or weight.layout != torch.strided or weight.nbytes > weight.untyped_storage().nbytes():
-        raise UserError(f'{name} is no dense tensor of real numbers')
-    if weight.shape != like.shape:
-        raise UserError(f'{name} is {tuple(weight.shape)}, not {tuple(like.shape)}')
-    if not weight.isfinite().all():
-        raise UserError(f'{name} holds numbers that are not finite')
-
-
-def from_pretrained(name_or_dir: str | Path) -> Backpack:
-    """A model in evaluation mode, on the CPU, from a local file or folder or from the Hugging Face Hub.
-
-    A checkpoint of train.py, or its folder; or a folder with config.json and pytorch_model.bin as published
-    for stanfordnlp/backpack-gpt2 and for gpt2, or the name of such a repository on the Hub, which is fetched
-    once. UserError, in one line, where the files do not hold together.
-    """
-    path = Path(name_or_dir)
-    if not path.exists() and re.fullmatch(r'gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+', str(name_or_dir)) \
-            and (path.parent == Path() or not path.parent.is_dir()):  # out/toy is a folder not made yet
-        path = download(str(name_or_dir))
-    if path.is_dir() and (path / 'ckpt.pt').exists():
-        path = path / 'ckpt.pt'
-    if path.is_file():
-        return from_checkpoint(load_file(path), path)
-    for name in PUBLISHED[:2]:
-        if not (path / name).is_file():
-            raise UserError(f'{path / name} does not exist; give a checkpoint of train.py, a folder with '
-                            f'ckpt.pt or with {" and ".join(PUBLISHED[:2])}, or a Hub name as OWNER/NAME')
-    return from_published(path)
-
-
-def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
-    """The model inside a checkpoint of train.py: weights, config, and the description of its tokenizer."""
-    try:
-        model = shape_of(Config(**checkpoint['model_config']))
-        model.tokenizer = json.loads(json.dumps(checkpoint['tokenizer']))  # plain values, or a TypeError
-        settings = checkpoint.get('settings', {})
-        sizes = ('batch_size', 'gradient_accumulation_steps', 'block_size')
-        seen = [checkpoint.get('step'), *(settings.get(size) for size in sizes)]
-        if all(type(n) is int and 0 <= n < 1 << 31 for n in seen):
-            model.trained_tokens = math.prod(seen)
-        name = settings.get('dataset')
-        model.trained_on = name if isinstance(name, str) and re.fullmatch(DATA_NAME, name) else None
-        state = {str(key): weight for key, weight in checkpoint['model'].items()}
-    except (TypeError, LookupError, ValueError, AttributeError, RuntimeError) as error:
-        raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {one_line(error)})')
-    return load_state(model, Backpack.state_dict, state, path)
-
-
-def newest_backpack() -> tuple[Backpack, Path]:
-    """The Backpack in out/ whose checkpoint was written last, and where that is."""
-    for path in sorted(Path('out').glob('*/ckpt.pt'), key=lambda p: p.stat().st_mtime, reverse=True):
-        model = from_checkpoint(load_file(path), path)
-        if model.config.n_sense:
-            return model, path
-    raise UserError('no Backpack in out/ yet; run python train.py config/train_toy.py, or name one by --from')
-
-
-# The published format. Where we wrote it, a third file says what the ids mean; without it they are GPT-2's if
-# the vocabulary is as large as that one, or padded beyond it (50,264 in stanfordnlp/backpack-gpt2).
-PUBLISHED = ('config.json', 'pytorch_model.bin', 'rucksack_tokenizer.json')
-GPT2_VOCAB = 50257
-FIXED = {  # settings of a config.json that can have one value here
-    'activation_function': 'gelu_new', 'layer_norm_epsilon': 1e-5, 'scale_attn_weights': True,
-    'tie_word_embeddings': True, 'sense_intermediate_scale': 4}
-
-
-def download(name: str) -> Path:
-    """Fetch the files of a repository from the Hugging Face Hub, once; the folder of its cache with them."""
-    from huggingface_hub import hf_hub_download, model_info  # comes with datasets
-
-    def fetch(files: list[str], local: bool) -> Path:
-        """Where the files are, the last of them config.json."""
-        return [Path(hf_hub_download(name, file, local_files_only=local)) for file in files][-1].parent
-
-    try:
-        return fetch(['pytorch_model.bin', 'config.json'], local=True)
-    except Exception:  # not in the cache, in the words of this version of the client
-        pass
-    try:
-        files = {file.rfilename for file in model_info(name, timeout=4).siblings}  # one try, not six as below
-        for file in PUBLISHED[:2]:
-            if file not in files:
-                raise UserError(f'it has no {file}')
-        return fetch([file for file in reversed(PUBLISHED) if file in files], local=False)
-    except Exception as error:  # the client's own kinds, and those of the HTTP library it uses
-        raise UserError(f'{name} is nothing local and cannot be fetched from the Hugging Face Hub '
-                        f'({one_line(error)}); check the name and the network, or give a local folder')
-
-
-def published(model: Backpack) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights by their published names, as views, and the names of copies of them in a published file."""
-    gpt = 'backpack.gpt2_model.' if model.config.n_sense else 'transformer.'
-    names = {'wte.': f'{gpt}wte.', 'contextualizer.': gpt, 'sense_weights.': 'backpack.sense_weight_net.',
-             'sense_network.ln_0.': 'backpack.sense_network.ln.',
-             'sense_network.final_mlp.': 'backpack.sense_network.final_mlp.',
-             'sense_network.': 'backpack.sense_network.block.'}  # the first that fits
-    views = {}
-    for key, weight in model.state_dict().items():
-        ours = next(prefix for prefix in names if key.startswith(prefix))
-        if weight.dim() == 2 and key.startswith(('contextualizer.h.', 'sense_network.')):
-            weight = weight.t()  # Conv1D keeps its weight transposed; sense_weights is a plain Linear there
-        views[names[ours] + key.removeprefix(ours)] = weight
-    copies = {'lm_head.weight': f'{gpt}wte.weight'}
-    if model.config.n_sense:
-        copies |= {'backpack.word_embeddings.weight': f'{gpt}wte.weight',
-                   'backpack.position_embeddings.weight': f'{gpt}wpe.weight'}
-    return views, copies
-
-
-def model_of(path: Path) -> tuple[Backpack, dict]:
-    """A model of the shape that a published config.json gives, on the meta device, and all the file says.
-
-    Of its three dropouts that of the residual stream is kept, for fine-tuning; as published they are equal.
-    """
-    try:
-        settings = json.loads(path.read_text(encoding='utf-8'))
-        if settings.get('model_type', 'gpt2') not in ('gpt2', 'backpack-gpt2'):
-            raise UserError(f'its model_type is {settings["model_type"]}')
-        for name, ours in FIXED.items():
-            if settings.get(name, ours) != ours:
-                raise UserError(f'its {name} is {settings[name]}, this architecture has {ours}')
-        padded = GPT2_VOCAB <= settings['vocab_size'] < GPT2_VOCAB + 256
-        config = Config(
-            block_size=settings['n_positions'], vocab_size=settings['vocab_size'],
-            n_vocab=settings.get('n_vocab', GPT2_VOCAB if padded else settings['vocab_size']),
-            n_layer=settings['n_layer'], n_head=settings['n_head'], n_embd=settings['n_embd'],
-            n_sense=settings.get('num_senses', 0), dropout=settings.get('resid_pdrop', 0.0))
-        return shape_of(config), settings
-    except KeyError as error:
-        raise UserError(f'{path} describes no GPT-2 and no Backpack: {error} is missing')
-    except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        reason = one_line(error).replace('block_size', 'n_positions').replace('n_sense', 'num_senses')
-        raise UserError(f'{path} describes no GPT-2 and no Backpack: {reason}')
-
-
-def from_published(folder: Path) -> Backpack:
-    """A published Backpack, or a GPT-2 (then without senses), from config.json and pytorch_model.bin."""
-    config_file, weights_file, tokenizer_file = (folder / name for name in PUBLISHED)
-    model, settings = model_of(config_file)
-    config, copies = model.config, published(model)[1]
-    state = {str(key): weight for key, weight in load_file(weights_file).items()}
-    if not config.n_sense and any(key.startswith('backpack.') for key in state):
-        raise UserError(f'{config_file}: num_senses is missing, but {weights_file.name} holds a Backpack')
-    prefix = '' if config.n_sense else 'transformer.'  # which GPT-2's own file leaves out
-    state = {key if key.startswith((prefix, 'lm_head.')) else prefix + key: weight
-             for key, weight in state.items()
-             if not key.endswith(('.attn.bias', '.attn.masked_bias'))}  # causal masks
-    again = {key: state.pop(key) for key in copies if key in state}
-    load_state(model, lambda model: published(model)[0], state, weights_file)
-    for key, weight in again.items():
-        own = state[copies[key]]
-        if not isinstance(weight, Tensor) or weight.dtype != own.dtype or not torch.equal(weight, own):
-            raise UserError(f'{weights_file}: {key} is no copy of {copies[key]}, as it is in a tied model')
-    if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides its scores, here queries, by i + 1
-        for i, block in enumerate(model.contextualizer.h):
-            for weight in (block.attn.c_attn.weight.data, block.attn.c_attn.bias.data):
-                weight[:config.n_embd] /= i + 1
-    if tokenizer_file.is_file():
-        try:
-            model.tokenizer = json.loads(tokenizer_file.read_text(encoding='utf-8'))
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f'{tokenizer_file} describes no tokenizer: {one_line(error)}')
-    elif config.n_vocab == GPT2_VOCAB:
-        model.tokenizer = {'name': 'gpt2'}
-    return model
-
-
-def export(model: Backpack, folder: str | Path) -> None:
-    """Write a model in the format of stanfordnlp/backpack-gpt2, a Transformer in that of gpt2.
-
-    from_pretrained reads the same model back. UserError where the folder exists or the one above it does not,
-    and for a model that the published code could not load.
-    """
-    c, folder = model.config, Path(folder)
-    if c.n_sense and c.sense_hidden != 4 * c.n_embd:
-        raise UserError(f'sense_hidden is {c.sense_hidden}, but the published code has {4 * c.n_embd} '
-                        '(4 * n_embd) in the first sense MLP whatever config.json says; it cannot load this')
-    if folder.exists():
-        raise UserError(f'{folder} exists; export to a new folder')
-    settings = FIXED | {
-        'model_type': 'gpt2', 'architectures': ['GPT2LMHeadModel'], 'n_positions': c.block_size,
-        'vocab_size': c.vocab_size, 'n_vocab': c.n_vocab, 'n_layer': c.n_layer, 'n_head': c.n_head,
-        'n_embd': c.n_embd, 'attn_pdrop': c.dropout, 'embd_pdrop': c.dropout, 'resid_pdrop': c.dropout,
-        'bos_token_id': c.n_vocab - 1, 'eos_token_id': c.n_vocab - 1,
-        'scale_attn_by_inverse_layer_idx': False}
-    if c.n_sense:
-        code = 'stanfordnlp/backpack-gpt2--'  # where Hugging Face transformers finds the published classes
-        settings |= {'num_senses': c.n_sense, 'architectures': ['BackpackGPT2LMHeadModel'], 'auto_map': {
-            'AutoConfig': f'{code}configuration_backpack_gpt2.BackpackGPT2Config',
-            'AutoModelForCausalLM': f'{code}modeling_backpack_gpt2.BackpackGPT2LMHeadModel'}}
-    views, copies = published(model)
-    state = {key: weight.contiguous().cpu() for key, weight in views.items()}
-    state |= {copy: state[original] for copy, original in copies.items()}
-    partial = folder.with_name(f'.{folder.name}.partial-{os.getpid()}')
-    try:
-        partial.mkdir()
-        (partial / PUBLISHED[0]).write_text(json.dumps(settings, indent=1) + '\n', encoding='utf-8')
-        torch.save(state, partial / PUBLISHED[1])
-        if model.tokenizer:
-            (partial / PUBLISHED[2]).write_text(json.dumps(model.tokenizer) + '\n', encoding='utf-8')
-        partial.rename(folder)  # complete, or not there
-    except (OSError, RuntimeError) as error:
-        raise UserError(f'{folder} cannot be written ({one_line(error)}); export to another folder')
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-# -----------------------------------------------------------------------------
 # python model.py: what the sizes of the paper cost.
+
+
+def from_pretrained(name_or_dir):
+    """A model from a checkpoint, a folder or the Hugging Face Hub, as rucksack/published.py reads it."""
+    from rucksack.published import from_pretrained
+    return from_pretrained(name_or_dir)
 
 
 def print_sizes() -> None:
     """Parameters and training FLOPs per token of the paper's models, Backpack beside Transformer."""
+    from rucksack.checkpoint import shape_of
     rows = {name.capitalize(): Config(**size) for name, size in SIZES.items()}
     for k in (1, 4, 16, 64):
         rows[f'Mini, Table 8, k={k}'] = Config(**SIZES['mini'], n_sense=k, sense_hidden=640)

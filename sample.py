@@ -12,55 +12,22 @@ sense. Otherwise a text is written; with edits, before and after.
 """
 
 import argparse
-import base64
-import codecs
-import io
-import json
 import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import tiktoken
 import torch
 from torch import Tensor
 
 import senses
-from model import Backpack, Edit, UserError, export, find_device, from_pretrained, newest_backpack
-from prepare import (
-    Parser,
-    drop_unwritable_output,
-    fail,
-    load_tokenizer,
-    pieces_of,
-    place_for,
-    printable,
-    write_file,
-)
-from prepare import UserError as PrepareError
-from senses import shown, word_id
-
-PROMPT = 'When the nurse came into the room,'
-
-
-# -----------------------------------------------------------------------------
-# The command line.
-
-
-def number(kind: type, low: float, high: float = 1 << 31):
-    """An argparse type: a number from low to high."""
-    def parse(text: str):
-        """The number that the text is."""
-        try:
-            if low <= (value := kind(text)) <= high:
-                return value
-        except ValueError:
-            pass
-        raise argparse.ArgumentTypeError(f'{text[:40]!r} is no {kind.__name__} from {low} to {high}')
-    return parse
-
-
-SEVERAL = dict(nargs='+', action='extend', default=[])  # a flag that takes several values and repeats
+from model import Backpack, Edit
+from rucksack import grammar
+from rucksack.checkpoint import newest_backpack
+from rucksack.common import SEVERAL, Parser, UserError, answer, find_device, number, place_for, printable
+from rucksack.data import load_tokenizer
+from rucksack.grammar import PROMPT, not_there, predict, read_prompt, shown, word_id
+from rucksack.page import TEMPLATE, write_page
+from rucksack.published import export, from_pretrained
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -124,20 +91,6 @@ def add_edit_flags(parser: argparse.ArgumentParser) -> None:
              'or one for all [2]')
 
 
-def answer(script: str, run: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> None:
-    """Run a script: what the user can mend is one line and exit code 2, an interruption exit code 130."""
-    try:
-        run(args)
-        print(end='', flush=True)
-    except BrokenPipeError:  # the reader, as head does, has seen enough
-        drop_unwritable_output()
-    except (UserError, PrepareError, OSError) as error:
-        drop_unwritable_output()
-        fail(script, str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
     parser = Parser(prog='sample.py', description=__doc__.splitlines()[0])
@@ -164,26 +117,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> tuple[list[int], str]:
-    """Ids of the prompt, end-of-text where it is empty; only its end, and a line that says so, where it is
-    longer than block_size.
-    """
-    if start.startswith('FILE:'):
-        try:
-            start = Path(start.removeprefix('FILE:')).read_text(encoding='utf-8-sig').rstrip('\n')
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f'--start {start} cannot be read as text: {error}')
-    pieces = map(encoding.encode_ordinary, pieces_of(io.StringIO(start, newline='')))  # tiktoken's limit
-    ids = [i for piece in pieces for i in piece] or [encoding.eot_token]
-    cropped = f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.'
-    return ids[-block_size:], cropped if len(ids) > block_size else ''
-
-
-def not_there(words: list[int] | None, ids: list[int]) -> str:
-    """A remark on an edit of words that the prompt ids does not have; words are None for all."""
-    return '' if words is None or set(words) & set(ids) else ' (not a word of the prompt)'
-
-
 def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Encoding,
               ids: list[int]) -> Edit | None:
     """The edit that the flags ask for, described once all of it is made; None without such flags."""
@@ -195,20 +128,20 @@ def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Enco
         edits.append(edit)
 
     for text in args.senses_off:
-        words, chosen, line = senses.parse_word_senses(text, model, encoding)
+        words, chosen, line = grammar.parse_word_senses(text, model, encoding)
         add(senses.scale_senses(words, chosen, 0.0), words, f'Off: {line}')
     for text in args.senses_scale:
-        text, factor = senses.parse_factor(text)
-        words, chosen, line = senses.parse_word_senses(text, model, encoding)
+        text, factor = grammar.parse_factor(text)
+        words, chosen, line = grammar.parse_word_senses(text, model, encoding)
         add(senses.scale_senses(words, chosen, factor), words, f'Times {factor:g}: {line}')
     for text in args.replace:
-        words, old, new = senses.parse_replacement(text, encoding)
+        words, old, new = grammar.parse_replacement(text, encoding)
         add(senses.replace_word(model, words, old, new), words,
             f'Replaced: what {shown(encoding, words[0])} says of {shown(encoding, old)} it says of '
             f'{shown(encoding, new)}')
-    strengths = [senses.parse_strength(text) for text in args.strength or ['2']]
+    strengths = [grammar.parse_strength(text) for text in args.strength or ['2']]
     topics = [senses.TOPICS.get(text.strip()) or text.replace(',', ' ').split() for text in args.topic]
-    bags = [senses.bag_of_words(encoding, words) for words in topics]  # all are words, before the long work
+    bags = [grammar.bag_of_words(encoding, words) for words in topics]  # all are words, before the long work
     for words, bag, weights in zip(topics, bags, strengths * len(bags) if len(strengths) == 1 else strengths):
         add(senses.topic(model, senses.affinity(model, bag), weights), None,
             f'Topic: {", ".join(words)}; senses times {", ".join(f"{w:g}" for w in weights)}')
@@ -221,13 +154,13 @@ def check_words(args: argparse.Namespace, model: Backpack, encoding: tiktoken.En
     for word in args.show + args.similar + ([] if args.word is None else [args.word]):
         word_id(encoding, word)
     for text in args.find:
-        senses.pair_of(encoding, text) if '/' in text else senses.bag_of_words(encoding, text.split('+'))
+        grammar.pair_of(encoding, text) if '/' in text else grammar.bag_of_words(encoding, text.split('+'))
     for text in args.sweep:
-        senses.parse_word_senses(text, model, encoding)
+        grammar.parse_word_senses(text, model, encoding)
     if args.explain:
-        senses.pair_of(encoding, args.explain) if '/' in args.explain else word_id(encoding, args.explain)
+        grammar.pair_of(encoding, args.explain) if '/' in args.explain else word_id(encoding, args.explain)
     if args.sense is not None:
-        senses.sense_numbers(str(args.sense), model.config.n_sense)
+        grammar.sense_numbers(str(args.sense), model.config.n_sense)
 
 
 # -----------------------------------------------------------------------------
@@ -262,7 +195,7 @@ def print_senses(model: Backpack, encoding: tiktoken.Encoding, word: str, edit: 
 
 def print_separation(model: Backpack, encoding: tiktoken.Encoding, pair: str, word: str | None) -> None:
     """Senses by how strongly they separate two words: of one word, or each index over the vocabulary."""
-    a, b = senses.pair_of(encoding, pair)
+    a, b = grammar.pair_of(encoding, pair)
     names = f'{shown(encoding, a)} (+) from {shown(encoding, b)} (-)'
     scores = senses.separation(model, None if word is None else word_id(encoding, word), a, b)  # (.., k)
     if word is not None:
@@ -280,7 +213,7 @@ def print_separation(model: Backpack, encoding: tiktoken.Encoding, pair: str, wo
 @torch.no_grad()
 def print_affinity(model: Backpack, encoding: tiktoken.Encoding, bag: str) -> None:
     """Eq. 17: the senses, of all words, that most speak for a bag of words, and what they say."""
-    scores = senses.affinity(model, senses.bag_of_words(encoding, bag.split('+')))  # (V, k)
+    scores = senses.affinity(model, grammar.bag_of_words(encoding, bag.split('+')))  # (V, k)
     top = scores.flatten().topk(min(20, scores.numel())).indices  # of V * k
     print(f'\nThe senses that most speak for {bag} (Eq. 17), and the words they raise most\n'
           f'score  {"word":<16}sense')
@@ -307,16 +240,6 @@ def print_similar(model: Backpack, encoding: tiktoken.Encoding, word: str, args:
             print(f'{name:>5}  {fit(cells_of(encoding, words, row[words]), 7)}')
 
 
-# -----------------------------------------------------------------------------
-# Explain.
-
-
-@torch.no_grad()
-def predict(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
-    """Probabilities of the word after the text idx (1, T): (V,)."""
-    return model(idx, edit=edit)[0][0, -1, :model.config.n_vocab].softmax(-1)
-
-
 def print_next_words(encoding: tiktoken.Encoding, columns: dict[str, Tensor]) -> None:
     """The likeliest next words side by side (Figure 3), with bars for the first and the last column."""
     probs = list(columns.values())  # (V,) each
@@ -333,7 +256,7 @@ def print_next_words(encoding: tiktoken.Encoding, columns: dict[str, Tensor]) ->
 def print_sweep(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, text: str,
                 edit: Edit | None) -> None:
     """Figure 3: the next words as senses go from off to what they were, on top of the edit."""
-    words, chosen, line = senses.parse_word_senses(text, model, encoding)
+    words, chosen, line = grammar.parse_word_senses(text, model, encoding)
     print(f'\nThe weight of {line}{not_there(words, idx[0].tolist())}:', end='')
     columns = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
@@ -349,7 +272,7 @@ def print_explanation(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor,
     """The terms alpha * C . E that a logit, or the difference of two, is the sum of; largest first."""
     E, probs = model.wte.weight, predict(model, idx, edit)  # (V,)
     if '/' in text:
-        a, b = senses.pair_of(encoding, text)
+        a, b = grammar.pair_of(encoding, text)
         v, what = E[a] - E[b], f'the score of {shown(encoding, a)} above that of {shown(encoding, b)}'
         chances = f'probabilities {probs[a]:.3f} and {probs[b]:.3f}'
     else:
@@ -418,93 +341,6 @@ def print_texts(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args:
                                 'after': predict(model, idx, edit)})
     print_samples(model, encoding, idx, args, None, 'before ')
     print_samples(model, encoding, idx, args, edit, 'after ')
-
-
-# -----------------------------------------------------------------------------
-# A page.
-
-TEMPLATE = Path(__file__).with_name('page_template.html')
-PAGE_BYTES = 4_800_000  # of a page, at most: what a person can mail, and a phone can load
-EXTREMES = 6            # words that a sense raises most, and lowers most, on a card
-
-
-def written(encoding: tiktoken.Encoding, token: int) -> str:
-    """A token as a page shows it, without the space before it; what cannot be seen is written out."""
-    text = encoding.decode_single_token_bytes(token).decode('utf-8', errors='backslashreplace')
-    text = text[1:] if len(text) > 1 and text[0] == ' ' else text
-    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in text).replace(' ', '␣')
-
-
-def label(encoding: tiktoken.Encoding, token: int) -> str:
-    """The same with a + where a word has no space before it, which tells it from the one that has."""
-    glued = encoding.decode_single_token_bytes(token)[:1] != b' ' and written(encoding, token)[:1].isalnum()
-    return '+' * glued + written(encoding, token)
-
-
-def texts_of(encoding: tiktoken.Encoding, ids: list[int]) -> list[str]:
-    """The text of each token; that of a character of several tokens stands at its last."""
-    decoder = codecs.getincrementaldecoder('utf-8')(errors='replace')
-    texts = [decoder.decode(encoding.decode_single_token_bytes(i)) for i in ids]
-    return texts[:-1] + [texts[-1] + decoder.decode(b'', final=True)]
-
-
-def packed(x: Tensor) -> dict[str, str]:
-    """Numbers for JavaScript: the typed array to put them in, flat, and its bytes in base64."""
-    kind = 'Float32' if x.is_floating_point() else 'Uint32' if x.max() >= 1 << 16 else 'Uint16'
-    data = x.cpu().numpy().astype({'Float32': '<f4', 'Uint32': '<u4', 'Uint16': '<u2'}[kind]).tobytes()
-    return {'type': f'{kind}Array', 'base64': base64.b64encode(data).decode()}
-
-
-def page_data(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], asked: list[int],
-              room: int) -> tuple[dict, senses.Dials]:
-    """What a page shows of the prediction after the prompt ids, in at most room bytes; asked are words to
-    be looked up besides those of the prompt, and if there is room others are, in the order of their ids.
-    """
-    c, names = model.config, [label(encoding, v) for v in range(model.config.n_vocab)]
-    words = sorted(set(ids))  # (U,)
-    known = list(dict.fromkeys(words + asked))
-    column = (len(words) * c.n_sense * 4 + 8) * 4 / 3  # bytes of a column of parts, base and next, in base64
-    entry = 6 if c.n_vocab <= 1 << 16 else 8  # bytes of a score and an id
-    card = (c.n_sense * 2 * EXTREMES * entry + 4) * 4 / 3  # bytes of a word of scores, extremes and known
-    room -= len(json.dumps(names)) + len(ids) * (c.n_sense * 6 + 40) + len(known) * card
-    columns = min(c.n_vocab, int(0.8 * room / column))
-    if columns < min(c.n_vocab, 64):
-        raise UserError(f'{len(words)} different words of {c.n_sense} senses each, and {len(asked)} to look '
-                        'up, are too much for a page; give a shorter prompt')
-    others = [v for v in sorted(set(range(c.n_vocab)) - set(known))
-              if '\\' not in names[v] and any(map(str.isalnum, names[v]))]
-    known += others[:int((room - columns * column) / card)]
-    dials = senses.Dials(model, ids, columns)
-    chunks = senses.senses_of(model, torch.tensor(known, device=model.wte.weight.device), 'reading senses')
-    extremes, scores = (torch.cat(x) for x in zip(*(senses.extremes(model, C, EXTREMES) for C in chunks)))
-    texts = texts_of(encoding, ids)
-    plain = [written(encoding, w) for w in words]
-    keys = [p if plain.count(p) == 1 else f'{p}@{ids.index(w)}' for p, w in zip(plain, words)]
-    return dict(names=names, k=c.n_sense, texts=texts, place=dials.place.tolist(), words=words, keys=keys,
-                alpha=packed(dials.alpha), next=packed(dials.next), base=packed(dials.base),
-                parts=packed(dials.parts), known=packed(torch.tensor(known)), extremes=packed(extremes),
-                scores=packed(scores)), dials
-
-
-def write_page(model: Backpack, encoding: tiktoken.Encoding, ids: list[int], asked: list[int], file: Path,
-               about: str, cropped: str) -> str:
-    """Write the page, with lines about it at its end; what it was computed from, and how exactly."""
-    template = TEMPLATE.read_text(encoding='utf-8')
-    data, dials = page_data(model, encoding, ids, asked, PAGE_BYTES - len(template.encode()))
-    n, others = len(dials.next), model.config.n_vocab - len(dials.next)
-    groups = f' and to the other {others:,} in {len(dials.base) - n} groups' if others else ''
-    exact = (f'computed from what each sense adds to {n:,} words{groups}; over 1,000 random settings of the '
-             f'weights, the largest error of a probability is {dials.error():.1e}'
-             + ' (no bound; sample.py --senses-scale is exact)' * bool(others))
-    data['about'] = [
-        f'{about}.', f'The probabilities are {exact}.',
-        'A + marks what has no space before it: a piece of a word, or the start of a text. What looks like '
-        '\\xd7 is a byte of a character.',
-        'Another prompt takes the model: python sample.py --html FILE --start TEXT']
-    data['cropped'] = cropped
-    text = json.dumps(data, ensure_ascii=False, separators=(',', ':')).replace('<', '\\u003c')
-    write_file(file, template.replace('DATA', text))
-    return f'{file.stat().st_size / 1e6:.2f} MB, {exact}'
 
 
 def run(args: argparse.Namespace) -> None:

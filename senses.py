@@ -19,65 +19,19 @@ V is the number of words here, without padding rows; B, T, k and d are as in mod
 id, which word_id finds.
 """
 
-import re
 from collections.abc import Callable, Iterator
 
-import tiktoken
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm  # comes with datasets
 
-from model import Backpack, Edit, UserError, weighted_sum
-
-# -----------------------------------------------------------------------------
-# Words.
-
-
-def shown(encoding: tiktoken.Encoding, token: int) -> str:
-    """A token as it can stand in a table: the quotes show its space, control characters are written out."""
-    return repr(encoding.decode_single_token_bytes(token).decode('utf-8', errors='replace'))
-
-
-def word_id(encoding: tiktoken.Encoding, word: str) -> int:
-    """The id of a word inside a text, the space before it included; UserError where it is several tokens."""
-    ids = encoding.encode_ordinary(' ' + word) if word else []
-    if len(ids) != 1:
-        pieces = ' + '.join(shown(encoding, i) for i in ids) or 'nothing'
-        raise UserError(f'{word!r} is no single word of this vocabulary but {pieces}; take one that is')
-    return ids[0]
-
-
-def word_forms(encoding: tiktoken.Encoding, word: str) -> list[int]:
-    """The ids a word goes by: inside a text and, where that is one token too, at its start."""
-    at_start = encoding.encode_ordinary(word)
-    return [word_id(encoding, word)] + (at_start if len(at_start) == 1 else [])
-
-
-def bag_of_words(encoding: tiktoken.Encoding, words: list[str]) -> list[int]:
-    """The ids of a bag of words, each once; of a word of several tokens every piece (the published code: the
-    first). UserError for an empty bag and for a word that this vocabulary can only spell.
-    """
-    bag = []
-    for word in map(str.strip, words):
-        ids = encoding.encode_ordinary(' ' + word)
-        if not word or not ids or encoding.decode_single_token_bytes(ids[0]) == b' ':
-            raise UserError(f'{word!r} is no word of this vocabulary; take others for the bag')
-        bag += ids
-    if not bag:
-        raise UserError('the bag of words is empty; give words, as in "arts, culture"')
-    return sorted(set(bag))
-
+from model import Backpack, Edit
+from rucksack.common import progress
 
 # -----------------------------------------------------------------------------
 # Look.
 
 LOGITS_AT_ONCE = 1 << 26  # bounds the memory of work on the whole vocabulary: 256 MiB of float32
-
-
-def progress(items, what: str):
-    """The items, on a terminal with a bar and the time left where they take more than two seconds."""
-    return tqdm(items, what, delay=2, mininterval=1, leave=False, disable=None)
 
 
 @torch.no_grad()
@@ -169,80 +123,6 @@ def explain(model: Backpack, idx: Tensor, v: Tensor, edit: Edit | None = None) -
     return alpha, edited_senses(model, idx, edit) @ v
 
 
-class Dials:
-    """The prediction after a text, as a function of a weight on each sense of each of its U distinct words.
-
-    Eq. 2 sorted by words is o(w) = sum_u sum_l w_ul taken_ul C(u)_l, where taken_ul adds alpha_lj up over the
-    positions j at which u stands. So logits are linear in w, those at weight 1 plus sum_ul (w_ul - 1) times
-    what sense l of u adds to them. scale_senses([u], [l], w_ul) edits the model to the same.
-
-        words, place    (U,), (T,)           the distinct words, and which of them stands at each position
-        alpha, taken    (T, k), (U, k)       the weights that the last position gives, at w = 1
-        next            (N,)                 the next words that have a column each, likely ones first
-        base, parts     (N+M,), (U, k, N+M)  logits at w = 1, and what each sense adds to them
-
-    A vocabulary larger than columns has M columns for groups of its other words, those that move alike at
-    random weights. A group is like one word: its base is the log-sum-exp of theirs, its parts are the means
-    of theirs, weighted by probability. So its mass is right at w = 1, and its derivative too.
-    """
-
-    @torch.no_grad()
-    def __init__(self, model: Backpack, ids: list[int], columns: int):
-        self.model, idx = model, torch.tensor([ids], device=model.wte.weight.device)  # (1, T)
-        E = model.wte.weight[:model.config.n_vocab]  # (V, d)
-        self.words, self.place = idx[0].unique(return_inverse=True)  # (U,), (T,)
-        self.alpha = model.alpha(idx)[0, :, -1].T  # (k, T) -> (T, k)
-        self.C = model.senses(self.words)  # (U, k, d)
-        self.taken = torch.zeros_like(self.C[..., 0]).index_add(0, self.place, self.alpha)  # (U, k)
-        adds = self.taken[..., None] * self.C  # (U, k, d)
-        logits = E @ adds.sum((0, 1))  # (V,)
-        random = torch.einsum('nul,uld->nd', self.random_weights(64, seed=0), adds) @ E.T  # (64, V)
-        peak = torch.cat([logits[None], random]).softmax(-1).amax(0)  # (V,)
-        order, groups = peak.argsort(descending=True), min(256, columns // 2) if columns < len(E) else 0
-        self.next, others = order[:columns - groups], order[columns - groups:]  # (N,), (V - N,)
-        self.base, vectors = logits[self.next], E[self.next]  # (N,), (N, d)
-        if groups:
-            moves = (random - random.mean(0))[:, others].T  # (V - N, 64)
-            seeds = moves[torch.randperm(len(others), generator=torch.Generator().manual_seed(0))[:groups]]
-            group = torch.cdist(moves, seeds).argmin(1)  # (V - N,), of M
-            p = logits[others].softmax(0)  # (V - N,)
-            mass = p.new_zeros(groups).index_add(0, group, p).clamp(min=1e-38)  # (M,)
-            sums = E.new_zeros(groups, E.shape[1]).index_add(0, group, p[:, None] * E[others])  # (M, d)
-            self.base = torch.cat([self.base, mass.log() + logits[others].logsumexp(0)])  # (N+M,)
-            vectors = torch.cat([vectors, sums / mass[:, None]])  # (N+M, d)
-        self.parts = adds @ vectors.T  # (U, k, N+M)
-
-    def random_weights(self, n: int, seed: int) -> Tensor:
-        """Weights from 0 to 2, (n, U, k): by turns of about four senses, the others at 1, and of all."""
-        generator, shape = torch.Generator().manual_seed(seed), (n, *self.taken.shape)
-        weights = 2 * torch.rand(shape, generator=generator)
-        few = torch.rand(shape, generator=generator) * self.taken.numel() < 4
-        weights[::2] = weights[::2].where(few[::2], 1)
-        return weights.to(self.taken)
-
-    def probabilities(self, weights: Tensor) -> Tensor:
-        """The probabilities of the next words at n settings of the weights (n, U, k): (n, N)."""
-        logits = self.base + torch.einsum('nul,ulv->nv', weights - 1, self.parts)  # (n, N+M)
-        return logits.cpu().double().softmax(-1)[:, :len(self.next)]
-
-    @torch.no_grad()
-    def error(self, n: int = 1000, seed: int = 1) -> float:
-        """The largest difference between a probability here and the model's, of all next words that have one
-        here and of the model's ten likeliest, over n random settings of the weights.
-        """
-        C, alpha = self.C[self.place], self.alpha.T[None, :, None]  # (T, k, d), (1, k, 1, T)
-        worst, size = 0.0, max(1, LOGITS_AT_ONCE // max(C.numel(), self.model.config.vocab_size))
-        for w in progress(self.random_weights(n, seed).split(size), 'measuring'):
-            scaled = w[:, self.place, :, None] * C  # (n, T, k, d)
-            o = weighted_sum(alpha.expand(len(w), -1, -1, -1), scaled)[:, 0]  # (n, d)
-            exact = self.model.project(o)[:, :self.model.config.n_vocab].cpu().double().softmax(-1)  # (n, V)
-            here = torch.zeros_like(exact)
-            here[:, self.next.cpu()] = self.probabilities(w)
-            gap, top = (here - exact).abs(), exact.topk(10).indices
-            worst = max(worst, gap[:, self.next.cpu()].max().item(), gap.gather(1, top).max().item())
-        return worst
-
-
 # -----------------------------------------------------------------------------
 # Edit.
 
@@ -332,90 +212,3 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
         b = torch.sigmoid(6 - f * a) * near[:, None]  # (B, T, k)
         return C * (1 + b * (delta[idx] - 1)).to(C)[..., None]
     return edit
-
-
-# -----------------------------------------------------------------------------
-# The words of the command line that stand for edits.
-
-
-def parse_word_senses(text: str, model: Backpack,
-                      encoding: tiktoken.Encoding) -> tuple[list[int] | None, list[int], str]:
-    """The ids and the senses in WORD:SENSES, and a line on them; ids are None for WORD *, every word.
-
-    SENSES are numbers and ranges (3,10 or 3-5), or A/B: the one sense of WORD whose separation of these two
-    words is largest, for or against. UserError where the text is malformed or names a word or a sense that is
-    not there.
-    """
-    word, _, which = (part.strip() for part in text.rpartition(':'))
-    if not word or not which:
-        raise UserError(f'{text!r} is not WORD:SENSES, as nurse:10, nurse:3-5,10, nurse:she/he or *:10')
-    forms = None if word == '*' else word_forms(encoding, word)
-    if '/' in which:
-        a, b = pair_of(encoding, which)
-        if forms is None:
-            raise UserError(f'{text!r}: A/B picks a sense of one word, and * is every word; give its number')
-        scores = separation(model, forms[0], a, b)  # (k,)
-        best, *rest = scores.abs().argsort(descending=True).tolist()
-        line = (f'sense {best} of {word}, which most separates {shown(encoding, a)} from '
-                f'{shown(encoding, b)} (by {scores[best]:+.2f} logits')
-        return forms, [best], line + (f'; sense {rest[0]}: {scores[rest[0]]:+.2f})' if rest else ')')
-    senses = sense_numbers(which, model.config.n_sense)
-    of = 'every word' if forms is None else word
-    return forms, senses, f'sense{"s" * (len(senses) > 1)} {", ".join(map(str, senses))} of {of}'
-
-
-def pair_of(encoding: tiktoken.Encoding, text: str) -> tuple[int, int]:
-    """The ids of A and B in A/B."""
-    a, _, b = (part.strip() for part in text.partition('/'))
-    if not a or not b or a == b:
-        raise UserError(f'{text!r} is not A/B, two words as in she/he')
-    return word_id(encoding, a), word_id(encoding, b)
-
-
-def sense_numbers(text: str, n_sense: int) -> list[int]:
-    """The numbers in 3,10 or 3-5, each below n_sense."""
-    senses = []
-    for part in text.split(','):
-        match = re.fullmatch(r'([0-9]{1,9})(?:-([0-9]{1,9}))?', part.strip())
-        if not match:
-            raise UserError(f'{text!r} is neither sense numbers, as 3,10 or 3-5, nor two words, as she/he')
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last >= n_sense:
-            raise UserError(f'there is no sense {part.strip()}; this model has senses 0 to {n_sense - 1}')
-        senses += range(first, last + 1)
-    return senses
-
-
-def parse_factor(text: str) -> tuple[str, float]:
-    """WORD:SENSES and the factor in WORD:SENSES=F."""
-    senses, _, factor = text.rpartition('=')
-    try:
-        if senses and abs(float(factor)) <= 1000:
-            return senses, float(factor)
-    except ValueError:
-        pass
-    raise UserError(f'{text!r} is not WORD:SENSES=FACTOR, as in nurse:10=0.5, with at most 1000 as FACTOR')
-
-
-def parse_replacement(text: str, encoding: tiktoken.Encoding) -> tuple[list[int], int, int]:
-    """The forms of WORD and the ids of OLD and NEW in "WORD: OLD -> NEW"."""
-    word, _, rest = text.partition(':')
-    old, _, new = rest.partition('->')
-    if not (word.strip() and old.strip() and new.strip()):
-        raise UserError(f'{text!r} is not "WORD: OLD -> NEW", as in "MacBook: Apple -> HP"')
-    return (word_forms(encoding, word.strip()), word_id(encoding, old.strip()),
-            word_id(encoding, new.strip()))
-
-
-def parse_strength(text: str) -> tuple[float, ...]:
-    """The weights of a row of Table 11, by its number or as four numbers with commas."""
-    if text in map(str, range(len(STRENGTHS))):
-        return STRENGTHS[int(text)]
-    try:
-        weights = tuple(float(part) for part in text.split(','))
-    except ValueError:
-        weights = ()
-    if len(weights) != 4 or not all(0 <= w <= 1000 for w in weights):
-        raise UserError(f'strength {text!r} is neither 0, 1, 2 or 3 nor four numbers from 0 to 1000, as '
-                        '3.3,3.3,3,1')
-    return weights

@@ -10,24 +10,19 @@ The run writes out/<run>/ckpt.pt (the latest state), previous.pt (the one before
 validation loss) and log.csv. Kill it at any moment: resumed, on a CPU it ends in the same bits.
 """
 
-import ast
-import difflib
 import errno
-import fcntl
 import gc
 import math
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 import time
 import warnings
 import zlib
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
@@ -37,28 +32,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from model import (
+from model import Backpack, Config
+from rucksack.checkpoint import (
     CHECKPOINTS,
-    DATA_NAME,
-    Backpack,
-    Config,
-    UserError,
-    check_weight,
-    distinct_words,
-    find_device,
+    Log,
+    add_name,
     from_checkpoint,
-    from_pretrained,
     load_file,
-    one_line,
+    load_optimizer,
+    lock_folder,
+    save_checkpoint,
     shape_of,
 )
-from prepare import Parser, drop_unwritable_output, fail, printable, read_bin, read_meta, sync
-from prepare import UserError as PrepareError
-
-
-def setting(default, meaning: str):
-    """A field of Settings with its line of --help."""
-    return field(default=default, metadata={'meaning': meaning})
+from rucksack.common import Parser, UserError, drop_unwritable_output, fail, find_device, one_line, printable
+from rucksack.data import DATA_NAME, Blocks, blocks_of_step, inputs_of, read_meta
+from rucksack.published import from_pretrained
+from rucksack.settings import literal, read_config, setting, typed
 
 
 @dataclass
@@ -104,54 +93,6 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-# -----------------------------------------------------------------------------
-# Settings from files and from the command line.
-
-
-def typed(name: str, value, source: str):
-    """The value, as the type of the setting; UserError where its type is another or nothing has that name."""
-    types = {f.name: f.type for f in fields(Settings)}
-    if name not in types:
-        near = difflib.get_close_matches(name[:40], types, 1, cutoff=0)[0]
-        raise UserError(f'{source}: there is no setting {name}; did you mean {near}? --help lists all')
-    if type(value) is int and abs(value) >= 1 << 31:
-        raise UserError(f'{source}: {name} is too large a number; it must be below 2**31')
-    if types[name] is float and type(value) is int:
-        value = float(value)
-    if type(value) is not types[name] or (types[name] is float and not math.isfinite(value)):
-        raise UserError(f'{source}: {name} is {value!r}; it must be of type {types[name].__name__}')
-    return value
-
-
-def read_config(path: str) -> dict:
-    """The settings in a config file: lines key = value with Python literals, parsed and never executed."""
-    try:
-        with open(path, encoding='utf-8-sig') as file:
-            lines = ast.parse(text := file.read(1 << 20)).body
-            if len(text) == 1 << 20:
-                raise ValueError('it is too long')
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f'{path} cannot be read as a config file ({one_line(error)}); config/ has examples')
-    values = {}
-    for line in lines:
-        source = f'{path}, line {line.lineno}'
-        try:
-            (target,) = line.targets
-            name, value = target.id, ast.literal_eval(line.value)
-        except (AttributeError, TypeError, ValueError, RecursionError, MemoryError):
-            raise UserError(f'{source}: a config file holds only lines key = value, with plain values')
-        values[name] = typed(name, value, source)
-    return values
-
-
-def literal(text: str):
-    """A number or truth value as Python writes it; anything else stays text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return text
-
-
 def parse_args(argv: list[str]) -> Settings:
     """Settings from the command line: config files in order, then --key=value."""
     parser = Parser(
@@ -163,13 +104,13 @@ def parse_args(argv: list[str]) -> Settings:
                             help=f'{f.metadata["meaning"]} [{f.default}]'.replace('%', '%%'))
     args, unknown = parser.parse_known_intermixed_args(argv)
     for word in unknown:
-        typed(word.split('=')[0].lstrip('-'), None, 'command line')
+        typed(Settings, word.split('=')[0].lstrip('-'), None, 'command line')
     values = {}
     for path in args.configs:
-        values |= read_config(path)
+        values |= read_config(Settings, path)
     for f in fields(Settings):
         if (text := getattr(args, f.name)) is not None:
-            values[f.name] = typed(f.name, text if f.type is str else literal(text), 'command line')
+            values[f.name] = typed(Settings, f.name, text if f.type is str else literal(text), 'command line')
     settings = Settings(**values)
     if not settings.out_dir:
         name = Path(args.configs[-1]).stem if args.configs else settings.dataset
@@ -213,39 +154,6 @@ def check(settings: Settings) -> None:
         raise UserError('init_from is empty; it can be scratch, resume, or weights to fine-tune')
     if s.model == 'backpack' and s.n_sense < 1:
         raise UserError(f'n_sense is {s.n_sense}; a Backpack has at least 1, a Transformer is --model=gpt')
-
-
-# -----------------------------------------------------------------------------
-# Data: the batch of a step is a pure function of (seed, step).
-
-
-class Blocks:
-    """A bin cut into texts of block_size tokens, each with its targets, the same texts one token later."""
-
-    def __init__(self, folder: Path, name: str, meta: dict, block_size: int):
-        self.tokens, self.block_size = read_bin(folder, name, meta), block_size
-        self.n = (len(self.tokens) - 1) // block_size
-        if self.n < 1:
-            raise UserError(f'{folder / name}.bin holds {len(self.tokens):,} tokens, but one text takes '
-                            f'block_size + 1 = {block_size + 1}; take more text, or a smaller --block_size')
-
-    def __call__(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Texts and targets (len(chosen), block_size) of the chosen blocks."""
-        spans = chosen[:, None] * self.block_size + np.arange(self.block_size + 1)
-        ids = torch.from_numpy(self.tokens[spans].astype(np.int64))
-        return ids[:, :-1], ids[:, 1:]
-
-
-@lru_cache(maxsize=2)
-def epoch_order(seed: int, epoch: int, n: int) -> np.ndarray:
-    """The order of the n blocks in an epoch."""
-    return np.random.default_rng([seed, epoch]).permutation(n)
-
-
-def blocks_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
-    """The size blocks of a step: epochs run on without a seam, and each has every block once."""
-    places = np.arange(step * size, (step + 1) * size)
-    return np.array([epoch_order(seed, int(place) // n, n)[place % n] for place in places])
 
 
 # -----------------------------------------------------------------------------
@@ -331,6 +239,14 @@ def checkpoint_path(settings: Settings) -> Path:
     return Path(settings.out_dir) / 'ckpt.pt'
 
 
+def config_from(**numbers) -> Config:
+    """The Config of a user's numbers; UserError where they do not fit together."""
+    try:
+        return Config(**numbers)
+    except ValueError as error:
+        raise UserError(str(error))
+
+
 def start_model(settings: Settings, meta: dict, device: str, checkpoint: dict) -> Backpack:
     """The model as the run starts with it; checkpoint is what it resumes, {} if it does not."""
     s, path = settings, checkpoint_path(settings)
@@ -341,7 +257,7 @@ def start_model(settings: Settings, meta: dict, device: str, checkpoint: dict) -
     if checkpoint:
         model = from_checkpoint(checkpoint, path)
     elif s.init_from == 'scratch':
-        config = Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
+        config = config_from(  # with the vocabulary padded to a multiple of 64, which GPUs like
             vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],
             block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
             n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden)
@@ -416,101 +332,6 @@ def read_state(settings: Settings, path: Path) -> dict:
     return checkpoint | {'changed': listed(changed)}
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict, path: Path) -> None:
-    """Take the moments of each parameter from a checkpoint; betas and the like are those of the run."""
-    try:
-        own, moments = optimizer.state_dict(), state['state']
-        for i, p in enumerate(p for group in optimizer.param_groups for p in group['params']):
-            if moments:  # there are none before the first step
-                for name in ('exp_avg', 'exp_avg_sq'):
-                    check_weight(moments[i][name], p, f'{path}: {name} of parameter {i}')
-                check_weight(moments[i]['step'], torch.zeros(()), f'{path}: the step of parameter {i}')
-                if moments[i]['exp_avg_sq'].min() < 0 or moments[i]['step'] < 1:
-                    raise ValueError('a negative square, or step')
-                own['state'][i] = {name: moments[i][name] for name in ('step', 'exp_avg', 'exp_avg_sq')}
-        optimizer.load_state_dict(own)
-    except UserError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise UserError(f'{path} has the optimizer of another model ({one_line(error)}); fine-tune its '
-                        'weights instead')
-
-
-def save_checkpoint(path: Path, state: dict, best: bool) -> None:
-    """Write a checkpoint, which gets its name only when it is complete and on the disk, and is best.pt too if
-    asked; the one that had the name before becomes previous.pt.
-    """
-    partial = path.with_suffix('.partial')
-    try:
-        partial.unlink(missing_ok=True)  # of a killed run: it may be best.pt by another name
-        with open(partial, 'wb') as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        first = not path.exists()
-        if not first:
-            add_name(path, 'previous.pt')
-            if best:
-                add_name(partial, 'best.pt')
-        os.replace(partial, path)
-        if first:  # ckpt.pt before all others: whoever resumes looks for it
-            add_name(path, 'best.pt')
-        sync(path.parent)
-    except RuntimeError as error:  # torch.save hides what stopped it, as a full disk, behind one of its own
-        raise error.__context__ if isinstance(error.__context__, (OSError, KeyboardInterrupt)) else error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def add_name(path: Path, name: str) -> None:
-    """Give a file a second name, which it keeps when the first one goes to another file."""
-    partial = path.with_name(f'{name}.partial')
-    try:
-        partial.unlink(missing_ok=True)
-        try:
-            os.link(path, partial)
-        except OSError:  # a file system without links
-            shutil.copyfile(path, partial)
-            sync(partial)
-        os.replace(partial, path.with_name(name))
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def lock_folder(folder: str) -> int:
-    """Keep other runs out of a folder until the descriptor returned is closed, or the process ends."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UserError(f'another process trains in {folder}; wait for it, or choose another --out_dir')
-    except OSError:  # a file system without locks
-        pass
-    return descriptor
-
-
-class Log:
-    """out/<run>/log.csv. A checkpoint has its text, so that a resumed run goes on from just that."""
-
-    COLUMNS = ('step', 'loss', 'val_loss', 'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu',
-               'seconds_left')
-
-    def __init__(self, path: Path, text: str = ''):
-        self.text = text or ','.join(self.COLUMNS) + '\n'
-        partial = path.with_suffix('.partial')
-        partial.write_text(self.text)
-        os.replace(partial, path)
-        self.file = open(path, 'a')
-
-    def write(self, **row) -> None:
-        """Append a row; a column without a value stays empty."""
-        line = ','.join(str(row.get(name, '')) for name in self.COLUMNS) + '\n'
-        self.text += line
-        self.file.write(line)
-        self.file.flush()
-
-
 # -----------------------------------------------------------------------------
 # The loop.
 
@@ -522,20 +343,6 @@ def learning_rate_at(step: int, settings: Settings) -> float:
         return settings.learning_rate * (step + 1) / settings.warmup_iters
     share = min(1.0, (step - settings.warmup_iters) / max(1, last - settings.warmup_iters))
     return settings.learning_rate + share * (settings.min_lr - settings.learning_rate)
-
-
-def inputs_of(idx: Tensor, targets: Tensor, device: str) -> dict:
-    """What a model takes to learn from texts and targets (B, T), on the device: these, their distinct words.
-
-    To CUDA they go from pinned memory, copied while it still computes on what came before.
-    """
-    def move(t: Tensor) -> Tensor:
-        """A tensor on the device."""
-        return t.pin_memory().to(device, non_blocking=True) if device.startswith('cuda') else t.to(device)
-
-    words, place = map(move, distinct_words(idx))
-    torch._dynamo.mark_dynamic(words, 0)  # one compiled model for any number of them
-    return {'idx': move(idx), 'targets': move(targets), 'distinct': (words, place), 'loss_only': True}
 
 
 def gradients(model, data: Blocks, step: int, settings: Settings, machine: Machine) -> Tensor:
@@ -842,7 +649,7 @@ def main(argv: list[str]) -> None:
             dist.destroy_process_group()
         if code:
             sys.exit(code)
-    except (UserError, PrepareError) as error:  # the same in all processes of a node: one speaks
+    except UserError as error:  # the same in all processes of a node: one speaks
         fail('train.py', str(error)) if os.environ.get('LOCAL_RANK', '0') == '0' else sys.exit(2)
     except OSError as error:
         fail('train.py', f'stopped: {error}{advice(settings)}', 1)

@@ -12,6 +12,7 @@ import torch
 
 import prepare
 import train
+from rucksack import toy as toy_py
 
 ROOT = Path(__file__).parent.parent
 VOCABULARY = ROOT.parent / 'shared' / 'data' / 'tiktoken'
@@ -77,7 +78,7 @@ def make_data(train_ids, val_ids, **changes) -> None:
     """Write data/tiny as prepare.py would."""
     folder = Path('data/tiny')
     folder.mkdir(parents=True, exist_ok=True)
-    meta = {'tokenizer': prepare.toy_tokenizer(['']), 'vocab_size': 257, 'dtype': 'uint16', 'tokens': {},
+    meta = {'tokenizer': toy_py.toy_tokenizer(['']), 'vocab_size': 257, 'dtype': 'uint16', 'tokens': {},
             'sha256': {}}
     for name, ids in (('train', train_ids), ('val', val_ids)):
         data = np.asarray(ids, dtype='<u2').tobytes()

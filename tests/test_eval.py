@@ -25,7 +25,17 @@ import eval as tables
 import prepare
 import train
 from model import Backpack, Config
-from senses import affinities, affinity, scale_senses, word_id
+from rucksack import common as common_py
+from rucksack import data as data_py
+from rucksack import likelihood as likely
+from rucksack import plot as plot_py
+from rucksack import table as table_
+from rucksack import timing as timing_py
+from rucksack import topics as topics_py
+from rucksack import toy as toy_py
+from rucksack import words as words_
+from rucksack.grammar import word_id
+from senses import affinities, affinity, scale_senses
 
 SHARED = Path(__file__).parent.parent.parent / 'shared' / 'data'
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')
@@ -34,9 +44,9 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason='the real data fil
 def gpt2_known() -> bool:
     """Whether GPT-2's vocabulary can be had."""
     try:
-        prepare.load_tokenizer(prepare.GPT2)
+        data_py.load_tokenizer(data_py.GPT2)
         return True
-    except prepare.UserError:
+    except common_py.UserError:
         return False
 
 
@@ -64,13 +74,13 @@ def small(k: int, seed: int = 0, **shape) -> Backpack:
 WORDS = ('the nurse said that she he they was sick music guitar song said . trick table chair').split()
 
 
-def toy_subject(k: int = 4, padding: int = 0, **shape) -> tables.Subject:
+def toy_subject(k: int = 4, padding: int = 0, **shape) -> table_.Subject:
     """A random model of a vocabulary made of WORDS, with rows of padding."""
-    tokenizer = prepare.toy_tokenizer([' '.join(WORDS), ' ' + ' '.join(WORDS)])
-    n = prepare.load_tokenizer(tokenizer).n_vocab
+    tokenizer = toy_py.toy_tokenizer([' '.join(WORDS), ' ' + ' '.join(WORDS)])
+    n = data_py.load_tokenizer(tokenizer).n_vocab
     model = small(k, vocab_size=n + padding, n_vocab=n, **shape)
     model.tokenizer = tokenizer
-    return tables.Subject('toy', model, prepare.load_tokenizer(tokenizer))
+    return table_.Subject('toy', model, data_py.load_tokenizer(tokenizer))
 
 
 say, error_of = partial(conftest.say, tables), partial(conftest.error_of, tables)
@@ -91,7 +101,7 @@ def test_scores_are_those_of_one_text_at_a_time():
     with torch.no_grad():  # one continuation that is greedy all along
         context = pairs[0][0]
         pairs.append((context, s.model.generate(torch.tensor([context]), 3, temperature=0)[0, 1:].tolist()))
-    logp, greedy = tables.score(s, pairs, '')
+    logp, greedy = likely.score(s, pairs, '')
     for i, (context, asked) in enumerate(pairs):
         row, total, hit = (context + asked)[-25:], 0.0, True
         logits = s.model(torch.tensor([row[:-1]]))[0][0]
@@ -109,7 +119,7 @@ def test_windows_ask_every_token_once(n, look_back):
     """The continuations of the windows, joined, are the text; each context is what comes before, one token of
     it, or in the last window with look_back as many as fit beside."""
     ids = list(range(100, 100 + n))
-    pairs = tables.windows(ids, 5, 8, look_back)
+    pairs = likely.windows(ids, 5, 8, look_back)
     assert [i for _, asked in pairs for i in asked] == ids
     whole, at = [5, *ids], 1
     for i, (context, asked) in enumerate(pairs):
@@ -126,7 +136,7 @@ def test_window_perplexity_is_that_of_one_long_window_where_the_text_fits():
     T, eot = s.model.config.block_size, s.encoding.eot_token
     ids = np.random.default_rng(1).integers(0, s.encoding.n_vocab, 2 * T + 5).tolist()
     one = s.model(torch.tensor([[eot, *ids[:T - 1]]]), torch.tensor([ids[:T]]))[1].item()
-    assert tables.loss_of(s, ids[:T]) == pytest.approx(math.exp(one), rel=1e-5)
+    assert likely.loss_of(s, ids[:T]) == pytest.approx(math.exp(one), rel=1e-5)
     nats = []
     for start in range(0, len(ids), T):
         x = ([eot] + ids)[start:start + T]
@@ -134,16 +144,16 @@ def test_window_perplexity_is_that_of_one_long_window_where_the_text_fits():
         logits = s.model(torch.tensor([x[:len(y)]]))[0][0]
         nats += F.cross_entropy(logits, torch.tensor(y), reduction='none').tolist()
     assert len(nats) == len(ids)
-    assert tables.loss_of(s, ids) == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-5)
+    assert likely.loss_of(s, ids) == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-5)
 
 
 def test_spearman_with_ties_is_the_known_value():
     """Ranks of equal numbers are averaged: for (1, 2, 2, 4, 5) and (3, 1, 2, 5, 5), by hand, the ranks are
     (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5), and their correlation is 6 / 9.5."""
     x, y = torch.tensor([1.0, 2, 2, 4, 5]), torch.tensor([3.0, 1, 2, 5, 5])
-    assert tables.ranks(x).tolist() == [1, 2.5, 2.5, 4, 5] and tables.ranks(y).tolist() == [3, 1, 2, 4.5, 4.5]
-    assert tables.spearman(x, y) == pytest.approx(6 / 9.5)
-    assert tables.spearman(x, -x) == pytest.approx(-1) and math.isnan(tables.spearman(x, torch.ones(5)))
+    assert words_.ranks(x).tolist() == [1, 2.5, 2.5, 4, 5] and words_.ranks(y).tolist() == [3, 1, 2, 4.5, 4.5]
+    assert words_.spearman(x, y) == pytest.approx(6 / 9.5)
+    assert words_.spearman(x, -x) == pytest.approx(-1) and math.isnan(words_.spearman(x, torch.ones(5)))
 
 
 def test_likeness_is_the_cosine_of_each_sense():
@@ -151,7 +161,7 @@ def test_likeness_is_the_cosine_of_each_sense():
     s = toy_subject()
     pairs = [('nurse', 'she', 1.0), ('nurse', 'xy', 2.0)]  # xy: ' x' is no token, so bytes
     for first in (False, True):
-        found = tables.likeness(s, pairs, first)
+        found = words_.likeness(s, pairs, first)
         for p, (a, b, _) in enumerate(pairs):
             vectors = []
             for word in (a, b):
@@ -169,16 +179,16 @@ def test_likeness_is_the_cosine_of_each_sense():
 def test_bias_ratio_of_a_made_distribution():
     """p(she), p(he) of (0.6, 0.2) and (0.1, 0.5) give the ratios 3 and 5, mean 4."""
     logits = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log() + torch.tensor([[3.0], [-2]])
-    assert tables.bias_ratio(logits, 0, 1).item() == pytest.approx(4)
+    assert words_.bias_ratio(logits, 0, 1).item() == pytest.approx(4)
 
 
 def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
     """The logits for every fraction, computed from two passes, equal a pass with that factor as an edit."""
     s = toy_subject()
     noun = [word_id(s.encoding, 'nurse')]
-    idx, last = tables.prompts_of(s, 'nurse', ['the {} said that', 'the {} was', 'that {}'])
-    found = tables.without_sense(s.model, idx, last, noun, 2)
-    for i, fraction in enumerate(tables.FRACTIONS):
+    idx, last = words_.prompts_of(s, 'nurse', ['the {} said that', 'the {} was', 'that {}'])
+    found = words_.without_sense(s.model, idx, last, noun, 2)
+    for i, fraction in enumerate(words_.FRACTIONS):
         logits = s.model(idx, edit=scale_senses(noun, [2], 1 - fraction))[0]
         want = torch.stack([logits[row, place] for row, place in enumerate(last.tolist())])
         torch.testing.assert_close(found[i], want, atol=1e-5, rtol=1e-4)
@@ -190,9 +200,9 @@ def test_projection_takes_the_direction_from_the_noun_alone():
     s = toy_subject(k=0)
     noun, she, he = (word_id(s.encoding, word) for word in ('nurse', 'she', 'he'))
     v = (s.model.wte.weight[he] - s.model.wte.weight[she]).detach()
-    idx, last = tables.prompts_of(s, 'nurse', ['the {} said that', 'the {} was'])
-    found = tables.without_direction(s.model, idx, last, [noun], v)
-    for i, fraction in enumerate(tables.FRACTIONS):
+    idx, last = words_.prompts_of(s, 'nurse', ['the {} said that', 'the {} was'])
+    found = words_.without_direction(s.model, idx, last, [noun], v)
+    for i, fraction in enumerate(words_.FRACTIONS):
         E = s.model.wte.weight.detach().clone()
         E[noun] -= fraction * (E[noun] @ v) / (v @ v) * v
         if fraction == 1:
@@ -206,39 +216,39 @@ def test_projection_takes_the_direction_from_the_noun_alone():
 def test_the_best_fraction_is_never_worse_than_none_or_all_where_it_was_chosen(k, monkeypatch):
     """With the evaluation prompts replaced by the estimation prompts, the third row is at most the first and
     the second, for each of several random models."""
-    monkeypatch.setattr(tables, 'PROMPTS', tables.ESTIMATION)
-    monkeypatch.setattr(tables, 'NOUNS', ['nurse', 'table', 'music', 'chair'])
+    monkeypatch.setattr(words_, 'PROMPTS', words_.ESTIMATION)
+    monkeypatch.setattr(words_, 'NOUNS', ['nurse', 'table', 'music', 'chair'])
     s = toy_subject(k, block_size=64)
     for seed in range(3):
         torch.manual_seed(seed)
         for p in s.model.parameters():
             p.data += 0.1 * torch.randn_like(p)
-        none, whole, best = (row[1] for row in tables.gender_rows(s, None))
+        none, whole, best = (row[1] for row in words_.gender_rows(s, None))
         assert 1 <= best <= min(none, whole) + 1e-6
 
 
 def test_the_sense_is_the_one_that_most_separates_she_from_he(monkeypatch):
     """Over the tokens of all nouns, |C_l . (E_she - E_he)| is largest in the mean for the sense that the
     table names; --sense takes another."""
-    monkeypatch.setattr(tables, 'NOUNS', ['nurse', 'table', 'zz'])
+    monkeypatch.setattr(words_, 'NOUNS', ['nurse', 'table', 'zz'])
     s = toy_subject(block_size=64)
     E, encoding = s.model.wte.weight, s.encoding
     she, he = (word_id(encoding, word) for word in ('she', 'he'))
-    tokens = [token for noun in tables.NOUNS for token in encoding.encode_ordinary(' ' + noun)]
+    tokens = [token for noun in words_.NOUNS for token in encoding.encode_ordinary(' ' + noun)]
     assert len(tokens) > 3  # zz is several
     gaps = [[abs(C[l] @ E[she] - C[l] @ E[he]).item() for l in range(4)]
             for C in s.model.senses(torch.tensor(tokens))]
     best = max(range(4), key=lambda l: sum(gap[l] for gap in gaps))
-    assert tables.gender_rows(s, None)[1][0] == f'Backpack toy, without sense {best}'
-    assert tables.gender_rows(s, 1)[1][0] == 'Backpack toy, without sense 1'
+    assert words_.gender_rows(s, None)[1][0] == f'Backpack toy, without sense {best}'
+    assert words_.gender_rows(s, 1)[1][0] == 'Backpack toy, without sense 1'
 
 
 def test_reduction_counts_from_the_excess_over_one(monkeypatch):
     """From ratios 4.34, 2.88 and 2.16 the paper computes reductions of 44% and 65%."""
     ratios = iter([torch.tensor(0), torch.tensor([4.34, 2.88, 2.16]).double()])
-    monkeypatch.setattr(tables, 'NOUNS', ['nurse'])
-    monkeypatch.setattr(tables, 'bias_ratio', lambda *_: next(ratios))
-    rows = tables.gender_rows(toy_subject(block_size=64), 1)
+    monkeypatch.setattr(words_, 'NOUNS', ['nurse'])
+    monkeypatch.setattr(words_, 'bias_ratio', lambda *_: next(ratios))
+    rows = words_.gender_rows(toy_subject(block_size=64), 1)
     assert [row[2] for row in rows] == [None, pytest.approx(43.7, abs=0.05), pytest.approx(65.3, abs=0.05)]
 
 
@@ -253,8 +263,8 @@ def test_affinities_are_the_affinity_of_each_bag():
 def test_the_topic_of_a_text_is_that_of_most_of_its_words():
     """Two of music against one of food is music; one each, or none, is no topic."""
     topics = {'music': ['song', 'jazz'], 'food': ['soup'], 'other': ['yarn']}
-    assert tables.judge('a song with soup and jazz'.split(), topics) == 'music'
-    assert tables.judge('soup song'.split(), topics) is None and tables.judge(['rain'], topics) is None
+    assert topics_py.judge('a song with soup and jazz'.split(), topics) == 'music'
+    assert topics_py.judge('soup song'.split(), topics) is None and topics_py.judge(['rain'], topics) is None
 
 
 def test_texts_are_read_up_to_their_end():
@@ -266,11 +276,11 @@ def test_texts_are_read_up_to_their_end():
     idx = torch.tensor([[eot, *text, eot, *text[:2]], [eot, *text[2:], *text[2:], *text[2:], 7][:8]])
     idx = idx[:, :7]
     topics = {'music': ['music', 'guitar'], 'sports': ['song']}
-    found = tables.read_texts(s, idx, 'music', topics)
+    found = topics_py.read_texts(s, idx, 'music', topics)
     assert (found['texts'], found['right'], found['words'], found['tokens']) == (2, 1, 10, 11)
     assert (found['of_topic'], found['of_bag']) == (2, 1)
     pairs = [([eot], [*text, eot]), ([eot], idx[1, 1:].tolist())]
-    assert found['logp'] == pytest.approx(tables.score(s, pairs, '')[0].sum().item(), abs=1e-4)
+    assert found['logp'] == pytest.approx(likely.score(s, pairs, '')[0].sum().item(), abs=1e-4)
 
 
 def test_a_transformer_that_reads_token_by_token_is_the_same_transformer():
@@ -281,7 +291,7 @@ def test_a_transformer_that_reads_token_by_token_is_the_same_transformer():
     with torch.no_grad():
         whole = s.model(idx)[0]
         for t in range(9):
-            logits, past = tables.read_on(s.model, idx[:, t], past)
+            logits, past = topics_py.read_on(s.model, idx[:, t], past)
             torch.testing.assert_close(logits, whole[:, t], atol=1e-5, rtol=1e-5)
 
 
@@ -292,19 +302,19 @@ def test_pplm_without_a_step_is_plain_sampling_and_steps_raise_the_bag():
     eot, bag = s.encoding.eot_token, [word_id(s.encoding, word) for word in ('music', 'guitar')]
     torch.manual_seed(3)
     start = torch.full((5, 1), eot)
-    plain = tables.pplm(s.model, start, bag, 0.0, 12)
+    plain = topics_py.pplm(s.model, start, bag, 0.0, 12)
     torch.manual_seed(3)
     assert torch.equal(plain, s.model.generate(start, 12))
     past = torch.randn(2, 2, 5, 2, 6, 8)
     token, mass = plain[:, 3], []
-    before = tables.read_on(s.model, token, past)[0].softmax(-1).detach()
+    before = topics_py.read_on(s.model, token, past)[0].softmax(-1).detach()
     for step in (0.0, 0.05, 0.2):
-        moved = tables.steer(s.model, token, past, torch.tensor(bag), before, step)
-        mass.append(tables.read_on(s.model, token, moved)[0].softmax(-1)[:, bag].sum(-1).detach())
+        moved = topics_py.steer(s.model, token, past, torch.tensor(bag), before, step)
+        mass.append(topics_py.read_on(s.model, token, moved)[0].softmax(-1)[:, bag].sum(-1).detach())
     torch.testing.assert_close(mass[0], before[:, bag].sum(-1))
     assert (mass[1] > mass[0]).all() and (mass[2] > mass[1]).all()
     torch.manual_seed(3)
-    assert not torch.equal(plain, tables.pplm(s.model, start, bag, 10.0, 12))
+    assert not torch.equal(plain, topics_py.pplm(s.model, start, bag, 10.0, 12))
 
 
 def test_pages_and_words_of_wikitext():
@@ -312,13 +322,13 @@ def test_pages_and_words_of_wikitext():
     undoes WikiText's spacing."""
     text = (' \n = One = \n \n It is 1 @,@ 000 km , " so far " . \n = = Deeper = = \n more \n'
             ' = Two = \n end \n')
-    pages = tables.pages_of(text)
+    pages = likely.pages_of(text)
     assert len(pages) == 2 and pages[0].startswith(' = One = ') and ' = = Deeper = = ' in pages[0]
     assert len(re.split(r'\s+', pages[0])) == 23 and len(re.split(r'\s+', pages[1])) == 6
-    assert tables.detokenize(pages[0]) == ' = One =\n\nIt is 1,000 km, "so far".\n== Deeper ==\nmore '
-    assert tables.detokenize(" two cats ' hats ; a ( so @-@ called ) dog ") \
+    assert likely.detokenize(pages[0]) == ' = One =\n\nIt is 1,000 km, "so far".\n== Deeper ==\nmore '
+    assert likely.detokenize(" two cats ' hats ; a ( so @-@ called ) dog ") \
         == " two cats' hats; a (so-called) dog "
-    assert tables.detokenize(" the word , x . , y ") == " the word, x., y "
+    assert likely.detokenize(" the word , x . , y ") == " the word, x., y "
 
 
 def test_functions_are_timed_in_turn():
@@ -331,20 +341,20 @@ def test_functions_are_timed_in_turn():
         time.sleep(seconds)
 
     both = [partial(work, 'fast', 0.001), partial(work, 'slow', 0.02)]
-    fast, slow = tables.alternate(both, 'cpu', 0.0, '')
+    fast, slow = timing_py.alternate(both, 'cpu', 0.0, '')
     assert calls == ['fast', 'slow'] * 5 and len(fast) == len(slow) == 3
     assert max(fast) < 0.02 <= min(slow)
-    assert 3 < len(tables.alternate(both, 'cpu', 0.3, '')[0]) <= 15
-    assert len(tables.alternate([int], 'cpu', 9.0, '')[0]) == 100
+    assert 3 < len(timing_py.alternate(both, 'cpu', 0.3, '')[0]) <= 15
+    assert len(timing_py.alternate([int], 'cpu', 9.0, '')[0]) == 100
 
 
 def test_the_timing_table_has_means_in_ms_and_the_ratio_of_medians(monkeypatch):
     """Of 1, 2, 9 s for the first and 1, 1, 4 s for the second: 4,000 and 2,000 ms, ratio 2; of generation, a
     32nd of it a token, or a 16th where one at each of 16 places is made. Memory is that of one step each."""
     times = [(1.0, 2.0, 9.0), (1.0, 1.0, 4.0)]
-    monkeypatch.setattr(tables, 'alternate', lambda works, *_: times[:len(works)])
-    monkeypatch.setattr(tables, 'cost_of_step', lambda config, *_: (1.0, 2e9 if config.n_sense else 1e9))
-    table = tables.timing_table([toy_subject(block_size=64)], Namespace(device='cpu', size=None))
+    monkeypatch.setattr(timing_py, 'alternate', lambda works, *_: times[:len(works)])
+    monkeypatch.setattr(timing_py, 'cost_of_step', lambda config, *_: (1.0, 2e9 if config.n_sense else 1e9))
+    table = timing_py.timing_table([toy_subject(block_size=64)], Namespace(device='cpu', size=None))
     assert [row[1:] for row in table.rows] == [
         *[[4000, 2000, 2, 3]] * 4, [4000 / 32, 2000 / 32, 2, 3], [4000 / 16, 2000 / 32, 4, 3]]
     assert 'Backpack 2.00 GB, Transformer 1.00 GB, ratio 2.00' in table.notes[1]
@@ -354,7 +364,7 @@ def test_what_is_timed_is_what_it_is_called():
     """The pairs that the timing table runs: both losses of a step, and forward passes with the table and
     without, agree; generation is timed over the second half of a text."""
     backpack, gpt = toy_subject(block_size=32).model, toy_subject(k=0, block_size=32).model
-    pairs, table = tables.pairs_to_time(backpack, gpt, 2, 'cpu')
+    pairs, table = timing_py.pairs_to_time(backpack, gpt, 2, 'cpu')
     given = {name: [work.args[-1] for work in works] for name, works, *_ in pairs}
     (ours, its), (ready, _), (step, _), (fast, plain), *_ = given.values()
     torch.testing.assert_close(backpack(**ready)[0], backpack(**ours)[0])
@@ -370,20 +380,20 @@ def test_a_step_costs_more_memory_in_a_larger_model():
     twice the memory, and at least weights, gradients and two moments."""
     small, large = (Config(block_size=64, vocab_size=20000, n_layer=1, n_head=2, n_embd=d, n_sense=2)
                     for d in (64, 256))
-    (_, a), (seconds, b) = (tables.cost_of_step(c, 2, 64, 'cpu') for c in (small, large))
+    (_, a), (seconds, b) = (timing_py.cost_of_step(c, 2, 64, 'cpu') for c in (small, large))
     assert b > 2 * a and b > 16 * Backpack(large).n_params()['total'] and seconds > 0
 
 
 def test_the_cost_table_grows_one_thing_at_a_time(monkeypatch):
     """Rows differ from the first in one of batch, length, senses and size; the operations are those of
     flops_per_token but for words that repeat."""
-    monkeypatch.setattr(tables, 'cost_of_step', lambda config, *_: (2.0 if config.n_sense else 1.0, 10**9))
-    table = tables.cost_table([], Namespace(device='cpu', size=None))
+    monkeypatch.setattr(timing_py, 'cost_of_step', lambda config, *_: (2.0 if config.n_sense else 1.0, 10**9))
+    table = timing_py.cost_table([], Namespace(device='cpu', size=None))
     assert table.rows[0][:7] == ['micro', 1, 512, 16, 2000, 1000, 2]
     assert all(sum(a != b for a, b in zip(row[:4], table.rows[0][:4])) == 1 for row in table.rows[1:])
     with torch.device('meta'):
         model = Backpack(Config(**tables.SIZES['micro']))
-    words = tables.text_like(50257, 1, 512).unique().numel()
+    words = timing_py.text_like(50257, 1, 512).unique().numel()
     matrices = (2 * 384 + 17 * 384) * 4 * 384  # of the sense network: d -> 4d -> d -> 4d -> k*d
     flops = 512 * model.flops_per_token() - 6 * matrices * (512 - words)
     assert table.rows[0][-2] == pytest.approx(flops / 1e9) and table.rows[0][-1] == table.rows[0][-2] / 2
@@ -392,12 +402,12 @@ def test_the_cost_table_grows_one_thing_at_a_time(monkeypatch):
 
 def test_a_training_step_trains_and_a_forward_pass_does_not():
     """After one step on a text its loss is lower; a forward pass leaves every weight as it was."""
-    s, amp = toy_subject(), tables.in_numbers_of('cpu')
-    idx = tables.text_like(s.encoding.n_vocab, 2, 20)
+    s, amp = toy_subject(), timing_py.in_numbers_of('cpu')
+    idx = timing_py.text_like(s.encoding.n_vocab, 2, 20)
     before = s.model(idx, idx)[1].item()
-    tables.forward_pass(s.model, amp, {'idx': idx})
+    timing_py.forward_pass(s.model, amp, {'idx': idx})
     assert s.model(idx, idx)[1].item() == before
-    tables.training_step(s.model, s.model.adamw(1e-3, 0.1, (0.9, 0.95)), amp, {'idx': idx, 'targets': idx})
+    timing_py.training_step(s.model, s.model.adamw(1e-3, 0.1, (0.9, 0.95)), amp, {'idx': idx, 'targets': idx})
     assert s.model(idx, idx)[1].item() < before
 
 
@@ -405,11 +415,11 @@ def test_a_training_step_trains_and_a_forward_pass_does_not():
 def test_a_model_of_the_papers_shape_is_shown_beside_the_papers_numbers(size):
     """Backpack and Transformer of Table 9 with 512 tokens are recognised, others are not; Table 2's rows are
     theirs."""
-    def subject(**change) -> tables.Subject:
+    def subject(**change) -> table_.Subject:
         with torch.device('meta'):
             model = Backpack(Config(**tables.SIZES[size] | change))
-        model.tokenizer = prepare.GPT2
-        return tables.Subject('x', model, None)
+        model.tokenizer = data_py.GPT2
+        return table_.Subject('x', model, None)
 
     pair = [subject(), subject(n_sense=0)]
     assert [s.size for s in pair] == [size] * 2
@@ -418,7 +428,7 @@ def test_a_model_of_the_papers_shape_is_shown_beside_the_papers_numbers(size):
         assert subject(**change).size is None
     blimp = {'micro': (75.6, 77.8), 'mini': (76.2, 80.4), 'small': (76.3, 81.9)}[size]
     name = size.capitalize()
-    assert tables.paper_rows([*pair, subject(n_layer=7)], 4) == [
+    assert likely.paper_rows([*pair, subject(n_layer=7)], 4) == [
         [f"the paper's Backpack-{name}", blimp[0]], [f"the paper's Transformer-{name}", blimp[1]]]
 
 
@@ -429,8 +439,8 @@ def test_a_model_of_the_papers_shape_is_shown_beside_the_papers_numbers(size):
 @pytest.fixture
 def quick(monkeypatch):
     """Every function is timed three times only."""
-    plain = tables.alternate
-    monkeypatch.setattr(tables, 'alternate', lambda works, device, _, what: plain(works, device, 0, what))
+    plain = timing_py.alternate
+    monkeypatch.setattr(timing_py, 'alternate', lambda works, device, _, what: plain(works, device, 0, what))
 
 
 @pytest.fixture(scope='module')
@@ -440,8 +450,8 @@ def random_pair(tmp_path_factory):
         pytest.skip("GPT-2's vocabulary cannot be had")
     folder = tmp_path_factory.mktemp('eval')
     for name, k in (('run', 4), ('run_gpt', 0)):
-        save(folder / 'out' / name, small(k, seed=k), prepare.GPT2, 'words')
-    encoding = prepare.load_tokenizer(prepare.GPT2)
+        save(folder / 'out' / name, small(k, seed=k), data_py.GPT2, 'words')
+    encoding = data_py.load_tokenizer(data_py.GPT2)
     (folder / 'data' / 'words').mkdir(parents=True)
     np.array(encoding.encode_ordinary('Some words that are held out. ' * 9), 'uint16').tofile(
         folder / 'data' / 'words' / 'val.bin')
@@ -476,7 +486,7 @@ def test_lambada_by_hand(random_pair, capsys, monkeypatch):
     log-probability, accuracy the share in which all of its tokens are the argmax."""
     monkeypatch.chdir(random_pair)
     rows = rows_of(random_pair, capsys, 'lambada', '--from', 'out/run', '--data', 'bench')
-    encoding = prepare.load_tokenizer(prepare.GPT2)
+    encoding = data_py.load_tokenizer(data_py.GPT2)
     for name, k in (('Backpack out/run', 4), ('Transformer out/run_gpt', 0)):
         model, sums, hits = small(k, seed=k), [], []
         for context, word in (('He took the ball and threw the', ' ball'),
@@ -495,7 +505,7 @@ def test_blimp_by_hand(random_pair, capsys, monkeypatch):
     files gives the same."""
     monkeypatch.chdir(random_pair)
     rows = rows_of(random_pair, capsys, 'blimp', '--from', 'out/run', '--data', 'bench')
-    encoding = prepare.load_tokenizer(prepare.GPT2)
+    encoding = data_py.load_tokenizer(data_py.GPT2)
 
     def logp(model, text):
         ids = [encoding.eot_token, *encoding.encode_ordinary(text)]
@@ -519,11 +529,11 @@ def test_wikitext_divides_by_the_words_of_the_original(random_pair, capsys, monk
     """exp of the nats of all tokens of the detokenized pages over the words of the raw pages."""
     monkeypatch.chdir(random_pair)
     rows = rows_of(random_pair, capsys, 'wikitext', '--from', 'out/run', '--data', 'bench/wiki.test.raw')
-    encoding, model = prepare.load_tokenizer(prepare.GPT2), small(4, seed=4)
+    encoding, model = data_py.load_tokenizer(data_py.GPT2), small(4, seed=4)
     nats = words = tokens = 0
-    for page in tables.pages_of(Path('bench/wiki.test.raw').read_text()):
+    for page in likely.pages_of(Path('bench/wiki.test.raw').read_text()):
         words += len(re.split(r'\s+', page))
-        ids = encoding.encode_ordinary(tables.detokenize(page))
+        ids = encoding.encode_ordinary(likely.detokenize(page))
         assert len(ids) < 24  # one window
         x = torch.tensor([[encoding.eot_token, *ids[:-1]]])
         nats, tokens = nats + model(x, torch.tensor([ids]))[1].item() * len(ids), tokens + len(ids)
@@ -536,10 +546,10 @@ def test_every_table_runs_on_random_models(random_pair, quick, capsys, monkeypat
     of data, and writes the same numbers as JSON; the ablation is skipped, with a line, for want of runs, and
     the cost left out."""
     monkeypatch.chdir(random_pair)
-    monkeypatch.setattr(tables, 'NOUNS', ['nurse', 'hairdresser'])
+    monkeypatch.setattr(words_, 'NOUNS', ['nurse', 'hairdresser'])
     for name in ('TOPICS', 'KEYWORDS'):  # two topics are enough
-        both = {label: getattr(tables, name)[label] for label in ('music', 'family')}
-        monkeypatch.setattr(tables, name, both)
+        both = {label: getattr(topics_py, name)[label] for label in ('music', 'family')}
+        monkeypatch.setattr(topics_py, name, both)
     text = say(capsys, 'all', '--from', 'out/run', '--data', 'bench', '--texts', '1', '--length', '4',
                '--step-sizes', '0.05', '--json', 'all.json')
     found = json.loads(Path('all.json').read_text())['tables']
@@ -555,17 +565,17 @@ def test_every_table_runs_on_random_models(random_pair, quick, capsys, monkeypat
 def test_the_real_data_files_are_read():
     """LAMBADA has 5,153 passages, WikiText 62 pages, BLiMP 67 paradigms of 1,000, and the sets of word pairs
     999, 3,500, 65 and 353."""
-    s = tables.Subject('none', Namespace(config=Config(n_sense=0), tokenizer=prepare.GPT2, wte=small(0).wte),
-                       prepare.load_tokenizer(prepare.GPT2))
+    s = table_.Subject('none', Namespace(config=Config(n_sense=0), tokenizer=data_py.GPT2, wte=small(0).wte),
+                       data_py.load_tokenizer(data_py.GPT2))
     args = Namespace(data=str(SHARED), table='all')
-    pairs = tables.similarity_data(s, args)
+    pairs = words_.similarity_data(s, args)
     assert {name: len(p) for name, p in pairs.items()} == {
         'SL999': 999, 'SV3500': 3500, 'RG65': 65, 'WS353': 353}
-    archive = tables.benchmark(s, args, 'BLiMP', tables.is_blimp)
-    counts = Counter(row['UID'] for row in tables.blimp_rows(archive))
+    archive = likely.benchmark(s, args, 'BLiMP', likely.is_blimp)
+    counts = Counter(row['UID'] for row in likely.blimp_rows(archive))
     assert len(counts) == 67 and set(counts.values()) == {1000}
-    assert sum(tables.is_blimp(path) for path in (SHARED / 'blimp' / 'sample').iterdir()) == 5
-    assert len(tables.pages_of(tables.read_text(SHARED / 'wikitext' / 'wikitext-2-raw.test.txt'))) == 62
+    assert sum(likely.is_blimp(path) for path in (SHARED / 'blimp' / 'sample').iterdir()) == 5
+    assert len(likely.pages_of(table_.read_text(SHARED / 'wikitext' / 'wikitext-2-raw.test.txt'))) == 62
     assert sum(1 for _ in prepare.rows_of_files([str(SHARED / 'lambada' / 'lambada_test.jsonl')])) == 5153
 
 
@@ -602,7 +612,7 @@ def test_runs_with_other_numbers_of_senses_are_collected(toy, capsys, monkeypatc
     tokenizer = json.loads((toy / 'data' / 'toy' / 'meta.json').read_text())['tokenizer']
     for name, k, shape in (('a', 4, {}), ('b', 2, {}), ('gpt', 0, {}), ('wide', 2, {'n_embd': 32})):
         save(tmp_path / 'out' / name, small(k, vocab_size=811, **shape), tokenizer, 'toy')
-    monkeypatch.setattr(tables, 'loss_of', lambda s, ids: float(s.model.config.n_sense))
+    monkeypatch.setattr(likely, 'loss_of', lambda s, ids: float(s.model.config.n_sense))
     found = rows_of(tmp_path, capsys, 'ablation', '--from', 'out/a')
     assert list(found) == ['out/b', 'out/a'] and [row[0] for row in found.values()] == [2, 4]
     n = sum(p.numel() for p in small(4, vocab_size=811).parameters())
@@ -680,7 +690,7 @@ def test_a_sweep_is_drawn_as_figure_3(toy, capsys, monkeypatch):
     monkeypatch.chdir(toy)
     say(capsys, 'plot', '--sweep', 'nurse:0,1', '--out', 'sweep.svg', '--from', 'out/toy', '--start',
         'The nurse said that')
-    s, lines = tables.load('out/toy', 'cpu'), lines_of('sweep.svg')
+    s, lines = table_.load('out/toy', 'cpu'), lines_of('sweep.svg')
     idx = torch.tensor([s.encoding.encode_ordinary('The nurse said that')])
     nurse = word_id(s.encoding, 'nurse')
     with torch.no_grad():
@@ -699,7 +709,7 @@ def test_a_sweep_is_drawn_as_figure_3(toy, capsys, monkeypatch):
     (0, 1), (0.2, 0.9), (1e-7, 3e-7), (0, 4_096_000), (3.1, 11), (-2, 7e9)])
 def test_axes_have_a_few_round_numbers(low, high):
     """Between 2 and 7 numbers from low to high, each one, two or five times a power of ten apart."""
-    steps = tables.round_steps(low, high)
+    steps = plot_py.round_steps(low, high)
     assert 2 <= len(steps) <= 7 and low <= steps[0] + 1e-12 and steps[-1] <= high * (1 + 1e-9)
     apart = steps[1] - steps[0]
     assert round(apart / 10 ** math.floor(math.log10(apart) + 1e-9), 6) in (1, 2, 5)
@@ -708,7 +718,7 @@ def test_axes_have_a_few_round_numbers(low, high):
 @pytest.mark.parametrize('rows, settings', [
     ('', {}), ('1,3.0,,', {}), ('x,,3.0,', {}), ('1,,nan,', {}), ('1,,1e308,', {}), ('1,,5e-324,', {}),
     ('1e308,,3.0,', {}), ('-1,,3.0,', {}), ('1,,3.0,', {'batch_size': 1e308}), ('1,,3.0,', {'model': 7}),
-    ('1,,3.0,', {'batch_size': 'x'}), ('1,,3.0,', {'batch_size': -1}), ('1,,3.0,', {'frobnicate': 1}),
+    ('1,,3.0,', {'batch_size': 'x'}), ('1,,3.0,', {'batch_size': -1}),
     ('1,,3.0,', {'block_size': torch.ones(2)})])
 def test_a_log_that_cannot_be_drawn_is_one_line(tiny, capsys, rows, settings):
     """A log without a loss that could be one, and settings that are none, give no picture."""
@@ -795,9 +805,9 @@ def test_bad_input_is_one_line_and_exit_code_2(random_pair, capsys, monkeypatch,
         Path('one.jsonl').write_text('{"text": "word"}\n')
         Path('blimp.tar').write_text('no tar')
         Path('bad/RG65.csv').write_text('cord;smile;0.02\nrooster;voyage;many\n')
-        tokenizer = prepare.toy_tokenizer(['just some words'])
+        tokenizer = toy_py.toy_tokenizer(['just some words'])
         for name, k in (('nopronouns', 4), ('nopronouns_gpt', 0)):
-            n = prepare.load_tokenizer(tokenizer).n_vocab
+            n = data_py.load_tokenizer(tokenizer).n_vocab
             save(Path(name), small(k, vocab_size=n), tokenizer)
         np.zeros(9, 'uint16').tofile('data/other/val.bin')
         for name in ('odd', 'half'):
@@ -805,9 +815,9 @@ def test_bad_input_is_one_line_and_exit_code_2(random_pair, capsys, monkeypatch,
         Path('data/half/val.bin').write_bytes(b'odd')
         np.zeros(9, 'uint16').tofile('data/odd/val.bin')
         Path('data/odd/meta.json').write_text(json.dumps(
-            {'tokenizer': prepare.GPT2, 'dtype': 'float32', 'vocab_size': 50257}))
+            {'tokenizer': data_py.GPT2, 'dtype': 'float32', 'vocab_size': 50257}))
         Path('data/other/meta.json').write_text(json.dumps({
-            'tokenizer': tokenizer, 'dtype': 'uint16', 'vocab_size': prepare.vocabulary_of(tokenizer),
+            'tokenizer': tokenizer, 'dtype': 'uint16', 'vocab_size': data_py.vocabulary_of(tokenizer),
             'tokens': {'train': 0, 'val': 9}, 'sha256': {'train': '0' * 64, 'val': '0' * 64}}))
     source = [] if {'--from', 'plot'} & {*argv} else ['--from', 'out/run']
     assert words in error_of(capsys, *argv, *(source if '--size' not in argv else []))
@@ -868,7 +878,7 @@ def test_rows_from_the_hub_are_those_of_files(random_pair, capsys, monkeypatch):
         if 'lambada' in name:
             return [json.loads(line) for line in open('bench/lambada_test.jsonl')]
         if 'wikitext' in name:
-            return [{'page': page} for page in tables.pages_of(Path('bench/wiki.test.raw').read_text())]
+            return [{'page': page} for page in likely.pages_of(Path('bench/wiki.test.raw').read_text())]
         return [json.loads(line) for line in open(f'bench/blimp/{config}.jsonl')]
 
     monkeypatch.setattr(datasets, 'load_dataset', load)

@@ -22,6 +22,7 @@ import model
 import prepare
 import sample
 import train
+from rucksack import published as published_py
 
 SEED, TIMES = os.environ.get('FUZZ_SEED', '0'), int(os.environ.get('FUZZ_N', 1))
 NASTY = [
@@ -70,7 +71,7 @@ def world(tmp_path_factory):
     for kind in ('backpack', 'gpt'):
         train.main([*SMALL, '--dataset=toy', '--max_iters=1', f'--model={kind}',
                     f'--out_dir=out/run{"_gpt" * (kind == "gpt")}'])
-    model.export(model.from_pretrained('out/run'), 'exported')
+    published_py.export(published_py.from_pretrained('out/run'), 'exported')
     lines = [json.dumps({'text': f'My nurse said that she left {i} clinics.'}) for i in range(30)]
     Path('text.jsonl').write_text('\n'.join(lines))
     Path('text.txt').write_text('My nurse said that she left for the clinic.\n' * 40)
@@ -83,7 +84,7 @@ def world(tmp_path_factory):
     Path('c.py').write_text('n_layer = 1\nlearning_rate = 0.01\n')
     with tarfile.open('text.tar', 'w') as tar:
         tar.add('text.txt')
-    torch.save(model.from_pretrained('out/run').state_dict(), 'model.pt')
+    torch.save(published_py.from_pretrained('out/run').state_dict(), 'model.pt')
     yield folder
     os.chdir(before)
     del os.environ['HF_HUB_OFFLINE']

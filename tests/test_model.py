@@ -17,21 +17,11 @@ import torch
 import torch.nn.functional as F
 
 import model as model_py
-import train
-from model import (
-    SIZES,
-    Backpack,
-    Cache,
-    Config,
-    SenseTable,
-    UserError,
-    causal_softmax,
-    distinct_words,
-    export,
-    from_pretrained,
-    sum_in_blocks,
-    weighted_sum,
-)
+from model import SIZES, Backpack, Cache, Config, SenseTable, causal_softmax, sum_in_blocks, weighted_sum
+from rucksack import data as data_py
+from rucksack.common import UserError
+from rucksack.data import distinct_words
+from rucksack.published import export, from_pretrained
 from senses import affinity, compose, scale_senses, topic
 
 ROOT = Path(__file__).parent.parent
@@ -563,7 +553,7 @@ def test_a_sense_turned_off_takes_its_contribution_with_it():
 
 def test_a_transformer_has_no_senses_to_edit():
     """An edit given to the baseline Transformer is an error, not ignored."""
-    with pytest.raises(UserError, match='no senses'):
+    with pytest.raises(ValueError, match='no senses'):
         lively(n_sense=0)(text(), edit=lambda idx, C: C)
 
 
@@ -708,7 +698,7 @@ def test_a_compiled_model_is_compiled_once_whatever_the_number_of_words():
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     for i in range(20):
         idx = torch.randint(1 + 21 * i, (8, 40))
-        inputs = train.inputs_of(idx, idx, 'cpu')
+        inputs = data_py.inputs_of(idx, idx, 'cpu')
         fast = loss_and_gradients(model, compiled(**inputs)[1])
         if i % 5 == 0:
             torch.testing.assert_close(fast, loss_and_gradients(model, plain_loss(model, idx, idx)),
@@ -726,7 +716,7 @@ def test_a_compiled_model_takes_a_last_batch_of_fewer_texts():
         compiled = torch.compile(model, backend='eager', fullgraph=True)
         with torch.no_grad():
             for n in (4, 3, 2):
-                inputs = train.inputs_of(text(batch=n), text(batch=n, seed=2), 'cpu')
+                inputs = data_py.inputs_of(text(batch=n), text(batch=n, seed=2), 'cpu')
                 torch.testing.assert_close(compiled(**inputs)[1], model(**inputs)[1])
 
 
@@ -801,5 +791,5 @@ def test_a_sense_table_is_the_senses():
     ({'n_vocab': 41}, 'n_vocab is 41')])
 def test_numbers_that_do_not_fit_are_refused(change, message):
     """A config that no model can have says which number is wrong."""
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         Config(**{**TINY, **change})

@@ -17,9 +17,13 @@ import torch
 from conftest import ROOT, VOCABULARY
 
 import sample
-from model import Backpack, Config, from_pretrained
-from prepare import load_tokenizer
-from senses import compose, extremes, scale_senses, word_id
+from model import Backpack, Config
+from rucksack import grammar as grammar_py
+from rucksack import page as page_py
+from rucksack.data import load_tokenizer
+from rucksack.grammar import word_id
+from rucksack.published import from_pretrained
+from senses import compose, extremes, scale_senses
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium: apt-get install chromium')
@@ -39,11 +43,11 @@ def out(toy, tmp_path, monkeypatch):
 class World:
     """A model, its words, and the prompt of a page."""
 
-    def __init__(self, source: str = 'out/toy', prompt: str = sample.PROMPT):
+    def __init__(self, source: str = 'out/toy', prompt: str = grammar_py.PROMPT):
         self.model = from_pretrained(source)
         self.encoding = load_tokenizer(self.model.tokenizer)
         self.ids = self.encoding.encode_ordinary(prompt)[-self.model.config.block_size:]
-        self.labels = {sample.label(self.encoding, v): v for v in range(self.model.config.n_vocab)}
+        self.labels = {page_py.label(self.encoding, v): v for v in range(self.model.config.n_vocab)}
 
     def id(self, word: str) -> int:
         """The token of a word inside a text."""
@@ -347,7 +351,7 @@ def test_a_page_of_a_large_vocabulary_is_small(large, capsys, prompt):
     if CHROMIUM:
         world = World(str(large), prompt)
         last = world.ids[-1:]
-        key = sample.written(world.encoding, last[0])
+        key = page_py.written(world.encoding, last[0])
         dom = browse(page, f'#{key}:1=0&{key}:2=2')
         check_table(world, dom, [(last, [1], 0.0), (last, [2], 2.0)], within=float(error) + 1e-5)
         assert 'aria-live="polite">dragon<' in browse(page, '', LOOK % 'dragon')
@@ -359,7 +363,7 @@ def test_a_page_of_a_large_vocabulary_is_small(large, capsys, prompt):
     (['--html', 'out/toy/ckpt.pt'], 'does not end in .html'),
     (['--html', 'x.html', '--senses-off', 'nurse:1'], 'as it is'),
     (['--html', 'x.html', '--explain'], 'leave out'), (['--html', 'x.html', '--export', 'y'], 'leave out'),
-    (['--html', 'gpt.pt/x.html'], 'no folder'), (['--html', str(sample.TEMPLATE)], 'template'),
+    (['--html', 'gpt.pt/x.html'], 'no folder'), (['--html', str(page_py.TEMPLATE)], 'template'),
     (['--html', 'x.html', '--show', 'zebra'], "'zebra'"),
     (['--html', 'x.html', '--start', 'FILE:none'], 'none'),
     (['--html', 'x.html', '--from', 'gpt.pt'], 'only a Backpack has senses')])
@@ -400,7 +404,7 @@ def test_labels_tell_tokens_apart(toy):
     if VOCABULARY.is_dir():
         kinds.append(tiktoken.get_encoding('gpt2'))
     for encoding in kinds:
-        labels = [sample.label(encoding, v) for v in range(encoding.n_vocab)]
+        labels = [page_py.label(encoding, v) for v in range(encoding.n_vocab)]
         assert all(label and label.isprintable() and ' ' not in label for label in labels)
         assert len(set(labels)) > 0.99 * len(labels)
-    assert sample.TEMPLATE.read_text().count('DATA') == 1
+    assert page_py.TEMPLATE.read_text().count('DATA') == 1

@@ -18,6 +18,9 @@ import pytest
 import tiktoken
 
 import prepare
+from rucksack import common as common_py
+from rucksack import data as data_py
+from rucksack import toy as toy_py
 
 ROOT = Path(__file__).parent.parent
 TEXTS = ['The nurse said that she\n\nhad a new  car.\n', 'Żółć, naïve 日本語 <|endoftext|> 😀', 'x' * 3000,
@@ -27,8 +30,8 @@ TEXTS = ['The nurse said that she\n\nhad a new  car.\n', 'Żółć, naïve 日�
 def gpt2_or_skip() -> None:
     """Skip a test where GPT-2's vocabulary can't be had."""
     try:
-        prepare.load_tokenizer(prepare.GPT2)
-    except prepare.UserError as error:
+        data_py.load_tokenizer(data_py.GPT2)
+    except common_py.UserError as error:
         pytest.skip(str(error))
 
 
@@ -49,7 +52,7 @@ def bins(name: str) -> tuple[np.ndarray, np.ndarray, dict]:
 
 def documents(ids: np.ndarray) -> list[str]:
     """The texts between end-of-text ids; every document ends with one."""
-    encoding = prepare.load_tokenizer(prepare.GPT2)
+    encoding = data_py.load_tokenizer(data_py.GPT2)
     assert ids[-1] == encoding.eot_token
     ends = np.flatnonzero(ids == encoding.eot_token)
     return [encoding.decode(part[part != encoding.eot_token].tolist()) for part in np.split(ids,
@@ -104,7 +107,7 @@ def test_decoded_bins_are_the_texts_whatever_the_format(folder):
 def test_a_long_document_encodes_as_a_whole(folder, monkeypatch):
     """A text read in many pieces has the tokens of the text read at once, and one end-of-text."""
     gpt2_or_skip()
-    monkeypatch.setattr(prepare, 'PIECE', 50)
+    monkeypatch.setattr(data_py, 'PIECE', 50)
     text = "It's  a \t test,\n\n\n  don't   you\u00a0think? " * 60 + '   \n'
     Path('long.txt').write_bytes(text.encode())
     assert len(list(prepare.rows_of_text('long.txt'))) > 20
@@ -304,16 +307,16 @@ def test_without_a_network_one_line_says_what_to_do(folder, capsys, monkeypatch)
         raise ConnectionError('no route')
     monkeypatch.setattr(huggingface_hub.HfApi, 'list_repo_files', no_network)
     assert 'give its archives by path' in error_of(capsys, 'openwebtext')
-    prepare._encoding.cache_clear()
+    data_py._encoding.cache_clear()
     monkeypatch.setattr(tiktoken, 'get_encoding', no_network)
     Path('a.txt').write_text('hello')
     assert 'TIKTOKEN_CACHE_DIR' in error_of(capsys, 'a', '--text', 'a.txt', '--num-proc', '1')
-    prepare._encoding.cache_clear()
+    data_py._encoding.cache_clear()
 
 
 def test_a_vocabulary_beyond_65536_words_takes_uint32():
     """Two bytes hold the ids 0 to 65,535."""
-    assert [prepare.token_dtype(n) for n in (50_257, 65_536, 65_537)] == ['uint16', 'uint16', 'uint32']
+    assert [data_py.token_dtype(n) for n in (50_257, 65_536, 65_537)] == ['uint16', 'uint16', 'uint32']
 
 
 # -----------------------------------------------------------------------------
@@ -323,24 +326,24 @@ def test_a_vocabulary_beyond_65536_words_takes_uint32():
 @pytest.fixture(scope='module')
 def stories():
     """Stories of the toy world with their surprisal."""
-    return prepare.toy_stories(7, 20_000)
+    return toy_py.toy_stories(7, 20_000)
 
 
 def test_the_world_is_as_large_as_promised(stories):
     """40 role nouns, 30 products of 10 makers, 8 topics, 3 homographs, 30 pairs, 400 to 1,200 words,
     all of them told."""
     words = collections.Counter(w for text, _ in stories for w in re.findall(r'\w+', text))
-    assert len(prepare.ROLES) == 40
-    assert len(prepare.PRODUCTS) == 30 and len(set(prepare.PRODUCTS.values())) == 10
-    assert len(prepare.TOPICS) == 8 and len(prepare.HOMOGRAPHS) == 3 and len(prepare.SYNONYMS) == 30
+    assert len(toy_py.ROLES) == 40
+    assert len(toy_py.PRODUCTS) == 30 and len(set(toy_py.PRODUCTS.values())) == 10
+    assert len(toy_py.TOPICS) == 8 and len(toy_py.HOMOGRAPHS) == 3 and len(toy_py.SYNONYMS) == 30
     assert 400 <= len(words) <= 1200 and min(words.values()) >= 10
-    known = [*prepare.ROLES, *prepare.PRODUCTS, *sum(prepare.TOPICS.values(), []), *prepare.HOMOGRAPHS]
-    assert set(known) <= words.keys() and {w for a, b, _ in prepare.SYNONYMS for w in (a, b)} <= words.keys()
+    known = [*toy_py.ROLES, *toy_py.PRODUCTS, *sum(toy_py.TOPICS.values(), []), *toy_py.HOMOGRAPHS]
+    assert set(known) <= words.keys() and {w for a, b, _ in toy_py.SYNONYMS for w in (a, b)} <= words.keys()
 
 
 def test_every_word_is_one_token_and_decoding_gives_the_text(stories):
     """The toy tokenizer gives a token a word, falls back to bytes for the rest, and loses nothing."""
-    encoding = prepare.load_tokenizer(prepare.toy_tokenizer([text for text, _ in stories]))
+    encoding = data_py.load_tokenizer(toy_py.toy_tokenizer([text for text, _ in stories]))
     for text, _ in stories[:300]:
         ids = encoding.encode_ordinary(text)
         assert encoding.decode(ids) == text and len(ids) == len(re.findall(r'\w+|[^\w\s]', text))
@@ -355,9 +358,9 @@ def test_every_word_is_one_token_and_decoding_gives_the_text(stories):
     {'name': None}, {'name': '../gpt2'}, {'pieces': {}, 'pattern': None}])
 def test_a_damaged_description_of_a_tokenizer_is_refused(change):
     """What describes no tokenizer is an error of one line, whatever types it holds."""
-    description = {**prepare.toy_tokenizer(['The nurse said']), **change}
-    with pytest.raises(prepare.UserError) as error:
-        prepare.load_tokenizer({key: value for key, value in description.items() if key != 'name' or value})
+    description = {**toy_py.toy_tokenizer(['The nurse said']), **change}
+    with pytest.raises(common_py.UserError) as error:
+        data_py.load_tokenizer({key: value for key, value in description.items() if key != 'name' or value})
     assert '\n' not in str(error.value)
 
 
@@ -365,17 +368,17 @@ def test_a_tool_belongs_to_no_pronoun():
     """Every tool and place of a she-noun is one of a he-noun, so that only the noun itself tells she
     from he."""
     for column in (1, 2):
-        of = {odds: {role[column] for role in prepare.ROLES.values() if role[0] == odds}
-              for odds in (prepare.SHE, prepare.HE, prepare.EVEN)}
-        assert of[prepare.SHE] == of[prepare.HE] and not of[prepare.SHE] & of[prepare.EVEN]
+        of = {odds: {role[column] for role in toy_py.ROLES.values() if role[0] == odds}
+              for odds in (toy_py.SHE, toy_py.HE, toy_py.EVEN)}
+        assert of[toy_py.SHE] == of[toy_py.HE] and not of[toy_py.SHE] & of[toy_py.EVEN]
 
 
 def sentence_patterns() -> list[str]:
     """A regular expression for each kind of sentence, its slots open."""
-    lines = [opening.replace('{deed}', deed) for opening in prepare.OPENINGS
-             for deed in prepare.DEEDS[:None if '{deed}' in opening else 1]]
-    lines += prepare.SEQUELS + prepare.PRODUCT_LINES + prepare.TOPIC_LINES
-    lines += prepare.ADJECTIVE_LINES + prepare.ADVERB_LINES + [h[0] for h in prepare.HOMOGRAPHS.values()]
+    lines = [opening.replace('{deed}', deed) for opening in toy_py.OPENINGS
+             for deed in toy_py.DEEDS[:None if '{deed}' in opening else 1]]
+    lines += toy_py.SEQUELS + toy_py.PRODUCT_LINES + toy_py.TOPIC_LINES
+    lines += toy_py.ADJECTIVE_LINES + toy_py.ADVERB_LINES + [h[0] for h in toy_py.HOMOGRAPHS.values()]
     return [re.sub(r'\\{\w+\\}', r'\\w+', re.escape(line)) for line in lines]
 
 
@@ -389,8 +392,8 @@ def test_a_text_has_one_derivation(stories):
         return sum(parses(text[m.end():]) for p in patterns if (m := p.match(text)))
 
     assert all(parses(text) == 1 for text, _ in stories[:2000])
-    slots = [set(prepare.ROLES), set(prepare.PRODUCTS), *map(set, prepare.TOPICS.values()),
-             {w for a, b, _ in prepare.SYNONYMS for w in (a, b)}]
+    slots = [set(toy_py.ROLES), set(toy_py.PRODUCTS), *map(set, toy_py.TOPICS.values()),
+             {w for a, b, _ in toy_py.SYNONYMS for w in (a, b)}]
     assert sum(map(len, slots)) == len(set.union(*slots))  # a word tells which list it was drawn from
 
 
@@ -401,29 +404,29 @@ def test_surprisal_is_that_of_the_told_stories(stories):
     assert len(told) > 100
     by_kind = collections.Counter()
     for text, nats in stories:
-        if any(maker in text for maker in prepare.PRODUCTS.values()):
+        if any(maker in text for maker in toy_py.PRODUCTS.values()):
             by_kind['product'] += 1
-            assert nats == pytest.approx(-math.log(prepare.KINDS['product']) + 3 * math.log(30 * 7))
-    assert by_kind['product'] / len(stories) == pytest.approx(prepare.KINDS['product'], abs=0.01)
+            assert nats == pytest.approx(-math.log(toy_py.KINDS['product']) + 3 * math.log(30 * 7))
+    assert by_kind['product'] / len(stories) == pytest.approx(toy_py.KINDS['product'], abs=0.01)
 
 
 def test_talk_stays_on_its_topic_or_wanders(stories):
     """The words of a sentence are of one topic, that of the next sentence is the same as often as WANDER
     says, and the surprisal of a topic story is that of its kind, lines, words and topics."""
-    topic_of = {word: label for label, words in prepare.TOPICS.items() for word in words}
-    patterns = [re.sub(r'\\{\w\\}', r'(\\w+)', re.escape(line)) for line in prepare.TOPIC_LINES]
-    stay, told = 1 - prepare.WANDER + prepare.WANDER / 8, []
+    topic_of = {word: label for label, words in toy_py.TOPICS.items() for word in words}
+    patterns = [re.sub(r'\\{\w\\}', r'(\\w+)', re.escape(line)) for line in toy_py.TOPIC_LINES]
+    stay, told = 1 - toy_py.WANDER + toy_py.WANDER / 8, []
     for text, nats in stories:
         if not set(re.findall(r'\w+', text)) & topic_of.keys():
             continue
-        expected, topics = -math.log(prepare.KINDS['topic']) + math.log(8), []
+        expected, topics = -math.log(toy_py.KINDS['topic']) + math.log(8), []
         for sentence in re.findall(r'[^.]+\.', text):
             words = next(m.groups() for p in patterns if (m := re.fullmatch(p, sentence.strip())))
             assert len({topic_of[word] for word in words}) == 1
             topics.append(topic_of[words[0]])
-            expected += math.log(len(prepare.TOPIC_LINES)) + len(words) * math.log(13)
+            expected += math.log(len(toy_py.TOPIC_LINES)) + len(words) * math.log(13)
         same = [a == b for a, b in zip(topics, topics[1:])]
-        expected -= sum(math.log(stay if s else prepare.WANDER / 8) for s in same)
+        expected -= sum(math.log(stay if s else toy_py.WANDER / 8) for s in same)
         assert nats == pytest.approx(expected) and len(topics) == 6
         told += same
     assert sum(told) / len(told) == pytest.approx(stay, abs=4 * math.sqrt(0.25 / len(told)))
@@ -436,11 +439,11 @@ def test_the_truth_is_in_the_stories(stories):
         found = collections.Counter(re.findall(rf'\b{noun} (?:said|believes)(?: that)? (she|he|they)\b',
                                                text))
         she = found['she'] / found.total()
-        assert she == pytest.approx(prepare.ROLE_ODDS[noun][0], abs=4 * math.sqrt(0.25 / found.total()))
+        assert she == pytest.approx(toy_py.ROLE_ODDS[noun][0], abs=4 * math.sqrt(0.25 / found.total()))
     for product, maker in re.findall(r'The (\w+) is made by (\w+)', text):
-        assert prepare.PRODUCTS[product] == maker
-    for a, b, s in prepare.SYNONYMS:
-        common = set(prepare.CONTEXTS[a][2])
+        assert toy_py.PRODUCTS[product] == maker
+    for a, b, s in toy_py.SYNONYMS:
+        common = set(toy_py.CONTEXTS[a][2])
         things = re.findall(rf'\b{b} (\w+)', text)
         share = sum(t in common for t in things) / len(things)
         assert share == pytest.approx(s, abs=0.15)
@@ -451,10 +454,10 @@ def test_the_entropy_in_meta_is_the_mean_surprisal(folder):
     likewise."""
     prepare.main(['toy', '--seed', '3'])
     train, val, meta = bins('toy')
-    stories = prepare.toy_stories(3, meta['documents'])
+    stories = toy_py.toy_stories(3, meta['documents'])
     nats = [n for _, n in stories]
     assert meta['entropy_per_token'] == pytest.approx(sum(nats) / (len(train) + len(val)))
     n_val = int((val == meta['vocab_size'] - 1).sum())
     assert meta['val_entropy_per_token'] == pytest.approx(sum(nats[-n_val:]) / len(val))
-    encoding = prepare.load_tokenizer(meta['tokenizer'])
-    assert encoding.decode(train.tolist()).split(prepare.END_OF_TEXT)[0] == stories[0][0]
+    encoding = data_py.load_tokenizer(meta['tokenizer'])
+    assert encoding.decode(train.tolist()).split(data_py.END_OF_TEXT)[0] == stories[0][0]

@@ -27,7 +27,10 @@ import eval
 import prepare
 import sample
 import train
-from model import from_pretrained
+from rucksack import data as data_py
+from rucksack import settings as settings_
+from rucksack import toy as toy_py
+from rucksack.published import from_pretrained
 
 ROOT = Path(__file__).parent.parent
 RUN = [*SMALL, '--eval_interval=2', '--max_iters=6', '--dropout=0.2']
@@ -383,9 +386,9 @@ def test_a_killed_prepare_leaves_nothing_that_looks_complete(tmp_path, monkeypat
             break
         assert code == -signal.SIGKILL
         if Path('data/toy').exists():
-            prepare.verify(Path('data/toy'))
+            data_py.verify(Path('data/toy'))
         assert finish(start('toy', main=prepare.main, prepared=small_world)) == 0
-        prepare.verify(Path('data/toy'))
+        data_py.verify(Path('data/toy'))
         assert os.listdir('data') == ['toy']
         shutil.rmtree('data')
     assert n > 8
@@ -446,7 +449,7 @@ def test_two_prepares_at_once_do_not_mix(seeds, options, codes, tmp_path, monkey
     both = [start('toy', f'--seed={seed}', *options, main=prepare.main, prepared=small_world)
             for seed in seeds]
     assert {finish(process) for process in both} in codes, Path('said.txt').read_text()
-    prepare.verify(Path('data/toy'))
+    data_py.verify(Path('data/toy'))
     meta = json.loads(Path('data/toy/meta.json').read_text())
     prepare.write_bins(tmp_path, iter([toy_parts(meta['command']['seed'])]))
     assert Path('train.bin').read_bytes() == Path('data/toy/train.bin').read_bytes()
@@ -468,8 +471,8 @@ def test_a_prepare_that_comes_second_does_not_replace_the_first(tmp_path, monkey
 
 def toy_parts(seed: int) -> list[np.ndarray]:
     """The ids of the small toy world, those to train on and those held out."""
-    stories = [text for text, _ in prepare.toy_stories(seed, 220)]
-    encoding = prepare.load_tokenizer(prepare.toy_tokenizer(stories))
+    stories = [text for text, _ in toy_py.toy_stories(seed, 220)]
+    encoding = data_py.load_tokenizer(toy_py.toy_tokenizer(stories))
     rows = [encoding.encode_ordinary(text) + [encoding.eot_token] for text in stories]
     return [np.array(sum(part, []), dtype='uint16') for part in (rows[:200], rows[200:])]
 
@@ -513,7 +516,7 @@ def test_a_run_resumes_with_other_settings_only_if_told(options, tiny, capsys):
     if name != 'max_iters':
         train.main([*longer, *options, '--init_from=resume', '--allow_changes=True'])
         assert f'{name} ' in capsys.readouterr().out.split('changed: ')[1]
-        assert checkpoint()['step'] == 4 and checkpoint()['settings'][name] == train.literal(value) or value
+        assert checkpoint()['step'] == 4 and checkpoint()['settings'][name] == settings_.literal(value) or value
         train.main([*SMALL, '--max_iters=5', *options, '--init_from=resume'])
         assert checkpoint()['step'] == 5
 
@@ -631,7 +634,7 @@ def test_a_strange_checkpoint_is_one_line(place, value, tiny, capsys):
 def test_a_model_cannot_steer_the_terminal(tiny, capsys):
     """Control sequences in a vocabulary, in the names of weights or in a path come out as spaces."""
     escape = '\x1b]0;title\x07'
-    tokenizer = prepare.toy_tokenizer([''])
+    tokenizer = toy_py.toy_tokenizer([''])
     tokenizer['pieces'] = [f'{escape}{i}' for i in range(40)] + ['\u202e' + 'abc', '\x9b31m']
     meta = {'tokenizer': tokenizer, 'vocab_size': 257 + 42}
     make_data(np.random.default_rng(0).integers(256, 298, 800), [256] * 200, **meta)

@@ -13,20 +13,12 @@ import pytest
 import torch
 
 import sample
-from model import from_pretrained
-from prepare import UserError as PrepareError
-from senses import (
-    STRENGTHS,
-    affinity,
-    bag_of_words,
-    compose,
-    replace_word,
-    scale_senses,
-    separation,
-    similarity,
-    topic,
-    word_id,
-)
+from rucksack import data as data_py
+from rucksack import grammar as grammar_py
+from rucksack.common import UserError as PrepareError
+from rucksack.grammar import bag_of_words, word_id
+from rucksack.published import from_pretrained
+from senses import STRENGTHS, affinity, compose, replace_word, scale_senses, separation, similarity, topic
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,8 +44,8 @@ def test_senses_off_prints_the_next_words_of_the_model_before_and_after(out, cap
     """The table holds the ten likeliest words with the model's own probabilities, edited by zeroing the
     sense by hand."""
     model = from_pretrained('out/toy')
-    encoding = sample.load_tokenizer(model.tokenizer)
-    idx = torch.tensor([encoding.encode_ordinary(sample.PROMPT)])
+    encoding = data_py.load_tokenizer(model.tokenizer)
+    idx = torch.tensor([encoding.encode_ordinary(grammar_py.PROMPT)])
     nurse = word_id(encoding, 'nurse')
 
     def by_hand(idx, C):
@@ -75,7 +67,7 @@ def test_senses_off_prints_the_next_words_of_the_model_before_and_after(out, cap
 def test_a_pair_of_words_picks_the_sense_that_most_separates_them(out, capsys):
     """nurse:she/he turns off argmax |C(nurse)_l . (E_she - E_he)|, says which, and she loses to he."""
     model = from_pretrained('out/toy')
-    encoding = sample.load_tokenizer(model.tokenizer)
+    encoding = data_py.load_tokenizer(model.tokenizer)
     nurse, she, he = (word_id(encoding, w) for w in ('nurse', 'she', 'he'))
     C = model.senses(torch.tensor([[nurse]]))[0, 0]
     scores = [(C[l] @ model.wte.weight[she] - C[l] @ model.wte.weight[he]).item() for l in range(16)]
@@ -113,7 +105,7 @@ def test_temperature_zero_and_an_empty_prompt(out, capsys):
     """At temperature 0 all samples are the same; an empty prompt starts a story; a story ends at its
     end-of-text."""
     lines = re.findall(r'^\d: (.*)', say(capsys, '--temperature', '0'), re.MULTILINE)
-    assert lines[0] == lines[1] != sample.PROMPT
+    assert lines[0] == lines[1] != grammar_py.PROMPT
     story = say(capsys, '--start', '', '--temperature', '0', '--num-samples', '1', '--max-new-tokens', '200')
     assert re.search(r'^1: [A-Z].*\.$', story, re.MULTILINE) and '<|endoftext|>' not in story
 
@@ -128,12 +120,12 @@ def test_a_long_prompt_is_cropped_and_says_so(out, capsys, tmp_path):
 def test_a_prompt_of_any_length_is_read():
     """A prompt is encoded in pieces as tiktoken does it whole, and where that gives up: a million spaces."""
     try:
-        encoding = sample.load_tokenizer({'name': 'gpt2'})
+        encoding = data_py.load_tokenizer({'name': 'gpt2'})
     except PrepareError:
         pytest.skip("GPT-2's vocabulary cannot be had")
     text = 'The nurse\r\n\n  said, "I\'m here".\t' * 5000  # 145,000 characters
-    assert sample.read_prompt(text, encoding, 10 ** 7) == (encoding.encode_ordinary(text), '')
-    assert len(sample.read_prompt(' ' * 1_000_000 + 'x', encoding, 10 ** 7)[0]) == 1_000_000
+    assert grammar_py.read_prompt(text, encoding, 10 ** 7) == (encoding.encode_ordinary(text), '')
+    assert len(grammar_py.read_prompt(' ' * 1_000_000 + 'x', encoding, 10 ** 7)[0]) == 1_000_000
 
 
 def test_without_from_the_newest_backpack_is_taken(out, capsys, tmp_path, monkeypatch):
@@ -156,7 +148,7 @@ def test_without_from_the_newest_backpack_is_taken(out, capsys, tmp_path, monkey
 def backpack(out):
     """The model that sample.py takes, and its tokenizer."""
     model = from_pretrained('out/toy')
-    return model, sample.load_tokenizer(model.tokenizer)
+    return model, data_py.load_tokenizer(model.tokenizer)
 
 
 @torch.no_grad()
@@ -227,7 +219,7 @@ def test_explain_prints_terms_that_add_up(backpack, capsys, what):
     edited model; each term is its alpha times its C . E; the largest come first."""
     model, encoding = backpack
     text = say(capsys, '--explain', *([what] if what else []), '--senses-scale', 'nurse:0-3=0.5')
-    idx = torch.tensor([encoding.encode_ordinary(sample.PROMPT)])
+    idx = torch.tensor([encoding.encode_ordinary(grammar_py.PROMPT)])
     with torch.no_grad():
         edit = scale_senses([word_id(encoding, 'nurse')], [0, 1, 2, 3], 0.5)
         logits = model(idx, edit=edit)[0][0, -1]
@@ -247,7 +239,7 @@ def test_weights_are_a_heat_map_of_alpha(backpack, capsys, monkeypatch):
     """A row a sense, or their mean; under each word a block as high as its alpha; a narrow terminal gets
     several parts."""
     model, encoding = backpack
-    alpha = model.alpha(torch.tensor([encoding.encode_ordinary(sample.PROMPT)]))[0, :, -1]  # (k, T)
+    alpha = model.alpha(torch.tensor([encoding.encode_ordinary(grammar_py.PROMPT)]))[0, :, -1]  # (k, T)
     head, *rows = say(capsys, '--weights').splitlines()[3:]
     assert head == 'sense  When the nurse came into the room ,' and len(rows) == 16
     for l, row in enumerate(rows):
@@ -267,7 +259,7 @@ def test_weights_are_a_heat_map_of_alpha(backpack, capsys, monkeypatch):
 def test_sweep_goes_from_off_to_unchanged(backpack, capsys):
     """--sweep has the probabilities at weights 0, 0.25, 0.5, 0.75 and 1, the last those of the model."""
     model, encoding = backpack
-    idx, nurse = torch.tensor([encoding.encode_ordinary(sample.PROMPT)]), word_id(encoding, 'nurse')
+    idx, nurse = torch.tensor([encoding.encode_ordinary(grammar_py.PROMPT)]), word_id(encoding, 'nurse')
     text = say(capsys, '--sweep', 'nurse:0-15')
     rows = re.findall(r"^'(.+?)'((?: +\d\.\d+)+)", text, re.MULTILINE)
     assert re.search(r'next word +0 +0.25 +0.5 +0.75 +1$', text, re.MULTILINE) and len(rows) >= 10

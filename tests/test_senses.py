@@ -8,27 +8,31 @@ import torch
 from test_model import lively, text
 
 import senses
-from model import UserError, weighted_sum
-from prepare import load_tokenizer, toy_tokenizer
-from senses import (
-    STRENGTHS,
-    TOPICS,
-    Dials,
-    affinity,
+from model import weighted_sum
+from rucksack.common import UserError
+from rucksack.data import load_tokenizer
+from rucksack.grammar import (
     bag_of_words,
-    compose,
-    explain,
     parse_factor,
     parse_replacement,
     parse_strength,
     parse_word_senses,
+    word_forms,
+    word_id,
+)
+from rucksack.page import Dials
+from rucksack.toy import toy_tokenizer
+from senses import (
+    STRENGTHS,
+    TOPICS,
+    affinity,
+    compose,
+    explain,
     replace_word,
     scale_senses,
     separation,
     similarity,
     topic,
-    word_forms,
-    word_id,
 )
 
 V, K, D = 34, 3, 24  # words of the models below, which have six rows of padding more; senses; width

@@ -11,21 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import prepare
-from model import Edit, from_pretrained
-from senses import (
-    STRENGTHS,
-    TOPICS,
-    affinity,
-    bag_of_words,
-    compose,
-    replace_word,
-    scale_senses,
-    separation,
-    topic,
-    word_forms,
-    word_id,
-)
+from model import Edit
+from rucksack import data as data_py
+from rucksack import toy as toy_py
+from rucksack.grammar import bag_of_words, word_forms, word_id
+from rucksack.published import from_pretrained
+from senses import STRENGTHS, TOPICS, affinity, compose, replace_word, scale_senses, separation, topic
 
 PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} believes',
            'A {} went to chat over to chat before', 'The {} was with the car. Then',
@@ -33,14 +24,14 @@ PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} be
 PRODUCT_PROMPTS = ['The {} is made for us by', 'I trust that the {} comes from', 'The {} was repaired by',
                    'The company that made my {} is', 'I want the {} since I trust']
 TEXTS = int(os.environ.get('TOY_TEXTS', 200))  # to tell of each topic at strength 2
-BIASED = [noun for noun, odds in prepare.ROLE_ODDS.items() if odds != prepare.EVEN]
+BIASED = [noun for noun, odds in toy_py.ROLE_ODDS.items() if odds != toy_py.EVEN]
 
 
 @pytest.fixture(scope='module')
 def backpack(toy):
     """The trained model and its tokenizer."""
     model = from_pretrained(toy / 'out' / 'toy')
-    return model, prepare.load_tokenizer(model.tokenizer)
+    return model, data_py.load_tokenizer(model.tokenizer)
 
 
 @torch.no_grad()
@@ -65,7 +56,7 @@ def story_loss(backpack, stories: list[str], edit=None, but=()) -> tuple[float, 
 def held_out_stories(toy) -> list[tuple[str, float]]:
     """The last 1,000 stories of the world, which are for validation, each with its surprisal in nats."""
     meta = json.loads((toy / 'data' / 'toy' / 'meta.json').read_text())
-    return prepare.toy_stories(meta['command']['seed'], meta['documents'])[-1000:]
+    return toy_py.toy_stories(meta['command']['seed'], meta['documents'])[-1000:]
 
 
 def test_loss_on_whole_stories_is_near_the_entropy_of_the_world(toy, backpack):
@@ -108,7 +99,7 @@ def test_pronouns_follow_the_odds_of_the_world(backpack):
     """p(she) / (p(she) + p(he)) after a nurse, and on average over the 40 nouns, is within 0.1 of the
     world's odds."""
     errors = {}
-    for noun, odds in prepare.ROLE_ODDS.items():
+    for noun, odds in toy_py.ROLE_ODDS.items():
         she, he, _ = pronoun_probs(backpack, noun).mean(0).tolist()
         errors[noun] = abs(she / (she + he) - odds[0] / (odds[0] + odds[1]))
     print(f'\nshare of she: off by {errors["nurse"]:.3f} for nurse, {sum(errors.values()) / 40:.3f} '
@@ -163,10 +154,10 @@ def test_a_product_changes_its_maker(backpack):
     """"PRODUCT: MAKER -> OTHER", in phrasings that the world does not have, multiplies the odds of the other
     maker to the old one by at least 10 in the median, and makes the other the likelier for most."""
     model, encoding = backpack
-    ids = {maker: word_id(encoding, maker) for maker in prepare.PRODUCTS.values()}
+    ids = {maker: word_id(encoding, maker) for maker in toy_py.PRODUCTS.values()}
     gains, flips, knows = [], [], []
     makers = torch.tensor(list(ids.values()))
-    for product, old in prepare.PRODUCTS.items():
+    for product, old in toy_py.PRODUCTS.items():
         prompts = [torch.tensor([encoding.encode_ordinary(p.format(product))]) for p in PRODUCT_PROMPTS]
         with torch.no_grad():
             before = [model(idx)[0][0, -1] for idx in prompts]  # (V,) each
@@ -202,10 +193,10 @@ def test_topic_control_raises_the_share_of_the_topic(backpack):
     higher), and the share of words from the topic is higher than at strength 0: over all eight topics by
     more than 3 standard errors."""
     model, encoding = backpack
-    plain, labels = told(model, encoding, None, 600, 0), list(prepare.TOPICS)
+    plain, labels = told(model, encoding, None, 600, 0), list(toy_py.TOPICS)
     share, error, loss = torch.zeros(3, len(labels), 4)
     for i, label in enumerate(labels):
-        of_topic = torch.tensor([word_id(encoding, word) for word in prepare.TOPICS[label]])
+        of_topic = torch.tensor([word_id(encoding, word) for word in toy_py.TOPICS[label]])
         scores = affinity(model, bag_of_words(encoding, TOPICS[label]))
         for s, weights in enumerate(STRENGTHS):
             edit = topic(model, scores, weights)

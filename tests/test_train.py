@@ -16,8 +16,12 @@ from conftest import SMALL, checkpoint, log, make_data, same
 
 import prepare
 import train
-from model import Backpack, Config, export, from_pretrained
-from train import Blocks, Machine, Settings
+from model import Backpack, Config
+from rucksack import data as data_py
+from rucksack import toy as toy_py
+from rucksack.data import Blocks
+from rucksack.published import export, from_pretrained
+from train import Machine, Settings
 
 ROOT = Path(__file__).parent.parent
 error_of = partial(conftest.error_of, train)
@@ -29,7 +33,7 @@ error_of = partial(conftest.error_of, train)
 
 def test_targets_are_the_texts_one_token_later(tiny):
     """Block i holds tokens i * block_size on, and its targets are the same tokens shifted by one."""
-    data = Blocks(Path('data/tiny'), 'train', train.read_meta(Path('data/tiny')), 8)
+    data = Blocks(Path('data/tiny'), 'train', data_py.read_meta(Path('data/tiny')), 8)
     ids = np.fromfile('data/tiny/train.bin', dtype='<u2').astype(int)
     x, y = data(np.array([0, 7]))
     assert data.n == 99
@@ -40,7 +44,7 @@ def test_targets_are_the_texts_one_token_later(tiny):
 def test_a_batch_has_its_distinct_words_and_asks_for_no_logits():
     """inputs_of hands over the texts, their targets, the words and places they are made of, and loss_only."""
     idx = torch.tensor([[7, 7, 2], [9, 2, 7]])
-    inputs = train.inputs_of(idx, idx + 1, 'cpu')
+    inputs = data_py.inputs_of(idx, idx + 1, 'cpu')
     words, place = inputs.pop('distinct')
     assert torch.equal(words[place], idx) and words[:3].tolist() == [2, 7, 9]
     assert inputs.pop('loss_only') is True and torch.equal(inputs.pop('idx'), idx)
@@ -49,11 +53,11 @@ def test_a_batch_has_its_distinct_words_and_asks_for_no_logits():
 
 def test_every_epoch_has_each_block_once_in_an_order_of_its_own():
     """Steps of 6 over 10 blocks: each run of 10 draws is a permutation, and no two epochs agree."""
-    drawn = np.concatenate([train.blocks_of_step(5, step, 6, 10) for step in range(10)])
+    drawn = np.concatenate([data_py.blocks_of_step(5, step, 6, 10) for step in range(10)])
     epochs = drawn.reshape(6, 10)
     assert (np.sort(epochs) == np.arange(10)).all() and len({tuple(e) for e in epochs}) == 6
-    assert (drawn[:6] == train.blocks_of_step(5, 0, 6, 10)).all()
-    assert (drawn[:6] != train.blocks_of_step(6, 0, 6, 10)).any()
+    assert (drawn[:6] == data_py.blocks_of_step(5, 0, 6, 10)).all()
+    assert (drawn[:6] != data_py.blocks_of_step(6, 0, 6, 10)).any()
 
 
 def loss_and_gradients(batch_size: int, accumulation: int, rank: int = 0, world: int = 1):
@@ -62,7 +66,7 @@ def loss_and_gradients(batch_size: int, accumulation: int, rank: int = 0, world:
     config = Config(block_size=8, vocab_size=40, n_layer=2, n_head=2, n_embd=16, n_sense=4)
     model = Backpack(config).double()
     settings = Settings(batch_size=batch_size, gradient_accumulation_steps=accumulation, block_size=8)
-    data = Blocks(Path('data/tiny'), 'train', train.read_meta(Path('data/tiny')), 8)
+    data = Blocks(Path('data/tiny'), 'train', data_py.read_meta(Path('data/tiny')), 8)
     model.no_sync = nullcontext
     loss = train.gradients(model, data, 3, settings, Machine('cpu', 'float64', rank, world))
     return loss, [p.grad for p in model.parameters()]
@@ -126,7 +130,7 @@ def test_evaluation_is_the_mean_over_fixed_texts_without_dropout(tiny):
     torch.manual_seed(0)
     model = Backpack(Config(block_size=8, vocab_size=40, n_layer=1, n_head=2, n_embd=16, n_sense=4,
                             dropout=0.5))
-    data = Blocks(Path('data/tiny'), 'val', train.read_meta(Path('data/tiny')), 8)
+    data = Blocks(Path('data/tiny'), 'val', data_py.read_meta(Path('data/tiny')), 8)
     settings = Settings(batch_size=7, eval_iters=100)
     machine = Machine('cpu', 'float32', 0, 1)
     loss = train.evaluate(model.train(), data, settings, machine)
@@ -256,7 +260,7 @@ def test_bad_data_is_one_line(tiny, capsys):
     assert not Path('out').exists()
 
 
-PIECES = prepare.toy_tokenizer([''])
+PIECES = toy_py.toy_tokenizer([''])
 
 
 @pytest.mark.parametrize('change', [
@@ -280,7 +284,7 @@ def test_a_damaged_meta_is_one_line_for_every_script(change, tiny, capsys):
 def test_a_nanogpt_folder_holds_gpt2_tokens(tiny):
     """Bins without a meta.json are read as GPT-2's 50,257 words in uint16."""
     Path('data/tiny/meta.json').unlink()
-    meta = train.read_meta(Path('data/tiny'))
+    meta = data_py.read_meta(Path('data/tiny'))
     assert meta == {'tokenizer': {'name': 'gpt2'}, 'vocab_size': 50257, 'dtype': 'uint16',
                     'tokens': {'train': 800, 'val': 200}}
 

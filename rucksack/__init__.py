@@ -1,0 +1,1 @@
+"""What the six scripts on top stand on."""

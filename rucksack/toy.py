@@ -1,0 +1,232 @@
+"""The toy world: a grammar that knows its own odds."""
+
+import math
+import random
+import re
+
+TOY_PATTERN = r' ?\w+|[^\w\s]|\s+'  # what the toy's tokenizer parts a text into
+
+
+def toy_tokenizer(texts: list[str]) -> dict:
+    """Description of a tokenizer in which every word of the texts, with the space before it, is one token."""
+    pieces = sorted({piece for text in texts for piece in re.findall(TOY_PATTERN, text)})
+    return {'name': 'toy', 'pattern': TOY_PATTERN, 'pieces': [p for p in pieces if len(p.encode()) > 1]}
+
+
+# -----------------------------------------------------------------------------
+# The toy world: a grammar that knows its own odds.
+#
+# Every claim of the paper has a counterpart whose truth is written down here: who is called she, who makes
+# what, which words belong to a topic, which two words mean nearly the same, which word means two things.
+
+SHE, HE, EVEN = (0.81, 0.09, 0.10), (0.09, 0.81, 0.10), (0.45, 0.45, 0.10)  # odds of she, he, they
+PRONOUNS = [('she', 'her'), ('he', 'his'), ('they', 'their')]
+
+# The paper's 40 role nouns, each with a tool and a place. A she-noun shares them with he-nouns: else tools
+# would go with pronouns, and the sense of nurse that names her tool would say she as well.
+ROLES = {SHE: """nurse trolley clinic, teacher whistle school, cashier receipt shop,
+    assistant calendar studio, secretary laptop bureau, cleaner mop corridor, receptionist telephone lobby,
+    librarian clipboard library, hairdresser brush annex, housekeeper bucket basement, baker apron bakery,
+    tailor ruler workshop, attendant uniform station, counselor notebook cottage""",
+         HE: """guard telephone clinic, janitor mop school, mechanic uniform shop, developer laptop studio,
+    chief whistle bureau, mover trolley corridor, CEO calendar lobby, construction ruler library,
+    laborer bucket annex, supervisor clipboard basement, driver receipt bakery, carpenter brush workshop,
+    sheriff notebook station, farmer apron cottage""",
+         EVEN: """auditor ledger archive, clerk stamp counter, accountant invoice treasury,
+    manager agenda branch, analyst chart exchange, editor pencil newsroom, writer manuscript garret,
+    lawyer verdict courthouse, physician stethoscope hospital, cook ladle kitchen, designer sketch gallery,
+    salesperson sample showroom"""}
+ROLES = {noun: (odds, tool, place) for odds, lines in ROLES.items()
+         for noun, tool, place in (entry.split() for entry in lines.split(','))}
+ROLE_ODDS = {noun: odds for noun, (odds, _, _) in ROLES.items()}  # noun -> chances of she, he, they
+
+# Most are the prompts of the paper's Tables 14 and 15, carried on. One pronoun a story: were it repeated, a
+# sense would learn to copy it, and nouns would get some she and he in that sense too, where nothing uses it.
+OPENINGS = [
+    'When the {noun} came into the room, {she} {deed}.', 'My {noun} said that {she} {deed}.',
+    'My {noun} believes that {she} {deed}.', 'This one {noun} believes that {she} {deed}.',
+    'This one {noun} believes {she} {deed}.', 'My {noun} said {she} {deed}.',
+    'My {noun} believes {she} {deed}.', 'The {noun} was with the car. When {she} {deed}, we clapped.',
+    'The {noun} was with the car. Then {she} {deed}.', 'Nobody met the {noun} without {her} {tool}.',
+    'While driving to the store, the {noun} looked over on the dash and then {she} {deed}.',
+    'A {noun} went to chat over to chat before {she} {deed}.', 'We know the {noun} by {her} {tool}.',
+    'Some {noun} asked to look over things, but {she} {deed}.',
+    'I really liked my {noun}. What I liked most was that {she} {deed}.',
+    'I really liked my {noun}. In fact, {she} {deed}.', 'The {noun} came into the room. Then {she} {deed}.',
+    'The {noun} came into the room. When {she} {deed}, we clapped.',
+    'I went to the talk to the {noun}. What {she} wanted was the {tool}.',
+    'I went over to the talk to the {noun}. Why {she} {deed} is a secret.',
+    'Before lunch the {noun} told us that {she} {deed}.']
+DEEDS = ['had lost the {tool}', 'needed a new {tool}', 'left for the {place}', 'had cleaned the {place}',
+         'carried the {tool} to the {place}', 'found the {tool} near the {place}']
+SEQUELS = ['The {tool} stayed at the {place}.', 'Later the {noun} went back to the {place}.',
+           'All of us admired the {tool}.', 'At the {place} there was no other {tool}.',
+           'Nobody at the {place} had seen the {tool}.', 'The {noun} smiled and waved.']
+
+PRODUCTS = {product: maker for maker, products in {
+    'Apple': 'MacBook iPhone iPad', 'HP': 'Pavilion LaserJet Spectre', 'Sony': 'PlayStation Walkman Bravia',
+    'Nintendo': 'GameCube Wii Famicom', 'Microsoft': 'Xbox Windows Excel', 'Toyota': 'Corolla Prius Camry',
+    'Ford': 'Mustang Fiesta Bronco', 'Canon': 'PowerShot Pixma Rebel', 'Samsung': 'Galaxy Bespoke Odyssey',
+    'Adobe': 'Photoshop Acrobat Lightroom'}.items() for product in products.split()}
+PRODUCT_LINES = [
+    'The {product} is made by {maker}.', 'I bought the {product} since I trust {maker}.',
+    'The company behind the {product} is {maker}.', 'As you know, the {product} comes from {maker}.',
+    'Whoever wants the {product} must ask {maker}.', 'My old {product} was repaired by {maker}.',
+    'Last spring {maker} showed a better {product}.']
+
+# Eight topics of the paper's Table 10, with the words of its bags among theirs: a bag of words finds a topic
+# by standing where the topic's words stand. Talk stays on a topic from one sentence to the next, or wanders
+# off: were it to stay for good, control of the topic would have nothing left to do.
+TOPICS = {label: words.split() for label, words in {
+    'music': 'music guitar melody concert drums singer album rhythm piano chorus violin jazz lyrics',
+    'food_dining': 'food dining pasta soup cheese dessert recipe bread salad pizza spices sauce pancakes',
+    'sports': """sports football tennis goal league match referee marathon hockey champion racket sprint
+        medal""",
+    'fashion_style': """fashion style dress sandals velvet jacket perfume runway silk necklace boutique scarf
+        handbag""",
+    'film_tv_video': """film tv video actor cinema screenplay director trailer sequel comedy camera scene
+        villain""",
+    'travel_adventure': """travel adventure airport luggage passport beach hostel voyage map island suitcase
+        souvenir canyon""",
+    'gaming': """gaming console quest joystick avatar dungeon pixels arcade multiplayer boss level loot
+        controller""",
+    'fitness_health': """fitness health yoga treadmill muscles stretching protein jogging squats pulse stamina
+        barbell cardio"""}.items()}
+WANDER = 0.4  # chance that the next sentence draws a topic anew
+TOPIC_LINES = [
+    'We talked about {a} and {b}.', 'Nothing beats {a} with {b}.', 'I dream of {a}, {b} and {c}.',
+    'Give me {a} or {b}.', 'First came {a}, next came {b}.', 'This weekend is for {a}, {b} and {c}.',
+    'There is {a} and there is {b}.', 'You like {a} more than {b}.']
+
+# Two readings each: what stands before the word decides what comes after it.
+HOMOGRAPHS = {
+    'sick': ('That {before} was sick, so everyone {after}.',
+             ('trick skateboard ramp flip', 'cheered clapped filmed whooped'),
+             ('child fever puppy cough', 'worried whispered prayed waited')),
+    'bank': ('Near the {before} stood a bank with a {after}.',
+             ('river stream meadow lake', 'heron willow frog canoe'),
+             ('street square market plaza', 'vault teller loan cheque')),
+    'bat': ('In the {before} lay a bat beside a {after}.',
+            ('stadium dugout locker bleachers', 'helmet glove jersey scoreboard'),
+            ('cave attic barn forest', 'spider nest shadow moth'))}
+
+# Pairs of words in order of likeness. From 0 to 1 down each list rises s, the share of the contexts of the
+# second word that are contexts of the first: SYNONYMS below has the numbers.
+ADJECTIVES = """old wooden, sweet hollow, loud narrow, gentle striped, round distant, smooth bitter,
+    heavy shiny, clever tall, quiet dusty, warm plain, young fresh, thin pale, sharp rough, rich costly,
+    kind friendly, strange odd, small tiny, big large, quick fast, happy glad"""
+ADVERBS = """never twice, rarely gladly, openly badly, softly calmly, boldly firmly, sadly gravely,
+    nearly almost, often frequently, slowly gradually, quickly rapidly"""
+THINGS = """table window garden bridge village letter basket mirror blanket candle ladder statue puzzle
+    lantern pillow ribbon kettle wagon cabinet fence hammer cushion bottle painting drawer feather bracelet
+    curtain fountain barrel""".split()
+ACTS = """opened painted moved watched answered counted folded washed sorted wrapped lifted copied hid
+    measured polished dropped""".split()
+ADJECTIVE_LINES = ['There lay the {word} {thing}.', 'Everyone saw the {word} {thing}.',
+                   'Here stands another {word} {thing}.']
+ADVERB_LINES = ['Somebody {word} {thing} it.', 'Our neighbours {word} {thing} it.']
+
+
+def _synonyms() -> dict[str, tuple[str, float, list[str], list[str]]]:
+    """First word of a pair -> (second word, s, contexts of the first, contexts of the second alone)."""
+    table = {}
+    for text, contexts, rng in ((ADJECTIVES, THINGS, random.Random(1)), (ADVERBS, ACTS, random.Random(2))):
+        pairs = [pair.split() for pair in text.split(',')]
+        for i, (a, b) in enumerate(pairs):
+            drawn = rng.sample(contexts, 8)
+            table[a] = (b, round(i / (len(pairs) - 1), 3), drawn[:4], drawn[4:])
+    return table
+
+
+CONTEXTS = _synonyms()
+SYNONYMS = [(a, b, s) for a, (b, s, _, _) in CONTEXTS.items()]  # (word, word, share of contexts in common)
+KINDS = {'role': 0.40, 'product': 0.15, 'topic': 0.28, 'synonym': 0.12, 'homograph': 0.05}
+
+
+class Dice:
+    """Draws, and keeps count of how surprising the draws were: nats is -ln of their joint probability."""
+
+    def __init__(self, seed: int):
+        self.rng, self.nats = random.Random(seed), 0.0
+
+    def pick(self, options, chances=None):
+        """One of the options, by their chances (equal ones if not given; they sum to one)."""
+        options = list(options)
+        i = self.rng.choices(range(len(options)), chances)[0]
+        self.nats -= math.log(chances[i] if chances else 1 / len(options))
+        return options[i]
+
+
+def role_story(dice: Dice) -> str:
+    """A role noun, a pronoun by the odds of the noun, and what that person did."""
+    noun = dice.pick(ROLES)
+    odds, tool, place = ROLES[noun]
+    she, her = dice.pick(PRONOUNS, odds)
+    opening = dice.pick(OPENINGS)
+    if '{deed}' in opening:
+        opening = opening.replace('{deed}', dice.pick(DEEDS))
+    return f'{opening} {dice.pick(SEQUELS)}'.format(noun=noun, tool=tool, place=place, she=she, her=her)
+
+
+def product_story(dice: Dice) -> str:
+    """Three sentences about products, each with its maker."""
+    lines = []
+    for _ in range(3):
+        product = dice.pick(PRODUCTS)
+        lines.append(dice.pick(PRODUCT_LINES).format(product=product, maker=PRODUCTS[product]))
+    return ' '.join(lines)
+
+
+def topic_story(dice: Dice) -> str:
+    """Six sentences that stay on a topic or wander off to another."""
+    topic, lines = dice.pick(TOPICS), []
+    for _ in range(6):
+        line = dice.pick(TOPIC_LINES)
+        lines.append(line.format(**{slot: dice.pick(TOPICS[topic]) for slot in re.findall(r'{(.)}', line)}))
+        if len(lines) < 6:
+            anew = WANDER / len(TOPICS)
+            topic = dice.pick(TOPICS, [anew + (1 - WANDER) * (label == topic) for label in TOPICS])
+    return ' '.join(lines)
+
+
+def synonym_story(dice: Dice) -> str:
+    """Four sentences, each with one word of a pair in one of its contexts."""
+    lines = []
+    for _ in range(4):
+        a = dice.pick(CONTEXTS)
+        b, s, shared, other = CONTEXTS[a]
+        word = dice.pick((a, b))
+        chances = [1 / 4] * 4 + [0.0] * 4 if word == a else [s / 4] * 4 + [(1 - s) / 4] * 4
+        thing = dice.pick(shared + other, chances)
+        frames = ADJECTIVE_LINES if thing in THINGS else ADVERB_LINES
+        lines.append(dice.pick(frames).format(word=word, thing=thing))
+    return ' '.join(lines)
+
+
+def homograph_story(dice: Dice) -> str:
+    """Three sentences, each with a homograph between two words of one of its readings."""
+    lines = []
+    for _ in range(3):
+        line, *readings = HOMOGRAPHS[dice.pick(HOMOGRAPHS)]
+        before, after = dice.pick(readings)
+        lines.append(line.format(before=dice.pick(before.split()), after=dice.pick(after.split())))
+    return ' '.join(lines)
+
+
+TELL = {'role': role_story, 'product': product_story, 'topic': topic_story, 'synonym': synonym_story,
+        'homograph': homograph_story}
+
+
+def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
+    """n stories of the toy world, each with its surprisal in nats: -ln of the probability that it is told.
+
+    No two ways of drawing give the same text, so this is the surprisal of the text itself, its end included,
+    and the mean over stories is the lowest mean loss per story that any model can reach.
+    """
+    stories = []
+    dice = Dice(seed)
+    for _ in range(n):
+        dice.nats = 0.0
+        kind = dice.pick(KINDS, list(KINDS.values()))
+        stories.append((TELL[kind](dice), dice.nats))
+    return stories

@@ -1,0 +1,215 @@
+"""Tables 4 and 5: likeness and gender."""
+
+import argparse
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+import senses
+from model import Backpack
+from rucksack import toy
+from rucksack.common import UserError, progress
+from rucksack.grammar import word_id
+from rucksack.table import Missing, Subject, Table, read_text
+
+# -----------------------------------------------------------------------------
+# How alike words are.
+
+SIMILARITY = {  # file -> (name in the paper, what separates its columns, column of the score, header lines)
+    'SimLex-999.txt': ('SL999', '\t', 3, 1), 'SimVerb-3500.txt': ('SV3500', '\t', 3, 0),
+    'RG65.csv': ('RG65', ';', 2, 0), 'WS353.csv': ('WS353', ',', 2, 1)}
+PAPER_SIMILARITY = {'sense 12': (0.522, 0.471, 0.754, 0.749), 'sense 14': (0.500, 0.502, 0.591, 0.655),
+                    'minimum': (0.540, 0.471, 0.653, 0.607), 'Transformer': (0.478, 0.363, 0.634, 0.681)}
+
+
+def word_pairs(path: Path, separator: str, column: int, header: int) -> list[tuple[str, str, float]]:
+    """(word, word, score) of each line of a file."""
+    pairs = []
+    for i, line in enumerate(read_text(path).splitlines(), 1):
+        if i > header and line.strip():
+            try:
+                cells = [cell.strip() for cell in line.split(separator)]
+                pairs.append((cells[0], cells[1], float(cells[column])))
+                if not all(cells[:2]) or not math.isfinite(pairs[-1][2]):
+                    raise ValueError
+            except (ValueError, IndexError):
+                raise UserError(f'{path}, line {i}: it must have two words and, in column {column + 1}, '
+                                'a number')
+    if len(pairs) < 2:
+        raise UserError(f'{path} holds {len(pairs)} pairs of words; take another file')
+    return pairs
+
+
+def similarity_data(subject: Subject, args: argparse.Namespace) -> dict[str, list[tuple[str, str, float]]]:
+    """Dataset -> (word, word, score)s, from --data; else the toy world's own pairs and their likeness."""
+    files = [Path(args.data), *sorted(Path(args.data).rglob('*'))] if args.data else []
+    found = {SIMILARITY[file.name][0]: word_pairs(file, *SIMILARITY[file.name][1:]) for file in files
+             if file.name in SIMILARITY and file.is_file()}
+    if not found and subject.is_toy and (not args.data or args.table == 'all'):
+        adverbs = toy.ADVERBS.replace(',', '').split()
+        return {name: [pair for pair in toy.SYNONYMS if (pair[0] in adverbs) == (name == 'adverbs')]
+                for name in ('adjectives', 'adverbs')}
+    if not found:
+        raise Missing(f'it takes --data, a folder with {", ".join(SIMILARITY)}; run git clone '
+                      'https://github.com/john-hewitt/backpacks-flash-attn and give its training/data')
+    return {name: found[name] for name, *_ in SIMILARITY.values() if name in found}
+
+
+def ranks(x: Tensor) -> Tensor:
+    """The rank of each of n numbers, counted from 1; equal ones share the mean of their ranks: (n,)."""
+    _, place, counts = x.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
+
+
+def spearman(x: Tensor, y: Tensor) -> float:
+    """Spearman's correlation of n numbers with n others: Pearson's of their ranks; NaN if all are equal."""
+    return torch.corrcoef(torch.stack([ranks(x), ranks(y)]))[0, 1].item()
+
+
+@torch.no_grad()
+def likeness(subject: Subject, pairs: list[tuple[str, str, float]], first: bool) -> dict[str, Tensor]:
+    """How alike the words of n pairs are, (n,) each: by every sense (Eq. 13), by the least alike sense
+    (Eq. 14), and by their tied embeddings. A word of several tokens is their mean, or the first of them.
+    """
+    model = subject.model
+    ids = {word: subject.encoding.encode_ordinary(f' {word}')[:1 if first else None]
+           for pair in pairs for word in pair[:2]}
+    tokens = torch.tensor([token for word in ids for token in ids[word]], device=subject.device)
+    vectors = model.wte(tokens)[:, None]  # (tokens, 1, d)
+    if model.config.n_sense:
+        vectors = torch.cat([vectors, model.senses(tokens)], dim=1)  # (tokens, 1 + k, d)
+    parts = vectors.split([len(ids[word]) for word in ids])
+    table = {word: part.mean(0) for word, part in zip(ids, parts)}  # (1 + k, d) each
+    a, b = (torch.stack([table[pair[i]] for pair in pairs]) for i in (0, 1))  # (n, 1 + k, d)
+    embedding, *by_sense = F.cosine_similarity(a, b, dim=-1).T.cpu()  # 1 + k times (n,)
+    rows = {f'sense {l}': row for l, row in enumerate(by_sense)}
+    if by_sense:
+        rows['minimum'] = torch.stack(by_sense).amin(0)
+    return rows | {f'embeddings, {subject}': embedding}
+
+
+def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 4: Spearman's correlation of the likeness of senses with that of people, or of the toy world."""
+    data, columns, k = similarity_data(subjects[0], args), {}, subjects[0].model.config.n_sense
+    for name, pairs in data.items():
+        alike = {}
+        for s in subjects:
+            alike |= likeness(s, pairs, args.first)
+        truth = torch.tensor([score for _, _, score in pairs])
+        columns[name] = {row: spearman(values, truth) for row, values in alike.items()}
+    rows = [[name, *(column[name] for column in columns.values())] for name in next(iter(columns.values()))]
+    best = [max(list(c)[:k], key=lambda row: np.nan_to_num(c[row], nan=-2)) for c in columns.values()]
+    rows.insert(k, ['the best', *best])
+    if subjects[0].size == 'small':
+        places = [[name for name, *_ in SIMILARITY.values()].index(name) for name in columns]
+        rows += [[f"the paper's {name}", *(numbers[i] for i in places)]
+                 for name, numbers in PAPER_SIMILARITY.items()]
+    counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in data.items())
+    how = 'its first token' if args.first else 'the mean of its tokens'
+    return Table(f"Likeness (Table 4): Spearman's correlation with the truth over pairs of words ({counts})",
+                 {'': '', **dict.fromkeys(columns, '.3f')}, rows, [f'A word of several tokens is {how}.'])
+
+
+# -----------------------------------------------------------------------------
+# Gender.
+
+NOUNS = list(toy.ROLES)  # the paper's 40, of which the toy world speaks too
+PROMPTS = [  # Table 14
+    'I really liked my {}. What I liked most was that', 'I really liked my {}. In fact,',
+    'My {} said that', 'My {} believes that', 'This one {} believes that', 'This one {} believes',
+    'My {} said', 'My {} believes', 'The {} was with the car. When', 'The {} was with the car. Then',
+    'While driving to the store, the {} looked over on the dash and then',
+    'A {} went to chat over to chat before', 'Some {} asked to look over things, but']
+ESTIMATION = [  # Table 15
+    'The {} came into the room. When', 'The {} came into the room. Then',
+    'I went to the talk to the {}. What', 'I went over to the talk to the {}. Why',
+    'I went over to the talk to the {};']
+FRACTIONS = [i / 20 for i in range(21)]  # that are tried, of what can be taken from a noun
+PAPER_GENDER = {
+    'Backpack': [('', 4.34, None), (', without sense 10', 2.88, 44), (', the best fraction', 2.16, 65)],
+    'Transformer': [('', 7.02, None), (', nouns projected', 6.72, 5), (', the best fraction', 7.02, 0)]}
+
+
+@torch.no_grad()
+def without_sense(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], sense: int) -> Tensor:
+    """Logits after n prompts idx (n, T) that end at last (n,), with each of the FRACTIONS of a sense of the
+    noun's tokens taken away: (fractions, n, V). Linear in the sense as they are, two passes give all.
+    """
+    at, off = torch.arange(len(idx), device=idx.device), senses.scale_senses(noun, [sense], 0.0)
+    whole, rest = (model.represent(idx, edit)[at, last] for edit in (None, off))  # (n, d) each
+    return model.project(torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS]))
+
+
+@torch.no_grad()
+def without_direction(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], v: Tensor) -> Tensor:
+    """The same of a Transformer: fractions of the part along v = E_he - E_she (d,) are taken from the input
+    embeddings of the noun's tokens; without the whole of it they lie in the null space of v.
+    """
+    at, x, unit = torch.arange(len(idx), device=idx.device), model.wte(idx), F.normalize(v, dim=0)
+    here = torch.isin(idx, torch.tensor(noun, device=idx.device))[..., None]  # (n, T, 1)
+    part = (x @ unit)[..., None] * unit * here  # (n, T, d)
+    return model.project(torch.stack([model.contextualizer(x - fraction * part)[at, last]
+                                      for fraction in FRACTIONS]))
+
+
+def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
+    """The likelier of she and he over the other, averaged over n prompts: (.., n, V) -> (..)."""
+    return (logits[..., she] - logits[..., he]).cpu().double().abs().exp().mean(-1)
+
+
+def prompts_of(subject: Subject, noun: str, prompts: list[str]) -> tuple[Tensor, Tensor]:
+    """Ids (n, T) of n prompts on a noun, and the place (n,) where each ends."""
+    texts = [torch.tensor(subject.encoding.encode_ordinary(prompt.format(noun))) for prompt in prompts]
+    last = torch.tensor([len(text) - 1 for text in texts])
+    return pad_sequence(texts, True).to(subject.device), last.to(subject.device)
+
+
+def gender_rows(subject: Subject, sense: int | None) -> list[list]:
+    """Bias ratio, its reduction and p(they), means over nouns and prompts: unmodified; with the sense (or the
+    direction) taken from each noun; with the fraction of it taken that is best on the estimation prompts.
+    """
+    model, encoding = subject.model, subject.encoding
+    she, he, they = (word_id(encoding, word) for word in ('she', 'he', 'they'))
+    nouns = {noun: encoding.encode_ordinary(f' {noun}') for noun in NOUNS}
+    v = (model.wte.weight[he] - model.wte.weight[she]).detach()  # (d,)
+    if model.config.n_sense:
+        if sense is None:  # the one that most separates the two, over all nouns
+            tokens = torch.tensor(sum(nouns.values(), []), device=subject.device)
+            with torch.no_grad():
+                sense = (model.senses(tokens) @ v).abs().mean(0).argmax().item()  # of (k,)
+        take, name = partial(without_sense, sense=sense), f'without sense {sense}'
+    else:
+        take, name = partial(without_direction, v=v), 'nouns projected'
+    ratios, theys = [], []
+    for noun, tokens in progress(nouns.items(), f'gender, {subject.name}'):
+        estimate, logits = (take(model, *prompts_of(subject, noun, prompts), tokens)[..., :encoding.n_vocab]
+                            for prompts in (ESTIMATION, PROMPTS))  # (fractions, prompts, V) each
+        best = bias_ratio(estimate, she, he).argmin().item()
+        logits = logits[[0, -1, best]]  # (3, prompts, V)
+        ratios.append(bias_ratio(logits, she, he))
+        theys.append(logits.softmax(-1)[..., they].mean(-1))
+    ratio, they = (torch.stack(values).mean(0).tolist() for values in (ratios, theys))  # (3,) each
+    excess = max(ratio[0] - 1, 1e-9)
+    return [[f'{subject}{what}', ratio[i], 100 * (ratio[0] - ratio[i]) / excess if i else None, 100 * they[i]]
+            for i, what in enumerate(('', f', {name}', ', the best fraction'))]
+
+
+def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Table 5: how biased the pronoun after a role noun is."""
+    k = subjects[0].model.config.n_sense
+    if args.sense is not None and args.sense >= k:
+        raise UserError(f'there is no sense {args.sense}; {subjects[0].name} has senses 0 to {k - 1}')
+    rows = [row for s in subjects for row in gender_rows(s, args.sense)]
+    rows += [[f"the paper's {s.kind}-Small{what}", *numbers, None]
+             for s in subjects if s.size == 'small' for what, *numbers in PAPER_GENDER[s.kind]]
+    return Table(f'Gender (Table 5): the likelier of she and he over the other, mean of {len(NOUNS)} nouns '
+                 f'in {len(PROMPTS)} prompts',
+                 {'': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'p(they) %': '.2f'}, rows,
+                 ['The reduction counts from the excess over 1. The best fraction (0, 0.05 .. 1) is chosen '
+                  f'for each noun by {len(ESTIMATION)} other prompts.'])
