@@ -1,56 +1,65 @@
-"""The Backpack Language Model in one file (Hewitt, Thickstun, Manning, Liang; ACL 2023).
+"""The Backpack Language Model in one file.
 
-A Transformer turns a text into vectors and predicts the next word from them. A Backpack lets the Transformer
-choose only weights. What is weighted are sense vectors: k of them for every word of the vocabulary, the same
-in every text. The scores of the next word are linear in a weighted sum of the senses of the words so far.
+Paper: Hewitt, Thickstun, Manning, Liang, ACL 2023, https://arxiv.org/abs/2305.16765
+Published code and weights: https://github.com/john-hewitt/backpacks-flash-attn,
+https://huggingface.co/stanfordnlp/backpack-gpt2
+
+A Transformer turns a text into vectors and predicts the next token from them. A Backpack lets its Transformer
+choose only weights. What is weighted are sense vectors: k of them for each token of the vocabulary, the same
+in every text. So the logits are linear in the senses, and each sense can be read, and edited, on its own.
 
     code              paper           shape          meaning
-    wte               E               (V, d)         word embeddings, tied: input, senses and output use them
+    wte               E               (V, d)         token embeddings, tied: input, senses and output use them
     Contextualizer    h, Eq. 11       (B, T, d)      a GPT-2 Transformer without its output layer
-    SenseNetwork      C, Eq. 10       (B, T, k, d)   the senses of each word; no position, no context
+    SenseNetwork      C, Eq. 10       (B, T, k, d)   the senses of each token; no position, no context
     SenseWeights      alpha, Eq. 12   (B, k, T, T)   how much i takes of sense l of j, at [b, l, i, j]
     weighted_sum      o, Eq. 2        (B, T, d)      o_i = sum_j sum_l alpha_lij C(x_j)_l
     project           Eq. 9           (B, T, V)      logits = o E^T
 
-B texts in a batch, T words in each, V rows of wte (padding included), d = n_embd, k = n_sense; i and j are
-positions, l is a sense, counted from 0; S words so far are T but where a Cache has read some of them before.
-"Word" means token throughout.
+The whole model is these five lines, as they stand in Backpack.plain:
+
+    h = contextualizer(wte(idx))       Eq. 11
+    C = senses(idx)                    Eq. 10
+    alpha = sense_weights(h)           Eq. 12
+    o = weighted_sum(alpha, C)         Eq. 2
+    logits = project(o)                Eq. 9
+
+A token is an occurrence in a text, an id is a row of E, a word is what people type. B texts in a batch, T
+tokens in each, V rows of E (padding included), d = n_embd, k = n_sense; i and j are positions, l is a sense,
+all counted from 0. With a Cache, T counts the new positions and S all positions; without one, S = T.
+
+At each position i the weights of one sense sum to one over the positions j <= i, so all weights together sum
+to k: positions compete for a sense, senses do not compete with each other.
 
 By hand (a test runs it), with k = 2, and d = 2 whose axes mean skateboard and health, for the text
 "trick sick": C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", a contextualizer that has
-seen the trick gives sense 0 of both words the weight 1/2, and sense 1 of trick, which is empty, the weight 1:
+seen the trick gives sense 0 of both tokens weight 1/2, and sense 1 of trick, which is empty, weight 1:
 o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 
-import argparse
 import math
-import signal
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
 
-# An edit takes the ids (B, T) that the model reads and their senses (B, T, k, d), which it must leave as they
-# are, and returns the senses to sum.
+# An edit maps ids (B, S) and their senses C (B, S, k, d) to the senses to sum, and leaves C as it was.
 Edit = Callable[[Tensor, Tensor], Tensor]
 
-# The paper's three sizes (section 4.1, Table 9); the ablation (Table 8) is Mini with small sense MLPs.
-SIZES = {
+SIZES = {  # of the paper (section 4.1, Table 9)
     'micro': dict(n_layer=6, n_head=6, n_embd=384),
     'mini': dict(n_layer=8, n_head=8, n_embd=640),
-    'small': dict(n_layer=12, n_head=12, n_embd=768),
-}
+    'small': dict(n_layer=12, n_head=12, n_embd=768)}
 
 
 @dataclass
 class Config:
-    """Shape of a model. Raises ValueError where the numbers do not fit together."""
+    """Shape of a model. ValueError where n_embd cannot be divided into its heads."""
 
-    block_size: int = 512    # longest text
+    block_size: int = 512    # longest text, in tokens
     vocab_size: int = 50257  # V: rows of wte, padding included
     n_vocab: int = 0         # ids the tokenizer knows; the rows above are padding (0: no padding)
     n_layer: int = 12
@@ -58,28 +67,19 @@ class Config:
     n_embd: int = 768        # d
     n_sense: int = 16        # k; 0 is the baseline Transformer
     sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 * n_embd; Table 8: n_embd)
-    dropout: float = 0.0     # in the contextualizer only: a word's senses are the same in every pass
+    dropout: float = 0.0     # in the contextualizer only, so that an id has one set of senses
 
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
-        for name in ('block_size', 'vocab_size', 'n_vocab', 'n_layer', 'n_head', 'n_embd', 'sense_hidden'):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f'{name} is {getattr(self, name)}; it must be a whole number of at least 1')
-        if self.n_layer > 1000:
-            raise ValueError(f'n_layer is {self.n_layer}; it can be at most 1000')
-        if type(self.dropout) not in (int, float) or not 0 <= self.dropout < 1:
-            raise ValueError(f'dropout is {self.dropout}; it must be at least 0 and below 1')
-        if self.n_vocab > self.vocab_size:
-            raise ValueError(f'n_vocab is {self.n_vocab}, more than the vocab_size = {self.vocab_size} rows')
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
-        if type(self.n_sense) is not int or self.n_sense < 0 or (self.n_sense and self.n_embd % self.n_sense):
+        if self.n_sense and self.n_embd % self.n_sense:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_sense = {self.n_sense}')
 
 
 # -----------------------------------------------------------------------------
-# The contextualizer: a GPT-2 Transformer, nothing new.
+# What makes it a Backpack: senses, their weights, their sum.
 
 
 class MLP(nn.Module):
@@ -94,27 +94,254 @@ class MLP(nn.Module):
         return self.c_proj(F.gelu(self.c_fc(x), approximate='tanh'))
 
 
-class Cache:
-    """What generate keeps of the words so far, so that it reads each word once: of every layer the keys and
-    values, of SenseWeights the keys, and the senses. Begin with a whole text, go on by one word at a time;
-    without gradients.
+class SenseNetwork(nn.Module):
+    """Eq. 10, C(x) = FF(E x): from the embedding E x of a token (.., d) to its k sense vectors (.., k, d).
+
+    Appendix A.1 calls the norm and residual before the second feed-forward layer an accident; the published
+    weights have them, so they are here. The published code has dropout in here too; this has none.
     """
 
-    def __init__(self, room: int):
-        self.room, self.length, self.kept = room, 0, {}  # most words, words so far, what is kept of them
+    def __init__(self, config: Config):
+        super().__init__()
+        d, hidden, self.n_sense = config.n_embd, config.sense_hidden, config.n_sense
+        self.ln_0 = nn.LayerNorm(d)
+        self.ln_1 = nn.LayerNorm(d)
+        self.mlp = MLP(d, hidden, d)
+        self.ln_2 = nn.LayerNorm(d)
+        self.final_mlp = MLP(d, hidden, config.n_sense * d)
 
-    def extend(self, name: object, new: Tensor) -> Tensor:
-        """Append new (B, .., T, size) to what is kept under this name; all of it (B, .., S, size)."""
-        T, size = new.shape[-2:]
-        if name not in self.kept:
-            self.kept[name] = new.new_empty(*new.shape[:-2], self.room, size)
-        self.kept[name][..., self.length:self.length + T, :] = new
-        return self.kept[name][..., :self.length + T, :]
+    def forward(self, x: Tensor) -> Tensor:
+        r = x + self.ln_0(x)  # (.., d)
+        r = r + self.mlp(self.ln_1(r))  # (.., d)
+        return self.final_mlp(self.ln_2(r)).unflatten(-1, (self.n_sense, -1))  # (.., k*d) -> (.., k, d)
+
+
+class SenseWeights(nn.Module):
+    """Eq. 12, alpha_l = softmax(query_l key_l^T / sqrt(d/k)), causal: h (B, T, d) -> alpha (B, k, T, T).
+
+    Attention without values, one head a sense. The scale and the bias are the published code's; the paper
+    prints neither.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.n_sense = config.n_sense
+        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return causal_softmax(*self.query_and_key(h))
+
+    def query_and_key(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """The query and the key of each sense and position, (B, k, T, d/k) each."""
+        query, key = self.c_attn(h).chunk(2, dim=-1)  # (B, T, d) each
+        return split_heads(query, self.n_sense), split_heads(key, self.n_sense)
 
 
 def split_heads(x: Tensor, n: int) -> Tensor:
     """(B, T, n * size) -> (B, n, T, size)."""
     return x.unflatten(-1, (n, -1)).transpose(1, 2)
+
+
+def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
+    """Eq. 12: query (B, k, T, d/k) of the last T of S positions, key (B, k, S, d/k) -> alpha (B, k, T, S)."""
+    T, S, scale = query.shape[2], key.shape[2], math.sqrt(query.shape[-1])
+    # -inf where j > i; row r is position i = S - T + r
+    mask = torch.full((T, S), -math.inf, dtype=query.dtype, device=query.device).triu(1 + S - T)  # (T, S)
+    scores = (query / scale) @ key.transpose(-2, -1) + mask  # (B, k, T, S)
+    return scores.softmax(dim=-1)
+
+
+def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
+    """Eq. 2, o_i = sum_j sum_l alpha_lij C(x_j)_l: weights (B, k, T, S) and senses (B, S, k, d) -> (B, T, d).
+    The sum runs over position and sense together: one matrix product per text.
+    """
+    return torch.einsum('blij,bjld->bid', alpha, C)
+
+
+class Backpack(nn.Module):
+    """A Backpack Language Model, or with n_sense = 0 the Transformer it is compared with: the same class.
+
+    C is the one argument that says where the senses to sum come from, by default senses(idx). An edit is a
+    function (ids, C) -> C, so model(idx, C=edit(idx, model.senses(idx))) is the model under an edit, and
+    model(idx, C=table(idx)) takes them from a SenseTable. An edit that changes nothing changes no bit.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.tokenizer: dict | None = None  # what the ids mean, for load_tokenizer: {'name': 'gpt2'}
+        self.trained_on: str | None = None  # the folder in data/ that a checkpoint names
+        self.trained_tokens: int | None = None  # how many tokens of it the model has seen
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
+        self.contextualizer = Contextualizer(config)
+        if config.n_sense:
+            self.sense_network = SenseNetwork(config)
+            self.sense_weights = SenseWeights(config)
+        for module in self.modules():  # GPT-2's init
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        for block in self.contextualizer.blocks:  # 2 n_layer branches add up in the residual stream
+            for c_proj in (block.attn.c_proj, block.mlp.c_proj):
+                nn.init.normal_(c_proj.weight, std=0.02 / math.sqrt(2 * config.n_layer))
+
+    def plain(self, idx: Tensor, C: Tensor | None = None) -> Tensor:
+        """The Backpack as the paper defines it: ids (B, T) -> logits (B, T, V). forward equals it, faster."""
+        h = self.contextualizer(self.wte(idx))  # (B, T, d)          Eq. 11
+        C = self.senses(idx) if C is None else C  # (B, T, k, d)     Eq. 10
+        alpha = self.sense_weights(h)  # (B, k, T, T)                Eq. 12
+        o = weighted_sum(alpha, C)  # (B, T, d)                      Eq. 2
+        return self.project(o)  # (B, T, V)                          Eq. 9
+
+    def senses(self, ids: Tensor) -> Tensor:
+        """Eq. 10: the sense vectors C of ids of any shape (..) -> (.., k, d).
+
+        Senses depend on the id alone, so those of each distinct id are computed once. A compiled graph cannot
+        have a shape that depends on the data: there it computes them for every token, or see DistinctIds.
+        """
+        if torch.compiler.is_compiling():
+            return self.sense_network(self.wte(ids))
+        distinct, place = ids.unique(return_inverse=True)  # (n,), (..)
+        return self.senses_at(distinct, place)
+
+    def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
+        """The senses of the ids distinct[place], those of distinct (n,) computed once: (..) -> (.., k, d)."""
+        rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
+        return F.embedding(place, rows).unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
+
+    def alpha(self, idx: Tensor) -> Tensor:
+        """Eq. 11 and 12: the contextualization weights of the texts idx (B, T) -> (B, k, T, T)."""
+        return self.sense_weights(self.contextualizer(self.wte(idx)))
+
+    def project(self, v: Tensor) -> Tensor:
+        """Eq. 9: the logits v E^T of any vectors v (.., d) -> (.., V), padding included."""
+        return F.linear(v, self.wte.weight)
+
+    def represent(self, idx: Tensor, C: Tensor | None = None, cache: 'Cache | None' = None) -> Tensor:
+        """Eq. 2 without its zero terms: the vectors o of the ids idx (B, T) -> (B, T, d); a Transformer's h.
+
+        With a cache, idx are the tokens it has not read yet and C (B, S, k, d) covers all S positions.
+        ValueError: a text longer than block_size, or senses for a Transformer.
+        """
+        if C is not None and not self.config.n_sense:
+            raise ValueError('a Transformer has no senses to sum; take a Backpack (n_sense > 0)')
+        o = h = self.contextualizer(self.wte(idx), cache)  # (B, T, d)
+        if self.config.n_sense:
+            C = self.senses(idx) if C is None else C  # (B, S, k, d)
+            query, key = self.sense_weights.query_and_key(h)  # (B, k, T, d/k) each
+            key = key if cache is None else cache.extend(self.sense_weights, key, dim=2)  # (B, k, S, d/k)
+            o = sum_in_blocks(query, key, C)  # (B, T, d)
+        if cache is not None:
+            cache.length += idx.shape[1]
+        return o
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of the token after each position of idx (B, T).
+
+        With targets (B, T), the ids to predict, instead the mean loss in nats; a target of -1 is not counted.
+        C (B, T, k, d) are the senses to sum, by default senses(idx). ValueError as in represent.
+        """
+        o = self.represent(idx, C)  # (B, T, d)
+        if targets is None:
+            return self.project(o)  # (B, T, V)
+        o, targets = o.flatten(0, 1), targets.flatten()  # (B*T, d), (B*T,)
+        return ProjectedLoss.apply(o, self.wte.weight, targets, torch.is_grad_enabled())  # ()
+
+    @torch.no_grad()
+    def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
+                 edit: Edit | None = None, senses: Callable[[Tensor], Tensor] | None = None,
+                 stop: int | None = None) -> Tensor:
+        """Continue the texts idx (B, T) by n ids: (B, T + n), or fewer once every text has had the id stop.
+
+        temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit applies at each step;
+        senses maps new ids to their C in place of model.senses. Each token is read once, but past block_size
+        the last block_size // 2 tokens are read anew and those before them forgotten.
+        """
+        if edit is not None and not self.config.n_sense:
+            raise ValueError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
+        senses, block_size, start = senses or self.senses, self.config.block_size, 0
+        cache = Cache(min(block_size, idx.shape[1] + n))
+        ended = torch.zeros_like(idx[:, :1], dtype=torch.bool)  # (B, 1)
+        for _ in range(n):
+            if idx.shape[1] - start > block_size:
+                start, cache = idx.shape[1] - max(1, block_size // 2), Cache(cache.capacity)
+            text = idx[:, start:]  # (B, S)
+            new, C = text[:, cache.length:], None  # (B, T)
+            if self.config.n_sense:
+                C = cache.extend('C', senses(new), dim=1)  # (B, S, k, d), kept as they are without the edit
+                C = C if edit is None else edit(text, C)
+            o = self.represent(new, C, cache)[:, -1]  # (B, d)
+            logits = self.project(o)[:, :self.config.n_vocab]  # (B, V without padding)
+            drawn = torch.multinomial(next_token_probs(logits, temperature, top_k), 1)  # (B, 1)
+            idx, ended = torch.cat([idx, drawn], dim=1), ended | (drawn == stop)  # (B, T + 1), (B, 1)
+            if stop is not None and ended.all():
+                break
+        return idx
+
+    def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float]):
+        """AdamW with weight decay on matrices, embeddings too, not on biases and norms."""
+        params = [p for p in self.parameters() if p.requires_grad]
+        groups = [{'params': [p for p in params if p.dim() >= 2], 'weight_decay': weight_decay},
+                  {'params': [p for p in params if p.dim() < 2], 'weight_decay': 0.0}]
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+
+    def n_params(self) -> dict[str, int]:
+        """Parameters of the contextualizer (with wte and SenseWeights), of the sense network, of both."""
+        total = sum(p.numel() for p in self.parameters())
+        senses = sum(p.numel() for p in self.sense_network.parameters()) if self.config.n_sense else 0
+        return {'contextualizer': total - senses, 'senses': senses, 'total': total}
+
+    def flops_per_token(self, distinct: float = 1.0) -> float:
+        """Floating point operations to train on one token of a text of block_size tokens: a multiplication
+        and an addition per weight, three times (forward, backward to weights, backward to inputs). Attention,
+        Eq. 2 and 12 count in full, masked or not; distinct is the share of tokens whose senses are computed.
+        """
+        c = self.config
+        matrices = sum(m.weight.numel() * (distinct if name.startswith('sense_network.') else 1)
+                       for name, m in self.named_modules() if isinstance(m, nn.Linear))
+        head = c.vocab_size * c.n_embd
+        attention = 2 * c.n_layer * c.block_size * c.n_embd  # q k^T and its product with v
+        senses = (1 + c.n_sense) * c.block_size * c.n_embd if c.n_sense else 0  # q k^T (Eq. 12), sum (Eq. 2)
+        return 3 * 2 * (matrices + head + attention + senses)
+
+
+def from_pretrained(source: str) -> Backpack:
+    """A model in evaluation mode, on the CPU, from a checkpoint, a folder or the Hugging Face Hub."""
+    from rucksack.published import from_pretrained
+    return from_pretrained(source)
+
+
+def next_token_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
+    """Logits (B, V) -> the probabilities (B, V) to draw from; temperature 0: all on the likeliest id."""
+    if temperature < 1e-30:  # float32 cannot divide by it
+        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # shifted: no overflow
+    if top_k is not None:
+        top, ids = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k)
+        logits = torch.full_like(logits, -math.inf).scatter(-1, ids, top)
+    return logits.softmax(-1)
+
+
+# -----------------------------------------------------------------------------
+# The contextualizer: a GPT-2 Transformer, nothing new.
+
+
+class Cache:
+    """What generate keeps of the tokens read so far: the keys and values of every layer, the keys of
+    SenseWeights, the senses C. Start with a whole text, go on by one token at a time, without gradients.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity, self.length, self.kept = capacity, 0, {}  # positions at most, and so far; tensors
+
+    def extend(self, name: object, new: Tensor, dim: int) -> Tensor:
+        """Append new, T long along dim, to what is kept under a name; returns all of it, S long along dim."""
+        T = new.shape[dim]
+        if name not in self.kept:
+            self.kept[name] = new.new_empty(*new.shape[:dim], self.capacity, *new.shape[dim + 1:])
+        self.kept[name].narrow(dim, self.length, T).copy_(new)
+        return self.kept[name].narrow(dim, 0, self.length + T)
 
 
 class CausalSelfAttention(nn.Module):
@@ -129,11 +356,11 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
         q, k, v = self.c_attn(x).chunk(3, dim=-1)  # (B, T, d) each
         q, k, v = (split_heads(t, self.n_head) for t in (q, k, v))  # (B, n_head, T, d/n_head) each
-        if cache is not None:
-            k, v = cache.extend((self, 'k'), k), cache.extend((self, 'v'), v)  # (B, n_head, S, d/n_head) each
-        dropout, whole = self.dropout if self.training else 0.0, q.shape[2] == k.shape[2]
-        assert whole or q.shape[2] == 1  # the last word sees all
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=whole)  # as q
+        if cache is not None:  # (B, n_head, S, d/n_head) each
+            k, v = cache.extend((self, 'k'), k, dim=2), cache.extend((self, 'v'), v, dim=2)
+        dropout, is_causal = self.dropout if self.training else 0.0, q.shape[2] == k.shape[2]
+        assert is_causal or q.shape[2] == 1  # a single new token sees all positions
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=is_causal)  # as q
         return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, d)
 
 
@@ -154,13 +381,13 @@ class Block(nn.Module):
 
 
 class Contextualizer(nn.Module):
-    """Eq. 11, h = Transformer(E x): embeddings (B, T, d) -> vectors that know the text so far (B, T, d)."""
+    """Eq. 11, h = Transformer(E x): embeddings (B, T, d) -> vectors h that know the text so far (B, T, d)."""
 
     def __init__(self, config: Config):
         super().__init__()
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd)
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
@@ -170,80 +397,18 @@ class Contextualizer(nn.Module):
             raise ValueError(f'the text has {end} tokens; block_size is {block_size}')
         positions = torch.arange(start, end, device=x.device)  # (T,)
         x = self.drop(x + self.wpe(positions))  # (B, T, d) + (T, d)
-        for block in self.h:
-            x = block(x, cache)
+        for block in self.blocks:
+            x = block(x, cache)  # (B, T, d)
         return self.ln_f(x)
 
 
 # -----------------------------------------------------------------------------
-# What makes it a Backpack: senses, their weights, their sum.
-
-
-class SenseNetwork(nn.Module):
-    """Eq. 10, C(x) = FF(E x): from the embedding E x of a word (.., d) to its k sense vectors (.., k, d).
-
-    As in appendix A.1, with an x + ln_0(x) before it that the published code has by accident and its weights
-    need. That code has dropout here too; this has none.
-    """
-
-    def __init__(self, config: Config):
-        super().__init__()
-        d, hidden, self.n_sense = config.n_embd, config.sense_hidden, config.n_sense
-        self.ln_0 = nn.LayerNorm(d)
-        self.ln_1 = nn.LayerNorm(d)
-        self.mlp = MLP(d, hidden, d)
-        self.ln_2 = nn.LayerNorm(d)
-        self.final_mlp = MLP(d, hidden, config.n_sense * d)
-
-    def forward(self, x: Tensor) -> Tensor:
-        r = x + self.ln_0(x)  # (.., d), the accidental one
-        r = r + self.mlp(self.ln_1(r))  # (.., d)
-        return self.final_mlp(self.ln_2(r)).unflatten(-1, (self.n_sense, -1))  # (.., k*d) -> (.., k, d)
-
-
-class SenseWeights(nn.Module):
-    """Eq. 12, alpha_l = softmax(query_l key_l^T / sqrt(d/k)), causal: h (B, T, d) -> alpha (B, k, T, T).
-
-    Attention without values, one head a sense. Each row alpha[b, l, i, :] is >= 0, sums to one, and is zero
-    after position i.
-    """
-
-    def __init__(self, config: Config):
-        super().__init__()
-        self.n_sense = config.n_sense
-        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return causal_softmax(*self.query_and_key(h))
-
-    def query_and_key(self, h: Tensor, cache: Cache | None = None) -> tuple[Tensor, Tensor]:
-        """Queries (B, k, T, d/k) of positions with h (B, T, d), keys (B, k, S, d/k) of all S words so far."""
-        query, key = self.c_attn(h).chunk(2, dim=-1)  # (B, T, d) each
-        query, key = (split_heads(t, self.n_sense) for t in (query, key))  # (B, k, T, d/k) each
-        return query, key if cache is None else cache.extend((self, 'key'), key)
-
-
-def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
-    """Eq. 12: query (B, k, T, d/k) of the last T of S positions, key (B, k, S, d/k) -> alpha (B, k, T, S)."""
-    T, S, scale = query.shape[2], key.shape[2], math.sqrt(query.shape[-1])
-    # -inf where j > i; row r is position i = S - T + r
-    mask = torch.full((T, S), -math.inf, dtype=query.dtype, device=query.device).triu(1 + S - T)
-    scores = (query / scale) @ key.transpose(-2, -1) + mask  # (B, k, T, S)
-    return scores.softmax(dim=-1)
-
-
-def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
-    """Eq. 2, o_i = sum_j sum_l alpha_lij C(x_j)_l: weights (B, k, T, S) and senses (B, S, k, d) -> (B, T, d).
-
-    The sum runs over position and sense together, so it is one matrix product per text.
-    """
-    return torch.einsum('blij,bjld->bid', alpha, C)
+# Fast forms. Each names its plain form; a test holds values and gradients of the two equal.
 
 
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
-    """weighted_sum(causal_softmax(query, key), C), the same (B, T, d) for nearly half the work in long texts.
-
-    A block of positions needs no weights beyond its end, where all are zero: they are not computed.
+    """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d). Saves nearly half the work in long
+    texts: the weights of a block of positions on what comes after the block are zero, and not computed.
     """
     T, S = query.shape[2], key.shape[2]
     o = []
@@ -254,274 +419,67 @@ def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Ten
     return torch.cat(o, dim=1)  # (B, T, d)
 
 
-class Backpack(nn.Module):
-    """A Backpack Language Model, or with n_sense = 0 the Transformer it is compared with: the same class."""
+class DistinctIds(nn.Module):
+    """Plain form: model(idx, targets). The model as it is trained: distinct ids are found on the host, so
+    that one compiled graph computes the senses of each of them once, whatever their number.
+    """
 
-    def __init__(self, config: Config):
+    def __init__(self, model: Backpack):
         super().__init__()
-        self.config = config
-        self.tokenizer: dict | None = None  # what the ids mean, for prepare.load_tokenizer: {'name': 'gpt2'}
-        self.trained_on: str | None = None  # a folder below data/, where a checkpoint says so
-        self.trained_tokens: int | None = None  # that it has seen, likewise
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
-        self.contextualizer = Contextualizer(config)
-        if config.n_sense:
-            self.sense_network = SenseNetwork(config)
-            self.sense_weights = SenseWeights(config)
-        self.apply(self._init_weights)
-        for block in self.contextualizer.h:  # 2 n_layer branches add up in the residual stream: keep it small
-            for c_proj in (block.attn.c_proj, block.mlp.c_proj):
-                nn.init.normal_(c_proj.weight, std=0.02 / math.sqrt(2 * config.n_layer))
+        self.model = model
 
-    @staticmethod
-    def _init_weights(module: nn.Module) -> None:
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, nn.Linear):
-            nn.init.zeros_(module.bias)
+    def forward(self, idx: Tensor, targets: Tensor, distinct: Tensor, place: Tensor) -> Tensor:
+        """The loss for idx and targets (B, T), where distinct (n,) at place (B, T) is idx."""
+        C = self.model.senses_at(distinct, place) if self.model.config.n_sense else None  # (B, T, k, d)
+        return self.model(idx, targets, C=C)
 
-    def senses(self, idx: Tensor, distinct: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Eq. 10: the sense vectors of the words idx, (B, T) or any other shape (..) -> (.., k, d).
 
-        A sense depends on the word alone, so those of each distinct word are computed once. Give a compiled
-        model distinct = distinct_words(idx): its own shapes must not depend on data, so that without them it
-        computes the senses of every token.
-        """
-        if distinct is None:
-            if torch.compiler.is_compiling():
-                return self.sense_network(self.wte(idx))
-            distinct = idx.unique(return_inverse=True)
-        words, place = distinct
-        rows = self.sense_network(self.wte(words)).flatten(1)  # (distinct words, k*d)
-        return F.embedding(place, rows).unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
-
-    def alpha(self, idx: Tensor) -> Tensor:
-        """Eq. 11 and 12: the contextualization weights of the text idx (B, T) -> (B, k, T, T)."""
-        return self.sense_weights(self.contextualizer(self.wte(idx)))
-
-    def project(self, v: Tensor) -> Tensor:
-        """Eq. 9: the score v E^T of every word for any vectors v (.., d) -> (.., V), padding included."""
-        return F.linear(v, self.wte.weight)
-
-    def represent(self, idx: Tensor, edit: Edit | None = None, table: 'SenseTable | None' = None,
-                  distinct: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None) -> Tensor:
-        """Eq. 2, in blocks: the vectors o of the text idx (B, T) -> (B, T, d); for a Transformer its h.
-
-        edit changes the senses before they are summed; table has them ready, distinct as in senses; with a
-        cache only the words that it does not hold yet are read, and o is theirs. ValueError: a text longer
-        than block_size, or an edit for a Transformer.
-        """
-        if edit is not None and not self.config.n_sense:
-            raise ValueError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
-        new = idx if cache is None else idx[:, cache.length:]  # (B, T'), all T of them without a cache
-        o = h = self.contextualizer(self.wte(new), cache)  # (B, T', d)
-        if self.config.n_sense:
-            C = self.senses(new, distinct) if table is None else table(new)  # (B, T', k, d)
-            if cache is not None:
-                C = cache.extend('C', C.flatten(2)).unflatten(-1, C.shape[2:])  # (B, T, k, d)
-            C = C if edit is None else edit(idx, C)
-            o = sum_in_blocks(*self.sense_weights.query_and_key(h, cache), C)  # (B, T', d)
-        if cache is not None:
-            cache.length = idx.shape[1]
-        return o
-
-    def forward(self, idx: Tensor, targets: Tensor | None = None, edit: Edit | None = None,
-                table: 'SenseTable | None' = None, distinct: tuple[Tensor, Tensor] | None = None,
-                loss_only: bool = False) -> tuple[Tensor | None, Tensor | None]:
-        """Logits (B, T, V) of the word after each position of idx (B, T), and the mean loss in nats.
-
-        targets (B, T) are the ids to predict, -1 where nothing is asked; without them the loss is None. With
-        targets and loss_only the logits are None and the loss is the same. An edit that changes nothing gives
-        bit-identical logits (in evaluation mode, as dropout draws anew). table, distinct and ValueError as in
-        represent.
-        """
-        o = self.represent(idx, edit, table, distinct)  # (B, T, d)
-        if targets is not None and loss_only:
-            kind, o = o.device.type, o.flatten(0, 1)  # (B*T, d)
-            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else o.dtype
-            return None, ProjectedLoss.apply(o, self.wte.weight, targets.flatten(), dtype,
-                                             torch.is_grad_enabled())
-        logits = self.project(o)  # (B, T, V)
-        if targets is None:
-            return logits, None
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+class SenseTable:
+    """Plain form: model.senses. The senses of the vocabulary, computed once and kept in dtype (None: that of
+    the weights), for weights that stay as they are.
+    """
 
     @torch.no_grad()
-    def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
-                 edit: Edit | None = None, use_cache: bool = True,
-                 table: 'SenseTable | None' = None, stop: int | None = None) -> Tensor:
-        """Continue the texts idx (B, T) by max_new_tokens ids each: (B, T + max_new_tokens). It ends earlier
-        once every text has had the id stop.
+    def __init__(self, model: Backpack, dtype: torch.dtype | None = None):
+        ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V without padding,)
+        self.n_sense, self.dtype = model.config.n_sense, model.wte.weight.dtype
+        chunks = (model.senses(some).flatten(1) for some in ids.split(1024))  # (up to 1024, k*d) each
+        self.rows = torch.cat([chunk.to(dtype or self.dtype) for chunk in chunks])  # (V, k*d)
 
-        temperature 0 takes the likeliest word; top_k draws from the top_k likeliest alone. Past block_size
-        only the last block_size // 2 tokens are read on; all are returned. Torch's global generator draws.
-        With the cache each word is read once, and again after such a cut; without it the whole text, for
-        every word. table must have all words that may be drawn: SenseTable(model) has. ValueError: an empty
-        text, a negative temperature, top_k below 1.
-        """
-        if idx.shape[1] == 0 or temperature < 0 or (top_k is not None and top_k < 1):
-            raise ValueError('generate takes at least 1 token, temperature 0 and top_k 1, not '
-                            f'{idx.shape[1]}, {temperature} and {top_k}')
-        start, block_size = 0, self.config.block_size
-        room = min(block_size, idx.shape[1] + max_new_tokens)
-        cache, ended = Cache(room) if use_cache else None, torch.zeros_like(idx[:, :1], dtype=torch.bool)
-        for _ in range(max_new_tokens):
-            if idx.shape[1] - start > block_size:
-                start = idx.shape[1] - max(1, block_size // 2)
-                cache = Cache(room) if use_cache else None  # positions have changed: read anew
-            o = self.represent(idx[:, start:], edit, table, cache=cache)[:, -1]  # (B, d)
-            logits = self.project(o)[:, :self.config.n_vocab]  # (B, V without padding)
-            probs = next_word_probs(logits, temperature, top_k)
-            new = torch.multinomial(probs, 1)  # (B, 1)
-            idx, ended = torch.cat([idx, new], dim=1), ended | (new == stop)  # (B, T + 1), (B, 1)
-            if stop is not None and ended.all():
-                break
-        return idx
-
-    def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float]):
-        """AdamW with weight decay on matrices, embeddings too, not on biases and norms."""
-        params = [p for p in self.parameters() if p.requires_grad]
-        groups = [{'params': [p for p in params if p.dim() >= 2], 'weight_decay': weight_decay},
-                  {'params': [p for p in params if p.dim() < 2], 'weight_decay': 0.0}]
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
-
-    def n_params(self) -> dict[str, int]:
-        """Parameters of the contextualizer (with wte and SenseWeights), of the sense network, of both."""
-        total = sum(p.numel() for p in self.parameters())
-        senses = sum(p.numel() for p in self.sense_network.parameters()) if self.config.n_sense else 0
-        return {'contextualizer': total - senses, 'senses': senses, 'total': total}
-
-    def flops_per_token(self, distinct: float = 1.0) -> float:
-        """Floating point operations to train on one token at full length.
-
-        A multiplication and an addition per weight and token, three times: forward, backward to the weights,
-        backward to the inputs. Attention and Eq. 2 and 12 count in full, though half is masked and
-        sum_in_blocks skips part of it; distinct is the share of the tokens whose senses are computed.
-        """
-        c = self.config
-        matrices = sum(m.weight.numel() * (distinct if name.startswith('sense_network.') else 1)
-                       for name, m in self.named_modules() if isinstance(m, nn.Linear))
-        head = c.vocab_size * c.n_embd
-        attention = 2 * c.n_layer * c.block_size * c.n_embd  # q k^T and its product with v
-        senses = (1 + c.n_sense) * c.block_size * c.n_embd if c.n_sense else 0  # q k^T (Eq. 12), sum (Eq. 2)
-        return 3 * 2 * (matrices + head + attention + senses)
-
-
-def next_word_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
-    """Logits (B, V) -> the probabilities to draw the next word with; temperature 0: all on the likeliest."""
-    if temperature < 1e-30:  # float32 could not divide by it
-        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # shifted: no overflow
-    if top_k is not None:
-        top, words = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k)
-        logits = torch.full_like(logits, -math.inf).scatter(-1, words, top)
-    return logits.softmax(-1)
-
-
-# -----------------------------------------------------------------------------
-# Faster forms of what stands above; a test holds each to its plain form.
+    def __call__(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.rows).to(self.dtype).unflatten(-1, (self.n_sense, -1))  # (.., k, d)
 
 
 LOGITS_IN_MEMORY = 1 << 28  # that ProjectedLoss makes at a time: 1 GiB in float32, and a second one beside it
 
 
 class ProjectedLoss(torch.autograd.Function):
-    """Mean cross-entropy of the logits v E^T for vectors v (n, d) and targets (n,), F.cross_entropy(v @ E.T,
-    targets, ignore_index=-1), some logits at a time: all (n, V) are the largest tensor of a training run.
-
-    The gradient with respect to a logit is its probability, minus 1 for the target: known as soon as the
-    logits of its position are. So both gradients are made in the forward pass. No second derivatives.
+    """Plain form: F.cross_entropy(v @ E.T, targets, ignore_index=-1), for vectors v (n, d) and targets (n,).
+    All logits (n, V) would be the largest tensor of a training run: these are made some at a time. As the
+    gradient of a logit is its probability, minus 1 for the target, the forward pass makes both gradients.
     """
 
     @staticmethod
-    def forward(ctx, v: Tensor, E: Tensor, targets: Tensor, dtype: torch.dtype, learning: bool) -> Tensor:
-        """dtype is that of the matrix products; learning: whether gradients are wanted."""
-        size, weights = max(1, LOGITS_IN_MEMORY // len(E)), E.to(dtype)
-        n, exact = (targets != -1).sum(), torch.promote_types(dtype, torch.float32)
-        total, grad_v, grad_E = v.new_zeros(()), [], torch.zeros_like(E) if learning else None
+    def forward(ctx, v: Tensor, E: Tensor, targets: Tensor, need_grad: bool) -> Tensor:
+        """The mean loss (); under autocast the matrix products are in its number format, the rest is not."""
+        n, size = (targets != -1).sum(), max(1, LOGITS_IN_MEMORY // len(E))
+        total, grad_v, grad_E = v.new_zeros((), dtype=E.dtype), [], torch.zeros_like(E) if need_grad else None
         ids = torch.arange(len(E), device=E.device)  # (V,)
-        for v_, t in zip(v.to(dtype).split(size), targets[:, None].split(size)):  # (c, d), (c, 1)
-            asked, t = (t != -1).to(exact), t.where(t != -1, 0)  # (c, 1) each
-            logp = F.linear(v_, weights).log_softmax(-1, dtype=exact)  # (c, V)
-            total = total - (logp.gather(1, t) * asked).sum() / n
-            if learning:
-                g = logp.exp_().add_(ids == t, alpha=-1).to(dtype)  # (c, V): p, less 1 at the target
-                grad_v.append(((g @ weights) * asked / n).to(v.dtype))  # (c, d)
-                grad_E += g.T @ (v_ * asked / n).to(dtype)  # (V, d)
-        if learning:
+        for v_, t in zip(v.split(size), targets[:, None].split(size)):  # (c, d), (c, 1)
+            valid, t = (t != -1).to(E.dtype), t.where(t != -1, 0)  # (c, 1) each
+            logits = F.linear(v_, E)  # (c, V)
+            logp = logits.log_softmax(-1, dtype=E.dtype)  # (c, V)
+            total = total - (logp.gather(1, t) * valid).sum() / n
+            if need_grad:
+                g = logp.exp_().add_(ids == t, alpha=-1).to(logits.dtype)  # (c, V): p, less 1 at the target
+                grad_v.append(((g @ E) * valid / n).to(v.dtype))  # (c, d)
+                grad_E += g.T @ (v_ * valid / n)  # (V, d)
+        if need_grad:
             ctx.save_for_backward(torch.cat(grad_v), grad_E)
         return total
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx, grad: Tensor) -> tuple:
         """The gradients made in the forward pass, times that of the loss."""
         grad_v, grad_E = ctx.saved_tensors
-        return grad * grad_v, grad * grad_E, None, None, None
-
-
-class SenseTable:
-    """The senses of words, computed once: table(idx) (.., k, d) is what model.senses(idx) would compute anew.
-
-    words are ids of any shape (None: the vocabulary); dtype is what they are kept in (None: that of the
-    weights). It is right as long as the weights stay as they are. A word that it lacks has senses of NaN, so
-    that no prediction after it is a number.
-    """
-
-    @torch.no_grad()
-    def __init__(self, model: Backpack, words: Tensor | None = None, dtype: torch.dtype | None = None):
-        if not model.config.n_sense:
-            raise ValueError('a Transformer has no senses; take a Backpack (n_sense > 0)')
-        E, k, self.dtype = model.wte.weight, model.config.n_sense, model.wte.weight.dtype
-        words = torch.arange(model.config.n_vocab, device=E.device) if words is None else words.unique()
-        n = len(words)
-        self.row = torch.full((len(E),), n, device=E.device)  # of each word; the last is for those not there
-        self.row[words] = torch.arange(n, device=E.device)
-        self.senses = E.new_full((n + 1, k, E.shape[1]), math.nan, dtype=dtype)
-        for i in range(0, n, 1024):
-            self.senses[i:min(n, i + 1024)] = model.sense_network(model.wte(words[i:i + 1024]))  # (n, k, d)
-
-    def __call__(self, idx: Tensor) -> Tensor:
-        rows = F.embedding(self.row[idx], self.senses.flatten(1)).to(self.dtype)  # (.., k*d)
-        return rows.unflatten(-1, self.senses.shape[1:])  # (.., k, d)
-
-
-# -----------------------------------------------------------------------------
-# python model.py: what the sizes of the paper cost.
-
-
-def from_pretrained(name_or_dir):
-    """A model from a checkpoint, a folder or the Hugging Face Hub, as rucksack/published.py reads it."""
-    from rucksack.published import from_pretrained
-    return from_pretrained(name_or_dir)
-
-
-def print_sizes() -> None:
-    """Parameters and training FLOPs per token of the paper's models, Backpack beside Transformer."""
-    from rucksack.checkpoint import shape_of
-    rows = {name.capitalize(): Config(**size) for name, size in SIZES.items()}
-    for k in (1, 4, 16, 64):
-        rows[f'Mini, Table 8, k={k}'] = Config(**SIZES['mini'], n_sense=k, sense_hidden=640)
-    print(f'{"":19}{"Backpack: parameters in millions":^38}{"Transformer":>12}'
-          f'{"MFLOPs to train on a token":>33}')
-    print(f'{"":19}{"contextualizer":>15}{"senses":>10}{"total":>13}{"total":>12}'
-          f'{"Backpack":>12}{"Transformer":>13}{"ratio":>8}')
-    for name, config in rows.items():
-        backpack, gpt = shape_of(config), shape_of(replace(config, n_sense=0))
-        n, flops, gpt_flops = backpack.n_params(), backpack.flops_per_token(), gpt.flops_per_token()
-        print(f'{name:19}{n["contextualizer"] / 1e6:15.1f}{n["senses"] / 1e6:10.1f}{n["total"] / 1e6:13.1f}'
-              f'{gpt.n_params()["total"] / 1e6:12.1f}'
-              f'{flops / 1e6:12.0f}{gpt_flops / 1e6:13.0f}{flops / gpt_flops:8.2f}')
-    print('Vocabulary 50,257, length 512; senses computed for every token (once a distinct word is less).')
-
-
-def main(argv: list[str]) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(prog='model.py', description='Print what the sizes of the paper cost.')
-    parser.error = lambda message: parser.exit(2, f'model.py: {ascii(message)}; it takes no arguments\n')
-    parser.parse_args(argv)
-    print_sizes()
-
-
-if __name__ == '__main__':
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end in silence when the reader, as head, has seen enough
-    main(sys.argv[1:])
+        return grad * grad_v, grad * grad_E, None, None

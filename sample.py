@@ -4,402 +4,342 @@
     python sample.py --show nurse
     python sample.py --find she/he
     python sample.py --explain she/he
-    python sample.py --senses-off nurse:10 "*:3-5" --replace "MacBook: Apple -> HP"
+    python sample.py --senses-off nurse:she/he "*:3-5" --replace "MacBook: Apple -> HP"
     python sample.py --start "The nurse said that" --html page.html
 
-Flags that look or explain print and write no text; --html makes a page for a browser, with a slider for each
-sense. Otherwise a text is written; with edits, before and after.
+Flags that look or explain print tables and write no text; --html makes a page for a browser, with a slider
+for each sense. Otherwise a text is written; with edits, before and after.
 """
 
 import argparse
-import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 
-import tiktoken
 import torch
 from torch import Tensor
 
 import senses
-from model import Backpack, Edit
+from model import Edit
 from rucksack import grammar
-from rucksack.checkpoint import newest_backpack
-from rucksack.common import SEVERAL, Parser, UserError, answer, find_device, number, place_for, printable
-from rucksack.data import load_tokenizer
-from rucksack.grammar import PROMPT, not_there, predict, read_prompt, shown, word_id
-from rucksack.page import TEMPLATE, write_page
-from rucksack.published import export, from_pretrained
+from rucksack.common import Parser, find_device, number, output_path, printable, run_cli
+from rucksack.grammar import PROMPT, absent, pair_of, predict, shown, word_id
+from rucksack.page import write_page
+from rucksack.published import export
+from rucksack.table import Subject, Table, load, needs_senses, write_json
+
+SEVERAL = dict(nargs='+', action='extend', default=[])  # a flag that takes several values, and repeats
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how it writes."""
-    add = parser.add_argument
-    add('--from', dest='source', metavar='MODEL',
-        help='checkpoint, folder of a run or of published weights, or their name on the Hugging Face Hub, as '
-             'stanfordnlp/backpack-gpt2 (default: the newest Backpack in out/)')
-    add('--start', metavar='TEXT', default=PROMPT, help=f'the prompt, or FILE:path [{PROMPT}]')
-    add('--num-samples', type=number(int, 1, 1000), metavar='N', default=2, help='texts to write [2]')
-    add('--max-new-tokens', type=number(int, 0, 100_000), metavar='N', default=60,
-        help='longest continuation [60]')
-    add('--temperature', type=number(float, 0), metavar='T', default=0.8, help='0: the likeliest word [0.8]')
-    add('--top-k', type=number(int, 1), metavar='K', help='draw among the K likeliest words only')
-    add('--seed', type=number(int, 0), metavar='S', default=0, help='of the draws [0]')
-    add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
-    add('--html', metavar='FILE', help='write a page on the prediction after the prompt and nothing else: '
-        'its words, their senses, a slider for each; words of --show can be looked up there too')
-    add('--export', metavar='DIR', help='write the model in the format of stanfordnlp/backpack-gpt2 (a '
-        'Transformer: of gpt2) and nothing else')
+# -----------------------------------------------------------------------------
+# The command line.
 
 
-def add_look_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that read words and predictions."""
-    group = parser.add_argument_group('look at senses (as the model has them; --show: as edits leave them)')
-    look = group.add_argument
-    look('--show', **SEVERAL, metavar='WORD', help='the words that each sense of WORD raises and lowers most')
-    look('--find', **SEVERAL, metavar='A/B|A+B+..',
-         help='A/B: senses ranked by how strongly they separate word A from B; A+B+..: words and senses '
-              'ranked by how strongly they speak for this bag of words (Eq. 17)')
-    look('--word', metavar='WORD', help='with --find A/B: the senses of this word alone')
-    look('--similar', **SEVERAL, metavar='WORD',
-         help='the words most like WORD in each sense (Eq. 13) and in all (Eq. 14)')
-    which = group.add_mutually_exclusive_group().add_argument
-    which('--sense', type=number(int, 0), metavar='L', help='with --similar: by sense L alone')
-    which('--min', action='store_true', help='with --similar: by the least alike sense alone')
-    add = parser.add_argument_group('explain the prediction after the prompt').add_argument
-    add('--explain', nargs='?', const='', metavar='WORD|A/B',
-        help='what each sense of each word of the prompt adds to the score of WORD (default: the likeliest '
-             'next word), or to the score of A above B')
-    add('--weights', nargs='?', const='senses', choices=('senses', 'mean'),
-        help='the weights alpha on the words of the prompt, a row a sense, or their mean')
-    add('--sweep', **SEVERAL, metavar='WORD:SENSES',
-        help='the next words with the senses at weight 0, 0.25, 0.5, 0.75 and 1 (Figure 3)')
+def make_parser() -> Parser:
+    """The flags, in groups: the model and its text, what looks, what explains, what edits."""
+    parser = group = Parser(prog='sample.py', description=__doc__.splitlines()[0])
 
+    def add(flag: str, metavar: str, help: str, **options) -> None:
+        """A flag of the group."""
+        group.add_argument(flag, metavar=metavar, help=help, **options)
 
-def add_edit_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that change senses."""
-    add = parser.add_argument_group(
+    add('--from', 'MODEL', 'checkpoint, folder of a run or of published weights, or Hub name as '
+        'stanfordnlp/backpack-gpt2 (default: the newest Backpack in out/)', dest='source')
+    add('--start', 'TEXT', f'the prompt, or FILE:path [{PROMPT}]', default=PROMPT)
+    add('--num-samples', 'N', 'texts to write [2]', type=number(int, 1, 1000), default=2)
+    add('--max-new-tokens', 'N', 'longest continuation [60]', type=number(int, 0, 100_000), default=60)
+    add('--temperature', 'T', '0: the likeliest token [0.8]', type=number(float, 0), default=0.8)
+    add('--top-k', 'K', 'draw from the K likeliest tokens alone', type=number(int, 1))
+    add('--seed', 'S', 'of the draws [0]', type=number(int, 0), default=0)
+    add('--device', 'D', 'auto, cpu, cuda, cuda:N or mps [auto]', default='auto')
+    add('--json', 'FILE', 'write the tables to a file too')
+    add('--html', 'FILE', 'write a page with a slider for each sense of the prompt, and nothing else; '
+        'words of --show can be looked up there')
+    add('--export', 'DIR', 'write the model as published (Backpack or GPT-2), and nothing else')
+    group = parser.add_argument_group('look at senses (--show: as edits leave them)')
+    add('--show', 'WORD[:SENSES]', 'the words that each sense of WORD raises and lowers most', **SEVERAL)
+    add('--find', 'A/B|A+B', 'A/B: senses by how strongly they separate A from B; A+B: words and senses '
+        'by how strongly they speak for this bag (Eq. 17)', **SEVERAL)
+    add('--word', 'WORD', 'with --find A/B: the senses of this word alone')
+    add('--similar', 'WORD', 'the words most like WORD in each sense (Eq. 13, Eq. 14)', **SEVERAL)
+    group = parser.add_argument_group('explain the prediction after the prompt')
+    add('--explain', 'WORD|A/B', 'what each sense of each token adds to the logit of WORD (default: the '
+        'likeliest), or to that of A above B', nargs='?', const='')
+    group.add_argument('--weights', nargs='?', const='senses', choices=('senses', 'mean'),
+                       help='the weights alpha on the tokens, a column a sense, or their mean')
+    add('--sweep', 'WORD:SENSES', 'the next words with these senses at weight 0 to 1 (Figure 3)', **SEVERAL)
+    group = parser.add_argument_group(
         'edit senses (one after another in this order; SENSES are numbers and ranges as 3-5,10, or A/B, the '
-        'sense that most separates these words; *:SENSES is every word)').add_argument
-    add('--senses-off', **SEVERAL, metavar='WORD:SENSES', help='turn senses off: nurse:10, nurse:she/he')
-    add('--senses-scale', **SEVERAL, metavar='WORD:SENSES=F', help='multiply senses by F: nurse:10=0.5')
-    add('--replace', **SEVERAL, metavar='"WORD: OLD -> NEW"',
-        help='what WORD says of OLD it says of NEW: "MacBook: Apple -> HP"')
-    add('--topic', **SEVERAL, metavar='"A, B"',
-        help='turn senses up that speak for these words, or for a topic of Table 10: '
-             + ', '.join(senses.TOPICS))
-    add('--strength', **SEVERAL, metavar='S',
-        help='of the topic: 0 to 3, a row of Table 11, or four numbers as 3.3,3.3,3,1; one for each --topic, '
-             'or one for all [2]')
+        'sense that most separates these words; *:SENSES is every word)')
+    add('--senses-off', 'WORD:SENSES', 'turn senses off: nurse:10, nurse:she/he', **SEVERAL)
+    add('--senses-scale', 'WORD:SENSES=F', 'multiply senses by F: nurse:10=0.5', **SEVERAL)
+    add('--replace', '"WORD: OLD -> NEW"', 'what WORD says of OLD it says of NEW', **SEVERAL)
+    add('--topic', '"A, B"', 'turn senses up that speak for these words, or for a topic of Table 10: '
+        + ', '.join(senses.TOPICS), **SEVERAL)
+    add('--strength', 'S', 'of the topic: 0 to 3, a row of Table 11, or four numbers as 3.3,3.3,3,1; one for '
+        'each --topic, or one for all [2]', **SEVERAL)
+    return parser
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
-    parser = Parser(prog='sample.py', description=__doc__.splitlines()[0])
-    add_model_flags(parser)
-    add_look_flags(parser)
-    add_edit_flags(parser)
+    parser = make_parser()
     args = parser.parse_args(argv)
-    edits = args.senses_off + args.senses_scale + args.replace + args.topic
-    if args.export is not None and edits:
-        parser.error('--export writes the model as it is; leave the edits out')
-    if args.html is not None and (edits + args.find + args.similar + args.sweep or args.weights
-                                  or args.explain is not None or args.export is not None):
-        parser.error('--html writes a page of the model as it is, to edit there; leave out what else looks, '
-                     'explains, edits or exports, but --show')
-    for flag, needs, missing in (
-            ('--word', '--find A/B', args.word is not None and not any('/' in text for text in args.find)),
-            ('--sense and --min', '--similar', (args.min or args.sense is not None) and not args.similar),
-            ('--strength', '--topic', args.strength and not args.topic)):
-        if missing:
-            parser.error(f'{flag}: only with {needs}')
-    if len(args.strength) > 1 and len(args.strength) != len(args.topic):
-        parser.error(f'{len(args.topic)} --topic and {len(args.strength)} --strength; give one strength for '
-                     'each topic, or one for all')
+    args.edits = args.senses_off + args.senses_scale + args.replace + args.topic
+    args.looks = args.show + args.find + args.similar + args.sweep + [
+        flag for flag in (args.explain, args.weights) if flag is not None]
+    for flag, wrong, why in (
+            ('--export', args.export and (args.edits or args.html), 'writes the model as it is: no edits'),
+            ('--html', args.html and (args.edits or args.looks != args.show), 'goes with nothing but --show'),
+            ('--json', args.json and not args.looks + args.edits, 'goes with what looks, explains or edits'),
+            ('--word', args.word and not any('/' in text for text in args.find), 'goes with --find A/B'),
+            ('--strength', args.strength and len(args.strength) not in (1, len(args.topic)) or
+             args.strength and not args.topic, 'goes with --topic: one for each, or one for all')):
+        if wrong:
+            parser.error(f'{flag} {why}')
     return args
 
 
-def edit_from(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Encoding,
-              ids: list[int]) -> Edit | None:
-    """The edit that the flags ask for, described once all of it is made; None without such flags."""
+def edit_from(args: argparse.Namespace, s: Subject, prompt: list[int]) -> tuple[Edit | None, list[str]]:
+    """The edit that the flags ask for, None without such flags, and a line on each part of it."""
     edits, lines = [], []
 
-    def add(edit: Edit, words: list[int] | None, line: str) -> None:
+    def add(edit: Edit, ids: list[int] | None, line: str) -> None:
         """Take one more edit, with a line that says so."""
-        lines.append(line + not_there(words, ids))
+        lines.append(line + absent(ids, prompt))
         edits.append(edit)
 
-    for text in args.senses_off:
-        words, chosen, line = grammar.parse_word_senses(text, model, encoding)
-        add(senses.scale_senses(words, chosen, 0.0), words, f'Off: {line}')
-    for text in args.senses_scale:
-        text, factor = grammar.parse_factor(text)
-        words, chosen, line = grammar.parse_word_senses(text, model, encoding)
-        add(senses.scale_senses(words, chosen, factor), words, f'Times {factor:g}: {line}')
+    scaled = [(text, 0.0) for text in args.senses_off] + list(map(grammar.parse_factor, args.senses_scale))
+    for text, factor in scaled:
+        ids, chosen, line = grammar.parse_word_senses(text, s.model, s.encoding)
+        line = f'Times {factor:g}: {line}' if factor else f'Off: {line}'
+        add(senses.scale_senses(ids, chosen, factor), ids, line)
     for text in args.replace:
-        words, old, new = grammar.parse_replacement(text, encoding)
-        add(senses.replace_word(model, words, old, new), words,
-            f'Replaced: what {shown(encoding, words[0])} says of {shown(encoding, old)} it says of '
-            f'{shown(encoding, new)}')
+        ids, old, new = grammar.parse_replacement(text, s.encoding)
+        word, old_word, new_word = (shown(s.encoding, v) for v in (ids[0], old, new))
+        add(senses.replace_word(s.model, ids, old, new), ids,
+            f'Replaced: what {word} says of {old_word} it says of {new_word}')
     strengths = [grammar.parse_strength(text) for text in args.strength or ['2']]
-    topics = [senses.TOPICS.get(text.strip()) or text.replace(',', ' ').split() for text in args.topic]
-    bags = [grammar.bag_of_words(encoding, words) for words in topics]  # all are words, before the long work
+    topics = [grammar.words_of_bag(text) for text in args.topic]
+    bags = [grammar.bag_of_words(s.encoding, words) for words in topics]  # all parsed before the long work
     for words, bag, weights in zip(topics, bags, strengths * len(bags) if len(strengths) == 1 else strengths):
-        add(senses.topic(model, senses.affinity(model, bag), weights), None,
+        add(senses.topic(s.model, senses.affinity(s.model, bag), weights), None,
             f'Topic: {", ".join(words)}; senses times {", ".join(f"{w:g}" for w in weights)}')
-    print(''.join(f'{line}\n' for line in lines), end='')
-    return senses.compose(edits) if edits else None
-
-
-def check_words(args: argparse.Namespace, model: Backpack, encoding: tiktoken.Encoding) -> None:
-    """Raise UserError for a word or sense that is not there before anything is printed."""
-    for word in args.show + args.similar + ([] if args.word is None else [args.word]):
-        word_id(encoding, word)
-    for text in args.find:
-        grammar.pair_of(encoding, text) if '/' in text else grammar.bag_of_words(encoding, text.split('+'))
-    for text in args.sweep:
-        grammar.parse_word_senses(text, model, encoding)
-    if args.explain:
-        grammar.pair_of(encoding, args.explain) if '/' in args.explain else word_id(encoding, args.explain)
-    if args.sense is not None:
-        grammar.sense_numbers(str(args.sense), model.config.n_sense)
+    return (senses.compose(edits) if edits else None), lines
 
 
 # -----------------------------------------------------------------------------
 # Look.
 
 
-def fit(cells: list[str], indent: int) -> str:
-    """As many of the cells, each 18 columns wide, as fit a line of the terminal beside an indent."""
-    columns = shutil.get_terminal_size((100, 24)).columns
-    return ''.join(f'{cell:<18}' for cell in cells[:max(1, (columns - indent) // 18)]).rstrip()
+def pairs(s: Subject, ids: Tensor, scores: Tensor) -> list[list]:
+    """[word, score] for each of the ids and scores (n,); a long word is cut."""
+    names = [shown(s.encoding, v) for v in ids.tolist()]
+    return [[name if len(name) < 20 else name[:18] + "…'", round(score, 4)]
+            for name, score in zip(names, scores.tolist())]
 
 
-def cells_of(encoding: tiktoken.Encoding, words: Tensor, scores: Tensor) -> list[str]:
-    """A cell for each word, (n,) ids and (n,) scores, with a long word cut."""
-    names = [shown(encoding, w) for w in words.tolist()]
-    names = [name if len(name) < 11 else name[:8] + "…'" for name in names]
-    return [f'{name} {score:+.2f}' for name, score in zip(names, scores.tolist())]
+def pair_columns(n: int) -> dict[str, Callable]:
+    """n columns of [word, score]."""
+    return {str(i): lambda pair: f'{pair[0]} {pair[1]:+.2f}' for i in range(1, n + 1)}
 
 
-@torch.no_grad()
-def print_senses(model: Backpack, encoding: tiktoken.Encoding, word: str, edit: Edit | None) -> None:
+def show(s: Subject, word: str, w: int, chosen: list[int], edit: Edit | None) -> Table:
     """Tables 1 and 3: the words that each sense of a word raises and lowers most, and its length."""
-    idx = torch.tensor([[word_id(encoding, word)]], device=model.wte.weight.device)
-    C = senses.edited_senses(model, idx, edit)[0, 0]  # (k, d)
-    words, scores = (t.unflatten(1, (2, -1)) for t in senses.extremes(model, C, 8))  # (k, 2, 8) each
-    print(f'\n{word}: the words that each sense raises (+) and lowers (-) most, in logits at weight 1\n'
-          'sense  norm')
-    for l in range(len(C)):
-        high, low = (fit(cells_of(encoding, *end), 15) for end in zip(words[l], scores[l]))
-        print(f'{l:5}{C[l].norm():6.1f}  + {high}\n{"":11}  - {low}')
+    C = senses.edited(s.model, torch.tensor([[w]], device=s.device), edit)[0, 0]  # (k, d)
+    ids, scores = (t.unflatten(1, (2, -1)) for t in senses.extremes(s.model, C, 8))  # (k, 2, n) each
+    rows = []
+    for l in chosen:
+        rows.append([l, C[l].norm().item(), '+', *pairs(s, ids[l, 0], scores[l, 0])])
+        rows.append(['', '', '-', *pairs(s, ids[l, 1], scores[l, 1])])
+    return Table(f'{word}: the words that each sense raises (+) and lowers (-) most, in logits at weight 1',
+                 {'sense': 'd', 'norm': '.1f', '': '', **pair_columns(ids.shape[-1])}, rows, clip=True)
 
 
-def print_separation(model: Backpack, encoding: tiktoken.Encoding, pair: str, word: str | None) -> None:
-    """Senses by how strongly they separate two words: of one word, or each index over the vocabulary."""
-    a, b = grammar.pair_of(encoding, pair)
-    names = f'{shown(encoding, a)} (+) from {shown(encoding, b)} (-)'
-    scores = senses.separation(model, None if word is None else word_id(encoding, word), a, b)  # (.., k)
+def separate(s: Subject, a: int, b: int, word: str | None) -> Table:
+    """Senses by how strongly they separate two words: those of one word, or each index over all words."""
+    names = f'{shown(s.encoding, a)} (+) from {shown(s.encoding, b)} (-)'
     if word is not None:
-        print(f'\n{word}: how far each sense separates {names}, in logits at weight 1\nsense')
-        for l in scores.abs().argsort(descending=True).tolist():
-            print(f'{l:5}  {scores[l]:+8.2f}')
-        return
-    spread = scores.abs().mean(0)  # (k,)
-    print(f'\nHow far each sense separates {names}: mean size over all words, and where most\nsense  mean')
+        scores = senses.separation(s.model, word_id(s.encoding, word), a, b)  # (k,)
+        rows = [[l, scores[l].item()] for l in scores.abs().argsort(descending=True).tolist()]
+        return Table(f'{word}: how far each sense separates {names}, in logits at weight 1',
+                     {'sense': 'd', 'logits': '+.2f'}, rows)
+    scores = senses.separation(s.model, None, a, b)  # (V, k)
+    spread, rows, n = scores.abs().mean(0), [], min(8, len(scores))  # (k,)
     for l in spread.argsort(descending=True).tolist():
-        words = scores[:, l].abs().topk(min(8, len(scores))).indices  # (n,)
-        print(f'{l:5}{spread[l]:6.2f}  {fit(cells_of(encoding, words, scores[words, l]), 13)}')
+        ids = scores[:, l].abs().topk(n).indices  # (n,)
+        rows.append([l, spread[l].item(), *pairs(s, ids, scores[ids, l])])
+    return Table(f'How far each sense separates {names}: mean size over all words, and where most',
+                 {'sense': 'd', 'mean': '.2f', **pair_columns(n)}, rows, clip=True)
 
 
-@torch.no_grad()
-def print_affinity(model: Backpack, encoding: tiktoken.Encoding, bag: str) -> None:
+def speak_for(s: Subject, text: str, bag: list[int]) -> Table:
     """Eq. 17: the senses, of all words, that most speak for a bag of words, and what they say."""
-    scores = senses.affinity(model, grammar.bag_of_words(encoding, bag.split('+')))  # (V, k)
-    top = scores.flatten().topk(min(20, scores.numel())).indices  # of V * k
-    print(f'\nThe senses that most speak for {bag} (Eq. 17), and the words they raise most\n'
-          f'score  {"word":<16}sense')
-    for place in top.tolist():
-        word, l = divmod(place, scores.shape[1])
-        C = model.senses(torch.tensor([word], device=scores.device))[0, l]  # (d,)
-        high = model.project(C)[:model.config.n_vocab].topk(min(5, len(scores)))
-        print(f'{scores[word, l]:5.2f}  {shown(encoding, word):<16}{l:5}  '
-              f'{fit(cells_of(encoding, high.indices, high.values), 30)}')
+    scores, rows = senses.affinity(s.model, bag), []  # (V, k)
+    for place in scores.flatten().topk(min(20, scores.numel())).indices.tolist():  # of V * k
+        w, l = divmod(place, scores.shape[1])
+        C = s.model.senses(torch.tensor(w, device=s.device))[l]  # (d,)
+        ids, added = (t.unflatten(0, (2, -1))[0] for t in senses.extremes(s.model, C, 5))  # (n,) each
+        rows.append([scores[w, l].item(), shown(s.encoding, w), l, *pairs(s, ids, added)])
+    return Table(f'The senses that most speak for {text} (Eq. 17), and the words they raise most',
+                 {'score': '.2f', 'word': '<', 'sense': 'd', **pair_columns(len(ids))}, rows, clip=True)
 
 
-def print_similar(model: Backpack, encoding: tiktoken.Encoding, word: str, args: argparse.Namespace) -> None:
+def similar(s: Subject, word: str, own: int) -> Table:
     """The words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
-    k, own = model.config.n_sense, word_id(encoding, word)
-    table = senses.similarity(model, own)  # (V, k)
-    rows = {str(l): table[:, l] for l in range(k)} | {'min': table.min(-1).values}
-    chosen = 'min' if args.min else str(args.sense) if args.sense is not None else None
-    print(f'\n{word}: the most similar words, by the cosine of each sense (Eq. 13) and its minimum (Eq. 14)\n'
-          'sense')
+    cosines, lines = senses.similarity(s.model, own), []  # (V, k)
+    rows = {str(l): row for l, row in enumerate(cosines.T)} | {'min': cosines.min(-1).values}  # (V,) each
+    n = min(9, len(cosines))
     for name, row in rows.items():
-        if chosen in (None, name):
-            words = row.topk(min(9, len(row))).indices  # (n,)
-            words = words[words != own]
-            print(f'{name:>5}  {fit(cells_of(encoding, words, row[words]), 7)}')
+        ids = row.topk(n).indices  # (n,)
+        ids = ids[ids != own][:n - 1]
+        lines.append([name, *pairs(s, ids, row[ids])])
+    return Table(f'{word}: the most similar words, by the cosine of each sense (Eq. 13) and its minimum '
+                 '(Eq. 14)', {'sense': '', **pair_columns(n - 1)}, lines, clip=True)
 
 
-def print_next_words(encoding: tiktoken.Encoding, columns: dict[str, Tensor]) -> None:
-    """The likeliest next words side by side (Figure 3), with bars for the first and the last column."""
+# -----------------------------------------------------------------------------
+# Explain.
+
+
+def next_words(s: Subject, title: str, columns: dict[str, Tensor]) -> Table:
+    """The likeliest next words under several edits side by side, with bars for the first and the last."""
     probs = list(columns.values())  # (V,) each
-    n = min(10, len(probs[0]))
-    words = list(dict.fromkeys(w for p in (probs[-1], probs[0]) for w in p.topk(n).indices.tolist()))
-    words.sort(key=lambda w: -max(p[w].item() for p in probs))
-    print(f'\n{"next word":<18}' + ''.join(f'{title:>8}' for title in columns))
-    for word in words:
-        bars = ['█' * round(20 * p[word].item()) for p in (probs[0], probs[-1])]
-        numbers = ''.join(f'{p[word]:8.3f}' for p in probs)
-        print(f'{shown(encoding, word):<18}{numbers}  {bars[0]:<20}  {bars[1]}'.rstrip())
+    ids = torch.cat([p.topk(min(10, len(p))).indices for p in (probs[0], probs[-1])]).unique().tolist()
+    ids.sort(key=lambda v: -max(p[v].item() for p in probs))
+    rows = [[shown(s.encoding, v), *(p[v].item() for p in probs), probs[0][v].item(), probs[-1][v].item()]
+            for v in ids]
+    bars = [f'{name}:' for name in (list(columns)[0], list(columns)[-1])]
+    return Table(title, {'next word': '', **dict.fromkeys(columns, '.3f'),
+                         **dict.fromkeys(bars, lambda p: '█' * round(20 * p))}, rows)
 
 
-def print_sweep(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, text: str,
-                edit: Edit | None) -> None:
+def sweep(s: Subject, parsed: tuple, idx: Tensor, edit: Edit | None) -> Table:
     """Figure 3: the next words as senses go from off to what they were, on top of the edit."""
-    words, chosen, line = grammar.parse_word_senses(text, model, encoding)
-    print(f'\nThe weight of {line}{not_there(words, idx[0].tolist())}:', end='')
-    columns = {}
+    (ids, chosen, line), columns = parsed, {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
-        edits = [edit] if edit else []
-        edits.append(senses.scale_senses(words, chosen, factor))
-        columns[f'{factor:g}'] = predict(model, idx, senses.compose(edits))
-    print_next_words(encoding, columns)
+        both = [*([edit] if edit else []), senses.scale_senses(ids, chosen, factor)]
+        columns[f'{factor:g}'] = predict(s.model, idx, senses.compose(both))
+    return next_words(s, f'The weight of {line}{absent(ids, idx[0].tolist())}', columns)
 
 
-@torch.no_grad()
-def print_explanation(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, text: str,
-                      edit: Edit | None) -> None:
-    """The terms alpha * C . E that a logit, or the difference of two, is the sum of; largest first."""
-    E, probs = model.wte.weight, predict(model, idx, edit)  # (V,)
-    if '/' in text:
-        a, b = grammar.pair_of(encoding, text)
-        v, what = E[a] - E[b], f'the score of {shown(encoding, a)} above that of {shown(encoding, b)}'
-        chances = f'probabilities {probs[a]:.3f} and {probs[b]:.3f}'
-    else:
-        word = word_id(encoding, text) if text else probs.argmax().item()
-        v, what = E[word], f'the score of {shown(encoding, word)}'
-        chances = f'probability {probs[word]:.3f}, rank {(probs > probs[word]).sum().item() + 1}'
-    alpha, scores = (t[0] for t in senses.explain(model, idx, v, edit))  # (T, k) each
-    terms = (alpha * scores).flatten()  # (T * k,)
-    print(f'\nWhat makes {what} after the prompt ({chances})\n'
-          f'    adds = alpha *   C.E  {"word":<16}position  sense')
+def explain(s: Subject, words: list[int], idx: Tensor, edit: Edit | None) -> Table:
+    """The terms alpha * C . E that the logit of a word (by default the likeliest), or the difference of the
+    logits of two, is the sum of; largest first.
+    """
+    E, probs = s.model.wte.weight.detach(), predict(s.model, idx, edit)  # (V, d), (V,)
+    w, *other = words or [probs.argmax().item()]
+    what, v = f'the logit of {shown(s.encoding, w)}', E[w]  # (d,)
+    chances = f'probability {probs[w]:.3f}, rank {(probs > probs[w]).sum().item() + 1}'
+    for b in other:
+        what, v = f'{what} above that of {shown(s.encoding, b)}', E[w] - E[b]
+        chances = f'probabilities {probs[w]:.3f} and {probs[b]:.3f}'
+    C = senses.edited(s.model, idx, edit)  # (1, T, k, d)
+    alpha, scores = (t[0] for t in senses.explain(s.model, idx, v, C))  # (T, k) each
+    terms, rows = (alpha * scores).flatten(), []  # (T * k,)
     top = terms.abs().argsort(descending=True)[:15]
     for place in top.tolist():
         j, l = divmod(place, alpha.shape[1])
-        print(f'{terms[place]:+8.3f}{alpha[j, l]:8.3f}{scores[j, l]:+8.2f}  '
-              f'{shown(encoding, idx[0, j].item()):<16}{j:8}{l:7}')
-    if len(terms) > len(top):
-        print(f'{terms.sum() - terms[top].sum():+8.3f}  the other {len(terms) - len(top)}')
-    print(f'{terms.sum():+8.3f}  in all, {what}')
+        rows.append([terms[place].item(), alpha[j, l].item(), scores[j, l].item(),
+                     shown(s.encoding, idx[0, j].item()), j, l])
+    for x, what_for in ((terms.sum() - terms[top].sum(), f'the other {len(terms) - len(top)}'),
+                        (terms.sum(), 'in all')):
+        rows.append([x.item(), '', '', what_for, '', ''])
+    return Table(f'What makes {what} after the prompt ({chances})', {
+        'adds': '+.3f', '= alpha': '.3f', '* C.E': '+.2f', 'token': '<', 'position': 'd', 'sense': 'd'}, rows)
 
 
 @torch.no_grad()
-def print_weights(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, rows: str) -> None:
-    """A heat map of alpha (Eq. 12): how much the next word's prediction takes of each word, by sense."""
-    alpha = model.alpha(idx)[0, :, -1]  # (k, T)
-    table = {'mean': alpha.mean(0)} if rows == 'mean' else {str(l): row for l, row in enumerate(alpha)}
-    names = [shown(encoding, t)[1:-1].strip() or '_' for t in idx[0].tolist()]
-    width = shutil.get_terminal_size((100, 24)).columns - 7
-    print('\nThe weights alpha of the words, for the next one; a full block is 1, each row sums to 1')
-    start = 0
-    while start < len(names):
-        end = start + 1
-        while end < len(names) and sum(len(name) + 1 for name in names[start:end + 1]) <= width:
-            end += 1
-        print('sense  ' + ' '.join(names[start:end]))
-        for name, row in table.items():
-            blocks = (' ▁▂▃▄▅▆▇█'[round(8 * a)] * len(word)
-                      for a, word in zip(row[start:end].tolist(), names[start:end]))
-            print(f'{name:>5}  {" ".join(blocks)}'.rstrip())
-        start = end
+def weights(s: Subject, which: str, idx: Tensor) -> Table:
+    """Eq. 12: how much the prediction after the prompt takes of each token, by sense or in the mean."""
+    alpha = s.model.alpha(idx)[0, :, -1]  # (k, T)
+    rows = {'mean': alpha.mean(0)} if which == 'mean' else {str(l): row for l, row in enumerate(alpha)}
+    blocks = dict.fromkeys(rows, lambda a: ' ▁▂▃▄▅▆▇█'[round(8 * a)] * 3)
+    lines = [[shown(s.encoding, t), *(row[j].item() for row in rows.values())]
+             for j, t in enumerate(idx[0].tolist())]
+    return Table('The weights alpha of the tokens for the next one; a full block is 1, each column sums to 1',
+                 {'token': '', **blocks}, lines)
 
 
 # -----------------------------------------------------------------------------
 # Write.
 
 
-def print_samples(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args: argparse.Namespace,
-                  edit: Edit | None, title: str) -> None:
+def print_samples(s: Subject, idx: Tensor, args: argparse.Namespace, edit: Edit | None, title: str) -> None:
     """Continuations of the prompt, each up to its end-of-text."""
     torch.manual_seed(args.seed)
-    idx = idx.expand(args.num_samples, -1)  # (N, T)
-    texts = model.generate(idx, args.max_new_tokens, args.temperature, args.top_k, edit,
-                           stop=encoding.eot_token)
+    eot, start = s.encoding.eot_token, idx.shape[1]
+    texts = s.model.generate(idx.expand(args.num_samples, -1), args.max_new_tokens, args.temperature,
+                             args.top_k, edit=edit, stop=eot)
     for i, row in enumerate(texts.tolist(), 1):
-        new = row[idx.shape[1]:]
-        new = new[:new.index(encoding.eot_token)] if encoding.eot_token in new else new
-        prompt = [t for t in row[:idx.shape[1]] if t != encoding.eot_token]
-        print(f'\n{title}{i}: {printable(encoding.decode(prompt + new, errors="replace"))}')
+        end = row.index(eot, start) if eot in row[start:] else len(row)
+        text = s.encoding.decode([t for t in row[:end] if t != eot], errors='replace')
+        print(f'\n{title}{i}: {printable(text)}')
 
 
-def print_texts(model: Backpack, encoding: tiktoken.Encoding, idx: Tensor, args: argparse.Namespace,
-                edit: Edit | None) -> None:
-    """Texts; with an edit also the next words, and both before and after it."""
-    if edit is None:
-        return print_samples(model, encoding, idx, args, None, '')
-    print_next_words(encoding, {'before': predict(model, idx, None),
-                                'after': predict(model, idx, edit)})
-    print_samples(model, encoding, idx, args, None, 'before ')
-    print_samples(model, encoding, idx, args, edit, 'after ')
-
-
-def run(args: argparse.Namespace) -> None:
-    """Load, describe, and print what was asked for."""
-    device, file = find_device(args.device), None
-    if args.html is not None:
-        file = place_for('--html', args.html, '.html')
-        if file == TEMPLATE.resolve():
-            raise UserError(f'{args.html} is the template of such pages; name another file')
-    model, path = newest_backpack() if args.source is None else (from_pretrained(args.source), args.source)
-    c = model.config
-    kind = f'Backpack with {c.n_sense} senses a word' if c.n_sense else 'Transformer'
-    print(about := printable(f'{path}: {kind}, {c.n_layer} layers of width {c.n_embd}, {c.n_vocab:,} words'))
-    if args.export is not None:
-        export(model, args.export)
-        return print(f'{args.export}: written')
-    encoding = load_tokenizer(model.tokenizer)
-    if encoding.n_vocab != c.n_vocab:
-        raise UserError(f'{path} has {c.n_vocab} words, its tokenizer {encoding.n_vocab}')
-    looks = (args.show, args.find, args.similar, args.explain is not None, args.weights, args.sweep)
-    edits = (args.senses_off, args.senses_scale, args.replace, args.topic)
-    if any(looks + edits + (file,)) and not c.n_sense:
-        raise UserError(f'{path} is a Transformer; only a Backpack has senses to look at, explain or edit')
-    check_words(args, model, encoding)
-    model.to(device)
-    ids, cropped = read_prompt(args.start, encoding, c.block_size)
-    if cropped:
-        print(cropped)
-    if file is not None:
-        asked = [word_id(encoding, word) for word in args.show]
-        print(f'{printable(args.html)}: {write_page(model, encoding, ids, asked, file, about, cropped)}')
-        return
-    idx = torch.tensor([ids], device=device)  # (1, T)
-    edit = edit_from(args, model, encoding, ids)
-    for word in args.show:
-        print_senses(model, encoding, word, edit)
+def tables_of(args: argparse.Namespace, s: Subject, idx: Tensor, edit: Edit | None) -> dict[str, Callable]:
+    """What makes each table that the flags ask for; all words are parsed before any table is made."""
+    makers, encoding, every = {}, s.encoding, list(range(s.model.config.n_sense))
+    for text in args.show:
+        word, _, which = text.rpartition(':') if ':' in text[1:-1] else (text, '', '')
+        chosen = grammar.parse_word_senses(text, s.model, encoding)[1] if which else every
+        makers[f'show {text}'] = partial(show, s, word, word_id(encoding, word), chosen, edit)
     for text in args.find:
         if '/' in text:
-            print_separation(model, encoding, text, args.word)
+            makers[f'find {text}'] = partial(separate, s, *pair_of(encoding, text), args.word)
         else:
-            print_affinity(model, encoding, text)
+            bag = grammar.bag_of_words(encoding, grammar.words_of_bag(text))
+            makers[f'find {text}'] = partial(speak_for, s, text, bag)
     for word in args.similar:
-        print_similar(model, encoding, word, args)
+        makers[f'similar {word}'] = partial(similar, s, word, word_id(encoding, word))
     if args.explain is not None:
-        print_explanation(model, encoding, idx, args.explain, edit)
+        words = pair_of(encoding, args.explain) if '/' in args.explain else \
+            [word_id(encoding, args.explain)] if args.explain else []
+        makers['explain'] = partial(explain, s, words, idx, edit)
     if args.weights:
-        print_weights(model, encoding, idx, args.weights)
+        makers['weights'] = partial(weights, s, args.weights, idx)
     for text in args.sweep:
-        print_sweep(model, encoding, idx, text, edit)
-    if not any(looks):
-        print_texts(model, encoding, idx, args, edit)
+        parsed = grammar.parse_word_senses(text, s.model, encoding)
+        makers[f'sweep {text}'] = partial(sweep, s, parsed, idx, edit)
+    if edit and not makers:
+        makers['next words'] = lambda: next_words(s, 'The next word before and after the edit', {
+            'before': predict(s.model, idx, None), 'after': predict(s.model, idx, edit)})
+    return makers
+
+
+def run(argv: list[str]) -> None:
+    """Load, describe, and print what was asked for."""
+    args = parse_args(argv)
+    page, file = output_path('--html', args.html, '.html'), output_path('--json', args.json, '.json')
+    s = load(args.source, find_device(args.device))
+    print(s.about())
+    if args.export is not None:
+        export(s.model, args.export)
+        return print(f'{args.export}: written')
+    if page or args.looks or args.edits:
+        needs_senses(s, 'this')
+    ids, lines = grammar.read_prompt(args.start, s.encoding, s.model.config.block_size)
+    idx = torch.tensor([ids], device=s.device)  # (1, T)
+    if page:
+        words = [word_id(s.encoding, word) for word in args.show]
+        return print('\n'.join([*lines, f'{args.html}: {write_page(s, ids, words, page, lines)}']))
+    edit, more = edit_from(args, s, ids)
+    makers, tables = tables_of(args, s, idx, edit), {}
+    print(''.join(f'{line}\n' for line in lines + more), end='')
+    for name, make in makers.items():
+        tables[name] = make()
+        print(tables[name])
+    if file:
+        write_json(file, [str(s)], tables)
+    if not args.looks:
+        for one, title in ((None, 'before '), (edit, 'after ')) if edit else ((None, ''),):
+            print_samples(s, idx, args, one, title)
 
 
 def main(argv: list[str]) -> None:
     """Run the command line."""
-    answer('sample.py', run, parse_args(argv))
+    run_cli('sample.py', run, argv)
 
 
 if __name__ == '__main__':
-    if sys.stdout:
-        sys.stdout.reconfigure(errors='replace')  # a terminal without unicode still gets a table
     main(sys.argv[1:])

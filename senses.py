@@ -1,22 +1,21 @@
 """What a Backpack is for: look at the senses of a word, explain a prediction, change what a sense does.
 
     code              paper                    what it gives
-    separation        section 6.2, Table 13    how strongly each sense speaks for a word over another
+    separation        section 6.2, Table 13    how strongly each sense speaks for one word over another
     affinity          Eq. 17                   how strongly each sense speaks for a bag of words
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
-    explain           Eq. 2 and 9              the terms that a score of the next word is the sum of
-    Dials             Eq. 2 and 9, Figure 3    a prediction for any weights on the senses of a text
+    explain           Eq. 2 and 9              the terms whose sum is the logit of the next token
     scale_senses      section 6.2, Figure 3    an edit: senses of words turned down, off or up
     topic             Eq. 15 and 18-20         an edit: senses that speak for a topic turned up
     replace_word      section 6.3              an edit: what a word says of one word, it says of another
 
-Look: C . E_v is what a sense C adds to the score of word v, in whatever text, times a weight alpha >= 0.
-Edit: a function of ids (B, T) and their senses (B, T, k, d) that returns the senses to sum in their place;
-model(idx, edit=...) and model.generate(idx, ..., edit=...) apply it. No weight of the model changes, and an
-edit that asks for no change (factor 1, strength 0) leaves every bit of the prediction as it was.
+Look: C . E_v is what a sense C adds to the logit of the id v, in whatever text, times a weight alpha >= 0.
+Edit: a function of ids (B, S) and their senses C (B, S, k, d) that returns the senses to sum in their place.
+model(idx, C=edited(model, idx, edit)) and model.generate(idx, n, edit=edit) apply it. No weight of the model
+changes, and an edit that asks for no change (factor 1, strength 0) changes no bit of the prediction.
 
-V is the number of words here, without padding rows; B, T, k and d are as in model.py. A word is given by its
-id, which word_id finds.
+A word is given by its id, as rucksack.grammar.word_id finds it. V counts the ids here, without padding rows;
+B, T, S, k and d are as in model.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,46 +34,46 @@ LOGITS_AT_ONCE = 1 << 26  # bounds the memory of work on the whole vocabulary: 2
 
 
 @torch.no_grad()
-def senses_of(model: Backpack, words: Tensor, what: str) -> Iterator[Tensor]:
-    """The senses of words (n,), as many at a time as their scores fit LOGITS_AT_ONCE: (m, k, d) each."""
+def senses_in_chunks(model: Backpack, ids: Tensor, what: str) -> Iterator[Tensor]:
+    """The senses of ids (n,), as many at a time as their logits fit LOGITS_AT_ONCE: (m, k, d) each."""
     c = model.config
-    for chunk in progress(words.split(max(1, LOGITS_AT_ONCE // (c.n_sense * c.vocab_size))), what):
+    for chunk in progress(ids.split(max(1, LOGITS_AT_ONCE // (c.n_sense * c.vocab_size))), what):
         yield model.senses(chunk)
 
 
 @torch.no_grad()
 def over_vocabulary(model: Backpack, score: Callable[[Tensor], Tensor], what: str) -> Tensor:
-    """A score of each sense of each word: (V, k, ..), from a function of senses (n, k, d) -> (n, k, ..)."""
-    words = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
-    return torch.cat([score(C) for C in senses_of(model, words, what)])
+    """A score of each sense of each id: (V, k, ..), from a function of senses (m, k, d) -> (m, k, ..)."""
+    ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
+    return torch.cat([score(C) for C in senses_in_chunks(model, ids, what)])
 
 
 @torch.no_grad()
 def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The n words that each sense (.., d) raises most, then the n it lowers most, strongest first: their ids
-    (.., 2n) and what it adds to their scores at weight 1, in logits (.., 2n).
+    """The n ids whose logits each sense C (.., d) raises most, then the n it lowers most, strongest first:
+    (.., 2n) ids and (.., 2n) what it adds to their logits at weight 1.
     """
-    scores = model.project(C)[..., :model.config.n_vocab]  # (.., V)
-    ends = [scores.topk(min(n, scores.shape[-1]), largest=largest) for largest in (True, False)]
+    logits = model.project(C)[..., :model.config.n_vocab]  # (.., V)
+    ends = [logits.topk(min(n, logits.shape[-1]), largest=largest) for largest in (True, False)]
     return torch.cat([end.indices for end in ends], -1), torch.cat([end.values for end in ends], -1)
 
 
 @torch.no_grad()
-def separation(model: Backpack, word: int | None, a: int, b: int) -> Tensor:
-    """How strongly each sense of a word speaks for a over b, C(word)_l . (E_a - E_b), in logits: (k,).
+def separation(model: Backpack, w: int | None, a: int, b: int) -> Tensor:
+    """How strongly each sense of the id w speaks for a over b, C(w)_l . (E_a - E_b), in logits: (k,).
 
-    With word None of every word: (V, k).
+    With w = None that of every id: (V, k).
     """
     direction = model.wte.weight[a] - model.wte.weight[b]  # (d,)
-    if word is None:
+    if w is None:
         return over_vocabulary(model, lambda C: C @ direction, 'separating')
-    return model.senses(torch.tensor([word], device=direction.device))[0] @ direction
+    return model.senses(torch.tensor([w], device=direction.device))[0] @ direction
 
 
 def affinity(model: Backpack, bag: list[int]) -> Tensor:
-    """Eq. 17, s(C) = sum over the bag of C . E_w / max over all words of C . E_v, of every sense: (V, k).
+    """Eq. 17, s(C) = sum over the bag of C . E_w / max over all v of C . E_v, of every sense: (V, k).
 
-    The divisor is the largest score, as in the published code; footnote 5 says the largest absolute one.
+    The divisor is the largest logit, as in the published code; footnote 5 says the largest absolute one.
     """
     return affinities(model, [bag])[0]
 
@@ -87,17 +86,17 @@ def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
     def score(C: Tensor) -> Tensor:
         """Senses (m, k, d) -> (m, k, n)."""
         top = (C @ E.T).amax(-1, keepdim=True)  # (m, k, 1)
-        return C @ sums.T / top.clamp(min=1e-6)  # a sense that speaks for no word is for no bag
+        return C @ sums.T / top.clamp(min=1e-6)  # bounded for a sense with no positive score
     return over_vocabulary(model, score, 'scoring senses').movedim(-1, 0)  # (V, k, n) -> (n, V, k)
 
 
 @torch.no_grad()
-def similarity(model: Backpack, word: int) -> Tensor:
-    """Eq. 13, Sim_l(word, v) = cossim(C(word)_l, C(v)_l), for every word v: (V, k).
+def similarity(model: Backpack, w: int) -> Tensor:
+    """Eq. 13, Sim_l(w, v) = cossim(C(w)_l, C(v)_l), for every id v: (V, k).
 
     Its minimum over the last axis is Sim_min of Eq. 14.
     """
-    own = model.senses(torch.tensor([word], device=model.wte.weight.device))  # (1, k, d)
+    own = model.senses(torch.tensor([w], device=model.wte.weight.device))  # (1, k, d)
     return over_vocabulary(model, lambda C: F.cosine_similarity(C, own, dim=-1), 'comparing')
 
 
@@ -105,71 +104,72 @@ def similarity(model: Backpack, word: int) -> Tensor:
 # Explain.
 
 
-def edited_senses(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
-    """The senses that the model sums for the texts idx (B, T), as an edit leaves them: (B, T, k, d)."""
-    C = model.senses(idx)
-    return C if edit is None else edit(idx, C)
-
-
 @torch.no_grad()
-def explain(model: Backpack, idx: Tensor, v: Tensor, edit: Edit | None = None) -> tuple[Tensor, Tensor]:
+def explain(model: Backpack, idx: Tensor, v: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """What the prediction after the texts idx (B, T) is made of: the weights alpha (B, T, k) that the last
-    position gives to all senses of all words, and their scores C . v (B, T, k) for a vector v (d,).
+    position gives to all senses of all tokens, and the scores C . v (B, T, k) of these for a vector v (d,).
 
-    For v = E_w, the sum of alpha * (C . v) is the logit of w as the next word (Eq. 2 and 9); for
-    v = E_a - E_b it is the difference of two logits, of which the odds of a to b are the exponential.
+    For v = E_w, the sum of alpha * (C . v) is the logit of w as the next token (Eq. 2 and 9); for
+    v = E_a - E_b it is the difference of two logits, of which the odds of a to b are the exponential. C
+    (B, T, k, d) are the senses that the model sums, by default model.senses(idx).
     """
     alpha = model.alpha(idx)[:, :, -1].transpose(1, 2)  # (B, k, T, T) -> (B, k, T) -> (B, T, k)
-    return alpha, edited_senses(model, idx, edit) @ v
+    return alpha, (model.senses(idx) if C is None else C) @ v
 
 
 # -----------------------------------------------------------------------------
 # Edit.
 
 
+def edited(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
+    """The senses to sum for the texts idx (B, T) under an edit, or as they are: (B, T, k, d)."""
+    C = model.senses(idx)
+    return C if edit is None else edit(idx, C)
+
+
 def compose(edits: list[Edit]) -> Edit:
     """The edits one after another."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        """Senses (B, T, k, d) after all edits."""
+        """Senses (B, S, k, d) after all edits."""
         for one in edits:
             C = one(idx, C)
         return C
     return edit
 
 
-def stands_at(idx: Tensor, words: list[int] | None) -> Tensor:
-    """Where in idx (B, T) one of the words stands (None: any word), to weigh senses with: (B, T, 1, 1)."""
-    if words is None:
+def occurrences(idx: Tensor, ids: list[int] | None) -> Tensor:
+    """Where in idx (B, S) one of the ids stands (None: any id), shaped to select senses: (B, S, 1, 1)."""
+    if ids is None:
         return torch.ones_like(idx, dtype=torch.bool)[..., None, None]
-    return torch.isin(idx, torch.tensor(words, device=idx.device))[..., None, None]
+    return torch.isin(idx, torch.tensor(ids, device=idx.device))[..., None, None]
 
 
-def scale_senses(words: list[int] | None, senses: list[int], factor: float) -> Edit:
-    """The edit that multiplies the given senses of the given words (None: of every word); 0 is off."""
+def scale_senses(ids: list[int] | None, senses: list[int], factor: float) -> Edit:
+    """The edit that multiplies the given senses of the given ids (None: of every id); factor 0 is off."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        """Scaled senses (B, T, k, d)."""
+        """Scaled senses (B, S, k, d)."""
         chosen = torch.zeros(C.shape[2], 1, dtype=torch.bool, device=idx.device)
         chosen[senses] = True  # (k, 1)
-        return torch.where(stands_at(idx, words) & chosen, factor * C, C)  # (B, T, k, d)
+        return torch.where(occurrences(idx, ids) & chosen, factor * C, C)  # (B, S, k, d)
     return edit
 
 
-def replace_word(model: Backpack, words: list[int], old: int, new: int) -> Edit:
-    """Section 6.3, knowledge editing: what the senses of words say of old, they say of new ("MacBook: Apple
-    -> HP").
+def replace_word(model: Backpack, ids: list[int], old: int, new: int) -> Edit:
+    """Section 6.3, knowledge editing: what the senses of ids say of old, they say of new, as in
+    "MacBook: Apple -> HP".
 
     With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2): the part of C along r goes, and as
     much is put along a. C' gives old less by C.r (1 - a.r / |a|^2), new more by C.r (1 - a.r / |r|^2), and
-    the same to a word whose embedding is orthogonal to both. The paper divides by the norm of a sense of old
-    where the published code, and this, has |r|^2.
+    the same to an id whose embedding is orthogonal to both. The paper divides by the squared norm of a sense
+    of old, where the published code, and this, has |r|^2.
     """
     r, a = model.wte.weight[old].detach(), model.wte.weight[new].detach()  # (d,)
     move = a / a.square().sum() - r / r.square().sum()  # (d,)
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        """Moved senses (B, T, k, d)."""
-        moved = C + (C @ r.to(C))[..., None] * move.to(C)  # (B, T, k, 1) * (d,)
-        return torch.where(stands_at(idx, words), moved, C)
+        """Moved senses (B, S, k, d)."""
+        moved = C + (C @ r.to(C))[..., None] * move.to(C)  # (B, S, k, 1) * (d,)
+        return torch.where(occurrences(idx, ids), moved, C)
     return edit
 
 
@@ -187,18 +187,19 @@ TOPICS = {label: words.split() for label, words in {  # Table 10: label -> bag o
 
 
 def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
-    """Eq. 15, topic control: a sense with a high score is multiplied by delta, less so once it had its say.
+    """Eq. 15, topic control: a sense with a high score is multiplied by delta, annealed: the boost fades once
+    the topic has been expressed.
 
     scores (V, k) are affinity(model, bag), computed once for any number of texts and strengths; weights are a
-    row of STRENGTHS. A score equal to a quantile counts as above it. i runs over all of idx, so only the last
-    position, which generate draws from, knows nothing of its future:
+    row of STRENGTHS. A score equal to a quantile counts as above it. As in the published code, for sense l of
+    position j:
 
         a = sum_i relu(E_{x_i} . C(x_j)_l)      how much of what the sense speaks for was said     Eq. 18
-        b = sigmoid(6 - f a) (1 + j / 100)      f = max(weights) / 7.5; later words count more     Eq. 19
+        b = sigmoid(6 - f a) (1 + j / 100)      f = max(weights) / 7.5; later tokens count more    Eq. 19
         delta' = 1 + b (delta - 1)              so that delta = 1 changes nothing                  Eq. 20
 
-    as in the published code. The paper prints a sum of log-probabilities, f = 7.5 / max(weights), a
-    (1 + j) / 100 inside the sigmoid and b delta + (1 - a).
+    The paper has f = 7.5 / max(weights), (1 + j) / 100 and b delta + (1 - a). As i runs over all of idx, only
+    the last position, which generate draws from, sees nothing of its future.
     """
     E, f, scores = model.wte.weight.detach(), max(weights) / 7.5, scores.float()
     delta = torch.full_like(scores, weights[-1])  # (V, k)
@@ -206,9 +207,9 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
         delta[scores >= scores.flatten().quantile(quantile)] = weight
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        """Scaled senses (B, T, k, d)."""
-        a = torch.einsum('bjld,bid->bjli', C, E[idx].to(C)).relu().sum(-1)  # (B, T, k)
-        near = 1 + torch.arange(idx.shape[1], device=idx.device) / 100  # (T,)
-        b = torch.sigmoid(6 - f * a) * near[:, None]  # (B, T, k)
+        """Scaled senses (B, S, k, d)."""
+        a = torch.einsum('bjld,bid->bjli', C, E[idx].to(C)).relu().sum(-1)  # (B, S, k)
+        near = 1 + torch.arange(idx.shape[1], device=idx.device) / 100  # (S,)
+        b = torch.sigmoid(6 - f * a) * near[:, None]  # (B, S, k)
         return C * (1 + b * (delta[idx] - 1)).to(C)[..., None]
     return edit

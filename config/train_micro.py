@@ -1,5 +1,5 @@
 # Backpack-Micro, the paper's recipe, for 4 GPUs of 40 GB:
-# torchrun --nproc_per_node=4 train.py config/train_micro.py
+# torchrun --nproc_per_node=4 train.py config/train_micro.py   (its Transformer: --model=gpt)
 n_layer = 6
 n_head = 6
 n_embd = 384

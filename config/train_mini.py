@@ -1,5 +1,5 @@
 # Backpack-Mini, the paper's recipe, for 4 GPUs of 40 GB:
-# torchrun --nproc_per_node=4 train.py config/train_mini.py
+# torchrun --nproc_per_node=4 train.py config/train_mini.py   (its Transformer: --model=gpt)
 n_layer = 8
 n_head = 8
 n_embd = 640

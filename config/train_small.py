@@ -1,5 +1,5 @@
 # Backpack-Small, the paper's recipe, for 4 GPUs of 40 GB:
-# torchrun --nproc_per_node=4 train.py config/train_small.py
+# torchrun --nproc_per_node=4 train.py config/train_small.py   (its Transformer: --model=gpt)
 n_layer = 12
 n_head = 12
 n_embd = 768

@@ -13,3 +13,4 @@ weight_decay = 0.6  # steps * rate * decay = 6, as in the paper: 100,000 * 6e-4 
 eval_interval = 500
 eval_iters = 20
 log_interval = 50
+compile = False  # its step is too small to gain

@@ -1,4 +1,4 @@
-"""What every script stands on: errors, the command line, files."""
+"""What every script stands on: one kind of error, one wrapper for it, files that appear whole, a device."""
 
 import argparse
 import os
@@ -6,91 +6,94 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tqdm import tqdm
-
 
 class UserError(ValueError):
-    """Something the user can mend; the scripts print it as one line and leave with exit code 2."""
-
-
-# -----------------------------------------------------------------------------
-# Weights from files, and a device to put them on.
-
-
-def one_line(error: Exception) -> str:
-    """What an exception says, as it fits into a message of one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:150]
-
-
-def find_device(name: str) -> str:
-    """The device to compute on; auto is CUDA, else MPS, else the CPU."""
-    import torch
-    if name == 'auto':
-        return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
-    try:
-        torch.ones(1, device=name).item()
-    except (RuntimeError, AssertionError, ImportError) as error:
-        raise UserError(f'device {name} cannot be used ({one_line(error)}); take auto or cpu')
-    return name
-
-
-def progress(items, what: str):
-    """The items, on a terminal with a bar and the time left where they take more than two seconds."""
-    return tqdm(items, what, delay=2, mininterval=1, leave=False, disable=None)
+    """Something the user can mend: what was given, what is allowed, what to run."""
 
 
 def printable(text: str) -> str:
-    """A text as a terminal can show it: what controls one, in a corpus or a file of others, is a space."""
+    """A text as a terminal can show it: control characters, as a corpus or a file may hold, become spaces."""
     return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
 
 
+def one_line(error: object) -> str:
+    """What an exception says, cut to fit into a message of one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
 def fail(script: str, message: str, code: int = 2) -> None:
-    """Say in one line, whatever characters the message quotes, what is wrong, and leave."""
+    """Leave with a message of one line on standard error."""
     text = ' '.join(printable(message).split())
     print(f'{script}: {text if len(text) < 2000 else f"{text[:1000]} ... {text[-900:]}"}', file=sys.stderr)
     sys.exit(code)
 
 
-def drop_unwritable_output() -> None:
-    """Forget what standard output cannot take: Python would try again as it ends, and complain."""
+def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]) -> None:
+    """Run a script: exit code 2 and one line for what the user can mend, 130 after Ctrl-C, else its own.
+
+    Under torchrun every process raises a UserError; only the first of a node prints it.
+    """
     try:
+        if code := run(argv):
+            sys.exit(code)
         print(end='', flush=True)
-    except OSError:
+    except BrokenPipeError:  # the reader, as head does, has seen enough; Python would complain as it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (UserError, OSError) as error:
+        fail(script, str(error)) if os.environ.get('LOCAL_RANK', '0') == '0' else sys.exit(2)
+    except KeyboardInterrupt:
+        fail(script, 'interrupted', 130)
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that says what is wrong in one line, whatever characters it quotes."""
+    """argparse with errors of one line, and with --top-k and --top_k as two spellings of one flag."""
 
     def error(self, message: str) -> None:
         """Leave with exit code 2."""
         fail(self.prog, f'{message}; see python {self.prog} --help')
 
     def parse_known_args(self, args=None, namespace=None):
-        """As argparse does, but not to take --flag=-- for an empty list of values."""
-        for word in args or []:
-            if word.startswith('-') and word.endswith('=--'):
-                self.error(f'{word}: -- is no value')
+        """As argparse does, after each flag is spelled as it was declared."""
+        spelled = {flag.replace('_', '-'): flag for flag in self._option_string_actions}
+        words = [word.partition('=') for word in args or []]
+        args = [spelled.get(flag.replace('_', '-'), flag) + sign + value for flag, sign, value in words]
         return super().parse_known_args(args, namespace)
 
 
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def number(kind: type, low: float, high: float = 1 << 31) -> Callable[[str], float]:
+    """An argparse type: a number from low to high."""
+    def parse(text: str) -> float:
+        """The number that a text is."""
+        if not low <= (value := kind(text)) <= high:
+            raise ValueError
+        return value
+    parse.__name__ = f'{kind.__name__} from {low} to {high}'  # for argparse's message
+    return parse
+
+
+def progress(items, what: str):
+    """The items, behind a progress bar with the time left once they take more than two seconds."""
+    from tqdm import tqdm  # comes with datasets
+    return tqdm(items, what, delay=2, mininterval=1, leave=False, disable=None)
+
+
+def find_device(name: str) -> str:
+    """The device to compute on; auto is CUDA, else MPS, else the CPU. UserError if it cannot be used."""
+    import torch
+    if name == 'auto':
+        return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        torch.ones(1, device=name).item()
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise UserError(f'device {name} cannot be used ({one_line(error)}); use auto or cpu')
+    return name
 
 
-def place_for(flag: str, path: str, suffix: str = '') -> Path:
-    """Where a file that a flag names is to be written, not a link to it; UserError where it cannot be."""
-    file = Path(os.path.realpath(path))
-    if not file.parent.is_dir() or not os.access(file.parent, os.W_OK) or file.exists() > file.is_file():
-        raise UserError(f'{flag} {path} is no file, or there is no folder to write it to; name another')
-    if not file.name.lower().endswith(suffix):  # a browser goes by it, and nothing else is overwritten
-        raise UserError(f'{flag} {path} does not end in {suffix}; name a file that does')
-    return file
+def output_path(flag: str, path: str | None, suffix: str) -> Path | None:
+    """The path of a file to write; UserError for another suffix, so that a slip overwrites no checkpoint."""
+    if path is not None and (not path.lower().endswith(suffix) or not Path(path).resolve().parent.is_dir()):
+        raise UserError(f'{flag} {path}: give a name that ends in {suffix}, in a folder that exists')
+    return None if path is None else Path(path).resolve()
 
 
 def write_file(path: Path, text: str) -> None:
@@ -103,35 +106,24 @@ def write_file(path: Path, text: str) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-# -----------------------------------------------------------------------------
-# The command line.
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
-def number(kind: type, low: float, high: float = 1 << 31):
-    """An argparse type: a number from low to high."""
-    def parse(text: str):
-        """The number that the text is."""
-        try:
-            if low <= (value := kind(text)) <= high:
-                return value
-        except ValueError:
-            pass
-        raise argparse.ArgumentTypeError(f'{text[:40]!r} is no {kind.__name__} from {low} to {high}')
-    return parse
-
-
-SEVERAL = dict(nargs='+', action='extend', default=[])  # a flag that takes several values and repeats
-
-
-def answer(script: str, run: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> None:
-    """Run a script: what the user can mend is one line and exit code 2, an interruption exit code 130."""
+def lock_folder(folder: Path, busy: str) -> int:
+    """Lock a folder until the returned descriptor is closed or the process ends; UserError(busy) if another
+    process has it. Needs fcntl: Linux, macOS or WSL.
+    """
+    import fcntl
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        run(args)
-        print(end='', flush=True)
-    except BrokenPipeError:  # the reader, as head does, has seen enough
-        drop_unwritable_output()
-    except (UserError, OSError) as error:
-        drop_unwritable_output()
-        fail(script, str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(busy)
+    except OSError:  # a file system without locks
+        pass
+    return descriptor

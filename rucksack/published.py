@@ -1,4 +1,4 @@
-"""Weights in the formats of Hugging Face, in and out."""
+"""Weights by name: a checkpoint, a folder, the Hugging Face Hub; and the format of the published weights."""
 
 import json
 import os
@@ -10,106 +10,104 @@ import torch
 from torch import Tensor
 
 from model import Backpack, Config
-from rucksack.checkpoint import from_checkpoint, load_file, load_state, shape_of
+from rucksack.checkpoint import from_checkpoint, load_file, load_state
 from rucksack.common import UserError, one_line
+from rucksack.data import GPT2, GPT2_VOCAB
+
+# The published format. The third file is ours and describes the tokenizer; without it ids are GPT-2's if
+# there are as many as GPT-2 has, or a few more as padding (50,264 in stanfordnlp/backpack-gpt2).
+PUBLISHED = ('config.json', 'pytorch_model.bin', 'rucksack_tokenizer.json')
+HUB_NAME = r'gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+'
+FIXED = {  # settings of a config.json that can have one value here
+    'activation_function': 'gelu_new', 'layer_norm_epsilon': 1e-5, 'scale_attn_weights': True,
+    'tie_word_embeddings': True, 'sense_intermediate_scale': 4}
 
 
-def from_pretrained(name_or_dir: str | Path) -> Backpack:
+def from_pretrained(source: str | Path) -> Backpack:
     """A model in evaluation mode, on the CPU, from a local file or folder or from the Hugging Face Hub.
 
-    A checkpoint of train.py, or its folder; or a folder with config.json and pytorch_model.bin as published
-    for stanfordnlp/backpack-gpt2 and for gpt2, or the name of such a repository on the Hub, which is fetched
-    once. UserError, in one line, where the files do not hold together.
+    source is a checkpoint of train.py or its folder; a folder with config.json and pytorch_model.bin in the
+    format of stanfordnlp/backpack-gpt2 or of gpt2; or the name of such a repository, which is fetched once.
+    UserError, in one line, where the files do not hold together.
     """
-    path = Path(name_or_dir)
-    if not path.exists() and re.fullmatch(r'gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+', str(name_or_dir)) \
-            and (path.parent == Path() or not path.parent.is_dir()):  # out/toy is a folder not made yet
-        path = download(str(name_or_dir))
+    path = Path(source)
+    if not path.exists():
+        local = path.parent != Path() and path.parent.is_dir() or path.parts[0] in ('out', 'data')
+        if local or not re.fullmatch(HUB_NAME, str(source)):
+            there = ', '.join(str(p.parent) for p in sorted(Path('out').glob('*/ckpt.pt')))
+            raise UserError(f'no such file or folder: {source}; '
+                            + (f'there is {there}' if there else 'out/ has no run yet'))
+        path = download(str(source))
     if path.is_dir() and (path / 'ckpt.pt').exists():
         path = path / 'ckpt.pt'
     if path.is_file():
         return from_checkpoint(load_file(path), path)
     for name in PUBLISHED[:2]:
         if not (path / name).is_file():
-            raise UserError(f'{path / name} does not exist; give a checkpoint of train.py, a folder with '
+            raise UserError(f'no such file: {path / name}; give a checkpoint of train.py, a folder with '
                             f'ckpt.pt or with {" and ".join(PUBLISHED[:2])}, or a Hub name as OWNER/NAME')
     return from_published(path)
 
 
-# The published format. Where we wrote it, a third file says what the ids mean; without it they are GPT-2's if
-# the vocabulary is as large as that one, or padded beyond it (50,264 in stanfordnlp/backpack-gpt2).
-PUBLISHED = ('config.json', 'pytorch_model.bin', 'rucksack_tokenizer.json')
-GPT2_VOCAB = 50257
-FIXED = {  # settings of a config.json that can have one value here
-    'activation_function': 'gelu_new', 'layer_norm_epsilon': 1e-5, 'scale_attn_weights': True,
-    'tie_word_embeddings': True, 'sense_intermediate_scale': 4}
-
-
 def download(name: str) -> Path:
     """Fetch the files of a repository from the Hugging Face Hub, once; the folder of its cache with them."""
-    from huggingface_hub import hf_hub_download, model_info  # comes with datasets
-
-    def fetch(files: list[str], local: bool) -> Path:
-        """Where the files are, the last of them config.json."""
-        return [Path(hf_hub_download(name, file, local_files_only=local)) for file in files][-1].parent
-
+    from huggingface_hub import snapshot_download  # comes with datasets
     try:
-        return fetch(['pytorch_model.bin', 'config.json'], local=True)
-    except Exception:  # not in the cache, in the words of this version of the client
-        pass
-    try:
-        files = {file.rfilename for file in model_info(name, timeout=4).siblings}  # one try, not six as below
-        for file in PUBLISHED[:2]:
-            if file not in files:
-                raise UserError(f'it has no {file}')
-        return fetch([file for file in reversed(PUBLISHED) if file in files], local=False)
+        return Path(snapshot_download(name, allow_patterns=list(PUBLISHED)))
     except Exception as error:  # the client's own kinds, and those of the HTTP library it uses
         raise UserError(f'{name} is nothing local and cannot be fetched from the Hugging Face Hub '
                         f'({one_line(error)}); check the name and the network, or give a local folder')
 
 
-def published(model: Backpack) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights by their published names, as views, and the names of copies of them in a published file."""
+# -----------------------------------------------------------------------------
+# The published format.
+
+
+def published(model: Backpack) -> dict[str, Tensor]:
+    """The weights by their published names, as views."""
     gpt = 'backpack.gpt2_model.' if model.config.n_sense else 'transformer.'
-    names = {'wte.': f'{gpt}wte.', 'contextualizer.': gpt, 'sense_weights.': 'backpack.sense_weight_net.',
+    names = {'wte.': f'{gpt}wte.', 'contextualizer.blocks.': f'{gpt}h.', 'contextualizer.': gpt,
+             'sense_weights.': 'backpack.sense_weight_net.',
              'sense_network.ln_0.': 'backpack.sense_network.ln.',
              'sense_network.final_mlp.': 'backpack.sense_network.final_mlp.',
              'sense_network.': 'backpack.sense_network.block.'}  # the first that fits
     views = {}
     for key, weight in model.state_dict().items():
         ours = next(prefix for prefix in names if key.startswith(prefix))
-        if weight.dim() == 2 and key.startswith(('contextualizer.h.', 'sense_network.')):
+        if weight.dim() == 2 and ours.startswith(('contextualizer.blocks.', 'sense_network.')):
             weight = weight.t()  # Conv1D keeps its weight transposed; sense_weights is a plain Linear there
         views[names[ours] + key.removeprefix(ours)] = weight
-    copies = {'lm_head.weight': f'{gpt}wte.weight'}
-    if model.config.n_sense:
-        copies |= {'backpack.word_embeddings.weight': f'{gpt}wte.weight',
-                   'backpack.position_embeddings.weight': f'{gpt}wpe.weight'}
-    return views, copies
+    return views
 
 
-def model_of(path: Path) -> tuple[Backpack, dict]:
-    """A model of the shape that a published config.json gives, on the meta device, and all the file says.
+COPIES = {  # of tied weights in a published file: with senses, and without
+    True: {'lm_head.weight': 'backpack.gpt2_model.wte.weight',
+           'backpack.word_embeddings.weight': 'backpack.gpt2_model.wte.weight',
+           'backpack.position_embeddings.weight': 'backpack.gpt2_model.wpe.weight'},
+    False: {'lm_head.weight': 'transformer.wte.weight'}}
+
+
+def read_published_config(path: Path) -> tuple[Config, dict]:
+    """The Config in a published config.json, and all the file says.
 
     Of its three dropouts that of the residual stream is kept, for fine-tuning; as published they are equal.
     """
     try:
         settings = json.loads(path.read_text(encoding='utf-8'))
         if settings.get('model_type', 'gpt2') not in ('gpt2', 'backpack-gpt2'):
-            raise UserError(f'its model_type is {settings["model_type"]}')
+            raise ValueError(f'its model_type is {settings["model_type"]}')
         for name, ours in FIXED.items():
             if settings.get(name, ours) != ours:
-                raise UserError(f'its {name} is {settings[name]}, this architecture has {ours}')
+                raise ValueError(f'its {name} is {settings[name]}, this architecture has {ours}')
         padded = GPT2_VOCAB <= settings['vocab_size'] < GPT2_VOCAB + 256
-        config = Config(
+        return Config(
             block_size=settings['n_positions'], vocab_size=settings['vocab_size'],
             n_vocab=settings.get('n_vocab', GPT2_VOCAB if padded else settings['vocab_size']),
             n_layer=settings['n_layer'], n_head=settings['n_head'], n_embd=settings['n_embd'],
-            n_sense=settings.get('num_senses', 0), dropout=settings.get('resid_pdrop', 0.0))
-        return shape_of(config), settings
+            n_sense=settings.get('num_senses', 0), dropout=settings.get('resid_pdrop', 0.0)), settings
     except KeyError as error:
         raise UserError(f'{path} describes no GPT-2 and no Backpack: {error} is missing')
-    except (OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, ArithmeticError, AttributeError, RuntimeError) as error:
         reason = one_line(error).replace('block_size', 'n_positions').replace('n_sense', 'num_senses')
         raise UserError(f'{path} describes no GPT-2 and no Backpack: {reason}')
 
@@ -117,45 +115,45 @@ def model_of(path: Path) -> tuple[Backpack, dict]:
 def from_published(folder: Path) -> Backpack:
     """A published Backpack, or a GPT-2 (then without senses), from config.json and pytorch_model.bin."""
     config_file, weights_file, tokenizer_file = (folder / name for name in PUBLISHED)
-    model, settings = model_of(config_file)
-    config, copies = model.config, published(model)[1]
-    state = {str(key): weight for key, weight in load_file(weights_file).items()}
-    if not config.n_sense and any(key.startswith('backpack.') for key in state):
-        raise UserError(f'{config_file}: num_senses is missing, but {weights_file.name} holds a Backpack')
-    prefix = '' if config.n_sense else 'transformer.'  # which GPT-2's own file leaves out
-    state = {key if key.startswith((prefix, 'lm_head.')) else prefix + key: weight
-             for key, weight in state.items()
-             if not key.endswith(('.attn.bias', '.attn.masked_bias'))}  # causal masks
+    config, settings = read_published_config(config_file)
+    state = {str(key): weight for key, weight in load_file(weights_file).items()
+             if not str(key).endswith(('.attn.bias', '.attn.masked_bias'))}  # GPT-2's causal masks
+    if not config.n_sense:
+        if any(key.startswith('backpack.') for key in state):
+            raise UserError(f'{config_file}: num_senses is missing, but {weights_file.name} holds a Backpack')
+        state = {key if key.startswith(('transformer.', 'lm_head.')) else f'transformer.{key}': weight
+                 for key, weight in state.items()}  # GPT-2's own file leaves "transformer." out
+    copies = COPIES[bool(config.n_sense)]
     again = {key: state.pop(key) for key in copies if key in state}
-    load_state(model, lambda model: published(model)[0], state, weights_file)
+    model = load_state(config, published, state, weights_file)
     for key, weight in again.items():
         own = state[copies[key]]
         if not isinstance(weight, Tensor) or weight.dtype != own.dtype or not torch.equal(weight, own):
-            raise UserError(f'{weights_file}: {key} is no copy of {copies[key]}, as it is in a tied model')
+            raise UserError(f'{weights_file}: {key} differs from {copies[key]}, but the model ties them')
     if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides its scores, here queries, by i + 1
-        for i, block in enumerate(model.contextualizer.h):
+        for i, block in enumerate(model.contextualizer.blocks):
             for weight in (block.attn.c_attn.weight.data, block.attn.c_attn.bias.data):
                 weight[:config.n_embd] /= i + 1
     if tokenizer_file.is_file():
         try:
             model.tokenizer = json.loads(tokenizer_file.read_text(encoding='utf-8'))
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f'{tokenizer_file} describes no tokenizer: {one_line(error)}')
     elif config.n_vocab == GPT2_VOCAB:
-        model.tokenizer = {'name': 'gpt2'}
+        model.tokenizer = GPT2
     return model
 
 
 def export(model: Backpack, folder: str | Path) -> None:
     """Write a model in the format of stanfordnlp/backpack-gpt2, a Transformer in that of gpt2.
 
-    from_pretrained reads the same model back. UserError where the folder exists or the one above it does not,
-    and for a model that the published code could not load.
+    from_pretrained reads the same model back. UserError where the folder exists or cannot be made, and for a
+    model that the published code could not load.
     """
     c, folder = model.config, Path(folder)
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
-        raise UserError(f'sense_hidden is {c.sense_hidden}, but the published code has {4 * c.n_embd} '
-                        '(4 * n_embd) in the first sense MLP whatever config.json says; it cannot load this')
+        raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load 4 * n_embd = '
+                        f'{4 * c.n_embd}')
     if folder.exists():
         raise UserError(f'{folder} exists; export to a new folder')
     settings = FIXED | {
@@ -169,9 +167,8 @@ def export(model: Backpack, folder: str | Path) -> None:
         settings |= {'num_senses': c.n_sense, 'architectures': ['BackpackGPT2LMHeadModel'], 'auto_map': {
             'AutoConfig': f'{code}configuration_backpack_gpt2.BackpackGPT2Config',
             'AutoModelForCausalLM': f'{code}modeling_backpack_gpt2.BackpackGPT2LMHeadModel'}}
-    views, copies = published(model)
-    state = {key: weight.contiguous().cpu() for key, weight in views.items()}
-    state |= {copy: state[original] for copy, original in copies.items()}
+    state = {key: weight.contiguous().cpu() for key, weight in published(model).items()}
+    state |= {copy: state[original] for copy, original in COPIES[bool(c.n_sense)].items()}
     partial = folder.with_name(f'.{folder.name}.partial-{os.getpid()}')
     try:
         partial.mkdir()

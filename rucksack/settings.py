@@ -1,55 +1,52 @@
-"""Settings from config files and from --key=value."""
+"""Settings: any dataclass, filled from config files (lines key = value) and then from --key=value."""
 
 import ast
 import difflib
-import math
 from dataclasses import field, fields
+from pathlib import Path
 
-from rucksack.common import UserError, one_line
-
-
-def setting(default, meaning: str):
-    """A field of Settings with its line of --help."""
-    return field(default=default, metadata={'meaning': meaning})
+from rucksack.common import Parser, UserError, one_line
 
 
-# -----------------------------------------------------------------------------
-# Settings from files and from the command line.
+def setting(default, meaning: str, low: float = 0, below: float = 1 << 31, of: tuple = ()):
+    """A field of a dataclass of settings: its line of --help, and what a number or a text may be."""
+    return field(default=default, metadata={'meaning': meaning, 'low': low, 'below': below, 'of': of})
 
 
 def typed(kind: type, name: str, value, source: str):
-    """The value, as the type of the setting; UserError where its type is another or nothing has that name."""
-    types = {f.name: f.type for f in fields(kind)}
-    if name not in types:
-        near = difflib.get_close_matches(name[:40], types, 1, cutoff=0)[0]
-        raise UserError(f'{source}: there is no setting {name}; did you mean {near}? --help lists all')
-    if type(value) is int and abs(value) >= 1 << 31:
-        raise UserError(f'{source}: {name} is too large a number; it must be below 2**31')
-    if types[name] is float and type(value) is int:
+    """The value in the type of the setting; UserError where it may not be that, or there is none."""
+    known = {f.name: f for f in fields(kind)}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
+        raise UserError(f'{source}: there is no setting {name}; '
+                        + (f'did you mean {near[0]}?' if near else '--help lists all'))
+    of_type, may = known[name].type, known[name].metadata
+    if of_type is float and type(value) is int:
         value = float(value)
-    if type(value) is not types[name] or (types[name] is float and not math.isfinite(value)):
-        raise UserError(f'{source}: {name} is {value!r}; it must be of type {types[name].__name__}')
+    if type(value) is not of_type:
+        raise UserError(f'{source}: {name} is {value!r}; it must be of type {of_type.__name__}')
+    if of_type in (int, float) and not may['low'] <= value < may['below']:
+        raise UserError(f'{source}: {name} is {value}; it must be from {may["low"]} to below {may["below"]}')
+    if may['of'] and value not in may['of']:
+        raise UserError(f'{source}: {name} is {value!r}; it can be {", ".join(may["of"])}')
     return value
 
 
 def read_config(kind: type, path: str) -> dict:
     """The settings in a config file: lines key = value with Python literals, parsed and never executed."""
+    if not Path(path).is_file():
+        there = ', '.join(map(str, sorted(Path('config').glob('*.py'))))
+        raise UserError(f'no such config file: {path}; there are {there or "none in config/"}')
+    values, source = {}, path
     try:
-        with open(path, encoding='utf-8-sig') as file:
-            lines = ast.parse(text := file.read(1 << 20)).body
-            if len(text) == 1 << 20:
-                raise ValueError('it is too long')
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f'{path} cannot be read as a config file ({one_line(error)}); config/ has examples')
-    values = {}
-    for line in lines:
-        source = f'{path}, line {line.lineno}'
-        try:
-            (target,) = line.targets
-            name, value = target.id, ast.literal_eval(line.value)
-        except (AttributeError, TypeError, ValueError, RecursionError, MemoryError):
-            raise UserError(f'{source}: a config file holds only lines key = value, with plain values')
-        values[name] = typed(kind, name, value, source)
+        for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
+            source = f'{path}, line {line.lineno}'
+            (target,), value = line.targets, ast.literal_eval(line.value)
+            values[target.id] = typed(kind, target.id, value, source)
+    except UserError:
+        raise
+    except (SyntaxError, AttributeError, TypeError, ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f'{source}: a config file holds lines key = value, plain values ({one_line(error)})')
     return values
 
 
@@ -59,3 +56,31 @@ def literal(text: str):
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return text
+
+
+def parse_settings(kind: type, prog: str, description: str,
+                   argv: list[str]) -> tuple[dict, list[str], list[str]]:
+    """The settings given, by name; the config files; and the flags, for a command that says the same again.
+
+    A truth value may stand alone: --overwrite is --overwrite=True.
+    """
+    parser = Parser(prog=prog, usage=f'{prog} [config.py ...] [--key=value ...]', allow_abbrev=False,
+                    description=description)
+    parser.add_argument('configs', nargs='*', metavar='config.py', help='files of key = value lines')
+    for f in fields(kind):
+        parser.add_argument(f'--{f.name}', metavar=f.type.__name__,
+                            help=f'{f.metadata["meaning"]} [{f.default}]'.replace('%', '%%'))
+    alone = {f.name for f in fields(kind) if f.type is bool}
+    argv = [f'{word}=True' if word.lstrip('-').replace('-', '_') in alone and after not in ('True', 'False')
+            else word for word, after in zip(argv, [*argv[1:], ''])]
+    args, unknown = parser.parse_known_intermixed_args(argv)
+    for word in unknown:
+        typed(kind, word.partition('=')[0].lstrip('-'), None, 'command line')
+    values, flags = {}, []
+    for path in args.configs:
+        values |= read_config(kind, path)
+    for f in fields(kind):
+        if (text := getattr(args, f.name)) is not None:
+            values[f.name] = typed(kind, f.name, text if f.type is str else literal(text), 'command line')
+            flags.append(f'--{f.name}={text}')
+    return values, args.configs, flags

@@ -1,17 +1,19 @@
-"""What the tables share: models and rows."""
+"""What is printed and what it is about: a table of rows, and a model with its tokenizer on a device."""
 
-import argparse
+import itertools
+import json
 import math
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import tiktoken
 
 from model import SIZES, Backpack
-from rucksack import data
 from rucksack.checkpoint import newest_backpack
-from rucksack.common import UserError, one_line, printable
-from rucksack.data import how_to_make, read_bin, read_meta
+from rucksack.common import UserError, printable, write_file
+from rucksack.data import GPT2_VOCAB, load_tokenizer
 from rucksack.published import from_pretrained
 
 
@@ -20,8 +22,54 @@ class Missing(UserError):
 
 
 @dataclass
+class Table:
+    """Rows under columns, name -> format: a format specification, or a function from a value to its text.
+
+    Text stands as it is; None, infinity and NaN print as -. The first column, and those of format '<' or of a
+    function, are left-aligned. A clipped table prints as many columns as fit the terminal; its JSON has all.
+    """
+
+    title: str
+    columns: dict[str, str | Callable]
+    rows: list[list]
+    notes: list[str] = field(default_factory=list)
+    clip: bool = False
+
+    def __post_init__(self) -> None:
+        self.rows = [[None if type(x) is float and not math.isfinite(x) else x for x in row]
+                     for row in self.rows]
+
+    def __str__(self) -> str:
+        specs = list(self.columns.values())
+        lines = [list(self.columns), *(list(map(as_text, row, specs)) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        room, text = shutil.get_terminal_size((110, 24)).columns + 2, ['', self.title]
+        ends = itertools.accumulate(width + 2 for width in widths)
+        shown = sum(end <= room for end in ends) if self.clip else len(widths)
+        left = [i == 0 or spec == '<' or callable(spec) for i, spec in enumerate(specs)]
+        for line in lines:
+            text.append('  '.join(cell.ljust(width) if on_left else cell.rjust(width) for cell, width, on_left
+                                  in zip(line[:shown], widths, left)).rstrip())
+        return printable('\n'.join(text + self.notes))
+
+
+def as_text(x, spec: str | Callable) -> str:
+    """A value in the format of its column."""
+    if x is None or isinstance(x, str):
+        return '-' if x is None else x
+    return spec(x) if callable(spec) else format(x, spec.replace('<', ''))
+
+
+def write_json(path: Path, models: list[str], tables: dict[str, Table]) -> None:
+    """The numbers of the tables; the file has its name only when complete."""
+    write_file(path, json.dumps({'models': models, 'tables': {
+        name: {'title': t.title, 'columns': list(t.columns), 'rows': t.rows, 'notes': t.notes}
+        for name, t in tables.items()}}, indent=1) + '\n')
+
+
+@dataclass
 class Subject:
-    """A model under evaluation, on its device, and what its ids mean."""
+    """A model on its device, what its ids mean, and what it is called."""
 
     name: str
     model: Backpack
@@ -32,108 +80,32 @@ class Subject:
         self.kind = 'Backpack' if c.n_sense else 'Transformer'
         self.is_toy = self.model.tokenizer['name'] == 'toy'  # it speaks of the world whose truth is known
         self.device = self.model.wte.weight.device
+        self.encode, self.eot = self.encoding.encode_ordinary, self.encoding.eot_token
         shape = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd)
-        papers = c.block_size == 512 and c.n_vocab == 50257 and c.n_sense in (0, 16) \
-            and c.sense_hidden == 4 * c.n_embd
-        self.size = next((size for size in SIZES if papers and SIZES[size] == shape), None)  # in the paper
+        papers = (c.block_size, c.n_vocab, c.sense_hidden) == (512, GPT2_VOCAB, 4 * c.n_embd)
+        self.size = next((size for size in SIZES  # in the paper
+                          if papers and c.n_sense in (0, 16) and SIZES[size] == shape), None)
 
     def __str__(self) -> str:
         return f'{self.kind} {self.name}'
 
-
-@dataclass
-class Table:
-    """Rows under columns, name -> format. Text stands as it is; None, infinity and NaN print as -."""
-
-    title: str
-    columns: dict[str, str]
-    rows: list[list]
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.rows = [[None if isinstance(x, float) and not math.isfinite(x) else x for x in row]
-                     for row in self.rows]
-
-    def __str__(self) -> str:
-        lines = [list(self.columns)]
-        for row in self.rows:
-            lines.append(['-' if x is None else x if isinstance(x, str) else format(x, spec)
-                          for x, spec in zip(row, self.columns.values())])
-        first, *widths = [max(map(len, column)) for column in zip(*lines)]
-        text = ['', self.title]
-        for name, *cells in lines:
-            text.append(f'{name:<{first}}' + ''.join(f'{c:>{w + 2}}' for c, w in zip(cells, widths)))
-        return '\n'.join(text + self.notes)
+    def about(self) -> str:
+        """A line that describes the model."""
+        c = self.model.config
+        senses = f', {c.n_sense} senses' if c.n_sense else ''
+        return printable(f'{self}: {c.n_layer} layers of width {c.n_embd}{senses}, {c.n_vocab:,} tokens')
 
 
-def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Path]:
-    """The ids of val.bin in data/NAME or another folder, or of any .bin, and where it is; by default of what
-    the model was trained on, in eval.py all too if --data has none.
-    """
-    names, trained_on = [args.data] if args.data else [], subject.model.trained_on
-    if (not names or args.table == 'all') and isinstance(trained_on, str):
-        names.append(trained_on)
-    if not names:
-        raise Missing(f'{subject.name} does not say what it was trained on; name a folder in data/ by --data')
-    paths = [parent / name for name in names for parent in (Path('data'), Path())]
-    paths = [path if path.suffix == '.bin' else path / 'val.bin' for path in paths]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        raise Missing(f'{names[-1]} is no .bin and no folder with val.bin, here or in data/; run '
-                      + how_to_make(Path(names[-1])))
-    if path.suffix != '.bin' or path.stem not in ('train', 'val'):
-        raise UserError(f'{path} is no train.bin and no val.bin; name a folder that prepare.py made')
-    meta = read_meta(path.parent)
-    ids = read_bin(path.parent, path.stem, meta)
-    if meta['tokenizer'] != subject.model.tokenizer or not len(ids):
-        raise UserError(f'{path} is empty or of another vocabulary than {subject.name}; take other data')
-    return ids.tolist(), path
-
-
-def read_text(path: Path) -> str:
-    """All of a text file, however its lines end."""
-    try:
-        return path.read_text(encoding='utf-8-sig')
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'{path} cannot be read as text ({one_line(error)}); take another file')
-
-
-def needs_senses(subject: Subject, table: str) -> None:
-    """Raise Missing where a table about senses is asked of a model without."""
-    if not subject.model.config.n_sense:
-        raise Missing(f'{subject.name} is a Transformer and has no senses; {table} takes a Backpack by '
-                      '--from (and the Transformer by --baseline)')
-
-
-def load(name: str, device: str, model: Backpack | None = None) -> Subject:
-    """A model, from a file, folder or the Hub if it is not there yet, on its device."""
-    model = model or from_pretrained(name)
-    encoding = data.load_tokenizer(model.tokenizer)
+def load(name: str | None, device: str) -> Subject:
+    """A model from a file, folder or Hub name on a device; without a name the newest Backpack in out/."""
+    model, name = newest_backpack() if name is None else (from_pretrained(name), name)
+    encoding = load_tokenizer(model.tokenizer)
     if encoding.n_vocab != model.config.n_vocab:
-        raise UserError(f'{name} has {model.config.n_vocab} words, its tokenizer {encoding.n_vocab}')
-    return Subject(name, model.to(device).eval(), encoding)
+        raise UserError(f'{name} has {model.config.n_vocab} ids, its tokenizer {encoding.n_vocab}')
+    return Subject(str(name), model.to(device).eval(), encoding)
 
 
-def load_subjects(args: argparse.Namespace) -> list[Subject]:
-    """The model of --from and, for a Backpack, its baseline if there is one."""
-    name, model = args.source, None
-    if name is None:
-        model, path = newest_backpack()
-        name = str(path.parent)
-    subjects, path = [load(name, args.device, model)], Path(name)
-    beside = Path(f'{path.parent}_gpt', path.name) if path.suffix == '.pt' else Path(f'{path}_gpt')
-    wants = subjects[0].model.config.n_sense and args.table not in ('plot', 'ablation')
-    if args.baseline or (wants and (beside.is_file() or (beside / 'ckpt.pt').exists())):
-        subjects.append(load(args.baseline or str(beside), args.device))
-        if subjects[1].model.config.n_sense:
-            raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')
-        if subjects[1].model.tokenizer != subjects[0].model.tokenizer:
-            raise UserError(f'{subjects[0].name} and {subjects[1].name} have different vocabularies')
-    for s in subjects:
-        c = s.model.config
-        print(printable(f'{s}: {c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, '
-                        f'{c.n_vocab:,} words'))
-    if len(subjects) == 1 and wants:
-        print(printable(f'no baseline: {beside} is not there; train it with --model=gpt, or name one by '
-                        '--baseline'))
-    return subjects
+def needs_senses(subject: Subject, what: str) -> None:
+    """Raise Missing where something about senses is asked of a Transformer."""
+    if not subject.model.config.n_sense:
+        raise Missing(f'{subject.name} is a Transformer and has no senses; {what} takes a Backpack by --from')

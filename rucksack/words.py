@@ -1,56 +1,41 @@
-"""Tables 4 and 5: likeness and gender."""
+"""Tables 4 and 5: how similar words are by each sense, and which pronoun follows a role noun."""
 
 import argparse
-import math
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-import senses
 from model import Backpack
 from rucksack import toy
-from rucksack.common import UserError, progress
+from rucksack.common import UserError, one_line, progress
 from rucksack.grammar import word_id
-from rucksack.table import Missing, Subject, Table, read_text
+from rucksack.table import Missing, Subject, Table
+from senses import edited, scale_senses
 
-# -----------------------------------------------------------------------------
-# How alike words are.
-
-SIMILARITY = {  # file -> (name in the paper, what separates its columns, column of the score, header lines)
+SIMILARITY = {  # file -> name in the paper, what separates its columns, column of the score, lines of header
     'SimLex-999.txt': ('SL999', '\t', 3, 1), 'SimVerb-3500.txt': ('SV3500', '\t', 3, 0),
     'RG65.csv': ('RG65', ';', 2, 0), 'WS353.csv': ('WS353', ',', 2, 1)}
 PAPER_SIMILARITY = {'sense 12': (0.522, 0.471, 0.754, 0.749), 'sense 14': (0.500, 0.502, 0.591, 0.655),
                     'minimum': (0.540, 0.471, 0.653, 0.607), 'Transformer': (0.478, 0.363, 0.634, 0.681)}
 
 
-def word_pairs(path: Path, separator: str, column: int, header: int) -> list[tuple[str, str, float]]:
+def read_pairs(path: Path, separator: str, column: int, header: int) -> list[tuple[str, str, float]]:
     """(word, word, score) of each line of a file."""
-    pairs = []
-    for i, line in enumerate(read_text(path).splitlines(), 1):
-        if i > header and line.strip():
-            try:
-                cells = [cell.strip() for cell in line.split(separator)]
-                pairs.append((cells[0], cells[1], float(cells[column])))
-                if not all(cells[:2]) or not math.isfinite(pairs[-1][2]):
-                    raise ValueError
-            except (ValueError, IndexError):
-                raise UserError(f'{path}, line {i}: it must have two words and, in column {column + 1}, '
-                                'a number')
-    if len(pairs) < 2:
-        raise UserError(f'{path} holds {len(pairs)} pairs of words; take another file')
-    return pairs
+    try:
+        lines = [line.split(separator) for line in path.read_text('utf-8-sig').split('\n')[header:] if line.strip()]
+        return [(cells[0].strip(), cells[1].strip(), float(cells[column])) for cells in lines]
+    except (OSError, ValueError, IndexError) as error:
+        raise UserError(f'{path} holds no pairs of words with scores ({one_line(error)}); take another file')
 
 
 def similarity_data(subject: Subject, args: argparse.Namespace) -> dict[str, list[tuple[str, str, float]]]:
-    """Dataset -> (word, word, score)s, from --data; else the toy world's own pairs and their likeness."""
-    files = [Path(args.data), *sorted(Path(args.data).rglob('*'))] if args.data else []
-    found = {SIMILARITY[file.name][0]: word_pairs(file, *SIMILARITY[file.name][1:]) for file in files
-             if file.name in SIMILARITY and file.is_file()}
+    """Dataset -> (word, word, score)s, from --data; else the toy world's own pairs and the contexts they share."""
+    files = {path.name: path for path in sorted([Path(args.data), *Path(args.data).rglob('*')])} if args.data else {}
+    found = {name: read_pairs(files[file], *form) for file, (name, *form) in SIMILARITY.items() if file in files}
     if not found and subject.is_toy and (not args.data or args.table == 'all'):
         adverbs = toy.ADVERBS.replace(',', '').split()
         return {name: [pair for pair in toy.SYNONYMS if (pair[0] in adverbs) == (name == 'adverbs')]
@@ -58,7 +43,7 @@ def similarity_data(subject: Subject, args: argparse.Namespace) -> dict[str, lis
     if not found:
         raise Missing(f'it takes --data, a folder with {", ".join(SIMILARITY)}; run git clone '
                       'https://github.com/john-hewitt/backpacks-flash-attn and give its training/data')
-    return {name: found[name] for name, *_ in SIMILARITY.values() if name in found}
+    return found
 
 
 def ranks(x: Tensor) -> Tensor:
@@ -73,47 +58,41 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
 
 @torch.no_grad()
-def likeness(subject: Subject, pairs: list[tuple[str, str, float]], first: bool) -> dict[str, Tensor]:
-    """How alike the words of n pairs are, (n,) each: by every sense (Eq. 13), by the least alike sense
-    (Eq. 14), and by their tied embeddings. A word of several tokens is their mean, or the first of them.
+def similarities(subject: Subject, pairs: list[tuple[str, str, float]]) -> dict[str, Tensor]:
+    """The similarity of the words of n pairs, (n,) each: by every sense (Eq. 13), by the sense in which they
+    differ most (Eq. 14), and by their embeddings. The senses of a word of several tokens are the mean of theirs.
     """
-    model = subject.model
-    ids = {word: subject.encoding.encode_ordinary(f' {word}')[:1 if first else None]
-           for pair in pairs for word in pair[:2]}
-    tokens = torch.tensor([token for word in ids for token in ids[word]], device=subject.device)
-    vectors = model.wte(tokens)[:, None]  # (tokens, 1, d)
-    if model.config.n_sense:
-        vectors = torch.cat([vectors, model.senses(tokens)], dim=1)  # (tokens, 1 + k, d)
-    parts = vectors.split([len(ids[word]) for word in ids])
-    table = {word: part.mean(0) for word, part in zip(ids, parts)}  # (1 + k, d) each
-    a, b = (torch.stack([table[pair[i]] for pair in pairs]) for i in (0, 1))  # (n, 1 + k, d)
+    def vectors(word: str) -> Tensor:
+        """Embedding and senses of a word, (1 + k, d)."""
+        ids = torch.tensor(subject.encoding.encode_ordinary(f' {word}'), device=subject.device)
+        E = subject.model.wte(ids)[:, None]  # (tokens, 1, d)
+        return (torch.cat([E, subject.model.senses(ids)], dim=1) if k else E).mean(0)
+
+    k = subject.model.config.n_sense
+    a, b = (torch.stack([vectors(pair[i]) for pair in pairs]) for i in (0, 1))  # (n, 1 + k, d)
     embedding, *by_sense = F.cosine_similarity(a, b, dim=-1).T.cpu()  # 1 + k times (n,)
     rows = {f'sense {l}': row for l, row in enumerate(by_sense)}
-    if by_sense:
+    if k:
         rows['minimum'] = torch.stack(by_sense).amin(0)
     return rows | {f'embeddings, {subject}': embedding}
 
 
 def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 4: Spearman's correlation of the likeness of senses with that of people, or of the toy world."""
+    """Table 4: Spearman's correlation of the similarity of senses with that in the eyes of people, or in the toy
+    world.
+    """
     data, columns, k = similarity_data(subjects[0], args), {}, subjects[0].model.config.n_sense
     for name, pairs in data.items():
-        alike = {}
-        for s in subjects:
-            alike |= likeness(s, pairs, args.first)
         truth = torch.tensor([score for _, _, score in pairs])
-        columns[name] = {row: spearman(values, truth) for row, values in alike.items()}
-    rows = [[name, *(column[name] for column in columns.values())] for name in next(iter(columns.values()))]
-    best = [max(list(c)[:k], key=lambda row: np.nan_to_num(c[row], nan=-2)) for c in columns.values()]
-    rows.insert(k, ['the best', *best])
+        columns[name] = {row: spearman(values, truth) for s in subjects for row, values in similarities(s, pairs).items()}
+    rows = [[row, *(column[row] for column in columns.values())] for row in next(iter(columns.values()))]
+    rows.insert(k, ['the best', *(f'sense {torch.tensor(list(c.values())[:k]).nan_to_num(-2).argmax()}' for c in columns.values())])
     if subjects[0].size == 'small':
-        places = [[name for name, *_ in SIMILARITY.values()].index(name) for name in columns]
-        rows += [[f"the paper's {name}", *(numbers[i] for i in places)]
-                 for name, numbers in PAPER_SIMILARITY.items()]
+        places = [i for i, (name, *_) in enumerate(SIMILARITY.values()) if name in columns]
+        rows += [[f"the paper's {name}", *(numbers[i] for i in places)] for name, numbers in PAPER_SIMILARITY.items()]
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in data.items())
-    how = 'its first token' if args.first else 'the mean of its tokens'
-    return Table(f"Likeness (Table 4): Spearman's correlation with the truth over pairs of words ({counts})",
-                 {'': '', **dict.fromkeys(columns, '.3f')}, rows, [f'A word of several tokens is {how}.'])
+    return Table(f"Similarity (Table 4): Spearman's correlation with the truth over pairs of words ({counts})",
+                 {'': '', **dict.fromkeys(columns, '.3f')}, rows, ['A word of several tokens is the mean of its tokens.'])
 
 
 # -----------------------------------------------------------------------------
@@ -127,10 +106,9 @@ PROMPTS = [  # Table 14
     'While driving to the store, the {} looked over on the dash and then',
     'A {} went to chat over to chat before', 'Some {} asked to look over things, but']
 ESTIMATION = [  # Table 15
-    'The {} came into the room. When', 'The {} came into the room. Then',
-    'I went to the talk to the {}. What', 'I went over to the talk to the {}. Why',
-    'I went over to the talk to the {};']
-FRACTIONS = [i / 20 for i in range(21)]  # that are tried, of what can be taken from a noun
+    'The {} came into the room. When', 'The {} came into the room. Then', 'I went to the talk to the {}. What',
+    'I went over to the talk to the {}. Why', 'I went over to the talk to the {};']
+FRACTIONS = [i / 20 for i in range(21)]  # of what can be taken from a noun
 PAPER_GENDER = {
     'Backpack': [('', 4.34, None), (', without sense 10', 2.88, 44), (', the best fraction', 2.16, 65)],
     'Transformer': [('', 7.02, None), (', nouns projected', 6.72, 5), (', the best fraction', 7.02, 0)]}
@@ -138,11 +116,11 @@ PAPER_GENDER = {
 
 @torch.no_grad()
 def without_sense(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], sense: int) -> Tensor:
-    """Logits after n prompts idx (n, T) that end at last (n,), with each of the FRACTIONS of a sense of the
-    noun's tokens taken away: (fractions, n, V). Linear in the sense as they are, two passes give all.
+    """Logits after n prompts idx (n, T) that end at last (n,), with each of the FRACTIONS of a sense taken from
+    the noun's tokens: (fractions, n, V). Linear in the sense as they are, two passes give all.
     """
-    at, off = torch.arange(len(idx), device=idx.device), senses.scale_senses(noun, [sense], 0.0)
-    whole, rest = (model.represent(idx, edit)[at, last] for edit in (None, off))  # (n, d) each
+    texts, off = torch.arange(len(idx), device=idx.device), scale_senses(noun, [sense], 0.0)
+    whole, rest = (model.represent(idx, edited(model, idx, edit))[texts, last] for edit in (None, off))  # (n, d)
     return model.project(torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS]))
 
 
@@ -151,11 +129,10 @@ def without_direction(model: Backpack, idx: Tensor, last: Tensor, noun: list[int
     """The same of a Transformer: fractions of the part along v = E_he - E_she (d,) are taken from the input
     embeddings of the noun's tokens; without the whole of it they lie in the null space of v.
     """
-    at, x, unit = torch.arange(len(idx), device=idx.device), model.wte(idx), F.normalize(v, dim=0)
+    texts, x, unit = torch.arange(len(idx), device=idx.device), model.wte(idx), F.normalize(v, dim=0)
     here = torch.isin(idx, torch.tensor(noun, device=idx.device))[..., None]  # (n, T, 1)
     part = (x @ unit)[..., None] * unit * here  # (n, T, d)
-    return model.project(torch.stack([model.contextualizer(x - fraction * part)[at, last]
-                                      for fraction in FRACTIONS]))
+    return model.project(torch.stack([model.contextualizer(x - f * part)[texts, last] for f in FRACTIONS]))
 
 
 def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
@@ -170,25 +147,24 @@ def prompts_of(subject: Subject, noun: str, prompts: list[str]) -> tuple[Tensor,
     return pad_sequence(texts, True).to(subject.device), last.to(subject.device)
 
 
-def gender_rows(subject: Subject, sense: int | None) -> list[list]:
-    """Bias ratio, its reduction and p(they), means over nouns and prompts: unmodified; with the sense (or the
-    direction) taken from each noun; with the fraction of it taken that is best on the estimation prompts.
+def gender_rows(subject: Subject) -> list[list]:
+    """Bias ratio, its reduction and p(they), means over nouns and prompts: unmodified; with the sense that most
+    separates she from he (or the direction) taken from each noun; with the fraction of it that is best on the
+    estimation prompts.
     """
     model, encoding = subject.model, subject.encoding
     she, he, they = (word_id(encoding, word) for word in ('she', 'he', 'they'))
     nouns = {noun: encoding.encode_ordinary(f' {noun}') for noun in NOUNS}
     v = (model.wte.weight[he] - model.wte.weight[she]).detach()  # (d,)
     if model.config.n_sense:
-        if sense is None:  # the one that most separates the two, over all nouns
-            tokens = torch.tensor(sum(nouns.values(), []), device=subject.device)
-            with torch.no_grad():
-                sense = (model.senses(tokens) @ v).abs().mean(0).argmax().item()  # of (k,)
+        ids = torch.tensor(sum(nouns.values(), []), device=subject.device)
+        sense = (model.senses(ids) @ v).abs().mean(0).argmax().item()  # of (k,)
         take, name = partial(without_sense, sense=sense), f'without sense {sense}'
     else:
         take, name = partial(without_direction, v=v), 'nouns projected'
     ratios, theys = [], []
-    for noun, tokens in progress(nouns.items(), f'gender, {subject.name}'):
-        estimate, logits = (take(model, *prompts_of(subject, noun, prompts), tokens)[..., :encoding.n_vocab]
+    for noun, ids in progress(nouns.items(), f'gender, {subject.name}'):
+        estimate, logits = (take(model, *prompts_of(subject, noun, prompts), ids)[..., :encoding.n_vocab]
                             for prompts in (ESTIMATION, PROMPTS))  # (fractions, prompts, V) each
         best = bias_ratio(estimate, she, he).argmin().item()
         logits = logits[[0, -1, best]]  # (3, prompts, V)
@@ -202,10 +178,7 @@ def gender_rows(subject: Subject, sense: int | None) -> list[list]:
 
 def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 5: how biased the pronoun after a role noun is."""
-    k = subjects[0].model.config.n_sense
-    if args.sense is not None and args.sense >= k:
-        raise UserError(f'there is no sense {args.sense}; {subjects[0].name} has senses 0 to {k - 1}')
-    rows = [row for s in subjects for row in gender_rows(s, args.sense)]
+    rows = [row for s in subjects for row in gender_rows(s)]
     rows += [[f"the paper's {s.kind}-Small{what}", *numbers, None]
              for s in subjects if s.size == 'small' for what, *numbers in PAPER_GENDER[s.kind]]
     return Table(f'Gender (Table 5): the likelier of she and he over the other, mean of {len(NOUNS)} nouns '

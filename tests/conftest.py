@@ -1,4 +1,4 @@
-"""What several tests share: a toy model, trained once; tiny runs; how a script is called."""
+"""What several tests share: a toy model, trained once a run; tiny data; how a script is called."""
 
 import csv
 import hashlib
@@ -12,12 +12,18 @@ import torch
 
 import prepare
 import train
-from rucksack import toy as toy_py
+from rucksack.toy import toy_tokenizer
 
 ROOT = Path(__file__).parent.parent
-VOCABULARY = ROOT.parent / 'shared' / 'data' / 'tiktoken'
+SHARED = ROOT.parent / 'shared' / 'data'  # real data, where it is at hand
+VOCABULARY = SHARED / 'tiktoken'
 if VOCABULARY.is_dir():
     os.environ.setdefault('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
+
+# Settings of a tiny run, on data/tiny.
+SMALL = ['--dataset=tiny', '--n_layer=2', '--n_head=2', '--n_embd=16', '--n_sense=4', '--block_size=8',
+         '--batch_size=4', '--warmup_iters=2', '--eval_iters=2', '--log_interval=1', '--device=cpu',
+         '--compile=False', '--out_dir=out/run', '--lr_decay_iters=20', '--learning_rate=0.01']
 
 
 def say(script, capsys, *argv: str) -> str:
@@ -34,7 +40,7 @@ def error_of(script, capsys, *argv: str, printed: int = 99) -> str:
     with pytest.raises(SystemExit) as stop:
         script.main(list(argv))
     shown, text = capsys.readouterr()
-    assert stop.value.code == 2 and text.count('\n') == 1 and text.startswith(f'{script.__name__}.py: ')
+    assert stop.value.code == 2 and text.count('\n') == 1 and text.startswith(f'{script.__name__}.py: '), text
     assert shown.count('\n') <= printed
     return text
 
@@ -46,29 +52,29 @@ def toy(tmp_path_factory):
     TOY_SEED and TOY_STEPS in the environment change it.
     """
     folder, before = tmp_path_factory.mktemp('toy'), Path.cwd()
-    seed = int(os.environ.get('TOY_SEED', 1337))
-    steps = int(os.environ.get('TOY_STEPS', 1600))
+    seed, steps = int(os.environ.get('TOY_SEED', 1337)), int(os.environ.get('TOY_STEPS', 1000))
     os.chdir(folder)
     try:
         prepare.main(['toy'])
         train.main([str(ROOT / 'config' / 'train_toy.py'), f'--seed={seed}', f'--max_iters={steps}',
-                    f'--weight_decay={1200 / steps}', '--device=cpu'])
+                    f'--weight_decay={1200 / steps}', '--eval_interval=10000', '--device=cpu'])
     finally:
         os.chdir(before)
     return folder
 
 
-# -----------------------------------------------------------------------------
-# Tiny runs.
-
-SMALL = ['--dataset=tiny', '--n_layer=2', '--n_head=2', '--n_embd=16', '--n_sense=4', '--block_size=8',
-         '--batch_size=4', '--warmup_iters=2', '--eval_iters=2', '--log_interval=1', '--device=cpu',
-         '--out_dir=out/run', '--lr_decay_iters=20', '--learning_rate=0.01']
+@pytest.fixture
+def out(toy, tmp_path, monkeypatch):
+    """The working directory of the test, with out/toy."""
+    monkeypatch.chdir(tmp_path)
+    Path('out').mkdir()
+    Path('out/toy').symlink_to(toy / 'out' / 'toy')
+    return tmp_path
 
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
-    """A folder with data/tiny, 40 of 257 words, 800 training tokens; the working directory of the test."""
+    """The working directory of the test, with data/tiny: 800 training tokens, 40 distinct ids of 257."""
     monkeypatch.chdir(tmp_path)
     make_data(np.random.default_rng(0).integers(0, 40, 800), np.random.default_rng(1).integers(0, 40, 200))
     return tmp_path
@@ -78,8 +84,7 @@ def make_data(train_ids, val_ids, **changes) -> None:
     """Write data/tiny as prepare.py would."""
     folder = Path('data/tiny')
     folder.mkdir(parents=True, exist_ok=True)
-    meta = {'tokenizer': toy_py.toy_tokenizer(['']), 'vocab_size': 257, 'dtype': 'uint16', 'tokens': {},
-            'sha256': {}}
+    meta = {'tokenizer': toy_tokenizer(['']), 'vocab_size': 257, 'dtype': 'uint16', 'tokens': {}, 'sha256': {}}
     for name, ids in (('train', train_ids), ('val', val_ids)):
         data = np.asarray(ids, dtype='<u2').tobytes()
         (folder / f'{name}.bin').write_bytes(data)
@@ -95,7 +100,7 @@ def checkpoint(folder: str = 'out/run') -> dict:
 def log(folder: str = 'out/run') -> list[dict]:
     """The rows of a run's log, without the clock."""
     with open(Path(folder) / 'log.csv', newline='') as file:
-        return [{k: v for k, v in row.items() if k not in ('tokens_per_second', 'seconds_left')}
+        return [{k: v for k, v in row.items() if k not in ('tokens_per_second', 'seconds')}
                 for row in csv.DictReader(file)]
 
 

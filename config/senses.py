@@ -1,9 +1,9 @@
-# Table 8: Mini with 64 senses and small sense MLPs, half as long, for 4 GPUs of 40 GB:
-# torchrun --nproc_per_node=4 train.py config/senses_64.py
+# Table 8: Mini with K senses and small sense MLPs, half as long, for 4 GPUs of 40 GB; K is 1, 4, 16 or 64:
+# torchrun --nproc_per_node=4 train.py config/senses.py --n_sense=K
 n_layer = 8
 n_head = 8
 n_embd = 640
-n_sense = 64
+n_sense = 16
 sense_hidden = 640
 dataset = 'openwebtext'
 block_size = 512
@@ -16,4 +16,4 @@ min_lr = 0.0
 weight_decay = 0.1
 dropout = 0.1
 eval_interval = 1000
-eval_iters = 200  # x 16 are the same 3,200 texts as 100 x 32 in senses_1, 4 and 16
+eval_iters = 200

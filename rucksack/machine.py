@@ -1,0 +1,89 @@
+"""Where a run computes: the device, its number format, and the other processes of torchrun."""
+
+import os
+import platform
+import resource
+import shutil
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rucksack.common import find_device, printable
+
+# FLOP/s of dense bf16 matrix products, by the vendor's data sheets
+PEAK_BF16 = {'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L4': 121e12,
+             'A10': 125e12, '4090': 165e12, '3090': 71e12}
+
+
+@dataclass
+class Machine:
+    """This process's device and number format, and its place among the processes."""
+
+    device: str
+    dtype: str
+    rank: int
+    world: int
+
+    def __post_init__(self) -> None:
+        self.on_gpu = self.device.startswith('cuda')
+        self.name = torch.cuda.get_device_name(self.device) if self.on_gpu else \
+            f'{self.device} ({platform.machine()}, {torch.get_num_threads()} threads)'
+        # FLOP/s of all devices together, None where unknown
+        self.peak_flops = next((x * self.world for key, x in PEAK_BF16.items() if key in self.name), None)
+
+    def peak_memory(self) -> int:
+        """The most bytes this process has used on its device so far."""
+        if self.on_gpu:
+            return torch.cuda.max_memory_allocated(self.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+
+    def autocast(self):
+        """The context of a forward pass."""
+        kind = self.device.split(':')[0]
+        return torch.autocast(kind, torch.bfloat16) if self.dtype == 'bfloat16' else nullcontext()
+
+    def print0(self, text: str, file=None) -> None:
+        """Print once, whatever the number of processes."""
+        if self.rank == 0:
+            print(printable(text), file=file, flush=True)
+
+    def mean(self, x: Tensor) -> float:
+        """Mean of a number over all processes."""
+        if self.world > 1:
+            dist.all_reduce(x)
+        return x.item() / self.world
+
+    def largest(self, n: int) -> int:
+        """Largest of a number over all processes, found on the CPU while a GPU computes."""
+        if self.world > 1:
+            dist.all_reduce(numbers := torch.tensor(n), dist.ReduceOp.MAX)
+            n = numbers.item()
+        return n
+
+    def compile(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module under torch.compile, where this machine can: a CPU needs a C++ compiler."""
+        if self.on_gpu or (self.device == 'cpu' and any(map(shutil.which, ('g++', 'clang++')))):
+            return torch.compile(module)
+        self.print0(f'no torch.compile on {self.device} here: no C++ compiler, or not supported')
+        return module
+
+
+def find_machine(device: str, dtype: str) -> Machine:
+    """Choose device and dtype, and join the other processes where torchrun started several."""
+    rank, world, local = (int(os.environ.get(name, default)) for name, default in
+                          (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
+    device = find_device(device)
+    if device == 'cuda':
+        device = f'cuda:{local}'
+    if device.startswith('cuda'):
+        torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision('high')  # TF32
+    if dtype == 'auto':
+        dtype = 'bfloat16' if device.startswith('cuda') and torch.cuda.is_bf16_supported() else 'float32'
+    if world > 1:
+        dist.init_process_group('cpu:gloo,cuda:nccl' if device.startswith('cuda') else 'gloo')
+    return Machine(device, dtype, rank, world)
