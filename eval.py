@@ -29,7 +29,7 @@ from rucksack.common import Parser, UserError, find_device, number, output_path,
 from rucksack.grammar import PROMPT
 from rucksack.likelihood import ablation_table, blimp_table, lambada_table, loss_table, wikitext_table
 from rucksack.plot import plot
-from rucksack.table import Missing, Subject, Table, load, needs_senses, write_json
+from rucksack.table import Missing, Subject, load, needs_senses, write_json
 from rucksack.timing import cost_table, timing_table
 from rucksack.topics import topic_table
 from rucksack.words import gender_table, similarity_table
@@ -57,13 +57,12 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = Parser(prog='eval.py', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(runs=[], size=None)
     commands = parser.add_subparsers(dest='table', metavar='TABLE', required=True,
-                                     help='one of the above; python eval.py TABLE --help lists its flags')
+                                     help='one of the above, or all; eval.py TABLE --help lists its flags')
     of = {table: commands.add_parser(table, prog='eval.py', usage=f'eval.py {table} [flags]', parents=[shared])
           for table in ('all', *TABLES)}
     for add in (of['topic'].add_argument, of['all'].add_argument):
-        add('--texts', type=number(int, 1), metavar='N', default=100,
-            help='topic: texts for each topic and strength [100]')
-        add('--length', type=number(int, 1), metavar='N', default=100, help='topic: longest text, tokens [100]')
+        add('--texts', type=number(int, 1), metavar='N', default=100, help='topic: texts on each topic [100]')
+        add('--length', type=number(int, 1), metavar='N', default=100, help='topic: tokens of a text [100]')
         add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
             help="topic: of PPLM [the paper's; in the toy world 0.05 0.1 0.2]")
         add('--seed', type=number(int, 0), metavar='S', default=0, help='topic: of the draws [0]')
@@ -82,7 +81,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
     """The model of --from and, for a Backpack, its baseline if there is one."""
     subjects = [load(args.source, args.device)]
-    path, wants = Path(subjects[0].name), args.table not in WITHOUT_BASELINE and subjects[0].kind == 'Backpack'
+    wants = subjects[0].kind == 'Backpack' and args.table not in WITHOUT_BASELINE
+    path = Path(subjects[0].name)
     beside = Path(f'{path.parent}_gpt', path.name) if path.suffix == '.pt' else Path(f'{path}_gpt')
     if args.baseline or wants and beside.exists():
         subjects.append(load(args.baseline or str(beside), args.device))
@@ -93,29 +93,24 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
     for subject in subjects:
         print(subject.about())
     if wants and len(subjects) == 1:
-        print(printable(f'no baseline: there is no {beside}; train it with --model=gpt, or name one by --baseline'))
+        print(printable(f'no baseline: train {beside} with --model=gpt, or name another by --baseline'))
     return subjects
 
 
-def make(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """A table by its name."""
-    if name in OF_SENSES and subjects:
-        needs_senses(subjects[0], name)
-    return TABLES[name](subjects, args)
-
-
 def run(argv: list[str]) -> None:
-    """Print the table, or all of them, and write the numbers after each. A table of all that cannot be made is
-    skipped; where its input is wrong rather than missing, the error is raised at the end.
+    """Print a table, or one after another, and write the numbers after each. A table of all that cannot be
+    made is skipped; where its input is wrong rather than missing, the error is raised at the end.
     """
     args = parse_args(argv)
-    args.device, file = find_device(args.device), args.json and output_path('--json', args.json)
+    args.device, file = find_device(args.device), output_path('--json', args.json, '.json')
     subjects = [] if args.table == 'cost' or args.size or args.runs else load_subjects(args)
     names = [name for name in TABLES if name not in NOT_IN_ALL] if args.table == 'all' else [args.table]
     tables, wrong = {}, None
     for name in names:
         try:
-            tables[name] = make(name, subjects, args)
+            if name in OF_SENSES and subjects:
+                needs_senses(subjects[0], name)
+            tables[name] = TABLES[name](subjects, args)
         except UserError as error:
             if args.table != 'all':
                 raise

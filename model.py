@@ -5,18 +5,22 @@ Published code and weights: https://github.com/john-hewitt/backpacks-flash-attn,
 https://huggingface.co/stanfordnlp/backpack-gpt2
 
 A Transformer turns a text into vectors and predicts the next token from them. A Backpack lets its Transformer
-choose only weights. What is weighted are sense vectors: k of them for each token of the vocabulary, the same
-in every text. So the logits are linear in the senses, and each sense can be read, and edited, on its own.
+choose only weights. It weights sense vectors: k for each id of the vocabulary, the same in every text. Given
+the weights, the logits are linear in the senses, so each sense can be read, and edited, on its own.
+
+B texts in a batch, T tokens in each, V rows of E (unused ones included), d = n_embd, k = n_sense; i and j are
+positions, l is a sense, all counted from 0. A token is an occurrence in a text, an id is a row of E. While
+generating, T counts the new positions and S all positions; otherwise S = T.
 
     code              paper           shape          meaning
     wte               E               (V, d)         token embeddings, tied: input, senses and output use them
-    Contextualizer    h, Eq. 11       (B, T, d)      a GPT-2 Transformer without its output layer
-    SenseNetwork      C, Eq. 10       (B, T, k, d)   the senses of each token; no position, no context
-    SenseWeights      alpha, Eq. 12   (B, k, T, T)   how much i takes of sense l of j, at [b, l, i, j]
+    contextualizer    h, Eq. 11       (B, T, d)      a GPT-2 Transformer without its output layer
+    senses            C, Eq. 10       (B, T, k, d)   the senses of each token; no position, no context
+    sense_weights     alpha, Eq. 12   (B, k, T, T)   at [b, l, i, j] the weight at i of sense l of token j
     weighted_sum      o, Eq. 2        (B, T, d)      o_i = sum_j sum_l alpha_lij C(x_j)_l
     project           Eq. 9           (B, T, V)      logits = o E^T
 
-The whole model is these five lines, as they stand in Backpack.plain:
+The whole model is these five lines; Backpack.plain has them:
 
     h = contextualizer(wte(idx))       Eq. 11
     C = senses(idx)                    Eq. 10
@@ -24,17 +28,13 @@ The whole model is these five lines, as they stand in Backpack.plain:
     o = weighted_sum(alpha, C)         Eq. 2
     logits = project(o)                Eq. 9
 
-A token is an occurrence in a text, an id is a row of E, a word is what people type. B texts in a batch, T
-tokens in each, V rows of E (padding included), d = n_embd, k = n_sense; i and j are positions, l is a sense,
-all counted from 0. With a Cache, T counts the new positions and S all positions; without one, S = T.
-
 At each position i the weights of one sense sum to one over the positions j <= i, so all weights together sum
 to k: positions compete for a sense, senses do not compete with each other.
 
 By hand (a test runs it), with k = 2, and d = 2 whose axes mean skateboard and health, for the text
-"trick sick": C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", a contextualizer that has
-seen the trick gives sense 0 of both tokens weight 1/2, and sense 1 of trick, which is empty, weight 1:
-o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
+"trick sick": C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", let sense 0 weigh 1/2 on
+both tokens, and sense 1 weigh 1 on trick, where it is empty, and 0 on sick: o = 1/2 (1, 0) + 1/2 (1, 0)
++ 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 
 import math
@@ -46,10 +46,10 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
 
-# An edit maps ids (B, S) and their senses C (B, S, k, d) to the senses to sum, and leaves C as it was.
+# An edit maps ids (B, S) and their senses C (B, S, k, d) to the senses to sum. It must not modify C in place.
 Edit = Callable[[Tensor, Tensor], Tensor]
 
-SIZES = {  # of the paper (section 4.1, Table 9)
+SIZES = {  # the paper's (section 4.1, Table 9)
     'micro': dict(n_layer=6, n_head=6, n_embd=384),
     'mini': dict(n_layer=8, n_head=8, n_embd=640),
     'small': dict(n_layer=12, n_head=12, n_embd=768)}
@@ -57,25 +57,24 @@ SIZES = {  # of the paper (section 4.1, Table 9)
 
 @dataclass
 class Config:
-    """Shape of a model. ValueError where n_embd cannot be divided into its heads."""
+    """Shape of a model. ValueError if n_head or n_sense does not divide n_embd."""
 
     block_size: int = 512    # longest text, in tokens
-    vocab_size: int = 50257  # V: rows of wte, padding included
-    n_vocab: int = 0         # ids the tokenizer knows; the rows above are padding (0: no padding)
+    vocab_size: int = 50257  # V: rows of wte, unused ones included
+    n_vocab: int = 0         # ids the tokenizer knows; the rows above are unused (0: all are used)
     n_layer: int = 12
     n_head: int = 12
     n_embd: int = 768        # d
     n_sense: int = 16        # k; 0 is the baseline Transformer
-    sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 * n_embd; Table 8: n_embd)
+    sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 * n_embd, as published; Table 8: n_embd)
     dropout: float = 0.0     # in the contextualizer only, so that an id has one set of senses
 
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
-        if self.n_embd % self.n_head:
-            raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
-        if self.n_sense and self.n_embd % self.n_sense:
-            raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_sense = {self.n_sense}')
+        for name in ('n_head', 'n_sense'):
+            if self.n_embd % (getattr(self, name) or 1):
+                raise ValueError(f'n_embd = {self.n_embd} is not divisible by {name} = {getattr(self, name)}')
 
 
 # -----------------------------------------------------------------------------
@@ -95,10 +94,10 @@ class MLP(nn.Module):
 
 
 class SenseNetwork(nn.Module):
-    """Eq. 10, C(x) = FF(E x): from the embedding E x of a token (.., d) to its k sense vectors (.., k, d).
+    """Eq. 10, C(x) = FF(E x): the embedding e = E x of a token (.., d) -> its k sense vectors (.., k, d).
 
-    Appendix A.1 calls the norm and residual before the second feed-forward layer an accident; the published
-    weights have them, so they are here. The published code has dropout in here too; this has none.
+    Appendix A.1 calls the norm and residual before the second feed-forward layer (ln_2 and r + ...) an
+    accident; the published weights have them. The published code has dropout in here too; this has none.
     """
 
     def __init__(self, config: Config):
@@ -110,8 +109,8 @@ class SenseNetwork(nn.Module):
         self.ln_2 = nn.LayerNorm(d)
         self.final_mlp = MLP(d, hidden, config.n_sense * d)
 
-    def forward(self, x: Tensor) -> Tensor:
-        r = x + self.ln_0(x)  # (.., d)
+    def forward(self, e: Tensor) -> Tensor:
+        r = e + self.ln_0(e)  # (.., d), sic: as the published weights need it
         r = r + self.mlp(self.ln_1(r))  # (.., d)
         return self.final_mlp(self.ln_2(r)).unflatten(-1, (self.n_sense, -1))  # (.., k*d) -> (.., k, d)
 
@@ -119,8 +118,7 @@ class SenseNetwork(nn.Module):
 class SenseWeights(nn.Module):
     """Eq. 12, alpha_l = softmax(query_l key_l^T / sqrt(d/k)), causal: h (B, T, d) -> alpha (B, k, T, T).
 
-    Attention without values, one head a sense. The scale and the bias are the published code's; the paper
-    prints neither.
+    Attention without values, one head per sense. The scale and the Linear's bias are the published code's.
     """
 
     def __init__(self, config: Config):
@@ -152,25 +150,23 @@ def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
-    """Eq. 2, o_i = sum_j sum_l alpha_lij C(x_j)_l: weights (B, k, T, S) and senses (B, S, k, d) -> (B, T, d).
-    The sum runs over position and sense together: one matrix product per text.
-    """
+    """Eq. 2: weights (B, k, T, S) and senses (B, S, k, d) -> o (B, T, d), one matrix product per text."""
     return torch.einsum('blij,bjld->bid', alpha, C)
 
 
 class Backpack(nn.Module):
-    """A Backpack Language Model, or with n_sense = 0 the Transformer it is compared with: the same class.
+    """A Backpack Language Model, or with n_sense = 0 the baseline Transformer, whose logits are project(h).
 
-    C is the one argument that says where the senses to sum come from, by default senses(idx). An edit is a
-    function (ids, C) -> C, so model(idx, C=edit(idx, model.senses(idx))) is the model under an edit, and
-    model(idx, C=table(idx)) takes them from a SenseTable. An edit that changes nothing changes no bit.
+    C= gives the senses to sum, by default senses(idx). An edit is a function (ids, C) -> C, so the model
+    under an edit is model(idx, C=edit(idx, model.senses(idx))); with the senses of a SenseTable it is
+    model(idx, C=table(idx)). An edit that changes nothing changes no bit. generate takes edit= and senses=.
     """
 
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.tokenizer: dict | None = None  # what the ids mean, for load_tokenizer: {'name': 'gpt2'}
-        self.trained_on: str | None = None  # the folder in data/ that a checkpoint names
+        self.tokenizer: dict | None = None  # what the ids mean, as {'name': 'gpt2'}
+        self.trained_on: str | None = None  # the folder in data/ it was trained on
         self.trained_tokens: int | None = None  # how many tokens of it the model has seen
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
@@ -187,7 +183,7 @@ class Backpack(nn.Module):
                 nn.init.normal_(c_proj.weight, std=0.02 / math.sqrt(2 * config.n_layer))
 
     def plain(self, idx: Tensor, C: Tensor | None = None) -> Tensor:
-        """The Backpack as the paper defines it: ids (B, T) -> logits (B, T, V). forward equals it, faster."""
+        """The Backpack as the paper defines it: ids (B, T) -> logits (B, T, V). forward is its fast form."""
         h = self.contextualizer(self.wte(idx))  # (B, T, d)          Eq. 11
         C = self.senses(idx) if C is None else C  # (B, T, k, d)     Eq. 10
         alpha = self.sense_weights(h)  # (B, k, T, T)                Eq. 12
@@ -197,8 +193,8 @@ class Backpack(nn.Module):
     def senses(self, ids: Tensor) -> Tensor:
         """Eq. 10: the sense vectors C of ids of any shape (..) -> (.., k, d).
 
-        Senses depend on the id alone, so those of each distinct id are computed once. A compiled graph cannot
-        have a shape that depends on the data: there it computes them for every token, or see DistinctIds.
+        Senses depend on the id alone, so those of each distinct id are computed once. Compiled, where shapes
+        may not depend on the data, those of every token are; DistinctIds avoids that.
         """
         if torch.compiler.is_compiling():
             return self.sense_network(self.wte(ids))
@@ -206,8 +202,8 @@ class Backpack(nn.Module):
         return self.senses_at(distinct, place)
 
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
-        """The senses of the ids distinct[place], those of distinct (n,) computed once: (..) -> (.., k, d)."""
-        rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
+        """Senses (.., k, d) of the ids distinct[place] (..); the network runs on distinct (n,) only."""
+        rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d); rows[place] has a slow backward
         return F.embedding(place, rows).unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
 
     def alpha(self, idx: Tensor) -> Tensor:
@@ -215,14 +211,14 @@ class Backpack(nn.Module):
         return self.sense_weights(self.contextualizer(self.wte(idx)))
 
     def project(self, v: Tensor) -> Tensor:
-        """Eq. 9: the logits v E^T of any vectors v (.., d) -> (.., V), padding included."""
+        """Eq. 9: the logits v E^T of any vectors v (.., d) -> (.., V), unused rows included."""
         return F.linear(v, self.wte.weight)
 
     def represent(self, idx: Tensor, C: Tensor | None = None, cache: 'Cache | None' = None) -> Tensor:
-        """Eq. 2 without its zero terms: the vectors o of the ids idx (B, T) -> (B, T, d); a Transformer's h.
+        """Eq. 2: the vectors o of the ids idx (B, T) -> (B, T, d); of a Transformer its h.
 
-        With a cache, idx are the tokens it has not read yet and C (B, S, k, d) covers all S positions.
-        ValueError: a text longer than block_size, or senses for a Transformer.
+        With a cache, idx are the tokens it has not read yet and C (B, S, k, d), then required, covers all S
+        positions. ValueError: a text longer than block_size, or senses for a Transformer.
         """
         if C is not None and not self.config.n_sense:
             raise ValueError('a Transformer has no senses to sum; take a Backpack (n_sense > 0)')
@@ -252,11 +248,11 @@ class Backpack(nn.Module):
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
                  edit: Edit | None = None, senses: Callable[[Tensor], Tensor] | None = None,
                  stop: int | None = None) -> Tensor:
-        """Continue the texts idx (B, T) by n ids: (B, T + n), or fewer once every text has had the id stop.
+        """Continue the texts idx (B, T) by n ids: (B, T + n), or fewer once all texts have drawn the id stop.
 
         temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit applies at each step;
-        senses maps new ids to their C in place of model.senses. Each token is read once, but past block_size
-        the last block_size // 2 tokens are read anew and those before them forgotten.
+        senses replaces model.senses, as a SenseTable can. Each token is read once, but past block_size the
+        last block_size // 2 tokens are read anew and those before them forgotten.
         """
         if edit is not None and not self.config.n_sense:
             raise ValueError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
@@ -272,7 +268,7 @@ class Backpack(nn.Module):
                 C = cache.extend('C', senses(new), dim=1)  # (B, S, k, d), kept as they are without the edit
                 C = C if edit is None else edit(text, C)
             o = self.represent(new, C, cache)[:, -1]  # (B, d)
-            logits = self.project(o)[:, :self.config.n_vocab]  # (B, V without padding)
+            logits = self.project(o)[:, :self.config.n_vocab]  # (B, n_vocab)
             drawn = torch.multinomial(next_token_probs(logits, temperature, top_k), 1)  # (B, 1)
             idx, ended = torch.cat([idx, drawn], dim=1), ended | (drawn == stop)  # (B, T + 1), (B, 1)
             if stop is not None and ended.all():
@@ -281,21 +277,20 @@ class Backpack(nn.Module):
 
     def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float]):
         """AdamW with weight decay on matrices, embeddings too, not on biases and norms."""
-        params = [p for p in self.parameters() if p.requires_grad]
-        groups = [{'params': [p for p in params if p.dim() >= 2], 'weight_decay': weight_decay},
-                  {'params': [p for p in params if p.dim() < 2], 'weight_decay': 0.0}]
+        groups = [{'params': [p for p in self.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
+                  {'params': [p for p in self.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
     def n_params(self) -> dict[str, int]:
-        """Parameters of the contextualizer (with wte and SenseWeights), of the sense network, of both."""
+        """Parameters of the contextualizer (with wte and SenseWeights), of the sense network, in total."""
         total = sum(p.numel() for p in self.parameters())
         senses = sum(p.numel() for p in self.sense_network.parameters()) if self.config.n_sense else 0
         return {'contextualizer': total - senses, 'senses': senses, 'total': total}
 
     def flops_per_token(self, distinct: float = 1.0) -> float:
         """Floating point operations to train on one token of a text of block_size tokens: a multiplication
-        and an addition per weight, three times (forward, backward to weights, backward to inputs). Attention,
-        Eq. 2 and 12 count in full, masked or not; distinct is the share of tokens whose senses are computed.
+        and an addition per weight, three times (forward, backward to weights, backward to inputs). Attention
+        and Eqs. 2, 12 count in full; distinct is the share of tokens whose senses are computed.
         """
         c = self.config
         matrices = sum(m.weight.numel() * (distinct if name.startswith('sense_network.') else 1)
@@ -314,7 +309,7 @@ def from_pretrained(source: str) -> Backpack:
 
 def next_token_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
     """Logits (B, V) -> the probabilities (B, V) to draw from; temperature 0: all on the likeliest id."""
-    if temperature < 1e-30:  # float32 cannot divide by it
+    if temperature < 1e-30:  # 0, or nearly
         return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # shifted: no overflow
     if top_k is not None:
@@ -333,10 +328,10 @@ class Cache:
     """
 
     def __init__(self, capacity: int):
-        self.capacity, self.length, self.kept = capacity, 0, {}  # positions at most, and so far; tensors
+        self.capacity, self.length, self.kept = capacity, 0, {}  # positions at most, and read; tensors
 
     def extend(self, name: object, new: Tensor, dim: int) -> Tensor:
-        """Append new, T long along dim, to what is kept under a name; returns all of it, S long along dim."""
+        """Append new, T long along dim, to what is kept under a name; all of it (represent counts length)."""
         T = new.shape[dim]
         if name not in self.kept:
             self.kept[name] = new.new_empty(*new.shape[:dim], self.capacity, *new.shape[dim + 1:])
@@ -360,8 +355,8 @@ class CausalSelfAttention(nn.Module):
             k, v = cache.extend((self, 'k'), k, dim=2), cache.extend((self, 'v'), v, dim=2)
         dropout, is_causal = self.dropout if self.training else 0.0, q.shape[2] == k.shape[2]
         assert is_causal or q.shape[2] == 1  # a single new token sees all positions
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=is_causal)  # as q
-        return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, d)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=is_causal)
+        return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, n_head, T, d/n_head) -> (B, T, d)
 
 
 class Block(nn.Module):
@@ -381,7 +376,7 @@ class Block(nn.Module):
 
 
 class Contextualizer(nn.Module):
-    """Eq. 11, h = Transformer(E x): embeddings (B, T, d) -> vectors h that know the text so far (B, T, d)."""
+    """Eq. 11, h = Transformer(E x): embeddings (B, T, d) -> contextual vectors h (B, T, d)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -403,11 +398,11 @@ class Contextualizer(nn.Module):
 
 
 # -----------------------------------------------------------------------------
-# Fast forms. Each names its plain form; a test holds values and gradients of the two equal.
+# Fast forms. Each names its plain form; a test checks that the two agree, in gradients too.
 
 
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
-    """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d). Saves nearly half the work in long
+    """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d). Saves up to half the work in long
     texts: the weights of a block of positions on what comes after the block are zero, and not computed.
     """
     T, S = query.shape[2], key.shape[2]
@@ -429,7 +424,7 @@ class DistinctIds(nn.Module):
         self.model = model
 
     def forward(self, idx: Tensor, targets: Tensor, distinct: Tensor, place: Tensor) -> Tensor:
-        """The loss for idx and targets (B, T), where distinct (n,) at place (B, T) is idx."""
+        """The loss for idx and targets (B, T), where idx is distinct[place], (n,) at (B, T)."""
         C = self.model.senses_at(distinct, place) if self.model.config.n_sense else None  # (B, T, k, d)
         return self.model(idx, targets, C=C)
 
@@ -441,27 +436,27 @@ class SenseTable:
 
     @torch.no_grad()
     def __init__(self, model: Backpack, dtype: torch.dtype | None = None):
-        ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V without padding,)
+        ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (n_vocab,)
         self.n_sense, self.dtype = model.config.n_sense, model.wte.weight.dtype
         chunks = (model.senses(some).flatten(1) for some in ids.split(1024))  # (up to 1024, k*d) each
-        self.rows = torch.cat([chunk.to(dtype or self.dtype) for chunk in chunks])  # (V, k*d)
+        self.rows = torch.cat([chunk.to(dtype or self.dtype) for chunk in chunks])  # (n_vocab, k*d)
 
     def __call__(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.rows).to(self.dtype).unflatten(-1, (self.n_sense, -1))  # (.., k, d)
 
 
-LOGITS_IN_MEMORY = 1 << 28  # that ProjectedLoss makes at a time: 1 GiB in float32, and a second one beside it
+LOGITS_IN_MEMORY = 1 << 28  # per chunk in ProjectedLoss: 1 GiB in float32, up to three times at once
 
 
 class ProjectedLoss(torch.autograd.Function):
     """Plain form: F.cross_entropy(v @ E.T, targets, ignore_index=-1), for vectors v (n, d) and targets (n,).
-    All logits (n, V) would be the largest tensor of a training run: these are made some at a time. As the
+    All logits (n, V) would be the largest tensor of a training run, so they are made in chunks. As the
     gradient of a logit is its probability, minus 1 for the target, the forward pass makes both gradients.
     """
 
     @staticmethod
     def forward(ctx, v: Tensor, E: Tensor, targets: Tensor, need_grad: bool) -> Tensor:
-        """The mean loss (); under autocast the matrix products are in its number format, the rest is not."""
+        """The mean loss (). need_grad: grad mode is always off in here. Only products are autocast."""
         n, size = (targets != -1).sum(), max(1, LOGITS_IN_MEMORY // len(E))
         total, grad_v, grad_E = v.new_zeros((), dtype=E.dtype), [], torch.zeros_like(E) if need_grad else None
         ids = torch.arange(len(E), device=E.device)  # (V,)
@@ -480,6 +475,6 @@ class ProjectedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:
-        """The gradients made in the forward pass, times that of the loss."""
+        """The gradients made in the forward pass."""
         grad_v, grad_E = ctx.saved_tensors
         return grad * grad_v, grad * grad_E, None, None

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rucksack.common import Parser, UserError, lock_folder, number, run_cli, sync
+from rucksack.common import Parser, UserError, lock_folder, number, one_line, run_cli, sync
 from rucksack.data import DATA_NAME, GPT2, encode, load_tokenizer, read_meta, token_dtype, verify
 from rucksack.toy import toy_stories, toy_tokenizer
 
@@ -41,50 +41,51 @@ def builder_of(path: str) -> str | None:
 
 
 def rows_of_tar(path: str, file=None) -> Iterator[dict]:
-    """The .txt in a tar, and in .xz tars inside it, as OpenWebText has them; white space as published there."""
+    """The .txt in a tar, and in .xz tars inside it as OpenWebText has them; white space as published."""
     with tarfile.open(path, 'r|*', file) as tar:
         for member in tar:
             if member.name.endswith('.txt'):
-                text = tar.extractfile(member).read().decode()
-                yield {'text': re.sub(r'\n{3,}', '\n\n', text).strip()}
+                yield {'text': re.sub(r'\n{3,}', '\n\n', tar.extractfile(member).read().decode()).strip()}
             elif member.name.endswith('.xz'):
                 yield from rows_of_tar(path, tar.extractfile(member))
 
 
-def read_file(path: str, cache: dict):
+def read_file(path: str, builder: str, cache: dict):
     """The documents of a file: a datasets.Dataset with one column, text, kept on disk."""
     import datasets
-    builder = builder_of(path)
     try:
         if builder == 'tar':
             return datasets.Dataset.from_generator(rows_of_tar, gen_kwargs={'path': path}, **cache)
         file = datasets.DownloadManager(download_config=datasets.DownloadConfig(**cache)).extract(path)
         how = {'sample_by': 'document'} if builder == 'text' else {}
         rows = datasets.load_dataset(builder, data_files=glob.escape(file), split='train', **how, **cache)
-    except Exception as error:  # of many kinds, most of them the cause of datasets' own
-        raise UserError(f'{path} cannot be read ({error.__cause__ or error!r:.300}); give {FORMATS}')
+        rows.data.validate(full=True)  # UTF-8 too, which not every builder checks
+    except Exception as error:
+        cause = error.__cause__ or error  # errors of the system, as of a full disk, are not about the file
+        raise cause if getattr(cause, 'errno', 0) else UserError(
+            f'{path} cannot be read ({one_line(cause)}); give {FORMATS}')
     if getattr(rows.features.get('text'), 'dtype', None) not in ('string', 'large_string', 'null'):
         raise UserError(f'{path} has no field or column "text" of strings')
     return rows.select_columns('text')
 
 
 def openwebtext_files(subsets: int | None) -> list[str]:
-    """Local copies of the Hub's files: Parquet if it is all there, else archives (datasets refuses scripts)."""
-    import huggingface_hub
-    repo = {'repo_id': 'Skylion007/openwebtext', 'repo_type': 'dataset'}
+    """Local copies of the Hub's files: its Parquet if all is there, else the archives its script read."""
+    import huggingface_hub as hub
+    repo = 'Skylion007/openwebtext'
     try:
-        names = [] if subsets else sorted(huggingface_hub.HfApi().list_repo_files(**repo))
+        names = sorted(file.rfilename for file in hub.HfApi().dataset_info(repo).siblings)
         names = [name for name in names if name.endswith('.parquet')]
-        if not names or not names[-1].endswith(f'-of-{len(names):05d}.parquet'):
+        if subsets or not any(name.endswith(f'-of-{len(names):05d}.parquet') for name in names):
             names = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(subsets or 21)]
-        return [huggingface_hub.hf_hub_download(filename=name, **repo) for name in names]
+        return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in names]
     except Exception as error:  # the Hub's client and its HTTP library raise a dozen kinds without a network
         raise UserError(f'OpenWebText cannot be fetched ({type(error).__name__}); connect, or give archives: '
                         'python prepare.py openwebtext --text urlsf_subset*.tar')
 
 
 def end_with_parent(_) -> None:
-    """Leave Ctrl-C to the parent, and end when it ends: otherwise this process would go on and keep its lock."""
+    """Leave Ctrl-C to the parent and end when it ends, rather than go on and keep the lock on its folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -118,7 +119,7 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     files, cache = args.text or openwebtext_files(args.subsets), {'cache_dir': str(folder / 'cache')}
-    parts = [read_file(path, cache) for path in files + args.val]
+    parts = [read_file(path, builder_of(path), cache) for path in files + args.val]
     if any(part.features != parts[0].features for part in parts):
         parts = [part.cast(datasets.Features(text=datasets.Value('large_string'))) for part in parts]
     rows = datasets.concatenate_datasets(parts)
@@ -129,10 +130,10 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     features = datasets.Features(ids=datasets.List(datasets.Value(dtype)), n=datasets.Value('int64'))
     rows = rows.map(encode_row, features=features, remove_columns='text', writer_batch_size=100,
                     num_proc=None if args.num_proc == 1 else args.num_proc, desc='Encoding')
-    n, order, n_text = np.array(rows['n']), np.arange(len(rows)), sum(map(len, parts[:len(files)]))
+    n, order = np.array(rows['n'][:]), np.arange(len(rows))
     filled, share = np.flatnonzero(n), 0.0005 if args.name == 'openwebtext' else 0.01
     chosen = np.random.default_rng(args.seed).permutation(filled)[:max(1, round(share * len(filled)))]
-    held = order >= n_text if args.val else np.isin(order, chosen)
+    held = order >= sum(map(len, parts[:len(files)])) if args.val else np.isin(order, chosen)
     batches = ((batch['ids'].combine_chunks().flatten().to_numpy(), np.repeat(held[i:i + 100], n[i:i + 100]))
                for i, batch in zip(order[::100], rows.with_format('arrow').iter(100)))
     return {'tokenizer': GPT2, 'documents': len(filled), **write_bins(folder, batches)}
@@ -153,9 +154,8 @@ def write_toy(folder: Path, seed: int, n_train: int = 60_000, n_val: int = 4_000
 
 def command_of(args: argparse.Namespace) -> dict:
     """What the bins depend on: the same command on the same files makes the same."""
-    stats = [(os.path.realpath(path), os.stat(path)) for path in args.text + args.val]
-    return {'name': args.name, 'files': [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats],
-            'val': len(args.val), 'subsets': args.subsets, 'seed': args.seed}
+    files = [[os.path.realpath(f), os.stat(f).st_size, os.stat(f).st_mtime_ns] for f in args.text + args.val]
+    return dict(name=args.name, files=files, val=len(args.val), subsets=args.subsets, seed=args.seed)
 
 
 def already_made(folder: Path, args: argparse.Namespace) -> bool:
@@ -168,9 +168,11 @@ def already_made(folder: Path, args: argparse.Namespace) -> bool:
     return True
 
 
-def prepare(folder: Path, args: argparse.Namespace) -> None:
-    """Make data/NAME in a locked folder beside it, which gets that name when complete; print what was made."""
-    partial = folder.with_name(f'.{folder.name}.partial')
+def prepare(args: argparse.Namespace) -> None:
+    """Make data/NAME in a locked folder beside it that gets this name when complete; print what was made."""
+    folder, partial = Path('data', args.name), Path('data', f'.{args.name}.partial')
+    if already_made(folder, args):
+        return
     partial.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(partial, busy := f'another prepare.py is making {folder}; wait for it')
     if not os.path.samestat(os.fstat(lock), os.stat(partial)):  # that one has renamed it since
@@ -216,24 +218,17 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not re.fullmatch(DATA_NAME, args.name) or '/' in args.name:
         parser.error(f'NAME is {args.name!r}; it takes letters, digits, _, - and .')
-    if args.name == 'toy' and (args.text or args.val):
-        parser.error('toy makes its own text; give your files another NAME')
-    if args.name not in ('toy', 'openwebtext') and not (args.text or args.check):
-        parser.error(f'NAME is {args.name!r}; without --text FILE it can be toy or openwebtext')
-    for path in args.text + args.val:
-        if not os.path.isfile(path) or not builder_of(path):
-            parser.error(f'{path} is no file that prepare.py reads: {FORMATS}')
+    if args.name != 'openwebtext' and not args.check and (args.name == 'toy') == bool(args.text):
+        parser.error(f'NAME is {args.name!r}; toy takes no --text FILE, any other but openwebtext needs it')
+    if other := [path for path in args.text + args.val if not os.path.isfile(path) or not builder_of(path)]:
+        parser.error(f'{other[0]} is not a file, or not one of those it reads: {FORMATS}')
     return args
 
 
 def run(argv: list[str]) -> None:
     """Make data/NAME, or check it."""
     args = parse_args(argv)
-    folder = Path('data', args.name)
-    if args.check:
-        verify(folder)
-    elif not already_made(folder, args):
-        prepare(folder, args)
+    verify(Path('data', args.name)) if args.check else prepare(args)
 
 
 def main(argv: list[str]) -> None:

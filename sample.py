@@ -31,10 +31,6 @@ from rucksack.table import Subject, Table, load, needs_senses, write_json
 SEVERAL = dict(nargs='+', action='extend', default=[])  # a flag that takes several values, and repeats
 
 
-# -----------------------------------------------------------------------------
-# The command line.
-
-
 def make_parser() -> Parser:
     """The flags, in groups: the model and its text, what looks, what explains, what edits."""
     parser = group = Parser(prog='sample.py', description=__doc__.splitlines()[0])
@@ -128,10 +124,6 @@ def edit_from(args: argparse.Namespace, s: Subject, prompt: list[int]) -> tuple[
     return (senses.compose(edits) if edits else None), lines
 
 
-# -----------------------------------------------------------------------------
-# Look.
-
-
 def pairs(s: Subject, ids: Tensor, scores: Tensor) -> list[list]:
     """[word, score] for each of the ids and scores (n,); a long word is cut."""
     names = [shown(s.encoding, v) for v in ids.tolist()]
@@ -198,10 +190,6 @@ def similar(s: Subject, word: str, own: int) -> Table:
                  '(Eq. 14)', {'sense': '', **pair_columns(n - 1)}, lines, clip=True)
 
 
-# -----------------------------------------------------------------------------
-# Explain.
-
-
 def next_words(s: Subject, title: str, columns: dict[str, Tensor]) -> Table:
     """The likeliest next words under several edits side by side, with bars for the first and the last."""
     probs = list(columns.values())  # (V,) each
@@ -259,10 +247,6 @@ def weights(s: Subject, which: str, idx: Tensor) -> Table:
              for j, t in enumerate(idx[0].tolist())]
     return Table('The weights alpha of the tokens for the next one; a full block is 1, each column sums to 1',
                  {'token': '', **blocks}, lines)
-
-
-# -----------------------------------------------------------------------------
-# Write.
 
 
 def print_samples(s: Subject, idx: Tensor, args: argparse.Namespace, edit: Edit | None, title: str) -> None:

@@ -113,10 +113,6 @@ def parse_args(argv: list[str]) -> Settings:
     return s
 
 
-# -----------------------------------------------------------------------------
-# The loop.
-
-
 def learning_rate_at(step: int, s: Settings) -> float:
     """Linear warmup, then linear decay to min_lr; steps count from 0."""
     last = s.lr_decay_iters or s.max_iters

@@ -1,4 +1,8 @@
-"""Tokenizers, the folders that prepare.py makes, and the batches of a training step."""
+"""Tokenizers, the folders that prepare.py makes, and the batches of a training step.
+
+A description, a dictionary of plain values, stands for a tokenizer in meta.json and in checkpoints. The batch
+of a step is a pure function of (seed, step). What a file says is checked before it is believed.
+"""
 
 import hashlib
 import json
@@ -15,9 +19,6 @@ from torch.nn import functional as F
 
 from rucksack.common import UserError
 from rucksack.toy import TOY_PATTERN
-
-# -----------------------------------------------------------------------------
-# Tokenizers. A description, a dictionary of plain values, stands for one in meta.json and in checkpoints.
 
 GPT2, GPT2_VOCAB = {'name': 'gpt2'}, 50257
 PIECE = 1 << 16  # characters that tiktoken gets at a time
@@ -81,10 +82,6 @@ def pieces_of(text: str) -> Iterator[str]:
 def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
     """The ids of a text of any length, special tokens as plain text."""
     return [i for piece in pieces_of(text) for i in encoding.encode_ordinary(piece)]
-
-
-# -----------------------------------------------------------------------------
-# Data folders. What a file says is checked before it is believed.
 
 DATA_NAME = r'(?!.*\.\.)\w[\w./-]*'  # of a folder in data/, never outside it
 
@@ -151,10 +148,6 @@ def verify(folder: Path) -> None:
     for name in ('train', 'val'):
         ids = read_bin(folder, name, read_meta(folder), checksum=True)
         print(f'{folder / name}.bin: {len(ids):,} tokens, the checksum is right')
-
-
-# -----------------------------------------------------------------------------
-# Batches: that of a step is a pure function of (seed, step).
 
 
 class TokenDataset:

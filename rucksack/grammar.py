@@ -17,10 +17,6 @@ PROMPT = 'When the nurse came into the room,'
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
 
 
-# -----------------------------------------------------------------------------
-# Words.
-
-
 def shown(encoding: tiktoken.Encoding, token: int) -> str:
     """An id as it can stand in a table: the quotes show its space, control characters are written out."""
     return repr(encoding.decode_single_token_bytes(token).decode('utf-8', errors='replace'))
@@ -70,10 +66,6 @@ def bag_of_words(encoding: tiktoken.Encoding, words: list[str]) -> list[int]:
                             + f', or a topic of Table 10: {", ".join(near)}' * bool(near))
         bag += ids
     return sorted(set(bag))
-
-
-# -----------------------------------------------------------------------------
-# Senses and edits.
 
 
 def sense_numbers(text: str, n_sense: int) -> list[int]:
@@ -137,10 +129,6 @@ def parse_strength(text: str) -> tuple[float, ...]:
     if not re.fullmatch(rf'{NUMBER}(,{NUMBER}){{3}}', text):
         raise UserError(f'strength {text!r} is neither 0, 1, 2 or 3 nor four numbers, as 3.3,3.3,3,1')
     return tuple(map(float, text.split(',')))
-
-
-# -----------------------------------------------------------------------------
-# Prompts.
 
 
 def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> tuple[list[int], list[str]]:

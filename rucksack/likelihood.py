@@ -21,8 +21,8 @@ PAPER = {  # Table 2: perplexity on OpenWebText, LAMBADA; accuracy on LAMBADA; p
     'Backpack-Micro': (31.5, 110, 24.7, 71.5, 75.6), 'Transformer-Micro': (34.4, 201, 21.3, 79.5, 77.8),
     'Backpack-Mini': (23.5, 42.7, 31.6, 49.0, 76.2), 'Transformer-Mini': (24.5, 58.8, 29.7, 52.8, 80.4),
     'Backpack-Small': (20.1, 26.5, 37.5, 40.9, 76.3), 'Transformer-Small': (20.2, 32.7, 34.9, 42.2, 81.9)}
-PAPER_ABLATION = (1, 74.3, 72.7, 38.5), (4, 75.6, 72.7, 29.3), (16, 80.5, 72.7, 26.0), (64, 100.2, 72.7, 24)
-SOURCES = {  # benchmark -> name on the Hub, config (None: all), split, columns; its files, and how to get them
+PAPER_SENSES = (1, 74.3, 72.7, 38.5), (4, 75.6, 72.7, 29.3), (16, 80.5, 72.7, 26.0), (64, 100.2, 72.7, 24.0)
+SOURCES = {  # benchmark -> name on the Hub, config (None: all), split, columns; its files; how to get them
     'LAMBADA': ('EleutherAI/lambada_openai', 'default', 'test', ['text'], r'lambada_test.*\.jsonl$',
                 'curl -O https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'),
     'WikiText': ('EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test', ['page'],
@@ -30,7 +30,6 @@ SOURCES = {  # benchmark -> name on the Hub, config (None: all), split, columns;
                  'main/wikitext-2-raw-v1.zip, unzip it'),
     'BLiMP': ('nyu-mll/blimp', None, 'train', ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad'],
               r'blimp.*\.(jsonl|tar.*)$', 'git clone https://github.com/alexwarstadt/blimp')}
-TITLE = r'[ \t]*= (?!=).* =[ \t]*$'  # the line " = Title = ", with which an article of WikiText begins
 DETOKENIZE = [  # rules of the EleutherAI harness (wikitext, version 1), in order; one more never applies
     (r"s '", "s'"), (r' @([-,.])@ ', r'\1'), *((f' [{mark}] ', f'{mark} ') for mark in ':;.!?,'),
     (r'\(\s*([^)]*?)\s*\)', r'(\1)'), (r'\[\s*([^\]]*?)\s*\]', r'[\1]'), (r'{\s*([^}]*?)\s*}', r'{\1}'),
@@ -86,16 +85,16 @@ def perplexity(logp: Tensor, n: int) -> float:
 
 
 def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Path]:
-    """The ids in val.bin of the folder --data, or in the .bin that it is, and the path; without --data, and in
-    eval.py all where it has none, those of the data that the model was trained on.
+    """The ids in val.bin of the folder --data, or in the .bin that it is, and the path; without --data, or in
+    eval.py all where that has none, those of the data that the model was trained on.
     """
-    names = [args.data] if args.data and args.table != 'all' else [args.data, subject.model.trained_on]
+    names = [args.data, subject.model.trained_on][:1 if args.data and args.table != 'all' else 2]
     paths = [parent / name for name in names if name for parent in (Path('data'), Path())]
     paths = [path if path.suffix == '.bin' else path / 'val.bin' for path in paths]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        raise Missing(f'no held-out text for {subject.name} at {" or ".join(map(str, paths)) or "hand"}; make '
-                      'it with prepare.py, or name a folder by --data')
+        raise Missing(f'no held-out text for {subject.name} at {" or ".join(map(str, paths)) or "hand"}; '
+                      'make some with prepare.py, or name a folder by --data')
     meta = read_meta(path.parent)
     ids = read_bin(path.parent, path.stem, meta)
     if meta['tokenizer'] != subject.model.tokenizer or not len(ids):
@@ -103,25 +102,23 @@ def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Pat
     return ids.tolist(), path
 
 
-def loss_of(subject: Subject, ids: list[int]) -> float:
+def loss_of(s: Subject, ids: list[int]) -> float:
     """Perplexity in blocks of block_size tokens, each after the one token before it."""
-    blocks = windows(ids, subject.eot, subject.model.config.block_size, look_back=False)
-    return perplexity(score(subject, blocks, f'loss of {subject.name}')[0], len(ids))
+    blocks = windows(ids, s.eot, s.model.config.block_size, look_back=False)
+    return perplexity(score(s, blocks, f'loss of {s.name}')[0], len(ids))
 
 
 def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 2, perplexity on held-out text."""
     texts = [held_out(s, args) for s in subjects]
     rows = [[str(s), loss_of(s, ids), len(ids)] for s, (ids, _) in zip(subjects, texts)]
-    paths = ', '.join(dict.fromkeys(str(path) for _, path in texts))
-    return Table(f'Loss (Table 2): {paths} in blocks, every token once', {
+    return Table('Loss (Table 2) on all of ' + ', '.join(dict.fromkeys(str(path) for _, path in texts)), {
         '': '', 'perplexity': '.3f', 'tokens': ','}, rows + [[*row, None] for row in paper_rows(subjects, 0)])
 
 
 def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 8: the runs named, or those in out/ that differ from --from in the number of senses alone."""
-    names = args.runs or [path.parent for path in Path('out').glob('*/ckpt.pt')]
-    runs = [load(name, args.device) for name in names]
+    runs = [load(name, args.device) for name in args.runs or Path('out').glob('*/ckpt.pt')]
     if not args.runs:
         own = subjects[0].model
         runs = [s for s in runs if s.kind == 'Backpack' and s.model.trained_on == own.trained_on
@@ -131,10 +128,10 @@ def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         raise Missing('it takes runs with the same data and different --n_sense; train them, or name --data')
     for s, (ids, _) in sorted(zip(runs, texts), key=lambda pair: pair[0].model.config.n_sense):
         c, n, seen = s.model.config, s.model.n_params(), s.model.trained_tokens
-        rows.append([s.name, c.n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6,
+        rows.append([s.name.removesuffix('/ckpt.pt'), c.n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6,
                      seen and seen / 1e6, loss_of(s, ids)])
     if (c.n_layer, c.n_embd, c.sense_hidden, c.n_vocab) == (8, 640, 640, 50257):
-        rows += [[f"the paper's Mini, k = {k}", k, *n, 26214.4, loss] for k, *n, loss in PAPER_ABLATION]
+        rows += [[f"the paper's Mini, k = {k}", k, *n, 26214.4, loss] for k, *n, loss in PAPER_SENSES]
     return Table(f'The number of senses (Table 8): perplexity on {texts[0][1]}, and the tokens trained on', {
         '': '', 'senses': 'd', 'parameters, M': '.2f', 'contextual, M': '.2f', 'tokens, M': ',.1f',
         'perplexity': '.3f'}, rows)
@@ -146,21 +143,22 @@ def benchmark(what: str, subject: Subject, args: argparse.Namespace) -> list[tup
     files = [Path(args.data)] if args.data else []
     if files and (args.table == 'all' or not files[0].is_file()):
         files = [path for path in sorted([*files, *files[0].rglob('*')]) if re.search(pattern, str(path))]
-    if not files and subject.is_toy:
+    source = files[0] if files else args.data if args.data and args.table != 'all' else name
+    if source == name and subject.is_toy:
         raise Missing(f'{what} is English, and {subject.name} knows the toy world alone')
     try:
-        if files:
-            rows = [row for path in files if path.parent == files[0].parent for row in read(path)]
-        else:
+        if source == name:
             import datasets
             configs = [config] if config else datasets.get_dataset_config_names(name)
             rows = [row for config in configs for row in datasets.load_dataset(name, config, split=split)]
+        else:
+            rows = [row for path in files if path.parent == files[0].parent for row in read(path)]
         if not rows:
-            raise ValueError('it is empty')
+            raise ValueError('there is none')
         return [tuple(row[column] for column in columns) for row in rows]
     except Exception as error:  # damaged archives, the Hub's client and its HTTP library raise a dozen kinds
-        raise (UserError if files else Missing)(f'{files[0] if files else name} cannot be read as {what} '
-                                                f'({one_line(error)}); {command} and name it by --data')
+        raise (UserError if files else Missing)(f'{what} cannot be read from {source} ({one_line(error)}); '
+                                                f'run {command} and name the file or a folder by --data')
 
 
 def read(path: Path) -> list[dict]:
@@ -171,8 +169,8 @@ def read(path: Path) -> list[dict]:
         with tarfile.open(path) as tar:
             lines = [line for file in tar if file.name.endswith('.jsonl') for line in tar.extractfile(file)]
     else:
-        pages = re.split(rf'\n(?={TITLE})', path.read_text('utf-8-sig'), flags=re.M)
-        return [{'page': page} for page in pages if re.match(TITLE, page, re.M)]
+        pages = re.split(r'\n(?=[ \t]*= (?!=).* =[ \t]*$)', path.read_text('utf-8-sig'), flags=re.M)
+        return [{'page': page} for page in pages if page.lstrip().startswith('= ')]  # " = Title = "
     return [json.loads(line) for line in lines if line.strip()]
 
 
@@ -209,12 +207,14 @@ def blimp_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     for i, row in enumerate(rows):
         paradigms.setdefault(row[:2], []).append(i)  # (phenomenon, paradigm) -> its rows
     for s in subjects:
-        logp, _ = score(s, [([s.eot], s.encode(text)) for row in rows for text in row[2:]], f'BLiMP, {s.name}')
-        right = 100 * (logp[0::2] > logp[1::2]).double()  # (rows,)
+        pairs = [([s.eot], s.encode(text)) for row in rows for text in row[2:]]  # good, bad, good ..
+        logp, _ = score(s, pairs, f'BLiMP, {s.name}')
+        right = 100 * (logp[0::2] > logp[1::2]).double()
         columns.append({key: right[places].mean().item() for key, places in paradigms.items()})
     groups = {label: [key for key in paradigms if key[0] == label] for label, _ in sorted(paradigms)}
+    groups['mean of all'] = paradigms
     table = [[f'{label} ({len(keys)})', *(sum(column[key] for key in keys) / len(keys) for column in columns)]
-             for label, keys in (*groups.items(), ('mean of all', paradigms))]
+             for label, keys in groups.items()]
     return Table(f'BLiMP (Table 2): % of {len(rows):,} pairs whose good sentence is likelier, means over (n) '
                  'paradigms', {'': '', **{str(s): '.1f' for s in subjects}}, table,
                  [f'{name}: {number}' for name, number in paper_rows(subjects, 4)])

@@ -31,43 +31,36 @@ class LinearizedPrediction:
         next            (N,)                 the next ids that have a column each, likely ones first
         base, parts     (N+M,), (U, k, N+M)  logits at w = 1, and what each sense adds to them
 
-    A vocabulary larger than columns has M columns for groups of its other ids, those that move alike at
-    random weights. A group is like one id: its base is the log-sum-exp of theirs, its parts are the means
-    of theirs, weighted by probability. So its mass is right at w = 1, and its derivative too.
+    A vocabulary larger than columns has M columns for groups of its other ids. A group is like one id: its
+    base is the log-sum-exp of theirs, its parts are the means of theirs, weighted by probability. So its mass
+    is right at w = 1, and its derivative too.
     """
 
     @torch.no_grad()
     def __init__(self, model: Backpack, ids: list[int], columns: int):
-        self.model, idx = model, torch.tensor([ids], device=model.wte.weight.device)  # (1, T)
-        E = model.wte.weight[:model.config.n_vocab]  # (V, d)
+        idx, E = torch.tensor([ids], device=model.wte.weight.device), model.wte.weight[:model.config.n_vocab]
         self.ids, self.place = idx[0].unique(return_inverse=True)  # (U,), (T,)
-        self.alpha, self.C = model.alpha(idx)[0, :, -1].T, model.senses(self.ids)  # (T, k), (U, k, d)
-        self.taken = torch.zeros_like(self.C[..., 0]).index_add(0, self.place, self.alpha)  # (U, k)
-        adds = self.taken[..., None] * self.C  # (U, k, d)
+        self.alpha, C = model.alpha(idx)[0, :, -1].T, model.senses(self.ids)  # (T, k), (U, k, d)
+        self.taken = torch.zeros_like(C[..., 0]).index_add(0, self.place, self.alpha)  # (U, k)
+        adds = self.taken[..., None] * C  # (U, k, d)
         logits = E @ adds.sum((0, 1))  # (V,)
-        random = torch.einsum('nul,uld->nd', self.random_weights(64, seed=0), adds) @ E.T  # (64, V)
-        order = torch.cat([logits[None], random]).softmax(-1).amax(0).argsort(descending=True)  # (V,)
+        generator = torch.Generator().manual_seed(0)
+        random = 2 * torch.rand(64, *self.taken.shape, generator=generator).to(adds)  # (64, U, k)
+        moved = torch.einsum('nul,uld->nd', random, adds) @ E.T  # (64, V): logits at random weights
+        order = torch.cat([logits[None], moved]).softmax(-1).amax(0).argsort(descending=True)  # (V,)
         groups = min(256, columns // 2) if columns < len(E) else 0
         self.next, others = order[:columns - groups], order[columns - groups:]  # (N,), (V - N,)
         self.base, vectors = logits[self.next], E[self.next]  # (N,), (N, d)
-        if groups:
-            moves = (random - random.mean(0))[:, others].T  # (V - N, 64)
-            seeds = moves[torch.randperm(len(others), generator=torch.Generator().manual_seed(0))[:groups]]
-            group = torch.cdist(moves, seeds).argmin(1)  # (V - N,), of M
+        if groups:  # of ids that move alike
+            moves = (moved - moved.mean(0))[:, others].T  # (V - N, 64)
+            seeds = moves[torch.randperm(len(others), generator=generator)[:groups]]
+            group = torch.cdist(moves, seeds).argmin(1)  # (V - N,), each one of M
             p = logits[others].softmax(0)  # (V - N,)
             mass = p.new_zeros(groups).index_add(0, group, p).clamp(min=1e-38)  # (M,)
             sums = E.new_zeros(groups, E.shape[1]).index_add(0, group, p[:, None] * E[others])  # (M, d)
             self.base = torch.cat([self.base, mass.log() + logits[others].logsumexp(0)])  # (N+M,)
             vectors = torch.cat([vectors, sums / mass[:, None]])  # (N+M, d)
         self.parts = adds @ vectors.T  # (U, k, N+M)
-
-    def random_weights(self, n: int, seed: int) -> Tensor:
-        """Weights from 0 to 2, (n, U, k): by turns of about four senses, the others at 1, and of all."""
-        generator, shape = torch.Generator().manual_seed(seed), (n, *self.taken.shape)
-        weights = 2 * torch.rand(shape, generator=generator)
-        few = torch.rand(shape, generator=generator) * self.taken.numel() < 4
-        weights[::2] = weights[::2].where(few[::2], 1)
-        return weights.to(self.taken)
 
 
 def written(encoding: tiktoken.Encoding, token: int) -> str:

@@ -51,16 +51,15 @@ def from_pretrained(source: str | Path) -> Backpack:
 
 def download(name: str) -> Path:
     """Fetch the files of a repository from the Hugging Face Hub, once; the folder of its cache with them."""
-    from huggingface_hub import snapshot_download  # comes with datasets
+    from huggingface_hub import model_info, snapshot_download, try_to_load_from_cache  # comes with datasets
     try:
-        return Path(snapshot_download(name, allow_patterns=list(PUBLISHED)))
+        cached = all(isinstance(try_to_load_from_cache(name, file), str) for file in PUBLISHED[:2])
+        if not cached:  # one question, since snapshot_download would wait for ever behind a firewall
+            model_info(name, timeout=10)
+        return Path(snapshot_download(name, allow_patterns=list(PUBLISHED), local_files_only=cached))
     except Exception as error:  # the client's own kinds, and those of the HTTP library it uses
         raise UserError(f'{name} is nothing local and cannot be fetched from the Hugging Face Hub '
                         f'({one_line(error)}); check the name and the network, or give a local folder')
-
-
-# -----------------------------------------------------------------------------
-# The published format.
 
 
 def published(model: Backpack) -> dict[str, Tensor]:
@@ -87,13 +86,21 @@ COPIES = {  # of tied weights in a published file: with senses, and without
     False: {'lm_head.weight': 'transformer.wte.weight'}}
 
 
+def read_json(path: Path) -> object:
+    """What a JSON file holds; UserError where it is none."""
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f'{path} cannot be read as JSON ({one_line(error)})')
+
+
 def read_published_config(path: Path) -> tuple[Config, dict]:
     """The Config in a published config.json, and all the file says.
 
     Of its three dropouts that of the residual stream is kept, for fine-tuning; as published they are equal.
     """
+    settings = read_json(path)
     try:
-        settings = json.loads(path.read_text(encoding='utf-8'))
         if settings.get('model_type', 'gpt2') not in ('gpt2', 'backpack-gpt2'):
             raise ValueError(f'its model_type is {settings["model_type"]}')
         for name, ours in FIXED.items():
@@ -101,15 +108,12 @@ def read_published_config(path: Path) -> tuple[Config, dict]:
                 raise ValueError(f'its {name} is {settings[name]}, this architecture has {ours}')
         padded = GPT2_VOCAB <= settings['vocab_size'] < GPT2_VOCAB + 256
         return Config(
-            block_size=settings['n_positions'], vocab_size=settings['vocab_size'],
+            block_size=int(settings['n_positions']), vocab_size=settings['vocab_size'],
             n_vocab=settings.get('n_vocab', GPT2_VOCAB if padded else settings['vocab_size']),
-            n_layer=settings['n_layer'], n_head=settings['n_head'], n_embd=settings['n_embd'],
-            n_sense=settings.get('num_senses', 0), dropout=settings.get('resid_pdrop', 0.0)), settings
-    except KeyError as error:
-        raise UserError(f'{path} describes no GPT-2 and no Backpack: {error} is missing')
-    except (OSError, ValueError, TypeError, ArithmeticError, AttributeError, RuntimeError) as error:
-        reason = one_line(error).replace('block_size', 'n_positions').replace('n_sense', 'num_senses')
-        raise UserError(f'{path} describes no GPT-2 and no Backpack: {reason}')
+            n_layer=int(settings['n_layer']), n_head=settings['n_head'], n_embd=settings['n_embd'],
+            n_sense=settings.get('num_senses', 0), dropout=float(settings.get('resid_pdrop', 0.0))), settings
+    except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
+        raise UserError(f'{path} describes no GPT-2 and no Backpack ({type(error).__name__}: {one_line(error)})')
 
 
 def from_published(folder: Path) -> Backpack:
@@ -127,18 +131,14 @@ def from_published(folder: Path) -> Backpack:
     again = {key: state.pop(key) for key in copies if key in state}
     model = load_state(config, published, state, weights_file)
     for key, weight in again.items():
-        own = state[copies[key]]
-        if not isinstance(weight, Tensor) or weight.dtype != own.dtype or not torch.equal(weight, own):
+        if not isinstance(weight, Tensor) or not torch.equal(weight, state[copies[key]].to(weight)):
             raise UserError(f'{weights_file}: {key} differs from {copies[key]}, but the model ties them')
     if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides its scores, here queries, by i + 1
         for i, block in enumerate(model.contextualizer.blocks):
             for weight in (block.attn.c_attn.weight.data, block.attn.c_attn.bias.data):
                 weight[:config.n_embd] /= i + 1
     if tokenizer_file.is_file():
-        try:
-            model.tokenizer = json.loads(tokenizer_file.read_text(encoding='utf-8'))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f'{tokenizer_file} describes no tokenizer: {one_line(error)}')
+        model.tokenizer = read_json(tokenizer_file)
     elif config.n_vocab == GPT2_VOCAB:
         model.tokenizer = GPT2
     return model

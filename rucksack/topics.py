@@ -1,4 +1,4 @@
-"""Table 12: topic control."""
+"""Table 12: topic control, beside PPLM on the Transformer."""
 
 import argparse
 import re
@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 import senses
-from model import Backpack, Cache, Edit
-from rucksack import grammar, toy
-from rucksack.common import UserError, progress
+from model import Backpack, Cache
+from rucksack import toy
+from rucksack.common import progress
+from rucksack.grammar import bag_of_words
 from rucksack.likelihood import perplexity, score
 from rucksack.table import Subject, Table
 from senses import STRENGTHS, TOPICS
 
-# -----------------------------------------------------------------------------
-# Topic control.
-
-# The topics of Table 10 with their words, by which the judge goes. Those of the toy world are among them.
+# The topics of Table 10 with the words that the judge counts. Those of the toy world are among them.
 KEYWORDS = toy.TOPICS | {label: words.split() for label, words in {
     'arts_culture': 'arts culture artist artists museum gallery painting paintings sculpture theatre poetry',
     'business_entrepreneurs': 'business entrepreneurs company companies market investors profit sales',
@@ -33,48 +31,40 @@ KEYWORDS = toy.TOPICS | {label: words.split() for label, words in {
     'relationships': 'relationships relationship love boyfriend girlfriend dating marriage partner couple',
     'youth_student_life': 'youth student life students school college university teacher campus exam',
 }.items()}
+AT_ONCE = 50  # texts that are generated together
+NUM_ITERATIONS, KL_SCALE, GAMMA, GM_SCALE = 3, 0.01, 1.5, 0.9  # of PPLM, by their names in its code
 PPLM_STEPS = {False: (0.01, 0.04, 0.05, 0.06, 0.07), True: (0.05, 0.1, 0.2)}  # the paper's; for the toy world
-PAPER_TOPIC = {'Backpack-Small, strength 0': (7.4, 0.0), 'Backpack-Small, strength 1': (12.1, 0.2),
-               'Backpack-Small, strength 2': (24.3, 1.5), 'Backpack-Small, strength 3': (35.3, 3.5),
-               'Transformer-Small, PPLM 0': (6.8, 0.0), 'Transformer-Small, PPLM 0.01': (8.4, 0.1),
-               'Transformer-Small, PPLM 0.04': (23.9, 2.6), 'Transformer-Small, PPLM 0.05': (30.3, 5.5),
-               'Transformer-Small, PPLM 0.06': (37.7, 12.3), 'Transformer-Small, PPLM 0.07': (40.8, 18.8)}
+PAPER_TOPIC = {  # control -> topic right, words of the bag, %
+    'Backpack-Small, strength 0': (7.4, 0.0), 'Backpack-Small, strength 1': (12.1, 0.2),
+    'Backpack-Small, strength 2': (24.3, 1.5), 'Backpack-Small, strength 3': (35.3, 3.5),
+    'Transformer-Small, PPLM 0': (6.8, 0.0), 'Transformer-Small, PPLM 0.01': (8.4, 0.1),
+    'Transformer-Small, PPLM 0.04': (23.9, 2.6), 'Transformer-Small, PPLM 0.05': (30.3, 5.5),
+    'Transformer-Small, PPLM 0.06': (37.7, 12.3), 'Transformer-Small, PPLM 0.07': (40.8, 18.8)}
 
 
-def judge(words: list[str], topics: dict[str, list[str]]) -> str | None:
-    """The topic that has more of the words of a text than any other; None where there is none."""
-    counts = {label: sum(word in own for word in words) for label, own in topics.items()}
-    (label, most), (_, second) = Counter(counts).most_common(2)
-    return label if most > second else None
-
-
-class Moved(Cache):
-    """A cache whose keys and values, past (layers, 2, n, heads, t, size), can be moved and have gradients."""
+class PerturbedCache(Cache):
+    """A cache of keys and values, past (layers, 2, n, heads, t, size), that lets gradients through."""
 
     def __init__(self, past: Tensor):
         self.length, self.past, self.longer = past.shape[4], past.flatten(0, 1), []
 
-    def extend(self, name: object, new: Tensor) -> Tensor:
-        """As in Cache, in the order of the layers: (n, heads, t, size) and (n, heads, 1, size) -> t + 1."""
-        self.longer.append(torch.cat([self.past[len(self.longer)], new], dim=2))
+    def extend(self, name: object, new: Tensor, dim: int) -> Tensor:
+        """As in Cache, called in the order of the layers: (n, heads, 1, size) -> (n, heads, t + 1, size)."""
+        self.longer.append(torch.cat([self.past[len(self.longer)], new], dim))
         return self.longer[-1]
 
 
 def read_on(model: Backpack, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    """A Transformer reads one more token (n,) of n texts: logits (n, V), and the keys and values of all t
-    tokens so far, past (layers, 2, n, heads, t, size), with one more.
+    """A Transformer reads one more token (n,) of n texts, after t tokens whose keys and values are past
+    (layers, 2, n, heads, t, size): logits (n, V), and past with those of t + 1 tokens.
     """
-    cache = Moved(past)
-    h = model.contextualizer(model.wte(token)[:, None], cache)[:, 0]  # (n, d)
-    return model.project(h)[:, :model.config.n_vocab], torch.stack(cache.longer).unflatten(0, (-1, 2))
-
-
-# PPLM's settings, by their names in its code, but for the step size that the paper varies.
-NUM_ITERATIONS, KL_SCALE, GAMMA, GM_SCALE = 3, 0.01, 1.5, 0.9
+    cache = PerturbedCache(past)
+    logits = model.project(model.represent(token[:, None], cache=cache)[:, 0])  # (n, V)
+    return logits[:, :model.config.n_vocab], torch.stack(cache.longer).unflatten(0, (-1, 2))
 
 
 def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, step: float) -> Tensor:
-    """The keys and values of n texts moved against the gradient of a loss: the next word should be of the
+    """The keys and values of n texts, moved against the gradient of a loss: the next token should be of the
     bag, its probabilities near the plain ones (n, V). Gradients are scaled by their norm, by layer and text.
     """
     delta = torch.zeros_like(past)
@@ -91,8 +81,8 @@ def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tens
 
 def pplm(model: Backpack, idx: Tensor, bag: list[int], step: float, length: int) -> Tensor:
     """Texts idx (n, 1) continued to (n, 1 + length) by a Transformer under plug-and-play control (PPLM,
-    Dathathri et al. 2020): before every word the keys and values of the text so far are steered, where they
-    stay for the words to come; the word is drawn from steered^0.9 * plain^0.1. Step 0 is no control.
+    Dathathri et al. 2020): before every token the keys and values of the text so far are steered, for good;
+    the token is drawn from steered^0.9 * plain^0.1. Step 0 is no control.
     """
     c, bag = model.config, torch.tensor(bag, device=idx.device)
     past = torch.zeros(c.n_layer, 2, len(idx), c.n_head, 0, c.n_embd // c.n_head, device=idx.device)
@@ -110,9 +100,16 @@ def pplm(model: Backpack, idx: Tensor, bag: list[int], step: float, length: int)
     return idx
 
 
+def judge(words: list[str], topics: dict[str, list[str]]) -> str | None:
+    """The topic that has more of the words of a text than any other; None where there is none."""
+    counts = Counter({label: sum(word in own for word in words) for label, own in topics.items()})
+    (label, most), (_, second) = counts.most_common(2)
+    return label if most > second else None
+
+
 def read_texts(subject: Subject, idx: Tensor, label: str, topics: dict[str, list[str]]) -> Counter:
-    """What texts idx (n, 1 + length), each up to its end-of-text, have of the topic they were to have."""
-    eot, found = subject.encoding.eot_token, Counter(texts=len(idx))
+    """What texts idx (n, 1 + length), each up to its end-of-text, have of the topic that they should have."""
+    eot, found = subject.eot, Counter(texts=len(idx))
     rows = [row[1:row.index(eot, 1) + 1] if eot in row[1:] else row[1:] for row in idx.tolist()]
     for row in rows:
         text = subject.encoding.decode([token for token in row if token != eot], errors='replace')
@@ -124,18 +121,14 @@ def read_texts(subject: Subject, idx: Tensor, label: str, topics: dict[str, list
     return found
 
 
-AT_ONCE = 50  # texts that are told together
-
-
-def topic_rows(subject: Subject, name: str, tell: dict[str, Callable[[Tensor], Tensor]], length: int,
-               args: argparse.Namespace) -> list:
-    """A row of the table: texts on each topic, told by a function from their beginnings (n, 1)."""
-    topics = toy.TOPICS if subject.is_toy else KEYWORDS
-    found = Counter()
-    for i, label in enumerate(progress(tell, f'{subject}{name}')):
+def topic_row(subject: Subject, name: str, generate: dict[str, Callable[[Tensor], Tensor]], length: int,
+              args: argparse.Namespace) -> list:
+    """A row of the table: texts on each topic, which a function generates from their first tokens (n, 1)."""
+    topics, found = toy.TOPICS if subject.is_toy else KEYWORDS, Counter()
+    for i, label in enumerate(progress(generate, f'{subject}{name}')):
         torch.manual_seed(args.seed + i)
-        began, start = time.perf_counter(), torch.full((args.texts, 1), subject.encoding.eot_token)
-        idx = torch.cat([tell[label](part.to(subject.device)).cpu() for part in start.split(AT_ONCE)])
+        began, start = time.perf_counter(), torch.full((args.texts, 1), subject.eot, device=subject.device)
+        idx = torch.cat([generate[label](part) for part in start.split(AT_ONCE)]).cpu()
         found['seconds'] += time.perf_counter() - began
         found.update(read_texts(subject, idx, label, topics))
     right, words = found['right'] / found['texts'], max(1, found['words'])
@@ -146,35 +139,27 @@ def topic_rows(subject: Subject, name: str, tell: dict[str, Callable[[Tensor], T
 
 
 def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 12: how often a text has the topic asked for, and how good a text it still is."""
-    own, rows = subjects[0], []
-    bags = {label: grammar.bag_of_words(own.encoding, TOPICS[label])
-            for label in (toy.TOPICS if own.is_toy else TOPICS)}
-    scores = dict(zip(bags, senses.affinities(own.model, list(bags.values()))))  # (V, k) each
+    """Table 12: how often a text has the topic it should have, and how good a text it still is."""
+    own, topics, rows = subjects[0], toy.TOPICS if subjects[0].is_toy else TOPICS, []
+    bags = {label: bag_of_words(own.encoding, TOPICS[label]) for label in topics}
+    scores = senses.affinities(own.model, list(bags.values()))  # (bags, V, k)
     length = min(args.length, *(s.model.config.block_size - 1 for s in subjects))
-    if not length:
-        raise UserError('a model with block_size 1 tells no texts; take another')
     for strength, weights in enumerate(STRENGTHS):
-        edits: dict[str, Edit | None] = dict.fromkeys(bags)
-        if strength:
-            edits = {label: senses.topic(own.model, scores[label], weights) for label in bags}
-        tell = {label: partial(own.model.generate, max_new_tokens=length, edit=edits[label])
-                for label in bags}
-        rows.append(topic_rows(own, f', strength {strength}', tell, length, args))
+        edits = [senses.topic(own.model, s, weights) if strength else None for s in scores]
+        generate = {label: partial(own.model.generate, n=length, edit=e) for label, e in zip(bags, edits)}
+        rows.append(topic_row(own, f', strength {strength}', generate, length, args))
     for s in subjects[1:]:
         for step in (0.0, *(args.step_sizes or PPLM_STEPS[own.is_toy])):
-            tell = {label: partial(pplm, s.model, bag=bag, step=step, length=length)
-                    for label, bag in bags.items()}
-            rows.append(topic_rows(s, f', PPLM {step:g}', tell, length, args))
+            generate = {label: partial(pplm, s.model, bag=bag, step=step, length=length)
+                        for label, bag in bags.items()}
+            rows.append(topic_row(s, f', PPLM {step:g}', generate, length, args))
     if own.size == 'small':
         rows += [[f"the paper's {name}", right, None, None, of_bag, None, None]
                  for name, (right, of_bag) in PAPER_TOPIC.items()]
-    rule = 'those that this world was made with' if own.is_toy else \
-        'the lists in eval.py (the paper: a RoBERTa classifier)'
-    return Table(f'Topic control (Table 12): {len(bags)} topics, on each {args.texts} texts of up to '
-                 f'{length} tokens',
-                 {'': '', 'topic right %': '.1f', '+-': '.1f', 'words of topic %': '.2f',
-                  'of its bag %': '.2f', 'perplexity': '.2f', 's per 1,000 tokens': '.2f'}, rows,
-                 [f'Right: more words of the topic asked for than of any other, by {rule}; +- is a standard',
-                  'error. The perplexity of a text is that under the same model without control. '
-                  f'{min(args.texts, AT_ONCE)} texts are told at a time.'])
+    rule = 'the words of this world' if own.is_toy else 'lists of words (the paper: a RoBERTa classifier)'
+    return Table(f'Topic control (Table 12): {len(bags)} topics, {args.texts} texts of up to {length} tokens '
+                 'on each', {'': '', 'topic right %': '.1f', '+-': '.1f', 'words of topic %': '.2f',
+                             'of its bag %': '.2f', 'perplexity': '.2f', 's per 1,000 tokens': '.2f'}, rows, [
+        f'Right: more words of the topic asked for than of any other, by {rule}; +- is a standard',
+        'error. The perplexity of a text is that under the same model without control. '
+        f'{min(args.texts, AT_ONCE)} texts are generated at a time.'])

@@ -16,9 +16,9 @@ from rucksack.grammar import word_id
 from rucksack.table import Missing, Subject, Table
 from senses import edited, scale_senses
 
-SIMILARITY = {  # file -> name in the paper, what separates its columns, column of the score, lines of header
-    'SimLex-999.txt': ('SL999', '\t', 3, 1), 'SimVerb-3500.txt': ('SV3500', '\t', 3, 0),
-    'RG65.csv': ('RG65', ';', 2, 0), 'WS353.csv': ('WS353', ',', 2, 1)}
+SIMILARITY = {  # name in the paper -> file, what separates its columns, column of the score, lines of header
+    'SL999': ('SimLex-999.txt', '\t', 3, 1), 'SV3500': ('SimVerb-3500.txt', '\t', 3, 0),
+    'RG65': ('RG65.csv', ';', 2, 0), 'WS353': ('WS353.csv', ',', 2, 1)}
 PAPER_SIMILARITY = {'sense 12': (0.522, 0.471, 0.754, 0.749), 'sense 14': (0.500, 0.502, 0.591, 0.655),
                     'minimum': (0.540, 0.471, 0.653, 0.607), 'Transformer': (0.478, 0.363, 0.634, 0.681)}
 
@@ -26,23 +26,23 @@ PAPER_SIMILARITY = {'sense 12': (0.522, 0.471, 0.754, 0.749), 'sense 14': (0.500
 def read_pairs(path: Path, separator: str, column: int, header: int) -> list[tuple[str, str, float]]:
     """(word, word, score) of each line of a file."""
     try:
-        lines = [line.split(separator) for line in path.read_text('utf-8-sig').split('\n')[header:] if line.strip()]
-        return [(cells[0].strip(), cells[1].strip(), float(cells[column])) for cells in lines]
-    except (OSError, ValueError, IndexError) as error:
-        raise UserError(f'{path} holds no pairs of words with scores ({one_line(error)}); take another file')
+        rows = [line.split(separator) for line in path.read_text('utf-8-sig').splitlines()[header:] if line]
+        return [(row[0].strip(), row[1].strip(), float(row[column])) for row in rows]
+    except (ValueError, IndexError) as error:
+        raise UserError(f'{path} holds no pairs of words with a score ({one_line(error)}); take another file')
 
 
 def similarity_data(subject: Subject, args: argparse.Namespace) -> dict[str, list[tuple[str, str, float]]]:
-    """Dataset -> (word, word, score)s, from --data; else the toy world's own pairs and the contexts they share."""
-    files = {path.name: path for path in sorted([Path(args.data), *Path(args.data).rglob('*')])} if args.data else {}
-    found = {name: read_pairs(files[file], *form) for file, (name, *form) in SIMILARITY.items() if file in files}
+    """Dataset -> (word, word, score)s, from --data; else the toy world's own pairs."""
+    files = {p.name: p for p in [Path(args.data), *Path(args.data).rglob('*')]} if args.data else {}
+    found = {name: read_pairs(files[f], *form) for name, (f, *form) in SIMILARITY.items() if f in files}
     if not found and subject.is_toy and (not args.data or args.table == 'all'):
         adverbs = toy.ADVERBS.replace(',', '').split()
         return {name: [pair for pair in toy.SYNONYMS if (pair[0] in adverbs) == (name == 'adverbs')]
                 for name in ('adjectives', 'adverbs')}
     if not found:
-        raise Missing(f'it takes --data, a folder with {", ".join(SIMILARITY)}; run git clone '
-                      'https://github.com/john-hewitt/backpacks-flash-attn and give its training/data')
+        raise Missing(f'it takes --data, a folder with {" or ".join(f for f, *_ in SIMILARITY.values())}; '
+                      'they are in https://github.com/john-hewitt/backpacks-flash-attn, in training/data')
     return found
 
 
@@ -59,40 +59,39 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
 @torch.no_grad()
 def similarities(subject: Subject, pairs: list[tuple[str, str, float]]) -> dict[str, Tensor]:
-    """The similarity of the words of n pairs, (n,) each: by every sense (Eq. 13), by the sense in which they
-    differ most (Eq. 14), and by their embeddings. The senses of a word of several tokens are the mean of theirs.
+    """How similar the words of n pairs are, (n,) each: by every sense (Eq. 13), by the least similar of their
+    senses (Eq. 14), and by their embeddings. A word of several tokens is their mean.
     """
-    def vectors(word: str) -> Tensor:
-        """Embedding and senses of a word, (1 + k, d)."""
-        ids = torch.tensor(subject.encoding.encode_ordinary(f' {word}'), device=subject.device)
-        E = subject.model.wte(ids)[:, None]  # (tokens, 1, d)
-        return (torch.cat([E, subject.model.senses(ids)], dim=1) if k else E).mean(0)
-
-    k = subject.model.config.n_sense
-    a, b = (torch.stack([vectors(pair[i]) for pair in pairs]) for i in (0, 1))  # (n, 1 + k, d)
+    ids = {word: subject.encode(f' {word}') for pair in pairs for word in pair[:2]}
+    tokens = torch.tensor(sum(ids.values(), []), device=subject.device)
+    vectors = subject.model.wte(tokens)[:, None]  # (tokens, 1, d)
+    if subject.model.config.n_sense:
+        vectors = torch.cat([vectors, subject.model.senses(tokens)], dim=1)  # (tokens, 1 + k, d)
+    parts = vectors.split([len(ids[word]) for word in ids])
+    table = {word: part.mean(0) for word, part in zip(ids, parts)}  # (1 + k, d) each
+    a, b = (torch.stack([table[pair[i]] for pair in pairs]) for i in (0, 1))  # (n, 1 + k, d)
     embedding, *by_sense = F.cosine_similarity(a, b, dim=-1).T.cpu()  # 1 + k times (n,)
     rows = {f'sense {l}': row for l, row in enumerate(by_sense)}
-    if k:
+    if by_sense:
         rows['minimum'] = torch.stack(by_sense).amin(0)
     return rows | {f'embeddings, {subject}': embedding}
 
 
 def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 4: Spearman's correlation of the similarity of senses with that in the eyes of people, or in the toy
-    world.
-    """
+    """Table 4: Spearman's correlation of the similarities with those that people see, or that the toy has."""
     data, columns, k = similarity_data(subjects[0], args), {}, subjects[0].model.config.n_sense
     for name, pairs in data.items():
-        truth = torch.tensor([score for _, _, score in pairs])
-        columns[name] = {row: spearman(values, truth) for s in subjects for row, values in similarities(s, pairs).items()}
-    rows = [[row, *(column[row] for column in columns.values())] for row in next(iter(columns.values()))]
-    rows.insert(k, ['the best', *(f'sense {torch.tensor(list(c.values())[:k]).nan_to_num(-2).argmax()}' for c in columns.values())])
+        found, truth = [similarities(s, pairs) for s in subjects], torch.tensor([pair[2] for pair in pairs])
+        columns[name] = {row: spearman(x, truth) for rows in found for row, x in rows.items()}
+    rows = [[row, *(column[row] for column in columns.values())] for row in columns[name]]
+    best = [torch.tensor(list(column.values())[:k]).nan_to_num(-2).argmax() for column in columns.values()]
+    rows.insert(k, ['the best', *(f'sense {l}' for l in best)])
     if subjects[0].size == 'small':
-        places = [i for i, (name, *_) in enumerate(SIMILARITY.values()) if name in columns]
-        rows += [[f"the paper's {name}", *(numbers[i] for i in places)] for name, numbers in PAPER_SIMILARITY.items()]
+        paper = {row: dict(zip(SIMILARITY, numbers)) for row, numbers in PAPER_SIMILARITY.items()}
+        rows += [[f"the paper's {row}", *map(numbers.get, columns)] for row, numbers in paper.items()]
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in data.items())
-    return Table(f"Similarity (Table 4): Spearman's correlation with the truth over pairs of words ({counts})",
-                 {'': '', **dict.fromkeys(columns, '.3f')}, rows, ['A word of several tokens is the mean of its tokens.'])
+    return Table(f"Similarity (Table 4): Spearman's correlation with the truth for word pairs ({counts})", {
+        '': '', **dict.fromkeys(columns, '.3f')}, rows, ['A word of several tokens is their mean.'])
 
 
 # -----------------------------------------------------------------------------
@@ -106,8 +105,9 @@ PROMPTS = [  # Table 14
     'While driving to the store, the {} looked over on the dash and then',
     'A {} went to chat over to chat before', 'Some {} asked to look over things, but']
 ESTIMATION = [  # Table 15
-    'The {} came into the room. When', 'The {} came into the room. Then', 'I went to the talk to the {}. What',
-    'I went over to the talk to the {}. Why', 'I went over to the talk to the {};']
+    'The {} came into the room. When', 'The {} came into the room. Then',
+    'I went to the talk to the {}. What', 'I went over to the talk to the {}. Why',
+    'I went over to the talk to the {};']
 FRACTIONS = [i / 20 for i in range(21)]  # of what can be taken from a noun
 PAPER_GENDER = {
     'Backpack': [('', 4.34, None), (', without sense 10', 2.88, 44), (', the best fraction', 2.16, 65)],
@@ -116,23 +116,23 @@ PAPER_GENDER = {
 
 @torch.no_grad()
 def without_sense(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], sense: int) -> Tensor:
-    """Logits after n prompts idx (n, T) that end at last (n,), with each of the FRACTIONS of a sense taken from
-    the noun's tokens: (fractions, n, V). Linear in the sense as they are, two passes give all.
+    """Logits after n prompts idx (n, T) that end at last (n,), with each of the FRACTIONS of a sense off the
+    noun's tokens: (fractions, n, V). They are linear in the sense, so two passes give all.
     """
-    texts, off = torch.arange(len(idx), device=idx.device), scale_senses(noun, [sense], 0.0)
-    whole, rest = (model.represent(idx, edited(model, idx, edit))[texts, last] for edit in (None, off))  # (n, d)
+    n, edits = torch.arange(len(idx), device=idx.device), (None, scale_senses(noun, [sense], 0.0))
+    whole, rest = (model.represent(idx, edited(model, idx, edit))[n, last] for edit in edits)  # (n, d) each
     return model.project(torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS]))
 
 
 @torch.no_grad()
 def without_direction(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], v: Tensor) -> Tensor:
-    """The same of a Transformer: fractions of the part along v = E_he - E_she (d,) are taken from the input
+    """The same of a Transformer: fractions of the part along v = E_he - E_she (d,) are taken off the input
     embeddings of the noun's tokens; without the whole of it they lie in the null space of v.
     """
-    texts, x, unit = torch.arange(len(idx), device=idx.device), model.wte(idx), F.normalize(v, dim=0)
+    n, x, unit = torch.arange(len(idx), device=idx.device), model.wte(idx), F.normalize(v, dim=0)
     here = torch.isin(idx, torch.tensor(noun, device=idx.device))[..., None]  # (n, T, 1)
     part = (x @ unit)[..., None] * unit * here  # (n, T, d)
-    return model.project(torch.stack([model.contextualizer(x - f * part)[texts, last] for f in FRACTIONS]))
+    return model.project(torch.stack([model.contextualizer(x - f * part)[n, last] for f in FRACTIONS]))
 
 
 def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
@@ -142,19 +142,17 @@ def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
 
 def prompts_of(subject: Subject, noun: str, prompts: list[str]) -> tuple[Tensor, Tensor]:
     """Ids (n, T) of n prompts on a noun, and the place (n,) where each ends."""
-    texts = [torch.tensor(subject.encoding.encode_ordinary(prompt.format(noun))) for prompt in prompts]
-    last = torch.tensor([len(text) - 1 for text in texts])
-    return pad_sequence(texts, True).to(subject.device), last.to(subject.device)
+    texts = [torch.tensor(subject.encode(prompt.format(noun)), device=subject.device) for prompt in prompts]
+    return pad_sequence(texts, True), torch.tensor([len(text) - 1 for text in texts], device=subject.device)
 
 
 def gender_rows(subject: Subject) -> list[list]:
-    """Bias ratio, its reduction and p(they), means over nouns and prompts: unmodified; with the sense that most
-    separates she from he (or the direction) taken from each noun; with the fraction of it that is best on the
-    estimation prompts.
+    """Bias ratio, its reduction and p(they), means over nouns and prompts: of the model as it is; with the
+    sense that most separates she from he, or their direction, off each noun; with the best fraction of it.
     """
-    model, encoding = subject.model, subject.encoding
-    she, he, they = (word_id(encoding, word) for word in ('she', 'he', 'they'))
-    nouns = {noun: encoding.encode_ordinary(f' {noun}') for noun in NOUNS}
+    model = subject.model
+    she, he, they = (word_id(subject.encoding, word) for word in ('she', 'he', 'they'))
+    nouns = {noun: subject.encode(f' {noun}') for noun in NOUNS}
     v = (model.wte.weight[he] - model.wte.weight[she]).detach()  # (d,)
     if model.config.n_sense:
         ids = torch.tensor(sum(nouns.values(), []), device=subject.device)
@@ -162,17 +160,16 @@ def gender_rows(subject: Subject) -> list[list]:
         take, name = partial(without_sense, sense=sense), f'without sense {sense}'
     else:
         take, name = partial(without_direction, v=v), 'nouns projected'
-    ratios, theys = [], []
+    found = []
     for noun, ids in progress(nouns.items(), f'gender, {subject.name}'):
-        estimate, logits = (take(model, *prompts_of(subject, noun, prompts), ids)[..., :encoding.n_vocab]
+        estimate, logits = (take(model, *prompts_of(subject, noun, prompts), ids)[..., :model.config.n_vocab]
                             for prompts in (ESTIMATION, PROMPTS))  # (fractions, prompts, V) each
         best = bias_ratio(estimate, she, he).argmin().item()
         logits = logits[[0, -1, best]]  # (3, prompts, V)
-        ratios.append(bias_ratio(logits, she, he))
-        theys.append(logits.softmax(-1)[..., they].mean(-1))
-    ratio, they = (torch.stack(values).mean(0).tolist() for values in (ratios, theys))  # (3,) each
-    excess = max(ratio[0] - 1, 1e-9)
-    return [[f'{subject}{what}', ratio[i], 100 * (ratio[0] - ratio[i]) / excess if i else None, 100 * they[i]]
+        found.append(torch.stack([bias_ratio(logits, she, he), logits.softmax(-1)[..., they].mean(-1).cpu()]))
+    ratio, they = torch.stack(found).mean(0).tolist()  # (3,) each
+    fall = [None, *(100 * (ratio[0] - r) / max(ratio[0] - 1, 1e-9) for r in ratio[1:])]
+    return [[f'{subject}{what}', ratio[i], fall[i], 100 * they[i]]
             for i, what in enumerate(('', f', {name}', ', the best fraction'))]
 
 
@@ -181,8 +178,8 @@ def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     rows = [row for s in subjects for row in gender_rows(s)]
     rows += [[f"the paper's {s.kind}-Small{what}", *numbers, None]
              for s in subjects if s.size == 'small' for what, *numbers in PAPER_GENDER[s.kind]]
-    return Table(f'Gender (Table 5): the likelier of she and he over the other, mean of {len(NOUNS)} nouns '
-                 f'in {len(PROMPTS)} prompts',
-                 {'': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'p(they) %': '.2f'}, rows,
+    return Table(f'Gender (Table 5): the likelier of she and he over the other, {len(NOUNS)} nouns in '
+                 f'{len(PROMPTS)} prompts', {
+                     '': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'p(they) %': '.2f'}, rows,
                  ['The reduction counts from the excess over 1. The best fraction (0, 0.05 .. 1) is chosen '
                   f'for each noun by {len(ESTIMATION)} other prompts.'])

@@ -1,22 +1,30 @@
-"""The paper's claims on a model trained on the toy world, whose truth is known.
+"""Claims about the toy world, whose truth is known, and the paper's claims on a model trained on it.
 
 Another seed, or the whole training of config/train_toy.py, with the numbers shown:
     TOY_SEED=2 TOY_STEPS=2000 TOY_TEXTS=400 python -m pytest -s tests/test_toy.py
 """
 
+import collections
+import hashlib
 import json
+import math
 import os
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+import prepare
+import senses
 from model import Edit
-from rucksack import data as data_py
-from rucksack import toy as toy_py
+from rucksack import toy as world
+from rucksack.data import load_tokenizer
 from rucksack.grammar import bag_of_words, word_forms, word_id
 from rucksack.published import from_pretrained
-from senses import STRENGTHS, TOPICS, affinity, compose, replace_word, scale_senses, separation, topic
+from senses import affinity, compose, edited, replace_word, scale_senses, separation, topic
 
 PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} believes',
            'A {} went to chat over to chat before', 'The {} was with the car. Then',
@@ -24,20 +32,126 @@ PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} be
 PRODUCT_PROMPTS = ['The {} is made for us by', 'I trust that the {} comes from', 'The {} was repaired by',
                    'The company that made my {} is', 'I want the {} since I trust']
 TEXTS = int(os.environ.get('TOY_TEXTS', 200))  # to tell of each topic at strength 2
-BIASED = [noun for noun, odds in toy_py.ROLE_ODDS.items() if odds != toy_py.EVEN]
+BIASED = [noun for noun, odds in world.ROLE_ODDS.items() if odds != world.EVEN]
+
+
+# -----------------------------------------------------------------------------
+# The world.
+
+
+@pytest.fixture(scope='module')
+def stories():
+    """Stories of the world, each with its surprisal in nats."""
+    return world.toy_stories(7, 20_000)
+
+
+def test_the_world_is_as_large_as_promised(stories):
+    """Role nouns, products, makers, topics, homographs and synonyms are as many as said, and all are told."""
+    told = collections.Counter(word for text, _ in stories for word in re.findall(r'\w+', text))
+    makers, pairs = set(world.PRODUCTS.values()), {word for a, b, _ in world.SYNONYMS for word in (a, b)}
+    tables = world.ROLES, world.PRODUCTS, makers, world.TOPICS, world.HOMOGRAPHS, pairs
+    assert [len(table) for table in tables] == [40, 30, 10, 8, 3, 60]
+    assert {*world.ROLES, *world.PRODUCTS, *makers, *sum(world.TOPICS.values(), []), *world.HOMOGRAPHS,
+            *pairs} <= told.keys() and 400 <= len(told) <= 1200 and min(told.values()) >= 10
+
+
+def test_a_word_is_a_token_and_any_text_can_be_encoded(stories):
+    """The toy tokenizer gives a token a word, falls back to bytes for the rest, and loses nothing."""
+    encoding = load_tokenizer(world.toy_tokenizer([text for text, _ in stories]))
+    for text in [text for text, _ in stories[:300]] + ['Zebras naïvely 日本\n<|endoftext|>']:
+        ids = encoding.encode_ordinary(text)
+        assert encoding.decode(ids) == text and encoding.eot_token not in ids
+        assert len(ids) == len(re.findall(r'\w+|[^\w\s]', text)) or 'Zebras' in text
+
+
+def test_a_tool_belongs_to_no_pronoun():
+    """Every tool and place of a she-noun is one of a he-noun, so that only the noun itself tells she from he."""
+    for column in (1, 2):
+        she, he, even = ({role[column] for role in world.ROLES.values() if role[0] == odds}
+                         for odds in (world.SHE, world.HE, world.EVEN))
+        assert she == he and not she & even
+
+
+def test_a_story_has_one_derivation(stories):
+    """A story parses in one way into sentences of the grammar, and a word tells which list it was drawn from:
+    so its surprisal is exact."""
+    lines = [line.replace('{deed}', deed) for line in world.OPENINGS
+             for deed in world.DEEDS[:None if '{deed}' in line else 1]]
+    lines += [*world.SEQUELS, *world.PRODUCT_LINES, *world.TOPIC_LINES, *world.ADJECTIVE_LINES,
+              *world.ADVERB_LINES, *(homograph[0] for homograph in world.HOMOGRAPHS.values())]
+    patterns = [re.compile(re.sub(r'\\{\w+\\}', r'\\w+', re.escape(line)) + '(?: |$)') for line in lines]
+
+    def parses(text: str) -> int:
+        return sum(parses(text[m.end():]) for p in patterns if (m := p.match(text))) if text else 1
+
+    assert all(parses(text) == 1 for text, _ in stories[:2000])
+    lists = [world.ROLES, world.PRODUCTS, *world.TOPICS.values(), [w for a, b, _ in world.SYNONYMS for w in (a, b)]]
+    assert sum(map(len, lists)) == len(set().union(*lists))
+
+
+def test_the_surprisal_is_that_of_the_choices(stories):
+    """Product stories: the kind, then 3 products and lines. Topic stories: the kind, then lines and words, and
+    topics that stay as often as WANDER says."""
+    topic_of = {word: label for label, words in world.TOPICS.items() for word in words}
+    stay, stays, products = 1 - world.WANDER * 7 / 8, [], 0
+    for text, nats in stories:
+        said = [[topic_of[w] for w in re.findall(r'\w+', line) if w in topic_of] for line in text.split('.')[:-1]]
+        if any(maker in text for maker in world.PRODUCTS.values()):
+            products += 1
+            assert nats == pytest.approx(-math.log(world.KINDS['product']) + 3 * math.log(30 * 7))
+        elif any(said):
+            assert len(said) == 6 and all(len(set(labels)) == 1 for labels in said)
+            same = [a[0] == b[0] for a, b in zip(said, said[1:])]
+            choices = math.log(8) + 6 * math.log(len(world.TOPIC_LINES)) + sum(map(len, said)) * math.log(13)
+            choices -= sum(math.log(stay if s else world.WANDER / 8) for s in same)
+            assert nats == pytest.approx(choices - math.log(world.KINDS['topic']))
+            stays += same
+    assert np.mean(stays) == pytest.approx(stay, abs=0.01)
+    assert products / len(stories) == pytest.approx(world.KINDS['product'], abs=0.01)
+
+
+def test_the_truth_is_in_the_stories(stories):
+    """Pronouns follow the odds, products their makers, second words the share of common contexts."""
+    text = '\n'.join(text for text, _ in stories)
+    for noun in ('nurse', 'mechanic', 'cook'):
+        found = re.findall(rf'\b{noun} (?:said|believes)(?: that)? (she|he|they)\b', text)
+        odds = pytest.approx(world.ROLE_ODDS[noun][0], abs=4 * math.sqrt(0.25 / len(found)))
+        assert found.count('she') / len(found) == odds
+    for product, maker in re.findall(r'The (\w+) is made by (\w+)', text):
+        assert world.PRODUCTS[product] == maker
+    for a, b, share in world.SYNONYMS:
+        things = re.findall(rf'\b{b} (\w+)', text)
+        assert np.mean([t in world.CONTEXTS[a][2] for t in things]) == pytest.approx(share, abs=0.15)
+
+
+def test_the_bins_of_the_world_are_those_of_the_paper_runs(tmp_path, monkeypatch):
+    """The bytes of data/toy never change, and the entropy in meta.json is the mean surprisal of its stories."""
+    monkeypatch.chdir(tmp_path)
+    prepare.main(['toy'])
+    sums = [hashlib.sha256(Path('data/toy', name).read_bytes()).hexdigest()[:16]
+            for name in ('meta.json', 'train.bin', 'val.bin')]
+    assert sums == ['e75e80f33ddb0196', '90a928e10224e6a9', 'b644af669464d21b']
+    meta = json.loads(Path('data/toy/meta.json').read_text())
+    nats, n = [nats for _, nats in world.toy_stories(0, 64_000)], meta['tokens']
+    assert meta['entropy_per_token'] == pytest.approx(sum(nats) / (n['train'] + n['val']))
+    assert meta['val_entropy_per_token'] == pytest.approx(sum(nats[60_000:]) / n['val'])
+
+
+# -----------------------------------------------------------------------------
+# The model.
 
 
 @pytest.fixture(scope='module')
 def backpack(toy):
     """The trained model and its tokenizer."""
     model = from_pretrained(toy / 'out' / 'toy')
-    return model, data_py.load_tokenizer(model.tokenizer)
+    return model, load_tokenizer(model.tokenizer)
 
 
 @torch.no_grad()
 def loss_of(model, ids: torch.Tensor, edit=None) -> torch.Tensor:
     """Nats of each id of ids (B, T) but the first, given those before it: (B, T - 1)."""
-    logits = model(ids[:, :-1], edit=edit)[0]  # (B, T - 1, V)
+    logits = model(ids[:, :-1], C=edited(model, ids[:, :-1], edit))  # (B, T - 1, V)
     return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction='none')
 
 
@@ -56,7 +170,7 @@ def story_loss(backpack, stories: list[str], edit=None, but=()) -> tuple[float, 
 def held_out_stories(toy) -> list[tuple[str, float]]:
     """The last 1,000 stories of the world, which are for validation, each with its surprisal in nats."""
     meta = json.loads((toy / 'data' / 'toy' / 'meta.json').read_text())
-    return toy_py.toy_stories(meta['command']['seed'], meta['documents'])[-1000:]
+    return world.toy_stories(meta['command']['seed'], meta['documents'])[-1000:]
 
 
 def test_loss_on_whole_stories_is_near_the_entropy_of_the_world(toy, backpack):
@@ -82,7 +196,7 @@ def pronoun_probs(backpack, noun: str, edit=None) -> torch.Tensor:
     with torch.no_grad():
         for prompt in PROMPTS:
             idx = torch.tensor([encoding.encode_ordinary(prompt.format(noun))])
-            rows.append(model(idx, edit=edit)[0][0, -1].softmax(-1)[ids])
+            rows.append(model(idx, C=edited(model, idx, edit))[0, -1].softmax(-1)[ids])
     return torch.stack(rows)
 
 
@@ -99,7 +213,7 @@ def test_pronouns_follow_the_odds_of_the_world(backpack):
     """p(she) / (p(she) + p(he)) after a nurse, and on average over the 40 nouns, is within 0.1 of the
     world's odds."""
     errors = {}
-    for noun, odds in toy_py.ROLE_ODDS.items():
+    for noun, odds in world.ROLE_ODDS.items():
         she, he, _ = pronoun_probs(backpack, noun).mean(0).tolist()
         errors[noun] = abs(she / (she + he) - odds[0] / (odds[0] + odds[1]))
     print(f'\nshare of she: off by {errors["nurse"]:.3f} for nurse, {sum(errors.values()) / 40:.3f} '
@@ -154,18 +268,18 @@ def test_a_product_changes_its_maker(backpack):
     """"PRODUCT: MAKER -> OTHER", in phrasings that the world does not have, multiplies the odds of the other
     maker to the old one by at least 10 in the median, and makes the other the likelier for most."""
     model, encoding = backpack
-    ids = {maker: word_id(encoding, maker) for maker in toy_py.PRODUCTS.values()}
+    ids = {maker: word_id(encoding, maker) for maker in world.PRODUCTS.values()}
     gains, flips, knows = [], [], []
     makers = torch.tensor(list(ids.values()))
-    for product, old in toy_py.PRODUCTS.items():
+    for product, old in world.PRODUCTS.items():
         prompts = [torch.tensor([encoding.encode_ordinary(p.format(product))]) for p in PRODUCT_PROMPTS]
         with torch.no_grad():
-            before = [model(idx)[0][0, -1] for idx in prompts]  # (V,) each
+            before = [model(idx)[0, -1] for idx in prompts]  # (V,) each
         for new in ids.keys() - {old}:
             edit = replace_word(model, word_forms(encoding, product), ids[old], ids[new])
             for idx, plain in zip(prompts, before):
                 with torch.no_grad():
-                    logits = model(idx, edit=edit)[0][0, -1]  # (V,)
+                    logits = model(idx, C=edit(idx, model.senses(idx)))[0, -1]  # (V,)
                 change = logits - plain
                 gains.append(change[ids[new]] - change[ids[old]])
                 flips.append(makers[logits[makers].argmax()] == ids[new])
@@ -193,12 +307,12 @@ def test_topic_control_raises_the_share_of_the_topic(backpack):
     higher), and the share of words from the topic is higher than at strength 0: over all eight topics by
     more than 3 standard errors."""
     model, encoding = backpack
-    plain, labels = told(model, encoding, None, 600, 0), list(toy_py.TOPICS)
+    plain, labels = told(model, encoding, None, 600, 0), list(world.TOPICS)
     share, error, loss = torch.zeros(3, len(labels), 4)
     for i, label in enumerate(labels):
-        of_topic = torch.tensor([word_id(encoding, word) for word in toy_py.TOPICS[label]])
-        scores = affinity(model, bag_of_words(encoding, TOPICS[label]))
-        for s, weights in enumerate(STRENGTHS):
+        of_topic = torch.tensor([word_id(encoding, word) for word in world.TOPICS[label]])
+        scores = affinity(model, bag_of_words(encoding, senses.TOPICS[label]))
+        for s, weights in enumerate(senses.STRENGTHS):
             edit = topic(model, scores, weights)
             n = TEXTS if s == 2 else TEXTS // 4  # most where the claim is
             texts, story, loss[i, s] = told(model, encoding, edit, n, 1 + i) if s else plain
