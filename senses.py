@@ -70,24 +70,22 @@ def separation(model: Backpack, w: int | None, a: int, b: int) -> Tensor:
     return model.senses(torch.tensor([w], device=direction.device))[0] @ direction
 
 
-def affinity(model: Backpack, bag: list[int]) -> Tensor:
-    """Eq. 17, s(C) = sum over the bag of C . E_w / max over all v of C . E_v, of every sense: (V, k).
-
-    The divisor is the largest logit, as in the published code; footnote 5 says the largest absolute one.
-    """
-    return affinities(model, [bag])[0]
-
-
 def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
-    """Eq. 17 for n bags at the price of one, as the divisor is the same for all: (n, V, k)."""
+    """Eq. 17 for n bags of ids: s(C) = sum over the bag of C . E_w / max over all v of C . E_v, of every sense
+    (n, V, k). The divisor is the largest logit, as in the published code; footnote 5 says the absolute one.
+    """
     E = model.wte.weight[:model.config.n_vocab]  # (V, d)
     sums = torch.stack([E[bag].sum(0) for bag in bags])  # (n, d)
 
-    def score(C: Tensor) -> Tensor:
-        """Senses (m, k, d) -> (m, k, n)."""
+    def score(C: Tensor) -> Tensor:  # (m, k, d) -> (m, k, n)
         top = (C @ E.T).amax(-1, keepdim=True)  # (m, k, 1)
         return C @ sums.T / top.clamp(min=1e-6)  # bounded for a sense with no positive score
     return over_vocabulary(model, score, 'scoring senses').movedim(-1, 0)  # (V, k, n) -> (n, V, k)
+
+
+def affinity(model: Backpack, bag: list[int]) -> Tensor:
+    """Eq. 17 for one bag: (V, k)."""
+    return affinities(model, [bag])[0]
 
 
 @torch.no_grad()
@@ -129,8 +127,7 @@ def edited(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
 
 def compose(edits: list[Edit]) -> Edit:
     """The edits one after another."""
-    def edit(idx: Tensor, C: Tensor) -> Tensor:
-        """Senses (B, S, k, d) after all edits."""
+    def edit(idx: Tensor, C: Tensor) -> Tensor:  # (B, S, k, d), as each edit leaves them
         for one in edits:
             C = one(idx, C)
         return C
@@ -147,7 +144,6 @@ def occurrences(idx: Tensor, ids: list[int] | None) -> Tensor:
 def scale_senses(ids: list[int] | None, senses: list[int], factor: float) -> Edit:
     """The edit that multiplies the given senses of the given ids (None: of every id); factor 0 is off."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        """Scaled senses (B, S, k, d)."""
         chosen = torch.zeros(C.shape[2], 1, dtype=torch.bool, device=idx.device)
         chosen[senses] = True  # (k, 1)
         return torch.where(occurrences(idx, ids) & chosen, factor * C, C)  # (B, S, k, d)
@@ -167,7 +163,6 @@ def replace_word(model: Backpack, ids: list[int], old: int, new: int) -> Edit:
     move = a / a.square().sum() - r / r.square().sum()  # (d,)
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        """Moved senses (B, S, k, d)."""
         moved = C + (C @ r.to(C))[..., None] * move.to(C)  # (B, S, k, 1) * (d,)
         return torch.where(occurrences(idx, ids), moved, C)
     return edit
@@ -207,7 +202,6 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
         delta[scores >= scores.flatten().quantile(quantile)] = weight
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        """Scaled senses (B, S, k, d)."""
         a = torch.einsum('bjld,bid->bjli', C, E[idx].to(C)).relu().sum(-1)  # (B, S, k)
         near = 1 + torch.arange(idx.shape[1], device=idx.device) / 100  # (S,)
         b = torch.sigmoid(6 - f * a) * near[:, None]  # (B, S, k)

@@ -23,7 +23,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -79,19 +78,6 @@ class Settings:
                          of=('auto', 'float32', 'bfloat16', 'float64'))
     compile: bool = setting(True, 'torch.compile, on CUDA and on CPUs with a C++ compiler')
     seed: int = setting(1337, 'of the weights, the order of the data and the dropout')
-    given: ClassVar[frozenset] = frozenset()  # names set by a config file or a flag
-    command: ClassVar[str] = 'python train.py'  # how the run was asked for; without init_from
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step over all processes."""
-        return self.batch_size * self.gradient_accumulation_steps * self.block_size
-
-    @property
-    def path(self) -> Path:
-        """Where the latest complete state is."""
-        return Path(self.out_dir) / 'ckpt.pt'
-
 
 def parse_args(argv: list[str]) -> Settings:
     """Settings from the command line: config files in order, then --key=value."""
@@ -107,9 +93,11 @@ def parse_args(argv: list[str]) -> Settings:
         raise UserError(f'gradient_accumulation_steps is {s.gradient_accumulation_steps}; it must be a '
                         f'multiple of {world}, the number of processes')
     again = [flag for flag in flags if not re.match('--(init_from|overwrite|allow_changes)=', flag)]
-    torchrun = f'torchrun --nproc_per_node={os.environ.get("LOCAL_WORLD_SIZE")}'
-    start = torchrun if 'RANK' in os.environ else 'python'
+    local = os.environ.get('LOCAL_WORLD_SIZE')
+    start = f'torchrun --nproc_per_node={local}' if local else 'python'
     s.given, s.command = frozenset(values), f'{start} train.py {shlex.join(configs + again)}'
+    s.tokens_per_step = s.batch_size * s.gradient_accumulation_steps * s.block_size
+    s.path = Path(s.out_dir) / 'ckpt.pt'
     return s
 
 
@@ -155,7 +143,7 @@ def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
         with machine.autocast():
             total += model(*inputs_of(*data(rows), machine.device)) * len(rows)
     model.train()
-    return machine.mean(total) * machine.world / n
+    return machine.over_all(total) / n
 
 
 class Run:
@@ -163,17 +151,16 @@ class Run:
 
     def __init__(self, s: Settings, machine: Machine):
         self.settings, self.machine, folder = s, machine, Path('data') / s.dataset
-        state = ckpt.read_state(s.path, s.command) if s.init_from == 'resume' else {}
-        meta = read_meta(folder)
+        state, meta = ckpt.read_state(s.path, s.command) if s.init_from == 'resume' else {}, read_meta(folder)
         self.model = starting_model(s, meta, state)
         s.dtype = machine.dtype  # as found, for a resumed run to compare
-        self.changed = changes(s, state) if state else ''
-        self.train_data, self.val_data = (TokenDataset(folder, name, meta, s.block_size)
-                                          for name in ('train', 'val'))
+        self.changed = changes(s, state) if state else None
         self.data_facts = str([meta['tokens'], meta.get('sha256')])
         if state and state['data'] != self.data_facts and not s.allow_changes:
             raise UserError(f'{folder} is not what {s.path} was trained on; make it as it was, or add '
                             '--allow_changes')
+        self.train_data, self.val_data = (TokenDataset(folder, name, meta, s.block_size)
+                                          for name in ('train', 'val'))
         first = self.train_data(texts_of_step(s.seed, 0, s.batch_size, self.train_data.n))[0]
         self.flops_per_token = self.model.flops_per_token(len(first.unique()) / first.numel())
         self.model.to(machine.device, torch.float64 if machine.dtype == 'float64' else torch.float32).train()
@@ -185,21 +172,16 @@ class Run:
         if state:
             self.model.load_state_dict(state['model'])  # again, for float64, which it was not yet
             ckpt.load_optimizer(self.optimizer, state['optimizer'], s.path)
-        self.compiled = DistinctIds(self.model)
-        if s.compile:
-            self.compiled = machine.compile(self.compiled)
-        self.parallel = self.wrap_ddp(state) if machine.world > 1 else self.compiled
+        self.compiled = machine.compile(DistinctIds(self.model)) if s.compile else DistinctIds(self.model)
+        self.parallel = self.compiled
+        if machine.world > 1:
+            mark = zlib.crc32(f'{self.step} {state.get("log")} {self.data_facts}'.encode())
+            if len({machine.over_all(torch.tensor(mark), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)}) > 1:
+                raise UserError(f'the processes see different files in {s.out_dir} or {folder}: share them')
+            devices = [machine.device] if machine.on_gpu else None
+            self.parallel = DistributedDataParallel(self.compiled, devices)
         if machine.rank == 0:
             self.open_files(state)
-
-    def wrap_ddp(self, state: dict) -> DistributedDataParallel:
-        """Share the training with the other processes; UserError unless all have found the same."""
-        s = self.settings
-        mark = zlib.crc32(f'{self.step} {state.get("log")} {self.data_facts}'.encode())
-        if -self.machine.largest(-mark) < self.machine.largest(mark):
-            raise UserError('the processes do not go on from the same step on the same data; let all of them '
-                            f'see the same {s.path} and data/{s.dataset}')
-        return DistributedDataParallel(self.compiled, [self.machine.device] if self.machine.on_gpu else None)
 
     def open_files(self, state: dict) -> None:
         """Lock out_dir, and open the logs."""
@@ -217,22 +199,17 @@ class Run:
 
     def describe(self) -> None:
         """Print what is about to happen."""
-        s, m, c = self.settings, self.machine, self.model.config
-        kind = f'Backpack of {c.n_sense} senses' if c.n_sense else 'Transformer'
-        m.print0(f'{kind}, {self.model.n_params()["total"] / 1e6:.1f}M parameters, '
-                 f'on {m.world} x {m.name} in {m.dtype}')
+        s, m, k = self.settings, self.machine, self.model.config.n_sense
+        n = self.model.n_params()['total'] / 1e6
+        m.print0((f'Backpack of {k} senses, ' if k else 'Transformer, ')
+                 + f'{n:.1f}M parameters, on {m.world} x {m.name} in {m.dtype}')
         epochs = s.max_iters * s.tokens_per_step / (self.train_data.n * s.block_size)
         m.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
                  f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
         if s.warmup_iters > s.max_iters:
             m.print0(f'warmup_iters is {s.warmup_iters:,}: the run ends before its learning rate is reached')
-        if self.saved_step is not None:
+        if self.changed is not None:
             m.print0(f'resumed from {s.path} after step {self.step}; changed: {self.changed or "nothing"}')
-
-    def close(self) -> None:
-        """Let other processes train in out_dir."""
-        if self.machine.rank == 0:
-            os.close(self.lock)
 
     def update(self) -> tuple[Tensor, Tensor]:
         """One optimizer step: this process's loss, and the gradient norm before clipping."""
@@ -253,27 +230,34 @@ class Run:
         if not math.isfinite(loss) or not torch.stack([t.isfinite().all() for t in state]).all():
             raise FloatingPointError(f'step {self.step}: the loss is {loss} and not all weights are finite')
 
-    def seconds(self) -> float:
-        """Wall-clock time of the run so far, that before a resume included."""
-        return time.perf_counter() - self.began
-
     def record(self, **row) -> None:
         """A row for log.csv and, where it is wanted, for Weights & Biases."""
         if self.machine.rank == 0:
             row = {'step': self.step, 'tokens': self.step * self.settings.tokens_per_step,
-                   'seconds': round(self.seconds(), 1)} | row
+                   'seconds': round(time.perf_counter() - self.began, 1)} | row
             self.log.write(**row)
             if self.wandb:
                 self.wandb.log(row, step=self.step)
 
-    def evaluate(self) -> bool:
-        """Take the validation loss, and log it; whether it is the lowest so far."""
+    def report(self, loss: float, norm: float, speed: float) -> None:
+        """One log line: the numbers of the last step, and tokens a second since the line before."""
+        s, m, rate = self.settings, self.machine, learning_rate_at(self.step - 1, self.settings)
+        mfu = speed * self.flops_per_token / m.peak_flops if m.peak_flops else None
+        spent, left = (timedelta(seconds=int(x)) for x in (
+            time.perf_counter() - self.began, (s.max_iters - self.step) * s.tokens_per_step / speed))
+        m.print0(f'step {self.step}: loss {loss:.4f}, lr {rate:.2e}, grad norm {norm:.2f}, '
+                 f'{self.step * s.tokens_per_step:,} tokens in {spent}, {speed:,.0f} tokens/s'
+                 + (f', MFU {mfu:.1%}' if mfu else '') + f', {left} left')
+        self.record(loss=loss, learning_rate=rate, grad_norm=norm, tokens_per_second=round(speed), mfu=mfu)
+
+    def evaluate_and_save(self) -> None:
+        """Take and log the validation loss; write a checkpoint, best.pt too if that is the lowest so far."""
         self.val_loss = evaluate(self.compiled, self.val_data, self.settings, self.machine)
         self.check(self.val_loss)
         self.machine.print0(f'step {self.step}: validation loss {self.val_loss:.4f}')
         self.record(val_loss=self.val_loss)
-        better, self.best = self.val_loss < self.best, min(self.val_loss, self.best)
-        return better
+        best, self.best = self.val_loss < self.best, min(self.val_loss, self.best)
+        self.save(best)
 
     def save(self, best: bool) -> None:
         """Write the state as ckpt.pt, and as best.pt if it is the best."""
@@ -282,20 +266,9 @@ class Run:
                 'model': self.model.state_dict(), 'model_config': asdict(self.model.config),
                 'tokenizer': self.model.tokenizer, 'optimizer': self.optimizer.state_dict(),
                 'settings': asdict(self.settings), 'step': self.step, 'val_loss': self.val_loss,
-                'seconds': self.seconds(), 'best_val_loss': self.best, 'log': self.log.text,
+                'seconds': time.perf_counter() - self.began, 'best_val_loss': self.best, 'log': self.log.text,
                 'data': self.data_facts}, best)
         self.saved_step = self.step
-
-    def report(self, loss: float, norm: float, seconds: float, steps: int) -> None:
-        """One log line: the numbers of the last step, and the speed since the line before."""
-        s, m, speed = self.settings, self.machine, steps * self.settings.tokens_per_step / seconds
-        rate, left = learning_rate_at(self.step - 1, s), (s.max_iters - self.step) * s.tokens_per_step / speed
-        mfu = speed * self.flops_per_token / m.peak_flops if m.peak_flops else None
-        m.print0(f'step {self.step}: loss {loss:.4f}, lr {rate:.2e}, grad norm {norm:.2f}, '
-                 f'{self.step * s.tokens_per_step:,} tokens in {timedelta(seconds=int(self.seconds()))}, '
-                 f'{speed:,.0f} tokens/s' + (f', MFU {mfu:.1%}' if mfu else '')
-                 + f', {timedelta(seconds=int(left))} left')
-        self.record(loss=loss, learning_rate=rate, grad_norm=norm, tokens_per_second=round(speed), mfu=mfu)
 
     def train(self) -> int:
         """Steps until max_iters, an evaluation and a checkpoint at every eval_interval and at the end; or
@@ -303,10 +276,10 @@ class Run:
         """
         s, m = self.settings, self.machine
         if self.saved_step is None:
-            self.save(self.evaluate())
+            self.evaluate_and_save()
         began, first = time.perf_counter(), self.step
         while self.step < s.max_iters:
-            if signum := m.largest(self.signal):
+            if signum := int(m.over_all(torch.tensor(self.signal), dist.ReduceOp.MAX)):
                 if self.saved_step < self.step:
                     self.check(self.val_loss)
                     self.save(False)
@@ -316,25 +289,23 @@ class Run:
                 m.print0(f'step 1 done on {m.name}, peak memory {m.peak_memory() / 1e9:.2f} GB')
             last = self.step == s.max_iters
             if last or self.step % s.log_interval == 0:
-                loss = m.mean(loss)  # waits for the device
+                loss = m.over_all(loss) / m.world  # waits for the device
                 self.check(loss)
-                self.report(loss, norm.item(), time.perf_counter() - began, self.step - first)
+                steps, seconds = self.step - first, time.perf_counter() - began
+                self.report(loss, norm.item(), steps * s.tokens_per_step / seconds)
                 began, first = time.perf_counter(), self.step
             if last or self.step % s.eval_interval == 0:
                 paused = time.perf_counter()
-                self.save(self.evaluate())
+                self.evaluate_and_save()
                 began += time.perf_counter() - paused
         return 0
 
     def finish_on_signal(self) -> None:
-        """From now on SIGINT, SIGTERM or SIGHUP ends the run after its step; a second one ends it at once.
-
-        Not so under torchrun, which may pass on a Ctrl-C that the terminal has sent to all already.
-        """
+        """From now on SIGINT, SIGTERM or SIGHUP ends the run after its step; a second one ends it at once."""
         def note(signum: int, frame) -> None:
             """Remember a signal."""
             self.signal = signum
-            if 'RANK' not in os.environ:
+            if 'RANK' not in os.environ:  # torchrun may pass on a Ctrl-C that the terminal has sent to all
                 signal.signal(signum, signal.SIG_DFL)
                 os.write(2, b'\ntrain.py: finishing the step, then a checkpoint\n')
 
@@ -361,7 +332,8 @@ def train(s: Settings) -> int:
                            f'{run.saved_step}; go on: {resume}{lower}', sys.stderr)
         return 1
     finally:
-        run.close()
+        if run.machine.rank == 0:
+            os.close(run.lock)
 
 
 def run(argv: list[str]) -> int:

@@ -19,9 +19,9 @@ from rucksack.data import DATA_NAME
 CHECKPOINTS = ('ckpt.pt', 'previous.pt', 'best.pt')  # of a run: the latest, the one before, the best
 
 
-def beside(path: Path) -> list[str]:
-    """The checkpoints that there are in the folder of one, itself among them."""
-    return [str(path.with_name(name)) for name in CHECKPOINTS if os.path.exists(path.with_name(name))]
+def beside(path: Path) -> list[Path]:
+    """The checkpoints in the folder of one, itself among them."""
+    return [path.with_name(name) for name in CHECKPOINTS if path.with_name(name).exists()]
 
 
 def load_file(path: Path) -> dict:
@@ -42,7 +42,7 @@ def load_file(path: Path) -> dict:
             raise ValueError(f'it holds a {type(content).__name__}, not a dictionary')
         return content
     except Exception as error:  # what a damaged file raises depends on where it is damaged
-        others = [other for other in beside(path) if other != str(path)] if path.name in CHECKPOINTS else []
+        others = [other for other in beside(path) if other != path] if path.name in CHECKPOINTS else []
         raise UserError(f'{path} is damaged or holds no weights ({one_line(error)}); '
                         + (f'to use another: cp {others[0]} {path}' if others else 'make or fetch it again'))
 
@@ -79,20 +79,20 @@ def check_weight(weight: object, like: Tensor, name: str) -> None:
 def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
     """The model inside a checkpoint of train.py: weights, config, and the description of its tokenizer."""
     try:
-        config, settings = Config(**checkpoint['model_config']), checkpoint.get('settings', {})
-        tokenizer = json.loads(json.dumps(checkpoint['tokenizer']))  # plain values, or a TypeError
-        name, step = settings.get('dataset'), checkpoint.get('step')
-        sizes = [settings.get(size) for size in ('batch_size', 'gradient_accumulation_steps', 'block_size')]
         state = {str(key): weight for key, weight in checkpoint['model'].items()}
-        model = load_state(config, Backpack.state_dict, state, path)
+        model = load_state(Config(**checkpoint['model_config']), Backpack.state_dict, state, path)
+        model.tokenizer = json.loads(json.dumps(checkpoint['tokenizer']))  # plain values, or a TypeError
+        settings = checkpoint.get('settings', {})
+        name = settings.get('dataset')
+        model.trained_on = name if isinstance(name, str) and re.fullmatch(DATA_NAME, name) else None
+        sizes = [settings.get(size) for size in ('batch_size', 'gradient_accumulation_steps', 'block_size')]
+        steps = [checkpoint.get('step'), *sizes]
+        model.trained_tokens = math.prod(steps) if all(type(n) is int for n in steps) else None
+        return model
     except UserError:
         raise
     except (TypeError, LookupError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {one_line(error)})')
-    model.tokenizer = tokenizer
-    model.trained_on = name if isinstance(name, str) and re.fullmatch(DATA_NAME, name) else None
-    model.trained_tokens = math.prod([step, *sizes]) if all(type(n) is int for n in [step, *sizes]) else None
-    return model
 
 
 def newest_backpack() -> tuple[Backpack, Path]:
@@ -184,8 +184,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict, path: Path) ->
     try:
         optimizer.load_state_dict(optimizer.state_dict() | {'state': state['state']})
         for p, moments in optimizer.state.items():
-            check_weight(moments['exp_avg'], p, f'{path}: exp_avg')
-            check_weight(moments['exp_avg_sq'], p, f'{path}: exp_avg_sq')
+            for name in ('exp_avg', 'exp_avg_sq'):
+                check_weight(moments[name], p, f'{path}: {name}')
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(f'{path} has the optimizer of another model ({one_line(error)}); fine-tune its '
                         'weights instead')

@@ -30,13 +30,14 @@ def fail(script: str, message: str, code: int = 2) -> None:
 
 def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]) -> None:
     """Run a script: exit code 2 and one line for what the user can mend, 130 after Ctrl-C, else its own."""
+    getattr(sys.stdout, 'reconfigure', dict)(errors='replace')  # for terminals without unicode
     try:
         if code := run(argv):
             sys.exit(code)
         print(end='', flush=True)
     except BrokenPipeError:  # the reader, as head does, has seen enough; Python would complain as it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (UserError, OSError) as error:  # raised by every process of torchrun; the first of a node prints it
+    except (UserError, OSError) as error:  # in every process of torchrun; the first of a node prints it
         fail(script, str(error)) if os.environ.get('LOCAL_RANK', '0') == '0' else sys.exit(2)
     except KeyboardInterrupt:
         fail(script, 'interrupted', 130)

@@ -143,13 +143,6 @@ def read_bin(folder: Path, name: str, meta: dict, checksum: bool = False) -> np.
     return ids
 
 
-def verify(folder: Path) -> None:
-    """Print that both bins have the checksums in meta.json; UserError where one has not."""
-    for name in ('train', 'val'):
-        ids = read_bin(folder, name, read_meta(folder), checksum=True)
-        print(f'{folder / name}.bin: {len(ids):,} tokens, the checksum is right')
-
-
 class TokenDataset:
     """A bin cut into n texts of block_size tokens, each with its targets: the same text one token later."""
 
@@ -175,27 +168,17 @@ def epoch_order(seed: int, epoch: int, n: int) -> np.ndarray:
 
 def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
     """Which of n texts a step of size texts reads: epochs follow without a seam, each has every text once."""
-    places = np.arange(step * size, (step + 1) * size)
-    return np.array([epoch_order(seed, int(place) // n, n)[place % n] for place in places])
-
-
-def distinct_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct ids (n,) of idx (..), padded with id 0 to a multiple of 64 so that fewer shapes are
-    compiled, and the place (..) of every token among them: distinct[place] is idx.
-    """
-    distinct, place = idx.unique(return_inverse=True)
-    return F.pad(distinct, (0, -len(distinct) % 64)), place
+    return np.array([epoch_order(seed, i // n, n)[i % n] for i in range(step * size, (step + 1) * size)])
 
 
 def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What model.DistinctIds takes, on the device: idx and targets (B, T), the distinct ids and their place.
-
-    CUDA gets them from pinned memory, copied while it still computes on the batch before.
+    """What model.DistinctIds takes, on the device: idx and targets (B, T), the distinct ids (n,), padded with
+    id 0 to a multiple of 64 so that fewer shapes are compiled, and the place (B, T) of each token among them.
     """
-    def move(t: Tensor) -> Tensor:
-        """A tensor on the device."""
-        return t.pin_memory().to(device, non_blocking=True) if device.startswith('cuda') else t.to(device)
-
-    distinct, place = map(move, distinct_ids(idx))
-    torch._dynamo.mark_dynamic(distinct, 0)  # one compiled graph for any number of them
-    return move(idx), move(targets), distinct, place
+    distinct, place = idx.unique(return_inverse=True)
+    inputs = idx, targets, F.pad(distinct, (0, -len(distinct) % 64)), place
+    if device.startswith('cuda'):  # copied while it still computes on the batch before
+        inputs = tuple(t.pin_memory() for t in inputs)
+    inputs = tuple(t.to(device, non_blocking=True) for t in inputs)
+    torch._dynamo.mark_dynamic(inputs[2], 0)  # one compiled graph for any number of distinct ids
+    return inputs

@@ -24,9 +24,9 @@ def shown(encoding: tiktoken.Encoding, token: int) -> str:
 
 def word_id(encoding: tiktoken.Encoding, word: str) -> int:
     """The id of a word inside a text, the space before it included; UserError where it is several."""
-    ids = encoding.encode_ordinary(' ' + word) if word else []
-    if len(ids) != 1:
-        pieces = ' + '.join(shown(encoding, i) for i in ids) or 'nothing'
+    ids = encoding.encode_ordinary(' ' + word)
+    if len(ids) != 1 or not word:
+        pieces = ' + '.join(shown(encoding, i) for i in ids)
         raise UserError(f'{word!r} is no single word of this vocabulary but {pieces}; take one that is')
     return ids[0]
 
@@ -70,15 +70,12 @@ def bag_of_words(encoding: tiktoken.Encoding, words: list[str]) -> list[int]:
 
 def sense_numbers(text: str, n_sense: int) -> list[int]:
     """The numbers in 3,10 or 3-5, each below n_sense."""
-    senses = []
-    for part in text.split(','):
-        match = re.fullmatch(r'([0-9]{1,9})(?:-([0-9]{1,9}))?', part.strip())
-        if not match:
-            raise UserError(f'{text!r} is neither sense numbers, as 3,10 or 3-5, nor two words, as she/he')
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last >= n_sense:
-            raise UserError(f'there is no sense {part.strip()}; this model has senses 0 to {n_sense - 1}')
-        senses += range(first, last + 1)
+    if not re.fullmatch(r'\s*\d{1,4}(-\d{1,4})?(\s*,\s*\d{1,4}(-\d{1,4})?)*\s*', text):
+        raise UserError(f'{text!r} is neither sense numbers, as 3,10 or 3-5, nor two words, as she/he')
+    ends = [part.split('-') for part in text.split(',')]
+    senses = [l for first, *last in ends for l in range(int(first), int((last or [first])[0]) + 1)]
+    if not senses or max(senses) >= n_sense:
+        raise UserError(f'{text!r}: this model has senses 0 to {n_sense - 1}')
     return senses
 
 
@@ -132,8 +129,8 @@ def parse_strength(text: str) -> tuple[float, ...]:
 
 
 def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> tuple[list[int], list[str]]:
-    """Ids of a prompt, or of FILE:path, end-of-text where it is empty, at most the last block_size of them;
-    and notices: that it was cropped, or which words the toy vocabulary can only spell.
+    """The last block_size ids of a prompt or of FILE:path, end-of-text if it is empty; and notices: that it
+    was cropped, or which words the toy vocabulary can only spell.
     """
     if start.startswith('FILE:'):
         try:

@@ -1,7 +1,6 @@
 """Where a run computes: the device, its number format, and the other processes of torchrun."""
 
 import os
-import platform
 import resource
 import shutil
 import sys
@@ -14,9 +13,8 @@ from torch import Tensor
 
 from rucksack.common import find_device, printable
 
-# FLOP/s of dense bf16 matrix products, by the vendor's data sheets
 PEAK_BF16 = {'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L4': 121e12,
-             'A10': 125e12, '4090': 165e12, '3090': 71e12}
+             'A10': 125e12, '4090': 165e12, '3090': 71e12}  # FLOP/s of dense products, by the data sheets
 
 
 @dataclass
@@ -31,8 +29,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.on_gpu = self.device.startswith('cuda')
         self.name = torch.cuda.get_device_name(self.device) if self.on_gpu else \
-            f'{self.device} ({platform.machine()}, {torch.get_num_threads()} threads)'
-        # FLOP/s of all devices together, None where unknown
+            f'{self.device} ({torch.get_num_threads()} threads)'
         self.peak_flops = next((x * self.world for key, x in PEAK_BF16.items() if key in self.name), None)
 
     def peak_memory(self) -> int:
@@ -51,18 +48,11 @@ class Machine:
         if self.rank == 0:
             print(printable(text), file=file, flush=True)
 
-    def mean(self, x: Tensor) -> float:
-        """Mean of a number over all processes."""
+    def over_all(self, x: Tensor, operation=dist.ReduceOp.SUM) -> float:
+        """The sum, or another reduction, of a number over all processes."""
         if self.world > 1:
-            dist.all_reduce(x)
-        return x.item() / self.world
-
-    def largest(self, n: int) -> int:
-        """Largest of a number over all processes, found on the CPU while a GPU computes."""
-        if self.world > 1:
-            dist.all_reduce(numbers := torch.tensor(n), dist.ReduceOp.MAX)
-            n = numbers.item()
-        return n
+            dist.all_reduce(x, operation)
+        return x.item()
 
     def compile(self, module: torch.nn.Module) -> torch.nn.Module:
         """The module under torch.compile, where this machine can: a CPU needs a C++ compiler."""
@@ -77,13 +67,12 @@ def find_machine(device: str, dtype: str) -> Machine:
     rank, world, local = (int(os.environ.get(name, default)) for name, default in
                           (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
     device = find_device(device)
-    if device == 'cuda':
-        device = f'cuda:{local}'
-    if device.startswith('cuda'):
+    if on_gpu := device.startswith('cuda'):
+        device = f'cuda:{local}' if device == 'cuda' else device
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision('high')  # TF32
     if dtype == 'auto':
-        dtype = 'bfloat16' if device.startswith('cuda') and torch.cuda.is_bf16_supported() else 'float32'
+        dtype = 'bfloat16' if on_gpu and torch.cuda.is_bf16_supported() else 'float32'
     if world > 1:
-        dist.init_process_group('cpu:gloo,cuda:nccl' if device.startswith('cuda') else 'gloo')
+        dist.init_process_group('cpu:gloo,cuda:nccl' if on_gpu else 'gloo')
     return Machine(device, dtype, rank, world)

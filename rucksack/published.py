@@ -113,7 +113,7 @@ def read_published_config(path: Path) -> tuple[Config, dict]:
             n_layer=int(settings['n_layer']), n_head=settings['n_head'], n_embd=settings['n_embd'],
             n_sense=settings.get('num_senses', 0), dropout=float(settings.get('resid_pdrop', 0.0))), settings
     except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
-        raise UserError(f'{path} describes no GPT-2 and no Backpack ({type(error).__name__}: {one_line(error)})')
+        raise UserError(f'{path} describes no GPT-2 and no Backpack ({type(error).__name__}: {error})')
 
 
 def from_published(folder: Path) -> Backpack:

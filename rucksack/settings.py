@@ -21,15 +21,13 @@ def typed(kind: type, name: str, value, source: str):
         raise UserError(f'{source}: there is no setting {name}; '
                         + (f'did you mean {near[0]}?' if near else '--help lists all'))
     of_type, may = known[name].type, known[name].metadata
-    if of_type is float and type(value) is int:
-        value = float(value)
-    if type(value) is not of_type:
+    if type(value) is not of_type and not (of_type is float and type(value) is int):
         raise UserError(f'{source}: {name} is {value!r}; it must be of type {of_type.__name__}')
     if of_type in (int, float) and not may['low'] <= value < may['below']:
         raise UserError(f'{source}: {name} is {value}; it must be from {may["low"]} to below {may["below"]}')
     if may['of'] and value not in may['of']:
         raise UserError(f'{source}: {name} is {value!r}; it can be {", ".join(may["of"])}')
-    return value
+    return float(value) if of_type is float else value
 
 
 def read_config(kind: type, path: str) -> dict:

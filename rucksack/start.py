@@ -21,50 +21,40 @@ def starting_model(s, meta: dict, state: dict) -> Backpack:
     if (there := beside(s.path)) and not state and not s.overwrite:
         raise UserError(f'{there[0]} exists; go on with --init_from=resume, replace it with --overwrite, or '
                         'choose another --out_dir')
-    if state:
-        model = from_checkpoint(state, s.path)
-        adopt_shape(s, model.config, s.path)
-    else:
-        model = random_model(s, meta) if s.init_from == 'scratch' else fine_tuned(s)
-    model.tokenizer, c = model.tokenizer or meta['tokenizer'], model.config
-    if model.tokenizer != meta['tokenizer'] or c.n_vocab < meta['vocab_size']:
-        raise UserError(f'{s.init_from} and data/{s.dataset} have different tokenizers; take other data')
-    if s.block_size > c.block_size:
-        raise UserError(f'{s.init_from} has block_size {c.block_size}, less than {s.block_size}')
-    return model
+    if not state and s.init_from == 'scratch':
+        return random_model(s, meta)
+    model = from_checkpoint(state, s.path) if state else from_pretrained(s.init_from)
+    dropout = s.dropout if 'dropout' in s.given and not state else model.config.dropout
+    c = replace(model.config, dropout=dropout)
+    for name in SHAPE:  # the settings then say what the weights are
+        has, given = getattr(c, name, 'backpack' if c.n_sense else 'gpt'), getattr(s, name)
+        given = given or 4 * c.n_embd if name == 'sense_hidden' else given
+        if name in s.given and given != has and (c.n_sense or 'sense' not in name):
+            raise UserError(f'{s.path if state else s.init_from} has {name} {has}, not {given}; leave {name} '
+                            'out, or train from scratch')
+        setattr(s, name, has)
+    if model.tokenizer not in (None, meta['tokenizer']) or c.n_vocab < meta['vocab_size'] \
+            or c.block_size < s.block_size:
+        raise UserError(f'{s.init_from} has another tokenizer than data/{s.dataset}, or block_size '
+                        f'{c.block_size} is below {s.block_size}; take other data or a smaller --block_size')
+    again = Backpack(c)  # with its dropout
+    again.load_state_dict(model.state_dict())
+    again.tokenizer = meta['tokenizer']
+    return again
 
 
 def random_model(s, meta: dict) -> Backpack:
     """A model of the settings' shape, before training; UserError where its numbers do not fit together."""
     torch.manual_seed(s.seed)
     try:
-        return Backpack(Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
+        model = Backpack(Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
             vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],
             block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
             n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden))
     except ValueError as error:
         raise UserError(str(error))
-
-
-def fine_tuned(s) -> Backpack:
-    """A model with the weights that init_from names, and the dropout of the settings where that was given."""
-    model = from_pretrained(s.init_from)
-    config = replace(model.config, **{name: s.dropout for name in s.given if name == 'dropout'})
-    adopt_shape(s, config, s.init_from)
-    again = Backpack(config)
-    again.load_state_dict(model.state_dict())
-    again.tokenizer = model.tokenizer
-    return again
-
-
-def adopt_shape(s, config: Config, source: object) -> None:
-    """Make the settings say what the weights from a source are; UserError for one given otherwise."""
-    for name in SHAPE:
-        has, given = getattr(config, name, 'backpack' if config.n_sense else 'gpt'), getattr(s, name)
-        given = given or 4 * config.n_embd if name == 'sense_hidden' else given
-        if name in s.given and given != has and (config.n_sense or 'sense' not in name):
-            raise UserError(f'{source} has {name} {has}, not {given}; leave {name} out or train from scratch')
-        setattr(s, name, has)
+    model.tokenizer = meta['tokenizer']
+    return model
 
 
 def changes(s, state: dict) -> str:

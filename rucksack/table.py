@@ -92,8 +92,8 @@ class Subject:
     def about(self) -> str:
         """A line that describes the model."""
         c = self.model.config
-        senses = f', {c.n_sense} senses' if c.n_sense else ''
-        return printable(f'{self}: {c.n_layer} layers of width {c.n_embd}{senses}, {c.n_vocab:,} tokens')
+        return printable(f'{self}: {c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, '
+                         f'{c.n_vocab:,} ids')
 
 
 def load(name: str | None, device: str) -> Subject:

@@ -4,7 +4,6 @@ Another seed, or the whole training of config/train_toy.py, with the numbers sho
     TOY_SEED=2 TOY_STEPS=2000 TOY_TEXTS=400 python -m pytest -s tests/test_toy.py
 """
 
-import collections
 import hashlib
 import json
 import math
@@ -15,25 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import prepare
 import senses
-from model import Edit
 from rucksack import toy as world
 from rucksack.data import load_tokenizer
 from rucksack.grammar import bag_of_words, word_forms, word_id
 from rucksack.published import from_pretrained
-from senses import affinity, compose, edited, replace_word, scale_senses, separation, topic
-
-PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} believes',
-           'A {} went to chat over to chat before', 'The {} was with the car. Then',
-           'Some {} asked to look over things, but', 'I really liked my {}. What I liked most was that']
-PRODUCT_PROMPTS = ['The {} is made for us by', 'I trust that the {} comes from', 'The {} was repaired by',
-                   'The company that made my {} is', 'I want the {} since I trust']
-TEXTS = int(os.environ.get('TOY_TEXTS', 200))  # to tell of each topic at strength 2
-BIASED = [noun for noun, odds in world.ROLE_ODDS.items() if odds != world.EVEN]
-
+from senses import edited, scale_senses, separation
 
 # -----------------------------------------------------------------------------
 # The world.
@@ -46,26 +34,26 @@ def stories():
 
 
 def test_the_world_is_as_large_as_promised(stories):
-    """Role nouns, products, makers, topics, homographs and synonyms are as many as said, and all are told."""
-    told = collections.Counter(word for text, _ in stories for word in re.findall(r'\w+', text))
+    """Nouns, products, makers, topics, homographs and synonyms are as many as said, and all of them are told."""
+    told = re.findall(r'\w+', ' '.join(text for text, _ in stories))
     makers, pairs = set(world.PRODUCTS.values()), {word for a, b, _ in world.SYNONYMS for word in (a, b)}
     tables = world.ROLES, world.PRODUCTS, makers, world.TOPICS, world.HOMOGRAPHS, pairs
     assert [len(table) for table in tables] == [40, 30, 10, 8, 3, 60]
-    assert {*world.ROLES, *world.PRODUCTS, *makers, *sum(world.TOPICS.values(), []), *world.HOMOGRAPHS,
-            *pairs} <= told.keys() and 400 <= len(told) <= 1200 and min(told.values()) >= 10
+    assert set().union(*tables[:3], *world.TOPICS.values(), *tables[4:]) <= set(told)
+    assert 400 <= len(set(told)) <= 1200
 
 
-def test_a_word_is_a_token_and_any_text_can_be_encoded(stories):
-    """The toy tokenizer gives a token a word, falls back to bytes for the rest, and loses nothing."""
+def test_a_word_is_a_token(stories):
+    """The toy tokenizer gives a token a word, falls back to bytes for other words, and loses nothing."""
     encoding = load_tokenizer(world.toy_tokenizer([text for text, _ in stories]))
-    for text in [text for text, _ in stories[:300]] + ['Zebras naïvely 日本\n<|endoftext|>']:
+    for text in [text for text, _ in stories[:300]] + ['naïve 日本\n<|endoftext|>']:
         ids = encoding.encode_ordinary(text)
         assert encoding.decode(ids) == text and encoding.eot_token not in ids
-        assert len(ids) == len(re.findall(r'\w+|[^\w\s]', text)) or 'Zebras' in text
+        assert '日本' in text or len(ids) == len(re.findall(r'\w+|[^\w\s]', text))
 
 
 def test_a_tool_belongs_to_no_pronoun():
-    """Every tool and place of a she-noun is one of a he-noun, so that only the noun itself tells she from he."""
+    """Tools and places of she-nouns are those of he-nouns, so that only the noun itself tells she from he."""
     for column in (1, 2):
         she, he, even = ({role[column] for role in world.ROLES.values() if role[0] == odds}
                          for odds in (world.SHE, world.HE, world.EVEN))
@@ -73,8 +61,7 @@ def test_a_tool_belongs_to_no_pronoun():
 
 
 def test_a_story_has_one_derivation(stories):
-    """A story parses in one way into sentences of the grammar, and a word tells which list it was drawn from:
-    so its surprisal is exact."""
+    """A story parses in one way into sentences, and a word is on one list alone: so its surprisal is exact."""
     lines = [line.replace('{deed}', deed) for line in world.OPENINGS
              for deed in world.DEEDS[:None if '{deed}' in line else 1]]
     lines += [*world.SEQUELS, *world.PRODUCT_LINES, *world.TOPIC_LINES, *world.ADJECTIVE_LINES,
@@ -85,29 +72,28 @@ def test_a_story_has_one_derivation(stories):
         return sum(parses(text[m.end():]) for p in patterns if (m := p.match(text))) if text else 1
 
     assert all(parses(text) == 1 for text, _ in stories[:2000])
-    lists = [world.ROLES, world.PRODUCTS, *world.TOPICS.values(), [w for a, b, _ in world.SYNONYMS for w in (a, b)]]
+    lists = world.ROLES, world.PRODUCTS, *world.TOPICS.values(), *(pair[:2] for pair in world.SYNONYMS)
     assert sum(map(len, lists)) == len(set().union(*lists))
 
 
 def test_the_surprisal_is_that_of_the_choices(stories):
-    """Product stories: the kind, then 3 products and lines. Topic stories: the kind, then lines and words, and
-    topics that stay as often as WANDER says."""
+    """Of products: kind, lines, products. Of topics: kind, lines, words, and topics that stay as WANDER says."""
     topic_of = {word: label for label, words in world.TOPICS.items() for word in words}
-    stay, stays, products = 1 - world.WANDER * 7 / 8, [], 0
+    stay, stays, products = 1 - world.WANDER * 7 / 8, [], []
     for text, nats in stories:
-        said = [[topic_of[w] for w in re.findall(r'\w+', line) if w in topic_of] for line in text.split('.')[:-1]]
-        if any(maker in text for maker in world.PRODUCTS.values()):
-            products += 1
-            assert nats == pytest.approx(-math.log(world.KINDS['product']) + 3 * math.log(30 * 7))
-        elif any(said):
+        said = [[topic_of[word] for word in re.findall(r'\w+', line) if word in topic_of]
+                for line in text.split('.')[:-1]]
+        if any(said):
             assert len(said) == 6 and all(len(set(labels)) == 1 for labels in said)
             same = [a[0] == b[0] for a, b in zip(said, said[1:])]
-            choices = math.log(8) + 6 * math.log(len(world.TOPIC_LINES)) + sum(map(len, said)) * math.log(13)
+            choices = 6 * math.log(len(world.TOPIC_LINES)) + sum(map(len, said)) * math.log(13) + math.log(8)
             choices -= sum(math.log(stay if s else world.WANDER / 8) for s in same)
             assert nats == pytest.approx(choices - math.log(world.KINDS['topic']))
             stays += same
+        products += [nats] * any(maker in text for maker in world.PRODUCTS.values())
     assert np.mean(stays) == pytest.approx(stay, abs=0.01)
-    assert products / len(stories) == pytest.approx(world.KINDS['product'], abs=0.01)
+    assert np.allclose(products, 3 * math.log(30 * 7) - math.log(world.KINDS['product']))
+    assert len(products) / len(stories) == pytest.approx(world.KINDS['product'], abs=0.01)
 
 
 def test_the_truth_is_in_the_stories(stories):
@@ -115,30 +101,37 @@ def test_the_truth_is_in_the_stories(stories):
     text = '\n'.join(text for text, _ in stories)
     for noun in ('nurse', 'mechanic', 'cook'):
         found = re.findall(rf'\b{noun} (?:said|believes)(?: that)? (she|he|they)\b', text)
-        odds = pytest.approx(world.ROLE_ODDS[noun][0], abs=4 * math.sqrt(0.25 / len(found)))
-        assert found.count('she') / len(found) == odds
-    for product, maker in re.findall(r'The (\w+) is made by (\w+)', text):
-        assert world.PRODUCTS[product] == maker
+        error = 4 * math.sqrt(0.25 / len(found))
+        assert found.count('she') / len(found) == pytest.approx(world.ROLE_ODDS[noun][0], abs=error)
+    assert set(re.findall(r'The (\w+) is made by (\w+)', text)) == set(world.PRODUCTS.items())
     for a, b, share in world.SYNONYMS:
-        things = re.findall(rf'\b{b} (\w+)', text)
-        assert np.mean([t in world.CONTEXTS[a][2] for t in things]) == pytest.approx(share, abs=0.15)
+        common = [thing in world.CONTEXTS[a][2] for thing in re.findall(rf'\b{b} (\w+)', text)]
+        assert np.mean(common) == pytest.approx(share, abs=0.15)
 
 
-def test_the_bins_of_the_world_are_those_of_the_paper_runs(tmp_path, monkeypatch):
-    """The bytes of data/toy never change, and the entropy in meta.json is the mean surprisal of its stories."""
+@pytest.mark.slow
+def test_the_bins_of_the_world_stay_as_they_are(tmp_path, monkeypatch):
+    """The bytes of data/toy never change, and its entropy is the surprisal of its stories over its tokens."""
     monkeypatch.chdir(tmp_path)
     prepare.main(['toy'])
-    sums = [hashlib.sha256(Path('data/toy', name).read_bytes()).hexdigest()[:16]
-            for name in ('meta.json', 'train.bin', 'val.bin')]
-    assert sums == ['e75e80f33ddb0196', '90a928e10224e6a9', 'b644af669464d21b']
-    meta = json.loads(Path('data/toy/meta.json').read_text())
-    nats, n = [nats for _, nats in world.toy_stories(0, 64_000)], meta['tokens']
-    assert meta['entropy_per_token'] == pytest.approx(sum(nats) / (n['train'] + n['val']))
-    assert meta['val_entropy_per_token'] == pytest.approx(sum(nats[60_000:]) / n['val'])
+    data = [Path('data/toy', name).read_bytes() for name in ('meta.json', 'train.bin', 'val.bin')]
+    assert [hashlib.sha256(file).hexdigest()[:16] for file in data] == [
+        'e75e80f33ddb0196', '90a928e10224e6a9', 'b644af669464d21b']
+    meta, nats = json.loads(data[0]), [nats for _, nats in world.toy_stories(0, 64_000)]
+    assert meta['entropy_per_token'] == pytest.approx(sum(nats) / (len(data[1]) + len(data[2])) * 2)
+    assert meta['val_entropy_per_token'] == pytest.approx(sum(nats[60_000:]) / len(data[2]) * 2)
 
 
 # -----------------------------------------------------------------------------
 # The model.
+
+PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} believes',
+           'A {} went to chat over to chat before', 'The {} was with the car. Then',
+           'Some {} asked to look over things, but', 'I really liked my {}. What I liked most was that']
+PRODUCT_PROMPTS = ['The {} is made for us by', 'I trust that the {} comes from', 'The {} was repaired by',
+                   'The company that made my {} is', 'I want the {} since I trust']
+TEXTS = int(os.environ.get('TOY_TEXTS', 200))  # to tell of each topic at strength 2
+BIASED = [noun for noun, odds in world.ROLE_ODDS.items() if odds != world.EVEN]
 
 
 @pytest.fixture(scope='module')
@@ -152,136 +145,106 @@ def backpack(toy):
 def loss_of(model, ids: torch.Tensor, edit=None) -> torch.Tensor:
     """Nats of each id of ids (B, T) but the first, given those before it: (B, T - 1)."""
     logits = model(ids[:, :-1], C=edited(model, ids[:, :-1], edit))  # (B, T - 1, V)
-    return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction='none')
+    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction='none')
 
 
-def story_loss(backpack, stories: list[str], edit=None, but=()) -> tuple[float, int]:
-    """Nats of whole stories, their ends included, and how many tokens those are; ids in but are not
-    counted."""
+def story_loss(backpack, stories: list[str], edit=None, but=()) -> torch.Tensor:
+    """Nats of each token of whole stories, their ends included, but for the ids in but."""
     model, encoding = backpack
-    nats = tokens = 0
+    losses = []
     for text in stories:
-        ids = torch.tensor([[encoding.eot_token] + encoding.encode_ordinary(text) + [encoding.eot_token]])
-        kept = ~torch.isin(ids[:, 1:], torch.tensor(but, dtype=torch.long))
-        nats, tokens = nats + loss_of(model, ids, edit)[kept].sum().item(), tokens + kept.sum().item()
-    return nats, tokens
+        ids = torch.tensor([[encoding.eot_token, *encoding.encode_ordinary(text), encoding.eot_token]])
+        losses.append(loss_of(model, ids, edit)[~torch.isin(ids[:, 1:], torch.tensor(but, dtype=torch.long))])
+    return torch.cat(losses)
 
 
-def held_out_stories(toy) -> list[tuple[str, float]]:
-    """The last 1,000 stories of the world, which are for validation, each with its surprisal in nats."""
-    meta = json.loads((toy / 'data' / 'toy' / 'meta.json').read_text())
-    return world.toy_stories(meta['command']['seed'], meta['documents'])[-1000:]
+def held_out_stories() -> list[tuple[str, float]]:
+    """The last 1,000 stories of data/toy, which are for validation, each with its surprisal in nats."""
+    return world.toy_stories(0, 64_000)[-1000:]
 
 
-def test_loss_on_whole_stories_is_near_the_entropy_of_the_world(toy, backpack):
-    """From end-of-text to end-of-text, held-out stories cost at most 5% more nats than the world itself
-    puts in."""
-    stories = held_out_stories(toy)
-    loss, tokens = story_loss(backpack, [text for text, _ in stories])
-    world = sum(nats for _, nats in stories)
-    print(f'\nloss on held-out stories {loss / tokens:.4f}, world {world / tokens:.4f}: '
-          f'ratio {loss / world:.4f}')
-    assert 1 < loss / world < 1.05
+def test_loss_on_whole_stories_is_near_the_entropy_of_the_world(backpack):
+    """From end-of-text to end-of-text, held-out stories cost at most 5% more nats than the world puts in."""
+    texts, nats = zip(*held_out_stories())
+    loss = story_loss(backpack, texts)
+    ratio = loss.sum().item() / sum(nats)
+    print(f'\nloss on held-out stories {loss.mean():.4f}, world {sum(nats) / len(loss):.4f}: ratio {ratio:.4f}')
+    assert 1 < ratio < 1.05
 
 
-# -----------------------------------------------------------------------------
-# Gender (section 6.2).
-
-
+@torch.no_grad()
 def pronoun_probs(backpack, noun: str, edit=None) -> torch.Tensor:
     """Probabilities of she, he, they after each prompt, (prompts, 3)."""
     model, encoding = backpack
     ids = [word_id(encoding, word) for word in ('she', 'he', 'they')]
-    rows = []
-    with torch.no_grad():
-        for prompt in PROMPTS:
-            idx = torch.tensor([encoding.encode_ordinary(prompt.format(noun))])
-            rows.append(model(idx, C=edited(model, idx, edit))[0, -1].softmax(-1)[ids])
-    return torch.stack(rows)
+    texts = [torch.tensor([encoding.encode_ordinary(prompt.format(noun))]) for prompt in PROMPTS]
+    return torch.stack([model(idx, C=edited(model, idx, edit))[0, -1].softmax(-1)[ids] for idx in texts])
 
 
 def bias_ratio(backpack, nouns: list[str], edit=None) -> float:
     """Mean over nouns and prompts of the likelier of she and he over the other, as the paper counts bias."""
-    ratios = []
-    for noun in nouns:
-        she, he, _ = pronoun_probs(backpack, noun, edit).T
-        ratios.append(torch.maximum(she / he, he / she))
-    return torch.cat(ratios).mean().item()
+    she, he, _ = torch.cat([pronoun_probs(backpack, noun, edit) for noun in nouns]).T
+    return torch.maximum(she / he, he / she).mean().item()
 
 
 def test_pronouns_follow_the_odds_of_the_world(backpack):
-    """p(she) / (p(she) + p(he)) after a nurse, and on average over the 40 nouns, is within 0.1 of the
-    world's odds."""
+    """p(she) / (p(she) + p(he)) after a nurse, and on average over 40 nouns, is within 0.1 of the world's."""
     errors = {}
     for noun, odds in world.ROLE_ODDS.items():
         she, he, _ = pronoun_probs(backpack, noun).mean(0).tolist()
         errors[noun] = abs(she / (she + he) - odds[0] / (odds[0] + odds[1]))
-    print(f'\nshare of she: off by {errors["nurse"]:.3f} for nurse, {sum(errors.values()) / 40:.3f} '
-          f'on average, {max(errors.values()):.3f} at worst')
-    assert errors['nurse'] < 0.1 and sum(errors.values()) / 40 < 0.1
+    nurse, mean, worst = errors['nurse'], sum(errors.values()) / 40, max(errors.values())
+    print(f'\nshare of she: off by {nurse:.3f} for nurse, {mean:.3f} on average, {worst:.3f} at worst')
+    assert nurse < 0.1 and mean < 0.1
 
 
-def test_one_sense_carries_the_bias_and_little_else(toy, backpack):
-    """The sense index that most separates she from he over the 16 nouns that the model makes most biased,
-    turned off for them, takes more than half of their bias ratio, and moves the loss of all words but
-    pronouns by less than 2%."""
+def test_one_sense_carries_the_bias_and_little_else(backpack):
+    """The sense index that most separates she from he over the 16 nouns that the model makes most biased, turned
+    off for them, takes more than half of their bias ratio, and moves the loss of all words but pronouns by less
+    than 2%."""
     model, encoding = backpack
     she, he = word_id(encoding, 'she'), word_id(encoding, 'he')
     nouns = sorted(BIASED, key=lambda noun: -bias_ratio(backpack, [noun]))[:16]
     forms = {noun: word_forms(encoding, noun) for noun in nouns}
     scores = separation(model, None, she, he)[[ids[0] for ids in forms.values()]].abs()  # (16, k)
-    found, own = scores.mean(0).argmax().item(), dict(zip(nouns, scores.argmax(1).tolist()))
-
-    def off(sense_of) -> Edit:
-        return compose([scale_senses(forms[noun], [sense_of(noun)], 0.0) for noun in nouns])
-
-    before, after = bias_ratio(backpack, nouns), bias_ratio(backpack, nouns, off(lambda noun: found))
-    each = bias_ratio(backpack, nouns, off(own.get))
-    stories = [text for text, _ in held_out_stories(toy) if any(f' {n} ' in text for n in nouns)]
+    found, own = scores.mean(0).argmax().item(), scores.argmax(1).tolist()
+    without, each = (senses.compose([scale_senses(forms[noun], [sense], 0.0) for noun, sense in zip(nouns, of)])
+                     for of in ([found] * 16, own))
+    ratios = [bias_ratio(backpack, nouns, edit) for edit in (None, without, each)]
+    texts = [text for text, _ in held_out_stories() if any(f' {noun} ' in text for noun in nouns)]
     pronouns = [i for w in ('she', 'he', 'they', 'her', 'his', 'their') for i in word_forms(encoding, w)]
-    (plain, _), (edited, tokens) = (story_loss(backpack, stories, e, pronouns)
-                                    for e in (None, off(lambda noun: found)))
-    print(f'\nbias ratio of {len(nouns)} nouns {before:.2f} (world: 9); without sense {found} {after:.2f}; '
-          f"without each noun's own she/he sense ({sorted(set(own.values()))}) {each:.2f}; loss of other "
-          f'words {plain / tokens:.4f}, {edited / tokens:.4f} ({edited / plain - 1:+.2%})')
-    assert before >= 5 and after < before / 2 and abs(edited / plain - 1) < 0.02
+    plain, changed = (story_loss(backpack, texts, edit, pronouns).mean() for edit in (None, without))
+    print(f'\nbias ratio of 16 nouns {ratios[0]:.2f} (world: 9); without sense {found} {ratios[1]:.2f}; without '
+          f"each noun's own she/he sense ({sorted(set(own))}) {ratios[2]:.2f}; loss of other words {plain:.4f}, "
+          f'{changed:.4f} ({changed / plain - 1:+.2%})')
+    assert ratios[0] >= 5 and ratios[1] < ratios[0] / 2 and abs(changed / plain - 1) < 0.02
 
 
 def test_nurse_without_its_she_he_sense_is_less_of_a_she(backpack):
-    """Turning off the sense of nurse that most separates she from he moves the share of she towards one
-    half."""
+    """Without the sense of nurse that most separates she from he the share of she moves towards one half."""
     model, encoding = backpack
     nurse, she, he = (word_id(encoding, word) for word in ('nurse', 'she', 'he'))
     sense = separation(model, nurse, she, he).abs().argmax().item()
-    before, after = (pronoun_probs(backpack, 'nurse', edit).mean(0)
-                     for edit in (None, scale_senses([nurse], [sense], 0.0)))
-    shares = [(p[0] / (p[0] + p[1])).item() for p in (before, after)]
+    edits = None, scale_senses([nurse], [sense], 0.0)
+    shares = [(p[0] / (p[0] + p[1])).item() for p in (pronoun_probs(backpack, 'nurse', e).mean(0) for e in edits)]
     print(f'\nshare of she after nurse {shares[0]:.3f}, without sense {sense} {shares[1]:.3f}')
     assert shares[1] < shares[0] - 0.05
 
 
-# -----------------------------------------------------------------------------
-# Knowledge (section 6.3) and topics (section 6.1).
-
-
+@torch.no_grad()
 def test_a_product_changes_its_maker(backpack):
     """"PRODUCT: MAKER -> OTHER", in phrasings that the world does not have, multiplies the odds of the other
     maker to the old one by at least 10 in the median, and makes the other the likelier for most."""
     model, encoding = backpack
     ids = {maker: word_id(encoding, maker) for maker in world.PRODUCTS.values()}
-    gains, flips, knows = [], [], []
-    makers = torch.tensor(list(ids.values()))
+    makers, gains, flips, knows = torch.tensor(list(ids.values())), [], [], []
     for product, old in world.PRODUCTS.items():
         prompts = [torch.tensor([encoding.encode_ordinary(p.format(product))]) for p in PRODUCT_PROMPTS]
-        with torch.no_grad():
-            before = [model(idx)[0, -1] for idx in prompts]  # (V,) each
         for new in ids.keys() - {old}:
-            edit = replace_word(model, word_forms(encoding, product), ids[old], ids[new])
-            for idx, plain in zip(prompts, before):
-                with torch.no_grad():
-                    logits = model(idx, C=edit(idx, model.senses(idx)))[0, -1]  # (V,)
-                change = logits - plain
-                gains.append(change[ids[new]] - change[ids[old]])
+            edit = senses.replace_word(model, word_forms(encoding, product), ids[old], ids[new])
+            for idx in prompts:
+                plain, logits = (model(idx, C=edited(model, idx, e))[0, -1] for e in (None, edit))  # (V,) each
+                gains.append((logits - plain)[ids[new]] - (logits - plain)[ids[old]])
                 flips.append(makers[logits[makers].argmax()] == ids[new])
                 knows.append(makers[plain[makers].argmax()] == ids[old])
     gain = torch.stack(gains).exp()
@@ -311,10 +274,10 @@ def test_topic_control_raises_the_share_of_the_topic(backpack):
     share, error, loss = torch.zeros(3, len(labels), 4)
     for i, label in enumerate(labels):
         of_topic = torch.tensor([word_id(encoding, word) for word in world.TOPICS[label]])
-        scores = affinity(model, bag_of_words(encoding, senses.TOPICS[label]))
+        scores = senses.affinity(model, bag_of_words(encoding, senses.TOPICS[label]))
         for s, weights in enumerate(senses.STRENGTHS):
-            edit = topic(model, scores, weights)
             n = TEXTS if s == 2 else TEXTS // 4  # most where the claim is
+            edit = senses.topic(model, scores, weights)
             texts, story, loss[i, s] = told(model, encoding, edit, n, 1 + i) if s else plain
             hits = (torch.isin(texts, of_topic) & story).sum(1) / story.sum()  # (n,), they sum to the share
             share[i, s], error[i, s] = hits.sum(), hits.std() * len(hits) ** 0.5

@@ -32,7 +32,7 @@ error_of = partial(conftest.error_of, train)
 def a_model(**changes) -> Backpack:
     """A small model in float64."""
     torch.manual_seed(0)
-    shape = {'block_size': 8, 'vocab_size': 40, 'n_layer': 2, 'n_head': 2, 'n_embd': 16, 'n_sense': 4} | changes
+    shape = dict(block_size=8, vocab_size=40, n_layer=2, n_head=2, n_embd=16, n_sense=4) | changes
     return Backpack(Config(**shape)).double()
 
 
@@ -55,8 +55,8 @@ def test_gradients_are_those_of_the_mean_loss_however_it_is_split(tiny):
     loss = model(*dataset('train')(texts_of_step(Settings.seed, 3, 8, 99)))
     loss.backward()
     a, b = (gradients_of_step_3(2, 4, rank, 2) for rank in (0, 1))
+    plain = [loss.detach(), *(p.grad for p in model.parameters())]
     for split in (gradients_of_step_3(8, 1), gradients_of_step_3(2, 4), [(x + y) / 2 for x, y in zip(a, b)]):
-        plain = [loss.detach(), *(p.grad for p in model.parameters())]
         torch.testing.assert_close(split, plain, rtol=1e-9, atol=1e-14)
 
 
@@ -64,9 +64,9 @@ def test_evaluation_is_the_mean_over_fixed_texts_without_dropout(tiny):
     """It is the mean over all texts, each by itself, or over some that are spread evenly over the bin."""
     model, data = DistinctIds(a_model(dropout=0.5)), dataset('val')
     for batches, chosen in ((100, range(24)), (1, [0, 3, 6, 10, 13, 17, 20])):
-        args = model.train(), data, Settings(batch_size=7, eval_iters=batches), Machine('cpu', 'float32', 0, 1)
-        loss = train.evaluate(*args)
-        assert model.training and loss == train.evaluate(*args)
+        s = Settings(batch_size=7, eval_iters=batches)
+        loss = train.evaluate(model.train(), data, s, Machine('cpu', 'float64', 0, 1))
+        assert model.training
         each = [model.eval().model(*data(np.array([i]))).item() for i in chosen]
         assert loss == pytest.approx(np.mean(each), rel=1e-12)
 
@@ -83,7 +83,7 @@ def test_the_learning_rate_warms_up_and_decays_to_its_end():
 @pytest.mark.slow
 @pytest.mark.parametrize('n_sense', [4, 0])
 def test_a_compiled_model_is_compiled_once_whatever_the_number_of_distinct_ids(n_sense):
-    """20 batches of 1 to 320 distinct ids make one graph, and smaller ones others, with the plain gradients."""
+    """20 batches of 1 to 320 distinct ids make one graph, with the plain gradients; so do smaller batches."""
     graphs, model = [], a_model(vocab_size=400, block_size=40, n_sense=n_sense)
     torch._dynamo.reset()
     compiled = torch.compile(DistinctIds(model), fullgraph=True,
@@ -98,16 +98,25 @@ def test_a_compiled_model_is_compiled_once_whatever_the_number_of_distinct_ids(n
         assert len(graphs) == 1 or n < 8
 
 
-@pytest.mark.parametrize('options', [[], ['--model=gpt'], ['--dropout=0.2'], ['--dtype=float64']])
-def test_a_resumed_run_is_the_uninterrupted_one(tiny, options):
-    """10 steps and 10 resumed ones equal 20 bit for bit: weights, moments, best state, log."""
-    run = [*SMALL, '--eval_interval=5', *options]
-    train.main([*run, '--max_iters=20', '--out_dir=out/whole'])
-    train.main([*run, '--max_iters=10'])
-    half = checkpoint()
-    train.main([*run, '--max_iters=20', '--init_from=resume'])
+@pytest.mark.parametrize('signum, option', [
+    (signal.SIGINT, '--dropout=0.2'), (signal.SIGTERM, '--model=gpt'), (signal.SIGHUP, '--dtype=float64')])
+def test_a_run_that_a_signal_ends_resumes_to_the_same_bits(signum, option, tiny, capsys, monkeypatch):
+    """After its step, with a checkpoint, 128 + signal and a command to go on; a second one ends it at once."""
+    def gradients(model, data, step, s, machine, real=train.gradients):
+        if step == 7:
+            signal.raise_signal(signum)
+        return real(model, data, step, s, machine)
+
+    run = [*SMALL, option, '--max_iters=20', '--eval_interval=5']
+    train.main([*run, '--out_dir=out/whole'])
+    signal.signal(signum, signal.default_int_handler)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(train, 'gradients', gradients)
+        train.main(run)
+    assert (stop.value.code, checkpoint()['step']) == (128 + signum, 8)
+    assert signal.getsignal(signum) == signal.SIG_DFL
+    train.main(shlex.split(capsys.readouterr().out.split('stopped after step 8; go on: python train.py ')[1]))
     assert_same_run('out/whole', 'out/run')
-    assert half['step'] == 10 and not half['model']['wte.weight'].equal(checkpoint()['model']['wte.weight'])
 
 
 def test_a_run_resumes_with_other_settings_only_if_told(tiny, capsys):
@@ -136,7 +145,7 @@ def test_a_run_resumes_with_other_settings_only_if_told(tiny, capsys):
 
 @pytest.mark.parametrize('kind, other', [('backpack', 'gpt'), ('gpt', 'backpack')])
 def test_fine_tuning_starts_from_the_weights_given(kind, other, tiny, capsys):
-    """Its first loss is the last of the run it goes on from; sizes are those of the weights, others refused."""
+    """Its first loss is the last of the run it goes on from; sizes are the weights', others are refused."""
     train.main([*SMALL, '--max_iters=5', f'--model={kind}'])
     last = [row['val_loss'] for row in log() if row['val_loss']][-1]
     sizeless = [word for word in SMALL if not word.startswith('--n_')]
@@ -163,7 +172,7 @@ def test_several_processes_train_as_one(n, tiny):
     run = [*SMALL, '--gradient_accumulation_steps=4', '--dtype=float64', '--dropout=0.2', '--beta1=0']
     for more in (['--max_iters=1'], ['--max_iters=20', '--init_from=resume']):
         train.main([*run, *more, '--out_dir=out/one'])
-        assert ranks(n, *run, *more, '--out_dir=out/all') == [0] * n
+        assert ranks(*[[*run, *more, '--out_dir=out/all']] * n) == [0] * n
         one, many = checkpoint('out/one'), checkpoint('out/all')
         moments = ([m['exp_avg'] for m in state['optimizer']['state'].values()] for state in (one, many))
         torch.testing.assert_close(*moments, rtol=0, atol=1e-12)  # with beta1 = 0 exp_avg is the gradient
@@ -174,21 +183,20 @@ def test_several_processes_train_as_one(n, tiny):
 @pytest.mark.slow
 def test_processes_that_disagree_are_refused(tiny):
     """Two processes that resume from different steps, or read different data, leave with exit code 2."""
-    folders, run = [tiny / 'a', tiny / 'b'], [*SMALL, '--gradient_accumulation_steps=2']
-    for folder, steps in zip(folders, (2, 4)):
-        shutil.copytree('data', folder / 'data')
-        os.chdir(folder)
-        train.main([*run, f'--max_iters={steps}'])
-        os.chdir(tiny)
-    assert ranks(2, *run, '--max_iters=6', '--init_from=resume', folders=folders) == [2, 2]
+    run = [*SMALL, '--gradient_accumulation_steps=2']
+    for name, steps in (('a', 2), ('b', 4)):
+        train.main([*run, f'--max_iters={steps}', f'--out_dir=out/{name}'])
+    shutil.copytree('data/tiny', 'data/other')
     make_data([1] * 800, [1] * 200)
-    assert ranks(2, *run, '--max_iters=6', '--out_dir=out/new', folders=[folders[0], tiny]) == [2, 2]
-    assert (folders[0] / 'said0.txt').read_text().count('do not go on from the same step on the same data') == 2
+    resume = [*run, '--dataset=other', '--max_iters=6', '--init_from=resume']
+    assert ranks([*resume, '--out_dir=out/a'], [*resume, '--out_dir=out/b', '--allow_changes']) == [2, 2]
+    assert ranks(run, [*run, '--dataset=other']) == [2, 2]
+    assert Path('said0.txt').read_text().count('do not go on from the same step on the same data') == 2
 
 
 def test_the_best_state_is_kept_and_the_latest_is_latest(tiny):
     """As the model memorises random text its validation loss rises: best.pt is earlier than previous.pt."""
-    train.main([*SMALL, '--eval_interval=20', '--max_iters=200', '--lr_decay_iters=0', '--learning_rate=0.03'])
+    train.main([*SMALL, '--eval_interval=20', '--max_iters=200', '--lr_decay_iters=0', '--learning_rate=.03'])
     losses = {int(row['step']): float(row['val_loss']) for row in log() if row['val_loss']}
     best, previous = (torch.load(f'out/run/{name}.pt', weights_only=True) for name in ('best', 'previous'))
     assert losses[best['step']] == min(losses.values()) == pytest.approx(best['val_loss'], rel=1e-5)
@@ -202,7 +210,7 @@ def test_what_a_run_logs_goes_to_weights_and_biases_too_if_asked_for(tiny, monke
     train.main(RUN)
     asked, sent = {}, []
     fake = SimpleNamespace(log=lambda row, step: sent.append((step, row)))
-    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=lambda **given: asked.update(given) or fake))
+    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=lambda **kw: asked.update(kw) or fake))
     train.main([*RUN, '--overwrite', '--wandb_log', '--wandb_project=p', '--learning_rate=0.0031'])
     assert re.search(r'\nstep 1 done on cpu \(.*\), peak memory \d+\.\d\d GB\n', capsys.readouterr().out)
     rows = list(csv.DictReader(Path('out/run/log.csv').read_text().splitlines()))
@@ -211,27 +219,7 @@ def test_what_a_run_logs_goes_to_weights_and_biases_too_if_asked_for(tiny, monke
         assert {name: float(x) for name, x in logged.items() if x} == pytest.approx(
             {name: x for name, x in row.items() if x is not None}, rel=1e-5)
         assert row['step'] == step and row['tokens'] == 32 * step and max(map(len, logged.values())) <= 12
-    assert rows[3]['learning_rate'] == '0.0031' and float(rows[9]['seconds']) >= float(rows[1]['seconds'])
-
-
-@pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(signum, tiny, capsys, monkeypatch):
-    """Exit code 128 + signal, and a command that goes on to the same bits; a second signal ends it at once."""
-    def gradients(model, data, step, s, machine, real=train.gradients):
-        if step == 7:
-            signal.raise_signal(signum)
-        return real(model, data, step, s, machine)
-
-    run = [*SMALL, '--dropout=0.2', '--max_iters=20', '--eval_interval=20']
-    train.main([*run, '--out_dir=out/whole'])
-    signal.signal(signum, signal.default_int_handler)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(train, 'gradients', gradients)
-        train.main(run)
-    assert (stop.value.code, checkpoint()['step']) == (128 + signum, 8)
-    assert signal.getsignal(signum) == signal.SIG_DFL
-    train.main(shlex.split(capsys.readouterr().out.split('stopped after step 8; go on: python train.py ')[1]))
-    assert_same_run('out/whole', 'out/run')
+    assert rows[2]['learning_rate'] == '0.0031' and float(rows[9]['seconds']) >= float(rows[1]['seconds'])
 
 
 def test_a_run_that_overflows_stops_and_spoils_no_checkpoint(tiny, capsys):
