@@ -303,7 +303,7 @@ class Backpack(nn.Module):
 
 def from_pretrained(source: str) -> Backpack:
     """A model in evaluation mode, on the CPU, from a checkpoint, a folder or the Hugging Face Hub."""
-    from rucksack.published import from_pretrained
+    from rucksack.published import from_pretrained  # a door: nothing here needs rucksack/
     return from_pretrained(source)
 
 

@@ -26,13 +26,12 @@ from pathlib import Path
 import numpy as np
 
 from rucksack.common import Parser, UserError, lock_folder, number, one_line, run_cli, sync
-from rucksack.data import DATA_NAME, GPT2, encode, load_tokenizer, read_meta, read_bin, token_dtype
+from rucksack.data import DATA_NAME, GPT2, encode, load_tokenizer, read_bin, read_meta, token_dtype
 from rucksack.toy import toy_stories, toy_tokenizer
 
 BUILDERS = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar', '.txt': 'text',
             '.md': 'text', '': 'text'}
 FORMATS = '.jsonl, .json, .parquet, .tar, or prose as .txt, .md or without an extension; plain, .gz or .xz'
-ENDS = r'\Z', r'\n\s*\n', r'\n', r'\s', '.'  # where a document may be cut, the best place first
 
 
 def builder_of(path: str) -> str | None:
@@ -62,8 +61,7 @@ def read_file(path: str, builder: str, cache: dict):
         rows.data.validate(full=True)  # UTF-8 too, which not every builder checks
     except Exception as error:
         cause = error.__cause__ or error  # errors of the system, as of a full disk, are not about the file
-        raise cause if getattr(cause, 'errno', 0) else UserError(
-            f'{path} cannot be read ({one_line(cause)}); give {FORMATS}')
+        raise cause if getattr(cause, 'errno', 0) else UserError(f'{path}: {one_line(cause)}; give {FORMATS}')
     if getattr(rows.features.get('text'), 'dtype', None) not in ('string', 'large_string', 'null'):
         raise UserError(f'{path} has no field or column "text" of strings')
     return rows.select_columns('text')
@@ -80,8 +78,7 @@ def openwebtext_files(subsets: int | None) -> list[str]:
             names = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(subsets or 21)]
         return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in names]
     except Exception as error:  # the Hub's client and its HTTP library raise a dozen kinds without a network
-        raise UserError(f'OpenWebText cannot be fetched ({type(error).__name__}); connect, or give archives: '
-                        'python prepare.py openwebtext --text urlsf_subset*.tar')
+        raise UserError(f'OpenWebText cannot be fetched ({one_line(error)}); connect, or use --text FILE...')
 
 
 def end_with_parent(_) -> None:
@@ -116,17 +113,16 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     from multiprocess.util import register_after_fork
     register_after_fork(args, end_with_parent)  # called in the processes of datasets
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
+    sys.stderr.isatty() or datasets.disable_progress_bars()
     files, cache = args.text or openwebtext_files(args.subsets), {'cache_dir': str(folder / 'cache')}
     parts = [read_file(path, builder_of(path), cache) for path in files + args.val]
     if any(part.features != parts[0].features for part in parts):
         parts = [part.cast(datasets.Features(text=datasets.Value('large_string'))) for part in parts]
     rows = datasets.concatenate_datasets(parts)
-    if len(rows) < 100 and not args.val:  # cut them, so that what is held out is of all kinds
+    if len(rows) < 100 and not args.val:  # cut at paragraphs, lines or words, to hold out text of all kinds
         size = min(20_000, max(100, sum(len(text or '') for text in rows['text']) // 100))
-        pieces = re.compile('|'.join(f'.{{1,{size}}}{end}' for end in ENDS), re.DOTALL)
-        rows = rows.map(lambda x: {'text': pieces.findall(x['text'][0] or '')}, batched=True, batch_size=1)
+        cut = re.compile('|'.join(f'.{{0,{size}}}{end}' for end in r'\Z \n\s*\n \n \s .'.split()), re.DOTALL)
+        rows = rows.map(lambda x: {'text': cut.findall(x['text'][0] or '')}, batched=True, batch_size=1)
     features = datasets.Features(ids=datasets.List(datasets.Value(dtype)), n=datasets.Value('int64'))
     rows = rows.map(encode_row, features=features, remove_columns='text', writer_batch_size=100,
                     num_proc=None if args.num_proc == 1 else args.num_proc, desc='Encoding')
@@ -168,11 +164,9 @@ def already_made(folder: Path, args: argparse.Namespace) -> bool:
     return True
 
 
-def prepare(args: argparse.Namespace) -> None:
+def prepare(folder: Path, args: argparse.Namespace) -> None:
     """Make data/NAME in a locked folder beside it that gets this name when complete; print what was made."""
-    folder, partial = Path('data', args.name), Path('data', f'.{args.name}.partial')
-    if already_made(folder, args):
-        return
+    partial = folder.with_name(f'.{folder.name}.partial')
     partial.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(partial, busy := f'another prepare.py is making {folder}; wait for it')
     if not os.path.samestat(os.fstat(lock), os.stat(partial)):  # that one has renamed it since
@@ -225,17 +219,16 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def check(folder: Path) -> None:
-    """Print that both bins have the checksums in meta.json; UserError where one has not."""
-    for name in ('train', 'val'):
-        ids = read_bin(folder, name, read_meta(folder), checksum=True)
-        print(f'{folder / name}.bin: {len(ids):,} tokens, the checksum is right')
-
-
 def run(argv: list[str]) -> None:
-    """Make data/NAME, or check it."""
+    """Make data/NAME, or print that its bins have the checksums in meta.json."""
     args = parse_args(argv)
-    check(Path('data', args.name)) if args.check else prepare(args)
+    folder = Path('data', args.name)
+    if args.check:
+        for name in ('train', 'val'):
+            ids = read_bin(folder, name, read_meta(folder), checksum=True)
+            print(f'{folder / name}.bin: {len(ids):,} tokens, the checksum is right')
+    elif not already_made(folder, args):
+        prepare(folder, args)
 
 
 def main(argv: list[str]) -> None:

@@ -14,11 +14,11 @@ Edit: a function of ids (B, S) and their senses C (B, S, k, d) that returns the 
 model(idx, C=edited(model, idx, edit)) and model.generate(idx, n, edit=edit) apply it. No weight of the model
 changes, and an edit that asks for no change (factor 1, strength 0) changes no bit of the prediction.
 
-A word is given by its id, as rucksack.grammar.word_id finds it. V counts the ids here, without padding rows;
-B, T, S, k and d are as in model.py.
+Words are given by their ids, which rucksack.grammar.word_id finds. V counts ids, without padding rows; B, T,
+S, k and d are as in model.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,18 +34,11 @@ LOGITS_AT_ONCE = 1 << 26  # bounds the memory of work on the whole vocabulary: 2
 
 
 @torch.no_grad()
-def senses_in_chunks(model: Backpack, ids: Tensor, what: str) -> Iterator[Tensor]:
-    """The senses of ids (n,), as many at a time as their logits fit LOGITS_AT_ONCE: (m, k, d) each."""
-    c = model.config
-    for chunk in progress(ids.split(max(1, LOGITS_AT_ONCE // (c.n_sense * c.vocab_size))), what):
-        yield model.senses(chunk)
-
-
-@torch.no_grad()
 def over_vocabulary(model: Backpack, score: Callable[[Tensor], Tensor], what: str) -> Tensor:
     """A score of each sense of each id: (V, k, ..), from a function of senses (m, k, d) -> (m, k, ..)."""
-    ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
-    return torch.cat([score(C) for C in senses_in_chunks(model, ids, what)])
+    c, ids = model.config, torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
+    chunks = ids.split(max(1, LOGITS_AT_ONCE // (c.n_sense * c.vocab_size)))  # (m,) each
+    return torch.cat([score(model.senses(chunk)) for chunk in progress(chunks, what)])
 
 
 @torch.no_grad()
@@ -54,24 +47,23 @@ def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
     (.., 2n) ids and (.., 2n) what it adds to their logits at weight 1.
     """
     logits = model.project(C)[..., :model.config.n_vocab]  # (.., V)
-    ends = [logits.topk(min(n, logits.shape[-1]), largest=largest) for largest in (True, False)]
-    return torch.cat([end.indices for end in ends], -1), torch.cat([end.values for end in ends], -1)
+    high, low = logits.topk(n), logits.topk(n, largest=False)  # (.., n)
+    return torch.cat([high.indices, low.indices], -1), torch.cat([high.values, low.values], -1)
 
 
 @torch.no_grad()
 def separation(model: Backpack, w: int | None, a: int, b: int) -> Tensor:
-    """How strongly each sense of the id w speaks for a over b, C(w)_l . (E_a - E_b), in logits: (k,).
-
-    With w = None that of every id: (V, k).
+    """How strongly each sense of the id w speaks for a over b, C(w)_l . (E_a - E_b), in logits: (k,), or
+    (V, k) for every id with w = None.
     """
     direction = model.wte.weight[a] - model.wte.weight[b]  # (d,)
     if w is None:
         return over_vocabulary(model, lambda C: C @ direction, 'separating')
-    return model.senses(torch.tensor([w], device=direction.device))[0] @ direction
+    return model.senses(torch.tensor(w, device=direction.device)) @ direction
 
 
 def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
-    """Eq. 17 for n bags of ids: s(C) = sum over the bag of C . E_w / max over all v of C . E_v, of every sense
+    """Eq. 17 for n bags of ids, sum over w in the bag of C . E_w / max over all v of C . E_v, of every sense:
     (n, V, k). The divisor is the largest logit, as in the published code; footnote 5 says the absolute one.
     """
     E = model.wte.weight[:model.config.n_vocab]  # (V, d)
@@ -90,11 +82,8 @@ def affinity(model: Backpack, bag: list[int]) -> Tensor:
 
 @torch.no_grad()
 def similarity(model: Backpack, w: int) -> Tensor:
-    """Eq. 13, Sim_l(w, v) = cossim(C(w)_l, C(v)_l), for every id v: (V, k).
-
-    Its minimum over the last axis is Sim_min of Eq. 14.
-    """
-    own = model.senses(torch.tensor([w], device=model.wte.weight.device))  # (1, k, d)
+    """Eq. 13, Sim_l(w, v) = cossim(C(w)_l, C(v)_l), for every id v: (V, k). Its minimum over l is Eq. 14."""
+    own = model.senses(torch.tensor(w, device=model.wte.weight.device))  # (k, d)
     return over_vocabulary(model, lambda C: F.cosine_similarity(C, own, dim=-1), 'comparing')
 
 
@@ -108,8 +97,7 @@ def explain(model: Backpack, idx: Tensor, v: Tensor, C: Tensor | None = None) ->
     position gives to all senses of all tokens, and the scores C . v (B, T, k) of these for a vector v (d,).
 
     For v = E_w, the sum of alpha * (C . v) is the logit of w as the next token (Eq. 2 and 9); for
-    v = E_a - E_b it is the difference of two logits, of which the odds of a to b are the exponential. C
-    (B, T, k, d) are the senses that the model sums, by default model.senses(idx).
+    v = E_a - E_b it is the log odds of a to b. C (B, T, k, d) are the senses to sum, by default senses(idx).
     """
     alpha = model.alpha(idx)[:, :, -1].transpose(1, 2)  # (B, k, T, T) -> (B, k, T) -> (B, T, k)
     return alpha, (model.senses(idx) if C is None else C) @ v
@@ -170,15 +158,11 @@ def replace_word(model: Backpack, ids: list[int], old: int, new: int) -> Edit:
 
 # Table 11: what the senses above the quantiles 0.95, 0.80, 0.60 and below are multiplied by, by strength.
 STRENGTHS = [(1, 1, 1, 1), (1.5, 1.5, 1.3, 1), (2.2, 2.2, 1.5, 1), (3.3, 3.3, 3, 1)]
-QUANTILES = (0.95, 0.80, 0.60)
-TOPICS = {label: words.split() for label, words in {  # Table 10: label -> bag of words
-    'arts_culture': 'arts culture', 'business_entrepreneurs': 'business entrepreneurs',
-    'celebrity_pop_culture': 'celebrity pop culture', 'diaries_daily_life': 'diaries daily life',
-    'family': 'family', 'fashion_style': 'fashion style', 'film_tv_video': 'film tv video',
-    'fitness_health': 'fitness health', 'food_dining': 'food dining', 'gaming': 'gaming', 'music': 'music',
-    'news_social_concern': 'news social concern', 'other_hobbies': 'hobbies',
-    'relationships': 'relationships', 'sports': 'sports', 'travel_adventure': 'travel adventure',
-    'youth_student_life': 'youth student life'}.items()}
+TOPICS = {label: label.removeprefix('other_').split('_') for label in (  # Table 10: label -> bag of words
+    'arts_culture', 'business_entrepreneurs', 'celebrity_pop_culture', 'diaries_daily_life', 'family',
+    'fashion_style', 'film_tv_video', 'fitness_health', 'food_dining', 'gaming', 'music',
+    'news_social_concern', 'other_hobbies', 'relationships', 'sports', 'travel_adventure',
+    'youth_student_life')}
 
 
 def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
@@ -197,9 +181,9 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
     the last position, which generate draws from, sees nothing of its future.
     """
     E, f, scores = model.wte.weight.detach(), max(weights) / 7.5, scores.float()
-    delta = torch.full_like(scores, weights[-1])  # (V, k)
-    for quantile, weight in reversed(list(zip(QUANTILES, weights))):
-        delta[scores >= scores.flatten().quantile(quantile)] = weight
+    edges = scores.flatten().quantile(scores.new_tensor([0.60, 0.80, 0.95]))  # (3,)
+    reached = (scores[..., None] >= edges).sum(-1)  # (V, k): how many quantiles, 0 to 3
+    delta = scores.new_tensor(weights[::-1])[reached]  # (V, k)
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         a = torch.einsum('bjld,bid->bjli', C, E[idx].to(C)).relu().sum(-1)  # (B, S, k)

@@ -112,34 +112,30 @@ def learning_rate_at(step: int, s: Settings) -> float:
 
 def gradients(model, data: TokenDataset, step: int, s: Settings, machine: Machine) -> Tensor:
     """Add the gradients of a step's mean loss to the parameters; returns this process's share of the loss.
-
-    The loss of each micro-batch is divided by their number; processes synchronise once, after the last.
+    Processes synchronise once, after their last micro-batch.
     """
     n = s.gradient_accumulation_steps
     micro = texts_of_step(s.seed, step, s.batch_size * n, data.n).reshape(n, s.batch_size)
     own, losses = range(machine.rank, n, machine.world), []
     for i in own:
         inputs = inputs_of(*data(micro[i]), machine.device)
-        # dropout's masks, as the texts, depend on the step and the micro-batch alone
-        torch.manual_seed((s.seed << 32) + step * n + i)
+        torch.manual_seed((s.seed << 32) + step * n + i)  # dropout depends on step and micro-batch alone
         with nullcontext() if i == own[-1] or machine.world == 1 else model.no_sync():
             with machine.autocast():
-                loss = model(*inputs)
-            (loss / len(own)).backward()
-        losses.append(loss.detach() / len(own))
+                loss = model(*inputs) / len(own)
+            loss.backward()
+        losses.append(loss.detach())
     return torch.stack(losses).sum()
 
 
 @torch.no_grad()
 def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
     """Mean loss, nats per token, on the same texts every time, spread evenly over the bin; dropout off."""
-    size = s.batch_size
+    n = min(data.n, s.eval_iters * s.batch_size)
     total = torch.zeros((), device=machine.device, dtype=next(model.parameters()).dtype)
-    n = min(data.n, s.eval_iters * size)
-    chosen = np.arange(n) * data.n // n
+    batches = np.split(np.arange(n) * data.n // n, range(s.batch_size, n, s.batch_size))
     model.eval()
-    for start in range(machine.rank * size, n, machine.world * size):
-        rows = chosen[start:start + size]
+    for rows in batches[machine.rank::machine.world]:
         with machine.autocast():
             total += model(*inputs_of(*data(rows), machine.device)) * len(rows)
     model.train()
@@ -165,8 +161,8 @@ class Run:
         self.flops_per_token = self.model.flops_per_token(len(first.unique()) / first.numel())
         self.model.to(machine.device, torch.float64 if machine.dtype == 'float64' else torch.float32).train()
         self.optimizer = self.model.adamw(s.learning_rate, s.weight_decay, (s.beta1, s.beta2))
-        self.step, self.best = state.get('step', 0), state.get('best_val_loss', math.inf)
-        self.val_loss, self.saved_step = state.get('val_loss'), state.get('step')
+        self.step, self.saved_step = state.get('step', 0), state.get('step')
+        self.val_loss, self.best = state.get('val_loss'), state.get('best_val_loss', math.inf)
         self.began = time.perf_counter() - state.get('seconds', 0.0)
         self.signal = 0  # SIGINT, SIGTERM or SIGHUP, once this process got one
         if state:
@@ -176,7 +172,7 @@ class Run:
         self.parallel = self.compiled
         if machine.world > 1:
             mark = zlib.crc32(f'{self.step} {state.get("log")} {self.data_facts}'.encode())
-            if len({machine.over_all(torch.tensor(mark), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)}) > 1:
+            if machine.over_all(torch.tensor(mark)) != machine.world * mark:
                 raise UserError(f'the processes see different files in {s.out_dir} or {folder}: share them')
             devices = [machine.device] if machine.on_gpu else None
             self.parallel = DistributedDataParallel(self.compiled, devices)
@@ -289,8 +285,7 @@ class Run:
                 m.print0(f'step 1 done on {m.name}, peak memory {m.peak_memory() / 1e9:.2f} GB')
             last = self.step == s.max_iters
             if last or self.step % s.log_interval == 0:
-                loss = m.over_all(loss) / m.world  # waits for the device
-                self.check(loss)
+                self.check(loss := m.over_all(loss) / m.world)  # waits for the device
                 steps, seconds = self.step - first, time.perf_counter() - began
                 self.report(loss, norm.item(), steps * s.tokens_per_step / seconds)
                 began, first = time.perf_counter(), self.step

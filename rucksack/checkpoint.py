@@ -113,8 +113,7 @@ def save_checkpoint(path: Path, state: dict, best: bool) -> None:
         partial.unlink(missing_ok=True)  # left by a killed run: it may be best.pt by another name
         with open(partial, 'wb') as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
+        sync(partial)
         first = not path.exists()
         if not first:
             add_name(path, 'previous.pt')
@@ -139,6 +138,7 @@ def add_name(path: Path, name: str) -> None:
     except OSError:  # a file system without links
         shutil.copyfile(path, partial)
     os.replace(partial, path.with_name(name))
+    partial.unlink(missing_ok=True)  # there still if both were names of one file: then a rename does nothing
 
 
 class Log:

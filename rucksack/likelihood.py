@@ -23,13 +23,13 @@ PAPER = {  # Table 2: perplexity on OpenWebText, LAMBADA; accuracy on LAMBADA; p
     'Backpack-Small': (20.1, 26.5, 37.5, 40.9, 76.3), 'Transformer-Small': (20.2, 32.7, 34.9, 42.2, 81.9)}
 PAPER_SENSES = (1, 74.3, 72.7, 38.5), (4, 75.6, 72.7, 29.3), (16, 80.5, 72.7, 26.0), (64, 100.2, 72.7, 24.0)
 SOURCES = {  # benchmark -> name on the Hub, config (None: all), split, columns; its files; how to get them
-    'LAMBADA': ('EleutherAI/lambada_openai', 'default', 'test', ['text'], r'lambada_test.*\.jsonl$',
+    'LAMBADA': ('EleutherAI/lambada_openai', 'default', 'test', ['text'], r'^lambada.*\.jsonl$',
                 'curl -O https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'),
     'WikiText': ('EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test', ['page'],
                  r'wiki.*(test.*raw|raw.*test)', 'curl -LO https://huggingface.co/datasets/ggml-org/ci/resolve/'
                  'main/wikitext-2-raw-v1.zip, unzip it'),
     'BLiMP': ('nyu-mll/blimp', None, 'train', ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad'],
-              r'blimp.*\.(jsonl|tar.*)$', 'git clone https://github.com/alexwarstadt/blimp')}
+              r'\.jsonl$|^blimp.*\.tar', 'git clone https://github.com/alexwarstadt/blimp')}
 DETOKENIZE = [  # rules of the EleutherAI harness (wikitext, version 1), in order; one more never applies
     (r"s '", "s'"), (r' @([-,.])@ ', r'\1'), *((f' [{mark}] ', f'{mark} ') for mark in ':;.!?,'),
     (r'\(\s*([^)]*?)\s*\)', r'(\1)'), (r'\[\s*([^\]]*?)\s*\]', r'[\1]'), (r'{\s*([^}]*?)\s*}', r'{\1}'),
@@ -132,9 +132,8 @@ def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
                      seen and seen / 1e6, loss_of(s, ids)])
     if (c.n_layer, c.n_embd, c.sense_hidden, c.n_vocab) == (8, 640, 640, 50257):
         rows += [[f"the paper's Mini, k = {k}", k, *n, 26214.4, loss] for k, *n, loss in PAPER_SENSES]
-    return Table(f'The number of senses (Table 8): perplexity on {texts[0][1]}, and the tokens trained on', {
-        '': '', 'senses': 'd', 'parameters, M': '.2f', 'contextual, M': '.2f', 'tokens, M': ',.1f',
-        'perplexity': '.3f'}, rows)
+    return Table(f'The number of senses (Table 8): perplexity on {texts[0][1]}', {'': '', 'senses': 'd',
+        'parameters, M': '.2f', 'contextual, M': '.2f', 'tokens seen, M': ',.1f', 'perplexity': '.3f'}, rows)
 
 
 def benchmark(what: str, subject: Subject, args: argparse.Namespace) -> list[tuple]:
@@ -142,7 +141,8 @@ def benchmark(what: str, subject: Subject, args: argparse.Namespace) -> list[tup
     name, config, split, columns, pattern, command = SOURCES[what]
     files = [Path(args.data)] if args.data else []
     if files and (args.table == 'all' or not files[0].is_file()):
-        files = [path for path in sorted([*files, *files[0].rglob('*')]) if re.search(pattern, str(path))]
+        files = [p for p in sorted([*files, *files[0].rglob('*')]) if re.search(pattern, p.name) and (
+            p.suffix != '.jsonl' or columns[-1].encode() in p.open('rb').readline())]
     source = files[0] if files else args.data if args.data and args.table != 'all' else name
     if source == name and subject.is_toy:
         raise Missing(f'{what} is English, and {subject.name} knows the toy world alone')

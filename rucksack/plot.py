@@ -37,7 +37,7 @@ def picture(title: str, x_name: str, lines: list[tuple], scale=float) -> str:
     legend leaves it out, its attributes in SVG, and points (x, y); scale maps y to the height it is drawn at.
     """
     xs, ys = zip(*(point for *_, points in lines for point in points))
-    (left, right), (low, high) = ((min(v), max(max(v), min(v) + 1e-3)) for v in (xs, ys))
+    (left, right), (low, high) = ((min(v), max(v) + (min(v) == max(v))) for v in (xs, ys))
 
     def at(x: float, y: float) -> tuple[float, float]:
         """Where a point is, in pixels."""

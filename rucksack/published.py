@@ -1,9 +1,8 @@
 """Weights by name: a checkpoint, a folder, the Hugging Face Hub; and the format of the published weights."""
 
 import json
-import os
 import re
-import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -14,13 +13,14 @@ from rucksack.checkpoint import from_checkpoint, load_file, load_state
 from rucksack.common import UserError, one_line
 from rucksack.data import GPT2, GPT2_VOCAB
 
-# The published format. The third file is ours and describes the tokenizer; without it ids are GPT-2's if
-# there are as many as GPT-2 has, or a few more as padding (50,264 in stanfordnlp/backpack-gpt2).
+# The third file is ours and describes the tokenizer; without it ids are GPT-2's if there are as many as GPT-2
+# has, or a few more as padding (50,264 in stanfordnlp/backpack-gpt2).
 PUBLISHED = ('config.json', 'pytorch_model.bin', 'rucksack_tokenizer.json')
 HUB_NAME = r'gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+'
-FIXED = {  # settings of a config.json that can have one value here
-    'activation_function': 'gelu_new', 'layer_norm_epsilon': 1e-5, 'scale_attn_weights': True,
-    'tie_word_embeddings': True, 'sense_intermediate_scale': 4}
+FIXED = {  # settings of a config.json, and what they may be here; export writes the first
+    'model_type': ('gpt2', 'backpack-gpt2'), 'activation_function': ('gelu_new',),
+    'layer_norm_epsilon': (1e-5,), 'scale_attn_weights': (True,), 'tie_word_embeddings': (True,),
+    'sense_intermediate_scale': (4,)}
 
 
 def from_pretrained(source: str | Path) -> Backpack:
@@ -32,21 +32,13 @@ def from_pretrained(source: str | Path) -> Backpack:
     """
     path = Path(source)
     if not path.exists():
-        local = path.parent != Path() and path.parent.is_dir() or path.parts[0] in ('out', 'data')
-        if local or not re.fullmatch(HUB_NAME, str(source)):
+        if path.parent != Path() and path.parent.is_dir() or not re.fullmatch(HUB_NAME, str(source)):
             there = ', '.join(str(p.parent) for p in sorted(Path('out').glob('*/ckpt.pt')))
-            raise UserError(f'no such file or folder: {source}; '
-                            + (f'there is {there}' if there else 'out/ has no run yet'))
+            raise UserError(f'no such file or folder: {source}; there is {there or "no run in out/ yet"}')
         path = download(str(source))
-    if path.is_dir() and (path / 'ckpt.pt').exists():
+    if (path / 'ckpt.pt').exists():
         path = path / 'ckpt.pt'
-    if path.is_file():
-        return from_checkpoint(load_file(path), path)
-    for name in PUBLISHED[:2]:
-        if not (path / name).is_file():
-            raise UserError(f'no such file: {path / name}; give a checkpoint of train.py, a folder with '
-                            f'ckpt.pt or with {" and ".join(PUBLISHED[:2])}, or a Hub name as OWNER/NAME')
-    return from_published(path)
+    return from_published(path) if path.is_dir() else from_checkpoint(load_file(path), path)
 
 
 def download(name: str) -> Path:
@@ -58,8 +50,7 @@ def download(name: str) -> Path:
             model_info(name, timeout=10)
         return Path(snapshot_download(name, allow_patterns=list(PUBLISHED), local_files_only=cached))
     except Exception as error:  # the client's own kinds, and those of the HTTP library it uses
-        raise UserError(f'{name} is nothing local and cannot be fetched from the Hugging Face Hub '
-                        f'({one_line(error)}); check the name and the network, or give a local folder')
+        raise UserError(f'{name} is nothing local and cannot be fetched from the Hub ({one_line(error)})')
 
 
 def published(model: Backpack) -> dict[str, Tensor]:
@@ -86,62 +77,53 @@ COPIES = {  # of tied weights in a published file: with senses, and without
     False: {'lm_head.weight': 'transformer.wte.weight'}}
 
 
-def read_json(path: Path) -> object:
-    """What a JSON file holds; UserError where it is none."""
-    try:
-        return json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f'{path} cannot be read as JSON ({one_line(error)})')
-
-
-def read_published_config(path: Path) -> tuple[Config, dict]:
-    """The Config in a published config.json, and all the file says.
-
-    Of its three dropouts that of the residual stream is kept, for fine-tuning; as published they are equal.
+def config_of(settings: dict) -> Config:
+    """The Config in a published config.json. Of the three dropouts, equal as published, that of the residual
+    stream is kept, for fine-tuning. ValueError or LookupError for another architecture.
     """
-    settings = read_json(path)
-    try:
-        if settings.get('model_type', 'gpt2') not in ('gpt2', 'backpack-gpt2'):
-            raise ValueError(f'its model_type is {settings["model_type"]}')
-        for name, ours in FIXED.items():
-            if settings.get(name, ours) != ours:
-                raise ValueError(f'its {name} is {settings[name]}, this architecture has {ours}')
-        padded = GPT2_VOCAB <= settings['vocab_size'] < GPT2_VOCAB + 256
-        return Config(
-            block_size=int(settings['n_positions']), vocab_size=settings['vocab_size'],
-            n_vocab=settings.get('n_vocab', GPT2_VOCAB if padded else settings['vocab_size']),
-            n_layer=int(settings['n_layer']), n_head=settings['n_head'], n_embd=settings['n_embd'],
-            n_sense=settings.get('num_senses', 0), dropout=float(settings.get('resid_pdrop', 0.0))), settings
-    except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
-        raise UserError(f'{path} describes no GPT-2 and no Backpack ({type(error).__name__}: {error})')
+    for name, allowed in FIXED.items():
+        if settings.get(name, allowed[0]) not in allowed:
+            raise ValueError(f'its {name} is {settings[name]}, this architecture has {allowed[0]}')
+    padded = GPT2_VOCAB <= settings['vocab_size'] < GPT2_VOCAB + 256
+    return Config(
+        block_size=int(settings['n_positions']), vocab_size=settings['vocab_size'],
+        n_vocab=settings.get('n_vocab', GPT2_VOCAB if padded else settings['vocab_size']),
+        n_layer=int(settings['n_layer']), n_head=settings['n_head'], n_embd=settings['n_embd'],
+        n_sense=settings.get('num_senses', 0), dropout=float(settings.get('resid_pdrop', 0.0)))
 
 
 def from_published(folder: Path) -> Backpack:
     """A published Backpack, or a GPT-2 (then without senses), from config.json and pytorch_model.bin."""
     config_file, weights_file, tokenizer_file = (folder / name for name in PUBLISHED)
-    config, settings = read_published_config(config_file)
     state = {str(key): weight for key, weight in load_file(weights_file).items()
              if not str(key).endswith(('.attn.bias', '.attn.masked_bias'))}  # GPT-2's causal masks
-    if not config.n_sense:
-        if any(key.startswith('backpack.') for key in state):
-            raise UserError(f'{config_file}: num_senses is missing, but {weights_file.name} holds a Backpack')
-        state = {key if key.startswith(('transformer.', 'lm_head.')) else f'transformer.{key}': weight
-                 for key, weight in state.items()}  # GPT-2's own file leaves "transformer." out
-    copies = COPIES[bool(config.n_sense)]
-    again = {key: state.pop(key) for key in copies if key in state}
-    model = load_state(config, published, state, weights_file)
-    for key, weight in again.items():
-        if not isinstance(weight, Tensor) or not torch.equal(weight, state[copies[key]].to(weight)):
-            raise UserError(f'{weights_file}: {key} differs from {copies[key]}, but the model ties them')
-    if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides its scores, here queries, by i + 1
-        for i, block in enumerate(model.contextualizer.blocks):
-            for weight in (block.attn.c_attn.weight.data, block.attn.c_attn.bias.data):
-                weight[:config.n_embd] /= i + 1
-    if tokenizer_file.is_file():
-        model.tokenizer = read_json(tokenizer_file)
-    elif config.n_vocab == GPT2_VOCAB:
-        model.tokenizer = GPT2
-    return model
+    try:
+        settings = json.loads(config_file.read_text(encoding='utf-8'))
+        config = config_of(settings)
+        if not config.n_sense and any(key.startswith('backpack.') for key in state):
+            raise ValueError(f'num_senses is missing, but {weights_file.name} holds a Backpack')
+        if not config.n_sense:  # GPT-2's own file leaves "transformer." out
+            state = {key if key.startswith(('transformer.', 'lm_head.')) else f'transformer.{key}': weight
+                     for key, weight in state.items()}
+        copies = COPIES[bool(config.n_sense)]
+        own = {key: weight for key, weight in state.items() if key not in copies}
+        model = load_state(config, published, own, weights_file)
+        for key in copies.keys() & state.keys():
+            if not torch.equal(state[key], own[copies[key]]):
+                raise UserError(f'{weights_file}: {key} differs from {copies[key]}, but the model ties them')
+        if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides scores, here queries, by i + 1
+            for i, block in enumerate(model.contextualizer.blocks):
+                for weight in block.attn.c_attn.parameters():
+                    weight.data[:config.n_embd] /= i + 1
+        if tokenizer_file.is_file():
+            model.tokenizer = json.loads(tokenizer_file.read_text(encoding='utf-8'))
+        elif config.n_vocab == GPT2_VOCAB:
+            model.tokenizer = GPT2
+        return model
+    except UserError:
+        raise
+    except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RuntimeError) as error:
+        raise UserError(f'{folder} is no Backpack and no GPT-2 ({type(error).__name__}: {one_line(error)})')
 
 
 def export(model: Backpack, folder: str | Path) -> None:
@@ -152,16 +134,14 @@ def export(model: Backpack, folder: str | Path) -> None:
     """
     c, folder = model.config, Path(folder)
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
-        raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load 4 * n_embd = '
-                        f'{4 * c.n_embd}')
+        raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load {4 * c.n_embd}')
     if folder.exists():
         raise UserError(f'{folder} exists; export to a new folder')
-    settings = FIXED | {
-        'model_type': 'gpt2', 'architectures': ['GPT2LMHeadModel'], 'n_positions': c.block_size,
-        'vocab_size': c.vocab_size, 'n_vocab': c.n_vocab, 'n_layer': c.n_layer, 'n_head': c.n_head,
-        'n_embd': c.n_embd, 'attn_pdrop': c.dropout, 'embd_pdrop': c.dropout, 'resid_pdrop': c.dropout,
-        'bos_token_id': c.n_vocab - 1, 'eos_token_id': c.n_vocab - 1,
-        'scale_attn_by_inverse_layer_idx': False}
+    settings = {name: allowed[0] for name, allowed in FIXED.items()} | {
+        'architectures': ['GPT2LMHeadModel'], 'scale_attn_by_inverse_layer_idx': False,
+        'n_positions': c.block_size, 'vocab_size': c.vocab_size, 'n_vocab': c.n_vocab, 'n_layer': c.n_layer,
+        'n_head': c.n_head, 'n_embd': c.n_embd, 'attn_pdrop': c.dropout, 'embd_pdrop': c.dropout,
+        'resid_pdrop': c.dropout, 'bos_token_id': c.n_vocab - 1, 'eos_token_id': c.n_vocab - 1}
     if c.n_sense:
         code = 'stanfordnlp/backpack-gpt2--'  # where Hugging Face transformers finds the published classes
         settings |= {'num_senses': c.n_sense, 'architectures': ['BackpackGPT2LMHeadModel'], 'auto_map': {
@@ -169,15 +149,14 @@ def export(model: Backpack, folder: str | Path) -> None:
             'AutoModelForCausalLM': f'{code}modeling_backpack_gpt2.BackpackGPT2LMHeadModel'}}
     state = {key: weight.contiguous().cpu() for key, weight in published(model).items()}
     state |= {copy: state[original] for copy, original in COPIES[bool(c.n_sense)].items()}
-    partial = folder.with_name(f'.{folder.name}.partial-{os.getpid()}')
     try:
-        partial.mkdir()
-        (partial / PUBLISHED[0]).write_text(json.dumps(settings, indent=1) + '\n', encoding='utf-8')
-        torch.save(state, partial / PUBLISHED[1])
-        if model.tokenizer:
-            (partial / PUBLISHED[2]).write_text(json.dumps(model.tokenizer) + '\n', encoding='utf-8')
-        partial.rename(folder)  # complete, or not there
+        with tempfile.TemporaryDirectory(prefix='.partial-', dir=folder.parent) as partial:
+            new = Path(partial, folder.name)
+            new.mkdir()
+            (new / PUBLISHED[0]).write_text(json.dumps(settings, indent=1) + '\n', encoding='utf-8')
+            torch.save(state, new / PUBLISHED[1])
+            if model.tokenizer:
+                (new / PUBLISHED[2]).write_text(json.dumps(model.tokenizer) + '\n', encoding='utf-8')
+            new.rename(folder)  # complete, or not there
     except (OSError, RuntimeError) as error:
         raise UserError(f'{folder} cannot be written ({one_line(error)}); export to another folder')
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -93,7 +93,7 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     config = replace(subjects[0].model.config if subjects else Config(**SIZES[args.size]), dropout=0.0)
     device, on_gpu, rows = args.device, args.device.startswith('cuda'), []
     models = [Backpack(replace(config, n_sense=k)).to(device) for k in (config.n_sense, 0)]
-    idx = text_like(config.n_vocab, 64 if on_gpu else 4, min(512, config.block_size))
+    idx = text_like(config.n_vocab, 64 if on_gpu else 2, min(512, config.block_size))
     pairs, table = pairs_to_time(models, idx, device)
     for what, works, tokens in pairs:
         a, b = ([1000 * t / n for t in times] for times, n in zip(alternate(works, device, what), tokens))

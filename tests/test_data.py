@@ -46,10 +46,10 @@ TOY = toy_tokenizer([''])
 
 
 @pytest.mark.parametrize('change', [
-    {'vocab_size': -1}, {'vocab_size': '257'}, {'vocab_size': 10**30}, {'dtype': 'float32'}, {'dtype': 'uint32'},
+    {'vocab_size': -1}, {'vocab_size': '257'}, {'vocab_size': 10**30}, {'dtype': 'uint32'}, {'dtype': [1]},
     {'tokenizer': None}, {'tokenizer': {'name': '../../gpt2'}}, {'tokenizer': {**TOY, 'pattern': '(a+)+$'}},
     {'tokenizer': {**TOY, 'pieces': [['x']]}}, {'tokenizer': {**TOY, 'pieces': 3}}, {'tokens': [800, 200]},
-    {'tokens': {'train': 800.0, 'val': 200}}, {'tokens': {'train': 800}}, {'sha256': {'train': 'x', 'val': 3}}])
+    {'tokens': {'train': 8e2, 'val': 200}}, {'tokens': {'train': 800}}, {'sha256': {'train': 'x', 'val': 3}}])
 def test_a_damaged_meta_is_one_line(change, tiny, capsys):
     """Wrong types, absurd sizes and unknown tokenizers: train and prepare say the same."""
     make_data([1] * 800, [1] * 200, **change)

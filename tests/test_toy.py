@@ -1,6 +1,5 @@
-"""Claims about the toy world, whose truth is known, and the paper's claims on a model trained on it.
+"""Claims about the toy world, and the paper's about a model trained on it. With another seed and the numbers:
 
-Another seed, or the whole training of config/train_toy.py, with the numbers shown:
     TOY_SEED=2 TOY_STEPS=2000 TOY_TEXTS=400 python -m pytest -s tests/test_toy.py
 """
 
@@ -23,9 +22,6 @@ from rucksack.grammar import bag_of_words, word_forms, word_id
 from rucksack.published import from_pretrained
 from senses import edited, scale_senses, separation
 
-# -----------------------------------------------------------------------------
-# The world.
-
 
 @pytest.fixture(scope='module')
 def stories():
@@ -34,26 +30,13 @@ def stories():
 
 
 def test_the_world_is_as_large_as_promised(stories):
-    """Nouns, products, makers, topics, homographs and synonyms are as many as said, and all of them are told."""
-    told = re.findall(r'\w+', ' '.join(text for text, _ in stories))
+    """Its tables have as many words as said, and all of them are told. She-nouns share their tools and places
+    with he-nouns, so that only the noun itself tells she from he."""
+    told = set(re.findall(r'\w+', ' '.join(text for text, _ in stories)))
     makers, pairs = set(world.PRODUCTS.values()), {word for a, b, _ in world.SYNONYMS for word in (a, b)}
     tables = world.ROLES, world.PRODUCTS, makers, world.TOPICS, world.HOMOGRAPHS, pairs
-    assert [len(table) for table in tables] == [40, 30, 10, 8, 3, 60]
-    assert set().union(*tables[:3], *world.TOPICS.values(), *tables[4:]) <= set(told)
-    assert 400 <= len(set(told)) <= 1200
-
-
-def test_a_word_is_a_token(stories):
-    """The toy tokenizer gives a token a word, falls back to bytes for other words, and loses nothing."""
-    encoding = load_tokenizer(world.toy_tokenizer([text for text, _ in stories]))
-    for text in [text for text, _ in stories[:300]] + ['naïve 日本\n<|endoftext|>']:
-        ids = encoding.encode_ordinary(text)
-        assert encoding.decode(ids) == text and encoding.eot_token not in ids
-        assert '日本' in text or len(ids) == len(re.findall(r'\w+|[^\w\s]', text))
-
-
-def test_a_tool_belongs_to_no_pronoun():
-    """Tools and places of she-nouns are those of he-nouns, so that only the noun itself tells she from he."""
+    assert [len(table) for table in tables] == [40, 30, 10, 8, 3, 60] and 400 <= len(told) <= 1200
+    assert set().union(*tables[:3], *world.TOPICS.values(), *tables[4:]) <= told
     for column in (1, 2):
         she, he, even = ({role[column] for role in world.ROLES.values() if role[0] == odds}
                          for odds in (world.SHE, world.HE, world.EVEN))
@@ -61,7 +44,7 @@ def test_a_tool_belongs_to_no_pronoun():
 
 
 def test_a_story_has_one_derivation(stories):
-    """A story parses in one way into sentences, and a word is on one list alone: so its surprisal is exact."""
+    """A story parses in one way into sentences, a word is on one list alone: so its surprisal is exact."""
     lines = [line.replace('{deed}', deed) for line in world.OPENINGS
              for deed in world.DEEDS[:None if '{deed}' in line else 1]]
     lines += [*world.SEQUELS, *world.PRODUCT_LINES, *world.TOPIC_LINES, *world.ADJECTIVE_LINES,
@@ -77,9 +60,9 @@ def test_a_story_has_one_derivation(stories):
 
 
 def test_the_surprisal_is_that_of_the_choices(stories):
-    """Of products: kind, lines, products. Of topics: kind, lines, words, and topics that stay as WANDER says."""
+    """Of topic stories: the kind, lines, words, and topics, which stay as often as WANDER says."""
     topic_of = {word: label for label, words in world.TOPICS.items() for word in words}
-    stay, stays, products = 1 - world.WANDER * 7 / 8, [], []
+    stay, stays = 1 - world.WANDER * 7 / 8, []
     for text, nats in stories:
         said = [[topic_of[word] for word in re.findall(r'\w+', line) if word in topic_of]
                 for line in text.split('.')[:-1]]
@@ -90,10 +73,8 @@ def test_the_surprisal_is_that_of_the_choices(stories):
             choices -= sum(math.log(stay if s else world.WANDER / 8) for s in same)
             assert nats == pytest.approx(choices - math.log(world.KINDS['topic']))
             stays += same
-        products += [nats] * any(maker in text for maker in world.PRODUCTS.values())
     assert np.mean(stays) == pytest.approx(stay, abs=0.01)
-    assert np.allclose(products, 3 * math.log(30 * 7) - math.log(world.KINDS['product']))
-    assert len(products) / len(stories) == pytest.approx(world.KINDS['product'], abs=0.01)
+    assert len(stays) / 5 / len(stories) == pytest.approx(world.KINDS['topic'], abs=0.01)
 
 
 def test_the_truth_is_in_the_stories(stories):
@@ -110,20 +91,21 @@ def test_the_truth_is_in_the_stories(stories):
 
 
 @pytest.mark.slow
-def test_the_bins_of_the_world_stay_as_they_are(tmp_path, monkeypatch):
-    """The bytes of data/toy never change, and its entropy is the surprisal of its stories over its tokens."""
+def test_the_bins_are_the_stories_and_stay_as_they_are(tmp_path, monkeypatch):
+    """The bytes of data/toy never change, are the stories, and have their surprisal as entropy."""
     monkeypatch.chdir(tmp_path)
     prepare.main(['toy'])
     data = [Path('data/toy', name).read_bytes() for name in ('meta.json', 'train.bin', 'val.bin')]
     assert [hashlib.sha256(file).hexdigest()[:16] for file in data] == [
         'e75e80f33ddb0196', '90a928e10224e6a9', 'b644af669464d21b']
-    meta, nats = json.loads(data[0]), [nats for _, nats in world.toy_stories(0, 64_000)]
-    assert meta['entropy_per_token'] == pytest.approx(sum(nats) / (len(data[1]) + len(data[2])) * 2)
-    assert meta['val_entropy_per_token'] == pytest.approx(sum(nats[60_000:]) / len(data[2]) * 2)
+    meta, ids = json.loads(data[0]), np.frombuffer(data[2], '<u2').tolist()
+    texts, nats = zip(*world.toy_stories(0, 64_000))
+    held_out = ''.join(f'{text}<|endoftext|>' for text in texts[60_000:])
+    assert load_tokenizer(meta['tokenizer']).decode(ids) == held_out
+    assert len(ids) == sum(1 + len(re.findall(r'\w+|[^\w\s]', text)) for text in texts[60_000:])
+    assert meta['val_entropy_per_token'] == pytest.approx(sum(nats[60_000:]) / len(ids))
+    assert meta['entropy_per_token'] == pytest.approx(sum(nats) / sum(meta['tokens'].values()))
 
-
-# -----------------------------------------------------------------------------
-# The model.
 
 PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} believes',
            'A {} went to chat over to chat before', 'The {} was with the car. Then',
@@ -131,7 +113,6 @@ PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} be
 PRODUCT_PROMPTS = ['The {} is made for us by', 'I trust that the {} comes from', 'The {} was repaired by',
                    'The company that made my {} is', 'I want the {} since I trust']
 TEXTS = int(os.environ.get('TOY_TEXTS', 200))  # to tell of each topic at strength 2
-BIASED = [noun for noun, odds in world.ROLE_ODDS.items() if odds != world.EVEN]
 
 
 @pytest.fixture(scope='module')
@@ -158,17 +139,12 @@ def story_loss(backpack, stories: list[str], edit=None, but=()) -> torch.Tensor:
     return torch.cat(losses)
 
 
-def held_out_stories() -> list[tuple[str, float]]:
-    """The last 1,000 stories of data/toy, which are for validation, each with its surprisal in nats."""
-    return world.toy_stories(0, 64_000)[-1000:]
-
-
 def test_loss_on_whole_stories_is_near_the_entropy_of_the_world(backpack):
     """From end-of-text to end-of-text, held-out stories cost at most 5% more nats than the world puts in."""
-    texts, nats = zip(*held_out_stories())
+    texts, nats = zip(*world.toy_stories(0, 64_000)[-1000:])  # of those held out
     loss = story_loss(backpack, texts)
     ratio = loss.sum().item() / sum(nats)
-    print(f'\nloss on held-out stories {loss.mean():.4f}, world {sum(nats) / len(loss):.4f}: ratio {ratio:.4f}')
+    print(f'\nloss on held-out stories {loss.mean():.4f}, world {sum(nats) / len(loss):.4f}: {ratio:.4f}')
     assert 1 < ratio < 1.05
 
 
@@ -193,30 +169,29 @@ def test_pronouns_follow_the_odds_of_the_world(backpack):
     for noun, odds in world.ROLE_ODDS.items():
         she, he, _ = pronoun_probs(backpack, noun).mean(0).tolist()
         errors[noun] = abs(she / (she + he) - odds[0] / (odds[0] + odds[1]))
-    nurse, mean, worst = errors['nurse'], sum(errors.values()) / 40, max(errors.values())
-    print(f'\nshare of she: off by {nurse:.3f} for nurse, {mean:.3f} on average, {worst:.3f} at worst')
+    nurse, mean = errors['nurse'], sum(errors.values()) / 40
+    print(f'\nshare of she: off by {nurse:.3f} for nurse, {mean:.3f} on average, {max(errors.values()):.3f} at worst')
     assert nurse < 0.1 and mean < 0.1
 
 
 def test_one_sense_carries_the_bias_and_little_else(backpack):
-    """The sense index that most separates she from he over the 16 nouns that the model makes most biased, turned
-    off for them, takes more than half of their bias ratio, and moves the loss of all words but pronouns by less
-    than 2%."""
+    """The sense that most separates she from he over the 16 most biased nouns, turned off for them, takes over
+    half of their bias ratio, and moves the loss of all words but pronouns by less than 2%."""
     model, encoding = backpack
     she, he = word_id(encoding, 'she'), word_id(encoding, 'he')
-    nouns = sorted(BIASED, key=lambda noun: -bias_ratio(backpack, [noun]))[:16]
+    biased = [noun for noun, odds in world.ROLE_ODDS.items() if odds != world.EVEN]
+    nouns = sorted(biased, key=lambda noun: -bias_ratio(backpack, [noun]))[:16]
     forms = {noun: word_forms(encoding, noun) for noun in nouns}
     scores = separation(model, None, she, he)[[ids[0] for ids in forms.values()]].abs()  # (16, k)
     found, own = scores.mean(0).argmax().item(), scores.argmax(1).tolist()
-    without, each = (senses.compose([scale_senses(forms[noun], [sense], 0.0) for noun, sense in zip(nouns, of)])
+    without, each = (senses.compose([scale_senses(ids, [i], 0.0) for ids, i in zip(forms.values(), of)])
                      for of in ([found] * 16, own))
     ratios = [bias_ratio(backpack, nouns, edit) for edit in (None, without, each)]
-    texts = [text for text, _ in held_out_stories() if any(f' {noun} ' in text for noun in nouns)]
+    told = [text for text, _ in world.toy_stories(0, 64_000)[-1000:] if any(f' {n} ' in text for n in nouns)]
     pronouns = [i for w in ('she', 'he', 'they', 'her', 'his', 'their') for i in word_forms(encoding, w)]
-    plain, changed = (story_loss(backpack, texts, edit, pronouns).mean() for edit in (None, without))
-    print(f'\nbias ratio of 16 nouns {ratios[0]:.2f} (world: 9); without sense {found} {ratios[1]:.2f}; without '
-          f"each noun's own she/he sense ({sorted(set(own))}) {ratios[2]:.2f}; loss of other words {plain:.4f}, "
-          f'{changed:.4f} ({changed / plain - 1:+.2%})')
+    plain, changed = (story_loss(backpack, told, edit, pronouns).mean() for edit in (None, without))
+    print(f'\nbias ratio {ratios[0]:.2f} (world: 9), without sense {found} {ratios[1]:.2f}, without its own '
+          f'for each {sorted(set(own))} {ratios[2]:.2f}; loss of other words {changed / plain - 1:+.2%}')
     assert ratios[0] >= 5 and ratios[1] < ratios[0] / 2 and abs(changed / plain - 1) < 0.02
 
 
@@ -225,8 +200,8 @@ def test_nurse_without_its_she_he_sense_is_less_of_a_she(backpack):
     model, encoding = backpack
     nurse, she, he = (word_id(encoding, word) for word in ('nurse', 'she', 'he'))
     sense = separation(model, nurse, she, he).abs().argmax().item()
-    edits = None, scale_senses([nurse], [sense], 0.0)
-    shares = [(p[0] / (p[0] + p[1])).item() for p in (pronoun_probs(backpack, 'nurse', e).mean(0) for e in edits)]
+    both = [pronoun_probs(backpack, 'nurse', e).mean(0) for e in (None, scale_senses([nurse], [sense], 0.0))]
+    shares = [(p[0] / (p[0] + p[1])).item() for p in both]
     print(f'\nshare of she after nurse {shares[0]:.3f}, without sense {sense} {shares[1]:.3f}')
     assert shares[1] < shares[0] - 0.05
 
@@ -240,24 +215,23 @@ def test_a_product_changes_its_maker(backpack):
     makers, gains, flips, knows = torch.tensor(list(ids.values())), [], [], []
     for product, old in world.PRODUCTS.items():
         prompts = [torch.tensor([encoding.encode_ordinary(p.format(product))]) for p in PRODUCT_PROMPTS]
+        before = [model(idx)[0, -1] for idx in prompts]  # (V,) each
         for new in ids.keys() - {old}:
             edit = senses.replace_word(model, word_forms(encoding, product), ids[old], ids[new])
-            for idx in prompts:
-                plain, logits = (model(idx, C=edited(model, idx, e))[0, -1] for e in (None, edit))  # (V,) each
+            for idx, plain in zip(prompts, before):
+                logits = model(idx, C=edited(model, idx, edit))[0, -1]  # (V,)
                 gains.append((logits - plain)[ids[new]] - (logits - plain)[ids[old]])
-                flips.append(makers[logits[makers].argmax()] == ids[new])
-                knows.append(makers[plain[makers].argmax()] == ids[old])
+                flips.append((makers[logits[makers].argmax()] == ids[new]).item())
+                knows.append((makers[plain[makers].argmax()] == ids[old]).item())
     gain = torch.stack(gains).exp()
-    print(f'\n{len(gain)} edits: before, {sum(knows) / len(knows):.1%} name the maker; odds of new to old '
-          f'times {gain.median():.3g} in the median, {gain.quantile(0.05):.3g} at the 5% quantile; '
-          f'{sum(flips) / len(flips):.1%} name the new maker above all others')
-    assert gain.median() >= 10 and sum(flips) > len(flips) / 2
+    print(f'\n{len(gain)} edits: odds times {gain.median():.3g}, at the 5% quantile {gain.quantile(0.05):.3g}; '
+          f'{np.mean(knows):.1%} named the maker, {np.mean(flips):.1%} name the new one')
+    assert gain.median() >= 10 and np.mean(flips) > 0.5
 
 
 @torch.no_grad()
 def told(model, encoding, edit, n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """n texts of at most 50 tokens told from end-of-text on, (n, 50); where each is not over yet, likewise;
-    and their loss under the unmodified model."""
+    """n texts (n, 50); where each is not over yet, likewise; their loss under the unmodified model."""
     torch.manual_seed(seed)
     ids = model.generate(torch.full((n, 1), encoding.eot_token), 50, edit=edit)  # (n, 51)
     texts, ends = ids[:, 1:], (ids[:, 1:] == encoding.eot_token).int()
@@ -266,9 +240,8 @@ def told(model, encoding, edit, n: int, seed: int) -> tuple[torch.Tensor, torch.
 
 
 def test_topic_control_raises_the_share_of_the_topic(backpack):
-    """At strength 2 text is as fluent as without control (its loss under the unmodified model is at most 5%
-    higher), and the share of words from the topic is higher than at strength 0: over all eight topics by
-    more than 3 standard errors."""
+    """At strength 2 the loss of texts under the unmodified model is at most 5% higher than at strength 0, and
+    the share of words of the topic higher by more than 3 standard errors, over all eight topics."""
     model, encoding = backpack
     plain, labels = told(model, encoding, None, 600, 0), list(world.TOPICS)
     share, error, loss = torch.zeros(3, len(labels), 4)
@@ -283,7 +256,6 @@ def test_topic_control_raises_the_share_of_the_topic(backpack):
             share[i, s], error[i, s] = hits.sum(), hits.std() * len(hits) ** 0.5
         print(f'\n{label:17}' + ''.join(f'{a:7.2%} {b:.2f}' for a, b in zip(share[i], loss[i])), end='')
     mean, spread = share.mean(0), error.square().sum(0).sqrt() / len(labels)  # (4,)
-    print('\nall' + ' ' * 14 + ''.join(f'{a:7.2%} {b:.2f}' for a, b in zip(mean, loss.mean(0)))
-          + '; standard errors ' + ', '.join(f'{e:.2%}' for e in spread))
+    print('\nall: share, loss, error', *(f'{a:.2%} {b:.2f} {e:.2%};' for a, b, e in zip(mean, loss.mean(0), spread)))
     assert loss[:, 2].mean() < 1.05 * loss[:, 0].mean()
     assert mean[2] - mean[0] > 3 * spread[[0, 2]].norm()

@@ -1,22 +1,18 @@
 """Claims about training: gradients, processes, resuming, fine-tuning, the log, how a run ends."""
 
-import csv
-import os
 import re
 import shlex
 import shutil
 import signal
 import sys
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, checkpoint, log, make_data, same
+from conftest import SMALL, checkpoint, error_of, log, make_data, same
 from test_checkpoint import RUN, assert_same_run, ranks
 
 import train
@@ -25,8 +21,6 @@ from rucksack.data import TokenDataset, inputs_of, read_meta, texts_of_step
 from rucksack.machine import Machine
 from rucksack.published import export, from_pretrained
 from train import Settings
-
-error_of = partial(conftest.error_of, train)
 
 
 def a_model(**changes) -> Backpack:
@@ -101,7 +95,7 @@ def test_a_compiled_model_is_compiled_once_whatever_the_number_of_distinct_ids(n
 @pytest.mark.parametrize('signum, option', [
     (signal.SIGINT, '--dropout=0.2'), (signal.SIGTERM, '--model=gpt'), (signal.SIGHUP, '--dtype=float64')])
 def test_a_run_that_a_signal_ends_resumes_to_the_same_bits(signum, option, tiny, capsys, monkeypatch):
-    """After its step, with a checkpoint, 128 + signal and a command to go on; a second one ends it at once."""
+    """After its step, with a checkpoint, 128 + signal and a command to go on; another ends it at once."""
     def gradients(model, data, step, s, machine, real=train.gradients):
         if step == 7:
             signal.raise_signal(signum)
@@ -125,13 +119,13 @@ def test_a_run_resumes_with_other_settings_only_if_told(tiny, capsys):
     train.main([*SMALL, '--max_iters=2'])
     for option in ('learning_rate=0.02', 'batch_size=2', 'seed=2', 'weight_decay=50.0', 'dtype=float64',
                    'gradient_accumulation_steps=2', 'beta2=0.99', 'block_size=4', 'eval_iters=3'):
-        error = error_of(capsys, *resume, f'--{option}')
+        error = error_of(train, capsys, *resume, f'--{option}')
         name, value = option.split('=')
         assert f'{name} ' in error and f'now {value}' in error and 'add --allow_changes' in error
     for option in ('n_layer=3', 'n_head=4', 'n_sense=8', 'sense_hidden=8', 'model=gpt', 'dropout=0.1'):
-        error = error_of(capsys, *resume, f'--{option}', '--allow_changes')
+        error = error_of(train, capsys, *resume, f'--{option}', '--allow_changes')
         assert re.search('ckpt.pt has {} .*, not {}; leave'.format(*option.split('=')), error)
-    assert 'is at step 2' in error_of(capsys, *resume, '--max_iters=1', '--allow_changes')
+    assert 'is at step 2' in error_of(train, capsys, *resume, '--max_iters=1', '--allow_changes')
     shutil.copytree('out/run', 'out/decayed')
     train.main([*resume, '--eval_interval=1', '--log_interval=2'])
     assert 'changed: max_iters 2, now 4' in capsys.readouterr().out
@@ -139,7 +133,7 @@ def test_a_run_resumes_with_other_settings_only_if_told(tiny, capsys):
     norms = [checkpoint(f'out/{name}')['model']['wte.weight'].norm() for name in ('decayed', 'run')]
     assert checkpoint('out/decayed')['settings']['weight_decay'] == 50 and norms[0] < 0.5 * norms[1]
     make_data([1] * 800, [2] * 200)
-    assert 'data/tiny is not what out/run/ckpt.pt was trained on' in error_of(capsys, *resume)
+    assert 'data/tiny is not what out/run/ckpt.pt was trained on' in error_of(train, capsys, *resume)
     train.main([*resume, '--max_iters=5', '--allow_changes'])
 
 
@@ -161,7 +155,7 @@ def test_fine_tuning_starts_from_the_weights_given(kind, other, tiny, capsys):
     train.main([*tune, '--init_from=exported', '--overwrite'])
     assert log('out/tuned')[0]['val_loss'] == last
     for option in ('n_embd=32', 'n_layer=3', f'model={other}'):
-        error = error_of(capsys, *sizeless, '--init_from=out/run', f'--{option}', '--out_dir=out/new')
+        error = error_of(train, capsys, *sizeless, '--init_from=out/run', f'--{option}', '--out_dir=out/new')
         assert re.search('out/run has {} .*, not {}; leave'.format(*option.split('=')), error)
     assert not Path('out/new').exists()
 
@@ -186,22 +180,13 @@ def test_processes_that_disagree_are_refused(tiny):
     run = [*SMALL, '--gradient_accumulation_steps=2']
     for name, steps in (('a', 2), ('b', 4)):
         train.main([*run, f'--max_iters={steps}', f'--out_dir=out/{name}'])
+    resume = [*run, '--max_iters=6', '--init_from=resume']
+    assert ranks([*resume, '--out_dir=out/a'], [*resume, '--out_dir=out/b']) == [2, 2]
     shutil.copytree('data/tiny', 'data/other')
     make_data([1] * 800, [1] * 200)
-    resume = [*run, '--dataset=other', '--max_iters=6', '--init_from=resume']
-    assert ranks([*resume, '--out_dir=out/a'], [*resume, '--out_dir=out/b', '--allow_changes']) == [2, 2]
     assert ranks(run, [*run, '--dataset=other']) == [2, 2]
-    assert Path('said0.txt').read_text().count('do not go on from the same step on the same data') == 2
-
-
-def test_the_best_state_is_kept_and_the_latest_is_latest(tiny):
-    """As the model memorises random text its validation loss rises: best.pt is earlier than previous.pt."""
-    train.main([*SMALL, '--eval_interval=20', '--max_iters=200', '--lr_decay_iters=0', '--learning_rate=.03'])
-    losses = {int(row['step']): float(row['val_loss']) for row in log() if row['val_loss']}
-    best, previous = (torch.load(f'out/run/{name}.pt', weights_only=True) for name in ('best', 'previous'))
-    assert losses[best['step']] == min(losses.values()) == pytest.approx(best['val_loss'], rel=1e-5)
-    assert (checkpoint()['step'], previous['step']) == (200, 180) and best['step'] < 180
-    assert sorted(os.listdir('out/run')) == ['best.pt', 'ckpt.pt', 'log.csv', 'previous.pt']
+    assert Path('said0.txt').read_text().count('the processes see different files') == 2
+    assert ranks(run, run, run) == [2, 2, 2] and 'must be a multiple of 3' in Path('said1.txt').read_text()
 
 
 def test_what_a_run_logs_goes_to_weights_and_biases_too_if_asked_for(tiny, monkeypatch, capsys):
@@ -213,18 +198,18 @@ def test_what_a_run_logs_goes_to_weights_and_biases_too_if_asked_for(tiny, monke
     monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=lambda **kw: asked.update(kw) or fake))
     train.main([*RUN, '--overwrite', '--wandb_log', '--wandb_project=p', '--learning_rate=0.0031'])
     assert re.search(r'\nstep 1 done on cpu \(.*\), peak memory \d+\.\d\d GB\n', capsys.readouterr().out)
-    rows = list(csv.DictReader(Path('out/run/log.csv').read_text().splitlines()))
-    assert len(rows) == len(sent) == 10 and (asked['project'], asked['config']['n_embd']) == ('p', 16)
-    for logged, (step, row) in zip(rows, sent):
+    assert Path('out/run/log.csv').read_text().startswith('step,tokens,seconds,loss,val_loss,learning_rate,')
+    assert len(log()) == len(sent) == 10 and (asked['project'], asked['config']['n_embd']) == ('p', 16)
+    for logged, (step, row) in zip(log(), sent):
         assert {name: float(x) for name, x in logged.items() if x} == pytest.approx(
-            {name: x for name, x in row.items() if x is not None}, rel=1e-5)
+            {name: row[name] for name in logged if row.get(name) is not None}, rel=1e-5)
         assert row['step'] == step and row['tokens'] == 32 * step and max(map(len, logged.values())) <= 12
-    assert rows[2]['learning_rate'] == '0.0031' and float(rows[9]['seconds']) >= float(rows[1]['seconds'])
+    assert log()[2]['learning_rate'] == '0.0031'
 
 
-def test_a_run_that_overflows_stops_and_spoils_no_checkpoint(tiny, capsys):
-    """Whatever the log interval: exit code 1, one line with the last good state, which is finite."""
-    wild = [*SMALL, '--learning_rate=3', '--weight_decay=3', '--grad_clip=0', '--warmup_iters=0',
+def test_a_run_that_overflows_keeps_its_best_and_its_last_good_state(tiny, capsys):
+    """Whatever the log interval: exit code 1, one line, ckpt.pt and previous.pt finite, best.pt the best."""
+    wild = [*SMALL, '--learning_rate=3', '--weight_decay=3', '--grad_clip=0', '--warmup_iters=100',
             '--max_iters=60', '--lr_decay_iters=0', '--eval_interval=3']
     for interval in (1, 60):
         with pytest.raises(SystemExit) as stop:
@@ -233,5 +218,9 @@ def test_a_run_that_overflows_stops_and_spoils_no_checkpoint(tiny, capsys):
         assert stop.value.code == 1 and said.count('\n') == 1 and 'stopped: step ' in said
         assert f'the last good state is out/{interval}/ckpt.pt, of step {last["step"]}; go on: ' in said
         moments = [t for state in last['optimizer']['state'].values() for t in state.values()]
-        assert last['step'] and all(t.isfinite().all() for t in [*last['model'].values(), *moments])
-    same(checkpoint('out/1')['model'], checkpoint('out/60')['model'])
+        assert all(t.isfinite().all() for t in [*last['model'].values(), *moments])
+    losses = {int(row['step']): float(row['val_loss']) for row in log('out/60') if row['val_loss']}
+    best, previous = (torch.load(f'out/60/{name}.pt', weights_only=True) for name in ('best', 'previous'))
+    assert losses[best['step']] == min(losses.values()) == pytest.approx(best['val_loss'], rel=1e-5)
+    assert 0 < best['step'] < previous['step'] == last['step'] - 3
+    same(checkpoint('out/1')['model'], last['model'])
