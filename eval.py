@@ -13,7 +13,6 @@
     topic        Table 12    topic control, beside PPLM on the Transformer
     timing       Table 7     forward pass, training step and generation
     ablation     Table 8     runs that differ in the number of senses
-    cost                     parameters and operations of the paper's models; not part of all
     plot         Figure 3    a picture: the losses of runs, or the next word as senses fade; not part of all
 
     python eval.py plot out/toy out/toy_gpt --out loss.svg
@@ -30,14 +29,13 @@ from rucksack.grammar import PROMPT
 from rucksack.likelihood import ablation_table, blimp_table, lambada_table, loss_table, wikitext_table
 from rucksack.plot import plot
 from rucksack.table import Missing, Subject, load, needs_senses, write_json
-from rucksack.timing import cost_table, timing_table
+from rucksack.timing import timing_table
 from rucksack.topics import topic_table
 from rucksack.words import gender_table, similarity_table
 
 TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
           'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
-          'timing': timing_table, 'ablation': ablation_table, 'cost': cost_table, 'plot': plot}
-NOT_IN_ALL = ('cost', 'plot')
+          'timing': timing_table, 'ablation': ablation_table, 'plot': plot}
 OF_SENSES = ('similarity', 'gender', 'topic', 'timing', 'ablation', 'plot')
 WITHOUT_BASELINE = ('timing', 'ablation', 'plot')  # timing makes a Transformer of its own
 
@@ -58,8 +56,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.set_defaults(runs=[], size=None)
     commands = parser.add_subparsers(dest='table', metavar='TABLE', required=True,
                                      help='one of the above, or all; eval.py TABLE --help lists its flags')
-    of = {table: commands.add_parser(table, prog='eval.py', usage=f'eval.py {table} [flags]', parents=[shared])
-          for table in ('all', *TABLES)}
+    of = {name: commands.add_parser(name, prog='eval.py', usage=f'eval.py {name} [flags]', parents=[shared])
+          for name in ('all', *TABLES)}
     for add in (of['topic'].add_argument, of['all'].add_argument):
         add('--texts', type=number(int, 1), metavar='N', default=100, help='topic: texts on each topic [100]')
         add('--length', type=number(int, 1), metavar='N', default=100, help='topic: tokens of a text [100]')
@@ -103,8 +101,8 @@ def run(argv: list[str]) -> None:
     """
     args = parse_args(argv)
     args.device, file = find_device(args.device), output_path('--json', args.json, '.json')
-    subjects = [] if args.table == 'cost' or args.size or args.runs else load_subjects(args)
-    names = [name for name in TABLES if name not in NOT_IN_ALL] if args.table == 'all' else [args.table]
+    subjects = [] if args.size or args.runs else load_subjects(args)
+    names = [name for name in TABLES if name != 'plot'] if args.table == 'all' else [args.table]
     tables, wrong = {}, None
     for name in names:
         try:
@@ -130,6 +128,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    if sys.stdout:
-        sys.stdout.reconfigure(errors='replace')  # a terminal without unicode still gets a table
     main(sys.argv[1:])

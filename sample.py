@@ -13,8 +13,6 @@ for each sense. Otherwise a text is written; with edits, before and after.
 
 import argparse
 import sys
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,19 +26,16 @@ from rucksack.page import write_page
 from rucksack.published import export
 from rucksack.table import Subject, Table, load, needs_senses, write_json
 
-SEVERAL = dict(nargs='+', action='extend', default=[])  # a flag that takes several values, and repeats
-
 
 def make_parser() -> Parser:
     """The flags, in groups: the model and its text, what looks, what explains, what edits."""
     parser = group = Parser(prog='sample.py', description=__doc__.splitlines()[0])
+    several = dict(nargs='+', action='extend', default=[])  # values of a flag, which can also repeat
 
     def add(flag: str, metavar: str, help: str, **options) -> None:
-        """A flag of the group."""
         group.add_argument(flag, metavar=metavar, help=help, **options)
 
-    add('--from', 'MODEL', 'checkpoint, folder of a run or of published weights, or Hub name as '
-        'stanfordnlp/backpack-gpt2 (default: the newest Backpack in out/)', dest='source')
+    add('--from', 'MODEL', 'checkpoint, folder or Hub name [the newest Backpack in out/]', dest='source')
     add('--start', 'TEXT', f'the prompt, or FILE:path [{PROMPT}]', default=PROMPT)
     add('--num-samples', 'N', 'texts to write [2]', type=number(int, 1, 1000), default=2)
     add('--max-new-tokens', 'N', 'longest continuation [60]', type=number(int, 0, 100_000), default=60)
@@ -49,31 +44,27 @@ def make_parser() -> Parser:
     add('--seed', 'S', 'of the draws [0]', type=number(int, 0), default=0)
     add('--device', 'D', 'auto, cpu, cuda, cuda:N or mps [auto]', default='auto')
     add('--json', 'FILE', 'write the tables to a file too')
-    add('--html', 'FILE', 'write a page with a slider for each sense of the prompt, and nothing else; '
-        'words of --show can be looked up there')
-    add('--export', 'DIR', 'write the model as published (Backpack or GPT-2), and nothing else')
+    add('--html', 'FILE', 'only write a page with a slider for each sense; --show adds words to look up')
+    add('--export', 'DIR', 'only write the model in the published format')
     group = parser.add_argument_group('look at senses (--show: as edits leave them)')
-    add('--show', 'WORD[:SENSES]', 'the words that each sense of WORD raises and lowers most', **SEVERAL)
-    add('--find', 'A/B|A+B', 'A/B: senses by how strongly they separate A from B; A+B: words and senses '
-        'by how strongly they speak for this bag (Eq. 17)', **SEVERAL)
+    add('--show', 'WORD[:SENSES]', 'the words that each sense of WORD raises and lowers most', **several)
+    add('--find', 'A/B|A+B', 'senses that most separate A from B, or speak for A and B (Eq. 17)', **several)
     add('--word', 'WORD', 'with --find A/B: the senses of this word alone')
-    add('--similar', 'WORD', 'the words most like WORD in each sense (Eq. 13, Eq. 14)', **SEVERAL)
+    add('--similar', 'WORD', 'the words most like WORD in each sense (Eq. 13, Eq. 14)', **several)
     group = parser.add_argument_group('explain the prediction after the prompt')
-    add('--explain', 'WORD|A/B', 'what each sense of each token adds to the logit of WORD (default: the '
-        'likeliest), or to that of A above B', nargs='?', const='')
-    group.add_argument('--weights', nargs='?', const='senses', choices=('senses', 'mean'),
-                       help='the weights alpha on the tokens, a column a sense, or their mean')
-    add('--sweep', 'WORD:SENSES', 'the next words with these senses at weight 0 to 1 (Figure 3)', **SEVERAL)
-    group = parser.add_argument_group(
-        'edit senses (one after another in this order; SENSES are numbers and ranges as 3-5,10, or A/B, the '
-        'sense that most separates these words; *:SENSES is every word)')
-    add('--senses-off', 'WORD:SENSES', 'turn senses off: nurse:10, nurse:she/he', **SEVERAL)
-    add('--senses-scale', 'WORD:SENSES=F', 'multiply senses by F: nurse:10=0.5', **SEVERAL)
-    add('--replace', '"WORD: OLD -> NEW"', 'what WORD says of OLD it says of NEW', **SEVERAL)
-    add('--topic', '"A, B"', 'turn senses up that speak for these words, or for a topic of Table 10: '
-        + ', '.join(senses.TOPICS), **SEVERAL)
-    add('--strength', 'S', 'of the topic: 0 to 3, a row of Table 11, or four numbers as 3.3,3.3,3,1; one for '
-        'each --topic, or one for all [2]', **SEVERAL)
+    add('--explain', 'WORD|A/B', 'what each sense of each token adds to the logit of WORD [the likeliest], '
+        'or to that of A above B', nargs='?', const='')
+    add('--weights', 'senses|mean', 'the weights alpha on the tokens, by sense or in the mean', nargs='?',
+        const='senses', choices=('senses', 'mean'))
+    add('--sweep', 'WORD:SENSES', 'the next words with these senses at weight 0 to 1 (Figure 3)', **several)
+    group = parser.add_argument_group('edit senses, in this order (SENSES: numbers as 3-5,10; or A/B, the '
+                                      'sense that most separates these words. WORD can be *, every word)')
+    add('--senses-off', 'WORD:SENSES', 'turn senses off: nurse:10, nurse:she/he', **several)
+    add('--senses-scale', 'WORD:SENSES=F', 'multiply senses by F: nurse:10=0.5', **several)
+    add('--replace', '"WORD: OLD -> NEW"', 'what WORD says of OLD it says of NEW', **several)
+    add('--topic', '"A, B"', 'turn up the senses that speak for these words, or for a topic of Table 10: '
+        + ', '.join(senses.TOPICS), **several)
+    add('--strength', 'S', 'of all topics, or of each: 0 to 3 (Table 11), or 3.3,3.3,3,1 [2]', **several)
     return parser
 
 
@@ -89,210 +80,182 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
             ('--html', args.html and (args.edits or args.looks != args.show), 'goes with nothing but --show'),
             ('--json', args.json and not args.looks + args.edits, 'goes with what looks, explains or edits'),
             ('--word', args.word and not any('/' in text for text in args.find), 'goes with --find A/B'),
-            ('--strength', args.strength and len(args.strength) not in (1, len(args.topic)) or
-             args.strength and not args.topic, 'goes with --topic: one for each, or one for all')):
+            ('--strength', len(args.strength) > len(args.topic) or 1 < len(args.strength) < len(args.topic),
+             'goes with --topic: one for each, or one for all')):
         if wrong:
             parser.error(f'{flag} {why}')
     return args
 
 
-def edit_from(args: argparse.Namespace, s: Subject, prompt: list[int]) -> tuple[Edit | None, list[str]]:
-    """The edit that the flags ask for, None without such flags, and a line on each part of it."""
+def edit_from(args: argparse.Namespace, s: Subject, prompt: list[int]) -> tuple[Edit, list[str]]:
+    """The edit that the flags ask for, and a line on each part of it."""
     edits, lines = [], []
-
-    def add(edit: Edit, ids: list[int] | None, line: str) -> None:
-        """Take one more edit, with a line that says so."""
-        lines.append(line + absent(ids, prompt))
-        edits.append(edit)
-
-    scaled = [(text, 0.0) for text in args.senses_off] + list(map(grammar.parse_factor, args.senses_scale))
+    scaled = [*((text, 0.0) for text in args.senses_off), *map(grammar.parse_factor, args.senses_scale)]
     for text, factor in scaled:
         ids, chosen, line = grammar.parse_word_senses(text, s.model, s.encoding)
-        line = f'Times {factor:g}: {line}' if factor else f'Off: {line}'
-        add(senses.scale_senses(ids, chosen, factor), ids, line)
+        edits.append(senses.scale_senses(ids, chosen, factor))
+        lines.append((f'Times {factor:g}: ' if factor else 'Off: ') + line + absent(ids, prompt))
     for text in args.replace:
         ids, old, new = grammar.parse_replacement(text, s.encoding)
-        word, old_word, new_word = (shown(s.encoding, v) for v in (ids[0], old, new))
-        add(senses.replace_word(s.model, ids, old, new), ids,
-            f'Replaced: what {word} says of {old_word} it says of {new_word}')
+        edits.append(senses.replace_word(s.model, ids, old, new))
+        word, old, new = (shown(s.encoding, v) for v in (ids[0], old, new))
+        lines.append(f'Replaced: what {word} says of {old} it says of {new}{absent(ids, prompt)}')
     strengths = [grammar.parse_strength(text) for text in args.strength or ['2']]
     topics = [grammar.words_of_bag(text) for text in args.topic]
-    bags = [grammar.bag_of_words(s.encoding, words) for words in topics]  # all parsed before the long work
-    for words, bag, weights in zip(topics, bags, strengths * len(bags) if len(strengths) == 1 else strengths):
-        add(senses.topic(s.model, senses.affinity(s.model, bag), weights), None,
-            f'Topic: {", ".join(words)}; senses times {", ".join(f"{w:g}" for w in weights)}')
-    return (senses.compose(edits) if edits else None), lines
+    bags = [grammar.bag_of_words(s.encoding, words) for words in topics]
+    scores = senses.affinities(s.model, bags) if bags else []  # (topics, V, k)
+    for words, its, weights in zip(topics, scores, strengths * len(bags)):
+        edits.append(senses.topic(s.model, its, weights))
+        lines.append(f'Topic: {", ".join(words)}; senses times {", ".join(f"{w:g}" for w in weights)}')
+    return senses.compose(edits), lines
 
 
-def pairs(s: Subject, ids: Tensor, scores: Tensor) -> list[list]:
-    """[word, score] for each of the ids and scores (n,); a long word is cut."""
-    names = [shown(s.encoding, v) for v in ids.tolist()]
-    return [[name if len(name) < 20 else name[:18] + "…'", round(score, 4)]
-            for name, score in zip(names, scores.tolist())]
+def ranking(s: Subject, title: str, columns: dict[str, str], rows: list[tuple]) -> Table:
+    """A table of rows (cells, ids (n,), scores (n,)): the cells under columns, then n times [word, score]."""
+    pairs = map(str, range(1, len(rows[0][1]) + 1))
+    columns = columns | dict.fromkeys(pairs, lambda pair: f'{pair[0][:20]} {pair[1]:+.2f}')
+    rows = [[*cells, *([shown(s.encoding, v), x] for v, x in zip(ids.tolist(), scores.tolist()))]
+            for cells, ids, scores in rows]
+    return Table(title, columns, rows, clip=True)
 
 
-def pair_columns(n: int) -> dict[str, Callable]:
-    """n columns of [word, score]."""
-    return {str(i): lambda pair: f'{pair[0]} {pair[1]:+.2f}' for i in range(1, n + 1)}
-
-
-def show(s: Subject, word: str, w: int, chosen: list[int], edit: Edit | None) -> Table:
+def show(s: Subject, text: str, edit: Edit) -> Table:
     """Tables 1 and 3: the words that each sense of a word raises and lowers most, and its length."""
-    C = senses.edited(s.model, torch.tensor([[w]], device=s.device), edit)[0, 0]  # (k, d)
-    ids, scores = (t.unflatten(1, (2, -1)) for t in senses.extremes(s.model, C, 8))  # (k, 2, n) each
-    rows = []
-    for l in chosen:
-        rows.append([l, C[l].norm().item(), '+', *pairs(s, ids[l, 0], scores[l, 0])])
-        rows.append(['', '', '-', *pairs(s, ids[l, 1], scores[l, 1])])
-    return Table(f'{word}: the words that each sense raises (+) and lowers (-) most, in logits at weight 1',
-                 {'sense': 'd', 'norm': '.1f', '': '', **pair_columns(ids.shape[-1])}, rows, clip=True)
+    word, _, which = text.rpartition(':') if ':' in text[1:-1] else (text, '', '')
+    idx = torch.tensor([[word_id(s.encoding, word)]], device=s.device)  # (1, 1)
+    C, rows = senses.edited(s.model, idx, edit)[0, 0], []  # (k, d)
+    ids, scores = (t.unflatten(1, (2, -1)) for t in senses.extremes(s.model, C, 8))  # (k, 2, 8) each
+    for l in grammar.parse_word_senses(text, s.model, s.encoding)[1] if which else range(len(C)):
+        rows.append(([l, C[l].norm().item(), '+'], ids[l, 0], scores[l, 0]))
+        rows.append((['', '', '-'], ids[l, 1], scores[l, 1]))
+    return ranking(s, f'{word}: the words that each sense raises (+) and lowers (-) most, in logits at '
+                   'weight 1', {'sense': 'd', 'norm': '.1f', '': ''}, rows)
 
 
-def separate(s: Subject, a: int, b: int, word: str | None) -> Table:
+def separate(s: Subject, text: str, word: str | None) -> Table:
     """Senses by how strongly they separate two words: those of one word, or each index over all words."""
+    a, b = pair_of(s.encoding, text)
     names = f'{shown(s.encoding, a)} (+) from {shown(s.encoding, b)} (-)'
-    if word is not None:
-        scores = senses.separation(s.model, word_id(s.encoding, word), a, b)  # (k,)
+    w = None if word is None else word_id(s.encoding, word)
+    scores = senses.separation(s.model, w, a, b)  # (k,), or (V, k) for all words
+    if w is not None:
         rows = [[l, scores[l].item()] for l in scores.abs().argsort(descending=True).tolist()]
         return Table(f'{word}: how far each sense separates {names}, in logits at weight 1',
                      {'sense': 'd', 'logits': '+.2f'}, rows)
-    scores = senses.separation(s.model, None, a, b)  # (V, k)
-    spread, rows, n = scores.abs().mean(0), [], min(8, len(scores))  # (k,)
+    spread, rows = scores.abs().mean(0), []  # (k,)
     for l in spread.argsort(descending=True).tolist():
-        ids = scores[:, l].abs().topk(n).indices  # (n,)
-        rows.append([l, spread[l].item(), *pairs(s, ids, scores[ids, l])])
-    return Table(f'How far each sense separates {names}: mean size over all words, and where most',
-                 {'sense': 'd', 'mean': '.2f', **pair_columns(n)}, rows, clip=True)
+        ids = scores[:, l].abs().topk(8).indices  # (8,)
+        rows.append(([l, spread[l].item()], ids, scores[ids, l]))
+    return ranking(s, f'How far each sense separates {names}: mean size over all words, and where most',
+                   {'sense': 'd', 'mean': '.2f'}, rows)
 
 
-def speak_for(s: Subject, text: str, bag: list[int]) -> Table:
+def speak_for(s: Subject, text: str) -> Table:
     """Eq. 17: the senses, of all words, that most speak for a bag of words, and what they say."""
+    bag = grammar.bag_of_words(s.encoding, grammar.words_of_bag(text))
     scores, rows = senses.affinity(s.model, bag), []  # (V, k)
-    for place in scores.flatten().topk(min(20, scores.numel())).indices.tolist():  # of V * k
+    for place in scores.flatten().topk(20).indices.tolist():  # of V * k
         w, l = divmod(place, scores.shape[1])
-        C = s.model.senses(torch.tensor(w, device=s.device))[l]  # (d,)
-        ids, added = (t.unflatten(0, (2, -1))[0] for t in senses.extremes(s.model, C, 5))  # (n,) each
-        rows.append([scores[w, l].item(), shown(s.encoding, w), l, *pairs(s, ids, added)])
-    return Table(f'The senses that most speak for {text} (Eq. 17), and the words they raise most',
-                 {'score': '.2f', 'word': '<', 'sense': 'd', **pair_columns(len(ids))}, rows, clip=True)
+        C = s.model.senses(torch.tensor(w, device=s.device))  # (k, d)
+        ids, added = senses.extremes(s.model, C[l], 5)  # (10,) each
+        rows.append(([scores[w, l].item(), shown(s.encoding, w), l], ids[:5], added[:5]))
+    return ranking(s, f'The senses that most speak for {text} (Eq. 17), and the words they raise most',
+                   {'score': '.2f', 'word': '<', 'sense': 'd'}, rows)
 
 
-def similar(s: Subject, word: str, own: int) -> Table:
+def similar(s: Subject, word: str) -> Table:
     """The words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
+    own = word_id(s.encoding, word)
     cosines, lines = senses.similarity(s.model, own), []  # (V, k)
-    rows = {str(l): row for l, row in enumerate(cosines.T)} | {'min': cosines.min(-1).values}  # (V,) each
-    n = min(9, len(cosines))
-    for name, row in rows.items():
-        ids = row.topk(n).indices  # (n,)
-        ids = ids[ids != own][:n - 1]
-        lines.append([name, *pairs(s, ids, row[ids])])
-    return Table(f'{word}: the most similar words, by the cosine of each sense (Eq. 13) and its minimum '
-                 '(Eq. 14)', {'sense': '', **pair_columns(n - 1)}, lines, clip=True)
+    cosines[own] = -1  # a word is not its own neighbour
+    for name, row in [*enumerate(cosines.T), ('min', cosines.amin(-1))]:  # (V,) each
+        top = row.topk(8)
+        lines.append(([str(name)], top.indices, top.values))
+    return ranking(s, f'{word}: the most similar words, by the cosine of each sense (Eq. 13) and its minimum '
+                   '(Eq. 14)', {'sense': ''}, lines)
 
 
-def next_words(s: Subject, title: str, columns: dict[str, Tensor]) -> Table:
+def next_words(s: Subject, title: str, idx: Tensor, edits: dict[str, Edit | None]) -> Table:
     """The likeliest next words under several edits side by side, with bars for the first and the last."""
-    probs = list(columns.values())  # (V,) each
-    ids = torch.cat([p.topk(min(10, len(p))).indices for p in (probs[0], probs[-1])]).unique().tolist()
+    names, probs = list(edits), [predict(s.model, idx, edit) for edit in edits.values()]  # (V,) each
+    ids = torch.cat([p.topk(10).indices for p in (probs[0], probs[-1])]).unique().tolist()
     ids.sort(key=lambda v: -max(p[v].item() for p in probs))
-    rows = [[shown(s.encoding, v), *(p[v].item() for p in probs), probs[0][v].item(), probs[-1][v].item()]
-            for v in ids]
-    bars = [f'{name}:' for name in (list(columns)[0], list(columns)[-1])]
-    return Table(title, {'next word': '', **dict.fromkeys(columns, '.3f'),
-                         **dict.fromkeys(bars, lambda p: '█' * round(20 * p))}, rows)
+    rows = [[shown(s.encoding, v), *(p[v].item() for p in (*probs, probs[0], probs[-1]))] for v in ids]
+    bars = dict.fromkeys([f'{names[0]}:', f'{names[-1]}:'], lambda p: '█' * round(20 * p))
+    return Table(title, {'next word': ''} | dict.fromkeys(names, '.3f') | bars, rows)
 
 
-def sweep(s: Subject, parsed: tuple, idx: Tensor, edit: Edit | None) -> Table:
+def sweep(s: Subject, text: str, idx: Tensor, edit: Edit) -> Table:
     """Figure 3: the next words as senses go from off to what they were, on top of the edit."""
-    (ids, chosen, line), columns = parsed, {}
-    for factor in (0, 0.25, 0.5, 0.75, 1):
-        both = [*([edit] if edit else []), senses.scale_senses(ids, chosen, factor)]
-        columns[f'{factor:g}'] = predict(s.model, idx, senses.compose(both))
-    return next_words(s, f'The weight of {line}{absent(ids, idx[0].tolist())}', columns)
+    ids, chosen, line = grammar.parse_word_senses(text, s.model, s.encoding)
+    edits = {f'{factor:g}': senses.compose([edit, senses.scale_senses(ids, chosen, factor)])
+             for factor in (0, 0.25, 0.5, 0.75, 1)}
+    return next_words(s, f'The weight of {line}{absent(ids, idx[0].tolist())}', idx, edits)
 
 
-def explain(s: Subject, words: list[int], idx: Tensor, edit: Edit | None) -> Table:
-    """The terms alpha * C . E that the logit of a word (by default the likeliest), or the difference of the
-    logits of two, is the sum of; largest first.
-    """
+def explain(s: Subject, text: str, idx: Tensor, edit: Edit) -> Table:
+    """The largest terms alpha * C . E of the logit of a word (default: the likeliest), or of A above B."""
     E, probs = s.model.wte.weight.detach(), predict(s.model, idx, edit)  # (V, d), (V,)
-    w, *other = words or [probs.argmax().item()]
-    what, v = f'the logit of {shown(s.encoding, w)}', E[w]  # (d,)
-    chances = f'probability {probs[w]:.3f}, rank {(probs > probs[w]).sum().item() + 1}'
-    for b in other:
-        what, v = f'{what} above that of {shown(s.encoding, b)}', E[w] - E[b]
-        chances = f'probabilities {probs[w]:.3f} and {probs[b]:.3f}'
-    C = senses.edited(s.model, idx, edit)  # (1, T, k, d)
+    words = pair_of(s.encoding, text) if '/' in text else [
+        word_id(s.encoding, text) if text else probs.argmax().item()]
+    v = E[words[0]] - sum(E[w] for w in words[1:])  # (d,)
+    C, rows = senses.edited(s.model, idx, edit), []  # (1, T, k, d)
     alpha, scores = (t[0] for t in senses.explain(s.model, idx, v, C))  # (T, k) each
-    terms, rows = (alpha * scores).flatten(), []  # (T * k,)
-    top = terms.abs().argsort(descending=True)[:15]
-    for place in top.tolist():
+    terms = (alpha * scores).flatten()  # (T * k,)
+    for place in terms.abs().argsort(descending=True)[:15].tolist():
         j, l = divmod(place, alpha.shape[1])
         rows.append([terms[place].item(), alpha[j, l].item(), scores[j, l].item(),
                      shown(s.encoding, idx[0, j].item()), j, l])
-    for x, what_for in ((terms.sum() - terms[top].sum(), f'the other {len(terms) - len(top)}'),
-                        (terms.sum(), 'in all')):
-        rows.append([x.item(), '', '', what_for, '', ''])
-    return Table(f'What makes {what} after the prompt ({chances})', {
+    total, others = terms.sum().item(), f'the other {len(terms) - len(rows)}'
+    rows.append([total - sum(row[0] for row in rows), '', '', others, '', ''])
+    rows.append([total, '', '', 'in all', '', ''])
+    names = ' above that of '.join(shown(s.encoding, w) for w in words)
+    chances = '; '.join(f'{probs[w]:.3f}, rank {(probs > probs[w]).sum() + 1}' for w in words)
+    return Table(f'What makes the logit of {names} after the prompt (probability {chances})', {
         'adds': '+.3f', '= alpha': '.3f', '* C.E': '+.2f', 'token': '<', 'position': 'd', 'sense': 'd'}, rows)
 
 
 @torch.no_grad()
 def weights(s: Subject, which: str, idx: Tensor) -> Table:
     """Eq. 12: how much the prediction after the prompt takes of each token, by sense or in the mean."""
-    alpha = s.model.alpha(idx)[0, :, -1]  # (k, T)
-    rows = {'mean': alpha.mean(0)} if which == 'mean' else {str(l): row for l, row in enumerate(alpha)}
-    blocks = dict.fromkeys(rows, lambda a: ' ▁▂▃▄▅▆▇█'[round(8 * a)] * 3)
-    lines = [[shown(s.encoding, t), *(row[j].item() for row in rows.values())]
-             for j, t in enumerate(idx[0].tolist())]
+    alpha = s.model.alpha(idx)[0, :, -1].T  # (T, k)
+    alpha = alpha.mean(1, keepdim=True) if which == 'mean' else alpha
+    names = ['mean'] if which == 'mean' else map(str, range(alpha.shape[1]))
+    rows = [[shown(s.encoding, v), *row] for v, row in zip(idx[0].tolist(), alpha.tolist())]
     return Table('The weights alpha of the tokens for the next one; a full block is 1, each column sums to 1',
-                 {'token': '', **blocks}, lines)
+                 {'token': ''} | dict.fromkeys(names, lambda a: ' ▁▂▃▄▅▆▇█'[round(8 * a)] * 3), rows)
+
+
+def make_tables(args: argparse.Namespace, s: Subject, idx: Tensor, edit: Edit) -> dict[str, Table]:
+    """The tables that the flags ask for, by name; with edits alone, the next words before and after."""
+    tables = {f'show {text}': show(s, text, edit) for text in args.show}
+    for text in args.find:
+        tables[f'find {text}'] = separate(s, text, args.word) if '/' in text else speak_for(s, text)
+    tables |= {f'similar {word}': similar(s, word) for word in args.similar}
+    if args.explain is not None:
+        tables['explain'] = explain(s, args.explain, idx, edit)
+    if args.weights:
+        tables['weights'] = weights(s, args.weights, idx)
+    tables |= {f'sweep {text}': sweep(s, text, idx, edit) for text in args.sweep}
+    if args.edits and not args.looks:
+        tables['next words'] = next_words(s, 'The next word before and after the edit', idx,
+                                          {'before': None, 'after': edit})
+    return tables
 
 
 def print_samples(s: Subject, idx: Tensor, args: argparse.Namespace, edit: Edit | None, title: str) -> None:
     """Continuations of the prompt, each up to its end-of-text."""
     torch.manual_seed(args.seed)
-    eot, start = s.encoding.eot_token, idx.shape[1]
     texts = s.model.generate(idx.expand(args.num_samples, -1), args.max_new_tokens, args.temperature,
-                             args.top_k, edit=edit, stop=eot)
+                             args.top_k, edit=edit, stop=s.eot)
     for i, row in enumerate(texts.tolist(), 1):
-        end = row.index(eot, start) if eot in row[start:] else len(row)
-        text = s.encoding.decode([t for t in row[:end] if t != eot], errors='replace')
+        row = [*row, s.eot][row[0] == s.eot:]  # an empty prompt is an end-of-text
+        text = s.encoding.decode(row[:row.index(s.eot)], errors='replace')
         print(f'\n{title}{i}: {printable(text)}')
 
 
-def tables_of(args: argparse.Namespace, s: Subject, idx: Tensor, edit: Edit | None) -> dict[str, Callable]:
-    """What makes each table that the flags ask for; all words are parsed before any table is made."""
-    makers, encoding, every = {}, s.encoding, list(range(s.model.config.n_sense))
-    for text in args.show:
-        word, _, which = text.rpartition(':') if ':' in text[1:-1] else (text, '', '')
-        chosen = grammar.parse_word_senses(text, s.model, encoding)[1] if which else every
-        makers[f'show {text}'] = partial(show, s, word, word_id(encoding, word), chosen, edit)
-    for text in args.find:
-        if '/' in text:
-            makers[f'find {text}'] = partial(separate, s, *pair_of(encoding, text), args.word)
-        else:
-            bag = grammar.bag_of_words(encoding, grammar.words_of_bag(text))
-            makers[f'find {text}'] = partial(speak_for, s, text, bag)
-    for word in args.similar:
-        makers[f'similar {word}'] = partial(similar, s, word, word_id(encoding, word))
-    if args.explain is not None:
-        words = pair_of(encoding, args.explain) if '/' in args.explain else \
-            [word_id(encoding, args.explain)] if args.explain else []
-        makers['explain'] = partial(explain, s, words, idx, edit)
-    if args.weights:
-        makers['weights'] = partial(weights, s, args.weights, idx)
-    for text in args.sweep:
-        parsed = grammar.parse_word_senses(text, s.model, encoding)
-        makers[f'sweep {text}'] = partial(sweep, s, parsed, idx, edit)
-    if edit and not makers:
-        makers['next words'] = lambda: next_words(s, 'The next word before and after the edit', {
-            'before': predict(s.model, idx, None), 'after': predict(s.model, idx, edit)})
-    return makers
-
-
 def run(argv: list[str]) -> None:
-    """Load, describe, and print what was asked for."""
+    """Load, describe, and print what was asked for. No table is printed before all are made."""
     args = parse_args(argv)
     page, file = output_path('--html', args.html, '.html'), output_path('--json', args.json, '.json')
     s = load(args.source, find_device(args.device))
@@ -303,21 +266,19 @@ def run(argv: list[str]) -> None:
     if page or args.looks or args.edits:
         needs_senses(s, 'this')
     ids, lines = grammar.read_prompt(args.start, s.encoding, s.model.config.block_size)
-    idx = torch.tensor([ids], device=s.device)  # (1, T)
     if page:
         words = [word_id(s.encoding, word) for word in args.show]
         return print('\n'.join([*lines, f'{args.html}: {write_page(s, ids, words, page, lines)}']))
+    idx = torch.tensor([ids], device=s.device)  # (1, T)
     edit, more = edit_from(args, s, ids)
-    makers, tables = tables_of(args, s, idx, edit), {}
-    print(''.join(f'{line}\n' for line in lines + more), end='')
-    for name, make in makers.items():
-        tables[name] = make()
-        print(tables[name])
+    tables = make_tables(args, s, idx, edit)
+    for part in [*lines, *more, *tables.values()]:
+        print(part)
     if file:
         write_json(file, [str(s)], tables)
     if not args.looks:
-        for one, title in ((None, 'before '), (edit, 'after ')) if edit else ((None, ''),):
-            print_samples(s, idx, args, one, title)
+        for title, its in (('before ', None), ('after ', edit)) if args.edits else (('', None),):
+            print_samples(s, idx, args, its, title)
 
 
 def main(argv: list[str]) -> None:

@@ -28,7 +28,7 @@ from model import Backpack, Edit
 from rucksack.common import progress
 
 # -----------------------------------------------------------------------------
-# Look.
+# Look and explain.
 
 LOGITS_AT_ONCE = 1 << 26  # bounds the memory of work on the whole vocabulary: 256 MiB of float32
 
@@ -85,10 +85,6 @@ def similarity(model: Backpack, w: int) -> Tensor:
     """Eq. 13, Sim_l(w, v) = cossim(C(w)_l, C(v)_l), for every id v: (V, k). Its minimum over l is Eq. 14."""
     own = model.senses(torch.tensor(w, device=model.wte.weight.device))  # (k, d)
     return over_vocabulary(model, lambda C: F.cosine_similarity(C, own, dim=-1), 'comparing')
-
-
-# -----------------------------------------------------------------------------
-# Explain.
 
 
 @torch.no_grad()

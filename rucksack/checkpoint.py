@@ -26,32 +26,25 @@ def beside(path: Path) -> list[Path]:
 
 def load_file(path: Path) -> dict:
     """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run.
-
-    Such a file is a zip archive with a checksum (CRC-32) for each tensor, which torch.load does not compare.
-    UserError where the file is damaged, with the names of other checkpoints beside it.
+    UserError where it is damaged: the checksums (CRC-32) in it are compared, which torch.load does not do.
     """
+    others = [other for other in beside(path) if path.name in CHECKPOINTS and other != path]
+    hint = f'to use another: cp {others[0]} {path}' if others else 'make or fetch it again'
     if not os.path.isfile(path):
-        raise UserError(f'no such file: {path}')
+        raise UserError(f'no such file: {path}; {hint}')
     try:
-        if zipfile.is_zipfile(path):  # else it is older than PyTorch 1.6, or damaged
-            with zipfile.ZipFile(path) as archive:
-                if archive.testzip():
-                    raise ValueError('a checksum is wrong')
+        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # PyTorch before 1.6 wrote no zip
+            raise ValueError('a checksum is wrong')
         content = torch.load(path, map_location='cpu', weights_only=True)
         if not isinstance(content, dict):
             raise ValueError(f'it holds a {type(content).__name__}, not a dictionary')
         return content
     except Exception as error:  # what a damaged file raises depends on where it is damaged
-        others = [other for other in beside(path) if other != path] if path.name in CHECKPOINTS else []
-        raise UserError(f'{path} is damaged or holds no weights ({one_line(error)}); '
-                        + (f'to use another: cp {others[0]} {path}' if others else 'make or fetch it again'))
+        raise UserError(f'{path} is damaged or holds no weights ({one_line(error)}); {hint}')
 
 
-def load_state(config: Config, names: Callable[[Backpack], dict[str, Tensor]], state: dict[str, Tensor],
-               path: Path) -> Backpack:
-    """A model in evaluation mode with the weights of a file, which calls them as names(model) does. UserError
-    for one that is missing, unexpected or of another shape.
-    """
+def load_state(config: Config, names: Callable, state: dict[str, Tensor], path: Path) -> Backpack:
+    """The model with the weights of a file, named there as by names(model); UserError unless all fit."""
     last, E = f'.{config.n_layer - 1}.ln_1.weight', (config.vocab_size, config.n_embd)
     if not any(key.endswith(last) for key in state) or not any(  # before memory is taken for it
             key.endswith('wte.weight') and getattr(w, 'shape', None) == E for key, w in state.items()):
@@ -82,12 +75,11 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         state = {str(key): weight for key, weight in checkpoint['model'].items()}
         model = load_state(Config(**checkpoint['model_config']), Backpack.state_dict, state, path)
         model.tokenizer = json.loads(json.dumps(checkpoint['tokenizer']))  # plain values, or a TypeError
-        settings = checkpoint.get('settings', {})
-        name = settings.get('dataset')
-        model.trained_on = name if isinstance(name, str) and re.fullmatch(DATA_NAME, name) else None
-        sizes = [settings.get(size) for size in ('batch_size', 'gradient_accumulation_steps', 'block_size')]
-        steps = [checkpoint.get('step'), *sizes]
-        model.trained_tokens = math.prod(steps) if all(type(n) is int for n in steps) else None
+        run = checkpoint.get('settings', {}) | {'step': checkpoint.get('step')}
+        data = run.get('dataset')
+        model.trained_on = data if isinstance(data, str) and re.fullmatch(DATA_NAME, data) else None
+        sizes = [run.get(n) for n in ('step', 'batch_size', 'gradient_accumulation_steps', 'block_size')]
+        model.trained_tokens = math.prod(sizes) if all(type(n) is int for n in sizes) else None
         return model
     except UserError:
         raise
@@ -105,9 +97,7 @@ def newest_backpack() -> tuple[Backpack, Path]:
 
 
 def save_checkpoint(path: Path, state: dict, best: bool) -> None:
-    """Write a checkpoint, which gets its name only when it is complete and on the disk, and is best.pt too if
-    asked; the one that had the name before becomes previous.pt.
-    """
+    """Write a checkpoint whole or not at all, as best.pt too if it is; the last one becomes previous.pt."""
     partial = path.with_suffix('.partial')
     try:
         partial.unlink(missing_ok=True)  # left by a killed run: it may be best.pt by another name
@@ -149,10 +139,8 @@ class Log:
 
     def __init__(self, path: Path, text: str = ''):
         self.text = text or ','.join(self.COLUMNS) + '\n'
-        partial = path.with_suffix('.partial')
-        partial.write_text(self.text)
-        os.replace(partial, path)
-        self.file = open(path, 'a')
+        self.file = open(path, 'w', buffering=1)  # of one line: each is there at once
+        self.file.write(self.text)
 
     def write(self, **row) -> None:
         """Append a row; a column without a value stays empty."""
@@ -160,7 +148,6 @@ class Log:
         line = ','.join('' if x is None else f'{x:.6g}' if type(x) is float else str(x) for x in cells) + '\n'
         self.text += line
         self.file.write(line)
-        self.file.flush()
 
 
 STATE = {'step': int, 'seconds': float, 'best_val_loss': float, 'val_loss': float, 'settings': dict,
@@ -169,12 +156,10 @@ STATE = {'step': int, 'seconds': float, 'best_val_loss': float, 'val_loss': floa
 
 def read_state(path: Path, start: str) -> dict:
     """The latest checkpoint of a run; UserError where there is none, which says how to start."""
-    if not path.exists():
-        there = beside(path)
-        raise UserError(f'{path} does not exist, but to go on: cp {there[0]} {path}' if there else
-                        f'{path} does not exist: there is nothing to resume; start with {start}')
+    if not beside(path):
+        raise UserError(f'{path} does not exist: there is nothing to resume; start with {start}')
     checkpoint = load_file(path)
-    if not all(type(checkpoint.get(name)) is kind for name, kind in STATE.items()):
+    if not all(type(checkpoint.get(name)) is kind for name, kind in STATE.items()) or checkpoint['step'] < 0:
         raise UserError(f'{path} holds no state of a run; fine-tune its weights with --init_from={path}')
     return checkpoint
 
@@ -187,5 +172,4 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict, path: Path) ->
             for name in ('exp_avg', 'exp_avg_sq'):
                 check_weight(moments[name], p, f'{path}: {name}')
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise UserError(f'{path} has the optimizer of another model ({one_line(error)}); fine-tune its '
-                        'weights instead')
+        raise UserError(f'{path} has another optimizer ({one_line(error)}); fine-tune it by --init_from')

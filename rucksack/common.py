@@ -12,19 +12,18 @@ class UserError(ValueError):
 
 
 def printable(text: str) -> str:
-    """A text as a terminal can show it: control characters, as a corpus or a file may hold, become spaces."""
+    """A text as a terminal can show it: control characters become spaces."""
     return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
 
 
 def one_line(error: object) -> str:
-    """What an exception says, cut to fit into a message of one line."""
+    """The first line of what an exception says, at most 200 characters."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def fail(script: str, message: str, code: int = 2) -> None:
     """Leave with a message of one line on standard error."""
-    text = ' '.join(printable(message).split())
-    print(f'{script}: {text if len(text) < 2000 else f"{text[:1000]} ... {text[-900:]}"}', file=sys.stderr)
+    print(f'{script}:', ' '.join(printable(message).split())[:2000], file=sys.stderr)
     sys.exit(code)
 
 
@@ -61,7 +60,6 @@ class Parser(argparse.ArgumentParser):
 def number(kind: type, low: float, high: float = 1 << 31) -> Callable[[str], float]:
     """An argparse type: a number from low to high."""
     def parse(text: str) -> float:
-        """The number that a text is."""
         if not low <= (value := kind(text)) <= high:
             raise ValueError
         return value
@@ -112,15 +110,12 @@ def sync(path: Path) -> None:
 
 
 def lock_folder(folder: Path, busy: str) -> int:
-    """Lock a folder until the returned descriptor is closed or the process ends; UserError(busy) if another
-    process has it. Needs fcntl: Linux, macOS or WSL.
-    """
-    import fcntl
+    """Lock a folder until the descriptor returned is closed; UserError(busy) if another process has it."""
+    import fcntl  # Linux, macOS or WSL
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
         raise UserError(busy)
     except OSError:  # a file system without locks
         pass

@@ -4,8 +4,8 @@ import difflib
 import re
 from pathlib import Path
 
-import tiktoken
 import torch
+from tiktoken import Encoding
 from torch import Tensor
 
 from model import Backpack, Edit
@@ -17,12 +17,12 @@ PROMPT = 'When the nurse came into the room,'
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
 
 
-def shown(encoding: tiktoken.Encoding, token: int) -> str:
+def shown(encoding: Encoding, token: int) -> str:
     """An id as it can stand in a table: the quotes show its space, control characters are written out."""
     return repr(encoding.decode_single_token_bytes(token).decode('utf-8', errors='replace'))
 
 
-def word_id(encoding: tiktoken.Encoding, word: str) -> int:
+def word_id(encoding: Encoding, word: str) -> int:
     """The id of a word inside a text, the space before it included; UserError where it is several."""
     ids = encoding.encode_ordinary(' ' + word)
     if len(ids) != 1 or not word:
@@ -31,13 +31,13 @@ def word_id(encoding: tiktoken.Encoding, word: str) -> int:
     return ids[0]
 
 
-def word_forms(encoding: tiktoken.Encoding, word: str) -> list[int]:
+def word_forms(encoding: Encoding, word: str) -> list[int]:
     """The ids a word goes by: inside a text and, where that is one id too, at its start."""
     at_start = encoding.encode_ordinary(word)
     return [word_id(encoding, word)] + (at_start if len(at_start) == 1 else [])
 
 
-def pair_of(encoding: tiktoken.Encoding, text: str) -> tuple[int, int]:
+def pair_of(encoding: Encoding, text: str) -> tuple[int, int]:
     """The ids of A and B in A/B."""
     a, _, b = (part.strip() for part in text.partition('/'))
     if not a or not b or a == b:
@@ -53,10 +53,8 @@ def words_of_bag(text: str) -> list[str]:
     return words
 
 
-def bag_of_words(encoding: tiktoken.Encoding, words: list[str]) -> list[int]:
-    """The ids of a bag of words, each once; of a word of several tokens every piece (the published code: the
-    first). UserError for a word that this vocabulary can only spell.
-    """
+def bag_of_words(encoding: Encoding, words: list[str]) -> list[int]:
+    """The ids of a bag of words, each once; every piece of a word of several. UserError for one only spelled."""
     bag = []
     for word in words:
         ids = encoding.encode_ordinary(' ' + word)
@@ -64,27 +62,24 @@ def bag_of_words(encoding: tiktoken.Encoding, words: list[str]) -> list[int]:
             near = [label for label in TOPICS if word in label] or difflib.get_close_matches(word, TOPICS, 2)
             raise UserError(f'{word!r} is no word of this vocabulary; take others'
                             + f', or a topic of Table 10: {", ".join(near)}' * bool(near))
-        bag += ids
+        bag += ids  # the published code takes the first
     return sorted(set(bag))
 
 
 def sense_numbers(text: str, n_sense: int) -> list[int]:
     """The numbers in 3,10 or 3-5, each below n_sense."""
-    if not re.fullmatch(r'\s*\d{1,4}(-\d{1,4})?(\s*,\s*\d{1,4}(-\d{1,4})?)*\s*', text):
+    if not re.fullmatch(r'(\s*\d{1,4}(-\d{1,4})?\s*,)+', f'{text},'):
         raise UserError(f'{text!r} is neither sense numbers, as 3,10 or 3-5, nor two words, as she/he')
     ends = [part.split('-') for part in text.split(',')]
-    senses = [l for first, *last in ends for l in range(int(first), int((last or [first])[0]) + 1)]
+    senses = [l for end in ends for l in range(int(end[0]), int(end[-1]) + 1)]
     if not senses or max(senses) >= n_sense:
         raise UserError(f'{text!r}: this model has senses 0 to {n_sense - 1}')
     return senses
 
 
-def parse_word_senses(text: str, model: Backpack,
-                      encoding: tiktoken.Encoding) -> tuple[list[int] | None, list[int], str]:
-    """The ids and the senses in WORD:SENSES, and a line on them; ids are None for WORD *, every word.
-
-    SENSES are numbers and ranges (3,10 or 3-5), or A/B: the one sense of WORD whose separation of these two
-    words is largest, for or against. UserError where the text is malformed or names what is not there.
+def parse_word_senses(text: str, model: Backpack, encoding: Encoding) -> tuple[list[int] | None, list[int], str]:
+    """The ids and the senses in WORD:SENSES, and a line on them; ids are None for *, every word. SENSES are as
+    3,10 or 3-5, or A/B for the one whose separation of these two words is largest, for or against.
     """
     word, _, which = (part.strip() for part in text.rpartition(':'))
     if not word or not which or word == '*' and '/' in which:
@@ -110,7 +105,7 @@ def parse_factor(text: str) -> tuple[str, float]:
     return match[1], float(match[2])
 
 
-def parse_replacement(text: str, encoding: tiktoken.Encoding) -> tuple[list[int], int, int]:
+def parse_replacement(text: str, encoding: Encoding) -> tuple[list[int], int, int]:
     """The ids of WORD, and those of OLD and NEW, in "WORD: OLD -> NEW"."""
     match = re.fullmatch(r'(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)', text.strip())
     if not match:
@@ -128,10 +123,8 @@ def parse_strength(text: str) -> tuple[float, ...]:
     return tuple(map(float, text.split(',')))
 
 
-def read_prompt(start: str, encoding: tiktoken.Encoding, block_size: int) -> tuple[list[int], list[str]]:
-    """The last block_size ids of a prompt or of FILE:path, end-of-text if it is empty; and notices: that it
-    was cropped, or which words the toy vocabulary can only spell.
-    """
+def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[int], list[str]]:
+    """The last block_size ids of a prompt or of FILE:path, end-of-text if it is empty; and what to say of it."""
     if start.startswith('FILE:'):
         try:
             start = Path(start.removeprefix('FILE:')).read_text(encoding='utf-8-sig').rstrip('\n')

@@ -58,7 +58,7 @@ class Machine:
         """The module under torch.compile, where this machine can: a CPU needs a C++ compiler."""
         if self.on_gpu or (self.device == 'cpu' and any(map(shutil.which, ('g++', 'clang++')))):
             return torch.compile(module)
-        self.print0(f'no torch.compile on {self.device} here: no C++ compiler, or not supported')
+        self.print0(f'{self.device}: training without torch.compile, which needs CUDA or a C++ compiler')
         return module
 
 

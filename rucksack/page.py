@@ -20,11 +20,10 @@ CARD = 12  # words on the card of a sense: those that it raises most, and as man
 
 
 class LinearizedPrediction:
-    """The prediction after a text, as a function of a weight on each sense of each of its U distinct ids.
+    """The prediction after a text, as a function of a weight w_ul on sense l of each of its U distinct ids u.
 
-    Eq. 2 sorted by ids is o(w) = sum_u sum_l w_ul taken_ul C(u)_l, where taken_ul adds alpha_lj up over the
-    positions j at which u stands. So logits are linear in w, those at weight 1 plus sum_ul (w_ul - 1) times
-    what sense l of u adds to them. scale_senses([u], [l], w_ul) edits the model to the same.
+    Sorted by ids, Eq. 2 is o(w) = sum_ul w_ul taken_ul C(u)_l, where taken_ul sums alpha_lj over the positions
+    j of u. So the logits are linear in w. scale_senses([u], [l], w_ul) edits the model to the same.
 
         ids, place      (U,), (T,)           the distinct ids, and which of them stands at each position
         alpha           (T, k)               the weights that the last position gives, at w = 1
@@ -35,7 +34,6 @@ class LinearizedPrediction:
     means of their parts by probability. So a group's mass is right at w = 1, and its derivative too.
     """
 
-    @torch.no_grad()
     def __init__(self, model: Backpack, ids: list[int], columns: int):
         idx, E = torch.tensor([ids], device=model.wte.weight.device), model.wte.weight[:model.config.n_vocab]
         self.ids, self.place = idx[0].unique(return_inverse=True)  # (U,), (T,)
@@ -53,11 +51,11 @@ class LinearizedPrediction:
         if groups:  # of ids that move alike
             moves = (moved - moved.mean(0))[:, others].T  # (V - N, 64)
             seeds = moves[torch.randperm(len(others), generator=random)[:groups]]  # (M, 64)
-            group, p = torch.cdist(seeds, moves).argmin(0), logits[others].softmax(0)  # (V - N,) each
-            share = p * (group == torch.arange(groups, device=p.device)[:, None])  # (M, V - N)
-            mass = share.sum(1).clamp(min=1e-38)  # (M,)
-            self.base = torch.cat([self.base, mass.log() + logits[others].logsumexp(0)])  # (N+M,)
-            vectors = torch.cat([vectors, share @ E[others] / mass[:, None]])  # (N+M, d)
+            group = torch.cdist(seeds, moves).argmin(0)  # (V - N,), each one of M
+            member = group == torch.arange(groups, device=E.device)[:, None]  # (M, V - N)
+            inside = torch.where(member, logits[others], -1e30)  # (M, V - N); a group may have no member
+            self.base = torch.cat([self.base, inside.logsumexp(1)])  # (N+M,)
+            vectors = torch.cat([vectors, inside.softmax(1) @ E[others]])  # (N+M, d)
         self.parts = adds @ vectors.T  # (U, k, N+M)
 
 
@@ -82,7 +80,7 @@ def packed(x: Tensor) -> dict[str, str]:
 
 
 @torch.no_grad()
-def page_data(s: Subject, ids: list[int], extra: list[int]) -> tuple[dict, LinearizedPrediction]:
+def page_data(s: Subject, ids: list[int], extra: list[int]) -> dict:
     """What a page shows of the prediction after the prompt ids, and senses of the ids extra, and of others
     while there is space, to look up. UserError for a prompt of too many words.
     """
@@ -90,31 +88,30 @@ def page_data(s: Subject, ids: list[int], extra: list[int]) -> tuple[dict, Linea
     columns = min(V, PARTS // (len(words) * k))
     if columns < min(V, 64):
         raise UserError(f'{len(words)} words of {k} senses are too much for a page; give a shorter prompt')
-    prediction, names = LinearizedPrediction(s.model, ids, columns), [label(encoding, v) for v in range(V)]
+    p, names = LinearizedPrediction(s.model, ids, columns), [label(encoding, v) for v in range(V)]
     others = [v for v in range(V) if '\\' not in names[v] and any(map(str.isalnum, names[v]))]
     known = list(dict.fromkeys(words + extra + others))[:max(len(words + extra), SCORES // (CARD * k))]
-    chunks = progress(torch.tensor(known, device=s.device).split(64), 'reading senses')
-    read = [senses.extremes(s.model, s.model.senses(chunk), CARD // 2) for chunk in chunks]
-    extremes, scores = map(torch.cat, zip(*read))  # (known, k, 2 * EXTREMES) each
+    read = [senses.extremes(s.model, s.model.senses(chunk), CARD // 2) for chunk in
+            progress(torch.tensor(known, device=s.device).split(64), 'reading senses')]
+    extremes, scores = map(torch.cat, zip(*read))  # (known, k, CARD) each
     decoder = codecs.getincrementaldecoder('utf-8')(errors='replace')  # a character may be several tokens
     texts = [decoder.decode(encoding.decode_single_token_bytes(i)) for i in ids]
     texts[-1] += decoder.decode(b'', final=True)
     plain = [written(encoding, w) for w in words]
-    keys = [p if plain.count(p) == 1 else f'{p}@{ids.index(w)}' for p, w in zip(plain, words)]
-    arrays = {name: getattr(prediction, name) for name in ('alpha', 'next', 'base', 'parts')}
-    arrays |= {'extremes': extremes, 'scores': scores, 'known': torch.tensor(known)}
-    return dict(names=names, k=k, texts=texts, place=prediction.place.tolist(), words=words, keys=keys,
-                **{name: packed(x) for name, x in arrays.items()}), prediction
+    keys = [key if plain.count(key) == 1 else f'{key}@{ids.index(w)}' for key, w in zip(plain, words)]
+    arrays = {'alpha': p.alpha, 'next': p.next, 'base': p.base, 'parts': p.parts, 'extremes': extremes,
+              'scores': scores, 'known': torch.tensor(known)}
+    n, groups = len(p.next), len(p.base) - len(p.next)
+    exact = f'computed from what each sense adds to {n:,} words' + (
+        f' and to the other {V - n:,} in {groups} groups; approximate where weights differ from 1' if groups
+        else '; exact to rounding')
+    return dict(names=names, k=k, texts=texts, place=p.place.tolist(), words=words, keys=keys, exact=exact,
+                about=s.about(), **{name: packed(x) for name, x in arrays.items()})
 
 
 def write_page(s: Subject, ids: list[int], extra: list[int], file: Path, notices: list[str]) -> str:
-    """Write the page, with lines about it at its end; returns what it was computed from, and how exactly."""
-    data, prediction = page_data(s, ids, extra)
-    n, others = len(prediction.next), s.model.config.n_vocab - len(prediction.next)
-    groups = f' and to the other {others:,} in {len(prediction.base) - n} groups' if others else ''
-    exact = (f'computed from what each sense adds to {n:,} words{groups}; '
-             + ('approximate where weights differ from 1' if others else 'exact to rounding'))
-    data |= {'about': f'{s.about()}. The probabilities are {exact}.', 'cropped': ' '.join(notices)}
+    """Write the page; returns what it was computed from, and how exactly."""
+    data = page_data(s, ids, extra) | {'cropped': ' '.join(notices)}
     text = json.dumps(data, ensure_ascii=False, separators=(',', ':')).replace('<', '\\u003c')
     write_file(file, TEMPLATE.read_text(encoding='utf-8').replace('DATA', text))
-    return f'{file.stat().st_size / 1e6:.2f} MB, {exact}'
+    return f'{file.stat().st_size / 1e6:.2f} MB, {data["exact"]}'

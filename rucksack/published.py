@@ -16,7 +16,6 @@ from rucksack.data import GPT2, GPT2_VOCAB
 # The third file is ours and describes the tokenizer; without it ids are GPT-2's if there are as many as GPT-2
 # has, or a few more as padding (50,264 in stanfordnlp/backpack-gpt2).
 PUBLISHED = ('config.json', 'pytorch_model.bin', 'rucksack_tokenizer.json')
-HUB_NAME = r'gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+'
 FIXED = {  # settings of a config.json, and what they may be here; export writes the first
     'model_type': ('gpt2', 'backpack-gpt2'), 'activation_function': ('gelu_new',),
     'layer_norm_epsilon': (1e-5,), 'scale_attn_weights': (True,), 'tie_word_embeddings': (True,),
@@ -24,15 +23,13 @@ FIXED = {  # settings of a config.json, and what they may be here; export writes
 
 
 def from_pretrained(source: str | Path) -> Backpack:
-    """A model in evaluation mode, on the CPU, from a local file or folder or from the Hugging Face Hub.
-
-    source is a checkpoint of train.py or its folder; a folder with config.json and pytorch_model.bin in the
-    format of stanfordnlp/backpack-gpt2 or of gpt2; or the name of such a repository, which is fetched once.
-    UserError, in one line, where the files do not hold together.
+    """A model in evaluation mode, on the CPU, from a checkpoint of train.py or its folder; from a folder with
+    config.json and pytorch_model.bin in the format of stanfordnlp/backpack-gpt2 or gpt2; or from such a
+    repository on the Hugging Face Hub, by its name. UserError where the files do not hold together.
     """
     path = Path(source)
     if not path.exists():
-        if path.parent != Path() and path.parent.is_dir() or not re.fullmatch(HUB_NAME, str(source)):
+        if not re.fullmatch(r'(?!out/|data/)(gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+)', str(source)):
             there = ', '.join(str(p.parent) for p in sorted(Path('out').glob('*/ckpt.pt')))
             raise UserError(f'no such file or folder: {source}; there is {there or "no run in out/ yet"}')
         path = download(str(source))
@@ -77,21 +74,6 @@ COPIES = {  # of tied weights in a published file: with senses, and without
     False: {'lm_head.weight': 'transformer.wte.weight'}}
 
 
-def config_of(settings: dict) -> Config:
-    """The Config in a published config.json. Of the three dropouts, equal as published, that of the residual
-    stream is kept, for fine-tuning. ValueError or LookupError for another architecture.
-    """
-    for name, allowed in FIXED.items():
-        if settings.get(name, allowed[0]) not in allowed:
-            raise ValueError(f'its {name} is {settings[name]}, this architecture has {allowed[0]}')
-    padded = GPT2_VOCAB <= settings['vocab_size'] < GPT2_VOCAB + 256
-    return Config(
-        block_size=int(settings['n_positions']), vocab_size=settings['vocab_size'],
-        n_vocab=settings.get('n_vocab', GPT2_VOCAB if padded else settings['vocab_size']),
-        n_layer=int(settings['n_layer']), n_head=settings['n_head'], n_embd=settings['n_embd'],
-        n_sense=settings.get('num_senses', 0), dropout=float(settings.get('resid_pdrop', 0.0)))
-
-
 def from_published(folder: Path) -> Backpack:
     """A published Backpack, or a GPT-2 (then without senses), from config.json and pytorch_model.bin."""
     config_file, weights_file, tokenizer_file = (folder / name for name in PUBLISHED)
@@ -99,7 +81,16 @@ def from_published(folder: Path) -> Backpack:
              if not str(key).endswith(('.attn.bias', '.attn.masked_bias'))}  # GPT-2's causal masks
     try:
         settings = json.loads(config_file.read_text(encoding='utf-8'))
-        config = config_of(settings)
+        for name, allowed in FIXED.items():
+            if settings.get(name, allowed[0]) not in allowed:
+                raise ValueError(f'its {name} is {settings[name]}, this architecture has {allowed[0]}')
+        padded = GPT2_VOCAB <= settings['vocab_size'] < GPT2_VOCAB + 256
+        config = Config(
+            block_size=int(settings['n_positions']), vocab_size=settings['vocab_size'],
+            n_vocab=settings.get('n_vocab', GPT2_VOCAB if padded else settings['vocab_size']),
+            n_layer=int(settings['n_layer']), n_head=settings['n_head'], n_embd=settings['n_embd'],
+            n_sense=settings.get('num_senses', 0),
+            dropout=float(settings.get('resid_pdrop', 0.0)))  # of three, equal as published; for fine-tuning
         if not config.n_sense and any(key.startswith('backpack.') for key in state):
             raise ValueError(f'num_senses is missing, but {weights_file.name} holds a Backpack')
         if not config.n_sense:  # GPT-2's own file leaves "transformer." out
@@ -108,17 +99,16 @@ def from_published(folder: Path) -> Backpack:
         copies = COPIES[bool(config.n_sense)]
         own = {key: weight for key, weight in state.items() if key not in copies}
         model = load_state(config, published, own, weights_file)
-        for key in copies.keys() & state.keys():
-            if not torch.equal(state[key], own[copies[key]]):
+        for key in copies:
+            if key in state and not torch.equal(state[key], own[copies[key]]):
                 raise UserError(f'{weights_file}: {key} differs from {copies[key]}, but the model ties them')
         if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides scores, here queries, by i + 1
             for i, block in enumerate(model.contextualizer.blocks):
                 for weight in block.attn.c_attn.parameters():
                     weight.data[:config.n_embd] /= i + 1
+        model.tokenizer = GPT2 if config.n_vocab == GPT2_VOCAB else None
         if tokenizer_file.is_file():
             model.tokenizer = json.loads(tokenizer_file.read_text(encoding='utf-8'))
-        elif config.n_vocab == GPT2_VOCAB:
-            model.tokenizer = GPT2
         return model
     except UserError:
         raise
@@ -127,14 +117,13 @@ def from_published(folder: Path) -> Backpack:
 
 
 def export(model: Backpack, folder: str | Path) -> None:
-    """Write a model in the format of stanfordnlp/backpack-gpt2, a Transformer in that of gpt2.
-
-    from_pretrained reads the same model back. UserError where the folder exists or cannot be made, and for a
-    model that the published code could not load.
+    """Write a model in the format of stanfordnlp/backpack-gpt2, a Transformer in that of gpt2. UserError where
+    the folder exists or cannot be made, and for a model that the published code cannot load.
     """
     c, folder = model.config, Path(folder)
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
-        raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load {4 * c.n_embd}')
+        raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load 4 * n_embd = '
+                        f'{4 * c.n_embd}')
     if folder.exists():
         raise UserError(f'{folder} exists; export to a new folder')
     settings = {name: allowed[0] for name, allowed in FIXED.items()} | {

@@ -2,10 +2,13 @@
 
 import ast
 import difflib
+from contextlib import suppress
 from dataclasses import field, fields
 from pathlib import Path
 
 from rucksack.common import Parser, UserError, one_line
+
+MALFORMED = SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError  # what ast raises
 
 
 def setting(default, meaning: str, low: float = 0, below: float = 1 << 31, of: tuple = ()):
@@ -18,8 +21,8 @@ def typed(kind: type, name: str, value, source: str):
     known = {f.name: f for f in fields(kind)}
     if name not in known:
         near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
-        raise UserError(f'{source}: there is no setting {name}; '
-                        + (f'did you mean {near[0]}?' if near else '--help lists all'))
+        hint = f'did you mean {near[0]}?' if near else '--help lists all'
+        raise UserError(f'{source}: there is no setting {name}; {hint}')
     of_type, may = known[name].type, known[name].metadata
     if type(value) is not of_type and not (of_type is float and type(value) is int):
         raise UserError(f'{source}: {name} is {value!r}; it must be of type {of_type.__name__}')
@@ -35,35 +38,20 @@ def read_config(kind: type, path: str) -> dict:
     if not Path(path).is_file():
         there = ', '.join(map(str, sorted(Path('config').glob('*.py'))))
         raise UserError(f'no such config file: {path}; there are {there or "none in config/"}')
-    values, source = {}, path
+    lines, source = [], path
     try:
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
             source = f'{path}, line {line.lineno}'
             (target,), value = line.targets, ast.literal_eval(line.value)
-            values[target.id] = typed(kind, target.id, value, source)
-    except UserError:
-        raise
-    except (SyntaxError, AttributeError, TypeError, ValueError, RecursionError, MemoryError) as error:
+            lines.append((target.id, value, source))
+    except MALFORMED as error:
         raise UserError(f'{source}: a config file holds lines key = value, plain values ({one_line(error)})')
-    return values
+    return {name: typed(kind, name, value, source) for name, value, source in lines}
 
 
-def literal(text: str):
-    """A number or truth value as Python writes it; anything else stays text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return text
-
-
-def parse_settings(kind: type, prog: str, description: str,
-                   argv: list[str]) -> tuple[dict, list[str], list[str]]:
-    """The settings given, by name; the config files; and the flags, for a command that says the same again.
-
-    A truth value may stand alone: --overwrite is --overwrite=True.
-    """
-    parser = Parser(prog=prog, usage=f'{prog} [config.py ...] [--key=value ...]', allow_abbrev=False,
-                    description=description)
+def parse_settings(kind: type, prog: str, description: str, argv: list[str]) -> tuple[dict, list, list]:
+    """The settings given, the config files, and the flags. Alone, --overwrite is --overwrite=True."""
+    parser = Parser(prog, f'{prog} [config.py ...] [--key=value ...]', description, allow_abbrev=False)
     parser.add_argument('configs', nargs='*', metavar='config.py', help='files of key = value lines')
     for f in fields(kind):
         parser.add_argument(f'--{f.name}', metavar=f.type.__name__,
@@ -79,6 +67,10 @@ def parse_settings(kind: type, prog: str, description: str,
         values |= read_config(kind, path)
     for f in fields(kind):
         if (text := getattr(args, f.name)) is not None:
-            values[f.name] = typed(kind, f.name, text if f.type is str else literal(text), 'command line')
+            value = text
+            if f.type is not str:
+                with suppress(*MALFORMED):  # stays text, which is then of the wrong type
+                    value = ast.literal_eval(text)
+            values[f.name] = typed(kind, f.name, value, 'command line')
             flags.append(f'--{f.name}={text}')
     return values, args.configs, flags

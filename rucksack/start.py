@@ -33,10 +33,10 @@ def starting_model(s, meta: dict, state: dict) -> Backpack:
             raise UserError(f'{s.path if state else s.init_from} has {name} {has}, not {given}; leave {name} '
                             'out, or train from scratch')
         setattr(s, name, has)
-    if model.tokenizer not in (None, meta['tokenizer']) or c.n_vocab < meta['vocab_size'] \
-            or c.block_size < s.block_size:
-        raise UserError(f'{s.init_from} has another tokenizer than data/{s.dataset}, or block_size '
-                        f'{c.block_size} is below {s.block_size}; take other data or a smaller --block_size')
+    if model.tokenizer not in (None, meta['tokenizer']) or c.n_vocab < meta['vocab_size']:
+        raise UserError(f'{s.init_from} has another tokenizer than data/{s.dataset}; take other data')
+    if c.block_size < s.block_size:
+        raise UserError(f'{s.init_from} has block_size {c.block_size}; take that, or a smaller one')
     again = Backpack(c)  # with its dropout
     again.load_state_dict(model.state_dict())
     again.tokenizer = meta['tokenizer']

@@ -1,6 +1,5 @@
 """What is printed and what it is about: a table of rows, and a model with its tokenizer on a device."""
 
-import itertools
 import json
 import math
 import shutil
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import tiktoken
 
-from model import SIZES, Backpack
+from model import SIZES, Backpack, Config
 from rucksack.checkpoint import newest_backpack
 from rucksack.common import UserError, printable, write_file
 from rucksack.data import GPT2_VOCAB, load_tokenizer
@@ -25,8 +24,8 @@ class Missing(UserError):
 class Table:
     """Rows under columns, name -> format: a format specification, or a function from a value to its text.
 
-    Text stands as it is; None, infinity and NaN print as -. The first column, and those of format '<' or of a
-    function, are left-aligned. A clipped table prints as many columns as fit the terminal; its JSON has all.
+    Text stands as it is; None, infinity and NaN print as -. The first column and those of format '<' or of a
+    function are left-aligned. With clip, columns beyond the terminal's width are not printed.
     """
 
     title: str
@@ -40,16 +39,15 @@ class Table:
                      for row in self.rows]
 
     def __str__(self) -> str:
-        specs = list(self.columns.values())
+        specs, text = list(self.columns.values()), ['', self.title]
         lines = [list(self.columns), *(list(map(as_text, row, specs)) for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines)]
-        room, text = shutil.get_terminal_size((110, 24)).columns + 2, ['', self.title]
-        ends = itertools.accumulate(width + 2 for width in widths)
-        shown = sum(end <= room for end in ends) if self.clip else len(widths)
-        left = [i == 0 or spec == '<' or callable(spec) for i, spec in enumerate(specs)]
+        while self.clip and sum(widths) + 2 * len(widths) - 2 > shutil.get_terminal_size((110, 24)).columns:
+            widths.pop()
+        sides = ['<' if i == 0 or spec == '<' or callable(spec) else '>' for i, spec in enumerate(specs)]
         for line in lines:
-            text.append('  '.join(cell.ljust(width) if on_left else cell.rjust(width) for cell, width, on_left
-                                  in zip(line[:shown], widths, left)).rstrip())
+            cells = [f'{cell:{side}{width}}' for cell, side, width in zip(line, sides, widths)]
+            text.append('  '.join(cells).rstrip())
         return printable('\n'.join(text + self.notes))
 
 
@@ -81,10 +79,8 @@ class Subject:
         self.is_toy = self.model.tokenizer['name'] == 'toy'  # it speaks of the world whose truth is known
         self.device = self.model.wte.weight.device
         self.encode, self.eot = self.encoding.encode_ordinary, self.encoding.eot_token
-        shape = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd)
-        papers = (c.block_size, c.n_vocab, c.sense_hidden) == (512, GPT2_VOCAB, 4 * c.n_embd)
-        self.size = next((size for size in SIZES  # in the paper
-                          if papers and c.n_sense in (0, 16) and SIZES[size] == shape), None)
+        ours = dict(n_sense=c.n_sense and 16, vocab_size=c.vocab_size, n_vocab=GPT2_VOCAB, dropout=c.dropout)
+        self.size = next((size for size in SIZES if Config(**SIZES[size], **ours) == c), None)  # in the paper
 
     def __str__(self) -> str:
         return f'{self.kind} {self.name}'

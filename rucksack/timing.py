@@ -1,4 +1,4 @@
-"""Table 7: a Backpack's time beside that of a Transformer of its shape; and what the paper's models cost."""
+"""Table 7: a Backpack's time beside that of a Transformer of its shape."""
 
 import argparse
 import statistics
@@ -116,20 +116,3 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
                  f'{config.n_sense} senses, {config.n_vocab:,} ids',
                  {'': '', 'the first': ',.1f', 'the second': ',.1f', 'ratio of medians': '.2f', 'times': 'd'},
                  rows, notes)
-
-
-def cost_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Parameters of the paper's models and operations to train them on a token, beside Transformers."""
-    configs, rows = {size.capitalize(): Config(**shape) for size, shape in SIZES.items()}, []
-    for k in (1, 4, 16, 64):
-        configs[f'Mini, Table 8, k = {k}'] = Config(**SIZES['mini'], n_sense=k, sense_hidden=640)
-    for name, config in configs.items():
-        with torch.device('meta'):
-            ours, its = Backpack(config), Backpack(replace(config, n_sense=0))
-        a, b = (model.flops_per_token() / 1e6 for model in (ours, its))
-        sizes = *ours.n_params().values(), its.n_params()['total']
-        rows.append([name, *(n / 1e6 for n in sizes), a, b, a / b])
-    return Table('Millions of parameters, and of operations (FLOPs) to train on a token', {
-        '': '', 'contextualizer': '.1f', 'senses': '.1f', 'Backpack': '.1f', 'Transformer': '.1f',
-        'Backpack FLOPs': '.0f', 'Transformer FLOPs': '.0f', 'ratio': '.2f'}, rows,
-        ['Vocabulary 50,257, length 512; senses of every token are counted (of each distinct id is less).'])

@@ -1,4 +1,8 @@
-"""The toy world: a grammar that knows its own odds."""
+"""The toy world: a grammar that knows its own odds.
+
+Every claim of the paper has a counterpart whose truth is written down here: who is called she, who makes
+what, which words belong to a topic, which two words mean nearly the same, which word means two things.
+"""
 
 import math
 import random
@@ -12,12 +16,6 @@ def toy_tokenizer(texts: list[str]) -> dict:
     pieces = sorted({piece for text in texts for piece in re.findall(TOY_PATTERN, text)})
     return {'name': 'toy', 'pattern': TOY_PATTERN, 'pieces': [p for p in pieces if len(p.encode()) > 1]}
 
-
-# -----------------------------------------------------------------------------
-# The toy world: a grammar that knows its own odds.
-#
-# Every claim of the paper has a counterpart whose truth is written down here: who is called she, who makes
-# what, which words belong to a topic, which two words mean nearly the same, which word means two things.
 
 SHE, HE, EVEN = (0.81, 0.09, 0.10), (0.09, 0.81, 0.10), (0.45, 0.45, 0.10)  # odds of she, he, they
 PRONOUNS = [('she', 'her'), ('he', 'his'), ('they', 'their')]
@@ -218,13 +216,10 @@ TELL = {'role': role_story, 'product': product_story, 'topic': topic_story, 'syn
 
 
 def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
-    """n stories of the toy world, each with its surprisal in nats: -ln of the probability that it is told.
-
-    No two ways of drawing give the same text, so this is the surprisal of the text itself, its end included,
-    and the mean over stories is the lowest mean loss per story that any model can reach.
+    """n stories, each with its surprisal in nats: -ln of the probability that it is told. No two ways of
+    drawing give the same text, so the mean is the lowest loss per story that any model can reach.
     """
-    stories = []
-    dice = Dice(seed)
+    stories, dice = [], Dice(seed)
     for _ in range(n):
         dice.nats = 0.0
         kind = dice.pick(KINDS, list(KINDS.values()))

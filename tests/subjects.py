@@ -8,41 +8,37 @@ from pathlib import Path
 import torch
 
 from model import Backpack, Config
-from rucksack.data import GPT2, load_tokenizer
+from rucksack.data import load_tokenizer
 from rucksack.table import Subject
 from rucksack.toy import toy_tokenizer
 
-WORDS = 'the nurse said that she he they was sick music guitar song said . trick table chair'
+WORDS = """the nurse said that she he they was music guitar song . table chair food dining sports fashion
+    style film tv video travel adventure gaming fitness health"""
 PASSAGES = [{'text': text} for text in ('He took the ball and threw the ball', ' A song\n', 'It was sick')]
 PAIRS = [dict(zip(('UID', 'linguistics_term', 'sentence_good', 'sentence_bad'), pair)) for pair in (
     ('one', 'agreement', 'The cats sleep.', 'The cats sleeps.'), ('two', 'islands', 'I ran.', 'Me ran.'),
     ('two', 'islands', 'Who left?', 'Left who?'))]
-PAGES = [{'page': page} for page in (
-    ' = Cats = \n \n 1 @,@ 000 km , " so far " . \n = = Deeper = = \n two ( so @-@ called ) . ', ' = Two = \n end . \n')]
-
-
-def small(k: int, seed: int = 0, **shape) -> Backpack:
-    """A random model of k senses with clear preferences."""
-    torch.manual_seed(seed)
-    model = Backpack(Config(n_sense=k, **dict(block_size=24, n_layer=1, n_head=2, n_embd=16) | shape))
-    for p in model.parameters():
-        p.data += 0.1 * torch.randn_like(p)
-    return model.eval()
+PAGES = [{'page': ' = One = \n \n 1 @,@ 000 km , " so far " . \n = = Deeper = = \n one ( so @-@ called ) . '},
+         {'page': ' = Two = \n end . \n'}]
 
 
 def toy_subject(k: int = 4, padding: int = 0, seed: int = 0, **shape) -> Subject:
-    """A random model of a vocabulary made of WORDS, with rows of padding."""
-    encoding = load_tokenizer(tokenizer := toy_tokenizer([WORDS, f' {WORDS}']))
-    model = small(k, seed, vocab_size=encoding.n_vocab + padding, n_vocab=encoding.n_vocab, **shape)
+    """A random model with clear preferences, of a vocabulary made of WORDS, with rows of padding."""
+    encoding = load_tokenizer(tokenizer := toy_tokenizer([f' {word}' for word in WORDS.split()]))
+    shape = dict(block_size=24, n_layer=1, n_head=2, n_embd=16, n_vocab=encoding.n_vocab) | shape
+    torch.manual_seed(seed)
+    model = Backpack(Config(n_sense=k, vocab_size=encoding.n_vocab + padding, **shape))
+    for p in model.parameters():
+        p.data += 0.1 * torch.randn_like(p)
     model.tokenizer = tokenizer
-    return Subject('toy', model, encoding)
+    return Subject('toy', model.eval(), encoding)
 
 
 def save(folder: str, model: Backpack, **settings) -> None:
     """A checkpoint with what eval.py reads of one."""
     Path(folder).mkdir(parents=True)
-    torch.save({'model': model.state_dict(), 'model_config': asdict(model.config), 'settings': settings, 'step': 10,
-                'tokenizer': model.tokenizer or GPT2}, f'{folder}/ckpt.pt')
+    torch.save({'model': model.state_dict(), 'model_config': asdict(model.config), 'settings': settings,
+                'step': 10, 'tokenizer': model.tokenizer}, f'{folder}/ckpt.pt')
 
 
 def write_benchmarks(folder: Path) -> Path:
@@ -57,4 +53,5 @@ def write_benchmarks(folder: Path) -> Path:
 
 def flags(data: Path | None = None, **more) -> Namespace:
     """The command line as a table reads it."""
-    return Namespace(**dict(table='x', data=data and str(data), device='cpu', runs=[], size=None, sweep=None) | more)
+    args = dict(table='x', data=data and str(data), device='cpu', runs=[], size=None, sweep=None)
+    return Namespace(**args | more)

@@ -2,7 +2,6 @@
 
 import math
 import tarfile
-from argparse import Namespace
 from collections import Counter
 
 import datasets
@@ -41,8 +40,7 @@ def test_scores_are_those_of_one_token_at_a_time():
 
 @pytest.mark.parametrize('n', [1, 7, 8, 9, 16, 17, 23])
 def test_windows_ask_every_token_once(n):
-    """The continuations of the windows, joined, are the text; each context is the token before, or in the last
-    window with look_back as many as fit beside."""
+    """Each token is in one continuation, after the one before, or in the last with look_back all that fit."""
     ids, last = list(range(n)), (n - 1) // 8 * 8
     whole = [-1, *ids]
     contexts = [whole[i:i + 1] for i in range(0, last, 8)]
@@ -62,17 +60,15 @@ def test_loss_is_that_of_the_model_in_blocks():
 
 
 def test_lambada_by_hand(tmp_path):
-    """Perplexity is exp of minus the mean over passages of the last word's summed log-probability; accuracy is
-    the share in which all of its tokens are the argmax."""
-    s, ends = toy_subject(), (('He took the ball and threw the', ' ball'), ('A', ' song'), ('It was', ' sick'))
-    logp, greedy = zip(*(by_hand(s, s.encode(context), word) for context, word in ends))
+    """Perplexity is of last words, summed over their tokens; accuracy counts those all of argmax tokens."""
+    s, ends = toy_subject(), {'He took the ball and threw the': ' ball', 'A': ' song', 'It was': ' sick'}
+    logp, greedy = zip(*(by_hand(s, s.encode(context), word) for context, word in ends.items()))
     (_, *numbers), = likelihood.lambada_table([s], flags(write_benchmarks(tmp_path / 'bench'))).rows
     assert numbers == pytest.approx([math.exp(-sum(logp) / 3), 100 * sum(greedy) / 3], rel=1e-4)
 
 
 def test_blimp_by_hand(tmp_path):
-    """A pair counts where the good sentence is likelier, from end-of-text on; the mean is over paradigms, not
-    pairs. An archive of the same files gives the same."""
+    """A pair is right where the good sentence is likelier; means are over paradigms, files or an archive."""
     s, folder = toy_subject(seed=1), write_benchmarks(tmp_path / 'bench')
     a, b, c = (100 * (by_hand(s, [s.eot], pair['sentence_good']) > by_hand(s, [s.eot], pair['sentence_bad']))
                for pair in PAIRS)
@@ -84,10 +80,9 @@ def test_blimp_by_hand(tmp_path):
 
 
 def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
-    """Articles begin at " = Title = ", not at deeper headings, and are detokenized; exp of the nats of all
-    tokens is over the words of the raw pages, with the empty ones at their ends."""
+    """Pages are cut at " = Title = " and detokenized; their nats are over the words as they were before."""
     s = toy_subject(block_size=128)
-    texts = [' = Cats =\n\n1,000 km, "so far".\n== Deeper ==\ntwo (so-called). ', ' = Two =\nend.\n']
+    texts = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ', ' = Two =\nend.\n']
     nats, tokens = -sum(by_hand(s, [s.eot], t)[0] for t in texts), sum(len(s.encode(t)) for t in texts)
     (_, *numbers), = likelihood.wikitext_table([s], flags(write_benchmarks(tmp_path / 'bench'))).rows
     assert numbers == pytest.approx([math.exp(nats / (27 + 7)), math.exp(nats / tokens)], rel=1e-4)
@@ -95,8 +90,7 @@ def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
 
 @pytest.mark.parametrize('what', likelihood.SOURCES)
 def test_rows_from_the_hub_are_those_of_files(what, tmp_path, monkeypatch):
-    """Datasets as the Hub gives them lead to the same numbers as the local files; the toy world asks for none.
-    A Hub that cannot be reached is one line: the dataset, the reason, what else to do."""
+    """The Hub's rows give the numbers of the files; without it a line says why, and what else to do."""
     s, table = toy_subject(), getattr(likelihood, f'{what.lower()}_table')
     rows = {'default': PASSAGES, 'wikitext-2-raw-v1': PAGES, 'one': PAIRS[:1], 'two': PAIRS[1:]}
     with pytest.raises(Missing, match='toy world'):
@@ -117,10 +111,3 @@ def test_the_real_data_files_are_read():
     passages, pages, pairs = (likelihood.benchmark(what, s, args) for what in likelihood.SOURCES)
     counts = Counter(row[:2] for row in pairs)
     assert (len(passages), len(pages), len(counts), {*counts.values()}) == (5153, 62, 67, {1000})
-
-
-def test_the_papers_numbers_stand_beside_models_of_the_papers_sizes():
-    """Table 2 has a row for each of them, and for no other."""
-    pairs = [Namespace(kind=kind, size=size) for size in ('micro', None) for kind in ('Backpack', 'Transformer')]
-    assert likelihood.paper_rows(pairs, 0, 4) == [["the paper's Backpack-Micro", 31.5, 75.6],
-                                                  ["the paper's Transformer-Micro", 34.4, 77.8]]

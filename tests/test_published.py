@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -42,7 +43,6 @@ def written(folder: Path, settings: dict, state: dict) -> Path:
 
 def published_logits(settings: dict, w: dict, idx: torch.Tensor) -> torch.Tensor:
     """The published architecture written out from a published file's own weights: logits (B, T, V)."""
-    gpt, k = ('backpack.gpt2_model.', settings['num_senses']) if 'num_senses' in settings else ('transformer.', 0)
     def conv1d(x, name):
         return x @ w[f'{name}.weight'] + w[f'{name}.bias']
     def ln(x, name):
@@ -55,6 +55,8 @@ def published_logits(settings: dict, w: dict, idx: torch.Tensor) -> torch.Tensor
         scores = heads(q, n) @ heads(k, n).transpose(2, 3) / (q.shape[-1] // n) ** 0.5 / divisor
         return scores.masked_fill(torch.ones(scores.shape[2:]).triu(1).bool(), -math.inf).softmax(-1)
 
+    k = settings.get('num_senses')
+    gpt = 'backpack.gpt2_model.' if k else 'transformer.'
     E = w[f'{gpt}wte.weight']
     h = E[idx] + w[f'{gpt}wpe.weight'][:idx.shape[1]]
     for i in range(settings['n_layer']):
@@ -66,12 +68,12 @@ def published_logits(settings: dict, w: dict, idx: torch.Tensor) -> torch.Tensor
     h = ln(h, f'{gpt}ln_f')
     if not k:
         return h @ E.T
-    net, x = 'backpack.sense_network', E[idx]
+    x, net = E[idx], 'backpack.sense_network'
     r = x + ln(x, f'{net}.ln')
     r = r + mlp(ln(r, f'{net}.block.ln_1'), f'{net}.block.mlp')
     C = heads(mlp(ln(r, f'{net}.block.ln_2'), f'{net}.final_mlp'), k)  # (B, k, T, d)
-    c_attn = [w[f'backpack.sense_weight_net.c_attn.{name}'] for name in ('weight', 'bias')]
-    return (attend(*F.linear(h, *c_attn).chunk(2, -1), k) @ C).sum(1) @ E.T
+    qk = F.linear(h, *(w[f'backpack.sense_weight_net.c_attn.{name}'] for name in ('weight', 'bias')))
+    return (attend(*qk.chunk(2, -1), k) @ C).sum(1) @ E.T
 
 
 @torch.no_grad()
@@ -79,12 +81,11 @@ def published_logits(settings: dict, w: dict, idx: torch.Tensor) -> torch.Tensor
 def test_reference_outputs(name, tmp_path):
     """Logits, alpha and senses equal those of the reference implementation to 1e-4; so do the logits of the
     written-out architecture, and ours of a file without copies and "transformer.", with GPT-2's masks."""
-    settings, state = read(FIXTURES / name)
-    expected, prefix = np.load(FIXTURES / name / 'expected.npz'), 'backpack.gpt2_model.' * (name == BACKPACK)
-    other = {key.removeprefix('transformer.'): weight for key, weight in state.items() if key != 'lm_head.weight'}
+    (settings, state), expected = read(FIXTURES / name), np.load(FIXTURES / name / 'expected.npz')
+    prefix, idx = 'backpack.gpt2_model.' * (name == BACKPACK), torch.from_numpy(expected['input_ids'])
+    other = {key.removeprefix('transformer.'): w for key, w in state.items() if key != 'lm_head.weight'}
     other |= {f'{prefix}h.{i}.attn.{key}': torch.ones(1) for i in range(3) for key in ('bias', 'masked_bias')}
     model, again = from_pretrained(FIXTURES / name), from_pretrained(written(tmp_path, settings, other))
-    idx = torch.from_numpy(expected['input_ids'])
     found = {'logits': [model(idx), again(idx), published_logits(settings, state, idx)]}
     if name == BACKPACK:
         found |= {'contextualization': [model.alpha(idx)], 'senses': [model.senses(idx).transpose(1, 2)]}
@@ -98,8 +99,8 @@ def test_reference_outputs(name, tmp_path):
     {}, {'n_embd': 40, 'n_head': 5, 'n_sense': 8}, {'n_layer': 5, 'n_sense': 1}, {'n_sense': 0},
     {'vocab_size': 43, 'n_vocab': 41}, {'n_sense': 0, 'n_layer': 1, 'n_embd': 30, 'n_head': 3}])
 def test_exported_weights_mean_the_same_in_the_published_format(changes, tmp_path):
-    """Of any width, depth, sense count and padding, an exported file gives our logits in the written-out
-    published architecture; and, with scale_attn_by_inverse_layer_idx or without, its logits in ours."""
+    """An exported file gives our logits in the written-out architecture; and, with attention scaled by
+    inverse_layer_idx or not, its logits in ours."""
     model, idx = lively(**changes).float(), text()
     export(model, tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
@@ -112,17 +113,15 @@ def test_exported_weights_mean_the_same_in_the_published_format(changes, tmp_pat
 
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_an_exported_model_comes_back_exactly(n_sense, tmp_path):
-    """Weights, config (dropout and padding too) and tokenizer are the same after export and from_pretrained;
-    the file has the keys of the reference's; what cannot be written or read back leaves nothing behind."""
+    """Weights, config and tokenizer do; a file has the reference's keys; a refused export leaves nothing."""
     model = lively(n_sense=n_sense, n_vocab=37, dropout=0.25).float()
     model.tokenizer = toy_tokenizer(['é nurse'])
     export(model, tmp_path / 'b')
-    again = from_pretrained(tmp_path / 'b')
+    again, reference = from_pretrained(tmp_path / 'b'), read(FIXTURES / (BACKPACK if n_sense else GPT))[1]
     assert again.config == model.config and again.tokenizer == model.tokenizer and not again.training
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
-    reference = read(FIXTURES / (BACKPACK if n_sense else GPT))[1]
-    assert read(tmp_path / 'b')[1].keys() == {key for key in reference if '.h.2.' not in key}  # it has 3 layers
-    for changes, place, message in (({'sense_hidden': 24}, 'x', 'sense_hidden is 24; .* only load .* = 96'),
+    assert read(tmp_path / 'b')[1].keys() == {key for key in reference if '.h.2.' not in key}  # it has 3
+    for changes, place, message in (({'sense_hidden': 24}, 'x', 'sense_hidden is 24; .* 96'),
                                     ({}, 'b', 'exists'), ({}, 'none/x', 'cannot be written')):
         with pytest.raises(UserError, match=message):
             export(lively(**changes), tmp_path / place)
@@ -132,8 +131,7 @@ def test_an_exported_model_comes_back_exactly(n_sense, tmp_path):
 @pytest.mark.parametrize('vocab_size, ids, name', [(50257, 50257, 'gpt2'), (50264, 50257, 'gpt2'),
                                                    (50000, 50000, None), (60000, 60000, None)])
 def test_a_vocabulary_as_large_as_gpt2s_is_gpt2s(vocab_size, ids, name, tmp_path):
-    """Published weights with GPT-2's 50,257 ids and a few rows of padding have its tokenizer; a vocabulary of
-    another size has none that we know, and no padding."""
+    """50,257 ids and a few rows of padding have its tokenizer; another size has none we know, no padding."""
     export(Backpack(Config(4, vocab_size, n_layer=1, n_head=1, n_embd=4, n_sense=2)), tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
     del settings['n_vocab']
@@ -145,7 +143,7 @@ WPE, FC = 'backpack.gpt2_model.wpe.weight', 'backpack.gpt2_model.h.0.mlp.c_fc.'
 
 
 @pytest.mark.parametrize('key, change, message', [
-    (f'{FC}bias', None, f'missing weight {FC}bias'), ('x', torch.zeros(3), 'unexpected weight x'),
+    (f'{FC}bias', None, f'missing weight {FC}bias'), ('x.y', torch.zeros(3), 'unexpected weight x.y'),
     (f'{FC}weight', torch.t, f'{FC}weight is no tensor of real numbers of shape (32, 128)'),
     ('lm_head.weight', lambda w: w + 1, 'lm_head.weight differs from backpack.gpt2_model.wte.weight'),
     (WPE, 3, 'wpe.weight is no tensor of real numbers'), (WPE, lambda w: w * 1j, 'wpe.weight is no tensor'),
@@ -155,33 +153,24 @@ WPE, FC = 'backpack.gpt2_model.wpe.weight', 'backpack.gpt2_model.h.0.mlp.c_fc.'
     ('sense_intermediate_scale', 2, 'sense_intermediate_scale is 2'), ('n_layer', 10**9, 'number of layers'),
     ('num_senses', None, 'num_senses is missing'), ('vocab_size', 1 << 50, 'other embeddings')])
 def test_another_architecture_is_refused_by_name(key, change, message, tmp_path):
-    """A weight or a setting that is missing, unexpected, misshapen, untied, unreal or foreign is an error of
-    one line that names it as the file does."""
-    settings, state = read(FIXTURES / BACKPACK)
-    here = state if '.' in key or key == 'x' else settings
+    """A weight or a setting that is missing, foreign or no number is an error of one line that names it."""
+    both = read(FIXTURES / BACKPACK)
+    here = both['.' in key]  # settings or weights
     here[key] = change(here[key]) if callable(change) else change
-    here = {k: v for k, v in here.items() if v is not None}
+    if change is None:
+        del here[key]
     with pytest.raises(UserError) as error:
-        from_pretrained(written(tmp_path, *((settings, here) if '.' in key or key == 'x' else (here, state))))
+        from_pretrained(written(tmp_path, *both))
     assert message in str(error.value) and '\n' not in str(error.value)
 
 
-# The Hub. A server on this machine stands in for it, with files where the client asks for them; the client
-# reads its address when it is imported, so each test asks from a process of its own.
-
-
 class Hub(SimpleHTTPRequestHandler):
-    """Serves the files of a folder with the headers of the Hub; under /silent it never answers."""
-
-    def send_head(self):
-        """The head of an answer."""
-        time.sleep(60 * self.path.startswith('/silent'))
-        return super().send_head()
+    """A stand-in for the Hub: a server of files with its headers."""
 
     def end_headers(self):
-        """Its last headers."""
-        for name, value in (('ETag', f'"{self.path}"'), ('X-Repo-Commit', 40 * '1')):
-            self.send_header(name, value)
+        """Two more headers."""
+        self.send_header('ETag', f'"{self.path}"')
+        self.send_header('X-Repo-Commit', 40 * '1')
         super().end_headers()
 
 
@@ -191,48 +180,41 @@ def hub(tmp_path):
     model = lively(vocab_size=264, n_vocab=258).float()
     model.tokenizer = toy_tokenizer(['a nurse'])
     for name, n in (('tiny', 3), ('empty', 1)):
-        files = tmp_path / 'hub' / 'owner' / name / 'resolve' / (40 * '1')
-        api = tmp_path / 'hub' / 'api' / 'models' / 'owner' / name
+        files, api = tmp_path / 'owner' / name / 'resolve' / (40 * '1'), tmp_path / 'api/models/owner' / name
         for folder in (files.parent, api / 'tree', api / 'revision'):
             folder.mkdir(parents=True)
         export(model, files)
-        tree = [{'type': 'file', 'path': path.name, 'oid': path.name, 'size': path.stat().st_size}
-                for path in sorted(files.iterdir())[:n]]
-        (api / 'tree' / (40 * '1')).write_text(json.dumps(tree))
+        entries = [{'type': 'file', 'path': path.name, 'oid': path.name, 'size': path.stat().st_size}
+                   for path in sorted(files.iterdir())[:n]]
+        (api / 'tree' / (40 * '1')).write_text(json.dumps(entries))
         for path in (api / 'index.html', api / 'revision' / 'main'):
             path.write_text(json.dumps({'id': f'owner/{name}', 'sha': 40 * '1'}))
-    server = ThreadingHTTPServer(('127.0.0.1', 0), partial(Hub, directory=tmp_path / 'hub'))
+    server = ThreadingHTTPServer(('127.0.0.1', 0), partial(Hub, directory=tmp_path))
     Thread(target=server.serve_forever, daemon=True).start()
     yield f'http://127.0.0.1:{server.server_port}'
     server.shutdown()
 
 
-def ask_the_hub(name: str, endpoint: str, home: Path) -> subprocess.CompletedProcess:
-    """sample.py --from NAME --export out, with a Hub and a cache of its own."""
-    settings = {'HF_ENDPOINT': endpoint, 'HF_HOME': str(home / 'hf'), 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
-    return subprocess.run([sys.executable, ROOT / 'sample.py', '--from', name, '--export', home / 'out'],
-                          capture_output=True, text=True, cwd=home, env=os.environ | settings)
-
-
 @pytest.mark.slow
-def test_a_hub_name_is_fetched_once(hub, tmp_path):
-    """A name on the Hub gives the weights it has there; then they come from the cache, without a network."""
-    for endpoint in (hub, 'http://127.0.0.1:9'):
-        done = ask_the_hub('owner/tiny', endpoint, tmp_path)
+def test_a_hub_name_is_fetched_once_or_refused_in_one_line(hub, tmp_path):
+    """Weights come from the Hub, then without a network from the cache; without a network, an answer, such a
+    name, or weights there: exit code 2 within 40 seconds."""
+    def ask(name: str, endpoint: str) -> subprocess.CompletedProcess:  # which the client reads on import
+        env = {'HF_ENDPOINT': endpoint, 'HF_HOME': f'{tmp_path}/hf', 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
+        argv = [sys.executable, ROOT / 'sample.py', '--from', name, '--export', tmp_path / 'out']
+        return subprocess.run(argv, capture_output=True, text=True, env=os.environ | env)
+
+    nowhere, fetched = 'http://127.0.0.1:9', 'cannot be fetched from the Hugging Face Hub'
+    with socket.create_server(('127.0.0.1', 0)) as silent:
+        for name, endpoint, why in (
+                ('owner/tiny', nowhere, fetched), ('owner/none', hub, fetched), ('owner/empty', hub, 'no '),
+                ('gpt2', 'http://127.0.0.1:{1}'.format(*silent.getsockname()), fetched)):
+            start, done = time.time(), ask(name, endpoint)
+            assert done.returncode == 2 and done.stderr.count('\n') == 1 and time.time() - start < 40
+            assert why in done.stderr and not (tmp_path / 'out').exists()
+    for endpoint in (hub, nowhere):
+        done = ask('owner/tiny', endpoint)
         assert done.returncode == 0, done.stderr
-        theirs, ours = read(tmp_path / 'hub/owner/tiny/resolve' / (40 * '1')), read(tmp_path / 'out')
-        assert theirs[0] == ours[0] and all(torch.equal(v, ours[1][k]) for k, v in theirs[1].items())
+        theirs, ours = read(tmp_path / 'owner/tiny/resolve' / (40 * '1')), read(tmp_path / 'out')
+        assert theirs[0] == ours[0] and all(torch.equal(w, ours[1][key]) for key, w in theirs[1].items())
         shutil.rmtree(tmp_path / 'out')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name, endpoint', [('owner/tiny', 'http://127.0.0.1:9'), ('owner/none', ''),
-                                            ('gpt2', '/silent'), ('owner/empty', '')])
-def test_what_the_hub_does_not_give_is_one_line(name, endpoint, hub, tmp_path):
-    """Without a network, without an answer, for an unknown name, and for a repository without weights: exit
-    code 2 and one line within 40 seconds, and nothing is written."""
-    start = time.time()
-    done = ask_the_hub(name, endpoint if ':' in endpoint else hub + endpoint, tmp_path)
-    assert done.returncode == 2 and done.stderr.count('\n') == 1 and time.time() - start < 40
-    why = 'no such file: ' if name == 'owner/empty' else f'{name} is nothing local and cannot be fetched'
-    assert f'sample.py: {why}' in done.stderr and not (tmp_path / 'out').exists()
