@@ -7,8 +7,7 @@
     python sample.py --senses-off nurse:she/he "*:3-5" --replace "MacBook: Apple -> HP"
     python sample.py --start "The nurse said that" --html page.html
 
-Flags that look or explain print tables and write no text; --html makes a page for a browser, with a slider
-for each sense. Otherwise a text is written; with edits, before and after.
+Flags that look or explain print tables and no text. Otherwise text is written; with edits, before and after.
 """
 
 import argparse

@@ -17,6 +17,8 @@ from rucksack.common import UserError, one_line, sync
 from rucksack.data import DATA_NAME
 
 CHECKPOINTS = ('ckpt.pt', 'previous.pt', 'best.pt')  # of a run: the latest, the one before, the best
+STATE = {'step': int, 'seconds': float, 'best_val_loss': float, 'val_loss': float, 'settings': dict,
+         'optimizer': dict, 'log': str, 'data': str}  # what a checkpoint holds of a run, beside the model
 
 
 def beside(path: Path) -> list[Path]:
@@ -25,21 +27,14 @@ def beside(path: Path) -> list[Path]:
 
 
 def load_file(path: Path) -> dict:
-    """The dictionary of tensors and plain values in a file that torch.save wrote; code in it is never run.
-    UserError where it is damaged: the checksums (CRC-32) in it are compared, which torch.load does not do.
-    """
-    others = [other for other in beside(path) if path.name in CHECKPOINTS and other != path]
-    hint = f'to use another: cp {others[0]} {path}' if others else 'make or fetch it again'
-    if not os.path.isfile(path):
-        raise UserError(f'no such file: {path}; {hint}')
+    """The dictionary in a file of torch.save; code in it is never run. UserError if it is not whole."""
     try:
-        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # PyTorch before 1.6 wrote no zip
+        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # its CRCs, which PyTorch ignores
             raise ValueError('a checksum is wrong')
-        content = torch.load(path, map_location='cpu', weights_only=True)
-        if not isinstance(content, dict):
-            raise ValueError(f'it holds a {type(content).__name__}, not a dictionary')
-        return content
+        return dict(torch.load(path, map_location='cpu', weights_only=True))
     except Exception as error:  # what a damaged file raises depends on where it is damaged
+        others = [other for other in beside(path) if path.name in CHECKPOINTS and other != path]
+        hint = f'to use another: cp {others[0]} {path}' if others else 'make or fetch it again'
         raise UserError(f'{path} is damaged or holds no weights ({one_line(error)}); {hint}')
 
 
@@ -55,8 +50,7 @@ def load_state(config: Config, names: Callable, state: dict[str, Tensor], path: 
         if key not in state or key not in own:
             raise UserError(f'{path}: {"missing" if key in own else "unexpected"} weight {key}')
         check_weight(state[key], own[key], f'{path}: {key}')
-        with torch.no_grad():
-            own[key].copy_(state[key])
+        own[key].copy_(state[key])
     return model.eval()
 
 
@@ -81,10 +75,9 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         sizes = [run.get(n) for n in ('step', 'batch_size', 'gradient_accumulation_steps', 'block_size')]
         model.trained_tokens = math.prod(sizes) if all(type(n) is int for n in sizes) else None
         return model
-    except UserError:
-        raise
     except (TypeError, LookupError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
-        raise UserError(f'{path} is no checkpoint of train.py ({type(error).__name__}: {one_line(error)})')
+        why = f'{path} is no checkpoint of train.py ({type(error).__name__}: {one_line(error)})'
+        raise error if isinstance(error, UserError) else UserError(why)
 
 
 def newest_backpack() -> tuple[Backpack, Path]:
@@ -134,8 +127,7 @@ def add_name(path: Path, name: str) -> None:
 class Log:
     """out/<run>/log.csv. A checkpoint has its text, so a resumed run goes on from there without a gap."""
 
-    COLUMNS = ('step', 'tokens', 'seconds', 'loss', 'val_loss', 'learning_rate', 'grad_norm',
-               'tokens_per_second', 'mfu')
+    COLUMNS = 'step tokens seconds loss val_loss learning_rate grad_norm tokens_per_second mfu'.split()
 
     def __init__(self, path: Path, text: str = ''):
         self.text = text or ','.join(self.COLUMNS) + '\n'
@@ -148,10 +140,6 @@ class Log:
         line = ','.join('' if x is None else f'{x:.6g}' if type(x) is float else str(x) for x in cells) + '\n'
         self.text += line
         self.file.write(line)
-
-
-STATE = {'step': int, 'seconds': float, 'best_val_loss': float, 'val_loss': float, 'settings': dict,
-         'optimizer': dict, 'log': str, 'data': str}  # what a checkpoint holds of a run, beside the model
 
 
 def read_state(path: Path, start: str) -> dict:

@@ -115,8 +115,7 @@ def lock_folder(folder: Path, busy: str) -> int:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(busy)
-    except OSError:  # a file system without locks
-        pass
+    except OSError as error:  # other kinds come from file systems without locks
+        if isinstance(error, BlockingIOError):
+            raise UserError(busy)
     return descriptor

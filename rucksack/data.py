@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,11 +24,9 @@ def vocabulary_of(description: dict | None) -> int:
     """How many ids the described tokenizer has; UserError for unknown ones, whose patterns could hang."""
     if description == GPT2:
         return GPT2_VOCAB
-    try:
+    with suppress(TypeError, LookupError, AttributeError, ValueError):
         if description == toy_tokenizer(description['pieces']):
             return 256 + len(description['pieces']) + 1
-    except (TypeError, LookupError, AttributeError, ValueError):
-        pass
     raise UserError("unknown tokenizer; take a checkpoint of train.py, or weights with GPT-2's vocabulary")
 
 
@@ -43,18 +42,15 @@ def _encoding(pieces: tuple[str, ...] | None) -> tiktoken.Encoding:
         try:
             return tiktoken.get_encoding('gpt2')
         except Exception as error:  # requests, urllib3 and tiktoken each raise their own without a network
-            raise UserError(f"cannot fetch GPT-2's vocabulary ({one_line(error)}); connect once, or set "
-                            'TIKTOKEN_CACHE_DIR to a folder that holds it')
+            raise UserError(f'no GPT-2 vocabulary: {one_line(error)}; connect once or set TIKTOKEN_CACHE_DIR')
     tokens = [bytes([b]) for b in range(256)] + [piece.encode() for piece in pieces]
     return tiktoken.Encoding('toy', pat_str=TOY_PATTERN, special_tokens={'<|endoftext|>': len(tokens)},
                              mergeable_ranks={token: i for i, token in enumerate(tokens)})
 
 
 def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
-    """The ids of a text of any length, special tokens as plain text.
-
-    tiktoken gives up on, say, a million spaces, so it gets a PIECE at a time. No pre-token has white space
-    after anything else, so a cut there changes nothing; a piece without any is cut anywhere.
+    """The ids of a text of any length, special tokens as text. tiktoken gives up on a million spaces, so it
+    gets a PIECE at a time, cut where white space begins: no pre-token has it after anything else.
     """
     return [i for piece in PIECE.findall(text) for i in encoding.encode_ordinary(piece)]
 
@@ -72,14 +68,12 @@ def read_meta(folder: Path) -> dict:
     if not path.exists():
         tokens = {file.stem: file.stat().st_size // 2 for file in sorted(folder.glob('*.bin'))}
         return {'tokenizer': GPT2, 'vocab_size': GPT2_VOCAB, 'dtype': 'uint16', 'tokens': tokens}
-    try:
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         meta = json.loads(path.read_text(encoding='utf-8'))
         n, facts = vocabulary_of(meta['tokenizer']), [meta['tokens'], meta['sha256']]
         kinds = [type(fact[name]) for fact in facts for name in ('train', 'val')]
         if (meta['vocab_size'], meta['dtype'], kinds) == (n, token_dtype(n), [int, int, str, str]):
             return meta
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        pass
     raise UserError(f'{path} is damaged; run python prepare.py {folder.name} --overwrite')
 
 
@@ -106,7 +100,7 @@ class TokenDataset:
         self.tokens, self.block_size = read_bin(folder, name, meta), block_size
         self.n = (len(self.tokens) - 1) // block_size
         if self.n < 1:
-            raise UserError(f'{folder / name}.bin has {len(self.tokens):,} tokens; take a smaller --block_size')
+            raise UserError(f'{folder / name}.bin has {len(self.tokens)} tokens; take a smaller --block_size')
 
     def __call__(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
         """The chosen texts and their targets, (len(chosen), block_size) each."""
@@ -132,8 +126,8 @@ def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor
     """
     distinct, place = idx.unique(return_inverse=True)
     inputs = idx, targets, torch.nn.functional.pad(distinct, (0, -len(distinct) % 64)), place
-    if device.startswith('cuda'):  # copied while it still computes on the batch before
-        inputs = tuple(t.pin_memory() for t in inputs)
+    if device.startswith('cuda'):
+        inputs = [t.pin_memory() for t in inputs]  # to be copied while it still computes on the batch before
     inputs = tuple(t.to(device, non_blocking=True) for t in inputs)
     torch._dynamo.mark_dynamic(inputs[2], 0)  # one compiled graph for any number of distinct ids
     return inputs

@@ -1,6 +1,5 @@
 """What people type, parsed: words, pairs A/B, bags, WORD:SENSES, WORD: OLD -> NEW, strengths, prompts."""
 
-import difflib
 import re
 from pathlib import Path
 
@@ -47,40 +46,36 @@ def pair_of(encoding: Encoding, text: str) -> tuple[int, int]:
 
 def words_of_bag(text: str) -> list[str]:
     """The words in "A, B", A+B or A B, or of a topic of Table 10; UserError where there is none."""
-    words = TOPICS.get(text.strip()) or re.findall(r'[^\s,+]+', text)
-    if not words:
-        raise UserError('the bag of words is empty; give words, as in music+guitar')
-    return words
+    if words := TOPICS.get(text.strip()) or re.findall(r'[^\s,+]+', text):
+        return words
+    raise UserError('the bag of words is empty; give words, as in music+guitar')
 
 
 def bag_of_words(encoding: Encoding, words: list[str]) -> list[int]:
-    """The ids of a bag of words, each once; every piece of a word of several. UserError for one only spelled."""
+    """The ids of a bag of words, all pieces, each once; UserError for a word that can only be spelled."""
     bag = []
     for word in words:
         ids = encoding.encode_ordinary(' ' + word)
         if encoding.decode_single_token_bytes(ids[0]) == b' ':
-            near = [label for label in TOPICS if word in label] or difflib.get_close_matches(word, TOPICS, 2)
+            near = [label for label in TOPICS if word in label]
             raise UserError(f'{word!r} is no word of this vocabulary; take others'
                             + f', or a topic of Table 10: {", ".join(near)}' * bool(near))
-        bag += ids  # the published code takes the first
+        bag += ids  # the published code takes ids[0] alone
     return sorted(set(bag))
 
 
 def sense_numbers(text: str, n_sense: int) -> list[int]:
     """The numbers in 3,10 or 3-5, each below n_sense."""
-    if not re.fullmatch(r'(\s*\d{1,4}(-\d{1,4})?\s*,)+', f'{text},'):
-        raise UserError(f'{text!r} is neither sense numbers, as 3,10 or 3-5, nor two words, as she/he')
-    ends = [part.split('-') for part in text.split(',')]
-    senses = [l for end in ends for l in range(int(end[0]), int(end[-1]) + 1)]
-    if not senses or max(senses) >= n_sense:
-        raise UserError(f'{text!r}: this model has senses 0 to {n_sense - 1}')
-    return senses
+    if re.fullmatch(r'(\s*\d{1,4}(-\d{1,4})?\s*,)+', f'{text},'):
+        ends = [part.split('-') for part in text.split(',')]
+        senses = [l for end in ends for l in range(int(end[0]), int(end[-1]) + 1)]
+        if senses and max(senses) < n_sense:
+            return senses
+    raise UserError(f'{text!r} is neither sense numbers, as 3-5,10 of senses 0 to {n_sense - 1}, nor A/B')
 
 
-def parse_word_senses(text: str, model: Backpack, encoding: Encoding) -> tuple[list[int] | None, list[int], str]:
-    """The ids and the senses in WORD:SENSES, and a line on them; ids are None for *, every word. SENSES are as
-    3,10 or 3-5, or A/B for the one whose separation of these two words is largest, for or against.
-    """
+def parse_word_senses(text: str, model: Backpack, encoding: Encoding) -> tuple[list | None, list, str]:
+    """The ids (None for *: every word) and the senses in WORD:SENSES, numbers or A/B, and a line on them."""
     word, _, which = (part.strip() for part in text.rpartition(':'))
     if not word or not which or word == '*' and '/' in which:
         raise UserError(f'{text!r} is not WORD:SENSES, as nurse:10, nurse:3-5,10, nurse:she/he or *:10')
@@ -90,7 +85,7 @@ def parse_word_senses(text: str, model: Backpack, encoding: Encoding) -> tuple[l
         of = 'every word' if forms is None else word
         return forms, senses, f'sense{"s" * (len(senses) > 1)} {", ".join(map(str, senses))} of {of}'
     a, b = pair_of(encoding, which)
-    scores = separation(model, forms[0], a, b)  # (k,)
+    scores = separation(model, forms[0], a, b)  # (k,): the largest decides, for or against
     best, *rest = scores.abs().argsort(descending=True).tolist()
     second = ''.join(f'; sense {l}: {scores[l]:+.2f}' for l in rest[:1])
     return forms, [best], (f'sense {best} of {word}, which most separates {shown(encoding, a)} from '
@@ -99,19 +94,16 @@ def parse_word_senses(text: str, model: Backpack, encoding: Encoding) -> tuple[l
 
 def parse_factor(text: str) -> tuple[str, float]:
     """WORD:SENSES and the factor in WORD:SENSES=F."""
-    match = re.fullmatch(rf'(.+)=(-?{NUMBER})', text.strip())
-    if not match:
-        raise UserError(f'{text!r} is not WORD:SENSES=FACTOR, as in nurse:10=0.5')
-    return match[1], float(match[2])
+    if match := re.fullmatch(rf'(.+)=(-?{NUMBER})', text.strip()):
+        return match[1], float(match[2])
+    raise UserError(f'{text!r} is not WORD:SENSES=FACTOR, as in nurse:10=0.5')
 
 
 def parse_replacement(text: str, encoding: Encoding) -> tuple[list[int], int, int]:
     """The ids of WORD, and those of OLD and NEW, in "WORD: OLD -> NEW"."""
-    match = re.fullmatch(r'(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)', text.strip())
-    if not match:
-        raise UserError(f'{text!r} is not "WORD: OLD -> NEW", as in "MacBook: Apple -> HP"')
-    word, old, new = match.groups()
-    return word_forms(encoding, word), word_id(encoding, old), word_id(encoding, new)
+    if match := re.fullmatch(r'(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)', text.strip()):
+        return word_forms(encoding, match[1]), word_id(encoding, match[2]), word_id(encoding, match[3])
+    raise UserError(f'{text!r} is not "WORD: OLD -> NEW", as in "MacBook: Apple -> HP"')
 
 
 def parse_strength(text: str) -> tuple[float, ...]:
@@ -124,7 +116,7 @@ def parse_strength(text: str) -> tuple[float, ...]:
 
 
 def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[int], list[str]]:
-    """The last block_size ids of a prompt or of FILE:path, end-of-text if it is empty; and what to say of it."""
+    """The last block_size ids of a prompt or of FILE:path, end-of-text if it is empty; and notices on it."""
     if start.startswith('FILE:'):
         try:
             start = Path(start.removeprefix('FILE:')).read_text(encoding='utf-8-sig').rstrip('\n')

@@ -60,10 +60,11 @@ def score(subject: Subject, pairs: list[tuple[list[int], list[int]]], what: str)
     for batch in progress([order[i:i + size] for i in range(0, len(order), size)], what):
         idx, targets = (pad_sequence([texts[i][part] for i in batch], True, -part).to(subject.device)
                         for part in (0, 1))  # (B, T) each, padded with 0 and with -1
-        logits = subject.model(idx)[..., :c.n_vocab]  # (B, T, V)
-        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction='none')
-        logp[batch] = -nats.view_as(targets).sum(1).double().cpu()
-        greedy[batch] = ((logits.argmax(-1) == targets) | (targets == -1)).all(1).cpu()
+        valid, o = targets != -1, subject.model.represent(idx)  # (B, T), (B, T, d)
+        logits, wanted = subject.model.project(o[valid])[:, :c.n_vocab], targets[valid]  # (m, V), (m,)
+        nats = F.cross_entropy(logits, wanted, reduction='none')
+        logp[batch] = -torch.zeros_like(o[..., 0]).masked_scatter(valid, nats).sum(1).double().cpu()
+        greedy[batch] = (~valid).masked_scatter(valid, logits.argmax(-1) == wanted).all(1).cpu()
     return logp, greedy
 
 
@@ -95,8 +96,7 @@ def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Pat
     if path is None:
         raise Missing(f'no held-out text for {subject.name} at {" or ".join(map(str, paths)) or "hand"}; '
                       'make some with prepare.py, or name a folder by --data')
-    meta = read_meta(path.parent)
-    ids = read_bin(path.parent, path.stem, meta)
+    ids = read_bin(path.parent, path.stem, meta := read_meta(path.parent))
     if meta['tokenizer'] != subject.model.tokenizer or not len(ids):
         raise UserError(f'{path} is empty or of another vocabulary than {subject.name}; take other data')
     return ids.tolist(), path
@@ -105,7 +105,7 @@ def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Pat
 def loss_of(s: Subject, ids: list[int]) -> float:
     """Perplexity in blocks of block_size tokens, each after the one token before it."""
     blocks = windows(ids, s.eot, s.model.config.block_size, look_back=False)
-    return perplexity(score(s, blocks, f'loss of {s.name}')[0], len(ids))
+    return perplexity(score(s, blocks, f'loss, {s.name}')[0], len(ids))
 
 
 def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:

@@ -22,8 +22,8 @@ CARD = 12  # words on the card of a sense: those that it raises most, and as man
 class LinearizedPrediction:
     """The prediction after a text, as a function of a weight w_ul on sense l of each of its U distinct ids u.
 
-    Sorted by ids, Eq. 2 is o(w) = sum_ul w_ul taken_ul C(u)_l, where taken_ul sums alpha_lj over the positions
-    j of u. So the logits are linear in w. scale_senses([u], [l], w_ul) edits the model to the same.
+    Sorted by ids, Eq. 2 is o(w) = sum_ul w_ul taken_ul C(u)_l, where taken_ul is the sum of alpha_lj over the
+    positions j of u. So logits are linear in w. scale_senses([u], [l], w_ul) edits the model to the same.
 
         ids, place      (U,), (T,)           the distinct ids, and which of them stands at each position
         alpha           (T, k)               the weights that the last position gives, at w = 1

@@ -71,14 +71,14 @@ def read_run(name: str) -> tuple[str, list[tuple[float, float]], list[tuple[floa
 
 
 def plot_losses(args: argparse.Namespace, file: Path) -> Table:
-    """Loss against tokens: on held-out text, and pale on training batches; a Transformer's are dashed."""
+    """Loss against tokens: on held-out text, and thin on training batches; a Transformer's are dashed."""
     lines, rows = [], []
     for run, color in zip(args.runs, COLORS * len(args.runs)):
         name, train, val = read_run(run)
         look = f'stroke="{color}"' + ' stroke-dasharray="7 4"' * name.startswith('Transformer')
-        lines += [('', look + ' opacity=".35"', train), (name, look, val)]
+        lines += [('', look + ' opacity=".5" style="stroke-width:1"', train), (name, look, val)]
         rows.append([name, *val[-1], min(loss for _, loss in val)])
-    title = 'Nats per token, logarithmic, on held-out text (pale: on training batches)'
+    title = 'Nats per token, logarithmic, on held-out text (thin: on training batches)'
     write_file(file, picture(title, 'million tokens', lines, math.log))
     return Table('Losses', {'': '', 'tokens, M': ',.1f', 'on held-out text': '.3f', 'lowest': '.3f'}, rows)
 

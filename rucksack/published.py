@@ -33,8 +33,7 @@ def from_pretrained(source: str | Path) -> Backpack:
             there = ', '.join(str(p.parent) for p in sorted(Path('out').glob('*/ckpt.pt')))
             raise UserError(f'no such file or folder: {source}; there is {there or "no run in out/ yet"}')
         path = download(str(source))
-    if (path / 'ckpt.pt').exists():
-        path = path / 'ckpt.pt'
+    path = path / 'ckpt.pt' if (path / 'ckpt.pt').exists() else path
     return from_published(path) if path.is_dir() else from_checkpoint(load_file(path), path)
 
 
@@ -117,7 +116,7 @@ def from_published(folder: Path) -> Backpack:
 
 
 def export(model: Backpack, folder: str | Path) -> None:
-    """Write a model in the format of stanfordnlp/backpack-gpt2, a Transformer in that of gpt2. UserError where
+    """Write a model in the format of stanfordnlp/backpack-gpt2, a Transformer in that of gpt2. UserError if
     the folder exists or cannot be made, and for a model that the published code cannot load.
     """
     c, folder = model.config, Path(folder)

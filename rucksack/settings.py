@@ -8,8 +8,6 @@ from pathlib import Path
 
 from rucksack.common import Parser, UserError, one_line
 
-MALFORMED = SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError  # what ast raises
-
 
 def setting(default, meaning: str, low: float = 0, below: float = 1 << 31, of: tuple = ()):
     """A field of a dataclass of settings: its line of --help, and what a number or a text may be."""
@@ -44,7 +42,7 @@ def read_config(kind: type, path: str) -> dict:
             source = f'{path}, line {line.lineno}'
             (target,), value = line.targets, ast.literal_eval(line.value)
             lines.append((target.id, value, source))
-    except MALFORMED as error:
+    except Exception as error:  # SyntaxError, ValueError, AttributeError, RecursionError, MemoryError ..
         raise UserError(f'{source}: a config file holds lines key = value, plain values ({one_line(error)})')
     return {name: typed(kind, name, value, source) for name, value, source in lines}
 
@@ -68,9 +66,8 @@ def parse_settings(kind: type, prog: str, description: str, argv: list[str]) -> 
     for f in fields(kind):
         if (text := getattr(args, f.name)) is not None:
             value = text
-            if f.type is not str:
-                with suppress(*MALFORMED):  # stays text, which is then of the wrong type
-                    value = ast.literal_eval(text)
+            with suppress(Exception):  # what is no literal stays text, and so of the wrong type
+                value = text if f.type is str else ast.literal_eval(text)
             values[f.name] = typed(kind, f.name, value, 'command line')
             flags.append(f'--{f.name}={text}')
     return values, args.configs, flags

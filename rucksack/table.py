@@ -1,10 +1,10 @@
 """What is printed and what it is about: a table of rows, and a model with its tokenizer on a device."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 import tiktoken
@@ -23,7 +23,6 @@ class Missing(UserError):
 @dataclass
 class Table:
     """Rows under columns, name -> format: a format specification, or a function from a value to its text.
-
     Text stands as it is; None, infinity and NaN print as -. The first column and those of format '<' or of a
     function are left-aligned. With clip, columns beyond the terminal's width are not printed.
     """
@@ -35,12 +34,13 @@ class Table:
     clip: bool = False
 
     def __post_init__(self) -> None:
-        self.rows = [[None if type(x) is float and not math.isfinite(x) else x for x in row]
-                     for row in self.rows]
+        self.rows = [[x if type(x) is not float or isfinite(x) else None for x in row] for row in self.rows]
 
     def __str__(self) -> str:
-        specs, text = list(self.columns.values()), ['', self.title]
-        lines = [list(self.columns), *(list(map(as_text, row, specs)) for row in self.rows)]
+        specs, lines, text = list(self.columns.values()), [list(self.columns)], ['', self.title]
+        put = [spec if callable(spec) else f'{{:{spec.strip("<")}}}'.format for spec in specs]
+        for row in self.rows:
+            lines.append(['-' if x is None else x if isinstance(x, str) else f(x) for x, f in zip(row, put)])
         widths = [max(map(len, column)) for column in zip(*lines)]
         while self.clip and sum(widths) + 2 * len(widths) - 2 > shutil.get_terminal_size((110, 24)).columns:
             widths.pop()
@@ -49,13 +49,6 @@ class Table:
             cells = [f'{cell:{side}{width}}' for cell, side, width in zip(line, sides, widths)]
             text.append('  '.join(cells).rstrip())
         return printable('\n'.join(text + self.notes))
-
-
-def as_text(x, spec: str | Callable) -> str:
-    """A value in the format of its column."""
-    if x is None or isinstance(x, str):
-        return '-' if x is None else x
-    return spec(x) if callable(spec) else format(x, spec.replace('<', ''))
 
 
 def write_json(path: Path, models: list[str], tables: dict[str, Table]) -> None:
@@ -88,8 +81,8 @@ class Subject:
     def about(self) -> str:
         """A line that describes the model."""
         c = self.model.config
-        return printable(f'{self}: {c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, '
-                         f'{c.n_vocab:,} ids')
+        shape = f'{c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, {c.n_vocab:,} ids'
+        return printable(f'{self}: {shape}')
 
 
 def load(name: str | None, device: str) -> Subject:

@@ -61,7 +61,6 @@ def at_change(n: int, act) -> None:
     count, changes = itertools.count(1), ('os.rename', 'os.remove', 'os.link', 'os.mkdir')
 
     def hook(event: str, args: tuple) -> None:
-        """Count what opens a file to write, links, renames or removes one, or makes a folder."""
         writes = event == 'open' and (args[2] or 0) & (os.O_WRONLY | os.O_RDWR)
         if (writes or event in changes) and 'out/' in str(args[0]) and next(count) == n:
             act()
@@ -102,15 +101,17 @@ def finish_run(run: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_before_any_change_of_a_file_resumes_to_the_same_bits(tiny):
+@pytest.mark.parametrize('rate', [0.01, 0.2])  # each evaluation is the best so far; the first one is
+def test_a_run_killed_before_any_change_of_a_file_resumes_to_the_same_bits(rate, tiny):
     """For every n: killed right before its n-th open, link, rename or removal."""
-    train.main([*RUN, '--out_dir=out/whole'])
+    run = [*RUN, f'--learning_rate={rate}']
+    train.main([*run, '--out_dir=out/whole'])
     for n in itertools.count(1):
         die = partial(at_change, n, partial(signal.raise_signal, signal.SIGKILL))
-        if (code := finish(start(*RUN, prepared=die))) == 0:
+        if (code := finish(start(*run, prepared=die))) == 0:
             break
         assert code == -signal.SIGKILL
-        finish_run(RUN)
+        finish_run(run)
         shutil.rmtree('out/run')
     assert n > 25
 
@@ -179,9 +180,6 @@ def test_a_damaged_checkpoint_is_found_and_the_other_one_offered(tiny, capsys):
             found += 1
             assert f'{path} is damaged' in str(error) and f'cp out/run/previous.pt {path}' in str(error)
     assert found > 30
-    path.write_bytes(damaged[0])
-    for script, argv in ((sample, []), (eval, ['loss']), (train, RESUME)):
-        assert f'{path} is damaged' in error_of(script, capsys, *argv)
     path.unlink()
     assert f'cp out/run/previous.pt {path}' in error_of(train, capsys, *RESUME)
     shutil.copy('out/run/previous.pt', path)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from conftest import SMALL, error_of, make_data
 
-import prepare
 import train
 from rucksack.data import TokenDataset, inputs_of, read_meta, texts_of_step
 from rucksack.toy import toy_tokenizer
@@ -51,10 +50,9 @@ TOY = toy_tokenizer([''])
     {'tokenizer': {**TOY, 'pieces': [['x']]}}, {'tokenizer': {**TOY, 'pieces': 3}}, {'tokens': [800, 200]},
     {'tokens': {'train': 8e2, 'val': 200}}, {'tokens': {'train': 800}}, {'sha256': {'train': 'x', 'val': 3}}])
 def test_a_damaged_meta_is_one_line(change, tiny, capsys):
-    """Wrong types, absurd sizes and unknown tokenizers: train and prepare say the same."""
+    """Wrong types, absurd sizes and unknown tokenizers are refused before a run begins."""
     make_data([1] * 800, [1] * 200, **change)
-    for script, argv in ((train, SMALL), (prepare, ['tiny', '--check'])):
-        assert 'data/tiny/meta.json is damaged; run python prepare.py' in error_of(script, capsys, *argv)
+    assert 'data/tiny/meta.json is damaged; run python prepare.py tiny' in error_of(train, capsys, *SMALL)
 
 
 def test_a_bin_that_does_not_fit_is_one_line(tiny, capsys):

@@ -17,14 +17,14 @@ say, error_of = partial(conftest.say, tables), partial(conftest.error_of, tables
 
 @pytest.fixture
 def pair(tmp_path, monkeypatch):
-    """The working directory of the test, with a Backpack, its Transformer, a Backpack of two senses, data."""
+    """The working directory of the test, with a Backpack, its Transformer, other Backpacks, and data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(words, 'NOUNS', ['nurse', 'table'])
     monkeypatch.setattr(timing, 'alternate', lambda works, *_: [(1.0, 2.0, 9.0), (1.0, 1.0, 4.0)])
-    for name, k in (('run', 4), ('run_gpt', 0), ('run_2', 2)):
+    for name, k in (('run', 4), ('run_gpt', 0), ('run_2', 2), ('run_8', 8)):
         s = toy_subject(k, block_size=128)
-        run = dict(dataset='tiny', batch_size=3, gradient_accumulation_steps=2, block_size=8)
-        save(f'out/{name}', s.model, **run)
+        run = dict(batch_size=3, gradient_accumulation_steps=2, block_size=8)
+        save(f'out/{name}', s.model, dataset='other' if k == 8 else 'tiny', **run)
     conftest.make_data([0], s.encode(WORDS) * 9, tokenizer=s.model.tokenizer, vocab_size=s.encoding.n_vocab)
     write_benchmarks(Path('bench'))
 

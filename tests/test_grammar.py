@@ -20,8 +20,7 @@ replaced, bag = partial(grammar.parse_replacement, encoding=TOY), partial(gramma
 
 
 def test_word_senses_are_parsed():
-    """WORD:SENSES takes numbers, ranges, * for every word, and A/B for the sense that separates most, for or
-    against; a word goes by the id it has at the start of a text too."""
+    """WORD:SENSES takes numbers, ranges, * for every word, and A/B for the sense that separates most."""
     assert grammar.word_forms(TOY, 'nurse') == [NURSE] and len(grammar.word_forms(TOY, 'The')) == 2
     for given, chosen in (('2', [2]), ('0,2', [0, 2]), ('0-2', [0, 1, 2]), (' 2, 0-1', [2, 0, 1])):
         assert senses_of(f'nurse:{given}')[:2] == ([NURSE], chosen)
@@ -33,8 +32,7 @@ def test_word_senses_are_parsed():
 
 
 def test_edits_and_bags_are_parsed():
-    """WORD:SENSES=F; "WORD: OLD -> NEW"; a row of Table 11 by number or as four numbers; bags with commas, +
-    or spaces between words, or a topic of Table 10 by name: each id once, and every piece of a word."""
+    """Factors, replacements, strengths of a row or four numbers, and bags by words or by topic."""
     assert parse_factor('nurse:1-2=0.5') == ('nurse:1-2', 0.5) and parse_factor('*:she/he=-2')[1] == -2
     assert replaced('nurse: Apple -> HP') == replaced('nurse:Apple->HP') == ([NURSE], APPLE, HP)
     assert parse_strength('3') == (3.3, 3.3, 3, 1) and parse_strength('2,1.5,1,.5') == (2, 1.5, 1, 0.5)

@@ -21,8 +21,7 @@ def imports(tree: ast.AST, inside: bool = False) -> set[str]:
 
 
 def test_who_imports_whom():
-    """No file imports a script; model.py nothing of ours and common, settings and toy no torch, until a
-    function is called; and there is no circle."""
+    """No file imports a script, model.py none of ours, common, settings and toy no torch; no circle."""
     graph = {name: imports(tree) & FILES.keys() for name, tree in TREES.items()}
     assert not graph['model'] and not {'train', 'sample', 'prepare', 'eval'} & set().union(
         *(imports(tree, inside=True) for tree in TREES.values()))
@@ -32,7 +31,7 @@ def test_who_imports_whom():
 
 
 def test_files_are_short_and_say_what_they_hold():
-    """Files, and all of them, and lines have their limits; files, public functions and classes docstrings."""
+    """Files and lines keep to their limits, and files, public functions and classes have docstrings."""
     for name, tree in TREES.items():
         lines = FILES[name].splitlines()
         assert len(lines) <= LIMITS.get(name, 250) and max(map(len, lines), default=0) <= 110, name

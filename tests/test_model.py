@@ -76,19 +76,6 @@ def test_alpha_rows_are_the_causal_distributions_of_eq_12():
     assert (alpha.triu(1) == 0).all() and (alpha.tril() > 0).sum() == 2 * 3 * 55
 
 
-def test_the_sense_network_is_the_one_of_appendix_a1():
-    """C = MLP2(LN2(r + MLP(LN1(r)))) with r = x + LN0(x), written out from the weights."""
-    model = lively()
-    net, x = model.sense_network, model.wte.weight[7]
-    def mlp(m, v):
-        return m.c_proj.weight @ F.gelu(m.c_fc.weight @ v + m.c_fc.bias, approximate='tanh') + m.c_proj.bias
-    def ln(m, v):
-        return (v - v.mean()) / (v.var(unbiased=False) + 1e-5).sqrt() * m.weight + m.bias
-    r = x + ln(net.ln_0, x)
-    expected = mlp(net.final_mlp, ln(net.ln_2, r + mlp(net.mlp, ln(net.ln_1, r))))
-    assert_close(model.senses(torch.tensor(7)).flatten(), expected)
-
-
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_a_later_token_changes_nothing_earlier(n_sense):
     """Logits up to a position are bit-identical whatever follows, in the Backpack and the Transformer."""
@@ -98,7 +85,7 @@ def test_a_later_token_changes_nothing_earlier(n_sense):
 
 
 def test_logits_are_linear_in_senses_that_know_no_context():
-    """Logits under 2 A - 3 B are 2 logits(A) - 3 logits(B); an id has the same senses wherever it stands."""
+    """Logits under 2 A - 3 B are 2 logits(A) - 3 logits(B), and an id has the same senses wherever it is."""
     model, idx, (A, B) = lively(), text(), torch.randn(2, 2, 10, 3, 24).double()
     assert_close(model(idx, C=2 * A - 3 * B), 2 * model(idx, C=A) - 3 * model(idx, C=B))
     assert_close(model.senses(idx), model.senses(torch.arange(40))[idx])
@@ -118,8 +105,8 @@ def test_parameter_counts(size, n_sense, hidden, total, contextual):
 
 @pytest.mark.parametrize('n_sense', [0, 1, 16])
 def test_a_model_starts_as_gpt2_and_knows_nothing(n_sense):
-    """Matrices have deviation 0.02, residual projections that over sqrt(2 n_layer), biases 0, gains 1; the
-    loss is ln V within 0.2; AdamW decays matrices, nothing else, and has each parameter once."""
+    """Its loss is ln V within 0.2; matrices have deviation 0.02, residual projections that over
+    sqrt(2 n_layer); AdamW decays matrices, nothing else, and has each parameter once."""
     torch.manual_seed(0)
     model, idx = Backpack(Config(64, 5000, n_layer=8, n_head=4, n_embd=64, n_sense=n_sense)), text(64, 4)
     assert abs(model(idx, idx.roll(1)).item() - math.log(5000)) < 0.2
@@ -156,8 +143,7 @@ def test_forward_is_the_five_equations(seed):
 
 @pytest.mark.parametrize('seed', range(6))
 def test_the_loss_is_the_cross_entropy_of_the_logits(seed, monkeypatch):
-    """Made of some logits at a time, and with the senses of distinct ids, loss and gradients are those of
-    the plain form; positions without a target count nothing; without gradients the loss is the same."""
+    """In values and gradients, when some logits are made at a time, or the senses of distinct ids."""
     monkeypatch.setattr(model_py, 'LOGITS_IN_MEMORY', 40 * 9)  # 9 positions at a time
     idx = TEXTS[seed]
     targets = idx.roll(1, 1).where(torch.rand(idx.shape) < 0.8, -1)
@@ -174,8 +160,7 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(seed, monkeypatch):
 
 @pytest.mark.parametrize('size', [1, 3, 4, 10, 128])
 def test_a_sum_in_blocks_is_the_sum(size):
-    """Blocks of any size give the values and gradients of weighted_sum(causal_softmax(..), C), for the last
-    positions of a text too."""
+    """Blocks of any size have the values and gradients of weighted_sum(causal_softmax(..), C)."""
     for T, S in ((10, 10), (1, 7), (4, 9)):
         inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True)  # query, key and C
                   for shape in ((2, 3, T, 8), (2, 3, S, 8), (2, S, 3, 24))]
@@ -197,8 +182,7 @@ def uncached(model: Backpack, idx: Tensor, n: int, edit) -> Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize('name', ['none', 'factor', 'both'])
 def test_the_cache_changes_no_logit_and_no_text(name):
-    """Read token by token with a cache, a batch of texts has the vectors o of being read whole, to 1e-4 in
-    float32; greedy text is that of the uncached loop far beyond block_size."""
+    """Token by token, texts have the same vectors o to 1e-4 and the same greedy continuation."""
     model, gpt, whole, cache = lively(2).float(), lively(2, n_sense=0), text(12, 3), Cache(12)
     boost = topic(model, affinity(model, [3, 5, 8]), (3.0, 2.5, 2.0, 1.0))
     edit = {'none': None, 'factor': scale_senses(list(range(20)), [0, 2], 0.3),
@@ -253,8 +237,7 @@ def test_generation_ends_once_every_text_has_had_the_stop():
 
 
 def test_temperature_zero_is_argmax():
-    """At temperature 0, at one too small for float32, and with top_k = 1 each id is the argmax of the logits;
-    else it is drawn from softmax(logits / temperature), over the top_k likeliest."""
+    """So are tiny ones and top_k = 1; else softmax(logits / temperature) is drawn, of the top_k likeliest."""
     model, logits = lively().float(), torch.tensor([[1.0, 3.0, -2.0, 2.5]])
     for options in ({'temperature': 0}, {'temperature': 1e-300}, {'top_k': 1}):
         out = model.generate(text(4), 6, **options)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, VOCABULARY, error_of, say
 from test_model import lively
-from test_sample import World, as_transformer
+from test_sample import World
 from torch.testing import assert_close
 
 import sample
@@ -47,12 +47,11 @@ def title_of(dom: str) -> str:
 
 
 def check_table(world: World, dom: str, *edits: tuple, within: float = 1e-5) -> None:
-    """A page has the ten likeliest words after edits (ids, senses, factor), likeliest first, and PyTorch's
-    probabilities before them and now."""
-    body = re.search('<tbody>(.*?)</tbody>', dom, re.DOTALL)[1]
+    """A page has the ten likeliest words after edits, in order, and PyTorch's probabilities of them."""
     row = r'<bdi class="">(.*?)</bdi></th><td>.*?value="(.*?)".*?value="(.*?)">(?:&lt;)?([\d.]+)%'
-    rows, labels = re.findall(row, body), {label(world.encoding, v): v for v in range(len(world.E))}
+    rows = re.findall(row, re.search('<tbody>(.*?)</tbody>', dom, re.DOTALL)[1])
     before, now = world.probs(), world.probs(*(scale_senses(*edit) for edit in edits))
+    labels = {label(world.encoding, v): v for v in range(len(world.E))}
     ids = [labels[html.unescape(row[0])] for row in rows]
     assert len(ids) == 10 and now[ids].tolist() == pytest.approx(now.topk(10).values.tolist(), abs=within)
     for column, expected, error in ((1, before[ids], 0), (2, now[ids], 0), (3, 100 * now[ids], 0.1)):
@@ -62,15 +61,14 @@ def check_table(world: World, dom: str, *edits: tuple, within: float = 1e-5) -> 
 @torch.no_grad()
 @pytest.mark.parametrize('columns', [34, 2, 10, 33])
 def test_a_linearized_prediction_is_the_model_under_edits(columns):
-    """For any weights its probabilities are the model's under scale_senses for each word and sense; with fewer
-    columns than words they are at weight 1, and so are their derivatives."""
+    """It is so at any weights; with fewer columns than words at weight 1, and in its derivatives there."""
     model, idx = lively(n_vocab=34), torch.tensor([[3, 7, 3, 11, 20, 7]])  # U = 4 words, two of them twice
     p, every = LinearizedPrediction(model, idx[0].tolist(), columns), columns == 34
     assert p.parts.shape == (4, 3, columns) and len(p.next) == (34 if every else columns - columns // 2)
     def here(w):
         return (p.base + torch.einsum('ul,ulv->v', w - 1, p.parts)).softmax(-1)[:len(p.next)]
     def exact(w):
-        edits = [scale_senses([v], [l], w[u, l].item()) for u, v in enumerate(p.ids.tolist()) for l in range(3)]
+        edits = [scale_senses([v], [l], w[u, l].item()) for u, v in enumerate(p.ids) for l in range(3)]
         return model(idx, C=edited(model, idx, compose(edits)))[0, -1, :34].softmax(-1)[p.next]
     for w in 2 * torch.rand(6, 4, 3).double() if every else torch.ones(1, 4, 3).double():
         assert_close(here(w), exact(w), rtol=1e-10, atol=0)
@@ -79,20 +77,29 @@ def test_a_linearized_prediction_is_the_model_under_edits(columns):
 
 
 @in_browser
-@pytest.mark.parametrize('weights', [
-    {('nurse', 0): 0.0, ('nurse', 1): 0.25, ('room', 15): 1.5}, pytest.param({}, marks=pytest.mark.slow)])
-def test_a_link_turns_senses_off(out, capsys, weights):
-    """The fragment #WORD:SENSE=WEIGHT gives the ten probabilities of PyTorch under the same edit."""
-    world, fragment = World(), '&'.join(f'{word}:{l}={w}' for (word, l), w in weights.items())
-    dom = browse(make(capsys), f'#{fragment}')
+@pytest.mark.parametrize('prompt, weights', [(sample.PROMPT, {('nurse', 0): 0.0, ('room', 15): 1.5}), *(
+    pytest.param(prompt, {}, marks=pytest.mark.slow) for prompt in (
+        '<script>document.body.innerHTML = "gone"</script> the nurse', '</script><b>"&amp;\' the </b>',
+        'שלום the עליכם nurse', 'nurse 🙂👩‍⚕️ said', 'the\n\n  nurse\tsaid \u202e\x01 x DATA $&', '',
+        'The nurse said that she left. ' * 11 + 'nurse'))])
+def test_a_link_turns_senses_off_and_text_stays_text(out, capsys, prompt, weights):
+    """#WORD:SENSE=WEIGHT gives PyTorch's prediction; prompts and model names are no markup."""
+    Path('x<').mkdir()
+    Path('x</script>.pt').symlink_to(Path('out/toy/ckpt.pt').resolve())
+    world, page = World(prompt=prompt), make(capsys, '--start', prompt, '--from', 'x</script>.pt')
+    dom = browse(page, '#' + '&'.join(f'{word}:{l}={w}' for (word, l), w in weights.items()), """
+        document.title = JSON.stringify([document.querySelectorAll('script').length,
+          [...document.querySelectorAll('#prompt bdi')].slice(0, -1).map(b => b.textContent).join('')]);""")
     check_table(world, dom, *(([world.id(word)], [l], w) for (word, l), w in weights.items()))
+    assert json.loads(title_of(dom)) == [3, world.encoding.decode(world.ids)]
+    assert '<p>Backpack x&lt;/script&gt;.pt: ' in dom and '<b>' not in dom
+    assert ('The prompt has 78 tokens; the model reads the last 64.' in dom) == (len(prompt) > 300)
 
 
 @in_browser
 @pytest.mark.slow
 def test_a_slider_moves_the_prediction_and_the_link(out, capsys):
-    """Sliders moved by hand give PyTorch's edit, and the link that they make gives it again, whatever the words;
-    what a link asks for that is not there is named; buttons turn senses off and on, and all back."""
+    """Sliders, their link and buttons give PyTorch's edit; what a link asks for in vain is named."""
     prompt = '& = % : # + / é the nurse said the nurse'
     page, world = make(capsys, '--start', prompt), World(prompt=prompt)
     script = """columns.forEach((column, j) => { column.click();
@@ -107,32 +114,14 @@ def test_a_slider_moves_the_prediction_and_the_link(out, capsys):
     check_table(world, again, *edits)
     assert f'left out: {" ".join(bad)}<' in again and title_of(dom).count('&') == len(edits) - 1
     off = """document.querySelector('[aria-label="Turn sense 0 of nurse off"]').click();"""
-    for script, factors in ((off, [0.0]), (off + off, []), ("$('reset').click();", [])):
-        check_table(world, browse(page, '#nurse:0=0.37', script), *(([world.id('nurse')], [0], f) for f in factors))
-
-
-@in_browser
-@pytest.mark.slow
-@pytest.mark.parametrize('prompt', [
-    '<script>document.body.innerHTML = "gone"</script> the nurse', '</script><b>"&amp;\' the </b>', 'nurse',
-    'שלום the עליכם nurse', 'nurse 🙂👩‍⚕️ said', 'the\n\n  nurse\tsaid \u202e\x01 x DATA $&'])
-def test_a_prompt_and_the_name_of_a_model_stay_text(out, capsys, prompt):
-    """Markup, quotes, emoji and right-to-left text appear character for character, and as such alone."""
-    Path('x<').mkdir()
-    Path('x</script>.pt').symlink_to(Path('out/toy/ckpt.pt').resolve())
-    page = make(capsys, '--start', prompt, '--from', 'x</script>.pt')
-    dom = browse(page, '', """document.title = JSON.stringify([
-        [...document.querySelectorAll('#prompt bdi')].slice(0, -1).map(b => b.textContent).join(''),
-        document.querySelectorAll('script').length, document.querySelectorAll('#prompt b').length]);""")
-    assert json.loads(title_of(dom)) == [prompt, 3, 0] and '<p>Backpack x&lt;/script&gt;.pt: ' in dom
-    check_table(World(prompt=prompt), dom)
+    for script, ids in ((off, [world.id('nurse')]), (off + off, []), ("$('reset').click();", [])):
+        check_table(world, browse(page, '#nurse:0=0.37', script), (ids, [0], 0.0))
 
 
 @in_browser
 @pytest.mark.slow
 def test_cards_read_the_senses_of_words(out, capsys):
-    """A card has the words that a sense raises and lowers most with the model's scores, of a word of the prompt
-    (then of the two words compared too) and of one looked up, in any case; one not there is named."""
+    """They have the words that each sense raises and lowers most, of the prompt's words and of others."""
     world, page = World(), make(capsys)
     for word, compared in (('nurse', 2), ('farmer', 0)):
         script = LOOK % 'zebra' + 'document.title = $("found").textContent;' + LOOK % word.upper()
@@ -153,8 +142,7 @@ def test_cards_read_the_senses_of_words(out, capsys):
 @in_browser
 @pytest.mark.slow
 def test_colours_add_up_to_the_odds(out, capsys):
-    """The effects of all words on one word above another add up to the difference of their logits, for any
-    pair; everything has a name for a screen reader, and nothing is fetched."""
+    """Effects add up to the log odds of a pair; every control has a name; nothing is fetched."""
     page, world = make(capsys), World()
     dom = browse(page, '#nurse:0=0.5', """for (const [id, name] of [['a', 'she'], ['b', 'they']]) {
         $(id).value = [...$(id).options].find(o => o.text === name).value;
@@ -173,26 +161,17 @@ def test_colours_add_up_to_the_odds(out, capsys):
 
 @in_browser
 @pytest.mark.slow
-@pytest.mark.parametrize('prompt', ['The nurse said that she left. ' * 11 + 'nurse', ''])
-def test_a_long_prompt_is_cropped_and_an_empty_one_is_a_page_too(prompt, out, capsys):
-    """The page of a prompt longer than the block is of its end, and says so."""
-    dom = browse(make(capsys, '--start', prompt))
-    check_table(World(prompt=prompt), dom)
-    assert ('The prompt has 78 tokens; the model reads the last 64.' in dom) == bool(prompt)
-
-
-@in_browser
-@pytest.mark.slow
-def test_pictures_of_the_page(out, capsys, tmp_path):
+@pytest.mark.parametrize('name, size, light', [
+    ('page', (1280, 760), 1), ('phone', (500, 900), 1), ('dark', (1280, 760), 0)])
+def test_pictures_of_the_page(out, capsys, tmp_path, name, size, light):
     """The page is drawn wide and on a phone, light and dark: into the folder SCREENSHOTS, where it is set."""
-    folder = ROOT / os.environ.get('SCREENSHOTS', tmp_path)
-    for name, size, dark in (('page', (1280, 760), 1), ('phone', (500, 900), 1), ('dark', (1280, 760), 0)):
-        flags = (f'--screenshot={folder}/{name}.png', '--window-size={},{}'.format(*size), '--hide-scrollbars',
-                 f'--blink-settings=preferredColorScheme={dark}')
-        browse(make(capsys), '#nurse:0=0&nurse:1=0.4', flags=flags)
-        data = (folder / f'{name}.png').read_bytes()
-        assert data[:4] == b'\x89PNG' and len(data) > 30_000
-        assert tuple(int.from_bytes(data[i:i + 4]) for i in (16, 20)) == size
+    file = ROOT / os.environ.get('SCREENSHOTS', tmp_path) / f'{name}.png'
+    browse(make(capsys), '#nurse:0=0&nurse:1=0.4', flags=(
+        f'--screenshot={file}', '--hide-scrollbars', '--window-size={},{}'.format(*size),
+        f'--blink-settings=preferredColorScheme={light}'))
+    data = file.read_bytes()
+    assert data[:4] == b'\x89PNG' and len(data) > 30_000
+    assert tuple(int.from_bytes(data[i:i + 4]) for i in (16, 20)) == size
 
 
 @in_browser
@@ -201,8 +180,7 @@ def test_pictures_of_the_page(out, capsys, tmp_path):
 @pytest.mark.parametrize('prompt, groups', [('one', False), ('one two three', True), (' '.join(
     f'{a} {b}' for a in 'red green blue white black'.split() for b in range(30)), True)])
 def test_a_page_of_a_large_vocabulary_is_small(prompt, groups, out, capsys):
-    """With 50,257 ids a page stays below 5 MB and says how many have a column each, and in how many groups
-    the others are; at weight 1 it is PyTorch's, and without groups at any weight."""
+    """It is below 5 MB, says how many ids are in groups, and is PyTorch's at weight 1."""
     torch.manual_seed(0)
     model = Backpack(Config(64, 50304, 50257, n_layer=1, n_head=2, n_embd=32, n_sense=8))
     for p in model.parameters():
@@ -210,8 +188,8 @@ def test_a_page_of_a_large_vocabulary_is_small(prompt, groups, out, capsys):
     torch.save({'model': model.state_dict(), 'model_config': vars(model.config), 'settings': {},
                 'tokenizer': {'name': 'gpt2'}}, 'large.pt')
     told = say(sample, capsys, '--html=page.html', '--start', prompt, '--from=large.pt', '--show=dragon')
-    n, others = re.search(r'adds to ([\d,]+) words(?: and to the other (\S+) in \d+ groups)?; ', told).groups()
-    assert int(n.replace(',', '')) + int((others or '0').replace(',', '')) == 50257 and bool(others) == groups
+    sizes = re.search(r'to ([\d,]+) words(?: and to the other ([\d,]+) in \d+ groups)?; ', told).groups('0')
+    assert sum(int(size.replace(',', '')) for size in sizes) == 50257 and (sizes[1] != '0') == groups
     world, page = World('large.pt', prompt), Path('page.html').resolve()
     assert page.stat().st_size < 5_000_000 and ('approximate' in told) == groups
     check_table(world, browse(page))
@@ -221,21 +199,8 @@ def test_a_page_of_a_large_vocabulary_is_small(prompt, groups, out, capsys):
     assert 'aria-live="polite">dragon<' in dom
 
 
-@pytest.mark.parametrize('argv, message', [
-    ('none/page.html', 'ends in .html, in a folder that exists'), ('out/toy/ckpt.pt', 'ends in .html'),
-    ('x.html --senses-off nurse:1', '--html goes with nothing but --show'), ('x.html --export y', 'no edits'),
-    ('x.html --show zebra', "'zebra'"), ('x.html --start FILE:none', 'none'),
-    ('x.html --from gpt.pt', 'no senses')])
-def test_a_page_that_cannot_be_made_is_one_line(argv, message, out, capsys):
-    """Exit code 2, one line, and no file."""
-    as_transformer('gpt.pt')
-    assert message in error_of(sample, capsys, '--html', *argv.split(), printed=2)
-    assert sorted(path.name for path in Path().iterdir()) == ['gpt.pt', 'out']
-
-
 def test_a_page_is_replaced_whole_or_not_at_all(out, capsys, monkeypatch):
-    """When the disk fills up while a page is written, the one that was there stays; and who has it open when
-    another takes its place reads on in the old one."""
+    """If the disk is full the one that was there stays; who has a page open reads on in the old one."""
     first = make(capsys, '--start', 'nurse').read_bytes()
     with open('page.html', 'rb') as old:
         before = make(capsys).read_bytes()

@@ -40,7 +40,8 @@ def test_losses_are_drawn_where_the_log_has_them(tmp_path, monkeypatch):
     rows = plot([], flags(runs=['<b>&"', 'gpt'], out='loss.svg')).rows
     lines, text = lines_of('loss.svg'), Path('loss.svg').read_text()
     assert rows == [['Backpack <b>&"', 128 / 1e6, 4.1, 4.1], ['Transformer gpt', 500 / 1e6, 3.0, 3.0]]
-    assert [*lines] == [row[0] for row in rows] and text.count('stroke-dasharray') == 3
+    assert [*lines] == [row[0] for row in rows]
+    assert re.findall(r'dasharray.*\n<text.*>(.*)<', text) == ['Transformer gpt']
     x, y = np.concatenate([*lines.values()]).T
     assert slope([0, 128, 64, 500], x) > 0 > slope([math.log(loss) for loss in (6.7, 4.1, 5.5, 3)], y)
     assert (min(x), max(x), min(y), max(y)) == (70, 570, 50, 400) and not re.search('href|src|url', text)

@@ -42,7 +42,7 @@ def written(folder: Path, settings: dict, state: dict) -> Path:
 
 
 def published_logits(settings: dict, w: dict, idx: torch.Tensor) -> torch.Tensor:
-    """The published architecture written out from a published file's own weights: logits (B, T, V)."""
+    """The published architecture, its sense network that of A.1, written out from a file's own weights."""
     def conv1d(x, name):
         return x @ w[f'{name}.weight'] + w[f'{name}.bias']
     def ln(x, name):
@@ -79,8 +79,7 @@ def published_logits(settings: dict, w: dict, idx: torch.Tensor) -> torch.Tensor
 @torch.no_grad()
 @pytest.mark.parametrize('name', [BACKPACK, GPT])
 def test_reference_outputs(name, tmp_path):
-    """Logits, alpha and senses equal those of the reference implementation to 1e-4; so do the logits of the
-    written-out architecture, and ours of a file without copies and "transformer.", with GPT-2's masks."""
+    """Our numbers, of a file with other keys too, and the written-out ones are the reference's to 1e-4."""
     (settings, state), expected = read(FIXTURES / name), np.load(FIXTURES / name / 'expected.npz')
     prefix, idx = 'backpack.gpt2_model.' * (name == BACKPACK), torch.from_numpy(expected['input_ids'])
     other = {key.removeprefix('transformer.'): w for key, w in state.items() if key != 'lm_head.weight'}
@@ -99,8 +98,7 @@ def test_reference_outputs(name, tmp_path):
     {}, {'n_embd': 40, 'n_head': 5, 'n_sense': 8}, {'n_layer': 5, 'n_sense': 1}, {'n_sense': 0},
     {'vocab_size': 43, 'n_vocab': 41}, {'n_sense': 0, 'n_layer': 1, 'n_embd': 30, 'n_head': 3}])
 def test_exported_weights_mean_the_same_in_the_published_format(changes, tmp_path):
-    """An exported file gives our logits in the written-out architecture; and, with attention scaled by
-    inverse_layer_idx or not, its logits in ours."""
+    """Written out they give our logits; with scores divided by the layer or not, we give theirs."""
     model, idx = lively(**changes).float(), text()
     export(model, tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
@@ -197,14 +195,13 @@ def hub(tmp_path):
 
 @pytest.mark.slow
 def test_a_hub_name_is_fetched_once_or_refused_in_one_line(hub, tmp_path):
-    """Weights come from the Hub, then without a network from the cache; without a network, an answer, such a
-    name, or weights there: exit code 2 within 40 seconds."""
+    """Without a network, an answer, such a name or weights an error takes 40 seconds at most."""
     def ask(name: str, endpoint: str) -> subprocess.CompletedProcess:  # which the client reads on import
         env = {'HF_ENDPOINT': endpoint, 'HF_HOME': f'{tmp_path}/hf', 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
         argv = [sys.executable, ROOT / 'sample.py', '--from', name, '--export', tmp_path / 'out']
         return subprocess.run(argv, capture_output=True, text=True, env=os.environ | env)
 
-    nowhere, fetched = 'http://127.0.0.1:9', 'cannot be fetched from the Hugging Face Hub'
+    nowhere, fetched = 'http://127.0.0.1:9', 'cannot be fetched'
     with socket.create_server(('127.0.0.1', 0)) as silent:
         for name, endpoint, why in (
                 ('owner/tiny', nowhere, fetched), ('owner/none', hub, fetched), ('owner/empty', hub, 'no '),

@@ -75,8 +75,7 @@ def as_transformer(path: str) -> None:
 
 
 def test_an_edit_shows_the_next_words_of_the_model_before_and_after(world, capsys):
-    """They have the model's probabilities, its senses edited by hand; flags take several values and repeat;
-    a word that is not there changes nothing; A/B is the sense that most separates two words."""
+    """They are those of senses edited by hand; A/B picks the sense that most separates A from B."""
     nurse, she, he = map(world.id, ('nurse', 'she', 'he'))
     best = (world.model.senses(torch.tensor(nurse)) @ (world.E[she] - world.E[he])).abs().argmax().item()
     for off, flags in (([3, 5], ['nurse:3,5']), ([3, 5], ['nurse:3', 'nurse:5']), ([], ['sheriff:0']),
@@ -90,8 +89,7 @@ def test_an_edit_shows_the_next_words_of_the_model_before_and_after(world, capsy
 
 
 def test_samples_are_those_of_generate(world, capsys):
-    """Each text is the one that generate draws with the seed, up to its end-of-text, before an edit and after
-    it; an empty prompt is the end-of-text."""
+    """They are drawn with the seed, up to end-of-text, before and after an edit."""
     eot, edit = world.encoding.eot_token, scale_senses(None, [1], 0.0)
     for idx, flags, titles in ((world.idx, ['--senses-off', '*:1'], {'before ': None, 'after ': edit}),
                                (torch.tensor([[eot]]), ['--start', ''], {'': None})):
@@ -113,8 +111,7 @@ def test_what_becomes_of_a_prompt_is_said(out, capsys):
 
 
 def test_without_from_the_newest_backpack_is_taken(out, capsys):
-    """The newest checkpoint in out/ that is a Backpack is used and named; without one the error names the
-    command that makes one, and for a name misspelled what is there."""
+    """Without one the error names the command that makes one, and for a misspelled name what is there."""
     assert 'no such file or folder: out/tou; there is out/toy' in error_of(sample, capsys, '--from=out/tou')
     for name, time in (('old', 3e9), ('new', 4e9), ('gpt', 5e9)):
         Path('out', name).mkdir()
@@ -126,8 +123,7 @@ def test_without_from_the_newest_backpack_is_taken(out, capsys):
 
 
 def test_what_looks_has_the_scores_of_senses(world, capsys):
-    """--show, --find, --similar, --weights and --sweep, in one command and under an edit, hold the words and
-    scores of Tables 1 and 3, section 6.2, Eq. 17, Eq. 13 and 14, Eq. 12 and Figure 3, written out."""
+    """The tables of --show, --find, --similar, --weights and --sweep are as written out here."""
     model, E, name_of = world.model, world.E, lambda v: shown(world.encoding, v)
     nurse, quick, she, he, music, guitar = map(world.id, 'nurse quick she he music guitar'.split())
     C, tables = model.senses(torch.arange(len(E))), {'show quick': [], 'show nurse:9,3': []}  # (V, k, d)
@@ -164,8 +160,7 @@ def test_what_looks_has_the_scores_of_senses(world, capsys):
 
 @pytest.mark.parametrize('what', [['she'], ['she', 'he'], []])
 def test_explain_has_terms_that_add_up(world, capsys, what):
-    """The 15 largest terms alpha * C . E, the rest and the total add up to the edited model's logit, of the
-    likeliest word by default, or to the difference of two; what is printed has the same numbers."""
+    """The largest alpha * C . E and the rest add up to a logit, or to a difference of two."""
     C = edited(world.model, world.idx, scale_senses([world.id('nurse')], [0, 1, 2, 3], 0.5))
     alpha, logits = world.model.alpha(world.idx)[0, :, -1].T, world.model(world.idx, C=C)[0, -1]
     a, *b = map(world.id, what) if what else [logits.argmax()]
@@ -182,8 +177,7 @@ def test_explain_has_terms_that_add_up(world, capsys, what):
 
 
 def test_all_edits_add_up_in_one_command(out, capsys):
-    """Senses off and scaled, * and ranges, replaced words and topics of several strengths compose to one
-    edit; texts after it are those that generate writes with it."""
+    """Senses off and scaled, replaced words and topics are one edit, and texts are written with it."""
     start = 'The MacBook is made by'
     world = World(prompt=start)
     model, eot = world.model, world.encoding.eot_token
@@ -218,19 +212,17 @@ def test_export_writes_what_from_reads(out, capsys):
     ('--sweep nurse', 'WORD:SENSES'), ('--weights median', "'median'"), ('--start FILE:nowhere', 'nowhere'),
     ('--temperature -1', 'float from 0'), ('--num-samples two', "'two'"), ('--frobnicate', '--help'),
     ('--device abacus', 'device abacus cannot be used'), ('--json x.json', '--json goes with'),
-    ('--show nurse --json x.pt', '.json'), ('--export out', 'exists'),
-    ('--export x --senses-off nurse:1', 'no edits')])
+    ('--show nurse --json x.pt', '.json'), ('--export out', 'exists'), ('--export x --topic music', 'no ed'),
+    ('--html none/x.html', 'in a folder that exists'), ('--html out/toy/ckpt.pt', 'ends in .html'),
+    ('--html x.html --senses-off nurse:1', '--html goes with nothing but --show'),
+    ('--html x.html --show zebra', "'zebra'"), ('--html x.html --start FILE:none', 'none'),
+    *((f'--from gpt.pt {flag}', 'gpt.pt is a Transformer and has no senses') for flag in (
+        '--senses-off nurse:1', '--senses-scale nurse:1=2', '--replace nurse:she->he', '--topic music',
+        '--show nurse', '--find she/he', '--similar nurse', '--explain', '--weights', '--sweep nurse:1',
+        '--html x.html'))])
 def test_a_bad_command_is_one_line(command, message, out, capsys):
-    """Exit code 2 and one line that names what was given and what is allowed; no half of an answer."""
-    assert message in error_of(sample, capsys, *command.split(), printed=1)
-    assert sorted(path.name for path in Path().iterdir()) == ['out']
-
-
-@pytest.mark.parametrize('flag', [
-    '--senses-off nurse:1', '--senses-scale nurse:1=2', '--replace nurse:she->he', '--topic music',
-    '--show nurse', '--find she/he', '--similar nurse', '--explain', '--weights', '--sweep nurse:1'])
-def test_a_transformer_has_no_senses(flag, out, capsys):
-    """Every flag that needs senses is refused for a Transformer; without one it writes text."""
+    """Exit code 2, and no half of an answer; a Transformer, which has no senses, writes text alone."""
     as_transformer('gpt.pt')
-    assert 'gpt.pt is a Transformer and has no' in error_of(sample, capsys, '--from', 'gpt.pt', *flag.split())
-    assert 'Transformer gpt.pt: ' in say(sample, capsys, '--from', 'gpt.pt', '--max-new-tokens', '3')
+    assert message in error_of(sample, capsys, *command.split(), printed=1)
+    assert sorted(path.name for path in Path().iterdir()) == ['gpt.pt', 'out']
+    assert 'Transformer gpt.pt: ' in say(sample, capsys, '--from', 'gpt.pt', '--max-new-tokens', '1')

@@ -36,8 +36,7 @@ def logits(model, edit) -> Tensor:
 
 @pytest.mark.parametrize('at_once', [1, 1000, 1 << 26])
 def test_scores_over_the_vocabulary_are_those_of_each_word(model, at_once, monkeypatch):
-    """Separation (section 6.2), affinity (Eq. 17) and similarity (Eq. 13) of all ids equal loops over ids and
-    senses, whatever fits into memory at once; padding rows are nobody's neighbour and no divisor."""
+    """Separation, affinity and similarity equal loops over ids and senses, without padding rows."""
     monkeypatch.setattr(senses, 'LOGITS_AT_ONCE', at_once)
     model.wte.weight[V:] *= 100
     E, C, bag = model.wte.weight, model.senses(torch.arange(V)), [2, 30]  # (V, d), (V, k, d)
@@ -53,8 +52,7 @@ def test_scores_over_the_vocabulary_are_those_of_each_word(model, at_once, monke
 
 @pytest.mark.parametrize('name', ['none', 'off', 'all', 'replace', 'topic'])
 def test_the_terms_of_an_explanation_add_up_to_the_logit(model, name):
-    """The sum of alpha * (C . E_w) over positions and senses is the logit of w, that of alpha * (C . (E_a -
-    E_b)) the difference of two, for every id and in a batch, with an edit and without."""
+    """The sum of alpha * (C . v) is a logit, or a difference of two, with and without an edit."""
     E, C = model.wte.weight, None if name == 'none' else edited(model, IDX, edits_of(model)[name])
     last = model(IDX, C=C)[:, -1]  # (B, V)
     for v, expected in (*zip(E, last.T, strict=True), (E[3] - E[8], last[:, 3] - last[:, 8])):
@@ -88,7 +86,7 @@ def test_edits_leave_weights_and_senses_as_they_were(model):
 
 
 def test_edits_of_different_words_commute(model):
-    """So do edits of the same word only if they are the same; compose applies them in the order given."""
+    """Edits of the same word do not, and are applied in the order given."""
     C, swap = model.senses(IDX), replace_word(model, [3, 4, 5], 7, 6)
     for one, commute in ((scale_senses([1, 2], [0], 0.3), True), (replace_word(model, [1, 2], 6, 7), True),
                          (replace_word(model, [3, 4, 5], 6, 7), False)):
@@ -108,8 +106,7 @@ def test_a_scaled_sense_is_scaled_where_its_word_stands(model):
 
 
 def test_a_replaced_word_loses_and_gains_what_section_63_says(model):
-    """A sense C loses C.r (1 - a.r/|a|^2) on r and gains C.r (1 - a.r/|r|^2) on a; a direction orthogonal to
-    both does not move, and neither does any other word."""
+    """It loses C.r (1 - a.r/|a|^2) on r and gains C.r (1 - a.r/|r|^2) on a; nothing else moves."""
     words, C, (r, a) = list(range(0, V, 2)), model.senses(IDX), model.wte.weight[5:7]
     moved, here = replace_word(model, words, 5, 6)(IDX, C), torch.isin(IDX, torch.tensor(words))
     assert here.any() and torch.equal(moved[~here], C[~here])
@@ -121,8 +118,7 @@ def test_a_replaced_word_loses_and_gains_what_section_63_says(model):
 
 
 def test_topic_control_is_the_loop_of_eq_15_to_20(model):
-    """delta by quantile over all senses, annealed by what was said, written out for each position and sense;
-    scores that equal a quantile count as above it; a sense of nothing scores 0."""
+    """delta by quantile (equal scores are above it), annealed by what was said, sense by sense."""
     weights = (3.3, 2.2, 1.5, 0.9)
     model.sense_network.final_mlp.c_proj.weight[:D] = model.sense_network.final_mlp.c_proj.bias[:D] = 0
     scores = affinity(model, [7, 8]).round(decimals=0)  # many are equal, to the quantiles too

@@ -1,5 +1,4 @@
 """Claims about the toy world, and the paper's about a model trained on it. With another seed and the numbers:
-
     TOY_SEED=2 TOY_STEPS=2000 TOY_TEXTS=400 python -m pytest -s tests/test_toy.py
 """
 
@@ -169,13 +168,13 @@ def test_pronouns_follow_the_odds_of_the_world(backpack):
     for noun, odds in world.ROLE_ODDS.items():
         she, he, _ = pronoun_probs(backpack, noun).mean(0).tolist()
         errors[noun] = abs(she / (she + he) - odds[0] / (odds[0] + odds[1]))
-    nurse, mean = errors['nurse'], sum(errors.values()) / 40
-    print(f'\nshare of she: off by {nurse:.3f} for nurse, {mean:.3f} on average, {max(errors.values()):.3f} at worst')
+    nurse, mean, worst = errors['nurse'], sum(errors.values()) / 40, max(errors.values())
+    print(f'\nshare of she: off by {nurse:.3f} for nurse, {mean:.3f} on average, {worst:.3f} at worst')
     assert nurse < 0.1 and mean < 0.1
 
 
 def test_one_sense_carries_the_bias_and_little_else(backpack):
-    """The sense that most separates she from he over the 16 most biased nouns, turned off for them, takes over
+    """The sense that most separates she from he over the 16 most biased nouns, off for them, takes more than
     half of their bias ratio, and moves the loss of all words but pronouns by less than 2%."""
     model, encoding = backpack
     she, he = word_id(encoding, 'she'), word_id(encoding, 'he')
@@ -224,7 +223,7 @@ def test_a_product_changes_its_maker(backpack):
                 flips.append((makers[logits[makers].argmax()] == ids[new]).item())
                 knows.append((makers[plain[makers].argmax()] == ids[old]).item())
     gain = torch.stack(gains).exp()
-    print(f'\n{len(gain)} edits: odds times {gain.median():.3g}, at the 5% quantile {gain.quantile(0.05):.3g}; '
+    print(f'\n{len(gain)} edits: odds times {gain.median():.3g}, 5% quantile {gain.quantile(0.05):.3g}; '
           f'{np.mean(knows):.1%} named the maker, {np.mean(flips):.1%} name the new one')
     assert gain.median() >= 10 and np.mean(flips) > 0.5
 
@@ -256,6 +255,6 @@ def test_topic_control_raises_the_share_of_the_topic(backpack):
             share[i, s], error[i, s] = hits.sum(), hits.std() * len(hits) ** 0.5
         print(f'\n{label:17}' + ''.join(f'{a:7.2%} {b:.2f}' for a, b in zip(share[i], loss[i])), end='')
     mean, spread = share.mean(0), error.square().sum(0).sqrt() / len(labels)  # (4,)
-    print('\nall: share, loss, error', *(f'{a:.2%} {b:.2f} {e:.2%};' for a, b, e in zip(mean, loss.mean(0), spread)))
+    print('\nall:', *(f'{a:.2%} +- {e:.2%}, loss {b:.2f};' for a, b, e in zip(mean, loss.mean(0), spread)))
     assert loss[:, 2].mean() < 1.05 * loss[:, 0].mean()
     assert mean[2] - mean[0] > 3 * spread[[0, 2]].norm()
