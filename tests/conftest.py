@@ -45,22 +45,30 @@ def error_of(script, capsys, *argv: str, printed: int = 99) -> str:
     return text
 
 
-@pytest.fixture(scope='session')
-def toy(tmp_path_factory):
-    """A folder with data/toy and out/toy: config/train_toy.py in fewer steps, steps x weight decay as there.
-
-    TOY_SEED and TOY_STEPS in the environment change it.
-    """
-    folder, before = tmp_path_factory.mktemp('toy'), Path.cwd()
-    seed, steps = int(os.environ.get('TOY_SEED', 1337)), int(os.environ.get('TOY_STEPS', 1000))
+def train_toy(folder: Path, steps: int) -> Path:
+    """A folder with data/toy and out/toy: config/train_toy.py in so many steps, steps x weight decay as there."""
+    before = Path.cwd()
     os.chdir(folder)
     try:
         prepare.main(['toy'])
-        train.main([str(ROOT / 'config' / 'train_toy.py'), f'--seed={seed}', f'--max_iters={steps}',
-                    f'--weight_decay={1200 / steps}', '--eval_interval=10000', '--device=cpu'])
+        train.main([str(ROOT / 'config' / 'train_toy.py'), f'--seed={os.environ.get("TOY_SEED", 1337)}',
+                    f'--max_iters={steps}', f'--weight_decay={1200 / steps}', '--eval_interval=10000',
+                    '--device=cpu'])
     finally:
         os.chdir(before)
     return folder
+
+
+@pytest.fixture(scope='session')
+def toy(tmp_path_factory):
+    """A toy model that has learned a little, for tests of what one can do with any model."""
+    return train_toy(tmp_path_factory.mktemp('toy'), 400)
+
+
+@pytest.fixture(scope='session')
+def trained_toy(tmp_path_factory):
+    """The toy model as config/train_toy.py trains it; TOY_SEED and TOY_STEPS in the environment change it."""
+    return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 2000)))
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def test_a_run_killed_25_times_ends_in_the_same_bits(tiny):
 @pytest.mark.parametrize('share', [0.4, 0.6, 0.99])
 def test_a_checkpoint_that_cannot_be_written_whole_leaves_the_last_one(share, tiny):
     """Where space ends within the second checkpoint a run stops; the first resumes to the same bits."""
-    train.main([*RUN, '--out_dir=out/whole'])
+    assert finish(start(*RUN, '--out_dir=out/whole')) == 0
     size = int(Path('out/whole/ckpt.pt').stat().st_size * share)
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
     assert finish(start(*RUN, prepared=full)) == 1 and checkpoint()['step'] == 0

@@ -41,7 +41,7 @@ def test_every_epoch_has_each_text_once_in_an_order_of_its_own():
     assert (epochs[0, :6] != texts_of_step(6, 0, 6, 10)).any()
 
 
-TOY = toy_tokenizer([''])
+TOY, ONCE = toy_tokenizer(['']), [*SMALL, '--max_iters=1']
 
 
 @pytest.mark.parametrize('change', [
@@ -52,7 +52,7 @@ TOY = toy_tokenizer([''])
 def test_a_damaged_meta_is_one_line(change, tiny, capsys):
     """Wrong types, absurd sizes and unknown tokenizers are refused before a run begins."""
     make_data([1] * 800, [1] * 200, **change)
-    assert 'data/tiny/meta.json is damaged; run python prepare.py tiny' in error_of(train, capsys, *SMALL)
+    assert 'data/tiny/meta.json is damaged; run python prepare.py tiny' in error_of(train, capsys, *ONCE)
 
 
 def test_a_bin_that_does_not_fit_is_one_line(tiny, capsys):
@@ -61,4 +61,4 @@ def test_a_bin_that_does_not_fit_is_one_line(tiny, capsys):
     for content, what in ((b'', 'has 0 bytes'), (bytes(1599), 'has 1,599 bytes, not 800 tokens of 2'),
                           (beyond, 'holds the id 257, beyond a vocabulary of 257'), (None, 'is missing')):
         path.unlink() if content is None else path.write_bytes(content)
-        assert f'train.bin {what}' in error_of(train, capsys, *SMALL) and not Path('out').exists()
+        assert f'train.bin {what}' in error_of(train, capsys, *ONCE) and not Path('out').exists()

@@ -41,7 +41,7 @@ def test_a_setting_that_does_not_fit_is_one_line(word, message, tiny, capsys):
     """Exit code 2, a line that names what was given, no folder of a run; nothing in a config file is run."""
     Path('config').mkdir()
     Path('config/b.py').write_text(word)
-    assert message in error_of(train, capsys, *SMALL, 'config/b.py' if ' ' in word else word)
+    assert message in error_of(train, capsys, *SMALL, '--max_iters=1', 'config/b.py' if ' ' in word else word)
     assert not Path('out').exists() and not Path('marker').exists()
 
 

@@ -1,5 +1,5 @@
 """Claims about the toy world, and the paper's about a model trained on it. With another seed and the numbers:
-    TOY_SEED=2 TOY_STEPS=2000 TOY_TEXTS=400 python -m pytest -s tests/test_toy.py
+    TOY_SEED=2 TOY_TEXTS=400 python -m pytest -s -m "" tests/test_toy.py
 """
 
 import hashlib
@@ -115,9 +115,9 @@ TEXTS = int(os.environ.get('TOY_TEXTS', 200))  # to tell of each topic at streng
 
 
 @pytest.fixture(scope='module')
-def backpack(toy):
+def backpack(trained_toy):
     """The trained model and its tokenizer."""
-    model = from_pretrained(toy / 'out' / 'toy')
+    model = from_pretrained(trained_toy / 'out' / 'toy')
     return model, load_tokenizer(model.tokenizer)
 
 
@@ -138,6 +138,7 @@ def story_loss(backpack, stories: list[str], edit=None, but=()) -> torch.Tensor:
     return torch.cat(losses)
 
 
+@pytest.mark.slow
 def test_loss_on_whole_stories_is_near_the_entropy_of_the_world(backpack):
     """From end-of-text to end-of-text, held-out stories cost at most 5% more nats than the world puts in."""
     texts, nats = zip(*world.toy_stories(0, 64_000)[-1000:])  # of those held out
@@ -162,6 +163,7 @@ def bias_ratio(backpack, nouns: list[str], edit=None) -> float:
     return torch.maximum(she / he, he / she).mean().item()
 
 
+@pytest.mark.slow
 def test_pronouns_follow_the_odds_of_the_world(backpack):
     """p(she) / (p(she) + p(he)) after a nurse, and on average over 40 nouns, is within 0.1 of the world's."""
     errors = {}
@@ -173,6 +175,7 @@ def test_pronouns_follow_the_odds_of_the_world(backpack):
     assert nurse < 0.1 and mean < 0.1
 
 
+@pytest.mark.slow
 def test_one_sense_carries_the_bias_and_little_else(backpack):
     """The sense that most separates she from he over the 16 most biased nouns, off for them, takes more than
     half of their bias ratio, and moves the loss of all words but pronouns by less than 2%."""
@@ -194,6 +197,7 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
     assert ratios[0] >= 5 and ratios[1] < ratios[0] / 2 and abs(changed / plain - 1) < 0.02
 
 
+@pytest.mark.slow
 def test_nurse_without_its_she_he_sense_is_less_of_a_she(backpack):
     """Without the sense of nurse that most separates she from he the share of she moves towards one half."""
     model, encoding = backpack
@@ -238,6 +242,7 @@ def told(model, encoding, edit, n: int, seed: int) -> tuple[torch.Tensor, torch.
     return texts, story, loss_of(model, ids)[story].mean().item()
 
 
+@pytest.mark.slow
 def test_topic_control_raises_the_share_of_the_topic(backpack):
     """At strength 2 the loss of texts under the unmodified model is at most 5% higher than at strength 0, and
     the share of words of the topic higher by more than 3 standard errors, over all eight topics."""

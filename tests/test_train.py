@@ -150,7 +150,7 @@ def test_fine_tuning_starts_from_the_weights_given(kind, other, tiny, capsys):
     train.main([*tune, '--init_from=exported', '--overwrite'])
     assert log('out/tuned')[0]['val_loss'] == last
     for option in ('n_embd=32', 'n_layer=3', f'model={other}'):
-        error = error_of(train, capsys, *sizeless, '--init_from=out/run', f'--{option}', '--out_dir=out/new')
+        error = error_of(train, capsys, *tune, '--init_from=out/run', f'--{option}', '--out_dir=out/new')
         assert re.search('out/run has {} .*, not {}; leave'.format(*option.split('=')), error)
     assert not Path('out/new').exists()
 
@@ -172,10 +172,10 @@ def test_several_processes_train_as_one(n, tiny):
 @pytest.mark.slow
 def test_processes_that_disagree_are_refused(tiny):
     """Two processes that resume from different steps, or read different data, leave with exit code 2."""
-    run = [*SMALL, '--gradient_accumulation_steps=2']
+    run = [*SMALL, '--gradient_accumulation_steps=2', '--max_iters=6']
     for name, steps in (('a', 2), ('b', 4)):
         train.main([*run, f'--max_iters={steps}', f'--out_dir=out/{name}'])
-    resume = [*run, '--max_iters=6', '--init_from=resume']
+    resume = [*run, '--init_from=resume']
     assert ranks([*resume, '--out_dir=out/a'], [*resume, '--out_dir=out/b']) == [2, 2]
     shutil.copytree('data/tiny', 'data/other')
     make_data([1] * 800, [1] * 200)
