@@ -26,8 +26,8 @@ SOURCES = {  # benchmark -> name on the Hub, config (None: all), split, columns;
     'LAMBADA': ('EleutherAI/lambada_openai', 'default', 'test', ['text'], r'^lambada.*\.jsonl$',
                 'curl -O https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'),
     'WikiText': ('EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test', ['page'],
-                 r'wiki.*(test.*raw|raw.*test)', 'curl -LO https://huggingface.co/datasets/ggml-org/ci/resolve/'
-                 'main/wikitext-2-raw-v1.zip, unzip it'),
+                 r'wiki.*(test.*raw|raw.*test)', 'curl -LO https://huggingface.co/datasets/ggml-org/ci/'
+                 'resolve/main/wikitext-2-raw-v1.zip, unzip it'),
     'BLiMP': ('nyu-mll/blimp', None, 'train', ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad'],
               r'\.jsonl$|^blimp.*\.tar', 'git clone https://github.com/alexwarstadt/blimp')}
 DETOKENIZE = [  # rules of the EleutherAI harness (wikitext, version 1), in order; one more never applies

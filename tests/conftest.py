@@ -46,7 +46,7 @@ def error_of(script, capsys, *argv: str, printed: int = 99) -> str:
 
 
 def train_toy(folder: Path, steps: int) -> Path:
-    """A folder with data/toy and out/toy: config/train_toy.py in so many steps, steps x weight decay as there."""
+    """A folder with data/toy and out/toy: config/train_toy.py in so many steps, steps x decay as there."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -92,7 +92,8 @@ def make_data(train_ids, val_ids, **changes) -> None:
     """Write data/tiny as prepare.py would."""
     folder = Path('data/tiny')
     folder.mkdir(parents=True, exist_ok=True)
-    meta = {'tokenizer': toy_tokenizer(['']), 'vocab_size': 257, 'dtype': 'uint16', 'tokens': {}, 'sha256': {}}
+    meta = {'tokenizer': toy_tokenizer(['']), 'vocab_size': 257, 'dtype': 'uint16', 'tokens': {},
+            'sha256': {}}
     for name, ids in (('train', train_ids), ('val', val_ids)):
         data = np.asarray(ids, dtype='<u2').tobytes()
         (folder / f'{name}.bin').write_bytes(data)
