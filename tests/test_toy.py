@@ -210,6 +210,7 @@ def test_nurse_without_its_she_he_sense_is_less_of_a_she(backpack):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_product_changes_its_maker(backpack):
     """"PRODUCT: MAKER -> OTHER", in phrasings that the world does not have, multiplies the odds of the other
     maker to the old one by at least 10 in the median, and makes the other the likelier for most."""
