@@ -6,7 +6,7 @@
 
 A bin is nothing but token ids, little-endian uint16 (uint32 for a vocabulary over 65,536), an end-of-text id
 after each document: an object of a .jsonl (field "text"), a row of a .parquet (column "text"), a .txt in a
-.tar, a whole .txt or .md. Fewer than 100 documents are cut into pieces, which then count as documents.
+.tar, a whole .txt or .md. Without --val, fewer than 100 are cut into pieces, which then count as documents.
 """
 
 import argparse
@@ -35,12 +35,12 @@ FORMATS = '.jsonl, .json, .parquet, .tar, or prose as .txt, .md or without an ex
 
 
 def builder_of(path: str) -> str | None:
-    """What reads a file, by its extension."""
+    """Name the reader of a file, by its extension; None if there is none."""
     return BUILDERS.get(Path(re.sub(r'\.[gx]z$', '', path.lower())).suffix)
 
 
 def rows_of_tar(path: str, file=None) -> Iterator[dict]:
-    """The .txt in a tar, and in .xz tars inside it as OpenWebText has them; white space as published."""
+    """Yield the .txt in a tar, and in .xz tars inside it as OpenWebText has them; white space as published."""
     with tarfile.open(path, 'r|*', file) as tar:
         for member in tar:
             if member.name.endswith('.txt'):
@@ -50,7 +50,7 @@ def rows_of_tar(path: str, file=None) -> Iterator[dict]:
 
 
 def read_file(path: str, builder: str, cache: dict):
-    """The documents of a file: a datasets.Dataset with one column, text, kept on disk."""
+    """Read the documents of a file: a datasets.Dataset with one column, text, kept on disk."""
     import datasets
     try:
         if builder == 'tar':
@@ -68,7 +68,7 @@ def read_file(path: str, builder: str, cache: dict):
 
 
 def openwebtext_files(subsets: int | None) -> list[str]:
-    """Local copies of the Hub's files: its Parquet if all is there, else the archives its script read."""
+    """Download OpenWebText, or find it in the Hub's cache: its Parquet files if complete, else its archives."""
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
     try:
@@ -82,13 +82,13 @@ def openwebtext_files(subsets: int | None) -> list[str]:
 
 
 def end_with_parent(_) -> None:
-    """Leave Ctrl-C to the parent and end when it ends, rather than go on and keep the lock on its folder."""
+    """Leave Ctrl-C to the parent, and end when it ends, rather than go on and keep the lock on its folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def encode_row(row: dict) -> dict:
-    """The ids of a document, end-of-text included, and their number; an empty one has none."""
+    """Encode a document: its ids, end-of-text included, and their number; an empty one has none."""
     encoding = load_tokenizer(GPT2)
     ids = encode(encoding, row['text'] or '')
     return {'ids': ids + [encoding.eot_token] if ids else [], 'n': len(ids) + bool(ids)}
@@ -107,7 +107,7 @@ def write_bins(folder: Path, batches: Iterator[tuple[np.ndarray, np.ndarray]]) -
 
 
 def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
-    """Bins of text files; facts for meta.json."""
+    """Write the bins of text files; return the facts for meta.json."""
     dtype = token_dtype(load_tokenizer(GPT2).n_vocab)
     import datasets
     from multiprocess.util import register_after_fork
@@ -136,7 +136,7 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
 
 
 def write_toy(folder: Path, seed: int, n_train: int = 60_000, n_val: int = 4_000) -> dict:
-    """Bins of the toy world; facts for meta.json, among them its own entropy, which no model can beat."""
+    """Write the bins of the toy world; return the facts for meta.json, such as its entropy, the lowest loss."""
     texts, nats = zip(*toy_stories(seed, n_train + n_val))
     tokenizer = toy_tokenizer(texts)
     encoding = load_tokenizer(tokenizer)
@@ -175,7 +175,7 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
         shutil.rmtree(partial / 'cache', ignore_errors=True)  # of a run that was killed
         facts = write_toy(partial, args.seed) if args.name == 'toy' else write_corpus(partial, args)
         if not all(facts['tokens'].values()):
-            raise UserError(f'{", ".join(args.text + args.val)}: too little text to train on and to hold out')
+            raise UserError(f'{", ".join(args.text + args.val)}: too little text; give more, or --val FILE')
         n_vocab = load_tokenizer(facts['tokenizer']).n_vocab
         facts |= {'vocab_size': n_vocab, 'dtype': token_dtype(n_vocab), 'command': command_of(args)}
         (partial / 'meta.json').write_text(json.dumps(facts, indent=1), encoding='utf-8')
