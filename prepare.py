@@ -40,7 +40,7 @@ def builder_of(path: str) -> str | None:
 
 
 def rows_of_tar(path: str, file=None) -> Iterator[dict]:
-    """Yield the .txt in a tar, and in .xz tars inside it as OpenWebText has them; white space as published."""
+    """Yield the .txt in a tar and in the .xz tars inside it, with OpenWebText's published white space."""
     with tarfile.open(path, 'r|*', file) as tar:
         for member in tar:
             if member.name.endswith('.txt'):
@@ -68,7 +68,7 @@ def read_file(path: str, builder: str, cache: dict):
 
 
 def openwebtext_files(subsets: int | None) -> list[str]:
-    """Download OpenWebText, or find it in the Hub's cache: its Parquet files if complete, else its archives."""
+    """Download OpenWebText, or find it in the Hub's cache: its Parquet files if all, else its archives."""
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
     try:
@@ -84,7 +84,7 @@ def openwebtext_files(subsets: int | None) -> list[str]:
 def end_with_parent(_) -> None:
     """Leave Ctrl-C to the parent, and end when it ends, rather than go on and keep the lock on its folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    getattr(ctypes.CDLL(None), 'prctl', max)(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
 
 
 def encode_row(row: dict) -> dict:
@@ -136,7 +136,7 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
 
 
 def write_toy(folder: Path, seed: int, n_train: int = 60_000, n_val: int = 4_000) -> dict:
-    """Write the bins of the toy world; return the facts for meta.json, such as its entropy, the lowest loss."""
+    """Write the bins of the toy world; return the facts for meta.json, its entropy among them."""
     texts, nats = zip(*toy_stories(seed, n_train + n_val))
     tokenizer = toy_tokenizer(texts)
     encoding = load_tokenizer(tokenizer)

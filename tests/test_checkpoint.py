@@ -105,7 +105,7 @@ def finish_run(run: list[str]) -> None:
 def test_a_run_killed_before_any_change_of_a_file_resumes_to_the_same_bits(rate, tiny):
     """For every n: killed right before its n-th open, link, rename or removal."""
     run = [*RUN, f'--learning_rate={rate}']
-    train.main([*run, '--out_dir=out/whole'])
+    assert finish(start(*run, '--out_dir=out/whole')) == 0
     for n in itertools.count(1):
         die = partial(at_change, n, partial(signal.raise_signal, signal.SIGKILL))
         if (code := finish(start(*run, prepared=die))) == 0:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import error_of, say
 from torch import Tensor
-from torch.nn import functional as F
 
 import sample
+import senses
 from model import from_pretrained
 from rucksack.data import load_tokenizer
 from rucksack.grammar import PROMPT, bag_of_words, read_prompt, shown, word_id
@@ -123,7 +123,7 @@ def test_without_from_the_newest_backpack_is_taken(out, capsys):
 
 
 def test_what_looks_has_the_scores_of_senses(world, capsys):
-    """The tables of --show, --find, --similar, --weights and --sweep are as written out here."""
+    """--show, --find, --similar, --weights and --sweep print what alpha, C . E and senses.* are."""
     model, E, name_of = world.model, world.E, lambda v: shown(world.encoding, v)
     nurse, quick, she, he, music, guitar = map(world.id, 'nurse quick she he music guitar'.split())
     C, tables = model.senses(torch.arange(len(E))), {'show quick': [], 'show nurse:9,3': []}  # (V, k, d)
@@ -132,15 +132,13 @@ def test_what_looks_has_the_scores_of_senses(world, capsys):
             c = C[w, l] * (-2 if (w, l) == (nurse, 9) else 1)
             tables[name] += [[l, c.norm().item(), '+', *world.top(E @ c, 8)],
                              ['', '', '-', *([word, -x] for word, x in world.top(-E @ c, 8))]]
-    apart = C @ (E[she] - E[he])  # (V, k)
-    spread = apart.abs().mean(0)
+    apart, scores = senses.separation(model, None, she, he), affinity(model, [music, guitar])  # (V, k)
+    spread, alike = apart.abs().mean(0), senses.similarity(model, quick)  # (k,), (V, k)
     tables['find she/he'] = [
         [l, spread[l], *([name_of(w), apart[w, l]] for w in apart[:, l].abs().topk(8).indices.tolist())]
         for l in spread.argsort(descending=True).tolist()]
-    scores = C @ (E[music] + E[guitar]) / (C @ E.T).amax(-1)  # (V, k)
     best = [divmod(i, 16) for i in scores.flatten().topk(20).indices.tolist()]
     tables['find music+guitar'] = [[scores[w, l], name_of(w), l, *world.top(E @ C[w, l], 5)] for w, l in best]
-    alike = F.cosine_similarity(C, C[quick], dim=-1)  # (V, k)
     alike[quick] = -1
     tables['similar quick'] = [[str(l), *world.top(alike[:, l], 8)] for l in range(16)]
     tables['similar quick'] += [['min', *world.top(alike.amin(-1), 8)]]
