@@ -30,7 +30,7 @@ from rucksack.data import DATA_NAME, GPT2, encode, load_tokenizer, read_bin, rea
 from rucksack.toy import toy_stories, toy_tokenizer
 
 BUILDERS = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar', '.txt': 'text',
-            '.md': 'text', '': 'text'}
+            '.md': 'text', '.tokens': 'text', '.raw': 'text', '': 'text'}
 FORMATS = '.jsonl, .json, .parquet, .tar, or prose as .txt, .md or without an extension; plain, .gz or .xz'
 
 
