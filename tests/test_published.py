@@ -199,7 +199,7 @@ def test_a_hub_name_is_fetched_once_or_refused_in_one_line(hub, tmp_path):
     def ask(name: str, endpoint: str) -> subprocess.CompletedProcess:  # which the client reads on import
         env = {'HF_ENDPOINT': endpoint, 'HF_HOME': f'{tmp_path}/hf', 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
         argv = [sys.executable, ROOT / 'sample.py', '--from', name, '--export', tmp_path / 'out']
-        return subprocess.run(argv, capture_output=True, text=True, env=os.environ | env)
+        return subprocess.run(argv, capture_output=True, text=True, env=os.environ | env, timeout=90)
 
     nowhere, fetched = 'http://127.0.0.1:9', 'cannot be fetched'
     with socket.create_server(('127.0.0.1', 0)) as silent:
