@@ -72,8 +72,8 @@ class Config:
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
-        for name in ('n_head', 'n_sense'):
-            if self.n_embd % (getattr(self, name) or 1):
+        for name in ('n_head', 'n_sense') if self.n_sense else ('n_head',):
+            if self.n_embd % getattr(self, name):
                 raise ValueError(f'n_embd = {self.n_embd} is not divisible by {name} = {getattr(self, name)}')
 
 
