@@ -163,10 +163,11 @@ def test_colours_add_up_to_the_odds(out, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize('name, size, light', [
     ('page', (1280, 760), 1), ('phone', (500, 900), 1), ('dark', (1280, 760), 0)])
-def test_pictures_of_the_page(out, capsys, tmp_path, name, size, light):
-    """The page is drawn wide and on a phone, light and dark: into the folder SCREENSHOTS, where it is set."""
-    file = ROOT / os.environ.get('SCREENSHOTS', tmp_path) / f'{name}.png'
-    browse(make(capsys), '#nurse:0=0&nurse:1=0.4', flags=(
+def test_pictures_of_the_page(out, capsys, request, name, size, light):
+    """It is drawn wide and on a phone, light and dark: into SCREENSHOTS, where set, of the trained toy."""
+    folder = request.getfixturevalue('trained_toy' if 'SCREENSHOTS' in os.environ else 'toy') / 'out' / 'toy'
+    file = ROOT / os.environ.get('SCREENSHOTS', out) / f'{name}.png'
+    browse(make(capsys, '--from', str(folder)), '#nurse:0=0&nurse:1=0.4', flags=(
         f'--screenshot={file}', '--hide-scrollbars', '--window-size={},{}'.format(*size),
         f'--blink-settings=preferredColorScheme={light}'))
     data = file.read_bytes()

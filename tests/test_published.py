@@ -204,7 +204,8 @@ def test_a_hub_name_is_fetched_once_or_refused_in_one_line(hub, tmp_path):
     nowhere, fetched = 'http://127.0.0.1:9', 'cannot be fetched'
     with socket.create_server(('127.0.0.1', 0)) as silent:
         for name, endpoint, why in (
-                ('owner/tiny', nowhere, fetched), ('owner/none', hub, fetched), ('owner/empty', hub, 'no '),
+                ('owner/tiny', nowhere, fetched), ('owner/none', hub, fetched),
+                ('owner/empty', hub, 'pytorch_model.bin'),
                 ('gpt2', 'http://127.0.0.1:{1}'.format(*silent.getsockname()), fetched)):
             start, done = time.time(), ask(name, endpoint)
             assert done.returncode == 2 and done.stderr.count('\n') == 1 and time.time() - start < 40

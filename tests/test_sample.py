@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,10 +28,7 @@ class World:
         self.encoding = load_tokenizer(self.model.tokenizer)
         self.ids = read_prompt(prompt, self.encoding, self.model.config.block_size)[0]
         self.idx, self.E = torch.tensor([self.ids]), self.model.wte.weight[:self.encoding.n_vocab]
-
-    def id(self, word: str) -> int:
-        """The id of a word inside a text."""
-        return word_id(self.encoding, word)
+        self.id = partial(word_id, self.encoding)
 
     def probs(self, *edits) -> Tensor:
         """Probabilities of the next word under edits one after another: (V,)."""
@@ -82,8 +81,10 @@ def test_an_edit_shows_the_next_words_of_the_model_before_and_after(world, capsy
                        ([3, 5], ['nurse:3', '--senses-off', 'nurse:5']), ([best], ['nurse:she/he'])):
         kept = torch.tensor([[v != nurse or l not in off for l in range(16)] for v in world.ids])  # (T, k)
         after = world.probs(lambda idx, C: C * kept[..., None])  # noqa: B023
-        assert same(ask(capsys, '--senses-off', *flags)['next words'], world.next_words(world.probs(), after))
+        rows = ask(capsys, '--senses-off', *flags)['next words']
+        assert same(rows, world.next_words(world.probs(), after))
     said = say(sample, capsys, '--senses-off', 'nurse:she/he', 'sheriff:0')
+    assert all(re.search(rf"\n{re.escape(word)} +{x:.3f}  {y:.3f}", said) for word, x, y, *_ in rows)
     assert f'\nOff: sense {best} of nurse, which most separates' in said
     assert '\nOff: sense 0 of sheriff (not a word of the prompt)\n' in said
 
@@ -158,7 +159,7 @@ def test_what_looks_has_the_scores_of_senses(world, capsys):
 
 @pytest.mark.parametrize('what', [['she'], ['she', 'he'], []])
 def test_explain_has_terms_that_add_up(world, capsys, what):
-    """The largest alpha * C . E and the rest add up to a logit, or to a difference of two."""
+    """The largest alpha * C . E and the rest add up to a logit, or a difference of two, as printed."""
     C = edited(world.model, world.idx, scale_senses([world.id('nurse')], [0, 1, 2, 3], 0.5))
     alpha, logits = world.model.alpha(world.idx)[0, :, -1].T, world.model(world.idx, C=C)[0, -1]
     a, *b = map(world.id, what) if what else [logits.argmax()]
