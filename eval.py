@@ -13,10 +13,9 @@
     topic        Table 12    topic control, beside PPLM on the Transformer
     timing       Table 7     forward pass, training step and generation
     ablation     Table 8     runs that differ in the number of senses
-    plot         Figure 3    a picture: the losses of runs, or the next word as senses fade; not part of all
+    plot                     a picture: the losses of runs; not part of all
 
     python eval.py plot out/toy out/toy_gpt --out loss.svg
-    python eval.py plot --sweep nurse:she/he --out sweep.svg
 """
 
 import argparse
@@ -25,7 +24,6 @@ from pathlib import Path
 
 from model import SIZES
 from rucksack.common import Parser, UserError, find_device, number, output_path, printable, run_cli
-from rucksack.grammar import PROMPT
 from rucksack.likelihood import ablation_table, blimp_table, lambada_table, loss_table, wikitext_table
 from rucksack.plot import plot
 from rucksack.table import Missing, Subject, load, needs_senses, write_json
@@ -36,7 +34,7 @@ from rucksack.words import gender_table, similarity_table
 TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
           'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
           'timing': timing_table, 'ablation': ablation_table, 'plot': plot}
-OF_SENSES = ('similarity', 'gender', 'topic', 'timing', 'ablation', 'plot')
+OF_SENSES = ('similarity', 'gender', 'topic', 'timing', 'ablation')
 WITHOUT_BASELINE = ('timing', 'ablation', 'plot')  # timing makes a Transformer of its own
 
 
@@ -51,6 +49,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--data', metavar='PATH', help='file of a benchmark, or folder to look for it in (default: the Hub); '
         'loss and ablation: folder below data/, or a .bin in it (default: val.bin of the training data)')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
+    add('--dtype', choices=('float32', 'bfloat16'), help='of losses, generated texts and timing (default: '
+        'bfloat16 on CUDA, else float32; timing: that of the training)')
     add('--json', metavar='FILE', help='write the numbers to a file too')
     parser = Parser(prog='eval.py', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(runs=[], size=None)
@@ -67,23 +67,19 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     of['timing'].add_argument('--size', choices=SIZES, help="a size of the paper's, in place of --from")
     of['ablation'].add_argument('runs', nargs='*', metavar='RUN', default=[],
                                 help='default: those in out/ with the shape and data of --from')
-    what = of['plot'].add_mutually_exclusive_group(required=True)
-    what.add_argument('runs', nargs='*', metavar='RUN', default=[], help='runs whose losses to draw')
-    what.add_argument('--sweep', metavar='WORD:SENSES', help='senses to turn down, as in sample.py --sweep')
+    of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs whose losses to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
-    of['plot'].add_argument('--start', metavar='TEXT', default=PROMPT,
-                            help=f'the prompt of --sweep, or FILE:path [{PROMPT}]')
     return parser.parse_args(argv)
 
 
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
     """The model of --from and, for a Backpack, its baseline if there is one."""
-    subjects = [load(args.source, args.device)]
+    subjects = [load(args.source, args.device, args.dtype)]
     wants = subjects[0].kind == 'Backpack' and args.table not in WITHOUT_BASELINE
     path = Path(subjects[0].name)
     beside = Path(f'{path.parent}_gpt', path.name) if path.suffix == '.pt' else Path(f'{path}_gpt')
     if args.baseline or wants and beside.exists():
-        subjects.append(load(args.baseline or str(beside), args.device))
+        subjects.append(load(args.baseline or str(beside), args.device, args.dtype))
         if subjects[1].kind == 'Backpack':
             raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')
         if subjects[1].model.tokenizer != subjects[0].model.tokenizer:

@@ -73,8 +73,8 @@ class Config:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
         for name in ('n_head', 'n_sense') if self.n_sense else ('n_head',):
-            if self.n_embd % getattr(self, name):
-                raise ValueError(f'n_embd = {self.n_embd} is not divisible by {name} = {getattr(self, name)}')
+            if (n := getattr(self, name)) < 1 or self.n_embd % n:
+                raise ValueError(f'n_embd = {self.n_embd} is not divisible by {name} = {n}')
 
 
 # -----------------------------------------------------------------------------
@@ -166,21 +166,18 @@ class Backpack(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer: dict | None = None  # what the ids mean, as {'name': 'gpt2'}
-        self.trained_on: str | None = None  # the folder in data/ it was trained on
-        self.trained_tokens: int | None = None  # how many tokens of it the model has seen
+        self.run: dict = {}  # what is known of its training: dataset, tokens, dtype, compile
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         if config.n_sense:
             self.sense_network = SenseNetwork(config)
             self.sense_weights = SenseWeights(config)
-        for module in self.modules():  # GPT-2's init
+        for name, module in self.named_modules():  # GPT-2's init, as published for the sense MLPs too
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
+                scale = 1 / math.sqrt(2 * config.n_layer) if name.endswith('c_proj') else 1.0
+                nn.init.normal_(module.weight, std=0.02 * scale)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        for block in self.contextualizer.blocks:  # 2 n_layer branches add up in the residual stream
-            for c_proj in (block.attn.c_proj, block.mlp.c_proj):
-                nn.init.normal_(c_proj.weight, std=0.02 / math.sqrt(2 * config.n_layer))
 
     def plain(self, idx: Tensor, C: Tensor | None = None) -> Tensor:
         """The Backpack as the paper defines it: ids (B, T) -> logits (B, T, V). forward is its fast form."""
@@ -275,10 +272,13 @@ class Backpack(nn.Module):
                 break
         return idx
 
-    def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float]):
-        """AdamW with weight decay on matrices, embeddings too, not on biases and norms."""
-        groups = [{'params': [p for p in self.parameters() if p.dim() >= 2], 'weight_decay': weight_decay},
-                  {'params': [p for p in self.parameters() if p.dim() < 2], 'weight_decay': 0.0}]
+    def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float],
+              decay_embeddings: bool = True):
+        """AdamW with weight decay on matrices, on embeddings only if asked, not on biases and norms."""
+        embeddings = set() if decay_embeddings else {self.wte.weight, self.contextualizer.wpe.weight}
+        decayed = [p for p in self.parameters() if p.dim() >= 2 and p not in embeddings]
+        free = [p for p in self.parameters() if p.dim() < 2 or p in embeddings]
+        groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=free, weight_decay=0.0)]
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
     def n_params(self) -> dict[str, int]:
@@ -295,10 +295,9 @@ class Backpack(nn.Module):
         c = self.config
         matrices = sum(m.weight.numel() * (distinct if name.startswith('sense_network.') else 1)
                        for name, m in self.named_modules() if isinstance(m, nn.Linear))
-        head = c.vocab_size * c.n_embd
         attention = 2 * c.n_layer * c.block_size * c.n_embd  # q k^T and its product with v
         senses = (1 + c.n_sense) * c.block_size * c.n_embd if c.n_sense else 0  # q k^T (Eq. 12), sum (Eq. 2)
-        return 3 * 2 * (matrices + head + attention + senses)
+        return 3 * 2 * (matrices + c.vocab_size * c.n_embd + attention + senses)  # the second is Eq. 9
 
 
 def from_pretrained(source: str) -> Backpack:
@@ -390,8 +389,7 @@ class Contextualizer(nn.Module):
         end, block_size = start + x.shape[1], self.wpe.num_embeddings
         if end > block_size:
             raise ValueError(f'the text has {end} tokens; block_size is {block_size}')
-        positions = torch.arange(start, end, device=x.device)  # (T,)
-        x = self.drop(x + self.wpe(positions))  # (B, T, d) + (T, d)
+        x = self.drop(x + self.wpe(torch.arange(start, end, device=x.device)))  # (B, T, d) + (T, d)
         for block in self.blocks:
             x = block(x, cache)  # (B, T, d)
         return self.ln_f(x)
@@ -446,6 +444,7 @@ class SenseTable:
 
 
 LOGITS_IN_MEMORY = 1 << 28  # per chunk in ProjectedLoss: 1 GiB in float32, up to three times at once
+TOKENS_IN_CACHE = 512  # per chunk on a CPU: products of a chunk keep to its caches
 
 
 class ProjectedLoss(torch.autograd.Function):
@@ -458,6 +457,7 @@ class ProjectedLoss(torch.autograd.Function):
     def forward(ctx, v: Tensor, E: Tensor, targets: Tensor, need_grad: bool) -> Tensor:
         """The mean loss (). need_grad: grad mode is always off in here. Only products are autocast."""
         n, size = (targets != -1).sum(), max(1, LOGITS_IN_MEMORY // len(E))
+        size = min(size, TOKENS_IN_CACHE) if v.device.type == 'cpu' else size
         total, grad_v, grad_E = v.new_zeros((), dtype=E.dtype), [], torch.zeros_like(E) if need_grad else None
         ids = torch.arange(len(E), device=E.device)  # (V,)
         for v_, t in zip(v.split(size), targets[:, None].split(size)):  # (c, d), (c, 1)

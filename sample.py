@@ -42,6 +42,8 @@ def make_parser() -> Parser:
     add('--top-k', 'K', 'draw from the K likeliest tokens alone', type=number(int, 1))
     add('--seed', 'S', 'of the draws [0]', type=number(int, 0), default=0)
     add('--device', 'D', 'auto, cpu, cuda, cuda:N or mps [auto]', default='auto')
+    add('--dtype', 'T', 'of the weights that write text: float32 or bfloat16 [bfloat16 on CUDA]',
+        choices=('float32', 'bfloat16'))
     add('--json', 'FILE', 'write the tables to a file too')
     add('--html', 'FILE', 'only write a page with a slider for each sense; --show adds words to look up')
     add('--export', 'DIR', 'only write the model in the published format')
@@ -244,6 +246,8 @@ def make_tables(args: argparse.Namespace, s: Subject, idx: Tensor, edit: Edit) -
 
 def print_samples(s: Subject, idx: Tensor, args: argparse.Namespace, edit: Edit | None, title: str) -> None:
     """Continuations of the prompt, each up to its end-of-text."""
+    if args.dtype == 'bfloat16' or args.dtype is None and s.device.type == 'cuda':
+        s.model.bfloat16()  # reading its weights is most of the work
     torch.manual_seed(args.seed)
     texts = s.model.generate(idx.expand(args.num_samples, -1), args.max_new_tokens, args.temperature,
                              args.top_k, edit=edit, stop=s.eot)

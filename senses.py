@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model import Backpack, Edit
-from rucksack.common import progress
+from rucksack.common import bfloat16_unit, progress
 
 # -----------------------------------------------------------------------------
 # Look and explain.
@@ -66,13 +66,18 @@ def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
     """Eq. 17 for n bags of ids, sum over w in the bag of C . E_w / max over all v of C . E_v, of every sense:
     (n, V, k). The divisor is the largest logit, as in the published code; footnote 5 says the absolute one.
     """
-    E = model.wte.weight[:model.config.n_vocab]  # (V, d)
+    E = model.wte.weight[:model.config.n_vocab].detach()  # (V, d)
     sums = torch.stack([E[bag].sum(0) for bag in bags])  # (n, d)
+    # V * k * V logits are much work where V is large: then in bfloat16, by tiles that stay in a CPU's cache
+    half = len(E) > 1 << 14 and bool(bfloat16_unit(str(E.device)))
+    tiles = (E.bfloat16() if half else E).split(2048)
 
     def score(C: Tensor) -> Tensor:  # (m, k, d) -> (m, k, n)
-        top = (C @ E.T).amax(-1, keepdim=True)  # (m, k, 1)
-        return C @ sums.T / top.clamp(min=1e-6)  # bounded for a sense with no positive score
-    return over_vocabulary(model, score, 'scoring senses').movedim(-1, 0)  # (V, k, n) -> (n, V, k)
+        top = torch.stack([(C @ tile.T).amax(-1) for tile in tiles]).amax(0)  # (m, k)
+        with torch.autocast(E.device.type, enabled=False):
+            return C.to(E.dtype) @ sums.T / top.clamp(min=1e-6)[..., None]  # bounded if no score is positive
+    with torch.autocast(E.device.type, torch.bfloat16, enabled=half):
+        return over_vocabulary(model, score, 'scoring senses').movedim(-1, 0)  # (V, k, n) -> (n, V, k)
 
 
 def affinity(model: Backpack, bag: list[int]) -> Tensor:

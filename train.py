@@ -64,6 +64,7 @@ class Settings:
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'where the decay ends')
     weight_decay: float = setting(0.1, 'on matrices')
+    decay_embeddings: bool = setting(True, 'weight decay on word and position embeddings too')
     beta1: float = setting(0.9, 'AdamW', below=1)
     beta2: float = setting(0.95, 'AdamW', below=1)
     grad_clip: float = setting(1.0, 'largest gradient norm (0: no clipping)')
@@ -74,7 +75,7 @@ class Settings:
     wandb_project: str = setting('rucksack', 'project there')
     wandb_run_name: str = setting('', 'run there (empty: out_dir)')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
-    dtype: str = setting('auto', 'auto, float32, bfloat16 (autocast) or float64',
+    dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32, bfloat16 or float64',
                          of=('auto', 'float32', 'bfloat16', 'float64'))
     compile: bool = setting(True, 'torch.compile, on CUDA and on CPUs with a C++ compiler')
     seed: int = setting(1337, 'of the weights, the order of the data and the dropout')
@@ -145,9 +146,12 @@ def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
 class Run:
     """One training run: the model, the optimizer and the files of out_dir."""
 
-    def __init__(self, s: Settings, machine: Machine):
-        self.settings, self.machine, folder = s, machine, Path('data') / s.dataset
+    def __init__(self, s: Settings):
+        folder = Path('data') / s.dataset
         state, meta = ckpt.read_state(s.path, s.command) if s.init_from == 'resume' else {}, read_meta(folder)
+        before = state['settings'].get('dtype', 'auto') if state else 'auto'
+        machine = find_machine(s.device, before if s.dtype == 'auto' else s.dtype)
+        self.settings, self.machine = s, machine
         self.model = starting_model(s, meta, state)
         s.dtype = machine.dtype  # as found, for a resumed run to compare
         self.changed = changes(s, state) if state else None
@@ -160,7 +164,8 @@ class Run:
         first = self.train_data(texts_of_step(s.seed, 0, s.batch_size, self.train_data.n))[0]
         self.flops_per_token = self.model.flops_per_token(len(first.unique()) / first.numel())
         self.model.to(machine.device, torch.float64 if machine.dtype == 'float64' else torch.float32).train()
-        self.optimizer = self.model.adamw(s.learning_rate, s.weight_decay, (s.beta1, s.beta2))
+        self.optimizer = self.model.adamw(s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
+                                          s.decay_embeddings)
         self.step, self.saved_step = state.get('step', 0), state.get('step')
         self.val_loss, self.best = state.get('val_loss'), state.get('best_val_loss', math.inf)
         self.began = time.perf_counter() - state.get('seconds', 0.0)
@@ -198,7 +203,7 @@ class Run:
         s, m, k = self.settings, self.machine, self.model.config.n_sense
         n = self.model.n_params()['total'] / 1e6
         m.print0((f'Backpack of {k} senses, ' if k else 'Transformer, ')
-                 + f'{n:.1f}M parameters, on {m.world} x {m.name} in {m.dtype}')
+                 + f'{n:.1f}M parameters, on {m.world} x {m.name} in {m.dtype} ({m.why})')
         epochs = s.max_iters * s.tokens_per_step / (self.train_data.n * s.block_size)
         m.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
                  f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
@@ -311,7 +316,7 @@ class Run:
 
 def train(s: Settings) -> int:
     """Train with these settings; returns the exit code: 1 where the run had to stop itself."""
-    run = Run(s, find_machine(s.device, s.dtype))
+    run = Run(s)
     run.describe()
     run.finish_on_signal()
     resume = f'{s.command} --init_from=resume'

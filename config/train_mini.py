@@ -13,5 +13,7 @@ learning_rate = 6e-4
 warmup_iters = 5000
 min_lr = 0.0
 weight_decay = 0.1
+decay_embeddings = False  # as published, and beta2
+beta2 = 0.999
 dropout = 0.1
 eval_interval = 1000

@@ -20,6 +20,9 @@ CHECKPOINTS = ('ckpt.pt', 'previous.pt', 'best.pt')  # of a run: the latest, the
 STATE = {'step': int, 'seconds': float, 'best_val_loss': float, 'val_loss': float, 'settings': dict,
          'optimizer': dict, 'log': str, 'data': str}  # what a checkpoint holds of a run, beside the model
 
+RUN = {'dataset': (str, DATA_NAME), 'tokens': (int, r'\d+'), 'dtype': (str, 'float32|bfloat16|float64'),
+       'compile': (bool, '.*')}  # what a model knows of its run
+
 
 def beside(path: Path) -> list[Path]:
     """The checkpoints in the folder of one, itself among them."""
@@ -40,9 +43,10 @@ def load_file(path: Path) -> dict:
 
 def load_state(config: Config, names: Callable, state: dict[str, Tensor], path: Path) -> Backpack:
     """The model with the weights of a file, named there as by names(model); UserError unless all fit."""
-    last, E = f'.{config.n_layer - 1}.ln_1.weight', (config.vocab_size, config.n_embd)
-    if not any(key.endswith(last) for key in state) or not any(  # before memory is taken for it
-            key.endswith('wte.weight') and getattr(w, 'shape', None) == E for key, w in state.items()):
+    last, rows = f'.{config.n_layer - 1}.ln_1.weight', {'wte': config.vocab_size, 'wpe': config.block_size}
+    if not any(key.endswith(last) for key in state) or not all(any(  # before memory is taken for it
+            key.endswith(f'{name}.weight') and getattr(w, 'shape', None) == (n, config.n_embd)
+            for key, w in state.items()) for name, n in rows.items()):
         raise UserError(f'{path} has another number of layers, or other embeddings, than its config says')
     model = Backpack(config)
     own = names(model)
@@ -70,10 +74,10 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         model = load_state(Config(**checkpoint['model_config']), Backpack.state_dict, state, path)
         model.tokenizer = json.loads(json.dumps(checkpoint['tokenizer']))  # plain values, or a TypeError
         run = checkpoint.get('settings', {}) | {'step': checkpoint.get('step')}
-        data = run.get('dataset')
-        model.trained_on = data if isinstance(data, str) and re.fullmatch(DATA_NAME, data) else None
         sizes = [run.get(n) for n in ('step', 'batch_size', 'gradient_accumulation_steps', 'block_size')]
-        model.trained_tokens = math.prod(sizes) if all(type(n) is int for n in sizes) else None
+        run['tokens'] = math.prod(sizes) if all(type(n) is int for n in sizes) else None
+        model.run = {name: run[name] for name, (kind, form) in RUN.items()
+                     if type(run.get(name)) is kind and re.fullmatch(form, str(run[name]))}
         return model
     except (TypeError, LookupError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         why = f'{path} is no checkpoint of train.py ({type(error).__name__}: {one_line(error)})'

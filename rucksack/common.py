@@ -85,6 +85,16 @@ def find_device(name: str) -> str:
     return name
 
 
+def bfloat16_unit(device: str) -> str:
+    """What makes products in bfloat16 several times as fast as in float32 on a device; '' if nothing does."""
+    import torch
+    if device.startswith('cuda'):
+        return 'tensor cores' * torch.cuda.is_bf16_supported(including_emulation=False)
+    if device == 'cpu' and torch.cpu._is_amx_tile_supported():
+        return 'AMX'
+    return 'AVX512-BF16' * (device == 'cpu' and torch.cpu._is_avx512_bf16_supported())
+
+
 def output_path(flag: str, path: str | None, suffix: str) -> Path | None:
     """The path of a file to write; UserError for another suffix, so that a slip overwrites no checkpoint."""
     if path is not None and (not path.lower().endswith(suffix) or not Path(path).resolve().parent.is_dir()):

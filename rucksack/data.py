@@ -126,8 +126,8 @@ def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor
     """
     distinct, place = idx.unique(return_inverse=True)
     inputs = idx, targets, torch.nn.functional.pad(distinct, (0, -len(distinct) % 64)), place
-    if device.startswith('cuda'):
+    if on_gpu := device.startswith('cuda'):
         inputs = [t.pin_memory() for t in inputs]  # to be copied while it still computes on the batch before
-    inputs = tuple(t.to(device, non_blocking=True) for t in inputs)
+    inputs = tuple(t.to(device, non_blocking=on_gpu) for t in inputs)
     torch._dynamo.mark_dynamic(inputs[2], 0)  # one compiled graph for any number of distinct ids
     return inputs

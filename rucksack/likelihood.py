@@ -60,10 +60,13 @@ def score(subject: Subject, pairs: list[tuple[list[int], list[int]]], what: str)
     for batch in progress([order[i:i + size] for i in range(0, len(order), size)], what):
         idx, targets = (pad_sequence([texts[i][part] for i in batch], True, -part).to(subject.device)
                         for part in (0, 1))  # (B, T) each, padded with 0 and with -1
-        valid, o = targets != -1, subject.model.represent(idx)  # (B, T), (B, T, d)
-        logits, wanted = subject.model.project(o[valid])[:, :c.n_vocab], targets[valid]  # (m, V), (m,)
-        nats = F.cross_entropy(logits, wanted, reduction='none')
-        logp[batch] = -torch.zeros_like(o[..., 0]).masked_scatter(valid, nats).sum(1).double().cpu()
+        valid = targets != -1  # (B, T)
+        with subject.autocast():
+            o = subject.model.represent(idx)  # (B, T, d)
+            logits, wanted = subject.model.project(o[valid])[:, :c.n_vocab], targets[valid]  # (m, V), (m,)
+        nats = F.cross_entropy(logits.float(), wanted, reduction='none')
+        spread = torch.zeros(valid.shape, device=o.device).masked_scatter(valid, nats)  # (B, T)
+        logp[batch] = -spread.sum(1).double().cpu()
         greedy[batch] = (~valid).masked_scatter(valid, logits.argmax(-1) == wanted).all(1).cpu()
     return logp, greedy
 
@@ -89,7 +92,7 @@ def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Pat
     """The ids in val.bin of the folder --data, or in the .bin that it is, and the path; without --data, or in
     eval.py all where that has none, those of the data that the model was trained on.
     """
-    names = [args.data, subject.model.trained_on][:1 if args.data and args.table != 'all' else 2]
+    names = [args.data, subject.model.run.get('dataset')][:1 if args.data and args.table != 'all' else 2]
     paths = [parent / name for name in names if name for parent in (Path('data'), Path())]
     paths = [path if path.suffix == '.bin' else path / 'val.bin' for path in paths]
     path = next((path for path in paths if path.is_file()), None)
@@ -118,16 +121,16 @@ def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
 
 def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 8: the runs named, or those in out/ that differ from --from in the number of senses alone."""
-    runs = [load(name, args.device) for name in args.runs or Path('out').glob('*/ckpt.pt')]
+    runs = [load(name, args.device, args.dtype) for name in args.runs or Path('out').glob('*/ckpt.pt')]
     if not args.runs:
-        own = subjects[0].model
-        runs = [s for s in runs if s.kind == 'Backpack' and s.model.trained_on == own.trained_on
-                and replace(s.model.config, n_sense=own.config.n_sense) == own.config]
+        c, data = subjects[0].model.config, subjects[0].model.run.get('dataset')
+        runs = [s for s in runs if s.kind == 'Backpack' and s.model.run.get('dataset') == data
+                and replace(s.model.config, n_sense=c.n_sense) == c]
     texts, rows = [held_out(s, args) for s in runs], []
     if len({s.model.config.n_sense for s in runs}) < 2 or len({path for _, path in texts}) > 1:
         raise Missing('it takes runs with the same data and different --n_sense; train them, or name --data')
     for s, (ids, _) in sorted(zip(runs, texts), key=lambda pair: pair[0].model.config.n_sense):
-        c, n, seen = s.model.config, s.model.n_params(), s.model.trained_tokens
+        c, n, seen = s.model.config, s.model.n_params(), s.model.run.get('tokens')
         rows.append([s.name.removesuffix('/ckpt.pt'), c.n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6,
                      seen and seen / 1e6, loss_of(s, ids)])
     if (c.n_layer, c.n_embd, c.sense_hidden, c.n_vocab) == (8, 640, 640, 50257):

@@ -1,9 +1,11 @@
 """Where a run computes: the device, its number format, and the other processes of torchrun."""
 
+import ctypes
 import os
 import resource
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rucksack.common import find_device, printable
+from rucksack.common import bfloat16_unit, find_device, printable
 
 PEAK_BF16 = {'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L4': 121e12,
              'A10': 125e12, '4090': 165e12, '3090': 71e12}  # FLOP/s of dense products, by the data sheets
@@ -25,6 +27,7 @@ class Machine:
     dtype: str
     rank: int
     world: int
+    why: str = 'as set'  # that dtype
 
     def __post_init__(self) -> None:
         self.on_gpu = self.device.startswith('cuda')
@@ -54,9 +57,12 @@ class Machine:
             dist.all_reduce(x, operation)
         return x.item()
 
-    def compile(self, module: torch.nn.Module) -> torch.nn.Module:
-        """The module under torch.compile, where this machine can: a CPU needs a C++ compiler."""
-        if self.on_gpu or (self.device == 'cpu' and any(map(shutil.which, ('g++', 'clang++')))):
+    def compile(self, module: Callable) -> Callable:
+        """The module or function under torch.compile, where this machine can: a CPU needs a C++ compiler."""
+        if on_cpu := self.device == 'cpu' and any(map(shutil.which, ('g++', 'clang++'))):
+            torch.use_deterministic_algorithms(True)  # else threads add up gradients in any order, and slowly
+            torch.utils.deterministic.fill_uninitialized_memory = False
+        if self.on_gpu or on_cpu:
             return torch.compile(module)
         self.print0(f'{self.device}: training without torch.compile, which needs CUDA or a C++ compiler')
         return module
@@ -71,8 +77,14 @@ def find_machine(device: str, dtype: str) -> Machine:
         device = f'cuda:{local}' if device == 'cuda' else device
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision('high')  # TF32
+    if device == 'cpu':
+        torch.backends.cuda.enable_flash_sdp(False)  # nor a CPU's: in bfloat16 plain products are faster
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: keep freed memory, new pages take time
+            getattr(ctypes.CDLL(None), 'mallopt', max)(option, (1 << 31) - 1)
+    why = 'as set'
     if dtype == 'auto':
-        dtype = 'bfloat16' if on_gpu and torch.cuda.is_bf16_supported() else 'float32'
+        unit = bfloat16_unit(device)
+        dtype, why = ('bfloat16', f'it has {unit}') if unit else ('float32', 'it has no fast bfloat16')
     if world > 1:
         dist.init_process_group('cpu:gloo,cuda:nccl' if on_gpu else 'gloo')
-    return Machine(device, dtype, rank, world)
+    return Machine(device, dtype, rank, world, why)

@@ -1,4 +1,4 @@
-"""Pictures in SVG: the losses of runs, and Figure 3, the next word as senses are turned down."""
+"""A picture in SVG: the losses of runs."""
 
 import argparse
 import csv
@@ -6,13 +6,9 @@ import html
 import math
 from pathlib import Path
 
-import torch
-
 from rucksack.checkpoint import load_file
 from rucksack.common import UserError, output_path, printable, write_file
-from rucksack.grammar import absent, parse_word_senses, predict, read_prompt, shown
 from rucksack.table import Subject, Table
-from senses import scale_senses
 
 COLORS = ('#c2410c', '#2563eb', '#15803d', '#9333ea', '#0891b2', '#64748b', '#db2777', '#a16207')
 HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 460"><style>
@@ -70,9 +66,11 @@ def read_run(name: str) -> tuple[str, list[tuple[float, float]], list[tuple[floa
     return f'{"Backpack" if config.get("n_sense") else "Transformer"} {name}', train, val
 
 
-def plot_losses(args: argparse.Namespace, file: Path) -> Table:
-    """Loss against tokens: on held-out text, and thin on training batches; a Transformer's are dashed."""
-    lines, rows = [], []
+def plot(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Loss against tokens, in the file of --out: on held-out text, and thin on training batches; a
+    Transformer's are dashed.
+    """
+    lines, rows, file = [], [], output_path('--out', args.out, '.svg')
     for run, color in zip(args.runs, COLORS * len(args.runs)):
         name, train, val = read_run(run)
         look = f'stroke="{color}"' + ' stroke-dasharray="7 4"' * name.startswith('Transformer')
@@ -81,25 +79,3 @@ def plot_losses(args: argparse.Namespace, file: Path) -> Table:
     title = 'Nats per token, logarithmic, on held-out text (thin: on training batches)'
     write_file(file, picture(title, 'million tokens', lines, math.log))
     return Table('Losses', {'': '', 'tokens, M': ',.1f', 'on held-out text': '.3f', 'lowest': '.3f'}, rows)
-
-
-def plot_sweep(s: Subject, args: argparse.Namespace, file: Path) -> Table:
-    """Figure 3: the probabilities of the next words as senses go from off to what they were."""
-    words, chosen, line = parse_word_senses(args.sweep, s.model, s.encoding)
-    ids, notes = read_prompt(args.start, s.encoding, s.model.config.block_size)
-    idx, factors = torch.tensor([ids], device=s.device), [i / 20 for i in range(21)]  # (1, T)
-    probs = torch.stack([predict(s.model, idx, scale_senses(words, chosen, f)) for f in factors])  # (21, V)
-    best = probs.amax(0).topk(len(COLORS)).indices.tolist()
-    lines = [(shown(s.encoding, w), f'stroke="{color}"', list(zip(factors, probs[:, w].tolist())))
-             for w, color in zip([w for w in best if probs[:, w].max() >= 0.01] or best, COLORS)]
-    title = f'Probability of the next word after “{s.encoding.decode(ids)[-80:]}”'
-    write_file(file, picture(title, f'weight of {line.split(", which")[0]}', lines))
-    return Table(f'The next word at the weight of {line}{absent(words, ids)}', {
-        '': '', **{f'{f:g}': '.3f' for f in factors[::5]}},
-        [[name, *(p for _, p in points[::5])] for name, _, points in lines], notes)
-
-
-def plot(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """A picture in the file of --out, and its numbers."""
-    file = output_path('--out', args.out, '.svg')
-    return plot_sweep(subjects[0], args, file) if args.sweep else plot_losses(args, file)

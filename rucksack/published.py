@@ -101,7 +101,8 @@ def from_published(folder: Path) -> Backpack:
         for key in copies:
             if key in state and not torch.equal(state[key], own[copies[key]]):
                 raise UserError(f'{weights_file}: {key} differs from {copies[key]}, but the model ties them')
-        if settings.get('scale_attn_by_inverse_layer_idx'):  # layer i divides scores, here queries, by i + 1
+        # Layer i divides scores, here queries, by i + 1: in the published class unless its config denies it
+        if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
             for i, block in enumerate(model.contextualizer.blocks):
                 for weight in block.attn.c_attn.parameters():
                     weight.data[:config.n_embd] /= i + 1

@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 
 import tiktoken
+import torch
 
 from model import SIZES, Backpack, Config
 from rucksack.checkpoint import newest_backpack
@@ -65,6 +66,7 @@ class Subject:
     name: str
     model: Backpack
     encoding: tiktoken.Encoding
+    dtype: str | None = None  # in which it scores and writes texts (None: bfloat16 on CUDA, else float32)
 
     def __post_init__(self) -> None:
         c = self.model.config
@@ -78,6 +80,11 @@ class Subject:
     def __str__(self) -> str:
         return f'{self.kind} {self.name}'
 
+    def autocast(self) -> torch.autocast:
+        """The context in which it scores and writes texts."""
+        half = self.dtype == 'bfloat16' or self.dtype is None and self.device.type == 'cuda'
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
+
     def about(self) -> str:
         """A line that describes the model."""
         c = self.model.config
@@ -85,13 +92,13 @@ class Subject:
         return printable(f'{self}: {shape}')
 
 
-def load(name: str | None, device: str) -> Subject:
+def load(name: str | None, device: str, dtype: str | None = None) -> Subject:
     """A model from a file, folder or Hub name on a device; without a name the newest Backpack in out/."""
     model, name = newest_backpack() if name is None else (from_pretrained(name), name)
     encoding = load_tokenizer(model.tokenizer)
     if encoding.n_vocab != model.config.n_vocab:
         raise UserError(f'{name} has {model.config.n_vocab} ids, its tokenizer {encoding.n_vocab}')
-    return Subject(str(name), model.to(device).eval(), encoding)
+    return Subject(str(name), model.to(device).eval(), encoding, dtype)
 
 
 def needs_senses(subject: Subject, what: str) -> None:

@@ -1,6 +1,7 @@
 """Table 7: a Backpack's time beside that of a Transformer of its shape."""
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from model import SIZES, Backpack, Config, DistinctIds, SenseTable
 from rucksack.common import progress
 from rucksack.data import inputs_of
+from rucksack.machine import Machine, find_machine
 from rucksack.table import Subject, Table
 
 PAPER_TIMING = {'micro': (93, 65), 'mini': (210, 150), 'small': (360, 260)}  # ms
@@ -46,73 +48,79 @@ def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
 
 
 @torch.no_grad()
-def forward_pass(model: Callable, idx: Tensor, table: SenseTable | None = None) -> None:
-    """Logits of idx (B, T), with senses from a table if there is one; in bfloat16 on CUDA."""
-    with torch.autocast('cuda', torch.bfloat16, enabled=idx.is_cuda):
-        model(idx, C=table(idx) if table else None)
+def forward_pass(machine: Machine, function: Callable, *inputs: Tensor) -> None:
+    """A function without gradients, in the number format of the machine."""
+    with machine.autocast():
+        function(*inputs)
 
 
-def training_step(loss: Callable, optimizer: torch.optim.Optimizer, idx: Tensor, *inputs: Tensor) -> None:
-    """The loss of idx (B, T), in bfloat16 on CUDA, its gradients, and the update."""
-    with torch.autocast('cuda', torch.bfloat16, enabled=idx.is_cuda):
-        value = loss(idx, *inputs)
+def training_step(machine: Machine, loss: Callable, optimizer, *inputs: Tensor) -> None:
+    """The loss of inputs in the number format of the machine, its gradients, and the update."""
+    with machine.autocast():
+        value = loss(*inputs)
     value.backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def pairs_to_time(models: list[Backpack], idx: Tensor, device: str) -> tuple[list[tuple], SenseTable]:
-    """What to time of a Backpack and a Transformer on texts idx (B, T): a name, two functions, and how many
-    tokens each of them makes (1: a whole pass). And the sense table that one function uses.
+def pairs_to_time(models: list[Backpack], idx: Tensor, machine: Machine, compiled: Callable) -> list[tuple]:
+    """What to time of a Backpack and a Transformer on texts idx (B, T): a name, two functions, how many
+    tokens each of them makes (1: a whole pass), and the ratio of their operations, where it says much.
     """
-    on_gpu, (batch, length) = device.startswith('cuda'), idx.shape
-    compiled, half = torch.compile if on_gpu else lambda module: module, length // 2
-    ends, inputs = range(half, length, 16), inputs_of(idx, idx, device)
-    idx, targets, *_ = inputs
-    table = SenseTable(models[0], torch.bfloat16)
-    fast, optimizers = [compiled(m) for m in models], [m.adamw(1e-5, 0.1, (0.9, 0.95)) for m in models]
-    forward = [partial(forward_pass, model, idx) for model in fast]
-    with_table = partial(forward_pass, fast[0], idx, table)
-    step = [partial(training_step, compiled(DistinctIds(m)), o, *inputs) for m, o in zip(models, optimizers)]
-    plain = partial(training_step, lambda idx, targets: F.cross_entropy(
-        fast[1](idx).flatten(0, 1), targets.flatten()), optimizers[1], idx, targets)
-    generate = [partial(model.generate, idx[:1, :half], length - half) for model in models]
-    slow = torch.no_grad()(lambda: [models[0](idx[:1, :n])[:, -1].softmax(-1).multinomial(1) for n in ends])
+    (ours, other), length, half = models, idx.shape[1], idx.shape[1] // 2
+    idx, targets, distinct, place = inputs = inputs_of(idx, idx, machine.device)
+    flops = [ours.flops_per_token(n / idx.numel()) / other.flops_per_token()
+             for n in (idx.numel(), idx.unique().numel(), 0)]
+    table, optimizers = SenseTable(ours, torch.bfloat16), [m.adamw(1e-5, 0.1, (0.9, 0.95)) for m in models]
+    every, some, none, plain = (partial(forward_pass, machine, compiled(f), *args) for f, *args in (
+        (lambda idx: ours(idx, C=ours.sense_network(ours.wte(idx))), idx),
+        (lambda idx, ids, place: ours(idx, C=ours.senses_at(ids, place)), idx, distinct, place),
+        (lambda idx: ours(idx, C=table(idx)), idx), (lambda idx: other(idx), idx)))
+    step = [partial(training_step, machine, compiled(DistinctIds(m)), optimizer, *inputs)
+            for m, optimizer in zip(models, optimizers)]
+    textbook = partial(training_step, machine, compiled(lambda idx, targets: F.cross_entropy(
+        other(idx).flatten(0, 1), targets.flatten())), optimizers[1], idx, targets)
+    kept = [copy.deepcopy(m).to(getattr(torch, machine.dtype)) for m in models]
+    generate = [partial(m.generate, idx[:1, :half], length - half) for m in kept]
+    ends, new = range(half, length, 16), f'a new token after {half} or more'
+    slow = torch.no_grad()(lambda: [kept[0](idx[:1, :n])[:, -1].softmax(-1).multinomial(1) for n in ends])
     return [
-        (f'Backpack / Transformer, forward pass, {batch} x {length}', forward, (1, 1)),
-        ('with a sense table / Transformer, the same', [with_table, forward[1]], (1, 1)),
-        (f'Backpack / Transformer, training step, {batch} x {length}', step, (1, 1)),
-        ('Transformer / its plain form, the same', [step[1], plain], (1, 1)),
-        (f'Backpack / Transformer, a new token after {half} or more', generate, (length - half,) * 2),
-        ('Backpack without its cache / with it, the same', [slow, generate[0]], (len(ends), length - half)),
-    ], table
+        ('forward pass, the senses of every token / Transformer', [every, plain], (1, 1), flops[0]),
+        ('forward pass, of distinct ids / Transformer', [some, plain], (1, 1), flops[1]),
+        ('forward pass, from a sense table / Transformer', [none, plain], (1, 1), flops[2]),
+        ('training step / Transformer', step, (1, 1), flops[1]),
+        ('training step of the Transformer / its plain form', [step[1], textbook], (1, 1), 1.0),
+        (f'{new} / Transformer', generate, (length - half,) * 2, None),
+        (f'{new}, without the cache / with it', [slow, generate[0]], (len(ends), length - half), None)]
 
 
 def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 7: a Backpack beside a Transformer of its shape, and both beside their plain forms."""
     config = replace(subjects[0].model.config if subjects else Config(**SIZES[args.size]), dropout=0.0)
-    device, on_gpu, rows = args.device, args.device.startswith('cuda'), []
+    run = subjects[0].model.run if subjects else {}
+    machine, rows = find_machine(args.device, args.dtype or run.get('dtype', 'auto')), []
+    compiled = machine.compile if run.get('compile', True) else lambda function: function
+    device, length = machine.device, min(512, config.block_size)
     models = [Backpack(replace(config, n_sense=k)).to(device) for k in (config.n_sense, 0)]
-    idx = text_like(config.n_vocab, 64 if on_gpu else 2, min(512, config.block_size))
-    pairs, table = pairs_to_time(models, idx, device)
-    for what, works, tokens in pairs:
+    idx = text_like(config.n_vocab, 32 if machine.on_gpu else max(1, 4096 // length), length)
+    pairs = pairs_to_time(models, idx, machine, compiled)
+    for what, works, tokens, flops in pairs:
         a, b = ([1000 * t / n for t in times] for times, n in zip(alternate(works, device, what), tokens))
         ratio = statistics.median(a) / statistics.median(b)
-        rows.append([what, statistics.mean(a), statistics.mean(b), ratio, len(a)])
+        rows.append([what, statistics.median(a), statistics.median(b), ratio, flops, len(a)])
     if size := subjects[0].size if subjects else args.size:
         a, b = PAPER_TIMING[size]
-        rows.append([f"the paper's {size.capitalize()}, forward pass, 32 x 512 on an A100", a, b, a / b, 100])
-    name = torch.cuda.get_device_name(device) if on_gpu else f'{device}, {torch.get_num_threads()} threads'
-    notes = [f'{name}, {"bfloat16, compiled (generation: float32, eager)" if on_gpu else "float32"}, torch '
-             f'{torch.__version__}; {idx.unique().numel():,} distinct ids among {idx.numel():,} tokens.',
-             f'The sense table takes {table.rows.nbytes / 1e6:,.1f} MB, in bfloat16.']
-    for kind, model, step in zip(('Backpack', 'Transformer'), models, pairs[2][1]) if on_gpu else ():
+        rows.append([f"the paper's {size.capitalize()}, 32 x 512 on an A100", a, b, a / b, None, 100])
+    how = f'{machine.dtype} ({machine.why}), {"" if run.get("compile", True) else "not "}compiled'
+    notes = [f'{machine.name}, {how}, torch {torch.__version__}; {idx.unique().numel():,} distinct ids.',
+             "The paper's ratio is that of the senses of every token. By operations: by these alone."]
+    for kind, model, step in zip(('Backpack', 'Transformer'), models, pairs[3][1]) if machine.on_gpu else ():
         torch.cuda.reset_peak_memory_stats(device)
         others = torch.cuda.memory_allocated(device) - 3 * sum(p.nbytes for p in model.parameters())
         step()  # 3: each weight has two moments
         gb = (torch.cuda.max_memory_allocated(device) - others) / 1e9
         notes.append(f'Memory of a training step, {kind}: {gb:.2f} GB.')
-    return Table(f'Time (Table 7): mean ms, in turn; {config.n_layer} layers of width {config.n_embd}, '
-                 f'{config.n_sense} senses, {config.n_vocab:,} ids',
-                 {'': '', 'the first': ',.1f', 'the second': ',.1f', 'ratio of medians': '.2f', 'times': 'd'},
-                 rows, notes)
+    return Table(f'Time (Table 7): median ms, in turn; {len(idx)} x {length} tokens, {config.n_layer} layers '
+                 f'of width {config.n_embd}, {config.n_sense} senses, {config.n_vocab:,} ids',
+                 {'': '', 'the first': ',.1f', 'the second': ',.1f', 'ratio': '.2f', 'by operations': '.2f',
+                  'times': 'd'}, rows, notes)

@@ -32,7 +32,8 @@ KEYWORDS = toy.TOPICS | {label: words.split() for label, words in {
     'youth_student_life': 'youth student life students school college university teacher campus exam',
 }.items()}
 AT_ONCE = 50  # texts that are generated together
-NUM_ITERATIONS, KL_SCALE, GAMMA, GM_SCALE = 3, 0.01, 1.5, 0.9  # of PPLM, by their names in its code
+# Of PPLM, by their names in its code
+NUM_ITERATIONS, KL_SCALE, GAMMA, GM_SCALE, WINDOW_LENGTH = 3, 0.01, 1.5, 0.9, 5
 PPLM_STEPS = {False: (0.01, 0.04, 0.05, 0.06, 0.07), True: (0.05, 0.1, 0.2)}  # the paper's; for the toy world
 PAPER_TOPIC = {  # control -> topic right, words of the bag, %
     'Backpack-Small, strength 0': (7.4, 0.0), 'Backpack-Small, strength 1': (12.1, 0.2),
@@ -63,19 +64,22 @@ def read_on(model: Backpack, token: Tensor, past: Tensor) -> tuple[Tensor, Tenso
     return logits[:, :model.config.n_vocab], torch.stack(cache.longer).unflatten(0, (-1, 2))
 
 
-def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, step: float) -> Tensor:
+def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, step: float,
+          norms: Tensor) -> Tensor:
     """The keys and values of n texts, moved against the gradient of a loss: the next token should be of the
-    bag, its probabilities near the plain ones (n, V). Gradients are scaled by their norm, by layer and text.
+    bag, its probabilities near the plain ones (n, V). As in the published code the first WINDOW_LENGTH
+    positions move, and gradients are divided by the largest norm that any of the text had so far in their
+    layer, which norms (layers, 1, n, 1, 1, 1) keeps.
     """
-    delta = torch.zeros_like(past)
+    delta, window = torch.zeros_like(past), torch.arange(past.shape[4], device=past.device) < WINDOW_LENGTH
     for _ in range(NUM_ITERATIONS):
         delta.requires_grad_()
         probs = read_on(model, token, past + delta)[0].softmax(-1).clamp(min=1e-20)  # (n, V)
         away = (probs * (probs / plain).log()).sum(-1)  # Kullback and Leibler's divergence, (n,)
         loss = KL_SCALE * away - probs[:, bag].sum(-1).log()  # (n,)
-        gradient, = torch.autograd.grad(loss.sum(), delta)  # as past
-        norm = gradient.square().sum((1, 3, 4, 5), keepdim=True).sqrt() + 1e-15
-        delta = (delta - step * gradient / norm ** GAMMA).detach()
+        gradient = torch.autograd.grad(loss.sum(), delta)[0] * window[:, None]  # as past
+        torch.maximum(norms, gradient.square().sum((1, 3, 4, 5), keepdim=True).sqrt(), out=norms)
+        delta = (delta - step * gradient / norms ** GAMMA).detach()
     return past + delta
 
 
@@ -86,13 +90,13 @@ def pplm(model: Backpack, idx: Tensor, bag: list[int], step: float, length: int)
     """
     c, bag = model.config, torch.tensor(bag, device=idx.device)
     past = torch.zeros(c.n_layer, 2, len(idx), c.n_head, 0, c.n_embd // c.n_head, device=idx.device)
-    untouched = past
+    untouched, norms = past, torch.full((c.n_layer, 1, len(idx), 1, 1, 1), 1e-15, device=idx.device)
     for t in range(length):
         with torch.no_grad():
             logits, untouched = read_on(model, idx[:, -1], untouched)
         plain = logits.softmax(-1).clamp(min=1e-20)  # (n, V)
         if t and step:
-            past = steer(model, idx[:, -1], past, bag, plain, step)
+            past = steer(model, idx[:, -1], past, bag, plain, step, norms)
         with torch.no_grad():
             logits, past = read_on(model, idx[:, -1], past)
         probs = logits.softmax(-1) ** GM_SCALE * plain ** (1 - GM_SCALE)
@@ -107,35 +111,45 @@ def judge(words: list[str], topics: dict[str, list[str]]) -> str | None:
     return label if most > second else None
 
 
-def read_texts(subject: Subject, idx: Tensor, label: str, topics: dict[str, list[str]]) -> Counter:
-    """What texts idx (n, 1 + length), each up to its end-of-text, have of the topic that they should have."""
-    eot, found = subject.eot, Counter(texts=len(idx))
+def read_texts(subject: Subject, idx: Tensor, label: str, topics: dict[str, list[str]]
+               ) -> tuple[Counter, str | None]:
+    """What texts idx (n, 1 + length), each up to its end-of-text, have of the topic that they should have,
+    and the first text that has it.
+    """
+    eot, found, first = subject.eot, Counter(texts=len(idx)), None
     rows = [row[1:row.index(eot, 1) + 1] if eot in row[1:] else row[1:] for row in idx.tolist()]
     for row in rows:
         text = subject.encoding.decode([token for token in row if token != eot], errors='replace')
         words = re.findall('[a-z]+', text.lower())
-        found.update(right=judge(words, topics) == label, words=len(words), tokens=len(row),
+        right = judge(words, topics) == label
+        first = text if right and first is None else first
+        found.update(right=right, words=len(words), tokens=len(row),
                      of_topic=sum(word in topics[label] for word in words),
                      of_bag=sum(word in TOPICS[label] for word in words))
     found['logp'] = score(subject, [([eot], row) for row in rows], 'judging')[0].sum().item()
-    return found
+    return found, first
 
 
 def topic_row(subject: Subject, name: str, generate: dict[str, Callable[[Tensor], Tensor]], length: int,
-              args: argparse.Namespace) -> list:
-    """A row of the table: texts on each topic, which a function generates from their first tokens (n, 1)."""
-    topics, found = toy.TOPICS if subject.is_toy else KEYWORDS, Counter()
+              args: argparse.Namespace) -> tuple[list, list[str]]:
+    """A row of the table: texts on each topic, which a function generates from their first tokens (n, 1); and
+    lines with the first text that has its topic (Tables 16-18).
+    """
+    topics, found, lines = toy.TOPICS if subject.is_toy else KEYWORDS, Counter(), []
     for i, label in enumerate(progress(generate, f'{subject}{name}')):
         torch.manual_seed(args.seed + i)
         began, start = time.perf_counter(), torch.full((args.texts, 1), subject.eot, device=subject.device)
-        idx = torch.cat([generate[label](part) for part in start.split(AT_ONCE)]).cpu()
+        with subject.autocast():
+            idx = torch.cat([generate[label](part) for part in start.split(AT_ONCE)]).cpu()
         found['seconds'] += time.perf_counter() - began
-        found.update(read_texts(subject, idx, label, topics))
+        its, first = read_texts(subject, idx, label, topics)
+        found.update(its)
+        lines.append(f'{label}{name}: {"none has it" if first is None else first}')
     right, words = found['right'] / found['texts'], max(1, found['words'])
     return [f'{subject}{name}', 100 * right, 100 * (right * (1 - right) / found['texts']) ** 0.5,
             100 * found['of_topic'] / words, 100 * found['of_bag'] / words,
             perplexity(torch.tensor(found['logp'], dtype=torch.float64), found['tokens']),
-            1000 * found['seconds'] / (found['texts'] * length)]
+            1000 * found['seconds'] / (found['texts'] * length)], lines
 
 
 def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -147,19 +161,26 @@ def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     for strength, weights in enumerate(STRENGTHS):
         edits = [senses.topic(own.model, s, weights) if strength else None for s in scores]
         generate = {label: partial(own.model.generate, n=length, edit=e) for label, e in zip(bags, edits)}
-        rows.append(topic_row(own, f', strength {strength}', generate, length, args))
+        row, firsts = topic_row(own, f', strength {strength}', generate, length, args)
+        rows.append(row)
+    alone = {label: [i for word in TOPICS[label] if len(ids := own.encode(f' {word}')) == 1 for i in ids]
+             for label in topics}  # PPLM's bags: words of one piece
     for s in subjects[1:]:
         for step in (0.0, *(args.step_sizes or PPLM_STEPS[own.is_toy])):
-            generate = {label: partial(pplm, s.model, bag=bag, step=step, length=length)
-                        for label, bag in bags.items()}
-            rows.append(topic_row(s, f', PPLM {step:g}', generate, length, args))
+            generate = {label: partial(pplm, s.model, bag=bag or bags[label], step=step, length=length)
+                        for label, bag in alone.items()}
+            row, lines = topic_row(s, f', PPLM {step:g}', generate, length, args)
+            rows.append(row)
+        firsts += lines
     if own.size == 'small':
         rows += [[f"the paper's {name}", right, None, None, of_bag, None, None]
                  for name, (right, of_bag) in PAPER_TOPIC.items()]
+    notes = [] if own.is_toy else ['The paper has 500 texts on each topic: --texts 500.']
     rule = 'the words of this world' if own.is_toy else 'lists of words (the paper: a RoBERTa classifier)'
     return Table(f'Topic control (Table 12): {len(bags)} topics, {args.texts} texts of up to {length} tokens '
                  'on each', {'': '', 'topic right %': '.1f', '+-': '.1f', 'words of topic %': '.2f',
                              'of its bag %': '.2f', 'perplexity': '.2f', 's per 1,000 tokens': '.2f'}, rows, [
         f'Right: more words of the topic asked for than of any other, by {rule}; +- is a standard',
         'error. The perplexity of a text is that under the same model without control. '
-        f'{min(args.texts, AT_ONCE)} texts are generated at a time.'])
+        f'{min(args.texts, AT_ONCE)} texts are generated at a time.', *notes,
+        'The first text that has its topic (Tables 16-18):', *firsts])

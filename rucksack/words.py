@@ -143,12 +143,15 @@ def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
 def prompts_of(subject: Subject, noun: str, prompts: list[str]) -> tuple[Tensor, Tensor]:
     """Ids (n, T) of n prompts on a noun, and the place (n,) where each ends."""
     texts = [torch.tensor(subject.encode(prompt.format(noun)), device=subject.device) for prompt in prompts]
+    if max(map(len, texts)) > (size := subject.model.config.block_size):
+        raise Missing(f'{subject.name} reads texts of {size} tokens; some prompts are longer')
     return pad_sequence(texts, True), torch.tensor([len(text) - 1 for text in texts], device=subject.device)
 
 
 def gender_rows(subject: Subject) -> list[list]:
-    """Bias ratio, its reduction and p(they), means over nouns and prompts: of the model as it is; with the
-    sense that most separates she from he, or their direction, off each noun; with the best fraction of it.
+    """Bias ratio and its reduction for all nouns, and for those of one piece; p(they), and p(they) relative
+    to p(she) + p(he); means over nouns and prompts: of the model as it is; with the sense that most separates
+    she from he, or their direction, off each noun; with the best fraction of it.
     """
     model = subject.model
     she, he, they = (word_id(subject.encoding, word) for word in ('she', 'he', 'they'))
@@ -160,26 +163,33 @@ def gender_rows(subject: Subject) -> list[list]:
         take, name = partial(without_sense, sense=sense), f'without sense {sense}'
     else:
         take, name = partial(without_direction, v=v), 'nouns projected'
-    found = []
+    found, pieces = [], torch.tensor([len(ids) for ids in nouns.values()])
     for noun, ids in progress(nouns.items(), f'gender, {subject.name}'):
         estimate, logits = (take(model, *prompts_of(subject, noun, prompts), ids)[..., :model.config.n_vocab]
                             for prompts in (ESTIMATION, PROMPTS))  # (fractions, prompts, V) each
         best = bias_ratio(estimate, she, he).argmin().item()
         logits = logits[[0, -1, best]]  # (3, prompts, V)
-        found.append(torch.stack([bias_ratio(logits, she, he), logits.softmax(-1)[..., they].mean(-1).cpu()]))
-    ratio, they = torch.stack(found).mean(0).tolist()  # (3,) each
-    fall = [None, *(100 * (ratio[0] - r) / max(ratio[0] - 1, 1e-9) for r in ratio[1:])]
-    return [[f'{subject}{what}', ratio[i], fall[i], 100 * they[i]]
-            for i, what in enumerate(('', f', {name}', ', the best fraction'))]
+        p = logits.double().softmax(-1).cpu()  # (3, prompts, V)
+        relative = p[..., they] / (p[..., she] + p[..., he])
+        found.append(torch.stack([bias_ratio(logits, she, he), p[..., they].mean(-1), relative.mean(-1)]))
+    found = torch.stack(found)  # (nouns, 3, 3)
+    (ratio, *rest), (of_one, *_) = found.mean(0).tolist(), found[pieces == 1].mean(0).tolist()  # (3,) each
+    falls = [[None, *(100 * (r[0] - x) / max(r[0] - 1, 1e-9) for x in r[1:])] for r in (ratio, of_one)]
+    columns = zip(ratio, falls[0], of_one, falls[1], *(100 * torch.tensor(rest)).tolist())
+    return [[f'{subject}{what}', *numbers]
+            for what, numbers in zip(('', f', {name}', ', the best fraction'), columns)]
 
 
 def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 5: how biased the pronoun after a role noun is."""
     rows = [row for s in subjects for row in gender_rows(s)]
-    rows += [[f"the paper's {s.kind}-Small{what}", *numbers, None]
+    rows += [[f"the paper's {s.kind}-Small{what}", None, None, *numbers, None, None]
              for s in subjects if s.size == 'small' for what, *numbers in PAPER_GENDER[s.kind]]
+    n = sum(len(subjects[0].encode(f' {noun}')) == 1 for noun in NOUNS)
     return Table(f'Gender (Table 5): the likelier of she and he over the other, {len(NOUNS)} nouns in '
                  f'{len(PROMPTS)} prompts', {
-                     '': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'p(they) %': '.2f'}, rows,
-                 ['The reduction counts from the excess over 1. The best fraction (0, 0.05 .. 1) is chosen '
-                  f'for each noun by {len(ESTIMATION)} other prompts.'])
+                     '': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'of one piece': '.2f',
+                     'reduction % ': '.0f', 'they %': '.2f', 'they / (she + he) %': '.2f'}, rows, [
+        f'Of one piece: over the {n} nouns that are one token, as in the paper. A reduction counts from the',
+        f'excess over 1. The best fraction (0, 0.05 .. 1) is chosen for each noun by {len(ESTIMATION)} other',
+        'prompts; the authors took Nelder-Mead from 1, unbounded, with a penalty on its distance from 1.'])

@@ -23,7 +23,8 @@ if VOCABULARY.is_dir():
 # Settings of a tiny run, on data/tiny.
 SMALL = ['--dataset=tiny', '--n_layer=2', '--n_head=2', '--n_embd=16', '--n_sense=4', '--block_size=8',
          '--batch_size=4', '--warmup_iters=2', '--eval_iters=2', '--log_interval=1', '--device=cpu',
-         '--compile=False', '--out_dir=out/run', '--lr_decay_iters=20', '--learning_rate=0.01']
+         '--compile=False', '--dtype=float32', '--out_dir=out/run', '--lr_decay_iters=20',
+         '--learning_rate=0.01']
 
 
 def say(script, capsys, *argv: str) -> str:
@@ -52,7 +53,7 @@ def train_toy(folder: Path, steps: int) -> Path:
     try:
         prepare.main(['toy'])
         train.main([str(ROOT / 'config' / 'train_toy.py'), f'--seed={os.environ.get("TOY_SEED", 1337)}',
-                    f'--max_iters={steps}', f'--weight_decay={1200 / steps}', '--eval_interval=10000',
+                    f'--max_iters={steps}', f'--weight_decay={1018 / steps}', '--eval_interval=10000',
                     '--device=cpu'])
     finally:
         os.chdir(before)
@@ -68,7 +69,7 @@ def toy(tmp_path_factory):
 @pytest.fixture(scope='session')
 def trained_toy(tmp_path_factory):
     """The toy model as config/train_toy.py trains it; TOY_SEED and TOY_STEPS in the environment change it."""
-    return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 2000)))
+    return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 1850)))
 
 
 @pytest.fixture

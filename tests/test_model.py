@@ -105,21 +105,23 @@ def test_parameter_counts(size, n_sense, hidden, total, contextual):
 
 @pytest.mark.parametrize('n_sense', [0, 1, 16])
 def test_a_model_starts_as_gpt2_and_knows_nothing(n_sense):
-    """Its loss is ln V within 0.2; matrices have deviation 0.02, residual projections that over
-    sqrt(2 n_layer); AdamW decays matrices, nothing else, and has each parameter once."""
+    """Its loss is ln V within 0.2; matrices have deviation 0.02, second layers of MLPs (those of senses too)
+    and attention's that over sqrt(2 n_layer); AdamW decays matrices, embeddings only if asked."""
     torch.manual_seed(0)
     model, idx = Backpack(Config(64, 5000, n_layer=8, n_head=4, n_embd=64, n_sense=n_sense)), text(64, 4)
     assert abs(model(idx, idx.roll(1)).item() - math.log(5000)) < 0.2
-    decayed, free = model.adamw(1e-3, 0.1, (0.9, 0.95)).param_groups
-    assert (decayed['weight_decay'], free['weight_decay']) == (0.1, 0.0)
-    assert len(decayed['params'] + free['params']) == len(list(model.parameters()))
     for name, p in model.named_parameters():
-        residual = name.startswith('contextualizer.blocks.') and 'c_proj' in name
         if p.dim() == 2:
-            assert p.std().item() == pytest.approx(0.005 if residual else 0.02, rel=0.05), name
+            assert p.std().item() == pytest.approx(0.005 if 'c_proj' in name else 0.02, rel=0.05), name
         else:
             assert (p == ('ln_' in name and name.endswith('weight'))).all(), name
-        assert any(p is q for q in (decayed if p.dim() == 2 else free)['params'])
+    for embeddings in (True, False):
+        decayed, free = model.adamw(1e-3, 0.1, (0.9, 0.95), embeddings).param_groups
+        assert (decayed['weight_decay'], free['weight_decay']) == (0.1, 0.0)
+        assert len(decayed['params'] + free['params']) == len(list(model.parameters()))
+        for name, p in model.named_parameters():
+            decays = p.dim() == 2 and (embeddings or name[-10:] not in ('wte.weight', 'wpe.weight'))
+            assert any(p is q for q in (decayed if decays else free)['params']), name
 
 
 # Ids (B, T): some repeat, one id alone, one token, all distinct, a larger batch, one text.

@@ -6,13 +6,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
-import pytest
-import torch
 from subjects import flags, save, toy_subject
 
-from rucksack.grammar import predict, shown, word_id
 from rucksack.plot import plot
-from senses import scale_senses
 
 
 def lines_of(path: str) -> dict[str, np.ndarray]:
@@ -45,21 +41,3 @@ def test_losses_are_drawn_where_the_log_has_them(tmp_path, monkeypatch):
     x, y = np.concatenate([*lines.values()]).T
     assert slope([0, 128, 64, 500], x) > 0 > slope([math.log(loss) for loss in (6.7, 4.1, 5.5, 3)], y)
     assert (min(x), max(x), min(y), max(y)) == (70, 570, 50, 400) and not re.search('href|src|url', text)
-
-
-def test_a_sweep_is_drawn_as_figure_3(tmp_path, monkeypatch):
-    """The lines of the next words go through their probabilities under scale_senses at 21 weights."""
-    monkeypatch.chdir(tmp_path)
-    s = toy_subject()
-    s.model.wte.weight.data[:256] = 0  # bytes
-    s.model.wte.weight.data *= 4
-    rows = plot([s], flags(sweep='nurse:0,1', out='sweep.svg', start='the nurse said that')).rows
-    idx, lines = torch.tensor([s.encode('the nurse said that')]), lines_of('sweep.svg')
-    edits = [scale_senses([word_id(s.encoding, 'nurse')], [0, 1], i / 20) for i in range(21)]
-    probs = torch.stack([predict(s.model, idx, edit) for edit in edits])  # (21, V)
-    likely = {shown(s.encoding, i): i for i in (probs.amax(0) >= 0.01).nonzero()[:, 0].tolist()}
-    ids = [likely.pop(name) for name in lines]
-    assert not likely and [row[0] for row in rows] == [*lines]
-    assert [p for row in rows for p in row[1:]] == pytest.approx(probs[::5, ids].T.flatten().tolist())
-    assert slope(probs[:, ids].T.flatten().tolist(), np.concatenate([*lines.values()])[:, 1]) < 0
-    assert all(line[::10, 0].tolist() == [70, 320, 570] for line in lines.values())

@@ -98,14 +98,17 @@ def test_reference_outputs(name, tmp_path):
     {}, {'n_embd': 40, 'n_head': 5, 'n_sense': 8}, {'n_layer': 5, 'n_sense': 1}, {'n_sense': 0},
     {'vocab_size': 43, 'n_vocab': 41}, {'n_sense': 0, 'n_layer': 1, 'n_embd': 30, 'n_head': 3}])
 def test_exported_weights_mean_the_same_in_the_published_format(changes, tmp_path):
-    """Written out they give our logits; with scores divided by the layer or not, we give theirs."""
+    """Written out they give our logits; scores divided by the layer, not, or by default: we give theirs."""
     model, idx = lively(**changes).float(), text()
     export(model, tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
     pairs = [(published_logits(settings, state, idx), model(idx))]
-    for settings['scale_attn_by_inverse_layer_idx'] in (True, False):
-        again = from_pretrained(written(tmp_path, settings, state))
-        pairs.append((published_logits(settings, state, idx), again(idx)))
+    for scaled in (True, False, None):
+        settings['scale_attn_by_inverse_layer_idx'] = bool(scaled or scaled is None and model.config.n_sense)
+        theirs = published_logits(settings, state, idx)
+        if scaled is None:  # the default of the published class, which GPT-2's has not
+            del settings['scale_attn_by_inverse_layer_idx']
+        pairs.append((theirs, from_pretrained(written(tmp_path, settings, state))(idx)))
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in pairs)
 
 
@@ -144,7 +147,8 @@ WPE, FC = 'backpack.gpt2_model.wpe.weight', 'backpack.gpt2_model.h.0.mlp.c_fc.'
     (f'{FC}bias', None, f'missing weight {FC}bias'), ('x.y', torch.zeros(3), 'unexpected weight x.y'),
     (f'{FC}weight', torch.t, f'{FC}weight is no tensor of real numbers of shape (32, 128)'),
     ('lm_head.weight', lambda w: w + 1, 'lm_head.weight differs from backpack.gpt2_model.wte.weight'),
-    (WPE, 3, 'wpe.weight is no tensor of real numbers'), (WPE, lambda w: w * 1j, 'wpe.weight is no tensor'),
+    (WPE, 3, 'other embeddings'), ('n_positions', 1 << 31, 'other embeddings'),
+    (WPE, lambda w: w * 1j, 'wpe.weight is no tensor'),
     (WPE, lambda w: w * math.nan, 'wpe.weight holds numbers that are not finite'),
     ('model_type', 'llama', 'model_type is llama'), ('n_embd', None, 'n_embd'), ('n_embd', 33, 'n_embd = 33'),
     ('activation_function', 'relu', 'activation_function is relu'), ('n_positions', 'x', "'x'"),

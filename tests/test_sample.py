@@ -1,5 +1,6 @@
 """Claims about sample.py on the trained toy: what it prints is what the model and its senses say."""
 
+import copy
 import json
 import os
 import re
@@ -200,6 +201,20 @@ def test_export_writes_what_from_reads(out, capsys):
     one, two = (say(sample, capsys, '--from', source, '--senses-off', 'nurse:3').split('\n', 1)[1]
                 for source in ('out/toy', 'exported'))
     assert one == two and 'exists' in error_of(sample, capsys, '--export', 'exported')
+
+
+def test_text_in_bfloat16_differs_first_where_two_words_are_nearly_as_likely(world, capsys):
+    """At temperature 0, 200 tokens; --dtype bfloat16 writes them, and leaves tables in float32."""
+    ids, half = torch.tensor([world.ids]), copy.deepcopy(world.model).bfloat16()
+    a, b = (m.generate(ids, 200, temperature=0)[0] for m in (world.model, half))
+    if not torch.equal(a, b):
+        first = (a != b).nonzero()[0].item()
+        context = a[max(0, first - world.model.config.block_size // 2):first]
+        logits = world.model(context[None])[0, -1]
+        assert abs(logits[a[first]] - logits[b[first]]) < 0.3
+    flags = ['--senses-off', 'nurse:3', '--temperature', '0', '--num-samples', '1']
+    plain, said = (say(sample, capsys, *flags, '--dtype', dtype) for dtype in ('float32', 'bfloat16'))
+    assert plain.split('before 1')[0] == said.split('before 1')[0] and 'before 1: When the nurse' in said
 
 
 @pytest.mark.parametrize('command, message', [

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, checkpoint, error_of, log, make_data
+from conftest import ROOT, SMALL, checkpoint, error_of, log, make_data
 from test_checkpoint import RUN, assert_same_run, ranks
 
 import train
@@ -88,7 +88,9 @@ def test_a_compiled_model_is_compiled_once_whatever_the_number_of_distinct_ids(n
 
 
 @pytest.mark.parametrize('signum, option', [
-    (signal.SIGINT, '--dropout=0.2'), (signal.SIGTERM, '--model=gpt'), (signal.SIGHUP, '--dtype=float64')])
+    (signal.SIGINT, '--dropout=0.2'), (signal.SIGTERM, '--model=gpt'), (signal.SIGHUP, '--dtype=float64'),
+    (signal.SIGINT, '--dtype=bfloat16'),
+    pytest.param(signal.SIGTERM, '--compile=True', marks=pytest.mark.slow)])
 def test_a_run_that_a_signal_ends_resumes_to_the_same_bits(signum, option, tiny, capsys, monkeypatch):
     """After its step, with a checkpoint, 128 + signal and a command to go on; another ends it at once."""
     def gradients(model, data, step, s, machine, real=train.gradients):
@@ -130,6 +132,25 @@ def test_a_run_resumes_with_other_settings_only_if_told(tiny, capsys):
     make_data([1] * 800, [2] * 200)
     assert 'data/tiny is not what out/run/ckpt.pt was trained on' in error_of(train, capsys, *resume)
     train.main([*resume, '--max_iters=5', '--allow_changes'])
+
+
+@pytest.mark.parametrize('unit, dtype', [('AMX', 'bfloat16'), ('', 'float32')])
+def test_auto_takes_bfloat16_where_it_is_fast(unit, dtype, tiny, capsys, monkeypatch):
+    """The first line says which format and why; on another processor a run goes on in the format it has."""
+    for units, last in ((unit, 1), ('' if unit else 'AMX', 2)):
+        monkeypatch.setattr('rucksack.machine.bfloat16_unit', lambda device, units=units: units)
+        train.main([*SMALL, '--dtype=auto', f'--max_iters={last}', *['--init_from=resume'] * (last - 1)])
+        said = capsys.readouterr().out.splitlines()[0]
+        why = 'as set' if last == 2 else f'it has {unit}' if unit else 'it has no fast bfloat16'
+        assert checkpoint()['settings']['dtype'] == dtype and said.endswith(f'in {dtype} ({why})')
+
+
+@pytest.mark.parametrize('name', ['train_micro', 'train_mini', 'train_small', 'senses'])
+def test_the_papers_sizes_train_as_published(name):
+    """Betas (0.9, 0.999), embeddings without decay, steps of 2^19 tokens; elsewhere nanoGPT's betas."""
+    s, plain = train.parse_args([str(ROOT / 'config' / f'{name}.py')]), Settings()
+    assert (s.beta1, s.beta2, s.decay_embeddings, s.tokens_per_step) == (0.9, 0.999, False, 524_288)
+    assert (plain.beta1, plain.beta2, plain.decay_embeddings) == (0.9, 0.95, True)
 
 
 @pytest.mark.parametrize('kind, other', [('backpack', 'gpt'), ('gpt', 'backpack')])

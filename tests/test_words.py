@@ -72,5 +72,19 @@ def test_the_best_fraction_is_never_worse_than_none_or_all_where_it_was_chosen(k
     monkeypatch.setattr(words, 'PROMPTS', words.ESTIMATION)
     monkeypatch.setattr(words, 'NOUNS', ['nurse', 'table', 'music', 'chair'])
     for seed in range(3):
-        (_, a, *_), (_, b, fall, _), (_, c, *_) = words.gender_rows(toy_subject(k, seed=seed, block_size=64))
+        (_, a, *_), (_, b, fall, *_), (_, c, *_) = words.gender_rows(toy_subject(k, seed=seed, block_size=64))
         assert 1 <= c <= min(a, b) + 1e-6 and fall == pytest.approx(100 * (a - b) / (a - 1))
+
+
+def test_gender_has_the_mean_over_all_nouns_and_over_those_of_one_piece(monkeypatch):
+    """The columns of one piece are those of a run with these nouns alone; they is relative to she and he."""
+    s, rows = toy_subject(block_size=128), []
+    for nouns in (['nurse', 'sheriff', 'music'], ['nurse', 'music']):  # sheriff is spelled
+        monkeypatch.setattr(words, 'NOUNS', nouns)
+        rows.append(words.gender_rows(s)[0])
+    assert rows[0][3] == pytest.approx(rows[1][1]) != rows[0][1] and rows[0][4] is rows[0][2] is None
+    p = torch.stack([s.model(idx)[range(len(last)), last, :s.encoding.n_vocab].softmax(-1) for idx, last in (
+        words.prompts_of(s, noun, words.PROMPTS) for noun in nouns)]).double()
+    she, he, they = (p[..., word_id(s.encoding, word)] for word in ('she', 'he', 'they'))
+    want = [100 * they.mean().item(), 100 * (they / (she + he)).mean().item()]
+    assert rows[1][5:] == pytest.approx(want, rel=1e-4)
