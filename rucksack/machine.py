@@ -77,14 +77,15 @@ def find_machine(device: str, dtype: str) -> Machine:
         device = f'cuda:{local}' if device == 'cuda' else device
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision('high')  # TF32
-    if device == 'cpu':
-        torch.backends.cuda.enable_flash_sdp(False)  # nor a CPU's: in bfloat16 plain products are faster
-        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: keep freed memory, new pages take time
-            getattr(ctypes.CDLL(None), 'mallopt', max)(option, (1 << 31) - 1)
     why = 'as set'
     if dtype == 'auto':
         unit = bfloat16_unit(device)
         dtype, why = ('bfloat16', f'it has {unit}') if unit else ('float32', 'it has no fast bfloat16')
+    if device == 'cpu':
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: keep freed memory, new pages take time
+            getattr(ctypes.CDLL(None), 'mallopt', max)(option, (1 << 31) - 1)
+        if dtype == 'bfloat16':  # in which a CPU's flash attention is slower than plain products
+            torch.backends.cuda.enable_flash_sdp(False)
     if world > 1:
         dist.init_process_group('cpu:gloo,cuda:nccl' if on_gpu else 'gloo')
     return Machine(device, dtype, rank, world, why)

@@ -53,7 +53,7 @@ def train_toy(folder: Path, steps: int) -> Path:
     try:
         prepare.main(['toy'])
         train.main([str(ROOT / 'config' / 'train_toy.py'), f'--seed={os.environ.get("TOY_SEED", 1337)}',
-                    f'--max_iters={steps}', f'--weight_decay={1018 / steps}', '--eval_interval=10000',
+                    f'--max_iters={steps}', f'--weight_decay={855 / steps}', '--eval_interval=10000',
                     '--device=cpu'])
     finally:
         os.chdir(before)
@@ -69,7 +69,7 @@ def toy(tmp_path_factory):
 @pytest.fixture(scope='session')
 def trained_toy(tmp_path_factory):
     """The toy model as config/train_toy.py trains it; TOY_SEED and TOY_STEPS in the environment change it."""
-    return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 1850)))
+    return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 1900)))
 
 
 @pytest.fixture
