@@ -5,16 +5,16 @@ Published code and weights: https://github.com/john-hewitt/backpacks-flash-attn,
 https://huggingface.co/stanfordnlp/backpack-gpt2
 
 A Transformer turns a text into vectors and predicts the next token from them. A Backpack lets its Transformer
-choose only weights. It weights sense vectors: k for each id of the vocabulary, the same in every text. Given
-the weights, the logits are linear in the senses, so each sense can be read, and edited, on its own.
+choose only weights, by which it sums sense vectors: k for each id of the vocabulary, the same in every text.
+Given the weights, the logits are linear in the senses, so each sense can be read, and edited, on its own.
 
 B texts in a batch, T tokens in each, V rows of E (unused ones included), d = n_embd, k = n_sense; i and j are
-positions, l is a sense, all counted from 0. A token is an occurrence in a text, an id is a row of E. While
-generating, T counts the new positions and S all positions; otherwise S = T.
+positions, l is a sense, all counted from 0; x_j is the id at j. A token is an occurrence in a text, an id the
+number of a row of E. With a cache, T counts the new positions and S all positions; otherwise S = T.
 
     code              paper           shape          meaning
     wte               E               (V, d)         token embeddings, tied: input, senses and output use them
-    contextualizer    h, Eq. 11       (B, T, d)      a GPT-2 Transformer without its output layer
+    contextualizer    h, Eq. 11       (B, T, d)      a GPT-2 Transformer between embedding and output layer
     senses            C, Eq. 10       (B, T, k, d)   the senses of each token; no position, no context
     sense_weights     alpha, Eq. 12   (B, k, T, T)   at [b, l, i, j] the weight at i of sense l of token j
     weighted_sum      o, Eq. 2        (B, T, d)      o_i = sum_j sum_l alpha_lij C(x_j)_l
@@ -31,10 +31,10 @@ The whole model is these five lines; Backpack.plain has them:
 At each position i the weights of one sense sum to one over the positions j <= i, so all weights together sum
 to k: positions compete for a sense, senses do not compete with each other.
 
-By hand (a test runs it), with k = 2, and d = 2 whose axes mean skateboard and health, for the text
-"trick sick": C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", let sense 0 weigh 1/2 on
-both tokens, and sense 1 weigh 1 on trick, where it is empty, and 0 on sick: o = 1/2 (1, 0) + 1/2 (1, 0)
-+ 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
+By hand (a test runs it), with k = 2 senses and d = 2 axes, skateboard and health, for the text "trick sick":
+C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", let sense 0 have weight 1/2 on both
+tokens, sense 1 weight 1 on trick, where it is zero, and 0 on sick: o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0)
++ 0 (0, 1) = (1, 0): skateboard, not health.
 """
 
 import math
@@ -46,7 +46,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
 
-# An edit maps ids (B, S) and their senses C (B, S, k, d) to the senses to sum. It must not modify C in place.
+# An edit maps ids (B, S) and their senses C (B, S, k, d) to the senses to sum. It must leave C as it is.
 Edit = Callable[[Tensor, Tensor], Tensor]
 
 SIZES = {  # the paper's (section 4.1, Table 9)
@@ -61,7 +61,7 @@ class Config:
 
     block_size: int = 512    # longest text, in tokens
     vocab_size: int = 50257  # V: rows of wte, unused ones included
-    n_vocab: int = 0         # ids the tokenizer knows; the rows above are unused (0: all are used)
+    n_vocab: int = 0         # ids the tokenizer knows; rows from there on are unused (0: none)
     n_layer: int = 12
     n_head: int = 12
     n_embd: int = 768        # d
@@ -94,10 +94,10 @@ class MLP(nn.Module):
 
 
 class SenseNetwork(nn.Module):
-    """Eq. 10, C(x) = FF(E x): the embedding e = E x of a token (.., d) -> its k sense vectors (.., k, d).
+    """Eq. 10, C(x) = FF(E x): the embedding e = E x, a row of E, (.., d) -> k sense vectors (.., k, d).
 
-    Appendix A.1 calls the norm and residual before the second feed-forward layer (ln_2 and r + ...) an
-    accident; the published weights have them. The published code has dropout in here too; this has none.
+    Appendix A.1 calls the norm and residual before the second feed-forward layer, final_mlp, an accident;
+    the published weights have them. The published code has dropout in here too; this has none.
     """
 
     def __init__(self, config: Config):
@@ -110,7 +110,7 @@ class SenseNetwork(nn.Module):
         self.final_mlp = MLP(d, hidden, config.n_sense * d)
 
     def forward(self, e: Tensor) -> Tensor:
-        r = e + self.ln_0(e)  # (.., d), sic: as the published weights need it
+        r = e + self.ln_0(e)  # (.., d), sic: the published weights need it
         r = r + self.mlp(self.ln_1(r))  # (.., d)
         return self.final_mlp(self.ln_2(r)).unflatten(-1, (self.n_sense, -1))  # (.., k*d) -> (.., k, d)
 
@@ -118,7 +118,7 @@ class SenseNetwork(nn.Module):
 class SenseWeights(nn.Module):
     """Eq. 12, alpha_l = softmax(query_l key_l^T / sqrt(d/k)), causal: h (B, T, d) -> alpha (B, k, T, T).
 
-    Attention without values, one head per sense. The scale and the Linear's bias are the published code's.
+    Attention without values, one head per sense. Eq. 12 has no scale and no bias; the published code has.
     """
 
     def __init__(self, config: Config):
@@ -157,9 +157,9 @@ def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
 class Backpack(nn.Module):
     """A Backpack Language Model, or with n_sense = 0 the baseline Transformer, whose logits are project(h).
 
-    C= gives the senses to sum, by default senses(idx). An edit is a function (ids, C) -> C, so the model
-    under an edit is model(idx, C=edit(idx, model.senses(idx))); with the senses of a SenseTable it is
-    model(idx, C=table(idx)). An edit that changes nothing changes no bit. generate takes edit= and senses=.
+    Where a method takes C=, that is the senses to sum, by default senses(idx). An edit is a function
+    (ids, C) -> C, so the model under an edit is model(idx, C=edit(idx, model.senses(idx))); with the senses
+    of a SenseTable it is model(idx, C=table(idx)). An edit that changes nothing changes no bit of the logits.
     """
 
     def __init__(self, config: Config):
@@ -190,8 +190,8 @@ class Backpack(nn.Module):
     def senses(self, ids: Tensor) -> Tensor:
         """Eq. 10: the sense vectors C of ids of any shape (..) -> (.., k, d).
 
-        Senses depend on the id alone, so those of each distinct id are computed once. Compiled, where shapes
-        may not depend on the data, those of every token are; DistinctIds avoids that.
+        Senses depend on the id alone, so those of each distinct id are computed once. In a compiled model,
+        whose shapes may not depend on the data, every token's are computed; DistinctIds avoids that.
         """
         if torch.compiler.is_compiling():
             return self.sense_network(self.wte(ids))
@@ -200,11 +200,12 @@ class Backpack(nn.Module):
 
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
         """Senses (.., k, d) of the ids distinct[place] (..); the network runs on distinct (n,) only."""
-        rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d); rows[place] has a slow backward
-        return F.embedding(place, rows).unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
+        rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
+        C = F.embedding(place, rows)  # (.., k*d), as rows[place], whose backward is slow
+        return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
 
     def alpha(self, idx: Tensor) -> Tensor:
-        """Eq. 11 and 12: the contextualization weights of the texts idx (B, T) -> (B, k, T, T)."""
+        """Eq. 11 and 12: the weights of the senses of the texts idx (B, T) -> (B, k, T, T)."""
         return self.sense_weights(self.contextualizer(self.wte(idx)))
 
     def project(self, v: Tensor) -> Tensor:
@@ -212,7 +213,7 @@ class Backpack(nn.Module):
         return F.linear(v, self.wte.weight)
 
     def represent(self, idx: Tensor, C: Tensor | None = None, cache: 'Cache | None' = None) -> Tensor:
-        """Eq. 2: the vectors o of the ids idx (B, T) -> (B, T, d); of a Transformer its h.
+        """Eq. 2: the vectors o of the ids idx (B, T) -> (B, T, d); for a Transformer its h.
 
         With a cache, idx are the tokens it has not read yet and C (B, S, k, d), then required, covers all S
         positions. ValueError: a text longer than block_size, or senses for a Transformer.
@@ -232,7 +233,7 @@ class Backpack(nn.Module):
     def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the token after each position of idx (B, T).
 
-        With targets (B, T), the ids to predict, instead the mean loss in nats; a target of -1 is not counted.
+        With targets (B, T), the ids to predict, their mean loss in nats instead; targets of -1 do not count.
         C (B, T, k, d) are the senses to sum, by default senses(idx). ValueError as in represent.
         """
         o = self.represent(idx, C)  # (B, T, d)
@@ -245,13 +246,13 @@ class Backpack(nn.Module):
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
                  edit: Edit | None = None, senses: Callable[[Tensor], Tensor] | None = None,
                  stop: int | None = None) -> Tensor:
-        """Continue the texts idx (B, T) by n ids: (B, T + n), or fewer once all texts have drawn the id stop.
+        """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer once all have drawn the id stop.
 
-        temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit applies at each step;
-        senses replaces model.senses, as a SenseTable can. Each token is read once, but past block_size the
-        last block_size // 2 tokens are read anew and those before them forgotten.
+        temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit is applied to all S
+        positions at each step; senses replaces model.senses, as a SenseTable can. Each token is read once;
+        a text past block_size goes on from its last block_size // 2 tokens, read anew.
         """
-        if edit is not None and not self.config.n_sense:
+        if (edit or senses) is not None and not self.config.n_sense:
             raise ValueError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
         senses, block_size, start = senses or self.senses, self.config.block_size, 0
         cache = Cache(min(block_size, idx.shape[1] + n))
@@ -260,21 +261,21 @@ class Backpack(nn.Module):
             if idx.shape[1] - start > block_size:
                 start, cache = idx.shape[1] - max(1, block_size // 2), Cache(cache.capacity)
             text = idx[:, start:]  # (B, S)
-            new, C = text[:, cache.length:], None  # (B, T)
+            new, C = text[:, cache.length:], None  # (B, T); a Transformer has no C
             if self.config.n_sense:
-                C = cache.extend('C', senses(new), dim=1)  # (B, S, k, d), kept as they are without the edit
+                C = cache.extend('C', senses(new), dim=1)  # (B, S, k, d), kept unedited
                 C = C if edit is None else edit(text, C)
             o = self.represent(new, C, cache)[:, -1]  # (B, d)
             logits = self.project(o)[:, :self.config.n_vocab]  # (B, n_vocab)
             drawn = torch.multinomial(next_token_probs(logits, temperature, top_k), 1)  # (B, 1)
-            idx, ended = torch.cat([idx, drawn], dim=1), ended | (drawn == stop)  # (B, T + 1), (B, 1)
+            idx, ended = torch.cat([idx, drawn], dim=1), ended | (drawn == stop)  # one longer, (B, 1)
             if stop is not None and ended.all():
                 break
         return idx
 
     def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float],
               decay_embeddings: bool = True):
-        """AdamW with weight decay on matrices, on embeddings only if asked, not on biases and norms."""
+        """AdamW with weight decay on matrices, among them embeddings or not, and not on biases and norms."""
         embeddings = set() if decay_embeddings else {self.wte.weight, self.contextualizer.wpe.weight}
         decayed = [p for p in self.parameters() if p.dim() >= 2 and p not in embeddings]
         free = [p for p in self.parameters() if p.dim() < 2 or p in embeddings]
@@ -290,19 +291,19 @@ class Backpack(nn.Module):
     def flops_per_token(self, distinct: float = 1.0) -> float:
         """Floating point operations to train on one token of a text of block_size tokens: a multiplication
         and an addition per weight, three times (forward, backward to weights, backward to inputs). Attention
-        and Eqs. 2, 12 count in full; distinct is the share of tokens whose senses are computed.
+        and Eqs. 2, 12 count as if not causal; distinct is the share of tokens whose senses are computed.
         """
         c = self.config
         matrices = sum(m.weight.numel() * (distinct if name.startswith('sense_network.') else 1)
                        for name, m in self.named_modules() if isinstance(m, nn.Linear))
         attention = 2 * c.n_layer * c.block_size * c.n_embd  # q k^T and its product with v
         senses = (1 + c.n_sense) * c.block_size * c.n_embd if c.n_sense else 0  # q k^T (Eq. 12), sum (Eq. 2)
-        return 3 * 2 * (matrices + c.vocab_size * c.n_embd + attention + senses)  # the second is Eq. 9
+        return 3 * 2 * (matrices + c.vocab_size * c.n_embd + attention + senses)  # vocab * d: Eq. 9
 
 
 def from_pretrained(source: str) -> Backpack:
     """A model in evaluation mode, on the CPU, from a checkpoint, a folder or the Hugging Face Hub."""
-    from rucksack.published import from_pretrained  # a door: nothing here needs rucksack/
+    from rucksack.published import from_pretrained  # for convenience: the model does not need rucksack/
     return from_pretrained(source)
 
 
@@ -322,15 +323,13 @@ def next_token_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None
 
 
 class Cache:
-    """What generate keeps of the tokens read so far: the keys and values of every layer, the keys of
-    SenseWeights, the senses C. Start with a whole text, go on by one token at a time, without gradients.
-    """
+    """Keys, values and senses C of the tokens read so far: first of a whole text, then token by token."""
 
     def __init__(self, capacity: int):
-        self.capacity, self.length, self.kept = capacity, 0, {}  # positions at most, and read; tensors
+        self.capacity, self.length, self.kept = capacity, 0, {}  # most positions, those read, tensors by name
 
     def extend(self, name: object, new: Tensor, dim: int) -> Tensor:
-        """Append new, T long along dim, to what is kept under a name; all of it (represent counts length)."""
+        """Append new, T long along dim, to what is kept under a name, and return all of it."""
         T = new.shape[dim]
         if name not in self.kept:
             self.kept[name] = new.new_empty(*new.shape[:dim], self.capacity, *new.shape[dim + 1:])
@@ -348,13 +347,13 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
-        q, k, v = self.c_attn(x).chunk(3, dim=-1)  # (B, T, d) each
-        q, k, v = (split_heads(t, self.n_head) for t in (q, k, v))  # (B, n_head, T, d/n_head) each
+        parts = self.c_attn(x).chunk(3, dim=-1)  # (B, T, d) each
+        query, key, value = (split_heads(t, self.n_head) for t in parts)  # (B, n_head, T, d/n_head) each
         if cache is not None:  # (B, n_head, S, d/n_head) each
-            k, v = cache.extend((self, 'k'), k, dim=2), cache.extend((self, 'v'), v, dim=2)
-        dropout, is_causal = self.dropout if self.training else 0.0, q.shape[2] == k.shape[2]
-        assert is_causal or q.shape[2] == 1  # a single new token sees all positions
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=is_causal)
+            key, value = (cache.extend((self, i), t, dim=2) for i, t in enumerate((key, value)))
+        dropout, is_causal = self.dropout if self.training else 0.0, query.shape[2] == key.shape[2]
+        assert is_causal or query.shape[2] == 1  # a single new token sees all positions
+        y = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=is_causal)
         return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, n_head, T, d/n_head) -> (B, T, d)
 
 
@@ -401,10 +400,10 @@ class Contextualizer(nn.Module):
 
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
     """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d). Saves up to half the work in long
-    texts: the weights of a block of positions on what comes after the block are zero, and not computed.
+    texts: the weights of size positions on all that come after them are zero, and not computed.
     """
-    T, S = query.shape[2], key.shape[2]
-    o = []
+    (k, T), S, o = query.shape[1:3], key.shape[2], []
+    assert C.shape[1:3] == (S, k)  # or einsum would spread a single position
     for i in range(0, T, size):
         end = min(i + size, T) + S - T
         alpha = causal_softmax(query[:, :, i:i + size], key[:, :, :end])  # (B, k, up to size, end)
@@ -413,8 +412,8 @@ def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Ten
 
 
 class DistinctIds(nn.Module):
-    """Plain form: model(idx, targets). The model as it is trained: distinct ids are found on the host, so
-    that one compiled graph computes the senses of each of them once, whatever their number.
+    """Plain form: model(idx, targets). The model as it is trained: its caller finds the distinct ids, so that
+    one compiled graph computes the senses of each of them once, whatever their number.
     """
 
     def __init__(self, model: Backpack):
@@ -422,7 +421,7 @@ class DistinctIds(nn.Module):
         self.model = model
 
     def forward(self, idx: Tensor, targets: Tensor, distinct: Tensor, place: Tensor) -> Tensor:
-        """The loss for idx and targets (B, T), where idx is distinct[place], (n,) at (B, T)."""
+        """The loss for idx and targets (B, T), where idx is distinct[place]; distinct (n,), place (B, T)."""
         C = self.model.senses_at(distinct, place) if self.model.config.n_sense else None  # (B, T, k, d)
         return self.model(idx, targets, C=C)
 
@@ -444,7 +443,7 @@ class SenseTable:
 
 
 LOGITS_IN_MEMORY = 1 << 28  # per chunk in ProjectedLoss: 1 GiB in float32, up to three times at once
-TOKENS_IN_CACHE = 512  # per chunk on a CPU: products of a chunk keep to its caches
+TOKENS_IN_CACHE = 512  # per chunk on a CPU, whose caches then hold more of it
 
 
 class ProjectedLoss(torch.autograd.Function):
@@ -455,7 +454,7 @@ class ProjectedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, v: Tensor, E: Tensor, targets: Tensor, need_grad: bool) -> Tensor:
-        """The mean loss (). need_grad: grad mode is always off in here. Only products are autocast."""
+        """The mean loss (). need_grad: in here grad mode is always off. Only products are autocast."""
         n, size = (targets != -1).sum(), max(1, LOGITS_IN_MEMORY // len(E))
         size = min(size, TOKENS_IN_CACHE) if v.device.type == 'cpu' else size
         total, grad_v, grad_E = v.new_zeros((), dtype=E.dtype), [], torch.zeros_like(E) if need_grad else None
@@ -466,7 +465,7 @@ class ProjectedLoss(torch.autograd.Function):
             logp = logits.log_softmax(-1, dtype=E.dtype)  # (c, V)
             total = total - (logp.gather(1, t) * valid).sum() / n
             if need_grad:
-                g = logp.exp_().add_(ids == t, alpha=-1).to(logits.dtype)  # (c, V): p, less 1 at the target
+                g = logp.exp_().add_(ids == t, alpha=-1).to(logits.dtype)  # (c, V): p, at the target p - 1
                 grad_v.append(((g @ E) * valid / n).to(v.dtype))  # (c, d)
                 grad_E += g.T @ (v_ * valid / n)  # (V, d)
         if need_grad:
