@@ -62,14 +62,17 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         add('--texts', type=number(int, 1), metavar='N', default=100, help='topic: texts on each topic [100]')
         add('--length', type=number(int, 1), metavar='N', default=100, help='topic: tokens of a text [100]')
         add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
-            help="topic: of PPLM [the paper's; in the toy world 0.05 0.1 0.2]")
+            help="topic: of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
         add('--seed', type=number(int, 0), metavar='S', default=0, help='topic: of the draws [0]')
     of['timing'].add_argument('--size', choices=SIZES, help="a size of the paper's, in place of --from")
     of['ablation'].add_argument('runs', nargs='*', metavar='RUN', default=[],
                                 help='default: those in out/ with the shape and data of --from')
     of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs whose losses to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.size and args.source:
+        parser.error('--size goes without --from')
+    return args
 
 
 def load_subjects(args: argparse.Namespace) -> list[Subject]:

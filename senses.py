@@ -30,15 +30,14 @@ from rucksack.common import bfloat16_unit, progress
 # -----------------------------------------------------------------------------
 # Look and explain.
 
-LOGITS_AT_ONCE = 1 << 26  # bounds the memory of work on the whole vocabulary: 256 MiB of float32
+IDS_AT_ONCE, LOGITS_AT_ONCE = 256, 2048  # in work on the whole vocabulary: what stays in a CPU's caches
 
 
 @torch.no_grad()
 def over_vocabulary(model: Backpack, score: Callable[[Tensor], Tensor], what: str) -> Tensor:
     """A score of each sense of each id: (V, k, ..), from a function of senses (m, k, d) -> (m, k, ..)."""
-    c, ids = model.config, torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
-    chunks = ids.split(max(1, LOGITS_AT_ONCE // (c.n_sense * c.vocab_size)))  # (m,) each
-    return torch.cat([score(model.senses(chunk)) for chunk in progress(chunks, what)])
+    ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
+    return torch.cat([score(model.senses(m)) for m in progress(ids.split(IDS_AT_ONCE), what)])
 
 
 @torch.no_grad()
@@ -68,9 +67,8 @@ def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
     """
     E = model.wte.weight[:model.config.n_vocab].detach()  # (V, d)
     sums = torch.stack([E[bag].sum(0) for bag in bags])  # (n, d)
-    # V * k * V logits are much work where V is large: then in bfloat16, by tiles that stay in a CPU's cache
-    half = len(E) > 1 << 14 and bool(bfloat16_unit(str(E.device)))
-    tiles = (E.bfloat16() if half else E).split(2048)
+    half = len(E) > 1 << 14 and bool(bfloat16_unit(str(E.device)))  # V * k * V logits are much work then
+    tiles = (E.bfloat16() if half else E).split(LOGITS_AT_ONCE)
 
     def score(C: Tensor) -> Tensor:  # (m, k, d) -> (m, k, n)
         top = torch.stack([(C @ tile.T).amax(-1) for tile in tiles]).amax(0)  # (m, k)

@@ -32,6 +32,8 @@ def beside(path: Path) -> list[Path]:
 def load_file(path: Path) -> dict:
     """The dictionary in a file of torch.save; code in it is never run. UserError if it is not whole."""
     try:
+        if not path.is_file():
+            raise ValueError('there is no such file')
         if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # its CRCs, which PyTorch ignores
             raise ValueError('a checksum is wrong')
         return dict(torch.load(path, map_location='cpu', weights_only=True))

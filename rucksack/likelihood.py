@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from rucksack.common import UserError, one_line, progress
 from rucksack.data import read_bin, read_meta
 from rucksack.table import Missing, Subject, Table, load
-from senses import LOGITS_AT_ONCE
 
+LOGITS_AT_ONCE = 1 << 26  # of a batch: 256 MiB of float32
 PAPER = {  # Table 2: perplexity on OpenWebText, LAMBADA; accuracy on LAMBADA; perplexity on WikiText; BLiMP
     'Backpack-Micro': (31.5, 110, 24.7, 71.5, 75.6), 'Transformer-Micro': (34.4, 201, 21.3, 79.5, 77.8),
     'Backpack-Mini': (23.5, 42.7, 31.6, 49.0, 76.2), 'Transformer-Mini': (24.5, 58.8, 29.7, 52.8, 80.4),
@@ -158,7 +158,7 @@ def benchmark(what: str, subject: Subject, args: argparse.Namespace) -> list[tup
             rows = [row for path in files if path.parent == files[0].parent for row in read(path)]
         if not rows:
             raise ValueError('there is none')
-        return [tuple(row[column] for column in columns) for row in rows]
+        return [tuple(str(row[column]) for column in columns) for row in rows]
     except Exception as error:  # damaged archives, the Hub's client and its HTTP library raise a dozen kinds
         raise (UserError if files else Missing)(f'{what} cannot be read from {source} ({one_line(error)}); '
                                                 f'run {command} and name the file or a folder by --data')

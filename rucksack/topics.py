@@ -34,7 +34,7 @@ KEYWORDS = toy.TOPICS | {label: words.split() for label, words in {
 AT_ONCE = 50  # texts that are generated together
 # Of PPLM, by their names in its code
 NUM_ITERATIONS, KL_SCALE, GAMMA, GM_SCALE, WINDOW_LENGTH = 3, 0.01, 1.5, 0.9, 5
-PPLM_STEPS = {False: (0.01, 0.04, 0.05, 0.06, 0.07), True: (0.05, 0.1, 0.2)}  # the paper's; for the toy world
+PPLM_STEPS = {False: (0.01, 0.04, 0.05, 0.06, 0.07), True: (0.2, 0.3, 0.5)}  # the paper's; for the toy world
 PAPER_TOPIC = {  # control -> topic right, words of the bag, %
     'Backpack-Small, strength 0': (7.4, 0.0), 'Backpack-Small, strength 1': (12.1, 0.2),
     'Backpack-Small, strength 2': (24.3, 1.5), 'Backpack-Small, strength 3': (35.3, 3.5),

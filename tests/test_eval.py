@@ -58,6 +58,7 @@ def test_the_best_is_compared_with_the_best(pair, capsys):
 @pytest.mark.parametrize('argv, said', [
     ('gendre', 'invalid choice'), ('loss --texts 3', 'unrecognized'), ('topic --texts 0', 'from 1 to'),
     ('loss --json no/such/x.json', '--json'), ('loss --data x', 'prepare.py'), ('loss --device gpu', 'gpu'),
+    ('timing --size small --from out/run', '--size goes without --from'),
     ('lambada --data out', 'run curl'), ('blimp --data bench/wiki.test.raw', 'bench/wiki.test.raw'),
     ('wikitext --data bench/lambada_test.jsonl', 'lambada_test.jsonl'), ('gender --from out/run_gpt', 'no '),
     ('similarity --data bench', 'SimLex-999.txt'), ('loss --baseline out/run', 'takes a Transformer'),
