@@ -17,8 +17,10 @@ from torch.testing import assert_close
 
 import sample
 from model import Backpack, Config
+from rucksack.grammar import word_id
 from rucksack.page import LinearizedPrediction, label, written
-from senses import compose, edited, scale_senses
+from rucksack.table import load
+from senses import compose, edited, scale_senses, separation
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium: apt-get install chromium')
@@ -166,8 +168,10 @@ def test_colours_add_up_to_the_odds(out, capsys):
 def test_pictures_of_the_page(out, capsys, request, name, size, light):
     """It is drawn wide and on a phone, light and dark: into SCREENSHOTS, where set, of the trained toy."""
     folder = request.getfixturevalue('trained_toy' if 'SCREENSHOTS' in os.environ else 'toy') / 'out' / 'toy'
-    file = ROOT / os.environ.get('SCREENSHOTS', out) / f'{name}.png'
-    browse(make(capsys, '--from', str(folder)), '#nurse:0=0&nurse:1=0.4', flags=(
+    file, s = ROOT / os.environ.get('SCREENSHOTS', out) / f'{name}.png', load(str(folder), 'cpu')
+    nurse, she, he = (word_id(s.encoding, word) for word in ('nurse', 'she', 'he'))
+    best, second = separation(s.model, nurse, she, he).abs().topk(2).indices.tolist()
+    browse(make(capsys, '--from', str(folder)), f'#nurse:{best}=0&nurse:{second}=0.4', flags=(
         f'--screenshot={file}', '--hide-scrollbars', '--window-size={},{}'.format(*size),
         f'--blink-settings=preferredColorScheme={light}'))
     data = file.read_bytes()
