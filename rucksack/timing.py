@@ -113,7 +113,7 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         rows.append([f"the paper's {size.capitalize()}, 32 x 512 on an A100", a, b, a / b, None, 100])
     how = f'{machine.dtype} ({machine.why}), {"" if run.get("compile", True) else "not "}compiled'
     notes = [f'{machine.name}, {how}, torch {torch.__version__}; {idx.unique().numel():,} distinct ids.',
-             "The paper's ratio is that of the senses of every token. By operations: by these alone."]
+             "The paper's ratio has the senses of every token; by operations: of floating point operations."]
     for kind, model, step in zip(('Backpack', 'Transformer'), models, pairs[3][1]) if machine.on_gpu else ():
         torch.cuda.reset_peak_memory_stats(device)
         others = torch.cuda.memory_allocated(device) - 3 * sum(p.nbytes for p in model.parameters())
