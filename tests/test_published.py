@@ -171,7 +171,7 @@ class Hub(SimpleHTTPRequestHandler):
 
     def end_headers(self):
         """Two more headers."""
-        self.send_header('ETag', f'"{self.path}"')
+        self.send_header('ETag', f'"{Path(self.path).name}"')  # the client makes a path of it
         self.send_header('X-Repo-Commit', 40 * '1')
         super().end_headers()
 
