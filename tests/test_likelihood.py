@@ -111,3 +111,11 @@ def test_the_real_data_files_are_read():
     passages, pages, pairs = (likelihood.benchmark(what, s, args) for what in likelihood.SOURCES)
     counts = Counter(row[:2] for row in pairs)
     assert (len(passages), len(pages), len(counts), {*counts.values()}) == (5153, 62, 67, {1000})
+
+
+def test_scores_in_bfloat16_are_near_those_in_float32():
+    """A subject scores in bfloat16 if told, with the same weights: within 2%, and not the same."""
+    s, pairs = toy_subject(), [([3], [5, 6, 7]), ([9], [1, 2])]
+    half = Subject('toy', s.model, s.encoding, 'bfloat16')
+    a, b = (likelihood.score(subject, pairs, '')[0] for subject in (s, half))
+    assert not torch.equal(a, b) and b.tolist() == pytest.approx(a.tolist(), rel=0.02)

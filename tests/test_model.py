@@ -253,6 +253,15 @@ def test_temperature_zero_is_argmax():
 def test_a_transformer_has_no_senses():
     """Senses or an edit given to the baseline Transformer are an error, not ignored."""
     gpt = lively(n_sense=0)
-    for wrong in (lambda: gpt(text(), C=torch.ones(1)), lambda: gpt.generate(text(), 1, edit=edited)):
+    for wrong in (lambda: gpt(text(), C=torch.ones(1)), lambda: gpt.generate(text(), 1, edit=edited),
+                  lambda: gpt.generate(text(), 1, senses=edited)):
         with pytest.raises(ValueError, match='a Transformer has no senses'):
             wrong()
+
+
+def test_senses_of_another_number_of_positions_are_refused():
+    """They are an AssertionError: an einsum would spread one position over all, and a slice drop the last."""
+    model, idx = lively(), text()
+    for C in (model.senses(idx)[:, :1], model.senses(text(12)), model.senses(idx)[:, :, :1]):
+        with pytest.raises(AssertionError):
+            model(idx, C=C)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import sample
 import senses
-from model import from_pretrained
+from model import Backpack, from_pretrained
 from rucksack.data import load_tokenizer
 from rucksack.grammar import PROMPT, bag_of_words, read_prompt, shown, word_id
 from senses import STRENGTHS, affinity, compose, edited, replace_word, scale_senses, topic
@@ -203,8 +203,8 @@ def test_export_writes_what_from_reads(out, capsys):
     assert one == two and 'exists' in error_of(sample, capsys, '--export', 'exported')
 
 
-def test_text_in_bfloat16_differs_first_where_two_words_are_nearly_as_likely(world, capsys):
-    """At temperature 0, 200 tokens; --dtype bfloat16 writes them, and leaves tables in float32."""
+def test_text_in_bfloat16_differs_first_where_two_words_are_near(world, capsys, monkeypatch):
+    """At temperature 0, 200 tokens; --dtype bfloat16 writes with such weights, tables stay in float32."""
     ids, half = torch.tensor([world.ids]), copy.deepcopy(world.model).bfloat16()
     a, b = (m.generate(ids, 200, temperature=0)[0] for m in (world.model, half))
     if not torch.equal(a, b):
@@ -213,7 +213,13 @@ def test_text_in_bfloat16_differs_first_where_two_words_are_nearly_as_likely(wor
         logits = world.model(context[None])[0, -1]
         assert abs(logits[a[first]] - logits[b[first]]) < 0.3
     flags = ['--senses-off', 'nurse:3', '--temperature', '0', '--num-samples', '1']
+    def generate(model, *args, real=Backpack.generate, **options):
+        dtypes.append(model.wte.weight.dtype)
+        return real(model, *args, **options)
+    dtypes = []
+    monkeypatch.setattr(Backpack, 'generate', generate)
     plain, said = (say(sample, capsys, *flags, '--dtype', dtype) for dtype in ('float32', 'bfloat16'))
+    assert dtypes == [torch.float32] * 2 + [torch.bfloat16] * 2  # before and after
     assert plain.split('before 1')[0] == said.split('before 1')[0] and 'before 1: When the nurse' in said
 
 
