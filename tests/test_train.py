@@ -153,6 +153,15 @@ def test_the_papers_sizes_train_as_published(name):
     assert (plain.beta1, plain.beta2, plain.decay_embeddings) == (0.9, 0.95, True)
 
 
+def test_embeddings_decay_only_if_asked(tiny):
+    """Under strong weight decay they shrink, with --decay_embeddings=False they do not; matrices always do."""
+    norms, names = [], ('wte.weight', 'sense_weights.c_attn.weight')
+    for asked in (True, False):
+        train.main([*SMALL, '--max_iters=3', '--weight_decay=50', f'--decay_embeddings={asked}', '--overwrite'])
+        norms.append([checkpoint()['model'][name].norm().item() for name in names])
+    assert norms[0][0] < 0.7 * norms[1][0] and norms[0][1] == pytest.approx(norms[1][1], rel=0.2)
+
+
 @pytest.mark.parametrize('kind, other', [('backpack', 'gpt'), ('gpt', 'backpack')])
 def test_fine_tuning_starts_from_the_weights_given(kind, other, tiny, capsys):
     """Its first loss is the last of the run it goes on from; sizes are the weights', others are refused."""
