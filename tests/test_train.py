@@ -154,10 +154,11 @@ def test_the_papers_sizes_train_as_published(name):
 
 
 def test_embeddings_decay_only_if_asked(tiny):
-    """Under strong weight decay they shrink, with --decay_embeddings=False they do not; matrices always do."""
+    """Under strong weight decay they shrink, with --decay_embeddings=False they do not; matrices do."""
     norms, names = [], ('wte.weight', 'sense_weights.c_attn.weight')
+    run = [*SMALL, '--max_iters=3', '--weight_decay=50', '--overwrite']
     for asked in (True, False):
-        train.main([*SMALL, '--max_iters=3', '--weight_decay=50', f'--decay_embeddings={asked}', '--overwrite'])
+        train.main([*run, f'--decay_embeddings={asked}'])
         norms.append([checkpoint()['model'][name].norm().item() for name in names])
     assert norms[0][0] < 0.7 * norms[1][0] and norms[0][1] == pytest.approx(norms[1][1], rel=0.2)
 
