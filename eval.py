@@ -88,7 +88,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
         if subjects[1].model.tokenizer != subjects[0].model.tokenizer:
             raise UserError(f'{subjects[0].name} and {subjects[1].name} have different vocabularies')
     for subject in subjects:
-        print(subject.about())
+        print(subject.about() + subject.chosen)
     if wants and len(subjects) == 1:
         print(printable(f'no baseline: train {beside} with --model=gpt, or name another by --baseline'))
     return subjects

@@ -3,10 +3,12 @@
     python prepare.py toy                                   a small world whose truth is known; no download
     python prepare.py openwebtext --num-proc 16             the paper's corpus, from the Hugging Face Hub
     python prepare.py NAME --text FILE... [--val FILE...]   your own .jsonl, .parquet, .tar, .txt or .md files
+    python prepare.py NAME --hub wikimedia/wikipedia:20231101.simple      any text of the Hub
 
 A bin is nothing but token ids, little-endian uint16 (uint32 for a vocabulary over 65,536), an end-of-text id
 after each document: an object of a .jsonl (field "text"), a row of a .parquet (column "text"), a .txt in a
-.tar, a whole .txt or .md. Without --val, fewer than 100 are cut into pieces, which then count as documents.
+.tar, a whole .txt or .md. Without --val, documents over 20,000 characters (fewer, if there are less than 100
+documents) are cut at paragraphs into pieces, which then count as documents.
 """
 
 import argparse
@@ -24,9 +26,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from tiktoken import Encoding
 
 from rucksack.common import Parser, UserError, lock_folder, number, one_line, run_cli, sync
-from rucksack.data import DATA_NAME, GPT2, encode, load_tokenizer, read_bin, read_meta, token_dtype
+from rucksack.data import DATA_NAME, encode, gpt2_tokenizer, load_tokenizer, read_bin, read_meta, token_dtype
 from rucksack.toy import toy_stories, toy_tokenizer
 
 BUILDERS = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar', '.txt': 'text',
@@ -49,22 +52,30 @@ def rows_of_tar(path: str, file=None) -> Iterator[dict]:
                 yield from rows_of_tar(path, tar.extractfile(member))
 
 
-def read_file(path: str, builder: str, cache: dict):
-    """Read the documents of a file: a datasets.Dataset with one column, text, kept on disk."""
+def read_rows(source: str, field: str, cache: dict):
+    """Read the documents of a file, or of hub:DATASET: a datasets.Dataset of one column, text, on disk."""
     import datasets
+    builder, give = builder_of(source), FORMATS
     try:
-        if builder == 'tar':
-            return datasets.Dataset.from_generator(rows_of_tar, gen_kwargs={'path': path}, **cache)
-        file = datasets.DownloadManager(download_config=datasets.DownloadConfig(**cache)).extract(path)
-        how = {'sample_by': 'document'} if builder == 'text' else {}
-        rows = datasets.load_dataset(builder, data_files=glob.escape(file), split='train', **how, **cache)
+        if source.startswith('hub:'):
+            name, config, split = (source.split(':') + ['', ''])[1:4]
+            give = 'OWNER/DATASET[:CONFIG[:SPLIT]]'
+            rows = datasets.load_dataset(name, config or None, split=split or 'train', **cache)
+        elif builder == 'tar':
+            return datasets.Dataset.from_generator(rows_of_tar, gen_kwargs={'path': source}, **cache)
+        else:
+            file = datasets.DownloadManager(download_config=datasets.DownloadConfig(**cache)).extract(source)
+            how, field = ({'sample_by': 'document'}, 'text') if builder == 'text' else ({}, field)
+            rows = datasets.load_dataset(builder, data_files=glob.escape(file), split='train', **how, **cache)
         rows.data.validate(full=True)  # UTF-8 too, which not every builder checks
     except Exception as error:
         cause = error.__cause__ or error  # errors of the system, as of a full disk, are not about the file
-        raise cause if getattr(cause, 'errno', 0) else UserError(f'{path}: {one_line(cause)}; give {FORMATS}')
-    if getattr(rows.features.get('text'), 'dtype', None) not in ('string', 'large_string', 'null'):
-        raise UserError(f'{path} has no field or column "text" of strings')
-    return rows.select_columns('text')
+        raise cause if getattr(cause, 'errno', 0) else UserError(f'{source}: {one_line(cause)}; give {give}')
+    if getattr(rows.features.get(field), 'dtype', None) not in ('string', 'large_string', 'null'):
+        there = ', '.join(rows.column_names)
+        raise UserError(f'{source} has no field or column "{field}" of strings; name one by --field: {there}')
+    rows = rows.select_columns(field)
+    return rows if field == 'text' else rows.rename_column(field, 'text')
 
 
 def openwebtext_files(subsets: int | None) -> list[str]:
@@ -87,9 +98,14 @@ def end_with_parent(_) -> None:
     getattr(ctypes.CDLL(None), 'prctl', max)(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
 
 
-def encode_row(row: dict) -> dict:
+def cut_rows(rows: dict, size: int) -> dict:
+    """Cut documents into pieces of up to size characters, at paragraphs, lines or words."""
+    cut = re.compile('|'.join(f'.{{0,{size}}}{end}' for end in r'\Z \n\s*\n \n \s .'.split()), re.DOTALL)
+    return {'text': [piece for text in rows['text'] for piece in cut.findall(text or '')]}
+
+
+def encode_row(row: dict, encoding: Encoding) -> dict:
     """Encode a document: its ids, end-of-text included, and their number; an empty one has none."""
-    encoding = load_tokenizer(GPT2)
     ids = encode(encoding, row['text'] or '')
     return {'ids': ids + [encoding.eot_token] if ids else [], 'n': len(ids) + bool(ids)}
 
@@ -108,31 +124,34 @@ def write_bins(folder: Path, batches: Iterator[tuple[np.ndarray, np.ndarray]]) -
 
 def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     """Write the bins of text files; return the facts for meta.json."""
-    dtype = token_dtype(load_tokenizer(GPT2).n_vocab)
+    encoding = load_tokenizer(tokenizer := gpt2_tokenizer(args.merges))
     import datasets
     from multiprocess.util import register_after_fork
     register_after_fork(args, end_with_parent)  # called in the processes of datasets
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     sys.stderr.isatty() or datasets.disable_progress_bars()
-    files, cache = args.text or openwebtext_files(args.subsets), {'cache_dir': str(folder / 'cache')}
-    parts = [read_file(path, builder_of(path), cache) for path in files + args.val]
+    sources, cache = args.sources or openwebtext_files(args.subsets), {'cache_dir': str(folder / 'cache')}
+    parts = [read_rows(source, args.field, cache) for source in sources + args.val]
     if any(part.features != parts[0].features for part in parts):
         parts = [part.cast(datasets.Features(text=datasets.Value('large_string'))) for part in parts]
-    rows = datasets.concatenate_datasets(parts)
-    if len(rows) < 100 and not args.val:  # cut at paragraphs, lines or words, to hold out text of all kinds
-        size = min(20_000, max(100, sum(len(text or '') for text in rows['text']) // 100))
-        cut = re.compile('|'.join(f'.{{0,{size}}}{end}' for end in r'\Z \n\s*\n \n \s .'.split()), re.DOTALL)
-        rows = rows.map(lambda x: {'text': cut.findall(x['text'][0] or '')}, batched=True, batch_size=1)
-    features = datasets.Features(ids=datasets.List(datasets.Value(dtype)), n=datasets.Value('int64'))
+    rows, workers = datasets.concatenate_datasets(parts), None if args.num_proc == 1 else args.num_proc
+    if args.name != 'openwebtext' and not args.val:  # to hold out text of all kinds
+        size = 20_000
+        if len(rows) < 100:
+            size = min(size, max(100, sum(len(text or '') for text in rows['text']) // 100))
+        rows = rows.map(cut_rows, batched=True, batch_size=100, fn_kwargs={'size': size}, num_proc=workers,
+                        desc='Cutting')
+    dtype = datasets.Value(token_dtype(encoding.n_vocab))
+    features = datasets.Features(ids=datasets.List(dtype), n=datasets.Value('int64'))
     rows = rows.map(encode_row, features=features, remove_columns='text', writer_batch_size=100,
-                    num_proc=None if args.num_proc == 1 else args.num_proc, desc='Encoding')
+                    fn_kwargs={'encoding': encoding}, num_proc=workers, desc='Encoding')
     n, order = np.array(rows['n'][:]), np.arange(len(rows))
     filled, share = np.flatnonzero(n), 0.0005 if args.name == 'openwebtext' else 0.01
     chosen = np.random.default_rng(args.seed).permutation(filled)[:max(1, round(share * len(filled)))]
-    held = order >= sum(map(len, parts[:len(files)])) if args.val else np.isin(order, chosen)
+    held = order >= sum(map(len, parts[:len(sources)])) if args.val else np.isin(order, chosen)
     batches = ((batch['ids'].combine_chunks().flatten().to_numpy(), np.repeat(held[i:i + 100], n[i:i + 100]))
                for i, batch in zip(order[::100], rows.with_format('arrow').iter(100)))
-    return {'tokenizer': GPT2, 'documents': len(filled), **write_bins(folder, batches)}
+    return {'tokenizer': tokenizer, 'documents': len(filled), **write_bins(folder, batches)}
 
 
 def write_toy(folder: Path, seed: int, n_train: int = 60_000, n_val: int = 4_000) -> dict:
@@ -148,10 +167,17 @@ def write_toy(folder: Path, seed: int, n_train: int = 60_000, n_val: int = 4_000
             **write_bins(folder, [(ids, np.arange(len(ids)) >= n)])}
 
 
+def files_in(path: str) -> list[str]:
+    """The file itself, or the files below a folder that can be read."""
+    below = sorted(Path(path).rglob('[!.]*')) if os.path.isdir(path) else []
+    return [str(file) for file in below if file.is_file() and builder_of(str(file))] or [path]
+
+
 def command_of(args: argparse.Namespace) -> dict:
     """What the bins depend on: the same command on the same files makes the same."""
     files = [[os.path.realpath(f), os.stat(f).st_size, os.stat(f).st_mtime_ns] for f in args.text + args.val]
-    return dict(name=args.name, files=files, val=len(args.val), subsets=args.subsets, seed=args.seed)
+    names = 'name', 'hub', 'field', 'merges', 'subsets', 'seed'
+    return {name: getattr(args, name) for name in names} | {'files': files, 'val': len(args.val)}
 
 
 def already_made(folder: Path, args: argparse.Namespace) -> bool:
@@ -175,7 +201,7 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
         shutil.rmtree(partial / 'cache', ignore_errors=True)  # of a run that was killed
         facts = write_toy(partial, args.seed) if args.name == 'toy' else write_corpus(partial, args)
         if not all(facts['tokens'].values()):
-            raise UserError(f'{", ".join(args.text + args.val)}: too little text; give more, or --val FILE')
+            raise UserError(f'{", ".join(args.sources + args.val)}: too little text; give more, or --val')
         n_vocab = load_tokenizer(facts['tokenizer']).n_vocab
         facts |= {'vocab_size': n_vocab, 'dtype': token_dtype(n_vocab), 'command': command_of(args)}
         (partial / 'meta.json').write_text(json.dumps(facts, indent=1), encoding='utf-8')
@@ -202,8 +228,12 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = Parser(prog='prepare.py', description='Write data/NAME/train.bin, val.bin and meta.json.')
     add, files = parser.add_argument, {'nargs': '+', 'action': 'extend', 'metavar': 'FILE', 'default': []}
     add('name', metavar='NAME', help='toy, openwebtext, or a name for the files of --text')
-    add('--text', help=FORMATS, **files)
+    add('--text', help=f'{FORMATS}; a folder is its files', **files)
+    add('--hub', metavar='DATASET', help='OWNER/DATASET[:CONFIG[:SPLIT]] on the Hugging Face Hub, as '
+        'roneneldan/TinyStories (default split: train)')
+    add('--field', metavar='F', default='text', help='field or column of the text [text]')
     add('--val', help='held-out text (default: 1%% of the documents, 0.05%% of openwebtext)', **files)
+    add('--merges', type=number(int, 1, 50_000), metavar='N', help="cut GPT-2's BPE after its first N merges")
     add('--subsets', type=number(int, 1, 21), metavar='N', help='only the first N archives of openwebtext')
     add('--num-proc', type=number(int, 1), metavar='N', default=os.cpu_count(), help='(default: all cores)')
     add('--seed', type=number(int, 0), metavar='S', default=0, help='of the toy world and of the split')
@@ -212,8 +242,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not re.fullmatch(DATA_NAME, args.name) or '/' in args.name:
         parser.error(f'NAME is {args.name!r}; it takes letters, digits, _, - and .')
-    if args.name != 'openwebtext' and not args.check and (args.name == 'toy') == bool(args.text):
-        parser.error(f'NAME is {args.name!r}; toy takes no --text FILE, any other but openwebtext needs it')
+    args.text, args.val = (sum(map(files_in, paths), []) for paths in (args.text, args.val))
+    args.sources = args.text + [f'hub:{args.hub}'] * bool(args.hub)
+    if args.name != 'openwebtext' and not args.check and (args.name == 'toy') == bool(args.sources):
+        parser.error(f'NAME is {args.name!r}; toy takes no text, any other but openwebtext --text or --hub')
     if other := [path for path in args.text + args.val if not os.path.isfile(path) or not builder_of(path)]:
         parser.error(f'{other[0]} is not a file, or not one of those it reads: {FORMATS}')
     return args

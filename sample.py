@@ -22,7 +22,7 @@ from rucksack import grammar
 from rucksack.common import Parser, find_device, number, output_path, printable, run_cli
 from rucksack.grammar import PROMPT, absent, pair_of, predict, shown, word_id
 from rucksack.page import write_page
-from rucksack.published import export
+from rucksack.published import export, swap_senses
 from rucksack.table import Subject, Table, load, needs_senses, write_json
 
 
@@ -31,7 +31,7 @@ def make_parser() -> Parser:
     parser = group = Parser(prog='sample.py', description=__doc__.splitlines()[0])
     several = dict(nargs='+', action='extend', default=[])  # values of a flag, which can also repeat
 
-    def add(flag: str, metavar: str, help: str, **options) -> None:
+    def add(flag: str, metavar: str | tuple, help: str, **options) -> None:
         group.add_argument(flag, metavar=metavar, help=help, **options)
 
     add('--from', 'MODEL', 'checkpoint, folder or Hub name [the newest Backpack in out/]', dest='source')
@@ -42,11 +42,12 @@ def make_parser() -> Parser:
     add('--top-k', 'K', 'draw from the K likeliest tokens alone', type=number(int, 1))
     add('--seed', 'S', 'of the draws [0]', type=number(int, 0), default=0)
     add('--device', 'D', 'auto, cpu, cuda, cuda:N or mps [auto]', default='auto')
-    add('--dtype', 'T', 'of the weights that write text: float32 or bfloat16 [bfloat16 on CUDA]',
-        choices=('float32', 'bfloat16'))
+    add('--dtype', 'T', 'of the weights that write text or are exported: float32 or bfloat16 [float32; text '
+        'on CUDA bfloat16]', choices=('float32', 'bfloat16'))
     add('--json', 'FILE', 'write the tables to a file too')
     add('--html', 'FILE', 'only write a page with a slider for each sense; --show adds words to look up')
     add('--export', 'DIR', 'only write the model in the published format')
+    add('--swap-senses', ('A', 'B'), 'with --export: number sense A as B and B as A', nargs=2)
     group = parser.add_argument_group('look at senses (--show: as edits leave them)')
     add('--show', 'WORD[:SENSES]', 'the words that each sense of WORD raises and lowers most', **several)
     add('--find', 'A/B|A+B', 'senses that most separate A from B, or speak for A and B (Eq. 17)', **several)
@@ -78,6 +79,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         flag for flag in (args.explain, args.weights) if flag is not None]
     for flag, wrong, why in (
             ('--export', args.export and (args.edits or args.html), 'writes the model as it is: no edits'),
+            ('--swap-senses', args.swap_senses and not args.export, 'goes with --export'),
             ('--html', args.html and (args.edits or args.looks != args.show), 'goes with nothing but --show'),
             ('--json', args.json and not args.looks + args.edits, 'goes with what looks, explains or edits'),
             ('--word', args.word and not any('/' in text for text in args.find), 'goes with --find A/B'),
@@ -262,9 +264,12 @@ def run(argv: list[str]) -> None:
     args = parse_args(argv)
     page, file = output_path('--html', args.html, '.html'), output_path('--json', args.json, '.json')
     s = load(args.source, find_device(args.device))
-    print(s.about())
+    print(s.about() + s.chosen)
     if args.export is not None:
-        export(s.model, args.export)
+        if args.swap_senses:
+            a, b = (grammar.sense_numbers(text, s.model.config.n_sense)[0] for text in args.swap_senses)
+            s.model = swap_senses(s.model, a, b)
+        export(s.model, args.export, getattr(torch, args.dtype or 'float32'))
         return print(f'{args.export}: written')
     if page or args.looks or args.edits:
         needs_senses(s, 'this')

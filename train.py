@@ -207,8 +207,6 @@ class Run:
         epochs = s.max_iters * s.tokens_per_step / (self.train_data.n * s.block_size)
         m.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
                  f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
-        if s.warmup_iters > s.max_iters:
-            m.print0(f'warmup_iters is {s.warmup_iters:,}: the run ends before its learning rate is reached')
         if self.changed is not None:
             m.print0(f'resumed from {s.path} after step {self.step}; changed: {self.changed or "nothing"}')
 

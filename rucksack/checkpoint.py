@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file as load_safetensors
 from torch import Tensor
 
 from model import Backpack, Config
@@ -30,10 +31,14 @@ def beside(path: Path) -> list[Path]:
 
 
 def load_file(path: Path) -> dict:
-    """The dictionary in a file of torch.save; code in it is never run. UserError if it is not whole."""
+    """The dictionary in a .safetensors or a file of torch.save, whose code is never run; UserError if it is
+    not whole.
+    """
     try:
         if not path.is_file():
             raise ValueError('there is no such file')
+        if path.suffix == '.safetensors':
+            return load_safetensors(path)
         if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # its CRCs, which PyTorch ignores
             raise ValueError('a checksum is wrong')
         return dict(torch.load(path, map_location='cpu', weights_only=True))
@@ -86,13 +91,13 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         raise error if isinstance(error, UserError) else UserError(why)
 
 
-def newest_backpack() -> tuple[Backpack, Path]:
-    """The Backpack in out/ whose checkpoint was written last, and its folder."""
+def newest_backpack() -> tuple[Backpack, Path] | None:
+    """The Backpack in out/ whose checkpoint was written last, and its folder; None if there is none."""
     for path in sorted(Path('out').glob('*/ckpt.pt'), key=lambda p: p.stat().st_mtime, reverse=True):
         model = from_checkpoint(load_file(path), path)
         if model.config.n_sense:
             return model, path.parent
-    raise UserError('no Backpack in out/ yet; run python train.py config/train_toy.py, or name one by --from')
+    return None
 
 
 def save_checkpoint(path: Path, state: dict, best: bool) -> None:

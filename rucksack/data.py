@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 import torch
+from tiktoken_ext.openai_public import r50k_pat_str
 from torch import Tensor
 
 from rucksack.common import UserError, one_line
@@ -25,27 +26,69 @@ def vocabulary_of(description: dict | None) -> int:
     if description == GPT2:
         return GPT2_VOCAB
     with suppress(TypeError, LookupError, AttributeError, ValueError):
+        if 'merges' in description and description == GPT2 | {'merges': description['merges']}:
+            return len(merged_tokens(tuple(description['merges']))) + 1
         if description == toy_tokenizer(description['pieces']):
             return 256 + len(description['pieces']) + 1
-    raise UserError("unknown tokenizer; take a checkpoint of train.py, or weights with GPT-2's vocabulary")
+    raise UserError("unknown tokenizer; take a checkpoint of train.py, or weights with GPT-2's vocabulary or "
+                    'with the merges of another in merges.txt')
 
 
 def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
-    """The tiktoken.Encoding of a description, as in meta.json: ids 0 .. n_vocab - 1, end-of-text the last."""
+    """The tiktoken.Encoding of a description, as in meta.json: ids 0 .. n_vocab - 1, end-of-text the last.
+    {'name': 'gpt2', 'merges': [..]} is GPT-2's BPE cut after these merges, and needs no download.
+    """
     vocabulary_of(description)
-    return _encoding(tuple(description['pieces']) if 'pieces' in description else None)
+    return _encoding(json.dumps(description))
 
 
 @lru_cache(maxsize=4)
-def _encoding(pieces: tuple[str, ...] | None) -> tiktoken.Encoding:
-    if pieces is None:
+def _encoding(text: str) -> tiktoken.Encoding:
+    if (description := json.loads(text)) == GPT2:
         try:
             return tiktoken.get_encoding('gpt2')
         except Exception as error:  # requests, urllib3 and tiktoken each raise their own without a network
             raise UserError(f'no GPT-2 vocabulary: {one_line(error)}; connect once or set TIKTOKEN_CACHE_DIR')
-    tokens = [bytes([b]) for b in range(256)] + [piece.encode() for piece in pieces]
-    return tiktoken.Encoding('toy', pat_str=TOY_PATTERN, special_tokens={'<|endoftext|>': len(tokens)},
-                             mergeable_ranks={token: i for i, token in enumerate(tokens)})
+    if 'merges' in description:
+        pattern, tokens = r50k_pat_str, merged_tokens(tuple(description['merges']))
+    else:
+        pieces = [piece.encode() for piece in description['pieces']]
+        pattern, tokens = TOY_PATTERN, [bytes([b]) for b in range(256)] + pieces
+    return tiktoken.Encoding(description['name'], pat_str=pattern,
+                             mergeable_ranks={token: i for i, token in enumerate(tokens)},
+                             special_tokens={'<|endoftext|>': len(tokens)})
+
+
+# GPT-2's ids 0 to 255, in order: a character that stands for each byte in the merges, itself where it can
+BYTES = sorted(range(256), key=lambda b: not chr(b).isprintable() or b == 32)  # printable ones first
+CHARACTERS = {chr(b if i < 188 else 68 + i): bytes([b]) for i, b in enumerate(BYTES)}
+
+
+@lru_cache(maxsize=4)
+def merged_tokens(merges: tuple[str, ...]) -> list[bytes]:
+    """The tokens of a BPE by rank, from its merges "a b"; ValueError unless each joins two before it."""
+    tokens = CHARACTERS.copy()
+    for merge in merges:
+        a, b = merge.split(' ')
+        if a + b in tokens or not {a, b} <= tokens.keys():
+            raise ValueError(f'{merge!r} joins no two tokens into a new one')
+        tokens[a + b] = tokens[a] + tokens[b]
+    return list(tokens.values())
+
+
+def gpt2_tokenizer(n: int | None) -> dict:
+    """The description of GPT-2's BPE, cut after its first n merges or whole."""
+    if n is None:
+        return GPT2
+    ranks, merges = load_tokenizer(GPT2)._mergeable_ranks, []
+    character = {byte: char for char, byte in CHARACTERS.items()}
+    for token in sorted(ranks, key=ranks.get)[256:256 + n]:
+        parts = [bytes([b]) for b in token]
+        while len(parts) > 2:  # merge those of the lowest rank, as when a text is encoded
+            i = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], len(ranks)))
+            parts[i:i + 2] = [parts[i] + parts[i + 1]]
+        merges.append(' '.join(''.join(character[bytes([b])] for b in part) for part in parts))
+    return GPT2 | {'merges': merges}
 
 
 def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:

@@ -1,21 +1,26 @@
 """Weights by name: a checkpoint, a folder, the Hugging Face Hub; and the format of the published weights."""
 
+import copy
 import json
 import re
 import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from model import Backpack, Config
 from rucksack.checkpoint import from_checkpoint, load_file, load_state
 from rucksack.common import UserError, one_line
-from rucksack.data import GPT2, GPT2_VOCAB
+from rucksack.data import GPT2, GPT2_VOCAB, merged_tokens
 
-# The third file is ours and describes the tokenizer; without it ids are GPT-2's if there are as many as GPT-2
-# has, or a few more as padding (50,264 in stanfordnlp/backpack-gpt2).
-PUBLISHED = ('config.json', 'pytorch_model.bin', 'rucksack_tokenizer.json')
+ENGLISH = Path(__file__).parents[1] / 'pretrained' / 'english'  # the Backpack that comes with the code
+WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # the first that is there
+# Ids are GPT-2's if there are as many as GPT-2 has, or a few more as padding (50,264 in
+# stanfordnlp/backpack-gpt2); else those of its BPE cut after the merges in the first of these files, or of a
+# tokenizer that the second describes in our own form.
+MERGES, TOKENIZER = 'merges.txt', 'rucksack_tokenizer.json'
 FIXED = {  # settings of a config.json, and what they may be here; export writes the first
     'model_type': ('gpt2', 'backpack-gpt2'), 'activation_function': ('gelu_new',),
     'layer_norm_epsilon': (1e-5,), 'scale_attn_weights': (True,), 'tie_word_embeddings': (True,),
@@ -23,12 +28,15 @@ FIXED = {  # settings of a config.json, and what they may be here; export writes
 
 
 def from_pretrained(source: str | Path) -> Backpack:
-    """A model in evaluation mode, on the CPU, from a checkpoint of train.py or its folder; from a folder with
-    config.json and pytorch_model.bin in the format of stanfordnlp/backpack-gpt2 or gpt2; or from such a
-    repository on the Hugging Face Hub, by its name. UserError where the files do not hold together.
+    """A model in evaluation mode, on the CPU: from a checkpoint of train.py or its folder; from a folder with
+    config.json and WEIGHTS in the format of stanfordnlp/backpack-gpt2 or gpt2; from such a repository on the
+    Hugging Face Hub, by its name; or 'english'. UserError where the files do not hold together.
     """
-    path = Path(source)
+    path = ENGLISH if str(source) == 'english' else Path(source)
     if not path.exists():
+        if path == ENGLISH:
+            raise UserError(f'{path} is missing; train a Backpack: python prepare.py toy && python train.py '
+                            'config/train_toy.py')
         if not re.fullmatch(r'(?!out/|data/)(gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+)', str(source)):
             there = ', '.join(str(p.parent) for p in sorted(Path('out').glob('*/ckpt.pt')))
             raise UserError(f'no such file or folder: {source}; there is {there or "no run in out/ yet"}')
@@ -41,10 +49,13 @@ def download(name: str) -> Path:
     """Fetch the files of a repository from the Hugging Face Hub, once; the folder of its cache with them."""
     from huggingface_hub import model_info, snapshot_download, try_to_load_from_cache  # comes with datasets
     try:
-        cached = all(isinstance(try_to_load_from_cache(name, file), str) for file in PUBLISHED[:2])
+        local = [isinstance(try_to_load_from_cache(name, file), str) for file in ('config.json', *WEIGHTS)]
+        cached, there = local[0] and any(local[1:]), []
         if not cached:  # one question, since snapshot_download would wait for ever behind a firewall
-            model_info(name, timeout=10)
-        return Path(snapshot_download(name, allow_patterns=list(PUBLISHED), local_files_only=cached))
+            there = [file.rfilename for file in model_info(name, timeout=10).siblings]
+        return Path(snapshot_download(name, allow_patterns=['config.json', *WEIGHTS, MERGES, TOKENIZER],
+                                      ignore_patterns=WEIGHTS[1:] if WEIGHTS[0] in there else None,
+                                      local_files_only=cached))
     except Exception as error:  # the client's own kinds, and those of the HTTP library it uses
         raise UserError(f'{name} is nothing local and cannot be fetched from the Hub ({one_line(error)})')
 
@@ -74,8 +85,9 @@ COPIES = {  # of tied weights in a published file: with senses, and without
 
 
 def from_published(folder: Path) -> Backpack:
-    """A published Backpack, or a GPT-2 (then without senses), from config.json and pytorch_model.bin."""
-    config_file, weights_file, tokenizer_file = (folder / name for name in PUBLISHED)
+    """A published Backpack, or a GPT-2 (then without senses), from config.json and a file of WEIGHTS."""
+    config_file, tokenizer_file, merges_file = (folder / name for name in ('config.json', TOKENIZER, MERGES))
+    weights_file = folder / WEIGHTS[not (folder / WEIGHTS[0]).exists()]
     state = {str(key): weight for key, weight in load_file(weights_file).items()
              if not str(key).endswith(('.attn.bias', '.attn.masked_bias'))}  # GPT-2's causal masks
     try:
@@ -109,6 +121,8 @@ def from_published(folder: Path) -> Backpack:
         model.tokenizer = GPT2 if config.n_vocab == GPT2_VOCAB else None
         if tokenizer_file.is_file():
             model.tokenizer = json.loads(tokenizer_file.read_text(encoding='utf-8'))
+        elif not model.tokenizer and merges_file.is_file():
+            model.tokenizer = GPT2 | {'merges': read_merges(merges_file, config.n_vocab)}
         return model
     except UserError:
         raise
@@ -116,9 +130,31 @@ def from_published(folder: Path) -> Backpack:
         raise UserError(f'{folder} is no Backpack and no GPT-2 ({type(error).__name__}: {one_line(error)})')
 
 
-def export(model: Backpack, folder: str | Path) -> None:
-    """Write a model in the format of stanfordnlp/backpack-gpt2, a Transformer in that of gpt2. UserError if
-    the folder exists or cannot be made, and for a model that the published code cannot load.
+def read_merges(path: Path, n_vocab: int) -> list[str]:
+    """The merges of a BPE of n_vocab ids, end-of-text among them; UserError if damaged, or not as many."""
+    try:
+        merges = path.read_text(encoding='utf-8').split('\n')[1:-1]  # without a version and the last newline
+        if (n := len(merged_tokens(tuple(merges))) + 1) != n_vocab:
+            raise ValueError(f'they make {n:,} ids, the model has {n_vocab:,}')
+        return merges
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path} does not hold the merges of the vocabulary ({error}); fetch it again')
+
+
+def swap_senses(model: Backpack, a: int, b: int) -> Backpack:
+    """The same model with senses a and b numbered b and a. Exact: Eq. 2 sums over senses in any order."""
+    model, order = copy.deepcopy(model), torch.arange(k := model.config.n_sense)
+    order[[a, b]] = order[[b, a]]
+    for p in model.sense_network.final_mlp.c_proj.parameters():
+        p.data = p.data.unflatten(0, (k, -1))[order].flatten(0, 1)  # (k*d, ..): a block of rows a sense
+    for p in model.sense_weights.c_attn.parameters():
+        p.data = p.data.unflatten(0, (2, k, -1))[:, order].flatten(0, 2)  # (2*d, ..): of query and key
+    return model
+
+
+def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write a model in the format of stanfordnlp/backpack-gpt2, a Transformer in that of gpt2, with weights
+    in dtype. UserError if the folder exists or cannot be made, or the published code cannot load the model.
     """
     c, folder = model.config, Path(folder)
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
@@ -136,16 +172,17 @@ def export(model: Backpack, folder: str | Path) -> None:
         settings |= {'num_senses': c.n_sense, 'architectures': ['BackpackGPT2LMHeadModel'], 'auto_map': {
             'AutoConfig': f'{code}configuration_backpack_gpt2.BackpackGPT2Config',
             'AutoModelForCausalLM': f'{code}modeling_backpack_gpt2.BackpackGPT2LMHeadModel'}}
-    state = {key: weight.contiguous().cpu() for key, weight in published(model).items()}
-    state |= {copy: state[original] for copy, original in COPIES[bool(c.n_sense)].items()}
+    state = {key: weight.to(dtype).contiguous().cpu() for key, weight in published(model).items()}
     try:
         with tempfile.TemporaryDirectory(prefix='.partial-', dir=folder.parent) as partial:
             new = Path(partial, folder.name)
             new.mkdir()
-            (new / PUBLISHED[0]).write_text(json.dumps(settings, indent=1) + '\n', encoding='utf-8')
-            torch.save(state, new / PUBLISHED[1])
-            if model.tokenizer:
-                (new / PUBLISHED[2]).write_text(json.dumps(model.tokenizer) + '\n', encoding='utf-8')
+            (new / 'config.json').write_text(json.dumps(settings, indent=1) + '\n', encoding='utf-8')
+            save_file(state, new / WEIGHTS[0], {'format': 'pt'})
+            if merges := (model.tokenizer or {}).get('merges'):
+                (new / MERGES).write_text('\n'.join(['#version: 0.2', *merges, '']), encoding='utf-8')
+            elif model.tokenizer:
+                (new / TOKENIZER).write_text(json.dumps(model.tokenizer) + '\n', encoding='utf-8')
             new.rename(folder)  # complete, or not there
     except (OSError, RuntimeError) as error:
         raise UserError(f'{folder} cannot be written ({one_line(error)}); export to another folder')

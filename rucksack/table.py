@@ -10,10 +10,10 @@ from pathlib import Path
 import tiktoken
 import torch
 
-from model import SIZES, Backpack, Config
+from model import Backpack
 from rucksack.checkpoint import newest_backpack
 from rucksack.common import UserError, printable, write_file
-from rucksack.data import GPT2_VOCAB, load_tokenizer
+from rucksack.data import load_tokenizer
 from rucksack.published import from_pretrained
 
 
@@ -67,15 +67,13 @@ class Subject:
     model: Backpack
     encoding: tiktoken.Encoding
     dtype: str | None = None  # in which it scores and writes texts (None: bfloat16 on CUDA, else float32)
+    chosen: str = ''  # why it, where nobody named one
 
     def __post_init__(self) -> None:
-        c = self.model.config
-        self.kind = 'Backpack' if c.n_sense else 'Transformer'
+        self.kind = 'Backpack' if self.model.config.n_sense else 'Transformer'
         self.is_toy = self.model.tokenizer['name'] == 'toy'  # it speaks of the world whose truth is known
         self.device = self.model.wte.weight.device
         self.encode, self.eot = self.encoding.encode_ordinary, self.encoding.eot_token
-        ours = dict(n_sense=c.n_sense and 16, vocab_size=c.vocab_size, n_vocab=GPT2_VOCAB, dropout=c.dropout)
-        self.size = next((size for size in SIZES if Config(**SIZES[size], **ours) == c), None)  # in the paper
 
     def __str__(self) -> str:
         return f'{self.kind} {self.name}'
@@ -93,12 +91,19 @@ class Subject:
 
 
 def load(name: str | None, device: str, dtype: str | None = None) -> Subject:
-    """A model from a file, folder or Hub name on a device; without a name the newest Backpack in out/."""
-    model, name = newest_backpack() if name is None else (from_pretrained(name), name)
+    """A model from a file, folder or Hub name on a device; without a name the newest Backpack in out/, and
+    without one there English.
+    """
+    if name is not None:
+        model, chosen = from_pretrained(name), ''
+    elif found := newest_backpack():
+        (model, name), chosen = found, '; the newest in out/ (real English: --from english)'
+    else:
+        model, name, chosen = from_pretrained('english'), 'english', '; out/ has no Backpack yet'
     encoding = load_tokenizer(model.tokenizer)
     if encoding.n_vocab != model.config.n_vocab:
         raise UserError(f'{name} has {model.config.n_vocab} ids, its tokenizer {encoding.n_vocab}')
-    return Subject(str(name), model.to(device).eval(), encoding, dtype)
+    return Subject(str(name), model.to(device).eval(), encoding, dtype, chosen)
 
 
 def needs_senses(subject: Subject, what: str) -> None:

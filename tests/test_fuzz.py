@@ -22,10 +22,11 @@ RUN = ' '.join([*SMALL, '--dataset=toy --max_iters=1 --block_size=32'])
 SAY = '--max-new-tokens=3 --device=cpu'
 COMMANDS = [  # and the file that it reads
     (train, f'{RUN} --max_iters=2 --init_from=resume', 'out/run/ckpt.pt'), (sample, SAY, 'out/run/ckpt.pt'),
-    (train, f'{RUN} --overwrite --init_from=exported', 'exported/pytorch_model.bin'),
+    (train, f'{RUN} --overwrite --init_from=exported', 'exported/model.safetensors'),
     (train, f'{RUN} --overwrite', 'data/toy/meta.json'), (train, f'{RUN} --overwrite c.py', 'c.py'),
     (sample, f'{SAY} --from=exported', 'exported/config.json'), (eval, 'gender', 'out/run/ckpt.pt'),
     (sample, f'{SAY} --from=exported', 'exported/rucksack_tokenizer.json'), (eval, 'loss', 'out/run/ckpt.pt'),
+    (sample, f'{SAY} --from=cut', 'cut/merges.txt'),
     (sample, f'{SAY} --start=FILE:c.py', 'c.py'), (eval, 'lambada --data=c.py', 'c.py'),
     (prepare, 'own --num-proc=1 --text=c.txt', 'c.txt'), (prepare, 'toy --check', 'data/toy/val.bin')]
 VALUES = ['', ' ', '0', '-1', '1.5', '1e999', 'nan', 'True', '[]', "'", '(' * 300, '..', '/', '%s%n', '*:99',
@@ -64,7 +65,9 @@ def test_odd_flags_and_files_are_answered(n, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prepare, 'write_toy', partial(prepare.write_toy, n_train=200, n_val=20))
     prepare.main(['toy'])
     train.main(RUN.split())
-    export(from_pretrained('out/run'), 'exported')
+    export(model := from_pretrained('out/run'), 'exported')
+    model.tokenizer = {'name': 'gpt2', 'merges': ['\u0120 t', 'h e']}
+    export(model, 'cut')
     Path('c.py').write_text('n_layer = 1\nlearning_rate = 0.01\n')
     Path('c.txt').write_text('My nurse said that she left for the clinic.\n' * 40)
     shutil.copytree('.', whole := f'{tmp_path}_whole')

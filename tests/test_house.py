@@ -8,7 +8,7 @@ from conftest import ROOT
 FILES = {'.'.join(path.relative_to(ROOT).with_suffix('').parts): path.read_text(encoding='utf-8')
          for path in (*ROOT.glob('*.py'), *ROOT.glob('rucksack/*.py'))}
 TREES = {name: ast.parse(text) for name, text in FILES.items()}
-LIMITS = {'model': 480, 'senses': 280, 'train': 400, 'prepare': 260, 'sample': 330, 'eval': 140}
+LIMITS = {'model': 480, 'senses': 280, 'train': 400, 'prepare': 280, 'sample': 330, 'eval': 140}
 
 
 def imports(tree: ast.AST, inside: bool = False) -> set[str]:

@@ -18,6 +18,7 @@ import huggingface_hub
 import numpy as np
 import pyarrow.parquet
 import pytest
+import regex
 import tiktoken
 from conftest import ROOT, error_of
 
@@ -42,8 +43,9 @@ def gpt2(tmp_path, monkeypatch):
 def make(name: str, *argv: str) -> tuple[list[str], list[str]]:
     """Run prepare.py: the texts to train on and those held out, each with the end-of-text id at its end."""
     prepare.main([name, *argv])
-    folder, encoding, texts = Path('data', name), data.load_tokenizer(data.GPT2), []
+    folder, texts = Path('data', name), []
     meta = data.read_meta(folder)
+    encoding = data.load_tokenizer(meta['tokenizer'])
     for split in ('train', 'val'):
         ids = data.read_bin(folder, split, meta, checksum=True)
         ends = np.flatnonzero(ids == encoding.eot_token)
@@ -127,6 +129,90 @@ def test_one_percent_is_held_out_by_the_seed_and_the_rest_keeps_its_order(gpt2):
     assert train == [text for text in texts if text not in val] and set(val) <= set(texts)
 
 
+def test_a_folder_a_dataset_by_name_and_another_field_give_their_texts(gpt2, monkeypatch):
+    """--text FOLDER is the files below it that can be read; --hub takes a dataset with its config and split;
+    --field says where the text is."""
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    Path('books/old').mkdir(parents=True)
+    files = {'books/old/a.jsonl': jsonl(['a', 'b']), 'books/z.txt': b'z', 'books/.git': b'no',
+             'books/cover.png': b'no', 'val.txt': b'held'}
+    for name, content in files.items():
+        Path(name).write_bytes(content)
+    assert make('books', '--text', 'books', '--val', 'val.txt') == (['a', 'b', 'z'], ['held'])
+    Path('owner/stories').mkdir(parents=True)  # as a repository on the Hub, whose name a folder can have, too
+    Path('owner/stories/README.md').write_text(
+        '---\nconfigs:\n- config_name: main\n  data_files: [{split: train, path: a.jsonl}]\n'
+        '- config_name: more\n  data_files: [{split: train, path: a.jsonl}, {split: test, path: b.jsonl}]\n'
+        '---\n')
+    for name, text in (('a', 'A story'), ('b', 'A test')):
+        rows = [json.dumps({'id': i, 'body': f'{text} {i}.'}) for i in range(200)]
+        Path(f'owner/stories/{name}.jsonl').write_text('\n'.join(rows))
+    for name, text in (('main', 'A story'), ('main:train', 'A story'), ('more:test', 'A test')):
+        train, val = make('hub', '--hub', f'owner/stories:{name}', '--field', 'body', '--overwrite')
+        assert sorted(train + val) == sorted(f'{text} {i}.' for i in range(200)) and len(val) == 2
+
+
+def test_a_dataset_that_cannot_be_had_is_one_line(gpt2, capsys, monkeypatch):
+    """No such config, split or field, or no network: the name as it was given, and what is there."""
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    Path('owner/stories').mkdir(parents=True)
+    Path('owner/stories/a.jsonl').write_text('{"id": 1, "body": "x"}')
+    for name, message in (('owner/stories', 'name one by --field: id, body'), ('owner/stories:x', "'x'"),
+                          ('owner/stories:default:dev', '"dev"'), ('owner/none', "Couldn't reach")):
+        line = error_of(prepare, capsys, 'bad', '--hub', name, printed=0)
+        assert f'hub:{name}' in line and message in line and not list(Path().glob('data/*'))
+
+
+def test_long_documents_are_cut_so_that_held_out_text_is_of_all_kinds(gpt2):
+    """Books among many short documents become pieces of up to 20,000 characters that end with a paragraph;
+    with --val, and below that length, a document stays whole."""
+    book = '\n\n'.join(f'Paragraph {i} of a book. ' + 'It goes on. ' * 30 for i in range(300))
+    Path('a.jsonl').write_bytes(jsonl([book, *(f'Article {i}.' for i in range(400)), book.upper()]))
+    train, val = make('a', '--text', 'a.jsonl')
+    pieces = [text for text in train + val if not text.startswith('Article')]
+    assert len(train + val) - len(pieces) == 400 and sum(map(len, pieces)) == 2 * len(book)
+    assert sum(text.endswith('\n\n') for text in pieces) == len(pieces) - 2
+    assert 19_000 < min(sorted(map(len, pieces))[2:]) and max(map(len, pieces)) <= 20_002
+    assert len(pieces) < 2 * len(book) / 19_000 + 2
+    Path('val.jsonl').write_bytes(jsonl(['x']))
+    assert make('b', '--text', 'a.jsonl', '--val', 'val.jsonl')[0][0] == book
+
+
+def test_a_cut_vocabulary_is_gpt2s_first_merges_and_needs_no_other(gpt2, monkeypatch):
+    """Its ids are those that GPT-2's first N merges make, its end-of-text is 256 + N; reading and decoding
+    need nothing but meta.json; with all 50,000 merges it is GPT-2's."""
+    whole, texts = data.load_tokenizer(data.GPT2), ['An unhappy nurse.', "I'd", *(t[:3000] for t in TEXTS)]
+    Path('a.jsonl').write_bytes(jsonl(texts * 30))
+    for n in (1, 300, 16_384, 50_000):
+        prepare.main(['a', '--text', 'a.jsonl', '--merges', str(n), '--overwrite', '--num-proc', '1'])
+        meta = data.read_meta(Path('data/a'))
+        cut = data.load_tokenizer(meta['tokenizer'])
+        assert meta['vocab_size'] == 257 + n and cut.eot_token == 256 + n
+        rank = {tuple(merge.split(' ')): i for i, merge in enumerate(meta['tokenizer']['merges'])}
+        assert len(rank) == n
+        for text in texts:
+            ids = cut.encode_ordinary(text)
+            assert cut.decode(ids) == text and (n < 50_000 or ids == whole.encode_ordinary(text))
+            if len(text) < 100:  # by hand: every pre-token apart, the earliest merge first
+                assert ids == by_hand(text, rank)
+    train, val = make('a', '--text', 'a.jsonl', '--merges', '300', '--overwrite')
+    assert sorted(train + val) == sorted(texts * 30)
+
+
+def by_hand(text: str, rank: dict[tuple[str, str], int]) -> list[int]:
+    """Byte-pair encoding as the merges alone define it, as transformers does it."""
+    name, ids = {byte[0]: char for char, byte in data.CHARACTERS.items()}, []
+    vocabulary = list(data.CHARACTERS) + [a + b for a, b in rank]
+    for word in regex.findall(data.r50k_pat_str, text):
+        parts = [name[byte] for byte in word.encode()]
+        while pairs := [pair for pair in zip(parts, parts[1:]) if pair in rank]:
+            best = min(pairs, key=rank.get)
+            at = next(i for i, pair in enumerate(zip(parts, parts[1:])) if pair == best)
+            parts[at:at + 2] = [''.join(best)]
+        ids += map(vocabulary.index, parts)
+    return ids
+
+
 @pytest.mark.parametrize('unit, end, count', [
     ('one\ntwo', '\n\n', 900), ('word ' * 900, '\n\n', 600), ('a line', '\n', 2000), ('word', ' ', 9000),
     ('x', '', 30_000)])
@@ -160,7 +246,9 @@ def test_a_file_that_cannot_be_read_is_one_line(name, content, message, gpt2, ca
 
 
 @pytest.mark.parametrize('argv, message', [
-    ('none', 'needs it'), ('a --text none.txt', 'none.txt is not a'), ('', 'NAME'), ('toy --frob', 'help'),
+    ('none', '--text or --hub'), ('a --text x --merges 0', 'from 1 to 50000'), ('toy --hub a/b', 'no text'),
+    ('a --text x --merges 50001', 'from 1 to 50000'), ('a --text none.txt', 'none.txt is not a'),
+    ('', 'NAME'), ('toy --frob', 'help'),
     ('a/b --text x', "'a/b'"), ('../a --text x', "'../a'"), ('openwebtext --subsets 22', 'from 1 to 21'),
     ('toy --num-proc 0', 'from 1'), ('toy --seed -1', 'from 0'), ('toy --text x', 'no'), ('a --check', '')])
 def test_a_bad_command_is_one_line(argv, message, tmp_path, monkeypatch, capsys):

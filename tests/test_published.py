@@ -1,5 +1,6 @@
 """Claims about published weights: read as the reference reads them, written so, fetched once from the Hub."""
 
+import copy
 import json
 import math
 import os
@@ -17,12 +18,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT
+from conftest import ROOT, error_of
+from safetensors.torch import load_file, save_file
+from subjects import save
 from test_model import lively, text
 
+import sample
 from model import Backpack, Config, from_pretrained
 from rucksack.common import UserError
-from rucksack.published import export
+from rucksack.published import COPIES, export
 from rucksack.toy import toy_tokenizer
 
 FIXTURES, BACKPACK, GPT = ROOT / 'tests' / 'fixtures', 'backpack-gpt2-tiny', 'gpt2-tiny'
@@ -30,14 +34,18 @@ FIXTURES, BACKPACK, GPT = ROOT / 'tests' / 'fixtures', 'backpack-gpt2-tiny', 'gp
 
 def read(folder: Path) -> tuple[dict, dict]:
     """The settings and the weights in a published folder."""
-    state = torch.load(folder / 'pytorch_model.bin', weights_only=True)
+    old = folder / 'pytorch_model.bin'
+    state = torch.load(old, weights_only=True) if old.exists() else load_file(folder / 'model.safetensors')
     return json.loads((folder / 'config.json').read_text()), state
 
 
-def written(folder: Path, settings: dict, state: dict) -> Path:
-    """A folder in the published format."""
+def written(folder: Path, settings: dict, state: dict, safe: bool = False) -> Path:
+    """A folder in the published format, its weights in a file of torch.save or a safe one."""
     (folder / 'config.json').write_text(json.dumps(settings))
-    torch.save(state, folder / 'pytorch_model.bin')
+    if safe:
+        save_file({key: w.clone().contiguous() for key, w in state.items()}, folder / 'model.safetensors')
+    else:
+        torch.save(state, folder / 'pytorch_model.bin')
     return folder
 
 
@@ -77,14 +85,16 @@ def published_logits(settings: dict, w: dict, idx: torch.Tensor) -> torch.Tensor
 
 
 @torch.no_grad()
+@pytest.mark.parametrize('safe', [False, True])
 @pytest.mark.parametrize('name', [BACKPACK, GPT])
-def test_reference_outputs(name, tmp_path):
-    """Our numbers, of a file with other keys too, and the written-out ones are the reference's to 1e-4."""
+def test_reference_outputs(name, safe, tmp_path):
+    """Our numbers, of files of both formats and with other keys too, and the written-out ones are the
+    reference's to 1e-4."""
     (settings, state), expected = read(FIXTURES / name), np.load(FIXTURES / name / 'expected.npz')
     prefix, idx = 'backpack.gpt2_model.' * (name == BACKPACK), torch.from_numpy(expected['input_ids'])
     other = {key.removeprefix('transformer.'): w for key, w in state.items() if key != 'lm_head.weight'}
     other |= {f'{prefix}h.{i}.attn.{key}': torch.ones(1) for i in range(3) for key in ('bias', 'masked_bias')}
-    model, again = from_pretrained(FIXTURES / name), from_pretrained(written(tmp_path, settings, other))
+    model, again = from_pretrained(FIXTURES / name), from_pretrained(written(tmp_path, settings, other, safe))
     found = {'logits': [model(idx), again(idx), published_logits(settings, state, idx)]}
     if name == BACKPACK:
         found |= {'contextualization': [model.alpha(idx)], 'senses': [model.senses(idx).transpose(1, 2)]}
@@ -108,7 +118,7 @@ def test_exported_weights_mean_the_same_in_the_published_format(changes, tmp_pat
         theirs = published_logits(settings, state, idx)
         if scaled is None:  # the default of the published class, which GPT-2's has not
             del settings['scale_attn_by_inverse_layer_idx']
-        pairs.append((theirs, from_pretrained(written(tmp_path, settings, state))(idx)))
+        pairs.append((theirs, from_pretrained(written(tmp_path, settings, state, safe=bool(scaled)))(idx)))
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in pairs)
 
 
@@ -121,12 +131,39 @@ def test_an_exported_model_comes_back_exactly(n_sense, tmp_path):
     again, reference = from_pretrained(tmp_path / 'b'), read(FIXTURES / (BACKPACK if n_sense else GPT))[1]
     assert again.config == model.config and again.tokenizer == model.tokenizer and not again.training
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
-    assert read(tmp_path / 'b')[1].keys() == {key for key in reference if '.h.2.' not in key}  # it has 3
+    keys = {key for key in reference if '.h.2.' not in key}  # it has 3 layers
+    assert read(tmp_path / 'b')[1].keys() == keys - COPIES[n_sense > 0].keys()
     for changes, place, message in (({'sense_hidden': 24}, 'x', 'sense_hidden is 24; .* 96'),
                                     ({}, 'b', 'exists'), ({}, 'none/x', 'cannot be written')):
         with pytest.raises(UserError, match=message):
             export(lively(**changes), tmp_path / place)
     assert [path.name for path in tmp_path.iterdir()] == ['b']
+
+
+@torch.no_grad()
+def test_a_model_of_a_cut_vocabulary_comes_back_with_its_merges_in_bfloat16(tmp_path, capsys):
+    """--export --dtype bfloat16 rounds weights once and writes merges.txt; --swap-senses exchanges two senses
+    and changes the logits by rounding alone; more merges, or damaged ones, or none, are named."""
+    model = lively(vocab_size=264, n_vocab=260, n_sense=3).float()
+    model.tokenizer = {'name': 'gpt2', 'merges': ['\u0120 t', 'h e', '\u0120t he']}
+    save(str(tmp_path / 'run'), model)
+    sample.main(['--from', str(tmp_path / 'run'), '--export', str(tmp_path / 'out'), '--dtype', 'bfloat16',
+                 '--swap-senses', '0', '2'])
+    capsys.readouterr()
+    again, rounded, idx = from_pretrained(tmp_path / 'out'), copy.deepcopy(model).bfloat16().float(), text()
+    assert again.tokenizer == model.tokenizer and again.wte.weight.equal(rounded.wte.weight)
+    assert {w.dtype for w in read(tmp_path / 'out')[1].values()} == {torch.bfloat16}
+    assert again.senses(idx).equal(rounded.senses(idx)[..., [2, 1, 0], :])
+    assert torch.allclose(again.alpha(idx), rounded.alpha(idx)[:, [2, 1, 0]], atol=1e-7)
+    assert torch.allclose(again(idx), rounded(idx), atol=1e-5)
+    file = tmp_path / 'out' / 'merges.txt'
+    for content in ('#version\n\u0120 t\n', '#version\nh e\nh e\nt h\n', '#version\nhe t\n', b'\xff\n'):
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        assert f'{file} does not hold' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
+    file.unlink()
+    assert 'merges.txt' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
+    assert "'9' is neither" in error_of(sample, capsys, '--from', str(tmp_path / 'run'), '--export',
+                                        str(tmp_path / 'x'), '--swap-senses', '0', '9')
 
 
 @pytest.mark.parametrize('vocab_size, ids, name', [(50257, 50257, 'gpt2'), (50264, 50257, 'gpt2'),
@@ -161,9 +198,21 @@ def test_another_architecture_is_refused_by_name(key, change, message, tmp_path)
     here[key] = change(here[key]) if callable(change) else change
     if change is None:
         del here[key]
-    with pytest.raises(UserError) as error:
-        from_pretrained(written(tmp_path, *both))
-    assert message in str(error.value) and '\n' not in str(error.value)
+    for safe in (False, True)[:1 + all(isinstance(w, torch.Tensor) for w in both[1].values())]:
+        with pytest.raises(UserError) as error:
+            from_pretrained(written(tmp_path, *both, safe))
+        assert message in str(error.value) and '\n' not in str(error.value)
+
+
+def test_safe_weights_cut_short_are_one_line(tmp_path):
+    """Whatever is left of the file: its name, and what to do."""
+    settings, state = read(FIXTURES / BACKPACK)
+    file = written(tmp_path, settings, state, safe=True) / 'model.safetensors'
+    whole = file.read_bytes()
+    for n in (0, 5, 1000, len(whole) - 1):
+        file.write_bytes(whole[:n])
+        with pytest.raises(UserError, match=f'^{file} is damaged or holds no weights .*fetch it again$'):
+            from_pretrained(tmp_path)
 
 
 class Hub(SimpleHTTPRequestHandler):
@@ -190,7 +239,8 @@ def hub(tmp_path):
                    for path in sorted(files.iterdir())[:n]]
         (api / 'tree' / (40 * '1')).write_text(json.dumps(entries))
         for path in (api / 'index.html', api / 'revision' / 'main'):
-            path.write_text(json.dumps({'id': f'owner/{name}', 'sha': 40 * '1'}))
+            path.write_text(json.dumps({'id': f'owner/{name}', 'sha': 40 * '1', 'siblings': [
+                {'rfilename': entry['path']} for entry in entries]}))
     server = ThreadingHTTPServer(('127.0.0.1', 0), partial(Hub, directory=tmp_path))
     Thread(target=server.serve_forever, daemon=True).start()
     yield f'http://127.0.0.1:{server.server_port}'

@@ -16,6 +16,7 @@ from torch import Tensor
 import sample
 import senses
 from model import Backpack, from_pretrained
+from rucksack import published
 from rucksack.data import load_tokenizer
 from rucksack.grammar import PROMPT, bag_of_words, read_prompt, shown, word_id
 from senses import STRENGTHS, affinity, compose, edited, replace_word, scale_senses, topic
@@ -112,16 +113,22 @@ def test_what_becomes_of_a_prompt_is_said(out, capsys):
     assert 'tokens; the model reads the last 64.\nThe model has never seen zebra: it reads' in said
 
 
-def test_without_from_the_newest_backpack_is_taken(out, capsys):
-    """Without one the error names the command that makes one, and for a misspelled name what is there."""
+def test_without_from_the_newest_backpack_is_taken(out, capsys, monkeypatch):
+    """Without one English is; what is taken is said, and for a misspelled name what is there."""
     assert 'no such file or folder: out/tou; there is out/toy' in error_of(sample, capsys, '--from=out/tou')
     for name, time in (('old', 3e9), ('new', 4e9), ('gpt', 5e9)):
         Path('out', name).mkdir()
         as_transformer('out/gpt/ckpt.pt') if name == 'gpt' else shutil.copy('out/toy/ckpt.pt', f'out/{name}')
         os.utime(f'out/{name}/ckpt.pt', (time, time))
-    assert say(sample, capsys).startswith('Backpack out/new: 2 layers of width 64, 16 senses, ')
+    about = r'Backpack {}: 2 layers of width 64, 16 senses, \d+ ids; {}\n'
+    assert re.match(about.format('out/new', r'the newest in out/ \(real English: --from english\)'),
+                    say(sample, capsys))
+    monkeypatch.setattr(published, 'ENGLISH', Path('pretrained').absolute())
     Path('out').rename('away')
-    assert 'python train.py config/train_toy.py' in error_of(sample, capsys)
+    for argv in ([], ['--from', 'english']):
+        assert 'pretrained is missing; train a Backpack: python prepare' in error_of(sample, capsys, *argv)
+    sample.main(['--from', 'away/new', '--export', 'pretrained'])
+    assert re.match(about.format('english', 'out/ has no Backpack yet'), say(sample, capsys))
 
 
 def test_what_looks_has_the_scores_of_senses(world, capsys):

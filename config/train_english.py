@@ -1,0 +1,17 @@
+# Backpack on real English: an hour and a half on two CPU cores, minutes on a GPU.
+# python prepare.py english --text simplewiki.jsonl.xz gutenberg_stories.jsonl.xz --merges 16384
+# python train.py config/train_english.py   (its Transformer: --model=gpt)
+dataset = 'english'
+n_layer = 4
+n_head = 4
+n_embd = 256
+n_sense = 16
+block_size = 256
+batch_size = 32  # 32 * 256 = 8,192 tokens a step
+max_iters = 6000
+learning_rate = 3e-3
+warmup_iters = 200
+weight_decay = 0.33  # steps * rate * decay = 6, as in the paper
+eval_interval = 250
+eval_iters = 20
+log_interval = 50
