@@ -17,11 +17,6 @@ from rucksack.data import read_bin, read_meta
 from rucksack.table import Missing, Subject, Table, load
 
 LOGITS_AT_ONCE = 1 << 26  # of a batch: 256 MiB of float32
-PAPER = {  # Table 2: perplexity on OpenWebText, LAMBADA; accuracy on LAMBADA; perplexity on WikiText; BLiMP
-    'Backpack-Micro': (31.5, 110, 24.7, 71.5, 75.6), 'Transformer-Micro': (34.4, 201, 21.3, 79.5, 77.8),
-    'Backpack-Mini': (23.5, 42.7, 31.6, 49.0, 76.2), 'Transformer-Mini': (24.5, 58.8, 29.7, 52.8, 80.4),
-    'Backpack-Small': (20.1, 26.5, 37.5, 40.9, 76.3), 'Transformer-Small': (20.2, 32.7, 34.9, 42.2, 81.9)}
-PAPER_SENSES = (1, 74.3, 72.7, 38.5), (4, 75.6, 72.7, 29.3), (16, 80.5, 72.7, 26.0), (64, 100.2, 72.7, 24.0)
 SOURCES = {  # benchmark -> name on the Hub, config (None: all), split, columns; its files; how to get them
     'LAMBADA': ('EleutherAI/lambada_openai', 'default', 'test', ['text'], r'^lambada.*\.jsonl$',
                 'curl -O https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'),
@@ -35,12 +30,6 @@ DETOKENIZE = [  # rules of the EleutherAI harness (wikitext, version 1), in orde
     (r'\(\s*([^)]*?)\s*\)', r'(\1)'), (r'\[\s*([^\]]*?)\s*\]', r'[\1]'), (r'{\s*([^}]*?)\s*}', r'{\1}'),
     (r'"\s*([^"]*?)\s*"', r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'"), ('= = = =', '===='), ('= = =', '==='),
     ('= =', '=='), (' ° ', '°'), (' \n', '\n'), ('\n ', '\n'), (' N ', ' 1 '), (" 's", "'s")]
-
-
-def paper_rows(subjects: list[Subject], *which: int) -> list[list]:
-    """Rows of Table 2 for subjects of the paper's sizes."""
-    names = [f'{s.kind}-{s.size.capitalize()}' for s in subjects if s.size]
-    return [[f"the paper's {name}", *(PAPER[name][i] for i in which)] for name in names]
 
 
 @torch.no_grad()
@@ -116,7 +105,7 @@ def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     texts = [held_out(s, args) for s in subjects]
     rows = [[str(s), loss_of(s, ids), len(ids)] for s, (ids, _) in zip(subjects, texts)]
     return Table('Loss (Table 2) on all of ' + ', '.join(dict.fromkeys(str(path) for _, path in texts)), {
-        '': '', 'perplexity': '.3f', 'tokens': ','}, rows + [[*row, None] for row in paper_rows(subjects, 0)])
+        '': '', 'perplexity': '.3f', 'tokens': ','}, rows)
 
 
 def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -133,8 +122,6 @@ def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         c, n, seen = s.model.config, s.model.n_params(), s.model.run.get('tokens')
         rows.append([s.name.removesuffix('/ckpt.pt'), c.n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6,
                      seen and seen / 1e6, loss_of(s, ids)])
-    if (c.n_layer, c.n_embd, c.sense_hidden, c.n_vocab) == (8, 640, 640, 50257):
-        rows += [[f"the paper's Mini, k = {k}", k, *n, 26214.4, loss] for k, *n, loss in PAPER_SENSES]
     return Table(f'The number of senses (Table 8): perplexity on {texts[0][1]}', {'': '', 'senses': 'd',
         'parameters, M': '.2f', 'contextual, M': '.2f', 'tokens seen, M': ',.1f', 'perplexity': '.3f'}, rows)
 
@@ -185,7 +172,7 @@ def lambada_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         logp, greedy = score(s, pairs, f'LAMBADA, {s.name}')
         rows.append([str(s), perplexity(logp, len(texts)), 100 * greedy.double().mean().item()])
     return Table(f'LAMBADA (Table 2): the last word of {len(texts):,} passages', {
-        '': '', 'perplexity': '.1f', 'accuracy %': '.1f'}, rows + paper_rows(subjects, 1, 2))
+        '': '', 'perplexity': '.1f', 'accuracy %': '.1f'}, rows)
 
 
 def wikitext_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -200,8 +187,7 @@ def wikitext_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         logp = score(s, pairs, f'WikiText, {s.name}')[0]
         rows.append([str(s), perplexity(logp, words), perplexity(logp, sum(map(len, texts)))])
     return Table(f'WikiText (Table 2): {len(pages)} pages of {words:,} words', {
-        '': '', 'perplexity per word': '.1f', 'per token': '.1f'},
-        rows + [[*row, None] for row in paper_rows(subjects, 3)])
+        '': '', 'perplexity per word': '.1f', 'per token': '.1f'}, rows)
 
 
 def blimp_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -219,5 +205,4 @@ def blimp_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     table = [[f'{label} ({len(keys)})', *(sum(column[key] for key in keys) / len(keys) for column in columns)]
              for label, keys in groups.items()]
     return Table(f'BLiMP (Table 2): % of {len(rows):,} pairs whose good sentence is likelier, means over (n) '
-                 'paradigms', {'': '', **{str(s): '.1f' for s in subjects}}, table,
-                 [f'{name}: {number}' for name, number in paper_rows(subjects, 4)])
+                 'paradigms', {'': '', **{str(s): '.1f' for s in subjects}}, table)

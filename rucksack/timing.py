@@ -18,8 +18,6 @@ from rucksack.data import inputs_of
 from rucksack.machine import Machine, find_machine
 from rucksack.table import Subject, Table
 
-PAPER_TIMING = {'micro': (93, 65), 'mini': (210, 150), 'small': (360, 260)}  # ms
-
 
 def alternate(works: list[Callable[[], object]], device: str, what: str, budget: float = 30) -> list[tuple]:
     """Seconds that each function takes, called in turn after two calls to warm up: 100 times, or as often as
@@ -108,9 +106,6 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
         a, b = ([1000 * t / n for t in times] for times, n in zip(alternate(works, device, what), tokens))
         ratio = statistics.median(a) / statistics.median(b)
         rows.append([what, statistics.median(a), statistics.median(b), ratio, flops, len(a)])
-    if size := subjects[0].size if subjects else args.size:
-        a, b = PAPER_TIMING[size]
-        rows.append([f"the paper's {size.capitalize()}, 32 x 512 on an A100", a, b, a / b, None, 100])
     how = f'{machine.dtype} ({machine.why}), {"" if run.get("compile", True) else "not "}compiled'
     notes = [f'{machine.name}, {how}, torch {torch.__version__}; {idx.unique().numel():,} distinct ids.',
              "The paper's ratio has the senses of every token; by operations: of floating point operations."]

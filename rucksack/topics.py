@@ -35,12 +35,6 @@ AT_ONCE = 50  # texts that are generated together
 # Of PPLM, by their names in its code
 NUM_ITERATIONS, KL_SCALE, GAMMA, GM_SCALE, WINDOW_LENGTH = 3, 0.01, 1.5, 0.9, 5
 PPLM_STEPS = {False: (0.01, 0.04, 0.05, 0.06, 0.07), True: (0.2, 0.3, 0.5)}  # the paper's; for the toy world
-PAPER_TOPIC = {  # control -> topic right, words of the bag, %
-    'Backpack-Small, strength 0': (7.4, 0.0), 'Backpack-Small, strength 1': (12.1, 0.2),
-    'Backpack-Small, strength 2': (24.3, 1.5), 'Backpack-Small, strength 3': (35.3, 3.5),
-    'Transformer-Small, PPLM 0': (6.8, 0.0), 'Transformer-Small, PPLM 0.01': (8.4, 0.1),
-    'Transformer-Small, PPLM 0.04': (23.9, 2.6), 'Transformer-Small, PPLM 0.05': (30.3, 5.5),
-    'Transformer-Small, PPLM 0.06': (37.7, 12.3), 'Transformer-Small, PPLM 0.07': (40.8, 18.8)}
 
 
 class PerturbedCache(Cache):
@@ -172,9 +166,6 @@ def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
             row, lines = topic_row(s, f', PPLM {step:g}', generate, length, args)
             rows.append(row)
         firsts += lines
-    if own.size == 'small':
-        rows += [[f"the paper's {name}", right, None, None, of_bag, None, None]
-                 for name, (right, of_bag) in PAPER_TOPIC.items()]
     notes = [] if own.is_toy else ['The paper has 500 texts on each topic: --texts 500.']
     rule = 'the words of this world' if own.is_toy else 'lists of words (the paper: a RoBERTa classifier)'
     return Table(f'Topic control (Table 12): {len(bags)} topics, {args.texts} texts of up to {length} tokens '

@@ -19,8 +19,6 @@ from senses import edited, scale_senses
 SIMILARITY = {  # name in the paper -> file, what separates its columns, column of the score, lines of header
     'SL999': ('SimLex-999.txt', '\t', 3, 1), 'SV3500': ('SimVerb-3500.txt', '\t', 3, 0),
     'RG65': ('RG65.csv', ';', 2, 0), 'WS353': ('WS353.csv', ',', 2, 1)}
-PAPER_SIMILARITY = {'sense 12': (0.522, 0.471, 0.754, 0.749), 'sense 14': (0.500, 0.502, 0.591, 0.655),
-                    'minimum': (0.540, 0.471, 0.653, 0.607), 'Transformer': (0.478, 0.363, 0.634, 0.681)}
 
 
 def read_pairs(path: Path, separator: str, column: int, header: int) -> list[tuple[str, str, float]]:
@@ -86,9 +84,6 @@ def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table
     rows = [[row, *(column[row] for column in columns.values())] for row in columns[name]]
     best = [torch.tensor(list(column.values())[:k]).nan_to_num(-2).argmax() for column in columns.values()]
     rows.insert(k, ['the best', *(f'sense {l}' for l in best)])
-    if subjects[0].size == 'small':
-        paper = {row: dict(zip(SIMILARITY, numbers)) for row, numbers in PAPER_SIMILARITY.items()}
-        rows += [[f"the paper's {row}", *map(numbers.get, columns)] for row, numbers in paper.items()]
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in data.items())
     return Table(f"Similarity (Table 4): Spearman's correlation with the truth for word pairs ({counts})", {
         '': '', **dict.fromkeys(columns, '.3f')}, rows, ['A word of several tokens is their mean.'])
@@ -109,9 +104,6 @@ ESTIMATION = [  # Table 15
     'I went to the talk to the {}. What', 'I went over to the talk to the {}. Why',
     'I went over to the talk to the {};']
 FRACTIONS = [i / 20 for i in range(21)]  # of what can be taken from a noun
-PAPER_GENDER = {
-    'Backpack': [('', 4.34, None), (', without sense 10', 2.88, 44), (', the best fraction', 2.16, 65)],
-    'Transformer': [('', 7.02, None), (', nouns projected', 6.72, 5), (', the best fraction', 7.02, 0)]}
 
 
 @torch.no_grad()
@@ -183,8 +175,6 @@ def gender_rows(subject: Subject) -> list[list]:
 def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 5: how biased the pronoun after a role noun is."""
     rows = [row for s in subjects for row in gender_rows(s)]
-    rows += [[f"the paper's {s.kind}-Small{what}", None, None, *numbers, None, None]
-             for s in subjects if s.size == 'small' for what, *numbers in PAPER_GENDER[s.kind]]
     n = sum(len(subjects[0].encode(f' {noun}')) == 1 for noun in NOUNS)
     return Table(f'Gender (Table 5): the likelier of she and he over the other, {len(NOUNS)} nouns in '
                  f'{len(PROMPTS)} prompts', {
