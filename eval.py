@@ -20,6 +20,7 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from model import SIZES
@@ -121,10 +122,7 @@ def run(argv: list[str]) -> None:
         raise wrong
 
 
-def main(argv: list[str]) -> None:
-    """Run the command line."""
-    run_cli('eval.py', run, argv)
-
+main = partial(run_cli, 'eval.py', run)
 
 if __name__ == '__main__':
     main(sys.argv[1:])

@@ -23,6 +23,7 @@ import signal
 import sys
 import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -263,10 +264,7 @@ def run(argv: list[str]) -> None:
         prepare(folder, args)
 
 
-def main(argv: list[str]) -> None:
-    """Run the command line."""
-    run_cli('prepare.py', run, argv)
-
+main = partial(run_cli, 'prepare.py', run)
 
 if __name__ == '__main__':
     main(sys.argv[1:])

@@ -12,6 +12,7 @@ Flags that look or explain print tables and no text. Otherwise text is written; 
 
 import argparse
 import sys
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -289,10 +290,7 @@ def run(argv: list[str]) -> None:
             print_samples(s, idx, args, its, title)
 
 
-def main(argv: list[str]) -> None:
-    """Run the command line."""
-    run_cli('sample.py', run, argv)
-
+main = partial(run_cli, 'sample.py', run)
 
 if __name__ == '__main__':
     main(sys.argv[1:])

@@ -22,6 +22,7 @@ import zlib
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -344,10 +345,7 @@ def run(argv: list[str]) -> int:
     return code
 
 
-def main(argv: list[str]) -> None:
-    """Run the command line."""
-    run_cli('train.py', run, argv)
-
+main = partial(run_cli, 'train.py', run)
 
 if __name__ == '__main__':
     main(sys.argv[1:])

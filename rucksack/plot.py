@@ -28,42 +28,31 @@ def text_at(x: float, y: float, text: str, anchor: str = 'start') -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(printable(text))}</text>'
 
 
-def picture(title: str, x_name: str, lines: list[tuple], scale=float) -> str:
-    """Lines in one coordinate system, as an SVG file that needs nothing else. A line is a name, or '' if the
-    legend leaves it out, its attributes in SVG, and points (x, y); scale maps y to the height it is drawn at.
+def picture(lines: list[tuple]) -> str:
+    """Losses in nats, on a logarithmic scale, against million tokens, as an SVG file that needs nothing else.
+    A line is a name, or '' if the legend leaves it out, its attributes in SVG, and points (tokens, nats).
     """
     xs, ys = zip(*(point for *_, points in lines for point in points))
     (left, right), (low, high) = ((min(v), max(v) + (min(v) == max(v))) for v in (xs, ys))
 
     def at(x: float, y: float) -> tuple[float, float]:
         """Where a point is, in pixels."""
-        up = (scale(y) - scale(low)) / (scale(high) - scale(low))
-        return 70 + 500 * (x - left) / (right - left), 400 - 350 * up
+        return 70 + 500 * (x - left) / (right - left), 400 - 350 * math.log(y / low) / math.log(high / low)
 
-    parts = [HEAD, text_at(70, 30, title), text_at(320, 445, x_name, 'middle')]
+    title = 'Nats per token, logarithmic, on held-out text (thin: on training batches)'
+    parts = [HEAD, text_at(70, 30, title), text_at(320, 445, 'million tokens', 'middle')]
     for x in ticks(left, right):
-        px, _ = at(x, low)
-        parts += [f'<path class="grid" d="M{px:.1f} 50V400"/>', text_at(px, 420, f'{x:g}', 'middle')]
+        parts += [f'<path class="grid" d="M{at(x, low)[0]:.1f} 50V400"/>',
+                  text_at(at(x, low)[0], 420, f'{x:g}', 'middle')]
     for y in ticks(low, high):
-        _, py = at(left, y)
-        parts += [f'<path class="grid" d="M70 {py:.1f}H570"/>', text_at(62, py + 4, f'{y:g}', 'end')]
+        parts += [f'<path class="grid" d="M70 {at(left, y)[1]:.1f}H570"/>',
+                  text_at(62, at(left, y)[1] + 4, f'{y:g}', 'end')]
     for _, look, points in lines:
-        dots = 'L'.join(f'{px:.1f} {py:.1f}' for px, py in (at(*point) for point in points))
+        dots = 'L'.join('{:.1f} {:.1f}'.format(*at(*point)) for point in points)
         parts.append(f'<path {look} d="M{dots}h0"/>')  # h0: of a single point there is a dot
     for i, (name, look, _) in enumerate(line for line in lines if line[0]):
         parts += [f'<path {look} d="M585 {60 + 22 * i}h30"/>', text_at(622, 64 + 22 * i, name)]
     return '\n'.join(parts) + '\n</svg>\n'
-
-
-def read_run(name: str) -> tuple[str, list[tuple[float, float]], list[tuple[float, float]]]:
-    """What a run is, and its losses on training batches and on held-out text: (million tokens, nats)."""
-    config = load_file(Path(name, 'ckpt.pt')).get('model_config', {})
-    rows = list(csv.DictReader(Path(name, 'log.csv').read_text().splitlines()))
-    train, val = ([(float(row['tokens']) / 1e6, float(row[column])) for row in rows
-                   if 'tokens' in row and row[column]] for column in ('loss', 'val_loss'))
-    if not val:
-        raise UserError(f'{name} has no loss on held-out text in log.csv')
-    return f'{"Backpack" if config.get("n_sense") else "Transformer"} {name}', train, val
 
 
 def plot(subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -72,10 +61,15 @@ def plot(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """
     lines, rows, file = [], [], output_path('--out', args.out, '.svg')
     for run, color in zip(args.runs, COLORS * len(args.runs)):
-        name, train, val = read_run(run)
-        look = f'stroke="{color}"' + ' stroke-dasharray="7 4"' * name.startswith('Transformer')
+        k = load_file(Path(run, 'ckpt.pt')).get('model_config', {}).get('n_sense')
+        log = list(csv.DictReader(Path(run, 'log.csv').read_text().splitlines()))
+        train, val = ([(float(row['tokens']) / 1e6, float(row[column])) for row in log
+                       if 'tokens' in row and row[column]] for column in ('loss', 'val_loss'))
+        if not val:
+            raise UserError(f'{run} has no loss on held-out text in log.csv')
+        name, look = f'{"Backpack" if k else "Transformer"} {run}', f'stroke="{color}"'
+        look += '' if k else ' stroke-dasharray="7 4"'
         lines += [('', look + ' opacity=".5" style="stroke-width:1"', train), (name, look, val)]
         rows.append([name, *val[-1], min(loss for _, loss in val)])
-    title = 'Nats per token, logarithmic, on held-out text (thin: on training batches)'
-    write_file(file, picture(title, 'million tokens', lines, math.log))
+    write_file(file, picture(lines))
     return Table('Losses', {'': '', 'tokens, M': ',.1f', 'on held-out text': '.3f', 'lowest': '.3f'}, rows)
