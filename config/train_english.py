@@ -8,10 +8,10 @@ n_embd = 256
 n_sense = 16
 block_size = 256
 batch_size = 32  # 32 * 256 = 8,192 tokens a step
-max_iters = 6000
-learning_rate = 3e-3
+max_iters = 5000
+learning_rate = 1.5e-3
 warmup_iters = 200
-weight_decay = 0.33  # steps * rate * decay = 6, as in the paper
+weight_decay = 0.8  # steps * rate * decay = 6, as in the paper
 eval_interval = 250
 eval_iters = 20
 log_interval = 50

@@ -26,8 +26,11 @@ from test_model import lively, text
 import sample
 from model import Backpack, Config, from_pretrained
 from rucksack.common import UserError
-from rucksack.published import COPIES, export
+from rucksack.grammar import word_id
+from rucksack.published import COPIES, ENGLISH, export
+from rucksack.table import load
 from rucksack.toy import toy_tokenizer
+from rucksack.words import NOUNS
 
 FIXTURES, BACKPACK, GPT = ROOT / 'tests' / 'fixtures', 'backpack-gpt2-tiny', 'gpt2-tiny'
 
@@ -270,3 +273,28 @@ def test_a_hub_name_is_fetched_once_or_refused_in_one_line(hub, tmp_path):
         theirs, ours = read(tmp_path / 'owner/tiny/resolve' / (40 * '1')), read(tmp_path / 'out')
         assert theirs[0] == ours[0] and all(torch.equal(w, ours[1][key]) for key, w in theirs[1].items())
         shutil.rmtree(tmp_path / 'out')
+
+
+@pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
+def test_english_shows_its_gender_sense_right_after_the_installation(tmp_path):
+    """With no vocabulary at hand, no network and no run: nurse:10 off lowers she and raises he."""
+    argv = [sys.executable, ROOT / 'sample.py', '--senses-off', 'nurse:10', '--json', 'x.json']
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {
+        'HF_HUB_OFFLINE': '1', 'TIKTOKEN_CACHE_DIR': str(tmp_path), 'https_proxy': 'http://127.0.0.1:9'})
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / 'x.json').read_text())['tables']['next words']['rows']
+    (she, less), (he, more) = next(row[1:3] for row in rows if row[0] == "' she'"), next(
+        row[1:3] for row in rows if row[0] == "' he'")
+    assert she / he > 1.5 * less / more and more > he and 'Backpack english' in done.stdout
+
+
+@pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
+def test_sense_10_of_english_is_the_one_that_separates_she_from_he_over_the_nouns():
+    """It has the largest mean over the paper's nouns; and the files are as small as promised."""
+    s, sizes = load('english', 'cpu'), {path.name: path.stat().st_size for path in ENGLISH.iterdir()}
+    assert sizes['model.safetensors'] < 26e6 and sizes['merges.txt'] < 300e3
+    she, he = word_id(s.encoding, 'she'), word_id(s.encoding, 'he')
+    ids = torch.tensor(sum((s.encode(f' {noun}') for noun in NOUNS), []))
+    with torch.no_grad():
+        spread = (s.model.senses(ids) @ (s.model.wte.weight[she] - s.model.wte.weight[he])).abs().mean(0)
+    assert spread.argmax() == 10
