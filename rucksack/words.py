@@ -143,14 +143,15 @@ def prompts_of(subject: Subject, noun: str, prompts: list[str]) -> tuple[Tensor,
 def gender_rows(subject: Subject) -> list[list]:
     """Bias ratio and its reduction for all nouns, and for those of one piece; p(they), and p(they) relative
     to p(she) + p(he); means over nouns and prompts: of the model as it is; with the sense that most separates
-    she from he, or their direction, off each noun; with the best fraction of it.
+    she from he over the nouns of one piece, or their direction, off each noun; with the best fraction of it.
     """
     model = subject.model
     she, he, they = (word_id(subject.encoding, word) for word in ('she', 'he', 'they'))
     nouns = {noun: subject.encode(f' {noun}') for noun in NOUNS}
     v = (model.wte.weight[he] - model.wte.weight[she]).detach()  # (d,)
     if model.config.n_sense:
-        ids = torch.tensor(sum(nouns.values(), []), device=subject.device)
+        whole = [ids for ids in nouns.values() if len(ids) == 1] or nouns.values()
+        ids = torch.tensor(sum(whole, []), device=subject.device)
         sense = (model.senses(ids) @ v).abs().mean(0).argmax().item()  # of (k,)
         take, name = partial(without_sense, sense=sense), f'without sense {sense}'
     else:
