@@ -180,9 +180,11 @@ def similar(s: Subject, word: str) -> Table:
 
 
 def next_words(s: Subject, title: str, idx: Tensor, edits: dict[str, Edit | None]) -> Table:
-    """The likeliest next words under several edits side by side, with bars for the first and the last."""
+    """The likeliest next words and those that move most under several edits, with bars for first and last."""
     names, probs = list(edits), [predict(s.model, idx, edit) for edit in edits.values()]  # (V,) each
-    ids = torch.cat([p.topk(10).indices for p in (probs[0], probs[-1])]).unique().tolist()
+    moves = (probs[-1] - probs[0]).abs().topk(6)
+    likely = [p.topk(10).indices for p in (probs[0], probs[-1])]
+    ids = torch.cat([*likely, moves.indices[moves.values > 1e-4]]).unique().tolist()
     ids.sort(key=lambda v: -max(p[v].item() for p in probs))
     rows = [[shown(s.encoding, v), *(p[v].item() for p in (*probs, probs[0], probs[-1]))] for v in ids]
     bars = dict.fromkeys([f'{names[0]}:', f'{names[-1]}:'], lambda p: '█' * round(20 * p))

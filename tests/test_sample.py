@@ -42,8 +42,11 @@ class World:
         return [[shown(self.encoding, v), scores[v].item()] for v in scores.topk(n).indices.tolist()]
 
     def next_words(self, *columns: Tensor) -> list:
-        """The ten likeliest words of the first and the last column, in all columns and in two bars."""
+        """The ten likeliest words of the first and of the last column, and the six that differ most, in all
+        columns and in two bars."""
         ids = {v for probs in (columns[0], columns[-1]) for v in probs.topk(10).indices.tolist()}
+        moved = (columns[-1] - columns[0]).abs()
+        ids |= {v for v in moved.topk(6).indices.tolist() if moved[v] > 1e-4}
         return [[shown(self.encoding, v), *(p[v].item() for p in (*columns, columns[0], columns[-1]))]
                 for v in sorted(ids, key=lambda v: -max(p[v].item() for p in columns))]
 
