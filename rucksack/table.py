@@ -14,7 +14,7 @@ from model import Backpack
 from rucksack.checkpoint import newest_backpack
 from rucksack.common import UserError, printable, write_file
 from rucksack.data import load_tokenizer
-from rucksack.published import from_pretrained
+from rucksack.published import ENGLISH, from_pretrained
 
 
 class Missing(UserError):
@@ -97,7 +97,8 @@ def load(name: str | None, device: str, dtype: str | None = None) -> Subject:
     if name is not None:
         model, chosen = from_pretrained(name), ''
     elif found := newest_backpack():
-        (model, name), chosen = found, '; the newest in out/ (real English: --from english)'
+        english = ' (real English: --from english)' * ENGLISH.is_dir()
+        (model, name), chosen = found, f'; the newest in out/{english}'
     else:
         model, name, chosen = from_pretrained('english'), 'english', '; out/ has no Backpack yet'
     encoding = load_tokenizer(model.tokenizer)
