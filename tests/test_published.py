@@ -254,7 +254,8 @@ def hub(tmp_path):
 def test_a_hub_name_is_fetched_once_or_refused_in_one_line(hub, tmp_path):
     """Without a network, an answer, such a name or weights an error takes 40 seconds at most."""
     def ask(name: str, endpoint: str) -> subprocess.CompletedProcess:  # which the client reads on import
-        env = {'HF_ENDPOINT': endpoint, 'HF_HOME': f'{tmp_path}/hf', 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
+        env = {'HF_ENDPOINT': endpoint, 'HF_HOME': f'{tmp_path}/hf', 'HF_HUB_DISABLE_PROGRESS_BARS': '1',
+               'HF_HUB_OFFLINE': '0'}
         argv = [sys.executable, ROOT / 'sample.py', '--from', name, '--export', tmp_path / 'out']
         return subprocess.run(argv, capture_output=True, text=True, env=os.environ | env, timeout=90)
 
