@@ -46,7 +46,7 @@ def make_parser() -> Parser:
     add('--dtype', 'T', 'of the weights that write text or are exported: float32 or bfloat16 [float32; text '
         'on CUDA bfloat16]', choices=('float32', 'bfloat16'))
     add('--json', 'FILE', 'write the tables to a file too')
-    add('--html', 'FILE', 'only write a page with a slider for each sense; --show adds words to look up')
+    add('--html', 'FILE', 'only write a page in which the model runs, with a slider for each sense')
     add('--export', 'DIR', 'only write the model in the published format')
     add('--swap-senses', ('A', 'B'), 'with --export: number sense A as B and B as A', nargs=2)
     group = parser.add_argument_group('look at senses (--show: as edits leave them)')
@@ -81,7 +81,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for flag, wrong, why in (
             ('--export', args.export and (args.edits or args.html), 'writes the model as it is: no edits'),
             ('--swap-senses', args.swap_senses and not args.export, 'goes with --export'),
-            ('--html', args.html and (args.edits or args.looks != args.show), 'goes with nothing but --show'),
+            ('--html', args.html and args.edits + args.looks, 'goes without looks and edits, which it has'),
             ('--json', args.json and not args.looks + args.edits, 'goes with what looks, explains or edits'),
             ('--word', args.word and not any('/' in text for text in args.find), 'goes with --find A/B'),
             ('--strength', len(args.strength) > len(args.topic) or 1 < len(args.strength) < len(args.topic),
@@ -274,12 +274,12 @@ def run(argv: list[str]) -> None:
             s.model = swap_senses(s.model, a, b)
         export(s.model, args.export, getattr(torch, args.dtype or 'float32'))
         return print(f'{args.export}: written')
-    if page or args.looks or args.edits:
+    if args.looks or args.edits:
         needs_senses(s, 'this')
     ids, lines = grammar.read_prompt(args.start, s.encoding, s.model.config.block_size)
     if page:
-        words = [word_id(s.encoding, word) for word in args.show]
-        return print('\n'.join([*lines, f'{args.html}: {write_page(s, ids, words, page, lines)}']))
+        prompt = s.encoding.decode([i for i in ids if i != s.eot], errors='replace')
+        return print('\n'.join([*lines, f'{args.html}: {write_page(s, prompt, page)}']))
     idx = torch.tensor([ids], device=s.device)  # (1, T)
     edit, more = edit_from(args, s, ids)
     tables = make_tables(args, s, idx, edit)

@@ -1,220 +1,287 @@
 """Claims about the page of sample.py --html, in a real browser where there is one: headless Chromium."""
 
-import html
+import itertools
 import json
+import lzma
 import os
-import re
-import shutil
-import subprocess
+import random
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, VOCABULARY, error_of, say
-from test_model import lively
+from browser import Browser, in_browser
+from conftest import ROOT, SHARED, VOCABULARY, error_of, say
+from subjects import save, toy_subject
 from test_sample import World
-from torch.testing import assert_close
 
 import sample
 from model import Backpack, Config
-from rucksack.grammar import word_id
-from rucksack.page import LinearizedPrediction, label, written
-from rucksack.table import load
-from senses import compose, edited, scale_senses, separation
+from rucksack.data import encode, gpt2_tokenizer, load_tokenizer
+from rucksack.grammar import word_forms
+from rucksack.page import in_8_bits, rounded, write_page
+from rucksack.published import ENGLISH
+from rucksack.table import Subject, load
+from senses import replace_word, scale_senses
 
-CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
-in_browser = pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium: apt-get install chromium')
-LOOK = "document.querySelector('#look input').value = '%s'; $('look').requestSubmit();"
+NASTY = [
+    '', ' ', '   ', '\n\n  x\t\r\n y ', "don't we'll I'M 'S it's", '1234567 3.14 ½ ①', 'שלום עליכם', 'café',
+    'n\u0303o\u0301', '👩‍⚕️🙂 emoji🙂', '日本語のテキスト', '\u00a0\u2003\u3000x\u0085y\ufeffz',
+    'a\u200db\u200cc', '_under_score__', '<|endoftext|> <script>alert(1)</script>', 'x' * 300,
+    '\x00\x01\x7f', '…—“quotes”', 'İıẞß', '\U0001d54f\ud7ff']
+SIZES = {'wide': (1280, 800), 'huge': (1920, 1080), 'phone': (390, 844), 'landscape': (844, 390),
+         'narrow': (320, 640)}
+SLIDE = 'document.querySelector("#cards article[data-sense=\'%d\'] input").focus()'
 
 
-def make(capsys, *argv: str) -> Path:
+def page_of(capsys, *argv: str) -> Path:
     """The page of a command."""
     say(sample, capsys, '--html', 'page.html', *argv)
     return Path('page.html').resolve()
 
 
-def browse(page: Path, fragment: str = '', script: str = '', flags: tuple = ('--dump-dom',)) -> str:
-    """What Chromium makes of a page and of a script at its end: the document as HTML."""
-    scripted = page.with_name('scripted.html')
-    scripted.write_text(page.read_text().replace('</body>', f'<script>{script}</script></body>'))
-    return subprocess.run(
-        [CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu', f'--user-data-dir={page.parent}/browser',
-         '--virtual-time-budget=2000', *flags, scripted.as_uri() + fragment],
-        capture_output=True, text=True, timeout=120, check=True).stdout
+@pytest.fixture
+def browser(tmp_path):
+    """A browser, that has nothing to complain of at the end of the test."""
+    with Browser(tmp_path) as b:
+        yield b
+        assert b.complaints() == []
 
 
-def title_of(dom: str) -> str:
-    """Where scripts leave their results."""
-    return html.unescape(re.search('<title>(.*?)</title>', dom, re.DOTALL)[1])
+def call(browser: Browser, function: str, *args) -> object:
+    """What a function of the page gives for values as in JSON."""
+    return browser.run(f'{function}({", ".join(map(json.dumps, args))})')
 
 
-def check_table(world: World, dom: str, *edits: tuple, within: float = 1e-5) -> None:
-    """A page has the ten likeliest words after edits, in order, and PyTorch's probabilities of them."""
-    row = r'<bdi class="">(.*?)</bdi></th><td>.*?value="(.*?)".*?value="(.*?)">(?:&lt;)?([\d.]+)%'
-    rows = re.findall(row, re.search('<tbody>(.*?)</tbody>', dom, re.DOTALL)[1])
-    before, now = world.probs(), world.probs(*(scale_senses(*edit) for edit in edits))
-    labels = {label(world.encoding, v): v for v in range(len(world.E))}
-    ids = [labels[html.unescape(row[0])] for row in rows]
-    assert len(ids) == 10 and now[ids].tolist() == pytest.approx(now.topk(10).values.tolist(), abs=within)
-    for column, expected, error in ((1, before[ids], 0), (2, now[ids], 0), (3, 100 * now[ids], 0.1)):
-        assert [float(row[column]) for row in rows] == pytest.approx(expected.tolist(), abs=within + error)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('columns', [34, 2, 10, 33])
-def test_a_linearized_prediction_is_the_model_under_edits(columns):
-    """It is so at any weights; with fewer columns than words at weight 1, and in its derivatives there."""
-    model, idx = lively(n_vocab=34), torch.tensor([[3, 7, 3, 11, 20, 7]])  # U = 4 words, two of them twice
-    p, every = LinearizedPrediction(model, idx[0].tolist(), columns), columns == 34
-    assert p.parts.shape == (4, 3, columns) and len(p.next) == (34 if every else columns - columns // 2)
-    def here(w):
-        return (p.base + torch.einsum('ul,ulv->v', w - 1, p.parts)).softmax(-1)[:len(p.next)]
-    def exact(w):
-        edits = [scale_senses([v], [l], w[u, l].item()) for u, v in enumerate(p.ids) for l in range(3)]
-        return model(idx, C=edited(model, idx, compose(edits)))[0, -1, :34].softmax(-1)[p.next]
-    for w in 2 * torch.rand(6, 4, 3).double() if every else torch.ones(1, 4, 3).double():
-        assert_close(here(w), exact(w), rtol=1e-10, atol=0)
-    for step in 1e-4 * torch.eye(12).double().view(12, 4, 3):
-        assert_close(*(f(1 + step) - f(1 - step) for f in (here, exact)), rtol=1e-4, atol=1e-11)
+def near(found: list, probs: torch.Tensor, world: World, within: float = 1e-4) -> None:
+    """The page has PyTorch's ten likeliest words, and their probabilities."""
+    values, ids = probs.topk(len(found))
+    assert [p for _, p in found] == pytest.approx(values.tolist(), abs=within)
+    by_word = {world.encoding.decode([v]): probs[v].item() for v in range(len(probs))}
+    assert all(by_word[word] == pytest.approx(p, abs=within) for word, p in found)
 
 
 @in_browser
-@pytest.mark.parametrize('prompt, weights', [(sample.PROMPT, {('nurse', 0): 0.0, ('room', 15): 1.5}), *(
-    pytest.param(prompt, {}, marks=pytest.mark.slow) for prompt in (
-        '<script>document.body.innerHTML = "gone"</script> the nurse', '</script><b>"&amp;\' the </b>',
-        'שלום the עליכם nurse', 'nurse 🙂👩‍⚕️ said', 'the\n\n  nurse\tsaid \u202e\x01 x DATA $&', '',
-        'The nurse said that she left. ' * 11 + 'nurse'))])
-def test_a_link_turns_senses_off_and_text_stays_text(out, capsys, prompt, weights):
-    """#WORD:SENSE=WEIGHT gives PyTorch's prediction; prompts and model names are no markup."""
-    Path('x<').mkdir()
-    Path('x</script>.pt').symlink_to(Path('out/toy/ckpt.pt').resolve())
-    world, page = World(prompt=prompt), make(capsys, '--start', prompt, '--from', 'x</script>.pt')
-    dom = browse(page, '#' + '&'.join(f'{word}:{l}={w}' for (word, l), w in weights.items()), """
-        document.title = JSON.stringify([document.querySelectorAll('script').length,
-          [...document.querySelectorAll('#prompt bdi')].slice(0, -1).map(b => b.textContent).join('')]);""")
-    check_table(world, dom, *(([world.id(word)], [l], w) for (word, l), w in weights.items()))
-    assert json.loads(title_of(dom)) == [3, world.encoding.decode(world.ids)]
-    assert '<p>Backpack x&lt;/script&gt;.pt: ' in dom and '<b>' not in dom
-    assert ('The prompt has 78 tokens; the model reads the last 64.' in dom) == (len(prompt) > 300)
+def test_the_page_predicts_what_pytorch_does(out, capsys, browser):
+    """Prompts, edits of words, of places and of all words, replacements, and text at temperature 0."""
+    browser.open(page_of(capsys))
+    for prompt in (sample.PROMPT, 'nurse', '', 'the nurse said the nurse and the doctor ' * 12):
+        world = World(prompt=prompt)
+        nurse = word_forms(world.encoding, 'nurse')
+        near(call(browser, 'rucksack.predict', prompt), world.probs(), world)
+        near(call(browser, 'rucksack.predict', prompt, {'nurse:0,3-5': 0.25, '*:2': 1.5}), world.probs(
+            scale_senses(nurse, [0, 3, 4, 5], 0.25), scale_senses(None, [2], 1.5)), world)
+        edits = {'scale': {'nurse:1': 0}, 'replace': [['nurse', 'she', 'he']]}
+        near(call(browser, 'ask', 'predict', {'string': prompt, 'edits': edits}), world.probs(
+            scale_senses(nurse, [1], 0.0),
+            replace_word(world.model, nurse, world.id('she'), world.id('he'))), world)
+        edit = scale_senses(nurse, [0], 0.0)
+        text = call(browser, 'rucksack.generate', prompt, 100, {'temperature': 0, 'edits': {'nurse:0': 0}})
+        ids = world.model.generate(world.idx, 100, 0.0, edit=edit, stop=world.encoding.eot_token)[0].tolist()
+        assert text == world.encoding.decode([i for i in ids if i != world.encoding.eot_token])
+    one, again, two = (call(browser, 'rucksack.generate', 'The', 30, {'seed': seed}) for seed in (1, 1, 2))
+    assert one == again != two
+    for key in ('zebra:0', 'nurse:16', 'nurse', 'nurse:x', ''):
+        asked = f'rucksack.predict("The", {{{json.dumps(key)}: 0}}).catch(e => e.message)'
+        assert browser.run(asked).startswith('“')
 
 
 @in_browser
-@pytest.mark.slow
-def test_a_slider_moves_the_prediction_and_the_link(out, capsys):
-    """Sliders, their link and buttons give PyTorch's edit; what a link asks for in vain is named."""
-    prompt = '& = % : # + / é the nurse said the nurse'
-    page, world = make(capsys, '--start', prompt), World(prompt=prompt)
-    script = """columns.forEach((column, j) => { column.click();
-        const range = document.querySelector('[aria-label^="Weight of sense 1 of "]');
-        range.value = place[j] / 20;
-        range.dispatchEvent(new Event('input')); range.dispatchEvent(new Event('change')); });
-      $('copy').click(); document.title = location.hash;"""
-    edits, dom = [([w], [1], u / 20) for u, w in enumerate(sorted(set(world.ids)))], browse(page, '', script)
-    check_table(world, dom, *edits)
-    bad = ['doctor:1=0', 'nurse:16=0', 'nurse:2=2.5', 'nurse:3=-1', '%E0%A4:1=0', 'x', 'nurse:1=1e']
-    again = browse(page, '&'.join([title_of(dom), *bad]))
-    check_table(world, again, *edits)
-    assert f'left out: {" ".join(bad)}<' in again and title_of(dom).count('&') == len(edits) - 1
-    off = """document.querySelector('[aria-label="Turn sense 0 of nurse off"]').click();"""
-    for script, ids in ((off, [world.id('nurse')]), (off + off, []), ("$('reset').click();", [])):
-        check_table(world, browse(page, '#nurse:0=0.37', script), (ids, [0], 0.0))
-
-
-@in_browser
-@pytest.mark.slow
-def test_cards_read_the_senses_of_words(out, capsys):
-    """They have the words that each sense raises and lowers most, of the prompt's words and of others."""
-    world, page = World(), make(capsys)
-    for word, compared in (('nurse', 2), ('farmer', 0)):
-        script = LOOK % 'zebra' + 'document.title = $("found").textContent;' + LOOK % word.upper()
-        dom = browse(page, '', script)
-        assert f'aria-live="polite">{word}<' in dom and '“zebra” is not among' in title_of(dom)
-        adds = world.model.senses(torch.tensor(world.id(word))) @ world.E.T  # (k, V)
-        cards = re.findall(r'<article aria-label="sense (\d+)">(.*?)</article>', dom)
-        assert sorted(int(l) for l, _ in cards) == list(range(16))
-        for l, card in cards:
-            cells = re.findall(r'<td><bdi[^>]*>(.*?)</bdi></td><td>([−+][\d.]+)</td>', card)
-            found, its = [float(x.replace('−', '-')) for _, x in cells], adds[int(l)].tolist()
-            assert sorted(found[:12]) == pytest.approx(sorted(its)[:6] + sorted(its)[-6:], abs=0.0051)
-            by_label = {label(world.encoding, v): x for v, x in enumerate(its)}
-            assert found == pytest.approx([by_label[html.unescape(w)] for w, _ in cells], abs=0.0051)
-            assert len(found) == 12 + compared and min(found[:12:2]) >= max(found[1:12:2])
-
-
-@in_browser
-@pytest.mark.slow
-def test_colours_add_up_to_the_odds(out, capsys):
-    """Effects add up to the log odds of a pair; every control has a name; nothing is fetched."""
-    page, world = make(capsys), World()
-    dom = browse(page, '#nurse:0=0.5', """for (const [id, name] of [['a', 'she'], ['b', 'they']]) {
-        $(id).value = [...$(id).options].find(o => o.text === name).value;
-        $(id).dispatchEvent(new Event('change')); }
-      const all = [...document.querySelectorAll('button, input, select')];
-      document.title = [all.filter(e => !(e.ariaLabel || e.labels?.length || e.textContent.trim())).length,
-                        all.length > 30, performance.getEntriesByType('resource').length];""")
-    effects = re.findall(r'<small>([−+][\d.]+)</small>', dom)
+def test_what_is_drawn_adds_up(out, capsys, browser):
+    """The numbers below the tokens add up to the log odds; cards have the words that senses raise most."""
+    browser.open(page_of(capsys), '#compare=she/they&edits={"scale":{"nurse:0":0.5}}')
+    world = World()
     logp = world.probs(scale_senses([world.id('nurse')], [0], 0.5)).log()
     gap = (logp[world.id('she')] - logp[world.id('they')]).item()
-    assert len(effects) == 8 and f'other, {gap:+.2f}. Choose'.replace('-', '−') in dom
-    assert sum(float(x.replace('−', '-')) for x in effects) == pytest.approx(gap, abs=8 * 0.0051)
-    assert title_of(dom) == '0,true,0'
-    assert not re.findall(r'(?:src|href)=|https?://|@import|url\(', page.read_text())
+    tokens = browser.run('[...document.querySelectorAll("#tokens small")].map(e => '
+                         '+e.textContent.replace("−", "-"))')
+    assert sum(tokens) == pytest.approx(gap, abs=0.005 * (len(tokens) + 1))
+    assert f'{gap:+.2f}, the log odds'.replace('-', '−') in browser.run('$("legend").textContent')
+    for word, id in (('nurse', world.id('nurse')), ('farmer', world.id('farmer'))):
+        C = world.model.senses(torch.tensor(id)) @ world.E.T  # (k, V)
+        for l, (high, low) in enumerate(call(browser, 'ask', 'cards', {'word': word})):
+            shown = C[l, 256:]  # ids that are words
+            for largest, words in ((True, high), (False, low)):
+                best = shown.topk(6, largest=largest).values.tolist()
+                assert [x for _, x in words] == pytest.approx(best, abs=1e-4)
 
 
 @in_browser
 @pytest.mark.slow
-@pytest.mark.parametrize('name, size, light', [
-    ('page', (1280, 760), 1), ('phone', (500, 900), 1), ('dark', (1280, 760), 0)])
-def test_pictures_of_the_page(out, capsys, request, name, size, light):
-    """It is drawn wide and on a phone, light and dark: into SCREENSHOTS, where set, of the trained toy."""
-    folder = request.getfixturevalue('trained_toy' if 'SCREENSHOTS' in os.environ else 'toy') / 'out' / 'toy'
-    file, s = ROOT / os.environ.get('SCREENSHOTS', out) / f'{name}.png', load(str(folder), 'cpu')
-    nurse, she, he = (word_id(s.encoding, word) for word in ('nurse', 'she', 'he'))
-    best, second = separation(s.model, nurse, she, he).abs().topk(2).indices.tolist()
-    browse(make(capsys, '--from', str(folder)), f'#nurse:{best}=0&nurse:{second}=0.4', flags=(
-        f'--screenshot={file}', '--hide-scrollbars', '--window-size={},{}'.format(*size),
-        f'--blink-settings=preferredColorScheme={light}'))
-    data = file.read_bytes()
-    assert data[:4] == b'\x89PNG' and len(data) > 30_000
-    assert tuple(int.from_bytes(data[i:i + 4]) for i in (16, 20)) == size
+def test_every_control_does_what_it_says(out, capsys, browser):
+    """Keys, pointer, scope, compare, replace, look up, write, reset; the link brings all of it back."""
+    page = page_of(capsys)
+    browser.open(page)
+    world, settle = World(), 'new Promise(r => setTimeout(r, 300))'
+    nurse = word_forms(world.encoding, 'nurse')
+
+    def check(*edits) -> None:
+        browser.run(settle)
+        p = world.probs(*edits)
+        cells = browser.run('[...document.querySelectorAll("#next tbody tr")].map(r => '
+                            '[r.cells[0].textContent, +r.cells[3].firstChild.value])')
+        assert [x for _, x in cells] == pytest.approx(p[256:].topk(10).values.tolist(), abs=1e-4)
+
+    check()
+    assert browser.run('$("word").textContent') == 'nurse'
+    l = browser.run('+document.querySelector("#cards article").dataset.sense')
+    browser.run(SLIDE % l)
+    for key, shift, weight in (('0', 0, 0.0), ('1', 0, 1.0), ('ArrowRight', 0, 1.05), ('ArrowLeft', 8, 0.8)):
+        browser.press(key, shift)
+        check(scale_senses(nurse, [l], weight))
+    browser.run('$("reset").click()')
+    check()
+    x, y = browser.run('(b => [b.x + b.width / 2, b.y + b.height / 2])'
+                       '(document.querySelector("#cards .slider button").getBoundingClientRect())')
+    browser.click(x, y)
+    check(scale_senses(nurse, [l], 0.0))
+    assert 'would add' in browser.run('document.querySelector(".adds").textContent')
+    browser.run('$("scope").value = "all"; $("scope").dispatchEvent(new Event("change"))')
+    browser.run(SLIDE % l)
+    browser.press('0')
+    check(scale_senses(None, [l], 0.0))
+    browser.run('$("scope").value = "place"; $("scope").dispatchEvent(new Event("change"));'
+                'state.edits.scale = {}')
+    browser.run(SLIDE % l)
+    browser.press('0')
+    check(scale_senses([world.id('nurse')], [l], 0.0))
+    for name, value in (('word', 'nurse'), ('old', 'she'), ('now', 'he')):
+        browser.run(f'document.querySelector("#replace form").elements.{name}.value = "{value}"')
+    browser.run('document.querySelector("#replace form").requestSubmit()')
+    both = (scale_senses([world.id('nurse')], [l], 0.0),
+            replace_word(world.model, nurse, world.id('she'), world.id('he')))
+    check(*both)
+    browser.run('$("a").value = "they"; $("compare").requestSubmit()')
+    browser.run(settle)
+    link = browser.run('location.hash')
+    browser.run('$("write").open = true; document.querySelector("#write form").requestSubmit()')
+    browser.run('new Promise(r => setTimeout(r, 2000))')
+    before, after = browser.run('[...document.querySelectorAll("#written p")].map(p => p.textContent)')
+    assert before.startswith(sample.PROMPT) and after.startswith(sample.PROMPT) and len(before) > 40
+    browser.run('document.querySelector("#look input").value = "farmer"; $("look").requestSubmit()')
+    browser.run(settle)
+    assert browser.run('$("word").textContent') == 'farmer'
+    browser.run('document.querySelector("#look input").value = "zebra"; $("look").requestSubmit()')
+    browser.run(settle)
+    assert 'no single word' in browser.run('$("said").textContent')
+    browser.open(page, link)
+    check(*both)
+    assert browser.run('$("pair").textContent').startswith('they ')
+    browser.open(page, '#edits={"scale":{"zebra:0":0}}&compare=a/zebra&text=the nurse')
+    assert 'zebra' in browser.run('$("said").textContent') and browser.run('$("text").value') == 'the nurse'
 
 
 @in_browser
 @pytest.mark.slow
-@pytest.mark.skipif(not VOCABULARY.is_dir(), reason="GPT-2's vocabulary is not at hand")
-@pytest.mark.parametrize('prompt, groups', [('one', False), ('one two three', True), (' '.join(
-    f'{a} {b}' for a in 'red green blue white black'.split() for b in range(30)), True)])
-def test_a_page_of_a_large_vocabulary_is_small(prompt, groups, out, capsys):
-    """It is below 5 MB, says how many ids are in groups, and is PyTorch's at weight 1."""
-    torch.manual_seed(0)
-    model = Backpack(Config(64, 50304, 50257, n_layer=1, n_head=2, n_embd=32, n_sense=8))
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.4)
-    torch.save({'model': model.state_dict(), 'model_config': vars(model.config), 'settings': {},
-                'tokenizer': {'name': 'gpt2'}}, 'large.pt')
-    told = say(sample, capsys, '--html=page.html', '--start', prompt, '--from=large.pt', '--show=dragon')
-    sizes = re.search(r'to ([\d,]+) words(?: and to the other ([\d,]+) in \d+ groups)?; ', told).groups('0')
-    assert sum(int(size.replace(',', '')) for size in sizes) == 50257 and (sizes[1] != '0') == groups
-    world, page = World('large.pt', prompt), Path('page.html').resolve()
-    assert page.stat().st_size < 5_000_000 and ('approximate' in told) == groups
-    check_table(world, browse(page))
-    key, last = written(world.encoding, world.ids[-1]), world.ids[-1:]
-    dom = browse(page, f'#{key}:1=0&{key}:2=2', LOOK % 'dragon')
-    check_table(world, dom, (last, [1], 0.0), (last, [2], 2.0), within=0.01 if groups else 1e-5)
-    assert 'aria-live="polite">dragon<' in dom
+def test_text_stays_text_whatever_it_is(out, capsys, browser):
+    """Markup, 10,000 words, nothing, blanks, other scripts: typed or as --start, they do no harm."""
+    Path('x<').mkdir()
+    Path('x</script>.pt').symlink_to(Path('out/toy/ckpt.pt').resolve())
+    markup = '<script>document.body.innerHTML = "gone"</script></script><b>"&amp;\' the nurse'
+    page = page_of(capsys, '--start', markup, '--from', 'x</script>.pt')
+    browser.open(page)
+    assert browser.run('$("text").value') == World(prompt=markup).encoding.decode(World(prompt=markup).ids)
+    for text in [*NASTY, 'nurse said ' * 5000]:
+        browser.run(f'$("text").value = {json.dumps(text)}; $("text").dispatchEvent(new Event("input"))')
+        browser.run('new Promise(r => setTimeout(r, 150))')
+        assert browser.run('document.querySelectorAll("script").length') == 3, text
+        assert browser.run('document.querySelectorAll("#next tbody tr").length') == 10
+    n = len(World().encoding.encode(text)) - 64
+    assert f'its first {n:,} tokens are left out' in browser.run('$("legend").textContent')
+    assert '</script>' in browser.run('$("model").textContent')
+
+
+@in_browser
+@pytest.mark.slow
+@pytest.mark.parametrize('merges', ['toy', 1000, 16384, None])
+def test_tokens_are_tiktokens(merges, out, capsys, browser):
+    """1,000 lines of real text and nasty ones, in the toy's vocabulary, GPT-2's and GPT-2's cut."""
+    if merges != 'toy' and not VOCABULARY.is_dir():
+        pytest.skip("GPT-2's vocabulary is not at hand")
+    if merges == 'toy':
+        s, lines = load('out/toy', 'cpu'), NASTY
+    else:
+        encoding = load_tokenizer(tokenizer := gpt2_tokenizer(merges))
+        model = Backpack(Config(8, encoding.n_vocab, n_layer=1, n_head=1, n_embd=2, n_sense=1)).eval()
+        model.tokenizer, lines = tokenizer, NASTY
+        s = Subject('x', model, encoding)
+    if (file := SHARED / 'text' / 'simplewiki.jsonl.xz').exists():
+        with lzma.open(file, 'rt', encoding='utf-8') as rows:
+            texts = [json.loads(next(rows))['text'] for _ in range(2000)]
+        text = [line for text in texts for line in text.split('\n')]
+        lines = NASTY + random.Random(0).sample(text, 1000)
+    write_page(s, '', Path('page.html'))
+    browser.open(Path('page.html'))
+    found = browser.run(f'Promise.all({json.dumps(lines)}.map(string => ask("encode", {{string}})))')
+    assert found == [encode(s.encoding, line) for line in lines]
+
+
+@in_browser
+def test_eight_bits_and_a_transformer(out, capsys, browser):
+    """A larger model is that of PyTorch with rounded weights, and says so; a Transformer has no senses."""
+    subject = toy_subject(k=4, n_embd=144, n_layer=12, block_size=32)
+    assert subject.model.n_params()['total'] > 2e6
+    scale, whole = in_8_bits(subject.model.wte.weight.detach())
+    assert (scale[:, None] * whole - subject.model.wte.weight).abs().amax(1).le(0.501 * scale).all()
+    assert 'in 8 bits: ' in write_page(subject, 'the nurse', Path('page.html'))
+    assert Path('page.html').stat().st_size < 1.4 * subject.model.n_params()['total'] + 1e5
+    browser.open(Path('page.html'))
+    idx = torch.tensor([subject.encode('the nurse said')])
+    wanted = rounded(subject.model)(idx)[0, -1].softmax(-1)
+    found = call(browser, 'rucksack.predict', 'the nurse said')
+    assert [p for _, p in found] == pytest.approx(wanted.topk(10).values.tolist(), abs=1e-4)
+    gpt = toy_subject(k=0)
+    write_page(gpt, 'the nurse', Path('page.html'))
+    browser.open(Path('page.html'))
+    wanted = gpt.model(idx)[0, -1].softmax(-1)
+    assert [p for _, p in call(browser, 'rucksack.predict', 'the nurse said')] == pytest.approx(
+        wanted.topk(10).values.tolist(), abs=1e-4)
+    assert 'has no senses' in browser.run('$("legend").textContent')
+
+
+@in_browser
+@pytest.mark.slow
+def test_nothing_overlaps_at_any_size(out, capsys, tmp_path, request):
+    """Nothing is wider than the window, controls have names; pictures go to SCREENSHOTS, if that is set."""
+    name = 'english' if ENGLISH.is_dir() else str(request.getfixturevalue('toy') / 'out/toy')
+    page = page_of(capsys, '--from', name)
+    for dark in (False, True):
+        with Browser(tmp_path, dark=dark) as b:
+            b.open(page)
+            for size, (width, height) in SIZES.items():
+                b.resize(width, height)
+                b.run('new Promise(r => setTimeout(r, 200))')
+                assert b.run('document.scrollingElement.scrollWidth') <= width, size
+                boxes = b.run('''[...document.querySelectorAll("main button, main input, main h3, #text")]
+                    .filter(e => e.checkVisibility()).map(e => [e.outerHTML,
+                    ...["left", "top", "right", "bottom"].map(x => e.getBoundingClientRect()[x])])''')
+                for (one, *p), (other, *q) in itertools.combinations(boxes, 2):
+                    assert p[0] >= -1 and p[2] <= width + 1, (size, one)
+                    sides = [min(p[i + 2], q[i + 2]) - max(p[i], q[i]) for i in (0, 1)]
+                    assert min(sides) < 2, (size, one, other)
+                if 'SCREENSHOTS' in os.environ:
+                    b.picture(ROOT / os.environ['SCREENSHOTS'] / f'{size}{"_dark" * dark}.png')
+            nameless = b.run('''[...document.querySelectorAll("button, input, select, textarea")].filter(e =>
+                !(e.ariaLabel || e.labels?.length || e.textContent.trim())).length''')
+            assert nameless == 0 and b.complaints() == []
 
 
 def test_a_page_is_replaced_whole_or_not_at_all(out, capsys, monkeypatch):
-    """If the disk is full the one that was there stays; who has a page open reads on in the old one."""
-    first = make(capsys, '--start', 'nurse').read_bytes()
-    with open('page.html', 'rb') as old:
-        before = make(capsys).read_bytes()
-        assert old.read() == first != before
+    """If the disk is full, the one that was there stays; a model too large, looks and edits are refused."""
+    before = page_of(capsys).read_bytes()
+    assert page_of(capsys, '--start', 'nurse').read_bytes() != before
+    before = Path('page.html').read_bytes()
 
     def full(path, text, encoding):
         path.write_bytes(text[:100].encode())
         raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(Path, 'write_text', full)
-    assert 'No space left' in error_of(sample, capsys, '--html', 'page.html', '--start', 'nurse')
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, 'write_text', full)
+        assert 'No space left' in error_of(sample, capsys, '--html', 'page.html')
+    large = toy_subject(n_embd=512, n_layer=14).model
+    save('large', large)
+    assert 'a page takes up to 40M' in error_of(sample, capsys, '--html', 'page.html', '--from', 'large')
+    for flags in (['--show', 'nurse'], ['--senses-off', 'nurse:0']):
+        assert 'goes without' in error_of(sample, capsys, '--html', 'page.html', *flags)
+    assert 'in a folder that exists' in error_of(sample, capsys, '--html', 'none/page.html')
     assert Path('page.html').read_bytes() == before
-    assert sorted(path.name for path in Path().iterdir()) == ['out', 'page.html']
+    assert sorted(path.name for path in Path().iterdir()) == ['large', 'out', 'page.html']
