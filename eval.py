@@ -4,7 +4,7 @@
     python eval.py gender --from out/small --baseline out/small_gpt
     python eval.py lambada --from stanfordnlp/backpack-gpt2 --data lambada_test.jsonl --json lambada.json
 
-    loss         Table 2     perplexity on the held-out part of the training data
+    loss         Tables 2, 8 perplexity on held-out text; of runs that differ in the number of senses too
     lambada      Table 2     the last word of a passage
     wikitext     Table 2     perplexity per word of WikiText's raw test set
     blimp        Table 2     which of two sentences is the grammatical one
@@ -12,7 +12,6 @@
     gender       Table 5     she or he after a role noun, with and without a sense
     topic        Table 12    topic control, beside PPLM on the Transformer
     timing       Table 7     forward pass, training step and generation
-    ablation     Table 8     runs that differ in the number of senses
     plot                     a picture: the losses of runs; not part of all
 
     python eval.py plot out/toy out/toy_gpt --out loss.svg
@@ -25,7 +24,7 @@ from pathlib import Path
 
 from model import SIZES
 from rucksack.common import Parser, UserError, find_device, number, output_path, printable, run_cli
-from rucksack.likelihood import ablation_table, blimp_table, lambada_table, loss_table, wikitext_table
+from rucksack.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
 from rucksack.plot import plot
 from rucksack.table import Missing, Subject, load, needs_senses, write_json
 from rucksack.timing import timing_table
@@ -34,9 +33,9 @@ from rucksack.words import gender_table, similarity_table
 
 TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
           'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
-          'timing': timing_table, 'ablation': ablation_table, 'plot': plot}
-OF_SENSES = ('similarity', 'gender', 'topic', 'timing', 'ablation')
-WITHOUT_BASELINE = ('timing', 'ablation', 'plot')  # timing makes a Transformer of its own
+          'timing': timing_table, 'plot': plot}
+OF_SENSES = ('similarity', 'gender', 'topic', 'timing')
+WITHOUT_BASELINE = ('timing', 'plot')  # timing makes a Transformer of its own
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -48,7 +47,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--baseline', metavar='MODEL', help='Transformer to compare with (default: the folder of --from with '
         '_gpt behind its name, in it the file that --from names)')
     add('--data', metavar='PATH', help='file of a benchmark, or folder to look for it in (default: the Hub); '
-        'loss and ablation: folder below data/, or a .bin in it (default: val.bin of the training data)')
+        'loss: folder below data/, or a .bin in it (default: val.bin of the training data)')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'), help='of losses, generated texts and timing (default: '
         'bfloat16 on CUDA, else float32; timing: that of the training)')
@@ -66,13 +65,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
             help="topic: of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
         add('--seed', type=number(int, 0), metavar='S', default=0, help='topic: of the draws [0]')
     of['timing'].add_argument('--size', choices=SIZES, help="a size of the paper's, in place of --from")
-    of['ablation'].add_argument('runs', nargs='*', metavar='RUN', default=[],
-                                help='default: those in out/ with the shape and data of --from')
+    of['loss'].add_argument('runs', nargs='*', metavar='RUN', help='default: --from and its baseline')
     of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs whose losses to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
     args = parser.parse_args(argv)
-    if args.size and args.source:
-        parser.error('--size goes without --from')
     return args
 
 

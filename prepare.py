@@ -79,15 +79,15 @@ def read_rows(source: str, field: str, cache: dict):
     return rows if field == 'text' else rows.rename_column(field, 'text')
 
 
-def openwebtext_files(subsets: int | None) -> list[str]:
+def openwebtext_files() -> list[str]:
     """Download OpenWebText, or find it in the Hub's cache: its Parquet files if all, else its archives."""
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
     try:
         names = sorted(file.rfilename for file in hub.HfApi().dataset_info(repo).siblings)
         names = [name for name in names if name.endswith('.parquet')]
-        if subsets or not any(name.endswith(f'-of-{len(names):05d}.parquet') for name in names):
-            names = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(subsets or 21)]
+        if not any(name.endswith(f'-of-{len(names):05d}.parquet') for name in names):
+            names = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]
         return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in names]
     except Exception as error:  # the Hub's client and its HTTP library raise a dozen kinds without a network
         raise UserError(f'OpenWebText cannot be fetched ({one_line(error)}); connect, or use --text FILE...')
@@ -131,7 +131,7 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     register_after_fork(args, end_with_parent)  # called in the processes of datasets
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     sys.stderr.isatty() or datasets.disable_progress_bars()
-    sources, cache = args.sources or openwebtext_files(args.subsets), {'cache_dir': str(folder / 'cache')}
+    sources, cache = args.sources or openwebtext_files(), {'cache_dir': str(folder / 'cache')}
     parts = [read_rows(source, args.field, cache) for source in sources + args.val]
     if any(part.features != parts[0].features for part in parts):
         parts = [part.cast(datasets.Features(text=datasets.Value('large_string'))) for part in parts]
@@ -178,17 +178,19 @@ def command_of(args: argparse.Namespace) -> dict:
     """What the bins depend on: the same command on the same files makes the same."""
     files = [[os.path.realpath(f), os.stat(f).st_size, os.stat(f).st_mtime_ns] for f in args.text + args.val]
     given = {'hub': args.hub, 'merges': args.merges, 'field': args.field if args.field != 'text' else None}
-    return dict(name=args.name, files=files, val=len(args.val), subsets=args.subsets, seed=args.seed,
+    return dict(name=args.name, files=files, val=len(args.val), subsets=None, seed=args.seed,
                 **{option: value for option, value in given.items() if value is not None})
 
 
 def already_made(folder: Path, args: argparse.Namespace) -> bool:
-    """Whether this command has made the folder before; UserError where another has."""
+    """Whether this command has made the folder before; UserError where another has, or it is damaged."""
     if args.overwrite or not os.path.lexists(folder):
         return False
     if read_meta(folder).get('command') != command_of(args):
         raise UserError(f'{folder} exists and was made otherwise; add --overwrite, or take another NAME')
-    print(f'{folder} was made by this command; --check compares its checksums, --overwrite makes it again')
+    for name in ('train', 'val'):
+        read_bin(folder, name, read_meta(folder), checksum=True)
+    print(f'{folder} was made by this command, its checksums are right; --overwrite makes it again')
     return True
 
 
@@ -221,8 +223,6 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
     print(f'{folder}: {n:,} documents, {train:,} tokens to train on and {val:,} held out, {n_vocab:,} ids')
     if 'entropy_per_token' in facts:
         print(f'The entropy of this world is {facts["entropy_per_token"]:.4f} nats per token.')
-    if args.name == 'openwebtext' and (n, train + val) != (8_013_769, 9_040_017_095):
-        print('The known OpenWebText has 8,013,769 documents and 9,040,017,095 tokens: this is another.')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -236,17 +236,15 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--field', metavar='F', default='text', help='field or column of the text [text]')
     add('--val', help='held-out text (default: 1%% of the documents, 0.05%% of openwebtext)', **files)
     add('--merges', type=number(int, 1, 50_000), metavar='N', help="cut GPT-2's BPE after its first N merges")
-    add('--subsets', type=number(int, 1, 21), metavar='N', help='only the first N archives of openwebtext')
     add('--num-proc', type=number(int, 1), metavar='N', default=os.cpu_count(), help='(default: all cores)')
     add('--seed', type=number(int, 0), metavar='S', default=0, help='of the toy world and of the split')
     add('--overwrite', action='store_true', help='replace data/NAME')
-    add('--check', action='store_true', help='make nothing; compare the bins with their checksums')
     args = parser.parse_args(argv)
     if not re.fullmatch(DATA_NAME, args.name) or '/' in args.name:
         parser.error(f'NAME is {args.name!r}; it takes letters, digits, _, - and .')
     args.text, args.val = (sum(map(files_in, paths), []) for paths in (args.text, args.val))
     args.sources = args.text + [f'hub:{args.hub}'] * bool(args.hub)
-    if args.name != 'openwebtext' and not args.check and (args.name == 'toy') == bool(args.sources):
+    if args.name != 'openwebtext' and (args.name == 'toy') == bool(args.sources):
         parser.error(f'NAME is {args.name!r}; toy takes no text, any other but openwebtext --text or --hub')
     if other := [path for path in args.text + args.val if not os.path.isfile(path) or not builder_of(path)]:
         parser.error(f'{other[0]} is not a file, or not one of those it reads: {FORMATS}')
@@ -254,14 +252,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def run(argv: list[str]) -> None:
-    """Make data/NAME, or print that its bins have the checksums in meta.json."""
+    """Make data/NAME, unless it is there."""
     args = parse_args(argv)
     folder = Path('data', args.name)
-    if args.check:
-        for name in ('train', 'val'):
-            ids = read_bin(folder, name, read_meta(folder), checksum=True)
-            print(f'{folder / name}.bin: {len(ids):,} tokens, the checksum is right')
-    elif not already_made(folder, args):
+    if not already_made(folder, args):
         prepare(folder, args)
 
 

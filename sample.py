@@ -23,7 +23,7 @@ from rucksack import grammar
 from rucksack.common import Parser, find_device, number, output_path, printable, run_cli
 from rucksack.grammar import PROMPT, absent, pair_of, predict, shown, word_id
 from rucksack.page import write_page
-from rucksack.published import export, swap_senses
+from rucksack.published import export
 from rucksack.table import Subject, Table, load, needs_senses, write_json
 
 
@@ -32,7 +32,7 @@ def make_parser() -> Parser:
     parser = group = Parser(prog='sample.py', description=__doc__.splitlines()[0])
     several = dict(nargs='+', action='extend', default=[])  # values of a flag, which can also repeat
 
-    def add(flag: str, metavar: str | tuple, help: str, **options) -> None:
+    def add(flag: str, metavar: str, help: str, **options) -> None:
         group.add_argument(flag, metavar=metavar, help=help, **options)
 
     add('--from', 'MODEL', 'checkpoint, folder or Hub name [the newest Backpack in out/]', dest='source')
@@ -48,17 +48,13 @@ def make_parser() -> Parser:
     add('--json', 'FILE', 'write the tables to a file too')
     add('--html', 'FILE', 'only write a page in which the model runs, with a slider for each sense')
     add('--export', 'DIR', 'only write the model in the published format')
-    add('--swap-senses', ('A', 'B'), 'with --export: number sense A as B and B as A', nargs=2)
     group = parser.add_argument_group('look at senses (--show: as edits leave them)')
     add('--show', 'WORD[:SENSES]', 'the words that each sense of WORD raises and lowers most', **several)
     add('--find', 'A/B|A+B', 'senses that most separate A from B, or speak for A and B (Eq. 17)', **several)
-    add('--word', 'WORD', 'with --find A/B: the senses of this word alone')
     add('--similar', 'WORD', 'the words most like WORD in each sense (Eq. 13, Eq. 14)', **several)
     group = parser.add_argument_group('explain the prediction after the prompt')
     add('--explain', 'WORD|A/B', 'what each sense of each token adds to the logit of WORD [the likeliest], '
         'or to that of A above B', nargs='?', const='')
-    add('--weights', 'senses|mean', 'the weights alpha on the tokens, by sense or in the mean', nargs='?',
-        const='senses', choices=('senses', 'mean'))
     add('--sweep', 'WORD:SENSES', 'the next words with these senses at weight 0 to 1 (Figure 3)', **several)
     group = parser.add_argument_group('edit senses, in this order (SENSES: numbers as 3-5,10; or A/B, the '
                                       'sense that most separates these words. WORD can be *, every word)')
@@ -76,14 +72,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = make_parser()
     args = parser.parse_args(argv)
     args.edits = args.senses_off + args.senses_scale + args.replace + args.topic
-    args.looks = args.show + args.find + args.similar + args.sweep + [
-        flag for flag in (args.explain, args.weights) if flag is not None]
+    args.looks = args.show + args.find + args.similar + args.sweep + [''] * (args.explain is not None)
     for flag, wrong, why in (
             ('--export', args.export and (args.edits or args.html), 'writes the model as it is: no edits'),
-            ('--swap-senses', args.swap_senses and not args.export, 'goes with --export'),
             ('--html', args.html and args.edits + args.looks, 'goes without looks and edits, which it has'),
             ('--json', args.json and not args.looks + args.edits, 'goes with what looks, explains or edits'),
-            ('--word', args.word and not any('/' in text for text in args.find), 'goes with --find A/B'),
             ('--strength', len(args.strength) > len(args.topic) or 1 < len(args.strength) < len(args.topic),
              'goes with --topic: one for each, or one for all')):
         if wrong:
@@ -136,16 +129,11 @@ def show(s: Subject, text: str, edit: Edit) -> Table:
                    'weight 1', {'sense': 'd', 'norm': '.1f', '': ''}, rows)
 
 
-def separate(s: Subject, text: str, word: str | None) -> Table:
-    """Senses by how strongly they separate two words: those of one word, or each index over all words."""
+def separate(s: Subject, text: str) -> Table:
+    """Senses by how strongly they separate two words, each index over all words."""
     a, b = pair_of(s.encoding, text)
     names = f'{shown(s.encoding, a)} (+) from {shown(s.encoding, b)} (-)'
-    w = None if word is None else word_id(s.encoding, word)
-    scores = senses.separation(s.model, w, a, b)  # (k,), or (V, k) for all words
-    if w is not None:
-        rows = [[l, scores[l].item()] for l in scores.abs().argsort(descending=True).tolist()]
-        return Table(f'{word}: how far each sense separates {names}, in logits at weight 1',
-                     {'sense': 'd', 'logits': '+.2f'}, rows)
+    scores = senses.separation(s.model, None, a, b)  # (V, k)
     spread, rows = scores.abs().mean(0), []  # (k,)
     for l in spread.argsort(descending=True).tolist():
         ids = scores[:, l].abs().topk(8).indices  # (8,)
@@ -157,7 +145,7 @@ def separate(s: Subject, text: str, word: str | None) -> Table:
 def speak_for(s: Subject, text: str) -> Table:
     """Eq. 17: the senses, of all words, that most speak for a bag of words, and what they say."""
     bag = grammar.bag_of_words(s.encoding, grammar.words_of_bag(text))
-    scores, rows = senses.affinity(s.model, bag), []  # (V, k)
+    scores, rows = senses.affinities(s.model, [bag])[0], []  # (V, k)
     for place in scores.flatten().topk(20).indices.tolist():  # of V * k
         w, l = divmod(place, scores.shape[1])
         C = s.model.senses(torch.tensor(w, device=s.device))  # (k, d)
@@ -221,27 +209,14 @@ def explain(s: Subject, text: str, idx: Tensor, edit: Edit) -> Table:
         'adds': '+.3f', '= alpha': '.3f', '* C.E': '+.2f', 'token': '<', 'position': 'd', 'sense': 'd'}, rows)
 
 
-@torch.no_grad()
-def weights(s: Subject, which: str, idx: Tensor) -> Table:
-    """Eq. 12: how much the prediction after the prompt takes of each token, by sense or in the mean."""
-    alpha = s.model.alpha(idx)[0, :, -1].T  # (T, k)
-    alpha = alpha.mean(1, keepdim=True) if which == 'mean' else alpha
-    names = ['mean'] if which == 'mean' else map(str, range(alpha.shape[1]))
-    rows = [[shown(s.encoding, v), *row] for v, row in zip(idx[0].tolist(), alpha.tolist())]
-    return Table('The weights alpha of the tokens for the next one; a full block is 1, each column sums to 1',
-                 {'token': ''} | dict.fromkeys(names, lambda a: ' ▁▂▃▄▅▆▇█'[round(8 * a)] * 3), rows)
-
-
 def make_tables(args: argparse.Namespace, s: Subject, idx: Tensor, edit: Edit) -> dict[str, Table]:
     """The tables that the flags ask for, by name; with edits alone, the next words before and after."""
     tables = {f'show {text}': show(s, text, edit) for text in args.show}
     for text in args.find:
-        tables[f'find {text}'] = separate(s, text, args.word) if '/' in text else speak_for(s, text)
+        tables[f'find {text}'] = separate(s, text) if '/' in text else speak_for(s, text)
     tables |= {f'similar {word}': similar(s, word) for word in args.similar}
     if args.explain is not None:
         tables['explain'] = explain(s, args.explain, idx, edit)
-    if args.weights:
-        tables['weights'] = weights(s, args.weights, idx)
     tables |= {f'sweep {text}': sweep(s, text, idx, edit) for text in args.sweep}
     if args.edits and not args.looks:
         tables['next words'] = next_words(s, 'The next word before and after the edit', idx,
@@ -269,9 +244,6 @@ def run(argv: list[str]) -> None:
     s = load(args.source, find_device(args.device))
     print(s.about() + s.chosen)
     if args.export is not None:
-        if args.swap_senses:
-            a, b = (grammar.sense_numbers(text, s.model.config.n_sense)[0] for text in args.swap_senses)
-            s.model = swap_senses(s.model, a, b)
         export(s.model, args.export, getattr(torch, args.dtype or 'float32'))
         return print(f'{args.export}: written')
     if args.looks or args.edits:

@@ -2,7 +2,7 @@
 
     code              paper                    what it gives
     separation        section 6.2, Table 13    how strongly each sense speaks for one word over another
-    affinity          Eq. 17                   how strongly each sense speaks for a bag of words
+    affinities        Eq. 17                   how strongly each sense speaks for a bag of words
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
     explain           Eq. 2 and 9              the terms whose sum is the logit of the next token
     scale_senses      section 6.2, Figure 3    an edit: senses of words turned down, off or up
@@ -76,11 +76,6 @@ def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
             return C.to(E.dtype) @ sums.T / top.clamp(min=1e-6)[..., None]  # bounded if no score is positive
     with torch.autocast(E.device.type, torch.bfloat16, enabled=half):
         return over_vocabulary(model, score, 'scoring senses').movedim(-1, 0)  # (V, k, n) -> (n, V, k)
-
-
-def affinity(model: Backpack, bag: list[int]) -> Tensor:
-    """Eq. 17 for one bag: (V, k)."""
-    return affinities(model, [bag])[0]
 
 
 @torch.no_grad()
@@ -168,7 +163,7 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
     """Eq. 15, topic control: a sense with a high score is multiplied by delta, annealed: the boost fades once
     the topic has been expressed.
 
-    scores (V, k) are affinity(model, bag), computed once for any number of texts and strengths; weights are a
+    scores (V, k) are affinities(model, [bag])[0], computed once for all texts and strengths; weights are a
     row of STRENGTHS. A score equal to a quantile counts as above it. As in the published code, for sense l of
     position j:
 

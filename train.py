@@ -15,10 +15,8 @@ import math
 import os
 import re
 import shlex
-import signal
 import sys
 import time
-import zlib
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -170,16 +168,12 @@ class Run:
         self.step, self.saved_step = state.get('step', 0), state.get('step')
         self.val_loss, self.best = state.get('val_loss'), state.get('best_val_loss', math.inf)
         self.began = time.perf_counter() - state.get('seconds', 0.0)
-        self.signal = 0  # SIGINT, SIGTERM or SIGHUP, once this process got one
         if state:
             self.model.load_state_dict(state['model'])  # again, for float64, which it was not yet
             ckpt.load_optimizer(self.optimizer, state['optimizer'], s.path)
         self.compiled = machine.compile(DistinctIds(self.model)) if s.compile else DistinctIds(self.model)
         self.parallel = self.compiled
         if machine.world > 1:
-            mark = zlib.crc32(f'{self.step} {state.get("log")} {self.data_facts}'.encode())
-            if machine.over_all(torch.tensor(mark)) != machine.world * mark:
-                raise UserError(f'the processes see different files in {s.out_dir} or {folder}: share them')
             devices = [machine.device] if machine.on_gpu else None
             self.parallel = DistributedDataParallel(self.compiled, devices)
         if machine.rank == 0:
@@ -270,20 +264,13 @@ class Run:
                 'data': self.data_facts}, best)
         self.saved_step = self.step
 
-    def train(self) -> int:
-        """Steps until max_iters, an evaluation and a checkpoint at every eval_interval and at the end; or
-        until a signal, and then a checkpoint. Returns the signal, 0 if there was none.
-        """
+    def train(self) -> None:
+        """Steps until max_iters, an evaluation and a checkpoint at every eval_interval and at the end."""
         s, m = self.settings, self.machine
         if self.saved_step is None:
             self.evaluate_and_save()
         began, first = time.perf_counter(), self.step
         while self.step < s.max_iters:
-            if signum := int(m.over_all(torch.tensor(self.signal), dist.ReduceOp.MAX)):
-                if self.saved_step < self.step:
-                    self.check(self.val_loss)
-                    self.save(False)
-                return signum
             loss, norm = self.update()
             if self.step == 1:
                 m.print0(f'step 1 done on {m.name}, peak memory {m.peak_memory() / 1e9:.2f} GB')
@@ -297,32 +284,17 @@ class Run:
                 paused = time.perf_counter()
                 self.evaluate_and_save()
                 began += time.perf_counter() - paused
-        return 0
-
-    def finish_on_signal(self) -> None:
-        """From now on SIGINT, SIGTERM or SIGHUP ends the run after its step; a second one ends it at once."""
-        def note(signum: int, frame) -> None:
-            """Remember a signal."""
-            self.signal = signum
-            if 'RANK' not in os.environ:  # torchrun may pass on a Ctrl-C that the terminal has sent to all
-                signal.signal(signum, signal.SIG_DFL)
-                os.write(2, b'\ntrain.py: finishing the step, then a checkpoint\n')
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # SIGHUP is ignored under nohup
-                signal.signal(number, note)
 
 
 def train(s: Settings) -> int:
     """Train with these settings; returns the exit code: 1 where the run had to stop itself."""
     run = Run(s)
     run.describe()
-    run.finish_on_signal()
     resume = f'{s.command} --init_from=resume'
     try:
-        signum = run.train()
-        run.machine.print0(f'stopped after step {run.step}; go on: {resume}' if signum else f'done: {s.path}')
-        return 128 + signum if signum else 0
+        run.train()
+        run.machine.print0(f'done: {s.path}')
+        return 0
     except torch.OutOfMemoryError:
         raise UserError('out of memory; take a smaller --batch_size and more --gradient_accumulation_steps')
     except (FloatingPointError, OSError) as error:

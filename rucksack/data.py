@@ -59,36 +59,49 @@ def _encoding(text: str) -> tiktoken.Encoding:
                              special_tokens={'<|endoftext|>': len(tokens)})
 
 
-# GPT-2's ids 0 to 255, in order: a character that stands for each byte in the merges, itself where it can
-BYTES = sorted(range(256), key=lambda b: not chr(b).isprintable() or b == 32)  # printable ones first
-CHARACTERS = {chr(b if i < 188 else 68 + i): bytes([b]) for i, b in enumerate(BYTES)}
+# GPT-2's ids 0 to 255: bytes, printable ones first, and the character that stands for each in merges
+BYTES = sorted(range(256), key=lambda b: not chr(b).isprintable() or b == 32)
+NAMES = {b: chr(b if i < 188 else 68 + i) for i, b in enumerate(BYTES)}
+CODES = {name: b for b, name in NAMES.items()}
 
 
 @lru_cache(maxsize=4)
 def merged_tokens(merges: tuple[str, ...]) -> list[bytes]:
     """The tokens of a BPE by rank, from its merges "a b"; ValueError unless each joins two before it."""
-    tokens = CHARACTERS.copy()
+    tokens = dict.fromkeys(NAMES.values())
     for merge in merges:
         a, b = merge.split(' ')
         if a + b in tokens or not {a, b} <= tokens.keys():
             raise ValueError(f'{merge!r} joins no two tokens into a new one')
-        tokens[a + b] = tokens[a] + tokens[b]
-    return list(tokens.values())
+        tokens[a + b] = None
+    return list(map(bytes_of, tokens))
 
 
 def gpt2_tokenizer(n: int | None) -> dict:
     """The description of GPT-2's BPE, cut after its first n merges or whole."""
-    if n is None:
-        return GPT2
-    ranks, merges = load_tokenizer(GPT2)._mergeable_ranks, []
-    character = {byte: char for char, byte in CHARACTERS.items()}
-    for token in sorted(ranks, key=ranks.get)[256:256 + n]:
-        parts = [bytes([b]) for b in token]
-        while len(parts) > 2:  # merge those of the lowest rank, as when a text is encoded
-            i = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], len(ranks)))
+    return GPT2 if n is None else GPT2 | {'merges': merges_of(load_tokenizer(GPT2))[:n]}
+
+
+def written(token: bytes) -> str:
+    """A token as Hugging Face's files have it, with a character for each byte."""
+    return ''.join(NAMES[b] for b in token)
+
+
+def bytes_of(name: str) -> bytes:
+    """The token that is written so."""
+    return bytes(CODES[character] for character in name)
+
+
+def merges_of(encoding: tiktoken.Encoding) -> list[str]:
+    """The merges "a b" of a BPE, in order of rank; none for a token that smaller ones do not make."""
+    ranks, merges = encoding._mergeable_ranks, []
+    for token in sorted(ranks, key=ranks.get)[256:]:
+        parts, best = [bytes([b]) for b in token], 0
+        while len(parts) > 2 and best < len(ranks):  # merge those of the lowest rank, as in a text
+            best, i = min((ranks.get(a + b, len(ranks)), i) for i, (a, b) in enumerate(zip(parts, parts[1:])))
             parts[i:i + 2] = [parts[i] + parts[i + 1]]
-        merges.append(' '.join(''.join(character[bytes([b])] for b in part) for part in parts))
-    return GPT2 | {'merges': merges}
+        merges += [' '.join(map(written, parts))] * (len(parts) == 2 and best < len(ranks))
+    return merges
 
 
 def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:

@@ -57,9 +57,8 @@ def bag_of_words(encoding: Encoding, words: list[str]) -> list[int]:
     for word in words:
         ids = encoding.encode_ordinary(' ' + word)
         if encoding.decode_single_token_bytes(ids[0]) == b' ':
-            near = [label for label in TOPICS if word in label]
-            raise UserError(f'{word!r} is no word of this vocabulary; take others'
-                            + f', or a topic of Table 10: {", ".join(near)}' * bool(near))
+            near = ', '.join(label for label in TOPICS if word in label) or 'others'
+            raise UserError(f'{word!r} is no word of this vocabulary; take {near}')
         bag += ids  # the published code takes ids[0] alone
     return sorted(set(bag))
 

@@ -4,7 +4,6 @@ import argparse
 import json
 import re
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -101,29 +100,16 @@ def loss_of(s: Subject, ids: list[int]) -> float:
 
 
 def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 2, perplexity on held-out text."""
+    """Tables 2 and 8, perplexity on held-out text: of the model and its baseline, or of the runs named."""
+    subjects, rows = subjects or [load(name, args.device, args.dtype) for name in args.runs], []
     texts = [held_out(s, args) for s in subjects]
-    rows = [[str(s), loss_of(s, ids), len(ids)] for s, (ids, _) in zip(subjects, texts)]
-    return Table('Loss (Table 2) on all of ' + ', '.join(dict.fromkeys(str(path) for _, path in texts)), {
-        '': '', 'perplexity': '.3f', 'tokens': ','}, rows)
-
-
-def ablation_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 8: the runs named, or those in out/ that differ from --from in the number of senses alone."""
-    runs = [load(name, args.device, args.dtype) for name in args.runs or Path('out').glob('*/ckpt.pt')]
-    if not args.runs:
-        c, data = subjects[0].model.config, subjects[0].model.run.get('dataset')
-        runs = [s for s in runs if s.kind == 'Backpack' and s.model.run.get('dataset') == data
-                and replace(s.model.config, n_sense=c.n_sense) == c]
-    texts, rows = [held_out(s, args) for s in runs], []
-    if len({s.model.config.n_sense for s in runs}) < 2 or len({path for _, path in texts}) > 1:
-        raise Missing('it takes runs with the same data and different --n_sense; train them, or name --data')
-    for s, (ids, _) in sorted(zip(runs, texts), key=lambda pair: pair[0].model.config.n_sense):
-        c, n, seen = s.model.config, s.model.n_params(), s.model.run.get('tokens')
-        rows.append([s.name.removesuffix('/ckpt.pt'), c.n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6,
-                     seen and seen / 1e6, loss_of(s, ids)])
-    return Table(f'The number of senses (Table 8): perplexity on {texts[0][1]}', {'': '', 'senses': 'd',
-        'parameters, M': '.2f', 'contextual, M': '.2f', 'tokens seen, M': ',.1f', 'perplexity': '.3f'}, rows)
+    for s, (ids, _) in zip(subjects, texts):
+        n, seen = s.model.n_params(), s.model.run.get('tokens')
+        rows.append([str(s), s.model.config.n_sense or None, n['total'] / 1e6, n['contextualizer'] / 1e6,
+                     seen and seen / 1e6, loss_of(s, ids), len(ids)])
+    return Table('Loss (Tables 2 and 8) on all of ' + ', '.join(dict.fromkeys(str(p) for _, p in texts)), {
+        '': '', 'senses': 'd', 'parameters, M': '.2f', 'contextual, M': '.2f', 'tokens seen, M': ',.1f',
+        'perplexity': '.3f', 'on tokens': ','}, rows)
 
 
 def benchmark(what: str, subject: Subject, args: argparse.Namespace) -> list[tuple]:

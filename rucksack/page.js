@@ -6,9 +6,15 @@
 // ----------------------------------------------------------------------------
 // Text -> ids: GPT-2's byte-pair encoding, or the toy's words. A token is a string of its bytes.
 
+const word = String.raw`\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}`, space = String.raw`\p{White_Space}`;
+const TOY = ` ?[${word}]+|[^${word}${space}]|${space}+`;  // as in toy.py, and in tiktoken
+const GPT2 = String.raw`'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^${space}\p{L}\p{N}]+|` +
+  `${space}+(?![^${space}])|${space}+`;
+
 class Tokenizer {
-  constructor({tokens, pattern, hidden}) {
-    Object.assign(this, {tokens, hidden, pattern: new RegExp(pattern, 'gu')});
+  constructor({tokens, toy}) {
+    Object.assign(this, {tokens, pattern: new RegExp(toy ? TOY : GPT2, 'gu')});
+    this.hidden = toy ? 256 : 0;         // bytes, which the toy world never spells
     this.rank = new Map(tokens.map((token, id) => [token, id]));
     this.end = tokens.length;            // the id of end-of-text, which no text spells
   }

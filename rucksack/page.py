@@ -1,6 +1,7 @@
 """The page of sample.py --html: one file, without a server, in which the whole model runs."""
 
 import base64
+import copy
 import json
 from pathlib import Path
 
@@ -14,10 +15,6 @@ from rucksack.table import Subject
 from rucksack.words import NOUNS, PROMPTS
 
 HERE, LARGEST, LARGEST_IN_FLOAT32 = Path(__file__).parent, 40_000_000, 2_000_000  # parameters
-WORD, SPACE = r'\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}', r'\p{White_Space}'
-TOY_PATTERN = rf' ?[{WORD}]+|[^{WORD}{SPACE}]|{SPACE}+'  # as in toy.py and in tiktoken, in JavaScript's words
-GPT2_PATTERN = (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^" + SPACE + r'\p{L}\p{N}]+|'
-                rf'{SPACE}+(?![^{SPACE}])|{SPACE}+')
 
 
 def in_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,10 +25,11 @@ def in_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def rounded(model: Backpack) -> Backpack:
     """The model with each matrix as 8 bits a weight give it."""
-    again = Backpack(model.config).to(model.wte.weight.device).eval()
-    again.load_state_dict({name: x if x.dim() < 2 else in_8_bits(x)[0][:, None] * in_8_bits(x)[1]
-                           for name, x in model.state_dict().items()})
-    return again
+    model = copy.deepcopy(model)
+    for p in (p for p in model.parameters() if p.dim() == 2):
+        scale, whole = in_8_bits(p.data)
+        p.data = scale[:, None] * whole
+    return model
 
 
 def agreement(s: Subject) -> str:
@@ -65,15 +63,12 @@ def write_page(s: Subject, prompt: str, file: Path) -> str:
             blob += part.numpy().astype(part.numpy().dtype.newbyteorder('<')).tobytes()
     ranks = s.encoding._mergeable_ranks
     precision = agreement(s) if small else 'Weights in float32.'
-    compare = ['she', 'he'] if all(len(s.encode(f' {word}')) == 1 for word in ('she', 'he')) else None
-    data = {'config': vars(c), 'arrays': arrays, 'prompt': prompt, 'compare': compare,
-            'about': f'{s.about()}. {precision}',
+    data = {'config': vars(c), 'arrays': arrays, 'prompt': prompt, 'about': f'{s.about()}. {precision}',
             'tokenizer': {'tokens': [token.decode('latin-1') for token in sorted(ranks, key=ranks.get)],
-                          'pattern': TOY_PATTERN if s.is_toy else GPT2_PATTERN, 'hidden': 256 * s.is_toy}}
-    parts = {'MODEL': (HERE / 'page.js').read_text(encoding='utf-8'),
-             'INTERFACE': (HERE / 'ui.js').read_text(encoding='utf-8'),
-             'DATA': json.dumps(data, ensure_ascii=False, separators=(',', ':')).replace('<', '\\u003c'),
-             'WEIGHTS': base64.b64encode(blob).decode()}
+                          'toy': s.is_toy}}
+    parts = {name: (HERE / name).read_text(encoding='utf-8') for name in ('page.js', 'ui.js')} | {
+        'DATA': json.dumps(data, ensure_ascii=False, separators=(',', ':')).replace('<', '\\u003c'),
+        'WEIGHTS': base64.b64encode(blob).decode()}
     first, *others = (HERE / 'page.html').read_text(encoding='utf-8').split('{{')
     others = [other.partition('}}') for other in others]
     write_file(file, first + ''.join(parts[name] + rest for name, _, rest in others))

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -13,14 +14,16 @@ from torch import Tensor
 from model import Backpack, Config
 from rucksack.checkpoint import from_checkpoint, load_file, load_state
 from rucksack.common import UserError, one_line
-from rucksack.data import GPT2, GPT2_VOCAB, merged_tokens
+from rucksack.data import GPT2, GPT2_VOCAB, bytes_of, load_tokenizer, merges_of, vocabulary_of, written
+from rucksack.toy import toy_tokenizer
 
 ENGLISH = Path(__file__).parents[1] / 'pretrained' / 'english'  # the Backpack that comes with the code
-WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # the first that is there
+CODE = Path(__file__).with_name('modeling_backpack.py')  # what transformers runs, beside exported weights
+WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'pytorch_model.bin',  # the first that is
+           'pytorch_model.bin.index.json')  # there; an index names the files of a large model
 # Ids are GPT-2's if there are as many as GPT-2 has, or a few more as padding (50,264 in
-# stanfordnlp/backpack-gpt2); else those of its BPE cut after the merges in the first of these files, or of a
-# tokenizer that the second describes in our own form.
-MERGES, TOKENIZER = 'merges.txt', 'rucksack_tokenizer.json'
+# stanfordnlp/backpack-gpt2); else the first of these files says what they mean.
+TOKENIZERS = ('merges.txt', 'tokenizer.json')
 FIXED = {  # settings of a config.json, and what they may be here; export writes the first
     'model_type': ('gpt2', 'backpack-gpt2'), 'activation_function': ('gelu_new',),
     'layer_norm_epsilon': (1e-5,), 'scale_attn_weights': (True,), 'tie_word_embeddings': (True,),
@@ -49,13 +52,13 @@ def download(name: str) -> Path:
     """Fetch the files of a repository from the Hugging Face Hub, once; the folder of its cache with them."""
     from huggingface_hub import model_info, snapshot_download, try_to_load_from_cache  # comes with datasets
     try:
-        local = [isinstance(try_to_load_from_cache(name, file), str) for file in ('config.json', *WEIGHTS)]
-        cached, there = local[0] and any(local[1:]), []
+        there = [f for f in ('config.json', *WEIGHTS) if isinstance(try_to_load_from_cache(name, f), str)]
+        cached = len(there) > 1 and there[0] == 'config.json'
         if not cached:  # one question, since snapshot_download would wait for ever behind a firewall
             there = [file.rfilename for file in model_info(name, timeout=10).siblings]
-        return Path(snapshot_download(name, allow_patterns=['config.json', *WEIGHTS, MERGES, TOKENIZER],
-                                      ignore_patterns=WEIGHTS[1:] if WEIGHTS[0] in there else None,
-                                      local_files_only=cached))
+        kind = '.safetensors' if any(file.startswith(WEIGHTS[0]) for file in there) else '.bin'
+        return Path(snapshot_download(name, local_files_only=cached, allow_patterns=[
+            'config.json', *TOKENIZERS, f'*{kind}', f'*{kind}.index.json']))
     except Exception as error:  # the client's own kinds, and those of the HTTP library it uses
         raise UserError(f'{name} is nothing local and cannot be fetched from the Hub ({one_line(error)})')
 
@@ -86,9 +89,9 @@ COPIES = {  # of tied weights in a published file: with senses, and without
 
 def from_published(folder: Path) -> Backpack:
     """A published Backpack, or a GPT-2 (then without senses), from config.json and a file of WEIGHTS."""
-    config_file, tokenizer_file, merges_file = (folder / name for name in ('config.json', TOKENIZER, MERGES))
-    weights_file = folder / WEIGHTS[not (folder / WEIGHTS[0]).exists()]
-    state = {str(key): weight for key, weight in load_file(weights_file).items()
+    config_file = folder / 'config.json'
+    weights_file = next((folder / name for name in WEIGHTS if (folder / name).exists()), folder / WEIGHTS[0])
+    state = {str(key): weight for file in files_of(weights_file) for key, weight in load_file(file).items()
              if not str(key).endswith(('.attn.bias', '.attn.masked_bias'))}  # GPT-2's causal masks
     try:
         settings = json.loads(config_file.read_text(encoding='utf-8'))
@@ -118,11 +121,7 @@ def from_published(folder: Path) -> Backpack:
             for i, block in enumerate(model.contextualizer.blocks):
                 for weight in block.attn.c_attn.parameters():
                     weight.data[:config.n_embd] /= i + 1
-        model.tokenizer = GPT2 if config.n_vocab == GPT2_VOCAB else None
-        if tokenizer_file.is_file():
-            model.tokenizer = json.loads(tokenizer_file.read_text(encoding='utf-8'))
-        elif not model.tokenizer and merges_file.is_file():
-            model.tokenizer = GPT2 | {'merges': read_merges(merges_file, config.n_vocab)}
+        model.tokenizer = GPT2 if config.n_vocab == GPT2_VOCAB else read_tokenizer(folder, config.n_vocab)
         return model
     except UserError:
         raise
@@ -130,15 +129,60 @@ def from_published(folder: Path) -> Backpack:
         raise UserError(f'{folder} is no Backpack and no GPT-2 ({type(error).__name__}: {one_line(error)})')
 
 
-def read_merges(path: Path, n_vocab: int) -> list[str]:
-    """The merges of a BPE of n_vocab ids, end-of-text among them; UserError if damaged, or not as many."""
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or the files beside it that an index names; UserError if it names others."""
+    if path.suffix != '.json':
+        return [path]
     try:
-        merges = path.read_text(encoding='utf-8').split('\n')[1:-1]  # without a version and the last newline
-        if (n := len(merged_tokens(tuple(merges))) + 1) != n_vocab:
-            raise ValueError(f'they make {n:,} ids, the model has {n_vocab:,}')
-        return merges
-    except (OSError, ValueError) as error:
-        raise UserError(f'{path} does not hold the merges of the vocabulary ({error}); fetch it again')
+        names = set(json.loads(path.read_text(encoding='utf-8'))['weight_map'].values())
+        if not names or not all(re.fullmatch(r'[\w-][\w.-]*\.(safetensors|bin)', name) for name in names):
+            raise ValueError('it names no weights beside it')
+        return [path.with_name(name) for name in sorted(names)]
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f'{path} is no index of weights ({one_line(error)}); fetch it again')
+
+
+def read_tokenizer(folder: Path, n_vocab: int) -> dict | None:
+    """What the n_vocab ids of a published model mean, by the first of TOKENIZERS that is there, if any is;
+    UserError where it is damaged, of another size, or neither GPT-2's BPE cut short nor the toy's.
+    """
+    path = next((folder / name for name in TOKENIZERS if (folder / name).is_file()), None)
+    try:
+        if not path or path.suffix == '.txt':  # a version, a merge a line
+            description = path and GPT2 | {'merges': path.read_text(encoding='utf-8').split('\n')[1:-1]}
+        else:
+            bpe = json.loads(path.read_text(encoding='utf-8'))['model']
+            description = GPT2 | {'merges': [m if isinstance(m, str) else ' '.join(m) for m in bpe['merges']]}
+            if bpe.get('ignore_merges'):
+                tokens = map(bytes_of, sorted(bpe['vocab'], key=bpe['vocab'].get))
+                description = toy_tokenizer([token.decode() for token in tokens if len(token) > 1])
+            if bpe['vocab'] != tokenizer_files(description)[path.name]['model']['vocab']:
+                raise ValueError('its ids are in another order')
+        if path and (n := vocabulary_of(description)) != n_vocab:
+            raise ValueError(f'it has {n:,} ids, the model {n_vocab:,}')
+        return description
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is neither GPT-2's BPE cut short nor the toy's ({one_line(error)})")
+
+
+def tokenizer_files(description: dict) -> dict[str, dict]:
+    """The files from which transformers, and read_tokenizer, make a tokenizer: their names and contents."""
+    encoding, end, toy = load_tokenizer(description), '<|endoftext|>', 'pieces' in description
+    tokens = sorted(encoding._mergeable_ranks, key=encoding._mergeable_ranks.get)
+    split = [{'type': 'Split', 'pattern': {'Regex': description['pattern']}, 'behavior': 'Isolated',
+              'invert': False}] if toy else []
+    spell = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': False, 'use_regex': not toy}
+    return {
+        'tokenizer.json': {
+            'version': '1.0', 'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': [*split, spell]},
+            'added_tokens': [{'id': encoding.eot_token, 'content': end, 'special': True, 'single_word': False,
+                              'lstrip': False, 'rstrip': False, 'normalized': False}], 'decoder': spell,
+            'model': {'type': 'BPE', 'vocab': {written(token): i for i, token in enumerate(tokens)},
+                      'merges': merges_of(encoding), 'ignore_merges': toy}},
+        'tokenizer_config.json': {'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': end,
+                                  'eos_token': end, 'clean_up_tokenization_spaces': False},
+        'generation_config.json': {'eos_token_id': encoding.eot_token, 'pad_token_id': encoding.eot_token,
+                                   'use_cache': False}}
 
 
 def swap_senses(model: Backpack, a: int, b: int) -> Backpack:
@@ -168,21 +212,26 @@ def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float
         'n_head': c.n_head, 'n_embd': c.n_embd, 'attn_pdrop': c.dropout, 'embd_pdrop': c.dropout,
         'resid_pdrop': c.dropout, 'bos_token_id': c.n_vocab - 1, 'eos_token_id': c.n_vocab - 1}
     if c.n_sense:
-        code = 'stanfordnlp/backpack-gpt2--'  # where Hugging Face transformers finds the published classes
-        settings |= {'num_senses': c.n_sense, 'architectures': ['BackpackGPT2LMHeadModel'], 'auto_map': {
-            'AutoConfig': f'{code}configuration_backpack_gpt2.BackpackGPT2Config',
-            'AutoModelForCausalLM': f'{code}modeling_backpack_gpt2.BackpackGPT2LMHeadModel'}}
+        settings |= {'model_type': 'backpack-gpt2', 'num_senses': c.n_sense, 'use_cache': False,
+                     'architectures': ['BackpackForCausalLM'], 'auto_map': {
+                         'AutoConfig': f'{CODE.stem}.BackpackConfig',
+                         'AutoModelForCausalLM': f'{CODE.stem}.BackpackForCausalLM'}}
+    files = {'config.json': settings} | (tokenizer_files(model.tokenizer) if model.tokenizer else {})
     state = {key: weight.to(dtype).contiguous().cpu() for key, weight in published(model).items()}
     try:
         with tempfile.TemporaryDirectory(prefix='.partial-', dir=folder.parent) as partial:
             new = Path(partial, folder.name)
             new.mkdir()
-            (new / 'config.json').write_text(json.dumps(settings, indent=1) + '\n', encoding='utf-8')
             save_file(state, new / WEIGHTS[0], {'format': 'pt'})
+            for name, content in files.items():
+                (new / name).write_text(json.dumps(content, ensure_ascii=False) + '\n', encoding='utf-8')
             if merges := (model.tokenizer or {}).get('merges'):
-                (new / MERGES).write_text('\n'.join(['#version: 0.2', *merges, '']), encoding='utf-8')
-            elif model.tokenizer:
-                (new / TOKENIZER).write_text(json.dumps(model.tokenizer) + '\n', encoding='utf-8')
+                (new / TOKENIZERS[0]).write_text('\n'.join(['#version: 0.2', *merges, '']), encoding='utf-8')
+            card = CODE.with_name('card.md').read_text(encoding='utf-8').format(
+                kind='Backpack' if c.n_sense else 'Transformer', c=c, n=model.n_params()['total'] / 1e6)
+            (new / 'README.md').write_text(card, encoding='utf-8')
+            if c.n_sense:
+                shutil.copy(CODE, new)
             new.rename(folder)  # complete, or not there
     except (OSError, RuntimeError) as error:
         raise UserError(f'{folder} cannot be written ({one_line(error)}); export to another folder')

@@ -306,7 +306,7 @@ async function follow() {
   const hash = new URLSearchParams(location.hash.slice(1));
   if (hash.has('text')) state.text = hash.get('text');
   state.edits = {scale: {}, replace: []};
-  state.compare = hash.get('compare')?.includes('/') ? hash.get('compare').split('/') : data.compare;
+  state.compare = hash.get('compare')?.includes('/') ? hash.get('compare').split('/') : ['she', 'he'];
   try {
     const {scale = {}, replace = []} = JSON.parse(hash.get('edits') ?? '{}');
     const edits = {scale: {...scale}, replace: [...replace]};
@@ -314,7 +314,7 @@ async function follow() {
     state.edits = edits;
   } catch (error) { say(`The link asks for an edit that cannot be made here: ${error.message}`); }
   try { await ask('look', {string: state.text, compare: state.compare}); } catch (error) {
-    say(error.message);
+    if (hash.has('compare')) say(error.message);
     state.compare = null;
   }
   $('text').value = state.text;

@@ -203,7 +203,7 @@ def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
     bait = ['published/pytorch_model.bin', *(f'out/bad/{name}.pt' for name in ('ckpt', 'best', 'previous'))]
     for name in bait:
         torch.save({'model': Evil()}, name, _use_new_zipfile_serialization=zipped)
-    calls = [(train, [*RESUME, '--out_dir=out/bad']), (sample, []), (eval, ['ablation', 'out/bad'])]
+    calls = [(train, [*RESUME, '--out_dir=out/bad']), (sample, []), (eval, ['loss', 'out/bad'])]
     for place in ('published', 'out/bad', *bait):
         calls += [(train, [*RUN, f'--init_from={place}']), (sample, ['--from', place]),
                   (eval, ['loss', '--from=out/good', '--baseline', place])]

@@ -36,10 +36,14 @@ def test_every_table_runs_on_random_models(pair, capsys):
     content = json.loads(Path('all.json').read_text())
     found = {name: table['rows'] for name, table in content['tables'].items()}
     assert [*found, 'plot'] == list(tables.TABLES) and '\nTransformer out/run_gpt: ' in text
-    assert all(row[1] is not None for rows in found.values() for row in rows)
-    assert f'{found["loss"][0][1]:.3f}' in text and found['timing'][0][1:4] == [2000, 1000, 2]
-    assert [(row[0], row[1], row[4]) for row in found['ablation']] == [
-        (name, k, 10 * 3 * 2 * 8 / 1e6) for name, k in (('out/run_2', 2), ('out/run', 4))]
+    assert all(row[5 if name == 'loss' else 1] is not None for name, rows in found.items() for row in rows)
+    assert f'{found["loss"][0][5]:.3f}' in text and found['timing'][0][1:4] == [2000, 1000, 2]
+    runs = 'out/run_2', 'out/run'
+    say(capsys, 'loss', *runs, '--json=loss.json')
+    rows = json.loads(Path('loss.json').read_text())['tables']['loss']['rows']
+    assert [row[:2] + row[4:5] for row in rows] == [
+        [f'Backpack {name}', k, 10 * 3 * 2 * 8 / 1e6] for name, k in zip(runs, (2, 4))]
+    assert rows[1] == found['loss'][0]
     Path('bench/lambada_test.jsonl').write_text('{"text": ')
     with pytest.raises(SystemExit, match='2'):
         tables.main(argv)
@@ -58,11 +62,10 @@ def test_the_best_is_compared_with_the_best(pair, capsys):
 @pytest.mark.parametrize('argv, said', [
     ('gendre', 'invalid choice'), ('loss --texts 3', 'unrecognized'), ('topic --texts 0', 'from 1 to'),
     ('loss --json no/such/x.json', '--json'), ('loss --data x', 'prepare.py'), ('loss --device gpu', 'gpu'),
-    ('timing --size small --from out/run', '--size goes without --from'),
     ('lambada --data out', 'run curl'), ('blimp --data bench/wiki.test.raw', 'bench/wiki.test.raw'),
     ('wikitext --data bench/lambada_test.jsonl', 'lambada_test.jsonl'), ('gender --from out/run_gpt', 'no '),
     ('similarity --data bench', 'SimLex-999.txt'), ('loss --baseline out/run', 'takes a Transformer'),
-    ('ablation out/run', '--n_sense'), ('plot --out x.svg', 'RUN'),
+    ('loss out/none', 'out/none'), ('plot --out x.svg', 'RUN'),
     ('plot out/run --out x.png', '.svg'), ('plot out/none --out x.svg', 'out/none/ckpt.pt'),
     ('plot out/run --out x.svg', 'log.csv')])
 def test_bad_input_is_one_line_and_exit_code_2(pair, capsys, argv, said):

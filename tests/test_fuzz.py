@@ -25,15 +25,16 @@ COMMANDS = [  # and the file that it reads
     (train, f'{RUN} --overwrite --init_from=exported', 'exported/model.safetensors'),
     (train, f'{RUN} --overwrite', 'data/toy/meta.json'), (train, f'{RUN} --overwrite c.py', 'c.py'),
     (sample, f'{SAY} --from=exported', 'exported/config.json'), (eval, 'gender', 'out/run/ckpt.pt'),
-    (sample, f'{SAY} --from=exported', 'exported/rucksack_tokenizer.json'), (eval, 'loss', 'out/run/ckpt.pt'),
+    (sample, f'{SAY} --from=exported', 'exported/tokenizer.json'), (eval, 'loss', 'out/run/ckpt.pt'),
     (sample, f'{SAY} --from=cut', 'cut/merges.txt'),
+    (sample, f'{SAY} --from=shards', 'shards/model.safetensors.index.json'),
     (sample, f'{SAY} --start=FILE:c.py', 'c.py'), (eval, 'lambada --data=c.py', 'c.py'),
-    (prepare, 'own --num-proc=1 --text=c.txt', 'c.txt'), (prepare, 'toy --check', 'data/toy/val.bin')]
+    (prepare, 'own --num-proc=1 --text=c.txt', 'c.txt'), (prepare, 'toy', 'data/toy/val.bin')]
 VALUES = ['', ' ', '0', '-1', '1.5', '1e999', 'nan', 'True', '[]', "'", '(' * 300, '..', '/', '%s%n', '*:99',
           '\x1b[31m', '\u202e', '\udcff', 'a' * 5000, 'FILE:', 'out/run', 'cuda:99', 'meta', '--', '-x', '2',
           'nurse', 'nurse:1=0.5', 'she/he', 'nurse: he -> she', 'music, guitar', 'gpt', 'exported']
 ODD = [None, -1, 0, 2**31, 10**30, 1.5, '', '../..', '\0', [], {}, True, [[]], 'y' * 10**5, torch.zeros(3)]
-TOO_MUCH = {'help', 'max_iters', 'compile', 'wandb_log', 'subsets'}  # minutes, packages, downloads
+TOO_MUCH = {'help', 'max_iters', 'compile', 'wandb_log'}  # minutes, packages, downloads
 
 
 def mutated(tree, rng: random.Random):
@@ -68,6 +69,9 @@ def test_odd_flags_and_files_are_answered(n, tmp_path, monkeypatch, capsys):
     export(model := from_pretrained('out/run'), 'exported')
     model.tokenizer = {'name': 'gpt2', 'merges': ['\u0120 t', 'h e']}
     export(model, 'cut')
+    shutil.copytree('exported', 'shards')
+    Path('shards/model.safetensors').rename('shards/all.safetensors')
+    Path('shards/model.safetensors.index.json').write_text('{"weight_map": {"x": "all.safetensors"}}')
     Path('c.py').write_text('n_layer = 1\nlearning_rate = 0.01\n')
     Path('c.txt').write_text('My nurse said that she left for the clinic.\n' * 40)
     shutil.copytree('.', whole := f'{tmp_path}_whole')

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import model as model_py
 from model import SIZES, Backpack, Cache, Config, DistinctIds, SenseTable, next_token_probs, weighted_sum
 from rucksack.data import inputs_of
-from senses import affinity, compose, edited, scale_senses, topic
+from senses import affinities, compose, edited, scale_senses, topic
 
 
 def lively(seed: int = 0, **changes) -> Backpack:
@@ -186,7 +186,7 @@ def uncached(model: Backpack, idx: Tensor, n: int, edit) -> Tensor:
 def test_the_cache_changes_no_logit_and_no_text(name):
     """Token by token, texts have the same vectors o to 1e-4 and the same greedy continuation."""
     model, gpt, whole, cache = lively(2).float(), lively(2, n_sense=0), text(12, 3), Cache(12)
-    boost = topic(model, affinity(model, [3, 5, 8]), (3.0, 2.5, 2.0, 1.0))
+    boost = topic(model, affinities(model, [[3, 5, 8]])[0], (3.0, 2.5, 2.0, 1.0))
     edit = {'none': None, 'factor': scale_senses(list(range(20)), [0, 2], 0.3),
             'both': compose([scale_senses(None, [1], 0.5), boost])}[name]
     for start, n in ((0, 4), *((n - 1, n) for n in range(5, 13))):

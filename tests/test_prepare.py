@@ -107,15 +107,14 @@ def test_archives_of_openwebtext_are_read_as_published(gpt2):
 
 
 def test_openwebtext_comes_as_parquet_if_whole_else_as_archives(monkeypatch):
-    """All Parquet shards are taken if none is missing, else the archives; --subsets N takes the first N."""
+    """All Parquet shards are taken if none is missing, else the archives."""
     shards = [f'data/train-{i:05d}-of-00003.parquet' for i in range(3)]
     archives = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', lambda repo, name, **kind: name)
-    for listed, subsets, expected in ((shards, None, shards), (shards[:2], None, archives),
-                                      ([], None, archives), (shards, 2, archives[:2])):
+    for listed, expected in ((shards, shards), (shards[:2], archives), ([], archives)):
         info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in ['README.md', *listed]])
         monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', lambda self, repo, info=info: info)
-        assert prepare.openwebtext_files(subsets) == expected
+        assert prepare.openwebtext_files() == expected
 
 
 def test_one_percent_is_held_out_by_the_seed_and_the_rest_keeps_its_order(gpt2):
@@ -201,8 +200,8 @@ def test_a_cut_vocabulary_is_gpt2s_first_merges_and_needs_no_other(gpt2, monkeyp
 
 def by_hand(text: str, rank: dict[tuple[str, str], int]) -> list[int]:
     """Byte-pair encoding as the merges alone define it, as transformers does it."""
-    name, ids = {byte[0]: char for char, byte in data.CHARACTERS.items()}, []
-    vocabulary = list(data.CHARACTERS) + [a + b for a, b in rank]
+    name, ids = data.NAMES, []
+    vocabulary = [*name.values(), *(a + b for a, b in rank)]
     for word in regex.findall(data.r50k_pat_str, text):
         parts = [name[byte] for byte in word.encode()]
         while pairs := [pair for pair in zip(parts, parts[1:]) if pair in rank]:
@@ -249,8 +248,8 @@ def test_a_file_that_cannot_be_read_is_one_line(name, content, message, gpt2, ca
     ('none', '--text or --hub'), ('a --text x --merges 0', 'from 1 to 50000'), ('toy --hub a/b', 'no text'),
     ('a --text x --merges 50001', 'from 1 to 50000'), ('a --text none.txt', 'none.txt is not a'),
     ('', 'NAME'), ('toy --frob', 'help'),
-    ('a/b --text x', "'a/b'"), ('../a --text x', "'../a'"), ('openwebtext --subsets 22', 'from 1 to 21'),
-    ('toy --num-proc 0', 'from 1'), ('toy --seed -1', 'from 0'), ('toy --text x', 'no'), ('a --check', '')])
+    ('a/b --text x', "'a/b'"), ('../a --text x', "'../a'"), ('a --merges 50001', 'from 1 to 50000'),
+    ('toy --num-proc 0', 'from 1'), ('toy --seed -1', 'from 0'), ('toy --text x', 'no')])
 def test_a_bad_command_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
     """Exit code 2, one line that names what was given, nothing written."""
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
 """Claims about published weights: read as the reference reads them, written so, fetched once from the Hub."""
 
 import copy
+import importlib.util
 import json
 import math
 import os
@@ -26,8 +27,9 @@ from test_model import lively, text
 import sample
 from model import Backpack, Config, from_pretrained
 from rucksack.common import UserError
+from rucksack.data import load_tokenizer
 from rucksack.grammar import word_id
-from rucksack.published import COPIES, ENGLISH, export
+from rucksack.published import COPIES, ENGLISH, export, swap_senses
 from rucksack.table import load
 from rucksack.toy import toy_tokenizer
 from rucksack.words import NOUNS
@@ -128,7 +130,7 @@ def test_exported_weights_mean_the_same_in_the_published_format(changes, tmp_pat
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_an_exported_model_comes_back_exactly(n_sense, tmp_path):
     """Weights, config and tokenizer do; a file has the reference's keys; a refused export leaves nothing."""
-    model = lively(n_sense=n_sense, n_vocab=37, dropout=0.25).float()
+    model = lively(n_sense=n_sense, vocab_size=260, n_vocab=259, dropout=0.25).float()
     model.tokenizer = toy_tokenizer(['é nurse'])
     export(model, tmp_path / 'b')
     again, reference = from_pretrained(tmp_path / 'b'), read(FIXTURES / (BACKPACK if n_sense else GPT))[1]
@@ -145,13 +147,12 @@ def test_an_exported_model_comes_back_exactly(n_sense, tmp_path):
 
 @torch.no_grad()
 def test_a_model_of_a_cut_vocabulary_comes_back_with_its_merges_in_bfloat16(tmp_path, capsys):
-    """--export --dtype bfloat16 rounds weights once and writes merges.txt; --swap-senses exchanges two senses
+    """--export --dtype bfloat16 rounds weights once and writes the merges; swap_senses exchanges two senses
     and changes the logits by rounding alone; more merges, or damaged ones, or none, are named."""
     model = lively(vocab_size=264, n_vocab=260, n_sense=3).float()
     model.tokenizer = {'name': 'gpt2', 'merges': ['\u0120 t', 'h e', '\u0120t he']}
-    save(str(tmp_path / 'run'), model)
-    sample.main(['--from', str(tmp_path / 'run'), '--export', str(tmp_path / 'out'), '--dtype', 'bfloat16',
-                 '--swap-senses', '0', '2'])
+    save(str(tmp_path / 'run'), swap_senses(model, 0, 2))
+    sample.main(['--from', str(tmp_path / 'run'), '--export', str(tmp_path / 'out'), '--dtype', 'bfloat16'])
     capsys.readouterr()
     again, rounded, idx = from_pretrained(tmp_path / 'out'), copy.deepcopy(model).bfloat16().float(), text()
     assert again.tokenizer == model.tokenizer and again.wte.weight.equal(rounded.wte.weight)
@@ -162,11 +163,17 @@ def test_a_model_of_a_cut_vocabulary_comes_back_with_its_merges_in_bfloat16(tmp_
     file = tmp_path / 'out' / 'merges.txt'
     for content in ('#version\n\u0120 t\n', '#version\nh e\nh e\nt h\n', '#version\nhe t\n', b'\xff\n'):
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-        assert f'{file} does not hold' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
+        assert f'{file} is neither' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
+    file.unlink()  # the other file has them too
+    assert from_pretrained(tmp_path / 'out').tokenizer == model.tokenizer
+    file = tmp_path / 'out' / 'tokenizer.json'
+    whole = json.loads(file.read_text())
+    for change in ({'merges': whole['model']['merges'][:2]}, {'vocab': {}}, {'merges': 3},
+                   {'ignore_merges': 1}):
+        file.write_text(json.dumps({'model': whole['model'] | change}))
+        assert f'{file} is neither' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
     file.unlink()
     assert 'merges.txt' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
-    assert "'9' is neither" in error_of(sample, capsys, '--from', str(tmp_path / 'run'), '--export',
-                                        str(tmp_path / 'x'), '--swap-senses', '0', '9')
 
 
 @pytest.mark.parametrize('vocab_size, ids, name', [(50257, 50257, 'gpt2'), (50264, 50257, 'gpt2'),
@@ -207,6 +214,88 @@ def test_another_architecture_is_refused_by_name(key, change, message, tmp_path)
         assert message in str(error.value) and '\n' not in str(error.value)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize('kind', ['safetensors', 'bin'])
+def test_weights_in_several_files_are_those_of_one(kind, tmp_path):
+    """By their index; a file that is missing, elsewhere or none of weights, and a damaged index are named."""
+    (settings, state), expected = read(FIXTURES / BACKPACK), from_pretrained(FIXTURES / BACKPACK)
+    name = {'safetensors': 'model', 'bin': 'pytorch_model'}[kind]
+    places = {key: f'{name}-{i % 2 + 1:05d}-of-00002.{kind}' for i, key in enumerate(state)}
+    for file in set(places.values()):
+        part = {key: w.clone().contiguous() for key, w in state.items() if places[key] == file}
+        (save_file if kind == 'safetensors' else torch.save)(part, tmp_path / file)
+    (tmp_path / 'config.json').write_text(json.dumps(settings))
+    index = tmp_path / f'{name}.{kind}.index.json'
+    index.write_text(json.dumps({'weight_map': places}))
+    assert from_pretrained(tmp_path)(text()).equal(expected(text()))
+    for content, message in (
+            (places | {'x': '../y.bin'}, 'no index'), (places | {'x': f'no.{kind}'}, 'no such'),
+            ({'x': 'config.json'}, 'no index'), ({}, 'no index'), ([], 'no index')):
+        index.write_text(json.dumps({'weight_map': content}))
+        with pytest.raises(UserError, match=message):
+            from_pretrained(tmp_path)
+
+
+TRANSFORMERS = os.environ.get('TRANSFORMERS_PYTHON') or (
+    importlib.util.find_spec('transformers') and sys.executable)
+THERE = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder, again = sys.argv[1:]
+asked = json.load(open(folder + '.json'))
+model, tokenizer = (kind.from_pretrained(folder, trust_remote_code=True)
+                    for kind in (AutoModelForCausalLM, AutoTokenizer))
+idx, n = torch.tensor(asked['idx']), len(asked['idx'][0])
+left, mask = torch.nn.functional.pad(idx, (3, 0)), torch.nn.functional.pad(torch.ones_like(idx), (3, 0))
+with torch.no_grad():
+    answer = {'logits': model(idx).logits.clamp(min=-1e9).tolist(),
+              'padded': model(left, attention_mask=mask).logits[:, -1].clamp(min=-1e9).tolist(),
+              'written': model.generate(idx, attention_mask=torch.ones_like(idx), max_new_tokens=4,
+                                        do_sample=False).tolist(),
+              'ids': [tokenizer(text)['input_ids'] for text in asked['texts']]}
+model.save_pretrained(again)
+tokenizer.save_pretrained(again)
+json.dump(answer, open(folder + '.json', 'w'))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TRANSFORMERS, reason='no transformers: pip install it, or set TRANSFORMERS_PYTHON')
+@pytest.mark.parametrize('n_sense', [3, 0])
+@pytest.mark.parametrize('words', ['toy', 'cut'])
+def test_transformers_runs_what_we_export_and_we_read_what_it_saves(words, n_sense, tmp_path):
+    """Our logits, text, ids and padding in transformers, offline; and back from there exactly."""
+    torch.manual_seed(0)
+    merges = ['\u0120 t', 'h e', '\u0120t he', 'n u', 'r s', 'nu rs']
+    tokenizer = {'name': 'gpt2', 'merges': merges}
+    if words == 'toy':
+        tokenizer = toy_tokenizer([' a', ' nurse', ' the', 'é'])
+    encoding = load_tokenizer(tokenizer)
+    model = lively(vocab_size=320, n_vocab=encoding.n_vocab, n_sense=n_sense).float()
+    model.tokenizer = tokenizer
+    folder, idx = tmp_path / 'out', torch.randint(encoding.n_vocab, (2, 9))
+    export(model, folder)
+    texts = ['the nurse said', " I'm  don't\n\n1234 é 😀 x\u0301", ' a the\tnurses', 'שלום']
+    Path(f'{folder}.json').write_text(json.dumps({'idx': idx.tolist(), 'texts': texts}))
+    env = os.environ | {'HF_HUB_OFFLINE': '1', 'HF_HOME': str(tmp_path / 'hf')}
+    done = subprocess.run([TRANSFORMERS, '-c', THERE, folder, tmp_path / 'again'], capture_output=True,
+                          text=True, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(Path(f'{folder}.json').read_text())
+    with torch.no_grad():
+        logits = model(idx)[..., :encoding.n_vocab]
+    found = torch.tensor(answer['logits'])[..., :encoding.n_vocab]
+    assert torch.allclose(found, logits, rtol=0, atol=1e-4)
+    if n_sense:  # GPT-2 of transformers counts padding as positions
+        padded = torch.tensor(answer['padded'])[..., :encoding.n_vocab]
+        assert torch.allclose(padded, logits[:, -1], rtol=0, atol=1e-4)
+        assert answer['written'] == model.generate(idx, 4, temperature=0.0).tolist()
+    assert answer['ids'] == [encoding.encode_ordinary(text) for text in texts]
+    again = from_pretrained(tmp_path / 'again')
+    assert again.tokenizer == tokenizer and again.config == model.config
+    assert all(torch.equal(w, again.state_dict()[key]) for key, w in model.state_dict().items())
+
+
 def test_safe_weights_cut_short_are_one_line(tmp_path):
     """Whatever is left of the file: its name, and what to do."""
     settings, state = read(FIXTURES / BACKPACK)
@@ -233,13 +322,13 @@ def hub(tmp_path):
     """Address of a Hub that has owner/tiny and owner/empty, which has no weights."""
     model = lively(vocab_size=264, n_vocab=258).float()
     model.tokenizer = toy_tokenizer(['a nurse'])
-    for name, n in (('tiny', 3), ('empty', 1)):
+    for name in ('tiny', 'empty'):
         files, api = tmp_path / 'owner' / name / 'resolve' / (40 * '1'), tmp_path / 'api/models/owner' / name
         for folder in (files.parent, api / 'tree', api / 'revision'):
             folder.mkdir(parents=True)
         export(model, files)
         entries = [{'type': 'file', 'path': path.name, 'oid': path.name, 'size': path.stat().st_size}
-                   for path in sorted(files.iterdir())[:n]]
+                   for path in sorted(files.iterdir()) if name == 'tiny' or 'model' not in path.name]
         (api / 'tree' / (40 * '1')).write_text(json.dumps(entries))
         for path in (api / 'index.html', api / 'revision' / 'main'):
             path.write_text(json.dumps({'id': f'owner/{name}', 'sha': 40 * '1', 'siblings': [
@@ -263,7 +352,7 @@ def test_a_hub_name_is_fetched_once_or_refused_in_one_line(hub, tmp_path):
     with socket.create_server(('127.0.0.1', 0)) as silent:
         for name, endpoint, why in (
                 ('owner/tiny', nowhere, fetched), ('owner/none', hub, fetched),
-                ('owner/empty', hub, 'pytorch_model.bin'),
+                ('owner/empty', hub, 'model.safetensors'),
                 ('gpt2', 'http://127.0.0.1:{1}'.format(*silent.getsockname()), fetched)):
             start, done = time.time(), ask(name, endpoint)
             assert done.returncode == 2 and done.stderr.count('\n') == 1 and time.time() - start < 40

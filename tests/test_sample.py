@@ -19,7 +19,7 @@ from model import Backpack, from_pretrained
 from rucksack import published
 from rucksack.data import load_tokenizer
 from rucksack.grammar import PROMPT, bag_of_words, read_prompt, shown, word_id
-from senses import STRENGTHS, affinity, compose, edited, replace_word, scale_senses, topic
+from senses import STRENGTHS, affinities, compose, edited, replace_word, scale_senses, topic
 
 
 class World:
@@ -144,7 +144,7 @@ def test_what_looks_has_the_scores_of_senses(world, capsys):
             c = C[w, l] * (-2 if (w, l) == (nurse, 9) else 1)
             tables[name] += [[l, c.norm().item(), '+', *world.top(E @ c, 8)],
                              ['', '', '-', *([word, -x] for word, x in world.top(-E @ c, 8))]]
-    apart, scores = senses.separation(model, None, she, he), affinity(model, [music, guitar])  # (V, k)
+    apart, scores = senses.separation(model, None, she, he), affinities(model, [[music, guitar]])[0]  # (V, k)
     spread, alike = apart.abs().mean(0), senses.similarity(model, quick)  # (k,), (V, k)
     tables['find she/he'] = [
         [l, spread[l], *([name_of(w), apart[w, l]] for w in apart[:, l].abs().topk(8).indices.tolist())]
@@ -154,18 +154,13 @@ def test_what_looks_has_the_scores_of_senses(world, capsys):
     alike[quick] = -1
     tables['similar quick'] = [[str(l), *world.top(alike[:, l], 8)] for l in range(16)]
     tables['similar quick'] += [['min', *world.top(alike.amin(-1), 8)]]
-    tables['weights'] = [[name_of(v), *model.alpha(world.idx)[0, :, -1, j]] for j, v in enumerate(world.ids)]
     tables['sweep nurse:0-15'] = world.next_words(*(
         world.probs(scale_senses([nurse], [9], -2.0), scale_senses([nurse], list(range(16)), factor))
         for factor in (0, 0.25, 0.5, 0.75, 1)))
     found = ask(capsys, '--senses-scale', 'nurse:9=-2', '--show', 'quick', 'nurse:9,3', '--find', 'she/he',
-                'music+guitar', '--similar', 'quick', '--weights', '--sweep', 'nurse:0-15')
+                'music+guitar', '--similar', 'quick', '--sweep', 'nurse:0-15')
     assert found.keys() == tables.keys()
     assert [name for name in tables if not same(found[name], tables[name])] == []
-    one = ask(capsys, '--find', 'she/he', '--word', 'quick', '--weights', 'mean')
-    order = apart[quick].abs().argsort(descending=True).tolist()
-    assert same(one['find she/he'], [[l, apart[quick, l]] for l in order])
-    assert same(one['weights'], [[word, sum(row) / 16] for word, *row in tables['weights']])
 
 
 @pytest.mark.parametrize('what', [['she'], ['she', 'he'], []])
@@ -195,7 +190,7 @@ def test_all_edits_add_up_in_one_command(out, capsys):
     edits = [scale_senses(None, [2], 0.0), scale_senses([verb], [3, 4, 5], 0.5),
              replace_word(model, [macbook], apple, hp), replace_word(model, [iphone], apple, sony)]
     for words, row in ((['film', 'tv', 'video'], STRENGTHS[1]), (['food', 'soup'], (3, 2, 1.5, 1))):
-        edits.append(topic(model, affinity(model, bag_of_words(world.encoding, words)), row))
+        edits.append(topic(model, affinities(model, [bag_of_words(world.encoding, words)])[0], row))
     argv = ['--start', start, '--temperature', '0', '--senses-off', '*:2', '--senses-scale', 'is:3-5=0.5',
             '--replace', 'MacBook: Apple -> HP', 'iPhone:Apple->Sony', '--strength', '1', '3,2,1.5,1',
             '--topic', 'film_tv_video', 'food, soup']
@@ -238,18 +233,15 @@ def test_text_in_bfloat16_differs_first_where_two_words_are_near(world, capsys, 
     ('--replace Wii:HP->Xerox', "'Xerox'"), ('--topic music zebras', "'zebras' is no word"),
     ('--topic music --strength 4', 'neither 0, 1, 2 or 3'), ('--topic music --strength 1 2', 'goes with'),
     ('--show nurse zebra', "'zebra'"), ('--find she/', 'A/B'), ('--find she+zebra', "'zebra'"),
-    ('--find music+guitar --word nurse', '--word goes with --find A/B'), ('--explain she/zebra', "'zebra'"),
-    ('--sweep nurse', 'WORD:SENSES'), ('--weights median', "'median'"), ('--start FILE:nowhere', 'nowhere'),
+    ('--explain she/zebra', "'zebra'"), ('--sweep nurse', 'WORD:SENSES'), ('--start FILE:nowhere', 'nowhere'),
     ('--temperature -1', 'float from 0'), ('--num-samples two', "'two'"), ('--frobnicate', '--help'),
     ('--device abacus', 'device abacus cannot be used'), ('--json x.json', '--json goes with'),
     ('--show nurse --json x.pt', '.json'), ('--export out', 'exists'), ('--export x --topic music', 'no ed'),
     ('--html none/x.html', 'in a folder that exists'), ('--html out/toy/ckpt.pt', 'ends in .html'),
-    ('--html x.html --senses-off nurse:1', '--html goes with nothing but --show'),
-    ('--html x.html --show zebra', "'zebra'"), ('--html x.html --start FILE:none', 'none'),
+    ('--html x.html --senses-off nurse:1', 'goes without'), ('--html x.html --start FILE:none', 'none'),
     *((f'--from gpt.pt {flag}', 'gpt.pt is a Transformer and has no senses') for flag in (
         '--senses-off nurse:1', '--senses-scale nurse:1=2', '--replace nurse:she->he', '--topic music',
-        '--show nurse', '--find she/he', '--similar nurse', '--explain', '--weights', '--sweep nurse:1',
-        '--html x.html'))])
+        '--show nurse', '--find she/he', '--similar nurse', '--explain', '--sweep nurse:1'))])
 def test_a_bad_command_is_one_line(command, message, out, capsys):
     """Exit code 2, and no half of an answer; a Transformer, which has no senses, writes text alone."""
     as_transformer('gpt.pt')

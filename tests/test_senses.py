@@ -9,7 +9,7 @@ from test_model import lively, text
 from torch.testing import assert_close
 
 import senses
-from senses import STRENGTHS, affinity, compose, edited, replace_word, scale_senses, separation, topic
+from senses import STRENGTHS, affinities, compose, edited, replace_word, scale_senses, separation, topic
 
 V, K, D = 34, 3, 24  # ids of the model, which has six rows of padding more; senses; width
 IDX = text() % V  # (2, 10)
@@ -25,17 +25,18 @@ def edits_of(model) -> dict:
     """One edit of each kind, each of which changes something."""
     return {'off': scale_senses([3, 4], [1], 0.0), 'all': scale_senses(None, [0, 2], 1.7),
             'replace': replace_word(model, list(range(0, V, 2)), 5, 6),
-            'topic': topic(model, affinity(model, [7, 8]), STRENGTHS[3])}
+            'topic': topic(model, affinities(model, [[7, 8]])[0], STRENGTHS[3])}
 
 
 @pytest.mark.parametrize('at_once', [(1, 7), (30, 16), (256, 2048)])
 def test_scores_over_the_vocabulary_are_those_of_each_word(model, at_once, monkeypatch):
-    """Separation, affinity and similarity equal loops over ids and senses, without padding rows."""
+    """Separation, affinities and similarity equal loops over ids and senses, without padding rows."""
     monkeypatch.setattr(senses, 'IDS_AT_ONCE', at_once[0])
     monkeypatch.setattr(senses, 'LOGITS_AT_ONCE', at_once[1])
     model.wte.weight[V:] *= 100
     E, C, bag = model.wte.weight, model.senses(torch.arange(V)), [2, 30]  # (V, d), (V, k, d)
-    apart, near, alike = separation(model, None, 4, 9), affinity(model, bag), senses.similarity(model, 11)
+    apart, near = separation(model, None, 4, 9), affinities(model, [bag])[0]
+    alike = senses.similarity(model, 11)
     assert apart.shape == near.shape == alike.shape == (V, K)
     for w, l in product(range(V), range(K)):
         its, norms = [(C[w, l] * E[v]).sum().item() for v in range(V)], C[w, l].norm() * C[11, l].norm()
@@ -59,7 +60,7 @@ def test_the_terms_of_an_explanation_add_up_to_the_logit(model, name):
 def test_edits_that_ask_for_no_change_are_bit_identical(model):
     """Factor 1, strength 0, no edit and replacing a word by itself change no bit of logits or drawn text."""
     for dtype in (torch.float64, torch.float32):
-        scores, made = affinity(model.to(dtype), [3]), []
+        scores, made = affinities(model.to(dtype), [[3]])[0], []
         for edit in (None, scale_senses(None, [0, 1], 1.0), topic(model, scores, STRENGTHS[0]), compose([]),
                      replace_word(model, list(range(V)), 5, 5), scale_senses([], [0], 0.0)):
             assert torch.equal(model(IDX, C=edited(model, IDX, edit)), model(IDX))
@@ -116,7 +117,7 @@ def test_topic_control_is_the_loop_of_eq_15_to_20(model):
     """delta by quantile (equal scores are above it), annealed by what was said, sense by sense."""
     weights = (3.3, 2.2, 1.5, 0.9)
     model.sense_network.final_mlp.c_proj.weight[:D] = model.sense_network.final_mlp.c_proj.bias[:D] = 0
-    scores = affinity(model, [7, 8]).round(decimals=0)  # many are equal, to the quantiles too
+    scores = affinities(model, [[7, 8]])[0].round(decimals=0)  # many are equal, to the quantiles too
     ordered, edges = scores.flatten().sort().values, []
     for q in (0.95, 0.80, 0.60):
         at = q * (len(ordered) - 1)  # a quantile is linear between the two values beside it
@@ -146,7 +147,7 @@ def test_affinities_over_a_large_vocabulary_are_near_those_in_float32(monkeypatc
     m, found = lively(vocab_size=17_000, n_vocab=16_900, n_layer=1).float(), []
     for unit in ('', 'AMX'):
         monkeypatch.setattr(senses, 'bfloat16_unit', lambda device, unit=unit: unit)
-        found.append(affinity(m, [2, 300]))
+        found.append(affinities(m, [[2, 300]])[0])
     off, largest = (found[1] - found[0]).abs(), found[0].abs().max()
     assert found[1].dtype == torch.float32 and 0 < off.max() < 0.02 * largest
     assert off.median() < 0.002 * largest

@@ -8,13 +8,13 @@ from subjects import toy_subject
 
 from rucksack import topics
 from rucksack.likelihood import score
-from senses import affinities, affinity
+from senses import affinities
 
 
 def test_affinities_are_the_affinity_of_each_bag():
     """Several bags scored at once give each its own scores."""
     s, bags = toy_subject(), [[3, 7], [5], [260, 9, 11]]
-    torch.testing.assert_close([*affinities(s.model, bags)], [affinity(s.model, bag) for bag in bags])
+    torch.testing.assert_close([*affinities(s.model, bags)], [affinities(s.model, [bag])[0] for bag in bags])
 
 
 def test_texts_are_judged_up_to_their_end():

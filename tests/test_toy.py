@@ -252,7 +252,7 @@ def test_topic_control_raises_the_share_of_the_topic(backpack):
     share, error, loss = torch.zeros(3, len(labels), 4)
     for i, label in enumerate(labels):
         of_topic = torch.tensor([word_id(encoding, word) for word in world.TOPICS[label]])
-        scores = senses.affinity(model, bag_of_words(encoding, senses.TOPICS[label]))
+        scores = senses.affinities(model, [bag_of_words(encoding, senses.TOPICS[label])])[0]
         for s, weights in enumerate(senses.STRENGTHS):
             n = TEXTS if s == 2 else TEXTS // 4  # most where the claim is
             edit = senses.topic(model, scores, weights)
