@@ -68,8 +68,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     of['loss'].add_argument('runs', nargs='*', metavar='RUN', help='default: --from and its baseline')
     of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs whose losses to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
-    args = parser.parse_args(argv)
-    return args
+    return parser.parse_args(argv)
 
 
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
@@ -84,10 +83,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
             raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')
         if subjects[1].model.tokenizer != subjects[0].model.tokenizer:
             raise UserError(f'{subjects[0].name} and {subjects[1].name} have different vocabularies')
-    for subject in subjects:
-        print(subject.about() + subject.chosen)
-    if wants and len(subjects) == 1:
-        print(printable(f'no baseline: train {beside} with --model=gpt, or name another by --baseline'))
+    print(*(subject.about() + subject.chosen for subject in subjects), sep='\n')
     return subjects
 
 

@@ -86,14 +86,19 @@ def similarity(model: Backpack, w: int) -> Tensor:
 
 
 @torch.no_grad()
-def explain(model: Backpack, idx: Tensor, v: Tensor, C: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def explain(model: Backpack, idx: Tensor | list[list[int]], v: Tensor, C: Tensor | None = None
+            ) -> tuple[Tensor, Tensor]:
     """What the prediction after the texts idx (B, T) is made of: the weights alpha (B, T, k) that the last
     position gives to all senses of all tokens, and the scores C . v (B, T, k) of these for a vector v (d,).
+    Texts of different lengths are a list; T is the longest, and alpha is 0 after the end of a shorter one.
 
     For v = E_w, the sum of alpha * (C . v) is the logit of w as the next token (Eq. 2 and 9); for
     v = E_a - E_b it is the log odds of a to b. C (B, T, k, d) are the senses to sum, by default senses(idx).
     """
-    alpha = model.alpha(idx)[:, :, -1].transpose(1, 2)  # (B, k, T, T) -> (B, k, T) -> (B, T, k)
+    n, last = torch.arange(len(idx)), torch.tensor([len(ids) - 1 for ids in idx])  # (B,) each
+    if isinstance(idx, list):  # padded behind their ends, where nothing looks
+        idx = torch.nn.utils.rnn.pad_sequence([v.new_tensor(ids, dtype=torch.long) for ids in idx], True)
+    alpha = model.alpha(idx)[n, :, last].transpose(1, 2)  # (B, k, T, T) -> (B, k, T) -> (B, T, k)
     return alpha, (model.senses(idx) if C is None else C) @ v
 
 

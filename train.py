@@ -174,8 +174,7 @@ class Run:
         self.compiled = machine.compile(DistinctIds(self.model)) if s.compile else DistinctIds(self.model)
         self.parallel = self.compiled
         if machine.world > 1:
-            devices = [machine.device] if machine.on_gpu else None
-            self.parallel = DistributedDataParallel(self.compiled, devices)
+            self.parallel = DistributedDataParallel(self.compiled, [machine.device] * machine.on_gpu or None)
         if machine.rank == 0:
             self.open_files(state)
 

@@ -3,6 +3,7 @@
 import base64
 import copy
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -69,7 +70,6 @@ def write_page(s: Subject, prompt: str, file: Path) -> str:
     parts = {name: (HERE / name).read_text(encoding='utf-8') for name in ('page.js', 'ui.js')} | {
         'DATA': json.dumps(data, ensure_ascii=False, separators=(',', ':')).replace('<', '\\u003c'),
         'WEIGHTS': base64.b64encode(blob).decode()}
-    first, *others = (HERE / 'page.html').read_text(encoding='utf-8').split('{{')
-    others = [other.partition('}}') for other in others]
-    write_file(file, first + ''.join(parts[name] + rest for name, _, rest in others))
+    page = (HERE / 'page.html').read_text(encoding='utf-8')
+    write_file(file, re.sub(r'{{([\w.]+)}}', lambda name: parts[name[1]], page))
     return f'{file.stat().st_size / 1e6:.1f} MB, {n / 1e6:.1f}M parameters. {precision}'

@@ -216,14 +216,14 @@ def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float
                      'architectures': ['BackpackForCausalLM'], 'auto_map': {
                          'AutoConfig': f'{CODE.stem}.BackpackConfig',
                          'AutoModelForCausalLM': f'{CODE.stem}.BackpackForCausalLM'}}
-    files = {'config.json': settings} | (tokenizer_files(model.tokenizer) if model.tokenizer else {})
     state = {key: weight.to(dtype).contiguous().cpu() for key, weight in published(model).items()}
     try:
         with tempfile.TemporaryDirectory(prefix='.partial-', dir=folder.parent) as partial:
             new = Path(partial, folder.name)
             new.mkdir()
             save_file(state, new / WEIGHTS[0], {'format': 'pt'})
-            for name, content in files.items():
+            tokenizer = tokenizer_files(model.tokenizer) if model.tokenizer else {}
+            for name, content in ({'config.json': settings} | tokenizer).items():
                 (new / name).write_text(json.dumps(content, ensure_ascii=False) + '\n', encoding='utf-8')
             if merges := (model.tokenizer or {}).get('merges'):
                 (new / TOKENIZERS[0]).write_text('\n'.join(['#version: 0.2', *merges, '']), encoding='utf-8')

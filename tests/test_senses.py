@@ -57,6 +57,17 @@ def test_the_terms_of_an_explanation_add_up_to_the_logit(model, name):
         assert_close((alpha * scores).sum((1, 2)), expected)
 
 
+def test_texts_of_different_lengths_are_explained_as_each_alone(model):
+    """A list of texts is padded, and each is read at its own last token."""
+    texts, v = [[3, 7, 3, 11], [5], [2, 2, 9, 30, 4, 1]], model.wte.weight[3]
+    alpha, scores = senses.explain(model, texts, v)
+    for i, ids in enumerate(texts):
+        own = senses.explain(model, torch.tensor([ids]), v)
+        assert_close(alpha[i, :len(ids)], own[0][0])
+        assert_close(scores[i, :len(ids)], own[1][0])
+        assert not alpha[i, len(ids):].any()
+
+
 def test_edits_that_ask_for_no_change_are_bit_identical(model):
     """Factor 1, strength 0, no edit and replacing a word by itself change no bit of logits or drawn text."""
     for dtype in (torch.float64, torch.float32):

@@ -1,0 +1,30 @@
+"""Claims about docs/python.md and the README: their Python runs, and prints something."""
+
+import re
+
+import pytest
+from conftest import ROOT
+
+from rucksack.published import ENGLISH
+
+RECIPES = (ROOT / 'docs' / 'python.md').read_text(encoding='utf-8')
+BLOCKS = re.findall(r'^## (.*?)$.*?^```python\n(.*?)^```', RECIPES, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
+@pytest.mark.parametrize('i', range(6))
+def test_a_recipe_runs_alone(i, tmp_path, monkeypatch, capsys):
+    """In an empty folder, and it prints something."""
+    monkeypatch.chdir(tmp_path)
+    exec(BLOCKS[i][1], {})
+    assert len(capsys.readouterr().out) > 50
+
+
+def test_two_recipes_train(tmp_path, monkeypatch, capsys):
+    """On one's own text; and an LSTM in place of the Transformer learns, to half the loss."""
+    monkeypatch.chdir(tmp_path)
+    assert len(BLOCKS) == 8
+    for _, code in BLOCKS[6:]:
+        exec(code, {})
+    first, last = map(float, capsys.readouterr().out.split('\n')[-2].split(' -> '))
+    assert last < first / 2
