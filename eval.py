@@ -74,10 +74,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
     """The model of --from and, for a Backpack, its baseline if there is one."""
     subjects = [load(args.source, args.device, args.dtype)]
-    wants = subjects[0].kind == 'Backpack' and args.table not in WITHOUT_BASELINE
     path = Path(subjects[0].name)
     beside = Path(f'{path.parent}_gpt', path.name) if path.suffix == '.pt' else Path(f'{path}_gpt')
-    if args.baseline or wants and beside.exists():
+    alone = subjects[0].kind == 'Transformer' or args.table in WITHOUT_BASELINE or not beside.exists()
+    if args.baseline or not alone:
         subjects.append(load(args.baseline or str(beside), args.device, args.dtype))
         if subjects[1].kind == 'Backpack':
             raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')

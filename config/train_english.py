@@ -12,6 +12,7 @@ max_iters = 5000
 learning_rate = 1.5e-3
 warmup_iters = 200
 weight_decay = 0.8  # steps * rate * decay = 6, as in the paper
+decay_embeddings = False  # as published
 eval_interval = 250
 eval_iters = 20
 log_interval = 50

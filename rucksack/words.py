@@ -142,18 +142,18 @@ def prompts_of(subject: Subject, noun: str, prompts: list[str]) -> tuple[Tensor,
 
 def gender_rows(subject: Subject) -> list[list]:
     """Bias ratio and its reduction for all nouns, and for those of one piece; p(they), and p(they) relative
-    to p(she) + p(he); means over nouns and prompts: of the model as it is; with the sense that most separates
-    she from he over the nouns of one piece, or their direction, off each noun; with the best fraction of it.
+    to p(she) + p(he); means over nouns and prompts: of the model as it is; with a sense off each noun, which
+    leaves least in other prompts, or without the direction of she and he; with the best fraction of it.
     """
     model = subject.model
     she, he, they = (word_id(subject.encoding, word) for word in ('she', 'he', 'they'))
     nouns = {noun: subject.encode(f' {noun}') for noun in NOUNS}
     v = (model.wte.weight[he] - model.wte.weight[she]).detach()  # (d,)
     if model.config.n_sense:
-        whole = [ids for ids in nouns.values() if len(ids) == 1] or nouns.values()
-        ids = torch.tensor(sum(whole, []), device=subject.device)
-        sense = (model.senses(ids) @ v).abs().mean(0).argmax().item()  # of (k,)
-        take, name = partial(without_sense, sense=sense), f'without sense {sense}'
+        asked = [(*prompts_of(subject, noun, ESTIMATION), i) for noun, i in nouns.items() if len(i) == 1]
+        left = [sum(bias_ratio(without_sense(model, *args, l)[-1], she, he).item() for args in asked)
+                for l in range(model.config.n_sense)]
+        take, name = partial(without_sense, sense=(l := left.index(min(left)))), f'without sense {l}'
     else:
         take, name = partial(without_direction, v=v), 'nouns projected'
     found, pieces = [], torch.tensor([len(ids) for ids in nouns.values()])
@@ -182,5 +182,5 @@ def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
                      '': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'of one piece': '.2f',
                      'reduction % ': '.0f', 'they %': '.2f', 'they / (she + he) %': '.2f'}, rows, [
         f'Of one piece: over the {n} nouns that are one token, as in the paper. A reduction counts from the',
-        f'excess over 1. The best fraction (0, 0.05 .. 1) is chosen for each noun by {len(ESTIMATION)} other',
-        'prompts; the authors took Nelder-Mead from 1, unbounded, with a penalty on its distance from 1.'])
+        f'excess over 1. {len(ESTIMATION)} other prompts choose the sense, and for each noun the fraction',
+        '(of 0, 0.05 .. 1); the authors took Nelder-Mead from 1, with a penalty on its distance from 1.'])
