@@ -232,15 +232,24 @@ class Text {
 
 // ----------------------------------------------------------------------------
 // An edit: {scale: {'nurse:10': 0}, replace: [['MacBook', 'Apple', 'HP']]}. Before the colon stands a word,
-// #id, * for every word, or @j for position j; after it senses as 10 or 3-5,10.
+// #id, * for every word, or @j for position j; after it senses as 10 or 3-5,10, or she/he: the one that most
+// separates these.
 
 class Edit {
   constructor(model, tokenizer, {scale = {}, replace = []} = {}) {
     const k = model.n_sense, ones = () => new Float32Array(k).fill(1);
     Object.assign(this, {model, words: new Map(), places: new Map(), all: ones(), replaced: new Map()});
+    const most = (word, ...pair) => {    // the sense of a word that most separates two others
+      const [C, a, b] = [word, ...pair].map((name, i) => {
+        const id = tokenizer.forms(name.trim())[0];
+        return i ? model.row('wte.weight', id) : model.senses(id);
+      });
+      const gaps = Array.from(ones(), (_, l) => Math.abs(dot(C, a, a.length, l * a.length) - dot(C, b, b.length, l * b.length)));
+      return gaps.indexOf(Math.max(...gaps));
+    };
     for (const [key, factor] of Object.entries(scale)) {
-      const [, where, which] = /^(.+):([\d,\s-]+)$/.exec(key) ?? [];
-      const senses = (which ?? '').split(',').flatMap(part => {
+      const [, where, which] = /^(.+):([\d,\s-]+|[^/]+\/[^/]+)$/.exec(key) ?? [];
+      const senses = which?.includes('/') ? [most(where, ...which.split('/'))] : (which ?? '').split(',').flatMap(part => {
         const [first, last = first] = part.split('-').map(Number);
         return Array.from({length: Math.min(k, last - first + 1)}, (_, i) => first + i);
       });

@@ -21,7 +21,7 @@ from rucksack.grammar import word_forms
 from rucksack.page import in_8_bits, rounded, write_page
 from rucksack.published import ENGLISH
 from rucksack.table import Subject, load
-from senses import replace_word, scale_senses
+from senses import replace_word, scale_senses, separation
 
 NASTY = [
     '', ' ', '   ', '\n\n  x\t\r\n y ', "don't we'll I'M 'S it's", '1234567 3.14 ½ ①', 'שלום עליכם', 'café',
@@ -70,6 +70,9 @@ def test_the_page_predicts_what_pytorch_does(out, capsys, browser):
         near(call(browser, 'rucksack.predict', prompt), world.probs(), world)
         near(call(browser, 'rucksack.predict', prompt, {'nurse:0,3-5': 0.25, '*:2': 1.5}), world.probs(
             scale_senses(nurse, [0, 3, 4, 5], 0.25), scale_senses(None, [2], 1.5)), world)
+        l = separation(world.model, nurse[0], world.id('she'), world.id('he')).abs().argmax().item()
+        near(call(browser, 'rucksack.predict', prompt, {'nurse:she/he': 0.5}), world.probs(
+            scale_senses(nurse, [l], 0.5)), world)
         edits = {'scale': {'nurse:1': 0}, 'replace': [['nurse', 'she', 'he']]}
         near(call(browser, 'ask', 'predict', {'string': prompt, 'edits': edits}), world.probs(
             scale_senses(nurse, [1], 0.0),
