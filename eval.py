@@ -2,7 +2,6 @@
 
     python eval.py all                                    every table that the data at hand allows
     python eval.py gender --from out/small --baseline out/small_gpt
-    python eval.py lambada --from stanfordnlp/backpack-gpt2 --data lambada_test.jsonl --json lambada.json
 
     loss         Tables 2, 8 perplexity on held-out text; of runs that differ in the number of senses too
     lambada      Table 2     the last word of a passage
@@ -13,8 +12,6 @@
     topic        Table 12    topic control, beside PPLM on the Transformer
     timing       Table 7     forward pass, training step and generation
     plot                     a picture: the losses of runs; not part of all
-
-    python eval.py plot out/toy out/toy_gpt --out loss.svg
 """
 
 import argparse
@@ -68,7 +65,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     of['loss'].add_argument('runs', nargs='*', metavar='RUN', help='default: --from and its baseline')
     of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs whose losses to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.source and (args.size or args.runs):
+        parser.error('--from goes without --size and without RUN')
+    return args
 
 
 def load_subjects(args: argparse.Namespace) -> list[Subject]:

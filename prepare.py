@@ -177,9 +177,9 @@ def files_in(path: str) -> list[str]:
 def command_of(args: argparse.Namespace) -> dict:
     """What the bins depend on: the same command on the same files makes the same."""
     files = [[os.path.realpath(f), os.stat(f).st_size, os.stat(f).st_mtime_ns] for f in args.text + args.val]
-    given = {'hub': args.hub, 'merges': args.merges, 'field': args.field if args.field != 'text' else None}
-    return dict(name=args.name, files=files, val=len(args.val), subsets=None, seed=args.seed,
-                **{option: value for option, value in given.items() if value is not None})
+    given = {'hub': args.hub, 'merges': args.merges, 'field': args.field * (args.field != 'text')}
+    return dict(name=args.name, files=files, val=len(args.val), subsets=None, seed=args.seed) | {
+        option: value for option, value in given.items() if value}
 
 
 def already_made(folder: Path, args: argparse.Namespace) -> bool:

@@ -1,8 +1,6 @@
 """Ask a trained model: continue a text, look into its words, explain a prediction, change it.
 
     python sample.py --start "The nurse said that" --num-samples 3
-    python sample.py --show nurse
-    python sample.py --find she/he
     python sample.py --explain she/he
     python sample.py --senses-off nurse:she/he "*:3-5" --replace "MacBook: Apple -> HP"
     python sample.py --start "The nurse said that" --html page.html

@@ -2,7 +2,6 @@
 
     python train.py config/train_toy.py
     python train.py config/train_toy.py --model=gpt --max_iters=500
-    python train.py config/train_toy.py --init_from=resume
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
 Settings come from the class Settings, then from config files (lines key = value), then from --key=value.
@@ -17,6 +16,7 @@ import re
 import shlex
 import sys
 import time
+import zlib
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -174,6 +174,9 @@ class Run:
         self.compiled = machine.compile(DistinctIds(self.model)) if s.compile else DistinctIds(self.model)
         self.parallel = self.compiled
         if machine.world > 1:
+            mark = zlib.crc32(f'{self.step} {state.get("log")} {self.data_facts}'.encode())
+            if machine.over_all(torch.tensor(mark)) != machine.world * mark:
+                raise UserError(f'the processes see different files in {s.out_dir} or {folder}: share them')
             self.parallel = DistributedDataParallel(self.compiled, [machine.device] * machine.on_gpu or None)
         if machine.rank == 0:
             self.open_files(state)

@@ -69,7 +69,7 @@ class Tokenizer {
   }
 }
 
-const bytes = text => String.fromCharCode(...new TextEncoder().encode(text));
+const bytes = text => Array.from(new TextEncoder().encode(text), c => String.fromCharCode(c)).join('');
 const codes = token => Uint8Array.from(token, c => c.charCodeAt());
 const utf8 = token => new TextDecoder().decode(codes(token));
 

@@ -89,12 +89,11 @@ COPIES = {  # of tied weights in a published file: with senses, and without
 
 def from_published(folder: Path) -> Backpack:
     """A published Backpack, or a GPT-2 (then without senses), from config.json and a file of WEIGHTS."""
-    config_file = folder / 'config.json'
     weights_file = next((folder / name for name in WEIGHTS if (folder / name).exists()), folder / WEIGHTS[0])
     state = {str(key): weight for file in files_of(weights_file) for key, weight in load_file(file).items()
              if not str(key).endswith(('.attn.bias', '.attn.masked_bias'))}  # GPT-2's causal masks
     try:
-        settings = json.loads(config_file.read_text(encoding='utf-8'))
+        settings = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
         for name, allowed in FIXED.items():
             if settings.get(name, allowed[0]) not in allowed:
                 raise ValueError(f'its {name} is {settings[name]}, this architecture has {allowed[0]}')

@@ -32,7 +32,6 @@ const state = {text: data.prompt, compare: null, edits: {scale: {}, replace: []}
 let place = 0;                           // of the chosen token in the text, or
 let lookedUp = null;                     // another word whose senses are shown
 let seen = null;                         // the last answer to look
-let order = [];                          // senses of the chosen token, the strongest first
 
 const edited = () => Object.keys(state.edits.scale).length + state.edits.replace.length > 0;
 const percent = p => p < 0.0005 ? '<0.1%' : p < 0.0995 ? `${(100 * p).toFixed(1)}%` : `${Math.round(100 * p)}%`;
@@ -82,7 +81,7 @@ function draw() {
   if (document.activeElement !== $('b')) $('b').value = state.compare[1];
   $('likely').replaceChildren(...seen.likely.filter(name => name[0] !== '#').map(name => new Option(name, name)));
   $('replaced').replaceChildren(...state.edits.replace.map(([word, old, now], i) => make('button', {
-    type: 'button', onclick: () => { state.edits.replace.splice(i, 1); changed(layCards); }},
+    type: 'button', onclick: () => { state.edits.replace.splice(i, 1); refresh(layCards); }},
     `${word}: ${old} → ${now}  ✕`)));
 }
 
@@ -131,7 +130,7 @@ const keyOf = (l, scope = $('scope').value) =>
 function setScale(l, factor) {
   if (factor === 1) delete state.edits.scale[keyOf(l)];
   else state.edits.scale[keyOf(l)] = Math.round(100 * factor) / 100;
-  changed();
+  refresh();
 }
 
 function list(lists) {                   // the words that a sense raises and lowers most
@@ -173,7 +172,7 @@ async function layCards() {
   if (place >= seen.pieces.length) place = seen.pieces.length - 1;
   const word = lookedUp ?? seen.names[place], lists = await ask('cards', {word, edits: state.edits});
   const weight = l => sum(places(place).map(j => Math.abs(ifOn(j, l))));
-  order = Array.from({length: k}, (_, l) => l);
+  const order = Array.from({length: k}, (_, l) => l);  // the strongest first
   if (lookedUp === null) order.sort((l, m) => weight(m) - weight(l));
   const strong = lookedUp === null ? order.filter((l, i) => weight(l) >= 0.02 || !i) : order;
   const all = order.map(l => card(l, lists[l])), rest = all.slice(strong.length);
@@ -209,8 +208,6 @@ function drawCards() {
 
 // ----------------------------------------------------------------------------
 // What happens.
-
-const changed = then => refresh(then);
 
 function choose(j) {
   [place, lookedUp] = [j, null];

@@ -65,6 +65,7 @@ def test_the_best_is_compared_with_the_best(pair, capsys):
     ('lambada --data out', 'run curl'), ('blimp --data bench/wiki.test.raw', 'bench/wiki.test.raw'),
     ('wikitext --data bench/lambada_test.jsonl', 'lambada_test.jsonl'), ('gender --from out/run_gpt', 'no '),
     ('similarity --data bench', 'SimLex-999.txt'), ('loss --baseline out/run', 'takes a Transformer'),
+    ('timing --size small --from out/run', '--from goes without'), ('loss out/run --from out/run', 'RUN'),
     ('loss out/none', 'out/none'), ('plot --out x.svg', 'RUN'),
     ('plot out/run --out x.png', '.svg'), ('plot out/none --out x.svg', 'out/none/ckpt.pt'),
     ('plot out/run --out x.svg', 'log.csv')])

@@ -28,7 +28,7 @@ import sample
 from model import Backpack, Config, from_pretrained
 from rucksack.common import UserError
 from rucksack.data import load_tokenizer
-from rucksack.published import COPIES, ENGLISH, export, read_tokenizer, swap_senses, tokenizer_files
+from rucksack.published import CODE, COPIES, ENGLISH, export, read_tokenizer, swap_senses, tokenizer_files
 from rucksack.table import load
 from rucksack.toy import toy_tokenizer
 from rucksack.words import gender_rows
@@ -382,6 +382,7 @@ def test_english_shows_its_gender_sense_right_after_the_installation(tmp_path):
 def test_sense_10_of_english_is_the_one_that_holds_most_of_the_bias():
     """eval.py gender chooses it by the paper's other prompts; and the files are as small as promised."""
     s, sizes = load('english', 'cpu'), {path.name: path.stat().st_size for path in ENGLISH.iterdir()}
+    assert (ENGLISH / CODE.name).read_bytes() == CODE.read_bytes()
     assert sizes['model.safetensors'] < 26e6 and sizes['merges.txt'] < 300e3
     rows = gender_rows(s)
     assert rows[1][0] == 'Backpack english, without sense 10' and rows[1][1] < 0.85 * rows[0][1]

@@ -196,9 +196,17 @@ def test_several_processes_train_as_one(n, tiny):
 
 
 @pytest.mark.slow
-def test_micro_batches_that_the_processes_cannot_share_are_refused(tiny):
-    """Their number in a step is a multiple of that of the processes, or all leave with exit code 2."""
+def test_processes_that_disagree_are_refused(tiny):
+    """Two processes that resume from different steps, or read different data, leave with exit code 2."""
     run = [*SMALL, '--gradient_accumulation_steps=2', '--max_iters=6']
+    for name, steps in (('a', 2), ('b', 4)):
+        train.main([*run, f'--max_iters={steps}', f'--out_dir=out/{name}'])
+    resume = [*run, '--init_from=resume']
+    assert ranks([*resume, '--out_dir=out/a'], [*resume, '--out_dir=out/b']) == [2, 2]
+    shutil.copytree('data/tiny', 'data/other')
+    make_data([1] * 800, [1] * 200)
+    assert ranks(run, [*run, '--dataset=other']) == [2, 2]
+    assert Path('said0.txt').read_text().count('the processes see different files') == 2
     assert ranks(run, run, run) == [2, 2, 2] and 'must be a multiple of 3' in Path('said1.txt').read_text()
 
 
