@@ -88,3 +88,21 @@ def test_gender_has_the_mean_over_all_nouns_and_over_those_of_one_piece(monkeypa
     she, he, they = (p[..., word_id(s.encoding, word)] for word in ('she', 'he', 'they'))
     want = [100 * they.mean().item(), 100 * (they / (she + he)).mean().item()]
     assert rows[1][5:] == pytest.approx(want, rel=1e-4)
+
+
+def test_the_sense_that_is_taken_off_is_the_one_that_leaves_least_in_the_other_prompts(monkeypatch):
+    """Whatever the senses of the nouns say: each is turned off in the prompts of the estimate."""
+    monkeypatch.setattr(words, 'NOUNS', ['nurse', 'music'])
+    for seed in range(4):
+        s, left = toy_subject(seed=seed, block_size=128), []
+        she, he = (word_id(s.encoding, word) for word in ('she', 'he'))
+        for l in range(4):
+            ratios = []
+            for noun in words.NOUNS:
+                off = scale_senses([word_id(s.encoding, noun)], [l], 0.0)
+                for prompt in words.ESTIMATION:
+                    idx = torch.tensor([s.encode(prompt.format(noun))])
+                    logits = s.model(idx, C=off(idx, s.model.senses(idx)))[0, -1]
+                    ratios.append((logits[she] - logits[he]).abs().exp().item())
+            left.append(sum(ratios))
+        assert words.gender_rows(s)[1][0].endswith(f'without sense {left.index(min(left))}')
