@@ -16,17 +16,20 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from model import SIZES
 from rucksack.common import Parser, UserError, find_device, number, output_path, printable, run_cli
+from rucksack.grammar import read_edit
 from rucksack.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
 from rucksack.plot import plot
-from rucksack.table import Missing, Subject, load, needs_senses, write_json
+from rucksack.table import Subject, load, needs_senses, write_json
 from rucksack.timing import timing_table
 from rucksack.topics import topic_table
 from rucksack.words import gender_table, similarity_table
+from senses import load_edit
 
 TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
           'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
@@ -50,29 +53,34 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         'bfloat16 on CUDA, else float32; timing: that of the training)')
     add('--json', metavar='FILE', help='write the numbers to a file too')
     parser = Parser(prog='eval.py', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(runs=[], size=None)
+    parser.set_defaults(runs=[], size=None, edit=None)
     commands = parser.add_subparsers(dest='table', metavar='TABLE', required=True,
                                      help='one of the above, or all; eval.py TABLE --help lists its flags')
     of = {name: commands.add_parser(name, prog='eval.py', usage=f'eval.py {name} [flags]', parents=[shared])
           for name in ('all', *TABLES)}
     for add in (of['topic'].add_argument, of['all'].add_argument):
-        add('--texts', type=number(int, 1), metavar='N', default=100, help='topic: texts on each topic [100]')
+        add('--texts', type=number(int, 1), metavar='N', default=100, help='topic: texts on each [100]')
         add('--length', type=number(int, 1), metavar='N', default=100, help='topic: tokens of a text [100]')
         add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
             help="topic: of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
         add('--seed', type=number(int, 0), metavar='S', default=0, help='topic: of the draws [0]')
     of['timing'].add_argument('--size', choices=SIZES, help="a size of the paper's, in place of --from")
-    of['loss'].add_argument('runs', nargs='*', metavar='RUN', help='default: --from and its baseline')
+    for name in ('loss', 'gender', 'similarity'):
+        of[name].add_argument('runs', nargs='*', metavar='RUN', help='default: --from and its baseline')
+    for name in ('loss', 'lambada', 'wikitext', 'blimp', 'gender'):
+        of[name].add_argument('--edit', metavar='FILE', help='of sample.py --save-edit: under this edit too')
     of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs whose losses to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
     args = parser.parse_args(argv)
-    if args.source and (args.size or args.runs):
-        parser.error('--from goes without --size and without RUN')
+    if (args.source or args.baseline or args.edit) and (args.size or args.runs):
+        parser.error('--from, --baseline and --edit go without --size and without RUN')
     return args
 
 
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
-    """The model of --from and, for a Backpack, its baseline if there is one."""
+    """The runs named; or the model of --from, also under --edit, and its baseline if it has one."""
+    if args.size or args.runs:
+        return [load(name, args.device, args.dtype) for name in args.runs if args.table != 'plot']
     subjects = [load(args.source, args.device, args.dtype)]
     path = Path(subjects[0].name)
     beside = Path(f'{path.parent}_gpt', path.name) if path.suffix == '.pt' else Path(f'{path}_gpt')
@@ -83,19 +91,23 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
             raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')
         if subjects[1].model.tokenizer != subjects[0].model.tokenizer:
             raise UserError(f'{subjects[0].name} and {subjects[1].name} have different vocabularies')
+    if args.edit:
+        needs_senses(own := subjects[0], '--edit')
+        if read_edit(args.edit, own.model)['topic']:
+            raise UserError(f'{args.edit} has a topic, whose annealing would see the future of each text; '
+                            'take other edits, or sample.py')
+        edit = load_edit(args.edit, own.model)
+        subjects.insert(1, replace(own, name=f'{own.name} under {args.edit}', edit=edit))
     print(*(subject.about() + subject.chosen for subject in subjects), sep='\n')
     return subjects
 
 
 def run(argv: list[str]) -> None:
-    """Print a table, or one after another, and write the numbers after each. A table of all that cannot be
-    made is skipped; where its input is wrong rather than missing, the error is raised at the end.
-    """
+    """Print a table, or all that can be made one after another, and write the numbers after each."""
     args = parse_args(argv)
     args.device, file = find_device(args.device), output_path('--json', args.json, '.json')
-    subjects = [] if args.size or args.runs else load_subjects(args)
-    names = [name for name in TABLES if name != 'plot'] if args.table == 'all' else [args.table]
-    tables, wrong = {}, None
+    subjects = load_subjects(args)
+    names, tables = [name for name in TABLES if name != 'plot'] if args.table == 'all' else [args.table], {}
     for name in names:
         try:
             if name in OF_SENSES and subjects:
@@ -105,13 +117,10 @@ def run(argv: list[str]) -> None:
             if args.table != 'all':
                 raise
             print(printable(f'\n{name}: skipped, {error}'), flush=True)
-            wrong = wrong if isinstance(error, Missing) else error
             continue
         if file:
             write_json(file, list(map(str, subjects)), tables)
         print(tables[name], flush=True)
-    if wrong:
-        raise wrong
 
 
 main = partial(run_cli, 'eval.py', run)

@@ -12,7 +12,6 @@ documents) are cut at paragraphs into pieces, which then count as documents.
 """
 
 import argparse
-import ctypes
 import glob
 import hashlib
 import json
@@ -93,12 +92,6 @@ def openwebtext_files() -> list[str]:
         raise UserError(f'OpenWebText cannot be fetched ({one_line(error)}); connect, or use --text FILE...')
 
 
-def end_with_parent(_) -> None:
-    """Leave Ctrl-C to the parent, and end when it ends, rather than go on and keep the lock on its folder."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    getattr(ctypes.CDLL(None), 'prctl', max)(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
-
-
 def cut_rows(rows: dict, size: int) -> dict:
     """Cut documents into pieces of up to size characters, at paragraphs, lines or words."""
     cut = re.compile('|'.join(f'.{{0,{size}}}{end}' for end in r'\Z \n\s*\n \n \s .'.split()), re.DOTALL)
@@ -127,8 +120,7 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     """Write the bins of text files; return the facts for meta.json."""
     encoding = load_tokenizer(tokenizer := gpt2_tokenizer(args.merges))
     import datasets
-    from multiprocess.util import register_after_fork
-    register_after_fork(args, end_with_parent)  # called in the processes of datasets
+    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGINT, signal.SIG_IGN))  # of datasets
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     sys.stderr.isatty() or datasets.disable_progress_bars()
     sources, cache = args.sources or openwebtext_files(), {'cache_dir': str(folder / 'cache')}
@@ -180,18 +172,6 @@ def command_of(args: argparse.Namespace) -> dict:
     given = {'hub': args.hub, 'merges': args.merges, 'field': args.field * (args.field != 'text')}
     return dict(name=args.name, files=files, val=len(args.val), subsets=None, seed=args.seed) | {
         option: value for option, value in given.items() if value}
-
-
-def already_made(folder: Path, args: argparse.Namespace) -> bool:
-    """Whether this command has made the folder before; UserError where another has, or it is damaged."""
-    if args.overwrite or not os.path.lexists(folder):
-        return False
-    if read_meta(folder).get('command') != command_of(args):
-        raise UserError(f'{folder} exists and was made otherwise; add --overwrite, or take another NAME')
-    for name in ('train', 'val'):
-        read_bin(folder, name, read_meta(folder), checksum=True)
-    print(f'{folder} was made by this command, its checksums are right; --overwrite makes it again')
-    return True
 
 
 def prepare(folder: Path, args: argparse.Namespace) -> None:
@@ -255,8 +235,13 @@ def run(argv: list[str]) -> None:
     """Make data/NAME, unless it is there."""
     args = parse_args(argv)
     folder = Path('data', args.name)
-    if not already_made(folder, args):
-        prepare(folder, args)
+    if args.overwrite or not os.path.lexists(folder):
+        return prepare(folder, args)
+    if read_meta(folder).get('command') != command_of(args):
+        raise UserError(f'{folder} exists and was made otherwise; add --overwrite, or take another NAME')
+    for name in ('train', 'val'):
+        read_bin(folder, name, read_meta(folder), checksum=True)
+    print(f'{folder} was made by this command, its checksums are right; --overwrite makes it again')
 
 
 main = partial(run_cli, 'prepare.py', run)

@@ -9,6 +9,7 @@ Flags that look or explain print tables and no text. Otherwise text is written; 
 """
 
 import argparse
+import json
 import sys
 from functools import partial
 
@@ -18,8 +19,8 @@ from torch import Tensor
 import senses
 from model import Edit
 from rucksack import grammar
-from rucksack.common import Parser, find_device, number, output_path, printable, run_cli
-from rucksack.grammar import PROMPT, absent, pair_of, predict, shown, word_id
+from rucksack.common import Parser, find_device, number, output_path, printable, run_cli, write_file
+from rucksack.grammar import EDITS, PROMPT, absent, named, pair_of, pieces_of, predict, shown, word_id
 from rucksack.page import write_page
 from rucksack.published import export
 from rucksack.table import Subject, Table, load, needs_senses, write_json
@@ -34,7 +35,7 @@ def make_parser() -> Parser:
         group.add_argument(flag, metavar=metavar, help=help, **options)
 
     add('--from', 'MODEL', 'checkpoint, folder or Hub name [the newest Backpack in out/]', dest='source')
-    add('--start', 'TEXT', f'the prompt, or FILE:path [{PROMPT}]', default=PROMPT)
+    add('--start', 'TEXT', f'the prompt [{PROMPT}]', default=PROMPT)
     add('--num-samples', 'N', 'texts to write [2]', type=number(int, 1, 1000), default=2)
     add('--max-new-tokens', 'N', 'longest continuation [60]', type=number(int, 0, 100_000), default=60)
     add('--temperature', 'T', '0: the likeliest token [0.8]', type=number(float, 0), default=0.8)
@@ -62,6 +63,8 @@ def make_parser() -> Parser:
     add('--topic', '"A, B"', 'turn up the senses that speak for these words, or for a topic of Table 10: '
         + ', '.join(senses.TOPICS), **several)
     add('--strength', 'S', 'of all topics, or of each: 0 to 3 (Table 11), or 3.3,3.3,3,1 [2]', **several)
+    add('--save-edit', 'FILE', 'write these edits to a .json file, for --edit here and of eval.py')
+    add('--edit', 'FILE', 'apply the edits of such a file too', **several)
     return parser
 
 
@@ -69,40 +72,19 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; argparse leaves with exit code 2 and one line where it does not fit."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    args.edits = args.senses_off + args.senses_scale + args.replace + args.topic
+    args.edits = args.edit + args.senses_off + args.senses_scale + args.replace + args.topic
     args.looks = args.show + args.find + args.similar + args.sweep + [''] * (args.explain is not None)
     for flag, wrong, why in (
             ('--export', args.export and (args.edits or args.html), 'writes the model as it is: no edits'),
             ('--html', args.html and args.edits + args.looks, 'goes without looks and edits, which it has'),
             ('--json', args.json and not args.looks + args.edits, 'goes with what looks, explains or edits'),
             ('--strength', len(args.strength) > len(args.topic) or 1 < len(args.strength) < len(args.topic),
-             'goes with --topic: one for each, or one for all')):
+             'goes with --topic: one for each, or one for all'),
+            ('--save-edit', args.save_edit and not args.edits, 'goes with what edits')):
         if wrong:
             parser.error(f'{flag} {why}')
+    args.strength = (args.strength or ['2']) * (len(args.topic) if len(args.strength) < 2 else 1)
     return args
-
-
-def edit_from(args: argparse.Namespace, s: Subject, prompt: list[int]) -> tuple[Edit, list[str]]:
-    """The edit that the flags ask for, and a line on each part of it."""
-    edits, lines = [], []
-    scaled = [*((text, 0.0) for text in args.senses_off), *map(grammar.parse_factor, args.senses_scale)]
-    for text, factor in scaled:
-        ids, chosen, line = grammar.parse_word_senses(text, s.model, s.encoding)
-        edits.append(senses.scale_senses(ids, chosen, factor))
-        lines.append((f'Times {factor:g}: ' if factor else 'Off: ') + line + absent(ids, prompt))
-    for text in args.replace:
-        ids, old, new = grammar.parse_replacement(text, s.encoding)
-        edits.append(senses.replace_word(s.model, ids, old, new))
-        word, old, new = (shown(s.encoding, v) for v in (ids[0], old, new))
-        lines.append(f'Replaced: what {word} says of {old} it says of {new}{absent(ids, prompt)}')
-    strengths = [grammar.parse_strength(text) for text in args.strength or ['2']]
-    topics = [grammar.words_of_bag(text) for text in args.topic]
-    bags = [grammar.bag_of_words(s.encoding, words) for words in topics]
-    scores = senses.affinities(s.model, bags) if bags else []  # (topics, V, k)
-    for words, its, weights in zip(topics, scores, strengths * len(bags)):
-        edits.append(senses.topic(s.model, its, weights))
-        lines.append(f'Topic: {", ".join(words)}; senses times {", ".join(f"{w:g}" for w in weights)}')
-    return senses.compose(edits), lines
 
 
 def ranking(s: Subject, title: str, columns: dict[str, str], rows: list[tuple]) -> Table:
@@ -117,14 +99,14 @@ def ranking(s: Subject, title: str, columns: dict[str, str], rows: list[tuple]) 
 def show(s: Subject, text: str, edit: Edit) -> Table:
     """Tables 1 and 3: the words that each sense of a word raises and lowers most, and its length."""
     word, _, which = text.rpartition(':') if ':' in text[1:-1] else (text, '', '')
-    idx = torch.tensor([[word_id(s.encoding, word)]], device=s.device)  # (1, 1)
-    C, rows = senses.edited(s.model, idx, edit)[0, 0], []  # (k, d)
+    idx = torch.tensor([pieces_of(s.encoding, word)], device=s.device)  # (1, T): 1, or its pieces
+    C, rows = senses.edited(s.model, idx, edit)[0, -1], []  # (k, d)
     ids, scores = (t.unflatten(1, (2, -1)) for t in senses.extremes(s.model, C, 8))  # (k, 2, 8) each
     for l in grammar.parse_word_senses(text, s.model, s.encoding)[1] if which else range(len(C)):
         rows.append(([l, C[l].norm().item(), '+'], ids[l, 0], scores[l, 0]))
         rows.append((['', '', '-'], ids[l, 1], scores[l, 1]))
-    return ranking(s, f'{word}: the words that each sense raises (+) and lowers (-) most, in logits at '
-                   'weight 1', {'sense': 'd', 'norm': '.1f', '': ''}, rows)
+    return ranking(s, f'{named(s.encoding, word)}: the words that each sense raises (+) and lowers (-) most, '
+                   'in logits at weight 1', {'sense': 'd', 'norm': '.1f', '': ''}, rows)
 
 
 def separate(s: Subject, text: str) -> Table:
@@ -179,10 +161,10 @@ def next_words(s: Subject, title: str, idx: Tensor, edits: dict[str, Edit | None
 
 def sweep(s: Subject, text: str, idx: Tensor, edit: Edit) -> Table:
     """Figure 3: the next words as senses go from off to what they were, on top of the edit."""
-    ids, chosen, line = grammar.parse_word_senses(text, s.model, s.encoding)
-    edits = {f'{factor:g}': senses.compose([edit, senses.scale_senses(ids, chosen, factor)])
+    words, chosen, line = grammar.parse_word_senses(text, s.model, s.encoding)
+    edits = {f'{factor:g}': senses.compose([edit, senses.scale_senses(words, chosen, factor)])
              for factor in (0, 0.25, 0.5, 0.75, 1)}
-    return next_words(s, f'The weight of {line}{absent(ids, idx[0].tolist())}', idx, edits)
+    return next_words(s, f'The weight of {line}{absent(words, idx)}', idx, edits)
 
 
 def explain(s: Subject, text: str, idx: Tensor, edit: Edit) -> Table:
@@ -239,6 +221,7 @@ def run(argv: list[str]) -> None:
     """Load, describe, and print what was asked for. No table is printed before all are made."""
     args = parse_args(argv)
     page, file = output_path('--html', args.html, '.html'), output_path('--json', args.json, '.json')
+    kept = output_path('--save-edit', args.save_edit, '.json')
     s = load(args.source, find_device(args.device))
     print(s.about() + s.chosen)
     if args.export is not None:
@@ -251,10 +234,14 @@ def run(argv: list[str]) -> None:
         prompt = s.encoding.decode([i for i in ids if i != s.eot], errors='replace')
         return print('\n'.join([*lines, f'{args.html}: {write_page(s, prompt, page)}']))
     idx = torch.tensor([ids], device=s.device)  # (1, T)
-    edit, more = edit_from(args, s, ids)
+    parts = [*(grammar.read_edit(path, s.model) for path in args.edit), vars(args)]
+    asked = {flag: sum((part[flag] for part in parts), []) for flag in EDITS}
+    edit, more = grammar.make_edit(asked, s.model, s.encoding, idx)
     tables = make_tables(args, s, idx, edit)
     for part in [*lines, *more, *tables.values()]:
-        print(part)
+        print(printable(str(part)))
+    if kept:
+        write_file(kept, json.dumps({'vocabulary': s.model.config.n_vocab, 'edits': asked}, indent=1) + '\n')
     if file:
         write_json(file, [str(s)], tables)
     if not args.looks:

@@ -105,6 +105,14 @@ def explain(model: Backpack, idx: Tensor | list[list[int]], v: Tensor, C: Tensor
 # -----------------------------------------------------------------------------
 # Edit.
 
+Words = list[int | tuple[int, ...]] | None  # ids, or pieces, edited in the last where all stand; None: any
+
+
+def load_edit(path: str, model: Backpack) -> Edit:
+    """The edit in a file of sample.py --save-edit; UserError where it is damaged or for another model."""
+    from rucksack import data, grammar  # for convenience: senses.py does not need them
+    return grammar.make_edit(grammar.read_edit(path, model), model, data.load_tokenizer(model.tokenizer))[0]
+
 
 def edited(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
     """The senses to sum for the texts idx (B, T) under an edit, or as they are: (B, T, k, d)."""
@@ -121,24 +129,29 @@ def compose(edits: list[Edit]) -> Edit:
     return edit
 
 
-def occurrences(idx: Tensor, ids: list[int] | None) -> Tensor:
-    """Where in idx (B, S) one of the ids stands (None: any id), shaped to select senses: (B, S, 1, 1)."""
-    if ids is None:
+def occurrences(idx: Tensor, words: Words) -> Tensor:
+    """Where in idx (B, S) one of the words ends, shaped to select senses: (B, S, 1, 1)."""
+    if words is None:
         return torch.ones_like(idx, dtype=torch.bool)[..., None, None]
-    return torch.isin(idx, torch.tensor(ids, device=idx.device))[..., None, None]
+    ids = [word for word in words if isinstance(word, int)]
+    here = torch.isin(idx, torch.tensor(ids, dtype=idx.dtype, device=idx.device))  # (B, S)
+    for word in (word for word in words if not isinstance(word, int)):
+        ends = [F.pad(idx == piece, (back, 0))[:, :idx.shape[1]] for back, piece in enumerate(reversed(word))]
+        here |= torch.stack(ends).all(0)  # pieces of (pieces, B, S), each moved to where the last one stands
+    return here[..., None, None]
 
 
-def scale_senses(ids: list[int] | None, senses: list[int], factor: float) -> Edit:
-    """The edit that multiplies the given senses of the given ids (None: of every id); factor 0 is off."""
+def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
+    """The edit that multiplies the given senses of the given words; factor 0 is off."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         chosen = torch.zeros(C.shape[2], 1, dtype=torch.bool, device=idx.device)
         chosen[senses] = True  # (k, 1)
-        return torch.where(occurrences(idx, ids) & chosen, factor * C, C)  # (B, S, k, d)
+        return torch.where(occurrences(idx, words) & chosen, factor * C, C)  # (B, S, k, d)
     return edit
 
 
-def replace_word(model: Backpack, ids: list[int], old: int, new: int) -> Edit:
-    """Section 6.3, knowledge editing: what the senses of ids say of old, they say of new, as in
+def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
+    """Section 6.3, knowledge editing: what the senses of words say of old, they say of new, as in
     "MacBook: Apple -> HP".
 
     With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2): the part of C along r goes, and as
@@ -151,7 +164,7 @@ def replace_word(model: Backpack, ids: list[int], old: int, new: int) -> Edit:
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         moved = C + (C @ r.to(C))[..., None] * move.to(C)  # (B, S, k, 1) * (d,)
-        return torch.where(occurrences(idx, ids), moved, C)
+        return torch.where(occurrences(idx, words), moved, C)
     return edit
 
 

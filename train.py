@@ -13,12 +13,11 @@ import gc
 import math
 import os
 import re
-import shlex
 import sys
 import time
 import zlib
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -29,13 +28,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from model import DistinctIds
+from model import Backpack, Config, DistinctIds
 from rucksack import checkpoint as ckpt
 from rucksack.common import UserError, lock_folder, run_cli
 from rucksack.data import DATA_NAME, TokenDataset, inputs_of, read_meta, texts_of_step
 from rucksack.machine import Machine, find_machine
+from rucksack.published import from_pretrained
 from rucksack.settings import parse_settings, setting
-from rucksack.start import changes, starting_model
 
 
 @dataclass
@@ -69,6 +68,7 @@ class Settings:
     grad_clip: float = setting(1.0, 'largest gradient norm (0: no clipping)')
     eval_interval: int = setting(1000, 'steps between evaluations, each with a checkpoint', low=1)
     eval_iters: int = setting(100, 'batches of validation texts, the same every time', low=1)
+    keep_every: int = setting(0, 'steps between weights that stay, as ckpt-STEP.pt (0: none)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
     wandb_log: bool = setting(False, 'log to Weights & Biases too (pip install wandb)')
     wandb_project: str = setting('rucksack', 'project there')
@@ -78,6 +78,7 @@ class Settings:
                          of=('auto', 'float32', 'bfloat16', 'float64'))
     compile: bool = setting(True, 'torch.compile, on CUDA and on CPUs with a C++ compiler')
     seed: int = setting(1337, 'of the weights, the order of the data and the dropout')
+
 
 def parse_args(argv: list[str]) -> Settings:
     """Settings from the command line: config files in order, then --key=value."""
@@ -92,13 +93,69 @@ def parse_args(argv: list[str]) -> Settings:
     if s.gradient_accumulation_steps % (world := int(os.environ.get('WORLD_SIZE', 1))):
         raise UserError(f'gradient_accumulation_steps is {s.gradient_accumulation_steps}; it must be a '
                         f'multiple of {world}, the number of processes')
-    again = [flag for flag in flags if not re.match('--(init_from|overwrite|allow_changes)=', flag)]
-    local = os.environ.get('LOCAL_WORLD_SIZE')
-    start = f'torchrun --nproc_per_node={local}' if local else 'python'
-    s.given, s.command = frozenset(values), f'{start} train.py {shlex.join(configs + again)}'
+    s.given, s.path = frozenset(values), Path(s.out_dir) / 'ckpt.pt'
     s.tokens_per_step = s.batch_size * s.gradient_accumulation_steps * s.block_size
-    s.path = Path(s.out_dir) / 'ckpt.pt'
     return s
+
+
+COLUMNS = 'step tokens seconds loss val_loss learning_rate grad_norm tokens_per_second mfu'.split()  # log.csv
+# What a resumed run may set anew: it changes results by rounding error at most. max_iters may grow, too.
+FREE = ('out_dir', 'init_from', 'overwrite', 'allow_changes', 'eval_interval', 'keep_every', 'log_interval',
+        'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
+SHAPE = ('model', 'n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'dropout')  # what weights decide
+
+
+def starting_model(s: Settings, meta: dict, state: dict) -> Backpack:
+    """The model as a run starts with it; meta is that of its data, state the checkpoint it resumes, or {}."""
+    if (there := ckpt.beside(s.path)) and not state and not s.overwrite:
+        raise UserError(f'{there[0]} exists; go on with --init_from=resume, replace it with --overwrite, or '
+                        'choose another --out_dir')
+    if not state and s.init_from == 'scratch':
+        return random_model(s, meta)
+    model = ckpt.from_checkpoint(state, s.path) if state else from_pretrained(s.init_from)
+    dropout = s.dropout if 'dropout' in s.given and not state else model.config.dropout
+    c = replace(model.config, dropout=dropout)
+    for name in SHAPE:  # the settings then say what the weights are
+        has, given = getattr(c, name, 'backpack' if c.n_sense else 'gpt'), getattr(s, name)
+        given = given or 4 * c.n_embd if name == 'sense_hidden' else given
+        if name in s.given and given != has and (c.n_sense or 'sense' not in name):
+            raise UserError(f'{s.path if state else s.init_from} has {name} {has}, not {given}; leave {name} '
+                            'out, or train from scratch')
+        setattr(s, name, has)
+    if model.tokenizer not in (None, meta['tokenizer']) or c.n_vocab < meta['vocab_size']:
+        raise UserError(f'{s.init_from} has another tokenizer than data/{s.dataset}; take other data')
+    if c.block_size < s.block_size:
+        raise UserError(f'{s.init_from} has block_size {c.block_size}; take that, or a smaller one')
+    again = Backpack(c)  # with its dropout
+    again.load_state_dict(model.state_dict())
+    again.tokenizer = meta['tokenizer']
+    return again
+
+
+def random_model(s: Settings, meta: dict) -> Backpack:
+    """A model of the settings' shape, before training; UserError where its numbers do not fit together."""
+    torch.manual_seed(s.seed)
+    try:
+        model = Backpack(Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
+            vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],
+            block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
+            n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden))
+    except ValueError as error:
+        raise UserError(str(error))
+    model.tokenizer = meta['tokenizer']
+    return model
+
+
+def changes(s: Settings, state: dict) -> str:
+    """What the settings change in a resumed run; UserError unless max_iters alone, or allow_changes."""
+    was = {f.name: state['settings'].get(f.name) for f in fields(s) if f.name not in FREE + SHAPE}
+    changed = [name for name in was if was[name] != getattr(s, name)]
+    text = ', '.join(f'{name} {was[name]}, now {getattr(s, name)}' for name in changed)
+    if s.max_iters < state['step']:
+        raise UserError(f'{s.path} is at step {state["step"]}; max_iters is {s.max_iters}, take as many')
+    if changed and changed != ['max_iters'] and not s.allow_changes:
+        raise UserError(f'{s.path} has {text}; resume with the same, or add --allow_changes')
+    return text
 
 
 def learning_rate_at(step: int, s: Settings) -> float:
@@ -147,7 +204,7 @@ class Run:
 
     def __init__(self, s: Settings):
         folder = Path('data') / s.dataset
-        state, meta = ckpt.read_state(s.path, s.command) if s.init_from == 'resume' else {}, read_meta(folder)
+        state, meta = ckpt.read_state(s.path) if s.init_from == 'resume' else {}, read_meta(folder)
         before = state['settings'].get('dtype', 'auto') if state else 'auto'
         machine = find_machine(s.device, before if s.dtype == 'auto' else s.dtype)
         self.settings, self.machine = s, machine
@@ -186,11 +243,13 @@ class Run:
         s, out = self.settings, Path(self.settings.out_dir)
         out.mkdir(parents=True, exist_ok=True)
         self.lock = lock_folder(out, f'another process trains in {out}; choose another --out_dir')
-        for name in () if state else ckpt.CHECKPOINTS:
-            (out / name).unlink(missing_ok=True)  # of a run that this one replaces
+        for path in () if state else [*(out / name for name in ckpt.CHECKPOINTS), *out.glob('ckpt-*.pt')]:
+            path.unlink(missing_ok=True)  # of a run that this one replaces
         if state and not (out / 'best.pt').exists():  # killed right before it had its name
             ckpt.add_name(s.path, 'best.pt')
-        self.log, self.wandb = ckpt.Log(out / 'log.csv', state.get('log', '')), None
+        self.log_text = state.get('log') or ','.join(COLUMNS) + '\n'  # all, so that a resumed one has no gap
+        self.log, self.wandb = open(out / 'log.csv', 'w', buffering=1), None  # 1: each line is there at once
+        self.log.write(self.log_text)
         if s.wandb_log:
             import wandb
             self.wandb = wandb.init(project=s.wandb_project, name=s.wandb_run_name or None, config=asdict(s))
@@ -231,7 +290,10 @@ class Run:
         if self.machine.rank == 0:
             row = {'step': self.step, 'tokens': self.step * self.settings.tokens_per_step,
                    'seconds': round(time.perf_counter() - self.began, 1)} | row
-            self.log.write(**row)
+            cells = (row.get(name) for name in COLUMNS)
+            line = ','.join('' if x is None else f'{x:.6g}' if type(x) is float else str(x) for x in cells)
+            self.log_text += f'{line}\n'
+            self.log.write(f'{line}\n')
             if self.wandb:
                 self.wandb.log(row, step=self.step)
 
@@ -255,14 +317,17 @@ class Run:
         best, self.best = self.val_loss < self.best, min(self.val_loss, self.best)
         self.save(best)
 
+    def weights(self) -> dict:
+        """What readers of the model need of a checkpoint."""
+        return {'model': self.model.state_dict(), 'model_config': asdict(self.model.config),
+                'tokenizer': self.model.tokenizer, 'settings': asdict(self.settings), 'step': self.step}
+
     def save(self, best: bool) -> None:
         """Write the state as ckpt.pt, and as best.pt if it is the best."""
         if self.machine.rank == 0:
-            ckpt.save_checkpoint(self.settings.path, {
-                'model': self.model.state_dict(), 'model_config': asdict(self.model.config),
-                'tokenizer': self.model.tokenizer, 'optimizer': self.optimizer.state_dict(),
-                'settings': asdict(self.settings), 'step': self.step, 'val_loss': self.val_loss,
-                'seconds': time.perf_counter() - self.began, 'best_val_loss': self.best, 'log': self.log.text,
+            ckpt.save_checkpoint(self.settings.path, self.weights() | {
+                'optimizer': self.optimizer.state_dict(), 'val_loss': self.val_loss,
+                'seconds': time.perf_counter() - self.began, 'best_val_loss': self.best, 'log': self.log_text,
                 'data': self.data_facts}, best)
         self.saved_step = self.step
 
@@ -276,6 +341,8 @@ class Run:
             loss, norm = self.update()
             if self.step == 1:
                 m.print0(f'step 1 done on {m.name}, peak memory {m.peak_memory() / 1e9:.2f} GB')
+            if m.rank == 0 and s.keep_every and self.step % s.keep_every == 0:
+                ckpt.write(s.path.with_name(f'ckpt-{self.step}.pt'), self.weights())
             last = self.step == s.max_iters
             if last or self.step % s.log_interval == 0:
                 self.check(loss := m.over_all(loss) / m.world)  # waits for the device
@@ -292,7 +359,6 @@ def train(s: Settings) -> int:
     """Train with these settings; returns the exit code: 1 where the run had to stop itself."""
     run = Run(s)
     run.describe()
-    resume = f'{s.command} --init_from=resume'
     try:
         run.train()
         run.machine.print0(f'done: {s.path}')
@@ -302,7 +368,7 @@ def train(s: Settings) -> int:
     except (FloatingPointError, OSError) as error:
         lower = ' --allow_changes --learning_rate=LOWER' * isinstance(error, FloatingPointError)
         run.machine.print0(f'train.py: stopped: {error}; the last good state is {s.path}, of step '
-                           f'{run.saved_step}; go on: {resume}{lower}', sys.stderr)
+                           f'{run.saved_step}; to go on, add --init_from=resume{lower}', sys.stderr)
         return 1
     finally:
         if run.machine.rank == 0:

@@ -100,27 +100,31 @@ def newest_backpack() -> tuple[Backpack, Path] | None:
     return None
 
 
-def save_checkpoint(path: Path, state: dict, best: bool) -> None:
-    """Write a checkpoint whole or not at all, as best.pt too if it is; the last one becomes previous.pt."""
+def write(path: Path, state: dict, other: str = '') -> None:
+    """Write a state whole or not at all; it has the other name too, if one is given, before its own."""
     partial = path.with_suffix('.partial')
     try:
         partial.unlink(missing_ok=True)  # left by a killed run: it may be best.pt by another name
         with open(partial, 'wb') as file:
             torch.save(state, file)
         sync(partial)
-        first = not path.exists()
-        if not first:
-            add_name(path, 'previous.pt')
-            if best:
-                add_name(partial, 'best.pt')
+        if other:
+            add_name(partial, other)
         os.replace(partial, path)
-        if first:  # ckpt.pt comes before all others, as resume looks for it
-            add_name(path, 'best.pt')
         sync(path.parent)
     except RuntimeError as error:  # torch.save hides what stopped it, as a full disk, behind one of its own
         raise error.__context__ if isinstance(error.__context__, OSError) else error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def save_checkpoint(path: Path, state: dict, best: bool) -> None:
+    """Write a checkpoint, as best.pt too if it is; the last one becomes previous.pt."""
+    if not path.exists():
+        write(path, state)  # before any other, as resume looks for it
+        return add_name(path, 'best.pt')
+    add_name(path, 'previous.pt')
+    write(path, state, 'best.pt' * best)
 
 
 def add_name(path: Path, name: str) -> None:
@@ -135,28 +139,10 @@ def add_name(path: Path, name: str) -> None:
     partial.unlink(missing_ok=True)  # there still if both were names of one file: then a rename does nothing
 
 
-class Log:
-    """out/<run>/log.csv. A checkpoint has its text, so a resumed run goes on from there without a gap."""
-
-    COLUMNS = 'step tokens seconds loss val_loss learning_rate grad_norm tokens_per_second mfu'.split()
-
-    def __init__(self, path: Path, text: str = ''):
-        self.text = text or ','.join(self.COLUMNS) + '\n'
-        self.file = open(path, 'w', buffering=1)  # of one line: each is there at once
-        self.file.write(self.text)
-
-    def write(self, **row) -> None:
-        """Append a row; a column without a value stays empty."""
-        cells = (row.get(name) for name in self.COLUMNS)
-        line = ','.join('' if x is None else f'{x:.6g}' if type(x) is float else str(x) for x in cells) + '\n'
-        self.text += line
-        self.file.write(line)
-
-
-def read_state(path: Path, start: str) -> dict:
-    """The latest checkpoint of a run; UserError where there is none, which says how to start."""
+def read_state(path: Path) -> dict:
+    """The latest checkpoint of a run; UserError where there is none."""
     if not beside(path):
-        raise UserError(f'{path} does not exist: there is nothing to resume; start with {start}')
+        raise UserError(f'{path} does not exist: nothing to resume; start without --init_from=resume')
     checkpoint = load_file(path)
     if not all(type(checkpoint.get(name)) is kind for name, kind in STATE.items()) or checkpoint['step'] < 0:
         raise UserError(f'{path} holds no state of a run; fine-tune its weights with --init_from={path}')

@@ -1,5 +1,6 @@
 """What people type, parsed: words, pairs A/B, bags, WORD:SENSES, WORD: OLD -> NEW, strengths, prompts."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,12 +8,14 @@ import torch
 from tiktoken import Encoding
 from torch import Tensor
 
+import senses
 from model import Backpack, Edit
-from rucksack.common import UserError
+from rucksack.common import UserError, one_line
 from rucksack.data import encode
-from senses import STRENGTHS, TOPICS, edited, separation
+from senses import STRENGTHS, TOPICS, Words
 
 PROMPT = 'When the nurse came into the room,'
+EDITS = ('senses_off', 'senses_scale', 'replace', 'topic', 'strength')  # flags of sample.py that say an edit
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
 
 
@@ -30,10 +33,22 @@ def word_id(encoding: Encoding, word: str) -> int:
     return ids[0]
 
 
-def word_forms(encoding: Encoding, word: str) -> list[int]:
-    """The ids a word goes by: inside a text and, where that is one id too, at its start."""
-    at_start = encoding.encode_ordinary(word)
-    return [word_id(encoding, word)] + (at_start if len(at_start) == 1 else [])
+def pieces_of(encoding: Encoding, word: str) -> list[int]:
+    """The ids of a word inside a text, the space before it included; UserError if it can only be spelled."""
+    ids = encoding.encode_ordinary(' ' + word)
+    return ids if word and encoding.decode_single_token_bytes(ids[0]) != b' ' else [word_id(encoding, word)]
+
+
+def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
+    """What a word goes by: its id, or its pieces, inside a text; and, where that is one id, at its start."""
+    inside, at_start = pieces_of(encoding, word), encoding.encode_ordinary(word)
+    return [tuple(inside) if len(inside) > 1 else inside[0]] + (at_start if len(at_start) == 1 else [])
+
+
+def named(encoding: Encoding, word: str) -> str:
+    """The word or, if it is several pieces, what an edit of it means."""
+    *others, last = (shown(encoding, i) for i in pieces_of(encoding, word))
+    return f"{word}: its last piece {last} after {' + '.join(others)}" if others else word
 
 
 def pair_of(encoding: Encoding, text: str) -> tuple[int, int]:
@@ -67,27 +82,26 @@ def sense_numbers(text: str, n_sense: int) -> list[int]:
     """The numbers in 3,10 or 3-5, each below n_sense."""
     if re.fullmatch(r'(\s*\d{1,4}(-\d{1,4})?\s*,)+', f'{text},'):
         ends = [part.split('-') for part in text.split(',')]
-        senses = [l for end in ends for l in range(int(end[0]), int(end[-1]) + 1)]
-        if senses and max(senses) < n_sense:
-            return senses
+        numbers = [l for end in ends for l in range(int(end[0]), int(end[-1]) + 1)]
+        if numbers and max(numbers) < n_sense:
+            return numbers
     raise UserError(f'{text!r} is neither sense numbers, as 3-5,10 of senses 0 to {n_sense - 1}, nor A/B')
 
 
-def parse_word_senses(text: str, model: Backpack, encoding: Encoding) -> tuple[list | None, list, str]:
-    """The ids (None for *: every word) and the senses in WORD:SENSES, numbers or A/B, and a line on them."""
+def parse_word_senses(text: str, model: Backpack, encoding: Encoding) -> tuple[Words, list[int], str]:
+    """The word (None for *: every word) and the senses in WORD:SENSES, numbers or A/B, and a line on them."""
     word, _, which = (part.strip() for part in text.rpartition(':'))
     if not word or not which or word == '*' and '/' in which:
         raise UserError(f'{text!r} is not WORD:SENSES, as nurse:10, nurse:3-5,10, nurse:she/he or *:10')
-    forms = None if word == '*' else word_forms(encoding, word)
+    forms, of = (None, 'every word') if word == '*' else (word_forms(encoding, word), named(encoding, word))
     if '/' not in which:
-        senses = sense_numbers(which, model.config.n_sense)
-        of = 'every word' if forms is None else word
-        return forms, senses, f'sense{"s" * (len(senses) > 1)} {", ".join(map(str, senses))} of {of}'
+        numbers = sense_numbers(which, model.config.n_sense)
+        return forms, numbers, f'sense{"s" * (len(numbers) > 1)} {", ".join(map(str, numbers))} of {of}'
     a, b = pair_of(encoding, which)
-    scores = separation(model, forms[0], a, b)  # (k,): the largest decides, for or against
+    scores = senses.separation(model, pieces_of(encoding, word)[-1], a, b)  # (k,): the largest size decides
     best, *rest = scores.abs().argsort(descending=True).tolist()
     second = ''.join(f'; sense {l}: {scores[l]:+.2f}' for l in rest[:1])
-    return forms, [best], (f'sense {best} of {word}, which most separates {shown(encoding, a)} from '
+    return forms, [best], (f'sense {best} of {of}, which most separates {shown(encoding, a)} from '
                            f'{shown(encoding, b)} (by {scores[best]:+.2f} logits{second})')
 
 
@@ -98,10 +112,10 @@ def parse_factor(text: str) -> tuple[str, float]:
     raise UserError(f'{text!r} is not WORD:SENSES=FACTOR, as in nurse:10=0.5')
 
 
-def parse_replacement(text: str, encoding: Encoding) -> tuple[list[int], int, int]:
-    """The ids of WORD, and those of OLD and NEW, in "WORD: OLD -> NEW"."""
+def parse_replacement(text: str, encoding: Encoding) -> tuple[str, int, int]:
+    """WORD, and the ids of OLD and NEW, in "WORD: OLD -> NEW"."""
     if match := re.fullmatch(r'(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)', text.strip()):
-        return word_forms(encoding, match[1]), word_id(encoding, match[2]), word_id(encoding, match[3])
+        return match[1], word_id(encoding, match[2]), word_id(encoding, match[3])
     raise UserError(f'{text!r} is not "WORD: OLD -> NEW", as in "MacBook: Apple -> HP"')
 
 
@@ -115,12 +129,7 @@ def parse_strength(text: str) -> tuple[float, ...]:
 
 
 def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[int], list[str]]:
-    """The last block_size ids of a prompt or of FILE:path, end-of-text if it is empty; and notices on it."""
-    if start.startswith('FILE:'):
-        try:
-            start = Path(start.removeprefix('FILE:')).read_text(encoding='utf-8-sig').rstrip('\n')
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f'--start {start} cannot be read as text: {error}')
+    """The last block_size ids of a prompt, end-of-text if it is empty; and notices on it."""
     ids, lines = encode(encoding, start) or [encoding.eot_token], []
     if len(ids) > block_size:
         lines.append(f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.')
@@ -131,13 +140,50 @@ def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[i
     return ids[-block_size:], lines
 
 
-def absent(ids: list[int] | None, prompt: list[int]) -> str:
-    """A remark on an edit of ids that the prompt does not have; ids are None for all."""
-    return '' if ids is None or set(ids) & set(prompt) else ' (not a word of the prompt)'
+def absent(words: Words, idx: Tensor | None) -> str:
+    """A remark on an edit of words that the prompt idx (1, T), if there is one, does not have."""
+    return '' if idx is None or senses.occurrences(idx, words).any() else ' (not a word of the prompt)'
+
+
+def make_edit(asked: dict[str, list[str]], model: Backpack, encoding: Encoding, idx: Tensor | None = None
+              ) -> tuple[Edit, list[str]]:
+    """The edit that values of the flags EDITS ask for, and a line on each part, for a prompt idx (1, T)."""
+    edits, lines, off = [], [], [(text, 0.0) for text in asked['senses_off']]
+    for text, factor in [*off, *map(parse_factor, asked['senses_scale'])]:
+        words, chosen, line = parse_word_senses(text, model, encoding)
+        edits.append(senses.scale_senses(words, chosen, factor))
+        lines.append((f'Times {factor:g}: ' if factor else 'Off: ') + line + absent(words, idx))
+    for text in asked['replace']:
+        word, old, new = parse_replacement(text, encoding)
+        edits.append(senses.replace_word(model, words := word_forms(encoding, word), old, new))
+        lines.append(f'Replaced: what {named(encoding, word)} says of {shown(encoding, old)} it says of '
+                     f'{shown(encoding, new)}{absent(words, idx)}')
+    topics = [words_of_bag(text) for text in asked['topic']]
+    bags = [bag_of_words(encoding, words) for words in topics]
+    scores = senses.affinities(model, bags) if bags else []  # (topics, V, k)
+    for words, its, weights in zip(topics, scores, map(parse_strength, asked['strength'])):
+        edits.append(senses.topic(model, its, weights))
+        lines.append(f'Topic: {", ".join(words)}; senses times {", ".join(f"{w:g}" for w in weights)}')
+    return senses.compose(edits), lines
+
+
+def read_edit(path: str | Path, model: Backpack) -> dict[str, list[str]]:
+    """The values of the flags EDITS in a file of sample.py --save-edit; UserError unless for this model."""
+    try:
+        file = json.loads(Path(path).read_bytes()[:1 << 20])
+        asked = {flag: list(file['edits'].pop(flag)) for flag in EDITS}
+        if file['edits'] or not all(isinstance(text, str) for texts in asked.values() for text in texts):
+            raise ValueError('it has other parts')
+        if file['vocabulary'] == model.config.n_vocab and len(asked['topic']) == len(asked['strength']):
+            return asked
+        why = f'it is for {file["vocabulary"]} ids, not {model.config.n_vocab}'
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        why = one_line(error)
+    raise UserError(f'{path} is no edit of this model ({why}); write one by sample.py --save-edit')
 
 
 @torch.no_grad()
 def predict(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
     """Probabilities of the token after the text idx (1, T), under an edit or as it is: (V,)."""
-    C = edited(model, idx, edit) if model.config.n_sense else None
+    C = senses.edited(model, idx, edit) if model.config.n_sense else None
     return model(idx, C=C)[0, -1, :model.config.n_vocab].softmax(-1)

@@ -13,7 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.common import UserError, one_line, progress
 from rucksack.data import read_bin, read_meta
-from rucksack.table import Missing, Subject, Table, load
+from rucksack.table import Subject, Table
+from senses import edited
 
 LOGITS_AT_ONCE = 1 << 26  # of a batch: 256 MiB of float32
 SOURCES = {  # benchmark -> name on the Hub, config (None: all), split, columns; its files; how to get them
@@ -50,7 +51,8 @@ def score(subject: Subject, pairs: list[tuple[list[int], list[int]]], what: str)
                         for part in (0, 1))  # (B, T) each, padded with 0 and with -1
         valid = targets != -1  # (B, T)
         with subject.autocast():
-            o = subject.model.represent(idx)  # (B, T, d)
+            C = subject.edit and edited(subject.model, idx, subject.edit)  # (B, T, k, d)
+            o = subject.model.represent(idx, C)  # (B, T, d)
             logits, wanted = subject.model.project(o[valid])[:, :c.n_vocab], targets[valid]  # (m, V), (m,)
         nats = F.cross_entropy(logits.float(), wanted, reduction='none')
         spread = torch.zeros(valid.shape, device=o.device).masked_scatter(valid, nats)  # (B, T)
@@ -85,7 +87,7 @@ def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Pat
     paths = [path if path.suffix == '.bin' else path / 'val.bin' for path in paths]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        raise Missing(f'no held-out text for {subject.name} at {" or ".join(map(str, paths)) or "hand"}; '
+        raise UserError(f'no held-out text for {subject.name} at {" or ".join(map(str, paths)) or "hand"}; '
                       'make some with prepare.py, or name a folder by --data')
     ids = read_bin(path.parent, path.stem, meta := read_meta(path.parent))
     if meta['tokenizer'] != subject.model.tokenizer or not len(ids):
@@ -101,8 +103,7 @@ def loss_of(s: Subject, ids: list[int]) -> float:
 
 def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Tables 2 and 8, perplexity on held-out text: of the model and its baseline, or of the runs named."""
-    subjects, rows = subjects or [load(name, args.device, args.dtype) for name in args.runs], []
-    texts = [held_out(s, args) for s in subjects]
+    texts, rows = [held_out(s, args) for s in subjects], []
     for s, (ids, _) in zip(subjects, texts):
         n, seen = s.model.n_params(), s.model.run.get('tokens')
         rows.append([str(s), s.model.config.n_sense or None, n['total'] / 1e6, n['contextualizer'] / 1e6,
@@ -121,7 +122,7 @@ def benchmark(what: str, subject: Subject, args: argparse.Namespace) -> list[tup
             p.suffix != '.jsonl' or columns[-1].encode() in p.open('rb').readline())]
     source = files[0] if files else args.data if args.data and args.table != 'all' else name
     if source == name and subject.is_toy:
-        raise Missing(f'{what} is English, and {subject.name} knows the toy world alone')
+        raise UserError(f'{what} is English, and {subject.name} knows the toy world alone')
     try:
         if source == name:
             import datasets
@@ -133,8 +134,8 @@ def benchmark(what: str, subject: Subject, args: argparse.Namespace) -> list[tup
             raise ValueError('there is none')
         return [tuple(str(row[column]) for column in columns) for row in rows]
     except Exception as error:  # damaged archives, the Hub's client and its HTTP library raise a dozen kinds
-        raise (UserError if files else Missing)(f'{what} cannot be read from {source} ({one_line(error)}); '
-                                                f'run {command} and name the file or a folder by --data')
+        raise UserError(f'{what} cannot be read from {source} ({one_line(error)}); run {command} and name the'
+                        ' file or a folder by --data')
 
 
 def read(path: Path) -> list[dict]:

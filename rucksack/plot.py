@@ -30,7 +30,7 @@ def text_at(x: float, y: float, text: str, anchor: str = 'start') -> str:
 
 def picture(lines: list[tuple]) -> str:
     """Losses in nats, on a logarithmic scale, against million tokens, as an SVG file that needs nothing else.
-    A line is a name, or '' if the legend leaves it out, its attributes in SVG, and points (tokens, nats).
+    A line is a name, its attributes in SVG, and points (tokens, nats).
     """
     xs, ys = zip(*(point for *_, points in lines for point in points))
     (left, right), (low, high) = ((min(v), max(v) + (min(v) == max(v))) for v in (xs, ys))
@@ -39,7 +39,7 @@ def picture(lines: list[tuple]) -> str:
         """Where a point is, in pixels."""
         return 70 + 500 * (x - left) / (right - left), 400 - 350 * math.log(y / low) / math.log(high / low)
 
-    title = 'Nats per token, logarithmic, on held-out text (thin: on training batches)'
+    title = 'Nats per token, logarithmic, on held-out text'
     parts = [HEAD, text_at(70, 30, title), text_at(320, 445, 'million tokens', 'middle')]
     for x in ticks(left, right):
         parts += [f'<path class="grid" d="M{at(x, low)[0]:.1f} 50V400"/>',
@@ -50,26 +50,23 @@ def picture(lines: list[tuple]) -> str:
     for _, look, points in lines:
         dots = 'L'.join('{:.1f} {:.1f}'.format(*at(*point)) for point in points)
         parts.append(f'<path {look} d="M{dots}h0"/>')  # h0: of a single point there is a dot
-    for i, (name, look, _) in enumerate(line for line in lines if line[0]):
+    for i, (name, look, _) in enumerate(lines):
         parts += [f'<path {look} d="M585 {60 + 22 * i}h30"/>', text_at(622, 64 + 22 * i, name)]
     return '\n'.join(parts) + '\n</svg>\n'
 
 
 def plot(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Loss against tokens, in the file of --out: on held-out text, and thin on training batches; a
-    Transformer's are dashed.
-    """
+    """Loss on held-out text against tokens, in the file of --out; a Transformer's is dashed."""
     lines, rows, file = [], [], output_path('--out', args.out, '.svg')
     for run, color in zip(args.runs, COLORS * len(args.runs)):
         k = load_file(Path(run, 'ckpt.pt')).get('model_config', {}).get('n_sense')
         log = list(csv.DictReader(Path(run, 'log.csv').read_text().splitlines()))
-        train, val = ([(float(row['tokens']) / 1e6, float(row[column])) for row in log
-                       if 'tokens' in row and row[column]] for column in ('loss', 'val_loss'))
+        val = [(float(row['tokens']) / 1e6, float(row['val_loss'])) for row in log if row['val_loss']]
         if not val:
             raise UserError(f'{run} has no loss on held-out text in log.csv')
         name, look = f'{"Backpack" if k else "Transformer"} {run}', f'stroke="{color}"'
         look += '' if k else ' stroke-dasharray="7 4"'
-        lines += [('', look + ' opacity=".5" style="stroke-width:1"', train), (name, look, val)]
+        lines.append((name, look, val))
         rows.append([name, *val[-1], min(loss for _, loss in val)])
     write_file(file, picture(lines))
     return Table('Losses', {'': '', 'tokens, M': ',.1f', 'on held-out text': '.3f', 'lowest': '.3f'}, rows)

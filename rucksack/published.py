@@ -1,6 +1,5 @@
 """Weights by name: a checkpoint, a folder, the Hugging Face Hub; and the format of the published weights."""
 
-import copy
 import json
 import re
 import shutil
@@ -122,10 +121,9 @@ def from_published(folder: Path) -> Backpack:
                     weight.data[:config.n_embd] /= i + 1
         model.tokenizer = GPT2 if config.n_vocab == GPT2_VOCAB else read_tokenizer(folder, config.n_vocab)
         return model
-    except UserError:
-        raise
     except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RuntimeError) as error:
-        raise UserError(f'{folder} is no Backpack and no GPT-2 ({type(error).__name__}: {one_line(error)})')
+        why = f'{folder} is no Backpack and no GPT-2 ({type(error).__name__}: {one_line(error)})'
+        raise error if isinstance(error, UserError) else UserError(why)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -182,17 +180,6 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
                                   'eos_token': end, 'clean_up_tokenization_spaces': False},
         'generation_config.json': {'eos_token_id': encoding.eot_token, 'pad_token_id': encoding.eot_token,
                                    'use_cache': False}}
-
-
-def swap_senses(model: Backpack, a: int, b: int) -> Backpack:
-    """The same model with senses a and b numbered b and a. Exact: Eq. 2 sums over senses in any order."""
-    model, order = copy.deepcopy(model), torch.arange(k := model.config.n_sense)
-    order[[a, b]] = order[[b, a]]
-    for p in model.sense_network.final_mlp.c_proj.parameters():
-        p.data = p.data.unflatten(0, (k, -1))[order].flatten(0, 1)  # (k*d, ..): a block of rows a sense
-    for p in model.sense_weights.c_attn.parameters():
-        p.data = p.data.unflatten(0, (2, k, -1))[:, order].flatten(0, 2)  # (2*d, ..): of query and key
-    return model
 
 
 def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:

@@ -10,15 +10,11 @@ from pathlib import Path
 import tiktoken
 import torch
 
-from model import Backpack
+from model import Backpack, Edit
 from rucksack.checkpoint import newest_backpack
 from rucksack.common import UserError, printable, write_file
 from rucksack.data import load_tokenizer
-from rucksack.published import ENGLISH, from_pretrained
-
-
-class Missing(UserError):
-    """Data or a run that a table needs is not there; eval.py all goes on with the next table."""
+from rucksack.published import from_pretrained
 
 
 @dataclass
@@ -68,6 +64,7 @@ class Subject:
     encoding: tiktoken.Encoding
     dtype: str | None = None  # in which it scores and writes texts (None: bfloat16 on CUDA, else float32)
     chosen: str = ''  # why it, where nobody named one
+    edit: Edit | None = None  # under which it scores texts
 
     def __post_init__(self) -> None:
         self.kind = 'Backpack' if self.model.config.n_sense else 'Transformer'
@@ -97,8 +94,7 @@ def load(name: str | None, device: str, dtype: str | None = None) -> Subject:
     if name is not None:
         model, chosen = from_pretrained(name), ''
     elif found := newest_backpack():
-        english = ' (real English: --from english)' * ENGLISH.is_dir()
-        (model, name), chosen = found, f'; the newest in out/{english}'
+        (model, name), chosen = found, '; the newest in out/ (real English: --from english)'
     else:
         model, name, chosen = from_pretrained('english'), 'english', '; out/ has no Backpack yet'
     encoding = load_tokenizer(model.tokenizer)
@@ -108,6 +104,6 @@ def load(name: str | None, device: str, dtype: str | None = None) -> Subject:
 
 
 def needs_senses(subject: Subject, what: str) -> None:
-    """Raise Missing where something about senses is asked of a Transformer."""
+    """Raise UserError where something about senses is asked of a Transformer."""
     if not subject.model.config.n_sense:
-        raise Missing(f'{subject.name} is a Transformer and has no senses; {what} takes a Backpack by --from')
+        raise UserError(f'{subject.name} is a Transformer and has no senses; {what} takes a Backpack')

@@ -80,16 +80,13 @@ def pairs_to_time(models: list[Backpack], idx: Tensor, machine: Machine, compile
         other(idx).flatten(0, 1), targets.flatten())), optimizers[1], idx, targets)
     kept = [copy.deepcopy(m).to(getattr(torch, machine.dtype)) for m in models]
     generate = [partial(m.generate, idx[:1, :half], length - half) for m in kept]
-    ends, new = range(half, length, 16), f'a new token after {half} or more'
-    slow = torch.no_grad()(lambda: [kept[0](idx[:1, :n])[:, -1].softmax(-1).multinomial(1) for n in ends])
     return [
         ('forward pass, the senses of every token / Transformer', [every, plain], (1, 1), flops[0]),
         ('forward pass, of distinct ids / Transformer', [some, plain], (1, 1), flops[1]),
         ('forward pass, from a sense table / Transformer', [none, plain], (1, 1), flops[2]),
         ('training step / Transformer', step, (1, 1), flops[1]),
         ('training step of the Transformer / its plain form', [step[1], textbook], (1, 1), 1.0),
-        (f'{new} / Transformer', generate, (length - half,) * 2, None),
-        (f'{new}, without the cache / with it', [slow, generate[0]], (len(ends), length - half), None)]
+        (f'a new token after {half} or more / Transformer', generate, (length - half,) * 2, None)]
 
 
 def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -101,20 +98,13 @@ def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     device, length = machine.device, min(512, config.block_size)
     models = [Backpack(replace(config, n_sense=k)).to(device) for k in (config.n_sense, 0)]
     idx = text_like(config.n_vocab, 32 if machine.on_gpu else max(1, 4096 // length), length)
-    pairs = pairs_to_time(models, idx, machine, compiled)
-    for what, works, tokens, flops in pairs:
+    for what, works, tokens, flops in pairs_to_time(models, idx, machine, compiled):
         a, b = ([1000 * t / n for t in times] for times, n in zip(alternate(works, device, what), tokens))
         ratio = statistics.median(a) / statistics.median(b)
         rows.append([what, statistics.median(a), statistics.median(b), ratio, flops, len(a)])
     how = f'{machine.dtype} ({machine.why}), {"" if run.get("compile", True) else "not "}compiled'
     notes = [f'{machine.name}, {how}, torch {torch.__version__}; {idx.unique().numel():,} distinct ids.',
              "The paper's ratio has the senses of every token; by operations: of floating point operations."]
-    for kind, model, step in zip(('Backpack', 'Transformer'), models, pairs[3][1]) if machine.on_gpu else ():
-        torch.cuda.reset_peak_memory_stats(device)
-        others = torch.cuda.memory_allocated(device) - 3 * sum(p.nbytes for p in model.parameters())
-        step()  # 3: each weight has two moments
-        gb = (torch.cuda.max_memory_allocated(device) - others) / 1e9
-        notes.append(f'Memory of a training step, {kind}: {gb:.2f} GB.')
     return Table(f'Time (Table 7): median ms, in turn; {len(idx)} x {length} tokens, {config.n_layer} layers '
                  f'of width {config.n_embd}, {config.n_sense} senses, {config.n_vocab:,} ids',
                  {'': '', 'the first': ',.1f', 'the second': ',.1f', 'ratio': '.2f', 'by operations': '.2f',

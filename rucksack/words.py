@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from model import Backpack
+from model import Backpack, Edit
 from rucksack import toy
 from rucksack.common import UserError, one_line, progress
 from rucksack.grammar import word_id
-from rucksack.table import Missing, Subject, Table
-from senses import edited, scale_senses
+from rucksack.table import Subject, Table
+from senses import compose, edited, scale_senses
 
 SIMILARITY = {  # name in the paper -> file, what separates its columns, column of the score, lines of header
     'SL999': ('SimLex-999.txt', '\t', 3, 1), 'SV3500': ('SimVerb-3500.txt', '\t', 3, 0),
@@ -39,7 +39,7 @@ def similarity_data(subject: Subject, args: argparse.Namespace) -> dict[str, lis
         return {name: [pair for pair in toy.SYNONYMS if (pair[0] in adverbs) == (name == 'adverbs')]
                 for name in ('adjectives', 'adverbs')}
     if not found:
-        raise Missing(f'it takes --data, a folder with {" or ".join(f for f, *_ in SIMILARITY.values())}; '
+        raise UserError(f'it takes --data, a folder with {" or ".join(f for f, *_ in SIMILARITY.values())}; '
                       'they are in https://github.com/john-hewitt/backpacks-flash-attn, in training/data')
     return found
 
@@ -76,14 +76,18 @@ def similarities(subject: Subject, pairs: list[tuple[str, str, float]]) -> dict[
 
 
 def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 4: Spearman's correlation of the similarities with those that people see, or that the toy has."""
+    """Table 4: Spearman's correlation with people, or with the toy's truth; of runs the best sense's."""
     data, columns, k = similarity_data(subjects[0], args), {}, subjects[0].model.config.n_sense
     for name, pairs in data.items():
-        found, truth = [similarities(s, pairs) for s in subjects], torch.tensor([pair[2] for pair in pairs])
-        columns[name] = {row: spearman(x, truth) for rows in found for row, x in rows.items()}
+        truth = torch.tensor([pair[2] for pair in pairs])
+        found = [{row: spearman(x, truth) for row, x in similarities(s, pairs).items()} for s in subjects]
+        if args.runs:
+            columns[name] = {str(s): max(list(of.values())[:max(1, k)]) for s, of in zip(subjects, found)}
+        else:
+            columns[name] = {row: x for rows in found for row, x in rows.items()}
     rows = [[row, *(column[row] for column in columns.values())] for row in columns[name]]
-    best = [torch.tensor(list(column.values())[:k]).nan_to_num(-2).argmax() for column in columns.values()]
-    rows.insert(k, ['the best', *(f'sense {l}' for l in best)])
+    if not args.runs:
+        rows.insert(k, ['the best', *(max(list(column)[:k], key=column.get) for column in columns.values())])
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in data.items())
     return Table(f"Similarity (Table 4): Spearman's correlation with the truth for word pairs ({counts})", {
         '': '', **dict.fromkeys(columns, '.3f')}, rows, ['A word of several tokens is their mean.'])
@@ -107,12 +111,14 @@ FRACTIONS = [i / 20 for i in range(21)]  # of what can be taken from a noun
 
 
 @torch.no_grad()
-def without_sense(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], sense: int) -> Tensor:
+def without_sense(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], sense: int, edit: Edit
+                  ) -> Tensor:
     """Logits after n prompts idx (n, T) that end at last (n,), with each of the FRACTIONS of a sense off the
-    noun's tokens: (fractions, n, V). They are linear in the sense, so two passes give all.
+    noun's tokens, on top of an edit: (fractions, n, V). Linear in the sense, so two passes give all.
     """
-    n, edits = torch.arange(len(idx), device=idx.device), (None, scale_senses(noun, [sense], 0.0))
-    whole, rest = (model.represent(idx, edited(model, idx, edit))[n, last] for edit in edits)  # (n, d) each
+    n, edits = torch.arange(len(idx), device=idx.device), [edit, scale_senses(noun, [sense], 0.0)]
+    whole, rest = (model.represent(idx, edited(model, idx, compose(part)))[n, last]  # (n, d) each
+                   for part in (edits[:1], edits))
     return model.project(torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS]))
 
 
@@ -136,7 +142,7 @@ def prompts_of(subject: Subject, noun: str, prompts: list[str]) -> tuple[Tensor,
     """Ids (n, T) of n prompts on a noun, and the place (n,) where each ends."""
     texts = [torch.tensor(subject.encode(prompt.format(noun)), device=subject.device) for prompt in prompts]
     if max(map(len, texts)) > (size := subject.model.config.block_size):
-        raise Missing(f'{subject.name} reads texts of {size} tokens; some prompts are longer')
+        raise UserError(f'{subject.name} reads texts of {size} tokens; some prompts are longer')
     return pad_sequence(texts, True), torch.tensor([len(text) - 1 for text in texts], device=subject.device)
 
 
@@ -151,9 +157,10 @@ def gender_rows(subject: Subject) -> list[list]:
     v = (model.wte.weight[he] - model.wte.weight[she]).detach()  # (d,)
     if model.config.n_sense:
         asked = [(*prompts_of(subject, noun, ESTIMATION), i) for noun, i in nouns.items() if len(i) == 1]
-        left = [sum(bias_ratio(without_sense(model, *args, l)[-1], she, he).item() for args in asked)
+        take = partial(without_sense, edit=subject.edit or compose([]))
+        left = [sum(bias_ratio(take(model, *args, l)[-1], she, he).item() for args in asked)
                 for l in range(model.config.n_sense)]
-        take, name = partial(without_sense, sense=(l := left.index(min(left)))), f'without sense {l}'
+        take, name = partial(take, sense=(l := left.index(min(left)))), f'without sense {l}'
     else:
         take, name = partial(without_direction, v=v), 'nouns projected'
     found, pieces = [], torch.tensor([len(ids) for ids in nouns.values()])
@@ -174,13 +181,15 @@ def gender_rows(subject: Subject) -> list[list]:
 
 
 def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 5: how biased the pronoun after a role noun is."""
+    """Table 5: how biased the pronoun after a role noun is; of runs named, a row each."""
     rows = [row for s in subjects for row in gender_rows(s)]
+    if args.runs:  # as it is, but the name of the sense, and by how much the ratios fall without it
+        rows = [[off[0], own[1], off[2], own[3], off[4], *own[5:]] for own, off in zip(rows[::3], rows[1::3])]
     n = sum(len(subjects[0].encode(f' {noun}')) == 1 for noun in NOUNS)
     return Table(f'Gender (Table 5): the likelier of she and he over the other, {len(NOUNS)} nouns in '
                  f'{len(PROMPTS)} prompts', {
                      '': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'of one piece': '.2f',
                      'reduction % ': '.0f', 'they %': '.2f', 'they / (she + he) %': '.2f'}, rows, [
-        f'Of one piece: over the {n} nouns that are one token, as in the paper. A reduction counts from the',
-        f'excess over 1. {len(ESTIMATION)} other prompts choose the sense, and for each noun the fraction',
-        '(of 0, 0.05 .. 1); the authors took Nelder-Mead from 1, with a penalty on its distance from 1.'])
+        f'Of one piece: over the {n} nouns that are one token, as in the paper. Reductions count from the',
+        f'excess over 1; of runs named, without the sense. {len(ESTIMATION)} other prompts choose it, and a',
+        'fraction (of 0, 0.05 .. 1) for each noun; the authors: Nelder-Mead from 1, with a penalty.'])

@@ -94,7 +94,7 @@ def assert_same_run(a: str, b: str) -> None:
 def finish_run(run: list[str]) -> None:
     """Resume a killed run until it is done; where it has no checkpoint yet, begin it, as the error says."""
     if code := finish(start(*run, '--init_from=resume')):
-        assert code == 2 and 'start with python train.py' in Path('said.txt').read_text()
+        assert code == 2 and 'start without --init_from=resume' in Path('said.txt').read_text()
         assert not Path('out/run/ckpt.pt').exists() and finish(start(*run)) == 0
     assert sorted(os.listdir('out/run')) == ['best.pt', 'ckpt.pt', 'log.csv', 'previous.pt']
     assert_same_run('out/whole', 'out/run')
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_cannot_be_written_whole_leaves_the_last_one(share, ti
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
     assert finish(start(*RUN, prepared=full)) == 1 and checkpoint()['step'] == 0
     said = Path('said.txt').read_text()
-    assert 'File too large; the last good state is out/run/ckpt.pt, of step 0; go on: python' in said
+    assert 'File too large; the last good state is out/run/ckpt.pt, of step 0; to go on, add --init' in said
     assert 'Traceback' not in said and not list(Path('out/run').glob('*.partial'))
     finish_run(RUN)
 
@@ -160,7 +160,7 @@ def test_a_folder_has_one_run(tiny, capsys, monkeypatch):
     with pytest.raises(TypeError):
         train.main([*RUN, '--overwrite'])
     assert os.listdir('out/run') == ['log.csv']
-    assert 'nothing to resume; start with python train.py' in error_of(train, capsys, *RESUME)
+    assert 'nothing to resume; start without' in error_of(train, capsys, *RESUME)
 
 
 def test_a_damaged_checkpoint_is_found_and_the_other_one_offered(tiny, capsys):

@@ -16,6 +16,7 @@ import eval
 import prepare
 import sample
 import train
+from rucksack import grammar
 from rucksack.published import export, from_pretrained
 
 RUN = ' '.join([*SMALL, '--dataset=toy --max_iters=1 --block_size=32'])
@@ -28,10 +29,11 @@ COMMANDS = [  # and the file that it reads
     (sample, f'{SAY} --from=exported', 'exported/tokenizer.json'), (eval, 'loss', 'out/run/ckpt.pt'),
     (sample, f'{SAY} --from=cut', 'cut/merges.txt'),
     (sample, f'{SAY} --from=shards', 'shards/model.safetensors.index.json'),
-    (sample, f'{SAY} --start=FILE:c.py', 'c.py'), (eval, 'lambada --data=c.py', 'c.py'),
+    (sample, f'{SAY} --edit=e.json', 'e.json'), (eval, 'loss --edit=e.json', 'e.json'),
+    (eval, 'lambada --data=c.py', 'c.py'),
     (prepare, 'own --num-proc=1 --text=c.txt', 'c.txt'), (prepare, 'toy', 'data/toy/val.bin')]
 VALUES = ['', ' ', '0', '-1', '1.5', '1e999', 'nan', 'True', '[]', "'", '(' * 300, '..', '/', '%s%n', '*:99',
-          '\x1b[31m', '\u202e', '\udcff', 'a' * 5000, 'FILE:', 'out/run', 'cuda:99', 'meta', '--', '-x', '2',
+          '\x1b[31m', '\u202e', '\udcff', 'a' * 5000, 'e.json', 'out/run', 'cuda:99', 'meta', '--', '-x', '2',
           'nurse', 'nurse:1=0.5', 'she/he', 'nurse: he -> she', 'music, guitar', 'gpt', 'exported']
 ODD = [None, -1, 0, 2**31, 10**30, 1.5, '', '../..', '\0', [], {}, True, [[]], 'y' * 10**5, torch.zeros(3)]
 TOO_MUCH = {'help', 'max_iters', 'compile', 'wandb_log'}  # minutes, packages, downloads
@@ -74,6 +76,8 @@ def test_odd_flags_and_files_are_answered(n, tmp_path, monkeypatch, capsys):
     Path('shards/model.safetensors.index.json').write_text('{"weight_map": {"x": "all.safetensors"}}')
     Path('c.py').write_text('n_layer = 1\nlearning_rate = 0.01\n')
     Path('c.txt').write_text('My nurse said that she left for the clinic.\n' * 40)
+    edits = dict.fromkeys(grammar.EDITS, []) | {'senses_off': ['nurse:1'], 'replace': ['nurse: she -> he']}
+    Path('e.json').write_text(json.dumps({'vocabulary': model.config.n_vocab, 'edits': edits}))
     shutil.copytree('.', whole := f'{tmp_path}_whole')
     rng, codes = random.Random(os.environ.get('FUZZ_SEED', n)), []
     for _ in range(n):

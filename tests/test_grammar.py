@@ -31,10 +31,22 @@ def test_word_senses_are_parsed():
     assert f'(by {scores[best]:+.2f} logits' in line and f'sense {second}: {scores[second]:+.2f}' in line
 
 
+def test_a_word_of_several_pieces_is_edited_in_its_last_and_that_is_said():
+    """Its form is all its pieces, A/B looks at the senses of the last; a phrase is such a word too."""
+    encoding = load_tokenizer({'name': 'gpt2', 'merges': ['i s', 'is t', '\u0120 a', '\u0120 x', 'h e']})
+    model, a, x, ist = lively(vocab_size=encoding.n_vocab), 258, 259, 257
+    assert grammar.parse_word_senses('xist:1', model, encoding) == (
+        [(x, ist)], [1], "sense 1 of xist: its last piece 'ist' after ' x'")
+    assert grammar.word_forms(encoding, 'a xist') == [(a, x, ist)]
+    assert grammar.word_forms(encoding, 'a')[0] == a
+    best = separation(model, ist, a, x).abs().argmax().item()
+    assert grammar.parse_word_senses('xist:a/x', model, encoding)[1] == [best]
+
+
 def test_edits_and_bags_are_parsed():
     """Factors, replacements, strengths of a row or four numbers, and bags by words or by topic."""
     assert parse_factor('nurse:1-2=0.5') == ('nurse:1-2', 0.5) and parse_factor('*:she/he=-2')[1] == -2
-    assert replaced('nurse: Apple -> HP') == replaced('nurse:Apple->HP') == ([NURSE], APPLE, HP)
+    assert replaced('nurse: Apple -> HP') == replaced('nurse:Apple->HP') == ('nurse', APPLE, HP)
     assert parse_strength('3') == (3.3, 3.3, 3, 1) and parse_strength('2,1.5,1,.5') == (2, 1.5, 1, 0.5)
     for text in ('film, tv,video', 'film+tv video', 'film_tv_video'):
         assert words_of_bag(text) == ['film', 'tv', 'video']

@@ -12,7 +12,8 @@ from conftest import SHARED
 from subjects import PAGES, PAIRS, PASSAGES, flags, toy_subject, write_benchmarks
 
 from rucksack import likelihood
-from rucksack.table import Missing, Subject
+from rucksack.common import UserError
+from rucksack.table import Subject
 
 
 def by_hand(s: Subject, context: list[int], text: str | list[int]) -> tuple[float, bool]:
@@ -93,14 +94,14 @@ def test_rows_from_the_hub_are_those_of_files(what, tmp_path, monkeypatch):
     """The Hub's rows give the numbers of the files; without it a line says why, and what else to do."""
     s, table = toy_subject(), getattr(likelihood, f'{what.lower()}_table')
     rows = {'default': PASSAGES, 'wikitext-2-raw-v1': PAGES, 'one': PAIRS[:1], 'two': PAIRS[1:]}
-    with pytest.raises(Missing, match='toy world'):
+    with pytest.raises(UserError, match='toy world'):
         table([s], flags())
     s.is_toy = False
     monkeypatch.setattr(datasets, 'get_dataset_config_names', lambda name: ['one', 'two'])
     monkeypatch.setattr(datasets, 'load_dataset', lambda name, config, split: rows[config])
     assert table([s], flags()).rows == table([s], flags(write_benchmarks(tmp_path / 'bench'))).rows
     monkeypatch.setattr(datasets, 'load_dataset', lambda *args, **_: open('no network'))
-    with pytest.raises(Missing, match=f'{what}.*{likelihood.SOURCES[what][0]}.*no network.*run .*--data'):
+    with pytest.raises(UserError, match=f'{what}.*{likelihood.SOURCES[what][0]}.*no network.*run .*--data'):
         table([s], flags())
 
 

@@ -18,8 +18,8 @@ import senses
 from model import Backpack, from_pretrained
 from rucksack import published
 from rucksack.data import load_tokenizer
-from rucksack.grammar import PROMPT, bag_of_words, read_prompt, shown, word_id
-from senses import STRENGTHS, affinities, compose, edited, replace_word, scale_senses, topic
+from rucksack.grammar import PROMPT, bag_of_words, make_edit, read_prompt, shown, word_id
+from senses import STRENGTHS, affinities, compose, edited, load_edit, replace_word, scale_senses, topic
 
 
 class World:
@@ -94,6 +94,31 @@ def test_an_edit_shows_the_next_words_of_the_model_before_and_after(world, capsy
     assert '\nOff: sense 0 of sheriff (not a word of the prompt)\n' in said
 
 
+def test_an_edit_that_is_saved_is_the_same_edit(world, capsys):
+    """From its file, alone or with others, it gives the lines, the tables and the text that the flags give,
+    and in Python the same senses; a file that is damaged or of another vocabulary is named, and so are parts
+    that do not fit."""
+    flags = ['--senses-off', 'nurse:3,5', '--senses-scale', 'nurse:she/he=.5', '--replace', 'nurse: she->he',
+             '--topic', 'music', 'family', '--strength', '3', '1,2,1,1']
+    said = say(sample, capsys, *flags, '--save-edit', 'e.json')
+    assert say(sample, capsys, '--edit', 'e.json') == said
+    both = say(sample, capsys, *flags[:2], 'nurse:7', '--topic', 'sports', '--edit', 'e.json')
+    assert both.count('Off: ') == 2 and both.count('senses times 2.2, 2.2, 1.5, 1\n') == 1
+    edit = load_edit('e.json', world.model)
+    want, _ = make_edit(json.loads(Path('e.json').read_text())['edits'], world.model, world.encoding)
+    C = world.model.senses(world.idx)
+    assert torch.equal(edit(world.idx, C), want(world.idx, C)) and not torch.equal(want(world.idx, C), C)
+    whole = json.loads(Path('e.json').read_text())
+    for change, why in (({'vocabulary': 7}, 'it is for 7 ids, not 811'), ({'edits': {}}, 'senses_off'),
+                        ({'edits': whole['edits'] | {'x': []}}, 'other parts'),
+                        ({'edits': whole['edits'] | {'replace': [3]}}, 'other parts'),
+                        ({'edits': whole['edits'] | {'strength': []}}, 'no edit'),
+                        ({'edits': whole['edits'] | {'replace': ['nurse: she -> yak']}}, "'yak'"),
+                        ({'more': ' ' * (1 << 20)}, 'no edit'), (None, 'no edit')):
+        Path('e.json').write_text('[' * 99999 if change is None else json.dumps(whole | change))
+        assert why in error_of(sample, capsys, '--edit', 'e.json', '--device', 'cpu')
+
+
 def test_samples_are_those_of_generate(world, capsys):
     """They are drawn with the seed, up to end-of-text, before and after an edit."""
     eot, edit = world.encoding.eot_token, scale_senses(None, [1], 0.0)
@@ -110,9 +135,9 @@ def test_samples_are_those_of_generate(world, capsys):
 
 
 def test_what_becomes_of_a_prompt_is_said(out, capsys):
-    """Of one longer than block_size the last tokens are read, of a file too; unknown words are named."""
-    Path('p.txt').write_text(' '.join(['The nurse smiled and the zebra waved.'] * 30) + '\n')
-    said = say(sample, capsys, '--start', 'FILE:p.txt', '--max-new-tokens', '5')
+    """Of one longer than block_size the last tokens are read; unknown words are named."""
+    text = ' '.join(['The nurse smiled and the zebra waved.'] * 30)
+    said = say(sample, capsys, '--start', text, '--max-new-tokens', '5')
     assert 'tokens; the model reads the last 64.\nThe model has never seen zebra: it reads' in said
 
 
@@ -233,12 +258,13 @@ def test_text_in_bfloat16_differs_first_where_two_words_are_near(world, capsys, 
     ('--replace Wii:HP->Xerox', "'Xerox'"), ('--topic music zebras', "'zebras' is no word"),
     ('--topic music --strength 4', 'neither 0, 1, 2 or 3'), ('--topic music --strength 1 2', 'goes with'),
     ('--show nurse zebra', "'zebra'"), ('--find she/', 'A/B'), ('--find she+zebra', "'zebra'"),
-    ('--explain she/zebra', "'zebra'"), ('--sweep nurse', 'WORD:SENSES'), ('--start FILE:nowhere', 'nowhere'),
+    ('--explain she/zebra', "'zebra'"), ('--sweep nurse', 'WORD:SENSES'), ('--edit none.json', 'none.json'),
     ('--temperature -1', 'float from 0'), ('--num-samples two', "'two'"), ('--frobnicate', '--help'),
     ('--device abacus', 'device abacus cannot be used'), ('--json x.json', '--json goes with'),
     ('--show nurse --json x.pt', '.json'), ('--export out', 'exists'), ('--export x --topic music', 'no ed'),
     ('--html none/x.html', 'in a folder that exists'), ('--html out/toy/ckpt.pt', 'ends in .html'),
-    ('--html x.html --senses-off nurse:1', 'goes without'), ('--html x.html --start FILE:none', 'none'),
+    ('--html x.html --senses-off nurse:1', 'goes without'), ('--save-edit x.json', 'goes with what edits'),
+    ('--senses-off nurse:1 --save-edit x.pt', 'ends in .json'),
     *((f'--from gpt.pt {flag}', 'gpt.pt is a Transformer and has no senses') for flag in (
         '--senses-off nurse:1', '--senses-scale nurse:1=2', '--replace nurse:she->he', '--topic music',
         '--show nurse', '--find she/he', '--similar nurse', '--explain', '--sweep nurse:1'))])

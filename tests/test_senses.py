@@ -112,6 +112,20 @@ def test_a_scaled_sense_is_scaled_where_its_word_stands(model):
     assert torch.equal(scale_senses(None, [1], -2.0)(IDX, C)[:, :, 1], -2 * C[:, :, 1])
 
 
+def test_a_word_of_several_pieces_is_edited_in_its_last_where_all_stand(model):
+    """Another text's same last piece is left alone, and so is one whose first piece is out of sight."""
+    idx = torch.tensor([[7, 5, 3, 9, 3, 7, 5, 5, 3], [3, 5, 3, 7, 5, 3, 3, 7, 5]])
+    C = model.senses(idx)
+    expected = C.clone()
+    for b, t in product(range(2), range(9)):
+        if t > 1 and idx[b, t - 2:t + 1].tolist() == [7, 5, 3] or idx[b, t] == 9:
+            expected[b, t, 1] = 0
+    assert torch.equal(scale_senses([(7, 5, 3), 9], [1], 0.0)(idx, C), expected)
+    assert (expected != C).any(-1).any(-1).nonzero().tolist() == [[0, 2], [0, 3], [1, 5]]
+    cut = replace_word(model, [(7, 5, 3)], 5, 6)(idx[:, 1:], C[:, 1:])
+    assert torch.equal(cut[0], C[0, 1:]) and not torch.equal(cut[1], C[1, 1:])
+
+
 def test_a_replaced_word_loses_and_gains_what_section_63_says(model):
     """It loses C.r (1 - a.r/|a|^2) on r and gains C.r (1 - a.r/|r|^2) on a; nothing else moves."""
     words, C, (r, a) = list(range(0, V, 2)), model.senses(IDX), model.wte.weight[5:7]

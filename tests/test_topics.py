@@ -25,8 +25,7 @@ def test_texts_are_judged_up_to_their_end():
     found, first = topics.read_texts(s, idx, 'music', lists)
     assert first == ' music guitar song the' and topics.read_texts(s, idx[1:], 'music', lists)[1] is None
     logp = score(s, [([s.eot], [*a, s.eot]), ([s.eot], b)], '')[0].sum().item()
-    assert found == {'texts': 2, 'right': 1, 'words': 10, 'tokens': 11, 'of_topic': 3, 'of_bag': 2,
-                     'logp': pytest.approx(logp, abs=1e-4)}
+    assert found == {'texts': 2, 'right': 1, 'tokens': 11, 'logp': pytest.approx(logp, abs=1e-4)}
 
 
 def test_a_transformer_that_reads_token_by_token_is_the_same_transformer():

@@ -1,5 +1,6 @@
 """Claims about training: gradients, processes, resuming, fine-tuning, the log, how a run ends."""
 
+import os
 import re
 import shutil
 import sys
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SMALL, checkpoint, error_of, log, make_data
+from conftest import ROOT, SMALL, checkpoint, error_of, log, make_data, same
 from test_checkpoint import RUN, assert_same_run, ranks
 
 import train
@@ -228,6 +229,22 @@ def test_what_a_run_logs_goes_to_weights_and_biases_too_if_asked_for(tiny, monke
     assert log()[2]['learning_rate'] == '0.0031'
 
 
+def test_weights_that_stay_are_those_of_their_step(tiny, capsys):
+    """ckpt-STEP.pt holds the weights of a run that ends there; they do not change the run, are read by name,
+    and go with --overwrite."""
+    run = [*SMALL, '--eval_interval=10']
+    train.main([*run, '--max_iters=7', '--keep_every=3'])
+    kept = {path.name: from_pretrained(path) for path in Path('out/run').glob('ckpt-*.pt')}
+    whole, weights = checkpoint(), kept['ckpt-3.pt'].state_dict()
+    assert sorted(kept) == ['ckpt-3.pt', 'ckpt-6.pt'] and kept['ckpt-6.pt'].run['tokens'] == 6 * 32
+    train.main([*run, '--max_iters=3', '--overwrite'])
+    same(dict(weights), dict(checkpoint()['model']))
+    assert sorted(os.listdir('out/run')) == ['best.pt', 'ckpt.pt', 'log.csv', 'previous.pt']
+    train.main([*run, '--max_iters=7', '--keep_every=5', '--init_from=resume'])
+    same(whole['model'], checkpoint()['model'])
+    assert Path('out/run/ckpt-5.pt').exists()
+
+
 def test_a_run_that_overflows_keeps_its_best_and_its_last_good_state(tiny, capsys, monkeypatch):
     """Whatever the log interval, and were it but a moment: exit code 1, one line, no checkpoint is spoilt."""
     def gradients(*args, real=train.gradients):
@@ -242,7 +259,7 @@ def test_a_run_that_overflows_keeps_its_best_and_its_last_good_state(tiny, capsy
             train.main([*wild, f'--log_interval={interval}', f'--out_dir=out/{interval}'])
         said, last = capsys.readouterr().err, checkpoint(f'out/{interval}')
         assert stop.value.code == 1 and said.count('\n') == 1 and 'stopped: step ' in said
-        assert f'the last good state is out/{interval}/ckpt.pt, of step {last["step"]}; go on: ' in said
+        assert f'state is out/{interval}/ckpt.pt, of step {last["step"]}; to go on, add --init_from=' in said
         moments = [t for state in last['optimizer']['state'].values() for t in state.values()]
         assert all(t.isfinite().all() for t in [*last['model'].values(), *moments])
         monkeypatch.setattr(train, 'gradients', gradients)

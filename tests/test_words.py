@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rucksack import words
 from rucksack.grammar import word_id
-from senses import scale_senses
+from senses import compose, scale_senses
 
 
 def test_spearman_with_ties_is_the_known_value():
@@ -45,9 +45,9 @@ def test_bias_ratio_of_a_made_distribution():
 
 def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
     """The logits for every fraction, computed from two passes, equal a pass with that factor as an edit."""
-    s = toy_subject()
+    s, same = toy_subject(), compose([])
     noun, (idx, last) = s.encode(' nurse'), words.prompts_of(s, 'nurse', ['the {} said', 'that {}'])
-    for fraction, logits in zip(words.FRACTIONS, words.without_sense(s.model, idx, last, noun, 2)):
+    for fraction, logits in zip(words.FRACTIONS, words.without_sense(s.model, idx, last, noun, 2, same)):
         want = s.model(idx, C=scale_senses(noun, [2], 1 - fraction)(idx, s.model.senses(idx)))
         torch.testing.assert_close(logits, want[[0, 1], last], atol=1e-5, rtol=1e-4)
 
