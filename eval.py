@@ -3,7 +3,7 @@
     python eval.py all                                    every table that the data at hand allows
     python eval.py gender --from out/small --baseline out/small_gpt
 
-    loss         Tables 2, 8 perplexity on held-out text; of runs that differ in the number of senses too
+    loss         Tables 2, 8 perplexity on held-out text; as gender and similarity, also of RUN...
     lambada      Table 2     the last word of a passage
     wikitext     Table 2     perplexity per word of WikiText's raw test set
     blimp        Table 2     which of two sentences is the grammatical one
@@ -22,20 +22,18 @@ from pathlib import Path
 
 from model import SIZES
 from rucksack.common import Parser, UserError, find_device, number, output_path, printable, run_cli
-from rucksack.grammar import read_edit
+from rucksack.grammar import make_edit, read_edit
 from rucksack.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
 from rucksack.plot import plot
 from rucksack.table import Subject, load, needs_senses, write_json
 from rucksack.timing import timing_table
 from rucksack.topics import topic_table
 from rucksack.words import gender_table, similarity_table
-from senses import load_edit
 
 TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
           'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
           'timing': timing_table, 'plot': plot}
 OF_SENSES = ('similarity', 'gender', 'topic', 'timing')
-WITHOUT_BASELINE = ('timing', 'plot')  # timing makes a Transformer of its own
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -84,7 +82,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
     subjects = [load(args.source, args.device, args.dtype)]
     path = Path(subjects[0].name)
     beside = Path(f'{path.parent}_gpt', path.name) if path.suffix == '.pt' else Path(f'{path}_gpt')
-    alone = subjects[0].kind == 'Transformer' or args.table in WITHOUT_BASELINE or not beside.exists()
+    alone = subjects[0].kind == 'Transformer' or args.table == 'timing' or not beside.exists()
     if args.baseline or not alone:
         subjects.append(load(args.baseline or str(beside), args.device, args.dtype))
         if subjects[1].kind == 'Backpack':
@@ -93,11 +91,11 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
             raise UserError(f'{subjects[0].name} and {subjects[1].name} have different vocabularies')
     if args.edit:
         needs_senses(own := subjects[0], '--edit')
-        if read_edit(args.edit, own.model)['topic']:
+        if (asked := read_edit(args.edit, own.model))['topic']:
             raise UserError(f'{args.edit} has a topic, whose annealing would see the future of each text; '
                             'take other edits, or sample.py')
-        edit = load_edit(args.edit, own.model)
-        subjects.insert(1, replace(own, name=f'{own.name} under {args.edit}', edit=edit))
+        edit, _ = make_edit(asked, own.model, own.encoding)
+        subjects.insert(1, replace(own, name=f'{own.name} under {args.edit}', edit=edit, chosen=''))
     print(*(subject.about() + subject.chosen for subject in subjects), sep='\n')
     return subjects
 

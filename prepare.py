@@ -5,13 +5,14 @@
     python prepare.py NAME --text FILE... [--val FILE...]   your own .jsonl, .parquet, .tar, .txt or .md files
     python prepare.py NAME --hub wikimedia/wikipedia:20231101.simple      any text of the Hub
 
-A bin is nothing but token ids, little-endian uint16 (uint32 for a vocabulary over 65,536), an end-of-text id
+A bin is nothing but token ids, little-endian uint16, as no vocabulary here has over 65,536, an end-of-text id
 after each document: an object of a .jsonl (field "text"), a row of a .parquet (column "text"), a .txt in a
 .tar, a whole .txt or .md. Without --val, documents over 20,000 characters (fewer, if there are less than 100
 documents) are cut at paragraphs into pieces, which then count as documents.
 """
 
 import argparse
+import ctypes
 import glob
 import hashlib
 import json
@@ -29,7 +30,7 @@ import numpy as np
 from tiktoken import Encoding
 
 from rucksack.common import Parser, UserError, lock_folder, number, one_line, run_cli, sync
-from rucksack.data import DATA_NAME, encode, gpt2_tokenizer, load_tokenizer, read_bin, read_meta, token_dtype
+from rucksack.data import DATA_NAME, encode, gpt2_tokenizer, load_tokenizer, read_bin, read_meta
 from rucksack.toy import toy_stories, toy_tokenizer
 
 BUILDERS = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar', '.txt': 'text',
@@ -92,6 +93,12 @@ def openwebtext_files() -> list[str]:
         raise UserError(f'OpenWebText cannot be fetched ({one_line(error)}); connect, or use --text FILE...')
 
 
+def end_with_parent(_) -> None:
+    """Leave Ctrl-C to the parent, and end when it ends, rather than go on and keep the lock on its folder."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    getattr(ctypes.CDLL(None), 'prctl', max)(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
+
+
 def cut_rows(rows: dict, size: int) -> dict:
     """Cut documents into pieces of up to size characters, at paragraphs, lines or words."""
     cut = re.compile('|'.join(f'.{{0,{size}}}{end}' for end in r'\Z \n\s*\n \n \s .'.split()), re.DOTALL)
@@ -120,7 +127,8 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     """Write the bins of text files; return the facts for meta.json."""
     encoding = load_tokenizer(tokenizer := gpt2_tokenizer(args.merges))
     import datasets
-    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGINT, signal.SIG_IGN))  # of datasets
+    from multiprocess.util import register_after_fork
+    register_after_fork(args, end_with_parent)  # called in the processes of datasets
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     sys.stderr.isatty() or datasets.disable_progress_bars()
     sources, cache = args.sources or openwebtext_files(), {'cache_dir': str(folder / 'cache')}
@@ -134,8 +142,7 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
             size = min(size, max(100, sum(len(text or '') for text in rows['text']) // 100))
         rows = rows.map(cut_rows, batched=True, batch_size=100, fn_kwargs={'size': size}, num_proc=workers,
                         desc='Cutting')
-    dtype = datasets.Value(token_dtype(encoding.n_vocab))
-    features = datasets.Features(ids=datasets.List(dtype), n=datasets.Value('int64'))
+    features = datasets.Features(ids=datasets.List(datasets.Value('uint16')), n=datasets.Value('int64'))
     rows = rows.map(encode_row, features=features, remove_columns='text', writer_batch_size=100,
                     fn_kwargs={'encoding': encoding}, num_proc=workers, desc='Encoding')
     n, order = np.array(rows['n'][:]), np.arange(len(rows))
@@ -187,7 +194,7 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
         if not all(facts['tokens'].values()):
             raise UserError(f'{", ".join(args.sources + args.val)}: too little text; give more, or --val')
         n_vocab = load_tokenizer(facts['tokenizer']).n_vocab
-        facts |= {'vocab_size': n_vocab, 'dtype': token_dtype(n_vocab), 'command': command_of(args)}
+        facts |= {'vocab_size': n_vocab, 'dtype': 'uint16', 'command': command_of(args)}
         (partial / 'meta.json').write_text(json.dumps(facts, indent=1), encoding='utf-8')
         shutil.rmtree(partial / 'cache', ignore_errors=True)
         for name in ('train.bin', 'val.bin', 'meta.json', '.'):

@@ -56,7 +56,7 @@ def make_parser() -> Parser:
         'or to that of A above B', nargs='?', const='')
     add('--sweep', 'WORD:SENSES', 'the next words with these senses at weight 0 to 1 (Figure 3)', **several)
     group = parser.add_argument_group('edit senses, in this order (SENSES: numbers as 3-5,10; or A/B, the '
-                                      'sense that most separates these words. WORD can be *, every word)')
+                                      'sense that most separates these words. *:SENSES is of every word)')
     add('--senses-off', 'WORD:SENSES', 'turn senses off: nurse:10, nurse:she/he', **several)
     add('--senses-scale', 'WORD:SENSES=F', 'multiply senses by F: nurse:10=0.5', **several)
     add('--replace', '"WORD: OLD -> NEW"', 'what WORD says of OLD it says of NEW', **several)
@@ -98,7 +98,7 @@ def ranking(s: Subject, title: str, columns: dict[str, str], rows: list[tuple]) 
 
 def show(s: Subject, text: str, edit: Edit) -> Table:
     """Tables 1 and 3: the words that each sense of a word raises and lowers most, and its length."""
-    word, _, which = text.rpartition(':') if ':' in text[1:-1] else (text, '', '')
+    word, _, which = text.rpartition(':') if ':' in text[1:-1] else (text.rstrip(':') or text, '', '')
     idx = torch.tensor([pieces_of(s.encoding, word)], device=s.device)  # (1, T): 1, or its pieces
     C, rows = senses.edited(s.model, idx, edit)[0, -1], []  # (k, d)
     ids, scores = (t.unflatten(1, (2, -1)) for t in senses.extremes(s.model, C, 8))  # (k, 2, 8) each

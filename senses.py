@@ -14,8 +14,8 @@ Edit: a function of ids (B, S) and their senses C (B, S, k, d) that returns the 
 model(idx, C=edited(model, idx, edit)) and model.generate(idx, n, edit=edit) apply it. No weight of the model
 changes, and an edit that asks for no change (factor 1, strength 0) changes no bit of the prediction.
 
-Words are given by their ids, which rucksack.grammar.word_id finds. V counts ids, without padding rows; B, T,
-S, k and d are as in model.py.
+Words are given by their ids, which rucksack.grammar.word_id finds, in edits also by the ids of their pieces.
+V counts ids, without padding rows; B, T, S, k and d are as in model.py.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@
 
 Settings come from the class Settings, then from config files (lines key = value), then from --key=value.
 The run writes out/<run>/ckpt.pt (the latest state), previous.pt (the one before), best.pt (the lowest
-validation loss) and log.csv. Kill it at any moment: resumed, on a CPU it ends in the same bits.
+validation loss), log.csv, and ckpt-STEP.pt by --keep_every. Killed and resumed, it ends in the same bits.
 """
 
 import gc
@@ -112,20 +112,20 @@ def starting_model(s: Settings, meta: dict, state: dict) -> Backpack:
                         'choose another --out_dir')
     if not state and s.init_from == 'scratch':
         return random_model(s, meta)
-    model = ckpt.from_checkpoint(state, s.path) if state else from_pretrained(s.init_from)
+    source = s.path if state else s.init_from
+    model = ckpt.from_checkpoint(state, source) if state else from_pretrained(source)
     dropout = s.dropout if 'dropout' in s.given and not state else model.config.dropout
     c = replace(model.config, dropout=dropout)
     for name in SHAPE:  # the settings then say what the weights are
         has, given = getattr(c, name, 'backpack' if c.n_sense else 'gpt'), getattr(s, name)
         given = given or 4 * c.n_embd if name == 'sense_hidden' else given
         if name in s.given and given != has and (c.n_sense or 'sense' not in name):
-            raise UserError(f'{s.path if state else s.init_from} has {name} {has}, not {given}; leave {name} '
-                            'out, or train from scratch')
+            raise UserError(f'{source} has {name} {has}, not {given}; leave it out, or train from scratch')
         setattr(s, name, has)
     if model.tokenizer not in (None, meta['tokenizer']) or c.n_vocab < meta['vocab_size']:
-        raise UserError(f'{s.init_from} has another tokenizer than data/{s.dataset}; take other data')
+        raise UserError(f'{source} has another tokenizer than data/{s.dataset}; take other data')
     if c.block_size < s.block_size:
-        raise UserError(f'{s.init_from} has block_size {c.block_size}; take that, or a smaller one')
+        raise UserError(f'{source} has block_size {c.block_size}; take that, or a smaller one')
     again = Backpack(c)  # with its dropout
     again.load_state_dict(model.state_dict())
     again.tokenizer = meta['tokenizer']
@@ -243,8 +243,8 @@ class Run:
         s, out = self.settings, Path(self.settings.out_dir)
         out.mkdir(parents=True, exist_ok=True)
         self.lock = lock_folder(out, f'another process trains in {out}; choose another --out_dir')
-        for path in () if state else [*(out / name for name in ckpt.CHECKPOINTS), *out.glob('ckpt-*.pt')]:
-            path.unlink(missing_ok=True)  # of a run that this one replaces
+        for path in [*ckpt.beside(s.path), *out.glob('ckpt-[0-9]*')] if s.overwrite and not state else ():
+            path.unlink()  # of a run that this one replaces
         if state and not (out / 'best.pt').exists():  # killed right before it had its name
             ckpt.add_name(s.path, 'best.pt')
         self.log_text = state.get('log') or ','.join(COLUMNS) + '\n'  # all, so that a resumed one has no gap
@@ -342,7 +342,7 @@ class Run:
             if self.step == 1:
                 m.print0(f'step 1 done on {m.name}, peak memory {m.peak_memory() / 1e9:.2f} GB')
             if m.rank == 0 and s.keep_every and self.step % s.keep_every == 0:
-                ckpt.write(s.path.with_name(f'ckpt-{self.step}.pt'), self.weights())
+                ckpt.save_checkpoint(s.path.with_stem(f'ckpt-{self.step}'), self.weights())
             last = self.step == s.max_iters
             if last or self.step % s.log_interval == 0:
                 self.check(loss := m.over_all(loss) / m.world)  # waits for the device

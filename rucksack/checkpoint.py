@@ -100,31 +100,27 @@ def newest_backpack() -> tuple[Backpack, Path] | None:
     return None
 
 
-def write(path: Path, state: dict, other: str = '') -> None:
-    """Write a state whole or not at all; it has the other name too, if one is given, before its own."""
-    partial = path.with_suffix('.partial')
+def save_checkpoint(path: Path, state: dict, best: bool | None = None) -> None:
+    """Write a state whole or not at all; if best is not None, previous.pt and best.pt go with it."""
+    partial, latest = path.with_suffix('.partial'), best is not None
     try:
         partial.unlink(missing_ok=True)  # left by a killed run: it may be best.pt by another name
         with open(partial, 'wb') as file:
             torch.save(state, file)
         sync(partial)
-        if other:
-            add_name(partial, other)
+        first = not path.exists()
+        if latest and not first:
+            add_name(path, 'previous.pt')
+            if best:
+                add_name(partial, 'best.pt')
         os.replace(partial, path)
+        if latest and first:  # ckpt.pt comes before all others, as resume looks for it
+            add_name(path, 'best.pt')
         sync(path.parent)
     except RuntimeError as error:  # torch.save hides what stopped it, as a full disk, behind one of its own
         raise error.__context__ if isinstance(error.__context__, OSError) else error
     finally:
         partial.unlink(missing_ok=True)
-
-
-def save_checkpoint(path: Path, state: dict, best: bool) -> None:
-    """Write a checkpoint, as best.pt too if it is; the last one becomes previous.pt."""
-    if not path.exists():
-        write(path, state)  # before any other, as resume looks for it
-        return add_name(path, 'best.pt')
-    add_name(path, 'previous.pt')
-    write(path, state, 'best.pt' * best)
 
 
 def add_name(path: Path, name: str) -> None:

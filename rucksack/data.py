@@ -111,11 +111,6 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
     return [i for piece in PIECE.findall(text) for i in encoding.encode_ordinary(piece)]
 
 
-def token_dtype(n_vocab: int) -> str:
-    """uint16 while every id fits, else uint32."""
-    return 'uint16' if n_vocab <= 1 << 16 else 'uint32'
-
-
 def read_meta(folder: Path) -> dict:
     """meta.json of a data folder; for nanoGPT folders, which have none, assume GPT-2's tokens."""
     path = folder / 'meta.json'
@@ -128,7 +123,7 @@ def read_meta(folder: Path) -> dict:
         meta = json.loads(path.read_text(encoding='utf-8'))
         n, facts = vocabulary_of(meta['tokenizer']), [meta['tokens'], meta['sha256']]
         kinds = [type(fact[name]) for fact in facts for name in ('train', 'val')]
-        if (meta['vocab_size'], meta['dtype'], kinds) == (n, token_dtype(n), [int, int, str, str]):
+        if (meta['vocab_size'], meta['dtype'], kinds) == (n, 'uint16', [int, int, str, str]):
             return meta
     raise UserError(f'{path} is damaged; run python prepare.py {folder.name} --overwrite')
 
@@ -136,7 +131,7 @@ def read_meta(folder: Path) -> dict:
 def read_bin(folder: Path, name: str, meta: dict, checksum: bool = False) -> np.ndarray:
     """The ids in NAME.bin, a memory map; UserError unless size, ids and, if asked, checksum fit meta."""
     path, n, n_vocab = folder / f'{name}.bin', meta['tokens'].get(name, 0), meta['vocab_size']
-    dtype, again = np.dtype(meta['dtype']).newbyteorder('<'), f'python prepare.py {folder.name} --overwrite'
+    dtype, again = np.dtype('<u2'), f'python prepare.py {folder.name} --overwrite'
     if not path.is_file():
         raise UserError(f'{path} is missing; run {again}')
     if (size := path.stat().st_size) != n * dtype.itemsize:

@@ -40,15 +40,16 @@ def pieces_of(encoding: Encoding, word: str) -> list[int]:
 
 
 def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
-    """What a word goes by: its id, or its pieces, inside a text; and, where that is one id, at its start."""
+    """What a word goes by inside a text, and at its start if that is one id too, or it is pieces anyway."""
     inside, at_start = pieces_of(encoding, word), encoding.encode_ordinary(word)
-    return [tuple(inside) if len(inside) > 1 else inside[0]] + (at_start if len(at_start) == 1 else [])
+    forms = [ids for ids in (inside, at_start) if len(ids) == 1 or len(inside) > 1]
+    return [tuple(ids) if len(ids) > 1 else ids[0] for ids in forms]
 
 
 def named(encoding: Encoding, word: str) -> str:
     """The word or, if it is several pieces, what an edit of it means."""
     *others, last = (shown(encoding, i) for i in pieces_of(encoding, word))
-    return f"{word}: its last piece {last} after {' + '.join(others)}" if others else word
+    return f"{word} (its last piece {last}, after {' + '.join(others)})" if others else word
 
 
 def pair_of(encoding: Encoding, text: str) -> tuple[int, int]:
@@ -159,9 +160,10 @@ def make_edit(asked: dict[str, list[str]], model: Backpack, encoding: Encoding, 
         lines.append(f'Replaced: what {named(encoding, word)} says of {shown(encoding, old)} it says of '
                      f'{shown(encoding, new)}{absent(words, idx)}')
     topics = [words_of_bag(text) for text in asked['topic']]
+    strengths = [parse_strength(text) for text in asked['strength']]
     bags = [bag_of_words(encoding, words) for words in topics]
     scores = senses.affinities(model, bags) if bags else []  # (topics, V, k)
-    for words, its, weights in zip(topics, scores, map(parse_strength, asked['strength'])):
+    for words, its, weights in zip(topics, scores, strengths):
         edits.append(senses.topic(model, its, weights))
         lines.append(f'Topic: {", ".join(words)}; senses times {", ".join(f"{w:g}" for w in weights)}')
     return senses.compose(edits), lines
@@ -170,16 +172,17 @@ def make_edit(asked: dict[str, list[str]], model: Backpack, encoding: Encoding, 
 def read_edit(path: str | Path, model: Backpack) -> dict[str, list[str]]:
     """The values of the flags EDITS in a file of sample.py --save-edit; UserError unless for this model."""
     try:
-        file = json.loads(Path(path).read_bytes()[:1 << 20])
-        asked = {flag: list(file['edits'].pop(flag)) for flag in EDITS}
-        if file['edits'] or not all(isinstance(text, str) for texts in asked.values() for text in texts):
+        file = json.loads(Path(path).open('rb').read(1 << 20))
+        asked = {flag: file['edits'].pop(flag) for flag in EDITS}
+        if file['edits'] or len(asked['topic']) != len(asked['strength']) or not all(type(of) is list and all(
+                type(text) is str and len(text) < 1000 for text in of) for of in asked.values()):
             raise ValueError('it has other parts')
-        if file['vocabulary'] == model.config.n_vocab and len(asked['topic']) == len(asked['strength']):
+        if file['vocabulary'] == model.config.n_vocab:
             return asked
-        why = f'it is for {file["vocabulary"]} ids, not {model.config.n_vocab}'
+        why = f'it is for {file["vocabulary"]!r} ids, not {model.config.n_vocab}'
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         why = one_line(error)
-    raise UserError(f'{path} is no edit of this model ({why}); write one by sample.py --save-edit')
+    raise UserError(f'{path} holds no edit for this vocabulary ({why}); write one by sample.py --save-edit')
 
 
 @torch.no_grad()

@@ -61,7 +61,7 @@ def plot(subjects: list[Subject], args: argparse.Namespace) -> Table:
     for run, color in zip(args.runs, COLORS * len(args.runs)):
         k = load_file(Path(run, 'ckpt.pt')).get('model_config', {}).get('n_sense')
         log = list(csv.DictReader(Path(run, 'log.csv').read_text().splitlines()))
-        val = [(float(row['tokens']) / 1e6, float(row['val_loss'])) for row in log if row['val_loss']]
+        val = [(float(row['tokens']) / 1e6, float(row['val_loss'])) for row in log if row.get('val_loss')]
         if not val:
             raise UserError(f'{run} has no loss on held-out text in log.csv')
         name, look = f'{"Backpack" if k else "Transformer"} {run}', f'stroke="{color}"'

@@ -90,7 +90,7 @@ def pairs_to_time(models: list[Backpack], idx: Tensor, machine: Machine, compile
 
 
 def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 7: a Backpack beside a Transformer of its shape, and both beside their plain forms."""
+    """Table 7: a Backpack beside a Transformer of its shape, and that beside its plain form."""
     config = replace(subjects[0].model.config if subjects else Config(**SIZES[args.size]), dropout=0.0)
     run = subjects[0].model.run if subjects else {}
     machine, rows = find_machine(args.device, args.dtype or run.get('dtype', 'auto')), []

@@ -72,9 +72,8 @@ PRODUCT_LINES = [
     'Whoever wants the {product} must ask {maker}.', 'My old {product} was repaired by {maker}.',
     'Last spring {maker} showed a better {product}.']
 
-# Eight topics of the paper's Table 10, with the words of its bags among theirs: a bag of words finds a topic
-# by standing where the topic's words stand. Talk stays on a topic from one sentence to the next, or wanders
-# off: were it to stay for good, control of the topic would have nothing left to do.
+# Eight topics of the paper's Table 10, with the words of its bags among theirs. Talk stays on a topic from
+# one sentence to the next, or wanders off: else control of the topic would have nothing left to do.
 TOPICS = {label: words.split() for label, words in {
     'music': 'music guitar melody concert drums singer album rhythm piano chorus violin jazz lyrics',
     'food_dining': 'food dining pasta soup cheese dessert recipe bread salad pizza spices sauce pancakes',

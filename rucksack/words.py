@@ -82,12 +82,14 @@ def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table
         truth = torch.tensor([pair[2] for pair in pairs])
         found = [{row: spearman(x, truth) for row, x in similarities(s, pairs).items()} for s in subjects]
         if args.runs:
-            columns[name] = {str(s): max(list(of.values())[:max(1, k)]) for s, of in zip(subjects, found)}
+            heads = [list(of.values())[:s.model.config.n_sense or 1] for s, of in zip(subjects, found)]
+            columns[name] = {str(s): max(x for x in [-1.0, *of] if x == x) for s, of in zip(subjects, heads)}
         else:
             columns[name] = {row: x for rows in found for row, x in rows.items()}
     rows = [[row, *(column[row] for column in columns.values())] for row in columns[name]]
     if not args.runs:
-        rows.insert(k, ['the best', *(max(list(column)[:k], key=column.get) for column in columns.values())])
+        rank = [torch.tensor(list(column.values())[:k]).nan_to_num(-2) for column in columns.values()]
+        rows.insert(k, ['the best', *(f'sense {x.argmax()}' for x in rank)])
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in data.items())
     return Table(f"Similarity (Table 4): Spearman's correlation with the truth for word pairs ({counts})", {
         '': '', **dict.fromkeys(columns, '.3f')}, rows, ['A word of several tokens is their mean.'])
@@ -183,8 +185,9 @@ def gender_rows(subject: Subject) -> list[list]:
 def gender_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Table 5: how biased the pronoun after a role noun is; of runs named, a row each."""
     rows = [row for s in subjects for row in gender_rows(s)]
-    if args.runs:  # as it is, but the name of the sense, and by how much the ratios fall without it
-        rows = [[off[0], own[1], off[2], own[3], off[4], *own[5:]] for own, off in zip(rows[::3], rows[1::3])]
+    if args.runs:  # ratios as the run is, reductions by its sense
+        rows = [[f'{own[0]}; reduced{off[0].removeprefix(own[0])[1:]}', own[1], off[2], own[3], off[4],
+                 *own[5:]] for own, off in zip(rows[::3], rows[1::3])]
     n = sum(len(subjects[0].encode(f' {noun}')) == 1 for noun in NOUNS)
     return Table(f'Gender (Table 5): the likelier of she and he over the other, {len(NOUNS)} nouns in '
                  f'{len(PROMPTS)} prompts', {
