@@ -33,7 +33,6 @@ from rucksack.words import gender_table, similarity_table
 TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
           'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
           'timing': timing_table, 'plot': plot}
-OF_SENSES = ('similarity', 'gender', 'topic', 'timing')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -108,7 +107,7 @@ def run(argv: list[str]) -> None:
     names, tables = [name for name in TABLES if name != 'plot'] if args.table == 'all' else [args.table], {}
     for name in names:
         try:
-            if name in OF_SENSES and subjects:
+            if name in ('similarity', 'gender', 'topic', 'timing') and subjects:
                 needs_senses(subjects[0], name)
             tables[name] = TABLES[name](subjects, args)
         except UserError as error:

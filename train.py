@@ -367,8 +367,9 @@ def train(s: Settings) -> int:
         raise UserError('out of memory; take a smaller --batch_size and more --gradient_accumulation_steps')
     except (FloatingPointError, OSError) as error:
         lower = ' --allow_changes --learning_rate=LOWER' * isinstance(error, FloatingPointError)
-        run.machine.print0(f'train.py: stopped: {error}; the last good state is {s.path}, of step '
-                           f'{run.saved_step}; to go on, add --init_from=resume{lower}', sys.stderr)
+        kept = 'nothing was saved' if run.saved_step is None else (
+            f'the last good state is {s.path}, of step {run.saved_step}; go on by --init_from=resume{lower}')
+        run.machine.print0(f'train.py: stopped: {error}; {kept}', sys.stderr)
         return 1
     finally:
         if run.machine.rank == 0:

@@ -139,7 +139,7 @@ def test_a_checkpoint_that_cannot_be_written_whole_leaves_the_last_one(share, ti
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
     assert finish(start(*RUN, prepared=full)) == 1 and checkpoint()['step'] == 0
     said = Path('said.txt').read_text()
-    assert 'File too large; the last good state is out/run/ckpt.pt, of step 0; to go on, add --init' in said
+    assert 'File too large; the last good state is out/run/ckpt.pt, of step 0; go on by --init' in said
     assert 'Traceback' not in said and not list(Path('out/run').glob('*.partial'))
     finish_run(RUN)
 

@@ -99,11 +99,11 @@ def test_an_edit_that_is_saved_is_the_same_edit(world, capsys):
     and in Python the same senses; a file that is damaged or of another vocabulary is named, and so are parts
     that do not fit."""
     flags = ['--senses-off', 'nurse:3,5', '--senses-scale', 'nurse:she/he=.5', '--replace', 'nurse: she->he',
-             '--topic', 'music', 'family', '--strength', '3', '1,2,1,1']
+             '--topic', 'music', 'gaming', '--strength', '3', '1,2,1,1']
     said = say(sample, capsys, *flags, '--save-edit', 'e.json')
     assert say(sample, capsys, '--edit', 'e.json') == said
     both = say(sample, capsys, *flags[:2], 'nurse:7', '--topic', 'sports', '--edit', 'e.json')
-    assert both.count('Off: ') == 2 and both.count('senses times 2.2, 2.2, 1.5, 1\n') == 1
+    assert both.count('Off: ') == 3 and both.count('senses times 2.2, 2.2, 1.5, 1\n') == 1
     edit = load_edit('e.json', world.model)
     want, _ = make_edit(json.loads(Path('e.json').read_text())['edits'], world.model, world.encoding)
     C = world.model.senses(world.idx)
@@ -222,7 +222,7 @@ def test_all_edits_add_up_in_one_command(out, capsys):
     assert same(ask(capsys, *argv)['next words'], world.next_words(world.probs(), world.probs(*edits)))
     made, said = model.generate(world.idx, 60, 0, edit=compose(edits))[0].tolist(), say(sample, capsys, *argv)
     assert f'\nafter 1: {world.encoding.decode(made[:[*made, eot].index(eot)])}\n' in said
-    assert "what ' MacBook' says of ' Apple' it says of ' HP'\n" in said and '\nTopic: film, tv, ' in said
+    assert "what MacBook says of ' Apple' it says of ' HP'\n" in said and '\nTopic: film, tv, ' in said
 
 
 def test_export_writes_what_from_reads(out, capsys):

@@ -28,7 +28,7 @@ def test_what_is_timed_is_what_it_is_called():
     models, machine = [toy_subject(k, block_size=32).model for k in (4, 0)], Machine('cpu', 'float32', 0, 1)
     idx = timing.text_like(models[0].config.n_vocab, 2, 32)
     pairs = timing.pairs_to_time(models, idx, machine, lambda function: function)
-    (every, _), (distinct, _), (table, other), steps, (same, plain), (generate, _), _ = (p[1] for p in pairs)
+    (every, _), (distinct, _), (table, other), steps, (same, plain), (generate, _) = (p[1] for p in pairs)
     assert same is steps[1] and generate.args[0].tolist() == idx[:1, :16].tolist()
     for work, model, near in (every, 0, 0), (distinct, 0, 0), (table, 0, 0.05), (other, 1, 0):
         logits = work.args[1](*work.args[2:])

@@ -259,7 +259,7 @@ def test_a_run_that_overflows_keeps_its_best_and_its_last_good_state(tiny, capsy
             train.main([*wild, f'--log_interval={interval}', f'--out_dir=out/{interval}'])
         said, last = capsys.readouterr().err, checkpoint(f'out/{interval}')
         assert stop.value.code == 1 and said.count('\n') == 1 and 'stopped: step ' in said
-        assert f'state is out/{interval}/ckpt.pt, of step {last["step"]}; to go on, add --init_from=' in said
+        assert f'state is out/{interval}/ckpt.pt, of step {last["step"]}; go on by --init_from=' in said
         moments = [t for state in last['optimizer']['state'].values() for t in state.values()]
         assert all(t.isfinite().all() for t in [*last['model'].values(), *moments])
         monkeypatch.setattr(train, 'gradients', gradients)
