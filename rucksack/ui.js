@@ -209,12 +209,16 @@ function drawCards() {
 // ----------------------------------------------------------------------------
 // What happens.
 
-function choose(j) {
-  [place, lookedUp] = [j, null];
-  refresh(layCards).then(() => {
+function show() {                        // the cards, in view
+  return refresh(layCards).then(() => {
     const {top, bottom} = $('word').getBoundingClientRect();
     if (top < 0 || bottom > innerHeight - 260) $('word').scrollIntoView({block: 'start', behavior: calm()});
   });
+}
+
+function choose(j) {
+  [place, lookedUp] = [j, null];
+  show();
 }
 
 const calm = () => matchMedia('(prefers-reduced-motion: reduce)').matches ? 'auto' : 'smooth';
@@ -255,7 +259,7 @@ $('look').addEventListener('submit', async event => {
   lookedUp = word;
   const j = seen.names.indexOf(word);
   if (j >= 0) [place, lookedUp] = [j, null];
-  refresh(layCards);
+  show();
 });
 
 $('scope').addEventListener('change', draw);
