@@ -88,7 +88,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
             raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')
         if subjects[1].model.tokenizer != subjects[0].model.tokenizer:
             raise UserError(f'{subjects[0].name} and {subjects[1].name} have different vocabularies')
-    if args.edit:
+    if args.edit is not None:
         needs_senses(own := subjects[0], '--edit')
         if (asked := read_edit(args.edit, own.model))['topic']:
             raise UserError(f'{args.edit} has a topic, whose annealing would see the future of each text; '
@@ -107,7 +107,7 @@ def run(argv: list[str]) -> None:
     names, tables = [name for name in TABLES if name != 'plot'] if args.table == 'all' else [args.table], {}
     for name in names:
         try:
-            if name in ('similarity', 'gender', 'topic', 'timing') and subjects:
+            if name in ('similarity', 'gender', 'topic', 'timing') and subjects and not args.runs:
                 needs_senses(subjects[0], name)
             tables[name] = TABLES[name](subjects, args)
         except UserError as error:

@@ -137,11 +137,9 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
         parts = [part.cast(datasets.Features(text=datasets.Value('large_string'))) for part in parts]
     rows, workers = datasets.concatenate_datasets(parts), None if args.num_proc == 1 else args.num_proc
     if args.name != 'openwebtext' and not args.val:  # to hold out text of all kinds
-        size = 20_000
-        if len(rows) < 100:
-            size = min(size, max(100, sum(len(text or '') for text in rows['text']) // 100))
-        rows = rows.map(cut_rows, batched=True, batch_size=100, fn_kwargs={'size': size}, num_proc=workers,
-                        desc='Cutting')
+        size = max(100, sum(len(text or '') for text in rows['text']) // 100) if len(rows) < 100 else 20_000
+        rows = rows.map(cut_rows, batched=True, batch_size=100, fn_kwargs={'size': min(size, 20_000)},
+                        num_proc=workers, desc='Cutting')
     features = datasets.Features(ids=datasets.List(datasets.Value('uint16')), n=datasets.Value('int64'))
     rows = rows.map(encode_row, features=features, remove_columns='text', writer_batch_size=100,
                     fn_kwargs={'encoding': encoding}, num_proc=workers, desc='Encoding')

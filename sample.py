@@ -80,7 +80,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
             ('--json', args.json and not args.looks + args.edits, 'goes with what looks, explains or edits'),
             ('--strength', len(args.strength) > len(args.topic) or 1 < len(args.strength) < len(args.topic),
              'goes with --topic: one for each, or one for all'),
-            ('--save-edit', args.save_edit and not args.edits, 'goes with what edits')):
+            ('--save-edit', args.save_edit and not args.edits, 'goes with edits')):
         if wrong:
             parser.error(f'{flag} {why}')
     args.strength = (args.strength or ['2']) * (len(args.topic) if len(args.strength) < 2 else 1)

@@ -243,7 +243,8 @@ class Run:
         s, out = self.settings, Path(self.settings.out_dir)
         out.mkdir(parents=True, exist_ok=True)
         self.lock = lock_folder(out, f'another process trains in {out}; choose another --out_dir')
-        for path in [*ckpt.beside(s.path), *out.glob('ckpt-[0-9]*')] if s.overwrite and not state else ():
+        old = [p for p in out.glob('*.pt') if re.fullmatch(r'(ckpt(-\d+)?|previous|best)\.pt', p.name)]
+        for path in old if s.overwrite and not state else ():
             path.unlink()  # of a run that this one replaces
         if state and not (out / 'best.pt').exists():  # killed right before it had its name
             ckpt.add_name(s.path, 'best.pt')
@@ -317,19 +318,19 @@ class Run:
         best, self.best = self.val_loss < self.best, min(self.val_loss, self.best)
         self.save(best)
 
-    def weights(self) -> dict:
-        """What readers of the model need of a checkpoint."""
-        return {'model': self.model.state_dict(), 'model_config': asdict(self.model.config),
-                'tokenizer': self.model.tokenizer, 'settings': asdict(self.settings), 'step': self.step}
-
-    def save(self, best: bool) -> None:
-        """Write the state as ckpt.pt, and as best.pt if it is the best."""
-        if self.machine.rank == 0:
-            ckpt.save_checkpoint(self.settings.path, self.weights() | {
-                'optimizer': self.optimizer.state_dict(), 'val_loss': self.val_loss,
-                'seconds': time.perf_counter() - self.began, 'best_val_loss': self.best, 'log': self.log_text,
-                'data': self.data_facts}, best)
-        self.saved_step = self.step
+    def save(self, best: bool | None = None) -> None:
+        """Write the state as ckpt.pt, and as best.pt if it is the best; without best the weights, to stay."""
+        path, state = self.settings.path, {
+            'model': self.model.state_dict(), 'model_config': asdict(self.model.config), 'step': self.step,
+            'tokenizer': self.model.tokenizer, 'settings': asdict(self.settings)}
+        if self.machine.rank == 0 and best is None:
+            ckpt.save_checkpoint(path.with_stem(f'ckpt-{self.step}'), state)
+        elif self.machine.rank == 0:
+            ckpt.save_checkpoint(path, state | {
+                'optimizer': self.optimizer.state_dict(), 'val_loss': self.val_loss, 'log': self.log_text,
+                'best_val_loss': self.best, 'data': self.data_facts,
+                'seconds': time.perf_counter() - self.began}, best)
+            self.saved_step = self.step
 
     def train(self) -> None:
         """Steps until max_iters, an evaluation and a checkpoint at every eval_interval and at the end."""
@@ -341,8 +342,9 @@ class Run:
             loss, norm = self.update()
             if self.step == 1:
                 m.print0(f'step 1 done on {m.name}, peak memory {m.peak_memory() / 1e9:.2f} GB')
-            if m.rank == 0 and s.keep_every and self.step % s.keep_every == 0:
-                ckpt.save_checkpoint(s.path.with_stem(f'ckpt-{self.step}'), self.weights())
+            if s.keep_every and self.step % s.keep_every == 0:
+                self.check(norm.item())
+                self.save()
             last = self.step == s.max_iters
             if last or self.step % s.log_interval == 0:
                 self.check(loss := m.over_all(loss) / m.world)  # waits for the device

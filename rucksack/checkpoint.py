@@ -20,7 +20,6 @@ from rucksack.data import DATA_NAME
 CHECKPOINTS = ('ckpt.pt', 'previous.pt', 'best.pt')  # of a run: the latest, the one before, the best
 STATE = {'step': int, 'seconds': float, 'best_val_loss': float, 'val_loss': float, 'settings': dict,
          'optimizer': dict, 'log': str, 'data': str}  # what a checkpoint holds of a run, beside the model
-
 RUN = {'dataset': (str, DATA_NAME), 'tokens': (int, r'\d+'), 'dtype': (str, 'float32|bfloat16|float64'),
        'compile': (bool, '.*')}  # what a model knows of its run
 

@@ -97,9 +97,10 @@ def bfloat16_unit(device: str) -> str:
 
 def output_path(flag: str, path: str | None, suffix: str) -> Path | None:
     """The path of a file to write; UserError for another suffix, so that a slip overwrites no checkpoint."""
-    if path is not None and (not path.lower().endswith(suffix) or not Path(path).resolve().parent.is_dir()):
+    file = Path(os.path.realpath(path or '.'))
+    if path is not None and (file.suffix.lower() != suffix or file.is_dir() or not file.parent.is_dir()):
         raise UserError(f'{flag} {path}: give a name that ends in {suffix}, in a folder that exists')
-    return None if path is None else Path(path).resolve()
+    return file if path else None
 
 
 def write_file(path: Path, text: str) -> None:

@@ -48,7 +48,7 @@ def _encoding(text: str) -> tiktoken.Encoding:
         try:
             return tiktoken.get_encoding('gpt2')
         except Exception as error:  # requests, urllib3 and tiktoken each raise their own without a network
-            raise UserError(f'no GPT-2 vocabulary: {one_line(error)}; connect once or set TIKTOKEN_CACHE_DIR')
+            raise UserError(f'connect, or set TIKTOKEN_CACHE_DIR: no GPT-2 vocabulary ({one_line(error)})')
     if 'merges' in description:
         pattern, tokens = r50k_pat_str, merged_tokens(tuple(description['merges']))
     else:

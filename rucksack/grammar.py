@@ -40,10 +40,10 @@ def pieces_of(encoding: Encoding, word: str) -> list[int]:
 
 
 def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
-    """What a word goes by inside a text, and at its start if that is one id too, or it is pieces anyway."""
+    """What a word goes by inside a text; and at its start, if both are one id or both are pieces."""
     inside, at_start = pieces_of(encoding, word), encoding.encode_ordinary(word)
-    forms = [ids for ids in (inside, at_start) if len(ids) == 1 or len(inside) > 1]
-    return [tuple(ids) if len(ids) > 1 else ids[0] for ids in forms]
+    same = [ids for ids in (inside, at_start) if (len(ids) > 1) == (len(inside) > 1)]
+    return [tuple(ids) if len(ids) > 1 else ids[0] for ids in same]
 
 
 def named(encoding: Encoding, word: str) -> str:
@@ -143,7 +143,7 @@ def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[i
 
 def absent(words: Words, idx: Tensor | None) -> str:
     """A remark on an edit of words that the prompt idx (1, T), if there is one, does not have."""
-    return '' if idx is None or senses.occurrences(idx, words).any() else ' (not a word of the prompt)'
+    return '' if idx is None or senses.occurrences(idx, words).any() else ' (not in the prompt)'
 
 
 def make_edit(asked: dict[str, list[str]], model: Backpack, encoding: Encoding, idx: Tensor | None = None
@@ -175,14 +175,14 @@ def read_edit(path: str | Path, model: Backpack) -> dict[str, list[str]]:
         file = json.loads(Path(path).open('rb').read(1 << 20))
         asked = {flag: file['edits'].pop(flag) for flag in EDITS}
         if file['edits'] or len(asked['topic']) != len(asked['strength']) or not all(type(of) is list and all(
-                type(text) is str and len(text) < 1000 for text in of) for of in asked.values()):
+                type(text) is str and len(text) < 50_000 for text in of) for of in asked.values()):
             raise ValueError('it has other parts')
         if file['vocabulary'] == model.config.n_vocab:
             return asked
         why = f'it is for {file["vocabulary"]!r} ids, not {model.config.n_vocab}'
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         why = one_line(error)
-    raise UserError(f'{path} holds no edit for this vocabulary ({why}); write one by sample.py --save-edit')
+    raise UserError(f'{path}: {why}; --edit takes a file of sample.py --save-edit, of the same vocabulary')
 
 
 @torch.no_grad()

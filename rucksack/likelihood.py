@@ -130,8 +130,8 @@ def benchmark(what: str, subject: Subject, args: argparse.Namespace) -> list[tup
             rows = [row for config in configs for row in datasets.load_dataset(name, config, split=split)]
         else:
             rows = [row for path in files if path.parent == files[0].parent for row in read(path)]
-        if not rows:
-            raise ValueError('there is none')
+        if not rows or not all(str(row[column]).strip() for row in rows for column in columns):
+            raise ValueError('there is none, or one that is empty')
         return [tuple(str(row[column]) for column in columns) for row in rows]
     except Exception as error:  # damaged archives, the Hub's client and its HTTP library raise a dozen kinds
         raise UserError(f'{what} cannot be read from {source} ({one_line(error)}); run {command} and name the'

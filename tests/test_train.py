@@ -231,18 +231,24 @@ def test_what_a_run_logs_goes_to_weights_and_biases_too_if_asked_for(tiny, monke
 
 def test_weights_that_stay_are_those_of_their_step(tiny, capsys):
     """ckpt-STEP.pt holds the weights of a run that ends there; they do not change the run, are read by name,
-    and go with --overwrite."""
+    and go with --overwrite, other files not; one that is not finite is not written."""
     run = [*SMALL, '--eval_interval=10']
     train.main([*run, '--max_iters=7', '--keep_every=3'])
     kept = {path.name: from_pretrained(path) for path in Path('out/run').glob('ckpt-*.pt')}
-    whole, weights = checkpoint(), kept['ckpt-3.pt'].state_dict()
+    whole, weights, mine = checkpoint(), kept['ckpt-3.pt'].state_dict(), Path('out/run/ckpt-3-mine.pt')
+    mine.touch()
     assert sorted(kept) == ['ckpt-3.pt', 'ckpt-6.pt'] and kept['ckpt-6.pt'].run['tokens'] == 6 * 32
     train.main([*run, '--max_iters=3', '--overwrite'])
     same(dict(weights), dict(checkpoint()['model']))
-    assert sorted(os.listdir('out/run')) == ['best.pt', 'ckpt.pt', 'log.csv', 'previous.pt']
+    assert sorted(os.listdir('out/run')) == ['best.pt', mine.name, 'ckpt.pt', 'log.csv', 'previous.pt']
     train.main([*run, '--max_iters=7', '--keep_every=5', '--init_from=resume'])
     same(whole['model'], checkpoint()['model'])
     assert Path('out/run/ckpt-5.pt').exists()
+    with pytest.raises(SystemExit, match='1'):
+        train.main([*run, '--max_iters=7', '--keep_every=1', '--learning_rate=1e9', '--weight_decay=1e9',
+                    '--grad_clip=0', '--log_interval=99', '--overwrite'])
+    assert all(torch.isfinite(p).all() for path in Path('out/run').glob('ckpt-?.pt')
+               for p in torch.load(path, weights_only=True)['model'].values())
 
 
 def test_a_run_that_overflows_keeps_its_best_and_its_last_good_state(tiny, capsys, monkeypatch):
