@@ -65,7 +65,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for name in ('loss', 'gender', 'similarity'):
         of[name].add_argument('runs', nargs='*', metavar='RUN', help='default: --from and its baseline')
     for name in ('loss', 'lambada', 'wikitext', 'blimp', 'gender'):
-        of[name].add_argument('--edit', metavar='FILE', help='of sample.py --save-edit: under this edit too')
+        of[name].add_argument('--edit', metavar='FILE', help='score it under this edit of --save-edit too')
     of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs whose losses to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
     args = parser.parse_args(argv)
@@ -81,8 +81,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
     subjects = [load(args.source, args.device, args.dtype)]
     path = Path(subjects[0].name)
     beside = Path(f'{path.parent}_gpt', path.name) if path.suffix == '.pt' else Path(f'{path}_gpt')
-    alone = subjects[0].kind == 'Transformer' or args.table == 'timing' or not beside.exists()
-    if args.baseline or not alone:
+    if args.baseline or subjects[0].kind == 'Backpack' and args.table != 'timing' and beside.exists():
         subjects.append(load(args.baseline or str(beside), args.device, args.dtype))
         if subjects[1].kind == 'Backpack':
             raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')

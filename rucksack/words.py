@@ -82,8 +82,8 @@ def similarity_table(subjects: list[Subject], args: argparse.Namespace) -> Table
         truth = torch.tensor([pair[2] for pair in pairs])
         found = [{row: spearman(x, truth) for row, x in similarities(s, pairs).items()} for s in subjects]
         if args.runs:
-            heads = [list(of.values())[:s.model.config.n_sense or 1] for s, of in zip(subjects, found)]
-            columns[name] = {str(s): max(x for x in [-1.0, *of] if x == x) for s, of in zip(subjects, heads)}
+            heads = [list(rows.values())[:s.model.config.n_sense or 1] for s, rows in zip(subjects, found)]
+            columns[name] = {str(s): max(x for x in [-1.0, *h] if x == x) for s, h in zip(subjects, heads)}
         else:
             columns[name] = {row: x for rows in found for row, x in rows.items()}
     rows = [[row, *(column[row] for column in columns.values())] for row in columns[name]]
@@ -158,7 +158,8 @@ def gender_rows(subject: Subject) -> list[list]:
     nouns = {noun: subject.encode(f' {noun}') for noun in NOUNS}
     v = (model.wte.weight[he] - model.wte.weight[she]).detach()  # (d,)
     if model.config.n_sense:
-        asked = [(*prompts_of(subject, noun, ESTIMATION), i) for noun, i in nouns.items() if len(i) == 1]
+        whole = [noun for noun, ids in nouns.items() if len(ids) == 1] or NOUNS
+        asked = [(*prompts_of(subject, noun, ESTIMATION), nouns[noun]) for noun in whole]
         take = partial(without_sense, edit=subject.edit or compose([]))
         left = [sum(bias_ratio(take(model, *args, l)[-1], she, he).item() for args in asked)
                 for l in range(model.config.n_sense)]

@@ -173,6 +173,12 @@ def test_a_model_of_a_cut_vocabulary_comes_back_with_its_merges_in_bfloat16(tmp_
     assert 'merges.txt' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
 
 
+@pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
+def test_the_box_has_the_code_that_export_writes():
+    """pretrained/english runs in transformers by the same file as any other exported model."""
+    assert (ENGLISH / CODE.name).read_bytes() == CODE.read_bytes()
+
+
 @pytest.mark.parametrize('vocab_size, ids, name', [(50257, 50257, 'gpt2'), (50264, 50257, 'gpt2'),
                                                    (50000, 50000, None), (60000, 60000, None)])
 def test_a_vocabulary_as_large_as_gpt2s_is_gpt2s(vocab_size, ids, name, tmp_path):

@@ -90,6 +90,20 @@ def test_gender_has_the_mean_over_all_nouns_and_over_those_of_one_piece(monkeypa
     assert rows[1][5:] == pytest.approx(want, rel=1e-4)
 
 
+def test_where_no_noun_is_one_piece_all_choose_the_sense(monkeypatch):
+    """With nouns of several pieces alone, the sense taken off is still the one that leaves least."""
+    monkeypatch.setattr(words, 'NOUNS', ['xy', 'yz'])
+    for seed in range(3):
+        s, left = toy_subject(seed=seed, block_size=128), []
+        she, he = (word_id(s.encoding, word) for word in ('she', 'he'))
+        for l in range(4):
+            left.append(0)
+            for noun in words.NOUNS:
+                args = *words.prompts_of(s, noun, words.ESTIMATION), s.encode(f' {noun}'), l, compose([])
+                left[l] += words.bias_ratio(words.without_sense(s.model, *args)[-1], she, he).item()
+        assert words.gender_rows(s)[1][0].endswith(f'without sense {left.index(min(left))}')
+
+
 def test_the_sense_that_is_taken_off_is_the_one_that_leaves_least_in_the_other_prompts(monkeypatch):
     """Whatever the senses of the nouns say: each is turned off in the prompts of the estimate."""
     monkeypatch.setattr(words, 'NOUNS', ['nurse', 'music'])
