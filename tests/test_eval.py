@@ -128,11 +128,13 @@ def test_the_best_is_compared_with_the_best(pair, capsys):
     ('loss --json no/such/x.json', '--json'), ('loss --data x', 'prepare.py'), ('loss --device gpu', 'gpu'),
     ('lambada --data out', 'run curl'), ('blimp --data bench/wiki.test.raw', 'bench/wiki.test.raw'),
     ('wikitext --data bench/lambada_test.jsonl', 'lambada_test.jsonl'), ('gender --from out/run_gpt', 'no '),
-    ('similarity --data bench', 'SimLex-999.txt'), ('loss --baseline out/run', 'takes a Transformer'),
+    ('similarity --data bench', 'SimLex-999.txt'), ('similarity --data RG65.csv', 'RG65.csv holds no'),
+    ('loss --baseline out/run', 'takes a Transformer'),
     ('timing --size small --from out/run', 'go without'), ('loss out/run --from out/run', 'RUN'),
     ('loss out/none', 'out/none'), ('plot --out x.svg', 'RUN'),
     ('plot out/run --out x.png', '.svg'), ('plot out/none --out x.svg', 'out/none/ckpt.pt'),
     ('plot out/run --out x.svg', 'log.csv')])
 def test_bad_input_is_one_line_and_exit_code_2(pair, capsys, argv, said):
-    """What was given, what is allowed, what to run; the file where one is malformed."""
+    """What was given, what is allowed, what to run; the file where one is malformed, or empty."""
+    Path('RG65.csv').touch()
     assert said in error_of(capsys, *argv.split())
