@@ -310,8 +310,10 @@ def test_a_second_prepare_gives_way_and_a_stopped_one_leaves_nothing(number, cod
     process = start('own', '--text', 'a.jsonl', '--num-proc', '2')
     while not any(Path('data').rglob('tmp*')):  # to which a process writes what it encodes
         assert process.poll() is None and not time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGSTOP)  # or it could be done before the signal comes
     assert 'another prepare.py is making data/own' in error_of(prepare, capsys, 'own', '--text', 'a.jsonl')
     os.kill(process.pid, number) if number == signal.SIGKILL else os.killpg(process.pid, number)
+    os.killpg(process.pid, signal.SIGCONT)
     assert process.communicate(timeout=60)[1] == error  # all of its processes have closed it
     assert process.returncode == code and os.listdir('data') == left
     assert len(sum(make('own', '--text', 'a.jsonl'), [])) == 3000
