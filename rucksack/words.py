@@ -25,7 +25,7 @@ def read_pairs(path: Path, separator: str, column: int, header: int) -> list[tup
     """(word, word, score) of each line of a file."""
     try:
         rows = [line.split(separator) for line in path.read_text('utf-8-sig').splitlines()[header:] if line]
-        return [(row[0].strip(), row[1].strip(), float(row[column])) for row in rows or [[]]]  # not none
+        return [(row[0].strip(), row[1].strip(), float(row[column])) for row in rows or [[]]]  # empty: fails
     except (ValueError, IndexError) as error:
         raise UserError(f'{path} holds no pairs of words with a score ({one_line(error)}); take another file')
 
