@@ -201,7 +201,9 @@ class Backpack(nn.Module):
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
         """Senses (.., k, d) of the ids distinct[place] (..); the network runs on distinct (n,) only."""
         rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
-        C = F.embedding(place, rows)  # (.., k*d), as rows[place], whose backward is slow
+        # Gather in the weights' precision: under autocast the gradients of a frequent id would be added up
+        # in bfloat16, where 256 + 1 is 256.
+        C = F.embedding(place, rows.to(self.wte.weight.dtype)).to(rows.dtype)  # (.., k*d), is rows[place]
         return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
 
     def alpha(self, idx: Tensor) -> Tensor:
@@ -273,14 +275,28 @@ class Backpack(nn.Module):
                 break
         return idx
 
-    def adamw(self, learning_rate: float, weight_decay: float, betas: tuple[float, float],
-              decay_embeddings: bool = True):
-        """AdamW with weight decay on matrices, among them embeddings or not, and not on biases and norms."""
-        embeddings = set() if decay_embeddings else {self.wte.weight, self.contextualizer.wpe.weight}
-        decayed = [p for p in self.parameters() if p.dim() >= 2 and p not in embeddings]
-        free = [p for p in self.parameters() if p.dim() < 2 or p in embeddings]
-        groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=free, weight_decay=0.0)]
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+    def optimizers(self, name: str, learning_rate: float, weight_decay: float, betas: tuple[float, float], *,
+                   decay_embeddings: bool = True, muon_lr: float = 6e-3) -> list[torch.optim.Optimizer]:
+        """The optimizers of a training run: AdamW alone ('adamw'), or AdamW and Muon ('muon').
+
+        Muon orthogonalizes each update of a matrix, so that no direction of it outruns the others: without
+        that, scores of SenseWeights grow until the softmax is saturated, and such a sense learns no more.
+        It takes every matrix but the embeddings; 'match_rms_adamw' makes its rates comparable to AdamW's.
+        weight_decay is on matrices (embeddings optional), never on biases and norms.
+        """
+        embeddings = [self.wte.weight, self.contextualizer.wpe.weight]
+        matrices = [m.weight for m in self.modules() if isinstance(m, nn.Linear)]
+        biases_and_norms = [p for p in self.parameters() if p.dim() == 1]
+        groups = [
+            dict(params=biases_and_norms, weight_decay=0.0),
+            dict(params=embeddings, weight_decay=weight_decay if decay_embeddings else 0.0)]
+        if name == 'adamw':
+            groups.append(dict(params=matrices, weight_decay=weight_decay))
+        optimizers = [torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)]
+        if name == 'muon':
+            optimizers.append(torch.optim.Muon(
+                matrices, lr=muon_lr, weight_decay=weight_decay, adjust_lr_fn='match_rms_adamw'))
+        return optimizers
 
     def n_params(self) -> dict[str, int]:
         """Parameters of the contextualizer (with wte and SenseWeights), of the sense network, in total."""

@@ -5,6 +5,7 @@
     affinities        Eq. 17                   how strongly each sense speaks for a bag of words
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
     explain           Eq. 2 and 9              the terms whose sum is the logit of the next token
+    sense_gauge       Eq. 12                   whether the weights of a sense depend on the text at all
     scale_senses      section 6.2, Figure 3    an edit: senses of words turned down, off or up
     topic             Eq. 15 and 18-20         an edit: senses that speak for a topic turned up
     replace_word      section 6.3              an edit: what a word says of one word, it says of another
@@ -100,6 +101,27 @@ def explain(model: Backpack, idx: Tensor | list[list[int]], v: Tensor, C: Tensor
         idx = torch.nn.utils.rnn.pad_sequence([v.new_tensor(ids, dtype=torch.long) for ids in idx], True)
     alpha = model.alpha(idx)[n, :, last].transpose(1, 2)  # (B, k, T, T) -> (B, k, T) -> (B, T, k)
     return alpha, (model.senses(idx) if C is None else C) @ v
+
+
+@torch.no_grad()
+def sense_gauge(model: Backpack, idx: Tensor) -> tuple[Tensor, Tensor]:
+    """Do the weights of each sense (Eq. 12) depend on the text? Measured on the texts idx (B, T).
+
+    on_current (k,): the weight that a sense gives to the current token. Near 1 it never looks back.
+    moved (k,): how far its weights move when the tokens of a text are shuffled, in total variation: 0 is not
+    at all, 1 is to wholly other positions. Near 0 it follows position alone.
+    Both are means over texts and positions, without the first 32 of a text, which have little to choose from.
+    """
+    T = idx.shape[1]
+    first = min(32, T // 2)
+    shuffled = torch.randperm(T, generator=torch.Generator().manual_seed(0)).to(idx.device)
+    on_current, moved = [], []
+    for text in idx.split(1):  # one at a time, as alpha is large
+        alpha = model.alpha(text)[0, :, first:].float()  # (k, T - first, T)
+        other = model.alpha(text[:, shuffled])[0, :, first:].float()  # (k, T - first, T)
+        on_current.append(alpha.diagonal(first, -2, -1).mean(-1))  # (k,)
+        moved.append((alpha - other).abs().sum(-1).mean(-1) / 2)  # (k,)
+    return torch.stack(on_current).mean(0), torch.stack(moved).mean(0)
 
 
 # -----------------------------------------------------------------------------

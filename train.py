@@ -35,6 +35,7 @@ from rucksack.data import DATA_NAME, TokenDataset, inputs_of, read_meta, texts_o
 from rucksack.machine import Machine, find_machine
 from rucksack.published import from_pretrained
 from rucksack.settings import parse_settings, setting
+from senses import sense_gauge
 
 
 @dataclass
@@ -57,7 +58,10 @@ class Settings:
     batch_size: int = setting(32, 'texts in a micro-batch', low=1)
     gradient_accumulation_steps: int = setting(1, 'micro-batches in a step, over all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
-    learning_rate: float = setting(6e-4, 'at its highest')
+    optimizer: str = setting('adamw', 'adamw, or muon: Muon for matrices, AdamW for embeddings and the rest',
+                             of=('adamw', 'muon'))
+    learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
+    muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
     warmup_iters: int = setting(5000, 'steps of linear warmup')
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'where the decay ends')
@@ -98,7 +102,8 @@ def parse_args(argv: list[str]) -> Settings:
     return s
 
 
-COLUMNS = 'step tokens seconds loss val_loss learning_rate grad_norm tokens_per_second mfu'.split()  # log.csv
+COLUMNS = ['step', 'tokens', 'seconds', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
+           'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu']  # of log.csv
 # What a resumed run may set anew: it changes results by rounding error at most. max_iters may grow, too.
 FREE = ('out_dir', 'init_from', 'overwrite', 'allow_changes', 'eval_interval', 'keep_every', 'log_interval',
         'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
@@ -158,13 +163,13 @@ def changes(s: Settings, state: dict) -> str:
     return text
 
 
-def learning_rate_at(step: int, s: Settings) -> float:
-    """Linear warmup, then linear decay to min_lr; steps count from 0."""
+def learning_rate_at(step: int, s: Settings, peak: float) -> float:
+    """Linear warmup to the peak, then linear decay to min_lr; steps count from 0."""
     last = s.lr_decay_iters or s.max_iters
     if step < s.warmup_iters:
-        return s.learning_rate * (step + 1) / s.warmup_iters
+        return peak * (step + 1) / s.warmup_iters
     share = min(1.0, (step - s.warmup_iters) / max(1, last - s.warmup_iters))
-    return s.learning_rate + share * (s.min_lr - s.learning_rate)
+    return peak + share * (s.min_lr - peak)
 
 
 def gradients(model, data: TokenDataset, step: int, s: Settings, machine: Machine) -> Tensor:
@@ -199,6 +204,20 @@ def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
     return machine.over_all(total) / n
 
 
+def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple[int, int]:
+    """How many senses have stopped reading the text, on 16 texts spread evenly over the bin: those that give
+    over 0.97 of their weight to the current token, and those that follow position alone. The loss shows
+    neither, and a stuck sense does not come back: its softmax is saturated and has no gradient.
+    """
+    n = min(data.n, 16)
+    idx, _ = data(np.arange(n) * data.n // n)
+    model.eval()
+    with machine.autocast():
+        on_current, moved = sense_gauge(model, idx.to(machine.device))  # (k,) each
+    model.train()
+    return (on_current > 0.97).sum().item(), (moved < 0.05).sum().item()
+
+
 class Run:
     """One training run: the model, the optimizer and the files of out_dir."""
 
@@ -220,14 +239,15 @@ class Run:
         first = self.train_data(texts_of_step(s.seed, 0, s.batch_size, self.train_data.n))[0]
         self.flops_per_token = self.model.flops_per_token(len(first.unique()) / first.numel())
         self.model.to(machine.device, torch.float64 if machine.dtype == 'float64' else torch.float32).train()
-        self.optimizer = self.model.adamw(s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
-                                          s.decay_embeddings)
+        self.optimizers = self.model.optimizers(
+            s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
+            decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr)
         self.step, self.saved_step = state.get('step', 0), state.get('step')
         self.val_loss, self.best = state.get('val_loss'), state.get('best_val_loss', math.inf)
         self.began = time.perf_counter() - state.get('seconds', 0.0)
         if state:
             self.model.load_state_dict(state['model'])  # again, for float64, which it was not yet
-            ckpt.load_optimizer(self.optimizer, state['optimizer'], s.path)
+            ckpt.load_optimizers(self.optimizers, state['optimizers'], s.path)
         self.compiled = machine.compile(DistinctIds(self.model)) if s.compile else DistinctIds(self.model)
         self.parallel = self.compiled
         if machine.world > 1:
@@ -270,19 +290,23 @@ class Run:
     def update(self) -> tuple[Tensor, Tensor]:
         """One optimizer step: this process's loss, and the gradient norm before clipping."""
         s = self.settings
-        for group in self.optimizer.param_groups:
-            group['lr'] = learning_rate_at(self.step, s)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group['lr'] = learning_rate_at(self.step, s, peak=optimizer.defaults['lr'])
         loss = gradients(self.parallel, self.train_data, self.step, s, self.machine)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), s.grad_clip or math.inf)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return loss, norm
 
     def check(self, loss: float) -> None:
         """FloatingPointError if a loss, a weight or a moment is not finite: it must not be saved."""
-        state = [*self.model.parameters(), *(moments[name] for moments in self.optimizer.state.values()
-                                             for name in ('exp_avg', 'exp_avg_sq'))]
+        state = list(self.model.parameters())
+        for optimizer in self.optimizers:
+            for moments in optimizer.state.values():
+                state.extend(moments.values())
         if not math.isfinite(loss) or not torch.stack([t.isfinite().all() for t in state]).all():
             raise FloatingPointError(f'step {self.step}: the loss is {loss} and not all weights are finite')
 
@@ -300,7 +324,8 @@ class Run:
 
     def report(self, loss: float, norm: float, speed: float) -> None:
         """One log line: the numbers of the last step, and tokens a second since the line before."""
-        s, m, rate = self.settings, self.machine, learning_rate_at(self.step - 1, self.settings)
+        s, m = self.settings, self.machine
+        rate = learning_rate_at(self.step - 1, s, s.learning_rate)
         mfu = speed * self.flops_per_token / m.peak_flops if m.peak_flops else None
         spent, left = (timedelta(seconds=int(x)) for x in (
             time.perf_counter() - self.began, (s.max_iters - self.step) * s.tokens_per_step / speed))
@@ -314,7 +339,13 @@ class Run:
         self.val_loss = evaluate(self.compiled, self.val_data, self.settings, self.machine)
         self.check(self.val_loss)
         self.machine.print0(f'step {self.step}: validation loss {self.val_loss:.4f}')
-        self.record(val_loss=self.val_loss)
+        stuck = {}
+        if self.model.config.n_sense:
+            on_current, by_position = stuck_senses(self.model, self.val_data, self.machine)
+            self.machine.print0(f'stuck senses: {on_current} give over 0.97 of their weight to the current '
+                                f'token, {by_position} follow position alone')
+            stuck = {'senses_on_current_token': on_current, 'senses_by_position': by_position}
+        self.record(val_loss=self.val_loss, **stuck)
         best, self.best = self.val_loss < self.best, min(self.val_loss, self.best)
         self.save(best)
 
@@ -327,7 +358,8 @@ class Run:
             ckpt.save_checkpoint(path.with_stem(f'ckpt-{self.step}'), state)
         elif self.machine.rank == 0:
             ckpt.save_checkpoint(path, state | {
-                'optimizer': self.optimizer.state_dict(), 'val_loss': self.val_loss, 'log': self.log_text,
+                'optimizers': {type(o).__name__: o.state_dict() for o in self.optimizers},
+                'val_loss': self.val_loss, 'log': self.log_text,
                 'best_val_loss': self.best, 'data': self.data_facts,
                 'seconds': time.perf_counter() - self.began}, best)
             self.saved_step = self.step

@@ -9,9 +9,11 @@ n_sense = 16
 block_size = 256
 batch_size = 32  # 32 * 256 = 8,192 tokens a step
 max_iters = 5000
+optimizer = 'muon'
+muon_lr = 6e-3
 learning_rate = 1.5e-3
 warmup_iters = 200
-weight_decay = 0.8  # steps * rate * decay = 6, as in the paper
+weight_decay = 0.1
 beta2 = 0.999  # as published: fewer senses get stuck at one token, docs/results.md
 decay_embeddings = False  # as published
 eval_interval = 250

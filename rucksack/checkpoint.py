@@ -19,7 +19,8 @@ from rucksack.data import DATA_NAME
 
 CHECKPOINTS = ('ckpt.pt', 'previous.pt', 'best.pt')  # of a run: the latest, the one before, the best
 STATE = {'step': int, 'seconds': float, 'best_val_loss': float, 'val_loss': float, 'settings': dict,
-         'optimizer': dict, 'log': str, 'data': str}  # what a checkpoint holds of a run, beside the model
+         'optimizers': dict, 'log': str, 'data': str}  # what a checkpoint holds of a run, beside the model
+MOMENTS = {'AdamW': ('exp_avg', 'exp_avg_sq'), 'Muon': ('momentum_buffer',)}  # that torch keeps of a weight
 RUN = {'dataset': (str, DATA_NAME), 'tokens': (int, r'\d+'), 'dtype': (str, 'float32|bfloat16|float64'),
        'compile': (bool, '.*')}  # what a model knows of its run
 
@@ -144,12 +145,14 @@ def read_state(path: Path) -> dict:
     return checkpoint
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict, path: Path) -> None:
+def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict[str, dict], path: Path) -> None:
     """Take the moments of each parameter from a checkpoint; betas and the like are those of the run."""
     try:
-        optimizer.load_state_dict(optimizer.state_dict() | {'state': state['state']})
-        for p, moments in optimizer.state.items():
-            for name in ('exp_avg', 'exp_avg_sq'):
-                check_weight(moments[name], p, f'{path}: {name}')
+        for optimizer in optimizers:
+            name = type(optimizer).__name__
+            optimizer.load_state_dict(optimizer.state_dict() | {'state': states[name]['state']})
+            for p, moments in optimizer.state.items():
+                for moment in MOMENTS[name]:
+                    check_weight(moments[moment], p, f'{path}: {moment}')
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(f'{path} has another optimizer ({one_line(error)}); fine-tune it by --init_from')

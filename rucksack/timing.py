@@ -69,7 +69,8 @@ def pairs_to_time(models: list[Backpack], idx: Tensor, machine: Machine, compile
     idx, targets, distinct, place = inputs = inputs_of(idx, idx, machine.device)
     flops = [ours.flops_per_token(n / idx.numel()) / other.flops_per_token()
              for n in (idx.numel(), idx.unique().numel(), 0)]
-    table, optimizers = SenseTable(ours, torch.bfloat16), [m.adamw(1e-5, 0.1, (0.9, 0.95)) for m in models]
+    table = SenseTable(ours, torch.bfloat16)
+    optimizers = [m.optimizers('adamw', 1e-5, 0.1, (0.9, 0.95))[0] for m in models]
     every, some, none, plain = (partial(forward_pass, machine, compiled(f), *args) for f, *args in (
         (lambda idx: ours(idx, C=ours.sense_network(ours.wte(idx))), idx),
         (lambda idx, ids, place: ours(idx, C=ours.senses_at(ids, place)), idx, distinct, place),

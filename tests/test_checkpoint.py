@@ -86,7 +86,7 @@ def assert_same_run(a: str, b: str) -> None:
         states = [torch.load(Path(run, name), weights_only=True) for run in (a, b)]
         same(*({k: x for k, x in s.items() if k not in ('log', 'seconds', 'settings')} for s in states))
     lines = Path(b, 'log.csv').read_text().splitlines(keepends=True)
-    assert log(a) == log(b) and all(line.count(',') == 8 and line.endswith('\n') for line in lines)
+    assert log(a) == log(b) and all(line.count(',') == 10 and line.endswith('\n') for line in lines)
     rows = [(int(row[0]), row[4] != '') for row in csv.reader(lines[1:])]
     assert rows == sorted(set(rows)) and [n for n, val in rows if not val] == list(range(1, rows[-1][0] + 1))
 

@@ -116,12 +116,54 @@ def test_a_model_starts_as_gpt2_and_knows_nothing(n_sense):
         else:
             assert (p == ('ln_' in name and name.endswith('weight'))).all(), name
     for embeddings in (True, False):
-        decayed, free = model.adamw(1e-3, 0.1, (0.9, 0.95), embeddings).param_groups
-        assert (decayed['weight_decay'], free['weight_decay']) == (0.1, 0.0)
-        assert len(decayed['params'] + free['params']) == len(list(model.parameters()))
+        adamw, = model.optimizers('adamw', 1e-3, 0.1, (0.9, 0.95), decay_embeddings=embeddings)
+        decay = {p: group['weight_decay'] for group in adamw.param_groups for p in group['params']}
         for name, p in model.named_parameters():
             decays = p.dim() == 2 and (embeddings or name[-10:] not in ('wte.weight', 'wpe.weight'))
-            assert any(p is q for q in (decayed if decays else free)['params']), name
+            assert decay.pop(p) == 0.1 * decays, name
+        assert not decay
+
+
+@pytest.mark.parametrize('n_sense', [0, 3])
+def test_muon_takes_all_matrices_but_the_embeddings(n_sense):
+    """Every parameter has one optimizer, Muon if it is a matrix and not an embedding, else AdamW."""
+    model = lively(n_sense=n_sense)
+    adamw, muon = model.optimizers('muon', 1e-3, 0.1, (0.9, 0.95))
+    owners = [(p, optimizer) for optimizer in (adamw, muon)
+              for group in optimizer.param_groups for p in group['params']]
+    assert len(owners) == len(list(model.parameters()))
+    owner = dict(owners)
+    for name, p in model.named_parameters():
+        is_embedding = name.endswith(('wte.weight', 'wpe.weight'))
+        assert owner[p] is (muon if p.dim() == 2 and not is_embedding else adamw), name
+
+
+@pytest.mark.parametrize('scale', [1e-3, 1e3])
+def test_a_step_of_muon_is_as_long_as_one_of_adamw(scale):
+    """Whatever the size of the gradients, its root mean square is 0.2 of the rate, which is what AdamW's
+    settles at; no direction of the matrix gets more than 1.3 times its share."""
+    model = lively()
+    _, muon = model.optimizers('muon', 1e-3, 0.0, (0.9, 0.95), muon_lr=0.02)
+    matrices = muon.param_groups[0]['params']
+    before = [p.detach().clone() for p in matrices]
+    for p in matrices:
+        p.grad = scale * torch.randn_like(p)
+    muon.step()
+    for p, old in zip(matrices, before):
+        step = (p.detach() - old) / 0.02
+        assert 0.15 < step.square().mean().sqrt() < 0.25
+        assert torch.linalg.matrix_norm(step, 2) < 1.3 * 0.2 * max(step.shape) ** 0.5
+
+
+def test_gradients_of_a_frequent_id_add_up_in_bfloat16():
+    """A thousand gradients of one, for a thousand occurrences of one id, make a thousand, not 256."""
+    model = lively(block_size=1000).float()
+    for p in model.sense_network.parameters():
+        p.data.zero_()
+    idx = torch.full((1, 1000), 7)
+    with torch.autocast('cpu', torch.bfloat16):
+        model.senses(idx).sum().backward()
+    assert model.sense_network.final_mlp.c_proj.bias.grad.unique().tolist() == [1000]
 
 
 # Ids (B, T): some repeat, one id alone, one token, all distinct, a larger batch, one text.

@@ -9,7 +9,17 @@ from test_model import lively, text
 from torch.testing import assert_close
 
 import senses
-from senses import STRENGTHS, affinities, compose, edited, replace_word, scale_senses, separation, topic
+from senses import (
+    STRENGTHS,
+    affinities,
+    compose,
+    edited,
+    replace_word,
+    scale_senses,
+    sense_gauge,
+    separation,
+    topic,
+)
 
 V, K, D = 34, 3, 24  # ids of the model, which has six rows of padding more; senses; width
 IDX = text() % V  # (2, 10)
@@ -176,3 +186,31 @@ def test_affinities_over_a_large_vocabulary_are_near_those_in_float32(monkeypatc
     off, largest = (found[1] - found[0]).abs(), found[0].abs().max()
     assert found[1].dtype == torch.float32 and 0 < off.max() < 0.02 * largest
     assert off.median() < 0.002 * largest
+
+
+def test_the_gauge_tells_senses_that_read_the_text_from_those_that_do_not(monkeypatch):
+    """Of three senses made by hand, one keeps to the current token, one weighs all positions alike, one looks
+    for the largest id so far: means from position 32 on, and the first two follow position alone."""
+    def alpha(idx):  # (1, T) -> (1, 3, T, T)
+        largest = [idx[0, :i + 1].argmax() for i in range(64)]
+        return torch.stack([torch.eye(64), torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None],
+                            torch.eye(64)[largest]])[None]
+
+    model, idx = lively(), text(64, batch=3)
+    monkeypatch.setattr(model, 'alpha', alpha)
+    on_current, moved = sense_gauge(model, idx)
+    is_largest = [ids[:i + 1].argmax() == i for ids in idx for i in range(32, 64)]
+    assert on_current.tolist() == pytest.approx([
+        1, sum(1 / i for i in range(33, 65)) / 32, sum(is_largest).item() / len(is_largest)])
+    assert moved[:2].tolist() == [0, 0]
+    assert moved[2] > 0.5
+
+
+def test_the_gauge_reads_alpha_as_the_model_gives_it(model):
+    """In a text of 10 tokens it begins at the fifth: weights of the current token, by a loop over them."""
+    alpha = model.alpha(IDX)  # (2, k, 10, 10)
+    on_current, moved = sense_gauge(model, IDX)
+    for l in range(K):
+        weights = [alpha[b, l, i, i].item() for b, i in product(range(2), range(5, 10))]
+        assert on_current[l].item() == pytest.approx(sum(weights) / 10, rel=1e-5)
+    assert moved.gt(0).all()

@@ -19,6 +19,7 @@ from model import Backpack, Config, DistinctIds
 from rucksack.data import TokenDataset, inputs_of, read_meta, texts_of_step
 from rucksack.machine import Machine
 from rucksack.published import export, from_pretrained
+from senses import sense_gauge
 from train import Settings
 
 
@@ -62,10 +63,11 @@ def test_evaluation_is_the_mean_over_fixed_texts_without_dropout(tiny):
 def test_the_learning_rate_warms_up_and_decays_to_its_end():
     """Linear up to learning_rate in warmup_iters steps, down to min_lr at lr_decay_iters, flat after it."""
     s = Settings(learning_rate=1.0, warmup_iters=4, lr_decay_iters=14, min_lr=0.5, max_iters=24)
-    rates = [train.learning_rate_at(step, s) for step in range(20)]
+    rates = [train.learning_rate_at(step, s, 1.0) for step in range(20)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0] and rates[9] == 0.75 and rates[14:] == [0.5] * 6
     s.lr_decay_iters = 0
-    assert train.learning_rate_at(14, s) == 0.75 and train.learning_rate_at(24, s) == 0.5
+    assert train.learning_rate_at(14, s, 1.0) == 0.75 and train.learning_rate_at(24, s, 1.0) == 0.5
+    assert train.learning_rate_at(9, s, 2.0) == 1.625  # of another peak, to the same end
 
 
 @pytest.mark.slow
@@ -87,7 +89,7 @@ def test_a_compiled_model_is_compiled_once_whatever_the_number_of_distinct_ids(n
 
 
 @pytest.mark.parametrize('option', [
-    '--dropout=0.2', '--model=gpt', '--dtype=float64', '--dtype=bfloat16',
+    '--dropout=0.2', '--model=gpt', '--dtype=float64', '--dtype=bfloat16', '--optimizer=muon',
     pytest.param('--compile=True', marks=pytest.mark.slow)])
 def test_an_interrupted_run_resumes_to_the_same_bits(option, tiny, capsys, monkeypatch):
     """Ctrl-C ends it with exit code 130; resumed, it goes on from the last evaluation."""
@@ -110,7 +112,8 @@ def test_a_run_resumes_with_other_settings_only_if_told(tiny, capsys):
     """What changes the result, and other data, takes --allow_changes; a longer run does not; sizes stay."""
     resume = [*SMALL, '--max_iters=4', '--init_from=resume']
     train.main([*SMALL, '--max_iters=2'])
-    for option in ('learning_rate=0.02', 'batch_size=2', 'seed=2', 'weight_decay=50.0', 'dtype=float64',
+    for option in ('learning_rate=0.02', 'optimizer=muon', 'batch_size=2', 'seed=2', 'weight_decay=50.0',
+                   'dtype=float64',
                    'gradient_accumulation_steps=2', 'beta2=0.99', 'block_size=4', 'eval_iters=3'):
         error = error_of(train, capsys, *resume, f'--{option}')
         name, value = option.split('=')
@@ -190,7 +193,8 @@ def test_several_processes_train_as_one(n, tiny):
         train.main([*run, *more, '--out_dir=out/one'])
         assert ranks(*[[*run, *more, '--out_dir=out/all']] * n) == [0] * n
         one, many = checkpoint('out/one'), checkpoint('out/all')
-        moments = ([m['exp_avg'] for m in state['optimizer']['state'].values()] for state in (one, many))
+        states = [state['optimizers']['AdamW']['state'] for state in (one, many)]
+        moments = [[moment['exp_avg'] for moment in state.values()] for state in states]
         torch.testing.assert_close(*moments, rtol=0, atol=1e-12)  # with beta1 = 0 exp_avg is the gradient
         torch.testing.assert_close(one['model'], many['model'], rtol=0, atol=1e-12)
         assert log('out/one') == log('out/all')
@@ -211,6 +215,29 @@ def test_processes_that_disagree_are_refused(tiny):
     assert ranks(run, run, run) == [2, 2, 2] and 'must be a multiple of 3' in Path('said1.txt').read_text()
 
 
+@pytest.mark.parametrize('kind', ['backpack', 'gpt'])
+def test_every_evaluation_counts_stuck_senses(kind, tiny, capsys, monkeypatch):
+    """What the gauge says of four senses goes to the terminal and to two columns of log.csv, which a
+    Transformer leaves empty."""
+    gauge = torch.tensor([0.98, 0.96, 1.0, 0.1]), torch.tensor([0.04, 0.06, 0.0, 0.01])
+    monkeypatch.setattr(train, 'sense_gauge', lambda model, idx: gauge)
+    train.main([*SMALL, f'--model={kind}', '--max_iters=4', '--eval_interval=2'])
+    found = [(row['senses_on_current_token'], row['senses_by_position']) for row in log() if row['val_loss']]
+    said = capsys.readouterr().out.count('stuck senses: 2 give over 0.97 of their weight to the current '
+                                         'token, 3 follow position alone\n')
+    assert (found, said) == (([('2', '3')] * 3, 3) if kind == 'backpack' else ([('', '')] * 3, 0))
+
+
+@pytest.mark.parametrize('dropout', [0.0, 0.5])
+def test_the_gauge_is_read_on_16_texts_without_dropout(dropout, tiny):
+    """Texts spread evenly over the bin; the model goes back to training as it was."""
+    model, data = a_model(dropout=dropout), dataset('val')
+    on_current, moved = sense_gauge(model.eval(), data(np.arange(16) * 24 // 16)[0])
+    expected = (on_current > 0.97).sum().item(), (moved < 0.05).sum().item()
+    assert train.stuck_senses(model.train(), data, Machine('cpu', 'float64', 0, 1)) == expected
+    assert model.training
+
+
 def test_what_a_run_logs_goes_to_weights_and_biases_too_if_asked_for(tiny, monkeypatch, capsys):
     """Plain numbers, none longer than it is exact; wandb is imported only where it gets the same rows."""
     monkeypatch.setitem(sys.modules, 'wandb', None)  # importing it is an ImportError
@@ -220,7 +247,7 @@ def test_what_a_run_logs_goes_to_weights_and_biases_too_if_asked_for(tiny, monke
     monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=lambda **kw: asked.update(kw) or fake))
     train.main([*RUN, '--overwrite', '--wandb_log', '--wandb_project=p', '--learning_rate=0.0031'])
     assert re.search(r'\nstep 1 done on cpu \(.*\), peak memory \d+\.\d\d GB\n', capsys.readouterr().out)
-    assert Path('out/run/log.csv').read_text().startswith('step,tokens,seconds,loss,val_loss,learning_rate,')
+    assert Path('out/run/log.csv').read_text().startswith('step,tokens,seconds,loss,val_loss,senses_')
     assert len(log()) == len(sent) == 10 and (asked['project'], asked['config']['n_embd']) == ('p', 16)
     for logged, (step, row) in zip(log(), sent):
         assert {name: float(x) for name, x in logged.items() if x} == pytest.approx(
@@ -266,7 +293,7 @@ def test_a_run_that_overflows_keeps_its_best_and_its_last_good_state(tiny, capsy
         said, last = capsys.readouterr().err, checkpoint(f'out/{interval}')
         assert stop.value.code == 1 and said.count('\n') == 1 and 'stopped: step ' in said
         assert f'state is out/{interval}/ckpt.pt, of step {last["step"]}; go on by --init_from=' in said
-        moments = [t for state in last['optimizer']['state'].values() for t in state.values()]
+        moments = [t for state in last['optimizers']['AdamW']['state'].values() for t in state.values()]
         assert all(t.isfinite().all() for t in [*last['model'].values(), *moments])
         monkeypatch.setattr(train, 'gradients', gradients)
     assert last['step'] == 0 and said.startswith('train.py: stopped: step 2: ')
