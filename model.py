@@ -1,40 +1,44 @@
-"""The Backpack Language Model in one file.
+"""The Backpack language model in one file.
 
 Paper: Hewitt, Thickstun, Manning, Liang, ACL 2023, https://arxiv.org/abs/2305.16765
 Published code and weights: https://github.com/john-hewitt/backpacks-flash-attn,
 https://huggingface.co/stanfordnlp/backpack-gpt2
 
-A Transformer turns a text into vectors and predicts the next token from them. A Backpack lets its Transformer
-choose only weights, by which it sums sense vectors: k for each id of the vocabulary, the same in every text.
-Given the weights, the logits are linear in the senses, so each sense can be read, and edited, on its own.
+A Transformer turns a text into one vector per position and predicts the next token from it.
+A Backpack gives every token of the vocabulary k sense vectors, the same in every text.
+Its Transformer still reads the text, but it only chooses weights, none of them negative.
+The weighted sum of all senses of all tokens so far predicts the next token.
+Given the weights, every logit is linear in the senses.
+So you can read a sense, explain a prediction sense by sense, and edit a sense everywhere at once.
 
-B texts in a batch, T tokens in each, V rows of E (unused ones included), d = n_embd, k = n_sense; i and j are
-positions, l is a sense, all counted from 0; x_j is the id at j. A token is an occurrence in a text, an id the
-number of a row of E. With a cache, T counts the new positions and S all positions; otherwise S = T.
+    B         texts in a batch
+    T         tokens in each text
+    V         rows of the embedding matrix, one per token id (and some unused)
+    d         width of a vector, n_embd
+    k         senses per token, n_sense
+    x_j       the token id at position j
+    E         the token embeddings (V, d): input, senses and output share them
+    h         the Transformer's output (B, T, d)
+    C         the senses (B, T, k, d); C[b, j, l] is sense l of token j
+    alpha     the weights (B, k, T, T); position i gives alpha[b, l, i, j] to sense l of token j
+    o         the weighted sum (B, T, d): o_i = sum_j sum_l alpha_lij C(x_j)_l
 
-    code              paper           shape          meaning
-    wte               E               (V, d)         token embeddings, tied: input, senses and output use them
-    contextualizer    h, Eq. 11       (B, T, d)      a GPT-2 Transformer between embedding and output layer
-    senses            C, Eq. 10       (B, T, k, d)   the senses of each token; no position, no context
-    sense_weights     alpha, Eq. 12   (B, k, T, T)   at [b, l, i, j] the weight at i of sense l of token j
-    weighted_sum      o, Eq. 2        (B, T, d)      o_i = sum_j sum_l alpha_lij C(x_j)_l
-    project           Eq. 9           (B, T, V)      logits = o E^T
+The whole model is five lines, with the paper's equation numbers:
 
-The whole model is these five lines; Backpack.plain has them:
+    h = contextualizer(wte(idx))       # (B, T, d)       Eq. 11, a GPT-2
+    C = senses(idx)                    # (B, T, k, d)    Eq. 10
+    alpha = sense_weights(h)           # (B, k, T, T)    Eq. 12
+    o = weighted_sum(alpha, C)         # (B, T, d)       Eq. 2
+    logits = project(o)                # (B, T, V)       Eq. 9, o E^T
 
-    h = contextualizer(wte(idx))       Eq. 11
-    C = senses(idx)                    Eq. 10
-    alpha = sense_weights(h)           Eq. 12
-    o = weighted_sum(alpha, C)         Eq. 2
-    logits = project(o)                Eq. 9
+At position i the weights of one sense sum to one over the positions j <= i: positions compete
+for a sense, senses do not compete with each other.
 
-At each position i the weights of one sense sum to one over the positions j <= i, so all weights together sum
-to k: positions compete for a sense, senses do not compete with each other.
-
-By hand (a test runs it), with k = 2 senses and d = 2 axes, skateboard and health, for the text "trick sick":
-C(trick) = [(1, 0), (0, 0)], C(sick) = [(1, 0), (0, 1)]. At "sick", let sense 0 have weight 1/2 on both
-tokens, sense 1 weight 1 on trick, where it is zero, and 0 on sick: o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0)
-+ 0 (0, 1) = (1, 0): skateboard, not health.
+An example to work out by hand (a test runs it). There are k = 2 senses and d = 2 axes,
+skateboard and health. The text is "trick sick".
+C(trick) = [(1, 0), (0, 0)] and C(sick) = [(1, 0), (0, 1)].
+At "sick", sense 0 has weight 1/2 on both tokens; sense 1 has weight 1 on trick and 0 on sick.
+So o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 
 import math
@@ -46,39 +50,44 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
 
-# An edit maps ids (B, S) and their senses C (B, S, k, d) to the senses to sum. It must leave C as it is.
+# An edit takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to sum instead.
+# It must not write into C.
 Edit = Callable[[Tensor, Tensor], Tensor]
 
 SIZES = {  # the paper's (section 4.1, Table 9)
     'micro': dict(n_layer=6, n_head=6, n_embd=384),
     'mini': dict(n_layer=8, n_head=8, n_embd=640),
-    'small': dict(n_layer=12, n_head=12, n_embd=768)}
+    'small': dict(n_layer=12, n_head=12, n_embd=768),
+}
 
 
 @dataclass
 class Config:
     """Shape of a model. ValueError if n_head or n_sense does not divide n_embd."""
 
-    block_size: int = 512    # longest text, in tokens
-    vocab_size: int = 50257  # V: rows of wte, unused ones included
-    n_vocab: int = 0         # ids the tokenizer knows; rows from there on are unused (0: none)
+    block_size: int = 512    # longest text the model can read, in tokens
+    vocab_size: int = 50257  # V, rows of the embedding matrix, unused ones included
+    n_vocab: int = 0         # ids that the tokenizer knows, the rest are unused (0: V)
     n_layer: int = 12
     n_head: int = 12
     n_embd: int = 768        # d
-    n_sense: int = 16        # k; 0 is the baseline Transformer
-    sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 * n_embd, as published; Table 8: n_embd)
-    dropout: float = 0.0     # in the contextualizer only, so that an id has one set of senses
+    n_sense: int = 16        # k; 0 makes the baseline Transformer
+    sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 n_embd; Table 8: n_embd)
+    dropout: float = 0.0     # in the contextualizer only: a token has one set of senses
 
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
-        for name in ('n_head', 'n_sense') if self.n_sense else ('n_head',):
-            if (n := getattr(self, name)) < 1 or self.n_embd % n:
+        heads = {'n_head': self.n_head}
+        if self.n_sense != 0:
+            heads['n_sense'] = self.n_sense
+        for name, n in heads.items():
+            if n < 1 or self.n_embd % n != 0:
                 raise ValueError(f'n_embd = {self.n_embd} is not divisible by {name} = {n}')
 
 
 # -----------------------------------------------------------------------------
-# What makes it a Backpack: senses, their weights, their sum.
+# What makes it a Backpack: the senses, their weights, and their sum.
 
 
 class MLP(nn.Module):
@@ -90,35 +99,40 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(n_hidden, n_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x), approximate='tanh'))
+        x = self.c_fc(x)  # (.., n_hidden)
+        x = F.gelu(x, approximate='tanh')
+        return self.c_proj(x)  # (.., n_out)
 
 
 class SenseNetwork(nn.Module):
-    """Eq. 10, C(x) = FF(E x): the embedding e = E x, a row of E, (.., d) -> k sense vectors (.., k, d).
+    """Eq. 10, C(x) = FF(E[x]): the embedding of a token (.., d) -> its k senses (.., k, d).
 
-    Appendix A.1 calls the norm and residual before the second feed-forward layer, final_mlp, an accident;
-    the published weights have them. The published code has dropout in here too; this has none.
+    Appendix A.1 calls the norm and residual before the second feed-forward layer, final_mlp,
+    an accident; the published weights have them. The published code has dropout here, we do not.
     """
 
     def __init__(self, config: Config):
         super().__init__()
-        d, hidden, self.n_sense = config.n_embd, config.sense_hidden, config.n_sense
+        d = config.n_embd
+        self.n_sense = config.n_sense
         self.ln_0 = nn.LayerNorm(d)
         self.ln_1 = nn.LayerNorm(d)
-        self.mlp = MLP(d, hidden, d)
+        self.mlp = MLP(d, config.sense_hidden, d)
         self.ln_2 = nn.LayerNorm(d)
-        self.final_mlp = MLP(d, hidden, config.n_sense * d)
+        self.final_mlp = MLP(d, config.sense_hidden, config.n_sense * d)
 
     def forward(self, e: Tensor) -> Tensor:
-        r = e + self.ln_0(e)  # (.., d), sic: the published weights need it
+        r = e + self.ln_0(e)  # (.., d); odd, but the published weights need it
         r = r + self.mlp(self.ln_1(r))  # (.., d)
-        return self.final_mlp(self.ln_2(r)).unflatten(-1, (self.n_sense, -1))  # (.., k*d) -> (.., k, d)
+        C = self.final_mlp(self.ln_2(r))  # (.., k*d), all senses side by side
+        return C.unflatten(-1, (self.n_sense, -1))  # (.., k, d), one row per sense
 
 
 class SenseWeights(nn.Module):
-    """Eq. 12, alpha_l = softmax(query_l key_l^T / sqrt(d/k)), causal: h (B, T, d) -> alpha (B, k, T, T).
+    """Eq. 12, alpha_l = softmax(query_l key_l^T / sqrt(d/k)), causal.
 
-    Attention without values, one head per sense. Eq. 12 has no scale and no bias; the published code has.
+    h (B, T, d) -> alpha (B, k, T, T). It is attention without values, one head per sense.
+    Eq. 12 has no scale and no bias; the published code has both.
     """
 
     def __init__(self, config: Config):
@@ -127,12 +141,17 @@ class SenseWeights(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
 
     def forward(self, h: Tensor) -> Tensor:
-        return causal_softmax(*self.query_and_key(h))
+        query, key = self.query_and_key(h)
+        return causal_softmax(query, key)
 
-    def query_and_key(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """The query and the key of each sense and position, (B, k, T, d/k) each."""
+    def query_and_key(self, h: Tensor, cache: 'Cache | None' = None) -> tuple[Tensor, Tensor]:
+        """The queries and keys, (B, k, T, d/k) each; with a cache, the keys of all S tokens."""
         query, key = self.c_attn(h).chunk(2, dim=-1)  # (B, T, d) each
-        return split_heads(query, self.n_sense), split_heads(key, self.n_sense)
+        query = split_heads(query, self.n_sense)  # (B, k, T, d/k)
+        key = split_heads(key, self.n_sense)  # (B, k, T, d/k)
+        if cache is not None:
+            key = cache.extend(self, key, dim=2)
+        return query, key
 
 
 def split_heads(x: Tensor, n: int) -> Tensor:
@@ -141,25 +160,26 @@ def split_heads(x: Tensor, n: int) -> Tensor:
 
 
 def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
-    """Eq. 12: query (B, k, T, d/k) of the last T of S positions, key (B, k, S, d/k) -> alpha (B, k, T, S)."""
-    T, S, scale = query.shape[2], key.shape[2], math.sqrt(query.shape[-1])
-    # -inf where j > i; row r is position i = S - T + r
-    mask = torch.full((T, S), -math.inf, dtype=query.dtype, device=query.device).triu(1 + S - T)  # (T, S)
-    scores = (query / scale) @ key.transpose(-2, -1) + mask  # (B, k, T, S)
-    return scores.softmax(dim=-1)
+    """Eq. 12 at the last T of S positions: (B, k, T, d/k), (B, k, S, d/k) -> (B, k, T, S)."""
+    T, S = query.shape[2], key.shape[2]
+    scale = math.sqrt(query.shape[-1])
+    scores = (query / scale) @ key.transpose(-2, -1)  # (B, k, T, S)
+    future = torch.full((T, S), -math.inf, dtype=query.dtype, device=query.device)
+    future = future.triu(1 + S - T)  # -inf where j > i; row r is position i = S - T + r
+    return (scores + future).softmax(dim=-1)
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
-    """Eq. 2: weights (B, k, T, S) and senses (B, S, k, d) -> o (B, T, d), one matrix product per text."""
+    """Eq. 2: weights (B, k, T, S) and senses (B, S, k, d) -> o (B, T, d)."""
     return torch.einsum('blij,bjld->bid', alpha, C)
 
 
 class Backpack(nn.Module):
-    """A Backpack Language Model, or with n_sense = 0 the baseline Transformer, whose logits are project(h).
+    """A Backpack; with n_sense = 0 the baseline Transformer, whose logits are project(h).
 
-    Where a method takes C=, that is the senses to sum, by default senses(idx). An edit is a function
-    (ids, C) -> C, so the model under an edit is model(idx, C=edit(idx, model.senses(idx))); with the senses
-    of a SenseTable it is model(idx, C=table(idx)). An edit that changes nothing changes no bit of the logits.
+    C= passes the senses to sum; the default is senses(idx). An edit is a function (ids, C) -> C,
+    so model(idx, C=edit(idx, model.senses(idx))) is the model under an edit. An edit that changes
+    no sense changes no bit of the logits.
     """
 
     def __init__(self, config: Config):
@@ -172,26 +192,34 @@ class Backpack(nn.Module):
         if config.n_sense:
             self.sense_network = SenseNetwork(config)
             self.sense_weights = SenseWeights(config)
-        for name, module in self.named_modules():  # GPT-2's init, as published for the sense MLPs too
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                scale = 1 / math.sqrt(2 * config.n_layer) if name.endswith('c_proj') else 1.0
-                nn.init.normal_(module.weight, std=0.02 * scale)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
+        for name, module in self.named_modules():
+            init_weights(name, module, config.n_layer)
 
-    def plain(self, idx: Tensor, C: Tensor | None = None) -> Tensor:
-        """The Backpack as the paper defines it: ids (B, T) -> logits (B, T, V). forward is its fast form."""
-        h = self.contextualizer(self.wte(idx))  # (B, T, d)          Eq. 11
-        C = self.senses(idx) if C is None else C  # (B, T, k, d)     Eq. 10
-        alpha = self.sense_weights(h)  # (B, k, T, T)                Eq. 12
-        o = weighted_sum(alpha, C)  # (B, T, d)                      Eq. 2
-        return self.project(o)  # (B, T, V)                          Eq. 9
+    def forward(self, idx: Tensor, targets: Tensor | None = None, *,
+                C: Tensor | None = None, cache: 'Cache | None' = None) -> Tensor:
+        """Logits (B, T, V) of the token after each position of idx (B, T).
+
+        With targets (B, T), their mean loss in nats instead; a target of -1 does not count.
+        With a cache, idx holds only the T new tokens; C is required, and holds the senses of all S.
+        ValueError: a text longer than block_size, or senses given to a Transformer.
+        """
+        h = self.contextualizer(self.wte(idx), cache)  # (B, T, d)       Eq. 11
+        if not self.config.n_sense:
+            if C is not None:
+                raise ValueError('a Transformer has no senses to sum; take a Backpack')
+            return self.predict(h, targets)  # the baseline Transformer ends here
+        if C is None:
+            C = self.senses(idx)  # (B, T, k, d)                         Eq. 10
+        query, key = self.sense_weights.query_and_key(h, cache)  # of    Eq. 12
+        o = sum_in_blocks(query, key, C)  # (B, T, d)                    Eq. 12 and 2
+        return self.predict(o, targets)  # (B, T, V)                     Eq. 9
 
     def senses(self, ids: Tensor) -> Tensor:
-        """Eq. 10: the sense vectors C of ids of any shape (..) -> (.., k, d).
+        """Eq. 10: the senses C of ids of any shape (..) -> (.., k, d).
 
-        Senses depend on the id alone, so those of each distinct id are computed once. In a compiled model,
-        whose shapes may not depend on the data, every token's are computed; DistinctIds avoids that.
+        Senses depend on the id alone, so they are computed once for each distinct id. In a
+        compiled model, whose shapes may not depend on the data, they are computed for every token;
+        rucksack.data.DistinctIds avoids that.
         """
         if torch.compiler.is_compiling():
             return self.sense_network(self.wte(ids))
@@ -199,132 +227,114 @@ class Backpack(nn.Module):
         return self.senses_at(distinct, place)
 
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
-        """Senses (.., k, d) of the ids distinct[place] (..); the network runs on distinct (n,) only."""
+        """The senses (.., k, d) of the ids distinct[place]; the network sees each id once."""
         rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
-        # Gather in the weights' precision: under autocast the gradients of a frequent id would be added up
-        # in bfloat16, where 256 + 1 is 256.
-        C = F.embedding(place, rows.to(self.wte.weight.dtype)).to(rows.dtype)  # (.., k*d), is rows[place]
+        # F.embedding gathers rows[place]. It does so in the precision of the weights, because
+        # its backward pass adds up the gradients of a frequent id: in bfloat16, 256 + 1 is 256.
+        C = F.embedding(place, rows.to(self.wte.weight.dtype)).to(rows.dtype)  # (.., k*d)
         return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
 
     def alpha(self, idx: Tensor) -> Tensor:
-        """Eq. 11 and 12: the weights of the senses of the texts idx (B, T) -> (B, k, T, T)."""
+        """Eq. 11 and 12: the weights (B, k, T, T) of the senses in the texts idx (B, T)."""
         return self.sense_weights(self.contextualizer(self.wte(idx)))
 
     def project(self, v: Tensor) -> Tensor:
         """Eq. 9: the logits v E^T of any vectors v (.., d) -> (.., V), unused rows included."""
         return F.linear(v, self.wte.weight)
 
-    def represent(self, idx: Tensor, C: Tensor | None = None, cache: 'Cache | None' = None) -> Tensor:
-        """Eq. 2: the vectors o of the ids idx (B, T) -> (B, T, d); for a Transformer its h.
-
-        With a cache, idx are the tokens it has not read yet and C (B, S, k, d), then required, covers all S
-        positions. ValueError: a text longer than block_size, or senses for a Transformer.
-        """
-        if C is not None and not self.config.n_sense:
-            raise ValueError('a Transformer has no senses to sum; take a Backpack (n_sense > 0)')
-        o = h = self.contextualizer(self.wte(idx), cache)  # (B, T, d)
-        if self.config.n_sense:
-            C = self.senses(idx) if C is None else C  # (B, S, k, d)
-            query, key = self.sense_weights.query_and_key(h)  # (B, k, T, d/k) each
-            key = key if cache is None else cache.extend(self.sense_weights, key, dim=2)  # (B, k, S, d/k)
-            o = sum_in_blocks(query, key, C)  # (B, T, d)
-        if cache is not None:
-            cache.length += idx.shape[1]
-        return o
-
-    def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) of the token after each position of idx (B, T).
-
-        With targets (B, T), the ids to predict, their mean loss in nats instead; targets of -1 do not count.
-        C (B, T, k, d) are the senses to sum, by default senses(idx). ValueError as in represent.
-        """
-        o = self.represent(idx, C)  # (B, T, d)
+    def predict(self, o: Tensor, targets: Tensor | None) -> Tensor:
+        """Eq. 9: o (B, T, d) -> logits (B, T, V), or with targets (B, T) their mean loss ()."""
         if targets is None:
-            return self.project(o)  # (B, T, V)
-        o, targets = o.flatten(0, 1), targets.flatten()  # (B*T, d), (B*T,)
-        return ProjectedLoss.apply(o, self.wte.weight, targets, torch.is_grad_enabled())  # ()
+            return self.project(o)
+        o = o.flatten(0, 1)  # (B*T, d)
+        need_grad = torch.is_grad_enabled()
+        return ProjectedLoss.apply(o, self.wte.weight, targets.flatten(), need_grad)
 
     @torch.no_grad()
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
                  edit: Edit | None = None, senses: Callable[[Tensor], Tensor] | None = None,
                  stop: int | None = None) -> Tensor:
-        """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer once all have drawn the id stop.
+        """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer once all have drawn stop.
 
-        temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit is applied to all S
-        positions at each step; senses replaces model.senses, as a SenseTable can. Each token is read once;
-        a text past block_size goes on from its last block_size // 2 tokens, read anew.
+        temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit is applied
+        to the senses of all tokens at each step. senses replaces model.senses, as a SenseTable can.
+        Each token is read once. Past block_size, the last block_size // 2 tokens are read anew.
         """
         if (edit or senses) is not None and not self.config.n_sense:
-            raise ValueError('a Transformer has no senses to edit; take a Backpack (n_sense > 0)')
-        senses, block_size, start = senses or self.senses, self.config.block_size, 0
+            raise ValueError('a Transformer has no senses to edit; take a Backpack')
+        senses = senses or self.senses
+        block_size = self.config.block_size
         cache = Cache(min(block_size, idx.shape[1] + n))
+        start = 0  # the first token that is still read
         ended = torch.zeros_like(idx[:, :1], dtype=torch.bool)  # (B, 1)
         for _ in range(n):
             if idx.shape[1] - start > block_size:
-                start, cache = idx.shape[1] - max(1, block_size // 2), Cache(cache.capacity)
-            text = idx[:, start:]  # (B, S)
-            new, C = text[:, cache.length:], None  # (B, T); a Transformer has no C
+                start = idx.shape[1] - max(1, block_size // 2)
+                cache = Cache(cache.capacity)
+            text = idx[:, start:]  # (B, S), S tokens in all
+            new = text[:, cache.length:]  # (B, T), those that the cache does not hold
+            C = None
             if self.config.n_sense:
                 C = cache.extend('C', senses(new), dim=1)  # (B, S, k, d), kept unedited
-                C = C if edit is None else edit(text, C)
-            o = self.represent(new, C, cache)[:, -1]  # (B, d)
-            logits = self.project(o)[:, :self.config.n_vocab]  # (B, n_vocab)
-            drawn = torch.multinomial(next_token_probs(logits, temperature, top_k), 1)  # (B, 1)
-            idx, ended = torch.cat([idx, drawn], dim=1), ended | (drawn == stop)  # one longer, (B, 1)
+            if edit is not None:
+                C = edit(text, C)
+            logits = self(new, C=C, cache=cache)[:, -1, :self.config.n_vocab]  # (B, n_vocab)
+            cache.length += new.shape[1]
+            probs = next_token_probs(logits, temperature, top_k)  # (B, n_vocab)
+            drawn = torch.multinomial(probs, 1)  # (B, 1)
+            idx = torch.cat([idx, drawn], dim=1)  # one token longer
+            ended = ended | (drawn == stop)
             if stop is not None and ended.all():
                 break
         return idx
 
-    def optimizers(self, name: str, learning_rate: float, weight_decay: float, betas: tuple[float, float], *,
-                   decay_embeddings: bool = True, muon_lr: float = 6e-3) -> list[torch.optim.Optimizer]:
+    def optimizers(self, name: str, learning_rate: float, weight_decay: float,
+                   betas: tuple[float, float], *, decay_embeddings: bool = True,
+                   muon_lr: float = 6e-3) -> list[torch.optim.Optimizer]:
         """The optimizers of a training run: AdamW alone ('adamw'), or AdamW and Muon ('muon').
 
-        Muon orthogonalizes each update of a matrix, so that no direction of it outruns the others: without
-        that, scores of SenseWeights grow until the softmax is saturated, and such a sense learns no more.
-        It takes every matrix but the embeddings; 'match_rms_adamw' makes its rates comparable to AdamW's.
+        Muon takes every matrix but the embeddings. It orthogonalizes each update, so that no
+        direction of a matrix outruns the others. Under AdamW the scores of SenseWeights can grow
+        until a softmax is saturated, and that sense learns no more.
         weight_decay is on matrices (embeddings optional), never on biases and norms.
         """
         embeddings = [self.wte.weight, self.contextualizer.wpe.weight]
         matrices = [m.weight for m in self.modules() if isinstance(m, nn.Linear)]
         biases_and_norms = [p for p in self.parameters() if p.dim() == 1]
+        embedding_decay = weight_decay if decay_embeddings else 0.0
         groups = [
             dict(params=biases_and_norms, weight_decay=0.0),
-            dict(params=embeddings, weight_decay=weight_decay if decay_embeddings else 0.0)]
+            dict(params=embeddings, weight_decay=embedding_decay)]
         if name == 'adamw':
             groups.append(dict(params=matrices, weight_decay=weight_decay))
         optimizers = [torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)]
         if name == 'muon':
             optimizers.append(torch.optim.Muon(
-                matrices, lr=muon_lr, weight_decay=weight_decay, adjust_lr_fn='match_rms_adamw'))
+                matrices, lr=muon_lr, weight_decay=weight_decay,
+                adjust_lr_fn='match_rms_adamw'))  # so that its rates compare with AdamW's
         return optimizers
 
     def n_params(self) -> dict[str, int]:
-        """Parameters of the contextualizer (with wte and SenseWeights), of the sense network, in total."""
-        total = sum(p.numel() for p in self.parameters())
-        senses = sum(p.numel() for p in self.sense_network.parameters()) if self.config.n_sense else 0
+        """Parameters of the contextualizer (with wte and SenseWeights), the senses, in total."""
+        sizes = {name: p.numel() for name, p in self.named_parameters()}
+        senses = sum(n for name, n in sizes.items() if name.startswith('sense_network.'))
+        total = sum(sizes.values())
         return {'contextualizer': total - senses, 'senses': senses, 'total': total}
 
-    def flops_per_token(self, distinct: float = 1.0) -> float:
-        """Floating point operations to train on one token of a text of block_size tokens: a multiplication
-        and an addition per weight, three times (forward, backward to weights, backward to inputs). Attention
-        and Eqs. 2, 12 count as if not causal; distinct is the share of tokens whose senses are computed.
-        """
-        c = self.config
-        matrices = sum(m.weight.numel() * (distinct if name.startswith('sense_network.') else 1)
-                       for name, m in self.named_modules() if isinstance(m, nn.Linear))
-        attention = 2 * c.n_layer * c.block_size * c.n_embd  # q k^T and its product with v
-        senses = (1 + c.n_sense) * c.block_size * c.n_embd if c.n_sense else 0  # q k^T (Eq. 12), sum (Eq. 2)
-        return 3 * 2 * (matrices + c.vocab_size * c.n_embd + attention + senses)  # vocab * d: Eq. 9
 
-
-def from_pretrained(source: str) -> Backpack:
-    """A model in evaluation mode, on the CPU, from a checkpoint, a folder or the Hugging Face Hub."""
-    from rucksack.published import from_pretrained  # for convenience: the model does not need rucksack/
-    return from_pretrained(source)
+def init_weights(name: str, module: nn.Module, n_layer: int) -> None:
+    """GPT-2's: normal with deviation 0.02, over sqrt(2 n_layer) in every c_proj, senses too."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        std = 0.02
+        if name.endswith('c_proj'):
+            std = 0.02 * (1 / math.sqrt(2 * n_layer))
+        nn.init.normal_(module.weight, std=std)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)
 
 
 def next_token_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
-    """Logits (B, V) -> the probabilities (B, V) to draw from; temperature 0: all on the likeliest id."""
+    """Logits (B, V) -> probabilities (B, V) to draw from; temperature 0: the likeliest id."""
     if temperature < 1e-30:  # 0, or nearly
         return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # shifted: no overflow
@@ -339,18 +349,23 @@ def next_token_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None
 
 
 class Cache:
-    """Keys, values and senses C of the tokens read so far: first of a whole text, then token by token."""
+    """What generate has computed for the tokens read so far: keys, values and senses."""
 
     def __init__(self, capacity: int):
-        self.capacity, self.length, self.kept = capacity, 0, {}  # most positions, those read, tensors by name
+        self.capacity = capacity  # tokens it has room for
+        self.length = 0  # tokens it holds
+        self.tensors: dict[object, Tensor] = {}
 
     def extend(self, name: object, new: Tensor, dim: int) -> Tensor:
-        """Append new, T long along dim, to what is kept under a name, and return all of it."""
+        """Append new, T long along dim, to the tensor of that name, and return all S of it."""
         T = new.shape[dim]
-        if name not in self.kept:
-            self.kept[name] = new.new_empty(*new.shape[:dim], self.capacity, *new.shape[dim + 1:])
-        self.kept[name].narrow(dim, self.length, T).copy_(new)
-        return self.kept[name].narrow(dim, 0, self.length + T)
+        if name not in self.tensors:
+            shape = list(new.shape)
+            shape[dim] = self.capacity
+            self.tensors[name] = new.new_empty(shape)
+        tensor = self.tensors[name]
+        tensor.narrow(dim, self.length, T).copy_(new)
+        return tensor.narrow(dim, 0, self.length + T)
 
 
 class CausalSelfAttention(nn.Module):
@@ -358,19 +373,26 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.n_head, self.dropout = config.n_head, config.dropout
+        self.n_head = config.n_head
+        self.dropout = config.dropout
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
-        parts = self.c_attn(x).chunk(3, dim=-1)  # (B, T, d) each
-        query, key, value = (split_heads(t, self.n_head) for t in parts)  # (B, n_head, T, d/n_head) each
-        if cache is not None:  # (B, n_head, S, d/n_head) each
-            key, value = (cache.extend((self, i), t, dim=2) for i, t in enumerate((key, value)))
-        dropout, is_causal = self.dropout if self.training else 0.0, query.shape[2] == key.shape[2]
+        query, key, value = self.c_attn(x).chunk(3, dim=-1)  # (B, T, d) each
+        query = split_heads(query, self.n_head)  # (B, n_head, T, d/n_head)
+        key = split_heads(key, self.n_head)
+        value = split_heads(value, self.n_head)
+        if cache is not None:
+            key = cache.extend((self, 'key'), key, dim=2)  # (B, n_head, S, d/n_head)
+            value = cache.extend((self, 'value'), value, dim=2)
+        is_causal = query.shape[2] == key.shape[2]
         assert is_causal or query.shape[2] == 1  # a single new token sees all positions
-        y = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=is_causal)
-        return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, n_head, T, d/n_head) -> (B, T, d)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=is_causal)  # (B, n_head, T, d/n_head)
+        y = y.transpose(1, 2).flatten(2)  # (B, T, d), heads side by side
+        return self.c_proj(y)
 
 
 class Block(nn.Module):
@@ -390,7 +412,7 @@ class Block(nn.Module):
 
 
 class Contextualizer(nn.Module):
-    """Eq. 11, h = Transformer(E x): embeddings (B, T, d) -> contextual vectors h (B, T, d)."""
+    """Eq. 11, h = Transformer(E[x]): embeddings (B, T, d) -> contextual vectors h (B, T, d)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -400,90 +422,91 @@ class Contextualizer(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd)
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
-        start = cache.length if cache is not None else 0
-        end, block_size = start + x.shape[1], self.wpe.num_embeddings
+        start = 0 if cache is None else cache.length
+        end = start + x.shape[1]
+        block_size = self.wpe.num_embeddings
         if end > block_size:
             raise ValueError(f'the text has {end} tokens; block_size is {block_size}')
-        x = self.drop(x + self.wpe(torch.arange(start, end, device=x.device)))  # (B, T, d) + (T, d)
+        positions = torch.arange(start, end, device=x.device)  # (T,)
+        x = self.drop(x + self.wpe(positions))  # (B, T, d) + (T, d)
         for block in self.blocks:
             x = block(x, cache)  # (B, T, d)
         return self.ln_f(x)
 
 
 # -----------------------------------------------------------------------------
-# Fast forms. Each names its plain form; a test checks that the two agree, in gradients too.
+# Fast forms. Each names its plain form; a test holds the two equal, in gradients too.
 
 
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
-    """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d). Saves up to half the work in long
-    texts: the weights of size positions on all that come after them are zero, and not computed.
+    """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d).
+
+    It takes size positions at a time and leaves out the positions after them, whose weights are
+    zero: up to half the work in a long text.
     """
-    (k, T), S, o = query.shape[1:3], key.shape[2], []
+    k, T = query.shape[1:3]
+    S = key.shape[2]
     assert C.shape[1:3] == (S, k)  # or einsum would spread a single position
-    for i in range(0, T, size):
-        end = min(i + size, T) + S - T
-        alpha = causal_softmax(query[:, :, i:i + size], key[:, :, :end])  # (B, k, up to size, end)
-        o.append(weighted_sum(alpha, C[:, :end]))  # (B, up to size, d)
+    o = []
+    for start in range(0, T, size):
+        end = min(start + size, T) + S - T  # this block sees the first end positions
+        block = query[:, :, start:start + size]  # (B, k, size, d/k), the last one may be shorter
+        alpha = causal_softmax(block, key[:, :, :end])  # (B, k, size, end)
+        o.append(weighted_sum(alpha, C[:, :end]))  # (B, size, d)
     return torch.cat(o, dim=1)  # (B, T, d)
 
 
-class DistinctIds(nn.Module):
-    """Plain form: model(idx, targets). The model as it is trained: its caller finds the distinct ids, so that
-    one compiled graph computes the senses of each of them once, whatever their number.
-    """
-
-    def __init__(self, model: Backpack):
-        super().__init__()
-        self.model = model
-
-    def forward(self, idx: Tensor, targets: Tensor, distinct: Tensor, place: Tensor) -> Tensor:
-        """The loss for idx and targets (B, T), where idx is distinct[place]; distinct (n,), place (B, T)."""
-        C = self.model.senses_at(distinct, place) if self.model.config.n_sense else None  # (B, T, k, d)
-        return self.model(idx, targets, C=C)
-
-
 class SenseTable:
-    """Plain form: model.senses. The senses of the vocabulary, computed once and kept in dtype (None: that of
-    the weights), for weights that stay as they are.
-    """
+    """Plain form: model.senses. The senses of the vocabulary, computed once and kept in dtype."""
 
     @torch.no_grad()
     def __init__(self, model: Backpack, dtype: torch.dtype | None = None):
+        self.n_sense = model.config.n_sense
+        self.dtype = model.wte.weight.dtype
         ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (n_vocab,)
-        self.n_sense, self.dtype = model.config.n_sense, model.wte.weight.dtype
-        chunks = (model.senses(some).flatten(1) for some in ids.split(1024))  # (up to 1024, k*d) each
-        self.rows = torch.cat([chunk.to(dtype or self.dtype) for chunk in chunks])  # (n_vocab, k*d)
+        dtype = dtype or self.dtype
+        rows = [model.senses(part).flatten(1).to(dtype) for part in ids.split(1024)]
+        self.rows = torch.cat(rows)  # (n_vocab, k*d)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.rows).to(self.dtype).unflatten(-1, (self.n_sense, -1))  # (.., k, d)
+        C = F.embedding(ids, self.rows).to(self.dtype)  # (.., k*d)
+        return C.unflatten(-1, (self.n_sense, -1))  # (.., k, d)
 
 
-LOGITS_IN_MEMORY = 1 << 28  # per chunk in ProjectedLoss: 1 GiB in float32, up to three times at once
+LOGITS_IN_MEMORY = 1 << 28  # per chunk in ProjectedLoss: 1 GiB in float32, up to three at once
 TOKENS_IN_CACHE = 512  # per chunk on a CPU, whose caches then hold more of it
 
 
 class ProjectedLoss(torch.autograd.Function):
-    """Plain form: F.cross_entropy(v @ E.T, targets, ignore_index=-1), for vectors v (n, d) and targets (n,).
-    All logits (n, V) would be the largest tensor of a training run, so they are made in chunks. As the
-    gradient of a logit is its probability, minus 1 for the target, the forward pass makes both gradients.
+    """Plain form: F.cross_entropy(v @ E.T, targets, ignore_index=-1), v (n, d), targets (n,).
+
+    All logits (n, V) would be the largest tensor of a training run, so they are made in chunks.
+    The gradient of a logit is its probability, minus 1 for the target, so the forward pass makes
+    both gradients and keeps no logits.
     """
 
     @staticmethod
     def forward(ctx, v: Tensor, E: Tensor, targets: Tensor, need_grad: bool) -> Tensor:
-        """The mean loss (). need_grad: in here grad mode is always off. Only products are autocast."""
-        n, size = (targets != -1).sum(), max(1, LOGITS_IN_MEMORY // len(E))
-        size = min(size, TOKENS_IN_CACHE) if v.device.type == 'cpu' else size
-        total, grad_v, grad_E = v.new_zeros((), dtype=E.dtype), [], torch.zeros_like(E) if need_grad else None
+        """The mean loss (). need_grad: grad mode is off in here. Only products are autocast."""
+        chunk = max(1, LOGITS_IN_MEMORY // len(E))
+        if v.device.type == 'cpu':
+            chunk = min(chunk, TOKENS_IN_CACHE)
+        n = (targets != -1).sum()
         ids = torch.arange(len(E), device=E.device)  # (V,)
-        for v_, t in zip(v.split(size), targets[:, None].split(size)):  # (c, d), (c, 1)
-            valid, t = (t != -1).to(E.dtype), t.where(t != -1, 0)  # (c, 1) each
-            logits = F.linear(v_, E)  # (c, V)
+        total = v.new_zeros((), dtype=E.dtype)
+        grad_v = []
+        grad_E = torch.zeros_like(E)
+        for x, target in zip(v.split(chunk), targets[:, None].split(chunk)):  # (c, d), (c, 1)
+            counts = (target != -1).to(E.dtype)  # (c, 1), 1 or 0
+            target = target.where(target != -1, 0)
+            logits = F.linear(x, E)  # (c, V)
             logp = logits.log_softmax(-1, dtype=E.dtype)  # (c, V)
-            total = total - (logp.gather(1, t) * valid).sum() / n
+            total = total - (logp.gather(1, target) * counts).sum() / n
             if need_grad:
-                g = logp.exp_().add_(ids == t, alpha=-1).to(logits.dtype)  # (c, V): p, at the target p - 1
-                grad_v.append(((g @ E) * valid / n).to(v.dtype))  # (c, d)
-                grad_E += g.T @ (v_ * valid / n)  # (V, d)
+                p = logp.exp_()  # (c, V)
+                g = p.add_(ids == target, alpha=-1).to(logits.dtype)  # at the target p - 1
+                grad_v.append(((g @ E) * counts / n).to(v.dtype))  # (c, d)
+                grad_E += g.T @ (x * counts / n)  # (V, d)
         if need_grad:
             ctx.save_for_backward(torch.cat(grad_v), grad_E)
         return total

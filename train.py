@@ -28,11 +28,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from model import Backpack, Config, DistinctIds
+from model import Backpack, Config
 from rucksack import checkpoint as ckpt
 from rucksack.common import UserError, lock_folder, run_cli
-from rucksack.data import DATA_NAME, TokenDataset, inputs_of, read_meta, texts_of_step
-from rucksack.machine import Machine, find_machine
+from rucksack.data import DATA_NAME, DistinctIds, TokenDataset, inputs_of, read_meta, texts_of_step
+from rucksack.machine import Machine, find_machine, flops_per_token
 from rucksack.published import from_pretrained
 from rucksack.settings import parse_settings, setting
 from senses import sense_gauge
@@ -237,7 +237,7 @@ class Run:
         self.train_data, self.val_data = (TokenDataset(folder, name, meta, s.block_size)
                                           for name in ('train', 'val'))
         first = self.train_data(texts_of_step(s.seed, 0, s.batch_size, self.train_data.n))[0]
-        self.flops_per_token = self.model.flops_per_token(len(first.unique()) / first.numel())
+        self.flops_per_token = flops_per_token(self.model, len(first.unique()) / first.numel())
         self.model.to(machine.device, torch.float64 if machine.dtype == 'float64' else torch.float32).train()
         self.optimizers = self.model.optimizers(
             s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),

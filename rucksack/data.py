@@ -11,8 +11,10 @@ import numpy as np
 import tiktoken
 import torch
 from tiktoken_ext.openai_public import r50k_pat_str
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from model import Backpack
 from rucksack.common import UserError, one_line
 from rucksack.toy import TOY_PATTERN, toy_tokenizer
 
@@ -171,14 +173,42 @@ def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
     return np.array([epoch_order(seed, i // n, n)[i % n] for i in range(step * size, (step + 1) * size)])
 
 
+# -----------------------------------------------------------------------------
+# Distinct ids. Senses depend on the id alone, so a batch needs those of each distinct id once.
+# inputs_of finds the distinct ids on the host, DistinctIds uses them in the compiled model.
+
+
 def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What model.DistinctIds takes, on the device: idx and targets (B, T), the distinct ids (n,), padded with
-    id 0 to a multiple of 64 so that fewer shapes are compiled, and the place (B, T) of each token among them.
+    """What DistinctIds takes, on the device: idx and targets (B, T), distinct (n,), place (B, T).
+
+    distinct holds the distinct ids of idx, padded with id 0 to a multiple of 64 so that fewer shapes
+    are compiled; place says where in it each token's id stands.
     """
     distinct, place = idx.unique(return_inverse=True)
-    inputs = idx, targets, torch.nn.functional.pad(distinct, (0, -len(distinct) % 64)), place
-    if on_gpu := device.startswith('cuda'):
-        inputs = [t.pin_memory() for t in inputs]  # to be copied while it still computes on the batch before
-    inputs = tuple(t.to(device, non_blocking=on_gpu) for t in inputs)
+    distinct = F.pad(distinct, (0, -len(distinct) % 64))
+    inputs = (idx, targets, distinct, place)
+    on_gpu = device.startswith('cuda')
+    if on_gpu:  # pinned, to be copied while the device still computes on the batch before
+        inputs = tuple(tensor.pin_memory() for tensor in inputs)
+    inputs = tuple(tensor.to(device, non_blocking=on_gpu) for tensor in inputs)
     torch._dynamo.mark_dynamic(inputs[2], 0)  # one compiled graph for any number of distinct ids
     return inputs
+
+
+class DistinctIds(nn.Module):
+    """Plain form: model(idx, targets). The form used for training.
+
+    The caller finds the distinct ids, so that one compiled graph computes the senses of each of
+    them once, whatever their number.
+    """
+
+    def __init__(self, model: Backpack):
+        super().__init__()
+        self.model = model
+
+    def forward(self, idx: Tensor, targets: Tensor, distinct: Tensor, place: Tensor) -> Tensor:
+        """The loss of idx and targets (B, T), where idx is distinct[place]: (n,) and (B, T)."""
+        C = None
+        if self.model.config.n_sense:
+            C = self.model.senses_at(distinct, place)  # (B, T, k, d)
+        return self.model(idx, targets, C=C)

@@ -52,10 +52,10 @@ def score(subject: Subject, pairs: list[tuple[list[int], list[int]]], what: str)
         valid = targets != -1  # (B, T)
         with subject.autocast():
             C = subject.edit and edited(subject.model, idx, subject.edit)  # (B, T, k, d)
-            o = subject.model.represent(idx, C)  # (B, T, d)
-            logits, wanted = subject.model.project(o[valid])[:, :c.n_vocab], targets[valid]  # (m, V), (m,)
+            logits = subject.model(idx, C=C)[valid][:, :c.n_vocab]  # (m, V)
+        wanted = targets[valid]  # (m,)
         nats = F.cross_entropy(logits.float(), wanted, reduction='none')
-        spread = torch.zeros(valid.shape, device=o.device).masked_scatter(valid, nats)  # (B, T)
+        spread = torch.zeros(valid.shape, device=idx.device).masked_scatter(valid, nats)  # (B, T)
         logp[batch] = -spread.sum(1).double().cpu()
         greedy[batch] = (~valid).masked_scatter(valid, logits.argmax(-1) == wanted).all(1).cpu()
     return logp, greedy

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from model import Backpack
 from rucksack.common import bfloat16_unit, find_device, printable
 
 PEAK_BF16 = {'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L4': 121e12,
@@ -89,3 +90,22 @@ def find_machine(device: str, dtype: str) -> Machine:
     if world > 1:
         dist.init_process_group('cpu:gloo,cuda:nccl' if on_gpu else 'gloo')
     return Machine(device, dtype, rank, world, why)
+
+
+def flops_per_token(model: Backpack, distinct: float = 1.0) -> float:
+    """Floating point operations to train on one token of a text of block_size tokens.
+
+    That is a multiplication and an addition per weight, three times: forward, backward to weights,
+    backward to inputs. Attention and Eqs. 2 and 12 count as if they were not causal. distinct is
+    the share of tokens whose senses are computed.
+    """
+    c = model.config
+    weights = c.vocab_size * c.n_embd  # Eq. 9
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            share = distinct if name.startswith('sense_network.') else 1
+            weights += module.weight.numel() * share
+    weights += 2 * c.n_layer * c.block_size * c.n_embd  # attention: scores, sum of values
+    if c.n_sense:
+        weights += (1 + c.n_sense) * c.block_size * c.n_embd  # Eq. 12: scores, Eq. 2: sum
+    return 3 * 2 * weights

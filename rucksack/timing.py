@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model import SIZES, Backpack, Config, DistinctIds, SenseTable
+from model import SIZES, Backpack, Config, SenseTable
 from rucksack.common import progress
-from rucksack.data import inputs_of
-from rucksack.machine import Machine, find_machine
+from rucksack.data import DistinctIds, inputs_of
+from rucksack.machine import Machine, find_machine, flops_per_token
 from rucksack.table import Subject, Table
 
 
@@ -67,7 +67,7 @@ def pairs_to_time(models: list[Backpack], idx: Tensor, machine: Machine, compile
     """
     (ours, other), length, half = models, idx.shape[1], idx.shape[1] // 2
     idx, targets, distinct, place = inputs = inputs_of(idx, idx, machine.device)
-    flops = [ours.flops_per_token(n / idx.numel()) / other.flops_per_token()
+    flops = [flops_per_token(ours, n / idx.numel()) / flops_per_token(other)
              for n in (idx.numel(), idx.unique().numel(), 0)]
     table = SenseTable(ours, torch.bfloat16)
     optimizers = [m.optimizers('adamw', 1e-5, 0.1, (0.9, 0.95))[0] for m in models]

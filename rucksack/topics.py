@@ -54,7 +54,7 @@ def read_on(model: Backpack, token: Tensor, past: Tensor) -> tuple[Tensor, Tenso
     (layers, 2, n, heads, t, size): logits (n, V), and past with those of t + 1 tokens.
     """
     cache = PerturbedCache(past)
-    logits = model.project(model.represent(token[:, None], cache=cache)[:, 0])  # (n, V)
+    logits = model(token[:, None], cache=cache)[:, 0]  # (n, V)
     return logits[:, :model.config.n_vocab], torch.stack(cache.longer).unflatten(0, (-1, 2))
 
 

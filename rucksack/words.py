@@ -119,9 +119,9 @@ def without_sense(model: Backpack, idx: Tensor, last: Tensor, noun: list[int], s
     noun's tokens, on top of an edit: (fractions, n, V). Linear in the sense, so two passes give all.
     """
     n, edits = torch.arange(len(idx), device=idx.device), [edit, scale_senses(noun, [sense], 0.0)]
-    whole, rest = (model.represent(idx, edited(model, idx, compose(part)))[n, last]  # (n, d) each
+    whole, rest = (model(idx, C=edited(model, idx, compose(part)))[n, last]  # (n, V) each
                    for part in (edits[:1], edits))
-    return model.project(torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS]))
+    return torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS])
 
 
 @torch.no_grad()

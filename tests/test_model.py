@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import model as model_py
-from model import SIZES, Backpack, Cache, Config, DistinctIds, SenseTable, next_token_probs, weighted_sum
-from rucksack.data import inputs_of
+from model import SIZES, Backpack, Cache, Config, SenseTable, next_token_probs, weighted_sum
+from rucksack.data import DistinctIds, inputs_of
 from senses import affinities, compose, edited, scale_senses, topic
 
 
@@ -175,13 +175,22 @@ def with_gradients(value: Tensor, inputs: list) -> list[Tensor | None]:
     return [value, *torch.autograd.grad((value * value.detach().sin()).sum(), inputs, allow_unused=True)]
 
 
+def plain(model: Backpack, idx: Tensor, C: Tensor | None = None) -> Tensor:
+    """The Backpack as the paper defines it, the five lines at the top of model.py."""
+    h = model.contextualizer(model.wte(idx))
+    C = model.senses(idx) if C is None else C
+    alpha = model.sense_weights(h)
+    o = weighted_sum(alpha, C)
+    return model.project(o)
+
+
 @pytest.mark.parametrize('seed', range(6))
 def test_forward_is_the_five_equations(seed):
-    """model(idx) and model.plain(idx) have the same logits and gradients, of own and of given senses."""
+    """model(idx) has the logits and gradients of the five lines, of its own and of given senses."""
     model, idx = lively(seed), TEXTS[seed]
     given = torch.randn(*idx.shape, 3, 24, dtype=torch.float64, requires_grad=True)
     for C in (None, given):
-        logits = model(idx, C=C), model.plain(idx, C)
+        logits = model(idx, C=C), plain(model, idx, C)
         assert_close(*(with_gradients(one, [*model.parameters(), given]) for one in logits))
 
 
@@ -193,13 +202,13 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(seed, monkeypatch):
     targets = idx.roll(1, 1).where(torch.rand(idx.shape) < 0.8, -1)
     targets[0, 0] = 3
     for model in (lively(seed), lively(seed, n_sense=0)):
-        logits = model.plain(idx) if model.config.n_sense else model(idx)
-        plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        logits = plain(model, idx) if model.config.n_sense else model(idx)
+        entropy = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         fast = model(idx, targets), DistinctIds(model)(*inputs_of(idx, targets, 'cpu'))
         with torch.no_grad():
             assert torch.equal(model(idx, targets), fast[0]) and not model(idx, targets).requires_grad
-        plain, *fast = (with_gradients(loss, [*model.parameters()]) for loss in (plain, *fast))
-        assert_close(fast, [plain, plain])
+        entropy, *fast = (with_gradients(loss, [*model.parameters()]) for loss in (entropy, *fast))
+        assert_close(fast, [entropy, entropy])
 
 
 @pytest.mark.parametrize('size', [1, 3, 4, 10, 128])
@@ -226,16 +235,16 @@ def uncached(model: Backpack, idx: Tensor, n: int, edit) -> Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize('name', ['none', 'factor', 'both'])
 def test_the_cache_changes_no_logit_and_no_text(name):
-    """Token by token, texts have the same vectors o to 1e-4 and the same greedy continuation."""
+    """Token by token, texts have the same logits to 1e-4 and the same greedy continuation."""
     model, gpt, whole, cache = lively(2).float(), lively(2, n_sense=0), text(12, 3), Cache(12)
     boost = topic(model, affinities(model, [[3, 5, 8]])[0], (3.0, 2.5, 2.0, 1.0))
     edit = {'none': None, 'factor': scale_senses(list(range(20)), [0, 2], 0.3),
             'both': compose([scale_senses(None, [1], 0.5), boost])}[name]
     for start, n in ((0, 4), *((n - 1, n) for n in range(5, 13))):
         C = edited(model, whole[:, :n], edit)
-        o = model.represent(whole[:, start:n], C, cache)
-        assert o.shape[1] == n - start and cache.length == n
-        assert_close(o, model.represent(whole[:, :n], C)[:, start:], rtol=0, atol=1e-4)
+        logits = model(whole[:, start:n], C=C, cache=cache)
+        cache.length = n
+        assert_close(logits, model(whole[:, :n], C=C)[:, start:], rtol=0, atol=1e-4)
     for one, its, T in ((model, edit, 4), (model, edit, 30), (gpt, None, 4), (gpt, None, 30)):
         made = one.generate(text(T, 3), 40, temperature=0, edit=its)
         assert torch.equal(made, uncached(one, text(T, 3), 40, its)) and len(made.unique()) > 3

@@ -25,10 +25,10 @@ from subjects import save
 from test_model import lively, text
 
 import sample
-from model import Backpack, Config, from_pretrained
+from model import Backpack, Config
 from rucksack.common import UserError
 from rucksack.data import load_tokenizer
-from rucksack.published import CODE, COPIES, ENGLISH, export, read_tokenizer, tokenizer_files
+from rucksack.published import CODE, COPIES, ENGLISH, export, from_pretrained, read_tokenizer, tokenizer_files
 from rucksack.table import load
 from rucksack.toy import toy_tokenizer
 from rucksack.words import gender_rows

@@ -15,10 +15,11 @@ from torch import Tensor
 
 import sample
 import senses
-from model import Backpack, from_pretrained
+from model import Backpack
 from rucksack import published
 from rucksack.data import load_tokenizer
 from rucksack.grammar import PROMPT, bag_of_words, make_edit, read_prompt, shown, word_id
+from rucksack.published import from_pretrained
 from senses import STRENGTHS, affinities, compose, edited, load_edit, replace_word, scale_senses, topic
 
 

@@ -15,8 +15,8 @@ from conftest import ROOT, SMALL, checkpoint, error_of, log, make_data, same
 from test_checkpoint import RUN, assert_same_run, ranks
 
 import train
-from model import Backpack, Config, DistinctIds
-from rucksack.data import TokenDataset, inputs_of, read_meta, texts_of_step
+from model import Backpack, Config
+from rucksack.data import DistinctIds, TokenDataset, inputs_of, read_meta, texts_of_step
 from rucksack.machine import Machine
 from rucksack.published import export, from_pretrained
 from senses import sense_gauge
