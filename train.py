@@ -4,9 +4,10 @@
     python train.py config/train_toy.py --model=gpt --max_iters=500
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
-Settings come from the class Settings, then from config files (lines key = value), then from --key=value.
-The run writes out/<run>/ckpt.pt (the latest state), previous.pt (the one before), best.pt (the lowest
-validation loss), log.csv, and ckpt-STEP.pt by --keep_every. Killed and resumed, it ends in the same bits.
+Settings come from the class Settings, then from config files (lines key = value), then from
+--key=value. The run writes out/<run>/ckpt.pt (the latest state), previous.pt (the one before),
+best.pt (the lowest validation loss), log.csv, and ckpt-STEP.pt by --keep_every. A run that was
+killed and resumed ends in the same bits.
 """
 
 import gc
@@ -15,7 +16,6 @@ import os
 import re
 import sys
 import time
-import zlib
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
@@ -30,137 +30,175 @@ from torch.nn.parallel import DistributedDataParallel
 
 from model import Backpack, Config
 from rucksack import checkpoint as ckpt
-from rucksack.common import UserError, lock_folder, run_cli
+from rucksack.common import UserError, run_cli
 from rucksack.data import DATA_NAME, DistinctIds, TokenDataset, inputs_of, read_meta, texts_of_step
+from rucksack.folder import RunFolder, refuse_to_replace
 from rucksack.machine import Machine, find_machine, flops_per_token
 from rucksack.published import from_pretrained
 from rucksack.settings import parse_settings, setting
 from senses import sense_gauge
 
+# -----------------------------------------------------------------------------
+# Settings.
 
-@dataclass
+
+@dataclass(frozen=True)
 class Settings:
     """Everything a run depends on."""
 
-    out_dir: str = setting('', 'folder of the run (empty: out/<config>, with _gpt, or _<n_sense> if given)')
-    init_from: str = setting('scratch', 'scratch, resume, or weights to fine-tune: file, folder or Hub name')
-    overwrite: bool = setting(False, 'let scratch replace the checkpoint in out_dir')
-    allow_changes: bool = setting(False, 'let resume go on with other settings or data than it began with')
+    out_dir: str = setting('', 'folder of the run (empty: out/<config>, out/<config>_gpt, ..)')
+    init_from: str = setting('scratch', 'scratch, resume, or weights: a file, folder or Hub name')
+    overwrite: bool = setting(False, 'delete the checkpoints in out_dir and start again')
     dataset: str = setting('openwebtext', 'folder in data/ that prepare.py made')
-    model: str = setting('backpack', 'backpack or gpt, the baseline Transformer', of=('backpack', 'gpt'))
+    model: str = setting('backpack', 'backpack, or gpt: the baseline Transformer',
+                         of=('backpack', 'gpt'))
     n_layer: int = setting(12, 'layers of the contextualizer', low=1)
     n_head: int = setting(12, 'attention heads', low=1)
     n_embd: int = setting(768, 'width d', low=1)
     n_sense: int = setting(16, 'senses of a token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
     block_size: int = setting(512, 'length of a training text, tokens', low=1)
-    dropout: float = setting(0.0, 'in the contextualizer', below=1)
+    dropout: float = setting(0.0, 'dropout in the contextualizer', below=1)
     batch_size: int = setting(32, 'texts in a micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches in a step, over all processes', low=1)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches a step, of all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
-    optimizer: str = setting('adamw', 'adamw, or muon: Muon for matrices, AdamW for embeddings and the rest',
+    optimizer: str = setting('adamw', 'adamw, or muon: Muon for matrices, AdamW for the rest',
                              of=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
     warmup_iters: int = setting(5000, 'steps of linear warmup')
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
-    min_lr: float = setting(0.0, 'where the decay ends')
-    weight_decay: float = setting(0.1, 'on matrices')
-    decay_embeddings: bool = setting(True, 'weight decay on word and position embeddings too')
-    beta1: float = setting(0.9, 'AdamW', below=1)
-    beta2: float = setting(0.95, 'AdamW', below=1)
+    min_lr: float = setting(0.0, 'learning rate at the end of the decay')
+    weight_decay: float = setting(0.1, 'weight decay of matrices')
+    decay_embeddings: bool = setting(True, 'apply weight decay to the embeddings too')
+    beta1: float = setting(0.9, 'first beta of AdamW', below=1)
+    beta2: float = setting(0.95, 'second beta of AdamW', below=1)
     grad_clip: float = setting(1.0, 'largest gradient norm (0: no clipping)')
     eval_interval: int = setting(1000, 'steps between evaluations, each with a checkpoint', low=1)
     eval_iters: int = setting(100, 'batches of validation texts, the same every time', low=1)
     keep_every: int = setting(0, 'steps between weights that stay, as ckpt-STEP.pt (0: none)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
     wandb_log: bool = setting(False, 'log to Weights & Biases too (pip install wandb)')
-    wandb_project: str = setting('rucksack', 'project there')
-    wandb_run_name: str = setting('', 'run there (empty: out_dir)')
+    wandb_project: str = setting('rucksack', 'project in Weights & Biases')
+    wandb_run_name: str = setting('', 'name of the run there (empty: one is made up)')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
     dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32, bfloat16 or float64',
                          of=('auto', 'float32', 'bfloat16', 'float64'))
     compile: bool = setting(True, 'torch.compile, on CUDA and on CPUs with a C++ compiler')
-    seed: int = setting(1337, 'of the weights, the order of the data and the dropout')
+    seed: int = setting(1337, 'random seed for weights, order of the data and dropout')
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint of the run."""
+        return Path(self.out_dir) / 'ckpt.pt'
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all micro-batches of all processes."""
+        return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-def parse_args(argv: list[str]) -> Settings:
-    """Settings from the command line: config files in order, then --key=value."""
+# A resumed run may change these, and max_iters: they change results by rounding error at most.
+FREE = ('out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every', 'log_interval',
+        'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
+# The weights decide these.
+SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'dropout')
+
+
+def parse_args(argv: list[str]) -> tuple[Settings, frozenset[str]]:
+    """The settings from config files in order, then --key=value, and the names of those given."""
     values, configs, flags = parse_settings(Settings, 'train.py', __doc__.splitlines()[0], argv)
     s = Settings(**values)
     if not s.out_dir:
-        name = Path(configs[-1]).stem.removeprefix('train_') if configs else s.dataset
-        k = f'_{s.n_sense}' * any(flag.startswith('--n_sense=') for flag in flags)
-        s.out_dir = f'out/{name}_gpt' if s.model == 'gpt' else f'out/{name}{k}'
+        s = replace(s, out_dir=default_out_dir(s, configs, flags))
     if not re.fullmatch(DATA_NAME, s.dataset):
         raise UserError(f'dataset is {s.dataset!r}; it must be the name of a folder in data/')
-    if s.gradient_accumulation_steps % (world := int(os.environ.get('WORLD_SIZE', 1))):
-        raise UserError(f'gradient_accumulation_steps is {s.gradient_accumulation_steps}; it must be a '
-                        f'multiple of {world}, the number of processes')
-    s.given, s.path = frozenset(values), Path(s.out_dir) / 'ckpt.pt'
-    s.tokens_per_step = s.batch_size * s.gradient_accumulation_steps * s.block_size
-    return s
+    world = int(os.environ.get('WORLD_SIZE', 1))
+    if s.gradient_accumulation_steps % world != 0:
+        raise UserError(f'gradient_accumulation_steps is {s.gradient_accumulation_steps}; it must '
+                        f'be a multiple of {world}, the number of processes')
+    return s, frozenset(values)
 
 
-COLUMNS = ['step', 'tokens', 'seconds', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
-           'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu']  # of log.csv
-# What a resumed run may set anew: it changes results by rounding error at most. max_iters may grow, too.
-FREE = ('out_dir', 'init_from', 'overwrite', 'allow_changes', 'eval_interval', 'keep_every', 'log_interval',
-        'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
-SHAPE = ('model', 'n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'dropout')  # what weights decide
+def default_out_dir(s: Settings, configs: list[str], flags: list[str]) -> str:
+    """out/ and the name of the last config or of the data, with _gpt, or _K where --n_sense=K."""
+    name = s.dataset
+    if configs:
+        name = Path(configs[-1]).stem.removeprefix('train_')
+    if s.model == 'gpt':
+        return f'out/{name}_gpt'
+    if f'--n_sense={s.n_sense}' in flags:
+        return f'out/{name}_{s.n_sense}'
+    return f'out/{name}'
 
 
-def starting_model(s: Settings, meta: dict, state: dict) -> Backpack:
-    """The model as a run starts with it; meta is that of its data, state the checkpoint it resumes, or {}."""
-    if (there := ckpt.beside(s.path)) and not state and not s.overwrite:
-        raise UserError(f'{there[0]} exists; go on with --init_from=resume, replace it with --overwrite, or '
-                        'choose another --out_dir')
-    if not state and s.init_from == 'scratch':
-        return random_model(s, meta)
-    source = s.path if state else s.init_from
-    model = ckpt.from_checkpoint(state, source) if state else from_pretrained(source)
-    dropout = s.dropout if 'dropout' in s.given and not state else model.config.dropout
-    c = replace(model.config, dropout=dropout)
-    for name in SHAPE:  # the settings then say what the weights are
-        has, given = getattr(c, name, 'backpack' if c.n_sense else 'gpt'), getattr(s, name)
-        given = given or 4 * c.n_embd if name == 'sense_hidden' else given
-        if name in s.given and given != has and (c.n_sense or 'sense' not in name):
-            raise UserError(f'{source} has {name} {has}, not {given}; leave it out, or train from scratch')
-        setattr(s, name, has)
-    if model.tokenizer not in (None, meta['tokenizer']) or c.n_vocab < meta['vocab_size']:
-        raise UserError(f'{source} has another tokenizer than data/{s.dataset}; take other data')
-    if c.block_size < s.block_size:
-        raise UserError(f'{source} has block_size {c.block_size}; take that, or a smaller one')
-    again = Backpack(c)  # with its dropout
-    again.load_state_dict(model.state_dict())
-    again.tokenizer = meta['tokenizer']
-    return again
+def with_shape_of(config: Config, source: str | Path, s: Settings,
+                  given: frozenset[str]) -> Settings:
+    """The settings with the shape that weights have; UserError if another one was given."""
+    has = {name: getattr(config, name) for name in SHAPE}
+    has['model'] = 'backpack' if config.n_sense else 'gpt'
+    for name, value in has.items():
+        asked = getattr(s, name)
+        if name == 'sense_hidden' and asked == 0:
+            asked = 4 * config.n_embd
+        needless = name in ('n_sense', 'sense_hidden') and not config.n_sense
+        if name in given and asked != value and not needless:
+            raise UserError(f'{source} has {name}={value}; drop --{name}={asked}')
+    return replace(s, **has)
+
+
+def check_unchanged(s: Settings, state: dict, data_facts: str) -> str:
+    """A line on what a resumed run changes; UserError if that is anything but max_iters."""
+    start_anew = f'start a new run from its weights: --init_from={s.path} --out_dir=NEW'
+    if state['data'] != data_facts:
+        raise UserError(f'data/{s.dataset} is not what {s.path} was trained on; make it as it was, '
+                        f'or {start_anew}')
+    if s.max_iters < state['step']:
+        raise UserError(f'{s.path} is already at step {state["step"]}, and --max_iters is '
+                        f'{s.max_iters}; set it to at least {state["step"]}')
+    changed = {}
+    for name in {f.name for f in fields(s)} - set(FREE + SHAPE):
+        before = state['settings'].get(name)
+        if before != getattr(s, name):
+            changed[name] = f'{name} {before}, now {getattr(s, name)}'
+    text = ', '.join(sorted(changed.values()))
+    if changed.keys() - {'max_iters'}:
+        raise UserError(f'{s.path} has {text}; resume with the same, or {start_anew}')
+    return f'resumed from {s.path} after step {state["step"]}; changed: {text or "nothing"}'
+
+
+# -----------------------------------------------------------------------------
+# The parts of a step.
 
 
 def random_model(s: Settings, meta: dict) -> Backpack:
-    """A model of the settings' shape, before training; UserError where its numbers do not fit together."""
+    """An untrained model of the settings' shape; UserError if its numbers do not fit together."""
     torch.manual_seed(s.seed)
     try:
-        model = Backpack(Config(  # with the vocabulary padded to a multiple of 64, which GPUs like
-            vocab_size=math.ceil(meta['vocab_size'] / 64) * 64, n_vocab=meta['vocab_size'],
-            block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd, dropout=s.dropout,
-            n_sense=s.n_sense if s.model == 'backpack' else 0, sense_hidden=s.sense_hidden))
+        model = Backpack(Config(
+            vocab_size=math.ceil(meta['vocab_size'] / 64) * 64,  # GPUs like multiples of 64
+            n_vocab=meta['vocab_size'],
+            block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd,
+            n_sense=s.n_sense if s.model == 'backpack' else 0,
+            sense_hidden=s.sense_hidden, dropout=s.dropout))
     except ValueError as error:
         raise UserError(str(error))
     model.tokenizer = meta['tokenizer']
     return model
 
 
-def changes(s: Settings, state: dict) -> str:
-    """What the settings change in a resumed run; UserError unless max_iters alone, or allow_changes."""
-    was = {f.name: state['settings'].get(f.name) for f in fields(s) if f.name not in FREE + SHAPE}
-    changed = [name for name in was if was[name] != getattr(s, name)]
-    text = ', '.join(f'{name} {was[name]}, now {getattr(s, name)}' for name in changed)
-    if s.max_iters < state['step']:
-        raise UserError(f'{s.path} is at step {state["step"]}; max_iters is {s.max_iters}, take as many')
-    if changed and changed != ['max_iters'] and not s.allow_changes:
-        raise UserError(f'{s.path} has {text}; resume with the same, or add --allow_changes')
-    return text
+def model_for(s: Settings, weights: Backpack, source: str | Path, meta: dict) -> Backpack:
+    """A model of these weights and the settings' dropout; UserError if the data do not fit it."""
+    config = weights.config
+    if weights.tokenizer not in (None, meta['tokenizer']) or config.n_vocab < meta['vocab_size']:
+        raise UserError(f'{source} has another tokenizer than data/{s.dataset}; take other data')
+    if config.block_size < s.block_size:
+        raise UserError(f'{source} has block_size={config.block_size}, and --block_size is '
+                        f'{s.block_size}; set it to {config.block_size} or less')
+    model = Backpack(replace(config, dropout=s.dropout))
+    model.load_state_dict(weights.state_dict())
+    model.tokenizer = meta['tokenizer']
+    return model
 
 
 def learning_rate_at(step: int, s: Settings, peak: float) -> float:
@@ -173,16 +211,20 @@ def learning_rate_at(step: int, s: Settings, peak: float) -> float:
 
 
 def gradients(model, data: TokenDataset, step: int, s: Settings, machine: Machine) -> Tensor:
-    """Add the gradients of a step's mean loss to the parameters; returns this process's share of the loss.
-    Processes synchronise once, after their last micro-batch.
+    """Add the gradients of a step's mean loss to the parameters; returns this process's share.
+
+    Processes take the micro-batches in turn, and synchronise once, after their last one.
     """
     n = s.gradient_accumulation_steps
-    micro = texts_of_step(s.seed, step, s.batch_size * n, data.n).reshape(n, s.batch_size)
-    own, losses = range(machine.rank, n, machine.world), []
+    micro_batches = texts_of_step(s.seed, step, s.batch_size * n, data.n).reshape(n, s.batch_size)
+    own = range(machine.rank, n, machine.world)
+    losses = []
     for i in own:
-        inputs = inputs_of(*data(micro[i]), machine.device)
-        torch.manual_seed((s.seed << 32) + step * n + i)  # dropout depends on step and micro-batch alone
-        with nullcontext() if i == own[-1] or machine.world == 1 else model.no_sync():
+        idx, targets = data(micro_batches[i])  # (batch_size, block_size) each
+        inputs = inputs_of(idx, targets, machine.device)
+        torch.manual_seed((s.seed << 32) + step * n + i)  # dropout depends on this alone
+        synchronise = i == own[-1] or machine.world == 1
+        with nullcontext() if synchronise else model.no_sync():
             with machine.autocast():
                 loss = model(*inputs) / len(own)
             loss.backward()
@@ -192,22 +234,26 @@ def gradients(model, data: TokenDataset, step: int, s: Settings, machine: Machin
 
 @torch.no_grad()
 def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
-    """Mean loss, nats per token, on the same texts every time, spread evenly over the bin; dropout off."""
+    """Mean loss, in nats per token, on the same texts every time, spread evenly over the bin."""
     n = min(data.n, s.eval_iters * s.batch_size)
+    texts = np.arange(n) * data.n // n
+    batches = np.split(texts, range(s.batch_size, n, s.batch_size))
     total = torch.zeros((), device=machine.device, dtype=next(model.parameters()).dtype)
-    batches = np.split(np.arange(n) * data.n // n, range(s.batch_size, n, s.batch_size))
     model.eval()
-    for rows in batches[machine.rank::machine.world]:
+    for batch in batches[machine.rank::machine.world]:
+        idx, targets = data(batch)
         with machine.autocast():
-            total += model(*inputs_of(*data(rows), machine.device)) * len(rows)
+            total += model(*inputs_of(idx, targets, machine.device)) * len(batch)
     model.train()
     return machine.over_all(total) / n
 
 
 def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple[int, int]:
-    """How many senses have stopped reading the text, on 16 texts spread evenly over the bin: those that give
-    over 0.97 of their weight to the current token, and those that follow position alone. The loss shows
-    neither, and a stuck sense does not come back: its softmax is saturated and has no gradient.
+    """How many senses do not read the text, on 16 texts spread evenly over the bin.
+
+    First those that give over 0.97 of their weight to the current token, then those whose weights
+    follow position alone. The loss shows neither, and such a sense does not recover: its softmax is
+    saturated and has no gradient. Before training all senses follow position alone.
     """
     n = min(data.n, 16)
     idx, _ = data(np.arange(n) * data.n // n)
@@ -218,201 +264,205 @@ def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple
     return (on_current > 0.97).sum().item(), (moved < 0.05).sum().item()
 
 
-class Run:
-    """One training run: the model, the optimizer and the files of out_dir."""
-
-    def __init__(self, s: Settings):
-        folder = Path('data') / s.dataset
-        state, meta = ckpt.read_state(s.path) if s.init_from == 'resume' else {}, read_meta(folder)
-        before = state['settings'].get('dtype', 'auto') if state else 'auto'
-        machine = find_machine(s.device, before if s.dtype == 'auto' else s.dtype)
-        self.settings, self.machine = s, machine
-        self.model = starting_model(s, meta, state)
-        s.dtype = machine.dtype  # as found, for a resumed run to compare
-        self.changed = changes(s, state) if state else None
-        self.data_facts = str([meta['tokens'], meta.get('sha256')])
-        if state and state['data'] != self.data_facts and not s.allow_changes:
-            raise UserError(f'{folder} is not what {s.path} was trained on; make it as it was, or add '
-                            '--allow_changes')
-        self.train_data, self.val_data = (TokenDataset(folder, name, meta, s.block_size)
-                                          for name in ('train', 'val'))
-        first = self.train_data(texts_of_step(s.seed, 0, s.batch_size, self.train_data.n))[0]
-        self.flops_per_token = flops_per_token(self.model, len(first.unique()) / first.numel())
-        self.model.to(machine.device, torch.float64 if machine.dtype == 'float64' else torch.float32).train()
-        self.optimizers = self.model.optimizers(
-            s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
-            decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr)
-        self.step, self.saved_step = state.get('step', 0), state.get('step')
-        self.val_loss, self.best = state.get('val_loss'), state.get('best_val_loss', math.inf)
-        self.began = time.perf_counter() - state.get('seconds', 0.0)
-        if state:
-            self.model.load_state_dict(state['model'])  # again, for float64, which it was not yet
-            ckpt.load_optimizers(self.optimizers, state['optimizers'], s.path)
-        self.compiled = machine.compile(DistinctIds(self.model)) if s.compile else DistinctIds(self.model)
-        self.parallel = self.compiled
-        if machine.world > 1:
-            mark = zlib.crc32(f'{self.step} {state.get("log")} {self.data_facts}'.encode())
-            if machine.over_all(torch.tensor(mark)) != machine.world * mark:
-                raise UserError(f'the processes see different files in {s.out_dir} or {folder}: share them')
-            self.parallel = DistributedDataParallel(self.compiled, [machine.device] * machine.on_gpu or None)
-        if machine.rank == 0:
-            self.open_files(state)
-
-    def open_files(self, state: dict) -> None:
-        """Lock out_dir, and open the logs."""
-        s, out = self.settings, Path(self.settings.out_dir)
-        out.mkdir(parents=True, exist_ok=True)
-        self.lock = lock_folder(out, f'another process trains in {out}; choose another --out_dir')
-        old = [p for p in out.glob('*.pt') if re.fullmatch(r'(ckpt(-\d+)?|previous|best)\.pt', p.name)]
-        for path in old if s.overwrite and not state else ():
-            path.unlink()  # of a run that this one replaces
-        if state and not (out / 'best.pt').exists():  # killed right before it had its name
-            ckpt.add_name(s.path, 'best.pt')
-        self.log_text = state.get('log') or ','.join(COLUMNS) + '\n'  # all, so that a resumed one has no gap
-        self.log, self.wandb = open(out / 'log.csv', 'w', buffering=1), None  # 1: each line is there at once
-        self.log.write(self.log_text)
-        if s.wandb_log:
-            import wandb
-            self.wandb = wandb.init(project=s.wandb_project, name=s.wandb_run_name or None, config=asdict(s))
-
-    def describe(self) -> None:
-        """Print what is about to happen."""
-        s, m, k = self.settings, self.machine, self.model.config.n_sense
-        n = self.model.n_params()['total'] / 1e6
-        m.print0((f'Backpack of {k} senses, ' if k else 'Transformer, ')
-                 + f'{n:.1f}M parameters, on {m.world} x {m.name} in {m.dtype} ({m.why})')
-        epochs = s.max_iters * s.tokens_per_step / (self.train_data.n * s.block_size)
-        m.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
-                 f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
-        if self.changed is not None:
-            m.print0(f'resumed from {s.path} after step {self.step}; changed: {self.changed or "nothing"}')
-
-    def update(self) -> tuple[Tensor, Tensor]:
-        """One optimizer step: this process's loss, and the gradient norm before clipping."""
-        s = self.settings
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group['lr'] = learning_rate_at(self.step, s, peak=optimizer.defaults['lr'])
-        loss = gradients(self.parallel, self.train_data, self.step, s, self.machine)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), s.grad_clip or math.inf)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        return loss, norm
-
-    def check(self, loss: float) -> None:
-        """FloatingPointError if a loss, a weight or a moment is not finite: it must not be saved."""
-        state = list(self.model.parameters())
-        for optimizer in self.optimizers:
-            for moments in optimizer.state.values():
-                state.extend(moments.values())
-        if not math.isfinite(loss) or not torch.stack([t.isfinite().all() for t in state]).all():
-            raise FloatingPointError(f'step {self.step}: the loss is {loss} and not all weights are finite')
-
-    def record(self, **row) -> None:
-        """A row for log.csv and, where it is wanted, for Weights & Biases."""
-        if self.machine.rank == 0:
-            row = {'step': self.step, 'tokens': self.step * self.settings.tokens_per_step,
-                   'seconds': round(time.perf_counter() - self.began, 1)} | row
-            cells = (row.get(name) for name in COLUMNS)
-            line = ','.join('' if x is None else f'{x:.6g}' if type(x) is float else str(x) for x in cells)
-            self.log_text += f'{line}\n'
-            self.log.write(f'{line}\n')
-            if self.wandb:
-                self.wandb.log(row, step=self.step)
-
-    def report(self, loss: float, norm: float, speed: float) -> None:
-        """One log line: the numbers of the last step, and tokens a second since the line before."""
-        s, m = self.settings, self.machine
-        rate = learning_rate_at(self.step - 1, s, s.learning_rate)
-        mfu = speed * self.flops_per_token / m.peak_flops if m.peak_flops else None
-        spent, left = (timedelta(seconds=int(x)) for x in (
-            time.perf_counter() - self.began, (s.max_iters - self.step) * s.tokens_per_step / speed))
-        m.print0(f'step {self.step}: loss {loss:.4f}, lr {rate:.2e}, grad norm {norm:.2f}, '
-                 f'{self.step * s.tokens_per_step:,} tokens in {spent}, {speed:,.0f} tokens/s'
-                 + (f', MFU {mfu:.1%}' if mfu else '') + f', {left} left')
-        self.record(loss=loss, learning_rate=rate, grad_norm=norm, tokens_per_second=round(speed), mfu=mfu)
-
-    def evaluate_and_save(self) -> None:
-        """Take and log the validation loss; write a checkpoint, best.pt too if that is the lowest so far."""
-        self.val_loss = evaluate(self.compiled, self.val_data, self.settings, self.machine)
-        self.check(self.val_loss)
-        self.machine.print0(f'step {self.step}: validation loss {self.val_loss:.4f}')
-        stuck = {}
-        if self.model.config.n_sense:
-            on_current, by_position = stuck_senses(self.model, self.val_data, self.machine)
-            self.machine.print0(f'stuck senses: {on_current} give over 0.97 of their weight to the current '
-                                f'token, {by_position} follow position alone')
-            stuck = {'senses_on_current_token': on_current, 'senses_by_position': by_position}
-        self.record(val_loss=self.val_loss, **stuck)
-        best, self.best = self.val_loss < self.best, min(self.val_loss, self.best)
-        self.save(best)
-
-    def save(self, best: bool | None = None) -> None:
-        """Write the state as ckpt.pt, and as best.pt if it is the best; without best the weights, to stay."""
-        path, state = self.settings.path, {
-            'model': self.model.state_dict(), 'model_config': asdict(self.model.config), 'step': self.step,
-            'tokenizer': self.model.tokenizer, 'settings': asdict(self.settings)}
-        if self.machine.rank == 0 and best is None:
-            ckpt.save_checkpoint(path.with_stem(f'ckpt-{self.step}'), state)
-        elif self.machine.rank == 0:
-            ckpt.save_checkpoint(path, state | {
-                'optimizers': {type(o).__name__: o.state_dict() for o in self.optimizers},
-                'val_loss': self.val_loss, 'log': self.log_text,
-                'best_val_loss': self.best, 'data': self.data_facts,
-                'seconds': time.perf_counter() - self.began}, best)
-            self.saved_step = self.step
-
-    def train(self) -> None:
-        """Steps until max_iters, an evaluation and a checkpoint at every eval_interval and at the end."""
-        s, m = self.settings, self.machine
-        if self.saved_step is None:
-            self.evaluate_and_save()
-        began, first = time.perf_counter(), self.step
-        while self.step < s.max_iters:
-            loss, norm = self.update()
-            if self.step == 1:
-                m.print0(f'step 1 done on {m.name}, peak memory {m.peak_memory() / 1e9:.2f} GB')
-            if s.keep_every and self.step % s.keep_every == 0:
-                self.check(norm.item())
-                self.save()
-            last = self.step == s.max_iters
-            if last or self.step % s.log_interval == 0:
-                self.check(loss := m.over_all(loss) / m.world)  # waits for the device
-                steps, seconds = self.step - first, time.perf_counter() - began
-                self.report(loss, norm.item(), steps * s.tokens_per_step / seconds)
-                began, first = time.perf_counter(), self.step
-            if last or self.step % s.eval_interval == 0:
-                paused = time.perf_counter()
-                self.evaluate_and_save()
-                began += time.perf_counter() - paused
+def check_finite(step: int, loss: float, model: Backpack, optimizers: list) -> None:
+    """FloatingPointError if a loss, a weight or a moment is not finite: it must not be saved."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(f'step {step}: the loss is {loss}')
+    tensors = list(model.parameters())
+    for optimizer in optimizers:
+        for moments in optimizer.state.values():
+            tensors.extend(moments.values())
+    if not torch.stack([tensor.isfinite().all() for tensor in tensors]).all():
+        raise FloatingPointError(f'step {step}: a weight or a moment is not finite')
 
 
-def train(s: Settings) -> int:
-    """Train with these settings; returns the exit code: 1 where the run had to stop itself."""
-    run = Run(s)
-    run.describe()
+def describe(model: Backpack, data: TokenDataset, s: Settings, machine: Machine) -> str:
+    """What a run trains, where, and for how long, in two lines."""
+    kind = 'Transformer'
+    if model.config.n_sense:
+        kind = f'Backpack of {model.config.n_sense} senses'
+    millions = model.n_params()['total'] / 1e6
+    epochs = s.max_iters * s.tokens_per_step / (data.n * s.block_size)
+    return (f'{kind}, {millions:.1f}M parameters, on {machine.world} x {machine.name} '
+            f'in {s.dtype} ({machine.why})\n'
+            f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
+            f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
+
+
+def log_line(step: int, seconds: float, row: dict, s: Settings) -> str:
+    """What a row of the log says on the terminal, with the time spent and left."""
+    speed = row['tokens_per_second']
+    left = (s.max_iters - step) * s.tokens_per_step / max(1, speed)
+    parts = [
+        f'step {step}: loss {row["loss"]:.4f}', f'lr {row["learning_rate"]:.2e}',
+        f'grad norm {row["grad_norm"]:.2f}',
+        f'{step * s.tokens_per_step:,} tokens in {timedelta(seconds=int(seconds))}',
+        f'{speed:,} tokens/s']
+    if row['mfu'] is not None:
+        parts.append(f'MFU {row["mfu"]:.1%}')
+    return ', '.join(parts) + f', {timedelta(seconds=int(left))} left'
+
+
+# -----------------------------------------------------------------------------
+# Training.
+
+
+def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
+    """Train; returns the exit code, 1 if the run stopped itself. given names the settings given."""
+    # The data, and the checkpoint to resume.
+    folder = Path('data') / s.dataset
+    state = ckpt.read_state(s.path) if s.init_from == 'resume' else {}
+    meta = read_meta(folder)
+    train_data = TokenDataset(folder, 'train', meta, s.block_size)
+    val_data = TokenDataset(folder, 'val', meta, s.block_size)
+    data_facts = str([meta['tokens'], meta.get('sha256')])
+
+    # The device and its number format; a resumed run keeps the format it began with.
+    if state and s.dtype == 'auto':
+        s = replace(s, dtype=state['settings'].get('dtype', 'auto'))
+    machine = find_machine(s.device, s.dtype)
+    s = replace(s, dtype=machine.dtype)
+
+    # The model: from scratch, as a run left it, or from weights.
+    resumed = ''
+    if s.init_from != 'resume' and not s.overwrite:
+        refuse_to_replace(s.path)
+    if s.init_from == 'scratch':
+        model = random_model(s, meta)
+    elif s.init_from == 'resume':
+        weights = ckpt.from_checkpoint(state, s.path)
+        s = with_shape_of(weights.config, s.path, s, given)
+        model = model_for(s, weights, s.path, meta)
+        resumed = check_unchanged(s, state, data_facts)
+    else:
+        weights = from_pretrained(s.init_from)
+        if 'dropout' in given:
+            weights.config.dropout = s.dropout
+        s = with_shape_of(weights.config, s.init_from, s, given)
+        model = model_for(s, weights, s.init_from, meta)
+    model.to(machine.device, torch.float64 if s.dtype == 'float64' else torch.float32).train()
+
+    # The optimizers, with their moments where a run is resumed.
+    optimizers = model.optimizers(
+        s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
+        decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr)
+    if state:
+        model.load_state_dict(state['model'])  # again, for float64, which it was not yet
+        ckpt.load_optimizers(optimizers, state['optimizers'], s.path)
+
+    # Compiled, the model is one graph; DDP around it averages the gradients of all processes.
+    compiled = DistinctIds(model)
+    if s.compile:
+        compiled = machine.compile(compiled)
+    parallel = compiled
+    if machine.world > 1:
+        machine.check_same(
+            f'{state.get("step")} {state.get("log")} {data_facts}',
+            otherwise=f'the processes see different files in {s.out_dir} or {folder}: share them')
+        parallel = DistributedDataParallel(compiled, [machine.device] * machine.on_gpu or None)
+
+    # What is about to happen.
+    out = RunFolder(s, state, machine.rank)
+    machine.print0(describe(model, train_data, s, machine))
+    if resumed:
+        machine.print0(resumed)
+    idx, _ = train_data(texts_of_step(s.seed, 0, s.batch_size, train_data.n))
+    flops = flops_per_token(model, distinct=len(idx.unique()) / idx.numel())
+
+    facts = {'model_config': asdict(model.config), 'tokenizer': model.tokenizer,
+             'settings': asdict(s)}  # what every checkpoint has beside the weights
+    iter_num = state.get('step', 0)
+    saved = state.get('step')  # the step of the last checkpoint
+    best_val_loss = state.get('best_val_loss', math.inf)
+    run_start = time.perf_counter() - state.get('seconds', 0.0)
+    interval_start = time.perf_counter()  # of the steps since the last log line
+    interval_step = iter_num
     try:
-        run.train()
-        run.machine.print0(f'done: {s.path}')
+        while True:
+            # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
+            is_last = iter_num == s.max_iters
+            if (iter_num % s.eval_interval == 0 or is_last) and iter_num != saved:
+                pause_start = time.perf_counter()
+                row = {'val_loss': evaluate(compiled, val_data, s, machine)}
+                check_finite(iter_num, row['val_loss'], model, optimizers)
+                machine.print0(f'step {iter_num}: validation loss {row["val_loss"]:.4f}')
+                if model.config.n_sense:
+                    on_current, by_position = stuck_senses(model, val_data, machine)
+                    row['senses_on_current_token'] = on_current
+                    row['senses_by_position'] = by_position
+                    machine.print0(f'stuck senses: {on_current} give over 0.97 of their weight to '
+                                   f'the current token, {by_position} follow position alone')
+                seconds = time.perf_counter() - run_start
+                out.log(iter_num, seconds, row)
+                is_best = row['val_loss'] < best_val_loss
+                best_val_loss = min(best_val_loss, row['val_loss'])
+                if machine.rank == 0:
+                    ckpt.save_checkpoint(s.path, facts | {
+                        'step': iter_num, 'model': model.state_dict(),
+                        'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
+                        'data': data_facts, 'seconds': seconds, 'log': out.log_text,
+                        'val_loss': row['val_loss'], 'best_val_loss': best_val_loss}, is_best)
+                saved = iter_num
+                interval_start += time.perf_counter() - pause_start
+            if is_last:
+                break
+
+            # The learning rate of this step.
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group['lr'] = learning_rate_at(iter_num, s, peak=optimizer.defaults['lr'])
+
+            # Forward and backward through all micro-batches, then clip and update.
+            loss = gradients(parallel, train_data, iter_num, s, machine)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip or math.inf)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            iter_num += 1
+            if iter_num == 1:
+                gigabytes = machine.peak_memory() / 1e9
+                machine.print0(f'step 1 done on {machine.name}, peak memory {gigabytes:.2f} GB')
+
+            # Weights that stay.
+            if s.keep_every and iter_num % s.keep_every == 0:
+                check_finite(iter_num, norm.item(), model, optimizers)
+                if machine.rank == 0:
+                    ckpt.save_checkpoint(s.path.with_stem(f'ckpt-{iter_num}'), facts | {
+                        'step': iter_num, 'model': model.state_dict()})
+
+            # A log line: the numbers of this step, and tokens a second since the line before.
+            if iter_num % s.log_interval == 0 or iter_num == s.max_iters:
+                loss = machine.over_all(loss) / machine.world  # waits for the device
+                check_finite(iter_num, loss, model, optimizers)
+                tokens = (iter_num - interval_step) * s.tokens_per_step
+                speed = tokens / (time.perf_counter() - interval_start)
+                rate = learning_rate_at(iter_num - 1, s, s.learning_rate)
+                row = {'loss': loss, 'learning_rate': rate, 'grad_norm': norm.item(),
+                       'tokens_per_second': round(speed), 'mfu': machine.mfu(speed * flops)}
+                seconds = time.perf_counter() - run_start
+                machine.print0(log_line(iter_num, seconds, row, s))
+                out.log(iter_num, seconds, row)
+                interval_start = time.perf_counter()
+                interval_step = iter_num
+        machine.print0(f'done: {s.path}')
         return 0
     except torch.OutOfMemoryError:
-        raise UserError('out of memory; take a smaller --batch_size and more --gradient_accumulation_steps')
+        raise UserError('out of memory; take a smaller --batch_size and more '
+                        '--gradient_accumulation_steps')
     except (FloatingPointError, OSError) as error:
-        lower = ' --allow_changes --learning_rate=LOWER' * isinstance(error, FloatingPointError)
-        kept = 'nothing was saved' if run.saved_step is None else (
-            f'the last good state is {s.path}, of step {run.saved_step}; go on by --init_from=resume{lower}')
-        run.machine.print0(f'train.py: stopped: {error}; {kept}', sys.stderr)
+        kept = 'nothing was saved'
+        if saved is not None:
+            kept = f'the last good state is {s.path}, of step {saved}; go on by --init_from=resume'
+        machine.print0(f'train.py: stopped: {error}; {kept}', sys.stderr)
         return 1
     finally:
-        if run.machine.rank == 0:
-            os.close(run.lock)
+        out.close()
 
 
 def run(argv: list[str]) -> int:
     """Run the command line; returns the exit code."""
-    code = train(parse_args(argv))
+    settings, given = parse_args(argv)
+    code = train(settings, given)
     if dist.is_initialized() and code != 1:  # a process that had to stop alone waits for no other
         dist.barrier()  # no process leaves, and closes its connections, while another still writes
         gc.collect()  # DDP holds the process group: free it first, or destroying the group can hang

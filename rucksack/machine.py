@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import sys
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from model import Backpack
-from rucksack.common import bfloat16_unit, find_device, printable
+from rucksack.common import UserError, bfloat16_unit, find_device, printable
 
 PEAK_BF16 = {'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L4': 121e12,
              'A10': 125e12, '4090': 165e12, '3090': 71e12}  # FLOP/s of dense products, by the data sheets
@@ -57,6 +58,16 @@ class Machine:
         if self.world > 1:
             dist.all_reduce(x, operation)
         return x.item()
+
+    def check_same(self, text: str, otherwise: str) -> None:
+        """UserError(otherwise) unless all processes give the same text."""
+        mark = zlib.crc32(text.encode())
+        if self.over_all(torch.tensor(mark)) != self.world * mark:
+            raise UserError(otherwise)
+
+    def mfu(self, flops: float) -> float | None:
+        """The share of the peak rate that so many operations a second are; None where it is not known."""
+        return None if self.peak_flops is None else flops / self.peak_flops
 
     def compile(self, module: Callable) -> Callable:
         """The module or function under torch.compile, where this machine can: a CPU needs a C++ compiler."""

@@ -14,10 +14,11 @@ def test_settings_come_from_defaults_then_files_then_the_command_line(tmp_path):
     """A later source wins, whatever the spelling of a flag."""
     (a := tmp_path / 'a.py').write_text('\ufeff# comment\nn_layer = 3\nn_head = 2  # two\nbeta1 = .5')
     (b := tmp_path / 'b.py').write_text('n_layer = 4\nlearning_rate = 1\n')
-    s = parse_args(['--overwrite', str(a), str(b), '--n_head=5', '--batch_size=3', '--compile=False'])
+    s, _ = parse_args(['--overwrite', str(a), str(b), '--n_head=5', '--batch_size=3', '--compile=False'])
     assert (s.n_layer, s.n_head, s.beta1, s.compile, s.n_embd) == (4, 5, 0.5, False, 768)
     assert type(s.learning_rate) is float and (s.out_dir, s.batch_size, s.overwrite) == ('out/b', 3, True)
-    assert s == parse_args([f'{a}', f'{b}', *'--n-head 5 --batch-size=3 --compile False --overwrite'.split()])
+    again, _ = parse_args([f'{a}', f'{b}', *'--n-head 5 --batch-size=3 --compile False --overwrite'.split()])
+    assert s == again
 
 
 @pytest.mark.parametrize('word, message', [  # a flag or, with spaces in it, what is in a config file
@@ -45,7 +46,7 @@ def test_a_setting_that_does_not_fit_is_one_line(word, message, tiny, capsys):
 def test_every_config_makes_a_model(name):
     """All but the toys take 524,288 tokens a step, on 4 GPUs too; a run's folder says which model it has."""
     for more, end in (['--model=gpt'], '_gpt'), (['--n_sense=4'], '_4') if name == 'senses' else ([], ''):
-        s = parse_args([f'{ROOT}/config/{name}.py', *more])
+        s, _ = parse_args([f'{ROOT}/config/{name}.py', *more])
         with torch.device('meta'):
             model = random_model(s, {'vocab_size': 50257, 'tokenizer': None})
         assert model.config.n_sense == (0 if end == '_gpt' else s.n_sense)
