@@ -22,17 +22,21 @@ from pathlib import Path
 
 from model import SIZES
 from rucksack.common import Parser, UserError, find_device, number, output_path, printable, run_cli
+from rucksack.gender import gender_table
 from rucksack.grammar import make_edit, read_edit
 from rucksack.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
 from rucksack.plot import plot
+from rucksack.similarity import similarity_table
 from rucksack.table import Subject, load, needs_senses, write_json
 from rucksack.timing import timing_table
 from rucksack.topics import topic_table
-from rucksack.words import gender_table, similarity_table
 
-TABLES = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
-          'similarity': similarity_table, 'gender': gender_table, 'topic': topic_table,
-          'timing': timing_table, 'plot': plot}
+TABLES = {  # functions of the subjects and the command line
+    'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
+    'similarity': lambda subjects, args: similarity_table(
+        subjects, args.data, by_run=bool(args.runs), or_toy=args.table == 'all'),
+    'gender': lambda subjects, args: gender_table(subjects, by_run=bool(args.runs)),
+    'topic': topic_table, 'timing': timing_table, 'plot': plot}
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:

@@ -12,8 +12,8 @@ from torch import Tensor
 from model import Backpack
 from rucksack.common import UserError, write_file
 from rucksack.grammar import predict
+from rucksack.paper import NOUNS, PROMPTS
 from rucksack.table import Subject
-from rucksack.words import NOUNS, PROMPTS
 
 HERE, LARGEST, LARGEST_IN_FLOAT32 = Path(__file__).parent, 40_000_000, 2_000_000  # parameters
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import eval as tables
 import sample
-from rucksack import timing, words
+from rucksack import gender, timing
 from rucksack.likelihood import held_out, windows
 from rucksack.table import load
 from senses import scale_senses
@@ -26,7 +26,7 @@ say, error_of = partial(conftest.say, tables), partial(conftest.error_of, tables
 def pair(tmp_path, monkeypatch):
     """The working directory of the test, with a Backpack, its Transformer, other Backpacks, and data."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(words, 'NOUNS', ['nurse', 'table'])
+    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table'])
     monkeypatch.setattr(timing, 'alternate', lambda works, *_: [(1.0, 2.0, 9.0), (1.0, 1.0, 4.0)])
     for name, k in (('run', 4), ('run_gpt', 0), ('run_2', 2), ('run_8', 8)):
         s = toy_subject(k, block_size=128)

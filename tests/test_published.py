@@ -28,10 +28,10 @@ import sample
 from model import Backpack, Config
 from rucksack.common import UserError
 from rucksack.data import load_tokenizer
+from rucksack.gender import gender_rows
 from rucksack.published import CODE, COPIES, ENGLISH, export, from_pretrained, read_tokenizer, tokenizer_files
 from rucksack.table import load
 from rucksack.toy import toy_tokenizer
-from rucksack.words import gender_rows
 
 FIXTURES, BACKPACK, GPT = ROOT / 'tests' / 'fixtures', 'backpack-gpt2-tiny', 'gpt2-tiny'
 
@@ -389,7 +389,8 @@ def test_sense_10_of_english_is_the_one_that_holds_most_of_the_bias():
     assert (ENGLISH / CODE.name).read_bytes() == CODE.read_bytes()
     assert sizes['model.safetensors'] < 26e6 and sizes['merges.txt'] < 300e3
     rows = gender_rows(s)
-    assert rows[1][0] == 'Backpack english, without sense 10' and rows[1][1] < 0.85 * rows[0][1]
+    assert rows[1].change == 'without sense 10'
+    assert rows[1].ratio < 0.85 * rows[0].ratio
     again = read_tokenizer(ENGLISH, s.model.config.n_vocab)
     assert again == s.model.tokenizer and tokenizer_files(again)['tokenizer.json'] == json.loads(
         (ENGLISH / 'tokenizer.json').read_text())
