@@ -12,7 +12,7 @@ BLOCKS = re.findall(r'^## (.*?)$.*?^```python\n(.*?)^```', RECIPES, re.MULTILINE
 
 
 @pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
-@pytest.mark.parametrize('i', range(7))
+@pytest.mark.parametrize('i', range(8))
 def test_a_recipe_runs_alone(i, tmp_path, monkeypatch, capsys):
     """In an empty folder, and it prints something; senses numbered anew move logits by rounding alone."""
     monkeypatch.chdir(tmp_path)
@@ -27,8 +27,8 @@ def test_a_recipe_runs_alone(i, tmp_path, monkeypatch, capsys):
 def test_two_recipes_train(tmp_path, monkeypatch, capsys):
     """On one's own text; and an LSTM in place of the Transformer learns, to half the loss."""
     monkeypatch.chdir(tmp_path)
-    assert len(BLOCKS) == 9
-    for _, code in BLOCKS[7:]:
+    assert len(BLOCKS) == 10
+    for _, code in BLOCKS[8:]:
         exec(code, {})
     first, last = map(float, capsys.readouterr().out.split('\n')[-2].split(' -> '))
     assert last < first / 2
