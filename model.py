@@ -12,7 +12,8 @@ Given the weights, every logit is linear in the senses.
 So you can read a sense, explain a prediction sense by sense, and edit a sense everywhere at once.
 
     B         texts in a batch
-    T         tokens in each text
+    T         tokens in each text, or new ones where a cache holds the others
+    S         tokens so far, those in the cache included; without a cache S = T
     V         rows of the embedding matrix, one per token id (and some unused)
     d         width of a vector, n_embd
     k         senses per token, n_sense
@@ -107,8 +108,8 @@ class MLP(nn.Module):
 class SenseNetwork(nn.Module):
     """Eq. 10, C(x) = FF(E[x]): the embedding of a token (.., d) -> its k senses (.., k, d).
 
-    Appendix A.1 calls the norm and residual before the second feed-forward layer, final_mlp,
-    an accident; the published weights have them. The published code has dropout here, we do not.
+    Appendix A.1 says that ln_2 and the residual before final_mlp were not intended; the published
+    weights need them. Unlike the published code, we have no dropout here.
     """
 
     def __init__(self, config: Config):
@@ -129,10 +130,10 @@ class SenseNetwork(nn.Module):
 
 
 class SenseWeights(nn.Module):
-    """Eq. 12, alpha_l = softmax(query_l key_l^T / sqrt(d/k)), causal.
+    """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), with alpha_l = softmax(query_l key_l^T), causal.
 
-    h (B, T, d) -> alpha (B, k, T, T). It is attention without values, one head per sense.
-    Eq. 12 has no scale and no bias; the published code has both.
+    It is attention without values, one head per sense. As in the published code, there is a bias,
+    and scores are divided by sqrt(d/k); the paper's equation has neither.
     """
 
     def __init__(self, config: Config):
@@ -162,8 +163,7 @@ def split_heads(x: Tensor, n: int) -> Tensor:
 def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
     """Eq. 12 at the last T of S positions: (B, k, T, d/k), (B, k, S, d/k) -> (B, k, T, S)."""
     T, S = query.shape[2], key.shape[2]
-    scale = math.sqrt(query.shape[-1])
-    scores = (query / scale) @ key.transpose(-2, -1)  # (B, k, T, S)
+    scores = (query / math.sqrt(query.shape[-1])) @ key.transpose(-2, -1)  # (B, k, T, S)
     future = torch.full((T, S), -math.inf, dtype=query.dtype, device=query.device)
     future = future.triu(1 + S - T)  # -inf where j > i; row r is position i = S - T + r
     return (scores + future).softmax(dim=-1)
@@ -200,7 +200,8 @@ class Backpack(nn.Module):
         """Logits (B, T, V) of the token after each position of idx (B, T).
 
         With targets (B, T), their mean loss in nats instead; a target of -1 does not count.
-        With a cache, idx holds only the T new tokens; C is required, and holds the senses of all S.
+        With a cache, idx holds the whole prompt at first, then one token at a time. C, which a
+        Backpack then needs, holds the senses of all S tokens; the caller advances cache.length.
         ValueError: a text longer than block_size, or senses given to a Transformer.
         """
         h = self.contextualizer(self.wte(idx), cache)  # (B, T, d)       Eq. 11
@@ -210,9 +211,10 @@ class Backpack(nn.Module):
             return self.predict(h, targets)  # the baseline Transformer ends here
         if C is None:
             C = self.senses(idx)  # (B, T, k, d)                         Eq. 10
-        query, key = self.sense_weights.query_and_key(h, cache)  # of    Eq. 12
+        query, key = self.sense_weights.query_and_key(h, cache)  # (B, k, T, d/k), (B, k, S, d/k)
+        # alpha = causal_softmax(query, key), o = weighted_sum(alpha, C), a block of rows at a time
         o = sum_in_blocks(query, key, C)  # (B, T, d)                    Eq. 12 and 2
-        return self.predict(o, targets)  # (B, T, V)                     Eq. 9
+        return self.predict(o, targets)  # (B, T, V) or ()               Eq. 9
 
     def senses(self, ids: Tensor) -> Tensor:
         """Eq. 10: the senses C of ids of any shape (..) -> (.., k, d).
@@ -258,7 +260,8 @@ class Backpack(nn.Module):
 
         temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit is applied
         to the senses of all tokens at each step. senses replaces model.senses, as a SenseTable can.
-        Each token is read once. Past block_size, the last block_size // 2 tokens are read anew.
+        Tokens are cached. Once the text is longer than block_size, the cache is dropped and the
+        last block_size // 2 tokens are read again. Call eval() first, or dropout stays on.
         """
         if (edit or senses) is not None and not self.config.n_sense:
             raise ValueError('a Transformer has no senses to edit; take a Backpack')
@@ -302,6 +305,7 @@ class Backpack(nn.Module):
         matrices = [m.weight for m in self.modules() if isinstance(m, nn.Linear)]
         biases_and_norms = [p for p in self.parameters() if p.dim() == 1]
         embedding_decay = weight_decay if decay_embeddings else 0.0
+        assert name in ('adamw', 'muon')
         groups = [
             dict(params=biases_and_norms, weight_decay=0.0),
             dict(params=embeddings, weight_decay=embedding_decay)]
@@ -315,7 +319,7 @@ class Backpack(nn.Module):
         return optimizers
 
     def n_params(self) -> dict[str, int]:
-        """Parameters of the contextualizer (with wte and SenseWeights), the senses, in total."""
+        """Parameter counts: the sense network, the contextualizer with all the rest, the total."""
         sizes = {name: p.numel() for name, p in self.named_parameters()}
         senses = sum(n for name, n in sizes.items() if name.startswith('sense_network.'))
         total = sum(sizes.values())
@@ -323,12 +327,10 @@ class Backpack(nn.Module):
 
 
 def init_weights(name: str, module: nn.Module, n_layer: int) -> None:
-    """GPT-2's: normal with deviation 0.02, over sqrt(2 n_layer) in every c_proj, senses too."""
+    """GPT-2's: standard deviation 0.02, over sqrt(2 n_layer) in every c_proj, senses too."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
-        std = 0.02
-        if name.endswith('c_proj'):
-            std = 0.02 * (1 / math.sqrt(2 * n_layer))
-        nn.init.normal_(module.weight, std=std)
+        scale = 1 / math.sqrt(2 * n_layer) if name.endswith('c_proj') else 1.0
+        nn.init.normal_(module.weight, std=0.02 * scale)
     if isinstance(module, nn.Linear):
         nn.init.zeros_(module.bias)
 
@@ -435,18 +437,18 @@ class Contextualizer(nn.Module):
 
 
 # -----------------------------------------------------------------------------
-# Fast forms. Each names its plain form; a test holds the two equal, in gradients too.
+# Fast forms. Each names its plain form; tests hold the two equal.
 
 
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
     """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d).
 
-    It takes size positions at a time and leaves out the positions after them, whose weights are
-    zero: up to half the work in a long text.
+    It takes size positions at a time and skips the keys after them, whose weights are zero: up to
+    half the work in a long text.
     """
     k, T = query.shape[1:3]
     S = key.shape[2]
-    assert C.shape[1:3] == (S, k)  # or einsum would spread a single position
+    assert C.shape[1:3] == (S, k)  # einsum would silently broadcast a size of 1
     o = []
     for start in range(0, T, size):
         end = min(start + size, T) + S - T  # this block sees the first end positions
@@ -474,7 +476,7 @@ class SenseTable:
 
 
 LOGITS_IN_MEMORY = 1 << 28  # per chunk in ProjectedLoss: 1 GiB in float32, up to three at once
-TOKENS_IN_CACHE = 512  # per chunk on a CPU, whose caches then hold more of it
+CHUNK_ON_CPU = 512  # tokens per chunk on a CPU, whose own caches then hold more of it
 
 
 class ProjectedLoss(torch.autograd.Function):
@@ -487,26 +489,26 @@ class ProjectedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, v: Tensor, E: Tensor, targets: Tensor, need_grad: bool) -> Tensor:
-        """The mean loss (). need_grad: grad mode is off in here. Only products are autocast."""
+        """The mean loss (). need_grad is passed in, as autograd turns grad mode off in here."""
         chunk = max(1, LOGITS_IN_MEMORY // len(E))
         if v.device.type == 'cpu':
-            chunk = min(chunk, TOKENS_IN_CACHE)
-        n = (targets != -1).sum()
+            chunk = min(chunk, CHUNK_ON_CPU)
+        n_targets = (targets != -1).sum()
         ids = torch.arange(len(E), device=E.device)  # (V,)
         total = v.new_zeros((), dtype=E.dtype)
         grad_v = []
-        grad_E = torch.zeros_like(E)
+        grad_E = torch.zeros_like(E) if need_grad else None
         for x, target in zip(v.split(chunk), targets[:, None].split(chunk)):  # (c, d), (c, 1)
             counts = (target != -1).to(E.dtype)  # (c, 1), 1 or 0
             target = target.where(target != -1, 0)
             logits = F.linear(x, E)  # (c, V)
             logp = logits.log_softmax(-1, dtype=E.dtype)  # (c, V)
-            total = total - (logp.gather(1, target) * counts).sum() / n
+            total = total - (logp.gather(1, target) * counts).sum() / n_targets
             if need_grad:
                 p = logp.exp_()  # (c, V)
                 g = p.add_(ids == target, alpha=-1).to(logits.dtype)  # at the target p - 1
-                grad_v.append(((g @ E) * counts / n).to(v.dtype))  # (c, d)
-                grad_E += g.T @ (x * counts / n)  # (V, d)
+                grad_v.append(((g @ E) * counts / n_targets).to(v.dtype))  # (c, d)
+                grad_E += g.T @ (x * counts / n_targets)  # (V, d)
         if need_grad:
             ctx.save_for_backward(torch.cat(grad_v), grad_E)
         return total

@@ -76,7 +76,7 @@ class Settings:
     grad_clip: float = setting(1.0, 'largest gradient norm (0: no clipping)')
     eval_interval: int = setting(1000, 'steps between evaluations, each with a checkpoint', low=1)
     eval_iters: int = setting(100, 'batches of validation texts, the same every time', low=1)
-    keep_every: int = setting(0, 'steps between weights that stay, as ckpt-STEP.pt (0: none)')
+    keep_every: int = setting(0, 'keep the weights every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
     wandb_log: bool = setting(False, 'log to Weights & Biases too (pip install wandb)')
     wandb_project: str = setting('rucksack', 'project in Weights & Biases')
@@ -98,7 +98,7 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-# A resumed run may change these, and max_iters: they change results by rounding error at most.
+# A resumed run may change these, which change results by rounding at most, and raise max_iters.
 FREE = ('out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every', 'log_interval',
         'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
 # The weights decide these.
@@ -141,8 +141,8 @@ def with_shape_of(config: Config, source: str | Path, s: Settings,
         asked = getattr(s, name)
         if name == 'sense_hidden' and asked == 0:
             asked = 4 * config.n_embd
-        needless = name in ('n_sense', 'sense_hidden') and not config.n_sense
-        if name in given and asked != value and not needless:
+        is_unused = name in ('n_sense', 'sense_hidden') and not config.n_sense
+        if name in given and asked != value and not is_unused:
             raise UserError(f'{source} has {name}={value}; drop --{name}={asked}')
     return replace(s, **has)
 
@@ -163,7 +163,7 @@ def check_unchanged(s: Settings, state: dict, data_facts: str) -> str:
             changed[name] = f'{name} {before}, now {getattr(s, name)}'
     text = ', '.join(sorted(changed.values()))
     if changed.keys() - {'max_iters'}:
-        raise UserError(f'{s.path} has {text}; resume with the same, or {start_anew}')
+        raise UserError(f'{s.path} was trained with {text}; use the same settings, or {start_anew}')
     return f'resumed from {s.path} after step {state["step"]}; changed: {text or "nothing"}'
 
 
@@ -191,7 +191,7 @@ def model_for(s: Settings, weights: Backpack, source: str | Path, meta: dict) ->
     """A model of these weights and the settings' dropout; UserError if the data do not fit it."""
     config = weights.config
     if weights.tokenizer not in (None, meta['tokenizer']) or config.n_vocab < meta['vocab_size']:
-        raise UserError(f'{source} has another tokenizer than data/{s.dataset}; take other data')
+        raise UserError(f'{source} has another tokenizer than data/{s.dataset}; choose other data')
     if config.block_size < s.block_size:
         raise UserError(f'{source} has block_size={config.block_size}, and --block_size is '
                         f'{s.block_size}; set it to {config.block_size} or less')
@@ -303,12 +303,22 @@ def log_line(step: int, seconds: float, row: dict, s: Settings) -> str:
     return ', '.join(parts) + f', {timedelta(seconds=int(left))} left'
 
 
+def how_to_go_on(s: Settings, saved: int | None, error: Exception) -> str:
+    """What is left of a run that had to stop, whose last checkpoint is of the step saved."""
+    if saved is None:
+        return 'nothing was saved'
+    how = '--init_from=resume'
+    if isinstance(error, FloatingPointError):  # a resumed run would come to the same end
+        how = f'--init_from={s.path} --out_dir=NEW --learning_rate=LOWER'
+    return f'the last good state is {s.path}, of step {saved}; go on by {how}'
+
+
 # -----------------------------------------------------------------------------
 # Training.
 
 
 def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
-    """Train; returns the exit code, 1 if the run stopped itself. given names the settings given."""
+    """Train; returns the exit code, 1 if the run stopped itself. given: settings set explicitly."""
     # The data, and the checkpoint to resume.
     folder = Path('data') / s.dataset
     state = ckpt.read_state(s.path) if s.init_from == 'resume' else {}
@@ -323,7 +333,7 @@ def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
     machine = find_machine(s.device, s.dtype)
     s = replace(s, dtype=machine.dtype)
 
-    # The model: from scratch, as a run left it, or from weights.
+    # The model: from scratch, from the checkpoint to resume, or from given weights.
     resumed = ''
     if s.init_from != 'resume' and not s.overwrite:
         refuse_to_replace(s.path)
@@ -347,7 +357,7 @@ def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
         s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
         decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr)
     if state:
-        model.load_state_dict(state['model'])  # again, for float64, which it was not yet
+        model.load_state_dict(state['model'])  # again: the first time was in float32
         ckpt.load_optimizers(optimizers, state['optimizers'], s.path)
 
     # Compiled, the model is one graph; DDP around it averages the gradients of all processes.
@@ -370,7 +380,7 @@ def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
     flops = flops_per_token(model, distinct=len(idx.unique()) / idx.numel())
 
     facts = {'model_config': asdict(model.config), 'tokenizer': model.tokenizer,
-             'settings': asdict(s)}  # what every checkpoint has beside the weights
+             'settings': asdict(s)}  # stored in every checkpoint alongside the weights
     iter_num = state.get('step', 0)
     saved = state.get('step')  # the step of the last checkpoint
     best_val_loss = state.get('best_val_loss', math.inf)
@@ -423,7 +433,7 @@ def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
                 gigabytes = machine.peak_memory() / 1e9
                 machine.print0(f'step 1 done on {machine.name}, peak memory {gigabytes:.2f} GB')
 
-            # Weights that stay.
+            # Permanent copies of the weights.
             if s.keep_every and iter_num % s.keep_every == 0:
                 check_finite(iter_num, norm.item(), model, optimizers)
                 if machine.rank == 0:
@@ -450,10 +460,7 @@ def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
         raise UserError('out of memory; take a smaller --batch_size and more '
                         '--gradient_accumulation_steps')
     except (FloatingPointError, OSError) as error:
-        kept = 'nothing was saved'
-        if saved is not None:
-            kept = f'the last good state is {s.path}, of step {saved}; go on by --init_from=resume'
-        machine.print0(f'train.py: stopped: {error}; {kept}', sys.stderr)
+        machine.print0(f'train.py: stopped: {error}; {how_to_go_on(s, saved, error)}', sys.stderr)
         return 1
     finally:
         out.close()
@@ -463,7 +470,7 @@ def run(argv: list[str]) -> int:
     """Run the command line; returns the exit code."""
     settings, given = parse_args(argv)
     code = train(settings, given)
-    if dist.is_initialized() and code != 1:  # a process that had to stop alone waits for no other
+    if dist.is_initialized() and code != 1:  # after a failure the others may never arrive
         dist.barrier()  # no process leaves, and closes its connections, while another still writes
         gc.collect()  # DDP holds the process group: free it first, or destroying the group can hang
         dist.destroy_process_group()

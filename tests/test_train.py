@@ -118,7 +118,7 @@ def test_a_resumed_run_keeps_its_settings(option, tiny, capsys):
     before = checkpoint()
     error = error_of(train, capsys, *SMALL, '--max_iters=4', '--init_from=resume', f'--{option}')
     name, value = option.split('=')
-    assert re.search(rf'out/run/ckpt.pt has .*{name} \S+, now {value}[,;]', error)
+    assert re.search(rf'out/run/ckpt.pt was trained with .*{name} \S+, now {value}[,;]', error)
     assert '--init_from=out/run/ckpt.pt --out_dir=NEW' in error
     same(before, checkpoint())
 
