@@ -231,9 +231,9 @@ class Backpack(nn.Module):
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
         """The senses (.., k, d) of the ids distinct[place]; the network sees each id once."""
         rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
-        # F.embedding gathers rows[place]. It does so in the precision of the weights, because
-        # its backward pass adds up the gradients of a frequent id: in bfloat16, 256 + 1 is 256.
-        C = F.embedding(place, rows.to(self.wte.weight.dtype)).to(rows.dtype)  # (.., k*d)
+        # F.embedding gathers rows[place]. Uncompiled in bfloat16 on a CPU, its backward pass also adds
+        # up the gradients of a frequent id in bfloat16, which loses small ones: docs/toy.md.
+        C = F.embedding(place, rows)  # (.., k*d)
         return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
 
     def alpha(self, idx: Tensor) -> Tensor:
