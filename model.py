@@ -231,8 +231,8 @@ class Backpack(nn.Module):
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
         """The senses (.., k, d) of the ids distinct[place]; the network sees each id once."""
         rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
-        # F.embedding gathers rows[place]. Uncompiled in bfloat16 on a CPU, its backward pass also adds
-        # up the gradients of a frequent id in bfloat16, which loses small ones: docs/toy.md.
+        # F.embedding gathers rows[place]. Uncompiled in bfloat16 on a CPU, its backward pass adds up
+        # the gradients of a frequent id in bfloat16, which loses small ones: docs/toy.md.
         C = F.embedding(place, rows)  # (.., k*d)
         return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
 
