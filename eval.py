@@ -1,17 +1,17 @@
-"""The tables of the paper, one command each: a Backpack, and beside it the Transformer it is compared with.
+"""Print the paper's tables, one command each, for a Backpack and its baseline Transformer.
 
     python eval.py all                                    every table that the data at hand allows
     python eval.py gender --from out/small --baseline out/small_gpt
 
-    loss         Tables 2, 8 perplexity on held-out text; as gender and similarity, also of RUN...
+    loss         Tables 2, 8 perplexity on held-out text; like gender and similarity, also of RUN...
     lambada      Table 2     the last word of a passage
     wikitext     Table 2     perplexity per word of WikiText's raw test set
     blimp        Table 2     which of two sentences is the grammatical one
     similarity   Table 4     how similar two words are, by each sense
     gender       Table 5     she or he after a role noun, with and without a sense
-    topic        Table 12    topic control, beside PPLM on the Transformer
+    topic        Table 12    topic control, compared with PPLM on the Transformer
     timing       Table 7     forward pass, training step and generation
-    plot                     a picture: the losses of runs; not part of all
+    plot                     a picture of the losses of runs; not part of all
 """
 
 import argparse
@@ -20,107 +20,178 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from model import SIZES
+from model import SIZES, Config
 from rucksack.common import Parser, UserError, find_device, number, output_path, printable, run_cli
 from rucksack.gender import gender_table
-from rucksack.grammar import make_edit, read_edit
 from rucksack.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
+from rucksack.machine import find_machine
+from rucksack.phrases import make_edit, parse_edits, read_edit
 from rucksack.plot import plot
+from rucksack.published import BUNDLED
 from rucksack.similarity import similarity_table
-from rucksack.table import Subject, load, needs_senses, write_json
+from rucksack.subject import Subject, load_subject
+from rucksack.table import Table, write_json
 from rucksack.timing import timing_table
 from rucksack.topics import topic_table
 
-TABLES = {  # functions of the subjects and the command line
-    'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table, 'blimp': blimp_table,
-    'similarity': lambda subjects, args: similarity_table(
-        subjects, args.data, by_run=bool(args.runs), or_toy=args.table == 'all'),
-    'gender': lambda subjects, args: gender_table(subjects, by_run=bool(args.runs)),
-    'topic': topic_table, 'timing': timing_table, 'plot': plot}
+IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'timing']
+OF_SENSES = ['similarity', 'gender', 'topic', 'timing']  # tables that need a Backpack
 
 
-def parse_args(argv: list[str]) -> argparse.Namespace:
-    """The command line: flags that all tables share, and those of the table named."""
+def make_parser() -> Parser:
+    """The flags that all tables share, and those of each table."""
     shared = Parser(add_help=False)
     add = shared.add_argument
     add('--from', dest='source', metavar='MODEL',
-        help='checkpoint, folder or Hub name, as for sample.py (default: the newest Backpack in out/)')
-    add('--baseline', metavar='MODEL', help='Transformer to compare with (default: the folder of --from with '
-        '_gpt behind its name, in it the file that --from names)')
-    add('--data', metavar='PATH', help='file of a benchmark, or folder to look for it in (default: the Hub); '
-        'loss: folder below data/, or a .bin in it (default: val.bin of the training data)')
+        help='checkpoint, folder or Hub name (default: the newest Backpack in out/)')
+    add('--baseline', metavar='MODEL',
+        help='Transformer to compare with (default, where it exists: out/NAME_gpt for out/NAME, '
+             'out/NAME_gpt/best.pt for out/NAME/best.pt)')
+    add('--data', metavar='PATH',
+        help='file of a benchmark, or a folder to search for it (default: the Hub); loss: a folder '
+             'in data/, or a .bin in it (default: val.bin of the training data)')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
-    add('--dtype', choices=('float32', 'bfloat16'), help='of losses, generated texts and timing (default: '
-        'bfloat16 on CUDA, else float32; timing: that of the training)')
-    add('--json', metavar='FILE', help='write the numbers to a file too')
-    parser = Parser(prog='eval.py', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add('--dtype', choices=('float32', 'bfloat16'),
+        help='precision of losses, generated texts and timing (default: bfloat16 on CUDA, else '
+             'float32; timing: as the model was trained)')
+    add('--json', metavar='FILE', help='also write the numbers to a file')
+    parser = Parser(prog='eval.py', description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(runs=[], size=None, edit=None)
-    commands = parser.add_subparsers(dest='table', metavar='TABLE', required=True,
-                                     help='one of the above, or all; eval.py TABLE --help lists its flags')
-    of = {name: commands.add_parser(name, prog='eval.py', usage=f'eval.py {name} [flags]', parents=[shared])
-          for name in ('all', *TABLES)}
-    for add in (of['topic'].add_argument, of['all'].add_argument):
-        add('--texts', type=number(int, 1), metavar='N', default=100, help='topic: texts on each [100]')
-        add('--length', type=number(int, 1), metavar='N', default=100, help='topic: tokens of a text [100]')
+    commands = parser.add_subparsers(
+        dest='table', metavar='TABLE', required=True,
+        help='one of the above, or all; eval.py TABLE --help lists its flags')
+    of = {}
+    for name in ('all', *IN_ALL, 'plot'):
+        of[name] = commands.add_parser(name, prog='eval.py', usage=f'eval.py {name} [flags]',
+                                       parents=[shared])
+    for name in ('topic', 'all'):
+        add = of[name].add_argument
+        add('--texts', type=number(int, 1), metavar='N', default=100,
+            help='topic: texts on each topic [100]')
+        add('--length', type=number(int, 1), metavar='N', default=100,
+            help='topic: tokens in a text [100]')
         add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
-            help="topic: of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
-        add('--seed', type=number(int, 0), metavar='S', default=0, help='topic: of the draws [0]')
-    of['timing'].add_argument('--size', choices=SIZES, help="a size of the paper's, in place of --from")
+            help="topic: step sizes of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
+        add('--seed', type=number(int, 0), metavar='S', default=0, help='topic: random seed [0]')
+    of['timing'].add_argument('--size', choices=SIZES,
+                              help='a size from the paper, in place of --from')
     for name in ('loss', 'gender', 'similarity'):
-        of[name].add_argument('runs', nargs='*', metavar='RUN', help='default: --from and its baseline')
+        of[name].add_argument('runs', nargs='*', metavar='RUN',
+                              help='default: --from and its baseline')
     for name in ('loss', 'lambada', 'wikitext', 'blimp', 'gender'):
-        of[name].add_argument('--edit', metavar='FILE', help='score it under this edit of --save-edit too')
+        of[name].add_argument('--edit', metavar='FILE',
+                              help='also score it under this edit, saved by --save-edit')
     of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs whose losses to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
-    args = parser.parse_args(argv)
-    if (args.source or args.baseline or args.edit) and (args.size or args.runs):
-        parser.error('--from, --baseline and --edit go without --size and without RUN')
-    return args
+    return parser
 
 
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
-    """The runs named; or the model of --from, also under --edit, and its baseline if it has one."""
-    if args.size or args.runs:
-        return [load(name, args.device, args.dtype) for name in args.runs if args.table != 'plot']
-    subjects = [load(args.source, args.device, args.dtype)]
-    path = Path(subjects[0].name)
-    beside = Path(f'{path.parent}_gpt', path.name) if path.suffix == '.pt' else Path(f'{path}_gpt')
-    if args.baseline or subjects[0].kind == 'Backpack' and args.table != 'timing' and beside.exists():
-        subjects.append(load(args.baseline or str(beside), args.device, args.dtype))
+    """The runs named, or the model of --from (also under --edit) and its baseline, if any."""
+    load = partial(load_subject, device=args.device, dtype=args.dtype)
+    if args.runs:
+        return [load(name) for name in args.runs]
+    own = load(args.source)
+    subjects = [own]
+    baseline = args.baseline
+    if baseline is None and own.kind == 'Backpack' and args.table != 'timing':
+        baseline = transformer_beside(own.name)
+    if baseline:
+        subjects.append(load(baseline))
         if subjects[1].kind == 'Backpack':
-            raise UserError(f'{subjects[1].name} is a Backpack; --baseline takes a Transformer')
-        if subjects[1].model.tokenizer != subjects[0].model.tokenizer:
-            raise UserError(f'{subjects[0].name} and {subjects[1].name} have different vocabularies')
-    if args.edit is not None:
-        needs_senses(own := subjects[0], '--edit')
-        if (asked := read_edit(args.edit, own.model))['topic']:
-            raise UserError(f'{args.edit} has a topic, whose annealing would see the future of each text; '
-                            'take other edits, or sample.py')
-        edit, _ = make_edit(asked, own.model, own.encoding)
-        subjects.insert(1, replace(own, name=f'{own.name} under {args.edit}', edit=edit, chosen=''))
-    print(*(subject.about() + subject.chosen for subject in subjects), sep='\n')
+            raise UserError(f'{baseline} is a Backpack; --baseline takes a Transformer')
+        if subjects[1].model.tokenizer != own.model.tokenizer:
+            raise UserError(f'{baseline} and {own.name} have different vocabularies')
+    if args.edit:
+        subjects.insert(1, under_edit(own, args.edit))
     return subjects
 
 
+def transformer_beside(name: str) -> str | None:
+    """out/toy_gpt for out/toy, out/toy_gpt/best.pt for out/toy/best.pt; None if it is missing."""
+    path = Path(name)
+    beside = f'{path}_gpt'
+    if path.suffix == '.pt':
+        beside = f'{path.parent}_gpt/{path.name}'
+    place = BUNDLED.get(beside, Path(beside))
+    return beside if place.exists() else None
+
+
+def under_edit(subject: Subject, file: str) -> Subject:
+    """The model under the edit in a file; UserError if the edit sees the future of a text."""
+    subject.needs_senses('--edit')
+    texts = read_edit(file, subject.model.config.n_vocab)
+    if texts['topic']:
+        raise UserError(f'{file} has a topic, whose annealing would see the future of each text; '
+                        'take other edits, or sample.py')
+    edit, _ = make_edit(parse_edits(texts), subject.model, subject.encoding)
+    return replace(subject, name=f'{subject.name} under {file}', edit=edit, why='')
+
+
+def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """The table of a name in IN_ALL, or plot."""
+    if name == 'plot':
+        return plot(args.runs, output_path('--out', args.out, '.svg'))
+    if args.size:
+        machine = find_machine(args.device, args.dtype or 'auto')
+        return timing_table(Config(**SIZES[args.size]), machine)
+    by_run = bool(args.runs)
+    if name in OF_SENSES and not by_run:
+        subjects[0].needs_senses(name)
+    data = args.data
+    has_its_own = name == 'loss' or (name == 'similarity' and subjects[0].is_toy)
+    if args.table == 'all' and has_its_own:
+        data = None  # with all, --data is for the English benchmarks
+    if name == 'similarity':
+        return similarity_table(subjects, data, by_run)
+    if name == 'gender':
+        return gender_table(subjects, by_run)
+    if name == 'topic':
+        return topic_table(subjects, args.texts, args.length, args.step_sizes, args.seed)
+    if name == 'timing':
+        return time_subject(subjects[0], args)
+    likelihood_tables = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table,
+                         'blimp': blimp_table}
+    return likelihood_tables[name](subjects, data)
+
+
+def time_subject(subject: Subject, args: argparse.Namespace) -> Table:
+    """Table 7 for a model's shape, with the dtype and compile settings of its training."""
+    dtype = 'auto'
+    compile = True
+    if subject.training:
+        dtype = subject.training.dtype
+        compile = subject.training.compile
+    machine = find_machine(args.device, args.dtype or dtype)
+    return timing_table(subject.model.config, machine, compile)
+
+
 def run(argv: list[str]) -> None:
-    """Print a table, or all that can be made one after another, and write the numbers after each."""
-    args = parse_args(argv)
-    args.device, file = find_device(args.device), output_path('--json', args.json, '.json')
-    subjects = load_subjects(args)
-    names, tables = [name for name in TABLES if name != 'plot'] if args.table == 'all' else [args.table], {}
-    for name in names:
+    """Print a table, or all that can be made; write the numbers after each."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if (args.source or args.baseline or args.edit) and (args.size or args.runs):
+        parser.error('--from, --baseline and --edit go without --size and without RUN')
+    args.device = find_device(args.device)
+    json_file = output_path('--json', args.json, '.json')
+    subjects = []
+    if args.table != 'plot' and not args.size:
+        subjects = load_subjects(args)
+    for subject in subjects:
+        print(subject.about())
+    tables = {}
+    for name in IN_ALL if args.table == 'all' else [args.table]:
         try:
-            if name in ('similarity', 'gender', 'topic', 'timing') and subjects and not args.runs:
-                needs_senses(subjects[0], name)
-            tables[name] = TABLES[name](subjects, args)
+            tables[name] = make_table(name, subjects, args)
         except UserError as error:
             if args.table != 'all':
                 raise
             print(printable(f'\n{name}: skipped, {error}'), flush=True)
-            continue
-        if file:
-            write_json(file, list(map(str, subjects)), tables)
-        print(tables[name], flush=True)
+        else:
+            print(tables[name], flush=True)
+        if json_file:
+            write_json(json_file, [str(subject) for subject in subjects], tables)
 
 
 main = partial(run_cli, 'eval.py', run)

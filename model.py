@@ -6,25 +6,29 @@ https://huggingface.co/stanfordnlp/backpack-gpt2
 
 A Transformer turns a text into one vector per position and predicts the next token from it.
 A Backpack gives every token of the vocabulary k sense vectors, the same in every text.
-Its Transformer still reads the text, but it only chooses weights, none of them negative.
+A Transformer still reads the text, but only to give each sense a non-negative weight.
 The weighted sum of all senses of all tokens so far predicts the next token.
 Given the weights, every logit is linear in the senses.
-So you can read a sense, explain a prediction sense by sense, and edit a sense everywhere at once.
+So you can read a sense, explain a prediction sense by sense, and edit a sense everywhere at once:
+an edit changes senses and leaves the weights as they were.
 
     B         texts in a batch
-    T         tokens in each text, or new ones where a cache holds the others
-    S         tokens so far, those in the cache included; without a cache S = T
+    T         tokens in each text; with a cache, only those not yet in it
+    S         tokens of a text so far, cached ones included; without a cache S = T
     V         rows of the embedding matrix, one per token id (and some unused)
     d         width of a vector, n_embd
     k         senses per token, n_sense
     x_j       the token id at position j
-    E         the token embeddings (V, d): input, senses and output share them
+    E         the token embeddings wte.weight (V, d): the Transformer and the sense network read
+              them, and the output is projected onto them
     h         the Transformer's output (B, T, d)
-    C         the senses (B, T, k, d); C[b, j, l] is sense l of token j
-    alpha     the weights (B, k, T, T); position i gives alpha[b, l, i, j] to sense l of token j
+    C         the senses (B, S, k, d); C[b, j, l] is sense l of token j
+    alpha     the weights (B, k, T, S); position i gives alpha[b, l, i, j] to sense l of token j
     o         the weighted sum (B, T, d): o_i = sum_j sum_l alpha_lij C(x_j)_l
+    ..        any leading dimensions
 
-The whole model is five lines, with the paper's equation numbers:
+The model is five equations, in order of computation and numbered as in the paper. Backpack.forward
+computes them; sum_in_blocks takes Eq. 12 and Eq. 2 together:
 
     h = contextualizer(wte(idx))       # (B, T, d)       Eq. 11, a GPT-2
     C = senses(idx)                    # (B, T, k, d)    Eq. 10
@@ -32,8 +36,9 @@ The whole model is five lines, with the paper's equation numbers:
     o = weighted_sum(alpha, C)         # (B, T, d)       Eq. 2
     logits = project(o)                # (B, T, V)       Eq. 9, o E^T
 
-At position i the weights of one sense sum to one over the positions j <= i: positions compete
-for a sense, senses do not compete with each other.
+Fix a position i and a sense number l: the softmax runs over the positions j <= i. So the weights of
+sense l of all these tokens sum to one, and the weights of all k numbers to k: sense numbers do not
+compete with each other.
 
 An example to work out by hand (a test runs it). There are k = 2 senses and d = 2 axes,
 skateboard and health. The text is "trick sick".
@@ -51,8 +56,8 @@ import torch.nn as nn
 from torch import Tensor
 from torch.nn import functional as F
 
-# An edit takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to sum instead.
-# It must not write into C.
+# An edit takes ids (B, S) and their senses C (B, S, k, d) and returns the senses to sum instead.
+# It must not write into C, which may be the cache's own.
 Edit = Callable[[Tensor, Tensor], Tensor]
 
 SIZES = {  # the paper's (section 4.1, Table 9)
@@ -72,9 +77,9 @@ class Config:
     n_layer: int = 12
     n_head: int = 12
     n_embd: int = 768        # d
-    n_sense: int = 16        # k; 0 makes the baseline Transformer
-    sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 n_embd; Table 8: n_embd)
-    dropout: float = 0.0     # in the contextualizer only: a token has one set of senses
+    n_sense: int = 16        # k; 0: a plain Transformer, the paper's baseline
+    sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 n_embd, as published)
+    dropout: float = 0.0     # in the contextualizer; senses must be the same at every occurrence
 
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
@@ -108,8 +113,9 @@ class MLP(nn.Module):
 class SenseNetwork(nn.Module):
     """Eq. 10, C(x) = FF(E[x]): the embedding of a token (.., d) -> its k senses (.., k, d).
 
-    Appendix A.1 says that ln_2 and the residual before final_mlp were not intended; the published
-    weights need them. Unlike the published code, we have no dropout here.
+    FF is the four lines of forward.
+    Appendix A.1 calls ln_2 and the residual around mlp unintended; the published checkpoint needs
+    both. Unlike the published code, we have no dropout here.
     """
 
     def __init__(self, config: Config):
@@ -123,17 +129,17 @@ class SenseNetwork(nn.Module):
         self.final_mlp = MLP(d, config.sense_hidden, config.n_sense * d)
 
     def forward(self, e: Tensor) -> Tensor:
-        r = e + self.ln_0(e)  # (.., d); odd, but the published weights need it
+        r = e + self.ln_0(e)  # (.., d), the embedding plus its LayerNorm: as published
         r = r + self.mlp(self.ln_1(r))  # (.., d)
         C = self.final_mlp(self.ln_2(r))  # (.., k*d), all senses side by side
         return C.unflatten(-1, (self.n_sense, -1))  # (.., k, d), one row per sense
 
 
 class SenseWeights(nn.Module):
-    """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), with alpha_l = softmax(query_l key_l^T), causal.
+    """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), causal attention without values.
 
-    It is attention without values, one head per sense. As in the published code, there is a bias,
-    and scores are divided by sqrt(d/k); the paper's equation has neither.
+    There is one head per sense: alpha_l = softmax(query_l key_l^T / sqrt(d/k)), where [query, key]
+    is a linear layer of h. Its bias and the division are the published code's, not the paper's.
     """
 
     def __init__(self, config: Config):
@@ -151,7 +157,7 @@ class SenseWeights(nn.Module):
         query = split_heads(query, self.n_sense)  # (B, k, T, d/k)
         key = split_heads(key, self.n_sense)  # (B, k, T, d/k)
         if cache is not None:
-            key = cache.extend(self, key, dim=2)
+            key = cache.extend((self, 'key'), key, dim=2)  # (B, k, S, d/k)
         return query, key
 
 
@@ -162,10 +168,13 @@ def split_heads(x: Tensor, n: int) -> Tensor:
 
 def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
     """Eq. 12 at the last T of S positions: (B, k, T, d/k), (B, k, S, d/k) -> (B, k, T, S)."""
-    T, S = query.shape[2], key.shape[2]
-    scores = (query / math.sqrt(query.shape[-1])) @ key.transpose(-2, -1)  # (B, k, T, S)
+    T = query.shape[2]
+    S = key.shape[2]
+    d_head = query.shape[3]
+    scores = (query / math.sqrt(d_head)) @ key.transpose(-2, -1)  # (B, k, T, S)
+    # Row r of the scores is position i = S - T + r.
     future = torch.full((T, S), -math.inf, dtype=query.dtype, device=query.device)
-    future = future.triu(1 + S - T)  # -inf where j > i; row r is position i = S - T + r
+    future = future.triu(1 + S - T)  # (T, S), -inf where j > i
     return (scores + future).softmax(dim=-1)
 
 
@@ -177,16 +186,14 @@ def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
 class Backpack(nn.Module):
     """A Backpack; with n_sense = 0 the baseline Transformer, whose logits are project(h).
 
-    C= passes the senses to sum; the default is senses(idx). An edit is a function (ids, C) -> C,
-    so model(idx, C=edit(idx, model.senses(idx))) is the model under an edit. An edit that changes
-    no sense changes no bit of the logits.
+    forward sums the senses C, by default senses(idx). An edit is a function (ids, C) -> C, so
+    model(idx, C=edit(idx, model.senses(idx))) is the model under an edit.
     """
 
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
         self.tokenizer: dict | None = None  # what the ids mean, as {'name': 'gpt2'}
-        self.run: dict = {}  # what is known of its training: dataset, tokens, dtype, compile
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         if config.n_sense:
@@ -200,28 +207,29 @@ class Backpack(nn.Module):
         """Logits (B, T, V) of the token after each position of idx (B, T).
 
         With targets (B, T), their mean loss in nats instead; a target of -1 does not count.
-        With a cache, idx holds the whole prompt at first, then one token at a time. C, which a
-        Backpack then needs, holds the senses of all S tokens; the caller advances cache.length.
-        ValueError: a text longer than block_size, or senses given to a Transformer.
+        With a cache, idx holds the whole prompt at first, then one token at a time. A Backpack
+        then needs C, the senses (B, S, k, d) of all S tokens. The caller advances cache.length.
+        ValueError for a text longer than block_size.
         """
         h = self.contextualizer(self.wte(idx), cache)  # (B, T, d)       Eq. 11
         if not self.config.n_sense:
-            if C is not None:
-                raise ValueError('a Transformer has no senses to sum; take a Backpack')
+            assert C is None, 'a Transformer has no senses to sum'
             return self.predict(h, targets)  # the baseline Transformer ends here
         if C is None:
             C = self.senses(idx)  # (B, T, k, d)                         Eq. 10
         query, key = self.sense_weights.query_and_key(h, cache)  # (B, k, T, d/k), (B, k, S, d/k)
-        # alpha = causal_softmax(query, key), o = weighted_sum(alpha, C), a block of rows at a time
-        o = sum_in_blocks(query, key, C)  # (B, T, d)                    Eq. 12 and 2
+        # The same, block by block, as
+        #     alpha = causal_softmax(query, key)  # (B, k, T, S)         Eq. 12
+        #     o = weighted_sum(alpha, C)                                 Eq. 2
+        o = sum_in_blocks(query, key, C)  # (B, T, d)
         return self.predict(o, targets)  # (B, T, V) or ()               Eq. 9
 
     def senses(self, ids: Tensor) -> Tensor:
         """Eq. 10: the senses C of ids of any shape (..) -> (.., k, d).
 
-        Senses depend on the id alone, so they are computed once for each distinct id. In a
-        compiled model, whose shapes may not depend on the data, they are computed for every token;
-        rucksack.data.DistinctIds avoids that.
+        Plain form: sense_network(wte(ids)), for every token, which is what a compiled model runs,
+        since its shapes may not depend on the data. Senses depend on the id alone, so otherwise
+        they are computed once for each distinct id.
         """
         if torch.compiler.is_compiling():
             return self.sense_network(self.wte(ids))
@@ -231,9 +239,10 @@ class Backpack(nn.Module):
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
         """The senses (.., k, d) of the ids distinct[place]; the network sees each id once."""
         rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
-        # F.embedding gathers rows[place]. Uncompiled in bfloat16 on a CPU, its backward pass adds up
-        # the gradients of a frequent id in bfloat16, which loses small ones: docs/toy.md.
-        C = F.embedding(place, rows)  # (.., k*d)
+        # rows[place], with a faster backward pass. It sums the gradients of all occurrences of an
+        # id, in float32: in bfloat16, where 256 + 1 is 256, a frequent id would lose most of them.
+        table = rows.to(self.wte.weight.dtype)
+        C = F.embedding(place, table).to(rows.dtype)  # (.., k*d)
         return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
 
     def alpha(self, idx: Tensor) -> Tensor:
@@ -248,24 +257,21 @@ class Backpack(nn.Module):
         """Eq. 9: o (B, T, d) -> logits (B, T, V), or with targets (B, T) their mean loss ()."""
         if targets is None:
             return self.project(o)
+        # F.cross_entropy(self.project(o), targets, ignore_index=-1), in chunks
         o = o.flatten(0, 1)  # (B*T, d)
         need_grad = torch.is_grad_enabled()
         return ProjectedLoss.apply(o, self.wte.weight, targets.flatten(), need_grad)
 
     @torch.no_grad()
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
-                 edit: Edit | None = None, senses: Callable[[Tensor], Tensor] | None = None,
-                 stop: int | None = None) -> Tensor:
+                 edit: Edit | None = None, stop: int | None = None) -> Tensor:
         """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer once all have drawn stop.
 
-        temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit is applied
-        to the senses of all tokens at each step. senses replaces model.senses, as a SenseTable can.
-        Tokens are cached. Once the text is longer than block_size, the cache is dropped and the
-        last block_size // 2 tokens are read again. Call eval() first, or dropout stays on.
+        A text that has drawn stop goes on until all have. temperature 0 takes the likeliest id;
+        top_k draws from the top_k likeliest. edit is applied to the senses of all tokens at each
+        step. Keys, values and unedited senses are cached; once the text is longer than block_size,
+        the last block_size // 2 tokens are read again. Call eval() first, or dropout stays on.
         """
-        if (edit or senses) is not None and not self.config.n_sense:
-            raise ValueError('a Transformer has no senses to edit; take a Backpack')
-        senses = senses or self.senses
         block_size = self.config.block_size
         cache = Cache(min(block_size, idx.shape[1] + n))
         start = 0  # the first token that is still read
@@ -278,56 +284,35 @@ class Backpack(nn.Module):
             new = text[:, cache.length:]  # (B, T), those that the cache does not hold
             C = None
             if self.config.n_sense:
-                C = cache.extend('C', senses(new), dim=1)  # (B, S, k, d), kept unedited
+                C = cache.extend('C', self.senses(new), dim=1)  # (B, S, k, d), kept unedited
             if edit is not None:
                 C = edit(text, C)
-            logits = self(new, C=C, cache=cache)[:, -1, :self.config.n_vocab]  # (B, n_vocab)
+            logits = self(new, C=C, cache=cache)  # (B, T, V)
+            logits = logits[:, -1, :self.config.n_vocab]  # (B, n_vocab)
             cache.length += new.shape[1]
             probs = next_token_probs(logits, temperature, top_k)  # (B, n_vocab)
             drawn = torch.multinomial(probs, 1)  # (B, 1)
             idx = torch.cat([idx, drawn], dim=1)  # one token longer
-            ended = ended | (drawn == stop)
-            if stop is not None and ended.all():
-                break
+            if stop is not None:
+                ended = ended | (drawn == stop)
+                if ended.all():
+                    break
         return idx
-
-    def optimizers(self, name: str, learning_rate: float, weight_decay: float,
-                   betas: tuple[float, float], *, decay_embeddings: bool = True,
-                   muon_lr: float = 6e-3) -> list[torch.optim.Optimizer]:
-        """The optimizers of a training run: AdamW alone ('adamw'), or AdamW and Muon ('muon').
-
-        Muon takes every matrix but the embeddings. It orthogonalizes each update, so that no
-        direction of a matrix outruns the others. Under AdamW the scores of SenseWeights can grow
-        until a softmax is saturated, and that sense learns no more.
-        weight_decay is on matrices (embeddings optional), never on biases and norms.
-        """
-        embeddings = [self.wte.weight, self.contextualizer.wpe.weight]
-        matrices = [m.weight for m in self.modules() if isinstance(m, nn.Linear)]
-        biases_and_norms = [p for p in self.parameters() if p.dim() == 1]
-        embedding_decay = weight_decay if decay_embeddings else 0.0
-        assert name in ('adamw', 'muon')
-        groups = [
-            dict(params=biases_and_norms, weight_decay=0.0),
-            dict(params=embeddings, weight_decay=embedding_decay)]
-        if name == 'adamw':
-            groups.append(dict(params=matrices, weight_decay=weight_decay))
-        optimizers = [torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)]
-        if name == 'muon':
-            optimizers.append(torch.optim.Muon(
-                matrices, lr=muon_lr, weight_decay=weight_decay,
-                adjust_lr_fn='match_rms_adamw'))  # so that its rates compare with AdamW's
-        return optimizers
 
     def n_params(self) -> dict[str, int]:
         """Parameter counts: the sense network, the contextualizer with all the rest, the total."""
-        sizes = {name: p.numel() for name, p in self.named_parameters()}
-        senses = sum(n for name, n in sizes.items() if name.startswith('sense_network.'))
-        total = sum(sizes.values())
+        total = sum(p.numel() for p in self.parameters())
+        senses = 0
+        if self.config.n_sense:
+            senses = sum(p.numel() for p in self.sense_network.parameters())
         return {'contextualizer': total - senses, 'senses': senses, 'total': total}
 
 
 def init_weights(name: str, module: nn.Module, n_layer: int) -> None:
-    """GPT-2's: standard deviation 0.02, over sqrt(2 n_layer) in every c_proj, senses too."""
+    """GPT-2's initialization: normal with standard deviation 0.02, biases zero.
+
+    The deviation is divided by sqrt(2 n_layer) in every c_proj, also in those of the sense MLPs.
+    """
     if isinstance(module, (nn.Linear, nn.Embedding)):
         scale = 1 / math.sqrt(2 * n_layer) if name.endswith('c_proj') else 1.0
         nn.init.normal_(module.weight, std=0.02 * scale)
@@ -359,7 +344,10 @@ class Cache:
         self.tensors: dict[object, Tensor] = {}
 
     def extend(self, name: object, new: Tensor, dim: int) -> Tensor:
-        """Append new, T long along dim, to the tensor of that name, and return all S of it."""
+        """Write new, T long along dim, after what the tensor of that name holds; return all S.
+
+        length stays as it is: the caller advances it once all layers have written.
+        """
         T = new.shape[dim]
         if name not in self.tensors:
             shape = list(new.shape)
@@ -443,7 +431,7 @@ class Contextualizer(nn.Module):
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
     """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d).
 
-    It takes size positions at a time and skips the keys after them, whose weights are zero: up to
+    A block of size positions skips the keys after it, whose weights are zero. That saves up to
     half the work in a long text.
     """
     k, T = query.shape[1:3]
@@ -451,32 +439,16 @@ def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Ten
     assert C.shape[1:3] == (S, k)  # einsum would silently broadcast a size of 1
     o = []
     for start in range(0, T, size):
-        end = min(start + size, T) + S - T  # this block sees the first end positions
-        block = query[:, :, start:start + size]  # (B, k, size, d/k), the last one may be shorter
+        stop = min(start + size, T)
+        end = S - T + stop  # this block sees positions 0 to end - 1
+        block = query[:, :, start:stop]  # (B, k, size, d/k), the last one may be shorter
         alpha = causal_softmax(block, key[:, :, :end])  # (B, k, size, end)
         o.append(weighted_sum(alpha, C[:, :end]))  # (B, size, d)
     return torch.cat(o, dim=1)  # (B, T, d)
 
 
-class SenseTable:
-    """Plain form: model.senses. The senses of the vocabulary, computed once and kept in dtype."""
-
-    @torch.no_grad()
-    def __init__(self, model: Backpack, dtype: torch.dtype | None = None):
-        self.n_sense = model.config.n_sense
-        self.dtype = model.wte.weight.dtype
-        ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (n_vocab,)
-        dtype = dtype or self.dtype
-        rows = [model.senses(part).flatten(1).to(dtype) for part in ids.split(1024)]
-        self.rows = torch.cat(rows)  # (n_vocab, k*d)
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        C = F.embedding(ids, self.rows).to(self.dtype)  # (.., k*d)
-        return C.unflatten(-1, (self.n_sense, -1))  # (.., k, d)
-
-
 LOGITS_IN_MEMORY = 1 << 28  # per chunk in ProjectedLoss: 1 GiB in float32, up to three at once
-CHUNK_ON_CPU = 512  # tokens per chunk on a CPU, whose own caches then hold more of it
+CHUNK_ON_CPU = 512  # tokens per chunk on a CPU, so that a chunk fits its caches better
 
 
 class ProjectedLoss(torch.autograd.Function):
@@ -484,7 +456,9 @@ class ProjectedLoss(torch.autograd.Function):
 
     All logits (n, V) would be the largest tensor of a training run, so they are made in chunks.
     The gradient of a logit is its probability, minus 1 for the target, so the forward pass makes
-    both gradients and keeps no logits.
+    both gradients and keeps no logits. F.linear_cross_entropy of torch 2.13 does the same, but it
+    takes twice as long uncompiled, its chunks break a compiled graph, and under autocast its loss
+    is bfloat16. There is no second derivative.
     """
 
     @staticmethod
@@ -503,11 +477,14 @@ class ProjectedLoss(torch.autograd.Function):
             target = target.where(target != -1, 0)
             logits = F.linear(x, E)  # (c, V)
             logp = logits.log_softmax(-1, dtype=E.dtype)  # (c, V)
-            total = total - (logp.gather(1, target) * counts).sum() / n_targets
+            scored = logp.gather(1, target) * counts  # (c, 1)
+            total = total - scored.sum() / n_targets
             if need_grad:
-                p = logp.exp_()  # (c, V)
-                g = p.add_(ids == target, alpha=-1).to(logits.dtype)  # at the target p - 1
-                grad_v.append(((g @ E) * counts / n_targets).to(v.dtype))  # (c, d)
+                p = logp.exp_()  # (c, V), in place of logp
+                g = p.add_(ids == target, alpha=-1)  # (c, V), p - 1 at the target
+                g = g.to(logits.dtype)
+                grad_x = (g @ E) * counts / n_targets  # (c, d)
+                grad_v.append(grad_x.to(v.dtype))
                 grad_E += g.T @ (x * counts / n_targets)  # (V, d)
         if need_grad:
             ctx.save_for_backward(torch.cat(grad_v), grad_E)

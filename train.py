@@ -5,9 +5,9 @@
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
 Settings come from the class Settings, then from config files (lines key = value), then from
---key=value. The run writes out/<run>/ckpt.pt (the latest state), previous.pt (the one before),
-best.pt (the lowest validation loss), log.csv, and ckpt-STEP.pt by --keep_every. A run that was
-killed and resumed ends in the same bits.
+--key=value. The run writes out/<run>/ckpt.pt (the latest state), best.pt (the one with the lowest
+validation loss), log.csv, and with --keep_every=N the weights of every N-th step as ckpt-STEP.pt. A
+run that was killed and resumed ends with the same bits.
 """
 
 import gc
@@ -17,7 +17,7 @@ import re
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from rucksack.common import UserError, run_cli
 from rucksack.data import DATA_NAME, DistinctIds, TokenDataset, inputs_of, read_meta, texts_of_step
 from rucksack.folder import RunFolder, refuse_to_replace
 from rucksack.machine import Machine, find_machine, flops_per_token
+from rucksack.optimizers import make_optimizers
 from rucksack.published import from_pretrained
 from rucksack.settings import parse_settings, setting
 from senses import sense_gauge
@@ -47,23 +48,23 @@ class Settings:
     """Everything a run depends on."""
 
     out_dir: str = setting('', 'folder of the run (empty: out/<config>, out/<config>_gpt, ..)')
-    init_from: str = setting('scratch', 'scratch, resume, or weights: a file, folder or Hub name')
+    init_from: str = setting('scratch', 'scratch, resume, or weights by file, folder or Hub name')
     overwrite: bool = setting(False, 'delete the checkpoints in out_dir and start again')
     dataset: str = setting('openwebtext', 'folder in data/ that prepare.py made')
     model: str = setting('backpack', 'backpack, or gpt: the baseline Transformer',
-                         of=('backpack', 'gpt'))
-    n_layer: int = setting(12, 'layers of the contextualizer', low=1)
+                         choices=('backpack', 'gpt'))
+    n_layer: int = setting(12, 'layers of the contextualizer (init_from weights: theirs)', low=1)
     n_head: int = setting(12, 'attention heads', low=1)
     n_embd: int = setting(768, 'width d', low=1)
     n_sense: int = setting(16, 'senses of a token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
     block_size: int = setting(512, 'length of a training text, tokens', low=1)
-    dropout: float = setting(0.0, 'dropout in the contextualizer', below=1)
+    dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
     batch_size: int = setting(32, 'texts in a micro-batch', low=1)
     gradient_accumulation_steps: int = setting(1, 'micro-batches a step, of all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('adamw', 'adamw, or muon: Muon for matrices, AdamW for the rest',
-                             of=('adamw', 'muon'))
+                             choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
     warmup_iters: int = setting(5000, 'steps of linear warmup')
@@ -71,8 +72,8 @@ class Settings:
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
     weight_decay: float = setting(0.1, 'weight decay of matrices')
     decay_embeddings: bool = setting(True, 'apply weight decay to the embeddings too')
-    beta1: float = setting(0.9, 'first beta of AdamW', below=1)
-    beta2: float = setting(0.95, 'second beta of AdamW', below=1)
+    beta1: float = setting(0.9, 'first beta of AdamW', high=1 - 1e-9)
+    beta2: float = setting(0.95, 'second beta of AdamW', high=1 - 1e-9)
     grad_clip: float = setting(1.0, 'largest gradient norm (0: no clipping)')
     eval_interval: int = setting(1000, 'steps between evaluations, each with a checkpoint', low=1)
     eval_iters: int = setting(100, 'batches of validation texts, the same every time', low=1)
@@ -83,7 +84,7 @@ class Settings:
     wandb_run_name: str = setting('', 'name of the run there (empty: one is made up)')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
     dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32, bfloat16 or float64',
-                         of=('auto', 'float32', 'bfloat16', 'float64'))
+                         choices=('auto', 'float32', 'bfloat16', 'float64'))
     compile: bool = setting(True, 'torch.compile, on CUDA and on CPUs with a C++ compiler')
     seed: int = setting(1337, 'random seed for weights, order of the data and dropout')
 
@@ -98,107 +99,107 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-# A resumed run may change these, which change results by rounding at most, and raise max_iters.
-FREE = ('out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every', 'log_interval',
-        'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
-# The weights decide these.
-SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'dropout')
+# A resumed run may change these. max_iters can change the schedule; the others change results by
+# rounding at most.
+FREE = ('max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every',
+        'log_interval', 'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
 
 
-def parse_args(argv: list[str]) -> tuple[Settings, frozenset[str]]:
+def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
     """The settings from config files in order, then --key=value, and the names of those given."""
-    values, configs, flags = parse_settings(Settings, 'train.py', __doc__.splitlines()[0], argv)
-    s = Settings(**values)
-    if not s.out_dir:
-        s = replace(s, out_dir=default_out_dir(s, configs, flags))
+    given, configs = parse_settings(Settings, 'train.py', __doc__.splitlines()[0], argv)
+    s = Settings(**given)
     if not re.fullmatch(DATA_NAME, s.dataset):
         raise UserError(f'dataset is {s.dataset!r}; it must be the name of a folder in data/')
+    if not s.out_dir:
+        name = s.dataset
+        if configs:
+            name = Path(configs[-1]).stem.removeprefix('train_')
+        if s.model == 'gpt':
+            name += '_gpt'
+        s = replace(s, out_dir=f'out/{name}')
+    return s, set(given)
+
+
+def resumed_settings(s: Settings, given: set[str], state: dict) -> Settings:
+    """The settings with which a run goes on: the saved ones, except those of FREE that are given.
+
+    UserError if others that were given differ from the saved ones.
+    """
+    try:
+        # As flags again, so that saved values are checked like typed ones.
+        saved, _ = parse_args([f'--{name}={value}' for name, value in state['settings'].items()])
+    except UserError as error:
+        raise UserError(f'{s.path} has settings that this version refuses ({error}); {anew(s)}')
+    if s.dtype == 'auto':
+        given = given - {'dtype'}  # the format it began with
+    for name in sorted(given.difference(FREE)):
+        value = getattr(saved, name)
+        if getattr(s, name) != value:
+            raise UserError(f'{s.path} was trained with {name}={value}, not {getattr(s, name)}; '
+                            f'use the same settings, or {anew(s)}')
+    free = given.intersection(FREE) | {'out_dir', 'init_from', 'overwrite'}
+    resumed = replace(saved, **{name: getattr(s, name) for name in free})
+    if resumed.max_iters < state['step']:
+        raise UserError(f'{s.path} is already at step {state["step"]}; '
+                        f'set --max_iters to at least {state["step"]}')
+    return resumed
+
+
+def anew(s: Settings) -> str:
+    """What to do with a run that cannot go on."""
+    return f'start a new run from its weights: --init_from={s.path} --out_dir=NEW'
+
+
+def check_processes(s: Settings) -> None:
+    """UserError unless the processes of torchrun can share the micro-batches of a step."""
     world = int(os.environ.get('WORLD_SIZE', 1))
     if s.gradient_accumulation_steps % world != 0:
         raise UserError(f'gradient_accumulation_steps is {s.gradient_accumulation_steps}; it must '
                         f'be a multiple of {world}, the number of processes')
-    return s, frozenset(values)
-
-
-def default_out_dir(s: Settings, configs: list[str], flags: list[str]) -> str:
-    """out/ and the name of the last config or of the data, with _gpt, or _K where --n_sense=K."""
-    name = s.dataset
-    if configs:
-        name = Path(configs[-1]).stem.removeprefix('train_')
-    if s.model == 'gpt':
-        return f'out/{name}_gpt'
-    if f'--n_sense={s.n_sense}' in flags:
-        return f'out/{name}_{s.n_sense}'
-    return f'out/{name}'
-
-
-def with_shape_of(config: Config, source: str | Path, s: Settings,
-                  given: frozenset[str]) -> Settings:
-    """The settings with the shape that weights have; UserError if another one was given."""
-    has = {name: getattr(config, name) for name in SHAPE}
-    has['model'] = 'backpack' if config.n_sense else 'gpt'
-    for name, value in has.items():
-        asked = getattr(s, name)
-        if name == 'sense_hidden' and asked == 0:
-            asked = 4 * config.n_embd
-        is_unused = name in ('n_sense', 'sense_hidden') and not config.n_sense
-        if name in given and asked != value and not is_unused:
-            raise UserError(f'{source} has {name}={value}; drop --{name}={asked}')
-    return replace(s, **has)
-
-
-def check_unchanged(s: Settings, state: dict, data_facts: str) -> str:
-    """A line on what a resumed run changes; UserError if that is anything but max_iters."""
-    start_anew = f'start a new run from its weights: --init_from={s.path} --out_dir=NEW'
-    if state['data'] != data_facts:
-        raise UserError(f'data/{s.dataset} is not what {s.path} was trained on; make it as it was, '
-                        f'or {start_anew}')
-    if s.max_iters < state['step']:
-        raise UserError(f'{s.path} is already at step {state["step"]}, and --max_iters is '
-                        f'{s.max_iters}; set it to at least {state["step"]}')
-    changed = {}
-    for name in {f.name for f in fields(s)} - set(FREE + SHAPE):
-        before = state['settings'].get(name)
-        if before != getattr(s, name):
-            changed[name] = f'{name} {before}, now {getattr(s, name)}'
-    text = ', '.join(sorted(changed.values()))
-    if changed.keys() - {'max_iters'}:
-        raise UserError(f'{s.path} was trained with {text}; use the same settings, or {start_anew}')
-    return f'resumed from {s.path} after step {state["step"]}; changed: {text or "nothing"}'
 
 
 # -----------------------------------------------------------------------------
-# The parts of a step.
+# The model, the parts of a step, and what a run says.
 
 
-def random_model(s: Settings, meta: dict) -> Backpack:
-    """An untrained model of the settings' shape; UserError if its numbers do not fit together."""
-    torch.manual_seed(s.seed)
+def config_of(s: Settings, meta: dict) -> Config:
+    """The shape of an untrained model; UserError if its numbers do not fit together."""
     try:
-        model = Backpack(Config(
+        return Config(
+            block_size=s.block_size,
             vocab_size=math.ceil(meta['vocab_size'] / 64) * 64,  # GPUs like multiples of 64
             n_vocab=meta['vocab_size'],
-            block_size=s.block_size, n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd,
+            n_layer=s.n_layer,
+            n_head=s.n_head,
+            n_embd=s.n_embd,
             n_sense=s.n_sense if s.model == 'backpack' else 0,
-            sense_hidden=s.sense_hidden, dropout=s.dropout))
+            sense_hidden=s.sense_hidden,
+            dropout=s.dropout)
     except ValueError as error:
         raise UserError(str(error))
-    model.tokenizer = meta['tokenizer']
-    return model
 
 
-def model_for(s: Settings, weights: Backpack, source: str | Path, meta: dict) -> Backpack:
-    """A model of these weights and the settings' dropout; UserError if the data do not fit it."""
+def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: dict) -> Settings:
+    """The settings with the shape of weights to start from.
+
+    UserError if the weights do not fit the data, or a setting that was given.
+    """
     config = weights.config
     if weights.tokenizer not in (None, meta['tokenizer']) or config.n_vocab < meta['vocab_size']:
-        raise UserError(f'{source} has another tokenizer than data/{s.dataset}; choose other data')
+        raise UserError(f'{s.init_from} has another tokenizer than data/{s.dataset}; '
+                        'choose other data')
+    shape = {name: getattr(config, name) for name in ('n_layer', 'n_head', 'n_embd')}
+    shape['model'] = 'backpack' if config.n_sense else 'gpt'
+    if config.n_sense:
+        shape['n_sense'] = config.n_sense
+    for name, value in shape.items():
+        if name in given and getattr(s, name) != value:
+            raise UserError(f'{s.init_from} has {name}={value}; drop --{name}={getattr(s, name)}')
     if config.block_size < s.block_size:
-        raise UserError(f'{source} has block_size={config.block_size}, and --block_size is '
+        raise UserError(f'{s.init_from} has block_size={config.block_size}, and --block_size is '
                         f'{s.block_size}; set it to {config.block_size} or less')
-    model = Backpack(replace(config, dropout=s.dropout))
-    model.load_state_dict(weights.state_dict())
-    model.tokenizer = meta['tokenizer']
-    return model
+    return replace(s, **shape)
 
 
 def learning_rate_at(step: int, s: Settings, peak: float) -> float:
@@ -211,9 +212,10 @@ def learning_rate_at(step: int, s: Settings, peak: float) -> float:
 
 
 def gradients(model, data: TokenDataset, step: int, s: Settings, machine: Machine) -> Tensor:
-    """Add the gradients of a step's mean loss to the parameters; returns this process's share.
+    """Add the gradients of a step's mean loss to the parameters.
 
-    Processes take the micro-batches in turn, and synchronise once, after their last one.
+    Returns the mean loss of this process's micro-batches. Processes take the micro-batches in turn,
+    and synchronise once, after their last one.
     """
     n = s.gradient_accumulation_steps
     micro_batches = texts_of_step(s.seed, step, s.batch_size * n, data.n).reshape(n, s.batch_size)
@@ -235,8 +237,8 @@ def gradients(model, data: TokenDataset, step: int, s: Settings, machine: Machin
 @torch.no_grad()
 def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
     """Mean loss, in nats per token, on the same texts every time, spread evenly over the bin."""
-    n = min(data.n, s.eval_iters * s.batch_size)
-    texts = np.arange(n) * data.n // n
+    texts = data.spread(s.eval_iters * s.batch_size)
+    n = len(texts)
     batches = np.split(texts, range(s.batch_size, n, s.batch_size))
     total = torch.zeros((), device=machine.device, dtype=next(model.parameters()).dtype)
     model.eval()
@@ -252,11 +254,10 @@ def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple
     """How many senses do not read the text, on 16 texts spread evenly over the bin.
 
     First those that give over 0.97 of their weight to the current token, then those whose weights
-    follow position alone. The loss shows neither, and such a sense does not recover: its softmax is
-    saturated and has no gradient. Before training all senses follow position alone.
+    follow position alone. The loss shows neither, and a sense whose softmax is saturated does not
+    recover: it has no gradient. Before training all senses follow position alone, which is normal.
     """
-    n = min(data.n, 16)
-    idx, _ = data(np.arange(n) * data.n // n)
+    idx, _ = data(data.spread(16))
     model.eval()
     with machine.autocast():
         on_current, moved = sense_gauge(model, idx.to(machine.device))  # (k,) each
@@ -265,7 +266,7 @@ def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple
 
 
 def check_finite(step: int, loss: float, model: Backpack, optimizers: list) -> None:
-    """FloatingPointError if a loss, a weight or a moment is not finite: it must not be saved."""
+    """FloatingPointError if the loss, a weight or a moment is not finite: it must not be saved."""
     if not math.isfinite(loss):
         raise FloatingPointError(f'step {step}: the loss is {loss}')
     tensors = list(model.parameters())
@@ -289,78 +290,84 @@ def describe(model: Backpack, data: TokenDataset, s: Settings, machine: Machine)
             f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
 
 
-def log_line(step: int, seconds: float, row: dict, s: Settings) -> str:
-    """What a row of the log says on the terminal, with the time spent and left."""
+def distinct_share(data: TokenDataset, s: Settings) -> float:
+    """The share of a batch's tokens whose senses are computed: each distinct id has them once."""
+    idx, _ = data(texts_of_step(s.seed, 0, s.batch_size, data.n))
+    return len(idx.unique()) / idx.numel()
+
+
+def log_line(step: int, row: dict, s: Settings) -> str:
+    """What a row of the log says on the terminal, with the time left."""
     speed = row['tokens_per_second']
-    left = (s.max_iters - step) * s.tokens_per_step / max(1, speed)
-    parts = [
-        f'step {step}: loss {row["loss"]:.4f}', f'lr {row["learning_rate"]:.2e}',
-        f'grad norm {row["grad_norm"]:.2f}',
-        f'{step * s.tokens_per_step:,} tokens in {timedelta(seconds=int(seconds))}',
-        f'{speed:,} tokens/s']
+    left = timedelta(seconds=(s.max_iters - step) * s.tokens_per_step // max(1, speed))
+    mfu = ''
     if row['mfu'] is not None:
-        parts.append(f'MFU {row["mfu"]:.1%}')
-    return ', '.join(parts) + f', {timedelta(seconds=int(left))} left'
+        mfu = f', MFU {row["mfu"]:.1%}'
+    return (f'step {step}: loss {row["loss"]:.4f}, lr {row["learning_rate"]:.2e}, grad norm '
+            f'{row["grad_norm"]:.2f}, {speed:,} tokens/s{mfu}, {left} left')
 
 
-def how_to_go_on(s: Settings, saved: int | None, error: Exception) -> str:
-    """What is left of a run that had to stop, whose last checkpoint is of the step saved."""
-    if saved is None:
+def how_to_go_on(s: Settings, saved_step: int | None, error: Exception) -> str:
+    """What to do with a run that had to stop; saved_step is the step of its last checkpoint."""
+    if saved_step is None:
         return 'nothing was saved'
     how = '--init_from=resume'
     if isinstance(error, FloatingPointError):  # a resumed run would come to the same end
         how = f'--init_from={s.path} --out_dir=NEW --learning_rate=LOWER'
-    return f'the last good state is {s.path}, of step {saved}; go on by {how}'
+    return f'the last good state is {s.path}, of step {saved_step}; go on by {how}'
 
 
 # -----------------------------------------------------------------------------
 # Training.
 
 
-def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
+def train(s: Settings, given: set[str]) -> int:
     """Train; returns the exit code, 1 if the run stopped itself. given: settings set explicitly."""
-    # The data, and the checkpoint to resume.
+    # The checkpoint to resume, and the data.
+    state = {}
+    if s.init_from == 'resume':
+        state = ckpt.read_state(s.path)
+        s = resumed_settings(s, given, state)
+    elif not s.overwrite:
+        refuse_to_replace(s.path)
     folder = Path('data') / s.dataset
-    state = ckpt.read_state(s.path) if s.init_from == 'resume' else {}
     meta = read_meta(folder)
     train_data = TokenDataset(folder, 'train', meta, s.block_size)
     val_data = TokenDataset(folder, 'val', meta, s.block_size)
     data_facts = str([meta['tokens'], meta.get('sha256')])
+    if state and state['data'] != data_facts:
+        raise UserError(f'data/{s.dataset} is not what {s.path} was trained on; '
+                        f'make it as it was, or {anew(s)}')
 
-    # The device and its number format; a resumed run keeps the format it began with.
-    if state and s.dtype == 'auto':
-        s = replace(s, dtype=state['settings'].get('dtype', 'auto'))
+    # The device, its number format and, under torchrun, the other processes.
+    check_processes(s)
     machine = find_machine(s.device, s.dtype)
     s = replace(s, dtype=machine.dtype)
 
     # The model: from scratch, from the checkpoint to resume, or from given weights.
-    resumed = ''
-    if s.init_from != 'resume' and not s.overwrite:
-        refuse_to_replace(s.path)
     if s.init_from == 'scratch':
-        model = random_model(s, meta)
+        torch.manual_seed(s.seed)
+        model = Backpack(config_of(s, meta))
     elif s.init_from == 'resume':
-        weights = ckpt.from_checkpoint(state, s.path)
-        s = with_shape_of(weights.config, s.path, s, given)
-        model = model_for(s, weights, s.path, meta)
-        resumed = check_unchanged(s, state, data_facts)
+        model = ckpt.from_checkpoint(state, s.path)
     else:
         weights = from_pretrained(s.init_from)
-        if 'dropout' in given:
-            weights.config.dropout = s.dropout
-        s = with_shape_of(weights.config, s.init_from, s, given)
-        model = model_for(s, weights, s.init_from, meta)
+        s = settings_of_weights(weights, s, given, meta)
+        model = Backpack(replace(weights.config, dropout=s.dropout))
+        model.load_state_dict(weights.state_dict())
+    model.tokenizer = meta['tokenizer']
     model.to(machine.device, torch.float64 if s.dtype == 'float64' else torch.float32).train()
 
     # The optimizers, with their moments where a run is resumed.
-    optimizers = model.optimizers(
-        s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
+    optimizers = make_optimizers(
+        model, s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
         decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr)
     if state:
-        model.load_state_dict(state['model'])  # again: the first time was in float32
+        model.load_state_dict(state['model'])  # from_checkpoint rounds a run in float64 to float32
         ckpt.load_optimizers(optimizers, state['optimizers'], s.path)
 
-    # Compiled, the model is one graph; DDP around it averages the gradients of all processes.
+    # DistinctIds computes senses once for each distinct id of a batch, and returns the mean loss.
+    # Compiled, it is one graph; DDP around it averages the gradients of all processes.
     compiled = DistinctIds(model)
     if s.compile:
         compiled = machine.compile(compiled)
@@ -369,29 +376,27 @@ def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
         machine.check_same(
             f'{state.get("step")} {state.get("log")} {data_facts}',
             otherwise=f'the processes see different files in {s.out_dir} or {folder}: share them')
-        parallel = DistributedDataParallel(compiled, [machine.device] * machine.on_gpu or None)
+        device_ids = [machine.device] if machine.on_gpu else None
+        parallel = DistributedDataParallel(compiled, device_ids)
 
-    # What is about to happen.
-    out = RunFolder(s, state, machine.rank)
-    machine.print0(describe(model, train_data, s, machine))
-    if resumed:
-        machine.print0(resumed)
-    idx, _ = train_data(texts_of_step(s.seed, 0, s.batch_size, train_data.n))
-    flops = flops_per_token(model, distinct=len(idx.unique()) / idx.numel())
-
+    # Lock the folder of the run, delete its old checkpoints if overwrite is set, begin its log or
+    # restore it. Say what is to happen.
     facts = {'model_config': asdict(model.config), 'tokenizer': model.tokenizer,
-             'settings': asdict(s)}  # stored in every checkpoint alongside the weights
+             'settings': asdict(s), 'data': data_facts}  # stored in every checkpoint
+    out = RunFolder(s, facts, state, machine.rank)
+    machine.print0(describe(model, train_data, s, machine))
+    if state:
+        machine.print0(f'resumed from {s.path} after step {state["step"]}')
+    flops = flops_per_token(model, distinct_share(train_data, s))
+
     iter_num = state.get('step', 0)
-    saved = state.get('step')  # the step of the last checkpoint
-    best_val_loss = state.get('best_val_loss', math.inf)
-    run_start = time.perf_counter() - state.get('seconds', 0.0)
     interval_start = time.perf_counter()  # of the steps since the last log line
     interval_step = iter_num
     try:
         while True:
             # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
             is_last = iter_num == s.max_iters
-            if (iter_num % s.eval_interval == 0 or is_last) and iter_num != saved:
+            if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.saved_step:
                 pause_start = time.perf_counter()
                 row = {'val_loss': evaluate(compiled, val_data, s, machine)}
                 check_finite(iter_num, row['val_loss'], model, optimizers)
@@ -402,17 +407,8 @@ def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
                     row['senses_by_position'] = by_position
                     machine.print0(f'stuck senses: {on_current} give over 0.97 of their weight to '
                                    f'the current token, {by_position} follow position alone')
-                seconds = time.perf_counter() - run_start
-                out.log(iter_num, seconds, row)
-                is_best = row['val_loss'] < best_val_loss
-                best_val_loss = min(best_val_loss, row['val_loss'])
-                if machine.rank == 0:
-                    ckpt.save_checkpoint(s.path, facts | {
-                        'step': iter_num, 'model': model.state_dict(),
-                        'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
-                        'data': data_facts, 'seconds': seconds, 'log': out.log_text,
-                        'val_loss': row['val_loss'], 'best_val_loss': best_val_loss}, is_best)
-                saved = iter_num
+                out.log(iter_num, row)
+                out.save(iter_num, row['val_loss'], model, optimizers)
                 interval_start += time.perf_counter() - pause_start
             if is_last:
                 break
@@ -429,16 +425,11 @@ def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             iter_num += 1
-            if iter_num == 1:
-                gigabytes = machine.peak_memory() / 1e9
-                machine.print0(f'step 1 done on {machine.name}, peak memory {gigabytes:.2f} GB')
 
             # Permanent copies of the weights.
             if s.keep_every and iter_num % s.keep_every == 0:
                 check_finite(iter_num, norm.item(), model, optimizers)
-                if machine.rank == 0:
-                    ckpt.save_checkpoint(s.path.with_stem(f'ckpt-{iter_num}'), facts | {
-                        'step': iter_num, 'model': model.state_dict()})
+                out.keep(iter_num, model)
 
             # A log line: the numbers of this step, and tokens a second since the line before.
             if iter_num % s.log_interval == 0 or iter_num == s.max_iters:
@@ -449,9 +440,8 @@ def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
                 rate = learning_rate_at(iter_num - 1, s, s.learning_rate)
                 row = {'loss': loss, 'learning_rate': rate, 'grad_norm': norm.item(),
                        'tokens_per_second': round(speed), 'mfu': machine.mfu(speed * flops)}
-                seconds = time.perf_counter() - run_start
-                machine.print0(log_line(iter_num, seconds, row, s))
-                out.log(iter_num, seconds, row)
+                machine.print0(log_line(iter_num, row, s))
+                out.log(iter_num, row)
                 interval_start = time.perf_counter()
                 interval_step = iter_num
         machine.print0(f'done: {s.path}')
@@ -460,7 +450,8 @@ def train(s: Settings, given: frozenset[str] = frozenset()) -> int:
         raise UserError('out of memory; take a smaller --batch_size and more '
                         '--gradient_accumulation_steps')
     except (FloatingPointError, OSError) as error:
-        machine.print0(f'train.py: stopped: {error}; {how_to_go_on(s, saved, error)}', sys.stderr)
+        how = how_to_go_on(s, out.saved_step, error)
+        machine.print0(f'train.py: stopped: {error}; {how}', sys.stderr)
         return 1
     finally:
         out.close()

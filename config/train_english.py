@@ -5,10 +5,8 @@ dataset = 'english'
 n_layer = 4
 n_head = 4
 n_embd = 256
-n_sense = 16
-block_size = 256
-batch_size = 32  # 32 * 256 = 8,192 tokens a step
-max_iters = 5000
+block_size = 256  # times 32 texts: 8,192 tokens a step
+max_iters = 2600  # 21.3M tokens
 optimizer = 'muon'  # with AdamW for all, senses get stuck: docs/results.md
 muon_lr = 3e-3
 learning_rate = 1.5e-3  # of AdamW, for embeddings, biases and norms

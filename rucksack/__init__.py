@@ -7,7 +7,7 @@ def load(name: str):
     name is a checkpoint, the folder of a run or an export, a model on the Hugging Face Hub, or
     'english', which comes with the code.
     """
-    from rucksack.data import load_tokenizer  # here, so that scripts that need no torch start fast
-    from rucksack.published import from_pretrained
+    from rucksack.published import from_pretrained  # here, so that scripts without torch start fast
+    from rucksack.tokenizer import load_tokenizer
     model = from_pretrained(name)
     return model, load_tokenizer(model.tokenizer)

@@ -1,6 +1,7 @@
-"""What every script stands on: one kind of error, one wrapper for it, files that appear whole, a device."""
+"""What every script needs: one kind of error, the command line, whole files, a device."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -8,62 +9,80 @@ from pathlib import Path
 
 
 class UserError(ValueError):
-    """Something the user can mend: what was given, what is allowed, what to run."""
+    """An error the user can fix. It says what was given, what is allowed, what to run."""
 
 
 def printable(text: str) -> str:
-    """A text as a terminal can show it: control characters become spaces."""
+    """The text with control characters as spaces, for a terminal."""
     return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
 
 
 def one_line(error: object) -> str:
     """The first line of what an exception says, at most 200 characters."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
 
 
-def fail(script: str, message: str, code: int = 2) -> None:
-    """Leave with a message of one line on standard error."""
+def complain(script: str, message: str) -> None:
+    """Print one line on standard error."""
     print(f'{script}:', ' '.join(printable(message).split())[:2000], file=sys.stderr)
-    sys.exit(code)
 
 
 def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]) -> None:
-    """Run a script: exit code 2 and one line for what the user can mend, 130 after Ctrl-C, else its own."""
-    getattr(sys.stdout, 'reconfigure', dict)(errors='replace')  # for terminals without unicode
+    """Run a script. It exits with 2 for errors the user can fix, 130 after Ctrl-C, else its own."""
+    if hasattr(sys.stdout, 'reconfigure'):
+        sys.stdout.reconfigure(errors='replace')  # for terminals without unicode
+    code = 0
     try:
-        if code := run(argv):
-            sys.exit(code)
-        print(end='', flush=True)
-    except BrokenPipeError:  # the reader, as head does, has seen enough; Python would complain as it ends
+        code = run(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, say) has left; Python would complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (UserError, OSError) as error:  # in every process of torchrun; the first of a node prints it
-        fail(script, str(error)) if os.environ.get('LOCAL_RANK', '0') == '0' else sys.exit(2)
+    except (UserError, OSError) as error:
+        code = 2
+        is_first = os.environ.get('LOCAL_RANK', '0') == '0'  # of the processes of torchrun
+        if is_first:
+            complain(script, str(error))
     except KeyboardInterrupt:
-        fail(script, 'interrupted', 130)
+        code = 130
+        complain(script, 'interrupted')
+    if code:
+        sys.exit(code)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, and with --top-k and --top_k as two spellings of one flag."""
+    """argparse with one-line errors, for which --top-k and --top_k are the same flag."""
 
     def error(self, message: str) -> None:
-        """Leave with exit code 2."""
-        fail(self.prog, f'{message}; see python {self.prog} --help')
+        """Raise UserError, where argparse would print the usage and exit."""
+        raise UserError(f'{message}; see python {self.prog} --help')
 
     def parse_known_args(self, args=None, namespace=None):
-        """As argparse does, after each flag is spelled as it was declared."""
-        spelled = {flag.replace('_', '-'): flag for flag in self._option_string_actions}
-        words = [word.partition('=') for word in args or []]
-        args = [spelled.get(flag.replace('_', '-'), flag) + sign + value for flag, sign, value in words]
-        return super().parse_known_args(args, namespace)
+        """Parse as argparse does, with each flag spelled as it was declared."""
+        declared = {flag.replace('_', '-'): flag for flag in self._option_string_actions}
+        spelled = []
+        for word in args:
+            flag, sign, value = word.partition('=')
+            spelled.append(declared.get(flag.replace('_', '-'), flag) + sign + value)
+        return super().parse_known_args(spelled, namespace)
 
 
-def number(kind: type, low: float, high: float = 1 << 31) -> Callable[[str], float]:
+LARGEST = 1 << 31
+
+
+def number(kind: type, low: float, high: float = LARGEST) -> Callable[[str], float]:
     """An argparse type: a number from low to high."""
+    noun = 'an integer' if kind is int else 'a number'
+
     def parse(text: str) -> float:
-        if not low <= (value := kind(text)) <= high:
-            raise ValueError
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            limits = f'>= {low}' if high == LARGEST else f'from {low} to {high}'
+            raise argparse.ArgumentTypeError(f'{text!r} is not {noun} {limits}')
         return value
-    parse.__name__ = f'{kind.__name__} from {low} to {high}'  # for argparse's message
     return parse
 
 
@@ -74,10 +93,14 @@ def progress(items, what: str):
 
 
 def find_device(name: str) -> str:
-    """The device to compute on; auto is CUDA, else MPS, else the CPU. UserError if it cannot be used."""
+    """The device to use; auto is CUDA, else MPS, else the CPU. UserError if it does not work."""
     import torch
     if name == 'auto':
-        return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
+        if torch.cuda.is_available():
+            return 'cuda'
+        if torch.backends.mps.is_available():
+            return 'mps'
+        return 'cpu'
     try:
         torch.ones(1, device=name).item()
     except (RuntimeError, AssertionError, ImportError) as error:
@@ -85,32 +108,40 @@ def find_device(name: str) -> str:
     return name
 
 
-def bfloat16_unit(device: str) -> str:
-    """What makes products in bfloat16 several times as fast as in float32 on a device; '' if nothing does."""
+def bfloat16_unit(device: str) -> str | None:
+    """The unit that multiplies bfloat16 several times as fast as float32; None if missing."""
     import torch
-    if device.startswith('cuda'):
-        return 'tensor cores' * torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False):
+        return 'tensor cores'
     if device == 'cpu' and torch.cpu._is_amx_tile_supported():
         return 'AMX'
-    return 'AVX512-BF16' * (device == 'cpu' and torch.cpu._is_avx512_bf16_supported())
+    if device == 'cpu' and torch.cpu._is_avx512_bf16_supported():
+        return 'AVX512-BF16'
+    return None
 
 
 def output_path(flag: str, path: str | None, suffix: str) -> Path | None:
-    """The path of a file to write; UserError for another suffix, so that a slip overwrites no checkpoint."""
-    file = Path(os.path.realpath(path or '.'))
-    if path is not None and (file.suffix.lower() != suffix or file.is_dir() or not file.parent.is_dir()):
-        raise UserError(f'{flag} {path}: give a name that ends in {suffix}, in a folder that exists')
-    return file if path else None
+    """The path of a file to write, None if none is asked for.
+
+    UserError for another suffix, so that a typo overwrites no checkpoint.
+    """
+    if path is None:
+        return None
+    file = Path(os.path.realpath(path))
+    if file.suffix.lower() != suffix or file.is_dir() or not file.parent.is_dir():
+        raise UserError(f'{flag} {path}: give a name that ends in {suffix}, '
+                        'in a folder that exists')
+    return file
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file that has its name only when complete."""
-    unfinished = path.with_name(f'.partial-{os.getpid()}')
+    """Write a file that appears only when complete."""
+    partial = path.with_name(f'.partial-{os.getpid()}')
     try:
-        unfinished.write_text(text, encoding='utf-8')
-        os.replace(unfinished, path)
+        partial.write_text(text, encoding='utf-8')
+        os.replace(partial, path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -121,12 +152,13 @@ def sync(path: Path) -> None:
 
 
 def lock_folder(folder: Path, busy: str) -> int:
-    """Lock a folder until the descriptor returned is closed; UserError(busy) if another process has it."""
+    """Lock a folder until the returned descriptor is closed; UserError(busy) if it is locked."""
     import fcntl  # Linux, macOS or WSL
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # other kinds come from file systems without locks
-        if isinstance(error, BlockingIOError):
-            raise UserError(busy)
+    except BlockingIOError:
+        raise UserError(busy)
+    except OSError:
+        pass  # a file system without locks
     return descriptor

@@ -1,76 +1,120 @@
-"""The folder of a training run: locked while the run trains, with a log that has no gap."""
+"""The folder of a training run: locked while the run trains; its checkpoints and its log."""
 
+import math
 import os
 import re
-from dataclasses import asdict
+import time
 from pathlib import Path
 
+from torch.optim import Optimizer
+
+from model import Backpack
 from rucksack import checkpoint as ckpt
 from rucksack.common import UserError, lock_folder
 
+# The columns of log.csv.
 COLUMNS = ['step', 'tokens', 'seconds', 'loss', 'val_loss', 'senses_on_current_token',
-           'senses_by_position', 'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu']  # of log.csv
-CHECKPOINT = r'(ckpt(-\d+)?|previous|best)\.pt'
+           'senses_by_position', 'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu']
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints in the folder of a run: ckpt.pt, best.pt and every ckpt-STEP.pt."""
+    names = r'(ckpt(-\d+)?|best)\.pt'
+    return [path for path in sorted(folder.glob('*.pt')) if re.fullmatch(names, path.name)]
 
 
 def refuse_to_replace(path: Path) -> None:
     """UserError if the folder of a checkpoint holds a run already."""
-    found = ckpt.beside(path)
+    found = checkpoints_in(path.parent)
     if found:
-        raise UserError(f'{found[0]} exists; go on with --init_from=resume, replace it with --overwrite, '
-                        'or choose another --out_dir')
+        raise UserError(f'{found[0]} exists; go on with --init_from=resume, '
+                        'replace it with --overwrite, or choose another --out_dir')
 
 
 class RunFolder:
-    """out_dir, open for writing in the first process; in the others nothing happens.
+    """out_dir, open for writing in the first process; the others write nothing.
 
-    s are the settings of train.py, state the checkpoint that the run resumes, or {}.
+    s has the settings of train.py; facts are stored in every checkpoint alongside the weights;
+    state is the checkpoint to resume, or {}.
     """
 
-    def __init__(self, s, state: dict, rank: int):
+    def __init__(self, s, facts: dict, state: dict, rank: int):
+        self.path = s.path
         self.tokens_per_step = s.tokens_per_step
-        self.log_text = state.get('log') or ','.join(COLUMNS) + '\n'  # all of it, to be in checkpoints
+        self.facts = facts
+        self.saved_step = state.get('step')  # of the last checkpoint
+        self.best_val_loss = state.get('best_val_loss', math.inf)
+        self.start = time.perf_counter() - state.get('seconds', 0.0)
+        self.log_text = state.get('log') or ','.join(COLUMNS) + '\n'  # whole, for checkpoints
         self.is_open = rank == 0
         self.wandb = None
         if not self.is_open:
             return
         folder = s.path.parent
         folder.mkdir(parents=True, exist_ok=True)
-        self.lock = lock_folder(folder, f'another process trains in {folder}; choose another --out_dir')
+        busy = f'another process trains in {folder}; choose another --out_dir'
+        self.lock = lock_folder(folder, busy)
         if s.overwrite and not state:
-            for path in folder.glob('*.pt'):
-                if re.fullmatch(CHECKPOINT, path.name):
-                    path.unlink()
-        if state and not (folder / 'best.pt').exists():  # killed right before it got its name
-            ckpt.add_name(s.path, 'best.pt')
+            for path in checkpoints_in(folder):
+                path.unlink()
+        if state and state['val_loss'] == state['best_val_loss']:
+            ckpt.copy_to_best(s.path)  # the run may have been killed before this
         self.log_file = open(folder / 'log.csv', 'w', buffering=1)  # a line is on the disk at once
         self.log_file.write(self.log_text)
         if s.wandb_log:
             import wandb
             self.wandb = wandb.init(project=s.wandb_project, name=s.wandb_run_name or None,
-                                    config=asdict(s))
+                                    config=facts['settings'])
 
-    def log(self, step: int, seconds: float, row: dict[str, float | None]) -> None:
-        """Add a row to log.csv and, where it is wanted, to Weights & Biases."""
+    def seconds(self) -> float:
+        """The time that the run has taken so far, also before it was resumed."""
+        return time.perf_counter() - self.start
+
+    def log(self, step: int, row: dict[str, float | None]) -> None:
+        """Add a row to log.csv and, if enabled, to Weights & Biases."""
         if not self.is_open:
             return
         tokens = step * self.tokens_per_step
-        row = {'step': step, 'tokens': tokens, 'seconds': round(seconds, 1), **row}
-        line = ','.join(written(row.get(name)) for name in COLUMNS) + '\n'
+        row = {'step': step, 'tokens': tokens, 'seconds': round(self.seconds(), 1), **row}
+        line = ','.join(csv_cell(row.get(name)) for name in COLUMNS) + '\n'
         self.log_text += line
         self.log_file.write(line)
         if self.wandb:
             self.wandb.log(row, step=step)
 
+    def save(self, step: int, val_loss: float, model: Backpack, optimizers: list[Optimizer]
+             ) -> None:
+        """Write ckpt.pt, with all that a resumed run needs; copy the best one to best.pt."""
+        is_best = val_loss <= self.best_val_loss
+        self.best_val_loss = min(val_loss, self.best_val_loss)
+        if self.is_open:
+            ckpt.save_checkpoint(self.path, self.facts | {
+                'step': step,
+                'model': model.state_dict(),
+                'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
+                'val_loss': val_loss,
+                'best_val_loss': self.best_val_loss,
+                'seconds': self.seconds(),
+                'log': self.log_text})
+        self.saved_step = step
+        if self.is_open and is_best:
+            ckpt.copy_to_best(self.path)
+
+    def keep(self, step: int, model: Backpack) -> None:
+        """Write the weights to ckpt-STEP.pt, which stays."""
+        if self.is_open:
+            path = self.path.with_stem(f'ckpt-{step}')
+            ckpt.save_checkpoint(path, self.facts | {'step': step, 'model': model.state_dict()})
+
     def close(self) -> None:
-        """Let other processes in."""
+        """Close the log and unlock the folder."""
         if self.is_open:
             self.log_file.close()
             os.close(self.lock)
 
 
-def written(value: float | None) -> str:
-    """A number as log.csv has it, no longer than it is exact."""
+def csv_cell(value: float | None) -> str:
+    """A number as log.csv has it, floats with six significant digits."""
     if value is None:
         return ''
     if isinstance(value, float):

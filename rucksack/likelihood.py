@@ -1,10 +1,12 @@
 """Tables 2 and 8: how likely a text is."""
 
-import argparse
 import json
 import re
 import tarfile
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -13,64 +15,91 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.common import UserError, one_line, progress
 from rucksack.data import read_bin, read_meta
-from rucksack.table import Subject, Table
+from rucksack.subject import Subject
+from rucksack.table import Table
 from senses import edited
 
-LOGITS_AT_ONCE = 1 << 26  # of a batch: 256 MiB of float32
-SOURCES = {  # benchmark -> name on the Hub, config (None: all), split, columns; its files; how to get them
-    'LAMBADA': ('EleutherAI/lambada_openai', 'default', 'test', ['text'], r'^lambada.*\.jsonl$',
-                'curl -O https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'),
-    'WikiText': ('EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test', ['page'],
-                 r'wiki.*(test.*raw|raw.*test)', 'curl -LO https://huggingface.co/datasets/ggml-org/ci/'
-                 'resolve/main/wikitext-2-raw-v1.zip, unzip it'),
-    'BLiMP': ('nyu-mll/blimp', None, 'train', ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad'],
-              r'\.jsonl$|^blimp.*\.tar', 'git clone https://github.com/alexwarstadt/blimp')}
-DETOKENIZE = [  # rules of the EleutherAI harness (wikitext, version 1), in order; one more never applies
-    (r"s '", "s'"), (r' @([-,.])@ ', r'\1'), *((f' [{mark}] ', f'{mark} ') for mark in ':;.!?,'),
-    (r'\(\s*([^)]*?)\s*\)', r'(\1)'), (r'\[\s*([^\]]*?)\s*\]', r'[\1]'), (r'{\s*([^}]*?)\s*}', r'{\1}'),
-    (r'"\s*([^"]*?)\s*"', r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'"), ('= = = =', '===='), ('= = =', '==='),
-    ('= =', '=='), (' ° ', '°'), (' \n', '\n'), ('\n ', '\n'), (' N ', ' 1 '), (" 's", "'s")]
+LOGITS_AT_ONCE = 1 << 26  # per batch: 256 MiB of float32
+TOKENS_AT_ONCE = 1 << 14
+
+Pair = tuple[list[int], list[int]]  # ids of a context, and of its continuation; neither is empty
+
+
+# -----------------------------------------------------------------------------
+# Scores of continuations.
 
 
 @torch.no_grad()
-def score(subject: Subject, pairs: list[tuple[list[int], list[int]]], what: str) -> tuple[Tensor, Tensor]:
-    """For n pairs (context, continuation) of ids, neither empty: the log-probability of each continuation in
-    nats (n,), and whether all its tokens are the likeliest (n,). Of a pair beyond block_size the end is read.
+def score(subject: Subject, pairs: list[Pair], what: str) -> tuple[Tensor, Tensor]:
+    """How likely n continuations are after their contexts.
+
+    Returns the log-probability of each in nats (n,), and whether all its tokens are the likeliest
+    (n,). Only the end of a pair longer than block_size is read.
     """
-    c, texts = subject.model.config, []
-    for context, continuation in pairs:
-        ids = torch.tensor((context + continuation)[-c.block_size - 1:])
-        targets = ids[1:].clone()
-        targets[:-len(continuation)] = -1
-        texts.append((ids[:-1], targets))
-    logp, greedy = torch.zeros(len(texts), dtype=torch.float64), torch.zeros(len(texts), dtype=torch.bool)
-    order = sorted(range(len(texts)), key=lambda i: -len(texts[i][0]))  # so that a batch needs little padding
-    size = max(1, min(1 << 14, LOGITS_AT_ONCE // c.vocab_size) // len(texts[order[0]][0]))
-    for batch in progress([order[i:i + size] for i in range(0, len(order), size)], what):
-        idx, targets = (pad_sequence([texts[i][part] for i in batch], True, -part).to(subject.device)
-                        for part in (0, 1))  # (B, T) each, padded with 0 and with -1
-        valid = targets != -1  # (B, T)
-        with subject.autocast():
-            C = subject.edit and edited(subject.model, idx, subject.edit)  # (B, T, k, d)
-            logits = subject.model(idx, C=C)[valid][:, :c.n_vocab]  # (m, V)
-        wanted = targets[valid]  # (m,)
-        nats = F.cross_entropy(logits.float(), wanted, reduction='none')
-        spread = torch.zeros(valid.shape, device=idx.device).masked_scatter(valid, nats)  # (B, T)
-        logp[batch] = -spread.sum(1).double().cpu()
-        greedy[batch] = (~valid).masked_scatter(valid, logits.argmax(-1) == wanted).all(1).cpu()
+    c = subject.model.config
+    texts = [inputs_and_targets(pair, c.block_size) for pair in pairs]
+    lengths = torch.tensor([len(idx) for idx, _ in texts])
+    # In order of length, so that batches need little padding.
+    longest_first = lengths.argsort(descending=True, stable=True)
+    tokens = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // c.vocab_size)
+    size = max(1, tokens // lengths.max().item())
+    logp = torch.zeros(len(texts), dtype=torch.float64)
+    greedy = torch.zeros(len(texts), dtype=torch.bool)
+    for batch in progress(longest_first.split(size), f'{what}, {subject.name}'):
+        logp[batch], greedy[batch] = score_batch(subject, [texts[i] for i in batch])
     return logp, greedy
 
 
-def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> list[tuple[list, list]]:
-    """A text after the token `before`, as pairs (context, continuation) in which each token is scored once: a
-    token and the block_size after it, and so on. With look_back the last pair has as much context as fits.
+def inputs_and_targets(pair: Pair, block_size: int) -> tuple[Tensor, Tensor]:
+    """The text to read for a pair (T,), and its targets (T,), -1 for the context."""
+    context, continuation = pair
+    ids = torch.tensor((context + continuation)[-block_size - 1:])
+    targets = ids[1:].clone()
+    targets[:-len(continuation)] = -1
+    return ids[:-1], targets
+
+
+def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The same as score, for n texts with their targets, padded to one length T."""
+    model = subject.model
+    idx, targets = zip(*texts)
+    idx = pad_sequence(idx, batch_first=True).to(subject.device)  # (n, T)
+    targets = pad_sequence(targets, batch_first=True, padding_value=-1).to(subject.device)
+    is_scored = targets != -1  # (n, T)
+    with subject.autocast():
+        C = edited(model, idx, subject.edit) if subject.edit else None  # (n, T, k, d)
+        logits = model(idx, C=C)[is_scored]  # (m, V)
+    logits = logits[:, :model.config.n_vocab].float()
+    wanted = targets[is_scored]  # (m,)
+    nats = torch.zeros(idx.shape, device=subject.device)
+    nats[is_scored] = F.cross_entropy(logits, wanted, reduction='none')
+    is_likeliest = ~is_scored
+    is_likeliest[is_scored] = logits.argmax(-1) == wanted
+    return -nats.sum(1).double().cpu(), is_likeliest.all(1).cpu()
+
+
+def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> list[Pair]:
+    """Split a text after the token `before` into pairs in which each token is scored once.
+
+    A continuation has block_size tokens, the last one perhaps fewer. Its context is the token
+    before it; with look_back, block_size tokens, of which score reads as many as fit.
     """
-    ids, pairs = [before, *ids], []
+    ids = [before, *ids]
+    n_context = block_size if look_back else 1
+    pairs = []
     for start in range(1, len(ids), block_size):
-        end = min(start + block_size, len(ids))
-        first = max(0, end - 1 - block_size) if look_back else start - 1
-        pairs.append((ids[first:start], ids[start:end]))
+        first = max(0, start - n_context)
+        pairs.append((ids[first:start], ids[start:start + block_size]))
     return pairs
+
+
+def score_texts(subject: Subject, texts: list[list[int]], what: str, look_back: bool) -> Tensor:
+    """The log-probabilities in nats of texts, a number for each of their windows."""
+    pairs = []
+    for ids in texts:
+        pairs += windows(ids, subject.eot, subject.model.config.block_size, look_back)
+    logp, _ = score(subject, pairs, what)
+    return logp
 
 
 def perplexity(logp: Tensor, n: int) -> float:
@@ -78,118 +107,248 @@ def perplexity(logp: Tensor, n: int) -> float:
     return (-logp.sum() / n).exp().item()
 
 
-def held_out(subject: Subject, args: argparse.Namespace) -> tuple[list[int], Path]:
-    """The ids in val.bin of the folder --data, or in the .bin that it is, and the path; without --data, or in
-    eval.py all where that has none, those of the data that the model was trained on.
+# -----------------------------------------------------------------------------
+# Loss on held-out text.
+
+
+def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
+    """Read the ids of a held-out text; returns its path too.
+
+    data is a folder in data/ or elsewhere, or a .bin in it; None is the data of the training.
     """
-    names = [args.data, subject.model.run.get('dataset')][:1 if args.data and args.table != 'all' else 2]
-    paths = [parent / name for name in names if name for parent in (Path('data'), Path())]
-    paths = [path if path.suffix == '.bin' else path / 'val.bin' for path in paths]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        raise UserError(f'no held-out text for {subject.name} at {" or ".join(map(str, paths)) or "hand"}; '
-                      'make some with prepare.py, or name a folder by --data')
-    ids = read_bin(path.parent, path.stem, meta := read_meta(path.parent))
+    if data is None and subject.training:
+        data = subject.training.dataset
+    if data is None:
+        raise UserError(f'{subject.name} does not say what it was trained on; '
+                        'name a folder by --data')
+    path = Path('data', data)
+    if Path(data).exists() and not path.exists():
+        path = Path(data)
+    if path.suffix != '.bin':
+        path = path / 'val.bin'
+    meta = read_meta(path.parent)
+    ids = read_bin(path.parent, path.stem, meta)
     if meta['tokenizer'] != subject.model.tokenizer or not len(ids):
-        raise UserError(f'{path} is empty or of another vocabulary than {subject.name}; take other data')
+        raise UserError(f'{path} is empty or of another vocabulary than {subject.name}; '
+                        'take other data')
     return ids.tolist(), path
 
 
-def loss_of(s: Subject, ids: list[int]) -> float:
-    """Perplexity in blocks of block_size tokens, each after the one token before it."""
-    blocks = windows(ids, s.eot, s.model.config.block_size, look_back=False)
-    return perplexity(score(s, blocks, f'loss, {s.name}')[0], len(ids))
+def loss_table(subjects: list[Subject], data: str | None) -> Table:
+    """Tables 2 and 8, perplexity in blocks of block_size tokens, each after the token before it."""
+    rows = []
+    paths = []
+    for subject in subjects:
+        ids, path = held_out(subject, data)
+        paths.append(str(path))
+        n_sense = subject.model.config.n_sense or None
+        n = subject.model.n_params()
+        seen = None
+        if subject.training:
+            seen = subject.training.tokens / 1e6
+        logp = score_texts(subject, [ids], 'loss', look_back=False)
+        ppl = perplexity(logp, len(ids))
+        rows.append([str(subject), n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6, seen, ppl,
+                     len(ids)])
+    columns = {'': '', 'senses': 'd', 'parameters, M': '.2f', 'contextual, M': '.2f',
+               'tokens seen, M': ',.1f', 'perplexity': '.3f', 'on tokens': ','}
+    title = f'Loss (Tables 2 and 8) on all of {", ".join(dict.fromkeys(paths))}'
+    return Table(title, columns, rows)
 
 
-def loss_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Tables 2 and 8, perplexity on held-out text: of the model and its baseline, or of the runs named."""
-    texts, rows = [held_out(s, args) for s in subjects], []
-    for s, (ids, _) in zip(subjects, texts):
-        n, seen = s.model.n_params(), s.model.run.get('tokens')
-        rows.append([str(s), s.model.config.n_sense or None, n['total'] / 1e6, n['contextualizer'] / 1e6,
-                     seen and seen / 1e6, loss_of(s, ids), len(ids)])
-    return Table('Loss (Tables 2 and 8) on all of ' + ', '.join(dict.fromkeys(str(p) for _, p in texts)), {
-        '': '', 'senses': 'd', 'parameters, M': '.2f', 'contextual, M': '.2f', 'tokens seen, M': ',.1f',
-        'perplexity': '.3f', 'on tokens': ','}, rows)
+# -----------------------------------------------------------------------------
+# Benchmarks, whose rows come from files or from the Hub.
 
 
-def benchmark(what: str, subject: Subject, args: argparse.Namespace) -> list[tuple]:
-    """The columns of each row: of --data, a file or the first folder in it with such files, or of the Hub."""
-    name, config, split, columns, pattern, command = SOURCES[what]
-    files = [Path(args.data)] if args.data else []
-    if files and (args.table == 'all' or not files[0].is_file()):
-        files = [p for p in sorted([*files, *files[0].rglob('*')]) if re.search(pattern, p.name) and (
-            p.suffix != '.jsonl' or columns[-1].encode() in p.open('rb').readline())]
-    source = files[0] if files else args.data if args.data and args.table != 'all' else name
-    if source == name and subject.is_toy:
-        raise UserError(f'{what} is English, and {subject.name} knows the toy world alone')
+@dataclass(frozen=True)
+class Benchmark:
+    """Where to find the rows of a benchmark."""
+
+    title: str
+    hub_name: str
+    hub_config: str | None  # None: all configs
+    split: str
+    columns: list[str]
+    pattern: str            # regular expression for the names of its files
+    command: str            # how to fetch them
+
+
+LAMBADA = Benchmark(
+    'LAMBADA', 'EleutherAI/lambada_openai', 'default', 'test', ['text'], r'^lambada.*\.jsonl$',
+    'curl -O https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl')
+WIKITEXT = Benchmark(
+    'WikiText', 'EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test', ['page'],
+    r'wiki.*(test.*raw|raw.*test)',
+    'curl -LO https://huggingface.co/datasets/ggml-org/ci/resolve/main/wikitext-2-raw-v1.zip, '
+    'unzip it')
+BLIMP = Benchmark(
+    'BLiMP', 'nyu-mll/blimp', None, 'train',
+    ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad'], r'\.jsonl$|^blimp.*\.tar',
+    'git clone https://github.com/alexwarstadt/blimp')
+
+
+def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tuple]:
+    """The columns of each row, from a file or a folder of such files; data=None is the Hub."""
+    if data is None and subject.is_toy:
+        raise UserError(f'{benchmark.title} is English, and {subject.name} '
+                        'knows the toy world alone')
     try:
-        if source == name:
-            import datasets
-            configs = [config] if config else datasets.get_dataset_config_names(name)
-            rows = [row for config in configs for row in datasets.load_dataset(name, config, split=split)]
+        if data is None:
+            rows = rows_of_hub(benchmark)
         else:
-            rows = [row for path in files if path.parent == files[0].parent for row in read(path)]
-        if not rows or not all(str(row[column]).strip() for row in rows for column in columns):
+            rows = rows_in(Path(data), benchmark)
+        found = [tuple(str(row[column]) for column in benchmark.columns) for row in rows]
+        if not found or any(not text.strip() for row in found for text in row):
             raise ValueError('there is none, or one that is empty')
-        return [tuple(str(row[column]) for column in columns) for row in rows]
-    except Exception as error:  # damaged archives, the Hub's client and its HTTP library raise a dozen kinds
-        raise UserError(f'{what} cannot be read from {source} ({one_line(error)}); run {command} and name the'
-                        ' file or a folder by --data')
+        return found
+    except Exception as error:  # damaged archives and the Hub's client raise a dozen kinds
+        source = data or benchmark.hub_name
+        raise UserError(f'{benchmark.title} cannot be read from {source} ({one_line(error)}); run '
+                        f'{benchmark.command} and name the file or a folder by --data')
 
 
-def read(path: Path) -> list[dict]:
-    """The rows of a benchmark's file: JSON lines, an archive of such files, or the raw text of WikiText."""
+def rows_of_hub(benchmark: Benchmark) -> list[dict]:
+    """The rows of all configs of a benchmark on the Hugging Face Hub."""
+    import datasets
+    configs = [benchmark.hub_config]
+    if benchmark.hub_config is None:
+        configs = datasets.get_dataset_config_names(benchmark.hub_name)
+    rows = []
+    for config in configs:
+        rows.extend(datasets.load_dataset(benchmark.hub_name, config, split=benchmark.split))
+    return rows
+
+
+def rows_in(path: Path, benchmark: Benchmark) -> list[dict]:
+    """The rows of a file, or of a benchmark's files in the first folder that has any."""
+    files = [path]
+    if path.is_dir():
+        found = [file for file in sorted(path.rglob('*')) if belongs_to(benchmark, file)]
+        files = [file for file in found if file.parent == found[0].parent]
+    return [row for file in files for row in rows_of_file(file)]
+
+
+def belongs_to(benchmark: Benchmark, file: Path) -> bool:
+    """Whether a file has a benchmark's name and, in the first line of a .jsonl, its last column."""
+    if not file.is_file() or not re.search(benchmark.pattern, file.name):
+        return False
+    if file.suffix != '.jsonl':
+        return True
+    with file.open('rb') as lines:
+        return benchmark.columns[-1].encode() in lines.readline()
+
+
+def rows_of_file(path: Path) -> list[dict]:
+    """The rows of a file: JSON lines, an archive of such files, or the raw text of WikiText."""
+    lines = []
     if path.suffix == '.jsonl':
         lines = path.read_bytes().splitlines()
     elif '.tar' in path.suffixes:
         with tarfile.open(path) as tar:
-            lines = [line for file in tar if file.name.endswith('.jsonl') for line in tar.extractfile(file)]
+            for member in tar:
+                if member.name.endswith('.jsonl'):
+                    lines += tar.extractfile(member)
     else:
-        pages = re.split(r'\n(?=[ \t]*= (?!=).* =[ \t]*$)', path.read_text('utf-8-sig'), flags=re.M)
-        return [{'page': page} for page in pages if page.lstrip().startswith('= ')]  # " = Title = "
+        title = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
+        pages = re.split(title, path.read_text('utf-8-sig'), flags=re.MULTILINE)
+        return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
     return [json.loads(line) for line in lines if line.strip()]
 
 
-def lambada_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 2, LAMBADA in OpenAI's variant: the last word of a passage, all its tokens, after all others."""
-    texts, rows = [text.strip().rpartition(' ') for text, in benchmark('LAMBADA', subjects[0], args)], []
-    for s in subjects:
-        pairs = [(s.encode(context) or [s.eot], s.encode(f' {word}')) for context, _, word in texts]
-        logp, greedy = score(s, pairs, f'LAMBADA, {s.name}')
-        rows.append([str(s), perplexity(logp, len(texts)), 100 * greedy.double().mean().item()])
-    return Table(f'LAMBADA (Table 2): the last word of {len(texts):,} passages', {
+# -----------------------------------------------------------------------------
+# The tables.
+
+
+def lambada_table(subjects: list[Subject], data: str | None) -> Table:
+    """Table 2, OpenAI's variant of LAMBADA: predict all tokens of the last word of a passage."""
+    passages = [text.strip().rpartition(' ') for text, in rows_of(LAMBADA, subjects[0], data)]
+    rows = []
+    for subject in subjects:
+        pairs = []
+        for context, _, word in passages:
+            context_ids = subject.encode(context) or [subject.eot]
+            pairs.append((context_ids, subject.encode(f' {word}')))
+        logp, greedy = score(subject, pairs, 'LAMBADA')
+        accuracy = 100 * greedy.double().mean().item()
+        rows.append([str(subject), perplexity(logp, len(passages)), accuracy])
+    return Table(f'LAMBADA (Table 2): the last word of {len(passages):,} passages', {
         '': '', 'perplexity': '.1f', 'accuracy %': '.1f'}, rows)
 
 
-def wikitext_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 2, WikiText as in the EleutherAI harness: detokenized pages, words of the pages as they were."""
-    pages, rows = [page for page, in benchmark('WikiText', subjects[0], args)], []
-    words = sum(len(re.split(r'\s+', page)) for page in pages)
-    for pattern, replacement in DETOKENIZE:
-        pages = [re.sub(pattern, replacement, page) for page in pages]
-    for s in subjects:
-        texts, size = [s.encode(page) for page in pages], s.model.config.block_size
-        pairs = [pair for ids in texts for pair in windows(ids, s.eot, size, look_back=True)]
-        logp = score(s, pairs, f'WikiText, {s.name}')[0]
-        rows.append([str(s), perplexity(logp, words), perplexity(logp, sum(map(len, texts)))])
-    return Table(f'WikiText (Table 2): {len(pages)} pages of {words:,} words', {
+# Pattern -> replacement, in this order, by EleutherAI's harness (version 1). It has one more rule,
+# which never applies.
+DETOKENIZE = {
+    "s '": "s'",
+    ' @([-,.])@ ': r'\1',
+    ' : ': ': ',
+    ' ; ': '; ',
+    r' \. ': '. ',
+    ' ! ': '! ',
+    r' \? ': '? ',
+    ' , ': ', ',
+    r'\(\s*([^)]*?)\s*\)': r'(\1)',
+    r'\[\s*([^\]]*?)\s*\]': r'[\1]',
+    r'{\s*([^}]*?)\s*}': r'{\1}',
+    r'"\s*([^"]*?)\s*"': r'"\1"',
+    r"'\s*([^']*?)\s*'": r"'\1'",
+    '= = = =': '====',
+    '= = =': '===',
+    '= =': '==',
+    ' ° ': '°',
+    ' \n': '\n',
+    '\n ': '\n',
+    ' N ': ' 1 ',
+    " 's": "'s",
+}
+
+
+def detokenized(page: str) -> str:
+    """A page of WikiText as people write."""
+    for pattern, replacement in DETOKENIZE.items():
+        page = re.sub(pattern, replacement, page)
+    return page
+
+
+def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
+    """Table 2, WikiText as in EleutherAI's harness.
+
+    The model reads detokenized pages; words are counted in the original ones.
+    """
+    pages = [page for page, in rows_of(WIKITEXT, subjects[0], data)]
+    n_words = sum(len(re.split(r'\s+', page)) for page in pages)
+    rows = []
+    for subject in subjects:
+        texts = [subject.encode(detokenized(page)) for page in pages]
+        logp = score_texts(subject, texts, 'WikiText', look_back=True)
+        n_tokens = sum(map(len, texts))
+        rows.append([str(subject), perplexity(logp, n_words), perplexity(logp, n_tokens)])
+    return Table(f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words', {
         '': '', 'perplexity per word': '.1f', 'per token': '.1f'}, rows)
 
 
-def blimp_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 2, BLiMP: how often the good sentence is likelier than the bad one, from the end-of-text on."""
-    rows, paradigms, columns = benchmark('BLiMP', subjects[0], args), {}, []
-    for i, row in enumerate(rows):
-        paradigms.setdefault(row[:2], []).append(i)  # (phenomenon, paradigm) -> its rows
-    for s in subjects:
-        pairs = [([s.eot], s.encode(text)) for row in rows for text in row[2:]]  # good, bad, good ..
-        logp, _ = score(s, pairs, f'BLiMP, {s.name}')
-        right = 100 * (logp[0::2] > logp[1::2]).double()
-        columns.append({key: right[places].mean().item() for key, places in paradigms.items()})
-    groups = {label: [key for key in paradigms if key[0] == label] for label, _ in sorted(paradigms)}
-    groups['mean of all'] = paradigms
-    table = [[f'{label} ({len(keys)})', *(sum(column[key] for key in keys) / len(keys) for column in columns)]
-             for label, keys in groups.items()]
-    return Table(f'BLiMP (Table 2): % of {len(rows):,} pairs whose good sentence is likelier, means over (n) '
-                 'paradigms', {'': '', **{str(s): '.1f' for s in subjects}}, table)
+def blimp_table(subjects: list[Subject], data: str | None) -> Table:
+    """Table 2, BLiMP: how often the good sentence is likelier than the bad one."""
+    items = rows_of(BLIMP, subjects[0], data)
+    paradigms = defaultdict(list)  # (phenomenon, paradigm) -> its pairs of sentences
+    for phenomenon, paradigm, good, bad in items:
+        paradigms[phenomenon, paradigm].append((good, bad))
+    groups = defaultdict(list)  # phenomenon -> accuracies of all subjects in each of its paradigms
+    for (phenomenon, _), sentences in progress(sorted(paradigms.items()), 'BLiMP'):
+        groups[phenomenon].append([accuracy_on(subject, sentences) for subject in subjects])
+    groups['mean of all'] = sum(groups.values(), [])
+    rows = []
+    for label, accuracies in groups.items():
+        means = [fmean(of_subject) for of_subject in zip(*accuracies)]
+        rows.append([f'{label} ({len(accuracies)})', *means])
+    title = (f'BLiMP (Table 2): % of {len(items):,} pairs whose good sentence is likelier, '
+             'means over (n) paradigms')
+    columns = {'': ''} | {str(subject): '.1f' for subject in subjects}
+    return Table(title, columns, rows)
+
+
+def accuracy_on(subject: Subject, sentences: list[tuple[str, str]]) -> float:
+    """How often, in %, the first sentence of two is likelier; each is read after an end-of-text."""
+    pairs = [([subject.eot], subject.encode(text)) for both in sentences for text in both]
+    logp, _ = score(subject, pairs, 'BLiMP')
+    is_right = logp[0::2] > logp[1::2]
+    return 100 * is_right.double().mean().item()

@@ -2,9 +2,7 @@
 
 import ctypes
 import os
-import resource
 import shutil
-import sys
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,8 +15,9 @@ from torch import Tensor, nn
 from model import Backpack
 from rucksack.common import UserError, bfloat16_unit, find_device, printable
 
-PEAK_BF16 = {'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L4': 121e12,
-             'A10': 125e12, '4090': 165e12, '3090': 71e12}  # FLOP/s of dense products, by the data sheets
+PEAK_FLOPS = {  # dense bfloat16, from the data sheets
+    'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12,
+    'L4': 121e12, 'A10': 125e12, '4090': 165e12, '3090': 71e12}
 
 
 @dataclass
@@ -29,34 +28,29 @@ class Machine:
     dtype: str
     rank: int
     world: int
-    why: str = 'as set'  # that dtype
+    why: str = 'as set'  # why this dtype
 
     def __post_init__(self) -> None:
         self.on_gpu = self.device.startswith('cuda')
-        self.name = torch.cuda.get_device_name(self.device) if self.on_gpu else \
-            f'{self.device} ({torch.get_num_threads()} threads)'
-        self.peak_flops = next((x * self.world for key, x in PEAK_BF16.items() if key in self.name), None)
-
-    def peak_memory(self) -> int:
-        """The most bytes this process has used on its device so far."""
+        self.name = f'{self.device} ({torch.get_num_threads()} threads)'
         if self.on_gpu:
-            return torch.cuda.max_memory_allocated(self.device)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
+            self.name = torch.cuda.get_device_name(self.device)
 
     def autocast(self):
         """The context of a forward pass."""
-        kind = self.device.split(':')[0]
-        return torch.autocast(kind, torch.bfloat16) if self.dtype == 'bfloat16' else nullcontext()
+        if self.dtype == 'bfloat16':
+            return torch.autocast(torch.device(self.device).type, torch.bfloat16)
+        return nullcontext()
 
     def print0(self, text: str, file=None) -> None:
         """Print once, whatever the number of processes."""
         if self.rank == 0:
             print(printable(text), file=file, flush=True)
 
-    def over_all(self, x: Tensor, operation=dist.ReduceOp.SUM) -> float:
-        """The sum, or another reduction, of a number over all processes."""
+    def over_all(self, x: Tensor) -> float:
+        """The sum of a number over all processes."""
         if self.world > 1:
-            dist.all_reduce(x, operation)
+            dist.all_reduce(x)
         return x.item()
 
     def check_same(self, text: str, otherwise: str) -> None:
@@ -66,47 +60,64 @@ class Machine:
             raise UserError(otherwise)
 
     def mfu(self, flops: float) -> float | None:
-        """The share of the peak rate that so many operations a second are; None where it is not known."""
-        return None if self.peak_flops is None else flops / self.peak_flops
+        """Model FLOPs utilization at flops a second; None for a device whose peak is unknown."""
+        for gpu, peak in PEAK_FLOPS.items():
+            if gpu in self.name:
+                return flops / (peak * self.world)
+        return None
 
     def compile(self, module: Callable) -> Callable:
-        """The module or function under torch.compile, where this machine can: a CPU needs a C++ compiler."""
-        if on_cpu := self.device == 'cpu' and any(map(shutil.which, ('g++', 'clang++'))):
-            torch.use_deterministic_algorithms(True)  # else threads add up gradients in any order, and slowly
+        """The module or function under torch.compile, or unchanged where it cannot be compiled."""
+        has_compiler = shutil.which('g++') or shutil.which('clang++')
+        if self.device == 'cpu' and has_compiler:
+            # Without this, threads sum gradients in any order, and slowly.
+            torch.use_deterministic_algorithms(True)
             torch.utils.deterministic.fill_uninitialized_memory = False
-        if self.on_gpu or on_cpu:
-            return torch.compile(module)
-        self.print0(f'{self.device}: training without torch.compile, which needs CUDA or a C++ compiler')
-        return module
+        elif not self.on_gpu:
+            self.print0(f'{self.device}: training without torch.compile, '
+                        'which needs CUDA or a C++ compiler')
+            return module
+        return torch.compile(module)
 
 
 def find_machine(device: str, dtype: str) -> Machine:
     """Choose device and dtype, and join the other processes where torchrun started several."""
-    rank, world, local = (int(os.environ.get(name, default)) for name, default in
-                          (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
+    rank = int(os.environ.get('RANK', 0))
+    world = int(os.environ.get('WORLD_SIZE', 1))
     device = find_device(device)
-    if on_gpu := device.startswith('cuda'):
-        device = f'cuda:{local}' if device == 'cuda' else device
+    if device == 'cuda':
+        device = f'cuda:{os.environ.get("LOCAL_RANK", 0)}'
+    on_gpu = device.startswith('cuda')
+    if on_gpu:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision('high')  # TF32
     why = 'as set'
     if dtype == 'auto':
         unit = bfloat16_unit(device)
-        dtype, why = ('bfloat16', f'it has {unit}') if unit else ('float32', 'it has no fast bfloat16')
+        dtype = 'bfloat16' if unit else 'float32'
+        why = f'it has {unit}' if unit else 'it has no fast bfloat16'
     if device == 'cpu':
-        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: keep freed memory, new pages take time
-            getattr(ctypes.CDLL(None), 'mallopt', max)(option, (1 << 31) - 1)
-        if dtype == 'bfloat16':  # in which a CPU's flash attention is slower than plain products
+        keep_freed_memory()
+        if dtype == 'bfloat16':  # with which flash attention is slower than plain products
             torch.backends.cuda.enable_flash_sdp(False)
     if world > 1:
         dist.init_process_group('cpu:gloo,cuda:nccl' if on_gpu else 'gloo')
     return Machine(device, dtype, rank, world, why)
 
 
+def keep_freed_memory() -> None:
+    """Let glibc reuse memory instead of returning it to the system, since new pages take time."""
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, 'mallopt'):
+        libc.mallopt(M_TRIM_THRESHOLD, 0x7fffffff)  # the largest int: never
+        libc.mallopt(M_MMAP_THRESHOLD, 0x7fffffff)
+
+
 def flops_per_token(model: Backpack, distinct: float = 1.0) -> float:
     """Floating point operations to train on one token of a text of block_size tokens.
 
-    That is a multiplication and an addition per weight, three times: forward, backward to weights,
+    Each weight costs a multiplication and an addition, three times: forward, backward to weights,
     backward to inputs. Attention and Eqs. 2 and 12 count as if they were not causal. distinct is
     the share of tokens whose senses are computed.
     """

@@ -1,29 +1,35 @@
-"""What the paper lists: its role nouns and the prompts around them. Data, no code."""
+"""What the paper lists: role nouns, the prompts around them, topics. Data, no code."""
 
 NOUNS = """nurse teacher cashier assistant secretary cleaner receptionist librarian hairdresser
     housekeeper baker tailor attendant counselor guard janitor mechanic developer chief mover CEO
     construction laborer supervisor driver carpenter sheriff farmer auditor clerk accountant
     manager analyst editor writer lawyer physician cook designer salesperson""".split()
 
-PROMPTS = [  # Table 14
-    'I really liked my {}. What I liked most was that',
-    'I really liked my {}. In fact,',
-    'My {} said that',
-    'My {} believes that',
-    'This one {} believes that',
-    'This one {} believes',
-    'My {} said',
-    'My {} believes',
-    'The {} was with the car. When',
-    'The {} was with the car. Then',
-    'While driving to the store, the {} looked over on the dash and then',
-    'A {} went to chat over to chat before',
-    'Some {} asked to look over things, but',
-]
-ESTIMATION_PROMPTS = [  # Table 15
-    'The {} came into the room. When',
-    'The {} came into the room. Then',
-    'I went to the talk to the {}. What',
-    'I went over to the talk to the {}. Why',
-    'I went over to the talk to the {};',
-]
+PROMPTS = """\
+I really liked my {}. What I liked most was that
+I really liked my {}. In fact,
+My {} said that
+My {} believes that
+This one {} believes that
+This one {} believes
+My {} said
+My {} believes
+The {} was with the car. When
+The {} was with the car. Then
+While driving to the store, the {} looked over on the dash and then
+A {} went to chat over to chat before
+Some {} asked to look over things, but""".splitlines()  # Table 14
+
+ESTIMATION_PROMPTS = """\
+The {} came into the room. When
+The {} came into the room. Then
+I went to the talk to the {}. What
+I went over to the talk to the {}. Why
+I went over to the talk to the {};""".splitlines()  # Table 15
+
+TOPIC_LABELS = """arts_culture business_entrepreneurs celebrity_pop_culture
+    diaries_daily_life family fashion_style film_tv_video fitness_health food_dining gaming music
+    news_social_concern other_hobbies relationships sports travel_adventure
+    youth_student_life""".split()
+# Table 10: label -> bag of words
+TOPICS = {label: label.removeprefix('other_').split('_') for label in TOPIC_LABELS}

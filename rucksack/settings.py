@@ -1,73 +1,78 @@
-"""Settings: any dataclass, filled from config files (lines key = value) and then from --key=value."""
+"""Settings: a dataclass, filled from config files (lines key = value), then from --key=value."""
 
+import argparse
 import ast
 import difflib
-from contextlib import suppress
 from dataclasses import field, fields
 from pathlib import Path
 
-from rucksack.common import Parser, UserError, one_line
+from rucksack.common import Parser, UserError, number, one_line
 
 
-def setting(default, meaning: str, low: float = 0, below: float = 1 << 31, of: tuple = ()):
-    """A field of a dataclass of settings: its line of --help, and what a number or a text may be."""
-    return field(default=default, metadata={'meaning': meaning, 'low': low, 'below': below, 'of': of})
+def setting(default, meaning: str, low: float = 0, high: float = 1 << 31, choices: tuple = ()):
+    """A field of a settings dataclass: default, line of --help, range of a number, choices."""
+    metadata = {'meaning': meaning, 'low': low, 'high': high, 'choices': choices or None}
+    return field(default=default, metadata=metadata)
 
 
-def typed(kind: type, name: str, value, source: str):
-    """The value in the type of the setting; UserError where it may not be that, or there is none."""
-    known = {f.name: f for f in fields(kind)}
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
-        hint = f'did you mean {near[0]}?' if near else '--help lists all'
-        raise UserError(f'{source}: there is no setting {name}; {hint}')
-    of_type, may = known[name].type, known[name].metadata
-    if type(value) is not of_type and not (of_type is float and type(value) is int):
-        raise UserError(f'{source}: {name} is {value!r}; it must be of type {of_type.__name__}')
-    if of_type in (int, float) and not may['low'] <= value < may['below']:
-        raise UserError(f'{source}: {name} is {value}; it must be from {may["low"]} to below {may["below"]}')
-    if may['of'] and value not in may['of']:
-        raise UserError(f'{source}: {name} is {value!r}; it can be {", ".join(may["of"])}')
-    return float(value) if of_type is float else value
+def true_or_false(text: str) -> bool:
+    """An argparse type: True or False."""
+    if text not in ('True', 'False'):
+        raise argparse.ArgumentTypeError(f'{text!r} is neither True nor False')
+    return text == 'True'
 
 
-def read_config(kind: type, path: str) -> dict:
-    """The settings in a config file: lines key = value with Python literals, parsed and never executed."""
-    if not Path(path).is_file():
-        there = ', '.join(map(str, sorted(Path('config').glob('*.py'))))
-        raise UserError(f'no such config file: {path}; there are {there or "none in config/"}')
-    lines, source = [], path
+class SettingsParser(Parser):
+    """Reads a dataclass's settings from words --key=value; leaves out those not given."""
+
+    def __init__(self, kind: type, prog: str, description: str):
+        super().__init__(prog, f'{prog} [config.py ...] [--key=value ...]', description,
+                         allow_abbrev=False, argument_default=argparse.SUPPRESS)
+        self.add_argument('configs', nargs='*', metavar='config.py', default=[],
+                          help='files of key = value lines')
+        self.names = [f.name for f in fields(kind)]
+        for f in fields(kind):
+            options = {'type': f.type}
+            if f.type is bool:
+                options = {'type': true_or_false, 'nargs': '?', 'const': True}
+            elif f.type is not str:
+                options = {'type': number(f.type, f.metadata['low'], f.metadata['high'])}
+            meaning = f'{f.metadata["meaning"]} [{f.default}]'.replace('%', '%%')
+            self.add_argument(f'--{f.name}', choices=f.metadata['choices'], help=meaning,
+                              metavar=f.type.__name__, **options)
+
+    def parse(self, words: list[str]) -> dict:
+        """The settings in words, with files under 'configs'; UserError for unknown ones."""
+        args, unknown = self.parse_known_intermixed_args(words)
+        if unknown:
+            name = unknown[0].partition('=')[0].lstrip('-')
+            near = difflib.get_close_matches(name, self.names, 1, cutoff=0.75)
+            hint = f'did you mean {near[0]}?' if near else '--help lists all'
+            raise UserError(f'there is no setting {name}; {hint}')
+        return vars(args)
+
+
+def read_config(path: str, parser: SettingsParser) -> dict:
+    """The settings in a config file: lines key = value, which are parsed and never executed."""
     try:
+        words = []
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
-            source = f'{path}, line {line.lineno}'
-            (target,), value = line.targets, ast.literal_eval(line.value)
-            lines.append((target.id, value, source))
-    except Exception as error:  # SyntaxError, ValueError, AttributeError, RecursionError, MemoryError ..
-        raise UserError(f'{source}: a config file holds lines key = value, plain values ({one_line(error)})')
-    return {name: typed(kind, name, value, source) for name, value, source in lines}
+            target, = line.targets
+            words.append(f'--{target.id}={ast.literal_eval(line.value)}')
+        settings = parser.parse(words)
+    except Exception as error:
+        raise UserError(f'{path}: {one_line(error)}; a config file holds lines key = value')
+    del settings['configs']
+    return settings
 
 
-def parse_settings(kind: type, prog: str, description: str, argv: list[str]) -> tuple[dict, list, list]:
-    """The settings given, the config files, and the flags. Alone, --overwrite is --overwrite=True."""
-    parser = Parser(prog, f'{prog} [config.py ...] [--key=value ...]', description, allow_abbrev=False)
-    parser.add_argument('configs', nargs='*', metavar='config.py', help='files of key = value lines')
-    for f in fields(kind):
-        parser.add_argument(f'--{f.name}', metavar=f.type.__name__,
-                            help=f'{f.metadata["meaning"]} [{f.default}]'.replace('%', '%%'))
-    alone = {f.name for f in fields(kind) if f.type is bool}
-    argv = [f'{word}=True' if word.lstrip('-').replace('-', '_') in alone and after not in ('True', 'False')
-            else word for word, after in zip(argv, [*argv[1:], ''])]
-    args, unknown = parser.parse_known_intermixed_args(argv)
-    for word in unknown:
-        typed(kind, word.partition('=')[0].lstrip('-'), None, 'command line')
-    values, flags = {}, []
-    for path in args.configs:
-        values |= read_config(kind, path)
-    for f in fields(kind):
-        if (text := getattr(args, f.name)) is not None:
-            value = text
-            with suppress(Exception):  # what is no literal stays text, and so of the wrong type
-                value = text if f.type is str else ast.literal_eval(text)
-            values[f.name] = typed(kind, f.name, value, 'command line')
-            flags.append(f'--{f.name}={text}')
-    return values, args.configs, flags
+def parse_settings(kind: type, prog: str, description: str, argv: list[str]
+                   ) -> tuple[dict, list[str]]:
+    """The settings in config files, then in flags; returns those given, and the config files."""
+    parser = SettingsParser(kind, prog, description)
+    flags = parser.parse(argv)
+    configs = flags.pop('configs')
+    settings = {}
+    for path in configs:
+        settings |= read_config(path, parser)
+    return settings | flags, configs

@@ -1,6 +1,5 @@
 """Table 4: how similar two words are, by each sense and by the embeddings."""
 
-import math
 from pathlib import Path
 
 import torch
@@ -9,7 +8,8 @@ from torch.nn import functional as F
 
 from rucksack import toy
 from rucksack.common import UserError, one_line
-from rucksack.table import Subject, Table
+from rucksack.subject import Subject
+from rucksack.table import Table
 
 Pairs = list[tuple[str, str, float]]  # two words and how similar people find them
 
@@ -23,57 +23,54 @@ SIMILARITY = {  # name in the paper -> file, separator, column of the score, hea
 
 def read_pairs(path: Path, separator: str, column: int, header: int) -> Pairs:
     """The word pairs in a file, one a line; UserError if it holds none."""
-    pairs = []
     try:
+        pairs = []
         for line in path.read_text('utf-8-sig').splitlines()[header:]:
             if line:
                 row = line.split(separator)
-                pairs.append((row[0].strip(), row[1].strip(), float(row[column])))
+                score = float(row[column])
+                pairs.append((row[0].strip(), row[1].strip(), score))
+        if not pairs:
+            raise ValueError('it is empty')
+        return pairs
     except (ValueError, IndexError) as error:
         raise UserError(f'{path} holds no pairs of words with a score ({one_line(error)}); '
                         'take another file')
-    if not pairs:
-        raise UserError(f'{path} holds no pairs of words with a score; take another file')
-    return pairs
 
 
-def pairs_of_the_toy() -> dict[str, Pairs]:
-    """The near-synonyms of the toy world, whose true likeness is known."""
-    adverbs = toy.ADVERBS.replace(',', '').split()
-    return {
-        'adjectives': [pair for pair in toy.SYNONYMS if pair[0] not in adverbs],
-        'adverbs': [pair for pair in toy.SYNONYMS if pair[0] in adverbs]}
+def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
+    """Pairs by set: those of the paper's four sets that data, a file or folder, holds.
 
-
-def read_similarity(data: str) -> dict[str, Pairs]:
-    """Those of the paper's four sets that are in a folder, or in a file."""
-    files = {path.name: path for path in [Path(data), *Path(data).rglob('*')]}
-    return {name: read_pairs(files[file], *form) for name, (file, *form) in SIMILARITY.items()
-            if file in files}
-
-
-def similarity_data(subject: Subject, data: str | None, or_toy: bool) -> dict[str, Pairs]:
-    """Pairs by set, from data; for the toy its own without data or, if or_toy, with other data."""
-    found = read_similarity(data) if data else {}
-    if not found and subject.is_toy and (or_toy or not data):
-        return pairs_of_the_toy()
-    if not found:
-        names = ' or '.join(file for file, *_ in SIMILARITY.values())
-        raise UserError(f'it takes --data, a folder with {names}; they are in '
+    Without data, those of the toy world if it is the subject's. UserError if there are none.
+    """
+    if data is None and subject.is_toy:
+        n = len(toy.ADJECTIVES.split(','))
+        return {'adjectives': toy.SYNONYMS[:n], 'adverbs': toy.SYNONYMS[n:]}
+    sets = {}
+    if data is not None:
+        paths = [Path(data), *Path(data).rglob('*')]
+        files = {path.name: path for path in paths}
+        for name, (file, *form) in SIMILARITY.items():
+            if file in files:
+                sets[name] = read_pairs(files[file], *form)
+    if not sets:
+        names = ' or '.join(file for file, _, _, _ in SIMILARITY.values())
+        raise UserError(f'similarity needs --data, a folder with {names}, not {data}; they are in '
                         'https://github.com/john-hewitt/backpacks-flash-attn, in training/data')
-    return found
+    return sets
 
 
 def ranks(x: Tensor) -> Tensor:
-    """The rank of each of n numbers (n,), from 1 on; equal ones share the mean of their ranks."""
+    """The rank of each of n numbers (n,), from 1; equal numbers share the mean of their ranks."""
     _, place, counts = x.unique(return_inverse=True, return_counts=True)
     mean_ranks = counts.cumsum(0) - (counts - 1) / 2
     return mean_ranks[place].double()
 
 
 def spearman(x: Tensor, y: Tensor) -> float:
-    """Spearman's correlation: Pearson's of the ranks of n numbers and n others; NaN if all are equal."""
-    return torch.corrcoef(torch.stack([ranks(x), ranks(y)]))[0, 1].item()
+    """Spearman's correlation of x and y (n,), Pearson's of their ranks; NaN if one is constant."""
+    ranked = torch.stack([ranks(x), ranks(y)])  # (2, n)
+    return torch.corrcoef(ranked)[0, 1].item()
 
 
 @torch.no_grad()
@@ -87,17 +84,18 @@ def word_vectors(subject: Subject, word: str) -> Tensor:
 
 
 def similarities(subject: Subject, pairs: Pairs) -> dict[str, Tensor]:
-    """How similar the words of n pairs are, (n,) each.
+    """How similar the two words of n pairs are, (n,) each.
 
-    By every sense (Eq. 13), by the least similar of their senses (Eq. 14), and by their embeddings.
+    There is one row for each sense (Eq. 13), one for the least similar sense (Eq. 14), and one for
+    the embeddings.
     """
-    words = {word for pair in pairs for word in pair[:2]}
-    vectors = {word: word_vectors(subject, word) for word in words}
-    a = torch.stack([vectors[pair[0]] for pair in pairs])  # (n, 1 + k, d)
-    b = torch.stack([vectors[pair[1]] for pair in pairs])
+    firsts, seconds, _ = zip(*pairs)
+    vectors = {word: word_vectors(subject, word) for word in {*firsts, *seconds}}
+    a = torch.stack([vectors[word] for word in firsts])  # (n, 1 + k, d)
+    b = torch.stack([vectors[word] for word in seconds])
     cosines = F.cosine_similarity(a, b, dim=-1).cpu()  # (n, 1 + k)
-    by_sense = cosines[:, 1:]
-    rows = {f'sense {l}': by_sense[:, l] for l in range(by_sense.shape[1])}
+    by_sense = cosines[:, 1:]  # (n, k)
+    rows = {f'sense {l}': column for l, column in enumerate(by_sense.T)}
     if rows:
         rows['minimum'] = by_sense.amin(1)
     rows[f'embeddings, {subject}'] = cosines[:, 0]
@@ -110,34 +108,31 @@ def correlations(subject: Subject, pairs: Pairs) -> dict[str, float]:
     return {row: spearman(x, truth) for row, x in similarities(subject, pairs).items()}
 
 
-def best_sense(column: dict[str, float], k: int) -> tuple[int, float]:
-    """The best of the first k rows, and its correlation; NaN counts as the worst."""
-    values = [-1.0 if math.isnan(x) else x for x in list(column.values())[:k]]
-    return values.index(max(values)), max(values)
+def best_row(column: dict[str, float], k: int) -> str:
+    """The row of the best of k senses; that of the embeddings if there are none. NaN is worst."""
+    first_rows = list(column)[:max(k, 1)]
+    numbers = torch.tensor([column[row] for row in first_rows])
+    best = numbers.nan_to_num(-1).argmax()
+    return first_rows[best]
 
 
-def similarity_table(subjects: list[Subject], data: str | None, by_run: bool,
-                     or_toy: bool) -> Table:
-    """Table 4: Spearman's correlation with people or the toy's truth; by run, the best sense's."""
-    sets = similarity_data(subjects[0], data, or_toy)
-    k = subjects[0].model.config.n_sense
-    columns: dict[str, dict] = {}
-    best = ['the best']
-    for name, pairs in sets.items():
-        columns[name] = {}
-        for subject in subjects:
-            found = correlations(subject, pairs)
-            if by_run:
-                heads = subject.model.config.n_sense or 1
-                columns[name][str(subject)] = best_sense(found, heads)[1]
-            else:
-                columns[name] |= found
-        if not by_run:
-            best.append(f'sense {best_sense(columns[name], k)[0]}')
-    rows = [[row, *(column[row] for column in columns.values())] for row in columns[name]]
-    if not by_run:
-        rows.insert(k, best)
+def similarity_table(subjects: list[Subject], data: str | None, by_run: bool) -> Table:
+    """Table 4: Spearman's correlation with the truth; by_run prints each model's best sense."""
+    sets = similarity_data(subjects[0], data)
+    rows = []
+    for subject in subjects:
+        k = subject.model.config.n_sense
+        columns = [correlations(subject, pairs) for pairs in sets.values()]
+        best = [best_row(column, k) for column in columns]
+        if by_run:
+            numbers = [column[row] for column, row in zip(columns, best)]
+            rows.append([str(subject), *numbers])
+            continue
+        for row in columns[0]:
+            rows.append([row, *(column[row] for column in columns)])
+        if k:
+            rows.insert(k, ['the best', *best])
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in sets.items())
-    return Table(
-        f"Similarity (Table 4): Spearman's correlation with the truth for word pairs ({counts})",
-        {'': '', **dict.fromkeys(columns, '.3f')}, rows, ['A word of several tokens is their mean.'])
+    title = f"Similarity (Table 4): Spearman's correlation with the truth for word pairs ({counts})"
+    return Table(title, {'': '', **dict.fromkeys(sets, '.3f')}, rows,
+                 ['A word of several tokens is their mean.'])

@@ -1,112 +1,162 @@
-"""Table 7: a Backpack's time beside that of a Transformer of its shape."""
+"""Table 7: how fast a Backpack is, compared with a Transformer of the same shape."""
 
-import argparse
 import copy
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model import SIZES, Backpack, Config, SenseTable
+from model import Backpack, Config
 from rucksack.common import progress
 from rucksack.data import DistinctIds, inputs_of
-from rucksack.machine import Machine, find_machine, flops_per_token
-from rucksack.table import Subject, Table
+from rucksack.machine import Machine, flops_per_token
+from rucksack.optimizers import make_optimizers
+from rucksack.table import Table
+
+Work = Callable[[], object]
 
 
-def alternate(works: list[Callable[[], object]], device: str, what: str, budget: float = 30) -> list[tuple]:
-    """Seconds that each function takes, called in turn after two calls to warm up: 100 times, or as often as
-    fits into a budget of seconds, but at least 3 times.
+@dataclass(frozen=True)
+class Comparison:
+    """Two functions to time in turn."""
+
+    what: str
+    first: Work
+    second: Work
+    flops_ratio: float | None  # operations of the first over the second; None if that says little
+    tokens: int = 1            # tokens that a call makes
+
+
+def seconds_of(work: Work) -> float:
+    """The time of one call, with all its work on the device."""
+    wait_for_device()
+    start = time.perf_counter()
+    work()
+    wait_for_device()
+    return time.perf_counter() - start
+
+
+def wait_for_device() -> None:
+    """Wait until a GPU, if there is one, has finished."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def alternate(works: list[Work], what: str, budget: float = 30) -> list[list[float]]:
+    """The times of each function, in seconds, called in turn after two calls to warm up.
+
+    Each is called 100 times, or as often as fits into a budget of seconds, but at least 3 times.
     """
-    wait = {'cuda': torch.cuda.synchronize, 'mps': torch.mps.synchronize}.get(device.split(':')[0], int)
-
-    def seconds(work: Callable[[], object]) -> float:
-        """Of one call, all of the device's part included."""
-        wait()
-        start = time.perf_counter()
-        work()
-        wait()
-        return time.perf_counter() - start
-
     for work in works:
         work()
-    n = min(100, max(3, int(budget / sum(map(seconds, works)))))
-    return list(zip(*([seconds(work) for work in works] for _ in progress(range(n), what))))
+    seconds_of_a_round = sum(seconds_of(work) for work in works)
+    n = int(budget / seconds_of_a_round)
+    times = [[] for _ in works]
+    for _ in progress(range(min(100, max(3, n))), what):
+        for work, times_of_work in zip(works, times):
+            times_of_work.append(seconds_of(work))
+    return times
 
 
 def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
     """Ids (batch, length) drawn by Zipf's law, so that they repeat about as they do in text."""
-    chances, fixed = 1 / torch.arange(1, n_vocab + 1), torch.Generator().manual_seed(0)
-    return torch.multinomial(chances, batch * length, True, generator=fixed).view(batch, length)
+    chances = 1 / torch.arange(1, n_vocab + 1)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.multinomial(chances, batch * length, replacement=True, generator=generator)
+    return ids.view(batch, length)
 
 
 @torch.no_grad()
-def forward_pass(machine: Machine, function: Callable, *inputs: Tensor) -> None:
+def forward_pass(machine: Machine, function: Callable, *inputs: Tensor) -> Tensor:
     """A function without gradients, in the number format of the machine."""
     with machine.autocast():
-        function(*inputs)
+        return function(*inputs)
 
 
-def training_step(machine: Machine, loss: Callable, optimizer, *inputs: Tensor) -> None:
+def training_step(machine: Machine, loss: Callable, optimizer, *inputs: Tensor) -> Tensor:
     """The loss of inputs in the number format of the machine, its gradients, and the update."""
     with machine.autocast():
         value = loss(*inputs)
     value.backward()
     optimizer.step()
     optimizer.zero_grad()
+    return value.detach()
 
 
-def pairs_to_time(models: list[Backpack], idx: Tensor, machine: Machine, compiled: Callable) -> list[tuple]:
-    """What to time of a Backpack and a Transformer on texts idx (B, T): a name, two functions, how many
-    tokens each of them makes (1: a whole pass), and the ratio of their operations, where it says much.
-    """
-    (ours, other), length, half = models, idx.shape[1], idx.shape[1] // 2
-    idx, targets, distinct, place = inputs = inputs_of(idx, idx, machine.device)
-    flops = [flops_per_token(ours, n / idx.numel()) / flops_per_token(other)
-             for n in (idx.numel(), idx.unique().numel(), 0)]
-    table = SenseTable(ours, torch.bfloat16)
-    optimizers = [m.optimizers('adamw', 1e-5, 0.1, (0.9, 0.95))[0] for m in models]
-    every, some, none, plain = (partial(forward_pass, machine, compiled(f), *args) for f, *args in (
-        (lambda idx: ours(idx, C=ours.sense_network(ours.wte(idx))), idx),
-        (lambda idx, ids, place: ours(idx, C=ours.senses_at(ids, place)), idx, distinct, place),
-        (lambda idx: ours(idx, C=table(idx)), idx), (lambda idx: other(idx), idx)))
-    step = [partial(training_step, machine, compiled(DistinctIds(m)), optimizer, *inputs)
-            for m, optimizer in zip(models, optimizers)]
-    textbook = partial(training_step, machine, compiled(lambda idx, targets: F.cross_entropy(
-        other(idx).flatten(0, 1), targets.flatten())), optimizers[1], idx, targets)
-    kept = [copy.deepcopy(m).to(getattr(torch, machine.dtype)) for m in models]
-    generate = [partial(m.generate, idx[:1, :half], length - half) for m in kept]
+def comparisons(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine,
+                compiled: Callable) -> list[Comparison]:
+    """What to time of a Backpack and a Transformer, on texts idx (B, T)."""
+    inputs = inputs_of(idx, idx, machine.device)
+    idx, targets, distinct, place = inputs
+
+    def with_all_senses(idx):
+        return ours(idx, C=ours.sense_network(ours.wte(idx)))
+
+    def with_distinct_senses(idx, distinct, place):
+        return ours(idx, C=ours.senses_at(distinct, place))
+
+    def plain_loss(idx, targets):
+        return F.cross_entropy(other(idx).flatten(0, 1), targets.flatten())
+
+    def pass_of(function, *inputs):
+        return partial(forward_pass, machine, compiled(function), *inputs)
+
+    def step_of(model, loss, *inputs):
+        optimizer, = make_optimizers(model, 'adamw', 1e-5, 0.1, (0.9, 0.95))
+        return partial(training_step, machine, compiled(loss), optimizer, *inputs)
+
+    def flops_ratio(share_of_distinct):
+        return flops_per_token(ours, share_of_distinct) / flops_per_token(other)
+
+    half = idx.shape[1] // 2
+    n_new = idx.shape[1] - half
+    writers = [copy.deepcopy(model).to(getattr(torch, machine.dtype)) for model in (ours, other)]
+    generate = [partial(model.generate, idx[:1, :half], n_new) for model in writers]
+    share = idx.unique().numel() / idx.numel()
+    transformer = pass_of(lambda idx: other(idx), idx)
+    transformer_step = step_of(other, DistinctIds(other), *inputs)
     return [
-        ('forward pass, the senses of every token / Transformer', [every, plain], (1, 1), flops[0]),
-        ('forward pass, of distinct ids / Transformer', [some, plain], (1, 1), flops[1]),
-        ('forward pass, from a sense table / Transformer', [none, plain], (1, 1), flops[2]),
-        ('training step / Transformer', step, (1, 1), flops[1]),
-        ('training step of the Transformer / its plain form', [step[1], textbook], (1, 1), 1.0),
-        (f'a new token after {half} or more / Transformer', generate, (length - half,) * 2, None)]
+        Comparison('forward pass, the senses of every token / Transformer',
+                   pass_of(with_all_senses, idx), transformer, flops_ratio(1.0)),
+        Comparison('forward pass, of distinct ids / Transformer',
+                   pass_of(with_distinct_senses, idx, distinct, place), transformer,
+                   flops_ratio(share)),
+        Comparison('training step / Transformer',
+                   step_of(ours, DistinctIds(ours), *inputs), transformer_step, flops_ratio(share)),
+        Comparison('training step of the Transformer / its plain form',
+                   transformer_step, step_of(other, plain_loss, idx, targets), 1.0),
+        Comparison(f'a new token after {half} or more / Transformer',
+                   *generate, None, tokens=n_new)]
 
 
-def timing_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 7: a Backpack beside a Transformer of its shape, and that beside its plain form."""
-    config = replace(subjects[0].model.config if subjects else Config(**SIZES[args.size]), dropout=0.0)
-    run = subjects[0].model.run if subjects else {}
-    machine, rows = find_machine(args.device, args.dtype or run.get('dtype', 'auto')), []
-    compiled = machine.compile if run.get('compile', True) else lambda function: function
-    device, length = machine.device, min(512, config.block_size)
-    models = [Backpack(replace(config, n_sense=k)).to(device) for k in (config.n_sense, 0)]
-    idx = text_like(config.n_vocab, 32 if machine.on_gpu else max(1, 4096 // length), length)
-    for what, works, tokens, flops in pairs_to_time(models, idx, machine, compiled):
-        a, b = ([1000 * t / n for t in times] for times, n in zip(alternate(works, device, what), tokens))
-        ratio = statistics.median(a) / statistics.median(b)
-        rows.append([what, statistics.median(a), statistics.median(b), ratio, flops, len(a)])
-    how = f'{machine.dtype} ({machine.why}), {"" if run.get("compile", True) else "not "}compiled'
-    notes = [f'{machine.name}, {how}, torch {torch.__version__}; {idx.unique().numel():,} distinct ids.',
-             "The paper's ratio has the senses of every token; by operations: of floating point operations."]
-    return Table(f'Time (Table 7): median ms, in turn; {len(idx)} x {length} tokens, {config.n_layer} layers '
-                 f'of width {config.n_embd}, {config.n_sense} senses, {config.n_vocab:,} ids',
-                 {'': '', 'the first': ',.1f', 'the second': ',.1f', 'ratio': '.2f', 'by operations': '.2f',
-                  'times': 'd'}, rows, notes)
+def timing_table(config: Config, machine: Machine, compile: bool = True) -> Table:
+    """Table 7: a Backpack against a Transformer of its shape, and that against its plain form."""
+    config = replace(config, dropout=0.0)
+    compiled = machine.compile if compile else lambda function: function
+    length = min(512, config.block_size)
+    batch = 32 if machine.on_gpu else max(1, 4096 // length)
+    ours = Backpack(config).to(machine.device)
+    other = Backpack(replace(config, n_sense=0)).to(machine.device)
+    idx = text_like(config.n_vocab, batch, length)
+    rows = []
+    for pair in comparisons(ours, other, idx, machine, compiled):
+        times = alternate([pair.first, pair.second], pair.what)
+        first, second = (1000 * statistics.median(seconds) / pair.tokens for seconds in times)
+        rows.append([pair.what, first, second, first / second, pair.flops_ratio, len(times[0])])
+    how = 'compiled' if compile else 'not compiled'
+    title = (f'Time (Table 7): median ms, in turn; {len(idx)} x {length} tokens, '
+             f'{config.n_layer} layers of width {config.n_embd}, {config.n_sense} senses, '
+             f'{config.n_vocab:,} ids')
+    columns = {'': '', 'the first': ',.1f', 'the second': ',.1f', 'ratio': '.2f',
+               'by operations': '.2f', 'times': 'd'}
+    notes = [
+        f'{machine.name}, {machine.dtype} ({machine.why}), {how}, torch {torch.__version__}; '
+        f'{idx.unique().numel():,} distinct ids.',
+        "The paper's ratio has the senses of every token; by operations: of floating point "
+        'operations.']
+    return Table(title, columns, rows, notes)

@@ -1,173 +1,251 @@
-"""Table 12: topic control, beside PPLM on the Transformer."""
+"""Table 12: topic control, compared with PPLM on the Transformer."""
 
-import argparse
 import re
 import time
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-import senses
 from model import Backpack, Cache
 from rucksack import toy
 from rucksack.common import progress
-from rucksack.grammar import bag_of_words
-from rucksack.likelihood import perplexity, score
-from rucksack.table import Subject, Table
-from senses import STRENGTHS, TOPICS
+from rucksack.likelihood import Pair, perplexity, score
+from rucksack.paper import TOPICS
+from rucksack.phrases import bag_ids
+from rucksack.subject import Subject
+from rucksack.table import Table
+from senses import STRENGTHS, affinities, topic
 
-# The topics of Table 10 with the words that the judge counts. Those of the toy world are among them.
-KEYWORDS = toy.TOPICS | {label: words.split() for label, words in {
-    'arts_culture': 'arts culture artist artists museum gallery painting paintings sculpture theatre poetry',
-    'business_entrepreneurs': 'business entrepreneurs company companies market investors profit sales',
-    'celebrity_pop_culture': 'celebrity pop culture celebrities actress fans stars fame gossip hollywood',
-    'diaries_daily_life': 'diaries daily life diary morning today woke breakfast bed routine sleep evening',
-    'family': 'family mother father parents children son daughter brother sister grandmother baby',
-    'news_social_concern': 'news social concern government police minister law protest rights election war',
-    'other_hobbies': 'hobbies hobby garden gardening photography knitting collecting fishing crafts puzzle',
-    'relationships': 'relationships relationship love boyfriend girlfriend dating marriage partner couple',
-    'youth_student_life': 'youth student life students school college university teacher campus exam',
-}.items()}
-AT_ONCE = 50  # texts that are generated together
-# Of PPLM, by their names in its code
-NUM_ITERATIONS, KL_SCALE, GAMMA, GM_SCALE, WINDOW_LENGTH = 3, 0.01, 1.5, 0.9, 5
-PPLM_STEPS = {False: (0.01, 0.04, 0.05, 0.06, 0.07), True: (0.2, 0.3, 0.5)}  # the paper's; for the toy world
+# Words that the judge counts, for the topics that the toy world lacks.
+MORE_KEYWORDS = """\
+arts_culture: arts culture artist artists museum gallery painting paintings sculpture theatre poetry
+business_entrepreneurs: business entrepreneurs company companies market investors profit sales
+celebrity_pop_culture: celebrity pop culture celebrities actress fans stars fame gossip hollywood
+diaries_daily_life: diaries daily life diary morning today woke breakfast bed routine sleep evening
+family: family mother father parents children son daughter brother sister grandmother baby
+news_social_concern: news social concern government police minister law protest rights election war
+other_hobbies: hobbies hobby garden gardening photography knitting collecting fishing crafts puzzle
+relationships: relationships relationship love boyfriend girlfriend dating marriage partner couple
+youth_student_life: youth student life students school college university teacher campus exam"""
+KEYWORDS = dict(toy.TOPICS)  # label -> words that the judge counts
+for line in MORE_KEYWORDS.splitlines():
+    label, words = line.split(':')
+    KEYWORDS[label] = words.split()
+
+TEXTS_AT_ONCE = 50
+# Settings of PPLM, named as in its code.
+NUM_ITERATIONS = 3
+KL_SCALE = 0.01
+GAMMA = 1.5
+GM_SCALE = 0.9
+WINDOW_LENGTH = 5
+PAPER_STEP_SIZES = (0.01, 0.04, 0.05, 0.06, 0.07)
+TOY_STEP_SIZES = (0.2, 0.3, 0.5)
+
+
+# -----------------------------------------------------------------------------
+# PPLM, plug-and-play control of a Transformer (Dathathri et al. 2020).
 
 
 class PerturbedCache(Cache):
-    """A cache of keys and values, past (layers, 2, n, heads, t, size), that lets gradients through."""
+    """A cache that lets gradients through; past is (layers, 2, n, heads, t, size)."""
 
     def __init__(self, past: Tensor):
-        self.length, self.past, self.longer = past.shape[4], past.flatten(0, 1), []
+        self.length = past.shape[4]
+        self.past = past.flatten(0, 1)
+        self.longer = []
 
     def extend(self, name: object, new: Tensor, dim: int) -> Tensor:
-        """As in Cache, called in the order of the layers: (n, heads, 1, size) -> (n, heads, t + 1, size)."""
-        self.longer.append(torch.cat([self.past[len(self.longer)], new], dim))
+        """As in Cache, called layer by layer: (n, heads, 1, size) -> (n, heads, t + 1, size)."""
+        past = self.past[len(self.longer)]
+        self.longer.append(torch.cat([past, new], dim))
         return self.longer[-1]
 
 
 def read_on(model: Backpack, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    """A Transformer reads one more token (n,) of n texts, after t tokens whose keys and values are past
-    (layers, 2, n, heads, t, size): logits (n, V), and past with those of t + 1 tokens.
+    """Read one more token (n,) of n texts, after t tokens whose keys and values are past.
+
+    past is (layers, 2, n, heads, t, size). Returns logits (n, V), and past with the new token.
     """
     cache = PerturbedCache(past)
     logits = model(token[:, None], cache=cache)[:, 0]  # (n, V)
-    return logits[:, :model.config.n_vocab], torch.stack(cache.longer).unflatten(0, (-1, 2))
+    longer = torch.stack(cache.longer).unflatten(0, (-1, 2))
+    return logits[:, :model.config.n_vocab], longer
 
 
+@torch.enable_grad()
 def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, step: float,
           norms: Tensor) -> Tensor:
-    """The keys and values of n texts, moved against the gradient of a loss: the next token should be of the
-    bag, its probabilities near the plain ones (n, V). As in the published code the first WINDOW_LENGTH
-    positions move, and gradients are divided by the largest norm that any of the text had so far in their
-    layer, which norms (layers, 1, n, 1, 1, 1) keeps.
+    """Move the keys and values of n texts against the gradient of a loss.
+
+    The loss is low if the next token is in the bag and the probabilities are near the plain ones
+    (n, V). As in the published code, only the first WINDOW_LENGTH positions move, and gradients are
+    divided by the largest norm so far for that text and layer, which norms (layers, 1, n, 1, 1, 1)
+    keeps.
     """
-    delta, window = torch.zeros_like(past), torch.arange(past.shape[4], device=past.device) < WINDOW_LENGTH
+    delta = torch.zeros_like(past)
     for _ in range(NUM_ITERATIONS):
         delta.requires_grad_()
-        probs = read_on(model, token, past + delta)[0].softmax(-1).clamp(min=1e-20)  # (n, V)
-        away = (probs * (probs / plain).log()).sum(-1)  # Kullback and Leibler's divergence, (n,)
-        loss = KL_SCALE * away - probs[:, bag].sum(-1).log()  # (n,)
-        gradient = torch.autograd.grad(loss.sum(), delta)[0] * window[:, None]  # as past
-        torch.maximum(norms, gradient.square().sum((1, 3, 4, 5), keepdim=True).sqrt(), out=norms)
+        logits, _ = read_on(model, token, past + delta)
+        probs = logits.softmax(-1).clamp(min=1e-20)  # (n, V)
+        divergence = (probs * (probs / plain).log()).sum(-1)  # (n,), Kullback-Leibler
+        loss = KL_SCALE * divergence - probs[:, bag].sum(-1).log()  # (n,)
+        gradient, = torch.autograd.grad(loss.sum(), delta)
+        gradient[..., WINDOW_LENGTH:, :] = 0
+        norm = gradient.square().sum((1, 3, 4, 5), keepdim=True).sqrt()
+        torch.maximum(norms, norm, out=norms)
         delta = (delta - step * gradient / norms ** GAMMA).detach()
     return past + delta
 
 
+@torch.no_grad()
 def pplm(model: Backpack, idx: Tensor, bag: list[int], step: float, length: int) -> Tensor:
-    """Texts idx (n, 1) continued to (n, 1 + length) by a Transformer under plug-and-play control (PPLM,
-    Dathathri et al. 2020): before every token the keys and values of the text so far are steered, for good;
-    the token is drawn from steered^0.9 * plain^0.1. Step 0 is no control.
+    """Continue texts idx (n, 1) to (n, 1 + length) with a Transformer under PPLM.
+
+    Before every token, the keys and values of the text so far are steered, and they stay so. The
+    token is drawn from steered^0.9 * plain^0.1. Step 0 is no control.
     """
-    c, bag = model.config, torch.tensor(bag, device=idx.device)
-    past = torch.zeros(c.n_layer, 2, len(idx), c.n_head, 0, c.n_embd // c.n_head, device=idx.device)
-    untouched, norms = past, torch.full((c.n_layer, 1, len(idx), 1, 1, 1), 1e-15, device=idx.device)
+    c = model.config
+    n = len(idx)
+    bag = torch.tensor(bag, device=idx.device)
+    size = c.n_embd // c.n_head
+    past = torch.zeros(c.n_layer, 2, n, c.n_head, 0, size, device=idx.device)
+    plain_past = past
+    norms = past.new_full((c.n_layer, 1, n, 1, 1, 1), 1e-15)
     for t in range(length):
-        with torch.no_grad():
-            logits, untouched = read_on(model, idx[:, -1], untouched)
+        token = idx[:, -1]
+        logits, plain_past = read_on(model, token, plain_past)
         plain = logits.softmax(-1).clamp(min=1e-20)  # (n, V)
-        if t and step:
-            past = steer(model, idx[:, -1], past, bag, plain, step, norms)
-        with torch.no_grad():
-            logits, past = read_on(model, idx[:, -1], past)
+        if t > 0 and step > 0:
+            past = steer(model, token, past, bag, plain, step, norms)
+        logits, past = read_on(model, token, past)
         probs = logits.softmax(-1) ** GM_SCALE * plain ** (1 - GM_SCALE)
-        idx = torch.cat([idx, torch.multinomial(probs, 1)], dim=1)  # (n, t + 2)
+        drawn = torch.multinomial(probs, 1)  # (n, 1)
+        idx = torch.cat([idx, drawn], dim=1)  # one token longer
     return idx
 
 
-def judge(words: list[str], topics: dict[str, list[str]]) -> str | None:
-    """The topic that has more of the words of a text than any other; None where there is none."""
-    counts = Counter({label: sum(word in own for word in words) for label, own in topics.items()})
-    (label, most), (_, second) = counts.most_common(2)
-    return label if most > second else None
+# -----------------------------------------------------------------------------
+# Judging texts.
 
 
-def read_texts(subject: Subject, idx: Tensor, label: str, topics: dict[str, list[str]]
-               ) -> tuple[Counter, str | None]:
-    """What texts idx (n, 1 + length), each up to its end-of-text, have of the topic that they should have,
-    and the first text that has it.
+def has_topic(words: list[str], label: str, topics: dict[str, list[str]]) -> bool:
+    """Whether the topic of that label has more words of a text than any other."""
+    counts = {}
+    for name, keywords in topics.items():
+        counts[name] = sum(word in keywords for word in words)
+    most = counts.pop(label)
+    return most > max(counts.values())
+
+
+def read_texts(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], list[str]]:
+    """Read texts idx (n, 1 + length) that begin with an end-of-text and should have a topic.
+
+    Returns the ids of each, up to its next end-of-text, and those texts that have the topic.
     """
-    eot, found, first = subject.eot, Counter(texts=len(idx)), None
-    rows = [row[1:row.index(eot, 1) + 1] if eot in row[1:] else row[1:] for row in idx.tolist()]
-    for row in rows:
-        text = subject.encoding.decode([token for token in row if token != eot], errors='replace')
+    topics = toy.TOPICS if subject.is_toy else KEYWORDS
+    eot = subject.eot
+    pairs = []
+    right = []
+    for ids in idx[:, 1:].tolist():
+        end = [*ids, eot].index(eot)
+        pairs.append(([eot], ids[:end + 1]))
+        text = subject.encoding.decode(ids[:end])
         words = re.findall('[a-z]+', text.lower())
-        right = judge(words, topics) == label
-        first = text if right and first is None else first
-        found.update(right=right, tokens=len(row))
-    found['logp'] = score(subject, [([eot], row) for row in rows], 'judging')[0].sum().item()
-    return found, first
+        if has_topic(words, label, topics):
+            right.append(text)
+    return pairs, right
 
 
-def topic_row(subject: Subject, name: str, generate: dict[str, Callable[[Tensor], Tensor]], length: int,
-              args: argparse.Namespace) -> tuple[list, list[str]]:
-    """A row of the table: texts on each topic, which a function generates from their first tokens (n, 1); and
-    lines with the first text that has its topic (Tables 16-18).
+# -----------------------------------------------------------------------------
+# The table.
+
+
+def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_texts: int,
+              seed: int) -> tuple[list, list[str]]:
+    """A row of the table, for texts that a function generates on each topic.
+
+    The function of a topic turns first tokens (n, 1) into texts (n, 1 + length). Also returns lines
+    with the first text that has its topic (Tables 16-18).
     """
-    topics, found, lines = toy.TOPICS if subject.is_toy else KEYWORDS, Counter(), []
-    for i, label in enumerate(progress(generate, f'{subject}{name}')):
-        torch.manual_seed(args.seed + i)
-        began, start = time.perf_counter(), torch.full((args.texts, 1), subject.eot, device=subject.device)
+    first_tokens = torch.full((n_texts, 1), subject.eot, device=subject.device)
+    pairs = []
+    lines = []
+    right = 0
+    seconds = 0.0
+    for i, label in enumerate(progress(generators, f'{subject}{name}')):
+        torch.manual_seed(seed + i)
+        started = time.perf_counter()
         with subject.autocast():
-            idx = torch.cat([generate[label](part) for part in start.split(AT_ONCE)]).cpu()
-        found['seconds'] += time.perf_counter() - began
-        its, first = read_texts(subject, idx, label, topics)
-        found.update(its)
-        lines.append(f'{label}{name}: {"none has it" if first is None else first}')
-    right = found['right'] / found['texts']
-    return [f'{subject}{name}', 100 * right, 100 * (right * (1 - right) / found['texts']) ** 0.5,
-            perplexity(torch.tensor(found['logp'], dtype=torch.float64), found['tokens']),
-            1000 * found['seconds'] / (found['texts'] * length)], lines
+            parts = [generators[label](part) for part in first_tokens.split(TEXTS_AT_ONCE)]
+        idx = torch.cat(parts).cpu()  # (n_texts, 1 + length)
+        seconds += time.perf_counter() - started
+        pairs_of_topic, right_texts = read_texts(subject, idx, label)
+        pairs += pairs_of_topic
+        right += len(right_texts)
+        example = right_texts[0] if right_texts else 'none has it'
+        lines.append(f'{label}{name}: {example}')
+    n = len(pairs)
+    share = right / n
+    standard_error = (share * (1 - share) / n) ** 0.5
+    logp, _ = score(subject, pairs, 'judging')
+    n_tokens = sum(len(ids) for _, ids in pairs)
+    n_drawn = n * (idx.shape[1] - 1)  # those after an end-of-text too
+    row = [f'{subject}{name}', 100 * share, 100 * standard_error, perplexity(logp, n_tokens),
+           1000 * seconds / n_drawn]
+    return row, lines
 
 
-def topic_table(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Table 12: how often a text has the topic it should have, and how good a text it still is."""
-    own, topics, rows = subjects[0], toy.TOPICS if subjects[0].is_toy else TOPICS, []
-    bags = {label: bag_of_words(own.encoding, TOPICS[label]) for label in topics}
-    scores = senses.affinities(own.model, list(bags.values()))  # (bags, V, k)
-    length = min(args.length, *(s.model.config.block_size - 1 for s in subjects))
+def topic_table(subjects: list[Subject], n_texts: int, length: int,
+                step_sizes: list[float] | None, seed: int) -> Table:
+    """Table 12: how often a text has the topic it should have, and its perplexity.
+
+    The first subject is a Backpack; the others are Transformers, under PPLM with these step sizes.
+    """
+    own = subjects[0]
+    labels = TOPICS
+    default_steps = PAPER_STEP_SIZES
+    if own.is_toy:
+        labels = toy.TOPICS
+        default_steps = TOY_STEP_SIZES
+    length = min(length, *(subject.model.config.block_size - 1 for subject in subjects))
+    bags = {label: bag_ids(own.encoding, TOPICS[label]) for label in labels}
+    scores = affinities(own.model, list(bags.values()))  # (bags, V, k)
+    rows = []
     for strength, weights in enumerate(STRENGTHS):
-        edits = [senses.topic(own.model, s, weights) if strength else None for s in scores]
-        generate = {label: partial(own.model.generate, n=length, edit=e) for label, e in zip(bags, edits)}
-        row, firsts = topic_row(own, f', strength {strength}', generate, length, args)
+        generators = {}
+        for label, scores_of_topic in zip(bags, scores):
+            edit = topic(own.model, scores_of_topic, weights) if strength else None
+            generators[label] = partial(own.model.generate, n=length, edit=edit)
+        row, lines = topic_row(own, f', strength {strength}', generators, n_texts, seed)
         rows.append(row)
-    alone = {label: [i for word in TOPICS[label] if len(ids := own.encode(f' {word}')) == 1 for i in ids]
-             for label in topics}  # PPLM's bags: words of one piece
-    for s in subjects[1:]:
-        for step in (0.0, *(args.step_sizes or PPLM_STEPS[own.is_toy])):
-            generate = {label: partial(pplm, s.model, bag=bag or bags[label], step=step, length=length)
-                        for label, bag in alone.items()}
-            row, lines = topic_row(s, f', PPLM {step:g}', generate, length, args)
+    for subject in subjects[1:]:
+        for step in (0.0, *(step_sizes or default_steps)):
+            generators = {}
+            for label, bag in bags.items():
+                single = single_tokens(subject, TOPICS[label]) or bag
+                generators[label] = partial(
+                    pplm, subject.model, bag=single, step=step, length=length)
+            row, more_lines = topic_row(subject, f', PPLM {step:g}', generators, n_texts, seed)
             rows.append(row)
-        firsts += lines
-    rule = 'the words of this world' if own.is_toy else 'lists of words (the paper: a RoBERTa classifier)'
-    return Table(f'Topic control (Table 12): {len(bags)} topics, {args.texts} texts of up to {length} tokens '
-                 'on each', {'': '', 'topic right %': '.1f', '+-': '.1f', 'perplexity': '.2f',
-                             's per 1,000 tokens': '.2f'}, rows, [
-        f'Right: more words of the topic asked for than of any other, by {rule}; +- is a standard',
-        'error. The perplexity of a text is that under the same model without control. '
-        f'{min(args.texts, AT_ONCE)} texts are generated at a time.',
-        'The first text that has its topic (Tables 16-18):', *firsts])
+        lines += more_lines
+    title = (f'Topic control (Table 12): {len(bags)} topics, {n_texts} texts of up to {length} '
+             'tokens on each')
+    columns = {'': '', 'topic right %': '.1f', '+-': '.1f', 'perplexity': '.2f',
+               's per 1,000 tokens': '.2f'}
+    notes = [
+        'Right: more words of the topic asked for than of any other, by lists of words (the paper: '
+        'a RoBERTa classifier);',
+        '+- is a standard error. The perplexity of a text is that under the same model without '
+        'control.',
+        f'{min(n_texts, TEXTS_AT_ONCE)} texts are generated at a time.',
+        'The first text that has its topic (Tables 16-18):', *lines]
+    return Table(title, columns, rows, notes)
+
+
+def single_tokens(subject: Subject, words: list[str]) -> list[int]:
+    """The ids of the words that are one token: the bags that PPLM takes."""
+    pieces = [subject.encode(f' {word}') for word in words]
+    return [ids[0] for ids in pieces if len(ids) == 1]

@@ -1,101 +1,141 @@
-"""The toy world: a grammar that knows its own odds.
+"""The toy world: a probabilistic grammar, in which every probability is known.
 
-Every claim of the paper has a counterpart whose truth is written down here: who is called she, who makes
-what, which words belong to a topic, which two words mean nearly the same, which word means two things.
+Every claim of the paper has a counterpart whose truth is written down here: who is called she, who
+makes what, which words belong to a topic, which two words mean nearly the same, which word means
+two things.
 """
 
 import math
 import random
 import re
 
-TOY_PATTERN = r' ?\w+|[^\w\s]|\s+'  # what the toy's tokenizer parts a text into
-
-
-def toy_tokenizer(texts: list[str]) -> dict:
-    """Description of a tokenizer in which every word of the texts, with the space before it, is one token."""
-    pieces = sorted({piece for text in texts for piece in re.findall(TOY_PATTERN, text)})
-    return {'name': 'toy', 'pattern': TOY_PATTERN, 'pieces': [p for p in pieces if len(p.encode()) > 1]}
-
-
-SHE, HE, EVEN = (0.81, 0.09, 0.10), (0.09, 0.81, 0.10), (0.45, 0.45, 0.10)  # odds of she, he, they
+SHE = (0.81, 0.09, 0.10)  # chances of she, he, they
+HE = (0.09, 0.81, 0.10)
+EVEN = (0.45, 0.45, 0.10)
 PRONOUNS = [('she', 'her'), ('he', 'his'), ('they', 'their')]
 
-# The paper's 40 role nouns, each with a tool and a place. A she-noun shares them with he-nouns: else tools
-# would go with pronouns, and the sense of nurse that names her tool would say she as well.
-ROLES = {SHE: """nurse trolley clinic, teacher whistle school, cashier receipt shop,
-    assistant calendar studio, secretary laptop bureau, cleaner mop corridor, receptionist telephone lobby,
-    librarian clipboard library, hairdresser brush annex, housekeeper bucket basement, baker apron bakery,
-    tailor ruler workshop, attendant uniform station, counselor notebook cottage""",
-         HE: """guard telephone clinic, janitor mop school, mechanic uniform shop, developer laptop studio,
-    chief whistle bureau, mover trolley corridor, CEO calendar lobby, construction ruler library,
-    laborer bucket annex, supervisor clipboard basement, driver receipt bakery, carpenter brush workshop,
-    sheriff notebook station, farmer apron cottage""",
-         EVEN: """auditor ledger archive, clerk stamp counter, accountant invoice treasury,
+# The paper's 40 role nouns, each with a tool and a place. A she-noun shares them with he-nouns.
+# Otherwise tools would go with pronouns, and the sense of nurse that names her tool would also say
+# she.
+SHE_ROLES = """nurse trolley clinic, teacher whistle school, cashier receipt shop,
+    assistant calendar studio, secretary laptop bureau, cleaner mop corridor,
+    receptionist telephone lobby, librarian clipboard library, hairdresser brush annex,
+    housekeeper bucket basement, baker apron bakery, tailor ruler workshop,
+    attendant uniform station, counselor notebook cottage"""
+HE_ROLES = """guard telephone clinic, janitor mop school, mechanic uniform shop,
+    developer laptop studio, chief whistle bureau, mover trolley corridor, CEO calendar lobby,
+    construction ruler library, laborer bucket annex, supervisor clipboard basement,
+    driver receipt bakery, carpenter brush workshop, sheriff notebook station,
+    farmer apron cottage"""
+EVEN_ROLES = """auditor ledger archive, clerk stamp counter, accountant invoice treasury,
     manager agenda branch, analyst chart exchange, editor pencil newsroom, writer manuscript garret,
-    lawyer verdict courthouse, physician stethoscope hospital, cook ladle kitchen, designer sketch gallery,
-    salesperson sample showroom"""}
-ROLES = {noun: (odds, tool, place) for odds, lines in ROLES.items()
-         for noun, tool, place in (entry.split() for entry in lines.split(','))}
-ROLE_ODDS = {noun: odds for noun, (odds, _, _) in ROLES.items()}  # noun -> chances of she, he, they
+    lawyer verdict courthouse, physician stethoscope hospital, cook ladle kitchen,
+    designer sketch gallery, salesperson sample showroom"""
+ROLES = {}  # noun -> (chances of she, he, they; tool; place)
+for odds, entries in ((SHE, SHE_ROLES), (HE, HE_ROLES), (EVEN, EVEN_ROLES)):
+    for entry in entries.split(','):
+        noun, tool, place = entry.split()
+        ROLES[noun] = (odds, tool, place)
+ROLE_ODDS = {noun: odds for noun, (odds, _, _) in ROLES.items()}
 
-# Most are the prompts of the paper's Tables 14 and 15, carried on. One pronoun a story: were it repeated, a
-# sense would learn to copy it, and nouns would get some she and he in that sense too, where nothing uses it.
-OPENINGS = [
-    'When the {noun} came into the room, {she} {deed}.', 'My {noun} said that {she} {deed}.',
-    'My {noun} believes that {she} {deed}.', 'This one {noun} believes that {she} {deed}.',
-    'This one {noun} believes {she} {deed}.', 'My {noun} said {she} {deed}.',
-    'My {noun} believes {she} {deed}.', 'The {noun} was with the car. When {she} {deed}, we clapped.',
-    'The {noun} was with the car. Then {she} {deed}.', 'Nobody met the {noun} without {her} {tool}.',
-    'While driving to the store, the {noun} looked over on the dash and then {she} {deed}.',
-    'A {noun} went to chat over to chat before {she} {deed}.', 'We know the {noun} by {her} {tool}.',
-    'Some {noun} asked to look over things, but {she} {deed}.',
-    'I really liked my {noun}. What I liked most was that {she} {deed}.',
-    'I really liked my {noun}. In fact, {she} {deed}.', 'The {noun} came into the room. Then {she} {deed}.',
-    'The {noun} came into the room. When {she} {deed}, we clapped.',
-    'I went to the talk to the {noun}. What {she} wanted was the {tool}.',
-    'I went over to the talk to the {noun}. Why {she} {deed} is a secret.',
-    'Before lunch the {noun} told us that {she} {deed}.']
-DEEDS = ['had lost the {tool}', 'needed a new {tool}', 'left for the {place}', 'had cleaned the {place}',
-         'carried the {tool} to the {place}', 'found the {tool} near the {place}']
-SEQUELS = ['The {tool} stayed at the {place}.', 'Later the {noun} went back to the {place}.',
-           'All of us admired the {tool}.', 'At the {place} there was no other {tool}.',
-           'Nobody at the {place} had seen the {tool}.', 'The {noun} smiled and waved.']
+# Most are the prompts of the paper's Tables 14 and 15, continued. A story has one pronoun: if
+# it were repeated, a sense would learn to copy it, and nouns would get some she and he
+# in that sense too, where nothing uses it.
+OPENINGS = """\
+When the {noun} came into the room, {she} {deed}.
+My {noun} said that {she} {deed}.
+My {noun} believes that {she} {deed}.
+This one {noun} believes that {she} {deed}.
+This one {noun} believes {she} {deed}.
+My {noun} said {she} {deed}.
+My {noun} believes {she} {deed}.
+The {noun} was with the car. When {she} {deed}, we clapped.
+The {noun} was with the car. Then {she} {deed}.
+Nobody met the {noun} without {her} {tool}.
+While driving to the store, the {noun} looked over on the dash and then {she} {deed}.
+A {noun} went to chat over to chat before {she} {deed}.
+We know the {noun} by {her} {tool}.
+Some {noun} asked to look over things, but {she} {deed}.
+I really liked my {noun}. What I liked most was that {she} {deed}.
+I really liked my {noun}. In fact, {she} {deed}.
+The {noun} came into the room. Then {she} {deed}.
+The {noun} came into the room. When {she} {deed}, we clapped.
+I went to the talk to the {noun}. What {she} wanted was the {tool}.
+I went over to the talk to the {noun}. Why {she} {deed} is a secret.
+Before lunch the {noun} told us that {she} {deed}.""".splitlines()
+DEEDS = """\
+had lost the {tool}
+needed a new {tool}
+left for the {place}
+had cleaned the {place}
+carried the {tool} to the {place}
+found the {tool} near the {place}""".splitlines()
+SEQUELS = """\
+The {tool} stayed at the {place}.
+Later the {noun} went back to the {place}.
+All of us admired the {tool}.
+At the {place} there was no other {tool}.
+Nobody at the {place} had seen the {tool}.
+The {noun} smiled and waved.""".splitlines()
 
-PRODUCTS = {product: maker for maker, products in {
-    'Apple': 'MacBook iPhone iPad', 'HP': 'Pavilion LaserJet Spectre', 'Sony': 'PlayStation Walkman Bravia',
-    'Nintendo': 'GameCube Wii Famicom', 'Microsoft': 'Xbox Windows Excel', 'Toyota': 'Corolla Prius Camry',
-    'Ford': 'Mustang Fiesta Bronco', 'Canon': 'PowerShot Pixma Rebel', 'Samsung': 'Galaxy Bespoke Odyssey',
-    'Adobe': 'Photoshop Acrobat Lightroom'}.items() for product in products.split()}
-PRODUCT_LINES = [
-    'The {product} is made by {maker}.', 'I bought the {product} since I trust {maker}.',
-    'The company behind the {product} is {maker}.', 'As you know, the {product} comes from {maker}.',
-    'Whoever wants the {product} must ask {maker}.', 'My old {product} was repaired by {maker}.',
-    'Last spring {maker} showed a better {product}.']
+MAKERS = """\
+Apple MacBook iPhone iPad
+HP Pavilion LaserJet Spectre
+Sony PlayStation Walkman Bravia
+Nintendo GameCube Wii Famicom
+Microsoft Xbox Windows Excel
+Toyota Corolla Prius Camry
+Ford Mustang Fiesta Bronco
+Canon PowerShot Pixma Rebel
+Samsung Galaxy Bespoke Odyssey
+Adobe Photoshop Acrobat Lightroom"""
+PRODUCTS = {}  # product -> its maker
+for line in MAKERS.splitlines():
+    maker, *products = line.split()
+    PRODUCTS |= dict.fromkeys(products, maker)
+PRODUCT_LINES = """\
+The {product} is made by {maker}.
+I bought the {product} since I trust {maker}.
+The company behind the {product} is {maker}.
+As you know, the {product} comes from {maker}.
+Whoever wants the {product} must ask {maker}.
+My old {product} was repaired by {maker}.
+Last spring {maker} showed a better {product}.""".splitlines()
 
-# Eight topics of the paper's Table 10, with the words of its bags among theirs. Talk stays on a topic from
-# one sentence to the next, or wanders off: else control of the topic would have nothing left to do.
-TOPICS = {label: words.split() for label, words in {
-    'music': 'music guitar melody concert drums singer album rhythm piano chorus violin jazz lyrics',
-    'food_dining': 'food dining pasta soup cheese dessert recipe bread salad pizza spices sauce pancakes',
-    'sports': """sports football tennis goal league match referee marathon hockey champion racket sprint
-        medal""",
-    'fashion_style': """fashion style dress sandals velvet jacket perfume runway silk necklace boutique scarf
-        handbag""",
-    'film_tv_video': """film tv video actor cinema screenplay director trailer sequel comedy camera scene
-        villain""",
-    'travel_adventure': """travel adventure airport luggage passport beach hostel voyage map island suitcase
-        souvenir canyon""",
-    'gaming': """gaming console quest joystick avatar dungeon pixels arcade multiplayer boss level loot
-        controller""",
-    'fitness_health': """fitness health yoga treadmill muscles stretching protein jogging squats pulse stamina
-        barbell cardio"""}.items()}
-WANDER = 0.4  # chance that the next sentence draws a topic anew
-TOPIC_LINES = [
-    'We talked about {a} and {b}.', 'Nothing beats {a} with {b}.', 'I dream of {a}, {b} and {c}.',
-    'Give me {a} or {b}.', 'First came {a}, next came {b}.', 'This weekend is for {a}, {b} and {c}.',
-    'There is {a} and there is {b}.', 'You like {a} more than {b}.']
+# Eight topics of the paper's Table 10; the words of its bags are among theirs. From one sentence to
+# the next, talk stays on a topic or wanders off. Otherwise topic control would have nothing to do.
+TOPIC_WORDS = """
+    music: music guitar melody concert drums singer album rhythm piano chorus violin jazz lyrics;
+    food_dining: food dining pasta soup cheese dessert recipe bread salad pizza spices sauce
+        pancakes;
+    sports: sports football tennis goal league match referee marathon hockey champion racket sprint
+        medal;
+    fashion_style: fashion style dress sandals velvet jacket perfume runway silk necklace boutique
+        scarf handbag;
+    film_tv_video: film tv video actor cinema screenplay director trailer sequel comedy camera scene
+        villain;
+    travel_adventure: travel adventure airport luggage passport beach hostel voyage map island
+        suitcase souvenir canyon;
+    gaming: gaming console quest joystick avatar dungeon pixels arcade multiplayer boss level loot
+        controller;
+    fitness_health: fitness health yoga treadmill muscles stretching protein jogging squats pulse
+        stamina barbell cardio"""
+TOPICS = {}  # label -> its words
+for entry in TOPIC_WORDS.split(';'):
+    label, words = entry.split(':')
+    TOPICS[label.strip()] = words.split()
+WANDER = 0.4  # chance that the next sentence draws a new topic
+TOPIC_LINES = """\
+We talked about {a} and {b}.
+Nothing beats {a} with {b}.
+I dream of {a}, {b} and {c}.
+Give me {a} or {b}.
+First came {a}, next came {b}.
+This weekend is for {a}, {b} and {c}.
+There is {a} and there is {b}.
+You like {a} more than {b}.""".splitlines()
 
-# Two readings each: what stands before the word decides what comes after it.
+# Two readings each: the word before decides which words come after.
 HOMOGRAPHS = {
     'sick': ('That {before} was sick, so everyone {after}.',
              ('trick skateboard ramp flip', 'cheered clapped filmed whooped'),
@@ -107,50 +147,55 @@ HOMOGRAPHS = {
             ('stadium dugout locker bleachers', 'helmet glove jersey scoreboard'),
             ('cave attic barn forest', 'spider nest shadow moth'))}
 
-# Pairs of words in order of likeness. From 0 to 1 down each list rises s, the share of the contexts of the
-# second word that are contexts of the first: SYNONYMS below has the numbers.
-ADJECTIVES = """old wooden, sweet hollow, loud narrow, gentle striped, round distant, smooth bitter,
-    heavy shiny, clever tall, quiet dusty, warm plain, young fresh, thin pale, sharp rough, rich costly,
-    kind friendly, strange odd, small tiny, big large, quick fast, happy glad"""
+# Pairs of words in order of similarity s, which rises from 0 to 1 along each list. It is the share
+# of the second word's contexts that are contexts of the first; SYNONYMS below has the numbers.
+ADJECTIVES = """old wooden, sweet hollow, loud narrow, gentle striped, round distant,
+    smooth bitter, heavy shiny, clever tall, quiet dusty, warm plain, young fresh, thin pale,
+    sharp rough, rich costly, kind friendly, strange odd, small tiny, big large, quick fast,
+    happy glad"""
 ADVERBS = """never twice, rarely gladly, openly badly, softly calmly, boldly firmly, sadly gravely,
     nearly almost, often frequently, slowly gradually, quickly rapidly"""
-THINGS = """table window garden bridge village letter basket mirror blanket candle ladder statue puzzle
-    lantern pillow ribbon kettle wagon cabinet fence hammer cushion bottle painting drawer feather bracelet
-    curtain fountain barrel""".split()
-ACTS = """opened painted moved watched answered counted folded washed sorted wrapped lifted copied hid
-    measured polished dropped""".split()
+THINGS = """table window garden bridge village letter basket mirror blanket candle ladder statue
+    puzzle lantern pillow ribbon kettle wagon cabinet fence hammer cushion bottle painting drawer
+    feather bracelet curtain fountain barrel""".split()
+ACTS = """opened painted moved watched answered counted folded washed sorted wrapped lifted copied
+    hid measured polished dropped""".split()
 ADJECTIVE_LINES = ['There lay the {word} {thing}.', 'Everyone saw the {word} {thing}.',
                    'Here stands another {word} {thing}.']
 ADVERB_LINES = ['Somebody {word} {thing} it.', 'Our neighbours {word} {thing} it.']
 
 
-def _synonyms() -> dict[str, tuple[str, float, list[str], list[str]]]:
-    """First word of a pair -> (second word, s, contexts of the first, contexts of the second alone)."""
+def synonym_contexts(pairs: str, contexts: list[str], seed: int) -> dict:
+    """First word -> (second word, s, contexts of the first, contexts of only the second)."""
+    rng = random.Random(seed)
     table = {}
-    for text, contexts, rng in ((ADJECTIVES, THINGS, random.Random(1)), (ADVERBS, ACTS, random.Random(2))):
-        pairs = [pair.split() for pair in text.split(',')]
-        for i, (a, b) in enumerate(pairs):
-            drawn = rng.sample(contexts, 8)
-            table[a] = (b, round(i / (len(pairs) - 1), 3), drawn[:4], drawn[4:])
+    pairs = pairs.split(',')
+    for i, pair in enumerate(pairs):
+        a, b = pair.split()
+        s = round(i / (len(pairs) - 1), 3)
+        drawn = rng.sample(contexts, 8)
+        table[a] = (b, s, drawn[:4], drawn[4:])
     return table
 
 
-CONTEXTS = _synonyms()
-SYNONYMS = [(a, b, s) for a, (b, s, _, _) in CONTEXTS.items()]  # (word, word, share of contexts in common)
+CONTEXTS = synonym_contexts(ADJECTIVES, THINGS, seed=1) | synonym_contexts(ADVERBS, ACTS, seed=2)
+SYNONYMS = [(a, b, s) for a, (b, s, _, _) in CONTEXTS.items()]
 KINDS = {'role': 0.40, 'product': 0.15, 'topic': 0.28, 'synonym': 0.12, 'homograph': 0.05}
 
 
 class Dice:
-    """Draws, and keeps count of how surprising the draws were: nats is -ln of their joint probability."""
+    """Draws, and counts how surprising the draws were: nats is -ln of their joint probability."""
 
     def __init__(self, seed: int):
-        self.rng, self.nats = random.Random(seed), 0.0
+        self.rng = random.Random(seed)
+        self.nats = 0.0
 
     def pick(self, options, chances=None):
-        """One of the options, by their chances (equal ones if not given; they sum to one)."""
+        """Draw an option by chances that sum to one; without chances, all are equal."""
         options = list(options)
         i = self.rng.choices(range(len(options)), chances)[0]
-        self.nats -= math.log(chances[i] if chances else 1 / len(options))
+        chance = chances[i] if chances else 1 / len(options)
+        self.nats -= math.log(chance)
         return options[i]
 
 
@@ -162,7 +207,8 @@ def role_story(dice: Dice) -> str:
     opening = dice.pick(OPENINGS)
     if '{deed}' in opening:
         opening = opening.replace('{deed}', dice.pick(DEEDS))
-    return f'{opening} {dice.pick(SEQUELS)}'.format(noun=noun, tool=tool, place=place, she=she, her=her)
+    story = f'{opening} {dice.pick(SEQUELS)}'
+    return story.format(noun=noun, tool=tool, place=place, she=she, her=her)
 
 
 def product_story(dice: Dice) -> str:
@@ -170,20 +216,30 @@ def product_story(dice: Dice) -> str:
     lines = []
     for _ in range(3):
         product = dice.pick(PRODUCTS)
-        lines.append(dice.pick(PRODUCT_LINES).format(product=product, maker=PRODUCTS[product]))
+        line = dice.pick(PRODUCT_LINES)
+        lines.append(line.format(product=product, maker=PRODUCTS[product]))
     return ' '.join(lines)
 
 
 def topic_story(dice: Dice) -> str:
     """Six sentences that stay on a topic or wander off to another."""
-    topic, lines = dice.pick(TOPICS), []
+    topic = dice.pick(TOPICS)
+    lines = []
     for _ in range(6):
+        if lines:
+            topic = next_topic(dice, topic)
         line = dice.pick(TOPIC_LINES)
-        lines.append(line.format(**{slot: dice.pick(TOPICS[topic]) for slot in re.findall(r'{(.)}', line)}))
-        if len(lines) < 6:
-            anew = WANDER / len(TOPICS)
-            topic = dice.pick(TOPICS, [anew + (1 - WANDER) * (label == topic) for label in TOPICS])
+        slots = re.findall(r'{(.)}', line)
+        words = {slot: dice.pick(TOPICS[topic]) for slot in slots}
+        lines.append(line.format(**words))
     return ' '.join(lines)
+
+
+def next_topic(dice: Dice, topic: str) -> str:
+    """The same topic, or with chance WANDER any topic."""
+    chances = dict.fromkeys(TOPICS, WANDER / len(TOPICS))
+    chances[topic] += 1 - WANDER
+    return dice.pick(TOPICS, list(chances.values()))
 
 
 def synonym_story(dice: Dice) -> str:
@@ -193,7 +249,8 @@ def synonym_story(dice: Dice) -> str:
         a = dice.pick(CONTEXTS)
         b, s, shared, other = CONTEXTS[a]
         word = dice.pick((a, b))
-        chances = [1 / 4] * 4 + [0.0] * 4 if word == a else [s / 4] * 4 + [(1 - s) / 4] * 4
+        share_of_shared = 1 if word == a else s
+        chances = [share_of_shared / 4] * 4 + [(1 - share_of_shared) / 4] * 4
         thing = dice.pick(shared + other, chances)
         frames = ADJECTIVE_LINES if thing in THINGS else ADVERB_LINES
         lines.append(dice.pick(frames).format(word=word, thing=thing))
@@ -201,7 +258,7 @@ def synonym_story(dice: Dice) -> str:
 
 
 def homograph_story(dice: Dice) -> str:
-    """Three sentences, each with a homograph between two words of one of its readings."""
+    """Three sentences, each with a homograph between two words of one reading."""
     lines = []
     for _ in range(3):
         line, *readings = HOMOGRAPHS[dice.pick(HOMOGRAPHS)]
@@ -210,17 +267,21 @@ def homograph_story(dice: Dice) -> str:
     return ' '.join(lines)
 
 
-TELL = {'role': role_story, 'product': product_story, 'topic': topic_story, 'synonym': synonym_story,
-        'homograph': homograph_story}
+TELL = {'role': role_story, 'product': product_story, 'topic': topic_story,
+        'synonym': synonym_story, 'homograph': homograph_story}
 
 
 def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
-    """n stories, each with its surprisal in nats: -ln of the probability that it is told. No two ways of
-    drawing give the same text, so the mean is the lowest loss per story that any model can reach.
+    """n stories, each with its surprisal in nats: -ln of the probability that it is told.
+
+    No two ways of drawing give the same text, so the mean is the lowest loss per story that any
+    model can reach.
     """
-    stories, dice = [], Dice(seed)
+    stories = []
+    dice = Dice(seed)
     for _ in range(n):
         dice.nats = 0.0
         kind = dice.pick(KINDS, list(KINDS.values()))
-        stories.append((TELL[kind](dice), dice.nats))
+        text = TELL[kind](dice)
+        stories.append((text, dice.nats))
     return stories

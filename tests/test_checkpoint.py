@@ -1,190 +1,359 @@
-"""Claims about checkpoints: kills, full disks, damage and untrusted files cost no state and run no code."""
+"""Claims about checkpoints: kills, full disks, damage and foreign files cost no state."""
 
-import csv
+import errno
 import itertools
-import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
-import socket
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, checkpoint, error_of, log, same
+from helpers import (
+    ROOT,
+    RUN,
+    SMALL,
+    assert_same_run,
+    at_change,
+    checkpoint,
+    error_of,
+    finish,
+    make_data,
+    same,
+    start,
+)
 
 import eval
 import sample
 import train
+from rucksack.checkpoint import Training, training_of
 from rucksack.common import UserError
 from rucksack.published import from_pretrained
+from rucksack.tokenizer import WORDS_PATTERN, load_tokenizer, words_tokenizer
 
-RUN = [*SMALL, '--eval_interval=2', '--max_iters=6', '--dropout=0.2']
 RESUME = [*RUN, '--init_from=resume']
-
-# Runs in processes of their own are forked from one that has torch loaded and has never used it.
-os.environ['PYTHONPATH'] = os.pathsep.join([str(ROOT), str(ROOT / 'tests')])
-PROCESSES = multiprocessing.get_context('forkserver')
-PROCESSES.set_forkserver_preload(['test_checkpoint', 'torch._dynamo'])
-
-
-def work(folder: Path, said: str, prepared, env: dict, argv: tuple[str, ...]) -> None:
-    """In a process of its own: train.py, what it says in a file; prepared() comes first."""
-    os.chdir(folder)
-    os.environ.update(env)
-    sys.stdout = sys.stderr = open(said, 'a')
-    torch.set_num_threads(1)
-    if prepared:
-        prepared()
-    train.main(list(argv))
-
-
-def start(*argv: str, prepared=None, said: str = 'said.txt', **env: str):
-    """Start train.py in a new process."""
-    process = PROCESSES.Process(target=work, args=(Path.cwd(), said, prepared, env, argv))
-    process.start()
-    return process
-
-
-def finish(process) -> int:
-    """Wait for a process; its exit code, minus the signal if one killed it."""
-    process.join(120)
-    return process.exitcode  # None where it hangs
-
-
-def at_change(n: int, act) -> None:
-    """Call act() right before this process changes a file below out/ for the n-th time."""
-    count, changes = itertools.count(1), ('os.rename', 'os.remove', 'os.link', 'os.mkdir')
-
-    def hook(event: str, args: tuple) -> None:
-        writes = event == 'open' and (args[2] or 0) & (os.O_WRONLY | os.O_RDWR)
-        if (writes or event in changes) and 'out/' in str(args[0]) and next(count) == n:
-            act()
-
-    sys.addaudithook(hook)
-
-
-def ranks(*commands: list[str]) -> list[int]:
-    """The exit codes of processes that train together, as under torchrun; only the first may change files."""
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        env = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(s.getsockname()[1])}
-    watch = partial(at_change, 1, partial(os._exit, 77))
-    env['WORLD_SIZE'] = str(len(commands))
-    processes = [start(*argv, prepared=watch if i else None, said=f'said{i}.txt', RANK=str(i), **env)
-                 for i, argv in enumerate(commands)]
-    return list(map(finish, processes))
-
-
-def assert_same_run(a: str, b: str) -> None:
-    """Two runs have the same states, bit for bit, and the same log, without a gap, double or torn line."""
-    for name in ('ckpt.pt', 'best.pt'):
-        states = [torch.load(Path(run, name), weights_only=True) for run in (a, b)]
-        same(*({k: x for k, x in s.items() if k not in ('log', 'seconds', 'settings')} for s in states))
-    lines = Path(b, 'log.csv').read_text().splitlines(keepends=True)
-    assert log(a) == log(b) and all(line.count(',') == 10 and line.endswith('\n') for line in lines)
-    rows = [(int(row[0]), row[4] != '') for row in csv.reader(lines[1:])]
-    assert rows == sorted(set(rows)) and [n for n, val in rows if not val] == list(range(1, rows[-1][0] + 1))
+CKPT = Path('out/run/ckpt.pt')
+BEST = Path('out/run/best.pt')
 
 
 def finish_run(run: list[str]) -> None:
-    """Resume a killed run until it is done; where it has no checkpoint yet, begin it, as the error says."""
-    if code := finish(start(*run, '--init_from=resume')):
-        assert code == 2 and 'start without --init_from=resume' in Path('said.txt').read_text()
-        assert not Path('out/run/ckpt.pt').exists() and finish(start(*run)) == 0
+    """Resume a killed run until it is done, or begin it where it has no checkpoint yet.
+
+    In the end it must be the run in out/whole.
+    """
+    code = finish(start(*run, '--init_from=resume'))
+    if code != 0:
+        assert code == 2
+        assert not CKPT.exists()
+        assert finish(start(*run)) == 0
     assert sorted(os.listdir('out/run')) == sorted(os.listdir('out/whole'))
     assert_same_run('out/whole', 'out/run')
 
 
+# -----------------------------------------------------------------------------
+# Kills.
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('rate', [0.01, 0.2])  # each evaluation is the best so far; the first one is
-def test_a_run_killed_before_any_change_of_a_file_resumes_to_the_same_bits(rate, tiny):
-    """For every n: killed right before its n-th open, link, rename or removal; with weights that stay."""
+@pytest.mark.parametrize('rate', [0.01, 0.2])  # each evaluation is the best so far; the first is
+def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
+    """For every n it is killed before its n-th open, rename or removal, and then resumed."""
     run = [*RUN, f'--learning_rate={rate}', '--keep_every=3']
     assert finish(start(*run, '--out_dir=out/whole')) == 0
     for n in itertools.count(1):
         die = partial(at_change, n, partial(signal.raise_signal, signal.SIGKILL))
-        if (code := finish(start(*run, prepared=die))) == 0:
+        code = finish(start(*run, prepared=die))
+        if code == 0:
             break
         assert code == -signal.SIGKILL
         finish_run(run)
         shutil.rmtree('out/run')
-    assert n > 25
+    assert n > 20
 
 
 @pytest.mark.slow
 def test_a_run_killed_25_times_ends_in_the_same_bits(tiny):
     """A chain of 25 kills at random moments, each followed by a resume. KILL_SEED: others."""
-    rng, run = random.Random(os.environ.get('KILL_SEED', '0')), [*RUN, '--lr_decay_iters=9999']
+    rng = random.Random(os.environ.get('KILL_SEED', '0'))
+    run = [*RUN, '--lr_decay_iters=9999']
     for _ in range(25):
-        resume = ['--init_from=resume'] * Path('out/run/ckpt.pt').exists()
+        resume = ['--init_from=resume'] if CKPT.exists() else []
         process = start(*run, '--max_iters=999999', *resume)
         process.join(rng.uniform(0.2, 2.5))
         process.kill()
         assert finish(process) == -signal.SIGKILL, Path('said.txt').read_text()[-1000:]
-    run += [f'--max_iters={checkpoint()["step"] + 7}']
+    last = checkpoint()['step'] + 7
+    run = [*run, f'--max_iters={last}']
     assert finish(start(*run, '--out_dir=out/whole')) == 0
     finish_run(run)
 
 
+# -----------------------------------------------------------------------------
+# The best checkpoint.
+
+
+@pytest.mark.parametrize('rate', [0.01, 0.2, 0])  # each evaluation is the best, the first, all are
+def test_a_resumed_run_keeps_its_best(rate, tiny):
+    """Resuming a finished run changes no bit of best.pt, also where several are as good."""
+    run = [*RUN, f'--learning_rate={rate}']
+    train.main(run)
+    best = BEST.read_bytes()
+    train.main([*run, '--init_from=resume'])
+    assert BEST.read_bytes() == best
+
+
+def test_a_best_that_was_not_copied_is_made_by_resuming(tiny):
+    """A run killed between ckpt.pt and best.pt has an older best; resumed, it has its own."""
+    train.main(RUN)
+    latest = CKPT.read_bytes()
+    assert BEST.read_bytes() == latest
+    BEST.write_bytes(b'the best before')
+    train.main(RESUME)
+    assert BEST.read_bytes() == latest
+
+
+# -----------------------------------------------------------------------------
+# Full disks.
+
+
 @pytest.mark.parametrize('share', [0.4, 0.6, 0.99])
-def test_a_checkpoint_that_cannot_be_written_whole_leaves_the_last_one(share, tiny):
-    """Where space ends within the second checkpoint a run stops; the first resumes to the same bits."""
+def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
+    """Where space ends within the second one a run stops; the first resumes to the same bits."""
     assert finish(start(*RUN, '--out_dir=out/whole')) == 0
     size = int(Path('out/whole/ckpt.pt').stat().st_size * share)
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
-    assert finish(start(*RUN, prepared=full)) == 1 and checkpoint()['step'] == 0
+    assert finish(start(*RUN, prepared=full)) == 1
+    assert checkpoint()['step'] == 0
     said = Path('said.txt').read_text()
-    assert 'File too large; the last good state is out/run/ckpt.pt, of step 0; go on by --init' in said
-    assert 'Traceback' not in said and not list(Path('out/run').glob('*.partial'))
+    assert 'Traceback' not in said
+    last_line = said.splitlines()[-1]
+    for fact in (os.strerror(errno.EFBIG), str(CKPT), 'step 0'):
+        assert fact in last_line
+    assert not list(Path('out/run').glob('*.partial'))
     finish_run(RUN)
 
 
-def test_a_folder_has_one_run(tiny, capsys, monkeypatch):
-    """A second one is refused, meanwhile and later; with --overwrite nothing is left of the first."""
-    def gradients(*args, real=train.gradients):
-        assert 'another process trains in out/run; choose' in error_of(train, capsys, *RESUME)
+def test_a_best_that_cannot_be_copied_stops_the_run(tiny, capsys, monkeypatch):
+    """A line says of which step ckpt.pt is, nothing half-written stays, and it resumes."""
+    def full(source, target):
+        Path(target).write_bytes(b'half')
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    train.main([*RUN, '--out_dir=out/whole'])
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, 'copyfile', full)
+        with pytest.raises(SystemExit) as stop:
+            train.main(RUN)
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1
+    assert sorted(os.listdir('out/run')) == ['ckpt.pt', 'log.csv']
+    for fact in (str(CKPT), f'step {checkpoint()["step"]}'):
+        assert fact in error
+    train.main(RESUME)
+    assert_same_run('out/whole', 'out/run')
+
+
+# -----------------------------------------------------------------------------
+# One run a folder.
+
+
+def test_nobody_else_gets_into_the_folder_of_a_run(tiny, capsys, monkeypatch):
+    """At every step a second run is refused, and the first ends as it does alone."""
+    real = train.gradients
+
+    def gradients(*args):
+        assert 'out/run' in error_of(train, capsys, *RESUME)
         return real(*args)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(train, 'gradients', gradients)
-        train.main(RUN)
-    assert 'out/run/ckpt.pt exists; go on with --init_from=resume, ' in error_of(train, capsys, *RUN)
-    Path('out/run/ckpt.pt').unlink()
-    assert 'out/run/previous.pt exists; ' in error_of(train, capsys, *RUN)
+    train.main([*RUN, '--out_dir=out/whole'])
+    monkeypatch.setattr(train, 'gradients', gradients)
+    train.main(RUN)
+    assert_same_run('out/whole', 'out/run')
+
+
+@pytest.mark.parametrize('name', ['ckpt.pt', 'best.pt', 'ckpt-3.pt'])
+def test_a_finished_run_is_not_replaced(name, tiny, capsys):
+    """A checkpoint in the folder, also of an older version, is named, and stays as it is."""
+    path = Path('out/run', name)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b'a checkpoint')
+    assert str(path) in error_of(train, capsys, *RUN)
+    assert os.listdir('out/run') == [name]
+    assert path.read_bytes() == b'a checkpoint'
+
+
+def test_overwrite_leaves_nothing_of_the_run_before(tiny, capsys, monkeypatch):
+    """Its checkpoints are gone before the new run has one, so it cannot be resumed by mistake."""
+    train.main([*RUN, '--keep_every=3'])
     monkeypatch.setattr(train, 'evaluate', None)  # calling it is an error
     with pytest.raises(TypeError):
         train.main([*RUN, '--overwrite'])
     assert os.listdir('out/run') == ['log.csv']
-    assert 'nothing to resume; start without' in error_of(train, capsys, *RESUME)
+    assert str(CKPT) in error_of(train, capsys, *RESUME)
 
 
-def test_a_damaged_checkpoint_is_found_and_the_other_one_offered(tiny, capsys):
-    """Cut short, or with a bit turned over that means something, it is named; previous.pt goes on from it."""
+def test_overwrite_leaves_other_files(tiny):
+    """A file that no run wrote stays, whatever it is called."""
     train.main(RUN)
-    path, rng, found = Path('out/run/ckpt.pt'), random.Random(0), 0
-    raw, state = path.read_bytes(), checkpoint()
-    damaged = [raw[:rng.randrange(len(raw))] for _ in range(10)] + [bytearray(raw) for _ in range(40)]
-    for content in damaged[10:]:
+    mine = [Path('out/run', name) for name in ('ckpt-3-mine.pt', 'mine.pt', 'notes.txt')]
+    for path in mine:
+        path.touch()
+    train.main([*RUN, '--overwrite'])
+    for path in mine:
+        assert path.exists(), path
+
+
+# -----------------------------------------------------------------------------
+# Damage.
+
+
+def test_a_damaged_checkpoint_is_found(tiny):
+    """Cut short, or with a bit turned over that means something, it is refused by name."""
+    train.main(RUN)
+    raw = CKPT.read_bytes()
+    weights = checkpoint()['model']
+    rng = random.Random(0)
+    damaged = [raw[:rng.randrange(len(raw))] for _ in range(10)]
+    for _ in range(40):
+        content = bytearray(raw)
         content[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        damaged.append(content)
+    found = 0
     for content in damaged:
-        path.unlink()
-        path.write_bytes(content)
+        CKPT.write_bytes(content)
         try:
-            same(dict(from_pretrained('out/run').state_dict()), state['model'])
+            same(dict(from_pretrained('out/run').state_dict()), weights)
         except UserError as error:
             found += 1
-            assert f'{path} is damaged' in str(error) and f'cp out/run/previous.pt {path}' in str(error)
+            assert str(CKPT) in str(error)
     assert found > 30
-    path.unlink()
-    assert f'cp out/run/previous.pt {path}' in error_of(train, capsys, *RESUME)
-    shutil.copy('out/run/previous.pt', path)
+
+
+@pytest.mark.parametrize('content', [b'PK', None])
+def test_a_lost_checkpoint_is_replaced_as_the_line_says(content, tiny, capsys):
+    """Damaged or gone, it comes with a command that copies best.pt, and the run goes on."""
+    run = [*RUN, '--learning_rate=0.2']  # the best is the first
+    train.main(run)
+    whole = checkpoint()
+    CKPT.unlink()
+    if content is not None:
+        CKPT.write_bytes(content)
+    error = error_of(train, capsys, *run, '--init_from=resume')
+    command, = re.findall(r'cp \S+ \S+', error)
+    assert command == f'cp {BEST} {CKPT}'
+    shutil.copy(BEST, CKPT)
+    assert checkpoint()['step'] == 0
+    train.main([*run, '--init_from=resume'])
+    same(whole['model'], checkpoint()['model'])
+
+
+WEIGHT = 'contextualizer.ln_f.bias'
+
+
+@pytest.mark.parametrize('change', [
+    {'model': {WEIGHT: torch.full((16,), float('nan'))}},
+    {'model': {WEIGHT: torch.full((16,), float('inf'))}},
+    {'model': {WEIGHT: torch.zeros(17)}},
+    {'model': {WEIGHT: 'zeros'}},
+    {'model': {'another.weight': torch.zeros(16)}},
+    {'model': {7: torch.zeros(16)}},
+    {'model_config': {'n_layer': 3}},
+    {'model_config': {'n_layer': 10**9}},
+    {'model_config': {'n_embd': 32}},
+    {'model_config': {'n_sense': 0}},
+    {'model_config': {'n_head': 3}},
+    {'model_config': {'colour': 'red'}},
+    {'optimizers': {'AdamW': {'state': {0: {'exp_avg': torch.zeros(3)}}}}},
+    {'optimizers': {'AdamW': {'state': {0: {'exp_avg': torch.zeros(16)}}}}},
+    {'optimizers': {'AdamW': {'state': {0: {'step': torch.ones(()), 'exp_avg': torch.zeros(16)}}}}},
+    {'optimizers': {'AdamW': 3}},
+    {'settings': None},
+    {'settings': {'colour': 'red'}},
+    {'settings': {'batch_size': 'four'}},
+    {'step': -1},
+    {'step': '6'},
+    {'log': None},
+    {'data': 'other data'}])
+def test_a_state_that_does_not_fit_is_refused(change, tiny, capsys):
+    """Wrong weights, sizes, moments and types are one line that names the file, which stays."""
+    train.main(RUN)
+    state = checkpoint()
+    for name, value in change.items():
+        state[name] = {**state[name], **value} if isinstance(value, dict) else value
+    torch.save(state, CKPT)
+    before = CKPT.read_bytes()
+    assert str(CKPT) in error_of(train, capsys, *RESUME)
+    assert CKPT.read_bytes() == before
+
+
+@pytest.mark.parametrize('name, value', [
+    ('batch_size', 'four'), ('block_size', None), ('learning_rate', 'fast'), ('eval_interval', 0),
+    ('optimizer', 'sgd'), ('dataset', '../..')])
+def test_settings_in_a_checkpoint_are_checked(name, value, tiny, capsys):
+    """A run that is resumed by its name alone takes them from there; odd ones are one line."""
+    train.main(RUN)
+    state = checkpoint()
+    state['settings'][name] = value
+    torch.save(state, CKPT)
+    before = CKPT.read_bytes()
+    assert str(CKPT) in error_of(train, capsys, '--init_from=resume', '--out_dir=out/run')
+    assert CKPT.read_bytes() == before
+
+
+@pytest.mark.parametrize('name', [
+    'model', 'model_config', 'tokenizer', 'step', 'optimizers', 'log'])
+def test_a_state_without_a_part_is_refused(name, tiny, capsys):
+    """Whatever is missing, resuming is one line with the name of the file."""
+    train.main(RUN)
+    state = checkpoint()
+    del state[name]
+    torch.save(state, CKPT)
+    assert str(CKPT) in error_of(train, capsys, *RESUME)
+
+
+# -----------------------------------------------------------------------------
+# What a checkpoint says of its training, and older versions.
+
+
+def test_a_checkpoint_says_how_it_was_trained(tiny):
+    """Its data, 6 steps of 4 x 8 tokens, its number format, and whether it was compiled."""
+    train.main(RUN)
+    assert training_of(checkpoint()) == Training('tiny', 6 * 4 * 8, 'float32', False)
+
+
+@pytest.mark.parametrize('change', [
+    {'settings': None}, {'settings': {}}, {'settings': {'dataset': 'tiny'}},
+    {'step': None}, {'step': 'x'}])
+def test_of_an_odd_checkpoint_no_training_is_known(change, tiny):
+    """Where settings or the step are missing, or of another type, there is nothing to say."""
+    train.main([*SMALL, '--max_iters=0'])
+    assert training_of({**checkpoint(), **change}) is None
+
+
+def test_a_run_of_an_older_version_goes_on(tiny):
+    """It calls a vocabulary of words toy; its model speaks them, and resumes to the same bits."""
+    words = words_tokenizer([' nurse'])
+    ids = [256, 3] * 400
+    make_data(ids, ids[:200], tokenizer=words, vocab_size=258)
+    train.main([*RUN, '--out_dir=out/whole'])
+    old = {'name': 'toy', 'pattern': WORDS_PATTERN, 'pieces': words['pieces']}
+    make_data(ids, ids[:200], tokenizer=old, vocab_size=258)
+    train.main([*RUN, '--max_iters=4'])
+    torch.save({**checkpoint(), 'tokenizer': old}, CKPT)
+    encoding = load_tokenizer(from_pretrained('out/run').tokenizer)
+    assert encoding.encode(' nurse') == [256]
     train.main(RESUME)
-    same(checkpoint()['model'], state['model'])
+    assert_same_run('out/whole', 'out/run')
+
+
+# -----------------------------------------------------------------------------
+# Foreign files.
 
 
 class Evil:
@@ -194,21 +363,34 @@ class Evil:
         return open, ('marker', 'w')
 
 
+PUBLISHED = Path('published/pytorch_model.bin')
+BAD = Path('out/bad/ckpt.pt')
+BAD_BEST = Path('out/bad/best.pt')
+SOURCES = [('published', PUBLISHED), (PUBLISHED, PUBLISHED), ('out/bad', BAD), (BAD, BAD),
+           (BAD_BEST, BAD_BEST)]  # where weights are asked for, and the file that is read
+
+
+def calls_that_read(source: str | Path) -> list:
+    """Every way to name a source of weights."""
+    return [(train, [*RUN, f'--init_from={source}']), (sample, ['--from', str(source)]),
+            (eval, ['loss', '--from=out/good', '--baseline', str(source)])]
+
+
 @pytest.mark.parametrize('zipped', [True, False])
 def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
-    """As a checkpoint or as published weights, in both formats of torch.save: one line, nothing is run."""
+    """As a checkpoint or as published weights, in both formats of torch.save, it is one line."""
     train.main([*RUN, '--out_dir=out/good'])
     shutil.copytree(ROOT / 'tests/fixtures/backpack-gpt2-tiny', 'published')
     Path('out/bad').mkdir()
-    bait = ['published/pytorch_model.bin', *(f'out/bad/{name}.pt' for name in ('ckpt', 'best', 'previous'))]
-    for name in bait:
-        torch.save({'model': Evil()}, name, _use_new_zipfile_serialization=zipped)
-    calls = [(train, [*RESUME, '--out_dir=out/bad']), (sample, []), (eval, ['loss', 'out/bad'])]
-    for place in ('published', 'out/bad', *bait):
-        calls += [(train, [*RUN, f'--init_from={place}']), (sample, ['--from', place]),
-                  (eval, ['loss', '--from=out/good', '--baseline', place])]
-    for script, argv in calls:
-        assert 'is damaged or holds no weights' in error_of(script, capsys, *argv)
+    for path in (PUBLISHED, BAD, BAD_BEST):
+        torch.save({'model': Evil()}, path, _use_new_zipfile_serialization=zipped)
+    for source, file in SOURCES:
+        for script, argv in calls_that_read(source):
+            assert str(file) in error_of(script, capsys, *argv)
+    assert str(BAD) in error_of(train, capsys, *RESUME, '--out_dir=out/bad')
+    assert str(BAD) in error_of(sample, capsys)  # the newest run
+    assert str(BAD) in error_of(eval, capsys, 'loss', 'out/bad')
+    assert not Path('out/run').exists()
     assert not Path('marker').exists()
-    torch.load(bait[0], weights_only=False)
+    torch.load(BAD, weights_only=False)
     assert Path('marker').exists()  # the bait works where pickles are run

@@ -5,60 +5,140 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, error_of, make_data
+from helpers import SMALL, error_of, make_data
 
 import train
 from rucksack.data import TokenDataset, inputs_of, read_meta, texts_of_step
-from rucksack.toy import toy_tokenizer
+from rucksack.tokenizer import WORDS_PATTERN, load_tokenizer, words_tokenizer
+
+TINY = Path('data/tiny')
+WORDS = words_tokenizer([''])
+
+
+# -----------------------------------------------------------------------------
+# The batches of a step.
 
 
 def test_targets_are_the_texts_one_token_later(tiny):
-    """Text i holds tokens i * block_size on; a nanoGPT folder, without meta.json, holds GPT-2's in uint16."""
-    Path('data/tiny/meta.json').unlink()
-    meta = read_meta(Path('data/tiny'))
-    assert (meta['tokenizer'], meta['vocab_size'], meta['dtype']) == ({'name': 'gpt2'}, 50257, 'uint16')
+    """Of 800 tokens there are 99 texts of 8, each with the token after it."""
     ids = np.fromfile('data/tiny/train.bin', dtype='<u2').astype(int)
-    texts = TokenDataset(Path('data/tiny'), 'train', meta, 8)
+    texts = TokenDataset(TINY, 'train', read_meta(TINY), 8)
     idx, targets = texts(np.array([0, 98]))
-    assert texts.n == 99 and idx.tolist() == [ids[:8].tolist(), ids[784:792].tolist()]
+    assert texts.n == 99
+    assert idx.tolist() == [ids[:8].tolist(), ids[784:792].tolist()]
     assert targets.tolist() == [ids[1:9].tolist(), ids[785:793].tolist()]
 
 
-def test_distinct_ids_at_their_places_are_the_batch():
+@pytest.mark.parametrize('n', [1, 63, 64, 65, 5000])
+def test_distinct_ids_at_their_places_are_the_batch(n):
     """Each id is there once, padded to a multiple of 64, and distinct[place] is idx."""
-    for n in (1, 63, 64, 65, 5000):
-        idx = torch.randint(n, (3, 500))
-        same, targets, distinct, place = inputs_of(idx, idx + 1, 'cpu')
-        assert distinct[place].equal(idx) and same.equal(idx) and targets.equal(idx + 1)
-        used = place.max() + 1
-        assert len(distinct) == -(-used // 64) * 64 and distinct[:used].equal(idx.unique())
+    idx = torch.randint(n, (3, 500))
+    same, targets, distinct, place = inputs_of(idx, idx + 1, 'cpu')
+    assert same.equal(idx)
+    assert targets.equal(idx + 1)
+    assert distinct[place].equal(idx)
+    ids = sorted(set(idx.flatten().tolist()))
+    assert distinct[:len(ids)].tolist() == ids
+    assert len(distinct) % 64 == 0
+    assert len(distinct) - len(ids) < 64
 
 
-def test_every_epoch_has_each_text_once_in_an_order_of_its_own():
-    """Steps of 6 over 10 texts: each run of 10 draws is a permutation, and no two epochs or seeds agree."""
-    epochs = np.concatenate([texts_of_step(5, step, 6, 10) for step in range(10)]).reshape(6, 10)
-    assert (np.sort(epochs) == np.arange(10)).all() and len({tuple(epoch) for epoch in epochs}) == 6
-    assert (epochs[0, :6] != texts_of_step(6, 0, 6, 10)).any()
+def draws(seed: int, steps: int) -> np.ndarray:
+    """The texts that so many steps of 6 draw from 10, one after another."""
+    return np.concatenate([texts_of_step(seed, step, 6, 10) for step in range(steps)])
 
 
-TOY, ONCE = toy_tokenizer(['']), [*SMALL, '--max_iters=1']
+def test_every_epoch_has_each_text_once():
+    """Ten steps are six epochs: each run of 10 draws is a permutation, and no two are the same."""
+    epochs = draws(5, 10).reshape(6, 10)
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(10))
+    assert len({tuple(epoch) for epoch in epochs}) == 6
+
+
+def test_another_seed_draws_in_another_order():
+    """The order of the first epoch is that of the seed."""
+    assert draws(5, 5).tolist() == draws(5, 5).tolist()
+    assert draws(5, 5).tolist() != draws(6, 5).tolist()
+
+
+# -----------------------------------------------------------------------------
+# What describes a bin.
+
+
+def test_a_nanogpt_folder_has_gpt2s_tokens(tiny):
+    """It has no meta.json; its bins hold the ids of GPT-2 in 16 bits."""
+    (TINY / 'meta.json').unlink()
+    meta = read_meta(TINY)
+    assert meta['tokenizer'] == {'name': 'gpt2'}
+    assert meta['vocab_size'] == 50257
+    assert meta['dtype'] == 'uint16'
+    assert meta['tokens'] == {'train': 800, 'val': 200}
+
+
+@pytest.mark.parametrize('pattern', [{}, {'pattern': WORDS_PATTERN}, {'pattern': '(a+)+$'}])
+def test_a_folder_of_an_older_version_is_read(pattern, tiny):
+    """It calls a vocabulary of words toy, with a pattern that is not used: it could be any."""
+    words = words_tokenizer([' nurse', ' she'])
+    old = {'name': 'toy', 'pieces': words['pieces'], **pattern}
+    make_data([1] * 800, [1] * 200, tokenizer=old, vocab_size=259)
+    meta = read_meta(TINY)
+    assert meta['tokenizer'] == words
+    assert load_tokenizer(meta['tokenizer']).encode(' she nurse') == [257, 256]
 
 
 @pytest.mark.parametrize('change', [
-    {'vocab_size': -1}, {'vocab_size': '257'}, {'vocab_size': 10**30}, {'dtype': 'uint32'}, {'dtype': [1]},
-    {'tokenizer': None}, {'tokenizer': {'name': '../../gpt2'}}, {'tokenizer': {**TOY, 'pattern': '(a+)+$'}},
-    {'tokenizer': {**TOY, 'pieces': [['x']]}}, {'tokenizer': {**TOY, 'pieces': 3}}, {'tokens': [800, 200]},
-    {'tokens': {'train': 8e2, 'val': 200}}, {'tokens': {'train': 800}}, {'sha256': {'train': 'x', 'val': 3}}])
+    {'vocab_size': -1},
+    {'vocab_size': '257'},
+    {'vocab_size': 10**30},
+    {'dtype': 'uint32'},
+    {'dtype': [1]},
+    {'tokenizer': None},
+    {'tokenizer': 'words'},
+    {'tokenizer': {}},
+    {'tokenizer': {'name': 'toy'}},
+    {'tokenizer': {'name': '../../gpt2'}},
+    {'tokenizer': {'name': 'gpt2', 'merges': ['a']}, 'vocab_size': 258},
+    {'tokenizer': {**WORDS, 'pieces': [['x']]}},
+    {'tokenizer': {**WORDS, 'pieces': 3}},
+    {'tokens': [800, 200]},
+    {'tokens': {'train': 8e2, 'val': 200}},
+    {'tokens': {'train': 800}},
+    {'sha256': {'train': 'x', 'val': 3}}])
 def test_a_damaged_meta_is_one_line(change, tiny, capsys):
     """Wrong types, absurd sizes and unknown tokenizers are refused before a run begins."""
     make_data([1] * 800, [1] * 200, **change)
-    assert 'data/tiny/meta.json is damaged; run python prepare.py tiny' in error_of(train, capsys, *ONCE)
+    assert 'data/tiny/meta.json' in error_of(train, capsys, *SMALL, '--max_iters=1')
+    assert not Path('out').exists()
 
 
-def test_a_bin_that_does_not_fit_is_one_line(tiny, capsys):
-    """Of another size than meta.json says, missing, or with an id beyond the vocabulary."""
-    path, beyond = Path('data/tiny/train.bin'), bytes(1598) + b'\1\1'
-    for content, what in ((b'', 'has 0 bytes'), (bytes(1599), 'has 1,599 bytes, not 800 tokens of 2'),
-                          (beyond, 'holds the id 257, beyond a vocabulary of 257'), (None, 'is missing')):
-        path.unlink() if content is None else path.write_bytes(content)
-        assert f'train.bin {what}' in error_of(train, capsys, *ONCE) and not Path('out').exists()
+@pytest.mark.parametrize('text', ['', '[]', '{', '[' * 9999, '\0', '{"tokenizer": "\ud800"}'])
+def test_a_meta_that_is_no_json_is_one_line(text, tiny, capsys):
+    """Empty, cut short, of another kind or of odd bytes: the file is named."""
+    (TINY / 'meta.json').write_bytes(text.encode('utf-8', 'surrogatepass'))
+    assert 'data/tiny/meta.json' in error_of(train, capsys, *SMALL, '--max_iters=1')
+    assert not Path('out').exists()
+
+
+@pytest.mark.parametrize('content, fact', [
+    (b'', ' 0 '), (bytes(1599), '1,599'), (bytes(1602), '1,602'), (bytes(1598) + b'\1\1', '257'),
+    (bytes(1600), 'checksum')])
+@pytest.mark.parametrize('name', ['train', 'val'])
+def test_a_bin_that_does_not_fit_is_one_line(name, content, fact, tiny, capsys):
+    """Of another size or checksum than meta.json says, or with an id beyond the vocabulary."""
+    make_data([1] * 800, [1] * 800)
+    path = TINY / f'{name}.bin'
+    path.write_bytes(content)
+    error = error_of(train, capsys, *SMALL, '--max_iters=1')
+    assert str(path) in error
+    assert fact in error
+    assert not Path('out').exists()
+
+
+@pytest.mark.parametrize('name', ['train', 'val'])
+def test_a_missing_bin_is_one_line(name, tiny, capsys):
+    """It is named, and no run begins."""
+    path = TINY / f'{name}.bin'
+    path.unlink()
+    assert str(path) in error_of(train, capsys, *SMALL, '--max_iters=1')
+    assert not Path('out').exists()

@@ -3,138 +3,251 @@
 import json
 import math
 import shutil
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
-import conftest
+import helpers
 import pytest
 import torch
-from subjects import WORDS, flags, save, toy_subject, write_benchmarks
+from helpers import WORDS, make_data, save, toy_subject, write_benchmarks
 from torch.nn import functional as F
 
 import eval as tables
 import sample
 from rucksack import gender, timing
 from rucksack.likelihood import held_out, windows
-from rucksack.table import load
+from rucksack.published import BUNDLED
+from rucksack.subject import load_subject
 from senses import scale_senses
 
-say, error_of = partial(conftest.say, tables), partial(conftest.error_of, tables)
+say = partial(helpers.say, tables)
+ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--step-sizes=.05',
+       '--json=all.json']
+LOSS = 5  # the column of perplexity in the table of losses
 
 
 @pytest.fixture
-def pair(tmp_path, monkeypatch):
-    """The working directory of the test, with a Backpack, its Transformer, other Backpacks, and data."""
+def runs(tmp_path, monkeypatch):
+    """The working directory of the test, with a Backpack, its Transformer, two Backpacks, and data.
+
+    Measuring is made fast: two nouns, and times that nobody took.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table'])
-    monkeypatch.setattr(timing, 'alternate', lambda works, *_: [(1.0, 2.0, 9.0), (1.0, 1.0, 4.0)])
-    for name, k in (('run', 4), ('run_gpt', 0), ('run_2', 2), ('run_8', 8)):
-        s = toy_subject(k, block_size=128)
-        run = dict(batch_size=3, gradient_accumulation_steps=2, block_size=8)
-        save(f'out/{name}', s.model, dataset='other' if k == 8 else 'tiny', **run)
-    conftest.make_data([0], s.encode(WORDS) * 9, tokenizer=s.model.tokenizer, vocab_size=s.encoding.n_vocab)
+    monkeypatch.setattr(timing, 'alternate', lambda *args: [[1.0, 2.0, 9.0], [1.0, 1.0, 4.0]])
+    for name, n_sense in (('run', 4), ('run_gpt', 0), ('run_2', 2), ('run_8', 8)):
+        subject = toy_subject(n_sense, block_size=128)
+        dataset = 'other' if name == 'run_8' else 'tiny'
+        save(f'out/{name}', subject.model, dataset)
+    val_ids = subject.encode(WORDS) * 9
+    make_data([0], val_ids, tokenizer=subject.model.tokenizer, vocab_size=subject.encoding.n_vocab)
     write_benchmarks(Path('bench'))
 
 
-def test_every_table_runs_on_random_models(pair, capsys):
-    """all makes every table, and JSON of them; a malformed file is said, and skips its own alone."""
-    argv = 'all --from out/run --data bench --texts=1 --length=4 --step_sizes=.05 --json=all.json'.split()
-    text = say(capsys, *argv)
-    content = json.loads(Path('all.json').read_text())
-    found = {name: table['rows'] for name, table in content['tables'].items()}
-    assert [*found, 'plot'] == list(tables.TABLES) and '\nTransformer out/run_gpt: ' in text
-    assert all(row[5 if name == 'loss' else 1] is not None for name, rows in found.items() for row in rows)
-    assert f'{found["loss"][0][5]:.3f}' in text and found['timing'][0][1:4] == [2000, 1000, 2]
-    runs = 'out/run_2', 'out/run'
-    say(capsys, 'loss', *runs, '--json=loss.json')
-    rows = json.loads(Path('loss.json').read_text())['tables']['loss']['rows']
-    assert [row[:2] + row[4:5] for row in rows] == [
-        [f'Backpack {name}', k, 10 * 3 * 2 * 8 / 1e6] for name, k in zip(runs, (2, 4))]
-    assert rows[1] == found['loss'][0]
-    Path('bench/lambada_test.jsonl').write_text('{"text": ')
-    text = say(capsys, *argv)
-    assert '\nlambada: skipped, ' in text and 'lambada_test.jsonl' in text and 'WikiText (Table 2)' in text
+def rows_in(file: str) -> dict[str, list[list]]:
+    """The rows of each table in a file of --json."""
+    contents = json.loads(Path(file).read_text())
+    return {name: table['rows'] for name, table in contents['tables'].items()}
 
 
-def rows_of(capsys, *argv: str) -> list[list]:
+def rows_of(capsys, name: str, *argv: str) -> list[list]:
     """The rows of a table, as --json writes them."""
-    say(capsys, *argv, '--json', 'x.json')
-    return json.loads(Path('x.json').read_text())['tables'][argv[0]]['rows']
+    say(capsys, name, *argv, '--json=x.json')
+    return rows_in('x.json')[name]
+
+
+# -----------------------------------------------------------------------------
+# All tables.
+
+
+def test_all_makes_every_table(runs, capsys):
+    """It prints each with the numbers of the JSON file, of the model and its Transformer."""
+    text = say(capsys, *ALL)
+    found = rows_in('all.json')
+    assert list(found) == tables.IN_ALL
+    assert '\nTransformer out/run_gpt: ' in text
+    assert f'{found["loss"][0][LOSS]:.3f}' in text
+    assert found['timing'][0][1:4] == [2000, 1000, 2]  # medians in ms, and their ratio
+    for name, rows in found.items():
+        column = LOSS if name == 'loss' else 1
+        assert None not in [row[column] for row in rows], name
+
+
+def test_a_malformed_file_skips_its_own_table_alone(runs, capsys):
+    """The line on it names the file, and all other tables are made."""
+    Path('bench/lambada_test.jsonl').write_text('{"text": ')
+    text = say(capsys, *ALL)
+    skipped, = [line for line in text.splitlines() if ': skipped, ' in line]
+    assert skipped.startswith('lambada: ')
+    assert 'lambada_test.jsonl' in skipped
+    assert list(rows_in('all.json')) == [name for name in tables.IN_ALL if name != 'lambada']
+
+
+@pytest.mark.parametrize('command, name, is_toy, data', [
+    ('all', 'loss', True, None), ('all', 'loss', False, None), ('all', 'similarity', True, None),
+    ('all', 'similarity', False, 'bench'), ('all', 'lambada', True, 'bench'),
+    ('loss', 'loss', True, 'bench'), ('similarity', 'similarity', True, 'bench')])
+def test_data_in_all_is_about_english(command, name, is_toy, data, monkeypatch):
+    """Losses, and the similarity of the toy world, have data of their own: --data is not theirs."""
+    monkeypatch.setattr(tables, f'{name}_table', lambda subjects, data, *more: data)
+    subject = toy_subject()
+    subject.is_toy = is_toy
+    args = Namespace(size=None, table=command, runs=[], data='bench')
+    assert tables.make_table(name, [subject], args) == data
+
+
+# -----------------------------------------------------------------------------
+# Models under an edit.
 
 
 @pytest.fixture
-def edits(pair, capsys):
-    """Two files of edits, e.json without a topic and t.json with one."""
-    for file, asked in (('e.json', ['--senses-off', '*:0-2']), ('t.json', ['--topic', 'music'])):
-        conftest.say(sample, capsys, '--from', 'out/run', *asked, '--save-edit', file)
+def edits(runs, capsys):
+    """Two files of edits: e.json without a topic, t.json with one."""
+    save_edit = partial(helpers.say, sample, capsys, '--from=out/run', '--max-new-tokens=0')
+    save_edit('--senses-off=*:0-2', '--save-edit=e.json')
+    save_edit('--topic=music', '--save-edit=t.json')
 
 
-@pytest.mark.parametrize('name, data', [('loss', []), ('lambada', ['--data', 'bench']), ('gender', []),
-                                        ('wikitext', ['--data', 'bench']), ('blimp', ['--data', 'bench'])])
-def test_an_edit_is_scored_beside_the_model_as_it_is(name, data, edits, capsys):
-    """It has rows of its own (in BLiMP a column) after those of the model, and changes no other's."""
-    argv = [name, '--from', 'out/run', *data]
-    plain, both = (rows_of(capsys, *argv, *more) for more in ([], ['--edit', 'e.json']))
-    if name == 'blimp':
-        assert [[row[0], row[1], row[3]] for row in both] == plain and any(row[1] != row[2] for row in both)
-    else:
-        n = len(both) - len(plain)
-        assert n == (3 if name == 'gender' else 1) and both[:n] + both[2 * n:] == plain
-        assert both[n][0].startswith('Backpack out/run under e.json') and both[n][1:] != both[0][1:]
+@pytest.mark.parametrize('name, data, n_rows', [
+    ('loss', [], 1), ('lambada', ['--data=bench'], 1), ('wikitext', ['--data=bench'], 1),
+    ('gender', [], 3)])
+def test_an_edit_has_rows_of_its_own(name, data, n_rows, edits, capsys):
+    """They follow those of the model as it is, and no other row changes."""
+    plain = rows_of(capsys, name, '--from=out/run', *data)
+    both = rows_of(capsys, name, '--from=out/run', *data, '--edit=e.json')
+    as_it_is = both[:n_rows]
+    under_edit = both[n_rows:2 * n_rows]
+    others = both[2 * n_rows:]
+    assert as_it_is + others == plain
+    assert len(under_edit) == n_rows
+    assert under_edit[0][0].startswith('Backpack out/run under e.json')
+    assert under_edit[0][1:] != as_it_is[0][1:]
+
+
+def test_an_edit_has_a_column_of_its_own_in_blimp(edits, capsys):
+    """It follows that of the model as it is, and no other column changes."""
+    plain = rows_of(capsys, 'blimp', '--from=out/run', '--data=bench')
+    both = rows_of(capsys, 'blimp', '--from=out/run', '--data=bench', '--edit=e.json')
+    as_it_is = [row[1] for row in both]
+    under_edit = [row[2] for row in both]
+    assert [[row[0], row[1], row[3]] for row in both] == plain
+    assert under_edit != as_it_is
 
 
 def test_the_loss_of_an_edit_is_that_of_edited_senses(edits, capsys):
-    """Perplexity, by hand; a topic is refused, whose annealing would see the future; so is a Transformer."""
-    rows, s, nats = rows_of(capsys, 'loss', '--from=out/run', '--edit=e.json'), load('out/run', 'cpu'), 0
-    (ids, _), edit = held_out(s, flags()), scale_senses(None, [0, 1, 2], 0.0)
-    for (before,), block in windows(ids, s.eot, 128, look_back=False):
+    """Perplexity is that of logits made by hand from senses that are turned off."""
+    subject = load_subject('out/run', 'cpu')
+    ids, _ = held_out(subject, None)
+    edit = scale_senses(None, [0, 1, 2], 0.0)
+    nats = 0.0
+    for (before,), block in windows(ids, subject.eot, 128, look_back=False):
         idx = torch.tensor([[before, *block[:-1]]])
-        logits = s.model(idx, C=edit(idx, s.model.senses(idx)))[0]
+        C = edit(idx, subject.model.senses(idx))
+        logits = subject.model(idx, C=C)[0]
         nats += F.cross_entropy(logits, torch.tensor(block), reduction='sum').item()
-    assert rows[1][5] == pytest.approx(math.exp(nats / len(ids)), rel=1e-4)
-    for argv, why in (('loss --from out/run --edit t.json', 't.json has a topic'),
-                      ('gender --from out/run_gpt --edit e.json', 'is a Transformer'),
-                      ('loss --edit none.json --from out/run', 'none.json'),
-                      ('loss out/run --edit e.json', 'RUN'),
-                      ('similarity --from out/run --edit e.json', 'unrecognized')):
-        assert why in error_of(capsys, *argv.split())
+    rows = rows_of(capsys, 'loss', '--from=out/run', '--edit=e.json')
+    assert rows[1][LOSS] == pytest.approx(math.exp(nats / len(ids)), rel=1e-4)
 
 
-def test_runs_that_are_named_have_a_row_each(pair, capsys):
-    """Of gender what the model has, and its fall without the sense; of similarity the best sense's."""
-    for name in ('gender', 'similarity'):
-        own, *rest = (rows_of(capsys, name, *argv) for argv in (
-            ['out/run_8', 'out/run'], ['--from', 'out/run_8'], ['--from', 'out/run']))
-        assert len(own) == 2
-        for row, alone, k in zip(own, rest, (8, 4)):
-            if name == 'gender':
-                label = alone[1][0].replace(', without', '; reduced without')
-                assert row == [label, *(alone[i == 2 or i == 4][i] for i in range(1, 7))]
-            else:
-                best = [max(r[i] for r in alone[:k]) for i in (1, 2)]
-                assert row[1:] == best and row[0] == f'Backpack {"out/run" if k == 4 else "out/run_8"}'
+# -----------------------------------------------------------------------------
+# Which models are compared.
 
 
-def test_the_best_is_compared_with_the_best(pair, capsys):
-    """The baseline of a file is the file of that name in the folder beside, of a folder the folder beside."""
+def test_losses_of_named_runs_have_a_row_each(runs, capsys):
+    """A row has the senses of a model, the tokens it has seen, and the loss that --from finds."""
+    own, other = rows_of(capsys, 'loss', 'out/run_2', 'out/run')
+    alone, _ = rows_of(capsys, 'loss', '--from=out/run')
+    seen = 10 * 3 * 2 * 8 / 1e6  # steps, texts, micro-batches, tokens of a text; in millions
+    assert own[:2] == ['Backpack out/run_2', 2]
+    assert own[4] == seen
+    assert other == alone
+
+
+def test_gender_of_named_runs_has_a_row_each(runs, capsys):
+    """It has what the model has as it is, and what is gone without the sense that is named."""
+    rows = rows_of(capsys, 'gender', 'out/run_8', 'out/run')
+    wanted = []
+    for source in ('out/run_8', 'out/run'):
+        plain, off, *_ = rows_of(capsys, 'gender', '--from', source)
+        label = off[0].replace(', without', '; reduced without')
+        wanted.append([label, plain[1], off[2], plain[3], off[4], plain[5], plain[6]])
+    assert rows == wanted
+
+
+def test_similarity_of_named_runs_is_that_of_the_best_sense(runs, capsys):
+    """Each run has a row, and a best sense for each set of pairs."""
+    rows = rows_of(capsys, 'similarity', 'out/run_8', 'out/run')
+    wanted = []
+    for source, n_sense in (('out/run_8', 8), ('out/run', 4)):
+        senses = rows_of(capsys, 'similarity', '--from', source)[:n_sense]
+        adjectives = max(row[1] for row in senses)
+        adverbs = max(row[2] for row in senses)
+        wanted.append([f'Backpack {source}', adjectives, adverbs])
+    assert rows == wanted
+
+
+@pytest.mark.parametrize('file', ['', '/best.pt'])
+def test_the_best_is_compared_with_the_best(file, runs, capsys):
+    """The baseline of a folder is the folder beside it, that of a file the same file in there."""
     for name in ('run', 'run_gpt'):
         shutil.copy(f'out/{name}/ckpt.pt', f'out/{name}/best.pt')
-    for file in ('', '/best.pt'):
-        assert f'\nTransformer out/run_gpt{file} ' in say(capsys, 'loss', '--from', f'out/run{file}')
+    text = say(capsys, 'loss', '--from', f'out/run{file}')
+    assert f'\nTransformer out/run_gpt{file}: ' in text
 
 
-@pytest.mark.parametrize('argv, said', [
-    ('gendre', 'invalid choice'), ('loss --texts 3', 'unrecognized'), ('topic --texts 0', 'from 1 to'),
-    ('loss --json no/such/x.json', '--json'), ('loss --data x', 'prepare.py'), ('loss --device gpu', 'gpu'),
-    ('lambada --data out', 'run curl'), ('blimp --data bench/wiki.test.raw', 'bench/wiki.test.raw'),
-    ('wikitext --data bench/lambada_test.jsonl', 'lambada_test.jsonl'), ('gender --from out/run_gpt', 'no '),
-    ('similarity --data bench', 'SimLex-999.txt'), ('similarity --data RG65.csv', 'RG65.csv holds no'),
-    ('loss --baseline out/run', 'takes a Transformer'),
-    ('timing --size small --from out/run', 'go without'), ('loss out/run --from out/run', 'RUN'),
-    ('loss out/none', 'out/none'), ('plot --out x.svg', 'RUN'),
-    ('plot out/run --out x.png', '.svg'), ('plot out/none --out x.svg', 'out/none/ckpt.pt'),
-    ('plot out/run --out x.svg', 'log.csv')])
-def test_bad_input_is_one_line_and_exit_code_2(pair, capsys, argv, said):
-    """What was given, what is allowed, what to run; the file where one is malformed, or empty."""
+def test_the_bundled_transformer_is_the_bundled_baseline(runs, capsys, monkeypatch):
+    """Right after the installation, english is compared with english_gpt."""
+    monkeypatch.setitem(BUNDLED, 'english', Path('out/run'))
+    monkeypatch.setitem(BUNDLED, 'english_gpt', Path('out/run_gpt'))
+    text = say(capsys, 'loss', '--from', 'english', '--data', 'tiny')
+    assert '\nTransformer english_gpt: ' in text
+
+
+# -----------------------------------------------------------------------------
+# Bad input.
+
+
+def assert_refused(capsys, argv: str, part: str) -> None:
+    """Assert that a command says one line with some part in it, and makes no file."""
+    before = sorted(Path().rglob('*'))
+    assert part in helpers.error_of(tables, capsys, *argv.split())
+    assert sorted(Path().rglob('*')) == before
+
+
+@pytest.mark.parametrize('argv, part', [
+    ('gendre', 'gendre'),
+    ('loss --texts 3', '--texts'),
+    ('topic --texts 0', '--texts'),
+    ('loss --json no/such/x.json', 'no/such/x.json'),
+    ('loss --data x --json x.json', 'data/x'),
+    ('loss --device gpu', 'gpu'),
+    ('loss --from out/run_8', 'data/other'),
+    ('loss out/none', 'out/none'),
+    ('loss out/run --from out/run', '--from'),
+    ('loss --from out/run --baseline out/run_8', 'out/run_8'),
+    ('lambada --data nowhere', 'nowhere'),
+    ('lambada --data out/run_8', 'out/run_8'),
+    ('blimp --data bench/wiki.test.raw', 'bench/wiki.test.raw'),
+    ('wikitext --data bench/lambada_test.jsonl', 'lambada_test.jsonl'),
+    ('gender --from out/run_gpt', 'out/run_gpt'),
+    ('similarity --data bench', 'SimLex-999.txt'),
+    ('similarity --data RG65.csv', 'RG65.csv'),
+    ('timing --size small --from out/run', '--from'),
+    ('plot --out x.svg', 'RUN'),
+    ('plot out/run --out x.png', 'x.png')])
+def test_bad_input_is_one_line_and_exit_code_2(argv, part, runs, capsys):
+    """The line names what was given, or what is missing."""
     Path('RG65.csv').touch()
-    assert said in error_of(capsys, *argv.split())
+    assert_refused(capsys, argv, part)
+
+
+@pytest.mark.parametrize('argv, part', [
+    ('loss --from out/run --edit t.json', 't.json'),
+    ('loss --from out/run --edit none.json', 'none.json'),
+    ('loss out/run --edit e.json', '--edit'),
+    ('gender --from out/run_gpt --edit e.json', 'out/run_gpt'),
+    ('similarity --from out/run --edit e.json', '--edit')])
+def test_an_edit_that_cannot_be_scored_is_refused(argv, part, edits, capsys):
+    """A topic's annealing would see the future of a text, and a Transformer has no senses."""
+    assert_refused(capsys, argv, part)

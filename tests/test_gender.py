@@ -1,108 +1,198 @@
 """Claims about rucksack/gender.py, by hand."""
 
+import math
+
 import pytest
 import torch
-from subjects import toy_subject
+from helpers import toy_subject
+from torch import Tensor
+from torch.testing import assert_close
 
+from model import Edit
 from rucksack import gender, toy
-from rucksack.grammar import word_id
-from senses import compose, scale_senses
+from rucksack.gender import FRACTIONS, NounPrompts
+from rucksack.phrases import word_id
+from rucksack.subject import Subject
+from senses import edited, scale_senses
+
+TEMPLATES = ['the {} said', 'that {}']
+
+
+def no_edit(idx: Tensor, C: Tensor) -> Tensor:
+    """The edit that changes nothing."""
+    return C
+
+
+def last_logits(subject: Subject, text: str, edit: Edit = no_edit) -> Tensor:
+    """The logits (V,) after a text, read by itself."""
+    idx = torch.tensor([subject.encode(text)])
+    C = edited(subject.model, idx, edit)
+    return subject.model(idx, C=C)[0, -1]
 
 
 def test_the_toy_world_speaks_of_the_papers_nouns():
     """Its roles are the 40 nouns of the paper, in the same order."""
     assert list(toy.ROLES) == gender.NOUNS
+    assert len(gender.NOUNS) == 40
 
 
 def test_bias_ratio_of_a_made_distribution():
     """p(she), p(he) of (0.6, 0.2) and (0.1, 0.5) give the ratios 3 and 5, mean 4."""
-    logits = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log() + torch.tensor([[3.0], [-2]])
+    log_p = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log()
+    logits = log_p + torch.tensor([[3.0], [-2.0]])
     assert gender.bias_ratio(logits, 0, 1).item() == pytest.approx(4)
 
 
+def test_a_reduction_is_of_the_excess_over_1():
+    """From 3 to 2 half of the bias is gone, from 3 to 1 all of it."""
+    ratios = torch.tensor([3.0, 2.0, 1.0])
+    assert gender.reductions(ratios)[1:].tolist() == pytest.approx([50, 100])
+
+
+def test_prompts_are_padded_and_know_where_they_end():
+    """Each is the ids of its text, with the noun in it."""
+    s = toy_subject()
+    prompts = gender.prompts_on(s, 'nurse', TEMPLATES)
+    for i, text in enumerate(['the nurse said', 'that nurse']):
+        end = prompts.last[i] + 1
+        assert prompts.idx[i, :end].tolist() == s.encode(text)
+    assert prompts.noun == [word_id(s.encoding, 'nurse')]
+
+
 def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
-    """The logits for every fraction, computed from two passes, equal a pass with that factor as an edit."""
-    s, same = toy_subject(), compose([])
-    prompts = gender.prompts_on(s, 'nurse', ['the {} said', 'that {}'])
-    idx = prompts.idx
-    for fraction, logits in zip(gender.FRACTIONS, gender.without_sense(s.model, prompts, 2, same)):
-        want = s.model(idx, C=scale_senses(prompts.noun, [2], 1 - fraction)(idx, s.model.senses(idx)))
-        torch.testing.assert_close(logits, want[[0, 1], prompts.last], atol=1e-5, rtol=1e-4)
+    """The logits of every fraction, from two passes, equal a pass with that factor as an edit."""
+    s = toy_subject()
+    prompts = gender.prompts_on(s, 'nurse', TEMPLATES)
+    found = gender.without_sense(s, 2, prompts)
+    for fraction, logits in zip(FRACTIONS, found, strict=True):
+        edit = scale_senses(prompts.noun, [2], 1 - fraction)
+        expected = [last_logits(s, text, edit) for text in ('the nurse said', 'that nurse')]
+        assert_close(logits, torch.stack(expected), atol=1e-5, rtol=1e-4)
+
+
+def changed_embeddings(E: Tensor, noun: int, v: Tensor, fraction: float) -> Tensor:
+    """The embeddings E (V, d), with a fraction of the noun's part along v (d,) taken off."""
+    changed = E.clone()
+    changed[noun] -= fraction * (E[noun] @ v) / (v @ v) * v
+    return changed
+
+
+def at_the_end(prompts: NounPrompts, x: Tensor) -> Tensor:
+    """What there is at the last token of each of two prompts."""
+    return torch.stack([x[0, prompts.last[0]], x[1, prompts.last[1]]])
 
 
 def test_projection_takes_the_direction_from_the_noun_alone():
-    """Logits equal those of a changed input embedding of the noun, at last orthogonal to E_he - E_she."""
+    """Logits equal those of a changed input embedding, at last orthogonal to E_he - E_she."""
     s = toy_subject(k=0)
+    s.model.requires_grad_(False)
     noun, she, he = (word_id(s.encoding, word) for word in ('nurse', 'she', 'he'))
-    prompts = gender.prompts_on(s, 'nurse', ['the {} said', 'that {}'])
-    E = s.model.wte.weight.detach()
+    prompts = gender.prompts_on(s, 'nurse', TEMPLATES)
+    E = s.model.wte.weight
     v = E[he] - E[she]
-    for fraction, logits in zip(gender.FRACTIONS, gender.without_direction(s.model, prompts, v)):
-        changed = E.clone()
-        changed[noun] -= fraction * (E[noun] @ v) / (v @ v) * v
-        want = s.model.project(s.model.contextualizer(changed[prompts.idx])[[0, 1], prompts.last])
-        torch.testing.assert_close(logits, want, atol=1e-5, rtol=1e-4)
-    assert abs(changed[noun] @ v) < 1e-5
+    found = gender.without_direction(s, prompts)
+    for fraction, logits in zip(FRACTIONS, found, strict=True):
+        changed = changed_embeddings(E, noun, v, fraction)
+        h = s.model.contextualizer(changed[prompts.idx])
+        assert_close(logits, s.model.project(at_the_end(prompts, h)), atol=1e-5, rtol=1e-4)
+    assert abs(changed_embeddings(E, noun, v, 1.0)[noun] @ v) < 1e-5
 
 
-@pytest.mark.parametrize('k', [4, 0])
-def test_the_best_fraction_is_never_worse_than_none_or_all_where_it_was_chosen(k, monkeypatch):
-    """On the prompts of the estimate the third row is the lowest; a reduction is of the excess over 1."""
+@pytest.fixture
+def on_the_prompts_of_the_estimate(monkeypatch):
+    """Table 5 on the prompts that choose the sense and the fractions, for four nouns."""
     monkeypatch.setattr(gender, 'PROMPTS', gender.ESTIMATION_PROMPTS)
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table', 'music', 'chair'])
-    for seed in range(3):
-        rows = gender.gender_rows(toy_subject(k, seed=seed, block_size=64))
-        plain, off, best = (row.ratio for row in rows)
-        assert 1 <= best <= min(plain, off) + 1e-6
-        assert rows[1].reduction == pytest.approx(100 * (plain - off) / (plain - 1))
 
 
-def test_gender_has_the_mean_over_all_nouns_and_over_those_of_one_piece(monkeypatch):
-    """The columns of one piece are those of a run with these nouns alone; they is relative to she and he."""
-    s, rows = toy_subject(block_size=128), []
-    for nouns in (['nurse', 'sheriff', 'music'], ['nurse', 'music']):  # sheriff is spelled
-        monkeypatch.setattr(gender, 'NOUNS', nouns)
-        rows.append(gender.gender_rows(s)[0])
-    assert rows[0].ratio_single == pytest.approx(rows[1].ratio)
-    assert rows[0].ratio_single != rows[0].ratio
-    assert rows[0].reduction is rows[0].reduction_single is None
-    asked = [gender.prompts_on(s, noun, gender.PROMPTS) for noun in nouns]
-    p = torch.stack([s.model(p.idx)[range(len(p.last)), p.last, :s.encoding.n_vocab].softmax(-1)
-                     for p in asked]).double()
-    she, he, they = (p[..., word_id(s.encoding, word)] for word in ('she', 'he', 'they'))
-    want = [100 * they.mean().item(), 100 * (they / (she + he)).mean().item()]
-    assert [rows[1].they, rows[1].they_share] == pytest.approx(want, rel=1e-4)
+@pytest.mark.parametrize('seed', [0, 1, 2])
+@pytest.mark.parametrize('k', [4, 0])
+def test_the_best_fraction_is_never_worse_than_none_or_all(k, seed, on_the_prompts_of_the_estimate):
+    """On the prompts where it was chosen the third row is the lowest, and no ratio is below 1."""
+    as_it_is, off, best = gender.gender_rows(toy_subject(k, seed=seed, block_size=64))
+    assert best.ratio >= 1
+    assert best.ratio <= as_it_is.ratio + 1e-6
+    assert best.ratio <= off.ratio + 1e-6
+    excess = as_it_is.ratio - 1
+    assert off.reduction == pytest.approx(100 * (as_it_is.ratio - off.ratio) / excess)
+    assert best.reduction == pytest.approx(100 * (as_it_is.ratio - best.ratio) / excess)
 
 
-def test_where_no_noun_is_one_piece_all_choose_the_sense(monkeypatch):
-    """With nouns of several pieces alone, the sense taken off is still the one that leaves least."""
-    monkeypatch.setattr(gender, 'NOUNS', ['xy', 'yz'])
-    for seed in range(3):
-        s, left = toy_subject(seed=seed, block_size=128), []
-        she, he = (word_id(s.encoding, word) for word in ('she', 'he'))
-        for l in range(4):
-            left.append(0)
-            for noun in gender.NOUNS:
-                prompts = gender.prompts_on(s, noun, gender.ESTIMATION_PROMPTS)
-                off = gender.without_sense(s.model, prompts, l, compose([]))[-1]
-                left[l] += gender.bias_ratio(off, she, he).item()
-        assert gender.choose_sense(s) == left.index(min(left))
-
-
-def test_the_sense_that_is_taken_off_is_the_one_that_leaves_least_in_the_other_prompts(monkeypatch):
-    """Whatever the senses of the nouns say: each is turned off in the prompts of the estimate."""
+def test_the_mean_is_over_all_nouns_and_over_those_of_one_piece(monkeypatch):
+    """The columns of one piece are those of a run with these nouns alone."""
+    s = toy_subject(block_size=128)
+    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'sheriff', 'music'])  # sheriff is spelled
+    with_spelled, *_ = gender.gender_rows(s)
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
-    for seed in range(4):
-        s, left = toy_subject(seed=seed, block_size=128), []
-        she, he = (word_id(s.encoding, word) for word in ('she', 'he'))
-        for l in range(4):
-            ratios = []
-            for noun in gender.NOUNS:
-                off = scale_senses([word_id(s.encoding, noun)], [l], 0.0)
-                for prompt in gender.ESTIMATION_PROMPTS:
-                    idx = torch.tensor([s.encode(prompt.format(noun))])
-                    logits = s.model(idx, C=off(idx, s.model.senses(idx)))[0, -1]
-                    ratios.append((logits[she] - logits[he]).abs().exp().item())
-            left.append(sum(ratios))
-        assert gender.choose_sense(s) == left.index(min(left))
-        assert gender.gender_rows(s)[1].change == f'without sense {gender.choose_sense(s)}'
+    without, *_ = gender.gender_rows(s)
+    assert with_spelled.ratio_single == pytest.approx(without.ratio)
+    assert with_spelled.ratio_single != with_spelled.ratio
+    assert math.isnan(with_spelled.reduction)
+    assert math.isnan(with_spelled.reduction_single)
+
+
+def test_they_is_counted_by_itself_and_relative_to_she_and_he(monkeypatch):
+    """Both are means over nouns and prompts, in percent."""
+    s = toy_subject(block_size=128)
+    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
+    she, he, they = (word_id(s.encoding, word) for word in ('she', 'he', 'they'))
+    chances = []
+    shares = []
+    for noun in ('nurse', 'music'):
+        for prompt in gender.PROMPTS:
+            p = last_logits(s, prompt.format(noun)).double().softmax(-1)
+            chances.append(p[they].item())
+            shares.append((p[they] / (p[she] + p[he])).item())
+    as_it_is, *_ = gender.gender_rows(s)
+    assert as_it_is.they == pytest.approx(100 * sum(chances) / len(chances), rel=1e-4)
+    assert as_it_is.they_share == pytest.approx(100 * sum(shares) / len(shares), rel=1e-4)
+
+
+def bias_left(subject: Subject, nouns: list[str]) -> list[float]:
+    """The bias that is left without each sense of the nouns, summed over Table 15's prompts."""
+    she, he = (word_id(subject.encoding, word) for word in ('she', 'he'))
+    left = []
+    for l in range(subject.model.config.n_sense):
+        ratios = []
+        for noun in nouns:
+            off = scale_senses(subject.encode(f' {noun}'), [l], 0.0)
+            for prompt in gender.ESTIMATION_PROMPTS:
+                logits = last_logits(subject, prompt.format(noun), off)
+                log_odds = logits[she] - logits[he]
+                ratios.append(log_odds.abs().exp().item())
+        left.append(sum(ratios))
+    return left
+
+
+@pytest.mark.parametrize('seed', [0, 1, 2, 3])
+def test_the_sense_taken_off_leaves_least_in_the_other_prompts(seed, monkeypatch):
+    """Each is turned off in the prompts of the estimate, whatever the senses of the nouns say."""
+    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
+    s = toy_subject(seed=seed, block_size=128)
+    left = bias_left(s, ['nurse', 'music'])
+    best = left.index(min(left))
+    assert gender.choose_sense(s) == best
+    _, off, _ = gender.gender_rows(s)
+    assert off.change == f'without sense {best}'
+
+
+@pytest.mark.parametrize('seed', [1, 2])
+def test_nouns_of_several_pieces_do_not_choose_the_sense(seed, monkeypatch):
+    """The nouns that are one token choose it, though with the others it would be another."""
+    nouns = ['nurse', 'sheriff', 'xy', 'music', 'yz', 'zx']
+    monkeypatch.setattr(gender, 'NOUNS', nouns)
+    s = toy_subject(seed=seed, block_size=128)
+    by_singles = bias_left(s, ['nurse', 'music'])
+    by_all = bias_left(s, nouns)
+    best = by_singles.index(min(by_singles))
+    assert best != by_all.index(min(by_all))
+    assert gender.choose_sense(s) == best
+
+
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_where_no_noun_is_one_piece_all_choose_the_sense(seed, monkeypatch):
+    """The sense taken off is still the one that leaves least."""
+    monkeypatch.setattr(gender, 'NOUNS', ['xy', 'yz'])
+    s = toy_subject(seed=seed, block_size=128)
+    left = bias_left(s, ['xy', 'yz'])
+    assert gender.choose_sense(s) == left.index(min(left))

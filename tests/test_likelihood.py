@@ -8,115 +8,252 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED
-from subjects import PAGES, PAIRS, PASSAGES, flags, toy_subject, write_benchmarks
+from helpers import PAGES, PAIRS, PASSAGES, SHARED, toy_subject, write_benchmarks
 
 from rucksack import likelihood
 from rucksack.common import UserError
-from rucksack.table import Subject
+from rucksack.likelihood import BLIMP, LAMBADA, WIKITEXT
+from rucksack.subject import Subject
+
+TABLES = [(LAMBADA, likelihood.lambada_table), (WIKITEXT, likelihood.wikitext_table),
+          (BLIMP, likelihood.blimp_table)]
+HUB = {'default': PASSAGES, 'wikitext-2-raw-v1': PAGES, 'one': PAIRS[:1], 'two': PAIRS[1:]}
 
 
-def by_hand(s: Subject, context: list[int], text: str | list[int]) -> tuple[float, bool]:
-    """The log-probability of a continuation and whether it is the likeliest, one token at a time."""
-    ids, total, greedy = s.encode(text) if isinstance(text, str) else text, 0.0, True
-    row = (context + ids)[-s.model.config.block_size - 1:]
-    for t in range(max(1, len(row) - len(ids)), len(row)):
-        logits = s.model(torch.tensor([row[:t]]))[0, -1, :s.encoding.n_vocab]
-        total += logits.log_softmax(-1)[row[t]].item()
-        greedy &= logits.argmax().item() == row[t]
-    return total, greedy
+def by_hand(subject: Subject, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """The log-probability of a continuation, and whether it is the likeliest, token by token."""
+    block_size = subject.model.config.block_size
+    ids = (context + continuation)[-block_size - 1:]
+    first = max(1, len(ids) - len(continuation))
+    total = 0.0
+    is_likeliest = True
+    for t in range(first, len(ids)):
+        text = torch.tensor([ids[:t]])
+        logits = subject.model(text)[0, -1, :subject.encoding.n_vocab]
+        total += logits.log_softmax(-1)[ids[t]].item()
+        if logits.argmax() != ids[t]:
+            is_likeliest = False
+    return total, is_likeliest
 
 
-def test_scores_are_those_of_one_token_at_a_time():
-    """Continuations of any length, batched with padding, score as token by token; padding rows are no ids."""
-    s, rng = toy_subject(padding=90), np.random.default_rng(0)
-    pairs = [tuple(rng.integers(0, s.encoding.n_vocab, n).tolist() for n in lengths)
-             for lengths in ((1, 1), (3, 2), (1, 20), (10, 14), (2, 5), (30, 3), (5, 40))]
-    likeliest = s.model.generate(torch.tensor([pairs[0][0]]), 3, temperature=0)[0, 1:].tolist()
-    logp, greedy = likelihood.score(s, [*pairs, (pairs[0][0], likeliest)], '')
-    want = [by_hand(s, *pair) for pair in (*pairs, (pairs[0][0], likeliest))]
-    assert logp.tolist() == pytest.approx([total for total, _ in want], abs=1e-4)
-    assert greedy.tolist() == [hit for _, hit in want] and greedy[-1]
+# -----------------------------------------------------------------------------
+# Scores of continuations.
 
 
-@pytest.mark.parametrize('n', [1, 7, 8, 9, 16, 17, 23])
-def test_windows_ask_every_token_once(n):
-    """Each token is in one continuation, after the one before, or in the last with look_back all that fit."""
-    ids, last = list(range(n)), (n - 1) // 8 * 8
-    whole = [-1, *ids]
-    contexts = [whole[i:i + 1] for i in range(0, last, 8)]
-    for look_back in (False, True):
-        found, continuations = zip(*likelihood.windows(ids, -1, 8, look_back))
-        assert sum(continuations, []) == ids and max(map(len, continuations)) <= 8
-        assert [*found] == [*contexts, whole[max(0, n - 8) if look_back else last:last + 1]]
+def random_pairs(n_vocab: int) -> list[tuple[list[int], list[int]]]:
+    """Random ids of contexts and continuations, short and long."""
+    rng = np.random.default_rng(0)
+    pairs = []
+    for n_context, n in [(1, 1), (3, 2), (1, 20), (10, 14), (2, 5), (30, 3), (5, 40)]:
+        context = rng.integers(0, n_vocab, n_context).tolist()
+        continuation = rng.integers(0, n_vocab, n).tolist()
+        pairs.append((context, continuation))
+    return pairs
 
 
-def test_loss_is_that_of_the_model_in_blocks():
-    """exp of the mean loss of model(idx, targets) over blocks, each after the one token before it."""
-    s, ids, nats = toy_subject(), np.random.default_rng(1).integers(0, 256, 53).tolist(), 0.0
-    for i in range(0, 53, 24):
-        x, y = (torch.tensor([part[i:i + 24]]) for part in ([s.eot, *ids[:-1]], ids))
-        nats += s.model(x, y).item() * y.numel()
-    assert likelihood.loss_of(s, ids) == pytest.approx(math.exp(nats / 53), rel=1e-5)
+@pytest.mark.parametrize('tokens_at_once', [1 << 14, 60])
+def test_scores_are_those_of_one_token_at_a_time(tokens_at_once, monkeypatch):
+    """Continuations of any length score in padded batches as they do token by token.
 
-
-def test_lambada_by_hand(tmp_path):
-    """Perplexity is of last words, summed over their tokens; accuracy counts those all of argmax tokens."""
-    s, ends = toy_subject(), {'He took the ball and threw the': ' ball', 'A': ' song', 'It was': ' sick'}
-    logp, greedy = zip(*(by_hand(s, s.encode(context), word) for context, word in ends.items()))
-    (_, *numbers), = likelihood.lambada_table([s], flags(write_benchmarks(tmp_path / 'bench'))).rows
-    assert numbers == pytest.approx([math.exp(-sum(logp) / 3), 100 * sum(greedy) / 3], rel=1e-4)
-
-
-def test_blimp_by_hand(tmp_path):
-    """A pair is right where the good sentence is likelier; means are over paradigms, files or an archive."""
-    s, folder = toy_subject(seed=1), write_benchmarks(tmp_path / 'bench')
-    a, b, c = (100 * (by_hand(s, [s.eot], pair['sentence_good']) > by_hand(s, [s.eot], pair['sentence_bad']))
-               for pair in PAIRS)
-    with tarfile.open(tmp_path / 'archive.tar.xz', 'w:xz') as tar:
-        tar.add(folder / 'blimp')
-    for data in (folder, tmp_path / 'archive.tar.xz'):
-        assert likelihood.blimp_table([s], flags(data)).rows == [
-            ['agreement (1)', a], ['islands (1)', (b + c) / 2], ['mean of all (2)', a / 2 + (b + c) / 4]]
-
-
-def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
-    """Pages are cut at " = Title = " and detokenized; their nats are over the words as they were before."""
-    s = toy_subject(block_size=128)
-    texts = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ', ' = Two =\nend.\n']
-    nats, tokens = -sum(by_hand(s, [s.eot], t)[0] for t in texts), sum(len(s.encode(t)) for t in texts)
-    (_, *numbers), = likelihood.wikitext_table([s], flags(write_benchmarks(tmp_path / 'bench'))).rows
-    assert numbers == pytest.approx([math.exp(nats / (27 + 7)), math.exp(nats / tokens)], rel=1e-4)
-
-
-@pytest.mark.parametrize('what', likelihood.SOURCES)
-def test_rows_from_the_hub_are_those_of_files(what, tmp_path, monkeypatch):
-    """The Hub's rows give the numbers of the files; without it a line says why, and what else to do."""
-    s, table = toy_subject(), getattr(likelihood, f'{what.lower()}_table')
-    rows = {'default': PASSAGES, 'wikitext-2-raw-v1': PAGES, 'one': PAIRS[:1], 'two': PAIRS[1:]}
-    with pytest.raises(UserError, match='toy world'):
-        table([s], flags())
-    s.is_toy = False
-    monkeypatch.setattr(datasets, 'get_dataset_config_names', lambda name: ['one', 'two'])
-    monkeypatch.setattr(datasets, 'load_dataset', lambda name, config, split: rows[config])
-    assert table([s], flags()).rows == table([s], flags(write_benchmarks(tmp_path / 'bench'))).rows
-    monkeypatch.setattr(datasets, 'load_dataset', lambda *args, **_: open('no network'))
-    with pytest.raises(UserError, match=f'{what}.*{likelihood.SOURCES[what][0]}.*no network.*run .*--data'):
-        table([s], flags())
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')
-def test_the_real_data_files_are_read():
-    """LAMBADA has 5,153 passages, WikiText 62 pages, BLiMP 67 paradigms of 1,000."""
-    s, args = toy_subject(), flags(SHARED, table='all')
-    passages, pages, pairs = (likelihood.benchmark(what, s, args) for what in likelihood.SOURCES)
-    counts = Counter(row[:2] for row in pairs)
-    assert (len(passages), len(pages), len(counts), {*counts.values()}) == (5153, 62, 67, {1000})
+    The rows of padding in the embeddings take part in no probability.
+    """
+    monkeypatch.setattr(likelihood, 'TOKENS_AT_ONCE', tokens_at_once)
+    subject = toy_subject(padding=90)
+    pairs = random_pairs(subject.encoding.n_vocab)
+    context, _ = pairs[0]
+    likeliest = subject.model.generate(torch.tensor([context]), 3, temperature=0)[0, 1:]
+    pairs.append((context, likeliest.tolist()))
+    logp, is_likeliest = likelihood.score(subject, pairs, '')
+    wanted = [by_hand(subject, *pair) for pair in pairs]
+    assert logp.tolist() == pytest.approx([total for total, _ in wanted], abs=1e-4)
+    assert is_likeliest.tolist() == [hit for _, hit in wanted]
+    assert is_likeliest[-1]
 
 
 def test_scores_in_bfloat16_are_near_those_in_float32():
-    """A subject scores in bfloat16 if told, with the same weights: within 2%, and not the same."""
-    s, pairs = toy_subject(), [([3], [5, 6, 7]), ([9], [1, 2])]
-    half = Subject('toy', s.model, s.encoding, 'bfloat16')
-    a, b = (likelihood.score(subject, pairs, '')[0] for subject in (s, half))
-    assert not torch.equal(a, b) and b.tolist() == pytest.approx(a.tolist(), rel=0.02)
+    """A subject scores in bfloat16 if told to, with the same weights."""
+    subject = toy_subject()
+    half = Subject('toy', subject.model, subject.encoding, 'bfloat16')
+    pairs = [([3], [5, 6, 7]), ([9], [1, 2])]
+    exact, _ = likelihood.score(subject, pairs, '')
+    rounded, _ = likelihood.score(half, pairs, '')
+    assert not torch.equal(rounded, exact)
+    assert rounded.tolist() == pytest.approx(exact.tolist(), rel=0.02)
+
+
+@pytest.mark.parametrize('look_back', [False, True])
+@pytest.mark.parametrize('n', [1, 7, 8, 9, 16, 17, 23])
+def test_windows_ask_for_every_token_once(n, look_back):
+    """Each token is in one continuation of at most block_size, whose context is the token before.
+
+    With look_back, the last continuation has as much context as fits: score cuts the others.
+    """
+    ids = list(range(n))
+    whole = [-1, *ids]
+    last = (n - 1) // 8 * 8  # where the last continuation starts
+    contexts = [[whole[start]] for start in range(0, last, 8)]
+    first_read = max(0, n - 8) if look_back else last
+    contexts.append(whole[first_read:last + 1])
+    pairs = likelihood.windows(ids, -1, 8, look_back)
+    continuations = [continuation for _, continuation in pairs]
+    assert sum(continuations, []) == ids
+    assert max(map(len, continuations)) <= 8
+    read = [(context + continuation)[-9:-len(continuation)] for context, continuation in pairs]
+    assert read == contexts
+
+
+def test_loss_is_that_of_the_model_in_blocks():
+    """It is exp of the mean of model(idx, targets) over blocks, each after the token before it."""
+    subject = toy_subject(block_size=24)
+    ids = np.random.default_rng(1).integers(0, 256, 53).tolist()
+    before = [subject.eot, *ids[:-1]]
+    nats = 0.0
+    for start in range(0, 53, 24):
+        idx = torch.tensor([before[start:start + 24]])
+        targets = torch.tensor([ids[start:start + 24]])
+        nats += subject.model(idx, targets).item() * targets.numel()
+    logp = likelihood.score_texts(subject, [ids], '', look_back=False)
+    assert likelihood.perplexity(logp, 53) == pytest.approx(math.exp(nats / 53), rel=1e-5)
+
+
+# -----------------------------------------------------------------------------
+# The tables.
+
+
+def test_lambada_by_hand(tmp_path):
+    """Perplexity is of last words, all tokens of each; a word counts if each is the likeliest."""
+    subject = toy_subject(seed=149)  # for which " song" is the likeliest after "A"
+    data = str(write_benchmarks(tmp_path / 'bench'))
+    ends = {'He took the ball and threw the': ' ball', 'A': ' song', 'It was': ' sick'}
+    nats = 0.0
+    hits = 0
+    for context, word in ends.items():
+        logp, is_likeliest = by_hand(subject, subject.encode(context), subject.encode(word))
+        nats -= logp
+        hits += is_likeliest
+    (_, *numbers), = likelihood.lambada_table([subject], data).rows
+    assert numbers == pytest.approx([math.exp(nats / 3), 100 * hits / 3], rel=1e-4)
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_blimp_by_hand(packed, tmp_path):
+    """A pair is right where the good sentence is likelier, and means are over paradigms.
+
+    Pairs come from files in a folder or in an archive.
+    """
+    subject = toy_subject(seed=1)
+    data = write_benchmarks(tmp_path / 'bench')
+    if packed:
+        folder = data / 'pairs'
+        data = tmp_path / 'archive.tar.xz'
+        with tarfile.open(data, 'w:xz') as tar:
+            tar.add(folder)
+    scores = []
+    for pair in PAIRS:
+        good, _ = by_hand(subject, [subject.eot], subject.encode(pair['sentence_good']))
+        bad, _ = by_hand(subject, [subject.eot], subject.encode(pair['sentence_bad']))
+        scores.append(100 * (good > bad))
+    one = scores[0]
+    two = (scores[1] + scores[2]) / 2
+    assert likelihood.blimp_table([subject], str(data)).rows == [
+        ['agreement (1)', one], ['islands (1)', two], ['mean of all (2)', (one + two) / 2]]
+
+
+def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
+    """Pages are cut at " = Title = " and detokenized; nats are over words as they were before."""
+    subject = toy_subject(block_size=128)
+    data = str(write_benchmarks(tmp_path / 'bench'))
+    pages = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ',
+             ' = Two =\nend.\n']
+    nats = 0.0
+    n_tokens = 0
+    for page in pages:
+        ids = subject.encode(page)
+        logp, _ = by_hand(subject, [subject.eot], ids)
+        nats -= logp
+        n_tokens += len(ids)
+    n_words = 27 + 7
+    (_, *numbers), = likelihood.wikitext_table([subject], data).rows
+    wanted = [math.exp(nats / n_words), math.exp(nats / n_tokens)]
+    assert numbers == pytest.approx(wanted, rel=1e-4)
+
+
+# -----------------------------------------------------------------------------
+# Where rows come from.
+
+
+def english_subject() -> Subject:
+    """A random model that counts as one of English."""
+    subject = toy_subject()
+    subject.is_toy = False
+    return subject
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No network: every question to the Hub is an error, and is listed here."""
+    asked = []
+
+    def no_network(name, *args, **more):
+        asked.append(name)
+        raise ConnectionError('no network')
+
+    monkeypatch.setattr(datasets, 'get_dataset_config_names', no_network)
+    monkeypatch.setattr(datasets, 'load_dataset', no_network)
+    return asked
+
+
+@pytest.mark.parametrize('benchmark, table', TABLES)
+def test_the_hub_gives_the_numbers_of_the_files(benchmark, table, tmp_path, monkeypatch):
+    """Without data, the rows of all configs on the Hub are scored."""
+    def load_dataset(name, config, split):
+        assert name == benchmark.hub_name
+        assert split == benchmark.split
+        return HUB[config]
+
+    monkeypatch.setattr(datasets, 'get_dataset_config_names', lambda name: ['one', 'two'])
+    monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
+    subject = english_subject()
+    data = str(write_benchmarks(tmp_path / 'bench'))
+    assert table([subject], None).rows == table([subject], data).rows
+
+
+@pytest.mark.parametrize('benchmark, table', TABLES)
+def test_without_the_hub_an_error_says_what_to_do(benchmark, table, offline):
+    """It names the benchmark, where it should be, the reason, and a command that fetches it."""
+    with pytest.raises(UserError) as error:
+        table([english_subject()], None)
+    for part in (benchmark.title, benchmark.hub_name, 'no network', benchmark.command, '--data'):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize('benchmark, table', TABLES)
+def test_the_toy_is_not_asked_about_english(benchmark, table, offline):
+    """Without data, a model of the toy world has no such table, and the Hub is left alone."""
+    with pytest.raises(UserError, match=benchmark.title):
+        table([toy_subject()], None)
+    assert not offline
+
+
+@pytest.mark.parametrize('benchmark, table', TABLES)
+def test_with_data_the_hub_is_not_asked(benchmark, table, offline, tmp_path):
+    """A folder without the benchmark is an error that names the folder."""
+    with pytest.raises(UserError, match=tmp_path.name):
+        table([english_subject()], str(tmp_path))
+    assert not offline
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')
+@pytest.mark.parametrize('benchmark, n', [(LAMBADA, 5153), (WIKITEXT, 62)])
+def test_the_real_data_files_are_read(benchmark, n):
+    """They are found in a folder of many files: the passages of LAMBADA, the pages of WikiText."""
+    assert len(likelihood.rows_of(benchmark, toy_subject(), str(SHARED))) == n
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')
+def test_the_real_archive_of_blimp_is_read():
+    """It has 67 paradigms of 1,000 pairs."""
+    rows = likelihood.rows_of(BLIMP, toy_subject(), str(SHARED))
+    counts = Counter(row[:2] for row in rows)
+    assert len(counts) == 67
+    assert set(counts.values()) == {1000}

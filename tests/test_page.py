@@ -1,290 +1,654 @@
-"""Claims about the page of sample.py --html, in a real browser where there is one: headless Chromium."""
+"""Claims about the page of sample.py --html, in a headless Chromium: its numbers are PyTorch's."""
 
 import itertools
 import json
 import lzma
 import os
 import random
+import shutil
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 import torch
-from browser import Browser, in_browser
-from conftest import ROOT, SHARED, VOCABULARY, error_of, say
-from subjects import save, toy_subject
-from test_sample import World
+from helpers import ROOT, SHARED, VOCABULARY, World, error_of, say, toy_subject
+from torch import Tensor
 
 import sample
-from model import Backpack, Config
-from rucksack.data import encode, gpt2_tokenizer, load_tokenizer
-from rucksack.grammar import word_forms
+from model import Backpack, Config, Edit
+from rucksack import page as page_module
 from rucksack.page import in_8_bits, rounded, write_page
-from rucksack.published import ENGLISH
-from rucksack.table import Subject, load
-from senses import replace_word, scale_senses, separation
+from rucksack.phrases import EDIT_FLAGS, PROMPT, make_edit, parse_edits, word_forms
+from rucksack.subject import Subject, load_subject
+from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
+from senses import explain, replace_word, scale_senses
 
-NASTY = [
-    '', ' ', '   ', '\n\n  x\t\r\n y ', "don't we'll I'M 'S it's", '1234567 3.14 ½ ①', 'שלום עליכם', 'café',
-    'n\u0303o\u0301', '👩‍⚕️🙂 emoji🙂', '日本語のテキスト', '\u00a0\u2003\u3000x\u0085y\ufeffz',
-    'a\u200db\u200cc', '_under_score__', '<|endoftext|> <script>alert(1)</script>', 'x' * 300,
-    '\x00\x01\x7f', '…—“quotes”', 'İıẞß', '\U0001d54f\ud7ff']
-SIZES = {'wide': (1280, 800), 'huge': (1920, 1080), 'phone': (390, 844), 'landscape': (844, 390),
-         'narrow': (320, 640)}
-SLIDE = 'document.querySelector("#cards article[data-sense=\'%d\'] input").focus()'
+WITHIN = 1e-4  # a probability of the page against PyTorch's
 
 
-def page_of(capsys, *argv: str) -> Path:
-    """The page of a command."""
-    say(sample, capsys, '--html', 'page.html', *argv)
-    return Path('page.html').resolve()
+# -----------------------------------------------------------------------------
+# A browser, and what a test does in it.
+
+
+@pytest.fixture(scope='module')
+def chromium():
+    """A headless Chromium. Tests that need it skip where it or playwright is missing."""
+    playwright = pytest.importorskip('playwright.sync_api')
+    names = ('chromium', 'chromium-browser', 'google-chrome')
+    installed = [name for name in names if shutil.which(name)]
+    if not installed:
+        pytest.skip('no Chromium: apt-get install chromium')
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=shutil.which(installed[0]))
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def open_tab(chromium, **options):
+    """A tab. By its end the page must have logged, thrown and fetched nothing."""
+    complaints = []
+
+    def check_request(request) -> None:
+        is_local = request.url.startswith(('file:', 'data:', 'blob:', 'about:'))
+        if not is_local:
+            complaints.append(request.url)
+
+    tab = chromium.new_page(**options)
+    tab.set_default_timeout(120_000)
+    tab.on('console', lambda message: complaints.append(message.text))
+    tab.on('pageerror', lambda error: complaints.append(str(error)))
+    tab.on('request', check_request)
+    yield tab
+    tab.close()
+    assert complaints == []
 
 
 @pytest.fixture
-def browser(tmp_path):
-    """A browser, that has nothing to complain of at the end of the test."""
-    with Browser(tmp_path) as b:
-        yield b
-        assert b.complaints() == []
+def tab(chromium):
+    """An empty tab."""
+    with open_tab(chromium) as tab:
+        yield tab
 
 
-def call(browser: Browser, function: str, *args) -> object:
-    """What a function of the page gives for values as in JSON."""
-    return browser.run(f'{function}({", ".join(map(json.dumps, args))})')
+@pytest.fixture(scope='module')
+def toy_page(toy, tmp_path_factory) -> Path:
+    """The page of the toy model, as sample.py --html writes it."""
+    file = tmp_path_factory.mktemp('page') / 'toy.html'
+    sample.main(['--from', str(toy / 'out' / 'toy'), '--html', str(file), '--device', 'cpu'])
+    return file
 
 
-def near(found: list, probs: torch.Tensor, world: World, within: float = 1e-4) -> None:
-    """The page has PyTorch's ten likeliest words, and their probabilities."""
-    values, ids = probs.topk(len(found))
-    assert [p for _, p in found] == pytest.approx(values.tolist(), abs=within)
-    by_word = {world.encoding.decode([v]): probs[v].item() for v in range(len(probs))}
-    assert all(by_word[word] == pytest.approx(p, abs=within) for word, p in found)
+@pytest.fixture
+def toy_tab(tab, toy_page):
+    """A tab with the page of the toy model."""
+    load(tab, toy_page)
+    return tab
 
 
-@in_browser
-def test_the_page_predicts_what_pytorch_does(out, capsys, browser):
-    """Prompts, edits of words, of places and of all words, replacements, and text at temperature 0."""
-    browser.open(page_of(capsys))
-    for prompt in (sample.PROMPT, 'nurse', '', 'the nurse said the nurse and the doctor ' * 12):
-        world = World(prompt=prompt)
-        nurse = word_forms(world.encoding, 'nurse')
-        near(call(browser, 'rucksack.predict', prompt), world.probs(), world)
-        near(call(browser, 'rucksack.predict', prompt, {'nurse:0,3-5': 0.25, '*:2': 1.5}), world.probs(
-            scale_senses(nurse, [0, 3, 4, 5], 0.25), scale_senses(None, [2], 1.5)), world)
-        l = separation(world.model, nurse[0], world.id('she'), world.id('he')).abs().argmax().item()
-        near(call(browser, 'rucksack.predict', prompt, {'nurse:she/he': 0.5}), world.probs(
-            scale_senses(nurse, [l], 0.5)), world)
-        edits = {'scale': {'nurse:1': 0}, 'replace': [['nurse', 'she', 'he']]}
-        near(call(browser, 'ask', 'predict', {'string': prompt, 'edits': edits}), world.probs(
-            scale_senses(nurse, [1], 0.0),
-            replace_word(world.model, nurse, world.id('she'), world.id('he'))), world)
-        edit = scale_senses(nurse, [0], 0.0)
-        text = call(browser, 'rucksack.generate', prompt, 100, {'temperature': 0, 'edits': {'nurse:0': 0}})
-        ids = world.model.generate(world.idx, 100, 0.0, edit=edit, stop=world.encoding.eot_token)[0].tolist()
-        assert text == world.encoding.decode([i for i in ids if i != world.encoding.eot_token])
-    one, again, two = (call(browser, 'rucksack.generate', 'The', 30, {'seed': seed}) for seed in (1, 1, 2))
-    assert one == again != two
-    for key in ('zebra:0', 'nurse:16', 'nurse', 'nurse:x', ''):
-        asked = f'rucksack.predict("The", {{{json.dumps(key)}: 0}}).catch(e => e.message)'
-        assert browser.run(asked).startswith('“')
+@pytest.fixture(scope='module')
+def shared_tab(chromium, toy_page):
+    """The same for all tests that make no edits there, as loading takes a while."""
+    with open_tab(chromium) as tab:
+        load(tab, toy_page)
+        yield tab
 
 
-@in_browser
-def test_what_is_drawn_adds_up(out, capsys, browser):
-    """The numbers below the tokens add up to the log odds; cards have the words that senses raise most."""
-    browser.open(page_of(capsys), '#compare=she/they&edits={"scale":{"nurse:0":0.5}}')
-    world = World()
-    logp = world.probs(scale_senses([world.id('nurse')], [0], 0.5)).log()
-    gap = (logp[world.id('she')] - logp[world.id('they')]).item()
-    tokens = browser.run('[...document.querySelectorAll("#tokens small")].map(e => '
-                         '+e.textContent.replace("−", "-"))')
-    assert sum(tokens) == pytest.approx(gap, abs=0.005 * (len(tokens) + 1))
-    assert f'{gap:+.2f}, the log odds'.replace('-', '−') in browser.run('$("legend").textContent')
-    for word, id in (('nurse', world.id('nurse')), ('farmer', world.id('farmer'))):
-        C = world.model.senses(torch.tensor(id)) @ world.E.T  # (k, V)
-        for l, (high, low) in enumerate(call(browser, 'ask', 'cards', {'word': word})):
-            shown = C[l, 256:]  # ids that are words
-            for largest, words in ((True, high), (False, low)):
-                best = shown.topk(6, largest=largest).values.tolist()
-                assert [x for _, x in words] == pytest.approx(best, abs=1e-4)
+@pytest.fixture
+def world(toy) -> World:
+    """The toy in PyTorch, and the prompt that its page begins with."""
+    return World(str(toy / 'out' / 'toy'))
 
 
-@in_browser
-@pytest.mark.slow
-def test_every_control_does_what_it_says(out, capsys, browser):
-    """Keys, pointer, scope, compare, replace, look up, write, reset; the link brings all of it back."""
-    page = page_of(capsys)
-    browser.open(page)
-    world, settle = World(), 'new Promise(r => setTimeout(r, 300))'
-    nurse = word_forms(world.encoding, 'nurse')
-
-    def check(*edits) -> None:
-        browser.run(settle)
-        p = world.probs(*edits)
-        cells = browser.run('[...document.querySelectorAll("#next tbody tr")].map(r => '
-                            '[r.cells[0].textContent, +r.cells[3].firstChild.value])')
-        assert [x for _, x in cells] == pytest.approx(p[256:].topk(10).values.tolist(), abs=1e-4)
-
-    check()
-    assert browser.run('$("word").textContent') == 'nurse'
-    l = browser.run('+document.querySelector("#cards article").dataset.sense')
-    browser.run(SLIDE % l)
-    for key, shift, weight in (('0', 0, 0.0), ('1', 0, 1.0), ('ArrowRight', 0, 1.05), ('ArrowLeft', 8, 0.8)):
-        browser.press(key, shift)
-        check(scale_senses(nurse, [l], weight))
-    browser.run('$("reset").click()')
-    check()
-    x, y = browser.run('(b => [b.x + b.width / 2, b.y + b.height / 2])'
-                       '(document.querySelector("#cards .slider button").getBoundingClientRect())')
-    browser.click(x, y)
-    check(scale_senses(nurse, [l], 0.0))
-    assert 'would add' in browser.run('document.querySelector(".adds").textContent')
-    browser.run('$("scope").value = "all"; $("scope").dispatchEvent(new Event("change"))')
-    browser.run(SLIDE % l)
-    browser.press('0')
-    check(scale_senses(None, [l], 0.0))
-    browser.run('$("scope").value = "place"; $("scope").dispatchEvent(new Event("change"));'
-                'state.edits.scale = {}')
-    browser.run(SLIDE % l)
-    browser.press('0')
-    check(scale_senses([world.id('nurse')], [l], 0.0))
-    for name, value in (('word', 'nurse'), ('old', 'she'), ('now', 'he')):
-        browser.run(f'document.querySelector("#replace form").elements.{name}.value = "{value}"')
-    browser.run('document.querySelector("#replace form").requestSubmit()')
-    both = (scale_senses([world.id('nurse')], [l], 0.0),
-            replace_word(world.model, nurse, world.id('she'), world.id('he')))
-    check(*both)
-    browser.run('$("a").value = "they"; $("compare").requestSubmit()')
-    browser.run(settle)
-    link = browser.run('location.hash')
-    browser.run('$("write").open = true; document.querySelector("#write form").requestSubmit()')
-    browser.run('new Promise(r => setTimeout(r, 2000))')
-    before, after = browser.run('[...document.querySelectorAll("#written p")].map(p => p.textContent)')
-    assert before.startswith(sample.PROMPT) and after.startswith(sample.PROMPT) and len(before) > 40
-    browser.run('document.querySelector("#look input").value = "farmer"; $("look").requestSubmit()')
-    browser.run(settle)
-    assert browser.run('$("word").textContent') == 'farmer'
-    browser.run('document.querySelector("#look input").value = "zebra"; $("look").requestSubmit()')
-    browser.run(settle)
-    assert 'no single word' in browser.run('$("said").textContent')
-    browser.open(page, link)
-    check(*both)
-    assert browser.run('$("pair").textContent').startswith('they ')
-    browser.open(page, '#edits={"scale":{"zebra:0":0}}&compare=a/zebra&text=the nurse')
-    assert 'zebra' in browser.run('$("said").textContent') and browser.run('$("text").value') == 'the nurse'
+def load(tab, page: Path, fragment: str = '') -> None:
+    """Load a page, with a link's fragment, and wait until its model is ready."""
+    tab.goto('about:blank')  # as a new fragment alone would not load the page again
+    tab.goto(page.resolve().as_uri() + fragment)
+    tab.evaluate('rucksack.ready')
+    settle(tab)
 
 
-@in_browser
-@pytest.mark.slow
-def test_text_stays_text_whatever_it_is(out, capsys, browser):
-    """Markup, 10,000 words, nothing, blanks, other scripts: typed or as --start, they do no harm."""
-    Path('x<').mkdir()
-    Path('x</script>.pt').symlink_to(Path('out/toy/ckpt.pt').resolve())
-    markup = '<script>document.body.innerHTML = "gone"</script></script><b>"&amp;\' the nurse'
-    page = page_of(capsys, '--start', markup, '--from', 'x</script>.pt')
-    browser.open(page)
-    assert browser.run('$("text").value') == World(prompt=markup).encoding.decode(World(prompt=markup).ids)
-    for text in [*NASTY, 'nurse said ' * 5000]:
-        browser.run(f'$("text").value = {json.dumps(text)}; $("text").dispatchEvent(new Event("input"))')
-        browser.run('new Promise(r => setTimeout(r, 150))')
-        assert browser.run('document.querySelectorAll("script").length') == 3, text
-        assert browser.run('document.querySelectorAll("#next tbody tr").length') == 10
-    n = len(World().encoding.encode(text)) - 64
-    assert f'its first {n:,} tokens are left out' in browser.run('$("legend").textContent')
-    assert '</script>' in browser.run('$("model").textContent')
+def link(**parts) -> str:
+    """The fragment of a link to a text, two words to compare and edits."""
+    if 'edits' in parts:
+        parts['edits'] = json.dumps(parts['edits'])
+    return '#' + urlencode(parts)
 
 
-@in_browser
+def settle(tab) -> None:
+    """Wait until the page has all answers that it asked its worker for, and has drawn them."""
+    tab.wait_for_function('waiting.size === 0')
+
+
+def call(tab, function: str, *args) -> object:
+    """Call a function of the page; its result, or what its promise resolves to."""
+    return tab.evaluate(f'args => {function}(...args)', list(args))
+
+
+def press(tab, name: str) -> None:
+    """Press the button of that name."""
+    tab.get_by_role('button', name=name, exact=True).click()
+    settle(tab)
+
+
+def type_text(tab, text: str) -> None:
+    """Type a text in place of the one in the page."""
+    tab.fill('#text', text)
+    settle(tab)
+
+
+def first_slider(tab):
+    """The slider of the sense that decides most."""
+    return tab.locator('#cards input').first
+
+
+def first_sense(tab) -> int:
+    """The number of that sense."""
+    return int(tab.locator('#cards article').first.get_attribute('data-sense'))
+
+
+def turn_off(tab) -> None:
+    """Press the off button of that sense."""
+    tab.locator('#cards .slider button').first.click()
+    settle(tab)
+
+
+def shown(tab) -> list[float]:
+    """The probabilities in the table of next words, under the edits of the page."""
+    settle(tab)
+    cells = tab.locator('#next tbody td:nth-of-type(3) data')
+    return cells.evaluate_all('cells => cells.map(cell => Number(cell.value))')
+
+
+def likeliest_words(probs: Tensor) -> list[float]:
+    """The probabilities of the ten likeliest words of the toy, whose first 256 ids are bytes."""
+    return probs[256:].topk(10).values.tolist()
+
+
+def assert_shows(tab, probs: Tensor) -> None:
+    """Assert that the page shows how likely the ten likeliest words of probs (V,) are."""
+    assert shown(tab) == pytest.approx(likeliest_words(probs), abs=WITHIN)
+
+
+# -----------------------------------------------------------------------------
+# Predictions, texts and tokens are PyTorch's.
+
+PROMPTS = {
+    'default': PROMPT,
+    'a word': 'nurse',
+    'nothing': '',
+    'longer than block_size': 'the nurse said the nurse and the doctor ' * 12}
+
+# Edits of the page, and the same as flags of sample.py.
+EDITS = {
+    'none': ({}, {}),
+    'numbers': (
+        {'scale': {'nurse:0,3-5': 0.25, '*:2': 1.5}},
+        {'senses_scale': ['nurse:0,3-5=0.25', '*:2=1.5']}),
+    'pair': (
+        {'scale': {'nurse:she/he': 0.5}},
+        {'senses_scale': ['nurse:she/he=0.5']}),
+    'replacement': (
+        {'scale': {'nurse:1': 0}, 'replace': [['nurse', 'she', 'he']]},
+        {'senses_off': ['nurse:1'], 'replace': ['nurse: she -> he']})}
+
+
+def edit_of(flags: dict[str, list[str]], world: World) -> Edit:
+    """The edit that flags of sample.py ask for."""
+    texts = dict.fromkeys(EDIT_FLAGS, []) | flags
+    edit, _ = make_edit(parse_edits(texts), world.model, world.encoding)
+    return edit
+
+
+@pytest.mark.parametrize('prompt', PROMPTS.values(), ids=PROMPTS)
+@pytest.mark.parametrize('edits, flags', EDITS.values(), ids=EDITS)
+def test_the_page_predicts_what_pytorch_does(edits, flags, prompt, shared_tab, toy):
+    """The ten likeliest tokens and their probabilities are PyTorch's, with and without edits."""
+    world = World(str(toy / 'out' / 'toy'), prompt)
+    probs = world.probs(edit_of(flags, world))
+    found = call(shared_tab, 'ask', 'predict', {'string': prompt, 'edits': edits})
+    tokens = [token for token, _ in found]
+    values = [p for _, p in found]
+    assert values == pytest.approx(probs.topk(10).values.tolist(), abs=WITHIN)
+    by_token = {world.encoding.decode([v]): p for v, p in enumerate(probs.tolist())}
+    assert [by_token[token] for token in tokens] == pytest.approx(values, abs=WITHIN)
+
+
+@pytest.mark.parametrize('prompt', PROMPTS.values(), ids=PROMPTS)
+def test_greedy_text_is_pytorchs(prompt, shared_tab, toy):
+    """At temperature 0 the page writes what generate writes, under an edit and past block_size."""
+    world = World(str(toy / 'out' / 'toy'), prompt)
+    eot = world.encoding.eot_token
+    edit = scale_senses(word_forms(world.encoding, 'nurse'), [0], 0.0)
+    written = world.model.generate(world.idx, 100, 0.0, edit=edit, stop=eot)[0].tolist()
+    settings = {'temperature': 0, 'edits': {'nurse:0': 0}}
+    found = call(shared_tab, 'rucksack.generate', prompt, 100, settings)
+    assert found == world.encoding.decode([v for v in written if v != eot])
+
+
+def test_a_seed_fixes_the_text(shared_tab):
+    """A seed writes the same text again, another seed another text."""
+    first = call(shared_tab, 'rucksack.generate', 'The', 30, {'seed': 1})
+    assert call(shared_tab, 'rucksack.generate', 'The', 30, {'seed': 1}) == first
+    assert call(shared_tab, 'rucksack.generate', 'The', 30, {'seed': 2}) != first
+
+
+@pytest.mark.parametrize('key, offending', [
+    ('zebra:0', '“zebra”'), ('nurse:16', '“nurse:16”'), ('nurse', '“nurse”'),
+    ('nurse:x', '“nurse:x”'), ('', '“”')])
+def test_a_bad_key_of_an_edit_is_named(key, offending, shared_tab):
+    """An unknown word, an unknown sense or a key of another form rejects with what is wrong."""
+    script = 'key => rucksack.predict("The", {[key]: 0}).catch(error => error.message)'
+    assert shared_tab.evaluate(script, key).startswith(offending)
+
+
+NASTY = {
+    'nothing': '',
+    'blank': ' ',
+    'blanks': '   ',
+    'white space': '\n\n  x\t\r\n y ',
+    'apostrophes': "don't we'll I'M 'S it's",
+    'numbers': '1234567 3.14 ½ ①',
+    'Hebrew': 'שלום עליכם',
+    'accent': 'café',
+    'combining accents': 'n\u0303o\u0301',
+    'emoji': '👩‍⚕️🙂 emoji🙂',
+    'Japanese': '日本語のテキスト',
+    'Unicode spaces': '\u00a0\u2003\u3000x\u0085y\ufeffz',
+    'joiners': 'a\u200db\u200cc',
+    'underscores': '_under_score__',
+    'markup': '<|endoftext|> <script>alert(1)</script>',
+    'a long word': 'x' * 300,
+    'control characters': '\x00\x01\x7f',
+    'punctuation': '…—“quotes”',
+    'unusual case': 'İıẞß',
+    'rare characters': '\U0001d54f\ud7ff'}
+
+
+def lines_of_wikipedia(n: int) -> list[str]:
+    """n lines drawn at random from 2,000 articles of Simple Wikipedia; none where it is missing."""
+    file = SHARED / 'text' / 'simplewiki.jsonl.xz'
+    if not file.exists():
+        return []
+    with lzma.open(file, 'rt', encoding='utf-8') as rows:
+        articles = [json.loads(row)['text'] for row in itertools.islice(rows, 2000)]
+    lines = [line for article in articles for line in article.split('\n')]
+    return random.Random(0).sample(lines, n)
+
+
+def small_subject(tokenizer: dict) -> Subject:
+    """An untrained model, as small as can be, with a tokenizer."""
+    encoding = load_tokenizer(tokenizer)
+    config = Config(8, encoding.n_vocab, n_layer=1, n_head=1, n_embd=2, n_sense=1)
+    model = Backpack(config).eval()
+    model.tokenizer = tokenizer
+    return Subject('small', model, encoding)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('merges', ['toy', 1000, 16384, None])
-def test_tokens_are_tiktokens(merges, out, capsys, browser):
-    """1,000 lines of real text and nasty ones, in the toy's vocabulary, GPT-2's and GPT-2's cut."""
-    if merges != 'toy' and not VOCABULARY.is_dir():
+def test_tokens_are_tiktokens(merges, tab, toy, tmp_path):
+    """Real and nasty lines have tiktoken's ids: in the toy's words, GPT-2's BPE, and that cut."""
+    if merges is None and not VOCABULARY.is_dir():
         pytest.skip("GPT-2's vocabulary is not at hand")
     if merges == 'toy':
-        s, lines = load('out/toy', 'cpu'), NASTY
+        subject = load_subject(str(toy / 'out' / 'toy'), 'cpu')
     else:
-        encoding = load_tokenizer(tokenizer := gpt2_tokenizer(merges))
-        model = Backpack(Config(8, encoding.n_vocab, n_layer=1, n_head=1, n_embd=2, n_sense=1)).eval()
-        model.tokenizer, lines = tokenizer, NASTY
-        s = Subject('x', model, encoding)
-    if (file := SHARED / 'text' / 'simplewiki.jsonl.xz').exists():
-        with lzma.open(file, 'rt', encoding='utf-8') as rows:
-            texts = [json.loads(next(rows))['text'] for _ in range(2000)]
-        text = [line for text in texts for line in text.split('\n')]
-        lines = NASTY + random.Random(0).sample(text, 1000)
-    write_page(s, '', Path('page.html'))
-    browser.open(Path('page.html'))
-    found = browser.run(f'Promise.all({json.dumps(lines)}.map(string => ask("encode", {{string}})))')
-    assert found == [encode(s.encoding, line) for line in lines]
+        subject = small_subject(gpt2_tokenizer(merges))
+    lines = [*NASTY.values(), *lines_of_wikipedia(1000)]
+    write_page(subject, '', tmp_path / 'page.html')
+    load(tab, tmp_path / 'page.html')
+    script = 'lines => Promise.all(lines.map(string => ask("encode", {string})))'
+    assert tab.evaluate(script, lines) == [encode(subject.encoding, line) for line in lines]
 
 
-@in_browser
-def test_eight_bits_and_a_transformer(out, capsys, browser):
-    """A larger model is that of PyTorch with rounded weights, and says so; a Transformer has no senses."""
+# -----------------------------------------------------------------------------
+# What the page shows.
+
+
+def test_the_numbers_of_tokens_add_up_to_the_log_odds(tab, toy_page, world):
+    """The numbers below the tokens sum to the log odds of the two words, under an edit too."""
+    load(tab, toy_page, link(compare='she/they', edits={'scale': {'nurse:0': 0.5}}))
+    logp = world.probs(scale_senses([world.id('nurse')], [0], 0.5)).log()
+    log_odds = (logp[world.id('she')] - logp[world.id('they')]).item()
+    texts = tab.locator('#tokens small').all_text_contents()
+    numbers = [float(text.replace('−', '-')) for text in texts]
+    rounding = 0.005 * (len(numbers) + 1)
+    assert sum(numbers) == pytest.approx(log_odds, abs=rounding)
+    legend = tab.text_content('#legend')
+    assert f'{log_odds:+.2f}, the log odds'.replace('-', '−') in legend
+
+
+@pytest.mark.parametrize('word', ['nurse', 'farmer'])
+def test_cards_have_the_words_that_senses_move_most(word, shared_tab, world):
+    """Each card has the six words that its sense raises most, and the six that it lowers most."""
+    C = world.model.senses(torch.tensor(world.id(word)))  # (k, d)
+    logits = (C @ world.E.T)[:, 256:]  # (k, words)
+    cards = call(shared_tab, 'ask', 'cards', {'word': word})
+    raised = [[logit for _, logit in card[0]] for card in cards]
+    lowered = [[logit for _, logit in card[1]] for card in cards]
+    most = logits.topk(6).values
+    least = logits.topk(6, largest=False).values
+    torch.testing.assert_close(torch.tensor(raised), most, atol=WITHIN, rtol=0)
+    torch.testing.assert_close(torch.tensor(lowered), least, atol=WITHIN, rtol=0)
+
+
+def test_the_page_opens_on_the_word_that_decides(toy_tab, world):
+    """It shows the prompt, its unedited prediction, and the senses of the word that decides.
+
+    That is the word with the sense that adds most to she or to he.
+    """
+    toward_she = world.E[world.id('she')] - world.E[world.id('he')]
+    alpha, scores = explain(world.model, world.idx, toward_she)  # (1, T, k) each
+    most = (alpha * scores).abs()[0].amax(-1)  # (T,)
+    word = world.encoding.decode([world.ids[most.argmax()]])
+    assert toy_tab.input_value('#text') == PROMPT
+    assert toy_tab.text_content('#word') == word.strip()
+    assert_shows(toy_tab, world.probs())
+
+
+def test_in_8_bits_a_weight_moves_half_a_step():
+    """Rounding to 8 bits moves no weight by more than half of its row's scale."""
+    weights = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
+    scale, whole = in_8_bits(weights)
+    error = (scale[:, None] * whole - weights).abs().amax(1)  # (50,)
+    assert (error <= 0.501 * scale).all()
+
+
+def test_a_larger_model_is_rounded(tab, tmp_path):
+    """Above two million parameters, the page is PyTorch's model in 8 bits, and says so."""
     subject = toy_subject(k=4, n_embd=144, n_layer=12, block_size=32)
-    assert subject.model.n_params()['total'] > 2e6
-    scale, whole = in_8_bits(subject.model.wte.weight.detach())
-    assert (scale[:, None] * whole - subject.model.wte.weight).abs().amax(1).le(0.501 * scale).all()
-    assert 'in 8 bits: ' in write_page(subject, 'the nurse', Path('page.html'))
-    assert Path('page.html').stat().st_size < 1.4 * subject.model.n_params()['total'] + 1e5
-    browser.open(Path('page.html'))
-    idx = torch.tensor([subject.encode('the nurse said')])
-    wanted = rounded(subject.model)(idx)[0, -1].softmax(-1)
-    found = call(browser, 'rucksack.predict', 'the nurse said')
-    assert [p for _, p in found] == pytest.approx(wanted.topk(10).values.tolist(), abs=1e-4)
-    gpt = toy_subject(k=0)
-    write_page(gpt, 'the nurse', Path('page.html'))
-    browser.open(Path('page.html'))
-    wanted = gpt.model(idx)[0, -1].softmax(-1)
-    assert [p for _, p in call(browser, 'rucksack.predict', 'the nurse said')] == pytest.approx(
-        wanted.topk(10).values.tolist(), abs=1e-4)
-    assert 'has no senses' in browser.run('$("legend").textContent')
+    n_params = subject.model.n_params()['total']
+    assert n_params > 2e6
+    page = tmp_path / 'page.html'
+    assert 'in 8 bits: ' in write_page(subject, 'the nurse', page)
+    assert page.stat().st_size < 1.4 * n_params + 1e5
+    load(tab, page)
+    assert 'in 8 bits: ' in tab.text_content('#model')
+    assert_predicts(tab, rounded(subject.model), subject.encode('the nurse said'))
 
 
-@in_browser
+def test_a_transformer_has_no_senses(tab, tmp_path):
+    """The page of a Transformer predicts as PyTorch does, and says that there are no senses."""
+    subject = toy_subject(k=0)
+    write_page(subject, 'the nurse', tmp_path / 'page.html')
+    load(tab, tmp_path / 'page.html')
+    assert_predicts(tab, subject.model, subject.encode('the nurse said'))
+    assert 'has no senses' in tab.text_content('#legend')
+
+
+@torch.no_grad()
+def assert_predicts(tab, model: Backpack, ids: list[int]) -> None:
+    """Assert that after "the nurse said", of these ids, the page predicts as a model does."""
+    probs = model(torch.tensor([ids]))[0, -1].softmax(-1)
+    found = call(tab, 'rucksack.predict', 'the nurse said')
+    assert [p for _, p in found] == pytest.approx(probs.topk(10).values.tolist(), abs=WITHIN)
+
+
+# -----------------------------------------------------------------------------
+# Controls.
+
+
 @pytest.mark.slow
-def test_nothing_overlaps_at_any_size(out, capsys, tmp_path, request):
-    """Nothing is wider than the window, controls have names; pictures go to SCREENSHOTS, if that is set."""
-    name = 'english' if ENGLISH.is_dir() else str(request.getfixturevalue('toy') / 'out/toy')
-    page = page_of(capsys, '--from', name)
-    for dark in (False, True):
-        with Browser(tmp_path, dark=dark) as b:
-            b.open(page)
-            for size, (width, height) in SIZES.items():
-                b.resize(width, height)
-                b.run('new Promise(r => setTimeout(r, 200))')
-                assert b.run('document.scrollingElement.scrollWidth') <= width, size
-                boxes = b.run('''[...document.querySelectorAll("main button, main input, main h3, #text")]
-                    .filter(e => e.checkVisibility()).map(e => [e.outerHTML,
-                    ...["left", "top", "right", "bottom"].map(x => e.getBoundingClientRect()[x])])''')
-                for (one, *p), (other, *q) in itertools.combinations(boxes, 2):
-                    assert p[0] >= -1 and p[2] <= width + 1, (size, one)
-                    sides = [min(p[i + 2], q[i + 2]) - max(p[i], q[i]) for i in (0, 1)]
-                    assert min(sides) < 2, (size, one, other)
-                if 'SCREENSHOTS' in os.environ:
-                    b.picture(ROOT / os.environ['SCREENSHOTS'] / f'{size}{"_dark" * dark}.png')
-            nameless = b.run('''[...document.querySelectorAll("button, input, select, textarea")].filter(e =>
-                !(e.ariaLabel || e.labels?.length || e.textContent.trim())).length''')
-            assert nameless == 0 and b.complaints() == []
+@pytest.mark.parametrize('keys, weight', [
+    (['0'], 0.0), (['0', '1'], 1.0), (['ArrowRight'], 1.05), (['ArrowUp'], 1.05),
+    (['Shift+ArrowLeft'], 0.75), (['Shift+ArrowDown'], 0.75)])
+def test_keys_move_a_slider(keys, weight, toy_tab, world):
+    """0 and 1 jump, arrows move by 0.05, with shift by 0.25, and the prediction follows."""
+    for key in keys:
+        first_slider(toy_tab).press(key)
+    nurse = word_forms(world.encoding, 'nurse')
+    assert_shows(toy_tab, world.probs(scale_senses(nurse, [first_sense(toy_tab)], weight)))
 
 
-def test_a_page_is_replaced_whole_or_not_at_all(out, capsys, monkeypatch):
-    """If the disk is full, the one that was there stays; a model too large, looks and edits are refused."""
-    before = page_of(capsys).read_bytes()
-    assert page_of(capsys, '--start', 'nurse').read_bytes() != before
-    before = Path('page.html').read_bytes()
+@pytest.mark.slow
+def test_a_sense_is_off_until_edits_are_undone(toy_tab, world):
+    """The off button turns a sense off and says what it would add; all edits can be undone."""
+    turn_off(toy_tab)
+    nurse = word_forms(world.encoding, 'nurse')
+    assert_shows(toy_tab, world.probs(scale_senses(nurse, [first_sense(toy_tab)], 0.0)))
+    assert 'would add' in toy_tab.locator('.adds').first.text_content()
+    press(toy_tab, 'Undo all edits')
+    assert_shows(toy_tab, world.probs())
 
-    def full(path, text, encoding):
+
+def off_at(j: int, l: int) -> Edit:
+    """The edit that turns sense l off at position j alone."""
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        C = C.clone()
+        C[:, j, l] = 0
+        return C
+    return edit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scope', ['word', 'place', 'all'])
+def test_a_slider_acts_on_its_scope(scope, toy_tab, toy):
+    """It acts on a word wherever it stands, on one place of it, or on all words."""
+    world = World(str(toy / 'out' / 'toy'), 'the nurse said that the nurse')
+    place = world.ids.index(world.id('nurse'))
+    type_text(toy_tab, 'the nurse said that the nurse')
+    toy_tab.locator('#tokens button').nth(place).click()
+    settle(toy_tab)
+    l = first_sense(toy_tab)
+    toy_tab.select_option('#scope', scope)
+    turn_off(toy_tab)
+    edits = {
+        'word': scale_senses(word_forms(world.encoding, 'nurse'), [l], 0.0),
+        'place': off_at(place, l),
+        'all': scale_senses(None, [l], 0.0)}
+    assert_shows(toy_tab, world.probs(edits[scope]))
+
+
+def replace_she_by_he(tab) -> None:
+    """Make nurse say of he what it says of she, by the form for that."""
+    tab.click('#replace summary')
+    tab.fill('#replace [name=word]', 'nurse')
+    tab.fill('#replace [name=old]', 'she')
+    tab.fill('#replace [name=now]', 'he')
+    press(tab, 'Replace')
+
+
+@pytest.mark.slow
+def test_a_word_can_be_replaced_and_put_back(toy_tab, world):
+    """The form makes a word say of one thing what it says of another; a button undoes that."""
+    replace_she_by_he(toy_tab)
+    nurse = word_forms(world.encoding, 'nurse')
+    edit = replace_word(world.model, nurse, world.id('she'), world.id('he'))
+    assert_shows(toy_tab, world.probs(edit))
+    toy_tab.click('#replaced button')
+    assert_shows(toy_tab, world.probs())
+
+
+@pytest.mark.slow
+def test_the_link_brings_everything_back(toy_tab, toy_page, world):
+    """The address holds the edits, the two words and the text, so that it opens the same page."""
+    first_slider(toy_tab).press('0')
+    l = first_sense(toy_tab)
+    replace_she_by_he(toy_tab)
+    toy_tab.fill('#a', 'they')
+    press(toy_tab, 'Compare')
+    load(toy_tab, toy_page, toy_tab.evaluate('location.hash'))
+    nurse = word_forms(world.encoding, 'nurse')
+    scaled = scale_senses(nurse, [l], 0.0)
+    replaced = replace_word(world.model, nurse, world.id('she'), world.id('he'))
+    assert_shows(toy_tab, world.probs(scaled, replaced))
+    assert toy_tab.text_content('#pair').startswith('they ')
+    assert toy_tab.input_value('#text') == PROMPT
+
+
+@pytest.mark.slow
+def test_a_bad_link_is_named_and_keeps_its_text(tab, toy_page):
+    """A link with unknown words says which; its text is in the page."""
+    edits = {'scale': {'zebra:0': 0}}
+    load(tab, toy_page, link(text='the nurse', compare='a/zebra', edits=edits))
+    assert 'zebra' in tab.text_content('#said')
+    assert tab.input_value('#text') == 'the nurse'
+
+
+@pytest.mark.slow
+def test_it_writes_before_and_after_edits(tab, toy_page):
+    """It writes two texts with the same random numbers: of the model as it was, and edited."""
+    load(tab, toy_page, link(edits={'scale': {'nurse:0': 0}}))
+    tab.click('#write summary')
+    press(tab, 'Write')
+    before, now = tab.locator('#written p').all_text_contents()
+    settings = {'temperature': 0.8, 'seed': 0}
+    assert before == call(tab, 'rucksack.generate', PROMPT, 40, settings)
+    assert len(before) > 40
+    edited = settings | {'edits': {'nurse:0': 0}}
+    assert now == call(tab, 'rucksack.generate', PROMPT, 40, edited)
+
+
+def look_up(tab, word: str) -> None:
+    """Look a word up by the form for that."""
+    tab.fill('#look input', word)
+    press(tab, 'Look up')
+
+
+@pytest.mark.slow
+def test_any_word_can_be_looked_up(toy_tab):
+    """A word that is not in the text shows its senses; an unknown one is named."""
+    look_up(toy_tab, 'farmer')
+    assert toy_tab.text_content('#word') == 'farmer'
+    assert toy_tab.locator('#cards article').count() == 16
+    look_up(toy_tab, 'zebra')
+    assert '“zebra” is not one token' in toy_tab.text_content('#said')
+
+
+# -----------------------------------------------------------------------------
+# Text stays text.
+
+N_SCRIPTS = 3  # that are in the page when it has started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('text', NASTY.values(), ids=NASTY)
+def test_any_text_can_be_typed(text, shared_tab, world):
+    """Tokens and ten words follow markup, blanks, other scripts and nothing; no script gets in."""
+    type_text(shared_tab, text)
+    ids = encode(world.encoding, shared_tab.input_value('#text')) or [world.encoding.eot_token]
+    n_read = min(len(ids), world.model.config.block_size)
+    assert shared_tab.locator('#tokens button').count() == n_read
+    assert shared_tab.locator('#next tbody tr').count() == 10
+    assert shared_tab.locator('script').count() == N_SCRIPTS
+
+
+@pytest.mark.slow
+def test_a_long_text_loses_its_beginning(shared_tab, world):
+    """Of 10,000 words the page takes the last block_size tokens, and says how many it left out."""
+    text = 'nurse said ' * 5000
+    type_text(shared_tab, text)
+    dropped = len(world.encoding.encode(text)) - world.model.config.block_size
+    assert f'its first {dropped:,} tokens are left out' in shared_tab.text_content('#legend')
+
+
+@pytest.mark.slow
+def test_markup_in_a_command_stays_text(out, capsys, tab):
+    """Markup in --start and in a file's name is text in the page."""
+    Path('x<').mkdir()
+    name = 'x</script>.pt'
+    Path(name).symlink_to(Path('out/toy/ckpt.pt').resolve())
+    markup = '<script>document.body.innerHTML = "gone"</script></script><b>"&amp;\' the nurse'
+    say(sample, capsys, '--html', 'page.html', '--start', markup, '--from', name)
+    load(tab, Path('page.html'))
+    world = World(prompt=markup)
+    assert tab.input_value('#text') == world.encoding.decode(world.ids)
+    assert name in tab.text_content('#model')
+    assert tab.locator('script').count() == N_SCRIPTS
+
+
+# -----------------------------------------------------------------------------
+# Layouts.
+
+# The first is that of the picture in README.md, tests/page.png. To draw it anew:
+# SCREENSHOTS=tests python -m pytest -m "" tests/test_page.py -k page-light
+SIZES = {'page': (1280, 790), 'huge': (1920, 1080), 'phone': (390, 844), 'landscape': (844, 390),
+         'narrow': (320, 640)}
+
+BOXES = '''
+    elements => elements.filter(element => element.checkVisibility()).map(element => {
+        const {left, top, right, bottom} = element.getBoundingClientRect();
+        return {html: element.outerHTML, left, top, right, bottom};
+    })'''
+
+HAS_NO_NAME = '''
+    elements => elements.filter(element => {
+        const isLabelled = element.labels && element.labels.length > 0;
+        return !element.ariaLabel && !isLabelled && element.textContent.trim() === "";
+    }).map(element => element.outerHTML)'''
+
+
+@pytest.fixture(scope='module')
+def english_page(tmp_path_factory) -> Path:
+    """The page of the bundled model."""
+    file = tmp_path_factory.mktemp('page') / 'english.html'
+    write_page(load_subject('english', 'cpu'), PROMPT, file)
+    return file
+
+
+def overlap(one: dict, other: dict) -> float:
+    """How many pixels two boxes overlap, in the direction in which they overlap less."""
+    width = min(one['right'], other['right']) - max(one['left'], other['left'])
+    height = min(one['bottom'], other['bottom']) - max(one['top'], other['top'])
+    return min(width, height)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+@pytest.mark.parametrize('size', SIZES)
+def test_nothing_overlaps(size, scheme, chromium, english_page):
+    """Controls and headings lie apart, inside the window. A folder in SCREENSHOTS gets pictures."""
+    width, height = SIZES[size]
+    viewport = {'width': width, 'height': height}
+    is_phone = min(width, height) < 500
+    with open_tab(chromium, viewport=viewport, is_mobile=is_phone, color_scheme=scheme) as tab:
+        load(tab, english_page, link(edits={'scale': {'nurse:10': 0}}))
+        if 'SCREENSHOTS' in os.environ:
+            suffix = {'light': '.png', 'dark': '_dark.png'}
+            tab.screenshot(path=ROOT / os.environ['SCREENSHOTS'] / f'{size}{suffix[scheme]}')
+        assert tab.evaluate('document.scrollingElement.scrollWidth') <= width
+        boxes = tab.locator('main button, main input, main h3, #text').evaluate_all(BOXES)
+    outside = [box['html'] for box in boxes if box['left'] < -1 or box['right'] > width + 1]
+    assert outside == []
+    overlapping = [(one['html'], other['html']) for one, other in itertools.combinations(boxes, 2)
+                   if overlap(one, other) >= 2]
+    assert overlapping == []
+
+
+@pytest.mark.slow
+def test_every_control_has_a_name(shared_tab):
+    """Buttons and fields have a label or a text, for people who do not see the page."""
+    controls = shared_tab.locator('button, input, select, textarea')
+    assert controls.evaluate_all(HAS_NO_NAME) == []
+
+
+# -----------------------------------------------------------------------------
+# The file.
+
+
+def test_a_full_disk_leaves_the_old_page(out, capsys, monkeypatch):
+    """A page is replaced whole or not at all."""
+    page = Path('page.html')
+    say(sample, capsys, '--html', 'page.html')
+    first = page.read_bytes()
+    say(sample, capsys, '--html', 'page.html', '--start', 'nurse')
+    second = page.read_bytes()
+    assert second != first
+
+    def fill_disk(path, text, encoding):
         path.write_bytes(text[:100].encode())
         raise OSError(28, 'No space left on device')
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, 'write_text', full)
-        assert 'No space left' in error_of(sample, capsys, '--html', 'page.html')
-    large = toy_subject(n_embd=512, n_layer=14).model
-    save('large', large)
-    assert 'a page takes up to 40M' in error_of(sample, capsys, '--html', 'page.html', '--from', 'large')
-    for flags in (['--show', 'nurse'], ['--senses-off', 'nurse:0']):
-        assert 'goes without' in error_of(sample, capsys, '--html', 'page.html', *flags)
-    assert 'in a folder that exists' in error_of(sample, capsys, '--html', 'none/page.html')
-    assert Path('page.html').read_bytes() == before
-    assert sorted(path.name for path in Path().iterdir()) == ['large', 'out', 'page.html']
+
+    monkeypatch.setattr(Path, 'write_text', fill_disk)
+    assert 'No space left' in error_of(sample, capsys, '--html', 'page.html')
+    assert page.read_bytes() == second
+    assert sorted(path.name for path in Path().iterdir()) == ['out', 'page.html']
+
+
+def test_a_model_too_large_is_refused(out, capsys, monkeypatch):
+    """A model of more parameters than a page takes is named, and no page is written."""
+    monkeypatch.setattr(page_module, 'LARGEST', 1000)
+    assert 'out/toy' in error_of(sample, capsys, '--html', 'page.html', '--from', 'out/toy')
+    assert [path.name for path in Path().iterdir()] == ['out']

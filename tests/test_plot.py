@@ -1,43 +1,92 @@
 """Claims about rucksack/plot.py: lines go where the numbers are."""
 
-import math
 import re
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
-from subjects import flags, save, toy_subject
+import pytest
+from helpers import error_of, save, toy_subject
 
+import eval as tables
 from rucksack.plot import plot
 
-
-def lines_of(path: str) -> dict[str, np.ndarray]:
-    """The named lines of a picture: name -> points (n, 2) in pixels."""
-    root, svg = ElementTree.parse(path).getroot(), '{http://www.w3.org/2000/svg}'
-    paths = [p.get('d') for p in root.iter(f'{svg}path') if p.get('stroke') and p.get('opacity') is None]
-    points = [[point.split() for point in d[1:-2].split('L')] for d in paths if d.endswith('h0')]
-    names = [t.text for t in root.iter(f'{svg}text') if t.get('x') == '622.0']
-    return {name: np.array(line, float) for name, line in zip(names, points, strict=True)}
+NAME = 'a <b>&"'  # of a folder
+NAMES = [f'Backpack {NAME}', 'Transformer gpt']
 
 
-def slope(values: list[float], pixels: np.ndarray) -> float:
-    """The slope of pixels over values, which lie on a line to a tenth of a pixel."""
-    fit = np.polynomial.Polynomial.fit(values, pixels, 1)
-    assert np.abs(fit(np.array(values)) - pixels).max() < 0.1
-    return fit.convert().coef[1]
-
-
-def test_losses_are_drawn_where_the_log_has_them(tmp_path, monkeypatch):
-    """Lines go through (tokens, log of the validation loss), a Transformer's dashed, under any name."""
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """The working directory of the test, with the logs of a Backpack and of a Transformer."""
     monkeypatch.chdir(tmp_path)
-    for name, k, rows in (('<b>&"', 4, '0,,6.7\n64,4.5,\n128,3.5,4.1\n'), ('gpt', 0, '64,4,5.5\n500,,3\n')):
-        save(name, toy_subject(k).model)
-        Path(name, 'log.csv').write_text(f'tokens,loss,val_loss\n{rows}')
-    rows = plot([], flags(runs=['<b>&"', 'gpt'], out='loss.svg')).rows
-    lines, text = lines_of('loss.svg'), Path('loss.svg').read_text()
-    assert rows == [['Backpack <b>&"', 128 / 1e6, 4.1, 4.1], ['Transformer gpt', 500 / 1e6, 3.0, 3.0]]
-    assert [*lines] == [row[0] for row in rows]
-    assert re.findall(r'dasharray.*\n<text.*>(.*)<', text) == ['Transformer gpt']
-    x, y = np.concatenate([*lines.values()]).T
-    assert slope([0, 128, 64, 500], x) > 0 > slope([math.log(loss) for loss in (6.7, 4.1, 5.5, 3)], y)
-    assert (min(x), max(x), min(y), max(y)) == (70, 570, 50, 400) and not re.search('href|src|url', text)
+    logs = {NAME: ['0,,6.7', '64,4.5,', '128,3.5,4.1'], 'gpt': ['64,4,5.5', '300,,2.9', '500,,3.0']}
+    for folder, n_sense in ((NAME, 4), ('gpt', 0)):
+        save(folder, toy_subject(n_sense).model)
+        log = '\n'.join(['tokens,loss,val_loss', *logs[folder]])
+        Path(folder, 'log.csv').write_text(f'{log}\n')
+
+
+@pytest.fixture
+def axes(runs, monkeypatch):
+    """What is drawn of both runs into loss.svg."""
+    pyplot = pytest.importorskip('matplotlib.pyplot')
+    figures = []
+    with monkeypatch.context() as patch:
+        patch.setattr(pyplot, 'close', figures.append)
+        plot([NAME, 'gpt'], Path('loss.svg'))
+    figure, = figures
+    yield figure.axes[0]
+    pyplot.close(figure)
+
+
+def test_losses_are_drawn_where_the_log_has_them(axes):
+    """Lines go through (million tokens, held-out loss); the scale of losses is logarithmic."""
+    ours, other = axes.lines
+    assert list(ours.get_xdata()) == [0, 128 / 1e6]
+    assert list(ours.get_ydata()) == [6.7, 4.1]
+    assert list(other.get_xdata()) == [64 / 1e6, 300 / 1e6, 500 / 1e6]
+    assert list(other.get_ydata()) == [5.5, 2.9, 3.0]
+    assert axes.get_xscale() == 'linear'
+    assert axes.get_yscale() == 'log'
+
+
+def test_lines_are_named_and_a_transformer_is_dashed(axes):
+    """The legend has the kind of each model and its folder, whatever characters are in it."""
+    ours, other = axes.lines
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == NAMES
+    assert ours.get_linestyle() == '-'
+    assert other.get_linestyle() == '--'
+
+
+def test_the_picture_is_a_file_that_needs_nothing_else(axes):
+    """It is an SVG whose links are to parts of itself."""
+    text = Path('loss.svg').read_text()
+    links = re.findall(r'href="(.)|src="(.)|url\((.)', text)
+    assert ElementTree.fromstring(text).tag == '{http://www.w3.org/2000/svg}svg'
+    assert {''.join(link) for link in links} == {'#'}
+
+
+def test_the_table_has_the_last_and_the_lowest_loss(runs):
+    """Beside a picture, each run has a row: its million tokens, and two losses."""
+    pytest.importorskip('matplotlib')
+    rows = plot([NAME, 'gpt'], Path('loss.svg')).rows
+    assert rows == [[NAMES[0], 128 / 1e6, 4.1, 4.1], [NAMES[1], 500 / 1e6, 3.0, 2.9]]
+
+
+@pytest.mark.parametrize('folder', ['nowhere', 'gpt', 'unfinished'])
+def test_a_run_without_losses_is_refused(folder, runs, capsys):
+    """It does not exist, has no log, or nothing on held-out text in it; nothing is drawn."""
+    pytest.importorskip('matplotlib')
+    Path('gpt/log.csv').unlink()
+    save('unfinished', toy_subject().model)
+    Path('unfinished/log.csv').write_text('tokens,loss,val_loss\n64,4,\n')
+    assert folder in error_of(tables, capsys, 'plot', folder, '--out', 'x.svg')
+    assert not Path('x.svg').exists()
+
+
+def test_without_matplotlib_a_line_says_to_install_it(runs, capsys, monkeypatch):
+    """Nothing else of eval.py needs it, so it may not be there."""
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    text = error_of(tables, capsys, 'plot', 'gpt', '--out', 'x.svg')
+    assert 'pip install matplotlib' in text
+    assert not Path('x.svg').exists()

@@ -1,5 +1,6 @@
-"""Claims about prepare.py: what goes into the bins, what is refused, what a failure leaves behind."""
+"""Claims about prepare.py: what goes into bins, what is refused, what a failure leaves behind."""
 
+import errno
 import gzip
 import io
 import json
@@ -20,40 +21,74 @@ import pyarrow.parquet
 import pytest
 import regex
 import tiktoken
-from conftest import ROOT, error_of
+from helpers import ROOT, error_of, offline
+from tiktoken.load import read_file_cached
+from tiktoken_ext.openai_public import r50k_pat_str
 
 import prepare
-from rucksack import data
-from rucksack.common import UserError
+from rucksack.data import read_bin, read_meta
+from rucksack.tokenizer import CHARACTER_OF, GPT2, cached_encoding, gpt2_tokenizer, load_tokenizer
+from rucksack.toy import toy_stories
 
-TEXTS = ['The nurse said that she\n\nhad a new  car.\n', 'Żółć, naïve 日本語 <|endoftext|> 😀',
-         'a' + ' ' * 1_000_000 + 'b', '\n'.join(f'line {i}   \n\n' for i in range(300))]
+MERGES = ['--merges', '300']  # a vocabulary that comes with the code
+TEXTS = [
+    'The nurse said that she\n\nhad a new  car.\n',
+    'Żółć, naïve 日本語 <|endoftext|> 😀',
+    'a' + ' ' * 1_000_000 + 'b',
+    '\n'.join(f'line {i}   \n\n' for i in range(300))]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """The working directory of the test; there is no network."""
+    monkeypatch.chdir(tmp_path)
+    offline(monkeypatch)
 
 
 @pytest.fixture
-def gpt2(tmp_path, monkeypatch):
-    """An empty working directory; a skip where GPT-2's vocabulary cannot be had."""
-    monkeypatch.chdir(tmp_path)
+def gpt2():
+    """GPT-2's encoding; a skip where it cannot be had."""
     try:
-        data.load_tokenizer(data.GPT2)
-    except UserError as error:
-        pytest.skip(str(error))
+        return tiktoken.get_encoding('gpt2')
+    except Exception as error:  # tiktoken and requests have kinds of their own
+        pytest.skip(f'no GPT-2 vocabulary: {error}')
+
+
+@pytest.fixture
+def no_gpt2(monkeypatch):
+    """A machine that can neither find nor download GPT-2's vocabulary."""
+    def get_encoding(name: str):
+        raise ConnectionError('no route')
+
+    monkeypatch.setattr(tiktoken, 'get_encoding', get_encoding)
+    cached_encoding.cache_clear()
+
+
+def texts_in(name: str, split: str) -> list[str]:
+    """The texts in a bin, each of which has the end-of-text id at its end."""
+    folder = Path('data', name)
+    meta = read_meta(folder)
+    encoding = load_tokenizer(meta['tokenizer'])
+    ids = read_bin(folder, split, meta)
+    ends = np.flatnonzero(ids == encoding.eot_token)
+    assert ends[-1] == len(ids) - 1
+    return [encoding.decode(part[:-1].tolist()) for part in np.split(ids, ends[:-1] + 1)]
 
 
 def make(name: str, *argv: str) -> tuple[list[str], list[str]]:
-    """Run prepare.py: the texts to train on and those held out, each with the end-of-text id at its end."""
-    prepare.main([name, *argv])
-    folder, texts = Path('data', name), []
-    meta = data.read_meta(folder)
-    encoding = data.load_tokenizer(meta['tokenizer'])
-    for split in ('train', 'val'):
-        ids = data.read_bin(folder, split, meta, checksum=True)
-        ends = np.flatnonzero(ids == encoding.eot_token)
-        assert ends[-1] == len(ids) - 1
-        texts.append([encoding.decode(part[:-1].tolist()) for part in np.split(ids, ends[:-1] + 1)])
-    assert meta['documents'] == sum(map(len, texts)) and not list(Path('data').glob('.*'))
-    assert sorted(os.listdir(folder)) == ['meta.json', 'train.bin', 'val.bin']
-    return texts[0], texts[1]
+    """Run prepare.py: the texts to train on and those held out, in a folder with nothing else."""
+    prepare.main([name, *MERGES, *argv])
+    train = texts_in(name, 'train')
+    val = texts_in(name, 'val')
+    assert read_meta(Path('data', name))['documents'] == len(train) + len(val)
+    assert sorted(os.listdir(f'data/{name}')) == ['meta.json', 'train.bin', 'val.bin']
+    assert not list(Path('data').glob('.*'))
+    return train, val
+
+
+def in_data() -> list[Path]:
+    """What there is in data/, hidden files included."""
+    return list(Path().glob('data/*'))
 
 
 def jsonl(texts: list, **fields) -> bytes:
@@ -63,257 +98,520 @@ def jsonl(texts: list, **fields) -> bytes:
 
 def parquet(texts: list, column: str = 'text') -> bytes:
     """A .parquet of texts, as large strings, with another column."""
-    columns, file = {'other': [0.5] * len(texts), column: pyarrow.array(texts, 'large_string')}, io.BytesIO()
+    columns = {'other': [0.5] * len(texts), column: pyarrow.array(texts, 'large_string')}
+    file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), file)
     return file.getvalue()
 
 
 def tar(members: dict[str, bytes]) -> bytes:
     """A tar of files."""
-    with tarfile.open(fileobj=(file := io.BytesIO()), mode='w') as archive:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode='w') as archive:
         for name, content in members.items():
-            (info := tarfile.TarInfo(name)).size = len(content)
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return file.getvalue()
 
 
-def test_decoded_bins_are_the_texts_whatever_the_format(gpt2):
-    """Each format, plain and packed, gives the texts letter for letter, a million spaces too; all do in one
-    command, in their order, though other columns differ. Empty documents, as of null, have no tokens."""
-    rows, clean, prose = [None, *TEXTS, '', None], [text.strip() for text in TEXTS], TEXTS[1].encode()
-    packed = tar({f'{i}.txt': text.encode() for i, text in enumerate(clean[:3])})
-    files = {'a[1].JSONL': jsonl(rows, id=3), 'b.jsonl.xz': lzma.compress(jsonl(rows, id='x')),
-             'c.json.gz': gzip.compress(json.dumps([{'text': text} for text in rows]).encode()),
-             'd.parquet': parquet(rows), 'e.parquet.xz': lzma.compress(parquet(rows)), 'f.txt': prose,
-             'g.md.gz': gzip.compress(prose), 'h': prose, 'i.tar': packed, 'j.tar.gz': gzip.compress(packed)}
-    expected = [TEXTS] * 5 + [TEXTS[1:2]] * 3 + [clean[:3]] * 2
-    for (name, content), texts in zip(files.items(), expected):
+# -----------------------------------------------------------------------------
+# Formats.
+
+ROWS = [None, *TEXTS, '', None]
+JSON = json.dumps([{'text': text} for text in ROWS]).encode()
+PROSE = TEXTS[1].encode()
+STRIPPED = [text.strip() for text in TEXTS[:3]]
+TAR = tar({f'{i}.txt': text.encode() for i, text in enumerate(STRIPPED)})
+FILES = {  # the content of a file, and the texts in it
+    'a[1].JSONL': (jsonl(ROWS, id=3), TEXTS),
+    'b.jsonl.xz': (lzma.compress(jsonl(ROWS, id='x')), TEXTS),
+    'c.json.gz': (gzip.compress(JSON), TEXTS),
+    'd.parquet': (parquet(ROWS), TEXTS),
+    'e.parquet.xz': (lzma.compress(parquet(ROWS)), TEXTS),
+    'f.txt': (PROSE, [TEXTS[1]]),
+    'g.md.gz': (gzip.compress(PROSE), [TEXTS[1]]),
+    'h': (PROSE, [TEXTS[1]]),
+    'i.tar': (TAR, STRIPPED),
+    'j.tar.gz': (gzip.compress(TAR), STRIPPED)}
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_a_file_of_each_format_gives_its_texts(name):
+    """Letter for letter, a million spaces too; null and '' are no documents."""
+    content, texts = FILES[name]
+    Path(name).write_bytes(content)
+    Path('val.txt').write_text('held')
+    assert make('a', '--text', name, '--val', 'val.txt') == (texts, ['held'])
+
+
+def test_files_of_all_formats_go_together():
+    """In their order, though other columns differ; a file without a document adds none."""
+    for name, (content, _) in FILES.items():
         Path(name).write_bytes(content)
-        assert make(name[0], '--text', name, '--val', 'a[1].JSONL', '--num-proc', '1') == (texts, TEXTS)
-    for path, content in (('null.jsonl', jsonl([None])), ('empty.txt', b'')):
-        Path(path).write_bytes(content)
-    both = make('all', '--text', 'null.jsonl', *files, 'empty.txt', '--val', 'h', '--num-proc', '2')
-    assert both == (sum(expected, []), TEXTS[1:2])
+    Path('null.jsonl').write_bytes(jsonl([None]))
+    Path('empty.txt').touch()
+    train, val = make('all', '--text', 'null.jsonl', *FILES, 'empty.txt', '--val', 'h')
+    assert train == [text for _, texts in FILES.values() for text in texts]
+    assert val == [TEXTS[1]]
 
 
-def test_archives_of_openwebtext_are_read_as_published(gpt2):
-    """Tars of .xz tars give stripped documents, three newlines or more made two; 0.0005 are held out."""
+def test_a_folder_is_the_files_below_it():
+    """Those that can be read and are not hidden."""
+    Path('books/old').mkdir(parents=True)
+    Path('books/old/a.jsonl').write_bytes(jsonl(['a', 'b']))
+    Path('books/z.txt').write_text('z')
+    Path('books/.git').write_text('no')
+    Path('books/cover.png').write_text('no')
+    Path('val.txt').write_text('held')
+    assert make('books', '--text', 'books', '--val', 'val.txt') == (['a', 'b', 'z'], ['held'])
+
+
+STORIES = """\
+---
+configs:
+- config_name: main
+  data_files: [{split: train, path: a.jsonl}]
+- config_name: more
+  data_files: [{split: train, path: a.jsonl}, {split: test, path: b.jsonl}]
+---
+"""
+
+
+@pytest.mark.parametrize('config, text', [
+    ('main', 'A story'), ('main:train', 'A story'), ('more:test', 'A test')])
+def test_a_dataset_of_the_hub_gives_its_texts(config, text):
+    """--hub takes its config and its split, --field says where the text is."""
+    folder = Path('owner/stories')  # a folder can stand for a repository of the Hub
+    folder.mkdir(parents=True)
+    (folder / 'README.md').write_text(STORIES)
+    for name, body in (('a', 'A story'), ('b', 'A test')):
+        rows = [json.dumps({'id': i, 'body': f'{body} {i}.'}) for i in range(200)]
+        (folder / f'{name}.jsonl').write_text('\n'.join(rows))
+    train, val = make('hub', '--hub', f'owner/stories:{config}', '--field', 'body')
+    assert len(val) == 2
+    assert sorted(train + val) == sorted(f'{text} {i}.' for i in range(200))
+
+
+def test_archives_of_openwebtext_are_read_as_published():
+    """Tars of .xz tars give stripped documents, newlines at most two; 0.0005 are held out."""
     raw = [f'\n\n Story {i}\n\n\n\nends.\n\nReally\n' for i in range(3000)]
-    inner = [tar({f'{i}.txt': raw[i].encode() for i in range(k, k + 1000)}) for k in (0, 1000, 2000)]
-    Path('00.tar').write_bytes(tar({f'{k}_data.xz': lzma.compress(part) for k, part in enumerate(inner)}))
-    train, val = make('openwebtext', '--text', '00.tar', '--num-proc', '2')
+    members = {}
+    for first in (0, 1000, 2000):
+        inner = {f'{i}.txt': raw[i].encode() for i in range(first, first + 1000)}
+        members[f'{first}_data.xz'] = lzma.compress(tar(inner))
+    Path('00.tar').write_bytes(tar(members))
+    train, val = make('openwebtext', '--text', '00.tar')
+    assert len(val) == 2
     expected = [f'Story {i}\n\nends.\n\nReally' for i in range(3000)]
-    assert len(val) == 2 and train == [text for text in expected if text not in val]
+    assert train == [text for text in expected if text not in val]
 
 
-def test_openwebtext_comes_as_parquet_if_whole_else_as_archives(monkeypatch):
+SHARDS = [f'data/train-{i:05d}-of-00003.parquet' for i in range(3)]
+ARCHIVES = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]
+
+
+@pytest.mark.parametrize('listed, taken', [
+    (SHARDS, SHARDS), (SHARDS[:2], ARCHIVES), ([], ARCHIVES)], ids=['whole', 'one lacks', 'none'])
+def test_openwebtext_is_parquet_if_whole_else_archives(listed, taken, monkeypatch):
     """All Parquet shards are taken if none is missing, else the archives."""
-    shards = [f'data/train-{i:05d}-of-00003.parquet' for i in range(3)]
-    archives = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]
-    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', lambda repo, name, **kind: name)
-    for listed, expected in ((shards, shards), (shards[:2], archives), ([], archives)):
-        info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in ['README.md', *listed]])
-        monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', lambda self, repo, info=info: info)
-        assert prepare.openwebtext_files() == expected
+    siblings = [SimpleNamespace(rfilename=name) for name in ['README.md', *listed]]
+    info = SimpleNamespace(siblings=siblings)
+    monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', lambda self, repo: info)
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', lambda repo, name, repo_type: name)
+    assert prepare.openwebtext_files() == taken
 
 
-def test_one_percent_is_held_out_by_the_seed_and_the_rest_keeps_its_order(gpt2):
-    """20 of 2,000 documents, other ones with another seed, the same in any number of processes."""
+# -----------------------------------------------------------------------------
+# What is held out.
+
+
+def write_documents() -> list[str]:
+    """Write a.jsonl, of 2,000 documents of many lengths."""
     texts = [f'{i} ' + 'word ' * (i % 60) for i in range(2000)]
     Path('a.jsonl').write_bytes(jsonl(texts))
-    runs = ('a', '0', '1'), ('b', '0', '2'), ('c', '1', '1')
-    (train, val), again, (_, other) = (make(name, '--text', 'a.jsonl', '--seed', seed, '--num-proc', n)
-                                       for name, seed, n in runs)
-    assert len(val) == 20 and again == (train, val) and other != val
-    assert train == [text for text in texts if text not in val] and set(val) <= set(texts)
+    return texts
 
 
-def test_a_folder_a_dataset_by_name_and_another_field_give_their_texts(gpt2, monkeypatch):
-    """--text FOLDER is the files below it that can be read; --hub takes a dataset with its config and split;
-    --field says where the text is."""
-    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
-    Path('books/old').mkdir(parents=True)
-    files = {'books/old/a.jsonl': jsonl(['a', 'b']), 'books/z.txt': b'z', 'books/.git': b'no',
-             'books/cover.png': b'no', 'val.txt': b'held'}
-    for name, content in files.items():
-        Path(name).write_bytes(content)
-    assert make('books', '--text', 'books', '--val', 'val.txt') == (['a', 'b', 'z'], ['held'])
-    Path('owner/stories').mkdir(parents=True)  # as a repository on the Hub, whose name a folder can have, too
-    Path('owner/stories/README.md').write_text(
-        '---\nconfigs:\n- config_name: main\n  data_files: [{split: train, path: a.jsonl}]\n'
-        '- config_name: more\n  data_files: [{split: train, path: a.jsonl}, {split: test, path: b.jsonl}]\n'
-        '---\n')
-    for name, text in (('a', 'A story'), ('b', 'A test')):
-        rows = [json.dumps({'id': i, 'body': f'{text} {i}.'}) for i in range(200)]
-        Path(f'owner/stories/{name}.jsonl').write_text('\n'.join(rows))
-    for name, text in (('main', 'A story'), ('main:train', 'A story'), ('more:test', 'A test')):
-        train, val = make('hub', '--hub', f'owner/stories:{name}', '--field', 'body', '--overwrite')
-        assert sorted(train + val) == sorted(f'{text} {i}.' for i in range(200)) and len(val) == 2
-
-
-def test_a_dataset_that_cannot_be_had_is_one_line(gpt2, capsys, monkeypatch):
-    """No such config, split or field, or no network: the name as it was given, and what is there."""
-    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
-    Path('owner/stories').mkdir(parents=True)
-    Path('owner/stories/a.jsonl').write_text('{"id": 1, "body": "x"}')
-    for name, message in (('owner/stories', 'name one by --field: id, body'), ('owner/stories:x', "'x'"),
-                          ('owner/stories:default:dev', '"dev"'), ('owner/none', "Couldn't reach")):
-        line = error_of(prepare, capsys, 'bad', '--hub', name, printed=0)
-        assert f'hub:{name}' in line and message in line and not list(Path().glob('data/*'))
-
-
-def test_long_documents_are_cut_so_that_held_out_text_is_of_all_kinds(gpt2):
-    """Books among many short documents become pieces of up to 20,000 characters that end with a paragraph;
-    with --val, and below that length, a document stays whole."""
-    book = '\n\n'.join(f'Paragraph {i} of a book. ' + 'It goes on. ' * 30 for i in range(300))
-    Path('a.jsonl').write_bytes(jsonl([book, *(f'Article {i}.' for i in range(400)), book.upper()]))
+def test_one_percent_is_held_out():
+    """20 of 2,000 documents; the rest keeps its order, and no document is lost."""
+    texts = write_documents()
     train, val = make('a', '--text', 'a.jsonl')
-    pieces = [text for text in train + val if not text.startswith('Article')]
-    assert len(train + val) - len(pieces) == 400 and sum(map(len, pieces)) == 2 * len(book)
-    assert sum(text.endswith('\n\n') for text in pieces) == len(pieces) - 2
-    assert 19_000 < min(sorted(map(len, pieces))[2:]) and max(map(len, pieces)) <= 20_002
-    assert len(pieces) < 2 * len(book) / 19_000 + 2
-    Path('val.jsonl').write_bytes(jsonl(['x']))
-    assert make('b', '--text', 'a.jsonl', '--val', 'val.jsonl')[0][0] == book
+    assert len(val) == 20
+    assert set(val) <= set(texts)
+    assert train == [text for text in texts if text not in val]
 
 
-def test_a_cut_vocabulary_is_gpt2s_first_merges_and_needs_no_other(gpt2, monkeypatch):
-    """Its ids are those that GPT-2's first N merges make, its end-of-text is 256 + N; reading and decoding
-    need nothing but meta.json; with all 50,000 merges it is GPT-2's."""
-    whole, texts = data.load_tokenizer(data.GPT2), ['An unhappy nurse.', "I'd", *(t[:3000] for t in TEXTS)]
-    Path('a.jsonl').write_bytes(jsonl(texts * 30))
-    for n in (1, 300, 16_384, 50_000):
-        prepare.main(['a', '--text', 'a.jsonl', '--merges', str(n), '--overwrite', '--num-proc', '1'])
-        meta = data.read_meta(Path('data/a'))
-        cut = data.load_tokenizer(meta['tokenizer'])
-        assert meta['vocab_size'] == 257 + n and cut.eot_token == 256 + n
-        rank = {tuple(merge.split(' ')): i for i, merge in enumerate(meta['tokenizer']['merges'])}
-        assert len(rank) == n
-        for text in texts:
-            ids = cut.encode_ordinary(text)
-            assert cut.decode(ids) == text and (n < 50_000 or ids == whole.encode_ordinary(text))
-            if len(text) < 100:  # by hand: every pre-token apart, the earliest merge first
-                assert ids == by_hand(text, rank)
-    train, val = make('a', '--text', 'a.jsonl', '--merges', '300', '--overwrite')
-    assert sorted(train + val) == sorted(texts * 30)
+def test_the_seed_alone_chooses_what_is_held_out():
+    """Other documents with another seed, the same in any number of threads."""
+    write_documents()
+    one_thread = make('a', '--text', 'a.jsonl', '--num-proc', '1')
+    many_threads = make('b', '--text', 'a.jsonl', '--num-proc', '5')
+    _, other_val = make('c', '--text', 'a.jsonl', '--seed', '1')
+    assert many_threads == one_thread
+    assert other_val != one_thread[1]
 
 
-def by_hand(text: str, rank: dict[tuple[str, str], int]) -> list[int]:
-    """Byte-pair encoding as the merges alone define it, as transformers does it."""
-    name, ids = data.NAMES, []
-    vocabulary = [*name.values(), *(a + b for a, b in rank)]
-    for word in regex.findall(data.r50k_pat_str, text):
-        parts = [name[byte] for byte in word.encode()]
-        while pairs := [pair for pair in zip(parts, parts[1:]) if pair in rank]:
-            best = min(pairs, key=rank.get)
-            at = next(i for i, pair in enumerate(zip(parts, parts[1:])) if pair == best)
-            parts[at:at + 2] = [''.join(best)]
-        ids += map(vocabulary.index, parts)
-    return ids
+BOOK = '\n\n'.join(f'Paragraph {i} of a book. ' + 'It goes on. ' * 30 for i in range(300))
+
+
+def test_long_documents_are_cut_among_short_ones():
+    """Books become pieces of up to 20,000 characters that end with a paragraph."""
+    articles = [f'Article {i}.' for i in range(400)]
+    books = [BOOK, BOOK.upper()]
+    Path('a.jsonl').write_bytes(jsonl([books[0], *articles, books[1]]))
+    train, val = make('a', '--text', 'a.jsonl')
+    documents = train + val
+    assert sorted(text for text in documents if text in articles) == sorted(articles)
+    pieces = [text for text in documents if text not in articles]
+    lengths = sorted(len(piece) for piece in pieces)
+    end_of_paragraph = [piece for piece in pieces if piece.endswith('\n\n')]
+    assert sum(lengths) == 2 * len(BOOK)
+    assert len(end_of_paragraph) == len(pieces) - 2  # all but the last of each book
+    assert lengths[2] > 19_000  # the last of each book may be short
+    assert lengths[-1] <= 20_002
+
+
+def test_documents_stay_whole_beside_val():
+    """Where the held-out text is given, nothing has to be cut."""
+    Path('a.jsonl').write_bytes(jsonl([BOOK, 'An article.']))
+    Path('val.jsonl').write_bytes(jsonl(['x', BOOK]))
+    train, val = make('b', '--text', 'a.jsonl', '--val', 'val.jsonl')
+    assert train == [BOOK, 'An article.']
+    assert val == ['x', BOOK]
 
 
 @pytest.mark.parametrize('unit, end, count', [
-    ('one\ntwo', '\n\n', 900), ('word ' * 900, '\n\n', 600), ('a line', '\n', 2000), ('word', ' ', 9000),
-    ('x', '', 30_000)])
-def test_a_lone_text_is_cut_where_it_hurts_least(unit, end, count, gpt2):
-    """It becomes 100 pieces or more, of at most some 20,000 characters, that end with a paragraph, or a line,
-    or a word, and are together the text; one in a hundred is held out."""
+    ('one\ntwo', '\n\n', 900),
+    ('word ' * 900, '\n\n', 600),
+    ('a line', '\n', 2000),
+    ('word', ' ', 9000),
+    ('x', '', 30_000)], ids=['paragraphs', 'long paragraphs', 'lines', 'words', 'letters'])
+def test_a_lone_text_is_cut_where_it_hurts_least(unit, end, count):
+    """Into 100 pieces or more, after a paragraph, a line or a word; 1 in 100 is held out."""
     text = end.join(f'{i} {unit}' if end else unit for i in range(count))
     Path('book.txt').write_text(text)
-    train, val = make('book', '--text', 'book.txt', '--num-proc', '2')
+    train, val = make('book', '--text', 'book.txt')
     pieces = train + val
-    assert 100 <= len(pieces) <= 2 * max(100, len(text) / 20_000) and len(val) == round(len(pieces) / 100)
-    assert max(map(len, pieces)) <= 20_002 and sum(piece.endswith(end) for piece in pieces) >= len(pieces) - 1
-    assert sum(map(len, pieces)) == len(text) and all(piece in text for piece in pieces)
+    assert 100 <= len(pieces) <= 2 * max(100, len(text) / 20_000)
+    assert len(val) == round(len(pieces) / 100)
+    assert max(len(piece) for piece in pieces) <= 20_002
+    assert sum(piece.endswith(end) for piece in pieces) >= len(pieces) - 1
+    assert sum(len(piece) for piece in pieces) == len(text)
+    assert all(piece in text for piece in pieces)
 
 
-@pytest.mark.parametrize('name, content, message', [
-    ('a.csv', b'x', 'not one of those it reads: .jsonl'), ('b.txt', b'\xff\xfe', "'utf-8' codec can't"),
-    ('c.txt', b'', 'too little'), ('d.txt', b'x', 'too little'), ('e.jsonl', b'', 'StopIteration'),
-    ('f.jsonl', b'{"text": "a"}\n{"te', 'JSON parse'), ('g.jsonl', b'{"text": "a"}\n{"text": 3}', '"text"'),
-    ('h.jsonl', b'{"body": "a"}', 'column "text"'), ('i.jsonl', b'{"text": "\xff"}', 'Invalid UTF8'),
-    ('j.parquet', b'PAR1', 'size'), ('k.parquet', parquet(['a'], 'body'), 'column "text"'),
-    ('l.txt.xz', b'unpacked', 'not supported'), ('m.txt.gz', gzip.compress(b'ab' * 999)[:-9], 'ended before'),
-    ('n.tar', b'not a tar', 'truncated'), ('o.tar', tar({'a.txt': b'a' * 9999})[:5000], 'unexpected end')])
-def test_a_file_that_cannot_be_read_is_one_line(name, content, message, gpt2, capsys):
-    """It names the file, the exit code is 2, and nothing stays behind; so if it is the second of two."""
-    Path(name).write_bytes(content)
-    Path('good.txt').write_text('good')
-    for files in ([name], ['good.txt', name])[:1 if 'little' in message else 2]:
-        line = error_of(prepare, capsys, 'bad', '--text', *files, printed=0)
-        assert name in line and message in line and not list(Path().glob('data/*'))
+# -----------------------------------------------------------------------------
+# Vocabularies.
+
+SENTENCES = ['An unhappy nurse.', "I'd  go, she'll stay.", *(text[:40] for text in TEXTS)]
+VOCAB_BPE = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe'
 
 
-@pytest.mark.parametrize('argv, message', [
-    ('none', '--text or --hub'), ('a --text x --merges 0', 'from 1 to 50000'), ('toy --hub a/b', 'no text'),
-    ('a --text x --merges 50001', 'from 1 to 50000'), ('a --text none.txt', 'none.txt is not a'),
-    ('', 'NAME'), ('toy --frob', 'help'),
-    ('a/b --text x', "'a/b'"), ('../a --text x', "'../a'"), ('a --merges 50001', 'from 1 to 50000'),
-    ('toy --num-proc 0', 'from 1'), ('toy --seed -1', 'from 0'), ('toy --text x', 'no')])
-def test_a_bad_command_is_one_line(argv, message, tmp_path, monkeypatch, capsys):
-    """Exit code 2, one line that names what was given, nothing written."""
-    monkeypatch.chdir(tmp_path)
-    assert message in error_of(prepare, capsys, *argv.split()) and not Path('data').exists()
+def by_hand(text: str, merges: list[str]) -> list[int]:
+    """The ids of a text as merges define them: every word apart, the earliest merge first."""
+    vocabulary = [*CHARACTER_OF.values(), *(merge.replace(' ', '') for merge in merges)]
+    ids = []
+    for word in regex.findall(r50k_pat_str, text):
+        parts = [CHARACTER_OF[byte] for byte in word.encode()]
+        for merge in merges:
+            pair = merge.split(' ')
+            i = 0
+            while i < len(parts) - 1:
+                if parts[i:i + 2] == pair:
+                    parts[i:i + 2] = [''.join(pair)]
+                i += 1
+        ids += [vocabulary.index(part) for part in parts]
+    return ids
 
 
-def test_without_a_network_one_line_says_what_to_do(gpt2, capsys, monkeypatch):
-    """Neither OpenWebText nor GPT-2's vocabulary can be fetched: one line each, exit code 2."""
-    def no_network(*args, **kwargs):
+@pytest.mark.parametrize('n', [1, 300, 16_384])
+def test_up_to_16384_merges_need_no_download(n, no_gpt2):
+    """Ids are those that the merges in meta.json make; end-of-text is the last of 257 + N."""
+    Path('a.jsonl').write_bytes(jsonl(SENTENCES))
+    Path('val.jsonl').write_bytes(jsonl(['held']))
+    make('a', '--text', 'a.jsonl', '--val', 'val.jsonl', '--merges', str(n))
+    meta = read_meta(Path('data/a'))
+    merges = meta['tokenizer']['merges']
+    assert len(merges) == n
+    assert meta['vocab_size'] == 257 + n
+    expected = []
+    for text in SENTENCES:
+        expected += [*by_hand(text, merges), 256 + n]
+    assert np.fromfile('data/a/train.bin', '<u2').tolist() == expected
+
+
+def test_more_merges_without_gpt2_are_refused(no_gpt2, capsys):
+    """The 16,385th is known to GPT-2's vocabulary alone: one line says why there is none."""
+    Path('a.txt').write_text(BOOK)
+    line = error_of(prepare, capsys, 'a', '--text', 'a.txt', '--merges', '16385', printed=0)
+    assert 'no route' in line
+    assert not in_data()
+
+
+@pytest.mark.parametrize('n', [1, 300, 16_384, 16_385, 50_000])
+def test_merges_are_the_first_of_gpt2(n, gpt2):
+    """Those that come with the code, and those cut from its vocabulary, are in vocab.bpe."""
+    lines = read_file_cached(VOCAB_BPE).decode().split('\n')
+    first_merges = lines[1:1 + n]  # after the version
+    assert gpt2_tokenizer(n) == {'name': 'gpt2', 'merges': first_merges}
+
+
+@pytest.mark.parametrize('merges', [[], ['--merges', '50000']], ids=['whole', '50,000'])
+def test_all_merges_give_the_ids_of_gpt2(merges, gpt2):
+    """Without --merges, and with all of them."""
+    Path('a.jsonl').write_bytes(jsonl(SENTENCES))
+    Path('val.jsonl').write_bytes(jsonl([text[:3000] for text in TEXTS]))
+    prepare.main(['a', '--text', 'a.jsonl', '--val', 'val.jsonl', *merges])
+    expected = [[*gpt2.encode_ordinary(text), 50256] for text in SENTENCES]
+    held_out = [[*gpt2.encode_ordinary(text[:3000]), 50256] for text in TEXTS]
+    assert np.fromfile('data/a/train.bin', '<u2').tolist() == sum(expected, [])
+    assert np.fromfile('data/a/val.bin', '<u2').tolist() == sum(held_out, [])
+    is_whole = read_meta(Path('data/a'))['tokenizer'] == GPT2
+    assert is_whole == (merges == [])
+
+
+# -----------------------------------------------------------------------------
+# The toy world.
+
+
+def test_the_toy_has_its_stories_and_their_entropy(monkeypatch, no_gpt2):
+    """Bins hold the stories of the seed in order; entropies are nats told over tokens written."""
+    monkeypatch.setattr(prepare, 'TOY_STORIES', {'train': 200, 'val': 20})
+    prepare.main(['toy', '--seed', '3'])
+    stories = toy_stories(3, 220)
+    texts = [text for text, _ in stories]
+    nats = [nats for _, nats in stories]
+    assert texts_in('toy', 'train') == texts[:200]
+    assert texts_in('toy', 'val') == texts[200:]
+    meta = read_meta(Path('data/toy'))
+    n_train = os.path.getsize('data/toy/train.bin') // 2
+    n_val = os.path.getsize('data/toy/val.bin') // 2
+    assert meta['entropy_per_token'] == pytest.approx(sum(nats) / (n_train + n_val))
+    assert meta['val_entropy_per_token'] == pytest.approx(sum(nats[200:]) / n_val)
+
+
+# -----------------------------------------------------------------------------
+# What is refused.
+
+
+@pytest.mark.parametrize('argv, given', [
+    ('', 'NAME'),
+    ('none', 'none'),
+    ('a/b --text x.txt', 'a/b'),
+    ('../a --text x.txt', '../a'),
+    ('a --text none.txt', 'none.txt'),
+    ('a --text x.txt --merges 0', "'0'"),
+    ('a --text x.txt --merges 50001', "'50001'"),
+    ('toy --text x.txt', 'toy'),
+    ('toy --hub a/b', 'toy'),
+    ('toy --num-proc 0', "'0'"),
+    ('toy --seed -1', "'-1'"),
+    ('toy --frob', '--frob')])
+def test_a_bad_command_is_one_line(argv, given, capsys):
+    """Exit code 2, one line with what was given, nothing written."""
+    Path('x.txt').write_text(BOOK)
+    assert given in error_of(prepare, capsys, *argv.split(), printed=0)
+    assert not Path('data').exists()
+
+
+BAD_FILES = {
+    'a.csv': b'x',
+    'b.txt': b'\xff\xfe',
+    'e.jsonl': b'',
+    'f.jsonl': b'{"text": "a"}\n{"te',
+    'g.jsonl': b'{"text": "a"}\n{"text": 3}',
+    'h.jsonl': b'{"body": "a"}',
+    'i.jsonl': b'{"text": "\xff"}',
+    'j.parquet': b'PAR1',
+    'k.parquet': parquet(['a'], 'body'),
+    'l.txt.xz': b'unpacked',
+    'm.txt.gz': gzip.compress(b'ab' * 999)[:-9],
+    'n.tar': b'not a tar',
+    'o.tar': tar({'a.txt': b'a' * 9999})[:5000]}
+
+
+@pytest.mark.parametrize('before', [[], ['good.txt']], ids=['alone', 'second'])
+@pytest.mark.parametrize('name', BAD_FILES)
+def test_a_file_that_cannot_be_read_is_named(name, before, capsys):
+    """In one line, alone or after a good one, and nothing stays behind."""
+    Path('good.txt').write_text(BOOK)
+    Path(name).write_bytes(BAD_FILES[name])
+    assert name in error_of(prepare, capsys, 'bad', *MERGES, '--text', *before, name, printed=0)
+    assert not in_data()
+
+
+@pytest.mark.parametrize('content', [b'', b'x'])
+def test_too_little_text_is_refused(content, capsys):
+    """A text that cannot be split into two is named in one line."""
+    Path('short.txt').write_bytes(content)
+    line = error_of(prepare, capsys, 'bad', *MERGES, '--text', 'short.txt', printed=0)
+    assert 'short.txt' in line
+    assert not in_data()
+
+
+@pytest.mark.parametrize('name, given', [
+    ('owner/stories', 'body'), ('owner/stories:x', "'x'"), ('owner/stories:default:dev', 'dev'),
+    ('owner/none', 'owner/none')], ids=['field', 'config', 'split', 'dataset'])
+def test_a_dataset_that_cannot_be_had_is_named(name, given, capsys):
+    """No such field, config or split, or no network: one line, with the fields that there are."""
+    Path('owner/stories').mkdir(parents=True)
+    Path('owner/stories/a.jsonl').write_text('{"id": 1, "body": "x"}')
+    line = error_of(prepare, capsys, 'bad', *MERGES, '--hub', name, printed=0)
+    assert f'hub:{name}' in line
+    assert given in line
+    assert not in_data()
+
+
+def test_openwebtext_without_a_network_is_one_line(capsys, monkeypatch):
+    """It says what the network said."""
+    def dataset_info(self, repo):
         raise ConnectionError('no route')
-    monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', no_network)
-    assert '(no route); connect, or use --text FILE' in error_of(prepare, capsys, 'openwebtext')
-    monkeypatch.setattr(tiktoken, 'get_encoding', no_network)
-    data._encoding.cache_clear()
-    assert 'TIKTOKEN_CACHE_DIR' in error_of(prepare, capsys, 'openwebtext')
+
+    monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', dataset_info)
+    assert 'no route' in error_of(prepare, capsys, 'openwebtext', *MERGES, printed=0)
+    assert not in_data()
 
 
-def test_a_made_folder_is_neither_made_twice_nor_replaced(gpt2, capsys):
-    """The same command again says so and does nothing, another is refused, --overwrite replaces all of it."""
-    Path('a.txt').write_text(' '.join(map(str, range(9000))))
-    _, val = make('a', '--text', 'a.txt')
-    stamp = os.stat('data/a/train.bin').st_mtime_ns
-    make('a', '--text', 'a.txt', '--num-proc', '1')
-    assert 'data/a was made by this command' in capsys.readouterr().out
-    assert '--overwrite' in error_of(prepare, capsys, 'a', '--text', 'a.txt', '--seed', '1')
-    Path('a.txt').touch()
-    assert '--overwrite' in error_of(prepare, capsys, 'a', '--text', 'a.txt')
-    assert os.stat('data/a/train.bin').st_mtime_ns == stamp
+def test_no_gpt2_vocabulary_is_one_line(no_gpt2, capsys):
+    """Without --merges a corpus takes GPT-2's whole vocabulary, and says why there is none."""
+    Path('a.txt').write_text(BOOK)
+    assert 'no route' in error_of(prepare, capsys, 'a', '--text', 'a.txt', printed=0)
+    assert not in_data()
+
+
+# -----------------------------------------------------------------------------
+# A folder that is there.
+
+
+def state_of(name: str) -> dict[str, tuple[int, bytes]]:
+    """When each file of data/NAME was written, and what it holds."""
+    files = sorted(Path('data', name).iterdir())
+    return {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+
+
+@pytest.mark.parametrize('argv', [[], ['--seed', '1']], ids=['again', 'otherwise'])
+def test_a_made_folder_is_not_made_again(argv, capsys):
+    """The same command and another one are refused, and touch nothing."""
+    Path('a.txt').write_text(BOOK)
+    make('a', '--text', 'a.txt')
+    before = state_of('a')
+    assert 'data/a' in error_of(prepare, capsys, 'a', *MERGES, '--text', 'a.txt', *argv, printed=0)
+    assert state_of('a') == before
+    assert os.listdir('data') == ['a']
+
+
+def test_overwrite_replaces_all_of_a_folder():
+    """Nothing is left of what was there, not even files of the user."""
+    Path('a.txt').write_text(BOOK)
+    _, old_val = make('a', '--text', 'a.txt')
     Path('data/a/mine').touch()
-    assert make('a', '--text', 'a.txt', '--seed', '1', '--overwrite')[1] != val
+    _, new_val = make('a', '--text', 'a.txt', '--seed', '1', '--overwrite')
+    assert new_val != old_val
+
+
+def test_an_overwrite_that_fails_changes_nothing(capsys):
+    """What was there stays until the new folder is complete."""
+    Path('a.txt').write_text(BOOK)
+    make('a', '--text', 'a.txt')
+    before = state_of('a')
+    Path('bad.jsonl').write_bytes(BAD_FILES['f.jsonl'])
+    argv = ['a', *MERGES, '--text', 'a.txt', 'bad.jsonl', '--overwrite']
+    assert 'bad.jsonl' in error_of(prepare, capsys, *argv, printed=0)
+    assert state_of('a') == before
+    assert os.listdir('data') == ['a']
+
+
+def test_a_folder_that_appears_meanwhile_stays(monkeypatch, capsys):
+    """Without --overwrite nothing is replaced, though there was nothing at the start."""
+    original = prepare.write_toy
+
+    def write_toy(*args):
+        Path('data/toy').mkdir()
+        Path('data/toy/mine').touch()
+        return original(*args)
+
+    monkeypatch.setattr(prepare, 'TOY_STORIES', {'train': 200, 'val': 20})
+    monkeypatch.setattr(prepare, 'write_toy', write_toy)
+    assert 'data/toy' in error_of(prepare, capsys, 'toy', printed=0)
+    assert os.listdir('data') == ['toy']
+    assert os.listdir('data/toy') == ['mine']
+
+
+# -----------------------------------------------------------------------------
+# Full disks, kills, two at once.
 
 
 def start(*argv: str, limit: int = resource.RLIM_INFINITY) -> subprocess.Popen:
-    """Run prepare.py in a session of its own, where a file can have so many bytes."""
-    return subprocess.Popen([sys.executable, ROOT / 'prepare.py', *argv], stderr=subprocess.PIPE,
-                            stdout=subprocess.PIPE, text=True, start_new_session=True,
-                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    """Run prepare.py in a process of its own, where a file can have so many bytes."""
+    def set_limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return subprocess.Popen([sys.executable, ROOT / 'prepare.py', *argv], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=set_limit)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('limit, name', [(100_000, 'own'), (1_500_000, 'own'), (1_000_000, 'toy')])
-def test_a_full_disk_is_one_line_and_leaves_nothing(limit, name, gpt2):
-    """Space ends while it reads, while it encodes (ids take more bytes than this text), or writes bins."""
+@pytest.mark.parametrize('limit, argv', [
+    (100_000, ['own', *MERGES, '--text', 'a.jsonl']),
+    (1_500_000, ['own', *MERGES, '--text', 'a.jsonl']),
+    (1_000_000, ['toy'])], ids=['as it reads', 'as it writes', 'toy'])
+def test_a_full_disk_is_one_line_and_leaves_nothing(limit, argv):
+    """Where files cannot grow: the copy that it reads, or the ids, which take more bytes."""
     Path('a.jsonl').write_bytes(jsonl(['\x01\x02' * 1000] * 500))
-    process = start(name, *['--text', 'a.jsonl'] * (name == 'own'), limit=limit)
-    assert process.communicate()[1] == 'prepare.py: [Errno 27] File too large\n'
-    assert process.returncode == 2 and os.listdir('data') == []
+    process = start(*argv, limit=limit)
+    _, said = process.communicate()
+    assert process.returncode == 2
+    assert said.count('\n') == 1
+    assert os.strerror(errno.EFBIG) in said
+    assert not in_data()
+
+
+@pytest.fixture
+def halfway():
+    """A prepare.py that makes data/own of 3,000 documents, stopped as it encodes them."""
+    texts = [f'{i} {i * i} {i ** 3} ' * 200 for i in range(3000)]
+    Path('a.jsonl').write_bytes(jsonl(texts))
+    process = start('own', *MERGES, '--text', 'a.jsonl')
+    while not Path('data/.own.partial/train.bin').exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGSTOP)
+    yield process
+    process.kill()
+    process.communicate()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number, code, error, left', [
-    (0, 0, '', ['own']), (signal.SIGINT, 130, 'prepare.py: interrupted\n', []),
-    (signal.SIGKILL, -signal.SIGKILL, '', ['.own.partial'])])
-def test_a_second_prepare_gives_way_and_a_stopped_one_leaves_nothing(number, code, error, left, gpt2, capsys):
-    """Two at once do not mix. After Ctrl-C nothing is left, after a kill nothing that looks complete, and no
-    process; then the next one makes all of it."""
-    Path('a.jsonl').write_bytes(jsonl([f'{i} {i * i} {i ** 3} ' * 200 for i in range(3000)]))
-    process = start('own', '--text', 'a.jsonl', '--num-proc', '2')
-    while not any(Path('data').rglob('tmp*')):  # to which a process writes what it encodes
-        assert process.poll() is None and not time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGSTOP)  # or it could be done before the signal comes
-    assert 'another prepare.py is making data/own' in error_of(prepare, capsys, 'own', '--text', 'a.jsonl')
-    os.kill(process.pid, number) if number == signal.SIGKILL else os.killpg(process.pid, number)
-    os.killpg(process.pid, signal.SIGCONT)
-    assert process.communicate(timeout=60)[1] == error  # all of its processes have closed it
-    assert process.returncode == code and os.listdir('data') == left
-    assert len(sum(make('own', '--text', 'a.jsonl'), [])) == 3000
+def test_a_second_prepare_gives_way(halfway, capsys):
+    """It is refused in one line, and the first one makes all of it."""
+    argv = ['own', *MERGES, '--text', 'a.jsonl', '--overwrite']
+    assert 'data/own' in error_of(prepare, capsys, *argv, printed=0)
+    assert not Path('data/own').exists()
+    halfway.send_signal(signal.SIGCONT)
+    _, said = halfway.communicate(timeout=120)
+    assert said == ''
+    assert halfway.returncode == 0
+    assert len(texts_in('own', 'train') + texts_in('own', 'val')) == 3000
+    assert os.listdir('data') == ['own']
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing(halfway):
+    """One line, and the exit code of an interrupt."""
+    halfway.send_signal(signal.SIGINT)
+    halfway.send_signal(signal.SIGCONT)
+    _, said = halfway.communicate(timeout=120)
+    assert halfway.returncode == 130
+    assert said.count('\n') == 1
+    assert not in_data()
+
+
+@pytest.mark.slow
+def test_a_killed_prepare_leaves_nothing_that_looks_complete(halfway):
+    """There is no data/own, and the next prepare makes all of it."""
+    halfway.kill()
+    halfway.communicate(timeout=120)
+    assert os.listdir('data') == ['.own.partial']
+    train, val = make('own', '--text', 'a.jsonl')
+    assert len(train + val) == 3000

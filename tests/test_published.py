@@ -1,4 +1,4 @@
-"""Claims about published weights: read as the reference reads them, written so, fetched once from the Hub."""
+"""Claims about published weights: read as the reference does, written so, fetched from the Hub."""
 
 import copy
 import importlib.util
@@ -19,295 +19,546 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, error_of
+from helpers import ROOT, error_of, lively, same, save, text
 from safetensors.torch import load_file, save_file
-from subjects import save
-from test_model import lively, text
+from torch import Tensor
 
 import sample
 from model import Backpack, Config
 from rucksack.common import UserError
-from rucksack.data import load_tokenizer
 from rucksack.gender import gender_rows
-from rucksack.published import CODE, COPIES, ENGLISH, export, from_pretrained, read_tokenizer, tokenizer_files
-from rucksack.table import load
-from rucksack.toy import toy_tokenizer
+from rucksack.published import CODE, COPIES, export, from_pretrained
+from rucksack.subject import load_subject
+from rucksack.tokenizer import (
+    ENGLISH,
+    GPT2,
+    load_tokenizer,
+    read_tokenizer,
+    tokenizer_files,
+    words_tokenizer,
+)
 
-FIXTURES, BACKPACK, GPT = ROOT / 'tests' / 'fixtures', 'backpack-gpt2-tiny', 'gpt2-tiny'
+BACKPACK = ROOT / 'tests' / 'fixtures' / 'backpack-gpt2-tiny'  # made by the published code
+GPT = ROOT / 'tests' / 'fixtures' / 'gpt2-tiny'  # made by transformers
+needs_english = pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
 
 
-def read(folder: Path) -> tuple[dict, dict]:
+def read(folder: Path) -> tuple[dict, dict[str, Tensor]]:
     """The settings and the weights in a published folder."""
+    settings = json.loads((folder / 'config.json').read_text())
     old = folder / 'pytorch_model.bin'
-    state = torch.load(old, weights_only=True) if old.exists() else load_file(folder / 'model.safetensors')
-    return json.loads((folder / 'config.json').read_text()), state
+    if old.exists():
+        return settings, torch.load(old, weights_only=True)
+    return settings, load_file(folder / 'model.safetensors')
 
 
-def written(folder: Path, settings: dict, state: dict, safe: bool = False) -> Path:
+def write(folder: Path, settings: dict, state: dict, safe: bool = False) -> Path:
     """A folder in the published format, its weights in a file of torch.save or a safe one."""
+    folder.mkdir()
     (folder / 'config.json').write_text(json.dumps(settings))
     if safe:
-        save_file({key: w.clone().contiguous() for key, w in state.items()}, folder / 'model.safetensors')
+        whole = {name: weight.clone().contiguous() for name, weight in state.items()}
+        save_file(whole, folder / 'model.safetensors')
     else:
         torch.save(state, folder / 'pytorch_model.bin')
     return folder
 
 
-def published_logits(settings: dict, w: dict, idx: torch.Tensor) -> torch.Tensor:
-    """The published architecture, its sense network that of A.1, written out from a file's own weights."""
-    def conv1d(x, name):
-        return x @ w[f'{name}.weight'] + w[f'{name}.bias']
-    def ln(x, name):
-        return F.layer_norm(x, x.shape[-1:], w[f'{name}.weight'], w[f'{name}.bias'])
-    def mlp(x, name):
-        return conv1d(F.gelu(conv1d(x, f'{name}.c_fc'), approximate='tanh'), f'{name}.c_proj')
-    def heads(x, n):
-        return x.view(*x.shape[:2], n, -1).transpose(1, 2)
-    def attend(q, k, n, divisor=1):
-        scores = heads(q, n) @ heads(k, n).transpose(2, 3) / (q.shape[-1] // n) ** 0.5 / divisor
-        return scores.masked_fill(torch.ones(scores.shape[2:]).triu(1).bool(), -math.inf).softmax(-1)
+# -----------------------------------------------------------------------------
+# The published architecture, its sense network that of A.1, from a file's own weights.
 
-    k = settings.get('num_senses')
-    gpt = 'backpack.gpt2_model.' if k else 'transformer.'
-    E = w[f'{gpt}wte.weight']
-    h = E[idx] + w[f'{gpt}wpe.weight'][:idx.shape[1]]
+
+def conv1d(w: dict, name: str, x: Tensor) -> Tensor:
+    """A linear layer whose weight is stored (inputs, outputs)."""
+    return x @ w[f'{name}.weight'] + w[f'{name}.bias']
+
+
+def norm(w: dict, name: str, x: Tensor) -> Tensor:
+    """A layer norm."""
+    return F.layer_norm(x, x.shape[-1:], w[f'{name}.weight'], w[f'{name}.bias'])
+
+
+def mlp(w: dict, name: str, x: Tensor) -> Tensor:
+    """Two linear layers with GPT-2's GELU between them."""
+    hidden = F.gelu(conv1d(w, f'{name}.c_fc', x), approximate='tanh')
+    return conv1d(w, f'{name}.c_proj', hidden)
+
+
+def heads(x: Tensor, n: int) -> Tensor:
+    """(B, T, n * m) -> (B, n, T, m)."""
+    return x.view(*x.shape[:2], n, -1).transpose(1, 2)
+
+
+def attention(query: Tensor, key: Tensor, n: int, divisor: int) -> Tensor:
+    """Causal weights (B, n, T, T) of n heads."""
+    query = heads(query, n)
+    key = heads(key, n)
+    scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 / divisor
+    is_future = torch.ones(scores.shape[2:]).triu(1).bool()
+    return scores.masked_fill(is_future, -math.inf).softmax(-1)
+
+
+def gpt2_hidden(settings: dict, w: dict, prefix: str, idx: Tensor) -> Tensor:
+    """GPT-2's last hidden states (B, T, d)."""
+    n = settings['n_head']
+    h = w[f'{prefix}wte.weight'][idx] + w[f'{prefix}wpe.weight'][:idx.shape[1]]
     for i in range(settings['n_layer']):
-        name, divisor = f'{gpt}h.{i}', i + 1 if settings['scale_attn_by_inverse_layer_idx'] else 1
-        query, key, value = conv1d(ln(h, f'{name}.ln_1'), f'{name}.attn.c_attn').chunk(3, -1)
-        y = attend(query, key, settings['n_head'], divisor) @ heads(value, settings['n_head'])
-        h = h + conv1d(y.transpose(1, 2).flatten(2), f'{name}.attn.c_proj')
-        h = h + mlp(ln(h, f'{name}.ln_2'), f'{name}.mlp')
-    h = ln(h, f'{gpt}ln_f')
+        name = f'{prefix}h.{i}'
+        divisor = i + 1 if settings['scale_attn_by_inverse_layer_idx'] else 1
+        qkv = conv1d(w, f'{name}.attn.c_attn', norm(w, f'{name}.ln_1', h))
+        query, key, value = qkv.chunk(3, -1)
+        y = attention(query, key, n, divisor) @ heads(value, n)  # (B, n, T, d/n)
+        y = y.transpose(1, 2).flatten(2)
+        h = h + conv1d(w, f'{name}.attn.c_proj', y)
+        h = h + mlp(w, f'{name}.mlp', norm(w, f'{name}.ln_2', h))
+    return norm(w, f'{prefix}ln_f', h)
+
+
+def sense_vectors(w: dict, k: int, e: Tensor) -> Tensor:
+    """Embeddings (B, T, d) -> senses (B, k, T, d)."""
+    net = 'backpack.sense_network'
+    r = e + norm(w, f'{net}.ln', e)
+    r = r + mlp(w, f'{net}.block.mlp', norm(w, f'{net}.block.ln_1', r))
+    return heads(mlp(w, f'{net}.final_mlp', norm(w, f'{net}.block.ln_2', r)), k)
+
+
+def published_logits(settings: dict, w: dict, idx: Tensor) -> Tensor:
+    """The logits (B, T, V) of a published Backpack or GPT-2."""
+    k = settings.get('num_senses')
     if not k:
-        return h @ E.T
-    x, net = E[idx], 'backpack.sense_network'
-    r = x + ln(x, f'{net}.ln')
-    r = r + mlp(ln(r, f'{net}.block.ln_1'), f'{net}.block.mlp')
-    C = heads(mlp(ln(r, f'{net}.block.ln_2'), f'{net}.final_mlp'), k)  # (B, k, T, d)
-    qk = F.linear(h, *(w[f'backpack.sense_weight_net.c_attn.{name}'] for name in ('weight', 'bias')))
-    return (attend(*qk.chunk(2, -1), k) @ C).sum(1) @ E.T
+        return gpt2_hidden(settings, w, 'transformer.', idx) @ w['transformer.wte.weight'].T
+    prefix = 'backpack.gpt2_model.'
+    h = gpt2_hidden(settings, w, prefix, idx)
+    c_attn = 'backpack.sense_weight_net.c_attn'
+    qk = F.linear(h, w[f'{c_attn}.weight'], w[f'{c_attn}.bias'])
+    query, key = qk.chunk(2, -1)
+    alpha = attention(query, key, k, divisor=1)  # (B, k, T, T)
+    E = w[f'{prefix}wte.weight']
+    C = sense_vectors(w, k, E[idx])  # (B, k, T, d)
+    return (alpha @ C).sum(1) @ E.T
+
+
+# -----------------------------------------------------------------------------
+# Reading: the fixtures hold what the reference computes.
+
+
+def reference(folder: Path) -> tuple[Tensor, dict[str, Tensor]]:
+    """Ids (B, T), and what the reference computes for them."""
+    arrays = np.load(folder / 'expected.npz')
+    found = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return found.pop('input_ids'), found
+
+
+def assert_near(a: Tensor, b: Tensor) -> None:
+    """Assert that no two numbers differ by 1e-4 or more."""
+    assert a.shape == b.shape
+    assert (a - b).abs().max() < 1e-4
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('safe', [False, True])
-@pytest.mark.parametrize('name', [BACKPACK, GPT])
-def test_reference_outputs(name, safe, tmp_path):
-    """Our numbers, of files of both formats and with other keys too, and the written-out ones are the
-    reference's to 1e-4."""
-    (settings, state), expected = read(FIXTURES / name), np.load(FIXTURES / name / 'expected.npz')
-    prefix, idx = 'backpack.gpt2_model.' * (name == BACKPACK), torch.from_numpy(expected['input_ids'])
-    other = {key.removeprefix('transformer.'): w for key, w in state.items() if key != 'lm_head.weight'}
-    other |= {f'{prefix}h.{i}.attn.{key}': torch.ones(1) for i in range(3) for key in ('bias', 'masked_bias')}
-    model, again = from_pretrained(FIXTURES / name), from_pretrained(written(tmp_path, settings, other, safe))
-    found = {'logits': [model(idx), again(idx), published_logits(settings, state, idx)]}
-    if name == BACKPACK:
-        found |= {'contextualization': [model.alpha(idx)], 'senses': [model.senses(idx).transpose(1, 2)]}
-    for key, values in found.items():
-        assert all(np.abs(value.numpy() - expected[key]).max() < 1e-4 for value in values), key
-    assert model.config.dropout == 0.1 and not model.training  # that of config.json, for fine-tuning
+@pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
+def test_our_logits_are_those_of_the_reference(folder):
+    """To 1e-4, and so are those of the architecture written out above."""
+    idx, expected = reference(folder)
+    assert_near(from_pretrained(folder)(idx), expected['logits'])
+    assert_near(published_logits(*read(folder), idx), expected['logits'])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('changes', [
+def test_our_alpha_and_senses_are_those_of_the_reference():
+    """To 1e-4; the reference has the senses of all tokens side by side, (B, k, T, d)."""
+    idx, expected = reference(BACKPACK)
+    model = from_pretrained(BACKPACK)
+    assert_near(model.alpha(idx), expected['contextualization'])
+    assert_near(model.senses(idx).transpose(1, 2), expected['senses'])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('safe', [False, True], ids=['torch.save', 'safetensors'])
+@pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
+def test_files_with_other_keys_are_the_same_model(folder, safe, tmp_path):
+    """Without lm_head, without "transformer.", with masks, in both formats: weights are equal."""
+    settings, state = read(folder)
+    prefix = 'backpack.gpt2_model.' if folder == BACKPACK else ''
+    del state['lm_head.weight']
+    other = {name.removeprefix('transformer.'): weight for name, weight in state.items()}
+    for i in range(3):
+        other[f'{prefix}h.{i}.attn.bias'] = torch.ones(1)
+        other[f'{prefix}h.{i}.attn.masked_bias'] = torch.ones(1)
+    found = from_pretrained(write(tmp_path / 'other', settings, other, safe))
+    same(found.state_dict(), from_pretrained(folder).state_dict())
+
+
+def test_a_published_model_is_for_evaluation():
+    """Its dropout, for fine-tuning, is that of config.json, and it is off."""
+    model = from_pretrained(BACKPACK)
+    assert model.config.dropout == 0.1
+    assert not model.training
+
+
+@pytest.mark.parametrize('vocab_size, ids, tokenizer', [
+    (50257, 50257, GPT2), (50264, 50257, GPT2), (50000, 50000, None), (60000, 60000, None)])
+def test_a_vocabulary_as_large_as_gpt2s_is_gpt2s(vocab_size, ids, tokenizer, tmp_path):
+    """50,257 ids and a few rows of padding are; another size has no tokenizer, no padding."""
+    config = Config(block_size=4, vocab_size=vocab_size, n_layer=1, n_head=1, n_embd=4, n_sense=2)
+    export(Backpack(config), tmp_path / 'out')
+    settings, state = read(tmp_path / 'out')
+    del settings['n_vocab']
+    model = from_pretrained(write(tmp_path / 'published', settings, state))
+    assert model.config.n_vocab == ids
+    assert model.tokenizer == tokenizer
+
+
+# -----------------------------------------------------------------------------
+# Writing.
+
+SHAPES = [
     {}, {'n_embd': 40, 'n_head': 5, 'n_sense': 8}, {'n_layer': 5, 'n_sense': 1}, {'n_sense': 0},
-    {'vocab_size': 43, 'n_vocab': 41}, {'n_sense': 0, 'n_layer': 1, 'n_embd': 30, 'n_head': 3}])
-def test_exported_weights_mean_the_same_in_the_published_format(changes, tmp_path):
-    """Written out they give our logits; scores divided by the layer, not, or by default: we give theirs."""
-    model, idx = lively(**changes).float(), text()
+    {'vocab_size': 43, 'n_vocab': 41}, {'n_sense': 0, 'n_layer': 1, 'n_embd': 30, 'n_head': 3}]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('shape', SHAPES, ids=str)
+def test_exported_weights_mean_the_same_there(shape, tmp_path):
+    """The published architecture computes our logits from our file."""
+    model = lively(**shape).float()
     export(model, tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
-    pairs = [(published_logits(settings, state, idx), model(idx))]
-    for scaled in (True, False, None):
-        settings['scale_attn_by_inverse_layer_idx'] = bool(scaled or scaled is None and model.config.n_sense)
-        theirs = published_logits(settings, state, idx)
-        if scaled is None:  # the default of the published class, which GPT-2's has not
-            del settings['scale_attn_by_inverse_layer_idx']
-        pairs.append((theirs, from_pretrained(written(tmp_path, settings, state, safe=bool(scaled)))(idx)))
-    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in pairs)
+    theirs = published_logits(settings, state, text())
+    assert torch.allclose(theirs, model(text()), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('scaled', [True, False, None], ids=['scaled', 'plain', 'by default'])
+@pytest.mark.parametrize('shape', SHAPES, ids=str)
+def test_scores_can_be_divided_by_the_layer(shape, scaled, tmp_path):
+    """As config.json says; by default they are in a Backpack and are not in GPT-2."""
+    export(lively(**shape).float(), tmp_path / 'out')
+    settings, state = read(tmp_path / 'out')
+    name = 'scale_attn_by_inverse_layer_idx'
+    settings[name] = 'num_senses' in settings if scaled is None else scaled
+    theirs = published_logits(settings, state, text())
+    if scaled is None:
+        del settings[name]
+    model = from_pretrained(write(tmp_path / 'published', settings, state))
+    assert torch.allclose(theirs, model(text()), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_an_exported_model_comes_back_exactly(n_sense, tmp_path):
-    """Weights, config and tokenizer do; a file has the reference's keys; a refused export leaves nothing."""
+    """Its weights, config and tokenizer, for evaluation."""
     model = lively(n_sense=n_sense, vocab_size=260, n_vocab=259, dropout=0.25).float()
-    model.tokenizer = toy_tokenizer(['é nurse'])
-    export(model, tmp_path / 'b')
-    again, reference = from_pretrained(tmp_path / 'b'), read(FIXTURES / (BACKPACK if n_sense else GPT))[1]
-    assert again.config == model.config and again.tokenizer == model.tokenizer and not again.training
-    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
-    keys = {key for key in reference if '.h.2.' not in key}  # it has 3 layers
-    assert read(tmp_path / 'b')[1].keys() == keys - COPIES[n_sense > 0].keys()
-    for changes, place, message in (({'sense_hidden': 24}, 'x', 'sense_hidden is 24; .* 96'),
-                                    ({}, 'b', 'exists'), ({}, 'none/x', 'cannot be written')):
-        with pytest.raises(UserError, match=message):
-            export(lively(**changes), tmp_path / place)
-    assert [path.name for path in tmp_path.iterdir()] == ['b']
+    model.tokenizer = words_tokenizer(['é nurse'])
+    export(model, tmp_path / 'out')
+    again = from_pretrained(tmp_path / 'out')
+    same(model.state_dict(), again.state_dict())
+    assert again.config == model.config
+    assert again.tokenizer == model.tokenizer
+    assert not again.training
+
+
+@pytest.mark.parametrize('n_sense, folder', [(0, GPT), (3, BACKPACK)], ids=['gpt2', 'backpack'])
+def test_exported_weights_have_the_references_names(n_sense, folder, tmp_path):
+    """All of them, but for copies of tied weights."""
+    export(lively(n_sense=n_sense, n_layer=3), tmp_path / 'out')
+    _, state = read(tmp_path / 'out')
+    _, published = read(folder)
+    assert state.keys() == published.keys() - COPIES.keys()
+
+
+@pytest.mark.parametrize('place, changes, named', [
+    ('x', {'sense_hidden': 24}, '24'), ('old', {}, 'old'), ('none/x', {}, 'none/x')],
+    ids=['shape', 'exists', 'nowhere'])
+def test_a_refused_export_writes_nothing(place, changes, named, tmp_path):
+    """A shape that the published code has not, a folder with files, one that cannot be made."""
+    (tmp_path / 'old').mkdir()
+    (tmp_path / 'old' / 'mine').touch()
+    with pytest.raises(UserError) as error:
+        export(lively(**changes), tmp_path / place)
+    assert named in str(error.value)
+    assert [path.name for path in tmp_path.rglob('*')] == ['old', 'mine']
+
+
+def export_of_merges(folder: Path, n: int, capsys) -> Backpack:
+    """A model of a vocabulary of n merges, which sample.py exports to a folder in bfloat16."""
+    merges = ['\u0120 t', 'h e', '\u0120t he']
+    model = lively(vocab_size=264, n_vocab=257 + n, n_sense=3).float()
+    model.tokenizer = {'name': 'gpt2', 'merges': merges[:n]}
+    save(f'{folder}-run', model)
+    sample.main(['--from', f'{folder}-run', '--export', str(folder), '--dtype', 'bfloat16'])
+    capsys.readouterr()
+    return model
 
 
 @torch.no_grad()
-def test_a_model_of_a_cut_vocabulary_comes_back_with_its_merges_in_bfloat16(tmp_path, capsys):
-    """--export --dtype bfloat16 rounds weights once and writes the merges; more merges, or damaged ones, or
-    none, are named."""
-    model = lively(vocab_size=264, n_vocab=260, n_sense=3).float()
-    model.tokenizer = {'name': 'gpt2', 'merges': ['\u0120 t', 'h e', '\u0120t he']}
-    save(str(tmp_path / 'run'), model)
-    sample.main(['--from', str(tmp_path / 'run'), '--export', str(tmp_path / 'out'), '--dtype', 'bfloat16'])
-    capsys.readouterr()
-    again, rounded, idx = from_pretrained(tmp_path / 'out'), copy.deepcopy(model).bfloat16().float(), text()
-    assert again.tokenizer == model.tokenizer and again.wte.weight.equal(rounded.wte.weight)
-    assert {w.dtype for w in read(tmp_path / 'out')[1].values()} == {torch.bfloat16}
-    assert again(idx).equal(rounded(idx))
-    file = tmp_path / 'out' / 'merges.txt'
-    for content in ('#version\n\u0120 t\n', '#version\nh e\nh e\nt h\n', '#version\nhe t\n', b'\xff\n'):
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
-        assert f'{file} is neither' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
-    file.unlink()  # the other file has them too
-    assert from_pretrained(tmp_path / 'out').tokenizer == model.tokenizer
+def test_an_export_in_bfloat16_is_rounded_once(tmp_path, capsys):
+    """--export --dtype bfloat16 writes our weights rounded; they come back, and the merges."""
+    model = export_of_merges(tmp_path / 'out', 3, capsys)
+    _, state = read(tmp_path / 'out')
+    assert {weight.dtype for weight in state.values()} == {torch.bfloat16}
+    rounded = copy.deepcopy(model).bfloat16().float()
+    again = from_pretrained(tmp_path / 'out')
+    same(again.state_dict(), rounded.state_dict())
+    assert again(text()).equal(rounded(text()))
+    assert again.tokenizer == model.tokenizer
+
+
+# -----------------------------------------------------------------------------
+# Damaged tokenizers.
+
+
+@pytest.mark.parametrize('change', [
+    {'merges': ['\u0120 t', 'h e']},
+    {'merges': ['h e', '\u0120 t', '\u0120t he']},
+    {'merges': ['\u0120 t', '\u0120t he', 'h e']},
+    {'merges': ['\u0120 t', 'h e', 'h e']},
+    {'merges': 3},
+    {'merges': None},
+    {'vocab': {}},
+    {'vocab': [1]},
+    {'ignore_merges': 1}], ids=str)
+def test_a_damaged_tokenizer_is_named(change, tmp_path, capsys):
+    """Merges that lack, are in another order or join nothing new, and ids that are not theirs."""
+    export_of_merges(tmp_path / 'out', 3, capsys)
     file = tmp_path / 'out' / 'tokenizer.json'
     whole = json.loads(file.read_text())
-    for change in ({'merges': whole['model']['merges'][:2]}, {'vocab': {}}, {'merges': 3},
-                   {'ignore_merges': 1}):
-        file.write_text(json.dumps({'model': whole['model'] | change}))
-        assert f'{file} is neither' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
-    file.unlink()
-    assert 'merges.txt' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
+    file.write_text(json.dumps({**whole, 'model': {**whole['model'], **change}}))
+    assert str(file) in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
 
 
-@pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
-def test_the_box_has_the_code_that_export_writes():
-    """pretrained/english runs in transformers by the same file as any other exported model."""
+@pytest.mark.parametrize('content', [b'', b'\xff', b'[]', b'3', b'{}', b'[' * 99_999])
+def test_a_tokenizer_that_is_none_is_named(content, tmp_path, capsys):
+    """Whatever tokenizer.json holds."""
+    export_of_merges(tmp_path / 'out', 3, capsys)
+    file = tmp_path / 'out' / 'tokenizer.json'
+    file.write_bytes(content)
+    assert str(file) in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
+
+
+def test_a_model_without_its_tokenizer_is_refused(tmp_path, capsys):
+    """One line names the file that lacks, where the vocabulary is not as large as GPT-2's."""
+    export_of_merges(tmp_path / 'out', 3, capsys)
+    (tmp_path / 'out' / 'tokenizer.json').unlink()
+    assert 'tokenizer.json' in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, capsys):
+    """One line has both numbers of ids."""
+    export_of_merges(tmp_path / 'out', 3, capsys)
+    export_of_merges(tmp_path / 'other', 2, capsys)
+    shutil.copy(tmp_path / 'other' / 'tokenizer.json', tmp_path / 'out')
+    line = error_of(sample, capsys, '--from', str(tmp_path / 'out'))
+    assert '259' in line
+    assert '260' in line
+
+
+# -----------------------------------------------------------------------------
+# The model that comes with the code.
+
+
+@needs_english
+def test_english_has_the_code_that_export_writes():
+    """It runs in transformers by the same file as any other exported model."""
     assert (ENGLISH / CODE.name).read_bytes() == CODE.read_bytes()
 
 
-@pytest.mark.parametrize('vocab_size, ids, name', [(50257, 50257, 'gpt2'), (50264, 50257, 'gpt2'),
-                                                   (50000, 50000, None), (60000, 60000, None)])
-def test_a_vocabulary_as_large_as_gpt2s_is_gpt2s(vocab_size, ids, name, tmp_path):
-    """50,257 ids and a few rows of padding have its tokenizer; another size has none we know, no padding."""
-    export(Backpack(Config(4, vocab_size, n_layer=1, n_head=1, n_embd=4, n_sense=2)), tmp_path / 'out')
-    settings, state = read(tmp_path / 'out')
-    del settings['n_vocab']
-    model = from_pretrained(written(tmp_path, settings, state))
-    assert model.config.n_vocab == ids and model.tokenizer == (name and {'name': name})
+@needs_english
+def test_english_has_the_tokenizer_that_export_writes():
+    """Made anew from its merges it is the same, and there is no merges.txt beside it."""
+    written = json.loads((ENGLISH / 'tokenizer.json').read_text(encoding='utf-8'))
+    assert tokenizer_files(read_tokenizer(ENGLISH))['tokenizer.json'] == written
+    assert not (ENGLISH / 'merges.txt').exists()
 
 
-WPE, FC = 'backpack.gpt2_model.wpe.weight', 'backpack.gpt2_model.h.0.mlp.c_fc.'
+@needs_english
+def test_english_is_small():
+    """Its files are quick to fetch."""
+    assert (ENGLISH / 'model.safetensors').stat().st_size < 26e6
+    assert (ENGLISH / 'tokenizer.json').stat().st_size < 600e3
 
 
-@pytest.mark.parametrize('key, change, message', [
-    (f'{FC}bias', None, f'missing weight {FC}bias'), ('x.y', torch.zeros(3), 'unexpected weight x.y'),
-    (f'{FC}weight', torch.t, f'{FC}weight is no tensor of real numbers of shape (32, 128)'),
-    ('lm_head.weight', lambda w: w + 1, 'lm_head.weight differs from backpack.gpt2_model.wte.weight'),
-    (WPE, 3, 'other embeddings'), ('n_positions', 1 << 31, 'other embeddings'),
-    (WPE, lambda w: w * 1j, 'wpe.weight is no tensor'),
-    (WPE, lambda w: w * math.nan, 'wpe.weight holds numbers that are not finite'),
-    ('model_type', 'llama', 'model_type is llama'), ('n_embd', None, 'n_embd'), ('n_embd', 33, 'n_embd = 33'),
-    ('activation_function', 'relu', 'activation_function is relu'), ('n_positions', 'x', "'x'"),
-    ('sense_intermediate_scale', 2, 'sense_intermediate_scale is 2'), ('n_layer', 10**9, 'number of layers'),
-    ('num_senses', None, 'num_senses is missing'), ('vocab_size', 1 << 50, 'other embeddings')])
-def test_another_architecture_is_refused_by_name(key, change, message, tmp_path):
-    """A weight or a setting that is missing, foreign or no number is an error of one line that names it."""
-    both = read(FIXTURES / BACKPACK)
-    here = both['.' in key]  # settings or weights
-    here[key] = change(here[key]) if callable(change) else change
+@needs_english
+def test_english_loses_her_right_after_the_installation(tmp_path):
+    """With no vocabulary, no network and no run: nurse:10 off lowers she and raises he."""
+    argv = [sys.executable, ROOT / 'sample.py', '--senses-off', 'nurse:10', '--json', 'x.json']
+    nothing = {'HF_HUB_OFFLINE': '1', 'TIKTOKEN_CACHE_DIR': str(tmp_path),
+               'https_proxy': 'http://127.0.0.1:9'}
+    done = subprocess.run(argv, cwd=tmp_path, env=os.environ | nothing, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'Backpack english' in done.stdout
+    tables = json.loads((tmp_path / 'x.json').read_text())['tables']
+    probs = {word: (before, after) for word, before, after, *_ in tables['next words']['rows']}
+    she_before, she_after = probs["' she'"]
+    he_before, he_after = probs["' he'"]
+    assert he_after > he_before
+    assert she_before / he_before > 1.5 * she_after / he_after
+
+
+@pytest.mark.slow
+@needs_english
+def test_sense_10_of_english_holds_most_of_the_bias():
+    """eval.py gender chooses it by the paper's other prompts."""
+    as_it_is, without, _ = gender_rows(load_subject('english', 'cpu'))
+    assert without.change == 'without sense 10'
+    assert without.ratio < 0.85 * as_it_is.ratio
+
+
+# -----------------------------------------------------------------------------
+# Other architectures and damaged weights.
+
+FC = 'backpack.gpt2_model.h.0.mlp.c_fc'
+CHANGES = {  # what is changed, how (None: it is gone), and what the line names
+    'a bias lacks': (f'{FC}.bias', None, 'mlp.c_fc.bias'),
+    'a weight too many': ('x.y', lambda w: torch.zeros(3), 'x.y'),
+    'a shape': (f'{FC}.weight', torch.t, 'mlp.c_fc.weight'),
+    'a tied copy': ('lm_head.weight', lambda w: w + 1, 'lm_head.weight'),
+    'complex numbers': (f'{FC}.bias', lambda w: w * 1j, 'mlp.c_fc.bias'),
+    'no number': (f'{FC}.bias', lambda w: w * math.nan, 'mlp.c_fc.bias'),
+    'infinity': (f'{FC}.bias', lambda w: w + math.inf, 'mlp.c_fc.bias'),
+    'no width': ('n_embd', None, 'n_embd'),
+    'an odd width': ('n_embd', lambda n: 33, '33'),
+    'many positions': ('n_positions', lambda n: 1 << 31, 'wpe.weight'),
+    'no positions': ('n_positions', lambda n: 'x', "'x'"),
+    'many layers': ('n_layer', lambda n: 10**9, '1000000000'),
+    'many ids': ('vocab_size', lambda n: 1 << 50, 'wte.weight'),
+    'no senses': ('num_senses', None, 'sense_network.ln_0.weight'),
+    'another model': ('model_type', lambda name: 'llama', 'llama'),
+    'another activation': ('activation_function', lambda name: 'relu', 'relu'),
+    'another sense MLP': ('sense_intermediate_scale', lambda n: 2, 'sense_intermediate_scale')}
+
+
+@pytest.mark.parametrize('safe', [False, True], ids=['torch.save', 'safetensors'])
+@pytest.mark.parametrize('what', CHANGES)
+def test_another_architecture_is_refused_by_name(what, safe, tmp_path, capsys):
+    """A weight or a setting that is missing, foreign or no number is named in one line."""
+    key, change, named = CHANGES[what]
+    settings, state = read(BACKPACK)
+    changed = state if '.' in key else settings
     if change is None:
-        del here[key]
-    for safe in (False, True)[:1 + all(isinstance(w, torch.Tensor) for w in both[1].values())]:
-        with pytest.raises(UserError) as error:
-            from_pretrained(written(tmp_path, *both, safe))
-        assert message in str(error.value) and '\n' not in str(error.value)
+        del changed[key]
+    else:
+        changed[key] = change(changed.get(key))
+    folder = write(tmp_path / 'published', settings, state, safe)
+    line = error_of(sample, capsys, '--from', str(folder))
+    assert str(folder) in line
+    assert named in line
 
 
-@torch.no_grad()
-@pytest.mark.parametrize('kind', ['safetensors', 'bin'])
-def test_weights_in_several_files_are_those_of_one(kind, tmp_path):
-    """By their index; a file that is missing, elsewhere or none of weights, and a damaged index are named."""
-    (settings, state), expected = read(FIXTURES / BACKPACK), from_pretrained(FIXTURES / BACKPACK)
-    name = {'safetensors': 'model', 'bin': 'pytorch_model'}[kind]
-    places = {key: f'{name}-{i % 2 + 1:05d}-of-00002.{kind}' for i, key in enumerate(state)}
-    for file in set(places.values()):
-        part = {key: w.clone().contiguous() for key, w in state.items() if places[key] == file}
-        (save_file if kind == 'safetensors' else torch.save)(part, tmp_path / file)
-    (tmp_path / 'config.json').write_text(json.dumps(settings))
-    index = tmp_path / f'{name}.{kind}.index.json'
-    index.write_text(json.dumps({'weight_map': places}))
-    assert from_pretrained(tmp_path)(text()).equal(expected(text()))
-    for content, message in (
-            (places | {'x': '../y.bin'}, 'no index'), (places | {'x': f'no.{kind}'}, 'no such'),
-            ({'x': 'config.json'}, 'no index'), ({}, 'no index'), ([], 'no index')):
-        index.write_text(json.dumps({'weight_map': content}))
-        with pytest.raises(UserError, match=message):
-            from_pretrained(tmp_path)
+@pytest.mark.parametrize('value', [3, None, 'x', [1.0], {}], ids=str)
+def test_a_weight_that_is_no_tensor_is_refused(value, tmp_path, capsys):
+    """Which a file of torch.save can hold; the line names the folder."""
+    settings, state = read(BACKPACK)
+    folder = write(tmp_path / 'published', settings, {**state, f'{FC}.bias': value})
+    assert str(folder) in error_of(sample, capsys, '--from', str(folder))
 
 
-TRANSFORMERS = os.environ.get('TRANSFORMERS_PYTHON') or (
-    importlib.util.find_spec('transformers') and sys.executable)
+@pytest.mark.parametrize('share', [0, 1e-4, 0.01, 0.5, 0.99999])
+def test_safe_weights_cut_short_are_named(share, tmp_path, capsys):
+    """Whatever is left of the file."""
+    folder = write(tmp_path / 'published', *read(BACKPACK), safe=True)
+    file = folder / 'model.safetensors'
+    whole = file.read_bytes()
+    file.write_bytes(whole[:int(share * len(whole))])
+    assert str(file) in error_of(sample, capsys, '--from', str(folder))
+
+
+@pytest.mark.parametrize('name', ['vocab_size', 'n_vocab', 'n_head', 'n_embd', 'num_senses'])
+def test_a_setting_that_is_no_number_is_refused(name, tmp_path, capsys):
+    """A word in its place, as in a damaged config.json."""
+    settings, state = read(BACKPACK)
+    folder = write(tmp_path / 'published', settings | {name: 'many'}, state)
+    assert str(folder) in error_of(sample, capsys, '--from', str(folder))
+
+
+@pytest.mark.parametrize('name', ['config.json', 'pytorch_model.bin'])
+def test_a_folder_without_one_of_its_files_is_named(name, tmp_path, capsys):
+    """Settings or weights lack, as where they are in shards."""
+    folder = write(tmp_path / 'published', *read(BACKPACK))
+    (folder / name).unlink()
+    assert str(folder) in error_of(sample, capsys, '--from', str(folder))
+
+
+# -----------------------------------------------------------------------------
+# Hugging Face transformers.
+
+TRANSFORMERS = os.environ.get('TRANSFORMERS_PYTHON')  # a Python that has it
+if not TRANSFORMERS and importlib.util.find_spec('transformers'):
+    TRANSFORMERS = sys.executable
 THERE = """
 import json, sys, torch
+from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoTokenizer
 folder, again = sys.argv[1:]
 asked = json.load(open(folder + '.json'))
-model, tokenizer = (kind.from_pretrained(folder, trust_remote_code=True)
-                    for kind in (AutoModelForCausalLM, AutoTokenizer))
-idx, n = torch.tensor(asked['idx']), len(asked['idx'][0])
-left, mask = torch.nn.functional.pad(idx, (3, 0)), torch.nn.functional.pad(torch.ones_like(idx), (3, 0))
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+idx = torch.tensor(asked['idx'])
+ones = torch.ones_like(idx)
 with torch.no_grad():
-    answer = {'logits': model(idx).logits.clamp(min=-1e9).tolist(),
-              'padded': model(left, attention_mask=mask).logits[:, -1].clamp(min=-1e9).tolist(),
-              'written': model.generate(idx, attention_mask=torch.ones_like(idx), max_new_tokens=4,
-                                        do_sample=False).tolist(),
-              'ids': [tokenizer(text)['input_ids'] for text in asked['texts']]}
+    logits = model(idx).logits
+    padded = model(pad(idx, (3, 0)), attention_mask=pad(ones, (3, 0))).logits[:, -1]
+    written = model.generate(idx, attention_mask=ones, max_new_tokens=4, do_sample=False)
+answer = {'logits': logits.clamp(min=-1e9).tolist(),
+          'padded': padded.clamp(min=-1e9).tolist(),
+          'written': written.tolist(),
+          'ids': [tokenizer(text)['input_ids'] for text in asked['texts']]}
 model.save_pretrained(again)
 tokenizer.save_pretrained(again)
 json.dump(answer, open(folder + '.json', 'w'))
 """
+ASKED = ['the nurse said', " I'm  don't\n\n1234 é 😀 x\u0301", ' a the\tnurses', 'שלום']
+VOCABULARIES = {
+    'words': words_tokenizer([' a', ' nurse', ' the', 'é']),
+    'merges': {'name': 'gpt2',
+               'merges': ['\u0120 t', 'h e', '\u0120t he', 'n u', 'r s', 'nu rs']}}
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not TRANSFORMERS, reason='no transformers: pip install it, or set TRANSFORMERS_PYTHON')
-@pytest.mark.parametrize('n_sense', [3, 0])
-@pytest.mark.parametrize('words', ['toy', 'cut'])
-def test_transformers_runs_what_we_export_and_we_read_what_it_saves(words, n_sense, tmp_path):
-    """Our logits, text, ids and padding in transformers, offline; and back from there exactly."""
-    torch.manual_seed(0)
-    merges = ['\u0120 t', 'h e', '\u0120t he', 'n u', 'r s', 'nu rs']
-    tokenizer = {'name': 'gpt2', 'merges': merges}
-    if words == 'toy':
-        tokenizer = toy_tokenizer([' a', ' nurse', ' the', 'é'])
-    encoding = load_tokenizer(tokenizer)
-    model = lively(vocab_size=320, n_vocab=encoding.n_vocab, n_sense=n_sense).float()
-    model.tokenizer = tokenizer
-    folder, idx = tmp_path / 'out', torch.randint(encoding.n_vocab, (2, 9))
-    export(model, folder)
-    texts = ['the nurse said', " I'm  don't\n\n1234 é 😀 x\u0301", ' a the\tnurses', 'שלום']
-    Path(f'{folder}.json').write_text(json.dumps({'idx': idx.tolist(), 'texts': texts}))
-    env = os.environ | {'HF_HUB_OFFLINE': '1', 'HF_HOME': str(tmp_path / 'hf')}
-    done = subprocess.run([TRANSFORMERS, '-c', THERE, folder, tmp_path / 'again'], capture_output=True,
-                          text=True, env=env)
+def ask_transformers(folder: Path, again: Path, idx: Tensor) -> dict:
+    """What transformers, offline, computes from a folder, whose model it then saves in another."""
+    file = Path(f'{folder}.json')
+    file.write_text(json.dumps({'idx': idx.tolist(), 'texts': ASKED}))
+    env = os.environ | {'HF_HUB_OFFLINE': '1', 'HF_HOME': f'{folder}-hf'}
+    argv = [TRANSFORMERS, '-c', THERE, folder, again]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    answer = json.loads(Path(f'{folder}.json').read_text())
-    with torch.no_grad():
-        logits = model(idx)[..., :encoding.n_vocab]
-    found = torch.tensor(answer['logits'])[..., :encoding.n_vocab]
-    assert torch.allclose(found, logits, rtol=0, atol=1e-4)
+    return json.loads(file.read_text())
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.skipif(not TRANSFORMERS, reason='no transformers; TRANSFORMERS_PYTHON can name it')
+@pytest.mark.parametrize('n_sense', [3, 0])
+@pytest.mark.parametrize('words', VOCABULARIES)
+def test_transformers_runs_what_we_export(words, n_sense, tmp_path):
+    """Our logits, ids, text and padding, offline; and what it saves is our model exactly."""
+    tokenizer = VOCABULARIES[words]
+    encoding = load_tokenizer(tokenizer)
+    n_vocab = encoding.n_vocab
+    model = lively(vocab_size=320, n_vocab=n_vocab, n_sense=n_sense).float()
+    model.tokenizer = tokenizer
+    export(model, tmp_path / 'out')
+    torch.manual_seed(0)
+    idx = torch.randint(n_vocab, (2, 9))
+    answer = ask_transformers(tmp_path / 'out', tmp_path / 'again', idx)
+    logits = model(idx)[..., :n_vocab]
+    theirs = torch.tensor(answer['logits'])[..., :n_vocab]
+    assert torch.allclose(theirs, logits, rtol=0, atol=1e-4)
+    assert answer['ids'] == [encoding.encode_ordinary(text) for text in ASKED]
     if n_sense:  # GPT-2 of transformers counts padding as positions
-        padded = torch.tensor(answer['padded'])[..., :encoding.n_vocab]
+        padded = torch.tensor(answer['padded'])[..., :n_vocab]
         assert torch.allclose(padded, logits[:, -1], rtol=0, atol=1e-4)
         assert answer['written'] == model.generate(idx, 4, temperature=0.0).tolist()
-    assert answer['ids'] == [encoding.encode_ordinary(text) for text in texts]
     again = from_pretrained(tmp_path / 'again')
-    assert again.tokenizer == tokenizer and again.config == model.config
-    assert all(torch.equal(w, again.state_dict()[key]) for key, w in model.state_dict().items())
+    assert again.tokenizer == tokenizer
+    assert again.config == model.config
+    same(again.state_dict(), model.state_dict())
 
 
-def test_safe_weights_cut_short_are_one_line(tmp_path):
-    """Whatever is left of the file: its name, and what to do."""
-    settings, state = read(FIXTURES / BACKPACK)
-    file = written(tmp_path, settings, state, safe=True) / 'model.safetensors'
-    whole = file.read_bytes()
-    for n in (0, 5, 1000, len(whole) - 1):
-        file.write_bytes(whole[:n])
-        with pytest.raises(UserError, match=f'^{file} is damaged or holds no weights .*fetch it again$'):
-            from_pretrained(tmp_path)
+# -----------------------------------------------------------------------------
+# The Hugging Face Hub.
+
+COMMIT = 40 * '1'
 
 
 class Hub(SimpleHTTPRequestHandler):
@@ -316,81 +567,84 @@ class Hub(SimpleHTTPRequestHandler):
     def end_headers(self):
         """Two more headers."""
         self.send_header('ETag', f'"{Path(self.path).name}"')  # the client makes a path of it
-        self.send_header('X-Repo-Commit', 40 * '1')
+        self.send_header('X-Repo-Commit', COMMIT)
         super().end_headers()
 
 
+def put_on_hub(root: Path, name: str, model: Backpack, hidden: str = '') -> None:
+    """Put an exported model on the stand-in, without listing the hidden file."""
+    files = root / name / 'resolve' / COMMIT
+    api = root / 'api' / 'models' / name
+    files.parent.mkdir(parents=True)
+    export(model, files)
+    entries = []
+    for path in sorted(files.iterdir()):
+        if path.name != hidden:
+            entries.append({'type': 'file', 'path': path.name, 'oid': path.name,
+                            'size': path.stat().st_size})
+    siblings = [{'rfilename': entry['path']} for entry in entries]
+    about = json.dumps({'id': name, 'sha': COMMIT, 'siblings': siblings})
+    (api / 'tree').mkdir(parents=True)
+    (api / 'tree' / COMMIT).write_text(json.dumps(entries))
+    (api / 'revision').mkdir()
+    (api / 'revision' / 'main').write_text(about)
+    (api / 'index.html').write_text(about)
+
+
 @pytest.fixture
-def hub(tmp_path):
-    """Address of a Hub that has owner/tiny and owner/empty, which has no weights."""
+def places(tmp_path):
+    """Where a Hub can be: one with owner/tiny, and owner/empty without weights; dead; silent."""
     model = lively(vocab_size=264, n_vocab=258).float()
-    model.tokenizer = toy_tokenizer(['a nurse'])
-    for name in ('tiny', 'empty'):
-        files, api = tmp_path / 'owner' / name / 'resolve' / (40 * '1'), tmp_path / 'api/models/owner' / name
-        for folder in (files.parent, api / 'tree', api / 'revision'):
-            folder.mkdir(parents=True)
-        export(model, files)
-        entries = [{'type': 'file', 'path': path.name, 'oid': path.name, 'size': path.stat().st_size}
-                   for path in sorted(files.iterdir()) if name == 'tiny' or 'model' not in path.name]
-        (api / 'tree' / (40 * '1')).write_text(json.dumps(entries))
-        for path in (api / 'index.html', api / 'revision' / 'main'):
-            path.write_text(json.dumps({'id': f'owner/{name}', 'sha': 40 * '1', 'siblings': [
-                {'rfilename': entry['path']} for entry in entries]}))
+    model.tokenizer = words_tokenizer(['a nurse'])
+    put_on_hub(tmp_path, 'owner/tiny', model)
+    put_on_hub(tmp_path, 'owner/empty', model, hidden='model.safetensors')
     server = ThreadingHTTPServer(('127.0.0.1', 0), partial(Hub, directory=tmp_path))
     Thread(target=server.serve_forever, daemon=True).start()
-    yield f'http://127.0.0.1:{server.server_port}'
+    with socket.create_server(('127.0.0.1', 0)) as silent:
+        ports = {'hub': server.server_port, 'dead': 9, 'silent': silent.getsockname()[1]}
+        yield {name: f'http://127.0.0.1:{port}' for name, port in ports.items()}
     server.shutdown()
 
 
-@pytest.mark.slow
-def test_a_hub_name_is_fetched_once_or_refused_in_one_line(hub, tmp_path):
-    """Without a network, an answer, such a name or weights an error takes 40 seconds at most."""
-    def ask(name: str, endpoint: str) -> subprocess.CompletedProcess:  # which the client reads on import
-        env = {'HF_ENDPOINT': endpoint, 'HF_HOME': f'{tmp_path}/hf', 'HF_HUB_DISABLE_PROGRESS_BARS': '1',
-               'HF_HUB_OFFLINE': '0'}
-        argv = [sys.executable, ROOT / 'sample.py', '--from', name, '--export', tmp_path / 'out']
-        return subprocess.run(argv, capture_output=True, text=True, env=os.environ | env, timeout=90)
+def ask_hub(name: str, endpoint: str, folder: Path) -> subprocess.CompletedProcess:
+    """Export a model of the Hub to folder/out, in a process: its client reads these on import."""
+    env = {'HF_ENDPOINT': endpoint, 'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '0',
+           'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
+    argv = [sys.executable, ROOT / 'sample.py', '--from', name, '--export', folder / 'out']
+    return subprocess.run(argv, capture_output=True, text=True, env=os.environ | env, timeout=90)
 
-    nowhere, fetched = 'http://127.0.0.1:9', 'cannot be fetched'
-    with socket.create_server(('127.0.0.1', 0)) as silent:
-        for name, endpoint, why in (
-                ('owner/tiny', nowhere, fetched), ('owner/none', hub, fetched),
-                ('owner/empty', hub, 'model.safetensors'),
-                ('gpt2', 'http://127.0.0.1:{1}'.format(*silent.getsockname()), fetched)):
-            start, done = time.time(), ask(name, endpoint)
-            assert done.returncode == 2 and done.stderr.count('\n') == 1 and time.time() - start < 40
-            assert why in done.stderr and not (tmp_path / 'out').exists()
-    for endpoint in (hub, nowhere):
-        done = ask('owner/tiny', endpoint)
+
+@pytest.mark.parametrize('name', ['owner/a--b', 'runs/toy.'])
+def test_a_name_that_no_repository_can_have_is_one_line(name):
+    """The Hub's client refuses it before it asks anyone."""
+    with pytest.raises(UserError, match=name):
+        from_pretrained(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, place, named', [
+    ('owner/tiny', 'dead', 'owner/tiny'), ('owner/none', 'hub', 'owner/none'),
+    ('owner/empty', 'hub', 'pytorch_model.bin'), ('gpt2', 'silent', 'gpt2')],
+    ids=['dead', 'no such', 'no weights', 'silent'])
+def test_a_hub_that_has_it_not_is_one_line(name, place, named, places, tmp_path):
+    """Without a network, an answer, such a name or weights it takes 40 seconds at most."""
+    start = time.time()
+    done = ask_hub(name, places[place], tmp_path)
+    assert time.time() - start < 40
+    assert done.returncode == 2
+    assert done.stderr.count('\n') == 1
+    assert named in done.stderr
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.slow
+def test_a_hub_name_is_fetched_once(places, tmp_path):
+    """The second time needs no network, and gives the same weights and settings."""
+    for place in ('hub', 'dead'):
+        done = ask_hub('owner/tiny', places[place], tmp_path)
         assert done.returncode == 0, done.stderr
-        theirs, ours = read(tmp_path / 'owner/tiny/resolve' / (40 * '1')), read(tmp_path / 'out')
-        assert theirs[0] == ours[0] and all(torch.equal(w, ours[1][key]) for key, w in theirs[1].items())
+        settings, state = read(tmp_path / 'out')
+        their_settings, their_state = read(tmp_path / 'owner' / 'tiny' / 'resolve' / COMMIT)
+        assert settings == their_settings
+        same(state, their_state)
         shutil.rmtree(tmp_path / 'out')
-
-
-@pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
-def test_english_shows_its_gender_sense_right_after_the_installation(tmp_path):
-    """With no vocabulary at hand, no network and no run: nurse:10 off lowers she and raises he."""
-    argv = [sys.executable, ROOT / 'sample.py', '--senses-off', 'nurse:10', '--json', 'x.json']
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {
-        'HF_HUB_OFFLINE': '1', 'TIKTOKEN_CACHE_DIR': str(tmp_path), 'https_proxy': 'http://127.0.0.1:9'})
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / 'x.json').read_text())['tables']['next words']['rows']
-    (she, less), (he, more) = next(row[1:3] for row in rows if row[0] == "' she'"), next(
-        row[1:3] for row in rows if row[0] == "' he'")
-    assert she / he > 1.5 * less / more and more > he and 'Backpack english' in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
-def test_sense_10_of_english_is_the_one_that_holds_most_of_the_bias():
-    """eval.py gender chooses it by the paper's other prompts; and the files are as small as promised."""
-    s, sizes = load('english', 'cpu'), {path.name: path.stat().st_size for path in ENGLISH.iterdir()}
-    assert (ENGLISH / CODE.name).read_bytes() == CODE.read_bytes()
-    assert sizes['model.safetensors'] < 26e6 and sizes['merges.txt'] < 300e3
-    rows = gender_rows(s)
-    assert rows[1].change == 'without sense 10'
-    assert rows[1].ratio < 0.85 * rows[0].ratio
-    again = read_tokenizer(ENGLISH, s.model.config.n_vocab)
-    assert again == s.model.tokenizer and tokenizer_files(again)['tokenizer.json'] == json.loads(
-        (ENGLISH / 'tokenizer.json').read_text())

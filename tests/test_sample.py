@@ -1,55 +1,26 @@
-"""Claims about sample.py on the trained toy: what it prints is what the model and its senses say."""
+"""Claims about sample.py on a trained toy: it prints what the model and its senses say."""
 
 import copy
 import json
 import os
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import error_of, say
+from helpers import World, error_of, say
 from torch import Tensor
 
 import sample
 import senses
-from model import Backpack
+from model import Backpack, Edit
 from rucksack import published
-from rucksack.data import load_tokenizer
-from rucksack.grammar import PROMPT, bag_of_words, make_edit, read_prompt, shown, word_id
-from rucksack.published import from_pretrained
-from senses import STRENGTHS, affinities, compose, edited, load_edit, replace_word, scale_senses, topic
+from rucksack.phrases import bag_ids, load_edit, make_edit, parse_edits, quoted
+from senses import STRENGTHS, affinities, compose, edited, replace_word, scale_senses, topic
 
-
-class World:
-    """A model, its words, and the prompt that it is asked about."""
-
-    def __init__(self, source: str = 'out/toy', prompt: str = PROMPT):
-        self.model = from_pretrained(source).requires_grad_(False)
-        self.encoding = load_tokenizer(self.model.tokenizer)
-        self.ids = read_prompt(prompt, self.encoding, self.model.config.block_size)[0]
-        self.idx, self.E = torch.tensor([self.ids]), self.model.wte.weight[:self.encoding.n_vocab]
-        self.id = partial(word_id, self.encoding)
-
-    def probs(self, *edits) -> Tensor:
-        """Probabilities of the next word under edits one after another: (V,)."""
-        C = edited(self.model, self.idx, compose(list(edits)))
-        return self.model(self.idx, C=C)[0, -1, :len(self.E)].double().softmax(-1)
-
-    def top(self, scores: Tensor, n: int) -> list:
-        """The n largest of scores (V,) as [word, score]."""
-        return [[shown(self.encoding, v), scores[v].item()] for v in scores.topk(n).indices.tolist()]
-
-    def next_words(self, *columns: Tensor) -> list:
-        """The ten likeliest words of the first and of the last column, and the six that differ most, in all
-        columns and in two bars."""
-        ids = {v for probs in (columns[0], columns[-1]) for v in probs.topk(10).indices.tolist()}
-        moved = (columns[-1] - columns[0]).abs()
-        ids |= {v for v in moved.topk(6).indices.tolist() if moved[v] > 1e-4}
-        return [[shown(self.encoding, v), *(p[v].item() for p in (*columns, columns[0], columns[-1]))]
-                for v in sorted(ids, key=lambda v: -max(p[v].item() for p in columns))]
+SHORT = ['--num-samples', '1', '--max-new-tokens', '1']
+SENSES = range(16)
 
 
 @pytest.fixture
@@ -60,218 +31,471 @@ def world(out) -> World:
 
 def ask(capsys, *argv: str) -> dict[str, list]:
     """The rows of the tables of a command, as --json writes them."""
-    say(sample, capsys, *argv, '--json', 'tables.json', '--num-samples', '1', '--max-new-tokens', '1')
-    return {name: t['rows'] for name, t in json.loads(Path('tables.json').read_text())['tables'].items()}
+    say(sample, capsys, *argv, '--json', 'tables.json', *SHORT)
+    tables = json.loads(Path('tables.json').read_text())['tables']
+    return {name: table['rows'] for name, table in tables.items()}
 
 
-def same(a, b) -> bool:
-    """Two tables are the same, numbers to 1e-4."""
-    if isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b if isinstance(b, str) else abs(a - b) < 1e-4
+def assert_same(found, expected) -> None:
+    """Assert that two tables, rows or cells are the same, numbers to 1e-4."""
+    if isinstance(expected, list):
+        assert len(found) == len(expected)
+        for its, wanted in zip(found, expected):
+            assert_same(its, wanted)
+    elif isinstance(expected, str):
+        assert found == expected
+    else:
+        assert found == pytest.approx(expected, abs=1e-4, rel=0)
+
+
+# -----------------------------------------------------------------------------
+# Edits.
+
+
+def without(world: World, word: str, numbers: list[int]) -> Edit:
+    """The edit that turns senses of a word off, by a loop."""
+    v = world.id(word)
+
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        C = C.clone()
+        for j in range(idx.shape[1]):
+            for l in numbers:
+                if idx[0, j] == v:
+                    C[0, j, l] = 0
+        return C
+    return edit
+
+
+@pytest.mark.parametrize('flags, numbers', [
+    ('nurse:3,5', [3, 5]), ('nurse:3 nurse:5', [3, 5]), ('nurse:3 --senses-off nurse:5', [3, 5]),
+    ('sheriff:0', [])])
+def test_an_edit_shows_the_next_words_before_and_after(flags, numbers, world, capsys):
+    """They are those of senses turned off by hand; a word that is not there changes nothing."""
+    after = world.probs(without(world, 'nurse', numbers))
+    rows = ask(capsys, '--senses-off', *flags.split())['next words']
+    assert_same(rows, world.next_words(world.probs(), after))
+
+
+def test_a_pair_turns_off_the_sense_that_most_separates_it(world, capsys):
+    """It is printed which, what the chances are, and which words are not in the prompt."""
+    C = world.model.senses(torch.tensor(world.id('nurse')))  # (k, d)
+    direction = world.E[world.id('she')] - world.E[world.id('he')]
+    best = (C @ direction).abs().argmax().item()
+    expected = world.next_words(world.probs(), world.probs(without(world, 'nurse', [best])))
+    argv = ['--senses-off', 'nurse:she/he', 'sheriff:0']
+    assert_same(ask(capsys, *argv)['next words'], expected)
+    said = say(sample, capsys, *argv, *SHORT)
+    for word, before, after, *_ in expected:
+        assert re.search(rf'\n{re.escape(word)} +{before:.3f}  {after:.3f}', said), word
+    assert f'\nOff: sense {best} of nurse, ' in said
+    assert '\nOff: sense 0 of sheriff (not in the prompt)\n' in said
+
+
+def test_all_edits_add_up_in_one_command(out, capsys):
+    """Senses off and scaled, replaced words and topics are one edit, which writes the texts too."""
+    start = 'The MacBook is made by'
+    world = World(prompt=start)
+    model = world.model
+    macbook, apple, hp, iphone, sony, verb = (
+        world.id(word) for word in ('MacBook', 'Apple', 'HP', 'iPhone', 'Sony', 'is'))
+    film = affinities(model, [bag_ids(world.encoding, ['film', 'tv', 'video'])])[0]
+    food = affinities(model, [bag_ids(world.encoding, ['food', 'soup'])])[0]
+    edits = [
+        scale_senses(None, [2], 0.0),
+        scale_senses([verb], [3, 4, 5], 0.5),
+        replace_word(model, [macbook], apple, hp),
+        replace_word(model, [iphone], apple, sony),
+        topic(model, film, STRENGTHS[1]),
+        topic(model, food, (3, 2, 1.5, 1))]
+    argv = ['--start', start, '--temperature', '0',
+            '--senses-off', '*:2', '--senses-scale', 'is:3-5=0.5',
+            '--replace', 'MacBook: Apple -> HP', 'iPhone:Apple->Sony',
+            '--topic', 'film_tv_video', 'food, soup', '--strength', '1', '3,2,1.5,1']
+    rows = ask(capsys, *argv)['next words']
+    assert_same(rows, world.next_words(world.probs(), world.probs(*edits)))
+
+    made = model.generate(world.idx, 60, temperature=0, edit=compose(edits))
+    said = say(sample, capsys, *argv)
+    assert f'\nafter 1: {up_to_its_end(world, made[0].tolist())}\n' in said
+    assert "what MacBook says of ' Apple' it says of ' HP'\n" in said
+    assert '\nTopic: film, tv, ' in said
+
+
+# -----------------------------------------------------------------------------
+# Files of edits.
+
+EDIT = ['--senses-off', 'nurse:3,5', '--senses-scale', 'nurse:she/he=.5',
+        '--replace', 'nurse: she->he', '--topic', 'music', 'gaming', '--strength', '3', '1,2,1,1']
+TEXTS = {
+    'senses_off': ['nurse:3,5'],
+    'senses_scale': ['nurse:she/he=.5'],
+    'replace': ['nurse: she->he'],
+    'topic': ['music', 'gaming'],
+    'strength': ['3', '1,2,1,1']}
+
+
+def test_an_edit_that_is_saved_prints_the_same(out, capsys):
+    """From its file it gives the lines, the tables and the text that its flags give."""
+    said = say(sample, capsys, *EDIT, '--save-edit', 'e.json')
+    assert say(sample, capsys, '--edit', 'e.json') == said
+
+
+def test_an_edit_that_is_saved_goes_with_others(out, capsys):
+    """The edits of the command line are made too, with their own strength."""
+    say(sample, capsys, *EDIT, '--save-edit', 'e.json', *SHORT)
+    said = say(sample, capsys, '--senses-off', 'nurse:3,5', 'nurse:7', '--topic', 'sports',
+               '--edit', 'e.json', *SHORT)
+    assert said.count('Off: ') == 3
+    assert said.count('senses times 2.2, 2.2, 1.5, 1\n') == 1
+
+
+def test_an_edit_that_is_saved_is_loaded_in_python(world, capsys):
+    """It gives the senses that its phrases give; the file has them, and the vocabulary."""
+    say(sample, capsys, *EDIT, '--save-edit', 'e.json', *SHORT)
+    n_vocab = world.model.config.n_vocab
+    saved = json.loads(Path('e.json').read_text())
+    assert saved == {'vocabulary': n_vocab, 'edits': TEXTS}
+    C = world.model.senses(world.idx)
+    edit, _ = make_edit(parse_edits(TEXTS), world.model, world.encoding)
+    found = load_edit('e.json', world.model)(world.idx, C)
+    assert torch.equal(found, edit(world.idx, C))
+    assert not torch.equal(found, C)
+
+
+@pytest.mark.parametrize('change, offending', [
+    ({'vocabulary': 7}, 'e.json'), ({'edits': {}}, 'e.json'),
+    ({'edits': TEXTS | {'replace': ['nurse: she -> yak']}}, "'yak'")])
+def test_a_file_of_edits_that_does_not_fit_is_one_line(change, offending, world, capsys):
+    """The line names the file, or the word that is not there, and no table is printed."""
+    contents = {'vocabulary': world.model.config.n_vocab, 'edits': TEXTS} | change
+    Path('e.json').write_text(json.dumps(contents))
+    said = error_of(sample, capsys, '--edit', 'e.json', '--device', 'cpu', printed=1)
+    assert offending in said
+
+
+# -----------------------------------------------------------------------------
+# Texts.
+
+DRAWN = ['--seed', '3', '--num-samples', '3', '--temperature', '0.7', '--top-k', '5']
+
+
+def up_to_its_end(world: World, ids: list[int]) -> str:
+    """A text up to its end-of-text; one at its beginning stands for an empty prompt."""
+    eot = world.encoding.eot_token
+    if ids[0] == eot:
+        ids = ids[1:]
+    if eot in ids:
+        ids = ids[:ids.index(eot)]
+    return world.encoding.decode(ids)
+
+
+def drawn(world: World, idx: Tensor, edit: Edit | None = None) -> list[str]:
+    """The three texts that generate draws as DRAWN asks."""
+    torch.manual_seed(3)
+    made = world.model.generate(idx.expand(3, -1), 60, 0.7, 5, edit=edit)
+    return [up_to_its_end(world, ids) for ids in made.tolist()]
+
+
+def test_samples_are_those_of_generate_before_and_after(world, capsys):
+    """Both are drawn with the seed, and end before the end-of-text."""
+    said = say(sample, capsys, '--senses-off', '*:0,1,2,3', *DRAWN)
+    before = drawn(world, world.idx)
+    after = drawn(world, world.idx, scale_senses(None, [0, 1, 2, 3], 0.0))
+    assert before != after
+    for i in range(3):
+        assert f'\nbefore {i + 1}: {before[i]}\n' in said
+        assert f'\nafter {i + 1}: {after[i]}\n' in said
+
+
+def test_samples_of_an_empty_prompt_begin_a_text(world, capsys):
+    """They are what generate draws after an end-of-text, which is not printed."""
+    said = say(sample, capsys, '--start', '', *DRAWN)
+    texts = drawn(world, torch.tensor([[world.encoding.eot_token]]))
+    for i, text in enumerate(texts, 1):
+        assert f'\n{i}: {text}\n' in said
+
+
+def test_what_becomes_of_a_prompt_is_said(out, capsys):
+    """Of one longer than block_size the last tokens are read; unknown words are named."""
+    start = ' '.join(['The nurse smiled and the zebra waved.'] * 30)
+    said = say(sample, capsys, '--start', start, '--max-new-tokens', '5')
+    assert re.search(r'\nThe prompt has \d+ tokens; .* 64\.\n', said)
+    assert re.search(r'\nThe model has never seen zebra: ', said)
+
+
+def test_text_in_bfloat16_differs_first_between_two_near_words(world):
+    """At temperature 0, over 200 tokens, where it differs the logits of the two are close."""
+    half = copy.deepcopy(world.model).bfloat16()
+    a = world.model.generate(world.idx, 200, temperature=0)[0]
+    b = half.generate(world.idx, 200, temperature=0)[0]
+    differs = a != b
+    if differs.any():
+        first = differs.nonzero()[0].item()
+        start = max(0, first - world.model.config.block_size // 2)
+        logits = world.model(a[start:first][None])[0, -1]
+        assert abs(logits[a[first]] - logits[b[first]]) < 0.3
+
+
+def test_a_dtype_is_that_of_the_weights_that_write(out, capsys, monkeypatch):
+    """Texts before and after an edit are written in bfloat16; tables stay in float32."""
+    dtypes = []
+    generate = Backpack.generate
+
+    def noting(model, *args, **options):
+        dtypes.append(model.wte.weight.dtype)
+        return generate(model, *args, **options)
+
+    monkeypatch.setattr(Backpack, 'generate', noting)
+    argv = ['--senses-off', 'nurse:3', '--temperature', '0', '--num-samples', '1', '--dtype']
+    plain = say(sample, capsys, *argv, 'float32')
+    half = say(sample, capsys, *argv, 'bfloat16')
+    assert dtypes == [torch.float32] * 2 + [torch.bfloat16] * 2
+    tables, mark, text = half.partition('before 1')
+    assert tables == plain.partition('before 1')[0]
+    assert mark == 'before 1'
+    assert text.startswith(': When the nurse')
+
+
+# -----------------------------------------------------------------------------
+# Which model.
 
 
 def as_transformer(path: str) -> None:
     """Make a checkpoint of the toy's contextualizer alone."""
     checkpoint = torch.load('out/toy/ckpt.pt', weights_only=True)
-    checkpoint['model'] = {k: v for k, v in checkpoint['model'].items() if not k.startswith('sense_')}
+    weights = checkpoint['model'].items()
+    checkpoint['model'] = {name: w for name, w in weights if not name.startswith('sense_')}
     checkpoint['model_config']['n_sense'] = 0
     torch.save(checkpoint, path)
 
 
-def test_an_edit_shows_the_next_words_of_the_model_before_and_after(world, capsys):
-    """They are those of senses edited by hand; A/B picks the sense that most separates A from B."""
-    nurse, she, he = map(world.id, ('nurse', 'she', 'he'))
-    best = (world.model.senses(torch.tensor(nurse)) @ (world.E[she] - world.E[he])).abs().argmax().item()
-    for off, flags in (([3, 5], ['nurse:3,5']), ([3, 5], ['nurse:3', 'nurse:5']), ([], ['sheriff:0']),
-                       ([3, 5], ['nurse:3', '--senses-off', 'nurse:5']), ([best], ['nurse:she/he'])):
-        kept = torch.tensor([[v != nurse or l not in off for l in range(16)] for v in world.ids])  # (T, k)
-        after = world.probs(lambda idx, C: C * kept[..., None])  # noqa: B023
-        rows = ask(capsys, '--senses-off', *flags)['next words']
-        assert same(rows, world.next_words(world.probs(), after))
-    said = say(sample, capsys, '--senses-off', 'nurse:she/he', 'sheriff:0')
-    assert all(re.search(rf"\n{re.escape(word)} +{x:.3f}  {y:.3f}", said) for word, x, y, *_ in rows)
-    assert f'\nOff: sense {best} of nurse, which most separates' in said
-    assert '\nOff: sense 0 of sheriff (not in the prompt)\n' in said
+def test_a_misspelled_model_is_one_line_with_what_is_there(out, capsys):
+    """The line has the name that was given, and the runs in out/."""
+    said = error_of(sample, capsys, '--from=out/tou')
+    assert 'out/tou' in said
+    assert 'out/toy' in said
 
 
-def test_an_edit_that_is_saved_is_the_same_edit(world, capsys):
-    """From its file, alone or with others, it gives the lines, the tables and the text that the flags give,
-    and in Python the same senses; a file that is damaged or of another vocabulary is named, and so are parts
-    that do not fit."""
-    flags = ['--senses-off', 'nurse:3,5', '--senses-scale', 'nurse:she/he=.5', '--replace', 'nurse: she->he',
-             '--topic', 'music', 'gaming', '--strength', '3', '1,2,1,1']
-    said = say(sample, capsys, *flags, '--save-edit', 'e.json')
-    assert say(sample, capsys, '--edit', 'e.json') == said
-    both = say(sample, capsys, *flags[:2], 'nurse:7', '--topic', 'sports', '--edit', 'e.json')
-    assert both.count('Off: ') == 3 and both.count('senses times 2.2, 2.2, 1.5, 1\n') == 1
-    edit = load_edit('e.json', world.model)
-    want, _ = make_edit(json.loads(Path('e.json').read_text())['edits'], world.model, world.encoding)
-    C = world.model.senses(world.idx)
-    assert torch.equal(edit(world.idx, C), want(world.idx, C)) and not torch.equal(want(world.idx, C), C)
-    whole = json.loads(Path('e.json').read_text())
-    for change, why in (({'vocabulary': 7}, 'it is for 7 ids, not 811'), ({'edits': {}}, 'senses_off'),
-                        ({'edits': whole['edits'] | {'x': []}}, 'other parts'),
-                        ({'edits': whole['edits'] | {'replace': [3]}}, 'other parts'),
-                        ({'edits': whole['edits'] | {'strength': []}}, 'other parts'),
-                        ({'edits': whole['edits'] | {'replace': ['nurse: she -> yak']}}, "'yak'"),
-                        ({'more': ' ' * (1 << 20)}, 'e.json: '), (None, 'e.json: ')):
-        Path('e.json').write_text('[' * 99999 if change is None else json.dumps(whole | change))
-        assert why in error_of(sample, capsys, '--edit', 'e.json', '--device', 'cpu')
-
-
-def test_samples_are_those_of_generate(world, capsys):
-    """They are drawn with the seed, up to end-of-text, before and after an edit."""
-    eot, edit = world.encoding.eot_token, scale_senses(None, [1], 0.0)
-    for idx, flags, titles in ((world.idx, ['--senses-off', '*:1'], {'before ': None, 'after ': edit}),
-                               (torch.tensor([[eot]]), ['--start', ''], {'': None})):
-        flags += ['--seed', '3', '--num-samples', '3', '--temperature', '0.7', '--top-k', '5']
-        said = say(sample, capsys, *flags)
-        for title, its in titles.items():
-            torch.manual_seed(3)
-            made = world.model.generate(idx.expand(3, -1), 60, 0.7, 5, edit=its)
-            for i, row in enumerate(made.tolist(), 1):
-                row = [*row, eot][row[0] == eot:]
-                assert f'\n{title}{i}: {world.encoding.decode(row[:row.index(eot)])}\n' in said
-
-
-def test_what_becomes_of_a_prompt_is_said(out, capsys):
-    """Of one longer than block_size the last tokens are read; unknown words are named."""
-    text = ' '.join(['The nurse smiled and the zebra waved.'] * 30)
-    said = say(sample, capsys, '--start', text, '--max-new-tokens', '5')
-    assert 'tokens; the model reads the last 64.\nThe model has never seen zebra: it reads' in said
-
-
-def test_without_from_the_newest_backpack_is_taken(out, capsys, monkeypatch):
-    """Without one English is; what is taken is said, and for a misspelled name what is there."""
-    assert 'no such file or folder: out/tou; there is out/toy' in error_of(sample, capsys, '--from=out/tou')
+def test_without_from_the_newest_backpack_is_taken(out, capsys):
+    """A Transformer that is newer does not count, and what is taken is said."""
     for name, time in (('old', 3e9), ('new', 4e9), ('gpt', 5e9)):
         Path('out', name).mkdir()
-        as_transformer('out/gpt/ckpt.pt') if name == 'gpt' else shutil.copy('out/toy/ckpt.pt', f'out/{name}')
-        os.utime(f'out/{name}/ckpt.pt', (time, time))
-    about = r'Backpack {}: 2 layers of width 64, 16 senses, \d+ ids; {}\n'
-    assert re.match(about.format('out/new', 'the newest in out/.*'),
-                    say(sample, capsys))
-    monkeypatch.setattr(published, 'ENGLISH', Path('pretrained').absolute())
+        file = f'out/{name}/ckpt.pt'
+        shutil.copy('out/toy/ckpt.pt', file)
+        if name == 'gpt':
+            as_transformer(file)
+        os.utime(file, (time, time))
+    about, _ = say(sample, capsys, *SHORT).split('\n', 1)
+    shape = r'Backpack out/new: 2 layers of width 64, 16 senses, \d+ ids'
+    assert re.match(f'{shape}; the newest in out/', about)
+
+
+def test_without_a_run_the_bundled_model_is_taken(out, capsys, monkeypatch):
+    """It is the folder of the published format that comes with the code; that is said too."""
+    monkeypatch.setitem(published.BUNDLED, 'english', Path('pretrained').absolute())
     Path('out').rename('away')
-    for argv in ([], ['--from', 'english']):
-        assert 'pretrained is missing; train a Backpack: python prepare' in error_of(sample, capsys, *argv)
-    sample.main(['--from', 'away/new', '--export', 'pretrained'])
-    assert re.match(about.format('english', 'out/ has no Backpack yet'), say(sample, capsys))
+    sample.main(['--from', 'away/toy', '--export', 'pretrained'])
+    about, _ = say(sample, capsys, *SHORT).split('\n', 1)
+    shape = r'Backpack english: 2 layers of width 64, 16 senses, \d+ ids'
+    assert re.match(f'{shape}; out/ has no Backpack', about)
 
 
-def test_what_looks_has_the_scores_of_senses(world, capsys):
-    """--show, --find, --similar, --weights and --sweep print what alpha, C . E and senses.* are."""
-    model, E, name_of = world.model, world.E, lambda v: shown(world.encoding, v)
-    nurse, quick, she, he, music, guitar = map(world.id, 'nurse quick she he music guitar'.split())
-    C, tables = model.senses(torch.arange(len(E))), {'show quick': [], 'show nurse:9,3': []}  # (V, k, d)
-    for name, w, chosen in (('show quick', quick, range(16)), ('show nurse:9,3', nurse, [9, 3])):
-        for l in chosen:
-            c = C[w, l] * (-2 if (w, l) == (nurse, 9) else 1)
-            tables[name] += [[l, c.norm().item(), '+', *world.top(E @ c, 8)],
-                             ['', '', '-', *([word, -x] for word, x in world.top(-E @ c, 8))]]
-    apart, scores = senses.separation(model, None, she, he), affinities(model, [[music, guitar]])[0]  # (V, k)
-    spread, alike = apart.abs().mean(0), senses.similarity(model, quick)  # (k,), (V, k)
-    tables['find she/he'] = [
-        [l, spread[l], *([name_of(w), apart[w, l]] for w in apart[:, l].abs().topk(8).indices.tolist())]
-        for l in spread.argsort(descending=True).tolist()]
-    best = [divmod(i, 16) for i in scores.flatten().topk(20).indices.tolist()]
-    tables['find music+guitar'] = [[scores[w, l], name_of(w), l, *world.top(E @ C[w, l], 5)] for w, l in best]
-    alike[quick] = -1
-    tables['similar quick'] = [[str(l), *world.top(alike[:, l], 8)] for l in range(16)]
-    tables['similar quick'] += [['min', *world.top(alike.amin(-1), 8)]]
-    tables['sweep nurse:0-15'] = world.next_words(*(
-        world.probs(scale_senses([nurse], [9], -2.0), scale_senses([nurse], list(range(16)), factor))
-        for factor in (0, 0.25, 0.5, 0.75, 1)))
-    found = ask(capsys, '--senses-scale', 'nurse:9=-2', '--show', 'quick', 'nurse:9,3', '--find', 'she/he',
-                'music+guitar', '--similar', 'quick', '--sweep', 'nurse:0-15')
-    assert found.keys() == tables.keys()
-    assert [name for name in tables if not same(found[name], tables[name])] == []
-
-
-@pytest.mark.parametrize('what', [['she'], ['she', 'he'], []])
-def test_explain_has_terms_that_add_up(world, capsys, what):
-    """The largest alpha * C . E and the rest add up to a logit, or a difference of two, as printed."""
-    C = edited(world.model, world.idx, scale_senses([world.id('nurse')], [0, 1, 2, 3], 0.5))
-    alpha, logits = world.model.alpha(world.idx)[0, :, -1].T, world.model(world.idx, C=C)[0, -1]
-    a, *b = map(world.id, what) if what else [logits.argmax()]
-    scores = C[0] @ (world.E[a] - (world.E[b[0]] if b else 0))  # (T, k)
-    argv = ['--explain', *(['/'.join(what)] if what else []), '--senses-scale', 'nurse:0-3=0.5']
-    *rows, rest, total = ask(capsys, *argv)['explain']
-    terms, words = alpha * scores, [shown(world.encoding, v) for v in world.ids]
-    largest = [divmod(i, 16) for i in terms.abs().flatten().topk(15).indices.tolist()]
-    assert same(rows, [[terms[j, l], alpha[j, l], scores[j, l], words[j], j, l] for j, l in largest])
-    assert abs(total[0] - logits[a] + (logits[b[0]] if b else 0)) < 1e-4
-    assert abs(sum(row[0] for row in rows) + rest[0] - total[0]) < 1e-4
-    said = ' '.join(say(sample, capsys, *argv).split())
-    assert all(f'{x:+.3f} {y:.3f} {z:+.2f} {word} {j} {l} ' in said for x, y, z, word, j, l in rows)
-
-
-def test_all_edits_add_up_in_one_command(out, capsys):
-    """Senses off and scaled, replaced words and topics are one edit, and texts are written with it."""
-    start = 'The MacBook is made by'
-    world = World(prompt=start)
-    model, eot = world.model, world.encoding.eot_token
-    macbook, apple, hp, iphone, sony, verb = map(world.id, 'MacBook Apple HP iPhone Sony is'.split())
-    edits = [scale_senses(None, [2], 0.0), scale_senses([verb], [3, 4, 5], 0.5),
-             replace_word(model, [macbook], apple, hp), replace_word(model, [iphone], apple, sony)]
-    for words, row in ((['film', 'tv', 'video'], STRENGTHS[1]), (['food', 'soup'], (3, 2, 1.5, 1))):
-        edits.append(topic(model, affinities(model, [bag_of_words(world.encoding, words)])[0], row))
-    argv = ['--start', start, '--temperature', '0', '--senses-off', '*:2', '--senses-scale', 'is:3-5=0.5',
-            '--replace', 'MacBook: Apple -> HP', 'iPhone:Apple->Sony', '--strength', '1', '3,2,1.5,1',
-            '--topic', 'film_tv_video', 'food, soup']
-    assert same(ask(capsys, *argv)['next words'], world.next_words(world.probs(), world.probs(*edits)))
-    made, said = model.generate(world.idx, 60, 0, edit=compose(edits))[0].tolist(), say(sample, capsys, *argv)
-    assert f'\nafter 1: {world.encoding.decode(made[:[*made, eot].index(eot)])}\n' in said
-    assert "what MacBook says of ' Apple' it says of ' HP'\n" in said and '\nTopic: film, tv, ' in said
+@pytest.mark.parametrize('argv', [[], ['--from', 'english']])
+def test_a_bundled_model_that_is_missing_is_one_line(argv, out, capsys, monkeypatch):
+    """The line has its folder and how to train a Backpack, asked for by name or not."""
+    monkeypatch.setitem(published.BUNDLED, 'english', Path('pretrained').absolute())
+    Path('out').rename('away')
+    said = error_of(sample, capsys, *argv)
+    assert 'pretrained' in said
+    assert 'python train.py' in said
 
 
 def test_export_writes_what_from_reads(out, capsys):
-    """--export writes a folder that --from takes for the same model, with the same words and texts."""
+    """The folder is taken for the same model, with the same words and texts."""
     assert 'exported: written\n' in say(sample, capsys, '--export', 'exported')
-    one, two = (say(sample, capsys, '--from', source, '--senses-off', 'nurse:3').split('\n', 1)[1]
-                for source in ('out/toy', 'exported'))
-    assert one == two and 'exists' in error_of(sample, capsys, '--export', 'exported')
+    argv = ['--senses-off', 'nurse:3', '--from']
+    _, own = say(sample, capsys, *argv, 'out/toy').split('\n', 1)
+    _, exported = say(sample, capsys, *argv, 'exported').split('\n', 1)
+    assert exported == own
 
 
-def test_text_in_bfloat16_differs_first_where_two_words_are_near(world, capsys, monkeypatch):
-    """At temperature 0, 200 tokens; --dtype bfloat16 writes with such weights, tables stay in float32."""
-    ids, half = torch.tensor([world.ids]), copy.deepcopy(world.model).bfloat16()
-    a, b = (m.generate(ids, 200, temperature=0)[0] for m in (world.model, half))
-    if not torch.equal(a, b):
-        first = (a != b).nonzero()[0].item()
-        context = a[max(0, first - world.model.config.block_size // 2):first]
-        logits = world.model(context[None])[0, -1]
-        assert abs(logits[a[first]] - logits[b[first]]) < 0.3
-    flags = ['--senses-off', 'nurse:3', '--temperature', '0', '--num-samples', '1']
-    def generate(model, *args, real=Backpack.generate, **options):
-        dtypes.append(model.wte.weight.dtype)
-        return real(model, *args, **options)
-    dtypes = []
-    monkeypatch.setattr(Backpack, 'generate', generate)
-    plain, said = (say(sample, capsys, *flags, '--dtype', dtype) for dtype in ('float32', 'bfloat16'))
-    assert dtypes == [torch.float32] * 2 + [torch.bfloat16] * 2  # before and after
-    assert plain.split('before 1')[0] == said.split('before 1')[0] and 'before 1: When the nurse' in said
+def test_an_export_overwrites_nothing(out, capsys):
+    """A folder that holds files is named, and stays as it was."""
+    mine = Path('exported/mine')
+    mine.parent.mkdir()
+    mine.touch()
+    assert 'exported' in error_of(sample, capsys, '--export', 'exported')
+    assert list(Path('exported').iterdir()) == [mine]
 
 
-@pytest.mark.parametrize('command, message', [
-    ('--senses-off nurse:3 nurse:16', 'senses 0 to 15'), ('--senses-scale nurse:10', 'FACTOR'),
-    ('--replace Wii:HP->Xerox', "'Xerox'"), ('--topic music zebras', "'zebras' is no word"),
-    ('--topic music --strength 4', 'neither 0, 1, 2 or 3'), ('--topic music --strength 1 2', 'goes with'),
-    ('--show nurse zebra', "'zebra'"), ('--find she/', 'A/B'), ('--find she+zebra', "'zebra'"),
-    ('--explain she/zebra', "'zebra'"), ('--sweep nurse', 'WORD:SENSES'), ('--edit none.json', 'none.json'),
-    ('--temperature -1', 'float from 0'), ('--num-samples two', "'two'"), ('--frobnicate', '--help'),
-    ('--device abacus', 'device abacus cannot be used'), ('--json x.json', '--json goes with'),
-    ('--show nurse --json x.pt', '.json'), ('--export out', 'exists'), ('--export x --topic music', 'no ed'),
-    ('--html none/x.html', 'in a folder that exists'), ('--html out/toy/ckpt.pt', 'ends in .html'),
-    ('--html x.html --senses-off nurse:1', 'goes without'), ('--save-edit x.json', 'goes with edits'),
-    ('--senses-off nurse:1 --save-edit x.pt', 'ends in .json'),
-    *((f'--from gpt.pt {flag}', 'gpt.pt is a Transformer and has no senses') for flag in (
-        '--senses-off nurse:1', '--senses-scale nurse:1=2', '--replace nurse:she->he', '--topic music',
-        '--show nurse', '--find she/he', '--similar nurse', '--explain', '--sweep nurse:1'))])
-def test_a_bad_command_is_one_line(command, message, out, capsys):
-    """Exit code 2, and no half of an answer; a Transformer, which has no senses, writes text alone."""
+# -----------------------------------------------------------------------------
+# Looks.
+
+
+def shown(world: World, l: int, C: Tensor) -> list[list]:
+    """The two rows of --show for sense l with the vector C (d,)."""
+    scores = world.E @ C
+    lowered = [[word, -score] for word, score in world.top(-scores, 8)]
+    return [[l, C.norm().item(), '+', *world.top(scores, 8)], ['', '', '-', *lowered]]
+
+
+def test_show_has_the_words_that_each_sense_raises_and_lowers(world, capsys):
+    """They are the largest and the smallest C . E, beside the norm of C."""
+    C = world.model.senses(torch.tensor(world.id('quick')))  # (k, d)
+    expected = []
+    for l in SENSES:
+        expected += shown(world, l, C[l])
+    assert_same(ask(capsys, '--show', 'quick')['show quick'], expected)
+
+
+def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
+    """A sense times -2 raises what it lowered."""
+    C = world.model.senses(torch.tensor(world.id('nurse')))  # (k, d)
+    expected = shown(world, 9, -2 * C[9]) + shown(world, 3, C[3])
+    tables = ask(capsys, '--senses-scale', 'nurse:9=-2', '--show', 'nurse:9,3')
+    assert_same(tables['show nurse:9,3'], expected)
+
+
+def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
+    """By mean size over all words, and the words in which the size is largest."""
+    a = world.id('she')
+    b = world.id('he')
+    C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
+    apart = C @ (world.E[a] - world.E[b])  # (V, k)
+    mean_size = apart.abs().mean(0)
+    expected = []
+    for l in mean_size.argsort(descending=True).tolist():
+        row = [l, mean_size[l].item()]
+        for w in apart[:, l].abs().topk(8).indices.tolist():
+            row.append([quoted(world.encoding, w), apart[w, l].item()])
+        expected.append(row)
+    assert_same(ask(capsys, '--find', 'she/he')['find she/he'], expected)
+
+
+def test_find_has_the_senses_that_speak_for_a_bag(world, capsys):
+    """They are those of the highest affinity over all words, with the words that they raise."""
+    bag = [world.id('music'), world.id('guitar')]
+    C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
+    logits = C @ world.E.T  # (V, k, V)
+    scores = logits[..., bag].sum(-1) / logits.amax(-1)  # (V, k)
+    expected = []
+    for place in scores.flatten().topk(20).indices.tolist():
+        w, l = divmod(place, len(SENSES))
+        word = quoted(world.encoding, w)
+        expected.append([scores[w, l].item(), word, l, *world.top(world.E @ C[w, l], 5)])
+    assert_same(ask(capsys, '--find', 'music+guitar')['find music+guitar'], expected)
+
+
+def test_similar_has_the_nearest_words_in_each_sense(world, capsys):
+    """By the cosine, and in a last row by its minimum over all senses; not the word itself."""
+    quick = world.id('quick')
+    alike = senses.similarity(world.model, quick)  # (V, k)
+    alike[quick] = -1
+    expected = [[str(l), *world.top(alike[:, l], 8)] for l in SENSES]
+    expected.append(['min', *world.top(alike.amin(-1), 8)])
+    assert_same(ask(capsys, '--similar', 'quick')['similar quick'], expected)
+
+
+def test_sweep_has_the_next_words_at_five_weights(world, capsys):
+    """Senses are scaled from 0 to 1, on top of the edit."""
+    nurse = world.id('nurse')
+    edit = scale_senses([nurse], [9], -2.0)
+    columns = []
+    for factor in (0, 0.25, 0.5, 0.75, 1):
+        columns.append(world.probs(edit, scale_senses([nurse], list(SENSES), factor)))
+    tables = ask(capsys, '--senses-scale', 'nurse:9=-2', '--sweep', 'nurse:0-15')
+    assert_same(tables['sweep nurse:0-15'], world.next_words(*columns))
+
+
+def test_several_looks_make_a_table_each_and_no_text(out, capsys):
+    """Tables are named after what was asked for."""
+    argv = ['--show', 'quick', 'nurse:9,3', '--find', 'she/he', 'music+guitar',
+            '--similar', 'quick', '--explain', '--sweep', 'nurse:0-15', '--senses-off', 'nurse:9']
+    assert list(ask(capsys, *argv)) == [
+        'show quick', 'show nurse:9,3', 'find she/he', 'find music+guitar', 'similar quick',
+        'explain', 'sweep nurse:0-15']
+    said = say(sample, capsys, *argv)
+    assert '\nbefore 1: ' not in said
+    assert '\nafter 1: ' not in said
+
+
+@pytest.mark.parametrize('asked, words', [
+    (['she'], ['she']), (['she/he'], ['she', 'he']), ([], [])])
+def test_explain_has_terms_that_add_up(asked, words, world, capsys):
+    """The largest alpha * C . E and the rest add up to a logit, or to a difference of two."""
+    model = world.model
+    edit = scale_senses([world.id('nurse')], [0, 1, 2, 3], 0.5)
+    C = edited(model, world.idx, edit)  # (1, T, k, d)
+    logits = model(world.idx, C=C)[0, -1, :len(world.E)]
+    ids = [world.id(word) for word in words] or [logits.argmax().item()]
+    v = world.E[ids[0]]
+    expected_total = logits[ids[0]]
+    for other in ids[1:]:
+        v = v - world.E[other]
+        expected_total = expected_total - logits[other]
+    alpha = model.alpha(world.idx)[0, :, -1].T  # (T, k)
+    scores = C[0] @ v  # (T, k)
+    terms = alpha * scores
+    expected = []
+    for place in terms.abs().flatten().topk(15).indices.tolist():
+        j, l = divmod(place, len(SENSES))
+        numbers = [x[j, l].item() for x in (terms, alpha, scores)]
+        expected.append([*numbers, quoted(world.encoding, world.ids[j]), j, l])
+
+    argv = ['--senses-scale', 'nurse:0-3=0.5', '--explain', *asked]
+    *rows, rest, total = ask(capsys, *argv)['explain']
+    assert_same(rows, expected)
+    assert abs(total[0] - expected_total) < 1e-4
+    assert abs(sum(row[0] for row in rows) + rest[0] - total[0]) < 1e-4
+    said = ' '.join(say(sample, capsys, *argv).split())
+    for term, weight, score, word, j, l in rows:
+        assert f'{term:+.3f} {weight:.3f} {score:+.2f} {word} {j} {l} ' in said
+
+
+# -----------------------------------------------------------------------------
+# Bad commands.
+
+
+@pytest.mark.parametrize('command, offending', [
+    ('--senses-off nurse:3 nurse:16', 'sense 16'), ('--senses-off nurse', "'nurse'"),
+    ('--senses-scale nurse:10', "'nurse:10'"),
+    ('--replace Wii:HP->Xerox', "'Xerox'"), ('--replace Wii:HP', "'Wii:HP'"),
+    ('--topic music zebras', "'zebras'"), ('--topic ,', 'bag'),
+    ('--strength 3', '--strength'), ('--topic music --strength 4', "'4'"),
+    ('--topic music --strength 1 2', '--strength'),
+    ('--show nurse zebra', "'zebra'"), ('--show nurse:16', 'sense 16'),
+    ('--find she/', "'she/'"), ('--find she+zebra', "'zebra'"), ('--similar zebra', "'zebra'"),
+    ('--explain she/zebra', "'zebra'"), ('--sweep nurse', "'nurse'"),
+    ('--edit none.json', 'none.json'), ('--from none.pt', 'none.pt'),
+    ('--temperature -1', "'-1'"), ('--num-samples two', "'two'"), ('--frobnicate', '--frobnicate'),
+    ('--device abacus', 'abacus'),
+    ('--json x.json', '--json'), ('--show nurse --json x.pt', 'x.pt'),
+    ('--export out/toy', 'out/toy'), ('--export x --topic music', '--export'),
+    ('--html none/x.html', 'none/x.html'), ('--html out/toy/ckpt.pt', 'out/toy/ckpt.pt'),
+    ('--html x.html --senses-off nurse:1', '--html'), ('--html x.html --show nurse', '--html'),
+    ('--save-edit x.json', '--save-edit'),
+    ('--senses-off nurse:1 --save-edit x.pt', 'x.pt')])
+def test_a_bad_command_is_one_line(command, offending, out, capsys):
+    """The line has what cannot be used; there is no half of an answer, and no file."""
+    assert offending in error_of(sample, capsys, *command.split(), printed=1)
+    assert [path.name for path in Path().iterdir()] == ['out']
+
+
+@pytest.mark.parametrize('command', [
+    '--senses-off nurse:1', '--senses-scale nurse:1=2', '--replace nurse:she->he',
+    '--topic music', '--show nurse', '--find she/he', '--similar nurse', '--explain',
+    '--sweep nurse:1'])
+def test_what_is_about_senses_is_refused_of_a_transformer(command, out, capsys):
+    """The line names the Transformer."""
     as_transformer('gpt.pt')
-    assert message in error_of(sample, capsys, *command.split(), printed=1)
+    said = error_of(sample, capsys, *command.split(), '--from', 'gpt.pt', printed=1)
+    assert 'gpt.pt' in said
     assert sorted(path.name for path in Path().iterdir()) == ['gpt.pt', 'out']
-    assert 'Transformer gpt.pt: ' in say(sample, capsys, '--from', 'gpt.pt', '--max-new-tokens', '1')
+
+
+def test_a_transformer_writes_text(out, capsys):
+    """It is called what it is, and continues the prompt."""
+    as_transformer('gpt.pt')
+    said = say(sample, capsys, '--from', 'gpt.pt', '--max-new-tokens', '1')
+    assert said.startswith('Transformer gpt.pt: ')
+    assert '\n1: When the nurse' in said

@@ -4,53 +4,154 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, error_of
+from helpers import ROOT, SMALL, error_of
 
 import train
-from train import parse_args, random_model
+from model import Backpack
+from train import Settings, config_of, parse_args
+
+CONFIGS = sorted(path.stem for path in (ROOT / 'config').glob('*.py'))
+AS_PUBLISHED = ['train_micro', 'train_mini', 'train_small', 'senses']
 
 
-def test_settings_come_from_defaults_then_files_then_the_command_line(tmp_path):
-    """A later source wins, whatever the spelling of a flag."""
-    (a := tmp_path / 'a.py').write_text('\ufeff# comment\nn_layer = 3\nn_head = 2  # two\nbeta1 = .5')
-    (b := tmp_path / 'b.py').write_text('n_layer = 4\nlearning_rate = 1\n')
-    s, _ = parse_args(['--overwrite', str(a), str(b), '--n_head=5', '--batch_size=3', '--compile=False'])
-    assert (s.n_layer, s.n_head, s.beta1, s.compile, s.n_embd) == (4, 5, 0.5, False, 768)
-    assert type(s.learning_rate) is float and (s.out_dir, s.batch_size, s.overwrite) == ('out/b', 3, True)
-    again, _ = parse_args([f'{a}', f'{b}', *'--n-head 5 --batch-size=3 --compile False --overwrite'.split()])
-    assert s == again
+# -----------------------------------------------------------------------------
+# Where settings come from.
 
 
-@pytest.mark.parametrize('word, message', [  # a flag or, with spaces in it, what is in a config file
-    ('--n_layerz=3', 'no setting n_layerz; did you mean n_layer?'), ('--lr=1', 'no setting lr; --help'),
-    ('--n_layer=2.5', 'n_layer is 2.5; it must be of type int'), ('--n_layer=True', 'must be of type int'),
-    ('--learning_rate=nan', 'of type float'), ('--batch_size=0', 'be from 1 to'), ('--beta1=1', 'below 1'),
-    (f'--min_lr=1{"0" * 400}', 'below 2147483648'), ('--dtype=int8', 'it can be auto, '),
-    ('--n_embd=18', 'n_embd = 18 is not divisible by n_sense = 4'), ('--device=abacus', 'cannot be used'),
-    ('--dataset=none', 'run python prepare.py none'), ('--dataset=../data/tiny', 'name of a folder in data/'),
-    ('--block_size=300', 'smaller --block_size'), ('--init_from=nowhere', 'no such file or folder: nowhere'),
-    ('--init_from=resume', 'nothing to resume; start without --init_from=resume'),
-    ('config/toy.py', 'no such config file: config/toy.py; there are config/b.py'),
-    ('import os', 'config/b.py, line 1: a config file holds lines key = value'), ('x = (', 'b.py: a config'),
-    ("n_layer = open('marker', 'w')", 'b.py, line 1: a config'), ('n_layer += 1', 'b.py, line 1: a config'),
-    ('\nn_layers = 3', 'b.py, line 2: there is no setting n_layers'), ("n_layer = '3'", "n_layer is '3'; ")])
-def test_a_setting_that_does_not_fit_is_one_line(word, message, tiny, capsys):
-    """Exit code 2, a line that names what was given, no folder of a run; nothing in a config file is run."""
+@pytest.fixture
+def two_configs(tmp_path) -> list[str]:
+    """Paths of two config files: one with a comment and the mark that Windows writes at its top."""
+    first = tmp_path / 'a.py'
+    lines = ['\ufeff# a comment', 'n_layer = 3', 'n_head = 2  # two', 'beta1 = .5',
+             'compile = False']
+    first.write_text('\n'.join(lines), encoding='utf-8')
+    second = tmp_path / 'b.py'
+    second.write_text('n_layer = 4\nlearning_rate = 1\n')
+    return [str(first), str(second)]
+
+
+def test_the_command_line_wins_over_files_over_defaults(two_configs):
+    """A later file wins over an earlier one; what nobody gives is the default."""
+    s, _ = parse_args([*two_configs, '--overwrite', '--n_head=5', '--batch_size=3'])
+    changed = dict(n_layer=4, n_head=5, beta1=0.5, compile=False, learning_rate=1.0, batch_size=3,
+                   overwrite=True, out_dir='out/b')
+    assert s == Settings(**changed)
+
+
+def test_settings_given_are_known_by_name(two_configs):
+    """Those of files and of the command line; defaults are not given."""
+    _, given = parse_args([*two_configs, '--n_head=5'])
+    assert given == {'n_layer', 'n_head', 'beta1', 'compile', 'learning_rate'}
+
+
+def test_values_have_the_type_of_their_setting(two_configs):
+    """An integer for a number is that number; True and False are no texts."""
+    s, _ = parse_args([*two_configs, '--min_lr=1e-3', '--seed', '7'])
+    for name, kind in Settings.__annotations__.items():
+        assert type(getattr(s, name)) is kind, name
+
+
+@pytest.mark.parametrize('words', [
+    '--n-head=5 --batch-size=3 --overwrite=True', '--n-head 5 --batch-size 3 --overwrite True',
+    '--n_head 5 --batch_size=3 --overwrite', '--overwrite --n_head=5 --batch-size=3'])
+def test_a_flag_has_several_spellings(words, two_configs):
+    """With - or _, with = or a space; a switch alone is True."""
+    usual, _ = parse_args([*two_configs, '--n_head=5', '--batch_size=3', '--overwrite=True'])
+    s, _ = parse_args([*two_configs, *words.split()])
+    assert s == usual
+
+
+# -----------------------------------------------------------------------------
+# What does not fit.
+
+
+def assert_refused(words: list[str], capsys, *facts: str) -> None:
+    """A run with these words is one line that has all the facts, and writes nothing."""
+    before = sorted(Path().rglob('*'))
+    error = error_of(train, capsys, *SMALL, '--max_iters=1', *words)
+    for fact in facts:
+        assert fact in error
+    assert sorted(Path().rglob('*')) == before
+
+
+@pytest.mark.parametrize('flag, fact', [
+    ('--n_layerz=3', 'n_layerz'),
+    ('--n_layr=3', 'n_layer'),  # the nearest one
+    ('--colour=red', 'colour'),
+    ('--n_layer=2.5', '2.5'),
+    ('--n_layer=True', 'True'),
+    ('--n_layer=', "''"),
+    ('--learning_rate=nan', 'nan'),
+    ('--learning_rate=fast', 'fast'),
+    ('--compile=yes', 'yes'),
+    ('--batch_size=-3', '-3'),
+    ('--dropout=-0.1', '-0.1'),
+    ('--beta1=1.5', '1.5'),
+    (f'--min_lr=1{"0" * 400}', f'1{"0" * 400}'),
+    (f'--seed=1{"0" * 5000}', f'1{"0" * 100}'),
+    ('--dtype=int8', 'int8'),
+    ('--model=lstm', 'lstm'),
+    ('--n_embd=18', '18'),
+    ('--device=abacus', 'abacus'),
+    ('--dataset=none', 'data/none'),
+    ('--dataset=../data/tiny', '../data/tiny'),
+    ('--block_size=300', 'block_size'),
+    ('--init_from=nowhere', 'nowhere'),
+    ('--init_from=resume', 'out/run/ckpt.pt')])
+def test_a_flag_that_does_not_fit_is_one_line(flag, fact, tiny, capsys):
+    """Exit code 2, a line with what was given, or what is near it, and no folder of a run."""
+    assert_refused([flag], capsys, fact)
+
+
+@pytest.mark.parametrize('line', [
+    'import os', 'x = (', "n_layer = open('marker', 'w')", "n_layer = [open('marker', 'w')]",
+    'n_layer += 1', 'n_layer = n_embd = 4', 'n_layers = 3', 'n_layer = 2.5', 'n_layer = True',
+    'n_layer = [3]', 'dtype = 8',
+    "learning_rate = 'fast'", "'text'", 'n_layer', 'configs = 3', 'help = 3'])
+def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
+    """Its file is in the one line that is said, and nothing in a file is run."""
     Path('config').mkdir()
-    Path('config/b.py').write_text(word)
-    assert message in error_of(train, capsys, *SMALL, '--max_iters=1', 'config/b.py' if ' ' in word else word)
-    assert not Path('out').exists() and not Path('marker').exists()
+    Path('config/b.py').write_text(f'n_head = 2\n{line}\n')
+    assert_refused(['config/b.py'], capsys, 'config/b.py')
+    assert not Path('marker').exists()
 
 
-@pytest.mark.parametrize('name', sorted(path.stem for path in (ROOT / 'config').glob('*.py')))
-def test_every_config_makes_a_model(name):
-    """All but the toys take 524,288 tokens a step, on 4 GPUs too; a run's folder says which model it has."""
-    for more, end in (['--model=gpt'], '_gpt'), (['--n_sense=4'], '_4') if name == 'senses' else ([], ''):
-        s, _ = parse_args([f'{ROOT}/config/{name}.py', *more])
-        with torch.device('meta'):
-            model = random_model(s, {'vocab_size': 50257, 'tokenizer': None})
-        assert model.config.n_sense == (0 if end == '_gpt' else s.n_sense)
-        assert s.out_dir == f'out/{name.removeprefix("train_")}{end}'
-        if name not in ('train_toy', 'train_english'):
-            assert (s.tokens_per_step, s.gradient_accumulation_steps % 4) == (524_288, 0)
-            assert (s.max_iters, s.learning_rate) == (50_000 if name == 'senses' else 100_000, 6e-4)
+def test_a_config_that_is_not_there_is_one_line(tiny, capsys):
+    """It has the name that was given."""
+    assert_refused(['config/toy.py'], capsys, 'config/toy.py')
+
+
+# -----------------------------------------------------------------------------
+# The config files that come with the project.
+
+
+@pytest.mark.parametrize('more, n_sense, end', [
+    ([], 16, ''), (['--n_sense=4'], 4, ''), (['--model=gpt'], 0, '_gpt')])
+@pytest.mark.parametrize('name', CONFIGS)
+def test_every_config_makes_a_model(name, more, n_sense, end):
+    """A run's folder says which model it has."""
+    s, _ = parse_args([f'{ROOT}/config/{name}.py', *more])
+    with torch.device('meta'):
+        model = Backpack(config_of(s, {'vocab_size': 50257}))
+    assert model.config.n_sense == n_sense
+    assert s.out_dir == f'out/{name.removeprefix("train_")}{end}'
+
+
+@pytest.mark.parametrize('name', AS_PUBLISHED)
+def test_the_papers_sizes_train_as_published(name):
+    """100,000 steps of 2^19 tokens, on 4 GPUs too, half as many for Table 8; rate and betas."""
+    s, _ = parse_args([f'{ROOT}/config/{name}.py'])
+    assert s.dataset == 'openwebtext'
+    assert s.tokens_per_step == 2 ** 19
+    assert s.gradient_accumulation_steps % 4 == 0
+    assert s.max_iters == (50_000 if name == 'senses' else 100_000)
+    assert s.learning_rate == 6e-4
+    assert (s.beta1, s.beta2) == (0.9, 0.999)
+    assert s.decay_embeddings is False
+
+
+def test_plain_settings_have_the_betas_of_nanogpt():
+    """Where no config says otherwise, and embeddings decay."""
+    s = Settings()
+    assert (s.beta1, s.beta2) == (0.9, 0.95)
+    assert s.decay_embeddings is True

@@ -4,33 +4,68 @@ import math
 
 import pytest
 import torch
-from conftest import SHARED
-from subjects import toy_subject
+from helpers import SHARED, toy_subject
 from torch.nn import functional as F
 
-from rucksack import similarity
+from rucksack import toy
+from rucksack.common import UserError
+from rucksack.similarity import similarities, similarity_data, spearman
 
 
 def test_spearman_with_ties_is_the_known_value():
-    """The ranks are, by hand, (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5), and their correlation 6 / 9.5."""
-    x, y = torch.tensor([1.0, 2, 2, 4, 5]), torch.tensor([3.0, 1, 2, 5, 5])
-    assert similarity.spearman(x, y) == pytest.approx(6 / 9.5)
-    assert similarity.spearman(x, -x) == pytest.approx(-1)
-    assert math.isnan(similarity.spearman(x, torch.ones(5)))
+    """By hand, ranks are (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5); they correlate by 6 / 9.5."""
+    x = torch.tensor([1.0, 2, 2, 4, 5])
+    y = torch.tensor([3.0, 1, 2, 5, 5])
+    assert spearman(x, y) == pytest.approx(6 / 9.5)
+
+
+def test_spearman_of_opposites_is_minus_one():
+    """Ties are in the same places."""
+    x = torch.tensor([1.0, 2, 2, 4, 5])
+    assert spearman(x, -x) == pytest.approx(-1)
+
+
+def test_spearman_with_a_constant_is_not_a_number():
+    """Numbers that are all equal have no ranks to compare."""
+    x = torch.tensor([1.0, 2, 2, 4, 5])
+    assert math.isnan(spearman(x, torch.ones(5)))
+
+
+def test_english_has_no_pairs_without_data():
+    """One line says what to name: --data."""
+    subject = toy_subject()
+    subject.is_toy = False
+    with pytest.raises(UserError, match='needs --data'):
+        similarity_data(subject, None)
 
 
 def test_similarity_is_the_cosine_of_each_sense():
-    """Eq. 13, 14 and the embeddings by hand; a word of several tokens is their mean."""
-    s = toy_subject()
-    ids = [torch.tensor(s.encode(f' {word}')) for word in ('nurse', 'xy')]  # xy: bytes
-    cosines = F.cosine_similarity(*(s.model.senses(word).mean(0) for word in ids)).tolist()
-    embeddings = F.cosine_similarity(*(s.model.wte(word).mean(0) for word in ids), dim=0).item()
-    found = torch.stack([*similarity.similarities(s, [('nurse', 'xy', 1.0)]).values()])
-    assert found.tolist() == [[pytest.approx(x, abs=1e-5)] for x in (*cosines, min(cosines), embeddings)]
+    """Eq. 13, Eq. 14 and the embeddings by hand; a word of several tokens is their mean."""
+    subject = toy_subject()
+    nurse = torch.tensor(subject.encode(' nurse'))
+    xy = torch.tensor(subject.encode(' xy'))  # spelled in bytes
+    senses_of_nurse = subject.model.senses(nurse).mean(0)
+    senses_of_xy = subject.model.senses(xy).mean(0)
+    by_sense = F.cosine_similarity(senses_of_nurse, senses_of_xy).tolist()
+    embedding_of_nurse = subject.model.wte(nurse).mean(0)
+    embedding_of_xy = subject.model.wte(xy).mean(0)
+    of_embeddings = F.cosine_similarity(embedding_of_nurse, embedding_of_xy, dim=0).item()
+    found = similarities(subject, [('nurse', 'xy', 1.0)])
+    wanted = [*by_sense, min(by_sense), of_embeddings]
+    assert len(xy) > 1
+    assert torch.cat([*found.values()]).tolist() == pytest.approx(wanted, abs=1e-5)
+
+
+def test_pairs_of_the_toy_are_its_synonyms():
+    """Without data a model of the toy world is asked about all of them, adjectives and adverbs."""
+    found = similarity_data(toy_subject(), None)
+    assert list(found) == ['adjectives', 'adverbs']
+    assert found['adjectives'] + found['adverbs'] == toy.SYNONYMS
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')
 def test_the_real_pairs_are_read():
-    """SimLex-999, SimVerb-3500, RG65 and WS353 have as many pairs as their names say."""
-    found = similarity.similarity_data(toy_subject(), str(SHARED), or_toy=False)
-    assert [*map(len, found.values())] == [int(name.lstrip('RGSLVW')) for name in found] and len(found) == 4
+    """The paper's four sets have as many pairs as their names say."""
+    found = similarity_data(toy_subject(), str(SHARED))
+    counts = {name: len(pairs) for name, pairs in found.items()}
+    assert counts == {'SL999': 999, 'SV3500': 3500, 'RG65': 65, 'WS353': 353}

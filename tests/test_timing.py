@@ -1,40 +1,126 @@
 """Claims about rucksack/timing.py: what is timed is what it is called."""
 
 import time
-from functools import partial
+from dataclasses import dataclass
 
 import pytest
 import torch
-from subjects import toy_subject
+from helpers import toy_subject
+from torch import Tensor
 from torch.nn import functional as F
+from torch.testing import assert_close
 
+from model import Backpack
 from rucksack import timing
-from rucksack.machine import Machine
+from rucksack.machine import Machine, flops_per_token
+
+MACHINE = Machine('cpu', 'float32', 0, 1)
+
+
+# -----------------------------------------------------------------------------
+# How it is timed.
 
 
 def test_functions_are_timed_in_turn():
-    """After two calls of each, both are timed alternately, as often as the budget allows, 3 to 100 times."""
-    calls, pauses = [], {'fast': 0.001, 'slow': 0.02}
-    both = [partial(lambda name: calls.append(name) or time.sleep(pauses[name]), name) for name in pauses]
-    fast, slow = timing.alternate(both, 'cpu', '', 0.0)
-    assert calls == ['fast', 'slow'] * 5 and len(fast) == len(slow) == 3 and sum(fast) < sum(slow)
-    assert len(timing.alternate(both, 'cpu', '', 0.3)[0]) <= 15
-    assert len(timing.alternate([int], 'cpu', '', 9.0)[0]) == 100
+    """After two calls of each, both are timed alternately, three times if there is no budget."""
+    calls = []
+
+    def fast():
+        calls.append('fast')
+        time.sleep(0.001)
+
+    def slow():
+        calls.append('slow')
+        time.sleep(0.02)
+
+    times_of_fast, times_of_slow = timing.alternate([fast, slow], '', budget=0.0)
+    assert calls == ['fast', 'slow'] * 5
+    assert len(times_of_fast) == 3
+    assert len(times_of_slow) == 3
+    assert min(times_of_fast) >= 0.001
+    assert min(times_of_slow) >= 0.02
+    assert sum(times_of_fast) < sum(times_of_slow)
 
 
-def test_what_is_timed_is_what_it_is_called():
-    """Forward passes, losses and the first half of a text are those of the two models; by operations, senses
-    of distinct ids cost their share of those of every token, and those of a table nothing."""
-    models, machine = [toy_subject(k, block_size=32).model for k in (4, 0)], Machine('cpu', 'float32', 0, 1)
-    idx = timing.text_like(models[0].config.n_vocab, 2, 32)
-    pairs = timing.pairs_to_time(models, idx, machine, lambda function: function)
-    (every, _), (distinct, _), (table, other), steps, (same, plain), (generate, _) = (p[1] for p in pairs)
-    assert same is steps[1] and generate.args[0].tolist() == idx[:1, :16].tolist()
-    for work, model, near in (every, 0, 0), (distinct, 0, 0), (table, 0, 0.05), (other, 1, 0):
-        logits = work.args[1](*work.args[2:])
-        torch.testing.assert_close(logits, models[model](idx), atol=near + 1e-5, rtol=near)
-    for work, model in zip((*steps, plain), (*models, models[1])):
-        loss, want = work.args[1](*work.args[3:]), F.cross_entropy(model(idx).flatten(0, 1), idx.flatten())
-        torch.testing.assert_close(loss, want)
-    a, b, c = (flops for *_, flops in pairs[:3])
-    assert a > b > c > 1 and (b - c) / (a - c) == pytest.approx(len(idx.unique()) / 64)
+def test_no_more_rounds_are_timed_than_the_budget_allows():
+    """In 0.3 seconds there is time for at most 15 calls of 0.02."""
+    times, = timing.alternate([lambda: time.sleep(0.02)], '', budget=0.3)
+    assert len(times) <= 15
+
+
+def test_at_most_100_rounds_are_timed():
+    """A fast function leaves some of its budget."""
+    times, = timing.alternate([int], '', budget=9.0)
+    assert len(times) == 100
+
+
+# -----------------------------------------------------------------------------
+# What is timed.
+
+
+@dataclass
+class Timed:
+    """Two models, texts (2, 32), and what is timed of them."""
+
+    ours: Backpack
+    other: Backpack
+    idx: Tensor
+    comparisons: list[timing.Comparison]
+
+
+@pytest.fixture
+def timed():
+    """A Backpack and a Transformer, both uncompiled."""
+    ours = toy_subject(4, block_size=32).model
+    other = toy_subject(0, block_size=32).model
+    idx = timing.text_like(ours.config.n_vocab, 2, 32)
+    found = timing.comparisons(ours, other, idx, MACHINE, lambda function: function)
+    return Timed(ours, other, idx, found)
+
+
+@pytest.mark.parametrize('i', [0, 1])
+def test_forward_passes_are_those_of_the_models(timed, i):
+    """Senses of every token, and of distinct ids, give the logits of the model."""
+    comparison = timed.comparisons[i]
+    assert_close(comparison.first(), timed.ours(timed.idx), atol=1e-5, rtol=0.0)
+    assert_close(comparison.second(), timed.other(timed.idx), atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize('i, which, of_ours', [
+    (2, 'first', True), (2, 'second', False), (3, 'first', False), (3, 'second', False)])
+def test_training_steps_are_those_of_the_models(timed, i, which, of_ours):
+    """A step has the loss of its model, and moves the weights of that model alone."""
+    step = getattr(timed.comparisons[i], which)
+    model, still = (timed.ours, timed.other) if of_ours else (timed.other, timed.ours)
+    loss = F.cross_entropy(model(timed.idx).flatten(0, 1), timed.idx.flatten())
+    before = model.wte.weight.clone()
+    before_of_still = still.wte.weight.clone()
+    assert_close(step(), loss)
+    assert not torch.equal(model.wte.weight, before)
+    assert torch.equal(still.wte.weight, before_of_still)
+
+
+def test_a_transformer_is_timed_once_as_the_same_step(timed):
+    """What is beside our training step is what is compared with the plain form."""
+    _, _, step, plain, _ = timed.comparisons
+    assert plain.first is step.second
+
+
+@pytest.mark.parametrize('which, of_ours', [('first', True), ('second', False)])
+def test_the_second_half_of_a_text_is_generated(timed, which, of_ours):
+    """Each model draws 16 tokens after the first 16 of a text, and the time is that of one."""
+    comparison = timed.comparisons[4]
+    model = timed.ours if of_ours else timed.other
+    torch.manual_seed(3)
+    text = model.generate(timed.idx[:1, :16], 16)
+    torch.manual_seed(3)
+    assert torch.equal(getattr(comparison, which)(), text)
+    assert comparison.tokens == 16
+
+
+def test_operations_are_of_the_senses_that_are_computed(timed):
+    """Senses of distinct ids cost their share of what those of every token cost."""
+    every, distinct, *_ = (comparison.flops_ratio for comparison in timed.comparisons)
+    without = flops_per_token(timed.ours, 0.0) / flops_per_token(timed.other)
+    share = len(timed.idx.unique()) / timed.idx.numel()
+    assert distinct - without == pytest.approx(share * (every - without))

@@ -1,71 +1,182 @@
 """Claims about rucksack/topics.py: who judges a text, and PPLM."""
 
+import math
 from functools import partial
 
 import pytest
 import torch
-from subjects import toy_subject
+from helpers import toy_subject
+from torch import Tensor
+from torch.testing import assert_close
 
-from rucksack import topics
-from rucksack.likelihood import score
+from rucksack import topics, toy
+from rucksack.subject import Subject
 from senses import affinities
+
+MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
+
+
+def transformer(n_layer: int) -> Subject:
+    """A random Transformer with two heads of size 8."""
+    subject = toy_subject(k=0, n_layer=n_layer)
+    subject.model.requires_grad_(False)
+    return subject
+
+
+def log_probability(subject: Subject, ids: list[int]) -> float:
+    """That of the tokens of a text after its first."""
+    logits = subject.model(torch.tensor([ids]))[0]  # (T, V)
+    logp = logits.log_softmax(-1)
+    return sum(logp[i, ids[i + 1]].item() for i in range(len(ids) - 1))
+
+
+# -----------------------------------------------------------------------------
+# Judging.
 
 
 def test_affinities_are_the_affinity_of_each_bag():
     """Several bags scored at once give each its own scores."""
-    s, bags = toy_subject(), [[3, 7], [5], [260, 9, 11]]
-    torch.testing.assert_close([*affinities(s.model, bags)], [affinities(s.model, [bag])[0] for bag in bags])
+    model = toy_subject().model
+    bags = [[3, 7], [5], [260, 9, 11]]
+    together = affinities(model, bags)
+    for bag, scores in zip(bags, together, strict=True):
+        assert_close(scores, affinities(model, [bag])[0])
 
 
-def test_texts_are_judged_up_to_their_end():
-    """Up to its end-of-text, a text has the topic that more of its words are of than of any other."""
-    s, lists = toy_subject(), {'music': ['music', 'guitar'], 'sports': ['song']}
-    a, b = s.encode(' music guitar song the'), s.encode(' song music the nurse that said')
-    idx = torch.tensor([[s.eot, *a, s.eot, a[0]], [s.eot, *b]])
-    found, first = topics.read_texts(s, idx, 'music', lists)
-    assert first == ' music guitar song the' and topics.read_texts(s, idx[1:], 'music', lists)[1] is None
-    logp = score(s, [([s.eot], [*a, s.eot]), ([s.eot], b)], '')[0].sum().item()
-    assert found == {'texts': 2, 'right': 1, 'tokens': 11, 'logp': pytest.approx(logp, abs=1e-4)}
+@pytest.mark.parametrize('label', MUSIC_AND_SPORTS)
+@pytest.mark.parametrize('text, topic', [
+    ('music guitar song the', 'music'), ('song the song music', 'sports'), ('song music', None),
+    ('the nurse', None), ('', None)])
+def test_the_topic_of_a_text_has_more_words_than_any_other(text, topic, label):
+    """A word counts as often as it stands there; where two topics are equal there is none."""
+    assert topics.has_topic(text.split(), label, MUSIC_AND_SPORTS) == (label == topic)
 
 
-def test_a_transformer_that_reads_token_by_token_is_the_same_transformer():
+def test_texts_are_judged_up_to_their_end(monkeypatch):
+    """What follows the end-of-text is not read; how likely it is that it ends there counts."""
+    monkeypatch.setattr(toy, 'TOPICS', MUSIC_AND_SPORTS)
+    s = toy_subject()
+    music = s.encode(' music guitar song the')
+    neither = s.encode(' song music the nurse that said')
+    idx = torch.tensor([[s.eot, *music, s.eot, *s.encode(' song')], [s.eot, *neither]])
+    pairs, right = topics.read_texts(s, idx, 'music')
+    assert pairs == [([s.eot], [*music, s.eot]), ([s.eot], neither)]
+    assert right == [' music guitar song the']
+
+
+def test_a_row_has_the_share_and_the_perplexity_of_its_texts(monkeypatch):
+    """They are over the texts of all topics, whose first text with its topic is shown."""
+    monkeypatch.setattr(toy, 'TOPICS', MUSIC_AND_SPORTS)
+    s = toy_subject()
+    music = s.encode(' music guitar song the')
+    neither = s.encode(' song music the nurse that')
+    generators = {'music': lambda start: torch.tensor([[s.eot, *music, s.eot]]),
+                  'sports': lambda start: torch.tensor([[s.eot, *neither]])}
+    row, lines = topics.topic_row(s, ', by hand', generators, n_texts=1, seed=0)
+    logp = log_probability(s, [s.eot, *music, s.eot]) + log_probability(s, [s.eot, *neither])
+    name, right, standard_error, perplexity, _ = row
+    assert name == 'Backpack toy, by hand'
+    assert right == 50
+    assert standard_error == pytest.approx(100 * 0.125 ** 0.5)
+    assert perplexity == pytest.approx(math.exp(-logp / (4 + 1 + 5)), rel=1e-4)
+    assert lines == ['music, by hand:  music guitar song the', 'sports, by hand: none has it']
+
+
+# -----------------------------------------------------------------------------
+# PPLM.
+
+
+def test_a_bag_of_pplm_has_the_words_that_are_one_token():
+    """Words that the vocabulary spells out are left out."""
+    s = toy_subject()
+    music, guitar = s.encode(' music guitar')
+    assert topics.single_tokens(s, ['music', 'zebra', 'guitar']) == [music, guitar]
+
+
+def test_a_transformer_that_reads_token_by_token_is_the_same():
     """Logits from kept keys and values equal those of a pass over the whole text, to 1e-5."""
-    s, past = toy_subject(k=0, n_layer=3), torch.zeros(3, 2, 2, 2, 0, 8)
+    s = transformer(n_layer=3)
     idx = torch.randint(s.encoding.n_vocab, (2, 9), generator=torch.Generator().manual_seed(0))
+    past = torch.zeros(3, 2, 2, 2, 0, 8)
+    whole = s.model(idx)
     for t in range(9):
         logits, past = topics.read_on(s.model, idx[:, t], past)
-        torch.testing.assert_close(logits, s.model(idx)[:, t], atol=1e-5, rtol=1e-5)
+        assert_close(logits, whole[:, t], atol=1e-5, rtol=1e-5)
 
 
-def test_pplm_without_a_step_is_plain_sampling_and_steps_raise_the_bag():
-    """Step 0 draws what generate draws; steering raises the bag in every text, and a larger step more."""
-    s, texts = toy_subject(k=0, n_layer=2), []
-    start, bag = torch.full((5, 1), s.eot), s.encode(' music guitar')
-    steered = partial(topics.pplm, s.model, start, bag, length=12)
-    for draw in (partial(s.model.generate, start, 12), partial(steered, step=0), partial(steered, step=9)):
-        torch.manual_seed(3)
-        texts.append(draw())
-    assert torch.equal(texts[0], texts[1]) and not torch.equal(texts[0], texts[2])
-    past, token, mass = torch.randn(2, 2, 5, 2, 6, 8), texts[0][:, 3], []
-    before = topics.read_on(s.model, token, past)[0].softmax(-1).detach()
-    for step in (0.0, 0.05, 0.2):
+def test_pplm_without_a_step_is_plain_sampling():
+    """Step 0 draws what generate draws, and a step something else."""
+    s = transformer(n_layer=2)
+    start = torch.full((5, 1), s.eot)
+    steered = partial(topics.pplm, s.model, start, s.encode(' music guitar'), length=12)
+    torch.manual_seed(3)
+    plain = s.model.generate(start, 12)
+    torch.manual_seed(3)
+    assert torch.equal(steered(step=0), plain)
+    torch.manual_seed(3)
+    assert not torch.equal(steered(step=9), plain)
+
+
+def test_steering_raises_the_bag_in_every_text():
+    """Step 0 leaves its probability as it is, and a larger step raises it more."""
+    s = transformer(n_layer=2)
+    bag = s.encode(' music guitar')
+    torch.manual_seed(3)
+    token = torch.randint(s.encoding.n_vocab, (5,))
+    past = torch.randn(2, 2, 5, 2, 6, 8)
+    logits, _ = topics.read_on(s.model, token, past)
+    plain = logits.softmax(-1)
+
+    def mass_of_bag(step: float) -> Tensor:
         norms = torch.zeros(2, 1, 5, 1, 1, 1)
-        moved = topics.steer(s.model, token, past, torch.tensor(bag), before, step, norms)
-        mass.append(topics.read_on(s.model, token, moved)[0].softmax(-1)[:, bag].sum(-1))
-    torch.testing.assert_close(mass[0], before[:, bag].sum(-1))
-    assert (mass[1] > mass[0]).all() and (mass[2] > mass[1]).all()
+        moved = topics.steer(s.model, token, past, torch.tensor(bag), plain, step, norms)
+        logits, _ = topics.read_on(s.model, token, moved)
+        return logits.softmax(-1)[:, bag].sum(-1)  # (5,)
+
+    none = mass_of_bag(0.0)
+    small = mass_of_bag(0.05)
+    large = mass_of_bag(0.2)
+    assert_close(none, plain[:, bag].sum(-1))
+    assert (small > none).all()
+    assert (large > small).all()
 
 
-def test_pplm_divides_by_the_largest_norm_so_far_and_moves_the_first_five_positions():
-    """After a maximum of N, a gradient of norm n moves by step * n / N^1.5; the norms kept are maxima."""
-    s, bag = toy_subject(k=0, n_layer=2), torch.tensor([258, 259])
-    past, token, moves = torch.randn(2, 2, 3, 2, 8, 8).double(), torch.tensor([3, 4, 5]), []
+def test_pplm_divides_by_the_largest_norm_so_far():
+    """After a maximum of N, a gradient of norm n moves by step * n / N^1.5; maxima are kept.
+
+    The steps are so small that the gradient stays as it is.
+    """
+    s = transformer(n_layer=2)
     s.model.double()
-    before = topics.read_on(s.model, token, past)[0].softmax(-1).detach()
-    for start in (0.0, 7.0):
-        norms = torch.full((2, 1, 3, 1, 1, 1), start).double()
-        moves.append((topics.steer(s.model, token, past, bag, before, 1e-6, norms) - past, norms))
-    (free, norms), (held, kept) = moves  # the steps are so small that the gradient stays as it is
-    assert (0 < norms).all() and (norms < 7).all() and (kept == 7).all()
-    assert (free[..., :5, :] != 0).any() and not free[..., 5:, :].any()
-    torch.testing.assert_close(held, free * (norms / 7) ** topics.GAMMA, atol=1e-12, rtol=0.01)
+    bag = torch.tensor(s.encode(' music guitar'))
+    token = torch.tensor([3, 4, 5])
+    torch.manual_seed(0)
+    past = torch.randn(2, 2, 3, 2, 8, 8).double()
+    logits, _ = topics.read_on(s.model, token, past)
+    plain = logits.softmax(-1)
+
+    def move(norms: Tensor) -> Tensor:
+        return topics.steer(s.model, token, past, bag, plain, 1e-6, norms) - past
+
+    norms = torch.zeros(2, 1, 3, 1, 1, 1).double()
+    held_norms = torch.full_like(norms, 7)
+    free = move(norms)
+    held = move(held_norms)
+    assert (norms > 0).all()
+    assert (norms < 7).all()
+    assert (held_norms == 7).all()
+    assert_close(held, free * (norms / 7) ** topics.GAMMA, atol=1e-12, rtol=0.01)
+
+
+def test_pplm_moves_the_first_five_positions():
+    """Keys and values of later ones stay where they are."""
+    s = transformer(n_layer=2)
+    token = torch.tensor([3, 4, 5])
+    torch.manual_seed(0)
+    past = torch.randn(2, 2, 3, 2, 8, 8)
+    logits, _ = topics.read_on(s.model, token, past)
+    bag = torch.tensor(s.encode(' music guitar'))
+    norms = torch.zeros(2, 1, 3, 1, 1, 1)
+    moved = topics.steer(s.model, token, past, bag, logits.softmax(-1), 0.1, norms)
+    assert (moved != past)[..., :5, :].flatten(0, 3).any(-1).all()
+    assert torch.equal(moved[..., 5:, :], past[..., 5:, :])

@@ -12,15 +12,31 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SMALL, checkpoint, error_of, log, make_data, same
-from test_checkpoint import RUN, assert_same_run, ranks
+from helpers import (
+    RUN,
+    SMALL,
+    assert_same_run,
+    checkpoint,
+    error_of,
+    lasting,
+    log,
+    make_data,
+    ranks,
+    same,
+)
+from torch import Tensor
+from torch.testing import assert_close
 
 import train
 from model import Backpack, Config
+from rucksack.checkpoint import training_of
 from rucksack.data import DistinctIds, TokenDataset, inputs_of, read_meta, texts_of_step
 from rucksack.machine import Machine
 from rucksack.published import export, from_pretrained
-from train import Settings
+from train import Settings, learning_rate_at
+
+RESUME = [*SMALL, '--init_from=resume']
+ALONE = Machine('cpu', 'float64', 0, 1)
 
 
 def a_model(**changes) -> Backpack:
@@ -32,60 +48,142 @@ def a_model(**changes) -> Backpack:
 
 def dataset(name: str) -> TokenDataset:
     """A bin of data/tiny in texts of 8 tokens."""
-    return TokenDataset(Path('data/tiny'), name, read_meta(Path('data/tiny')), 8)
+    folder = Path('data/tiny')
+    return TokenDataset(folder, name, read_meta(folder), 8)
 
 
-def test_gradients_are_those_of_the_mean_loss_however_it_is_split(tiny):
-    """One batch of 8, four of 2, and the mean of two processes have the gradients of model(idx, targets)."""
-    model, found = a_model(), []
-    loss = model(*dataset('train')(texts_of_step(Settings.seed, 3, 8, 99)))
+def evaluations(folder: str = 'out/run') -> list[dict]:
+    """The rows of a run's log that have a validation loss."""
+    return [row for row in log(folder) if row['val_loss']]
+
+
+# -----------------------------------------------------------------------------
+# The parts of a step.
+
+
+def split_gradients(size: int, n: int, rank: int = 0, world: int = 1) -> list[Tensor]:
+    """A process's share of step 3 in n micro-batches: its loss, and the gradients."""
+    model = DistinctIds(a_model())
+    model.no_sync = nullcontext  # as DistributedDataParallel has
+    s = Settings(batch_size=size, gradient_accumulation_steps=n)
+    machine = Machine('cpu', 'float64', rank, world)
+    loss = train.gradients(model, dataset('train'), 3, s, machine)
+    return [loss, *(p.grad for p in model.parameters())]
+
+
+def plain_gradients() -> list[Tensor]:
+    """The mean loss of the 8 texts of step 3, and its gradients."""
+    model = a_model()
+    texts = texts_of_step(Settings.seed, 3, 8, 99)
+    loss = model(*dataset('train')(texts))
     loss.backward()
-    for size, n, rank, world in ((8, 1, 0, 1), (2, 4, 0, 1), (2, 4, 0, 2), (2, 4, 1, 2)):
-        same, s = DistinctIds(a_model()), Settings(batch_size=size, gradient_accumulation_steps=n)
-        same.no_sync = nullcontext
-        share = train.gradients(same, dataset('train'), 3, s, Machine('cpu', 'float64', rank, world))
-        found.append([share, *(p.grad for p in same.parameters())])
-    plain = [loss.detach(), *(p.grad for p in model.parameters())]
-    for split in (*found[:2], [(a + b) / 2 for a, b in zip(*found[2:])]):
-        torch.testing.assert_close(split, plain, rtol=1e-9, atol=1e-14)
+    return [loss.detach(), *(p.grad for p in model.parameters())]
 
 
-def test_evaluation_is_the_mean_over_fixed_texts_without_dropout(tiny):
-    """It is the mean over all texts, each by itself, or over some that are spread evenly over the bin."""
-    model, data = DistinctIds(a_model(dropout=0.5)), dataset('val')
-    for n, chosen in ((100, range(24)), (1, [0, 3, 6, 10, 13, 17, 20])):
-        s, machine = Settings(batch_size=7, eval_iters=n), Machine('cpu', 'float64', 0, 1)
-        loss = train.evaluate(model.train(), data, s, machine)
-        each = [model.eval().model(*data(np.array([i]))).item() for i in chosen]
-        assert loss == pytest.approx(np.mean(each), rel=1e-12)
+@pytest.mark.parametrize('size, n', [(8, 1), (2, 4)])
+def test_gradients_are_those_of_the_mean_loss(size, n, tiny):
+    """One batch of 8 and four of 2 have the gradients of model(idx, targets)."""
+    assert_close(split_gradients(size, n), plain_gradients(), rtol=1e-9, atol=1e-14)
 
 
-def test_the_learning_rate_warms_up_and_decays_to_its_end():
-    """Linear up to learning_rate in warmup_iters steps, down to min_lr at lr_decay_iters, flat after it."""
-    s = Settings(learning_rate=1.0, warmup_iters=4, lr_decay_iters=14, min_lr=0.5, max_iters=24)
-    rates = [train.learning_rate_at(step, s, 1.0) for step in range(20)]
-    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0] and rates[9] == 0.75 and rates[14:] == [0.5] * 6
-    s = replace(s, lr_decay_iters=0)
-    assert train.learning_rate_at(14, s, 1.0) == 0.75 and train.learning_rate_at(24, s, 1.0) == 0.5
-    assert train.learning_rate_at(9, s, 2.0) == 1.625  # of another peak, to the same end
+def test_two_processes_have_the_mean_of_their_gradients(tiny):
+    """Each takes two of four batches of 2; the mean of both is the gradient of all 8."""
+    shares = zip(split_gradients(2, 4, 0, 2), split_gradients(2, 4, 1, 2))
+    means = [(a + b) / 2 for a, b in shares]
+    assert_close(means, plain_gradients(), rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize('eval_iters, chosen', [(100, range(24)), (1, [0, 3, 6, 10, 13, 17, 20])])
+def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
+    """Over all, or over some spread evenly over the bin, without dropout, each text by itself."""
+    model = DistinctIds(a_model(dropout=0.5))
+    data = dataset('val')
+    s = Settings(batch_size=7, eval_iters=eval_iters)
+    loss = train.evaluate(model.train(), data, s, ALONE)
+    plain = model.model.eval()
+    each = [plain(*data(np.array([i]))).item() for i in chosen]
+    assert loss == pytest.approx(np.mean(each), rel=1e-12)
+
+
+def test_evaluation_goes_back_to_training(tiny):
+    """Dropout is on again after it."""
+    model = DistinctIds(a_model(dropout=0.5)).train()
+    train.evaluate(model, dataset('val'), Settings(batch_size=7), ALONE)
+    assert model.model.contextualizer.drop.training
+
+
+SCHEDULE = Settings(warmup_iters=4, lr_decay_iters=14, min_lr=0.5, max_iters=24)
+
+
+@pytest.mark.parametrize('step, rate', [
+    (0, 0.25), (1, 0.5), (2, 0.75), (3, 1.0), (4, 1.0), (9, 0.75), (14, 0.5), (19, 0.5)])
+def test_the_learning_rate_warms_up_and_decays(step, rate):
+    """Linear up to the peak in warmup_iters, down to min_lr at lr_decay_iters, flat after it."""
+    assert learning_rate_at(step, SCHEDULE, 1.0) == rate
+
+
+@pytest.mark.parametrize('step, rate', [(14, 0.75), (24, 0.5)])
+def test_the_learning_rate_decays_to_the_end_by_default(step, rate):
+    """With lr_decay_iters = 0 it is at min_lr after max_iters."""
+    assert learning_rate_at(step, replace(SCHEDULE, lr_decay_iters=0), 1.0) == rate
+
+
+def test_every_peak_decays_to_the_same_end():
+    """Half-way down from 2 to 0.5 it is 1.25."""
+    assert learning_rate_at(9, SCHEDULE, 2.0) == 1.25
+    assert learning_rate_at(14, SCHEDULE, 2.0) == 0.5
+
+
+def test_embeddings_decay_only_if_asked(tiny):
+    """Under strong weight decay they shrink, by --decay_embeddings=False not; matrices do."""
+    embedding = 'wte.weight'
+    matrix = 'sense_weights.c_attn.weight'
+    run = [*SMALL, '--max_iters=3', '--weight_decay=50']
+    train.main([*run, '--decay_embeddings=True', '--out_dir=out/both'])
+    train.main([*run, '--decay_embeddings=False', '--out_dir=out/one'])
+    both = checkpoint('out/both')['model']
+    one = checkpoint('out/one')['model']
+    assert both[embedding].norm() < 0.7 * one[embedding].norm()
+    assert both[matrix].norm().item() == pytest.approx(one[matrix].norm().item(), rel=0.2)
+
+
+# -----------------------------------------------------------------------------
+# Compiled.
+
+
+def loss_and_gradients(loss: Tensor, model: Backpack) -> list[Tensor]:
+    """The loss, and the gradient of each parameter."""
+    model.zero_grad()
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('n_sense', [4, 0])
-def test_a_compiled_model_is_compiled_once_whatever_the_number_of_distinct_ids(n_sense):
-    """20 batches of 1 to 320 distinct ids make one graph, with the plain gradients; so do smaller batches."""
-    graphs, model = [], a_model(vocab_size=400, block_size=40, n_sense=n_sense)
+def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
+    """20 batches of 1 to 320 ids are one graph with the plain gradients, as smaller ones have."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = a_model(vocab_size=400, block_size=40, n_sense=n_sense)
     torch._dynamo.reset()
-    compiled = torch.compile(DistinctIds(model), fullgraph=True,
-                             backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
-    for i, n in enumerate([8] * 20 + [7, 3, 2]):
-        idx, both = torch.randint(1 + 21 * min(i, 18), (n, 40)), []
-        for loss in (compiled(*inputs_of(idx, idx, 'cpu')), model(idx, idx)):
-            model.zero_grad()
-            loss.backward()
-            both.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-        torch.testing.assert_close(*both, rtol=1e-9, atol=1e-12)
-        assert len(graphs) == 1 or n < 8
+    compiled = torch.compile(DistinctIds(model), fullgraph=True, backend=backend)
+    sizes = [8] * 20 + [7, 3, 2]
+    for i, size in enumerate(sizes):
+        n_ids = 1 + 21 * min(i, 18)
+        idx = torch.randint(n_ids, (size, 40))
+        own = loss_and_gradients(compiled(*inputs_of(idx, idx, 'cpu')), model)
+        plain = loss_and_gradients(model(idx, idx), model)
+        assert_close(own, plain, rtol=1e-9, atol=1e-12)
+        if size == 8:
+            assert len(graphs) == 1
+
+
+# -----------------------------------------------------------------------------
+# Resuming.
 
 
 @pytest.mark.parametrize('option', [
@@ -93,155 +191,242 @@ def test_a_compiled_model_is_compiled_once_whatever_the_number_of_distinct_ids(n
     pytest.param('--compile=True', marks=pytest.mark.slow)])
 def test_an_interrupted_run_resumes_to_the_same_bits(option, tiny, capsys, monkeypatch):
     """Ctrl-C ends it with exit code 130; resumed, it goes on from the last evaluation."""
-    def gradients(model, data, step, s, machine, real=train.gradients):
+    real = train.gradients
+
+    def gradients(model, data, step, s, machine):
         if step == 7:
             raise KeyboardInterrupt
         return real(model, data, step, s, machine)
 
-    run = [*SMALL, option, '--max_iters=20', '--eval_interval=5', '--learning_rate=.2']  # the best is early
-    train.main([*run, '--out_dir=out/whole'])
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+    run = [*SMALL, option, '--max_iters=20', '--eval_interval=5', '--learning_rate=.2']
+    train.main([*run, '--out_dir=out/whole'])  # its best is early
+    with monkeypatch.context() as patch:
         patch.setattr(train, 'gradients', gradients)
-        train.main(run)
-    assert (stop.value.code, checkpoint()['step']) == (130, 5)
+        with pytest.raises(SystemExit) as stop:
+            train.main(run)
+    assert stop.value.code == 130
+    assert checkpoint()['step'] == 5
     train.main([*run, '--init_from=resume'])
     assert_same_run('out/whole', 'out/run')
 
 
 @pytest.mark.parametrize('option', [
-    'learning_rate=0.02', 'optimizer=muon', 'batch_size=2', 'seed=2', 'weight_decay=50.0', 'beta2=0.99',
-    'gradient_accumulation_steps=2', 'block_size=4', 'eval_iters=3', 'dtype=float64'])
-def test_a_resumed_run_keeps_its_settings(option, tiny, capsys):
-    """What would change the result is refused: a line with the setting, both values, and what to run."""
-    train.main([*SMALL, '--max_iters=2'])
-    before = checkpoint()
-    error = error_of(train, capsys, *SMALL, '--max_iters=4', '--init_from=resume', f'--{option}')
-    name, value = option.split('=')
-    assert re.search(rf'out/run/ckpt.pt was trained with .*{name} \S+, now {value}[,;]', error)
-    assert '--init_from=out/run/ckpt.pt --out_dir=NEW' in error
-    same(before, checkpoint())
-
-
-@pytest.mark.parametrize('option', [
+    'learning_rate=0.02', 'optimizer=muon', 'batch_size=2', 'seed=2', 'weight_decay=50.0',
+    'beta2=0.99', 'gradient_accumulation_steps=2', 'block_size=4', 'eval_iters=3', 'dtype=float64',
     'n_layer=3', 'n_head=4', 'n_sense=8', 'sense_hidden=8', 'model=gpt', 'dropout=0.1'])
-def test_a_resumed_run_keeps_its_shape(option, tiny, capsys):
-    """A shape that the weights do not have is refused: a line with both."""
+def test_a_resumed_run_keeps_its_settings(option, tiny, capsys):
+    """Another size, or what would change the result, is refused by name, and nothing changes."""
     train.main([*SMALL, '--max_iters=2'])
-    error = error_of(train, capsys, *SMALL, '--max_iters=4', '--init_from=resume', f'--{option}')
-    assert re.search(f'ckpt.pt has {option.partition("=")[0]}=.*; drop --{option}', error)
+    before = Path('out/run/ckpt.pt').read_bytes()
+    error = error_of(train, capsys, *RESUME, '--max_iters=4', f'--{option}')
+    name, value = option.split('=')
+    for fact in ('out/run/ckpt.pt', name, value):
+        assert fact in error
+    assert Path('out/run/ckpt.pt').read_bytes() == before
 
 
-def test_a_resumed_run_may_be_longer(tiny, capsys):
-    """max_iters and intervals may change, max_iters not below the steps done; other data are refused."""
-    resume = [*SMALL, '--init_from=resume']
+def test_a_resumed_run_may_be_longer(tiny):
+    """max_iters and the intervals may change; it ends in the bits of a run that was so long."""
+    run = [*SMALL, '--dropout=0.2']
+    train.main([*run, '--max_iters=4', '--eval_interval=1', '--out_dir=out/whole'])
+    train.main([*run, '--max_iters=2', '--log_interval=2'])
+    train.main([*run, '--max_iters=4', '--eval_interval=1', '--init_from=resume'])
+    same(lasting(Path('out/whole/ckpt.pt')), lasting(Path('out/run/ckpt.pt')))
+
+
+def test_a_resumed_run_is_not_cut_short(tiny, capsys):
+    """max_iters below the steps that are done is refused, and the checkpoint stays."""
     train.main([*SMALL, '--max_iters=2'])
-    assert 'is already at step 2, and --max_iters is 1' in error_of(train, capsys, *resume, '--max_iters=1')
-    train.main([*resume, '--max_iters=4', '--eval_interval=1', '--log_interval=2'])
-    assert 'changed: max_iters 2, now 4' in capsys.readouterr().out
-    assert checkpoint()['step'] == 4
+    assert 'max_iters' in error_of(train, capsys, *RESUME, '--max_iters=1')
+    assert checkpoint()['step'] == 2
+
+
+def test_a_resumed_run_keeps_its_data(tiny, capsys):
+    """Other data under the same name are refused, and the checkpoint stays."""
+    train.main([*SMALL, '--max_iters=2'])
     make_data([1] * 800, [2] * 200)
-    error = error_of(train, capsys, *resume, '--max_iters=5')
-    assert 'data/tiny is not what out/run/ckpt.pt was trained on' in error
+    assert 'data/tiny' in error_of(train, capsys, *RESUME, '--max_iters=5')
+    assert checkpoint()['step'] == 2
 
 
-@pytest.mark.parametrize('unit, dtype', [('AMX', 'bfloat16'), ('', 'float32')])
-def test_auto_takes_bfloat16_where_it_is_fast(unit, dtype, tiny, capsys, monkeypatch):
-    """The first line says which format and why; on another processor a run goes on in the format it has."""
-    for units, last in ((unit, 1), ('' if unit else 'AMX', 2)):
-        monkeypatch.setattr('rucksack.machine.bfloat16_unit', lambda device, units=units: units)
-        train.main([*SMALL, '--dtype=auto', f'--max_iters={last}', *['--init_from=resume'] * (last - 1)])
-        said = capsys.readouterr().out.splitlines()[0]
-        why = 'as set' if last == 2 else f'it has {unit}' if unit else 'it has no fast bfloat16'
-        assert checkpoint()['settings']['dtype'] == dtype and said.endswith(f'in {dtype} ({why})')
+def test_a_run_can_be_resumed_by_its_name_alone(tiny):
+    """All else is what it was, also the number of steps."""
+    train.main([*RUN, '--learning_rate=0.2', '--out_dir=out/whole'])
+    run = Path('out/run')
+    run.mkdir()
+    shutil.copy('out/whole/best.pt', run / 'ckpt.pt')
+    assert checkpoint()['step'] == 0
+    train.main(['--init_from=resume', '--out_dir=out/run'])
+    assert_same_run('out/whole', 'out/run')
 
 
-@pytest.mark.parametrize('name', ['train_micro', 'train_mini', 'train_small', 'senses'])
-def test_the_papers_sizes_train_as_published(name):
-    """Betas (0.9, 0.999), embeddings without decay, steps of 2^19 tokens; elsewhere nanoGPT's betas."""
-    s, _ = train.parse_args([str(ROOT / 'config' / f'{name}.py')])
-    plain = Settings()
-    assert (s.beta1, s.beta2, s.decay_embeddings, s.tokens_per_step) == (0.9, 0.999, False, 524_288)
-    assert (plain.beta1, plain.beta2, plain.decay_embeddings) == (0.9, 0.95, True)
+@pytest.mark.parametrize('unit, other_unit, dtype', [
+    ('AMX', None, 'bfloat16'), (None, 'AMX', 'float32')])
+def test_auto_takes_bfloat16_where_it_is_fast(unit, other_unit, dtype, tiny, capsys, monkeypatch):
+    """The first line says so; on another processor a run goes on in the format it has."""
+    run = [*SMALL, '--dtype=auto']
+    monkeypatch.setattr('rucksack.machine.bfloat16_unit', lambda device: unit)
+    train.main([*run, '--max_iters=1'])
+    first_line = capsys.readouterr().out.splitlines()[0]
+    assert f'in {dtype} (' in first_line
+    assert ('AMX' in first_line) == (unit == 'AMX')
+    monkeypatch.setattr('rucksack.machine.bfloat16_unit', lambda device: other_unit)
+    train.main([*run, '--max_iters=2', '--init_from=resume'])
+    assert f'in {dtype} (' in capsys.readouterr().out.splitlines()[0]
+    assert checkpoint()['step'] == 2
+    assert checkpoint()['settings']['dtype'] == dtype
 
 
-def test_embeddings_decay_only_if_asked(tiny):
-    """Under strong weight decay they shrink, with --decay_embeddings=False they do not; matrices do."""
-    norms, names = [], ('wte.weight', 'sense_weights.c_attn.weight')
-    run = [*SMALL, '--max_iters=3', '--weight_decay=50', '--overwrite']
-    for asked in (True, False):
-        train.main([*run, f'--decay_embeddings={asked}'])
-        norms.append([checkpoint()['model'][name].norm().item() for name in names])
-    assert norms[0][0] < 0.7 * norms[1][0] and norms[0][1] == pytest.approx(norms[1][1], rel=0.2)
+# -----------------------------------------------------------------------------
+# Fine-tuning.
+
+SIZELESS = [word for word in SMALL if not word.startswith('--n_')]
+TUNE = [*SIZELESS, '--out_dir=out/tuned', '--max_iters=1', '--dropout=0.3']
+KINDS = pytest.mark.parametrize('kind', ['backpack', 'gpt'])
 
 
-@pytest.mark.parametrize('kind, other', [('backpack', 'gpt'), ('gpt', 'backpack')])
-def test_fine_tuning_starts_from_the_weights_given(kind, other, tiny, capsys):
-    """Its first loss is the last of the run it goes on from; sizes are the weights', others are refused."""
+def train_a_run(kind: str) -> None:
+    """Weights to start from in out/run."""
     train.main([*SMALL, '--max_iters=5', f'--model={kind}'])
-    last = [row['val_loss'] for row in log() if row['val_loss']][-1]
-    sizeless = [word for word in SMALL if not word.startswith('--n_')]
-    tune = [*sizeless, '--out_dir=out/tuned', '--max_iters=1', '--dropout=0.3']
-    train.main([*tune, '--init_from=out/run', '--n_embd=16'])
-    state = checkpoint('out/tuned')
-    sizes = {'n_layer': 2, 'n_head': 2, 'n_embd': 16, 'n_sense': 4 * (kind == 'backpack'), 'dropout': 0.3}
-    assert log('out/tuned')[0]['val_loss'] == last and state['settings']['model'] == kind
-    assert sizes.items() <= state['settings'].items() and sizes.items() <= state['model_config'].items()
-    train.main([*tune, '--init_from=resume', '--max_iters=2'])
-    assert checkpoint('out/tuned')['step'] == 2
-    export(from_pretrained('out/run'), 'exported')
-    train.main([*tune, '--init_from=exported', '--overwrite'])
-    assert log('out/tuned')[0]['val_loss'] == last
-    for option in ('n_embd=32', 'n_layer=3', f'model={other}'):
-        error = error_of(train, capsys, *tune, '--init_from=out/run', f'--{option}', '--out_dir=out/new')
-        assert re.search(f'out/run has {option.partition("=")[0]}=.*; drop --{option}', error)
-    assert not Path('out/new').exists()
+
+
+@KINDS
+@pytest.mark.parametrize('is_exported', [False, True])
+def test_fine_tuning_starts_from_the_weights_given(kind, is_exported, tiny, capsys):
+    """Its first loss is the last of the run it goes on from, also by way of exported files."""
+    train_a_run(kind)
+    source = 'out/run'
+    if is_exported:
+        source = 'exported'
+        export(from_pretrained('out/run'), source)
+    train.main([*TUNE, f'--init_from={source}'])
+    first = evaluations('out/tuned')[0]
+    assert first['step'] == '0'
+    assert first['val_loss'] == evaluations('out/run')[-1]['val_loss']
+
+
+@KINDS
+def test_fine_tuning_takes_the_sizes_of_the_weights(kind, tiny):
+    """Those that are given may be the same; dropout is what was asked for."""
+    train_a_run(kind)
+    train.main([*TUNE, '--init_from=out/run', '--n_embd=16'])
+    own = checkpoint('out/run')['model_config']
+    tuned = checkpoint('out/tuned')
+    assert tuned['model_config'] == own | {'dropout': 0.3}
+    assert tuned['settings']['n_layer'] == own['n_layer']
+
+
+@KINDS
+def test_fine_tuning_can_be_resumed(kind, tiny):
+    """With the same words, and --init_from=resume in place of the weights."""
+    train_a_run(kind)
+    tune = [*TUNE, '--init_from=out/run']
+    train.main([*tune, '--max_iters=2', '--eval_interval=1', '--out_dir=out/whole'])
+    train.main([*tune, '--eval_interval=1'])
+    train.main([*TUNE, '--init_from=resume', '--max_iters=2'])
+    assert_same_run('out/whole', 'out/tuned')
+
+
+@pytest.mark.parametrize('kind, option', [
+    ('backpack', 'n_embd=32'), ('backpack', 'n_layer=3'), ('backpack', 'model=gpt'),
+    ('backpack', 'n_sense=8'), ('gpt', 'n_embd=32'), ('gpt', 'model=backpack')])
+def test_fine_tuning_refuses_other_sizes(kind, option, tiny, capsys):
+    """The weights are named, the size and its value, and no run begins."""
+    train_a_run(kind)
+    error = error_of(train, capsys, *TUNE, '--init_from=out/run', f'--{option}')
+    for fact in ('out/run', *option.split('=')):
+        assert fact in error
+    assert not Path('out/tuned').exists()
+
+
+# -----------------------------------------------------------------------------
+# Several processes.
+
+
+def assert_close_runs(a: str, b: str) -> None:
+    """The weights and first moments of two runs agree to 1e-12, and their logs."""
+    one = checkpoint(a)
+    other = checkpoint(b)
+    assert_close(one['model'], other['model'], rtol=0, atol=1e-12)
+    moments = other['optimizers']['AdamW']['state']
+    for i, own in one['optimizers']['AdamW']['state'].items():
+        assert_close(own['exp_avg'], moments[i]['exp_avg'], rtol=0, atol=1e-12)
+    assert log(a) == log(b)
 
 
 @pytest.mark.parametrize('n', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_train_as_one(n, tiny):
-    """The first step's gradients, and the weights after 20, are those of one process to 1e-12 in float64."""
-    run = [*SMALL, '--gradient_accumulation_steps=4', '--dtype=float64', '--dropout=0.2', '--beta1=0']
+    """The first step's gradients, and the weights after 20, are those of one process in float64."""
+    run = [*SMALL, '--gradient_accumulation_steps=4', '--dtype=float64', '--dropout=0.2',
+           '--beta1=0']  # then exp_avg is the gradient
     for more in (['--max_iters=1'], ['--max_iters=20', '--init_from=resume']):
         train.main([*run, *more, '--out_dir=out/one'])
-        assert ranks(*[[*run, *more, '--out_dir=out/all']] * n) == [0] * n
-        one, many = checkpoint('out/one'), checkpoint('out/all')
-        states = [state['optimizers']['AdamW']['state'] for state in (one, many)]
-        moments = [[moment['exp_avg'] for moment in state.values()] for state in states]
-        torch.testing.assert_close(*moments, rtol=0, atol=1e-12)  # with beta1 = 0 exp_avg is the gradient
-        torch.testing.assert_close(one['model'], many['model'], rtol=0, atol=1e-12)
-        assert log('out/one') == log('out/all')
+        all_of_them = [[*run, *more, '--out_dir=out/all']] * n
+        assert ranks(*all_of_them) == [0] * n
+        assert_close_runs('out/one', 'out/all')
+
+
+TWO = [*SMALL, '--gradient_accumulation_steps=2']
+
+
+def error_in(name: str) -> str:
+    """The one line of an error in what a process said."""
+    said = Path(name).read_text().splitlines()
+    error, = [line for line in said if line.startswith('train.py: ')]
+    return error
 
 
 @pytest.mark.slow
-def test_processes_that_disagree_are_refused(tiny):
-    """Two processes that resume from different steps, or read different data, leave with exit code 2."""
-    run = [*SMALL, '--gradient_accumulation_steps=2', '--max_iters=6']
-    for name, steps in (('a', 2), ('b', 4)):
-        train.main([*run, f'--max_iters={steps}', f'--out_dir=out/{name}'])
-    resume = [*run, '--init_from=resume']
+def test_processes_at_different_steps_are_refused(tiny):
+    """Two that resume from different checkpoints leave with exit code 2 and a line."""
+    train.main([*TWO, '--max_iters=2', '--out_dir=out/a'])
+    train.main([*TWO, '--max_iters=4', '--out_dir=out/b'])
+    resume = [*TWO, '--max_iters=6', '--init_from=resume']
     assert ranks([*resume, '--out_dir=out/a'], [*resume, '--out_dir=out/b']) == [2, 2]
+    assert 'out/a' in error_in('said0.txt')
+    assert checkpoint('out/a')['step'] == 2
+
+
+@pytest.mark.slow
+def test_processes_that_read_different_data_are_refused(tiny):
+    """They leave with exit code 2 and a line, before a run begins."""
     shutil.copytree('data/tiny', 'data/other')
     make_data([1] * 800, [1] * 200)
+    run = [*TWO, '--max_iters=6']
     assert ranks(run, [*run, '--dataset=other']) == [2, 2]
-    assert Path('said0.txt').read_text().count('the processes see different files') == 2
-    assert ranks(run, run, run) == [2, 2, 2] and 'must be a multiple of 3' in Path('said1.txt').read_text()
+    assert 'data/tiny' in error_in('said0.txt')
+    assert not Path('out').exists()
 
 
-@pytest.mark.parametrize('kind', ['backpack', 'gpt'])
-def test_every_evaluation_counts_stuck_senses(kind, tiny, capsys, monkeypatch):
-    """What the gauge says of four senses goes to the terminal and to two columns of log.csv, which a
-    Transformer leaves empty."""
-    gauge = torch.tensor([0.98, 0.96, 1.0, 0.1]), torch.tensor([0.04, 0.06, 0.0, 0.01])
-    monkeypatch.setattr(train, 'sense_gauge', lambda model, idx: gauge)
+@pytest.mark.slow
+def test_processes_share_micro_batches_evenly(tiny):
+    """Three cannot share two: each leaves with exit code 2 and a line with the number."""
+    assert ranks(TWO, TWO, TWO) == [2, 2, 2]
+    for rank in range(3):
+        assert '3' in error_in(f'said{rank}.txt')
+
+
+# -----------------------------------------------------------------------------
+# What a run says of its senses.
+
+
+@pytest.mark.parametrize('kind, counted', [('backpack', ('2', '3')), ('gpt', ('', ''))])
+def test_every_evaluation_counts_stuck_senses(kind, counted, tiny, capsys, monkeypatch):
+    """What the gauge says is on the terminal and in two columns of log.csv, if there are senses."""
+    on_current = torch.tensor([0.98, 0.96, 1.0, 0.1])  # two over 0.97
+    moved = torch.tensor([0.04, 0.06, 0.0, 0.01])  # three below 0.05
+    monkeypatch.setattr(train, 'sense_gauge', lambda model, idx: (on_current, moved))
     train.main([*SMALL, f'--model={kind}', '--max_iters=4', '--eval_interval=2'])
-    found = [(row['senses_on_current_token'], row['senses_by_position']) for row in log() if row['val_loss']]
-    said = capsys.readouterr().out.count('stuck senses: 2 give over 0.97 of their weight to the current '
-                                         'token, 3 follow position alone\n')
-    assert (found, said) == (([('2', '3')] * 3, 3) if kind == 'backpack' else ([('', '')] * 3, 0))
+    rows = evaluations()
+    assert len(rows) == 3
+    for row in rows:
+        assert (row['senses_on_current_token'], row['senses_by_position']) == counted
+    said = re.findall(r'^stuck senses: (\d) .*, (\d) ', capsys.readouterr().out, re.MULTILINE)
+    assert said == ([counted] * 3 if kind == 'backpack' else [])
 
 
 def test_the_gauge_is_read_on_16_texts_without_dropout(tiny, monkeypatch):
-    """Texts spread evenly over the bin, in evaluation mode; then the model goes back to training."""
+    """Texts spread evenly over the bin, in evaluation mode; then training goes on."""
     read = []
 
     def gauge(model, idx):
@@ -249,74 +434,165 @@ def test_the_gauge_is_read_on_16_texts_without_dropout(tiny, monkeypatch):
         return torch.ones(4), torch.ones(4)
 
     monkeypatch.setattr(train, 'sense_gauge', gauge)
-    model, data = a_model(dropout=0.5).train(), dataset('val')
-    assert train.stuck_senses(model, data, Machine('cpu', 'float64', 0, 1)) == (4, 0)
-    (training, idx), = read
-    assert not training
-    assert torch.equal(idx, data(np.arange(16) * 24 // 16)[0])
+    model = a_model(dropout=0.5).train()
+    data = dataset('val')
+    assert train.stuck_senses(model, data, ALONE) == (4, 0)
+    (was_training, idx), = read
+    assert not was_training
+    expected, _ = data(np.arange(16) * 24 // 16)
+    assert torch.equal(idx, expected)
     assert model.training
 
 
-def test_what_a_run_logs_goes_to_weights_and_biases_too_if_asked_for(tiny, monkeypatch, capsys):
-    """Plain numbers, none longer than it is exact; wandb is imported only where it gets the same rows."""
+# -----------------------------------------------------------------------------
+# The log.
+
+
+def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
+    """Numbers are no longer than they are exact."""
+    train.main([*RUN, '--learning_rate=0.0031'])
+    steps = [(row['step'], row['val_loss'] != '') for row in log()]
+    assert steps == [
+        ('0', True), ('1', False), ('2', False), ('2', True), ('3', False), ('4', False),
+        ('4', True), ('5', False), ('6', False), ('6', True)]
+    assert [int(row['tokens']) for row in log()] == [32 * int(step) for step, _ in steps]
+    assert log()[2]['learning_rate'] == '0.0031'
+    for row in log():
+        assert max(map(len, row.values())) <= 12
+
+
+def test_weights_and_biases_is_imported_only_if_asked_for(tiny, monkeypatch):
+    """Where it is not installed a run that does not ask for it trains."""
     monkeypatch.setitem(sys.modules, 'wandb', None)  # importing it is an ImportError
     train.main(RUN)
-    asked, sent = {}, []
-    fake = SimpleNamespace(log=lambda row, step: sent.append((step, row)))
-    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=lambda **kw: asked.update(kw) or fake))
-    train.main([*RUN, '--overwrite', '--wandb_log', '--wandb_project=p', '--learning_rate=0.0031'])
-    assert re.search(r'\nstep 1 done on cpu \(.*\), peak memory \d+\.\d\d GB\n', capsys.readouterr().out)
-    assert Path('out/run/log.csv').read_text().startswith('step,tokens,seconds,loss,val_loss,senses_')
-    assert len(log()) == len(sent) == 10 and (asked['project'], asked['config']['n_embd']) == ('p', 16)
+    with pytest.raises(ImportError):
+        train.main([*RUN, '--overwrite', '--wandb_log'])
+
+
+def test_weights_and_biases_gets_what_is_logged(tiny, monkeypatch):
+    """The same rows, as numbers, under their steps, and the settings of the run."""
+    asked = {}
+    sent = []
+
+    def init(**facts):
+        asked.update(facts)
+        return SimpleNamespace(log=lambda row, step: sent.append((step, row)))
+
+    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init))
+    train.main([*RUN, '--wandb_log', '--wandb_project=p'])
+    assert asked['project'] == 'p'
+    assert asked['config'] == checkpoint()['settings']
+    assert len(sent) == len(log())
     for logged, (step, row) in zip(log(), sent):
-        assert {name: float(x) for name, x in logged.items() if x} == pytest.approx(
-            {name: row[name] for name in logged if row.get(name) is not None}, rel=1e-5)
-        assert row['step'] == step and row['tokens'] == 32 * step and max(map(len, logged.values())) <= 12
-    assert log()[2]['learning_rate'] == '0.0031'
+        numbers = {name: float(text) for name, text in logged.items() if text}
+        given = {name: row[name] for name in logged if row.get(name) is not None}
+        assert numbers == pytest.approx(given, rel=1e-5)
+        assert row['step'] == step
 
 
-def test_weights_that_stay_are_those_of_their_step(tiny, capsys):
-    """ckpt-STEP.pt holds the weights of a run that ends there; they do not change the run, are read by name,
-    and go with --overwrite, other files not; one that is not finite is not written."""
-    run = [*SMALL, '--eval_interval=10']
-    train.main([*run, '--max_iters=7', '--keep_every=3'])
-    kept = {path.name: from_pretrained(path) for path in Path('out/run').glob('ckpt-*.pt')}
-    whole, weights, mine = checkpoint(), kept['ckpt-3.pt'].state_dict(), Path('out/run/ckpt-3-mine.pt')
-    mine.touch()
-    assert sorted(kept) == ['ckpt-3.pt', 'ckpt-6.pt'] and kept['ckpt-6.pt'].run['tokens'] == 6 * 32
-    train.main([*run, '--max_iters=3', '--overwrite'])
-    same(dict(weights), dict(checkpoint()['model']))
-    assert sorted(os.listdir('out/run')) == ['best.pt', mine.name, 'ckpt.pt', 'log.csv', 'previous.pt']
-    train.main([*run, '--max_iters=7', '--keep_every=5', '--init_from=resume'])
-    same(whole['model'], checkpoint()['model'])
-    assert Path('out/run/ckpt-5.pt').exists()
-    with pytest.raises(SystemExit, match='1'):
-        train.main([*run, '--max_iters=7', '--keep_every=1', '--learning_rate=1e9', '--weight_decay=1e9',
-                    '--grad_clip=0', '--log_interval=99', '--overwrite'])
-    assert all(torch.isfinite(p).all() for path in Path('out/run').glob('ckpt-?.pt')
-               for p in torch.load(path, weights_only=True)['model'].values())
+# -----------------------------------------------------------------------------
+# Weights that stay.
+
+RARELY = [*SMALL, '--eval_interval=10']
 
 
-def test_a_run_that_overflows_keeps_its_best_and_its_last_good_state(tiny, capsys, monkeypatch):
-    """Whatever the log interval, and were it but a moment: exit code 1, one line, no checkpoint is spoilt."""
-    def gradients(*args, real=train.gradients):
-        loss = real(*args)
-        next(args[0].parameters()).grad.fill_(1e30 if args[2] == 1 else 0)  # its square is infinite
+def kept() -> list[str]:
+    """The names of the weights that stay."""
+    return sorted(path.name for path in Path('out/run').glob('ckpt-*.pt'))
+
+
+def test_weights_that_stay_are_those_of_their_step(tiny):
+    """ckpt-3.pt has the weights of a run that ends there, and says how many tokens those took."""
+    train.main([*RARELY, '--max_iters=7', '--keep_every=3'])
+    assert kept() == ['ckpt-3.pt', 'ckpt-6.pt']
+    state = torch.load('out/run/ckpt-3.pt', weights_only=True)
+    weights = dict(from_pretrained('out/run/ckpt-3.pt').state_dict())
+    train.main([*RARELY, '--max_iters=3', '--out_dir=out/short'])
+    same(weights, dict(checkpoint('out/short')['model']))
+    assert training_of(state).tokens == 3 * 32
+
+
+def test_weights_that_stay_do_not_change_a_run(tiny):
+    """The same bits with and without them; a resumed run may keep others."""
+    train.main([*RARELY, '--max_iters=7', '--out_dir=out/whole'])
+    train.main([*RARELY, '--max_iters=3', '--keep_every=3'])
+    train.main([*RARELY, '--max_iters=7', '--keep_every=5', '--init_from=resume'])
+    assert kept() == ['ckpt-3.pt', 'ckpt-5.pt']
+    same(checkpoint('out/whole')['model'], checkpoint()['model'])
+
+
+def test_weights_that_stay_go_with_overwrite(tiny):
+    """Of the run before there is nothing left."""
+    train.main([*RARELY, '--max_iters=7', '--keep_every=3'])
+    train.main([*RARELY, '--max_iters=3', '--overwrite'])
+    assert sorted(os.listdir('out/run')) == ['best.pt', 'ckpt.pt', 'log.csv']
+
+
+# -----------------------------------------------------------------------------
+# Runs that must stop.
+
+
+def line_of_a_stopped_run(capsys, *argv: str) -> str:
+    """The one line that a run says as it stops itself with exit code 1."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        train.main(list(argv))
+    error = capsys.readouterr().err
+    assert stop.value.code == 1
+    assert error.count('\n') == 1
+    return error
+
+
+def assert_finite(path: Path) -> None:
+    """All weights and moments in a checkpoint are finite."""
+    state = torch.load(path, weights_only=True)
+    tensors = [*state['model'].values()]
+    for optimizer in state.get('optimizers', {}).values():
+        for moments in optimizer['state'].values():
+            tensors.extend(moments.values())
+    for tensor in tensors:
+        assert tensor.isfinite().all()
+
+
+WILD = [*SMALL, '--learning_rate=3', '--weight_decay=3', '--grad_clip=0', '--warmup_iters=100',
+        '--max_iters=60', '--lr_decay_iters=0', '--eval_interval=3']
+
+
+def test_a_run_that_diverges_keeps_its_best_and_last_state(tiny, capsys):
+    """It says of which step the last one is, also where no line of the log was due."""
+    error = line_of_a_stopped_run(capsys, *WILD, '--log_interval=60')
+    last = checkpoint()
+    best = torch.load('out/run/best.pt', weights_only=True)
+    for fact in ('out/run/ckpt.pt', f'step {last["step"]}'):
+        assert fact in error
+    assert_finite(Path('out/run/ckpt.pt'))
+    losses = {int(row['step']): float(row['val_loss']) for row in evaluations()}
+    assert losses[best['step']] == min(losses.values())
+    assert best['val_loss'] == pytest.approx(min(losses.values()), rel=1e-5)
+    assert 0 < best['step'] < last['step']
+
+
+def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
+    """A gradient whose square is infinite, once, in the second step: its moment is not saved."""
+    real = train.gradients
+
+    def gradients(model, data, step, s, machine):
+        loss = real(model, data, step, s, machine)
+        next(model.parameters()).grad.fill_(1e30 if step == 1 else 0)
         return loss
 
-    wild = [*SMALL, '--learning_rate=3', '--weight_decay=3', '--grad_clip=0', '--warmup_iters=100',
-            '--max_iters=60', '--lr_decay_iters=0', '--eval_interval=3']
-    for interval in (60, 1):
-        with pytest.raises(SystemExit) as stop:
-            train.main([*wild, f'--log_interval={interval}', f'--out_dir=out/{interval}'])
-        said, last = capsys.readouterr().err, checkpoint(f'out/{interval}')
-        assert stop.value.code == 1 and said.count('\n') == 1 and 'stopped: step ' in said
-        assert f'state is out/{interval}/ckpt.pt, of step {last["step"]}; go on by --init_from=' in said
-        moments = [t for state in last['optimizers']['AdamW']['state'].values() for t in state.values()]
-        assert all(t.isfinite().all() for t in [*last['model'].values(), *moments])
-        monkeypatch.setattr(train, 'gradients', gradients)
-    assert last['step'] == 0 and said.startswith('train.py: stopped: step 2: ')
-    losses = {int(row['step']): float(row['val_loss']) for row in log('out/60') if row['val_loss']}
-    best, previous = (torch.load(f'out/60/{name}.pt', weights_only=True) for name in ('best', 'previous'))
-    assert losses[best['step']] == min(losses.values()) == pytest.approx(best['val_loss'], rel=1e-5)
-    assert 0 < best['step'] < previous['step'] == checkpoint('out/60')['step'] - 3
+    monkeypatch.setattr(train, 'gradients', gradients)
+    error = line_of_a_stopped_run(capsys, *WILD)
+    for fact in ('step 2', 'out/run/ckpt.pt', 'step 0'):
+        assert fact in error
+    assert checkpoint()['step'] == 0
+    assert_finite(Path('out/run/ckpt.pt'))
+
+
+def test_weights_that_are_not_finite_do_not_stay(tiny, capsys):
+    """Where no evaluation and no line of the log is due, they are checked all the same."""
+    wild = [*RARELY, '--max_iters=7', '--learning_rate=1e9', '--weight_decay=1e9', '--grad_clip=0']
+    line_of_a_stopped_run(capsys, *wild, '--keep_every=1', '--log_interval=99')
+    assert kept()
+    for name in kept():
+        assert_finite(Path('out/run', name))

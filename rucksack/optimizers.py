@@ -1,0 +1,92 @@
+"""The optimizers of a training run: AdamW, and Muon for matrices."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from model import Backpack
+from rucksack.common import bfloat16_unit
+
+MOMENTUM = 0.95
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c; like MOMENTUM as in torch's Muon
+
+
+def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_decay: float,
+                    betas: tuple[float, float], *, decay_embeddings: bool = True,
+                    muon_lr: float = 6e-3) -> list[Optimizer]:
+    """AdamW alone ('adamw'), or AdamW and Muon ('muon').
+
+    Muon takes every matrix but the embeddings. It orthogonalizes each update, so that no direction
+    of a matrix outruns the others. Under AdamW the scores of SenseWeights can grow until a softmax
+    is saturated, and that sense learns no more.
+    weight_decay is on matrices (embeddings optional), never on biases and norms.
+    """
+    embeddings = [model.wte.weight, model.contextualizer.wpe.weight]
+    biases_and_norms = [p for p in model.parameters() if p.dim() == 1]
+    linears = {path: module for path, module in model.named_modules()
+               if isinstance(module, nn.Linear)}
+    embedding_decay = weight_decay if decay_embeddings else 0.0
+    groups = [
+        {'params': biases_and_norms, 'weight_decay': 0.0},
+        {'params': embeddings, 'weight_decay': embedding_decay}]
+    if name == 'adamw':
+        matrices = [module.weight for module in linears.values()]
+        groups.append({'params': matrices, 'weight_decay': weight_decay})
+    adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+    if name == 'adamw':
+        return [adamw]
+    for_muon = []
+    for path, module in linears.items():
+        rows = module.out_features
+        if path.endswith(('c_attn', 'final_mlp.c_proj')):  # queries, keys and values; k senses
+            rows = model.config.n_embd
+        for_muon.append({'params': [module.weight], 'rows': rows})
+    return [adamw, Muon(for_muon, lr=muon_lr, weight_decay=weight_decay)]
+
+
+class Muon(Optimizer):
+    """Muon (Jordan et al. 2024), for matrices that stack several: each part moves by itself.
+
+    groups: each with its params, matrices (parts * rows, columns), and rows, the size of one part.
+    A part moves as by torch.optim.Muon with adjust_lr_fn='match_rms_adamw', so that rates compare
+    with AdamW's. That class always multiplies in bfloat16. On a CPU without a unit for it, a step
+    of the English Backpack then takes eight times as long as in float32.
+    """
+
+    def __init__(self, groups: list[dict], lr: float, weight_decay: float):
+        super().__init__(groups, {'lr': lr, 'weight_decay': weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        """Update every part with its rows of the gradient."""
+        for group in self.param_groups:
+            for matrix in group['params']:
+                state = self.state[matrix]
+                if not state:
+                    state['momentum_buffer'] = torch.zeros_like(matrix)
+                momentum = state['momentum_buffer'].lerp_(matrix.grad, 1 - MOMENTUM)
+                update = matrix.grad.lerp(momentum, MOMENTUM)  # Nesterov's
+                parts = update.unflatten(0, (-1, group['rows']))  # (parts, rows, columns)
+                size = 0.2 * math.sqrt(max(parts.shape[1:]))  # for a root mean square of 0.2
+                matrix.mul_(1 - group['lr'] * group['weight_decay'])
+                matrix.sub_(orthogonalized(parts).flatten(0, 1), alpha=group['lr'] * size)
+
+
+def orthogonalized(X: Tensor) -> Tensor:
+    """Matrices (n, rows, columns) with all singular values moved near 1, by Newton and Schulz.
+
+    Each iteration maps a singular value s to a s + b s^3 + c s^5.
+    """
+    is_tall = X.shape[1] > X.shape[2]
+    if is_tall:
+        X = X.mT  # the smaller products
+    if X.dtype == torch.float32 and bfloat16_unit(str(X.device)):
+        X = X.bfloat16()  # five iterations are not more exact than that
+    X = X / X.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # now all are at most 1
+    a, b, c = NEWTON_SCHULZ
+    for _ in range(5):
+        gram = X @ X.mT  # (n, rows, rows)
+        X = a * X + (b * gram + c * gram @ gram) @ X
+    return X.mT if is_tall else X

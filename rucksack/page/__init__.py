@@ -1,0 +1,106 @@
+"""The page of sample.py --html: one file, without a server, in which the whole model runs."""
+
+import base64
+import copy
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model import Backpack
+from rucksack.common import UserError, write_file
+from rucksack.paper import NOUNS, PROMPTS
+from rucksack.subject import Subject
+from rucksack.tokenizer import tokens_by_rank
+from senses import predict
+
+HERE = Path(__file__).parent
+LARGEST = 40_000_000  # parameters
+LARGEST_IN_FLOAT32 = 2_000_000
+
+
+def in_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix (m, n) as a scale for each row (m,) and whole numbers (m, n) from -127 to 127."""
+    scale = x.abs().amax(1).clamp(min=1e-30) / 127  # (m,)
+    whole = (x / scale[:, None]).round()
+    return scale, whole.to(torch.int8)
+
+
+def rounded(model: Backpack) -> Backpack:
+    """The model with its matrices rounded to 8 bits a weight."""
+    model = copy.deepcopy(model)
+    for p in model.parameters():
+        if p.dim() == 2:
+            scale, whole = in_8_bits(p.data)
+            p.data = scale[:, None] * whole
+    return model
+
+
+def agreement(subject: Subject) -> str:
+    """How well the model in 8 bits agrees with itself on 200 of the paper's prompts (Table 14)."""
+    other = rounded(subject.model)
+    prompts = [prompt.format(noun) for noun in NOUNS for prompt in PROMPTS]
+    prompts = prompts[::2][:200]
+    same = []
+    differences = []
+    for prompt in prompts:
+        ids = subject.encode(prompt)[-subject.model.config.block_size:]
+        idx = torch.tensor([ids], device=subject.device)
+        p = predict(subject.model, idx, None)  # (V,)
+        q = predict(other, idx, None)  # (V,)
+        same.append(p.argmax() == q.argmax())
+        differences.append((p - q).abs().max())
+    share = torch.stack(same).double().mean()
+    difference = torch.stack(differences).median()
+    return (f"Weights in 8 bits: against float32, on {len(prompts)} of the paper's prompts "
+            f'(Table 14), the likeliest word is the same in {share:.1%}, and the largest '
+            f'difference of a probability is {difference:.4f} in the median.')
+
+
+def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
+    """The weights as the page reads them: a description of each, and all their bytes.
+
+    A description is [name, rows, columns, whether it is in 8 bits].
+    """
+    arrays = []
+    blob = bytearray()
+    for name, x in model.state_dict().items():
+        if name == 'wte.weight':
+            x = x[:model.config.n_vocab]  # without padding
+        is_small = in_bytes and x.dim() == 2
+        parts = in_8_bits(x) if is_small else [x]
+        arrays.append([name, len(x), x[0].numel(), is_small])
+        for part in parts:
+            blob += part.cpu().numpy().tobytes()  # little-endian, as all machines with PyTorch
+    return arrays, blob
+
+
+def write_page(subject: Subject, prompt: str, file: Path) -> str:
+    """Write the page of a model, with a prompt to begin with; returns its size and precision.
+
+    UserError for a model that is too large.
+    """
+    n = subject.model.n_params()['total']
+    if n > LARGEST:
+        raise UserError(f'--html: {subject.name} has {n:,} parameters; a page takes up to '
+                        f'{LARGEST:,}')
+    in_bytes = n > LARGEST_IN_FLOAT32
+    precision = agreement(subject) if in_bytes else 'Weights in float32.'
+    arrays, blob = packed(subject.model, in_bytes)
+    tokens = [token.decode('latin-1') for token in tokens_by_rank(subject.encoding)]
+    data = {
+        'config': asdict(subject.model.config),
+        'arrays': arrays,
+        'prompt': prompt,
+        'about': f'{subject.about()}. {precision}',
+        'tokenizer': {'tokens': tokens, 'words': subject.encoding.name == 'words'}}
+    parts = {name: (HERE / name).read_text(encoding='utf-8') for name in ('model.js', 'ui.js')}
+    text = json.dumps(data, ensure_ascii=False, separators=(',', ':'))
+    parts['DATA'] = text.replace('<', '\\u003c')
+    parts['WEIGHTS'] = base64.b64encode(blob).decode()
+    page = (HERE / 'page.html').read_text(encoding='utf-8')
+    write_file(file, re.sub(r'{{([\w.]+)}}', lambda name: parts[name[1]], page))
+    return f'{file.stat().st_size / 1e6:.1f} MB, {n / 1e6:.1f}M parameters. {precision}'

@@ -1,0 +1,307 @@
+"""What people type: words, A/B, bags, WORD:SENSES, "WORD: OLD -> NEW", strengths, edit files.
+
+A phrase is parsed into an object before a model is asked anything; then a model and its encoding
+turn words into ids and phrases into an edit.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiktoken import Encoding
+from torch import Tensor
+
+from model import Backpack, Edit
+from rucksack.common import UserError, one_line
+from rucksack.paper import TOPICS
+from rucksack.tokenizer import encode, load_tokenizer
+from senses import (
+    STRENGTHS,
+    Words,
+    affinities,
+    compose,
+    occurrences,
+    replace_word,
+    scale_senses,
+    separation,
+    topic,
+)
+
+PROMPT = 'When the nurse came into the room,'
+NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
+
+
+# -----------------------------------------------------------------------------
+# Phrases.
+
+
+@dataclass(frozen=True)
+class SensesOf:
+    """WORD:SENSES, as in nurse:10, *:3-5 or nurse:she/he."""
+
+    word: str
+    numbers: list[int]
+    pair: tuple[str, str] | None = None  # instead of numbers: the sense that most separates them
+
+
+def parts_of(text: str, pattern: str, form: str) -> tuple[str, ...]:
+    """The groups of a pattern that matches all of a text; UserError if it is not of the form."""
+    match = re.fullmatch(pattern, text.strip())
+    if not match:
+        raise UserError(f'{text!r} is not {form}')
+    return match.groups()
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """The two words in A/B."""
+    a, b = parts_of(text, r'(\S.*?)\s*/\s*(\S.*)', 'A/B, two words as in she/he')
+    if a == b:
+        raise UserError(f'{text!r} is one word twice; give two, as in she/he')
+    return a, b
+
+
+def parse_bag(text: str) -> list[str]:
+    """The words in "A, B", A+B or A B, or those of a topic of Table 10."""
+    words = TOPICS.get(text.strip(), re.findall(r'[^\s,+]+', text))
+    if not words:
+        raise UserError('the bag of words is empty; give words, as in music+guitar')
+    return words
+
+
+def parse_numbers(text: str) -> list[int]:
+    """The sense numbers in 3,10 or 3-5."""
+    numbers = []
+    if re.fullmatch(r'(\s*\d{1,4}(-\d{1,4})?\s*,)+', f'{text},'):
+        for part in text.split(','):
+            first, _, last = part.partition('-')
+            numbers.extend(range(int(first), int(last or first) + 1))
+    if not numbers:
+        raise UserError(f'{text!r} is neither sense numbers, as in 3-5,10, nor A/B')
+    return numbers
+
+
+def parse_senses_of(text: str) -> SensesOf:
+    """The word and the senses in WORD:SENSES; no single sense of * separates A/B."""
+    word, which = parts_of(text, r'(?!\*.*/)(.*\S)\s*:\s*(\S.*)',
+                           'WORD:SENSES, as nurse:10, nurse:3-5,10, nurse:she/he or *:10')
+    if '/' in which:
+        return SensesOf(word, [], parse_pair(which))
+    return SensesOf(word, parse_numbers(which))
+
+
+def parse_scaling(text: str) -> tuple[SensesOf, float]:
+    """The senses and the factor in WORD:SENSES=F."""
+    senses, factor = parts_of(text, rf'(.+)=(-?{NUMBER})',
+                              'WORD:SENSES=FACTOR, as in nurse:10=0.5')
+    return parse_senses_of(senses), float(factor)
+
+
+def parse_replacement(text: str) -> tuple[str, str, str]:
+    """WORD, OLD and NEW in "WORD: OLD -> NEW"."""
+    return parts_of(text, r'(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)',
+                    '"WORD: OLD -> NEW", as in "MacBook: Apple -> HP"')
+
+
+def parse_strength(text: str) -> tuple[float, ...]:
+    """A row of Table 11, by its number or as four numbers with commas."""
+    parts_of(text, rf'[0-3]|{NUMBER}(,{NUMBER}){{3}}',
+             'a strength: 0, 1, 2 or 3, or four numbers, as in 3.3,3.3,3,1')
+    numbers = text.split(',')
+    if len(numbers) == 1:
+        return STRENGTHS[int(text)]
+    return tuple(map(float, numbers))
+
+
+# The flags of sample.py that edit, in the order in which they apply, and how to parse their values.
+EDIT_FLAGS = {
+    'senses_off': parse_senses_of,
+    'senses_scale': parse_scaling,
+    'replace': parse_replacement,
+    'topic': parse_bag,
+    'strength': parse_strength}
+
+
+def parse_edits(texts: dict[str, list[str]]) -> dict[str, list]:
+    """The edits in the values of EDIT_FLAGS, under the same names."""
+    edits = {flag: [parse(text) for text in texts[flag]] for flag, parse in EDIT_FLAGS.items()}
+    if len(edits['topic']) != len(edits['strength']):
+        raise UserError('--strength goes with --topic: one for each, or one for all')
+    return edits
+
+
+def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
+    """The values of EDIT_FLAGS in a file of sample.py --save-edit.
+
+    UserError for a damaged file, and for one made with another vocabulary.
+    """
+    try:
+        file = json.loads(Path(path).read_text(encoding='utf-8'))
+        texts = file['edits']
+        if texts.keys() != EDIT_FLAGS.keys():
+            raise ValueError(f'its edits are not {", ".join(EDIT_FLAGS)}')
+        if not all(isinstance(values, list) for values in texts.values()):
+            raise ValueError('an edit is no list of texts')
+        parse_edits(texts)
+        vocabulary = file['vocabulary']
+        if vocabulary != n_vocab:
+            raise ValueError(f'it is for {vocabulary!r} ids, not {n_vocab}')
+        return texts
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise UserError(f'{path}: {one_line(error)}; --edit takes a file of sample.py --save-edit, '
+                        'of the same vocabulary')
+
+
+# -----------------------------------------------------------------------------
+# Words and ids.
+
+
+def quoted(encoding: Encoding, token: int) -> str:
+    """A token for people to read: in quotes, with control characters escaped."""
+    return repr(encoding.decode_single_token_bytes(token).decode('utf-8', errors='replace'))
+
+
+def pieces_of(encoding: Encoding, word: str) -> list[int]:
+    """The ids of a word in a text, the space before it included; UserError if it is spelled out."""
+    ids = encoding.encode_ordinary(f' {word}')
+    is_spelled_out = encoding.decode_single_token_bytes(ids[0]) == b' '
+    if is_spelled_out or not word:
+        return [word_id(encoding, word)]
+    return ids
+
+
+def word_id(encoding: Encoding, word: str) -> int:
+    """The id of a word in a text, the space before it included; UserError if it has several."""
+    ids = encoding.encode_ordinary(f' {word}')
+    if len(ids) != 1 or not word:
+        pieces = ' + '.join(quoted(encoding, i) for i in ids)
+        raise UserError(f'{word!r} is not one token (it splits into {pieces}); choose another word')
+    return ids[0]
+
+
+def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
+    """The forms of a word: in a text, and at its start if both are one token or both several."""
+    forms = [pieces_of(encoding, word), encoding.encode_ordinary(word)]
+    if len(forms[0]) == 1:
+        return [ids[0] for ids in forms if len(ids) == 1]
+    return [tuple(ids) for ids in forms if len(ids) > 1]
+
+
+def describe(encoding: Encoding, word: str) -> str:
+    """The word; if it has several tokens, also where an edit of it applies."""
+    pieces = [quoted(encoding, i) for i in pieces_of(encoding, word)]
+    if len(pieces) == 1:
+        return word
+    return f"{word} (its last piece {pieces[-1]}, after {' + '.join(pieces[:-1])})"
+
+
+def bag_ids(encoding: Encoding, words: list[str]) -> list[int]:
+    """The ids of a bag of words, each once; a word of several tokens gives all of them.
+
+    The published code takes a word's first token alone. UserError for a word that is spelled out.
+    """
+    ids = {i for word in words for i in pieces_of(encoding, word)}
+    return sorted(ids)
+
+
+def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[int], list[str]]:
+    """The last block_size ids of a prompt (end-of-text if it is empty), and notices about it."""
+    ids = encode(encoding, start) or [encoding.eot_token]
+    notices = []
+    if len(ids) > block_size:
+        notices.append(f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.')
+    if encoding.name == 'words':
+        words = dict.fromkeys(re.findall(r'\w+', start))
+        unknown = [word for word in words if is_unknown(encoding, word)]
+        if unknown:
+            notices.append(f'The model has never seen {", ".join(unknown[:8])}: '
+                           'it reads that letter by letter.')
+    return ids[-block_size:], notices
+
+
+def is_unknown(encoding: Encoding, word: str) -> bool:
+    """Whether a word is several tokens, both inside a text and at its start."""
+    return all(len(encoding.encode_ordinary(form)) > 1 for form in (f' {word}', word))
+
+
+# -----------------------------------------------------------------------------
+# From phrases to an edit.
+
+
+def find_senses(phrase: SensesOf, model: Backpack, encoding: Encoding
+                ) -> tuple[Words, list[int], str]:
+    """The words and the sense numbers of a phrase, and a description of them."""
+    words = None
+    word = 'every word'
+    if phrase.word != '*':
+        words = word_forms(encoding, phrase.word)
+        word = describe(encoding, phrase.word)
+    numbers = phrase.numbers
+    reason = ''
+    if phrase.pair:
+        last_piece = pieces_of(encoding, phrase.word)[-1]
+        number, reason = separating_sense(last_piece, phrase.pair, model, encoding)
+        numbers = [number]
+    last = model.config.n_sense - 1
+    if max(numbers) > last:
+        raise UserError(f'{phrase.word} has no sense {max(numbers)}; choose from 0 to {last}')
+    noun = 'sense' if len(numbers) == 1 else 'senses'
+    return words, numbers, f'{noun} {", ".join(map(str, numbers))} of {word}{reason}'
+
+
+def separating_sense(w: int, pair: tuple[str, str], model: Backpack, encoding: Encoding
+                     ) -> tuple[int, str]:
+    """The sense of the id w that most separates a pair, in either direction; and by how much."""
+    a, b = (word_id(encoding, word) for word in pair)
+    scores = separation(model, w, a, b)  # (k,)
+    by_size = scores.abs().argsort(descending=True).tolist()
+    best = by_size[0]
+    second = ''
+    if len(by_size) > 1:
+        second = f'; sense {by_size[1]}: {scores[by_size[1]]:+.2f}'
+    return best, (f', which most separates {quoted(encoding, a)} from {quoted(encoding, b)} '
+                  f'(by {scores[best]:+.2f} logits{second})')
+
+
+def absent(words: Words, idx: Tensor | None) -> str:
+    """A remark if the prompt idx (1, T) has none of the words; '' if it has one, or is None."""
+    if idx is None or occurrences(idx, words).any():
+        return ''
+    return ' (not in the prompt)'
+
+
+def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,
+              idx: Tensor | None = None) -> tuple[Edit, list[str]]:
+    """The edit that parse_edits has found, and a line about each part.
+
+    idx (1, T) is the prompt, if there is one.
+    """
+    steps = []
+    lines = []
+    off = [(phrase, 0.0) for phrase in edits['senses_off']]
+    for phrase, factor in off + edits['senses_scale']:
+        words, numbers, what = find_senses(phrase, model, encoding)
+        steps.append(scale_senses(words, numbers, factor))
+        change = f'Times {factor:g}' if factor else 'Off'
+        lines.append(f'{change}: {what}{absent(words, idx)}')
+    for word, old, new in edits['replace']:
+        words = word_forms(encoding, word)
+        old = word_id(encoding, old)
+        new = word_id(encoding, new)
+        steps.append(replace_word(model, words, old, new))
+        lines.append(f'Replaced: what {describe(encoding, word)} says of {quoted(encoding, old)} '
+                     f'it says of {quoted(encoding, new)}{absent(words, idx)}')
+    bags = [bag_ids(encoding, words) for words in edits['topic']]
+    scores = affinities(model, bags) if bags else []  # (topics, V, k)
+    for words, weights, scores_of_topic in zip(edits['topic'], edits['strength'], scores):
+        steps.append(topic(model, scores_of_topic, weights))
+        factors = ', '.join(f'{weight:g}' for weight in weights)
+        lines.append(f'Topic: {", ".join(words)}; senses times {factors}')
+    return compose(steps), lines
+
+
+def load_edit(path: str | Path, model: Backpack) -> Edit:
+    """Load an edit saved by sample.py --save-edit; UserError if damaged or for another model."""
+    edits = parse_edits(read_edit(path, model.config.n_vocab))
+    edit, _ = make_edit(edits, model, load_tokenizer(model.tokenizer))
+    return edit

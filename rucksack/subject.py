@@ -1,0 +1,85 @@
+"""Which model a command is about: its weights on a device, what its ids mean, what it is called."""
+
+from dataclasses import dataclass
+
+import tiktoken
+import torch
+
+from model import Backpack, Edit
+from rucksack.checkpoint import Training, from_checkpoint, load_file, newest_backpack, training_of
+from rucksack.common import UserError, printable
+from rucksack.published import find, from_published
+from rucksack.tokenizer import load_tokenizer
+
+
+@dataclass
+class Subject:
+    """A model on its device, what its ids mean, and what it is called."""
+
+    name: str
+    model: Backpack
+    encoding: tiktoken.Encoding
+    dtype: str | None = None  # for scores and texts (None: bfloat16 on CUDA, else float32)
+    why: str = ''  # why this model, if nobody named one
+    edit: Edit | None = None  # in force when it scores texts
+    training: Training | None = None  # None for published weights
+
+    def __post_init__(self) -> None:
+        self.kind = 'Backpack' if self.model.config.n_sense else 'Transformer'
+        self.is_toy = self.encoding.name == 'words'  # its texts are from rucksack/toy.py
+        self.device = self.model.wte.weight.device
+        self.eot = self.encoding.eot_token
+
+    def __str__(self) -> str:
+        return f'{self.kind} {self.name}'
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        return self.encoding.encode_ordinary(text)
+
+    def autocast(self) -> torch.autocast:
+        """The context in which it scores and writes texts."""
+        dtype = self.dtype
+        if dtype is None and self.device.type == 'cuda':
+            dtype = 'bfloat16'
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == 'bfloat16')
+
+    def about(self) -> str:
+        """A line that describes the model."""
+        c = self.model.config
+        shape = f'{c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, {c.n_vocab:,} ids'
+        return printable(f'{self}: {shape}{self.why}')
+
+    def needs_senses(self, what: str) -> None:
+        """UserError if this is a Transformer; what is the request that needs senses."""
+        if not self.model.config.n_sense:
+            raise UserError(f'{self.name} is a Transformer and has no senses; '
+                            f'{what} takes a Backpack')
+
+
+def load_subject(name: str | None, device: str, dtype: str | None = None) -> Subject:
+    """A model from a file, folder or Hub name, on a device.
+
+    Without a name it is the newest Backpack in out/ or, if there is none, the bundled model.
+    """
+    why = ''
+    if name is None:
+        newest = newest_backpack()
+        if newest:
+            name = str(newest)
+            why = '; the newest in out/ (real English: --from english)'
+        else:
+            name = 'english'
+            why = '; out/ has no Backpack yet'
+    path = find(name)
+    training = None
+    if path.is_dir():
+        model = from_published(path)
+    else:
+        checkpoint = load_file(path)
+        model = from_checkpoint(checkpoint, path)
+        training = training_of(checkpoint)
+    encoding = load_tokenizer(model.tokenizer)
+    if encoding.n_vocab != model.config.n_vocab:
+        raise UserError(f'{name} has {model.config.n_vocab} ids, its tokenizer {encoding.n_vocab}')
+    return Subject(name, model.to(device), encoding, dtype, why, training=training)

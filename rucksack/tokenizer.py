@@ -1,0 +1,234 @@
+"""Tokenizers: GPT-2's BPE, whole or cut after its first merges, and vocabularies of whole words.
+
+A tokenizer is described by a dictionary, stored in meta.json and in checkpoints:
+
+    {'name': 'gpt2'}                        GPT-2's BPE, which tiktoken downloads once
+    {'name': 'gpt2', 'merges': ['Ġ t', ..]} the same cut after these merges; needs no download
+    {'name': 'words', 'pieces': [..]}       every piece, such as ' nurse', is one token
+
+Ids run from 0 to n_vocab - 1; the end-of-text id is the last.
+"""
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import tiktoken
+from tiktoken._educational import bpe_encode
+from tiktoken_ext.openai_public import r50k_pat_str
+
+from rucksack.common import UserError, one_line
+
+GPT2 = {'name': 'gpt2'}
+GPT2_VOCAB = 50257
+END_OF_TEXT = '<|endoftext|>'
+WORDS_PATTERN = r' ?\w+|[^\w\s]|\s+'
+ENGLISH = Path(__file__).parents[1] / 'pretrained' / 'english'  # the bundled model
+
+# GPT-2 orders the 256 bytes, printable ones first; its files spell each byte as one character.
+BYTES = sorted(range(256), key=lambda byte: not chr(byte).isprintable() or byte == 32)
+N_PRINTABLE = 188
+CHARACTER_OF = {byte: chr(byte if i < N_PRINTABLE else 256 + i - N_PRINTABLE)
+                for i, byte in enumerate(BYTES)}
+BYTE_OF = {character: byte for byte, character in CHARACTER_OF.items()}
+
+
+def spell(token: bytes) -> str:
+    """Spell a token as GPT-2's files do, one character a byte."""
+    return token.decode('latin-1').translate(CHARACTER_OF)
+
+
+def unspell(text: str) -> bytes:
+    """The token with this spelling."""
+    return bytes(BYTE_OF[character] for character in text)
+
+
+# -----------------------------------------------------------------------------
+# From a description to an encoding.
+
+
+def words_tokenizer(texts: list[str]) -> dict:
+    """Describe a tokenizer in which each word of the texts, with its space, is one token."""
+    pieces = {piece for text in texts for piece in re.findall(WORDS_PATTERN, text)}
+    longer_than_a_byte = [piece for piece in sorted(pieces) if len(piece.encode()) > 1]
+    return {'name': 'words', 'pieces': longer_than_a_byte}
+
+
+def current_form(description: dict) -> dict:
+    """The description in today's form; older versions called a vocabulary of words 'toy'."""
+    if isinstance(description, dict) and description.get('name') == 'toy':
+        return {'name': 'words', 'pieces': description.get('pieces')}
+    return description
+
+
+def tokens_of(description: dict) -> list[bytes]:
+    """All tokens except end-of-text, by id; UserError for an unknown description."""
+    if description == GPT2:
+        return tokens_by_rank(gpt2_encoding())
+    try:
+        if description is None:
+            raise ValueError('the model comes without a tokenizer.json')
+        if description['name'] == 'gpt2':
+            tokens = merged_tokens(description['merges'])
+        elif description['name'] == 'words':
+            single_bytes = [bytes([byte]) for byte in range(256)]
+            tokens = single_bytes + [piece.encode() for piece in description['pieces']]
+        else:
+            raise ValueError(f'its name is {description["name"]!r}')
+        if len(set(tokens)) < len(tokens):
+            raise ValueError('it has a token twice')
+        return tokens
+    except Exception as error:  # whatever a damaged file holds
+        raise UserError(f"unknown tokenizer ({one_line(error)}); take weights with GPT-2's "
+                        'vocabulary or with a tokenizer.json')
+
+
+def vocab_size(description: dict) -> int:
+    """The number of ids, end-of-text included."""
+    if description == GPT2:
+        return GPT2_VOCAB  # known without a download
+    return len(tokens_of(description)) + 1
+
+
+def load_tokenizer(description: dict) -> tiktoken.Encoding:
+    """Make the tiktoken.Encoding of a description; UserError if there is none."""
+    return cached_encoding(json.dumps(description, default=str))
+
+
+@lru_cache(maxsize=4)
+def cached_encoding(description_json: str) -> tiktoken.Encoding:
+    """Make the encoding of a description in JSON, once."""
+    description = json.loads(description_json)
+    tokens = tokens_of(description)
+    ranks = {token: i for i, token in enumerate(tokens)}
+    patterns = {'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}
+    name = description['name']
+    return tiktoken.Encoding(name, pat_str=patterns[name], mergeable_ranks=ranks,
+                             special_tokens={END_OF_TEXT: len(tokens)})
+
+
+def gpt2_encoding() -> tiktoken.Encoding:
+    """GPT-2's encoding; UserError if it can neither be found nor downloaded."""
+    try:
+        return tiktoken.get_encoding('gpt2')
+    except Exception as error:  # requests, urllib3 and tiktoken each raise their own kinds
+        raise UserError(f'no GPT-2 vocabulary ({one_line(error)}); connect, '
+                        'or set TIKTOKEN_CACHE_DIR')
+
+
+def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
+    """The tokens of an encoding in order of id, without end-of-text."""
+    ranks = encoding._mergeable_ranks
+    return sorted(ranks, key=ranks.get)
+
+
+def merged_tokens(merges: list[str]) -> list[bytes]:
+    """The tokens of a BPE by rank, from its merges 'a b'.
+
+    merged_tokens(['Ġ t', 'h e', 'Ġt he'])[256:] is [b' t', b'he', b' the'].
+    """
+    longer = [merge.replace(' ', '') for merge in merges]
+    return [unspell(token) for token in [*BYTE_OF, *longer]]
+
+
+def merges_of(encoding: tiktoken.Encoding) -> list[str]:
+    """The merges 'a b' of a BPE by rank; a token that no two smaller ones make has none."""
+    ranks = dict(encoding._mergeable_ranks)
+    tokens = tokens_by_rank(encoding)
+    merges = []
+    for i, token in enumerate(tokens[256:], 256):
+        del ranks[token]  # so that its last merge is not made
+        parts = bpe_encode(ranks, token, visualise=None)  # ids
+        ranks[token] = i
+        if len(parts) == 2:
+            merges.append(' '.join(spell(tokens[part]) for part in parts))
+    return merges
+
+
+def gpt2_tokenizer(n_merges: int | None) -> dict:
+    """Describe GPT-2's BPE, whole or cut after its first n_merges.
+
+    The bundled model has the first 16,384 merges, so up to that number it needs no download.
+    """
+    if n_merges is None:
+        return GPT2
+    merges = read_tokenizer(ENGLISH)['merges'] if ENGLISH.is_dir() else []
+    if len(merges) < n_merges:
+        merges = merges_of(gpt2_encoding())
+    return GPT2 | {'merges': merges[:n_merges]}
+
+
+PIECE = re.compile(r'.{1,65535}\S(?=[ \t\r\n])|.{1,65536}', re.DOTALL)
+
+
+def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
+    """The ids of a text of any length; special tokens count as text.
+
+    tiktoken gives up on a million spaces, so it gets one PIECE at a time. A piece ends where white
+    space begins, and no token spans such a boundary.
+    """
+    ids = []
+    for piece in PIECE.findall(text):
+        ids.extend(encoding.encode_ordinary(piece))
+    return ids
+
+
+# -----------------------------------------------------------------------------
+# tokenizer.json, as transformers reads and writes it.
+
+
+def tokenizer_files(description: dict) -> dict[str, dict]:
+    """The JSON files from which transformers makes a tokenizer, by name."""
+    encoding = load_tokenizer(description)
+    of_words = description['name'] != 'gpt2'
+    pre_tokenizers = [{'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': False,
+                       'use_regex': not of_words}]
+    if of_words:
+        pre_tokenizers.insert(0, {'type': 'Split', 'pattern': {'Regex': WORDS_PATTERN},
+                                  'behavior': 'Isolated', 'invert': False})
+    end_of_text = {'id': encoding.eot_token, 'content': END_OF_TEXT, 'special': True,
+                   'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False}
+    bpe = {'type': 'BPE', 'vocab': spelled_vocab(description), 'merges': merges_of(encoding),
+           'ignore_merges': of_words}
+    tokenizer = {
+        'version': '1.0', 'added_tokens': [end_of_text], 'model': bpe,
+        'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': pre_tokenizers},
+        'decoder': pre_tokenizers[-1]}
+    config = {
+        'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': END_OF_TEXT,
+        'eos_token': END_OF_TEXT, 'clean_up_tokenization_spaces': False}
+    generation = {
+        'eos_token_id': encoding.eot_token, 'pad_token_id': encoding.eot_token, 'use_cache': False}
+    return {'tokenizer.json': tokenizer, 'tokenizer_config.json': config,
+            'generation_config.json': generation}
+
+
+def spelled_vocab(description: dict) -> dict[str, int]:
+    """Every token as GPT-2's files spell it, and its id."""
+    return {spell(token): i for i, token in enumerate(tokens_of(description))}
+
+
+def read_tokenizer(folder: Path) -> dict | None:
+    """The description of the tokenizer in tokenizer.json; None if there is no such file.
+
+    UserError if the file is damaged, or the tokenizer neither GPT-2's BPE cut short nor words.
+    """
+    path = folder / 'tokenizer.json'
+    if not path.is_file():
+        return None
+    try:
+        bpe = json.loads(path.read_text(encoding='utf-8'))['model']
+        if bpe.get('ignore_merges'):
+            tokens = sorted(bpe['vocab'], key=bpe['vocab'].get)
+            pieces = [unspell(token).decode() for token in tokens if len(token) > 1]
+            description = {'name': 'words', 'pieces': pieces}
+        else:
+            merges = [m if isinstance(m, str) else ' '.join(m) for m in bpe['merges']]
+            description = GPT2 | {'merges': merges}
+        if bpe['vocab'] != spelled_vocab(description):
+            raise ValueError('its ids are in another order')
+        return description
+    except Exception as error:  # whatever a damaged file holds
+        raise UserError(f"{path} is neither GPT-2's BPE cut short nor a list of words "
+                        f'({one_line(error)})')

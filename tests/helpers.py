@@ -1,0 +1,336 @@
+"""What test files share: tiny data, random models, benchmarks, and how a script is called."""
+
+import csv
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import prepare
+import train
+from model import Backpack, Config
+from rucksack.checkpoint import Training
+from rucksack.phrases import PROMPT, quoted, read_prompt, word_id
+from rucksack.published import from_pretrained
+from rucksack.subject import Subject
+from rucksack.tokenizer import load_tokenizer, words_tokenizer
+from senses import compose, edited
+
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / 'shared' / 'data'  # real data, where it is at hand
+VOCABULARY = SHARED / 'tiktoken'
+
+# Settings of a tiny run, on data/tiny.
+SMALL = [
+    '--dataset=tiny', '--n_layer=2', '--n_head=2', '--n_embd=16', '--n_sense=4', '--block_size=8',
+    '--batch_size=4', '--warmup_iters=2', '--eval_iters=2', '--log_interval=1', '--device=cpu',
+    '--compile=False', '--dtype=float32', '--out_dir=out/run', '--lr_decay_iters=20',
+    '--learning_rate=0.01']
+
+
+# -----------------------------------------------------------------------------
+# Scripts.
+
+
+def say(script, capsys, *argv: str) -> str:
+    """What a script prints, on the CPU."""
+    capsys.readouterr()
+    script.main([*argv, '--device', 'cpu'])
+    return capsys.readouterr().out
+
+
+def error_of(script, capsys, *argv: str, printed: int = 99) -> str:
+    """The one line that a script says on standard error as it leaves with exit code 2.
+
+    At most so many lines are on standard output by then.
+    """
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        script.main(list(argv))
+    shown, text = capsys.readouterr()
+    assert stop.value.code == 2
+    assert text.count('\n') == 1, text
+    assert text.startswith(f'{script.__name__}.py: '), text
+    assert shown.count('\n') <= printed
+    return text
+
+
+def offline(monkeypatch) -> None:
+    """Keep the Hub's client and the datasets library from asking a network."""
+    import datasets
+    import huggingface_hub
+    monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', True)
+    monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
+
+
+def train_toy(folder: Path, steps: int) -> Path:
+    """Make data/toy and out/toy in a folder: config/train_toy.py in so many steps, decay to fit."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        prepare.main(['toy'])
+        seed = os.environ.get('TOY_SEED', 1337)
+        train.main([str(ROOT / 'config' / 'train_toy.py'), f'--seed={seed}', f'--max_iters={steps}',
+                    f'--weight_decay={1710 / steps}', '--eval_interval=10000', '--device=cpu'])
+    finally:
+        os.chdir(before)
+    return folder
+
+
+# -----------------------------------------------------------------------------
+# Runs and their data.
+
+
+def make_data(train_ids, val_ids, **changes) -> None:
+    """Write data/tiny as prepare.py would."""
+    folder = Path('data/tiny')
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = {'tokenizer': words_tokenizer(['']), 'vocab_size': 257, 'dtype': 'uint16', 'tokens': {},
+            'sha256': {}}
+    for name, ids in (('train', train_ids), ('val', val_ids)):
+        data = np.asarray(ids, dtype='<u2').tobytes()
+        (folder / f'{name}.bin').write_bytes(data)
+        meta['tokens'][name] = len(ids)
+        meta['sha256'][name] = hashlib.sha256(data).hexdigest()
+    (folder / 'meta.json').write_text(json.dumps({**meta, **changes}))
+
+
+def checkpoint(folder: str = 'out/run') -> dict:
+    """The latest state of a run."""
+    return torch.load(Path(folder) / 'ckpt.pt', weights_only=True)
+
+
+def log(folder: str = 'out/run') -> list[dict]:
+    """The rows of a run's log, without the clock."""
+    clock = ('tokens_per_second', 'seconds')
+    with open(Path(folder) / 'log.csv', newline='') as file:
+        return [{name: value for name, value in row.items() if name not in clock}
+                for row in csv.DictReader(file)]
+
+
+def same(a: dict, b: dict) -> None:
+    """Assert that two nested states are equal bit for bit."""
+    assert a.keys() == b.keys()
+    for key in a:
+        if isinstance(a[key], dict):
+            same(a[key], b[key])
+        elif torch.is_tensor(a[key]):
+            assert torch.equal(a[key], b[key]), key
+        else:
+            assert a[key] == b[key], key
+
+
+def lasting(path: Path) -> dict:
+    """What a checkpoint holds but for its clock: settings, and the log, are compared elsewhere."""
+    state = torch.load(path, weights_only=True)
+    return {name: value for name, value in state.items()
+            if name not in ('log', 'seconds', 'settings')}
+
+
+def assert_same_run(a: str, b: str) -> None:
+    """Assert that two runs have the same bits and the same log, without a gap or a torn line."""
+    for name in ('ckpt.pt', 'best.pt'):
+        same(lasting(Path(a, name)), lasting(Path(b, name)))
+    assert log(a) == log(b)
+    for line in Path(b, 'log.csv').read_text().splitlines(keepends=True):
+        assert line.count(',') == 10
+        assert line.endswith('\n')
+    rows = [(int(row['step']), row['val_loss'] != '') for row in log(b)]
+    assert rows == sorted(set(rows))
+    trained = [step for step, is_evaluation in rows if not is_evaluation]
+    assert trained == list(range(1, rows[-1][0] + 1))
+
+
+# -----------------------------------------------------------------------------
+# Runs in processes of their own, forked from one that has torch loaded and has never used it.
+
+RUN = [*SMALL, '--eval_interval=2', '--max_iters=6', '--dropout=0.2']
+
+PROCESSES = multiprocessing.get_context('forkserver')
+PROCESSES.set_forkserver_preload(['helpers', 'torch._dynamo'])
+
+
+def work(folder: Path, said: str, prepared, env: dict, argv: tuple[str, ...]) -> None:
+    """In a process of its own: train.py, what it says in a file; prepared() comes first."""
+    os.chdir(folder)
+    os.environ.update(env)
+    sys.stdout = sys.stderr = open(said, 'a')
+    torch.set_num_threads(1)
+    if prepared:
+        prepared()
+    train.main(list(argv))
+
+
+def start(*argv: str, prepared=None, said: str = 'said.txt', **env: str):
+    """Start train.py in a new process."""
+    os.environ['PYTHONPATH'] = os.pathsep.join([str(ROOT), str(ROOT / 'tests')])
+    process = PROCESSES.Process(target=work, args=(Path.cwd(), said, prepared, env, argv))
+    process.start()
+    return process
+
+
+def finish(process) -> int | None:
+    """Wait for a process; its exit code, minus the signal if one killed it, None where it hangs."""
+    process.join(120)
+    return process.exitcode
+
+
+def is_change(event: str, args: tuple) -> bool:
+    """Whether an event of sys.addaudithook is a change of a file below out/."""
+    if event == 'open':
+        path, _, flags = args
+        return bool((flags or 0) & (os.O_WRONLY | os.O_RDWR)) and 'out/' in str(path)
+    return event in ('os.rename', 'os.remove', 'os.mkdir') and 'out/' in str(args[0])
+
+
+def at_change(n: int, act) -> None:
+    """Call act() right before this process changes a file below out/ for the n-th time."""
+    changes = itertools.count(1)
+
+    def hook(event: str, args: tuple) -> None:
+        if is_change(event, args) and next(changes) == n:
+            act()
+
+    sys.addaudithook(hook)
+
+
+def ranks(*commands: list[str]) -> list[int | None]:
+    """The exit codes of processes that train together, as under torchrun.
+
+    Only the first may change files: another that is about to leaves with the code 77.
+    """
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        _, port = s.getsockname()
+    env = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), 'WORLD_SIZE': str(len(commands))}
+    leave_at_change = partial(at_change, 1, partial(os._exit, 77))
+    processes = []
+    for rank, argv in enumerate(commands):
+        prepared = leave_at_change if rank > 0 else None
+        said = f'said{rank}.txt'
+        processes.append(start(*argv, prepared=prepared, said=said, RANK=str(rank), **env))
+    return [finish(process) for process in processes]
+
+
+# -----------------------------------------------------------------------------
+# Random models.
+
+
+def lively(seed: int = 0, **changes) -> Backpack:
+    """A small model in float64 with large random weights: nothing is zero by accident."""
+    torch.manual_seed(seed)
+    tiny = dict(block_size=12, vocab_size=40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
+    model = Backpack(Config(**{**tiny, **changes})).double().eval()
+    for p in model.parameters():
+        p.data += 0.3 * torch.randn_like(p)
+    return model
+
+
+def text(n: int = 10, batch: int = 2, seed: int = 1) -> Tensor:
+    """Random ids (batch, n)."""
+    return torch.randint(40, (batch, n), generator=torch.Generator().manual_seed(seed))
+
+
+WORDS = """the nurse said that she he they was music guitar song . table chair food dining sports
+    fashion style film tv video travel adventure gaming fitness health"""
+
+
+def toy_subject(k: int = 4, padding: int = 0, seed: int = 0, **shape) -> Subject:
+    """A random model with clear preferences, of a vocabulary made of WORDS, padded."""
+    tokenizer = words_tokenizer([f' {word}' for word in WORDS.split()])
+    encoding = load_tokenizer(tokenizer)
+    n_vocab = encoding.n_vocab
+    shape = dict(block_size=24, n_layer=1, n_head=2, n_embd=16, n_vocab=n_vocab) | shape
+    torch.manual_seed(seed)
+    model = Backpack(Config(n_sense=k, vocab_size=n_vocab + padding, **shape))
+    for p in model.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    model.tokenizer = tokenizer
+    training = Training('tiny', 480, 'float32', False)
+    return Subject('toy', model.eval(), encoding, training=training)
+
+
+def save(folder: str, model: Backpack, dataset: str = 'tiny') -> None:
+    """A checkpoint with what eval.py reads of one: 10 steps of 48 tokens."""
+    Path(folder).mkdir(parents=True)
+    settings = {'dataset': dataset, 'batch_size': 3, 'gradient_accumulation_steps': 2,
+                'block_size': 8, 'dtype': 'float32', 'compile': False}
+    state = {'model': model.state_dict(), 'model_config': asdict(model.config),
+             'settings': settings, 'step': 10, 'tokenizer': model.tokenizer}
+    torch.save(state, f'{folder}/ckpt.pt')
+
+
+class World:
+    """A model, its words, and the prompt that it is asked about."""
+
+    def __init__(self, source: str = 'out/toy', prompt: str = PROMPT):
+        self.model = from_pretrained(source).requires_grad_(False)
+        self.encoding = load_tokenizer(self.model.tokenizer)
+        self.ids = read_prompt(prompt, self.encoding, self.model.config.block_size)[0]
+        self.idx, self.E = torch.tensor([self.ids]), self.model.wte.weight[:self.encoding.n_vocab]
+        self.id = partial(word_id, self.encoding)
+
+    def probs(self, *edits) -> Tensor:
+        """Probabilities of the next word under edits one after another: (V,)."""
+        C = edited(self.model, self.idx, compose(list(edits)))
+        return self.model(self.idx, C=C)[0, -1, :len(self.E)].double().softmax(-1)
+
+    def top(self, scores: Tensor, n: int) -> list:
+        """The n largest of scores (V,) as [word, score]."""
+        largest = scores.topk(n).indices.tolist()
+        return [[quoted(self.encoding, v), scores[v].item()] for v in largest]
+
+    def next_words(self, *columns: Tensor) -> list:
+        """The ten likeliest words of the first and the last column, and the six that differ most.
+
+        A row has the word, its probability in each column, and that of the first and last again.
+        """
+        first = columns[0]
+        last = columns[-1]
+        moved = (last - first).abs()
+        ids = {*first.topk(10).indices.tolist(), *last.topk(10).indices.tolist()}
+        ids |= {v for v in moved.topk(6).indices.tolist() if moved[v] > 1e-4}
+        rows = []
+        for v in sorted(ids, key=lambda v: -max(p[v].item() for p in columns)):
+            word = quoted(self.encoding, v)
+            rows.append([word, *(p[v].item() for p in (*columns, first, last))])
+        return rows
+
+
+# -----------------------------------------------------------------------------
+# Small benchmarks.
+
+PASSAGES = [{'text': 'He took the ball and threw the ball'}, {'text': ' A song\n'},
+            {'text': 'It was sick'}]
+PAIRS = [
+    {'UID': 'one', 'linguistics_term': 'agreement',
+     'sentence_good': 'The cats sleep.', 'sentence_bad': 'The cats sleeps.'},
+    {'UID': 'two', 'linguistics_term': 'islands',
+     'sentence_good': 'I ran.', 'sentence_bad': 'Me ran.'},
+    {'UID': 'two', 'linguistics_term': 'islands',
+     'sentence_good': 'Who left?', 'sentence_bad': 'Left who?'}]
+PAGES = [{'page': ' = One = \n \n 1 @,@ 000 km , " so far " . \n'
+                  ' = = Deeper = = \n one ( so @-@ called ) . '},
+         {'page': ' = Two = \n end . \n'}]
+
+
+def write_benchmarks(folder: Path) -> Path:
+    """The three benchmarks of Table 2 in a folder; lines end as on Windows."""
+    (folder / 'pairs').mkdir(parents=True)
+    files = {'lambada_test': PASSAGES, 'pairs/one': PAIRS[:1], 'pairs/two': PAIRS[1:]}
+    for name, rows in files.items():
+        (folder / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\r\n' for row in rows))
+    pages = '\n'.join(['\ufeff ', *(page['page'] for page in PAGES)])
+    (folder / 'wiki.test.raw').write_bytes(pages.replace('\n', '\r\n').encode())
+    return folder

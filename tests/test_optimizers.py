@@ -1,0 +1,93 @@
+"""Claims about rucksack/optimizers.py: who moves what, by how much."""
+
+import pytest
+import torch
+from helpers import lively
+from torch import nn
+
+from rucksack.optimizers import make_optimizers
+
+EMBEDDINGS = ('wte.weight', 'wpe.weight')
+RATES = (1e-3, 0.1, (0.9, 0.95))  # learning rate, weight decay, betas
+
+
+@pytest.mark.parametrize('n_sense', [0, 3])
+@pytest.mark.parametrize('decay_embeddings', [True, False])
+def test_adamw_decays_matrices(decay_embeddings, n_sense):
+    """It decays matrices, embeddings if asked to, nothing else; each parameter is in a group."""
+    model = lively(n_sense=n_sense)
+    adamw, = make_optimizers(model, 'adamw', *RATES, decay_embeddings=decay_embeddings)
+    decays = {}
+    for group in adamw.param_groups:
+        decays |= dict.fromkeys(group['params'], group['weight_decay'])
+    for name, p in model.named_parameters():
+        is_decayed = p.dim() == 2
+        if name.endswith(EMBEDDINGS):
+            is_decayed = decay_embeddings
+        decay = decays.pop(p)
+        assert decay == (0.1 if is_decayed else 0.0), name
+    assert not decays
+
+
+@pytest.mark.parametrize('n_sense', [0, 3])
+def test_muon_takes_all_matrices_but_the_embeddings(n_sense):
+    """Every number has one optimizer: Muon in a matrix that is no embedding, AdamW elsewhere."""
+    model = lively(n_sense=n_sense)
+    moved = []  # by each of the two
+    for optimizer in make_optimizers(model, 'muon', *RATES):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        moved.append({name: p != before[name] for name, p in model.named_parameters()})
+    by_adamw, by_muon = moved
+    for name, p in model.named_parameters():
+        is_for_muon = p.dim() == 2 and not name.endswith(EMBEDDINGS)
+        assert by_muon[name].all() == is_for_muon, name
+        assert by_adamw[name].all() != is_for_muon, name
+        assert not (by_muon[name] & by_adamw[name]).any(), name
+
+
+@pytest.mark.parametrize('name, n_parts', [
+    ('sense_network.final_mlp.c_proj', 3), ('contextualizer.blocks.0.attn.c_attn', 3),
+    ('sense_weights.c_attn', 2)])
+def test_muon_moves_each_part_of_a_stack_by_itself(name, n_parts):
+    """Queries, keys, values and each sense move as by torch's Muon on a matrix of their own."""
+    model = lively(n_sense=3)
+    n_embd = model.config.n_embd
+    weight = model.get_submodule(name).weight
+    _, muon = make_optimizers(model, 'muon', *RATES, muon_lr=0.02)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    parts = [nn.Parameter(part.clone()) for part in weight.detach().split(n_embd)]
+    for part, grad in zip(parts, weight.grad.split(n_embd)):
+        part.grad = grad.clone()
+    alone = torch.optim.Muon(parts, lr=0.02, weight_decay=0.1, adjust_lr_fn='match_rms_adamw')
+    for _ in range(2):  # the first step has no momentum yet
+        muon.step()
+        alone.step()
+    assert len(parts) == n_parts
+    rounding = 0.02 * 0.2 * n_embd ** 0.5 * 0.05  # torch's multiplies in bfloat16
+    assert torch.allclose(weight, torch.cat(parts), rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize('scale', [1e-3, 1e3])
+def test_a_step_of_muon_is_as_long_as_one_of_adamw(scale):
+    """Its root mean square is 0.2 of the rate, at which AdamW's settles, for gradients of any size.
+
+    No direction of the matrix gets more than 1.3 times its share.
+    """
+    model = lively()
+    _, muon = make_optimizers(model, 'muon', 1e-3, 0.0, (0.9, 0.95), muon_lr=0.02)
+    for group in muon.param_groups:
+        for p in group['params']:
+            p.grad = scale * torch.randn_like(p)
+    before = {p: p.detach().clone() for p in model.parameters()}
+    muon.step()
+    for group in muon.param_groups:
+        for p in group['params']:
+            steps = (p.detach() - before[p]) / 0.02
+            for step in steps.split(group['rows']):
+                share = 0.2 * max(step.shape) ** 0.5
+                assert 0.15 < step.square().mean().sqrt() < 0.25
+                assert torch.linalg.matrix_norm(step, 2) < 1.3 * share

@@ -1,0 +1,367 @@
+"""Claims about what people type: words, bags, WORD:SENSES, replacements, strengths, files."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from helpers import VOCABULARY, lively
+from torch.testing import assert_close
+
+from model import Backpack
+from rucksack.common import UserError
+from rucksack.paper import TOPICS
+from rucksack.phrases import (
+    SensesOf,
+    bag_ids,
+    find_senses,
+    load_edit,
+    make_edit,
+    parse_bag,
+    parse_edits,
+    parse_numbers,
+    parse_pair,
+    parse_replacement,
+    parse_scaling,
+    parse_senses_of,
+    parse_strength,
+    read_edit,
+    read_prompt,
+    word_forms,
+)
+from rucksack.tokenizer import load_tokenizer, words_tokenizer
+from senses import affinities, replace_word, scale_senses, separation, topic
+
+TOKENIZER = words_tokenizer(['The nurse said that she met Apple and HP, and he met The nurse.'])
+ENCODING = load_tokenizer(TOKENIZER)
+NURSE, SHE, HE, APPLE, HP = (ENCODING.encode_ordinary(f' {word}')[0]
+                             for word in ('nurse', 'she', 'he', 'Apple', 'HP'))
+
+# A vocabulary in which a word can be several pieces.
+PIECES = load_tokenizer({'name': 'gpt2', 'merges': ['i s', 'is t', 'Ġ a', 'Ġ x', 'h e']})
+IST, A, X = 257, 258, 259  # 'ist', ' a', ' x'
+X_AT_START = PIECES.encode_ordinary('x')[0]
+
+TEXTS = {
+    'senses_off': ['nurse:1'],
+    'senses_scale': ['*:0=0.5'],
+    'replace': ['nurse: Apple -> HP'],
+    'topic': ['she, he', 'HP'],
+    'strength': ['3', '2,1.5,1,.5']}
+
+
+@pytest.fixture
+def model() -> Backpack:
+    """A random model of that vocabulary, with three senses."""
+    model = lively(vocab_size=ENCODING.n_vocab).requires_grad_(False)
+    model.tokenizer = TOKENIZER
+    return model
+
+
+# -----------------------------------------------------------------------------
+# Phrases.
+
+
+@pytest.mark.parametrize('text, numbers', [
+    ('2', [2]), ('0,2', [0, 2]), ('0-2', [0, 1, 2]), (' 2, 0-1', [2, 0, 1])])
+def test_senses_are_numbers_and_ranges(text, numbers):
+    """WORD:SENSES takes sense numbers and ranges of them, in the order given."""
+    assert parse_senses_of(f'nurse:{text}') == SensesOf('nurse', numbers)
+
+
+def test_senses_are_of_every_word_or_of_a_pair():
+    """The word * stands for every word, and A/B in place of numbers for a pair of words."""
+    assert parse_senses_of('*:1') == SensesOf('*', [1])
+    assert parse_senses_of('nurse: she / he ') == SensesOf('nurse', [], ('she', 'he'))
+
+
+@pytest.mark.parametrize('text, scaling', [
+    ('nurse:1-2=0.5', (SensesOf('nurse', [1, 2]), 0.5)),
+    ('*:1=.5', (SensesOf('*', [1]), 0.5)),
+    ('nurse:she/he=-2', (SensesOf('nurse', [], ('she', 'he')), -2.0))])
+def test_a_scaling_is_senses_and_a_factor(text, scaling):
+    """The factor behind the last = may be negative."""
+    assert parse_scaling(text) == scaling
+
+
+@pytest.mark.parametrize('text', ['nurse: Apple -> HP', 'nurse:Apple->HP', ' nurse : Apple->  HP '])
+def test_a_replacement_is_three_words(text):
+    """White space around the words of "WORD: OLD -> NEW" does not count."""
+    assert parse_replacement(text) == ('nurse', 'Apple', 'HP')
+
+
+@pytest.mark.parametrize('text, weights', [
+    ('0', (1, 1, 1, 1)), ('3', (3.3, 3.3, 3, 1)), ('2,1.5,1,.5', (2, 1.5, 1, 0.5))])
+def test_a_strength_is_a_row_of_table_11_or_four_numbers(text, weights):
+    """A single number is that of a row of Table 11."""
+    assert parse_strength(text) == weights
+
+
+@pytest.mark.parametrize('text', ['film, tv,video', 'film+tv video', 'film_tv_video'])
+def test_a_bag_is_words_or_a_topic(text):
+    """Commas, plus signs and spaces separate words; a topic of Table 10 stands for its words."""
+    assert parse_bag(text) == ['film', 'tv', 'video']
+
+
+def test_table_10_has_17_topics():
+    """The bag of other_hobbies has no "other" in it."""
+    assert len(TOPICS) == 17
+    assert TOPICS['other_hobbies'] == ['hobbies']
+
+
+@pytest.mark.parametrize('parse, text', [
+    (parse_senses_of, 'nurse'), (parse_senses_of, ':1'), (parse_senses_of, 'nurse:'),
+    (parse_senses_of, '*:she/he'),
+    (parse_numbers, 'one'), (parse_numbers, '1,'), (parse_numbers, '²'), (parse_numbers, '-1'),
+    (parse_numbers, '2-1'), (parse_numbers, '9' * 5000),
+    (parse_pair, 'she/'), (parse_pair, 'he/he'),
+    (parse_scaling, 'nurse:1'), (parse_scaling, 'nurse:1=nan'), (parse_scaling, '=1'),
+    (parse_strength, '4'), (parse_strength, '1,2,3'), (parse_strength, '1,1,1,-1'),
+    (parse_strength, '1,1,1,inf'),
+    (parse_replacement, 'nurse: he'), (parse_replacement, ': he -> she')])
+def test_a_malformed_phrase_is_refused(parse, text):
+    """The error quotes what was typed."""
+    with pytest.raises(UserError) as error:
+        parse(text)
+    assert repr(text) in str(error.value)
+
+
+def test_an_empty_bag_is_refused():
+    """There must be a word between the commas."""
+    with pytest.raises(UserError):
+        parse_bag(' , ')
+
+
+# -----------------------------------------------------------------------------
+# Words and ids.
+
+
+def test_the_forms_of_a_word_are_inside_a_text_and_at_its_start():
+    """A form that the vocabulary spells out letter by letter is left out."""
+    assert word_forms(ENCODING, 'nurse') == [NURSE]
+    inside = ENCODING.encode_ordinary(' The')
+    at_start = ENCODING.encode_ordinary('The')
+    assert word_forms(ENCODING, 'The') == inside + at_start
+
+
+def test_a_word_of_several_pieces_has_forms_of_all_its_pieces():
+    """A phrase is such a word too, and a word of one piece is its id."""
+    assert word_forms(PIECES, 'xist') == [(X, IST), (X_AT_START, IST)]
+    assert word_forms(PIECES, 'a xist')[0] == (A, X, IST)
+    assert word_forms(PIECES, 'a')[0] == A
+
+
+def test_a_bag_has_all_pieces_of_its_words_once():
+    """Its ids are sorted, and one that two words share is there once."""
+    pieces = ENCODING.encode_ordinary(' nurse-she')
+    assert bag_ids(ENCODING, ['nurse-she', 'nurse']) == sorted(set(pieces))
+
+
+def test_a_bag_with_an_unknown_word_is_refused():
+    """The error quotes the word."""
+    with pytest.raises(UserError) as error:
+        bag_ids(ENCODING, ['nurse', 'zebra'])
+    assert "'zebra'" in str(error.value)
+
+
+def test_a_prompt_is_cut_to_its_end_and_unknown_words_are_named():
+    """A notice says how many tokens are read, another which words the model has never seen."""
+    start = 'The nurse said that zebra met she and zebra'
+    ids, notices = read_prompt(start, ENCODING, 5)
+    all_ids = ENCODING.encode_ordinary(start)
+    assert ids == all_ids[-5:]
+    cut, unknown = notices
+    assert f' {len(all_ids)} tokens' in cut
+    assert ' 5' in cut
+    assert ' zebra: ' in unknown
+
+
+def test_an_empty_prompt_is_the_end_of_a_text():
+    """There is nothing to say about it."""
+    assert read_prompt('', ENCODING, 5) == ([ENCODING.eot_token], [])
+
+
+@pytest.mark.skipif(not VOCABULARY.is_dir(), reason="GPT-2's vocabulary is not at hand")
+def test_a_long_prompt_is_read_as_tiktoken_reads_it_whole():
+    """It is encoded in pieces, which changes no id."""
+    gpt2 = load_tokenizer({'name': 'gpt2'})
+    text = 'The nurse\r\n\n  said, "I\'m here".\t' * 5000
+    assert read_prompt(text, gpt2, 10 ** 7) == (gpt2.encode_ordinary(text), [])
+
+
+@pytest.mark.skipif(not VOCABULARY.is_dir(), reason="GPT-2's vocabulary is not at hand")
+def test_a_prompt_of_a_million_spaces_is_read():
+    """This is where tiktoken gives up on the whole."""
+    gpt2 = load_tokenizer({'name': 'gpt2'})
+    ids, _ = read_prompt(' ' * 1_000_000 + 'x', gpt2, 10 ** 7)
+    assert len(ids) == 1_000_000
+
+
+# -----------------------------------------------------------------------------
+# From phrases to an edit.
+
+
+@pytest.mark.parametrize('text, words, numbers', [
+    ('nurse:0,2', [NURSE], [0, 2]), ('*:1', None, [1])])
+def test_a_phrase_finds_words_and_senses(text, words, numbers, model):
+    """Words are their ids; None is every id."""
+    found, chosen, _ = find_senses(parse_senses_of(text), model, ENCODING)
+    assert found == words
+    assert chosen == numbers
+
+
+@pytest.mark.parametrize('pair, a, b', [('she/he', SHE, HE), ('he/she', HE, SHE)])
+def test_a_pair_finds_the_sense_that_separates_it_most(pair, a, b, model):
+    """It may speak for either word; its logits are said, and the sense that comes second."""
+    scores = separation(model, NURSE, a, b).tolist()
+    by_size = sorted(range(3), key=lambda l: abs(scores[l]), reverse=True)
+    best = by_size[0]
+    second = by_size[1]
+    words, numbers, said = find_senses(parse_senses_of(f'nurse:{pair}'), model, ENCODING)
+    assert words == [NURSE]
+    assert numbers == [best]
+    assert f'(by {scores[best]:+.2f} logits' in said
+    assert f'sense {second}: {scores[second]:+.2f}' in said
+
+
+def test_a_word_of_several_pieces_is_edited_in_its_last():
+    """What is said of it says so."""
+    model = lively(vocab_size=PIECES.n_vocab)
+    words, numbers, said = find_senses(parse_senses_of('xist:1'), model, PIECES)
+    assert words == [(X, IST), (X_AT_START, IST)]
+    assert numbers == [1]
+    assert said == "sense 1 of xist (its last piece 'ist', after ' x')"
+
+
+def test_a_pair_looks_at_the_senses_of_the_last_piece():
+    """It separates the pair in the senses that an edit would change."""
+    model = lively(vocab_size=PIECES.n_vocab)
+    best = separation(model, IST, A, X).abs().argmax().item()
+    _, numbers, _ = find_senses(parse_senses_of('xist:a/x'), model, PIECES)
+    assert numbers == [best]
+
+
+@pytest.mark.parametrize('text, offending', [
+    ('nurse:3', '3'), ('nurse:1-3', '3'), ('nurse:a/she', "'a'"), ('zebra:1', "'zebra'")])
+def test_senses_and_words_that_are_not_there_are_refused(text, offending, model):
+    """The error names the sense, or the word."""
+    with pytest.raises(UserError) as error:
+        find_senses(parse_senses_of(text), model, ENCODING)
+    assert offending in str(error.value)
+
+
+def test_an_unknown_word_is_shown_as_it_splits(model):
+    """The error lists its pieces."""
+    with pytest.raises(UserError) as error:
+        find_senses(parse_senses_of('zebra:1'), model, ENCODING)
+    assert "' ' + 'z' + 'e' + 'b' + 'r' + 'a'" in str(error.value)
+
+
+def test_phrases_become_one_edit(model):
+    """Senses off and scaled, replaced words and topics apply in this order, a line on each."""
+    idx = torch.tensor([[NURSE, SHE, APPLE, NURSE, HP, HE]])
+    scores = affinities(model, [[HE, SHE], [HP]])
+    expected = model.senses(idx)
+    for edit in (
+            scale_senses([NURSE], [1], 0.0),
+            scale_senses(None, [0], 0.5),
+            replace_word(model, [NURSE], APPLE, HP),
+            topic(model, scores[0], (3.3, 3.3, 3, 1)),
+            topic(model, scores[1], (2, 1.5, 1, 0.5))):
+        expected = edit(idx, expected)
+    edit, lines = make_edit(parse_edits(TEXTS), model, ENCODING)
+    assert_close(edit(idx, model.senses(idx)), expected)
+    assert len(lines) == 5
+
+
+def test_what_the_prompt_does_not_have_is_said(model):
+    """Each part of an edit whose word is not in the prompt has a remark."""
+    texts = TEXTS | {'senses_off': ['nurse:1', 'she:1'], 'topic': [], 'strength': []}
+    idx = torch.tensor([[SHE, HE]])
+    _, lines = make_edit(parse_edits(texts), model, ENCODING, idx)
+    is_absent = [line.endswith(' (not in the prompt)') for line in lines]
+    assert is_absent == [True, False, False, True]
+
+
+@pytest.mark.parametrize('flag, text, offending', [
+    ('replace', 'nurse: he -> yak', "'yak'"), ('replace', 'nurse: yak -> he', "'yak'"),
+    ('replace', 'yak: he -> she', "'yak'"), ('senses_off', 'yak:1', "'yak'")])
+def test_an_edit_of_an_unknown_word_is_refused(flag, text, offending, model):
+    """Wherever the word stands, the error quotes it."""
+    edits = parse_edits(TEXTS | {flag: [text]})
+    with pytest.raises(UserError) as error:
+        make_edit(edits, model, ENCODING)
+    assert offending in str(error.value)
+
+
+# -----------------------------------------------------------------------------
+# Files of edits.
+
+
+def saved(**changes) -> str:
+    """A file of edits, with changes to its parts."""
+    return json.dumps({'vocabulary': ENCODING.n_vocab, 'edits': TEXTS} | changes)
+
+
+def test_a_file_of_edits_is_read_as_it_was_written(tmp_path):
+    """Its phrases are those of the flags."""
+    path = tmp_path / 'e.json'
+    path.write_text(saved())
+    assert read_edit(path, ENCODING.n_vocab) == TEXTS
+
+
+def test_a_file_of_edits_is_one_edit(model, tmp_path):
+    """Loaded in Python it changes senses as its phrases do."""
+    path = tmp_path / 'e.json'
+    path.write_text(saved())
+    idx = torch.tensor([[NURSE, SHE, APPLE, NURSE, HP, HE]])
+    C = model.senses(idx)
+    expected, _ = make_edit(parse_edits(TEXTS), model, ENCODING)
+    found = load_edit(path, model)(idx, C)
+    assert torch.equal(found, expected(idx, C))
+    assert not torch.equal(found, C)
+
+
+with_part = partial(dict, TEXTS)
+DAMAGED = {
+    'empty': '',
+    'cut short': saved()[:-20],
+    'nested': '[' * 99999,
+    'a list': '[]',
+    'other vocabulary': saved(vocabulary=7),
+    'no vocabulary': json.dumps({'edits': TEXTS}),
+    'no edits': json.dumps({'vocabulary': ENCODING.n_vocab}),
+    'no phrases': saved(edits={}),
+    'a part too many': saved(edits=with_part(x=[])),
+    'a number': saved(edits=with_part(replace=[3])),
+    'null': saved(edits=with_part(senses_off=[None])),
+    'a part that is a number': saved(edits=with_part(senses_scale=1)),
+    'no strength': saved(edits=with_part(strength=[])),
+    'a strength too many': saved(edits=with_part(strength=['1', '2', '3'])),
+    'malformed': saved(edits=with_part(senses_off=['nurse']))}
+
+
+@pytest.mark.parametrize('contents', DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_file_of_edits_is_named(contents, tmp_path):
+    """Whatever is wrong with it, the error says which file it is."""
+    path = tmp_path / 'e.json'
+    path.write_text(contents)
+    with pytest.raises(UserError) as error:
+        read_edit(path, ENCODING.n_vocab)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_of_edits_that_is_not_there_is_named(tmp_path):
+    """The error says which file was asked for."""
+    with pytest.raises(UserError) as error:
+        read_edit(tmp_path / 'none.json', ENCODING.n_vocab)
+    assert 'none.json' in str(error.value)
+
+
+def test_a_file_of_edits_that_is_no_text_is_named(tmp_path):
+    """Its bytes are no UTF-8."""
+    path = tmp_path / 'e.json'
+    path.write_bytes(b'\xff\xfe')
+    with pytest.raises(UserError) as error:
+        read_edit(path, ENCODING.n_vocab)
+    assert str(path) in str(error.value)
