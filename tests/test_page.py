@@ -138,6 +138,17 @@ def type_text(tab, text: str) -> None:
     settle(tab)
 
 
+def open_token(tab, place: int) -> None:
+    """Press the token at that place, so that the page shows its senses."""
+    tab.locator('#tokens button').nth(place).click()
+    settle(tab)
+
+
+def open_word(tab, world: World) -> list[int | tuple[int, ...]]:
+    """The forms of the word that the page shows; which word decides depends on the toy."""
+    return word_forms(world.encoding, tab.text_content('#word'))
+
+
 def first_slider(tab):
     """The slider of the sense that decides most."""
     return tab.locator('#cards input').first
@@ -398,16 +409,16 @@ def test_keys_move_a_slider(keys, weight, toy_tab, world):
     """0 and 1 jump, arrows move by 0.05, with shift by 0.25, and the prediction follows."""
     for key in keys:
         first_slider(toy_tab).press(key)
-    nurse = word_forms(world.encoding, 'nurse')
-    assert_shows(toy_tab, world.probs(scale_senses(nurse, [first_sense(toy_tab)], weight)))
+    edit = scale_senses(open_word(toy_tab, world), [first_sense(toy_tab)], weight)
+    assert_shows(toy_tab, world.probs(edit))
 
 
 @pytest.mark.slow
 def test_a_sense_is_off_until_edits_are_undone(toy_tab, world):
     """The off button turns a sense off and says what it would add; all edits can be undone."""
     turn_off(toy_tab)
-    nurse = word_forms(world.encoding, 'nurse')
-    assert_shows(toy_tab, world.probs(scale_senses(nurse, [first_sense(toy_tab)], 0.0)))
+    edit = scale_senses(open_word(toy_tab, world), [first_sense(toy_tab)], 0.0)
+    assert_shows(toy_tab, world.probs(edit))
     assert 'would add' in toy_tab.locator('.adds').first.text_content()
     press(toy_tab, 'Undo all edits')
     assert_shows(toy_tab, world.probs())
@@ -429,8 +440,7 @@ def test_a_slider_acts_on_its_scope(scope, toy_tab, toy):
     world = World(str(toy / 'out' / 'toy'), 'the nurse said that the nurse')
     place = world.ids.index(world.id('nurse'))
     type_text(toy_tab, 'the nurse said that the nurse')
-    toy_tab.locator('#tokens button').nth(place).click()
-    settle(toy_tab)
+    open_token(toy_tab, place)
     l = first_sense(toy_tab)
     toy_tab.select_option('#scope', scope)
     turn_off(toy_tab)
@@ -464,6 +474,7 @@ def test_a_word_can_be_replaced_and_put_back(toy_tab, world):
 @pytest.mark.slow
 def test_the_link_brings_everything_back(toy_tab, toy_page, world):
     """The address holds the edits, the two words and the text, so that it opens the same page."""
+    scaled_word = open_word(toy_tab, world)
     first_slider(toy_tab).press('0')
     l = first_sense(toy_tab)
     replace_she_by_he(toy_tab)
@@ -471,7 +482,7 @@ def test_the_link_brings_everything_back(toy_tab, toy_page, world):
     press(toy_tab, 'Compare')
     load(toy_tab, toy_page, toy_tab.evaluate('location.hash'))
     nurse = word_forms(world.encoding, 'nurse')
-    scaled = scale_senses(nurse, [l], 0.0)
+    scaled = scale_senses(scaled_word, [l], 0.0)
     replaced = replace_word(world.model, nurse, world.id('she'), world.id('he'))
     assert_shows(toy_tab, world.probs(scaled, replaced))
     assert toy_tab.text_content('#pair').startswith('they ')
