@@ -24,11 +24,12 @@ an edit changes senses and leaves the weights as they were.
     h         the Transformer's output (B, T, d)
     C         the senses (B, S, k, d); C[b, j, l] is sense l of token j
     alpha     the weights (B, k, T, S); position i gives alpha[b, l, i, j] to sense l of token j
+              (with a cache, row r of the T is position i = S - T + r)
     o         the weighted sum (B, T, d): o_i = sum_j sum_l alpha_lij C(x_j)_l
     ..        any leading dimensions
 
-The model is five equations, in order of computation and numbered as in the paper. Backpack.forward
-computes them; sum_in_blocks takes Eq. 12 and Eq. 2 together:
+The model is five equations, in order of computation and numbered as in the paper. Without a cache,
+S = T:
 
     h = contextualizer(wte(idx))       # (B, T, d)       Eq. 11, a GPT-2
     C = senses(idx)                    # (B, T, k, d)    Eq. 10
@@ -36,14 +37,19 @@ computes them; sum_in_blocks takes Eq. 12 and Eq. 2 together:
     o = weighted_sum(alpha, C)         # (B, T, d)       Eq. 2
     logits = project(o)                # (B, T, V)       Eq. 9, o E^T
 
-Fix a position i and a sense number l: the softmax runs over the positions j <= i. So the weights of
-sense l of all these tokens sum to one, and the weights of all k numbers to k: sense numbers do not
-compete with each other.
+Backpack.forward computes them, with Eq. 12 and Eq. 2 in one call to a fast form, sum_in_blocks.
+Each fast form in this file names its plain form, simple code that computes the same; tests hold the
+two equal.
+
+Eq. 12 takes a softmax over the positions j <= i, separately for each sense number l. So the weights
+of sense l of all these tokens sum to one, and over all k sense numbers the weights sum to k: sense
+numbers do not compete with each other.
 
 An example to work out by hand (a test runs it). There are k = 2 senses and d = 2 axes,
 skateboard and health. The text is "trick sick".
 C(trick) = [(1, 0), (0, 0)] and C(sick) = [(1, 0), (0, 1)].
-At "sick", sense 0 has weight 1/2 on both tokens; sense 1 has weight 1 on trick and 0 on sick.
+At "sick", sense 0 has weight 1/2 on both tokens; sense 1 has weight 1 on trick, where it is zero,
+and 0 on sick.
 So o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 
@@ -73,13 +79,13 @@ class Config:
 
     block_size: int = 512    # longest text the model can read, in tokens
     vocab_size: int = 50257  # V, rows of the embedding matrix, unused ones included
-    n_vocab: int = 0         # ids that the tokenizer knows, the rest are unused (0: V)
+    n_vocab: int = 0         # ids that the tokenizer knows, the rest are unused (0: all V)
     n_layer: int = 12
     n_head: int = 12
     n_embd: int = 768        # d
     n_sense: int = 16        # k; 0: a plain Transformer, the paper's baseline
     sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 n_embd, as published)
-    dropout: float = 0.0     # in the contextualizer; senses must be the same at every occurrence
+    dropout: float = 0.0     # contextualizer only: a token's senses are the same everywhere
 
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
@@ -114,7 +120,7 @@ class SenseNetwork(nn.Module):
     """Eq. 10, C(x) = FF(E[x]): the embedding of a token (.., d) -> its k senses (.., k, d).
 
     FF is the four lines of forward.
-    Appendix A.1 calls ln_2 and the residual around mlp unintended; the published checkpoint needs
+    Appendix A.1 calls ln_2 and the residual r + mlp(..) unintended; the published checkpoint needs
     both. Unlike the published code, we have no dropout here.
     """
 
@@ -138,8 +144,9 @@ class SenseNetwork(nn.Module):
 class SenseWeights(nn.Module):
     """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), causal attention without values.
 
-    There is one head per sense: alpha_l = softmax(query_l key_l^T / sqrt(d/k)), where [query, key]
-    is a linear layer of h. Its bias and the division are the published code's, not the paper's.
+    There is one head per sense: alpha_l is the softmax over j <= i of query_l key_l^T / sqrt(d/k),
+    where [query, key] is a linear projection of h. Its bias and the division follow the published
+    code; the paper has neither.
     """
 
     def __init__(self, config: Config):
@@ -173,7 +180,7 @@ def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
     d_head = query.shape[3]
     scores = (query / math.sqrt(d_head)) @ key.transpose(-2, -1)  # (B, k, T, S)
     # Row r of the scores is position i = S - T + r.
-    future = torch.full((T, S), -math.inf, dtype=query.dtype, device=query.device)
+    future = torch.full_like(scores[0, 0], -math.inf)  # (T, S)
     future = future.triu(1 + S - T)  # (T, S), -inf where j > i
     return (scores + future).softmax(dim=-1)
 
@@ -193,7 +200,7 @@ class Backpack(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.tokenizer: dict | None = None  # what the ids mean, as {'name': 'gpt2'}
+        self.tokenizer: dict | None = None  # what the ids mean, as {'name': 'gpt2'}; set by loaders
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         if config.n_sense:
@@ -206,9 +213,10 @@ class Backpack(nn.Module):
                 C: Tensor | None = None, cache: 'Cache | None' = None) -> Tensor:
         """Logits (B, T, V) of the token after each position of idx (B, T).
 
-        With targets (B, T), their mean loss in nats instead; a target of -1 does not count.
-        With a cache, idx holds the whole prompt at first, then one token at a time. A Backpack
-        then needs C, the senses (B, S, k, d) of all S tokens. The caller advances cache.length.
+        With targets (B, T), the mean loss in nats instead. targets[b, i] is the id that follows
+        idx[b, i], or -1 to leave that position out.
+        With a cache, idx holds the whole prompt at first, then one token at a time, and a Backpack
+        always needs C, the senses (B, S, k, d) of all S tokens. The caller advances cache.length.
         ValueError for a text longer than block_size.
         """
         h = self.contextualizer(self.wte(idx), cache)  # (B, T, d)       Eq. 11
@@ -218,7 +226,7 @@ class Backpack(nn.Module):
         if C is None:
             C = self.senses(idx)  # (B, T, k, d)                         Eq. 10
         query, key = self.sense_weights.query_and_key(h, cache)  # (B, k, T, d/k), (B, k, S, d/k)
-        # The same, block by block, as
+        # Plain form of the next line:
         #     alpha = causal_softmax(query, key)  # (B, k, T, S)         Eq. 12
         #     o = weighted_sum(alpha, C)                                 Eq. 2
         o = sum_in_blocks(query, key, C)  # (B, T, d)
@@ -227,9 +235,9 @@ class Backpack(nn.Module):
     def senses(self, ids: Tensor) -> Tensor:
         """Eq. 10: the senses C of ids of any shape (..) -> (.., k, d).
 
-        Plain form: sense_network(wte(ids)), for every token, which is what a compiled model runs,
-        since its shapes may not depend on the data. Senses depend on the id alone, so otherwise
-        they are computed once for each distinct id.
+        Plain form: sense_network(wte(ids)). Senses depend on the id alone, so they are computed
+        once for each distinct id. A compiled model runs the plain form, as the number of distinct
+        ids depends on the data and a compiled shape may not.
         """
         if torch.compiler.is_compiling():
             return self.sense_network(self.wte(ids))
@@ -239,8 +247,9 @@ class Backpack(nn.Module):
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
         """The senses (.., k, d) of the ids distinct[place]; the network sees each id once."""
         rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
-        # rows[place], with a faster backward pass. It sums the gradients of all occurrences of an
-        # id, in float32: in bfloat16, where 256 + 1 is 256, a frequent id would lose most of them.
+        # Plain form: rows[place]. The backward pass sums the gradients of all occurrences of an id;
+        # it does so in the weights' float32, as in bfloat16, where 256 + 1 is 256, a frequent id
+        # would lose most of them.
         table = rows.to(self.wte.weight.dtype)
         C = F.embedding(place, table).to(rows.dtype)  # (.., k*d)
         return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
@@ -265,12 +274,13 @@ class Backpack(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
                  edit: Edit | None = None, stop: int | None = None) -> Tensor:
-        """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer once all have drawn stop.
+        """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer with stop.
 
-        A text that has drawn stop goes on until all have. temperature 0 takes the likeliest id;
-        top_k draws from the top_k likeliest. edit is applied to the senses of all tokens at each
-        step. Keys, values and unedited senses are cached; once the text is longer than block_size,
-        the last block_size // 2 tokens are read again. Call eval() first, or dropout stays on.
+        Generation ends early once every text has drawn the id stop; until then all texts go on.
+        temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit is applied
+        to the senses of all tokens at each step. Keys, values and unedited senses are cached; once
+        the text is longer than block_size, the last block_size // 2 tokens are read again. Call
+        eval() first, or dropout stays on.
         """
         block_size = self.config.block_size
         cache = Cache(min(block_size, idx.shape[1] + n))
@@ -300,7 +310,7 @@ class Backpack(nn.Module):
         return idx
 
     def n_params(self) -> dict[str, int]:
-        """Parameter counts: the sense network, the contextualizer with all the rest, the total."""
+        """Parameter counts: the sense network, everything else ('contextualizer'), the total."""
         total = sum(p.numel() for p in self.parameters())
         senses = 0
         if self.config.n_sense:
@@ -323,7 +333,8 @@ def init_weights(name: str, module: nn.Module, n_layer: int) -> None:
 def next_token_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
     """Logits (B, V) -> probabilities (B, V) to draw from; temperature 0: the likeliest id."""
     if temperature < 1e-30:  # 0, or nearly
-        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+        likeliest = logits.argmax(-1)  # (B,)
+        return F.one_hot(likeliest, logits.shape[-1]).to(logits.dtype)
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # shifted: no overflow
     if top_k is not None:
         top, ids = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k)
@@ -377,7 +388,7 @@ class CausalSelfAttention(nn.Module):
             key = cache.extend((self, 'key'), key, dim=2)  # (B, n_head, S, d/n_head)
             value = cache.extend((self, 'value'), value, dim=2)
         is_causal = query.shape[2] == key.shape[2]
-        assert is_causal or query.shape[2] == 1  # a single new token sees all positions
+        assert is_causal or query.shape[2] == 1  # with a full cache: one token, which sees all S
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=is_causal)  # (B, n_head, T, d/n_head)
@@ -431,7 +442,7 @@ class Contextualizer(nn.Module):
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
     """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d).
 
-    A block of size positions skips the keys after it, whose weights are zero. That saves up to
+    Each chunk of `size` queries skips the keys after it, whose weights are zero. That saves up to
     half the work in a long text.
     """
     k, T = query.shape[1:3]
@@ -448,7 +459,7 @@ def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Ten
 
 
 LOGITS_IN_MEMORY = 1 << 28  # per chunk in ProjectedLoss: 1 GiB in float32, up to three at once
-CHUNK_ON_CPU = 512  # tokens per chunk on a CPU, so that a chunk fits its caches better
+CHUNK_ON_CPU = 512  # tokens per chunk on a CPU, so that a chunk fits the CPU's caches better
 
 
 class ProjectedLoss(torch.autograd.Function):
@@ -456,9 +467,9 @@ class ProjectedLoss(torch.autograd.Function):
 
     All logits (n, V) would be the largest tensor of a training run, so they are made in chunks.
     The gradient of a logit is its probability, minus 1 for the target, so the forward pass makes
-    both gradients and keeps no logits. F.linear_cross_entropy of torch 2.13 does the same, but it
-    takes twice as long uncompiled, its chunks break a compiled graph, and under autocast its loss
-    is bfloat16. There is no second derivative.
+    the gradients of v and E and keeps no logits. F.linear_cross_entropy of torch 2.13 does the
+    same, but it takes twice as long uncompiled, its chunks break a compiled graph, and under
+    autocast its loss is bfloat16. There is no second derivative.
     """
 
     @staticmethod

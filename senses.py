@@ -4,21 +4,22 @@
     separation        section 6.2, Table 13    how far each sense speaks for one word over another
     affinities        Eq. 17                   how strongly each sense speaks for a bag of words
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
-    explain           Eq. 2 and 9              the terms whose sum is the logit of the next token
+    explain           Eq. 2 and 9              weights and scores; their products sum to a logit
     sense_gauge       Eq. 12                   whether a sense's weights depend on the text at all
     scale_senses      section 6.2, Figure 3    an edit: senses of words turned down, off or up
     topic             Eq. 15 and 18-20         an edit: senses that speak for a topic turned up
     replace_word      section 6.3              an edit: what a word said of OLD it says of NEW
 
-Look: a sense C adds alpha (C . E_v) to the logit of the id v. Only the weight alpha >= 0 depends on
-the text.
-Edit: a function of ids (B, S) and their senses C (B, S, k, d) returns the senses to sum instead.
+To look at a sense: a sense C adds alpha (C . E_v) to the logit of the id v. Only the weight
+alpha >= 0 depends on the text.
+To edit: a function of ids (B, S) and their senses C (B, S, k, d) returns the senses to sum instead.
 Apply one with model(idx, C=edited(model, idx, edit)) or model.generate(idx, n, edit=edit).
-The weights of the model never change. An edit that asks for no change (factor 1, strength 0)
-changes no bit of the prediction.
+No parameter of the model changes. An edit that asks for no change (factor 1, strength 0) leaves the
+prediction bit-identical.
 
 Pass words as token ids (see rucksack.phrases.word_id). Edits also take a tuple of ids, for a word
-of several tokens. V counts ids, without padding rows; B, T, S, k and d are as in model.py.
+of several tokens, and apply at its last one. V is n_vocab here: it leaves out unused rows of the
+embedding matrix. B, T, S, k and d are as in model.py.
 """
 
 from collections.abc import Callable
@@ -93,7 +94,7 @@ def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
     V = model.config.n_vocab
     E = model.wte.weight[:V].detach()  # (V, d)
     bag_sums = torch.stack([E[bag].sum(0) for bag in bags])  # (n, d)
-    # The maximum is over V * k * V logits; for a large vocabulary we use bfloat16.
+    # Each of V * k senses needs a maximum over V logits; for a large vocabulary we use bfloat16.
     is_large = len(E) > 1 << 14
     in_bfloat16 = is_large and bool(bfloat16_unit(str(E.device)))
     rows = E.bfloat16() if in_bfloat16 else E
@@ -134,19 +135,19 @@ def predict(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
 
 
 @torch.no_grad()
-def explain(model: Backpack, idx: Tensor, v: Tensor, C: Tensor | None = None
+def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = None
             ) -> tuple[Tensor, Tensor]:
-    """Split the prediction after the texts idx (B, T) into terms, for a vector v (d,).
+    """Split the prediction after the texts idx (B, T) into terms, along a direction v (d,).
 
     Returns the weights alpha (B, T, k) that the last position gives to all senses of all tokens,
     and the scores C . v (B, T, k) of these senses. For v = E_w, the sum of alpha * (C . v) is the
     logit of w as the next token (Eq. 2 and 9); for v = E_a - E_b it is the log odds of a to b.
-    C (B, T, k, d) passes the senses to sum; the default is senses(idx).
+    C (B, T, k, d) are the senses to sum, as an edit leaves them; the default is senses(idx).
     """
     if C is None:
         C = model.senses(idx)
     alpha = model.alpha(idx)[:, :, -1]  # (B, k, T)
-    scores = C @ v  # (B, T, k)
+    scores = C @ direction  # (B, T, k)
     return alpha.transpose(1, 2), scores
 
 
@@ -156,14 +157,14 @@ def sense_gauge(model: Backpack, idx: Tensor) -> tuple[Tensor, Tensor]:
 
     on_current (k,): the weight that a sense gives to the current token. Near 1 it never looks back.
     moved (k,): how far its weights move when the tokens of a text are shuffled, in total variation:
-    0 is not at all, 1 is to entirely different positions. Near 0 it follows position alone.
-    Both are means over texts and positions. They leave out the first 32 positions of a text, which
-    have few tokens to choose from.
+    0 is unchanged, 1 is no overlap. Near 0 it follows position alone.
+    Both are means over texts and positions. They leave out the first 32 positions of a text (half
+    of a text shorter than 64), which have few tokens to choose from.
     """
     T = idx.shape[1]
     first = min(32, T // 2)
     generator = torch.Generator().manual_seed(0)
-    shuffled = torch.randperm(T, generator=generator)  # (T,), on the CPU, which can index a GPU's
+    shuffled = torch.randperm(T, generator=generator)  # (T,); a CPU index also indexes a GPU tensor
     measured = []
     for text in idx.split(1):  # one at a time, as alpha is large
         alpha = model.alpha(text)[0, :, first:]  # (k, T - first, T)
@@ -193,7 +194,7 @@ def edited(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
 
 
 def compose(edits: list[Edit]) -> Edit:
-    """The edits one after another."""
+    """Apply the edits from left to right."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:  # (B, S, k, d), as each edit leaves them
         for one in edits:
             C = one(idx, C)
@@ -235,15 +236,17 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     """Make the senses of words say of the id new what they said of old, section 6.3.
 
     With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2): the part of C along r
-    is removed, and as much is added along a. C' gives C.r (1 - a.r / |a|^2) less to old and
-    C.r (1 - a.r / |r|^2) more to new. An id whose embedding is orthogonal to both gets the same as
-    before. The paper divides by the squared norm of a sense of old; the published code divides by
-    |r|^2, and so do we.
+    is removed, and a multiple of a is added that says as much of new. C' gives
+    C.r (1 - a.r / |a|^2) less to old and C.r (1 - a.r / |r|^2) more to new. An id whose embedding
+    is orthogonal to both gets the same as before. The paper divides by the squared norm of a sense
+    of old; the published code divides by |r|^2, and so do we.
     """
     E = model.wte.weight.detach()
     r = E[old]  # (d,)
     a = E[new]  # (d,)
-    move = a / a.square().sum() - r / r.square().sum()  # (d,)
+    a_part = a / a.square().sum()  # (d,)
+    r_part = r / r.square().sum()
+    move = a_part - r_part
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         along_r = C @ r.to(C)  # (B, S, k)
@@ -268,12 +271,13 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
     score equal to a quantile counts as above it. As in the published code, for sense l of
     position j:
 
-        a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how much of what it speaks for was said
+        a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how far the text expresses this sense
         b = sigmoid(6 - f a) (1 + j / 100)     Eq. 19: f = max(weights) / 7.5; grows with j
         delta' = 1 + b (delta - 1)             Eq. 20: delta = 1 changes nothing
 
-    The paper has f = 7.5 / max(weights), (1 + j) / 100 and b delta + (1 - a). Since i runs over all
-    of idx, every position but the last sees its own future; generate draws from the last.
+    In the paper, f is 7.5 / max(weights), Eq. 19's second factor is (1 + j) / 100, and delta' is
+    b delta + (1 - a). Since i runs over all of idx, every position but the last sees its own
+    future; generate draws from the last.
     """
     E = model.wte.weight.detach()
     f = max(weights) / 7.5
@@ -288,8 +292,8 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
         said = torch.einsum('bjld,bid->bjli', C, E[idx].to(C))  # (B, S, k, S)
         a = said.relu().sum(-1)  # (B, S, k)
         j = torch.arange(idx.shape[1], device=idx.device)  # (S,)
-        nearness = 1 + j / 100
-        b = torch.sigmoid(6 - f * a) * nearness[:, None]  # (B, S, k)
+        growth = 1 + j / 100
+        b = torch.sigmoid(6 - f * a) * growth[:, None]  # (B, S, k)
         annealed = 1 + b * (delta[idx] - 1)  # (B, S, k)
         return C * annealed.to(C)[..., None]
     return edit

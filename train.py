@@ -7,7 +7,7 @@
 Settings come from the class Settings, then from config files (lines key = value), then from
 --key=value. The run writes out/<run>/ckpt.pt (the latest state), best.pt (the one with the lowest
 validation loss), log.csv, and with --keep_every=N the weights of every N-th step as ckpt-STEP.pt. A
-run that was killed and resumed ends with the same bits.
+run that was killed and resumed ends with bit-identical weights.
 """
 
 import gc
@@ -45,7 +45,7 @@ from senses import sense_gauge
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a run depends on."""
+    """All settings of a run."""
 
     out_dir: str = setting('', 'folder of the run (empty: out/<config>, out/<config>_gpt, ..)')
     init_from: str = setting('scratch', 'scratch, resume, or weights by file, folder or Hub name')
@@ -130,14 +130,15 @@ def resumed_settings(s: Settings, given: set[str], state: dict) -> Settings:
         # As flags again, so that saved values are checked like typed ones.
         saved, _ = parse_args([f'--{name}={value}' for name, value in state['settings'].items()])
     except UserError as error:
-        raise UserError(f'{s.path} has settings that this version refuses ({error}); {anew(s)}')
+        raise UserError(f'{s.path} has settings that this version refuses ({error}); '
+                        f'{how_to_restart(s)}')
     if s.dtype == 'auto':
         given = given - {'dtype'}  # the format it began with
     for name in sorted(given.difference(FREE)):
         value = getattr(saved, name)
         if getattr(s, name) != value:
             raise UserError(f'{s.path} was trained with {name}={value}, not {getattr(s, name)}; '
-                            f'use the same settings, or {anew(s)}')
+                            f'use the same settings, or {how_to_restart(s)}')
     free = given.intersection(FREE) | {'out_dir', 'init_from', 'overwrite'}
     resumed = replace(saved, **{name: getattr(s, name) for name in free})
     if resumed.max_iters < state['step']:
@@ -146,8 +147,8 @@ def resumed_settings(s: Settings, given: set[str], state: dict) -> Settings:
     return resumed
 
 
-def anew(s: Settings) -> str:
-    """What to do with a run that cannot go on."""
+def how_to_restart(s: Settings) -> str:
+    """What to do with a run that cannot be resumed."""
     return f'start a new run from its weights: --init_from={s.path} --out_dir=NEW'
 
 
@@ -193,6 +194,7 @@ def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: d
     shape['model'] = 'backpack' if config.n_sense else 'gpt'
     if config.n_sense:
         shape['n_sense'] = config.n_sense
+        shape['sense_hidden'] = config.sense_hidden
     for name, value in shape.items():
         if name in given and getattr(s, name) != value:
             raise UserError(f'{s.init_from} has {name}={value}; drop --{name}={getattr(s, name)}')
@@ -211,20 +213,21 @@ def learning_rate_at(step: int, s: Settings, peak: float) -> float:
     return peak + share * (s.min_lr - peak)
 
 
-def gradients(model, data: TokenDataset, step: int, s: Settings, machine: Machine) -> Tensor:
+def forward_backward(model, data: TokenDataset, step: int, s: Settings, machine: Machine) -> Tensor:
     """Add the gradients of a step's mean loss to the parameters.
 
     Returns the mean loss of this process's micro-batches. Processes take the micro-batches in turn,
     and synchronise once, after their last one.
     """
     n = s.gradient_accumulation_steps
-    micro_batches = texts_of_step(s.seed, step, s.batch_size * n, data.n).reshape(n, s.batch_size)
+    texts = texts_of_step(s.seed, step, n * s.batch_size, data.n)
+    micro_batches = texts.reshape(n, s.batch_size)
     own = range(machine.rank, n, machine.world)
     losses = []
     for i in own:
         idx, targets = data(micro_batches[i])  # (batch_size, block_size) each
         inputs = inputs_of(idx, targets, machine.device)
-        torch.manual_seed((s.seed << 32) + step * n + i)  # dropout depends on this alone
+        torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends on this alone
         synchronise = i == own[-1] or machine.world == 1
         with nullcontext() if synchronise else model.no_sync():
             with machine.autocast():
@@ -240,14 +243,15 @@ def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
     texts = data.spread(s.eval_iters * s.batch_size)
     n = len(texts)
     batches = np.split(texts, range(s.batch_size, n, s.batch_size))
-    total = torch.zeros((), device=machine.device, dtype=next(model.parameters()).dtype)
+    dtype = next(model.parameters()).dtype
+    total = torch.zeros((), device=machine.device, dtype=dtype)
     model.eval()
     for batch in batches[machine.rank::machine.world]:
         idx, targets = data(batch)
         with machine.autocast():
             total += model(*inputs_of(idx, targets, machine.device)) * len(batch)
     model.train()
-    return machine.over_all(total) / n
+    return machine.sum_over_processes(total) / n
 
 
 def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple[int, int]:
@@ -262,18 +266,21 @@ def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple
     with machine.autocast():
         on_current, moved = sense_gauge(model, idx.to(machine.device))  # (k,) each
     model.train()
-    return (on_current > 0.97).sum().item(), (moved < 0.05).sum().item()
+    n_on_current = (on_current > 0.97).sum()
+    n_by_position = (moved < 0.05).sum()
+    return n_on_current.item(), n_by_position.item()
 
 
-def check_finite(step: int, loss: float, model: Backpack, optimizers: list) -> None:
-    """FloatingPointError if the loss, a weight or a moment is not finite: it must not be saved."""
-    if not math.isfinite(loss):
-        raise FloatingPointError(f'step {step}: the loss is {loss}')
+def check_finite(step: int, what: str, value: float, model: Backpack, optimizers: list) -> None:
+    """FloatingPointError if a value, a weight or a moment is not finite: it must not be saved."""
+    if not math.isfinite(value):
+        raise FloatingPointError(f'step {step}: the {what} is {value}')
     tensors = list(model.parameters())
     for optimizer in optimizers:
         for moments in optimizer.state.values():
             tensors.extend(moments.values())
-    if not torch.stack([tensor.isfinite().all() for tensor in tensors]).all():
+    is_finite = [tensor.isfinite().all() for tensor in tensors]
+    if not torch.stack(is_finite).all():
         raise FloatingPointError(f'step {step}: a weight or a moment is not finite')
 
 
@@ -281,7 +288,7 @@ def describe(model: Backpack, data: TokenDataset, s: Settings, machine: Machine)
     """What a run trains, where, and for how long, in two lines."""
     kind = 'Transformer'
     if model.config.n_sense:
-        kind = f'Backpack of {model.config.n_sense} senses'
+        kind = f'Backpack with {model.config.n_sense} senses'
     millions = model.n_params()['total'] / 1e6
     epochs = s.max_iters * s.tokens_per_step / (data.n * s.block_size)
     return (f'{kind}, {millions:.1f}M parameters, on {machine.world} x {machine.name} '
@@ -291,7 +298,7 @@ def describe(model: Backpack, data: TokenDataset, s: Settings, machine: Machine)
 
 
 def distinct_share(data: TokenDataset, s: Settings) -> float:
-    """The share of a batch's tokens whose senses are computed: each distinct id has them once."""
+    """The share of a batch's tokens whose senses are computed: once per distinct id."""
     idx, _ = data(texts_of_step(s.seed, 0, s.batch_size, data.n))
     return len(idx.unique()) / idx.numel()
 
@@ -299,22 +306,23 @@ def distinct_share(data: TokenDataset, s: Settings) -> float:
 def log_line(step: int, row: dict, s: Settings) -> str:
     """What a row of the log says on the terminal, with the time left."""
     speed = row['tokens_per_second']
-    left = timedelta(seconds=(s.max_iters - step) * s.tokens_per_step // max(1, speed))
+    tokens_left = (s.max_iters - step) * s.tokens_per_step
+    time_left = timedelta(seconds=tokens_left // max(1, speed))
     mfu = ''
     if row['mfu'] is not None:
         mfu = f', MFU {row["mfu"]:.1%}'
     return (f'step {step}: loss {row["loss"]:.4f}, lr {row["learning_rate"]:.2e}, grad norm '
-            f'{row["grad_norm"]:.2f}, {speed:,} tokens/s{mfu}, {left} left')
+            f'{row["grad_norm"]:.2f}, {speed:,} tokens/s{mfu}, {time_left} left')
 
 
 def how_to_go_on(s: Settings, saved_step: int | None, error: Exception) -> str:
     """What to do with a run that had to stop; saved_step is the step of its last checkpoint."""
     if saved_step is None:
         return 'nothing was saved'
-    how = '--init_from=resume'
-    if isinstance(error, FloatingPointError):  # a resumed run would come to the same end
-        how = f'--init_from={s.path} --out_dir=NEW --learning_rate=LOWER'
-    return f'the last good state is {s.path}, of step {saved_step}; go on by {how}'
+    how = 'continue it with --init_from=resume'
+    if isinstance(error, FloatingPointError):  # resuming would fail the same way
+        how = f'start a new run with --init_from={s.path} --out_dir=NEW and lower learning rates'
+    return f'the last good state is {s.path}, of step {saved_step}; {how}'
 
 
 # -----------------------------------------------------------------------------
@@ -322,7 +330,10 @@ def how_to_go_on(s: Settings, saved_step: int | None, error: Exception) -> str:
 
 
 def train(s: Settings, given: set[str]) -> int:
-    """Train; returns the exit code, 1 if the run stopped itself. given: settings set explicitly."""
+    """Train, and return the exit code: 1 if the run stopped itself.
+
+    given holds the names of the settings that were set explicitly.
+    """
     # The checkpoint to resume, and the data.
     state = {}
     if s.init_from == 'resume':
@@ -336,8 +347,8 @@ def train(s: Settings, given: set[str]) -> int:
     val_data = TokenDataset(folder, 'val', meta, s.block_size)
     data_facts = str([meta['tokens'], meta.get('sha256')])
     if state and state['data'] != data_facts:
-        raise UserError(f'data/{s.dataset} is not what {s.path} was trained on; '
-                        f'make it as it was, or {anew(s)}')
+        raise UserError(f'data/{s.dataset} differs from the data that '
+                        f'{s.path} was trained on; restore it, or {how_to_restart(s)}')
 
     # The device, its number format and, under torchrun, the other processes.
     check_processes(s)
@@ -358,7 +369,7 @@ def train(s: Settings, given: set[str]) -> int:
     model.tokenizer = meta['tokenizer']
     model.to(machine.device, torch.float64 if s.dtype == 'float64' else torch.float32).train()
 
-    # The optimizers, with their moments where a run is resumed.
+    # The optimizers. A resumed run restores the exact weights and the moments.
     optimizers = make_optimizers(
         model, s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
         decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr)
@@ -379,8 +390,8 @@ def train(s: Settings, given: set[str]) -> int:
         device_ids = [machine.device] if machine.on_gpu else None
         parallel = DistributedDataParallel(compiled, device_ids)
 
-    # Lock the folder of the run, delete its old checkpoints if overwrite is set, begin its log or
-    # restore it. Say what is to happen.
+    # Lock the folder of the run, delete its old checkpoints if overwrite is set, start its log or
+    # restore it. Print a summary of the run.
     facts = {'model_config': asdict(model.config), 'tokenizer': model.tokenizer,
              'settings': asdict(s), 'data': data_facts}  # stored in every checkpoint
     out = RunFolder(s, facts, state, machine.rank)
@@ -390,7 +401,7 @@ def train(s: Settings, given: set[str]) -> int:
     flops = flops_per_token(model, distinct_share(train_data, s))
 
     iter_num = state.get('step', 0)
-    interval_start = time.perf_counter()  # of the steps since the last log line
+    interval_start = time.perf_counter()  # when the current logging interval began
     interval_step = iter_num
     try:
         while True:
@@ -399,7 +410,7 @@ def train(s: Settings, given: set[str]) -> int:
             if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.saved_step:
                 pause_start = time.perf_counter()
                 row = {'val_loss': evaluate(compiled, val_data, s, machine)}
-                check_finite(iter_num, row['val_loss'], model, optimizers)
+                check_finite(iter_num, 'loss', row['val_loss'], model, optimizers)
                 machine.print0(f'step {iter_num}: validation loss {row["val_loss"]:.4f}')
                 if model.config.n_sense:
                     on_current, by_position = stuck_senses(model, val_data, machine)
@@ -419,7 +430,7 @@ def train(s: Settings, given: set[str]) -> int:
                     group['lr'] = learning_rate_at(iter_num, s, peak=optimizer.defaults['lr'])
 
             # Forward and backward through all micro-batches, then clip and update.
-            loss = gradients(parallel, train_data, iter_num, s, machine)
+            loss = forward_backward(parallel, train_data, iter_num, s, machine)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip or math.inf)
             for optimizer in optimizers:
                 optimizer.step()
@@ -428,13 +439,14 @@ def train(s: Settings, given: set[str]) -> int:
 
             # Permanent copies of the weights.
             if s.keep_every and iter_num % s.keep_every == 0:
-                check_finite(iter_num, norm.item(), model, optimizers)
+                check_finite(iter_num, 'gradient norm', norm.item(), model, optimizers)
                 out.keep(iter_num, model)
 
-            # A log line: the numbers of this step, and tokens a second since the line before.
+            # A log line: the numbers of this step, and tokens a second since the last line,
+            # evaluations excluded.
             if iter_num % s.log_interval == 0 or iter_num == s.max_iters:
-                loss = machine.over_all(loss) / machine.world  # waits for the device
-                check_finite(iter_num, loss, model, optimizers)
+                loss = machine.sum_over_processes(loss) / machine.world  # waits for the device
+                check_finite(iter_num, 'loss', loss, model, optimizers)
                 tokens = (iter_num - interval_step) * s.tokens_per_step
                 speed = tokens / (time.perf_counter() - interval_start)
                 rate = learning_rate_at(iter_num - 1, s, s.learning_rate)

@@ -47,7 +47,7 @@ class Machine:
         if self.rank == 0:
             print(printable(text), file=file, flush=True)
 
-    def over_all(self, x: Tensor) -> float:
+    def sum_over_processes(self, x: Tensor) -> float:
         """The sum of a number over all processes."""
         if self.world > 1:
             dist.all_reduce(x)
@@ -56,7 +56,7 @@ class Machine:
     def check_same(self, text: str, otherwise: str) -> None:
         """UserError(otherwise) unless all processes give the same text."""
         mark = zlib.crc32(text.encode())
-        if self.over_all(torch.tensor(mark)) != self.world * mark:
+        if self.sum_over_processes(torch.tensor(mark)) != self.world * mark:
             raise UserError(otherwise)
 
     def mfu(self, flops: float) -> float | None:

@@ -67,7 +67,7 @@ def split_gradients(size: int, n: int, rank: int = 0, world: int = 1) -> list[Te
     model.no_sync = nullcontext  # as DistributedDataParallel has
     s = Settings(batch_size=size, gradient_accumulation_steps=n)
     machine = Machine('cpu', 'float64', rank, world)
-    loss = train.gradients(model, dataset('train'), 3, s, machine)
+    loss = train.forward_backward(model, dataset('train'), 3, s, machine)
     return [loss, *(p.grad for p in model.parameters())]
 
 
@@ -191,9 +191,9 @@ def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
     pytest.param('--compile=True', marks=pytest.mark.slow)])
 def test_an_interrupted_run_resumes_to_the_same_bits(option, tiny, capsys, monkeypatch):
     """Ctrl-C ends it with exit code 130; resumed, it goes on from the last evaluation."""
-    real = train.gradients
+    real = train.forward_backward
 
-    def gradients(model, data, step, s, machine):
+    def forward_backward(model, data, step, s, machine):
         if step == 7:
             raise KeyboardInterrupt
         return real(model, data, step, s, machine)
@@ -201,7 +201,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(option, tiny, capsys, monke
     run = [*SMALL, option, '--max_iters=20', '--eval_interval=5', '--learning_rate=.2']
     train.main([*run, '--out_dir=out/whole'])  # its best is early
     with monkeypatch.context() as patch:
-        patch.setattr(train, 'gradients', gradients)
+        patch.setattr(train, 'forward_backward', forward_backward)
         with pytest.raises(SystemExit) as stop:
             train.main(run)
     assert stop.value.code == 130
@@ -574,14 +574,14 @@ def test_a_run_that_diverges_keeps_its_best_and_last_state(tiny, capsys):
 
 def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
     """A gradient whose square is infinite, once, in the second step: its moment is not saved."""
-    real = train.gradients
+    real = train.forward_backward
 
-    def gradients(model, data, step, s, machine):
+    def forward_backward(model, data, step, s, machine):
         loss = real(model, data, step, s, machine)
         next(model.parameters()).grad.fill_(1e30 if step == 1 else 0)
         return loss
 
-    monkeypatch.setattr(train, 'gradients', gradients)
+    monkeypatch.setattr(train, 'forward_backward', forward_backward)
     error = line_of_a_stopped_run(capsys, *WILD)
     for fact in ('step 2', 'out/run/ckpt.pt', 'step 0'):
         assert fact in error
