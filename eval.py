@@ -50,7 +50,8 @@ def make_parser() -> Parser:
     add('--data', metavar='PATH',
         help='file of a benchmark, or a folder to search for it (default: the Hub); loss: a folder '
              'in data/, or a .bin in it (default: val.bin of the training data)')
-    add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
+    add('--device', metavar='D', default='auto',
+        help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision of losses, generated texts and timing (default: bfloat16 on CUDA, else '
              'float32; timing: as the model was trained)')
@@ -73,7 +74,8 @@ def make_parser() -> Parser:
             help='topic: tokens in a text [100]')
         add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
             help="topic: step sizes of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
-        add('--seed', type=number(int, 0), metavar='S', default=0, help='topic: random seed [0]')
+        add('--seed', type=number(int, 0), metavar='S', default=0,
+            help='topic: random seed [0]')
     of['timing'].add_argument('--size', choices=SIZES,
                               help='a size from the paper, in place of --from')
     for name in ('loss', 'gender', 'similarity'):
@@ -151,8 +153,11 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
         return topic_table(subjects, args.texts, args.length, args.step_sizes, args.seed)
     if name == 'timing':
         return time_subject(subjects[0], args)
-    likelihood_tables = {'loss': loss_table, 'lambada': lambada_table, 'wikitext': wikitext_table,
-                         'blimp': blimp_table}
+    likelihood_tables = {
+        'loss': loss_table,
+        'lambada': lambada_table,
+        'wikitext': wikitext_table,
+        'blimp': blimp_table}
     return likelihood_tables[name](subjects, data)
 
 

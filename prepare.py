@@ -67,8 +67,11 @@ def files_in(path: str) -> list[str]:
     """The file itself; for a folder, the files below it that have a builder."""
     if not os.path.isdir(path):
         return [path]
-    files = [str(file) for file in sorted(Path(path).rglob('[!.]*')) if file.is_file()]
-    return [file for file in files if builder_of(file)] or [path]
+    files = []
+    for file in sorted(Path(path).rglob('[!.]*')):
+        if file.is_file() and builder_of(str(file)):
+            files.append(str(file))
+    return files or [path]
 
 
 def rows_of_tar(path: str, file=None) -> Iterator[dict]:
@@ -171,13 +174,17 @@ def cut_rows(rows: dict, size: int) -> dict:
     """Cut documents into pieces of up to size characters, at paragraphs, lines or words."""
     ends = [r'\Z', r'\n\s*\n', r'\n', r'\s', '.']  # the first that works
     piece = re.compile('|'.join(f'.{{0,{size}}}{end}' for end in ends), re.DOTALL)
-    return {'text': [text for document in rows['text'] for text in piece.findall(document) if text]}
+    pieces = []
+    for document in rows['text']:
+        pieces.extend(text for text in piece.findall(document) if text)
+    return {'text': pieces}
 
 
 def hold_out(n: int, share: float, seed: int) -> np.ndarray:
     """Which of n documents are held out, (n,): a random share, at least one."""
-    chosen = np.random.default_rng(seed).permutation(n)[:max(1, round(share * n))]
-    return np.isin(np.arange(n), chosen)
+    n_held = max(1, round(share * n))
+    order = np.random.default_rng(seed).permutation(n)
+    return np.isin(np.arange(n), order[:n_held])
 
 
 def encoded(parts: list, encoding: Encoding, num_threads: int) -> Iterator[list[int]]:
@@ -200,8 +207,10 @@ def write_bins(folder: Path, documents: Iterable[list[int]], is_held: np.ndarray
             (val if held else train).write(data)
             sums[name].update(data)
             tokens[name] += len(ids)
-    return {'documents': len(is_held), 'tokens': tokens,
-            'sha256': {name: digest.hexdigest() for name, digest in sums.items()}}
+    return {
+        'documents': len(is_held),
+        'tokens': tokens,
+        'sha256': {name: digest.hexdigest() for name, digest in sums.items()}}
 
 
 def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
@@ -221,9 +230,11 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
         parts += [read_texts(source, args.field, cache) for source in args.val]
         is_held = np.arange(sum(map(len, parts))) >= n_train
     else:
+        share = 0.0005
         if not is_openwebtext:
             parts = cut(parts)
-        is_held = hold_out(sum(map(len, parts)), 0.0005 if is_openwebtext else 0.01, args.seed)
+            share = 0.01
+        is_held = hold_out(sum(map(len, parts)), share, args.seed)
     facts = write_bins(folder, encoded(parts, encoding, args.num_proc), is_held)
     return {'tokenizer': tokenizer, **facts}
 

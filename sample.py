@@ -41,16 +41,20 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name [the newest Backpack in out/]')
-    add('--start', metavar='TEXT', help=f'the prompt [{PROMPT}]', default=PROMPT)
+    add('--start', metavar='TEXT', default=PROMPT,
+        help=f'the prompt [{PROMPT}]')
     add('--num-samples', metavar='N', type=number(int, 1, 1000), default=2,
         help='texts to write [2]')
     add('--max-new-tokens', metavar='N', type=number(int, 0, 100_000), default=60,
         help='longest continuation [60]')
     add('--temperature', metavar='T', type=number(float, 0), default=0.8,
         help='0: the likeliest token [0.8]')
-    add('--top-k', metavar='K', type=number(int, 1), help='draw only from the K likeliest tokens')
-    add('--seed', metavar='S', type=number(int, 0), default=0, help='random seed for sampling [0]')
-    add('--device', metavar='D', help='auto, cpu, cuda, cuda:N or mps [auto]', default='auto')
+    add('--top-k', metavar='K', type=number(int, 1),
+        help='draw only from the K likeliest tokens')
+    add('--seed', metavar='S', type=number(int, 0), default=0,
+        help='random seed for sampling [0]')
+    add('--device', metavar='D', default='auto',
+        help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision for generation and export [float32; generation on CUDA bfloat16]')
     add('--json', metavar='FILE', help='also write the tables to a file')
@@ -98,7 +102,8 @@ def add_edits(parser: Parser) -> None:
              '3.3,3.3,3,1 [2]')
     add('--save-edit', metavar='FILE',
         help='write these edits to a .json file, for --edit here and in eval.py')
-    add('--edit', metavar='FILE', help='also apply the edits in such a file', **SEVERAL)
+    add('--edit', metavar='FILE', **SEVERAL,
+        help='also apply the edits in such a file')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -193,8 +198,10 @@ def show(subject: Subject, phrase: tuple[str, SensesOf | None], edit: Edit) -> T
     rows = []
     for l in numbers:
         norm = C[l].norm().item()
-        rows.append(([l, norm, '+'], ids[l, :8], logits[l, :8]))
-        rows.append((['', '', '-'], ids[l, 8:], logits[l, 8:]))
+        raised = slice(0, 8)
+        lowered = slice(8, 16)
+        rows.append(([l, norm, '+'], ids[l, raised], logits[l, raised]))
+        rows.append((['', '', '-'], ids[l, lowered], logits[l, lowered]))
     what = phrases.describe(subject.encoding, word)
     title = (f'{what}: the words that each sense raises (+) and lowers (-) most, '
              'in logits at weight 1')
@@ -209,7 +216,8 @@ def separate(subject: Subject, pair: tuple[str, str]) -> Table:
     rows = []
     for l in mean_size.argsort(descending=True).tolist():
         ids = scores[:, l].abs().topk(8).indices  # (8,)
-        rows.append(([l, mean_size[l].item()], ids, scores[ids, l]))
+        cells = [l, mean_size[l].item()]
+        rows.append((cells, ids, scores[ids, l]))
     names = f'{quoted(subject.encoding, a)} (+) from {quoted(subject.encoding, b)} (-)'
     title = f'How far each sense separates {names}: mean size over all words, and where most'
     return ranking(subject, title, {'sense': 'd', 'mean': '.2f'}, rows)
@@ -236,11 +244,11 @@ def similar(subject: Subject, word: str) -> Table:
     w = word_id(subject.encoding, word)
     cosines = senses.similarity(subject.model, w)  # (V, k)
     cosines[w] = -1  # a word is not its own neighbour
-    columns = {str(l): cosines[:, l] for l in range(cosines.shape[1])}  # (V,) each
-    columns['min'] = cosines.amin(-1)
+    kinds = {str(l): column for l, column in enumerate(cosines.T)}  # (V,) each
+    kinds['min'] = cosines.amin(-1)
     rows = []
-    for name, column in columns.items():
-        top = column.topk(8)
+    for name, cosine in kinds.items():
+        top = cosine.topk(8)
         rows.append(([name], top.indices, top.values))
     title = (f'{word}: the most similar words, by the cosine of each sense (Eq. 13) '
              'and its minimum (Eq. 14)')
@@ -257,8 +265,8 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
     The first and the last edit get bars.
     """
     names = list(edits)
-    probs = [senses.predict(subject.model, idx, edit) for edit in edits.values()]
-    probs = torch.stack(probs)  # (n, V)
+    predictions = [senses.predict(subject.model, idx, edit) for edit in edits.values()]
+    probs = torch.stack(predictions)  # (n, V)
     first_and_last = probs[[0, -1]]  # (2, V)
     likeliest = first_and_last.topk(10).indices  # (2, 10)
     moves = first_and_last.diff(dim=0)[0].abs().topk(6)
@@ -267,8 +275,9 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
     likeliest_first = probs[:, ids].amax(0).argsort(descending=True, stable=True)
     rows = []
     for v in ids[likeliest_first].tolist():
+        word = quoted(subject.encoding, v)
         p = probs[:, v].tolist()
-        rows.append([quoted(subject.encoding, v), *p, p[0], p[-1]])
+        rows.append([word, *p, p[0], p[-1]])
     columns = {'next word': ''} | dict.fromkeys(names, '.3f')
     columns |= {f'{names[0]}:': bar, f'{names[-1]}:': bar}
     return Table(title, columns, rows)
@@ -284,7 +293,8 @@ def sweep(subject: Subject, phrase: SensesOf, idx: Tensor, edit: Edit) -> Table:
     words, numbers, what = phrases.find_senses(phrase, subject.model, subject.encoding)
     edits = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
-        edits[f'{factor:g}'] = senses.compose([edit, senses.scale_senses(words, numbers, factor)])
+        scale = senses.scale_senses(words, numbers, factor)
+        edits[f'{factor:g}'] = senses.compose([edit, scale])
     title = f'The weight of {what}{phrases.absent(words, idx)}'
     return next_words(subject, title, idx, edits)
 
@@ -295,7 +305,9 @@ def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit) -> Tabl
     words are [A], [A, B], or [] for the likeliest word.
     """
     probs = senses.predict(subject.model, idx, edit)  # (V,)
-    ids = [word_id(subject.encoding, word) for word in words] or [probs.argmax().item()]
+    ids = [word_id(subject.encoding, word) for word in words]
+    if not ids:
+        ids = [probs.argmax().item()]
     E = subject.model.wte.weight.detach()  # (V, d)
     v = E[ids[0]]  # (d,)
     if len(ids) == 2:
@@ -309,7 +321,8 @@ def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit) -> Tabl
     for place in largest.tolist():
         j, l = divmod(place, alpha.shape[2])
         token = quoted(subject.encoding, idx[0, j].item())
-        rows.append([*numbers[:, place].tolist(), token, j, l])
+        adds, weight, score = numbers[:, place].tolist()
+        rows.append([adds, weight, score, token, j, l])
     total = terms.sum()
     rest = total - terms[largest].sum()
     rows.append([rest.item(), '', '', f'the other {len(terms) - len(rows)}', '', ''])
@@ -317,8 +330,13 @@ def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit) -> Tabl
     names = ' above that of '.join(quoted(subject.encoding, w) for w in ids)
     chances = '; '.join(f'{probs[w]:.3f}, rank {(probs > probs[w]).sum() + 1}' for w in ids)
     title = f'What makes the logit of {names} after the prompt (probability {chances})'
-    columns = {'adds': '+.3f', '= alpha': '.3f', '* C.E': '+.2f', 'token': '<',
-               'position': 'd', 'sense': 'd'}
+    columns = {
+        'adds': '+.3f',
+        '= alpha': '.3f',
+        '* C.E': '+.2f',
+        'token': '<',
+        'position': 'd',
+        'sense': 'd'}
     return Table(title, columns, rows)
 
 
@@ -364,7 +382,8 @@ def print_samples(subject: Subject, idx: Tensor, args: argparse.Namespace, edit:
         if ids[0] == subject.eot:  # an empty prompt
             ids = ids[1:]
         if subject.eot in ids:
-            ids = ids[:ids.index(subject.eot)]
+            end = ids.index(subject.eot)
+            ids = ids[:end]
         text = subject.encoding.decode(ids, errors='replace')
         print(f'\n{title}{i}: {printable(text)}')
 
@@ -395,7 +414,8 @@ def run(argv: list[str]) -> None:
 
     ids, notices = phrases.read_prompt(args.start, subject.encoding, config.block_size)
     if page:
-        prompt = subject.encoding.decode([i for i in ids if i != subject.eot], errors='replace')
+        visible = [i for i in ids if i != subject.eot]
+        prompt = subject.encoding.decode(visible, errors='replace')
         size = write_page(subject, prompt, page)
         print(*notices, f'{args.html}: {size}', sep='\n')
         return

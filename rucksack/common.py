@@ -25,7 +25,8 @@ def one_line(error: object) -> str:
 
 def complain(script: str, message: str) -> None:
     """Print one line on standard error."""
-    print(f'{script}:', ' '.join(printable(message).split())[:2000], file=sys.stderr)
+    line = ' '.join(printable(message).split())
+    print(f'{script}:', line[:2000], file=sys.stderr)
 
 
 def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]) -> None:
@@ -37,7 +38,8 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         code = run(argv)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader (head, say) has left; Python would complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
     except (UserError, OSError) as error:
         code = 2
         is_first = os.environ.get('LOCAL_RANK', '0') == '0'  # of the processes of torchrun

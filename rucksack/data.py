@@ -31,46 +31,32 @@ def read_meta(folder: Path) -> dict:
     try:
         meta = json.loads(path.read_text(encoding='utf-8'))
         meta['tokenizer'] = current_form(meta['tokenizer'])
-        check_meta(meta)
+        if meta['vocab_size'] != vocab_size(meta['tokenizer']):
+            raise ValueError('vocab_size is not the size of its tokenizer')
+        if meta['dtype'] != 'uint16':
+            raise ValueError(f'dtype is {meta["dtype"]!r}, not uint16')
         return meta
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f'{path} is damaged ({one_line(error)}); '
                         f'run python prepare.py {folder.name} --overwrite')
 
 
-def check_meta(meta: dict) -> None:
-    """ValueError, LookupError or TypeError unless meta.json holds what its readers need."""
-    if meta['vocab_size'] != vocab_size(meta['tokenizer']):
-        raise ValueError('vocab_size is not the size of its tokenizer')
-    if meta['dtype'] != 'uint16':
-        raise ValueError(f'dtype is {meta["dtype"]!r}, not uint16')
-    for name in ('train', 'val'):
-        if type(meta['tokens'][name]) is not int:
-            raise TypeError(f'{name} has {meta["tokens"][name]!r} tokens')
-        if type(meta['sha256'][name]) is not str:
-            raise TypeError(f'{name} has no checksum')
-
-
 def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
-    """Map the ids in NAME.bin into memory; UserError unless size, ids and checksum match meta."""
+    """Map the ids in NAME.bin into memory; UserError if its checksum or an id does not fit meta."""
     path = folder / f'{name}.bin'
-    n = meta['tokens'].get(name, 0)
     make_it_again = f'run python prepare.py {folder.name} --overwrite'
     if not path.is_file():
         raise UserError(f'{path} is missing; {make_it_again}')
-    size = path.stat().st_size
-    if size != n * BIN_DTYPE.itemsize:
-        raise UserError(f'{path} has {size:,} bytes, not {n:,} tokens of {BIN_DTYPE.itemsize}; '
-                        f'{make_it_again}')
-    if n == 0:
+    checksum = meta.get('sha256', {}).get(name)  # None in a folder that nanoGPT made
+    with open(path, 'rb') as file:
+        if checksum and hashlib.file_digest(file, 'sha256').hexdigest() != checksum:
+            raise UserError(f'{path} has another checksum than meta.json; {make_it_again}')
+    if path.stat().st_size == 0:  # which cannot be mapped
         return np.zeros(0, BIN_DTYPE)
     ids = np.memmap(path, BIN_DTYPE, mode='r')
     if ids.max() >= meta['vocab_size']:
         raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
                         f'{meta["vocab_size"]:,}; {make_it_again}')
-    checksum = meta.get('sha256', {}).get(name)  # None in a folder that nanoGPT made
-    if checksum and hashlib.sha256(ids).hexdigest() != checksum:
-        raise UserError(f'{path} has another checksum than meta.json; {make_it_again}')
     return ids
 
 

@@ -75,7 +75,11 @@ class RunFolder:
         if not self.is_open:
             return
         tokens = step * self.tokens_per_step
-        row = {'step': step, 'tokens': tokens, 'seconds': round(self.seconds(), 1), **row}
+        row = {
+            'step': step,
+            'tokens': tokens,
+            'seconds': round(self.seconds(), 1),
+            **row}
         line = ','.join(csv_cell(row.get(name)) for name in COLUMNS) + '\n'
         self.log_text += line
         self.log_file.write(line)
@@ -104,7 +108,8 @@ class RunFolder:
         """Write the weights to ckpt-STEP.pt, which stays."""
         if self.is_open:
             path = self.path.with_stem(f'ckpt-{step}')
-            ckpt.save_checkpoint(path, self.facts | {'step': step, 'model': model.state_dict()})
+            state = self.facts | {'step': step, 'model': model.state_dict()}
+            ckpt.save_checkpoint(path, state)
 
     def close(self) -> None:
         """Close the log and unlock the folder."""

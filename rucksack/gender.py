@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from rucksack.common import UserError, progress
+from rucksack.common import progress
 from rucksack.paper import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.phrases import word_id
 from rucksack.subject import Subject
@@ -46,11 +46,8 @@ class GenderRow:
 
 
 def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
-    """The prompts with a noun in them; UserError if the model cannot read them."""
+    """The prompts with a noun in them."""
     texts = [torch.tensor(subject.encode(prompt.format(noun))) for prompt in prompts]
-    block_size = subject.model.config.block_size
-    if max(map(len, texts)) > block_size:
-        raise UserError(f'{subject.name} reads texts of {block_size} tokens; a prompt is longer')
     idx = pad_sequence(texts, batch_first=True).to(subject.device)
     last = [len(text) - 1 for text in texts]
     return NounPrompts(idx, last, subject.encode(f' {noun}'))
@@ -66,7 +63,8 @@ def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
     C = edited(model, prompts.idx, subject.edit)  # (n, T, k, d)
     off = scale_senses(prompts.noun, [sense], 0.0)
     whole = at_the_end(prompts, model(prompts.idx, C=C))  # (n, V)
-    rest = at_the_end(prompts, model(prompts.idx, C=off(prompts.idx, C)))  # (n, V)
+    C_off = off(prompts.idx, C)  # (n, T, k, d)
+    rest = at_the_end(prompts, model(prompts.idx, C=C_off))  # (n, V)
     return torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS])
 
 
@@ -85,8 +83,11 @@ def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
     is_noun = occurrences(prompts.idx, prompts.noun)[..., 0]  # (n, T, 1)
     along = (x @ unit)[..., None]  # (n, T, 1)
     part = is_noun * along * unit  # (n, T, d)
-    h = [at_the_end(prompts, model.contextualizer(x - fraction * part)) for fraction in FRACTIONS]
-    return model.project(torch.stack(h))
+    logits = []
+    for fraction in FRACTIONS:
+        h = model.contextualizer(x - fraction * part)  # (n, T, d)
+        logits.append(model.project(at_the_end(prompts, h)))  # (n, V)
+    return torch.stack(logits)
 
 
 def at_the_end(prompts: NounPrompts, x: Tensor) -> Tensor:
@@ -156,8 +157,13 @@ def gender_rows(subject: Subject) -> list[GenderRow]:
     singles = [NOUNS.index(noun) for noun in single_token(subject, NOUNS)]
     ratio, they, they_share = found.mean(0).T  # (3 fractions,) each
     ratio_single = found[singles, :, 0].mean(0)
-    columns = [ratio, reductions(ratio), ratio_single, reductions(ratio_single), 100 * they,
-               100 * they_share]
+    columns = [
+        ratio,
+        reductions(ratio),
+        ratio_single,
+        reductions(ratio_single),
+        100 * they,
+        100 * they_share]
     changes = ['', change, 'the best fraction']
     rows = torch.stack(columns, dim=1).tolist()
     return [GenderRow(change, *row) for change, row in zip(changes, rows)]
@@ -179,15 +185,23 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
             row = replace(as_it_is, reduction=off.reduction, reduction_single=off.reduction_single)
             labelled = {f'{subject}; reduced {off.change}': row}
         else:
-            labelled = {str(subject): as_it_is, f'{subject}, {off.change}': off,
-                        f'{subject}, {best.change}': best}
+            labelled = {
+                str(subject): as_it_is,
+                f'{subject}, {off.change}': off,
+                f'{subject}, {best.change}': best}
         for label, row in labelled.items():
             _, *numbers = astuple(row)
             rows.append([label, *numbers])
     title = (f'Gender (Table 5): the likelier of she and he over the other, {len(NOUNS)} nouns in '
              f'{len(PROMPTS)} prompts')
-    columns = {'': '', 'bias ratio': '.2f', 'reduction %': '.0f', 'of one piece': '.2f',
-               'reduction % ': '.0f', 'they %': '.2f', 'they / (she + he) %': '.2f'}
+    columns = {
+        '': '',
+        'bias ratio': '.2f',
+        'reduction %': '.0f',
+        'of one piece': '.2f',
+        'reduction % ': '.0f',
+        'they %': '.2f',
+        'they / (she + he) %': '.2f'}
     n = len(single_token(subjects[0], NOUNS))
     notes = [
         f'Of one piece: over the {n} nouns that are one token, as in the paper. Reductions count',

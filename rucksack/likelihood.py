@@ -75,7 +75,8 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> tuple[T
     nats[is_scored] = F.cross_entropy(logits, wanted, reduction='none')
     is_likeliest = ~is_scored
     is_likeliest[is_scored] = logits.argmax(-1) == wanted
-    return -nats.sum(1).double().cpu(), is_likeliest.all(1).cpu()
+    logp = -nats.sum(1)  # (n,)
+    return logp.double().cpu(), is_likeliest.all(1).cpu()
 
 
 def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> list[Pair]:
@@ -141,17 +142,27 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
     for subject in subjects:
         ids, path = held_out(subject, data)
         paths.append(str(path))
-        n_sense = subject.model.config.n_sense or None
         n = subject.model.n_params()
         seen = None
         if subject.training:
             seen = subject.training.tokens / 1e6
         logp = score_texts(subject, [ids], 'loss', look_back=False)
-        ppl = perplexity(logp, len(ids))
-        rows.append([str(subject), n_sense, n['total'] / 1e6, n['contextualizer'] / 1e6, seen, ppl,
-                     len(ids)])
-    columns = {'': '', 'senses': 'd', 'parameters, M': '.2f', 'contextual, M': '.2f',
-               'tokens seen, M': ',.1f', 'perplexity': '.3f', 'on tokens': ','}
+        rows.append([
+            str(subject),
+            subject.model.config.n_sense or None,
+            n['total'] / 1e6,
+            n['contextualizer'] / 1e6,
+            seen,
+            perplexity(logp, len(ids)),
+            len(ids)])
+    columns = {
+        '': '',
+        'senses': 'd',
+        'parameters, M': '.2f',
+        'contextual, M': '.2f',
+        'tokens seen, M': ',.1f',
+        'perplexity': '.3f',
+        'on tokens': ','}
     title = f'Loss (Tables 2 and 8) on all of {", ".join(dict.fromkeys(paths))}'
     return Table(title, columns, rows)
 
@@ -261,7 +272,9 @@ def rows_of_file(path: Path) -> list[dict]:
 
 def lambada_table(subjects: list[Subject], data: str | None) -> Table:
     """Table 2, OpenAI's variant of LAMBADA: predict all tokens of the last word of a passage."""
-    passages = [text.strip().rpartition(' ') for text, in rows_of(LAMBADA, subjects[0], data)]
+    passages = []
+    for text, in rows_of(LAMBADA, subjects[0], data):
+        passages.append(text.strip().rpartition(' '))
     rows = []
     for subject in subjects:
         pairs = []
@@ -271,8 +284,9 @@ def lambada_table(subjects: list[Subject], data: str | None) -> Table:
         logp, greedy = score(subject, pairs, 'LAMBADA')
         accuracy = 100 * greedy.double().mean().item()
         rows.append([str(subject), perplexity(logp, len(passages)), accuracy])
-    return Table(f'LAMBADA (Table 2): the last word of {len(passages):,} passages', {
-        '': '', 'perplexity': '.1f', 'accuracy %': '.1f'}, rows)
+    title = f'LAMBADA (Table 2): the last word of {len(passages):,} passages'
+    columns = {'': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
+    return Table(title, columns, rows)
 
 
 # Pattern -> replacement, in this order, by EleutherAI's harness (version 1). It has one more rule,
@@ -322,8 +336,9 @@ def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
         logp = score_texts(subject, texts, 'WikiText', look_back=True)
         n_tokens = sum(map(len, texts))
         rows.append([str(subject), perplexity(logp, n_words), perplexity(logp, n_tokens)])
-    return Table(f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words', {
-        '': '', 'perplexity per word': '.1f', 'per token': '.1f'}, rows)
+    title = f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words'
+    columns = {'': '', 'perplexity per word': '.1f', 'per token': '.1f'}
+    return Table(title, columns, rows)
 
 
 def blimp_table(subjects: list[Subject], data: str | None) -> Table:
@@ -348,7 +363,10 @@ def blimp_table(subjects: list[Subject], data: str | None) -> Table:
 
 def accuracy_on(subject: Subject, sentences: list[tuple[str, str]]) -> float:
     """How often, in %, the first sentence of two is likelier; each is read after an end-of-text."""
-    pairs = [([subject.eot], subject.encode(text)) for both in sentences for text in both]
+    pairs = []
+    for good, bad in sentences:
+        pairs.append(([subject.eot], subject.encode(good)))
+        pairs.append(([subject.eot], subject.encode(bad)))
     logp, _ = score(subject, pairs, 'BLiMP')
     is_right = logp[0::2] > logp[1::2]
     return 100 * is_right.double().mean().item()

@@ -25,8 +25,10 @@ def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_dec
     """
     embeddings = [model.wte.weight, model.contextualizer.wpe.weight]
     biases_and_norms = [p for p in model.parameters() if p.dim() == 1]
-    linears = {path: module for path, module in model.named_modules()
-               if isinstance(module, nn.Linear)}
+    linears = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            linears[path] = module
     embedding_decay = weight_decay if decay_embeddings else 0.0
     groups = [
         {'params': biases_and_norms, 'weight_decay': 0.0},
@@ -37,6 +39,7 @@ def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_dec
     adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
     if name == 'adamw':
         return [adamw]
+
     for_muon = []
     for path, module in linears.items():
         rows = module.out_features
@@ -70,8 +73,9 @@ class Muon(Optimizer):
                 update = matrix.grad.lerp(momentum, MOMENTUM)  # Nesterov's
                 parts = update.unflatten(0, (-1, group['rows']))  # (parts, rows, columns)
                 size = 0.2 * math.sqrt(max(parts.shape[1:]))  # for a root mean square of 0.2
+                direction = orthogonalized(parts).flatten(0, 1)  # (parts * rows, columns)
                 matrix.mul_(1 - group['lr'] * group['weight_decay'])
-                matrix.sub_(orthogonalized(parts).flatten(0, 1), alpha=group['lr'] * size)
+                matrix.sub_(direction, alpha=group['lr'] * size)
 
 
 def orthogonalized(X: Tensor) -> Tensor:
@@ -84,7 +88,8 @@ def orthogonalized(X: Tensor) -> Tensor:
         X = X.mT  # the smaller products
     if X.dtype == torch.float32 and bfloat16_unit(str(X.device)):
         X = X.bfloat16()  # five iterations are not more exact than that
-    X = X / X.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # now all are at most 1
+    norm = X.norm(dim=(1, 2), keepdim=True)  # (n, 1, 1), at least the largest singular value
+    X = X / norm.clamp(min=1e-7)
     a, b, c = NEWTON_SCHULZ
     for _ in range(5):
         gram = X @ X.mT  # (n, rows, rows)

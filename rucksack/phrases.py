@@ -124,7 +124,9 @@ EDIT_FLAGS = {
 
 def parse_edits(texts: dict[str, list[str]]) -> dict[str, list]:
     """The edits in the values of EDIT_FLAGS, under the same names."""
-    edits = {flag: [parse(text) for text in texts[flag]] for flag, parse in EDIT_FLAGS.items()}
+    edits = {}
+    for flag, parse in EDIT_FLAGS.items():
+        edits[flag] = [parse(text) for text in texts[flag]]
     if len(edits['topic']) != len(edits['strength']):
         raise UserError('--strength goes with --topic: one for each, or one for all')
     return edits
@@ -138,10 +140,6 @@ def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
     try:
         file = json.loads(Path(path).read_text(encoding='utf-8'))
         texts = file['edits']
-        if texts.keys() != EDIT_FLAGS.keys():
-            raise ValueError(f'its edits are not {", ".join(EDIT_FLAGS)}')
-        if not all(isinstance(values, list) for values in texts.values()):
-            raise ValueError('an edit is no list of texts')
         parse_edits(texts)
         vocabulary = file['vocabulary']
         if vocabulary != n_vocab:
@@ -221,7 +219,9 @@ def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[i
 
 def is_unknown(encoding: Encoding, word: str) -> bool:
     """Whether a word is several tokens, both inside a text and at its start."""
-    return all(len(encoding.encode_ordinary(form)) > 1 for form in (f' {word}', word))
+    inside = encoding.encode_ordinary(f' {word}')
+    at_start = encoding.encode_ordinary(word)
+    return len(inside) > 1 and len(at_start) > 1
 
 
 # -----------------------------------------------------------------------------

@@ -58,6 +58,12 @@ def plot(folders: list[str], file: Path) -> Table:
     figure.savefig(svg, format='svg')
     plt.close(figure)
     write_file(file, svg.getvalue())
-    rows = [[run.name, run.tokens[-1], run.losses[-1], min(run.losses)] for run in runs]
-    return Table('Losses', {
-        '': '', 'tokens, M': ',.1f', 'on held-out text': '.3f', 'lowest': '.3f'}, rows)
+    rows = []
+    for run in runs:
+        rows.append([run.name, run.tokens[-1], run.losses[-1], min(run.losses)])
+    columns = {
+        '': '',
+        'tokens, M': ',.1f',
+        'on held-out text': '.3f',
+        'lowest': '.3f'}
+    return Table('Losses', columns, rows)

@@ -11,7 +11,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model import Backpack, Config
-from rucksack.checkpoint import from_checkpoint, load_file, model_with
+from rucksack.checkpoint import (
+    Training,
+    from_checkpoint,
+    load_file,
+    model_with,
+    training_of,
+)
 from rucksack.common import UserError, one_line
 from rucksack.tokenizer import (
     ENGLISH,
@@ -50,10 +56,17 @@ def from_pretrained(source: str | Path) -> Backpack:
     format of stanfordnlp/backpack-gpt2 or gpt2; the name of such a repository on the Hugging Face
     Hub; or one of BUNDLED, such as 'english'. UserError if the files do not fit together.
     """
+    model, _ = load_weights(source)
+    return model
+
+
+def load_weights(source: str | Path) -> tuple[Backpack, Training | None]:
+    """The same model, and how it was trained if it is a checkpoint of train.py."""
     path = find(source)
     if path.is_dir():
-        return from_published(path)
-    return from_checkpoint(load_file(path), path)
+        return from_published(path), None
+    checkpoint = load_file(path)
+    return from_checkpoint(checkpoint, path), training_of(checkpoint)
 
 
 def find(source: str | Path) -> Path:
@@ -63,12 +76,10 @@ def find(source: str | Path) -> Path:
         return path / 'ckpt.pt'
     if path.exists():
         return path
-    if str(source) in BUNDLED:
-        raise UserError(f'{path} is missing; train a Backpack: python prepare.py toy && '
-                        'python train.py config/train_toy.py')
     if re.fullmatch(HUB_NAME, str(source)):
         return download(str(source))
-    runs = ', '.join(str(file.parent) for file in sorted(Path('out').glob('*/ckpt.pt')))
+    checkpoints = sorted(Path('out').glob('*/ckpt.pt'))
+    runs = ', '.join(str(path.parent) for path in checkpoints)
     raise UserError(f'no such file or folder: {source}; there is {runs or "no run in out/ yet"}')
 
 
@@ -207,12 +218,15 @@ def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
         raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load '
                         f'4 * n_embd = {4 * c.n_embd}')
-    state = {name: weight.to(dtype).contiguous().cpu() for name, weight in published(model).items()}
+    state = {}
+    for name, weight in published(model).items():
+        state[name] = weight.to(dtype).contiguous().cpu()
     files = {'config.json': settings_of(c)}
     if model.tokenizer:
         files |= tokenizer_files(model.tokenizer)
-    card = CARD.read_text(encoding='utf-8').format(
-        kind='Backpack' if c.n_sense else 'Transformer', c=c, n=model.n_params()['total'] / 1e6)
+    kind = 'Backpack' if c.n_sense else 'Transformer'
+    millions = model.n_params()['total'] / 1e6
+    card = CARD.read_text(encoding='utf-8').format(kind=kind, c=c, n=millions)
     try:
         with tempfile.TemporaryDirectory(prefix='.partial-', dir=folder.parent) as partial:
             new = Path(partial, folder.name)

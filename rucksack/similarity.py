@@ -27,9 +27,8 @@ def read_pairs(path: Path, separator: str, column: int, header: int) -> Pairs:
         pairs = []
         for line in path.read_text('utf-8-sig').splitlines()[header:]:
             if line:
-                row = line.split(separator)
-                score = float(row[column])
-                pairs.append((row[0].strip(), row[1].strip(), score))
+                row = [field.strip() for field in line.split(separator)]
+                pairs.append((row[0], row[1], float(row[column])))
         if not pairs:
             raise ValueError('it is empty')
         return pairs
@@ -79,7 +78,8 @@ def word_vectors(subject: Subject, word: str) -> Tensor:
     ids = torch.tensor(subject.encode(f' {word}'), device=subject.device)
     vectors = subject.model.wte(ids)[:, None]  # (tokens, 1, d)
     if subject.model.config.n_sense:
-        vectors = torch.cat([vectors, subject.model.senses(ids)], dim=1)  # (tokens, 1 + k, d)
+        C = subject.model.senses(ids)  # (tokens, k, d)
+        vectors = torch.cat([vectors, C], dim=1)  # (tokens, 1 + k, d)
     return vectors.mean(0)
 
 
@@ -105,7 +105,10 @@ def similarities(subject: Subject, pairs: Pairs) -> dict[str, Tensor]:
 def correlations(subject: Subject, pairs: Pairs) -> dict[str, float]:
     """Spearman's correlation of each kind of similarity with the truth."""
     truth = torch.tensor([score for _, _, score in pairs])
-    return {row: spearman(x, truth) for row, x in similarities(subject, pairs).items()}
+    found = {}
+    for row, x in similarities(subject, pairs).items():
+        found[row] = spearman(x, truth)
+    return found
 
 
 def best_row(column: dict[str, float], k: int) -> str:
@@ -134,5 +137,5 @@ def similarity_table(subjects: list[Subject], data: str | None, by_run: bool) ->
             rows.insert(k, ['the best', *best])
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in sets.items())
     title = f"Similarity (Table 4): Spearman's correlation with the truth for word pairs ({counts})"
-    return Table(title, {'': '', **dict.fromkeys(sets, '.3f')}, rows,
-                 ['A word of several tokens is their mean.'])
+    columns = {'': ''} | dict.fromkeys(sets, '.3f')
+    return Table(title, columns, rows, ['A word of several tokens is their mean.'])

@@ -6,9 +6,9 @@ import tiktoken
 import torch
 
 from model import Backpack, Edit
-from rucksack.checkpoint import Training, from_checkpoint, load_file, newest_backpack, training_of
+from rucksack.checkpoint import Training, newest_backpack
 from rucksack.common import UserError, printable
-from rucksack.published import find, from_published
+from rucksack.published import load_weights
 from rucksack.tokenizer import load_tokenizer
 
 
@@ -71,14 +71,7 @@ def load_subject(name: str | None, device: str, dtype: str | None = None) -> Sub
         else:
             name = 'english'
             why = '; out/ has no Backpack yet'
-    path = find(name)
-    training = None
-    if path.is_dir():
-        model = from_published(path)
-    else:
-        checkpoint = load_file(path)
-        model = from_checkpoint(checkpoint, path)
-        training = training_of(checkpoint)
+    model, training = load_weights(name)
     encoding = load_tokenizer(model.tokenizer)
     if encoding.n_vocab != model.config.n_vocab:
         raise UserError(f'{name} has {model.config.n_vocab} ids, its tokenizer {encoding.n_vocab}')

@@ -78,6 +78,10 @@ def write_json(path: Path, models: list[str], tables: dict[str, Table]) -> None:
     """Write the numbers of the tables; the file appears only when complete."""
     contents = {}
     for name, table in tables.items():
-        contents[name] = {'title': table.title, 'columns': list(table.columns), 'rows': table.rows,
-                          'notes': table.notes}
-    write_file(path, json.dumps({'models': models, 'tables': contents}, indent=1) + '\n')
+        contents[name] = {
+            'title': table.title,
+            'columns': list(table.columns),
+            'rows': table.rows,
+            'notes': table.notes}
+    text = json.dumps({'models': models, 'tables': contents}, indent=1)
+    write_file(path, text + '\n')

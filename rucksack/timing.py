@@ -110,28 +110,33 @@ def comparisons(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine,
         optimizer, = make_optimizers(model, 'adamw', 1e-5, 0.1, (0.9, 0.95))
         return partial(training_step, machine, compiled(loss), optimizer, *inputs)
 
-    def flops_ratio(share_of_distinct):
-        return flops_per_token(ours, share_of_distinct) / flops_per_token(other)
-
-    half = idx.shape[1] // 2
-    n_new = idx.shape[1] - half
-    writers = [copy.deepcopy(model).to(getattr(torch, machine.dtype)) for model in (ours, other)]
-    generate = [partial(model.generate, idx[:1, :half], n_new) for model in writers]
-    share = idx.unique().numel() / idx.numel()
-    transformer = pass_of(lambda idx: other(idx), idx)
-    transformer_step = step_of(other, DistinctIds(other), *inputs)
+    operations = flops_per_token(other)
+    with_all = flops_per_token(ours) / operations
+    with_distinct = flops_per_token(ours, idx.unique().numel() / idx.numel()) / operations
+    forward = pass_of(lambda idx: other(idx), idx)
+    step = step_of(other, DistinctIds(other), *inputs)
     return [
         Comparison('forward pass, the senses of every token / Transformer',
-                   pass_of(with_all_senses, idx), transformer, flops_ratio(1.0)),
+                   pass_of(with_all_senses, idx), forward, with_all),
         Comparison('forward pass, of distinct ids / Transformer',
-                   pass_of(with_distinct_senses, idx, distinct, place), transformer,
-                   flops_ratio(share)),
+                   pass_of(with_distinct_senses, idx, distinct, place), forward, with_distinct),
         Comparison('training step / Transformer',
-                   step_of(ours, DistinctIds(ours), *inputs), transformer_step, flops_ratio(share)),
+                   step_of(ours, DistinctIds(ours), *inputs), step, with_distinct),
         Comparison('training step of the Transformer / its plain form',
-                   transformer_step, step_of(other, plain_loss, idx, targets), 1.0),
-        Comparison(f'a new token after {half} or more / Transformer',
-                   *generate, None, tokens=n_new)]
+                   step, step_of(other, plain_loss, idx, targets), 1.0),
+        new_token(ours, other, idx, machine)]
+
+
+def new_token(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine) -> Comparison:
+    """Generation after the first half of a text, with weights in the machine's number format."""
+    half = idx.shape[1] // 2
+    n = idx.shape[1] - half
+    writers = []
+    for model in (ours, other):
+        model = copy.deepcopy(model).to(getattr(torch, machine.dtype))
+        writers.append(partial(model.generate, idx[:1, :half], n))
+    what = f'a new token after {half} or more / Transformer'
+    return Comparison(what, *writers, None, tokens=n)
 
 
 def timing_table(config: Config, machine: Machine, compile: bool = True) -> Table:
@@ -147,13 +152,19 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
     for pair in comparisons(ours, other, idx, machine, compiled):
         times = alternate([pair.first, pair.second], pair.what)
         first, second = (1000 * statistics.median(seconds) / pair.tokens for seconds in times)
-        rows.append([pair.what, first, second, first / second, pair.flops_ratio, len(times[0])])
+        n_times = len(times[0])
+        rows.append([pair.what, first, second, first / second, pair.flops_ratio, n_times])
     how = 'compiled' if compile else 'not compiled'
     title = (f'Time (Table 7): median ms, in turn; {len(idx)} x {length} tokens, '
              f'{config.n_layer} layers of width {config.n_embd}, {config.n_sense} senses, '
              f'{config.n_vocab:,} ids')
-    columns = {'': '', 'the first': ',.1f', 'the second': ',.1f', 'ratio': '.2f',
-               'by operations': '.2f', 'times': 'd'}
+    columns = {
+        '': '',
+        'the first': ',.1f',
+        'the second': ',.1f',
+        'ratio': '.2f',
+        'by operations': '.2f',
+        'times': 'd'}
     notes = [
         f'{machine.name}, {machine.dtype} ({machine.why}), {how}, torch {torch.__version__}; '
         f'{idx.unique().numel():,} distinct ids.',

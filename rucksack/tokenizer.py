@@ -50,7 +50,9 @@ def unspell(text: str) -> bytes:
 
 def words_tokenizer(texts: list[str]) -> dict:
     """Describe a tokenizer in which each word of the texts, with its space, is one token."""
-    pieces = {piece for text in texts for piece in re.findall(WORDS_PATTERN, text)}
+    pieces = set()
+    for text in texts:
+        pieces.update(re.findall(WORDS_PATTERN, text))
     longer_than_a_byte = [piece for piece in sorted(pieces) if len(piece.encode()) > 1]
     return {'name': 'words', 'pieces': longer_than_a_byte}
 
@@ -182,26 +184,51 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
     """The JSON files from which transformers makes a tokenizer, by name."""
     encoding = load_tokenizer(description)
     of_words = description['name'] != 'gpt2'
-    pre_tokenizers = [{'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': False,
-                       'use_regex': not of_words}]
+    byte_level = {
+        'type': 'ByteLevel',
+        'add_prefix_space': False,
+        'trim_offsets': False,
+        'use_regex': not of_words}
+    pre_tokenizers = [byte_level]
     if of_words:
-        pre_tokenizers.insert(0, {'type': 'Split', 'pattern': {'Regex': WORDS_PATTERN},
-                                  'behavior': 'Isolated', 'invert': False})
-    end_of_text = {'id': encoding.eot_token, 'content': END_OF_TEXT, 'special': True,
-                   'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False}
-    bpe = {'type': 'BPE', 'vocab': spelled_vocab(description), 'merges': merges_of(encoding),
-           'ignore_merges': of_words}
+        split = {
+            'type': 'Split',
+            'pattern': {'Regex': WORDS_PATTERN},
+            'behavior': 'Isolated',
+            'invert': False}
+        pre_tokenizers = [split, byte_level]
+    end_of_text = {
+        'id': encoding.eot_token,
+        'content': END_OF_TEXT,
+        'special': True,
+        'single_word': False,
+        'lstrip': False,
+        'rstrip': False,
+        'normalized': False}
+    bpe = {
+        'type': 'BPE',
+        'vocab': spelled_vocab(description),
+        'merges': merges_of(encoding),
+        'ignore_merges': of_words}
     tokenizer = {
-        'version': '1.0', 'added_tokens': [end_of_text], 'model': bpe,
+        'version': '1.0',
+        'added_tokens': [end_of_text],
+        'model': bpe,
         'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': pre_tokenizers},
-        'decoder': pre_tokenizers[-1]}
+        'decoder': byte_level}
     config = {
-        'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': END_OF_TEXT,
-        'eos_token': END_OF_TEXT, 'clean_up_tokenization_spaces': False}
+        'tokenizer_class': 'PreTrainedTokenizerFast',
+        'bos_token': END_OF_TEXT,
+        'eos_token': END_OF_TEXT,
+        'clean_up_tokenization_spaces': False}
     generation = {
-        'eos_token_id': encoding.eot_token, 'pad_token_id': encoding.eot_token, 'use_cache': False}
-    return {'tokenizer.json': tokenizer, 'tokenizer_config.json': config,
-            'generation_config.json': generation}
+        'eos_token_id': encoding.eot_token,
+        'pad_token_id': encoding.eot_token,
+        'use_cache': False}
+    return {
+        'tokenizer.json': tokenizer,
+        'tokenizer_config.json': config,
+        'generation_config.json': generation}
 
 
 def spelled_vocab(description: dict) -> dict[str, int]:
@@ -224,7 +251,9 @@ def read_tokenizer(folder: Path) -> dict | None:
             pieces = [unspell(token).decode() for token in tokens if len(token) > 1]
             description = {'name': 'words', 'pieces': pieces}
         else:
-            merges = [m if isinstance(m, str) else ' '.join(m) for m in bpe['merges']]
+            merges = bpe['merges']
+            if isinstance(merges[0], list):  # as newer versions of tokenizers write them
+                merges = [' '.join(pair) for pair in merges]
             description = GPT2 | {'merges': merges}
         if bpe['vocab'] != spelled_vocab(description):
             raise ValueError('its ids are in another order')

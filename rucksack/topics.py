@@ -193,8 +193,12 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
     logp, _ = score(subject, pairs, 'judging')
     n_tokens = sum(len(ids) for _, ids in pairs)
     n_drawn = n * (idx.shape[1] - 1)  # those after an end-of-text too
-    row = [f'{subject}{name}', 100 * share, 100 * standard_error, perplexity(logp, n_tokens),
-           1000 * seconds / n_drawn]
+    row = [
+        f'{subject}{name}',
+        100 * share,
+        100 * standard_error,
+        perplexity(logp, n_tokens),
+        1000 * seconds / n_drawn]
     return row, lines
 
 
@@ -233,8 +237,12 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
         lines += more_lines
     title = (f'Topic control (Table 12): {len(bags)} topics, {n_texts} texts of up to {length} '
              'tokens on each')
-    columns = {'': '', 'topic right %': '.1f', '+-': '.1f', 'perplexity': '.2f',
-               's per 1,000 tokens': '.2f'}
+    columns = {
+        '': '',
+        'topic right %': '.1f',
+        '+-': '.1f',
+        'perplexity': '.2f',
+        's per 1,000 tokens': '.2f'}
     notes = [
         'Right: more words of the topic asked for than of any other, by lists of words (the paper: '
         'a RoBERTa classifier);',

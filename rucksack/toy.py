@@ -262,8 +262,10 @@ def homograph_story(dice: Dice) -> str:
     lines = []
     for _ in range(3):
         line, *readings = HOMOGRAPHS[dice.pick(HOMOGRAPHS)]
-        before, after = dice.pick(readings)
-        lines.append(line.format(before=dice.pick(before.split()), after=dice.pick(after.split())))
+        words_before, words_after = dice.pick(readings)
+        before = dice.pick(words_before.split())
+        after = dice.pick(words_after.split())
+        lines.append(line.format(before=before, after=after))
     return ' '.join(lines)
 
 

@@ -103,5 +103,6 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         logits = logits.masked_fill(is_unused, -math.inf)
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            predicted = logits[:, :-1].flatten(0, 1)  # (B*(T - 1), V)
+            loss = F.cross_entropy(predicted, labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits)
