@@ -47,14 +47,14 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
     make_it_again = f'run python prepare.py {folder.name} --overwrite'
     if not path.is_file():
         raise UserError(f'{path} is missing; {make_it_again}')
+    data = np.zeros(0, np.uint8)
+    if path.stat().st_size > 0:  # an empty file cannot be mapped
+        data = np.memmap(path, np.uint8, mode='r')
     checksum = meta.get('sha256', {}).get(name)  # None in a folder that nanoGPT made
-    with open(path, 'rb') as file:
-        if checksum and hashlib.file_digest(file, 'sha256').hexdigest() != checksum:
-            raise UserError(f'{path} has another checksum than meta.json; {make_it_again}')
-    if path.stat().st_size == 0:  # which cannot be mapped
-        return np.zeros(0, BIN_DTYPE)
-    ids = np.memmap(path, BIN_DTYPE, mode='r')
-    if ids.max() >= meta['vocab_size']:
+    if checksum and hashlib.sha256(data).hexdigest() != checksum:
+        raise UserError(f'{path} has another checksum than meta.json; {make_it_again}')
+    ids = data.view(BIN_DTYPE)
+    if len(ids) > 0 and ids.max() >= meta['vocab_size']:
         raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
                         f'{meta["vocab_size"]:,}; {make_it_again}')
     return ids
