@@ -67,6 +67,8 @@ class Settings:
                              choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
+    loaded_lr: float = setting(1.0, 'factor on the learning rates of all but the senses and their '
+                                    'weights, for a Backpack that starts from a Transformer')
     warmup_iters: int = setting(5000, 'steps of linear warmup')
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
@@ -184,17 +186,20 @@ def config_of(s: Settings, meta: dict) -> Config:
 def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: dict) -> Settings:
     """The settings with the shape of weights to start from.
 
-    UserError if the weights do not fit the data, or a setting that was given.
+    A Transformer stays one unless --model=backpack asks for a Backpack, whose senses are then as
+    set. UserError if the weights do not fit the data, or a setting that was given.
     """
     config = weights.config
     if weights.tokenizer not in (None, meta['tokenizer']) or config.n_vocab < meta['vocab_size']:
         raise UserError(f'{s.init_from} has another tokenizer than data/{s.dataset}; '
                         'choose other data')
     shape = {name: getattr(config, name) for name in ('n_layer', 'n_head', 'n_embd')}
-    shape['model'] = 'backpack' if config.n_sense else 'gpt'
     if config.n_sense:
+        shape['model'] = 'backpack'
         shape['n_sense'] = config.n_sense
         shape['sense_hidden'] = config.sense_hidden
+    elif 'model' not in given:
+        shape['model'] = 'gpt'
     for name, value in shape.items():
         if name in given and getattr(s, name) != value:
             raise UserError(f'{s.init_from} has {name}={value}; drop --{name}={getattr(s, name)}')
@@ -202,6 +207,27 @@ def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: d
         raise UserError(f'{s.init_from} has block_size={config.block_size}, and --block_size is '
                         f'{s.block_size}; set it to {config.block_size} or less')
     return replace(s, **shape)
+
+
+def start_from(weights: Backpack, s: Settings) -> Backpack:
+    """A model that begins with these weights; a Backpack from a Transformer gets new senses.
+
+    The Transformer gives the embeddings, the blocks and ln_f; UserError if n_sense does not fit.
+    """
+    torch.manual_seed(s.seed)  # for what is new
+    n_sense = s.n_sense if s.model == 'backpack' else 0
+    try:
+        config = replace(weights.config, n_sense=n_sense, sense_hidden=s.sense_hidden,
+                         dropout=s.dropout)
+    except ValueError as error:
+        raise UserError(f'{s.init_from}: {error}')
+    model = Backpack(config)
+    model.load_state_dict(weights.state_dict(), strict=False)
+    if n_sense and not weights.config.n_sense:
+        # Trained embeddings are larger than new ones, whose standard deviation is 0.02. Smaller
+        # senses keep the first logits as small as from scratch.
+        model.sense_network.final_mlp.c_proj.weight.data *= 0.02 / weights.wte.weight.std()
+    return model
 
 
 def learning_rate_at(step: int, s: Settings, peak: float) -> float:
@@ -364,15 +390,17 @@ def train(s: Settings, given: set[str]) -> int:
     else:
         weights = from_pretrained(s.init_from)
         s = settings_of_weights(weights, s, given, meta)
-        model = Backpack(replace(weights.config, dropout=s.dropout))
-        model.load_state_dict(weights.state_dict())
+        model = start_from(weights, s)
+        if model.config.n_sense and not weights.config.n_sense:
+            machine.print0(f'embeddings, blocks and ln_f are those of {s.init_from}; '
+                           'sense_network and sense_weights are new')
     model.tokenizer = meta['tokenizer']
     model.to(machine.device, torch.float64 if s.dtype == 'float64' else torch.float32).train()
 
     # The optimizers. A resumed run restores the exact weights and the moments.
     optimizers = make_optimizers(
         model, s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
-        decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr)
+        decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr, loaded_lr=s.loaded_lr)
     if state:
         model.load_state_dict(state['model'])  # from_checkpoint rounds a run in float64 to float32
         ckpt.load_optimizers(optimizers, state['optimizers'], s.path)
@@ -427,7 +455,8 @@ def train(s: Settings, given: set[str]) -> int:
             # The learning rate of this step.
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
-                    group['lr'] = learning_rate_at(iter_num, s, peak=optimizer.defaults['lr'])
+                    rate = learning_rate_at(iter_num, s, peak=optimizer.defaults['lr'])
+                    group['lr'] = rate * group.get('factor', 1.0)
 
             # Forward and backward through all micro-batches, then clip and update.
             loss = forward_backward(parallel, train_data, iter_num, s, machine)

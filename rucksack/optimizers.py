@@ -15,13 +15,15 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c; like MOMENTUM as in torch'
 
 def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_decay: float,
                     betas: tuple[float, float], *, decay_embeddings: bool = True,
-                    muon_lr: float = 6e-3) -> list[Optimizer]:
+                    muon_lr: float = 6e-3, loaded_lr: float = 1.0) -> list[Optimizer]:
     """AdamW alone ('adamw'), or AdamW and Muon ('muon').
 
     Muon takes every matrix but the embeddings. It orthogonalizes each update, so that no direction
     of a matrix outruns the others. Under AdamW the scores of SenseWeights can grow until a softmax
     is saturated, and that sense learns no more.
     weight_decay is on matrices (embeddings optional), never on biases and norms.
+    With loaded_lr, groups have a factor: loaded_lr for embeddings and contextualizer, 1 for senses
+    and their weights. The caller multiplies learning rates by it.
     """
     embeddings = [model.wte.weight, model.contextualizer.wpe.weight]
     biases_and_norms = [p for p in model.parameters() if p.dim() == 1]
@@ -36,6 +38,7 @@ def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_dec
     if name == 'adamw':
         matrices = [module.weight for module in linears.values()]
         groups.append({'params': matrices, 'weight_decay': weight_decay})
+    groups = with_factors(groups, model, loaded_lr)
     adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
     if name == 'adamw':
         return [adamw]
@@ -46,7 +49,22 @@ def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_dec
         if path.endswith(('c_attn', 'final_mlp.c_proj')):  # queries, keys and values; k senses
             rows = model.config.n_embd
         for_muon.append({'params': [module.weight], 'rows': rows})
+    for_muon = with_factors(for_muon, model, loaded_lr)
     return [adamw, Muon(for_muon, lr=muon_lr, weight_decay=weight_decay)]
+
+
+def with_factors(groups: list[dict], model: Backpack, loaded_lr: float) -> list[dict]:
+    """The groups, each split by its factor on the learning rate; unsplit if loaded_lr is 1."""
+    if loaded_lr == 1:
+        return groups
+    names = {p: name for name, p in model.named_parameters()}
+    split = []
+    for group in groups:
+        senses = [p for p in group['params'] if names[p].startswith('sense_')]
+        loaded = [p for p in group['params'] if not names[p].startswith('sense_')]
+        split.append({**group, 'params': senses, 'factor': 1.0})
+        split.append({**group, 'params': loaded, 'factor': loaded_lr})
+    return [group for group in split if group['params']]
 
 
 class Muon(Optimizer):

@@ -1,5 +1,6 @@
 """Claims about training: gradients, processes, resuming, fine-tuning, the log, how a run ends."""
 
+import math
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
+    ROOT,
     RUN,
     SMALL,
     assert_same_run,
@@ -36,6 +38,7 @@ from rucksack.published import export, from_pretrained
 from train import Settings, learning_rate_at
 
 RESUME = [*SMALL, '--init_from=resume']
+FIXTURES = ROOT / 'tests' / 'fixtures'
 ALONE = Machine('cpu', 'float64', 0, 1)
 
 
@@ -329,13 +332,87 @@ def test_fine_tuning_can_be_resumed(kind, tiny):
 
 @pytest.mark.parametrize('kind, option', [
     ('backpack', 'n_embd=32'), ('backpack', 'n_layer=3'), ('backpack', 'model=gpt'),
-    ('backpack', 'n_sense=8'), ('gpt', 'n_embd=32'), ('gpt', 'model=backpack')])
+    ('backpack', 'n_sense=8'), ('gpt', 'n_embd=32')])
 def test_fine_tuning_refuses_other_sizes(kind, option, tiny, capsys):
     """The weights are named, the size and its value, and no run begins."""
     train_a_run(kind)
     error = error_of(train, capsys, *TUNE, '--init_from=out/run', f'--{option}')
     for fact in ('out/run', *option.split('=')):
         assert fact in error
+    assert not Path('out/tuned').exists()
+
+
+# -----------------------------------------------------------------------------
+# A Backpack that starts from a Transformer.
+
+WARM = [*TUNE, '--init_from=out/run', '--model=backpack', '--n_sense=2', '--sense_hidden=24']
+
+
+def test_a_transformer_becomes_a_backpack(tiny, capsys):
+    """Every tensor of the Transformer stays; senses of the size set are new, and a line says so."""
+    train_a_run('gpt')
+    capsys.readouterr()
+    train.main([*WARM, '--max_iters=0'])
+    said = capsys.readouterr().out
+    assert 'out/run; sense_network and sense_weights are new' in said
+    source = from_pretrained('out/run').state_dict()
+    warm = from_pretrained('out/tuned')
+    assert warm.config.n_sense == 2
+    assert warm.config.sense_hidden == 24
+    own = warm.state_dict()
+    assert_close({name: own.pop(name) for name in source}, source, rtol=0, atol=0)
+    assert all(name.startswith('sense_') for name in own)
+
+
+def test_its_contextualizer_is_that_of_the_transformer():
+    """h of a Backpack that starts from a published GPT-2 is GPT-2's, bit for bit."""
+    gpt2 = from_pretrained(FIXTURES / 'gpt2-tiny')
+    warm = train.start_from(gpt2, Settings(model='backpack', n_sense=4))
+    idx = torch.arange(12).view(2, 6)
+    assert torch.equal(warm.contextualizer(warm.wte(idx)), gpt2.contextualizer(gpt2.wte(idx)))
+
+
+@pytest.mark.parametrize('size', [0.02, 0.14, 4.0])
+def test_its_first_loss_is_near_that_of_no_knowledge(size):
+    """At most ln V + 0.2, also where trained embeddings are as large as GPT-2's, and larger."""
+    torch.manual_seed(0)
+    transformer = Backpack(Config(block_size=32, vocab_size=500, n_layer=1, n_head=4, n_embd=256,
+                                  n_sense=0))
+    torch.nn.init.normal_(transformer.wte.weight, mean=size / 2, std=size)
+    warm = train.start_from(transformer, Settings(model='backpack', n_sense=16))
+    idx = torch.randint(500, (8, 33))
+    assert warm(idx[:, :-1], idx[:, 1:]) <= math.log(500) + 0.2
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+def test_loaded_lr_0_trains_the_senses_alone(optimizer, tiny):
+    """Embeddings and contextualizer stay as they were; senses and their weights move."""
+    train_a_run('gpt')
+    train.main([*WARM, '--max_iters=3', '--loaded_lr=0', f'--optimizer={optimizer}'])
+    before = train.start_from(from_pretrained('out/run'), Settings(
+        model='backpack', n_sense=2, sense_hidden=24)).state_dict()
+    for name, weight in from_pretrained('out/tuned').state_dict().items():
+        assert torch.equal(weight, before[name]) != name.startswith('sense_'), name
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+def test_a_warm_start_resumes_to_the_same_bits(optimizer, tiny):
+    """With loaded_lr too, which a resumed run takes from its checkpoint."""
+    train_a_run('gpt')
+    warm = [*WARM, '--eval_interval=1', f'--optimizer={optimizer}', '--loaded_lr=0.1']
+    train.main([*warm, '--max_iters=3', '--out_dir=out/whole'])
+    train.main([*warm, '--max_iters=1'])
+    train.main(['--init_from=resume', '--out_dir=out/tuned', '--max_iters=3'])
+    assert_same_run('out/whole', 'out/tuned')
+
+
+@pytest.mark.parametrize('option, fact', [
+    ('--n_sense=3', 'n_sense = 3'), ('--n_layer=3', 'n_layer=2'),
+    (f'--init_from={FIXTURES / "gpt2-tiny"}', 'gpt2-tiny')])
+def test_a_warm_start_that_does_not_fit_is_refused(option, fact, tiny, capsys):
+    """Senses that do not divide n_embd, other layers, another vocabulary: one line, no run."""
+    train_a_run('gpt')
+    assert fact in error_of(train, capsys, *WARM, option)
     assert not Path('out/tuned').exists()
 
 
