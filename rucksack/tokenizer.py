@@ -115,8 +115,8 @@ def gpt2_encoding() -> tiktoken.Encoding:
     try:
         return tiktoken.get_encoding('gpt2')
     except Exception as error:  # requests, urllib3 and tiktoken each raise their own kinds
-        raise UserError(f'no GPT-2 vocabulary ({one_line(error)}); connect, '
-                        'or set TIKTOKEN_CACHE_DIR')
+        raise UserError(f'no GPT-2 vocabulary ({one_line(error)}); connect, set '
+                        'TIKTOKEN_CACHE_DIR, or let prepare.py cut it with --merges 16384')
 
 
 def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
