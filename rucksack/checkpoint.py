@@ -15,7 +15,16 @@ from rucksack.common import UserError, one_line, sync
 from rucksack.tokenizer import current_form
 
 # What a checkpoint holds of a run, besides the model.
-STATE = {'step', 'seconds', 'best_val_loss', 'val_loss', 'settings', 'optimizers', 'log', 'data'}
+STATE = {
+    'step': int,
+    'seconds': float,
+    'best_val_loss': float,
+    'val_loss': float,
+    'settings': dict,
+    'optimizers': dict,
+    'log': str,
+    'data': str}
+MOMENTS = {'AdamW': {'step', 'exp_avg', 'exp_avg_sq'}, 'Muon': {'momentum_buffer'}}
 
 
 # -----------------------------------------------------------------------------
@@ -44,6 +53,8 @@ def load_file(path: Path) -> dict:
 def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpack:
     """A model for evaluation with the weights of a file, in float32; UserError unless all fit."""
     try:
+        if config.n_layer > len(weights):  # making them would take forever
+            raise ValueError(f'its config has {config.n_layer} layers')
         for name, weight in weights.items():
             if not weight.is_floating_point() or not weight.isfinite().all():
                 raise ValueError(f'{name} holds other numbers than finite real ones')
@@ -111,9 +122,10 @@ def read_state(path: Path) -> dict:
         raise UserError(f'{path} does not exist: nothing to resume; '
                         'start without --init_from=resume')
     state = load_file(path)
-    if not STATE <= state.keys():
-        raise UserError(f'{path} holds no state of a run; '
-                        f'fine-tune its weights with --init_from={path}')
+    for name, kind in STATE.items():
+        if type(state.get(name)) is not kind or state['step'] < 0:
+            raise UserError(f'{path} holds no state of a run; '
+                            f'fine-tune its weights with --init_from={path}')
     return state
 
 
@@ -124,7 +136,13 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict[str, d
         for optimizer in optimizers:
             moments = states[type(optimizer).__name__]['state']
             optimizer.load_state_dict(optimizer.state_dict() | {'state': moments})
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+            for p, moments_of_p in optimizer.state.items():
+                if moments_of_p.keys() != MOMENTS[type(optimizer).__name__]:
+                    raise ValueError('the moments of a weight are not complete')
+                for name, moment in moments_of_p.items():
+                    if moment.shape not in (p.shape, ()):
+                        raise ValueError(f'{name} has the shape {tuple(moment.shape)}')
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(f'{path} has another optimizer ({one_line(error)}); '
                         'fine-tune it by --init_from')
 

@@ -35,6 +35,9 @@ def read_meta(folder: Path) -> dict:
             raise ValueError('vocab_size is not the size of its tokenizer')
         if meta['dtype'] != 'uint16':
             raise ValueError(f'dtype is {meta["dtype"]!r}, not uint16')
+        for name in ('train', 'val'):
+            if type(meta['sha256'][name]) is not str:
+                raise TypeError(f'{name} has no checksum')
         return meta
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f'{path} is damaged ({one_line(error)}); '

@@ -264,13 +264,21 @@ WEIGHT = 'contextualizer.ln_f.bias'
     {'model': {'another.weight': torch.zeros(16)}},
     {'model': {7: torch.zeros(16)}},
     {'model_config': {'n_layer': 3}},
+    {'model_config': {'n_layer': 10**9}},
     {'model_config': {'n_embd': 32}},
     {'model_config': {'n_sense': 0}},
     {'model_config': {'n_head': 3}},
     {'model_config': {'colour': 'red'}},
+    {'optimizers': {'AdamW': {'state': {0: {'exp_avg': torch.zeros(3)}}}}},
+    {'optimizers': {'AdamW': {'state': {0: {'exp_avg': torch.zeros(16)}}}}},
+    {'optimizers': {'AdamW': {'state': {0: {'step': torch.ones(()), 'exp_avg': torch.zeros(16)}}}}},
     {'optimizers': {'AdamW': 3}},
+    {'settings': None},
     {'settings': {'colour': 'red'}},
     {'settings': {'batch_size': 'four'}},
+    {'step': -1},
+    {'step': '6'},
+    {'log': None},
     {'data': 'other data'}])
 def test_a_state_that_does_not_fit_is_refused(change, tiny, capsys):
     """Wrong weights, sizes, moments and types are one line that names the file, which stays."""

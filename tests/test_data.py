@@ -100,7 +100,8 @@ def test_a_folder_of_an_older_version_is_read(pattern, tiny):
     {'tokenizer': {'name': '../../gpt2'}},
     {'tokenizer': {'name': 'gpt2', 'merges': ['a']}, 'vocab_size': 258},
     {'tokenizer': {**WORDS, 'pieces': [['x']]}},
-    {'tokenizer': {**WORDS, 'pieces': 3}}])
+    {'tokenizer': {**WORDS, 'pieces': 3}},
+    {'sha256': {'train': 'x', 'val': 3}}])
 
 def test_a_damaged_meta_is_one_line(change, tiny, capsys):
     """Wrong types, absurd sizes and unknown tokenizers are refused before a run begins."""
@@ -132,10 +133,10 @@ def test_a_bin_that_was_damaged_is_one_line(name, content, tiny, capsys):
 
 @pytest.mark.parametrize('name', ['train', 'val'])
 def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
-    """Without a checksum the largest id is still compared with the size of the vocabulary."""
+    """Though the checksum is right, the largest id is compared with the size of the vocabulary."""
     ids = {'train': [1] * 800, 'val': [1] * 800}
     ids[name][-1] = 257
-    make_data(*ids.values(), sha256={})
+    make_data(*ids.values())
     error = error_of(train, capsys, *SMALL, '--max_iters=1')
     assert str(TINY / f'{name}.bin') in error
     assert '257' in error

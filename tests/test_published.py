@@ -420,6 +420,7 @@ CHANGES = {  # what is changed, how (None: it is gone), and what the line names
     'an odd width': ('n_embd', lambda n: 33, '33'),
     'many positions': ('n_positions', lambda n: 1 << 31, 'wpe.weight'),
     'no positions': ('n_positions', lambda n: 'x', "'x'"),
+    'many layers': ('n_layer', lambda n: 10**9, '1000000000'),
     'many ids': ('vocab_size', lambda n: 1 << 50, 'wte.weight'),
     'no senses': ('num_senses', None, 'sense_network.ln_0.weight'),
     'another model': ('model_type', lambda name: 'llama', 'llama'),
