@@ -37,9 +37,9 @@ S = T:
     o = weighted_sum(alpha, C)         # (B, T, d)       Eq. 2
     logits = project(o)                # (B, T, V)       Eq. 9, o E^T
 
-Backpack.forward computes them, with Eq. 12 and Eq. 2 in one call to a fast form, sum_in_blocks.
-Each fast form in this file names its plain form, simple code that computes the same; tests hold the
-two equal.
+Backpack.forward computes them. There the queries and keys of Eq. 12 come first, then a fast form,
+sum_in_blocks, takes its softmax together with Eq. 2. Each fast form in this file names its plain
+form, simple code that computes the same; tests hold the two equal.
 
 Eq. 12 takes a softmax over the positions j <= i, separately for each sense number l. So the weights
 of sense l of all these tokens sum to one, and over all k sense numbers the weights sum to k: sense
@@ -247,9 +247,9 @@ class Backpack(nn.Module):
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
         """The senses (.., k, d) of the ids distinct[place]; the network sees each id once."""
         rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
-        # Plain form: rows[place]. The backward pass sums the gradients of all occurrences of an id;
-        # it does so in the weights' float32, as in bfloat16, where 256 + 1 is 256, a frequent id
-        # would lose most of them.
+        # Plain form: rows[place]. F.embedding has a faster backward pass, which adds up the gradients
+        # of all occurrences of an id. Under autocast the rows are bfloat16, where 256 + 1 is 256, so
+        # a frequent id would lose most of its gradient: the sum is in float32, as the weights are.
         table = rows.to(self.wte.weight.dtype)
         C = F.embedding(place, table).to(rows.dtype)  # (.., k*d)
         return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
@@ -266,10 +266,11 @@ class Backpack(nn.Module):
         """Eq. 9: o (B, T, d) -> logits (B, T, V), or with targets (B, T) their mean loss ()."""
         if targets is None:
             return self.project(o)
-        # F.cross_entropy(self.project(o), targets, ignore_index=-1), in chunks
         o = o.flatten(0, 1)  # (B*T, d)
+        targets = targets.flatten()  # (B*T,)
+        # Plain form: F.cross_entropy(self.project(o), targets, ignore_index=-1)
         need_grad = torch.is_grad_enabled()
-        return ProjectedLoss.apply(o, self.wte.weight, targets.flatten(), need_grad)
+        return ProjectedLoss.apply(o, self.wte.weight, targets, need_grad)
 
     @torch.no_grad()
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
@@ -388,7 +389,7 @@ class CausalSelfAttention(nn.Module):
             key = cache.extend((self, 'key'), key, dim=2)  # (B, n_head, S, d/n_head)
             value = cache.extend((self, 'value'), value, dim=2)
         is_causal = query.shape[2] == key.shape[2]
-        assert is_causal or query.shape[2] == 1  # with a full cache: one token, which sees all S
+        assert is_causal or query.shape[2] == 1  # after the prompt: one new token, which sees all S
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=is_causal)  # (B, n_head, T, d/n_head)
@@ -442,7 +443,7 @@ class Contextualizer(nn.Module):
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
     """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d).
 
-    Each chunk of `size` queries skips the keys after it, whose weights are zero. That saves up to
+    Each block of `size` queries skips the keys after it, whose weights are zero. That saves up to
     half the work in a long text.
     """
     k, T = query.shape[1:3]
@@ -466,9 +467,9 @@ class ProjectedLoss(torch.autograd.Function):
     """Plain form: F.cross_entropy(v @ E.T, targets, ignore_index=-1), v (n, d), targets (n,).
 
     All logits (n, V) would be the largest tensor of a training run, so they are made in chunks.
-    The gradient of a logit is its probability, minus 1 for the target, so the forward pass makes
-    the gradients of v and E and keeps no logits. F.linear_cross_entropy of torch 2.13 does the
-    same, but it takes twice as long uncompiled, its chunks break a compiled graph, and under
+    The loss's gradient for a logit is its probability, minus 1 for the target, so the forward pass
+    makes the gradients of v and E and keeps no logits. F.linear_cross_entropy of torch 2.13 does
+    the same, but it takes twice as long uncompiled, its chunks break a compiled graph, and under
     autocast its loss is bfloat16. There is no second derivative.
     """
 
