@@ -247,9 +247,9 @@ class Backpack(nn.Module):
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
         """The senses (.., k, d) of the ids distinct[place]; the network sees each id once."""
         rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
-        # Plain form: rows[place]. F.embedding has a faster backward pass, which adds up the gradients
-        # of all occurrences of an id. Under autocast the rows are bfloat16, where 256 + 1 is 256, so
-        # a frequent id would lose most of its gradient: the sum is in float32, as the weights are.
+        # Plain form: rows[place]. F.embedding has a faster backward pass, which adds up the
+        # gradients of all occurrences of an id. Under autocast the rows are bfloat16, where 256 + 1
+        # is 256, so a frequent id would lose most of its gradient: the sum is in float32.
         table = rows.to(self.wte.weight.dtype)
         C = F.embedding(place, table).to(rows.dtype)  # (.., k*d)
         return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)

@@ -7,7 +7,7 @@
 Settings come from the class Settings, then from config files (lines key = value), then from
 --key=value. The run writes out/<run>/ckpt.pt (the latest state), best.pt (the one with the lowest
 validation loss), log.csv, and with --keep_every=N the weights of every N-th step as ckpt-STEP.pt. A
-run that was killed and resumed ends with bit-identical weights.
+run that was killed and resumed ends with the same weights, bit for bit, as one that was not.
 """
 
 import gc
@@ -61,7 +61,7 @@ class Settings:
     block_size: int = setting(512, 'length of a training text, tokens', low=1)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
     batch_size: int = setting(32, 'texts in a micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches a step, of all processes', low=1)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches a step, in all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('adamw', 'adamw, or muon: Muon for matrices, AdamW for the rest',
                              choices=('adamw', 'muon'))
@@ -83,7 +83,7 @@ class Settings:
     log_interval: int = setting(10, 'steps between log lines', low=1)
     wandb_log: bool = setting(False, 'log to Weights & Biases too (pip install wandb)')
     wandb_project: str = setting('rucksack', 'project in Weights & Biases')
-    wandb_run_name: str = setting('', 'name of the run there (empty: one is made up)')
+    wandb_run_name: str = setting('', 'name of the run there (empty: a generated one)')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
     dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32, bfloat16 or float64',
                          choices=('auto', 'float32', 'bfloat16', 'float64'))
@@ -191,7 +191,7 @@ def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: d
     """
     config = weights.config
     if weights.tokenizer not in (None, meta['tokenizer']) or config.n_vocab < meta['vocab_size']:
-        raise UserError(f'{s.init_from} has another tokenizer than data/{s.dataset}; '
+        raise UserError(f'{s.init_from} does not fit the vocabulary of data/{s.dataset}; '
                         'choose other data')
     shape = {name: getattr(config, name) for name in ('n_layer', 'n_head', 'n_embd')}
     if config.n_sense:
@@ -214,7 +214,7 @@ def start_from(weights: Backpack, s: Settings) -> Backpack:
 
     The Transformer gives the embeddings, the blocks and ln_f; UserError if n_sense does not fit.
     """
-    torch.manual_seed(s.seed)  # for what is new
+    torch.manual_seed(s.seed)  # for newly initialized weights
     n_sense = s.n_sense if s.model == 'backpack' else 0
     try:
         config = replace(weights.config, n_sense=n_sense, sense_hidden=s.sense_hidden,
@@ -242,8 +242,8 @@ def learning_rate_at(step: int, s: Settings, peak: float) -> float:
 def forward_backward(model, data: TokenDataset, step: int, s: Settings, machine: Machine) -> Tensor:
     """Add the gradients of a step's mean loss to the parameters.
 
-    Returns the mean loss of this process's micro-batches. Processes take the micro-batches in turn,
-    and synchronise once, after their last one.
+    Returns the mean loss of this process's micro-batches. Processes take the micro-batches
+    round-robin, and synchronise once, after their last one.
     """
     n = s.gradient_accumulation_steps
     texts = texts_of_step(s.seed, step, n * s.batch_size, data.n)
@@ -407,16 +407,16 @@ def train(s: Settings, given: set[str]) -> int:
 
     # DistinctIds computes senses once for each distinct id of a batch, and returns the mean loss.
     # Compiled, it is one graph; DDP around it averages the gradients of all processes.
-    compiled = DistinctIds(model)
+    loss_model = DistinctIds(model)
     if s.compile:
-        compiled = machine.compile(compiled)
-    parallel = compiled
+        loss_model = machine.compile(loss_model)
+    ddp_model = loss_model
     if machine.world > 1:
         machine.check_same(
             f'{state.get("step")} {state.get("log")} {data_facts}',
             otherwise=f'the processes see different files in {s.out_dir} or {folder}: share them')
         device_ids = [machine.device] if machine.on_gpu else None
-        parallel = DistributedDataParallel(compiled, device_ids)
+        ddp_model = DistributedDataParallel(loss_model, device_ids)
 
     # Lock the folder of the run, delete its old checkpoints if overwrite is set, start its log or
     # restore it. Print a summary of the run.
@@ -434,10 +434,11 @@ def train(s: Settings, given: set[str]) -> int:
     try:
         while True:
             # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
+            # A resumed run begins with a step that is saved already.
             is_last = iter_num == s.max_iters
             if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.saved_step:
                 pause_start = time.perf_counter()
-                row = {'val_loss': evaluate(compiled, val_data, s, machine)}
+                row = {'val_loss': evaluate(loss_model, val_data, s, machine)}
                 check_finite(iter_num, 'loss', row['val_loss'], model, optimizers)
                 machine.print0(f'step {iter_num}: validation loss {row["val_loss"]:.4f}')
                 if model.config.n_sense:
@@ -452,14 +453,14 @@ def train(s: Settings, given: set[str]) -> int:
             if is_last:
                 break
 
-            # The learning rate of this step.
+            # The learning rate of this step, times loaded_lr where a group has it as its factor.
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     rate = learning_rate_at(iter_num, s, peak=optimizer.defaults['lr'])
                     group['lr'] = rate * group.get('factor', 1.0)
 
             # Forward and backward through all micro-batches, then clip and update.
-            loss = forward_backward(parallel, train_data, iter_num, s, machine)
+            loss = forward_backward(ddp_model, train_data, iter_num, s, machine)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip or math.inf)
             for optimizer in optimizers:
                 optimizer.step()
@@ -488,8 +489,8 @@ def train(s: Settings, given: set[str]) -> int:
         machine.print0(f'done: {s.path}')
         return 0
     except torch.OutOfMemoryError:
-        raise UserError('out of memory; take a smaller --batch_size and more '
-                        '--gradient_accumulation_steps')
+        raise UserError('out of memory; start again with a smaller --batch_size and more '
+                        '--gradient_accumulation_steps, and --overwrite')
     except (FloatingPointError, OSError) as error:
         how = how_to_go_on(s, out.saved_step, error)
         machine.print0(f'train.py: stopped: {error}; {how}', sys.stderr)
