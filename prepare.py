@@ -49,6 +49,7 @@ BUILDERS = {  # extension -> builder of the datasets library
     '.md': 'text', '.tokens': 'text', '.raw': 'text', '': 'text'}
 FORMATS = ('.jsonl, .json, .parquet, .tar, or prose as .txt, .md or without an extension; '
            'plain, .gz or .xz')
+HUB_DATASET = r'\w[\w.-]*/\w[\w.-]*(:[^:]*){0,2}'
 LONGEST = 20_000  # characters; longer documents are cut
 TOY_STORIES = {'train': 60_000, 'val': 4_000}
 
@@ -332,6 +333,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
             parser.error(f'{file} is not a file, or not one of those it reads: {FORMATS}')
     args.sources = list(args.text)
     if args.hub:
+        if not re.fullmatch(HUB_DATASET, args.hub):
+            parser.error(f'--hub {args.hub} is not OWNER/DATASET[:CONFIG[:SPLIT]]')
         args.sources.append(f'hub:{args.hub}')
     if args.name == 'toy' and args.sources:
         parser.error('toy takes no --text or --hub')

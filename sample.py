@@ -43,8 +43,8 @@ def make_parser() -> Parser:
         help='checkpoint, folder or Hub name [the newest Backpack in out/]')
     add('--start', metavar='TEXT', default=PROMPT,
         help=f'the prompt [{PROMPT}]')
-    add('--num-samples', metavar='N', type=number(int, 1, 1000), default=2,
-        help='texts to write [2]')
+    add('--num-samples', metavar='N', type=number(int, 0, 1000), default=2,
+        help='texts to write, 0: tables alone [2]')
     add('--max-new-tokens', metavar='N', type=number(int, 0, 100_000), default=60,
         help='longest continuation [60]')
     add('--temperature', metavar='T', type=number(float, 0), default=0.8,
@@ -127,6 +127,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error('--json goes with what looks, explains or edits')
     if args.save_edit and not args.edits:
         parser.error('--save-edit goes with edits')
+    if args.save_edit and args.save_edit == args.json:
+        parser.error(f'--save-edit and --json both name {args.json}; give two files')
     parse_phrases(args)
     return args
 
@@ -432,7 +434,7 @@ def run(argv: list[str]) -> None:
         write_file(edit_file, json.dumps(contents, indent=1) + '\n')
     if json_file:
         write_json(json_file, [str(subject)], tables)
-    if args.looks:
+    if args.looks or args.num_samples == 0:
         return
     if args.edits:
         print_samples(subject, idx, args, None, 'before ')

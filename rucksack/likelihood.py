@@ -129,9 +129,11 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
         path = path / 'val.bin'
     meta = read_meta(path.parent)
     ids = read_bin(path.parent, path.stem, meta)
-    if meta['tokenizer'] != subject.model.tokenizer or not len(ids):
-        raise UserError(f'{path} is empty or of another vocabulary than {subject.name}; '
-                        'take other data')
+    if meta['tokenizer'] != subject.model.tokenizer:
+        raise UserError(f'{path} has a vocabulary of {meta["vocab_size"]:,} ids, {subject.name} '
+                        f'another of {subject.encoding.n_vocab:,}; take other data')
+    if len(ids) == 0:
+        raise UserError(f'{path} is empty; take other data')
     return ids.tolist(), path
 
 

@@ -77,6 +77,7 @@ class Machine:
             self.print0(f'{self.device}: training without torch.compile, '
                         'which needs CUDA or a C++ compiler')
             return module
+        self.print0('compiling, which takes a minute or two ...')
         return torch.compile(module)
 
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from model import Backpack, Config
@@ -231,7 +231,7 @@ def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float
         with tempfile.TemporaryDirectory(prefix='.partial-', dir=folder.parent) as partial:
             new = Path(partial, folder.name)
             new.mkdir()
-            save_file(state, new / WEIGHTS[0], {'format': 'pt'})
+            (new / WEIGHTS[0]).write_bytes(save(state, {'format': 'pt'}))
             for name, content in files.items():
                 text = json.dumps(content, ensure_ascii=False) + '\n'
                 (new / name).write_text(text, encoding='utf-8')

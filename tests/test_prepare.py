@@ -463,6 +463,13 @@ def test_a_dataset_that_cannot_be_had_is_named(name, given, capsys):
     assert not in_data()
 
 
+@pytest.mark.parametrize('name', ['../../etc/passwd', '/etc', 'a/b/c', 'stories', 'a/b:c:d:e'])
+def test_a_name_that_is_none_of_the_hub_is_refused(name, capsys):
+    """A path, or parts too many, is named before anything is read."""
+    assert name in error_of(prepare, capsys, 'bad', *MERGES, '--hub', name, printed=0)
+    assert not in_data()
+
+
 def test_openwebtext_without_a_network_is_one_line(capsys, monkeypatch):
     """It says what the network said."""
     def dataset_info(self, repo):

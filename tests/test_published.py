@@ -1,6 +1,7 @@
 """Claims about published weights: read as the reference does, written so, fetched from the Hub."""
 
 import copy
+import errno
 import importlib.util
 import json
 import math
@@ -291,6 +292,26 @@ def export_of_merges(folder: Path, n: int, capsys) -> Backpack:
 
 
 @torch.no_grad()
+def test_everyone_can_read_what_is_exported(tmp_path):
+    """All files have the mode that the umask gives to new ones."""
+    export(lively(n_sense=2).float(), tmp_path / 'out')
+    beside = tmp_path / 'new'
+    beside.touch()
+    modes = {file.stat().st_mode for file in (tmp_path / 'out').iterdir()}
+    assert modes == {beside.stat().st_mode}
+
+
+def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    """It is one line with the folder."""
+    def write_bytes(path, data):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(Path, 'write_bytes', write_bytes)
+    with pytest.raises(UserError, match=f'{tmp_path}/out.*No space left'):
+        export(lively(n_sense=2).float(), tmp_path / 'out')
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_export_in_bfloat16_is_rounded_once(tmp_path, capsys):
     """--export --dtype bfloat16 writes our weights rounded; they come back, and the merges."""
     model = export_of_merges(tmp_path / 'out', 3, capsys)

@@ -223,6 +223,22 @@ def test_what_becomes_of_a_prompt_is_said(out, capsys):
     assert re.search(r'\nThe model has never seen zebra: ', said)
 
 
+def test_no_samples_leaves_the_tables(out, capsys):
+    """--num-samples 0 prints what the same command prints before its texts."""
+    edit = ['--senses-off', 'nurse:3']
+    tables = say(sample, capsys, *edit, '--num-samples', '0')
+    assert 'before 1:' not in tables
+    assert say(sample, capsys, *edit, *SHORT).startswith(tables)
+
+
+def test_two_outputs_do_not_share_a_file(out, capsys):
+    """An edit and its tables in one file would lose the edit: refused, nothing written."""
+    said = error_of(sample, capsys, '--senses-off', 'nurse:3', '--save-edit', 'x.json', '--json',
+                    'x.json')
+    assert 'x.json' in said
+    assert not Path('x.json').exists()
+
+
 def test_text_in_bfloat16_differs_first_between_two_near_words(world):
     """At temperature 0, up to block_size, where it differs the logits of the two are close."""
     half = copy.deepcopy(world.model).bfloat16()

@@ -1,5 +1,6 @@
 """Claims about training: gradients, processes, resuming, fine-tuning, the log, how a run ends."""
 
+import csv
 import math
 import os
 import re
@@ -278,6 +279,18 @@ def test_auto_takes_bfloat16_where_it_is_fast(unit, other_unit, dtype, tiny, cap
     assert f'in {dtype} (' in capsys.readouterr().out.splitlines()[0]
     assert checkpoint()['step'] == 2
     assert checkpoint()['settings']['dtype'] == dtype
+
+
+@pytest.mark.slow
+def test_the_time_to_compile_is_not_that_of_a_step(tiny, capsys):
+    """A line says that it compiles; the first step is about as fast as the third, as it says."""
+    train.main([*SMALL, '--compile=True', '--max_iters=3'])
+    before, _ = capsys.readouterr().out.split('step 0')
+    assert 'compiling' in before
+    with open('out/run/log.csv', newline='') as file:
+        rows = [row for row in csv.DictReader(file) if row['tokens_per_second']]
+    speeds = [float(row['tokens_per_second']) for row in rows]
+    assert speeds[0] > speeds[2] / 20
 
 
 # -----------------------------------------------------------------------------
