@@ -428,14 +428,14 @@ def train(s: Settings, given: set[str]) -> int:
         machine.print0(f'resumed from {s.path} after step {state["step"]}')
     flops = flops_per_token(model, distinct_share(train_data, s))
 
-    # Compile before the clock starts: one forward and backward pass, whose gradients are dropped.
     iter_num = state.get('step', 0)
-    if s.compile:
-        forward_backward(ddp_model, train_data, iter_num, s, machine)
-        model.zero_grad(set_to_none=True)
-    interval_start = time.perf_counter()  # when the current logging interval began
-    interval_step = iter_num
     try:
+        # Compile before the clock starts: one forward and backward pass, its gradients dropped.
+        if s.compile:
+            forward_backward(ddp_model, train_data, iter_num, s, machine)
+            model.zero_grad(set_to_none=True)
+        interval_start = time.perf_counter()  # when the current logging interval began
+        interval_step = iter_num
         while True:
             # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
             # A resumed run begins with a step that is saved already.

@@ -281,6 +281,17 @@ def test_auto_takes_bfloat16_where_it_is_fast(unit, other_unit, dtype, tiny, cap
     assert checkpoint()['settings']['dtype'] == dtype
 
 
+@pytest.mark.parametrize('compile', ['True', 'False'])
+def test_too_little_memory_is_one_line(compile, tiny, capsys, monkeypatch):
+    """Also where the first pass of a compiled run, before the clock starts, is too large."""
+    def forward_backward(*args):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(train, 'forward_backward', forward_backward)
+    monkeypatch.setattr(train, 'evaluate', lambda *args: 1.0)
+    assert '--batch_size' in error_of(train, capsys, *SMALL, f'--compile={compile}')
+
+
 @pytest.mark.slow
 def test_the_time_to_compile_is_not_that_of_a_step(tiny, capsys):
     """A line says that it compiles; the first step is about as fast as the third, as it says."""
