@@ -67,8 +67,8 @@ class Settings:
                              choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'factor on the learning rates of all but the senses and their '
-                                    'weights, for a Backpack that starts from a Transformer')
+    loaded_lr: float = setting(1.0, 'multiplier for the learning rates of all but the senses and '
+                                    'their weights, for a Backpack that starts from a Transformer')
     warmup_iters: int = setting(5000, 'steps of linear warmup')
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')

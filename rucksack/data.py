@@ -36,6 +36,8 @@ def read_meta(folder: Path) -> dict:
         if meta['dtype'] != 'uint16':
             raise ValueError(f'dtype is {meta["dtype"]!r}, not uint16')
         for name in ('train', 'val'):
+            if type(meta['tokens'][name]) is not int:
+                raise TypeError(f'{name} has {meta["tokens"][name]!r} tokens')
             if type(meta['sha256'][name]) is not str:
                 raise TypeError(f'{name} has no checksum')
         return meta

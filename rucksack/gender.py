@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from rucksack.common import progress
+from rucksack.common import UserError, progress
 from rucksack.paper import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.phrases import word_id
 from rucksack.subject import Subject
@@ -46,8 +46,11 @@ class GenderRow:
 
 
 def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
-    """The prompts with a noun in them."""
+    """The prompts with a noun in them; UserError if the model cannot read them."""
     texts = [torch.tensor(subject.encode(prompt.format(noun))) for prompt in prompts]
+    block_size = subject.model.config.block_size
+    if max(map(len, texts)) > block_size:
+        raise UserError(f'{subject.name} reads texts of {block_size} tokens; a prompt is longer')
     idx = pad_sequence(texts, batch_first=True).to(subject.device)
     last = [len(text) - 1 for text in texts]
     return NounPrompts(idx, last, subject.encode(f' {noun}'))

@@ -140,6 +140,8 @@ def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
     try:
         file = json.loads(Path(path).read_text(encoding='utf-8'))
         texts = file['edits']
+        if texts.keys() != EDIT_FLAGS.keys():
+            raise ValueError(f'its edits are not {", ".join(EDIT_FLAGS)}')
         parse_edits(texts)
         vocabulary = file['vocabulary']
         if vocabulary != n_vocab:

@@ -76,6 +76,9 @@ def find(source: str | Path) -> Path:
         return path / 'ckpt.pt'
     if path.exists():
         return path
+    if str(source) in BUNDLED:
+        raise UserError(f'{path} is missing; train a Backpack: python prepare.py toy && '
+                        'python train.py config/train_toy.py')
     if re.fullmatch(HUB_NAME, str(source)):
         return download(str(source))
     checkpoints = sorted(Path('out').glob('*/ckpt.pt'))

@@ -101,6 +101,9 @@ def test_a_folder_of_an_older_version_is_read(pattern, tiny):
     {'tokenizer': {'name': 'gpt2', 'merges': ['a']}, 'vocab_size': 258},
     {'tokenizer': {**WORDS, 'pieces': [['x']]}},
     {'tokenizer': {**WORDS, 'pieces': 3}},
+    {'tokens': [800, 200]},
+    {'tokens': {'train': 8e2, 'val': 200}},
+    {'tokens': {'train': 800}},
     {'sha256': {'train': 'x', 'val': 3}}])
 
 def test_a_damaged_meta_is_one_line(change, tiny, capsys):

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from model import Edit
 from rucksack import gender, toy
+from rucksack.common import UserError
 from rucksack.gender import FRACTIONS, NounPrompts
 from rucksack.phrases import word_id
 from rucksack.subject import Subject
@@ -196,3 +197,9 @@ def test_where_no_noun_is_one_piece_all_choose_the_sense(seed, monkeypatch):
     s = toy_subject(seed=seed, block_size=128)
     left = bias_left(s, ['xy', 'yz'])
     assert gender.choose_sense(s) == left.index(min(left))
+
+
+def test_a_prompt_longer_than_block_size_is_named():
+    """A model of a few tokens has no row: the error says how many it reads."""
+    with pytest.raises(UserError, match='texts of 4 tokens'):
+        gender.gender_table([toy_subject(block_size=4)], by_run=False)

@@ -332,6 +332,7 @@ DAMAGED = {
     'no vocabulary': json.dumps({'edits': TEXTS}),
     'no edits': json.dumps({'vocabulary': ENCODING.n_vocab}),
     'no phrases': saved(edits={}),
+    'a part too many': saved(edits=with_part(x=[])),
     'a number': saved(edits=with_part(replace=[3])),
     'null': saved(edits=with_part(senses_off=[None])),
     'a part that is a number': saved(edits=with_part(senses_scale=1)),

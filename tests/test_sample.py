@@ -318,11 +318,12 @@ def test_without_a_run_the_bundled_model_is_taken(out, capsys, monkeypatch):
 
 @pytest.mark.parametrize('argv', [[], ['--from', 'english']])
 def test_a_bundled_model_that_is_missing_is_one_line(argv, out, capsys, monkeypatch):
-    """The line has its name, asked for by name or not."""
+    """The line has its folder and how to train a Backpack, asked for by name or not."""
     monkeypatch.setitem(published.BUNDLED, 'english', Path('pretrained').absolute())
     Path('out').rename('away')
     said = error_of(sample, capsys, *argv)
-    assert 'no such file or folder: english' in said
+    assert 'pretrained' in said
+    assert 'python train.py' in said
 
 
 def test_export_writes_what_from_reads(out, capsys):
