@@ -30,9 +30,10 @@ from rucksack.plot import plot
 from rucksack.published import BUNDLED
 from rucksack.similarity import similarity_table
 from rucksack.subject import Subject, load_subject
-from rucksack.table import Table, write_json
+from rucksack.table import Table, write_csv, write_json
 from rucksack.timing import timing_table
 from rucksack.topics import topic_table
+from senses import compose
 
 IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'timing']
 OF_SENSES = ['similarity', 'gender', 'topic', 'timing']  # tables that need a Backpack
@@ -55,10 +56,11 @@ def make_parser() -> Parser:
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision of losses, generated texts and timing (default: bfloat16 on CUDA, else '
              'float32; timing: as the model was trained)')
-    add('--json', metavar='FILE', help='also write the numbers to a file')
+    add('--json', metavar='FILE', help='also write the numbers to a .json file')
+    add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv loss.csv')
     parser = Parser(prog='eval.py', description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(runs=[], size=None, edit=None)
+    parser.set_defaults(runs=[], size=None, edit=[])
     commands = parser.add_subparsers(
         dest='table', metavar='TABLE', required=True,
         help='one of the above, or all; eval.py TABLE --help lists its flags')
@@ -83,7 +85,9 @@ def make_parser() -> Parser:
                               help='default: --from and its baseline')
     for name in ('loss', 'lambada', 'wikitext', 'blimp', 'gender'):
         of[name].add_argument('--edit', metavar='FILE',
-                              help='also score it under this edit, saved by --save-edit')
+                              action='append', default=[],
+                              help='also score it under the edits in this file of --save-edit; '
+                                   'several files are one edit')
     of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs whose losses to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
     return parser
@@ -120,15 +124,19 @@ def transformer_beside(name: str) -> str | None:
     return beside if place.exists() else None
 
 
-def under_edit(subject: Subject, file: str) -> Subject:
-    """The model under the edit in a file; UserError if the edit sees the future of a text."""
+def under_edit(subject: Subject, files: list[str]) -> Subject:
+    """The model under the edits in files; UserError if an edit sees the future of a text."""
     subject.needs_senses('--edit')
-    texts = read_edit(file, subject.model.config.n_vocab)
-    if texts['topic']:
-        raise UserError(f'{file} has a topic, whose annealing would see the future of each text; '
-                        'take other edits, or sample.py')
-    edit, _ = make_edit(parse_edits(texts), subject.model, subject.encoding)
-    return replace(subject, name=f'{subject.name} under {file}', edit=edit, why='')
+    edits = []
+    for file in files:
+        texts = read_edit(file, subject.model.config.n_vocab)
+        if texts['topic']:
+            raise UserError(f'{file} has a topic, whose annealing would see the future of each '
+                            'text; take other edits, or sample.py')
+        edit, _ = make_edit(parse_edits(texts), subject.model, subject.encoding)
+        edits.append(edit)
+    name = f'{subject.name} under {" and ".join(files)}'
+    return replace(subject, name=name, edit=compose(edits), why='')
 
 
 def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -180,6 +188,7 @@ def run(argv: list[str]) -> None:
         parser.error('--from, --baseline and --edit go without --size and without RUN')
     args.device = find_device(args.device)
     json_file = output_path('--json', args.json, '.json')
+    csv_file = output_path('--csv', args.csv, '.csv')
     subjects = []
     if args.table != 'plot' and not args.size:
         subjects = load_subjects(args)
@@ -197,6 +206,8 @@ def run(argv: list[str]) -> None:
             print(tables[name], flush=True)
         if json_file:
             write_json(json_file, [str(subject) for subject in subjects], tables)
+        if csv_file:
+            write_csv(csv_file, tables)
 
 
 main = partial(run_cli, 'eval.py', run)

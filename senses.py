@@ -193,6 +193,11 @@ def edited(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
     return C
 
 
+def touched(before: Tensor, after: Tensor) -> Tensor:
+    """Which tokens have senses that an edit changed: (B, T, k, d) twice -> (B, T)."""
+    return (before != after).flatten(2).any(-1)
+
+
 def compose(edits: list[Edit]) -> Edit:
     """Apply the edits from left to right."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:  # (B, S, k, d), as each edit leaves them

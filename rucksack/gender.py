@@ -11,11 +11,12 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.common import UserError, progress
+from rucksack.likelihood import touched_note
 from rucksack.paper import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.phrases import word_id
 from rucksack.subject import Subject
 from rucksack.table import Table
-from senses import edited, occurrences, scale_senses
+from senses import edited, occurrences, scale_senses, touched
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
 
@@ -179,10 +180,25 @@ def reductions(ratio: Tensor) -> Tensor:
     return gone
 
 
+@torch.no_grad()
+def touched_prompts(subject: Subject) -> int:
+    """How many of the prompts on all nouns have a token whose senses the subject's edit changes."""
+    n = 0
+    for noun in NOUNS:
+        idx = prompts_on(subject, noun, PROMPTS).idx  # (n, T)
+        before = subject.model.senses(idx)  # (n, T, k, d)
+        n += touched(before, subject.edit(idx, before)).any(1).sum().item()
+    return n
+
+
 def gender_table(subjects: list[Subject], by_run: bool) -> Table:
     """Table 5: how biased the pronoun after a role noun is; by_run prints one row a model."""
     rows = []
+    touches = []
     for subject in subjects:
+        if subject.edit:
+            n_prompts = len(NOUNS) * len(PROMPTS)
+            touches += touched_note(subject, touched_prompts(subject), n_prompts, 'prompts')
         as_it_is, off, best = gender_rows(subject)
         if by_run:  # ratios of the unchanged model, reductions by its sense
             row = replace(as_it_is, reduction=off.reduction, reduction_single=off.reduction_single)
@@ -211,4 +227,4 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
         'from the excess over 1; of runs named, without the sense. 5 other prompts choose it,',
         'and a fraction (of 0, 0.05 .. 1) for each noun; the authors: Nelder-Mead from 1, '
         'with a penalty.']
-    return Table(title, columns, rows, notes)
+    return Table(title, columns, rows, notes + touches)

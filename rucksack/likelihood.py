@@ -1,6 +1,7 @@
 """Tables 2 and 8: how likely a text is."""
 
 import json
+import math
 import re
 import tarfile
 from collections import defaultdict
@@ -17,7 +18,7 @@ from rucksack.common import UserError, one_line, progress
 from rucksack.data import read_bin, read_meta
 from rucksack.subject import Subject
 from rucksack.table import Table
-from senses import edited
+from senses import touched
 
 LOGITS_AT_ONCE = 1 << 26  # per batch: 256 MiB of float32
 TOKENS_AT_ONCE = 1 << 14
@@ -29,13 +30,19 @@ Pair = tuple[list[int], list[int]]  # ids of a context, and of its continuation;
 # Scores of continuations.
 
 
-@torch.no_grad()
-def score(subject: Subject, pairs: list[Pair], what: str) -> tuple[Tensor, Tensor]:
-    """How likely n continuations are after their contexts.
+@dataclass(frozen=True)
+class Scores:
+    """How likely n continuations are after their contexts, (n,) each."""
 
-    Returns the log-probability of each in nats (n,), and whether all its tokens are the likeliest
-    (n,). Only the end of a pair longer than block_size is read.
-    """
+    logp: Tensor      # log-probability, in nats
+    greedy: Tensor    # whether all tokens are the likeliest
+    n_scored: Tensor  # tokens of the continuation
+    touched: Tensor   # tokens, also of the context, whose senses the subject's edit changed
+
+
+@torch.no_grad()
+def score(subject: Subject, pairs: list[Pair], what: str) -> Scores:
+    """Score continuations; only the end of a pair longer than block_size is read."""
     c = subject.model.config
     texts = [inputs_and_targets(pair, c.block_size) for pair in pairs]
     lengths = torch.tensor([len(idx) for idx, _ in texts])
@@ -43,11 +50,18 @@ def score(subject: Subject, pairs: list[Pair], what: str) -> tuple[Tensor, Tenso
     longest_first = lengths.argsort(descending=True, stable=True)
     tokens = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // c.vocab_size)
     size = max(1, tokens // lengths.max().item())
-    logp = torch.zeros(len(texts), dtype=torch.float64)
-    greedy = torch.zeros(len(texts), dtype=torch.bool)
+    n = len(texts)
+    logp = torch.zeros(n, dtype=torch.float64)
+    greedy = torch.zeros(n, dtype=torch.bool)
+    n_scored = torch.zeros(n, dtype=torch.long)
+    n_touched = torch.zeros(n, dtype=torch.long)
     for batch in progress(longest_first.split(size), f'{what}, {subject.name}'):
-        logp[batch], greedy[batch] = score_batch(subject, [texts[i] for i in batch])
-    return logp, greedy
+        scores = score_batch(subject, [texts[i] for i in batch])
+        logp[batch] = scores.logp
+        greedy[batch] = scores.greedy
+        n_scored[batch] = scores.n_scored
+        n_touched[batch] = scores.touched
+    return Scores(logp, greedy, n_scored, n_touched)
 
 
 def inputs_and_targets(pair: Pair, block_size: int) -> tuple[Tensor, Tensor]:
@@ -59,15 +73,22 @@ def inputs_and_targets(pair: Pair, block_size: int) -> tuple[Tensor, Tensor]:
     return ids[:-1], targets
 
 
-def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
     """The same as score, for n texts with their targets, padded to one length T."""
     model = subject.model
     idx, targets = zip(*texts)
+    lengths = torch.tensor([len(ids) for ids in idx])
     idx = pad_sequence(idx, batch_first=True).to(subject.device)  # (n, T)
+    n_touched = torch.zeros(len(idx), dtype=torch.long)
     targets = pad_sequence(targets, batch_first=True, padding_value=-1).to(subject.device)
     is_scored = targets != -1  # (n, T)
     with subject.autocast():
-        C = edited(model, idx, subject.edit) if subject.edit else None  # (n, T, k, d)
+        C = None
+        if subject.edit:
+            before = model.senses(idx)  # (n, T, k, d)
+            C = subject.edit(idx, before)
+            is_text = torch.arange(idx.shape[1]) < lengths[:, None]  # (n, T), no padding
+            n_touched = (touched(before, C).cpu() & is_text).sum(1)
         logits = model(idx, C=C)[is_scored]  # (m, V)
     logits = logits[:, :model.config.n_vocab].float()
     wanted = targets[is_scored]  # (m,)
@@ -76,7 +97,8 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> tuple[T
     is_likeliest = ~is_scored
     is_likeliest[is_scored] = logits.argmax(-1) == wanted
     logp = -nats.sum(1)  # (n,)
-    return logp.double().cpu(), is_likeliest.all(1).cpu()
+    return Scores(
+        logp.double().cpu(), is_likeliest.all(1).cpu(), is_scored.sum(1).cpu(), n_touched)
 
 
 def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> list[Pair]:
@@ -94,13 +116,12 @@ def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> li
     return pairs
 
 
-def score_texts(subject: Subject, texts: list[list[int]], what: str, look_back: bool) -> Tensor:
-    """The log-probabilities in nats of texts, a number for each of their windows."""
+def score_texts(subject: Subject, texts: list[list[int]], what: str, look_back: bool) -> Scores:
+    """Score the windows of texts."""
     pairs = []
     for ids in texts:
         pairs += windows(ids, subject.eot, subject.model.config.block_size, look_back)
-    logp, _ = score(subject, pairs, what)
-    return logp
+    return score(subject, pairs, what)
 
 
 def perplexity(logp: Tensor, n: int) -> float:
@@ -131,7 +152,8 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
     ids = read_bin(path.parent, path.stem, meta)
     if meta['tokenizer'] != subject.model.tokenizer:
         raise UserError(f'{path} has a vocabulary of {meta["vocab_size"]:,} ids, {subject.name} '
-                        f'another of {subject.encoding.n_vocab:,}; take other data')
+                        f'another of {subject.encoding.n_vocab:,}; '
+                        f'prepare it with --like {subject.name}')
     if len(ids) == 0:
         raise UserError(f'{path} is empty; take other data')
     return ids.tolist(), path
@@ -141,6 +163,8 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
     """Tables 2 and 8, perplexity in blocks of block_size tokens, each after the token before it."""
     rows = []
     paths = []
+    notes = []
+    unedited = None
     for subject in subjects:
         ids, path = held_out(subject, data)
         paths.append(str(path))
@@ -148,14 +172,17 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         seen = None
         if subject.training:
             seen = subject.training.tokens / 1e6
-        logp = score_texts(subject, [ids], 'loss', look_back=False)
+        scores = score_texts(subject, [ids], 'loss', look_back=False)
+        if subject.edit:
+            notes.append(price(subject, unedited, scores))
+        unedited = scores
         rows.append([
             str(subject),
             subject.model.config.n_sense or None,
             n['total'] / 1e6,
             n['contextualizer'] / 1e6,
             seen,
-            perplexity(logp, len(ids)),
+            perplexity(scores.logp, len(ids)),
             len(ids)])
     columns = {
         '': '',
@@ -166,7 +193,25 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         'perplexity': '.3f',
         'on tokens': ','}
     title = f'Loss (Tables 2 and 8) on all of {", ".join(dict.fromkeys(paths))}'
-    return Table(title, columns, rows)
+    return Table(title, columns, rows, notes)
+
+
+def price(subject: Subject, unedited: Scores, scores: Scores) -> str:
+    """What the subject's edit costs in nats per token, with its standard error over blocks."""
+    added = unedited.logp - scores.logp  # (blocks,), in nats
+    n = scores.n_scored.sum().item()
+    mean = added.sum().item() / n
+    spread = (added - mean * scores.n_scored).std().item()  # NaN for one block
+    error = spread * math.sqrt(len(added)) / n
+    return (f'{subject.name}: {mean:+.5f} nats per token, standard error {error:.5f} over '
+            f'{len(added):,} blocks; touched {scores.touched.sum().item():,} of {n:,} tokens')
+
+
+def touched_note(subject: Subject, n_touched: int, n: int, items: str) -> list[str]:
+    """A note on how many items of a table the subject's edit touched, if it has an edit."""
+    if not subject.edit:
+        return []
+    return [f'{subject.name}: touched {n_touched:,} of {n:,} {items}']
 
 
 # -----------------------------------------------------------------------------
@@ -278,17 +323,20 @@ def lambada_table(subjects: list[Subject], data: str | None) -> Table:
     for text, in rows_of(LAMBADA, subjects[0], data):
         passages.append(text.strip().rpartition(' '))
     rows = []
+    notes = []
     for subject in subjects:
         pairs = []
         for context, _, word in passages:
             context_ids = subject.encode(context) or [subject.eot]
             pairs.append((context_ids, subject.encode(f' {word}')))
-        logp, greedy = score(subject, pairs, 'LAMBADA')
-        accuracy = 100 * greedy.double().mean().item()
-        rows.append([str(subject), perplexity(logp, len(passages)), accuracy])
+        scores = score(subject, pairs, 'LAMBADA')
+        accuracy = 100 * scores.greedy.double().mean().item()
+        rows.append([str(subject), perplexity(scores.logp, len(passages)), accuracy])
+        n_touched = scores.touched.count_nonzero().item()
+        notes += touched_note(subject, n_touched, len(passages), 'passages')
     title = f'LAMBADA (Table 2): the last word of {len(passages):,} passages'
     columns = {'': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
-    return Table(title, columns, rows)
+    return Table(title, columns, rows, notes)
 
 
 # Pattern -> replacement, in this order, by EleutherAI's harness (version 1). It has one more rule,
@@ -333,14 +381,18 @@ def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
     pages = [page for page, in rows_of(WIKITEXT, subjects[0], data)]
     n_words = sum(len(re.split(r'\s+', page)) for page in pages)
     rows = []
+    notes = []
     for subject in subjects:
         texts = [subject.encode(detokenized(page)) for page in pages]
-        logp = score_texts(subject, texts, 'WikiText', look_back=True)
+        scores = score_texts(subject, texts, 'WikiText', look_back=True)
         n_tokens = sum(map(len, texts))
+        logp = scores.logp
         rows.append([str(subject), perplexity(logp, n_words), perplexity(logp, n_tokens)])
+        n_touched = scores.touched.count_nonzero().item()
+        notes += touched_note(subject, n_touched, len(logp), 'windows of block_size tokens')
     title = f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words'
     columns = {'': '', 'perplexity per word': '.1f', 'per token': '.1f'}
-    return Table(title, columns, rows)
+    return Table(title, columns, rows, notes)
 
 
 def blimp_table(subjects: list[Subject], data: str | None) -> Table:
@@ -350,8 +402,14 @@ def blimp_table(subjects: list[Subject], data: str | None) -> Table:
     for phenomenon, paradigm, good, bad in items:
         paradigms[phenomenon, paradigm].append((good, bad))
     groups = defaultdict(list)  # phenomenon -> accuracies of all subjects in each of its paradigms
+    n_touched = [0] * len(subjects)
     for (phenomenon, _), sentences in progress(sorted(paradigms.items()), 'BLiMP'):
-        groups[phenomenon].append([accuracy_on(subject, sentences) for subject in subjects])
+        accuracies = []
+        for i, subject in enumerate(subjects):
+            accuracy, n_of_paradigm = accuracy_on(subject, sentences)
+            accuracies.append(accuracy)
+            n_touched[i] += n_of_paradigm
+        groups[phenomenon].append(accuracies)
     groups['mean of all'] = sum(groups.values(), [])
     rows = []
     for label, accuracies in groups.items():
@@ -360,15 +418,22 @@ def blimp_table(subjects: list[Subject], data: str | None) -> Table:
     title = (f'BLiMP (Table 2): % of {len(items):,} pairs whose good sentence is likelier, '
              'means over (n) paradigms')
     columns = {'': ''} | {str(subject): '.1f' for subject in subjects}
-    return Table(title, columns, rows)
+    notes = []
+    for subject, n in zip(subjects, n_touched):
+        notes += touched_note(subject, n, 2 * len(items), 'sentences')
+    return Table(title, columns, rows, notes)
 
 
-def accuracy_on(subject: Subject, sentences: list[tuple[str, str]]) -> float:
-    """How often, in %, the first sentence of two is likelier; each is read after an end-of-text."""
+def accuracy_on(subject: Subject, sentences: list[tuple[str, str]]) -> tuple[float, int]:
+    """How often, in %, the first sentence of two is likelier; and how many an edit touched.
+
+    Each sentence is read after an end-of-text.
+    """
     pairs = []
     for good, bad in sentences:
         pairs.append(([subject.eot], subject.encode(good)))
         pairs.append(([subject.eot], subject.encode(bad)))
-    logp, _ = score(subject, pairs, 'BLiMP')
-    is_right = logp[0::2] > logp[1::2]
-    return 100 * is_right.double().mean().item()
+    scores = score(subject, pairs, 'BLiMP')
+    is_right = scores.logp[0::2] > scores.logp[1::2]
+    accuracy = 100 * is_right.double().mean().item()
+    return accuracy, scores.touched.count_nonzero().item()

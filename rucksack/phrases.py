@@ -1,11 +1,14 @@
 """What people type: words, A/B, bags, WORD:SENSES, "WORD: OLD -> NEW", strengths, edit files.
 
-A phrase is parsed into an object before a model is asked anything; then a model and its encoding
-turn words into ids and phrases into an edit.
+Where a flag takes a word it also takes a list: a,b,c, or @FILE with a word a line. A list is
+written out first, as a phrase for each word. A phrase is parsed into an object before a model is
+asked anything; then a model and its encoding turn words into ids and phrases into an edit.
 """
 
 import json
+import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +33,47 @@ from senses import (
 
 PROMPT = 'When the nurse came into the room,'
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
+LARGEST_FACTOR = 1e12  # of all edits together; far larger ones overflow
+
+
+# -----------------------------------------------------------------------------
+# Lists.
+
+
+def read_lines(text: str) -> list[str]:
+    """The lines of the file in @FILE, without blank ones; UserError if there are none."""
+    path = text.removeprefix('@')
+    try:
+        lines = Path(path).read_text(encoding='utf-8-sig').splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f'{text}: {one_line(error)}; @FILE is a text file, with an item a line')
+    lines = [line for line in lines if line.strip()]
+    if not lines:
+        raise UserError(f'{text}: the file is empty; give it an item a line')
+    return lines
+
+
+def word_list(text: str) -> list[str]:
+    """The words in a,b,c or in the file of @FILE; a text with an empty part, as ",", is a word."""
+    if re.match('@.', text):
+        return [line.strip() for line in read_lines(text)]
+    words = [word.strip() for word in text.split(',')]
+    return words if all(words) else [text]
+
+
+def phrase_list(text: str) -> list[str]:
+    """A phrase for each word of its list: doctor,nurse:10 is doctor:10 and nurse:10."""
+    words, colon, rest = text.rpartition(':')
+    if not words:
+        return word_list(text)
+    return [f'{word}{colon}{rest}' for word in word_list(words)]
+
+
+def bag_text(text: str) -> str:
+    """A bag of words with the words of @FILE written out."""
+    if re.match('@.', text):
+        return ', '.join(word_list(text))
+    return text
 
 
 # -----------------------------------------------------------------------------
@@ -113,6 +157,15 @@ def parse_strength(text: str) -> tuple[float, ...]:
     return tuple(map(float, numbers))
 
 
+def write_out(texts: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The values of EDIT_FLAGS with a phrase for each word of their lists."""
+    phrases = dict(texts)
+    for flag in ('senses_off', 'senses_scale', 'replace'):
+        phrases[flag] = [phrase for text in texts[flag] for phrase in phrase_list(text)]
+    phrases['topic'] = [bag_text(text) for text in texts['topic']]
+    return phrases
+
+
 # The flags of sample.py that edit, in the order in which they apply, and how to parse their values.
 EDIT_FLAGS = {
     'senses_off': parse_senses_of,
@@ -129,27 +182,57 @@ def parse_edits(texts: dict[str, list[str]]) -> dict[str, list]:
         edits[flag] = [parse(text) for text in texts[flag]]
     if len(edits['topic']) != len(edits['strength']):
         raise UserError('--strength goes with --topic: one for each, or one for all')
+    factors = [factor for _, factor in edits['senses_scale']]
+    factors += [max(weights) for weights in edits['strength']]
+    product = math.prod(max(1, abs(factor)) for factor in factors)
+    if product > LARGEST_FACTOR:
+        raise UserError(f'the factors of all edits multiply to {product:.0e}; '
+                        f'they may multiply to {LARGEST_FACTOR:.0e}')
     return edits
 
 
 def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
     """The values of EDIT_FLAGS in a file of sample.py --save-edit.
 
-    UserError for a damaged file, and for one made with another vocabulary.
+    UserError, with the part that is wrong, for a damaged file and for one of another vocabulary.
     """
     try:
         file = json.loads(Path(path).read_text(encoding='utf-8'))
+        check_parts(file, {'vocabulary': int, 'edits': dict}, 'the file')
         texts = file['edits']
-        if texts.keys() != EDIT_FLAGS.keys():
-            raise ValueError(f'its edits are not {", ".join(EDIT_FLAGS)}')
+        check_parts(texts, dict.fromkeys(EDIT_FLAGS, list), 'edits')
+        for flag, parse in EDIT_FLAGS.items():
+            for text in texts[flag]:
+                check_phrase(flag, text, parse)
         parse_edits(texts)
-        vocabulary = file['vocabulary']
-        if vocabulary != n_vocab:
-            raise ValueError(f'it is for {vocabulary!r} ids, not {n_vocab}')
+        if file['vocabulary'] != n_vocab:
+            raise ValueError(f'vocabulary is {file["vocabulary"]}, but this model has {n_vocab} '
+                             'ids; save the edit again with this model')
         return texts
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise UserError(f'{path}: {one_line(error)}; --edit takes a file of sample.py --save-edit, '
-                        'of the same vocabulary')
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f'{path}: {one_line(error)}')
+
+
+def check_parts(found, parts: dict[str, type], where: str) -> None:
+    """ValueError unless found is a dictionary with these keys, and values of these types."""
+    is_dictionary = isinstance(found, dict)
+    if not is_dictionary or found.keys() != parts.keys():
+        what = ', '.join(found) if is_dictionary else type(found).__name__
+        raise ValueError(f'{where} has {what or "nothing"}; --edit takes a file of '
+                         f'sample.py --save-edit, where {where} has {", ".join(parts)}')
+    for name, kind in parts.items():
+        if type(found[name]) is not kind:
+            raise ValueError(f'{name} is {found[name]!r}; it must be of type {kind.__name__}')
+
+
+def check_phrase(flag: str, text, parse: Callable) -> None:
+    """ValueError, with the name of the flag, unless the text can be parsed."""
+    if not isinstance(text, str):
+        raise ValueError(f'{flag} has {text!r}; it takes texts')
+    try:
+        parse(text)
+    except UserError as error:
+        raise ValueError(f'{flag}: {error}')
 
 
 # -----------------------------------------------------------------------------
@@ -265,18 +348,18 @@ def separating_sense(w: int, pair: tuple[str, str], model: Backpack, encoding: E
                   f'(by {scores[best]:+.2f} logits{second})')
 
 
-def absent(words: Words, idx: Tensor | None) -> str:
-    """A remark if the prompt idx (1, T) has none of the words; '' if it has one, or is None."""
-    if idx is None or occurrences(idx, words).any():
+def absent(words: Words, prompts: Sequence[Tensor]) -> str:
+    """A remark if there are prompts (1, T) and none has one of the words; otherwise ''."""
+    if not prompts or any(occurrences(idx, words).any() for idx in prompts):
         return ''
-    return ' (not in the prompt)'
+    return ' (not in the prompt)' if len(prompts) == 1 else ' (in no prompt)'
 
 
 def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,
-              idx: Tensor | None = None) -> tuple[Edit, list[str]]:
+              prompts: Sequence[Tensor] = ()) -> tuple[Edit, list[str]]:
     """The edit that parse_edits has found, and a line about each part.
 
-    idx (1, T) is the prompt, if there is one.
+    prompts are the texts (1, T) it is for, if there are any.
     """
     steps = []
     lines = []
@@ -285,14 +368,14 @@ def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,
         words, numbers, what = find_senses(phrase, model, encoding)
         steps.append(scale_senses(words, numbers, factor))
         change = f'Times {factor:g}' if factor else 'Off'
-        lines.append(f'{change}: {what}{absent(words, idx)}')
+        lines.append(f'{change}: {what}{absent(words, prompts)}')
     for word, old, new in edits['replace']:
         words = word_forms(encoding, word)
         old = word_id(encoding, old)
         new = word_id(encoding, new)
         steps.append(replace_word(model, words, old, new))
         lines.append(f'Replaced: what {describe(encoding, word)} says of {quoted(encoding, old)} '
-                     f'it says of {quoted(encoding, new)}{absent(words, idx)}')
+                     f'it says of {quoted(encoding, new)}{absent(words, prompts)}')
     bags = [bag_ids(encoding, words) for words in edits['topic']]
     scores = affinities(model, bags) if bags else []  # (topics, V, k)
     for words, weights, scores_of_topic in zip(edits['topic'], edits['strength'], scores):

@@ -1,5 +1,7 @@
-"""How a table is printed, and written to a JSON file."""
+"""How a table is printed, and written to files of JSON and CSV."""
 
+import csv
+import io
 import json
 import math
 import shutil
@@ -58,10 +60,10 @@ def cell(value, how: str | Callable) -> str:
     """The text of a value."""
     if value is None:
         return '-'
-    if isinstance(value, str):
-        return value
     if callable(how):
         return how(value)
+    if isinstance(value, str):
+        return value
     return format(value, how.strip('<'))
 
 
@@ -85,3 +87,28 @@ def write_json(path: Path, models: list[str], tables: dict[str, Table]) -> None:
             'notes': table.notes}
     text = json.dumps({'models': models, 'tables': contents}, indent=1)
     write_file(path, text + '\n')
+
+
+def write_csv(path: Path, tables: dict[str, Table]) -> None:
+    """Write the rows of all tables under one header; the file appears only when complete.
+
+    The first column, "table", has the name of the table, and a column without a name is "row". A
+    column that a table lacks is empty.
+    """
+    columns = dict.fromkeys(name or 'row' for table in tables.values() for name in table.columns)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ['table', *columns], restval='', lineterminator='\n')
+    writer.writeheader()
+    for name, table in tables.items():
+        names = [column or 'row' for column in table.columns]
+        for row in table.rows:
+            values = [csv_value(value) for value in row]
+            writer.writerow({'table': name, **dict(zip(names, values))})
+    write_file(path, text.getvalue())
+
+
+def csv_value(value):
+    """A value as CSV has it: a word and its score in one cell, nothing for None."""
+    if isinstance(value, tuple):
+        return ' '.join(map(str, value))
+    return value

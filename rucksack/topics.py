@@ -190,7 +190,7 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
     n = len(pairs)
     share = right / n
     standard_error = (share * (1 - share) / n) ** 0.5
-    logp, _ = score(subject, pairs, 'judging')
+    logp = score(subject, pairs, 'judging').logp
     n_tokens = sum(len(ids) for _, ids in pairs)
     n_drawn = n * (idx.shape[1] - 1)  # those after an end-of-text too
     row = [

@@ -63,11 +63,12 @@ def test_scores_are_those_of_one_token_at_a_time(tokens_at_once, monkeypatch):
     context, _ = pairs[0]
     likeliest = subject.model.generate(torch.tensor([context]), 3, temperature=0)[0, 1:]
     pairs.append((context, likeliest.tolist()))
-    logp, is_likeliest = likelihood.score(subject, pairs, '')
+    scores = likelihood.score(subject, pairs, '')
     wanted = [by_hand(subject, *pair) for pair in pairs]
-    assert logp.tolist() == pytest.approx([total for total, _ in wanted], abs=1e-4)
-    assert is_likeliest.tolist() == [hit for _, hit in wanted]
-    assert is_likeliest[-1]
+    assert scores.logp.tolist() == pytest.approx([total for total, _ in wanted], abs=1e-4)
+    assert scores.greedy.tolist() == [hit for _, hit in wanted]
+    assert scores.greedy[-1]
+    assert not scores.touched.any()
 
 
 def test_scores_in_bfloat16_are_near_those_in_float32():
@@ -75,8 +76,8 @@ def test_scores_in_bfloat16_are_near_those_in_float32():
     subject = toy_subject()
     half = Subject('toy', subject.model, subject.encoding, 'bfloat16')
     pairs = [([3], [5, 6, 7]), ([9], [1, 2])]
-    exact, _ = likelihood.score(subject, pairs, '')
-    rounded, _ = likelihood.score(half, pairs, '')
+    exact = likelihood.score(subject, pairs, '').logp
+    rounded = likelihood.score(half, pairs, '').logp
     assert not torch.equal(rounded, exact)
     assert rounded.tolist() == pytest.approx(exact.tolist(), rel=0.02)
 
@@ -112,8 +113,8 @@ def test_loss_is_that_of_the_model_in_blocks():
         idx = torch.tensor([before[start:start + 24]])
         targets = torch.tensor([ids[start:start + 24]])
         nats += subject.model(idx, targets).item() * targets.numel()
-    logp = likelihood.score_texts(subject, [ids], '', look_back=False)
-    assert likelihood.perplexity(logp, 53) == pytest.approx(math.exp(nats / 53), rel=1e-5)
+    scores = likelihood.score_texts(subject, [ids], '', look_back=False)
+    assert likelihood.perplexity(scores.logp, 53) == pytest.approx(math.exp(nats / 53), rel=1e-5)
 
 
 # -----------------------------------------------------------------------------

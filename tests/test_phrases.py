@@ -278,7 +278,7 @@ def test_what_the_prompt_does_not_have_is_said(model):
     """Each part of an edit whose word is not in the prompt has a remark."""
     texts = TEXTS | {'senses_off': ['nurse:1', 'she:1'], 'topic': [], 'strength': []}
     idx = torch.tensor([[SHE, HE]])
-    _, lines = make_edit(parse_edits(texts), model, ENCODING, idx)
+    _, lines = make_edit(parse_edits(texts), model, ENCODING, [idx])
     is_absent = [line.endswith(' (not in the prompt)') for line in lines]
     assert is_absent == [True, False, False, True]
 

@@ -1,0 +1,301 @@
+"""The tables of sample.py: what senses say, and what makes a prediction."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import senses
+from model import Edit
+from rucksack import phrases
+from rucksack.phrases import SensesOf, quoted, word_id
+from rucksack.subject import Subject
+from rucksack.table import Table
+
+# -----------------------------------------------------------------------------
+# Looking at senses.
+
+
+def ranking(subject: Subject, title: str, columns: dict[str, str], rows: list[tuple]) -> Table:
+    """A table from rows (cells, ids (n,), scores (n,)).
+
+    The cells go under columns; n words with their scores follow.
+    """
+    n = len(rows[0][1])
+    ranks = {str(i + 1): word_and_score for i in range(n)}
+    lines = []
+    for cells, ids, scores in rows:
+        words = [quoted(subject.encoding, v) for v in ids.tolist()]
+        lines.append([*cells, *zip(words, scores.tolist())])
+    return Table(title, columns | ranks, lines, clip=True)
+
+
+def word_and_score(pair: tuple[str, float]) -> str:
+    """A cell of a ranking."""
+    word, score = pair
+    return f'{word[:20]} {score:+.2f}'
+
+
+def show(subject: Subject, phrase: tuple[str, SensesOf | None], edit: Edit | None) -> Table:
+    """Tables 1 and 3: the norm of each sense of a word, and the words it raises and lowers most."""
+    model = subject.model
+    encoding = subject.encoding
+    word, chosen = phrase
+    pieces = phrases.pieces_of(encoding, word)
+    idx = torch.tensor([pieces], device=subject.device)  # (1, T)
+    C = senses.edited(model, idx, edit)[0, -1]  # (k, d)
+    ids, logits = senses.extremes(model, C, 8)  # (k, 16) each
+    numbers = range(len(C))
+    what = phrases.describe(encoding, word)
+    if chosen:
+        _, numbers, description = phrases.find_senses(chosen, model, encoding)
+        if chosen.pair:
+            what = description
+    rows = []
+    for l in numbers:
+        norm = C[l].norm().item()
+        raised = slice(0, 8)
+        lowered = slice(8, 16)
+        rows.append(([l, norm, '+'], ids[l, raised], logits[l, raised]))
+        rows.append((['', '', '-'], ids[l, lowered], logits[l, lowered]))
+    title = (f'{what}: the words that each sense raises (+) and lowers (-) most, '
+             'in logits at weight 1')
+    return ranking(subject, title, {'sense': 'd', 'norm': '.1f', '': ''}, rows)
+
+
+def separate(subject: Subject, pair: tuple[str, str]) -> Table:
+    """Senses by how strongly they separate two words, on average over the vocabulary."""
+    a, b = pair_ids(subject, pair)
+    scores = senses.separation(subject.model, None, a, b)  # (V, k)
+    mean_size = scores.abs().mean(0)  # (k,)
+    rows = []
+    for l in mean_size.argsort(descending=True).tolist():
+        ids = scores[:, l].abs().topk(8).indices  # (8,)
+        cells = [l, mean_size[l].item()]
+        rows.append((cells, ids, scores[ids, l]))
+    title = (f'How far each sense separates {plus_and_minus(subject, a, b)}: mean size over all '
+             'words, and where most')
+    return ranking(subject, title, {'sense': 'd', 'mean': '.2f'}, rows)
+
+
+def separate_words(subject: Subject, pair: tuple[str, str], words: list[str]) -> Table:
+    """How far each sense of each word separates a pair, C . (E_a - E_b): a row a word."""
+    a, b = pair_ids(subject, pair)
+    rows = []
+    for word in words:
+        last_piece = phrases.pieces_of(subject.encoding, word)[-1]
+        scores = senses.separation(subject.model, last_piece, a, b)  # (k,)
+        rows.append([word, *scores.tolist()])
+    title = (f'How far each sense of these words separates {plus_and_minus(subject, a, b)}, '
+             'in logits at weight 1')
+    columns = {'word': ''} | sense_columns(subject)
+    return Table(title, columns, rows)
+
+
+def pair_ids(subject: Subject, pair: tuple[str, str]) -> list[int]:
+    """The ids of the two words of a pair."""
+    return [word_id(subject.encoding, word) for word in pair]
+
+
+def plus_and_minus(subject: Subject, a: int, b: int) -> str:
+    """What a score of a pair of ids separates, for a title."""
+    return f'{quoted(subject.encoding, a)} (+) from {quoted(subject.encoding, b)} (-)'
+
+
+def sense_columns(subject: Subject) -> dict[str, str]:
+    """A column for each sense: s0, s1 and so on."""
+    numbers = range(subject.model.config.n_sense)
+    return {f's{l}': '+.2f' for l in numbers}
+
+
+def speak_for(subject: Subject, words: list[str]) -> Table:
+    """Eq. 17: the senses, of all words, that most speak for a bag of words, and what they raise."""
+    model = subject.model
+    bag = phrases.bag_ids(subject.encoding, words)
+    scores = senses.affinities(model, [bag])[0]  # (V, k)
+    rows = []
+    for place in scores.flatten().topk(20).indices.tolist():  # of V * k
+        w, l = divmod(place, scores.shape[1])
+        C = senses.senses_of(model, w)  # (k, d)
+        ids, logits = senses.extremes(model, C[l], 5)  # (10,) each
+        cells = [scores[w, l].item(), quoted(subject.encoding, w), l]
+        rows.append((cells, ids[:5], logits[:5]))
+    title = (f'The senses that most speak for {"+".join(words)} (Eq. 17), '
+             'and the words they raise most')
+    return ranking(subject, title, {'score': '.2f', 'word': '<', 'sense': 'd'}, rows)
+
+
+def similar(subject: Subject, word: str) -> Table:
+    """The words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
+    w = word_id(subject.encoding, word)
+    cosines = senses.similarity(subject.model, w)  # (V, k)
+    cosines[w] = -1  # a word is not its own neighbour
+    kinds = {str(l): column for l, column in enumerate(cosines.T)}  # (V,) each
+    kinds['min'] = cosines.amin(-1)
+    rows = []
+    for name, cosine in kinds.items():
+        top = cosine.topk(8)
+        rows.append(([name], top.indices, top.values))
+    title = (f'{word}: the most similar words, by the cosine of each sense (Eq. 13) '
+             'and its minimum (Eq. 14)')
+    return ranking(subject, title, {'sense': ''}, rows)
+
+
+# -----------------------------------------------------------------------------
+# Explaining the prediction.
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to continue, and its ids (1, T)."""
+
+    text: str
+    idx: Tensor
+    template: str = ''  # the text with {} in place of a word
+    word: str = ''      # that word
+
+
+def shortened(text: str) -> str:
+    """The end of a prompt that is long, for a table."""
+    return text if len(text) <= 60 else '...' + text[-57:]
+
+
+def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edit: Edit | None
+                  ) -> Table:
+    """How likely each word comes next, a row a prompt; with an edit, before and after it.
+
+    Two words also get their log odds, ln p(first) / p(second).
+    """
+    ids = [word_id(subject.encoding, word) for word in words]
+    edits = {'': None}
+    if edit is not None:
+        edits[' after'] = edit
+    columns = {'prompt': shortened}
+    rows = [[prompt.text] for prompt in prompts]
+    for when, one in edits.items():
+        columns |= {f'{word}{when}': '.4f' for word in words}
+        if len(ids) == 2:
+            columns[f'log odds{when}'] = '+.3f'
+        for prompt, row in zip(prompts, rows):
+            probs = senses.predict(subject.model, prompt.idx, one)  # (V,)
+            p = probs[ids]  # (words,)
+            row.extend(p.tolist())
+            if len(ids) == 2:
+                log_odds = p[0].log() - p[1].log()
+                row.append(log_odds.item())
+    title = 'The probability of each word after the prompt'
+    if edit is not None:
+        title += ', before and after the edit'
+    return Table(title, columns, rows)
+
+
+def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: Edit | None
+         ) -> Table:
+    """What each sense of a word adds to the log odds of a pair after a prompt with this word.
+
+    A row a word: the sums of alpha * C . (E_a - E_b) over the word's occurrences, that over all
+    other tokens, and the log odds themselves.
+    """
+    model = subject.model
+    a, b = pair_ids(subject, pair)
+    E = model.wte.weight.detach()  # (V, d)
+    v = E[a] - E[b]  # (d,)
+    rows = []
+    for prompt in prompts:
+        C = senses.edited(model, prompt.idx, edit)  # (1, T, k, d)
+        alpha, scores = senses.explain(model, prompt.idx, v, C)  # (1, T, k) each
+        terms = (alpha * scores)[0]  # (T, k)
+        forms = phrases.word_forms(subject.encoding, prompt.word)
+        is_word = senses.occurrences(prompt.idx, forms).flatten()  # (T,)
+        by_sense = terms[is_word].sum(0)  # (k,)
+        total = terms.sum()
+        rest = total - by_sense.sum()
+        rows.append([prompt.word, *by_sense.tolist(), rest.item(), total.item()])
+    what = plus_and_minus(subject, a, b)
+    title = f'How far each sense of the word separates {what} after "{prompts[0].template}"'
+    columns = {'word': ''} | sense_columns(subject)
+    columns |= {'other tokens': '+.2f', 'log odds': '+.2f'}
+    return Table(title, columns, rows)
+
+
+def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit | None]) -> Table:
+    """The likeliest next words, and those that move most, under n edits.
+
+    The first and the last edit get bars.
+    """
+    names = list(edits)
+    predictions = [senses.predict(subject.model, idx, edit) for edit in edits.values()]
+    probs = torch.stack(predictions)  # (n, V)
+    first_and_last = probs[[0, -1]]  # (2, V)
+    likeliest = first_and_last.topk(10).indices  # (2, 10)
+    moves = first_and_last.diff(dim=0)[0].abs().topk(6)
+    moving = moves.indices[moves.values > 1e-4]
+    ids = torch.cat([likeliest.flatten(), moving]).unique()
+    likeliest_first = probs[:, ids].amax(0).argsort(descending=True, stable=True)
+    rows = []
+    for v in ids[likeliest_first].tolist():
+        word = quoted(subject.encoding, v)
+        p = probs[:, v].tolist()
+        rows.append([word, *p, p[0], p[-1]])
+    columns = {'next word': ''} | dict.fromkeys(names, '.3f')
+    columns |= {f'{names[0]}:': bar, f'{names[-1]}:': bar}
+    return Table(title, columns, rows)
+
+
+def bar(p: float) -> str:
+    """A probability as a bar."""
+    return '█' * round(20 * p)
+
+
+def sweep(subject: Subject, phrase: SensesOf, idx: Tensor, edit: Edit | None) -> Table:
+    """Figure 3: the next words as senses go from off to full weight, on top of the edit."""
+    words, numbers, what = phrases.find_senses(phrase, subject.model, subject.encoding)
+    edits = {}
+    for factor in (0, 0.25, 0.5, 0.75, 1):
+        scale = senses.scale_senses(words, numbers, factor)
+        edits[f'{factor:g}'] = senses.compose([edit, scale] if edit else [scale])
+    title = f'The weight of {what}{phrases.absent(words, [idx])}'
+    return next_words(subject, title, idx, edits)
+
+
+def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) -> Table:
+    """The largest terms alpha * C . E of the logit of a word, or of A minus that of B.
+
+    words are [A], [A, B], or [] for the likeliest word.
+    """
+    model = subject.model
+    encoding = subject.encoding
+    probs = senses.predict(model, idx, edit)  # (V,)
+    ids = [word_id(encoding, word) for word in words]
+    if not ids:
+        ids = [probs.argmax().item()]
+    E = model.wte.weight.detach()  # (V, d)
+    v = E[ids[0]]  # (d,)
+    if len(ids) == 2:
+        v = v - E[ids[1]]
+    C = senses.edited(model, idx, edit)  # (1, T, k, d)
+    alpha, scores = senses.explain(model, idx, v, C)  # (1, T, k) each
+    numbers = torch.stack([alpha * scores, alpha, scores]).flatten(1)  # (3, T * k)
+    terms = numbers[0]  # (T * k,)
+    largest = terms.abs().argsort(descending=True)[:15]
+    rows = []
+    for place in largest.tolist():
+        j, l = divmod(place, alpha.shape[2])
+        token = quoted(encoding, idx[0, j].item())
+        adds, weight, score = numbers[:, place].tolist()
+        rows.append([adds, weight, score, token, j, l])
+    total = terms.sum()
+    rest = total - terms[largest].sum()
+    rows.append([rest.item(), '', '', f'the other {len(terms) - len(rows)}', '', ''])
+    rows.append([total.item(), '', '', 'in all', '', ''])
+    names = ' above that of '.join(quoted(encoding, w) for w in ids)
+    chances = '; '.join(f'{probs[w]:.3f}, rank {(probs > probs[w]).sum() + 1}' for w in ids)
+    title = f'What makes the logit of {names} after the prompt (probability {chances})'
+    columns = {
+        'adds': '+.3f',
+        '= alpha': '.3f',
+        '* C.E': '+.2f',
+        'token': '<',
+        'position': 'd',
+        'sense': 'd'}
+    return Table(title, columns, rows)
