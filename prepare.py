@@ -4,13 +4,15 @@
     python prepare.py openwebtext --num-proc 16            the paper's corpus, from the Hub
     python prepare.py NAME --text FILE... [--val FILE...]  your .jsonl, .parquet, .tar, .txt or .md
     python prepare.py NAME --hub wikimedia/wikipedia:20231101.simple     any text dataset of the Hub
+    python prepare.py NAME --text FILE --like english      for fine-tuning: that model's tokenizer
 
 A bin holds nothing but token ids, as little-endian uint16, since no vocabulary here has more than
 65,536. An end-of-text id follows each document. A document is one object of a .jsonl (field
 "text"), one row of a .parquet (column "text"), one .txt in a .tar, or a whole .txt or .md file.
 
 Without --val, documents over 20,000 characters are cut at paragraphs into pieces, which then count
-as documents. If there are fewer than 100 documents, the pieces are smaller.
+as documents. If there are fewer than 100 documents, the pieces are smaller. 1% of the documents are
+held out; of fewer than 1,000, ten, or a tenth if that is less.
 """
 
 import argparse
@@ -41,6 +43,7 @@ from rucksack.common import (
     sync,
 )
 from rucksack.data import BIN_DTYPE, DATA_NAME
+from rucksack.published import from_pretrained
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer, words_tokenizer
 from rucksack.toy import toy_stories
 
@@ -51,6 +54,7 @@ FORMATS = ('.jsonl, .json, .parquet, .tar, or prose as .txt, .md or without an e
            'plain, .gz or .xz')
 HUB_DATASET = r'\w[\w.-]*/\w[\w.-]*(:[^:]*){0,2}'
 LONGEST = 20_000  # characters; longer documents are cut
+BLOCK_SIZE = 512  # train.py's default
 TOY_STORIES = {'train': 60_000, 'val': 4_000}
 
 
@@ -214,9 +218,8 @@ def write_bins(folder: Path, documents: Iterable[list[int]], is_held: np.ndarray
         'sha256': {name: digest.hexdigest() for name, digest in sums.items()}}
 
 
-def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
+def write_corpus(folder: Path, args: argparse.Namespace, tokenizer: dict) -> dict:
     """Write the bins of text files; returns the facts for meta.json."""
-    tokenizer = gpt2_tokenizer(args.merges)
     encoding = load_tokenizer(tokenizer)
     import datasets
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
@@ -226,15 +229,19 @@ def write_corpus(folder: Path, args: argparse.Namespace) -> dict:
     is_openwebtext = args.name == 'openwebtext'
     sources = args.sources or openwebtext_files()
     parts = [read_texts(source, args.field, cache) for source in sources]
+    n_train = sum(map(len, parts))
+    parts += [read_texts(source, args.field, cache) for source in args.val]
+    for source, part in zip([*sources, *args.val], parts):
+        if len(part) == 0 and n_train > 0:
+            print(f'{source}: no text in it')
     if args.val:
-        n_train = sum(map(len, parts))
-        parts += [read_texts(source, args.field, cache) for source in args.val]
         is_held = np.arange(sum(map(len, parts))) >= n_train
     else:
         share = 0.0005
         if not is_openwebtext:
             parts = cut(parts)
-            share = 0.01
+            ten = 10 / max(1, sum(map(len, parts)))  # as a share of the documents
+            share = max(0.01, min(0.1, ten))
         is_held = hold_out(sum(map(len, parts)), share, args.seed)
     facts = write_bins(folder, encoded(parts, encoding, args.num_proc), is_held)
     return {'tokenizer': tokenizer, **facts}
@@ -260,8 +267,18 @@ def write_toy(folder: Path, seed: int) -> dict:
                         'exact, each has one derivation'}
 
 
+def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict, int]:
+    """The description of the tokenizer to use, and the length of texts to train on."""
+    if args.like is None:
+        return gpt2_tokenizer(args.merges), BLOCK_SIZE
+    model = from_pretrained(args.like)
+    load_tokenizer(model.tokenizer)  # UserError if it has none
+    return model.tokenizer, model.config.block_size
+
+
 def prepare(folder: Path, args: argparse.Namespace) -> None:
     """Make data/NAME in a locked folder beside it, renamed when complete; print what was made."""
+    block_size = BLOCK_SIZE
     partial_folder = folder.with_name(f'.{folder.name}.partial')
     partial_folder.mkdir(parents=True, exist_ok=True)
     busy = f'another prepare.py is making {folder}; wait for it'
@@ -274,7 +291,8 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
         if args.name == 'toy':
             facts = write_toy(partial_folder, args.seed)
         else:
-            facts = write_corpus(partial_folder, args)
+            tokenizer, block_size = tokenizer_and_block_size(args)
+            facts = write_corpus(partial_folder, args, tokenizer)
         if not all(facts['tokens'].values()):
             sources = ', '.join(args.sources + args.val)
             raise UserError(f'{sources}: too little text; give more, or --val')
@@ -294,6 +312,9 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
     train, val = facts['tokens'].values()
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
           f'{val:,} held out, {facts["vocab_size"]:,} ids')
+    if val < 4 * block_size:
+        print(f'{val:,} held-out tokens are fewer than four texts of block_size={block_size}: '
+              'hold out more with --val FILE, or train with a smaller --block_size')
     if 'entropy_per_token' in facts:
         print(f'The entropy of this world is {facts["entropy_per_token"]:.4f} nats per token.')
 
@@ -318,6 +339,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         **files)
     add('--merges', type=number(int, 1, 50_000), metavar='N',
         help="cut GPT-2's BPE after its first N merges; up to 16,384 need no download")
+    add('--like', metavar='MODEL',
+        help='use the tokenizer of a model, to fine-tune it: --like english, or a checkpoint, '
+             'folder or Hub name')
     add('--num-proc', type=number(int, 1), metavar='N', default=os.cpu_count(),
         help='threads for encoding (default: all cores)')
     add('--seed', type=number(int, 0), metavar='S', default=0,
@@ -325,7 +349,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--overwrite', action='store_true', help='replace data/NAME')
     args = parser.parse_args(argv)
     if not re.fullmatch(DATA_NAME, args.name) or '/' in args.name:
-        parser.error(f'NAME is {args.name!r}; it takes letters, digits, _, - and .')
+        parser.error(f'NAME is {args.name!r}; it takes up to 200 letters, digits, _, - and .')
     args.text = [file for path in args.text for file in files_in(path)]
     args.val = [file for path in args.val for file in files_in(path)]
     for file in args.text + args.val:
@@ -336,8 +360,14 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         if not re.fullmatch(HUB_DATASET, args.hub):
             parser.error(f'--hub {args.hub} is not OWNER/DATASET[:CONFIG[:SPLIT]]')
         args.sources.append(f'hub:{args.hub}')
-    if args.name == 'toy' and args.sources:
-        parser.error('toy takes no --text or --hub')
+    if args.name == 'toy' and (args.sources or args.like):
+        parser.error('toy takes no --text, --hub or --like')
+    if args.like is not None and args.merges:
+        parser.error('--like and --merges both choose a tokenizer; give one')
+    for file in args.val:
+        if any(os.path.samefile(file, other) for other in args.text):
+            print(f'{file} is both in --text and in --val: the loss on held-out text will be that '
+                  'of a text the model has seen')
     if args.name not in ('toy', 'openwebtext') and not args.sources:
         parser.error(f'NAME is {args.name!r}; any name but toy and openwebtext needs '
                      '--text or --hub')

@@ -33,7 +33,7 @@ from rucksack import checkpoint as ckpt
 from rucksack.common import UserError, run_cli
 from rucksack.data import DATA_NAME, DistinctIds, TokenDataset, inputs_of, read_meta, texts_of_step
 from rucksack.folder import RunFolder, refuse_to_replace
-from rucksack.machine import Machine, find_machine, flops_per_token
+from rucksack.machine import Machine, check_memory, find_machine, flops_per_token
 from rucksack.optimizers import make_optimizers
 from rucksack.published import from_pretrained
 from rucksack.settings import parse_settings, setting
@@ -58,7 +58,8 @@ class Settings:
     n_embd: int = setting(768, 'width d', low=1)
     n_sense: int = setting(16, 'senses of a token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
-    block_size: int = setting(512, 'length of a training text, tokens', low=1)
+    block_size: int = setting(512, 'length of a training text, tokens (init_from weights: '
+                                   'theirs, or less)', low=1)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
     batch_size: int = setting(32, 'texts in a micro-batch', low=1)
     gradient_accumulation_steps: int = setting(1, 'micro-batches a step, in all processes', low=1)
@@ -191,8 +192,9 @@ def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: d
     """
     config = weights.config
     if weights.tokenizer not in (None, meta['tokenizer']) or config.n_vocab < meta['vocab_size']:
-        raise UserError(f'{s.init_from} does not fit the vocabulary of data/{s.dataset}; '
-                        'choose other data')
+        raise UserError(f'{s.init_from} has {config.n_vocab:,} ids, and data/{s.dataset} '
+                        f'{meta["vocab_size"]:,} or other ones; make the data anew: python '
+                        f'prepare.py {s.dataset} --text FILE --like {s.init_from} --overwrite')
     shape = {name: getattr(config, name) for name in ('n_layer', 'n_head', 'n_embd')}
     if config.n_sense:
         shape['model'] = 'backpack'
@@ -203,7 +205,9 @@ def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: d
     for name, value in shape.items():
         if name in given and getattr(s, name) != value:
             raise UserError(f'{s.init_from} has {name}={value}; drop --{name}={getattr(s, name)}')
-    if config.block_size < s.block_size:
+    if 'block_size' not in given:
+        shape['block_size'] = config.block_size
+    elif config.block_size < s.block_size:
         raise UserError(f'{s.init_from} has block_size={config.block_size}, and --block_size is '
                         f'{s.block_size}; set it to {config.block_size} or less')
     return replace(s, **shape)
@@ -369,6 +373,9 @@ def train(s: Settings, given: set[str]) -> int:
         refuse_to_replace(s.path)
     folder = Path('data') / s.dataset
     meta = read_meta(folder)
+    if s.init_from not in ('scratch', 'resume'):
+        weights = from_pretrained(s.init_from)
+        s = settings_of_weights(weights, s, given, meta)  # their block_size too
     train_data = TokenDataset(folder, 'train', meta, s.block_size)
     val_data = TokenDataset(folder, 'val', meta, s.block_size)
     data_facts = str([meta['tokens'], meta.get('sha256')])
@@ -379,17 +386,19 @@ def train(s: Settings, given: set[str]) -> int:
     # The device, its number format and, under torchrun, the other processes.
     check_processes(s)
     machine = find_machine(s.device, s.dtype)
+    if state:
+        machine.why = 'as the run began'
     s = replace(s, dtype=machine.dtype)
 
     # The model: from scratch, from the checkpoint to resume, or from given weights.
     if s.init_from == 'scratch':
+        config = config_of(s, meta)
+        check_memory(config, machine)
         torch.manual_seed(s.seed)
-        model = Backpack(config_of(s, meta))
+        model = Backpack(config)
     elif s.init_from == 'resume':
         model = ckpt.from_checkpoint(state, s.path)
     else:
-        weights = from_pretrained(s.init_from)
-        s = settings_of_weights(weights, s, given, meta)
         model = start_from(weights, s)
         if model.config.n_sense and not weights.config.n_sense:
             machine.print0(f'embeddings, blocks and ln_f are those of {s.init_from}; '

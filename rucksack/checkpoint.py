@@ -3,7 +3,7 @@
 import os
 import shutil
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -71,6 +71,11 @@ def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpa
 def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
     """The model inside a checkpoint of train.py, with the description of its tokenizer."""
     try:
+        known = {field.name for field in fields(Config)}
+        unknown = set(checkpoint['model_config']) - known
+        if unknown:
+            raise LookupError('another version wrote it, with model_config '
+                              f'{", ".join(map(str, unknown))}')
         config = Config(**checkpoint['model_config'])
         weights = dict(checkpoint['model'])
         tokenizer = current_form(checkpoint['tokenizer'])

@@ -14,7 +14,7 @@ from model import Backpack
 from rucksack.common import UserError, one_line
 from rucksack.tokenizer import GPT2, GPT2_VOCAB, current_form, vocab_size
 
-DATA_NAME = r'(?!.*\.\.)\w[\w./-]*'  # a folder in data/, never outside it
+DATA_NAME = r'(?!.*\.\.)\w[\w./-]{0,199}'  # a folder in data/, never outside it
 BIN_DTYPE = np.dtype('<u2')
 
 

@@ -54,6 +54,8 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         busy = f'another process trains in {folder}; choose another --out_dir'
         self.lock = lock_folder(folder, busy)
+        for path in folder.glob('*.partial'):  # left by a killed run
+            path.unlink()
         if s.overwrite and not state:
             for path in checkpoints_in(folder):
                 path.unlink()

@@ -106,8 +106,11 @@ def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
 
 
 def pronouns(subject: Subject) -> list[int]:
-    """The ids of she, he and they."""
-    return [word_id(subject.encoding, word) for word in ('she', 'he', 'they')]
+    """The ids of she, he and they; UserError, with the name of the model, if it lacks one."""
+    try:
+        return [word_id(subject.encoding, word) for word in ('she', 'he', 'they')]
+    except UserError as error:
+        raise UserError(f'{subject.name}: {error}')
 
 
 def single_token(subject: Subject, nouns: list[str]) -> list[str]:

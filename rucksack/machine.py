@@ -6,14 +6,14 @@ import shutil
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from model import Backpack
-from rucksack.common import UserError, bfloat16_unit, find_device, printable
+from model import Backpack, Config
+from rucksack.common import UserError, bfloat16_unit, find_device, one_line, printable
 
 PEAK_FLOPS = {  # dense bfloat16, from the data sheets
     'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12,
@@ -79,6 +79,29 @@ class Machine:
             return module
         self.print0('compiling, which takes a minute or two ...')
         return torch.compile(module)
+
+
+def check_memory(config: Config, machine: Machine) -> None:
+    """UserError if the machine has not the memory to train a model of this shape.
+
+    A parameter needs 16 bytes: itself, its gradient and the two moments of AdamW, in float32.
+    """
+    try:
+        with torch.device('meta'):
+            one = Backpack(replace(config, n_layer=1)).n_params()['total']
+            two = Backpack(replace(config, n_layer=2)).n_params()['total']
+    except RuntimeError as error:  # a matrix with more than 2^63 bytes
+        raise UserError(f'no machine can train with n_embd={config.n_embd} ({one_line(error)}); '
+                        'choose a smaller one')
+    n = one + (config.n_layer - 1) * (two - one)
+    if machine.on_gpu:
+        memory = torch.cuda.mem_get_info(machine.device)[1]
+    else:
+        memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    if 16 * n > memory:
+        raise UserError(f'a model of {n:,} parameters needs at least {16 * n / 1e9:,.0f} GB to '
+                        f'train; {machine.device} has {memory / 1e9:,.0f} GB: choose smaller '
+                        'n_layer, n_embd or n_sense')
 
 
 def find_machine(device: str, dtype: str) -> Machine:

@@ -18,7 +18,7 @@ from rucksack.checkpoint import (
     model_with,
     training_of,
 )
-from rucksack.common import UserError, one_line
+from rucksack.common import UserError, complain, one_line
 from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
@@ -97,6 +97,9 @@ def download(name: str) -> Path:
         # Ask first with a timeout: behind a firewall, snapshot_download would wait forever.
         files = [file.rfilename for file in model_info(name, timeout=10).siblings]
         weights = WEIGHTS[0] if WEIGHTS[0] in files else WEIGHTS[1]
+        missing = {'config.json', weights}.difference(files)
+        if missing:
+            raise FileNotFoundError(f'it has no {" and no ".join(sorted(missing))}')
         patterns = ['config.json', 'tokenizer.json', weights]
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the client and its HTTP library each raise their own kinds
@@ -185,11 +188,29 @@ def from_published(folder: Path) -> Backpack:
         for i, block in enumerate(model.contextualizer.blocks):
             for weight in block.attn.c_attn.parameters():
                 weight.data[:config.n_embd] /= i + 1  # the queries, so the scores
-    model.tokenizer = GPT2 if config.n_vocab == GPT2_VOCAB else read_tokenizer(folder)
+    model.tokenizer = tokenizer_of(folder, config.n_vocab)
     if model.tokenizer and vocab_size(model.tokenizer) != config.n_vocab:
         raise UserError(f'{folder}: its tokenizer has {vocab_size(model.tokenizer):,} ids, '
                         f'its model {config.n_vocab:,}')
     return model
+
+
+def tokenizer_of(folder: Path, n_vocab: int) -> dict | None:
+    """The tokenizer of published weights; with as many ids as GPT-2's it is GPT-2's.
+
+    UserError if another tokenizer cannot be read. For GPT-2's the file is not needed, so a line on
+    standard error is enough.
+    """
+    if n_vocab != GPT2_VOCAB:
+        return read_tokenizer(folder)
+    try:
+        description = read_tokenizer(folder)
+        if description and vocab_size(description) != n_vocab:
+            raise UserError(f'{folder}/tokenizer.json has {vocab_size(description):,} ids, the '
+                            f'model {n_vocab:,}')
+    except UserError as error:
+        complain('rucksack', f"{error}; using GPT-2's tokenizer")
+    return GPT2
 
 
 def config_of(settings: dict) -> Config:

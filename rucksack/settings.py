@@ -57,13 +57,23 @@ def read_config(path: str, parser: SettingsParser) -> dict:
     try:
         words = []
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
-            target, = line.targets
-            words.append(f'--{target.id}={ast.literal_eval(line.value)}')
+            name, value = key_and_value(line)
+            words.append(f'--{name}={value}')
         settings = parser.parse(words)
     except Exception as error:
         raise UserError(f'{path}: {one_line(error)}; a config file holds lines key = value')
     del settings['configs']
     return settings
+
+
+def key_and_value(line: ast.stmt) -> tuple[str, object]:
+    """The two sides of a line key = value; UserError for any other code."""
+    try:
+        target, = line.targets
+        return target.id, ast.literal_eval(line.value)
+    except (AttributeError, ValueError, TypeError):
+        code = ast.unparse(line).splitlines()[0]
+        raise UserError(f'line {line.lineno}, {code}, is code')
 
 
 def parse_settings(kind: type, prog: str, description: str, argv: list[str]

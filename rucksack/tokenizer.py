@@ -255,7 +255,8 @@ def read_tokenizer(folder: Path) -> dict | None:
             if isinstance(merges[0], list):  # as newer versions of tokenizers write them
                 merges = [' '.join(pair) for pair in merges]
             description = GPT2 | {'merges': merges}
-        if bpe['vocab'] != spelled_vocab(description):
+        vocab = {token: i for token, i in bpe['vocab'].items() if token != END_OF_TEXT}
+        if vocab != spelled_vocab(description):
             raise ValueError('its ids are in another order')
         return description
     except Exception as error:  # whatever a damaged file holds
