@@ -71,17 +71,19 @@ def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpa
 def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
     """The model inside a checkpoint of train.py, with the description of its tokenizer."""
     try:
-        known = {field.name for field in fields(Config)}
-        unknown = set(checkpoint['model_config']) - known
-        if unknown:
-            raise LookupError('another version wrote it, with model_config '
-                              f'{", ".join(map(str, unknown))}')
-        config = Config(**checkpoint['model_config'])
+        settings = dict(checkpoint['model_config'])
+        unknown = settings.keys() - {field.name for field in fields(Config)}
+        for name in unknown:
+            del settings[name]
+        config = Config(**settings)
         weights = dict(checkpoint['model'])
         tokenizer = current_form(checkpoint['tokenizer'])
     except (TypeError, LookupError, ValueError, ArithmeticError) as error:
         cause = f'{type(error).__name__}: {one_line(error)}'
         raise UserError(f'{path} is no checkpoint of train.py ({cause})')
+    if unknown:
+        raise UserError(f'{path} was written by another version, whose model_config has '
+                        f'{", ".join(map(str, unknown))}; use that version')
     model = model_with(config, weights, path)
     model.tokenizer = tokenizer
     return model

@@ -268,6 +268,8 @@ def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tu
 def rows_of_hub(benchmark: Benchmark) -> list[dict]:
     """The rows of all configs of a benchmark on the Hugging Face Hub."""
     import datasets
+    import huggingface_hub
+    huggingface_hub.utils.logging.set_verbosity_error()  # not a line for each retry
     configs = [benchmark.hub_config]
     if benchmark.hub_config is None:
         configs = datasets.get_dataset_config_names(benchmark.hub_name)

@@ -1,5 +1,6 @@
 """Claims about eval.py: each command end to end, on random models."""
 
+import csv
 import json
 import math
 import shutil
@@ -15,10 +16,12 @@ from torch.nn import functional as F
 
 import eval as tables
 import sample
+from model import Backpack, Config
 from rucksack import gender, timing
 from rucksack.likelihood import held_out, windows
 from rucksack.published import BUNDLED
 from rucksack.subject import load_subject
+from rucksack.tokenizer import words_tokenizer
 from senses import scale_senses
 
 say = partial(helpers.say, tables)
@@ -150,6 +153,36 @@ def test_the_loss_of_an_edit_is_that_of_edited_senses(edits, capsys):
     assert rows[1][LOSS] == pytest.approx(math.exp(nats / len(ids)), rel=1e-4)
 
 
+def test_two_files_of_edits_are_one_edit(edits, capsys, runs):
+    """The loss under both is that under one file with the edits of both."""
+    save_edit = partial(helpers.say, sample, capsys, '--from=out/run', '--max-new-tokens=0')
+    save_edit('--senses-off=nurse:3', '--save-edit=n.json')
+    save_edit('--senses-off', '*:0-2', 'nurse:3', '--save-edit=both.json')
+    two = rows_of(capsys, 'loss', '--from=out/run', '--edit=e.json', '--edit=n.json')
+    one = rows_of(capsys, 'loss', '--from=out/run', '--edit=both.json')
+    alone = rows_of(capsys, 'loss', '--from=out/run', '--edit=e.json')
+    assert two[1][0] == 'Backpack out/run under e.json and n.json'
+    assert two[1][LOSS] == pytest.approx(one[1][LOSS], rel=1e-6)
+    assert two[1][LOSS] != alone[1][LOSS]
+
+
+def test_gender_says_how_many_prompts_an_edit_touched(edits, capsys):
+    """Every prompt, by an edit of all words."""
+    text = say(capsys, 'gender', '--from=out/run', '--edit=e.json')
+    assert '\nout/run under e.json: touched 26 of 26 prompts\n' in text  # two nouns
+
+
+def test_csv_has_the_rows_of_all_tables(runs, capsys):
+    """With the name of the table first, and the numbers of the JSON file."""
+    say(capsys, *ALL, '--csv=all.csv')
+    found = rows_in('all.json')
+    with open('all.csv', newline='') as file:
+        rows = list(csv.DictReader(file))
+    assert [row['table'] for row in rows] == [name for name in found for _ in found[name]]
+    perplexities = [float(row['perplexity']) for row in rows if row['table'] == 'loss']
+    assert perplexities == [row[LOSS] for row in found['loss']]
+
+
 # -----------------------------------------------------------------------------
 # Which models are compared.
 
@@ -220,6 +253,7 @@ def assert_refused(capsys, argv: str, part: str) -> None:
     ('loss --texts 3', '--texts'),
     ('topic --texts 0', '--texts'),
     ('loss --json no/such/x.json', 'no/such/x.json'),
+    ('loss --csv x.json', 'x.json'),
     ('loss --data x --json x.json', 'data/x'),
     ('loss --device gpu', 'gpu'),
     ('loss --from out/run_8', 'data/other'),
@@ -251,3 +285,23 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, part, runs, capsys):
 def test_an_edit_that_cannot_be_scored_is_refused(argv, part, edits, capsys):
     """A topic's annealing would see the future of a text, and a Transformer has no senses."""
     assert_refused(capsys, argv, part)
+
+
+def save_other_words() -> None:
+    """A Backpack in out/other that knows neither she nor he."""
+    tokenizer = words_tokenizer([' nurse table'])
+    config = Config(n_layer=1, n_head=1, n_embd=8, n_sense=2, vocab_size=259, block_size=64)
+    model = Backpack(config)
+    model.tokenizer = tokenizer
+    save('out/other', model)
+
+
+@pytest.mark.parametrize('argv, parts', [
+    ('loss --from out/other --data tiny', ['259', 'data/tiny', '--like out/other']),
+    ('gender out/run out/other', ['out/other', "'she'"])])
+def test_a_model_of_other_words_is_named(argv, parts, runs, capsys):
+    """What it lacks is in the line, among the names of other runs too."""
+    save_other_words()
+    said = helpers.error_of(tables, capsys, *argv.split())
+    for part in parts:
+        assert part in said

@@ -1,19 +1,22 @@
 """Claims about rucksack/likelihood.py: each metric against a case done by hand."""
 
 import math
+import re
 import tarfile
 from collections import Counter
+from dataclasses import replace
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from helpers import PAGES, PAIRS, PASSAGES, SHARED, toy_subject, write_benchmarks
+from helpers import PAGES, PAIRS, PASSAGES, SHARED, make_data, toy_subject, write_benchmarks
 
 from rucksack import likelihood
 from rucksack.common import UserError
 from rucksack.likelihood import BLIMP, LAMBADA, WIKITEXT
 from rucksack.subject import Subject
+from senses import scale_senses
 
 TABLES = [(LAMBADA, likelihood.lambada_table), (WIKITEXT, likelihood.wikitext_table),
           (BLIMP, likelihood.blimp_table)]
@@ -115,6 +118,73 @@ def test_loss_is_that_of_the_model_in_blocks():
         nats += subject.model(idx, targets).item() * targets.numel()
     scores = likelihood.score_texts(subject, [ids], '', look_back=False)
     assert likelihood.perplexity(scores.logp, 53) == pytest.approx(math.exp(nats / 53), rel=1e-5)
+
+
+# -----------------------------------------------------------------------------
+# What an edit costs, and what it touches.
+
+
+def under(subject: Subject, words: list[int]) -> Subject:
+    """The subject without sense 1 of some words."""
+    return replace(subject, name='edited', edit=scale_senses(words, [1], 0.0))
+
+
+def test_scores_count_the_tokens_an_edit_touches():
+    """Tokens of the context too, but not the last token, which is never read, and no padding."""
+    subject = toy_subject()
+    pairs = [([0, 5], [0, 0, 7]), ([3], [4]), ([0] * 9, [0] * 9), ([5], [0])]
+    scores = likelihood.score(under(subject, [0]), pairs, '')  # padding is 0 too
+    assert scores.touched.tolist() == [3, 0, 17, 0]
+    assert scores.n_scored.tolist() == [3, 1, 9, 1]
+
+
+def test_an_edit_that_changes_nothing_touches_nothing():
+    """Senses times 1 are the senses."""
+    subject = toy_subject()
+    same = replace(subject, edit=scale_senses(None, [0], 1.0))
+    assert not likelihood.score(same, [([1, 2], [3, 4])], '').touched.any()
+
+
+def test_the_price_of_an_edit_has_a_standard_error(tmp_path, monkeypatch):
+    """Nats per token more than without it; errors are those of a ratio, over blocks, by hand."""
+    monkeypatch.chdir(tmp_path)
+    subject = toy_subject()
+    ids = np.random.default_rng(2).integers(0, 9, 24 * 6 + 5)
+    make_data(ids, ids, tokenizer=subject.model.tokenizer, vocab_size=subject.encoding.n_vocab)
+    edited = under(subject, [3, 4])
+    added = []
+    lengths = []
+    for context, block in likelihood.windows(ids.tolist(), subject.eot, 24, look_back=False):
+        idx = torch.tensor([[*context, *block[:-1]]])
+        targets = torch.tensor([block])
+        C = edited.edit(idx, subject.model.senses(idx))
+        difference = subject.model(idx, targets, C=C) - subject.model(idx, targets)
+        added.append(difference.item() * len(block))
+        lengths.append(len(block))
+    mean = sum(added) / len(ids)
+    squares = sum((a - mean * n) ** 2 for a, n in zip(added, lengths))
+    error = math.sqrt(squares * 7 / 6) / len(ids)  # 7 blocks
+    n_touched = np.isin(ids[:-1], [3, 4]).sum()
+
+    note, = likelihood.loss_table([subject, edited], None).notes
+    numbers = [float(number) for number in re.findall(r'[+-]?\d+\.\d+', note)]
+    assert numbers == pytest.approx([mean, error], abs=1e-5)
+    assert f'over 7 blocks; touched {n_touched} of {len(ids)} tokens' in note
+
+
+@pytest.mark.parametrize('table, items', [
+    (likelihood.lambada_table, '1 of 3 passages'),
+    (likelihood.blimp_table, '2 of 6 sentences'),
+    (likelihood.wikitext_table, '1 of 2 windows')])
+def test_a_table_says_how_many_items_an_edit_touched(table, items, tmp_path):
+    """Those that have a word of the edit, of all that are read."""
+    subject = toy_subject(block_size=256)
+    letters = {likelihood.lambada_table: 'k', likelihood.blimp_table: 'c',
+               likelihood.wikitext_table: 'k'}
+    word = ord(letters[table])  # a letter of words that this vocabulary spells out
+    data = str(write_benchmarks(tmp_path / 'bench'))
+    note, = table([subject, under(subject, [word])], data).notes
+    assert f'edited: touched {items}' in note
 
 
 # -----------------------------------------------------------------------------

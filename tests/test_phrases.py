@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +26,12 @@ from rucksack.phrases import (
     parse_scaling,
     parse_senses_of,
     parse_strength,
+    phrase_list,
     read_edit,
     read_prompt,
     word_forms,
+    word_list,
+    write_out,
 )
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
 from senses import affinities, replace_word, scale_senses, separation, topic
@@ -56,6 +60,51 @@ def model() -> Backpack:
     model = lively(vocab_size=ENCODING.n_vocab).requires_grad_(False)
     model.tokenizer = TOKENIZER
     return model
+
+
+# -----------------------------------------------------------------------------
+# Lists.
+
+
+@pytest.mark.parametrize('text, words', [
+    ('nurse', ['nurse']), ('nurse,guard', ['nurse', 'guard']), (' a , b ', ['a', 'b']),
+    (',', [',']), ('a,', ['a,']), ('@', ['@'])])
+def test_commas_separate_the_words_of_a_list(text, words):
+    """A text with an empty part is one word, so that a comma can be looked at."""
+    assert word_list(text) == words
+
+
+@pytest.mark.parametrize('text, phrases', [
+    ('nurse', ['nurse']), ('a,b', ['a', 'b']), ('a,b:3-5,10', ['a:3-5,10', 'b:3-5,10']),
+    ('a,b:she/he=.5', ['a:she/he=.5', 'b:she/he=.5']), ('a,b: Apple -> HP', ['a: Apple -> HP',
+                                                                           'b: Apple -> HP']),
+    (',:3', [',:3']), ('::3', ['::3']), ('*:1,2', ['*:1,2'])])
+def test_a_phrase_is_written_out_for_each_word(text, phrases):
+    """Commas behind the last colon separate senses, not words."""
+    assert phrase_list(text) == phrases
+
+
+def test_a_file_has_a_word_a_line(tmp_path, monkeypatch):
+    """@FILE stands for its lines, without blank ones, in lists, phrases and bags."""
+    monkeypatch.chdir(tmp_path)
+    Path('words.txt').write_text('\ufeffnurse\r\n\n  guard \n', encoding='utf-8')
+    assert word_list('@words.txt') == ['nurse', 'guard']
+    texts = dict.fromkeys(TEXTS, []) | {'senses_off': ['@words.txt:1,2', 'she:3'],
+                                        'topic': ['@words.txt', 'a, b']}
+    written = write_out(texts)
+    assert written['senses_off'] == ['nurse:1,2', 'guard:1,2', 'she:3']
+    assert written['topic'] == ['nurse, guard', 'a, b']
+
+
+@pytest.mark.parametrize('content', [None, b'', b'\n \n', b'\xff'])
+def test_a_file_without_words_is_named(content, tmp_path, monkeypatch):
+    """It is missing, empty, blank, or no text."""
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path('words.txt').write_bytes(content)
+    with pytest.raises(UserError) as error:
+        word_list('@words.txt')
+    assert '@words.txt' in str(error.value)
 
 
 # -----------------------------------------------------------------------------
@@ -124,6 +173,18 @@ def test_a_malformed_phrase_is_refused(parse, text):
     with pytest.raises(UserError) as error:
         parse(text)
     assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize('changes', [
+    {'senses_scale': ['*:0=9999'] * 4, 'topic': [], 'strength': []},
+    {'senses_scale': ['*:0=-9999'] * 3, 'strength': ['9999,1,1,1', '1']}])
+def test_factors_that_would_overflow_are_refused(changes):
+    """All factors together multiply to at most 1e12, which the error says."""
+    parse_edits(TEXTS | {'senses_scale': ['*:0=9999'] * 2})
+    with pytest.raises(UserError) as error:
+        parse_edits(TEXTS | changes)
+    assert '1e+16' in str(error.value)
+    assert '1e+12' in str(error.value)
 
 
 def test_an_empty_bag_is_refused():
@@ -323,32 +384,34 @@ def test_a_file_of_edits_is_one_edit(model, tmp_path):
 
 
 with_part = partial(dict, TEXTS)
-DAMAGED = {
-    'empty': '',
-    'cut short': saved()[:-20],
-    'nested': '[' * 99999,
-    'a list': '[]',
-    'other vocabulary': saved(vocabulary=7),
-    'no vocabulary': json.dumps({'edits': TEXTS}),
-    'no edits': json.dumps({'vocabulary': ENCODING.n_vocab}),
-    'no phrases': saved(edits={}),
-    'a part too many': saved(edits=with_part(x=[])),
-    'a number': saved(edits=with_part(replace=[3])),
-    'null': saved(edits=with_part(senses_off=[None])),
-    'a part that is a number': saved(edits=with_part(senses_scale=1)),
-    'no strength': saved(edits=with_part(strength=[])),
-    'a strength too many': saved(edits=with_part(strength=['1', '2', '3'])),
-    'malformed': saved(edits=with_part(senses_off=['nurse']))}
+DAMAGED = {  # what is wrong with a file -> its contents, and what the error has
+    'empty': ('', 'line 1'),
+    'cut short': (saved()[:-20], 'char'),
+    'nested': ('[' * 99999, 'recursion'),
+    'a list': ('[]', 'list'),
+    'other vocabulary': (saved(vocabulary=7), 'vocabulary is 7'),
+    'a vocabulary of words': (saved(vocabulary='7'), "vocabulary is '7'"),
+    'no vocabulary': (json.dumps({'edits': TEXTS}), 'has vocabulary, edits'),
+    'no edits': (json.dumps({'vocabulary': ENCODING.n_vocab}), 'has vocabulary, edits'),
+    'no phrases': (saved(edits={}), 'edits has nothing'),
+    'a part too many': (saved(edits=with_part(xyz=[])), 'xyz'),
+    'a number': (saved(edits=with_part(replace=[3])), 'replace has 3'),
+    'null': (saved(edits=with_part(senses_off=[None])), 'senses_off has None'),
+    'a part that is a number': (saved(edits=with_part(senses_scale=1)), 'senses_scale is 1'),
+    'no strength': (saved(edits=with_part(strength=[])), '--strength'),
+    'a strength too many': (saved(edits=with_part(strength=['1', '2', '3'])), '--strength'),
+    'malformed': (saved(edits=with_part(senses_off=['nurse'])), "senses_off: 'nurse'")}
 
 
-@pytest.mark.parametrize('contents', DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_file_of_edits_is_named(contents, tmp_path):
-    """Whatever is wrong with it, the error says which file it is."""
+@pytest.mark.parametrize('contents, wrong', DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_file_of_edits_is_named(contents, wrong, tmp_path):
+    """The error says which file it is, and which part of it is wrong."""
     path = tmp_path / 'e.json'
     path.write_text(contents)
     with pytest.raises(UserError) as error:
         read_edit(path, ENCODING.n_vocab)
     assert str(path) in str(error.value)
+    assert wrong in str(error.value)
 
 
 def test_a_file_of_edits_that_is_not_there_is_named(tmp_path):

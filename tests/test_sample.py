@@ -1,7 +1,9 @@
 """Claims about sample.py on a trained toy: it prints what the model and its senses say."""
 
 import copy
+import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -37,8 +39,12 @@ def ask(capsys, *argv: str) -> dict[str, list]:
 
 
 def assert_same(found, expected) -> None:
-    """Assert that two tables, rows or cells are the same, numbers to 1e-4."""
-    if isinstance(expected, list):
+    """Assert that two answers, tables, rows or cells are the same, numbers to 1e-4."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for name in expected:
+            assert_same(found[name], expected[name])
+    elif isinstance(expected, list):
         assert len(found) == len(expected)
         for its, wanted in zip(found, expected):
             assert_same(its, wanted)
@@ -119,6 +125,125 @@ def test_all_edits_add_up_in_one_command(out, capsys):
     assert f'\nafter 1: {up_to_its_end(world, made[0].tolist())}\n' in said
     assert "what MacBook says of ' Apple' it says of ' HP'\n" in said
     assert '\nTopic: film, tv, ' in said
+
+
+# -----------------------------------------------------------------------------
+# Lists of words and prompts.
+
+HE_OR_SHE = ['--probs', 'she,he']
+TEMPLATE = 'My {} said that'
+
+
+def test_a_list_of_words_is_a_phrase_for_each(out, capsys):
+    """In a flag or in a file, it prints what the phrases do, and is saved as these."""
+    Path('nouns.txt').write_text('sheriff\nnurse\n')
+    said = say(sample, capsys, '--senses-off', 'sheriff:3,5', 'nurse:3,5', *SHORT)
+    assert say(sample, capsys, '--senses-off', 'sheriff,nurse:3,5', *SHORT) == said
+    assert say(sample, capsys, '--senses-off', '@nouns.txt:3,5', '--save-edit', 'e.json', *SHORT
+               ) == said
+    assert json.loads(Path('e.json').read_text())['edits']['senses_off'] == [
+        'sheriff:3,5', 'nurse:3,5']
+
+
+def test_every_look_takes_a_list(out, capsys):
+    """There is a table for each word."""
+    tables = ask(capsys, '--show', 'quick,big:3', '--similar', 'quick,big', '--explain', 'she,he',
+                 '--sweep', 'nurse,sheriff:3')
+    assert list(tables) == [
+        'show quick:3', 'show big:3', 'similar quick', 'similar big', 'explain she', 'explain he',
+        'sweep nurse:3', 'sweep sheriff:3']
+
+
+def test_a_file_of_prompts_asks_about_each(out, capsys):
+    """Each has the tables and the texts that it has alone."""
+    starts = ['The nurse said that', 'The sheriff said that']
+    Path('prompts.txt').write_text('\n'.join(starts))
+    edit = ['--senses-off', '*:3']
+    together = ask(capsys, '--start', '@prompts.txt', *edit)
+    said = say(sample, capsys, '--start', '@prompts.txt', *edit)
+    for start in starts:
+        alone = ask(capsys, '--start', start, *edit)
+        assert together[f'next words: {start}'] == alone['next words']
+        _, before, after = say(sample, capsys, '--start', start, *edit).partition('\nbefore 1: ')
+        assert before + after in said
+
+
+@pytest.mark.parametrize('edit', [None, 'nurse:3,5'])
+def test_probs_are_those_of_each_prompt(edit, out, capsys):
+    """A row a prompt, with the log odds of two words, before and after the edit."""
+    expected = []
+    for word in ('nurse', 'sheriff'):
+        world = World(prompt=TEMPLATE.format(word))
+        row = [TEMPLATE.format(word)]
+        edits = [None] if edit is None else [None, without(world, 'nurse', [3, 5])]
+        for one in edits:
+            p = world.probs(one) if one else world.probs()
+            she = p[world.id('she')].item()
+            he = p[world.id('he')].item()
+            row += [she, he, math.log(she / he)]
+        expected.append(row)
+    argv = ['--start', TEMPLATE, '--words', 'nurse,sheriff', *HE_OR_SHE]
+    if edit:
+        argv += ['--senses-off', edit]
+    assert_same(ask(capsys, *argv), {'probs': expected})
+
+
+def test_probs_of_three_words_have_no_odds(out, capsys):
+    """There are only the probabilities."""
+    (prompt, *numbers), = ask(capsys, '--probs', 'she,he,they')['probs']
+    assert prompt.startswith('When the nurse')
+    assert len(numbers) == 3
+
+
+def test_a_transformer_has_probs(out, capsys):
+    """They need no senses."""
+    as_transformer('gpt.pt')
+    world = World('gpt.pt')
+    (_, she, _, _), = ask(capsys, '--from', 'gpt.pt', *HE_OR_SHE)['probs']
+    logits = world.model(world.idx)[0, -1, :len(world.E)]
+    assert she == pytest.approx(logits.softmax(-1)[world.id('she')].item(), abs=1e-6)
+
+
+def test_find_has_a_row_for_each_of_words(world, capsys):
+    """The separation of each sense, and what it adds in the prompt: alpha times that, in all."""
+    model = world.model
+    tables = ask(capsys, '--find', 'she/he', '--words', 'nurse,sheriff', '--start', TEMPLATE)
+    apart = world.E[world.id('she')] - world.E[world.id('he')]  # (d,)
+    separations = []
+    added = []
+    for word in ('nurse', 'sheriff'):
+        C = model.senses(torch.tensor(world.id(word)))  # (k, d)
+        separations.append([word, *(C @ apart).tolist()])
+        own = World(prompt=TEMPLATE.format(word))
+        place = own.ids.index(own.id(word))
+        weights = model.alpha(own.idx)[0, :, -1, place]  # (k,)
+        terms = weights * (C @ apart)
+        p = own.probs()
+        log_odds = (p[own.id('she')] / p[own.id('he')]).log()
+        rest = log_odds - terms.sum()
+        added.append([word, *terms.tolist(), rest.item(), log_odds.item()])
+    assert_same(tables, {'find she/he': separations, f'adds she/he: {TEMPLATE}': added})
+
+
+def test_show_says_how_far_the_chosen_sense_separates(out, capsys):
+    """WORD:A/B shows one sense, by the same words as the edit that turns it off."""
+    said = say(sample, capsys, '--show', 'nurse:she/he', '--senses-off', 'nurse:she/he')
+    why, = re.findall(r'Off: (sense .* logits; .*\))', said)
+    assert f'\n{why}: the words that each sense raises' in said
+
+
+def test_csv_has_the_numbers_of_json(out, capsys):
+    """A line a row of any table, with the table's name."""
+    argv = ['--show', 'nurse:3', '--start', TEMPLATE, '--words', 'nurse,sheriff', *HE_OR_SHE]
+    tables = ask(capsys, *argv, '--csv', 't.csv')
+    with open('t.csv', newline='') as file:
+        rows = list(csv.DictReader(file))
+    assert [row['table'] for row in rows] == ['show nurse:3'] * 2 + ['probs'] * 2
+    for row, (prompt, she, he, log_odds) in zip(rows[2:], tables['probs']):
+        assert row['prompt'] == prompt
+        assert [float(row[name]) for name in ('she', 'he', 'log odds')] == [she, he, log_odds]
+    word, score = tables['show nurse:3'][0][3]
+    assert rows[0]['1'] == f'{word} {score}'
 
 
 # -----------------------------------------------------------------------------
@@ -485,6 +610,12 @@ def test_explain_has_terms_that_add_up(asked, words, world, capsys):
     ('--edit none.json', 'none.json'), ('--from none.pt', 'none.pt'),
     ('--temperature -1', "'-1'"), ('--num-samples two', "'two'"), ('--frobnicate', '--frobnicate'),
     ('--device abacus', 'abacus'),
+    ('--csv x.csv', '--csv'), ('--probs she --csv x.json', 'x.json'),
+    ('--words nurse', '--words'), ('--words nurse --find she+he', '--words'),
+    ('--start @none.txt', '@none.txt'), ('--senses-off @none.txt:3', '@none.txt'),
+    ('--probs she,zebra', "'zebra'"), ('--start {} --words zebra,nurse --html x.html', '--html'),
+    ('--find she/he --words nurse,-', "'-'"),
+    ('--senses-scale nurse,sheriff:3=9999 guard,baker:3=9999', '1e+16'),
     ('--json x.json', '--json'), ('--show nurse --json x.pt', 'x.pt'),
     ('--export out/toy', 'out/toy'), ('--export x --topic music', '--export'),
     ('--html none/x.html', 'none/x.html'), ('--html out/toy/ckpt.pt', 'out/toy/ckpt.pt'),
