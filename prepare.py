@@ -267,8 +267,10 @@ def write_toy(folder: Path, seed: int) -> dict:
                         'exact, each has one derivation'}
 
 
-def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict, int]:
-    """The description of the tokenizer to use, and the length of texts to train on."""
+def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict | None, int]:
+    """The description of the tokenizer to use, None for the toy's, and the length of its texts."""
+    if args.name == 'toy':
+        return None, BLOCK_SIZE
     if args.like is None:
         return gpt2_tokenizer(args.merges), BLOCK_SIZE
     model = from_pretrained(args.like)
@@ -278,7 +280,7 @@ def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict, int]:
 
 def prepare(folder: Path, args: argparse.Namespace) -> None:
     """Make data/NAME in a locked folder beside it, renamed when complete; print what was made."""
-    block_size = BLOCK_SIZE
+    tokenizer, block_size = tokenizer_and_block_size(args)
     partial_folder = folder.with_name(f'.{folder.name}.partial')
     partial_folder.mkdir(parents=True, exist_ok=True)
     busy = f'another prepare.py is making {folder}; wait for it'
@@ -291,7 +293,6 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
         if args.name == 'toy':
             facts = write_toy(partial_folder, args.seed)
         else:
-            tokenizer, block_size = tokenizer_and_block_size(args)
             facts = write_corpus(partial_folder, args, tokenizer)
         if not all(facts['tokens'].values()):
             sources = ', '.join(args.sources + args.val)

@@ -17,10 +17,10 @@ COLUMNS = ['step', 'tokens', 'seconds', 'loss', 'val_loss', 'senses_on_current_t
            'senses_by_position', 'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu']
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
+def checkpoints_in(folder: Path, suffix: str = 'pt') -> list[Path]:
     """The checkpoints in the folder of a run: ckpt.pt, best.pt and every ckpt-STEP.pt."""
-    names = r'(ckpt(-\d+)?|best)\.pt'
-    return [path for path in sorted(folder.glob('*.pt')) if re.fullmatch(names, path.name)]
+    names = rf'(ckpt(-\d+)?|best)\.{suffix}'
+    return [path for path in sorted(folder.glob('*')) if re.fullmatch(names, path.name)]
 
 
 def refuse_to_replace(path: Path) -> None:
@@ -54,7 +54,7 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         busy = f'another process trains in {folder}; choose another --out_dir'
         self.lock = lock_folder(folder, busy)
-        for path in folder.glob('*.partial'):  # left by a killed run
+        for path in checkpoints_in(folder, 'partial'):  # left by a killed run
             path.unlink()
         if s.overwrite and not state:
             for path in checkpoints_in(folder):

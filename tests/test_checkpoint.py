@@ -198,6 +198,25 @@ def test_overwrite_leaves_nothing_of_the_run_before(tiny, capsys, monkeypatch):
     assert str(CKPT) in error_of(train, capsys, *RESUME)
 
 
+def test_what_a_killed_run_has_half_written_goes(tiny):
+    """When the run goes on, also where other steps are kept; files of others stay."""
+    train.main([*RUN, '--max_iters=2'])
+    for name in ('ckpt-3.partial', 'best.partial', 'mine.partial'):
+        Path('out/run', name).touch()
+    train.main([*RESUME, '--keep_every=4'])
+    assert sorted(Path('out/run').glob('*.partial')) == [Path('out/run/mine.partial')]
+
+
+def test_a_checkpoint_of_another_version_is_called_one(tiny, capsys):
+    """The line has the part of the config that this version does not know."""
+    train.main(RUN)
+    state = checkpoint()
+    state['model_config']['rope'] = True
+    torch.save(state, CKPT)
+    said = error_of(train, capsys, *SMALL, f'--init_from={CKPT}', '--out_dir=out/new')
+    assert f'{CKPT} was written by another version, whose model_config has rope' in said
+
+
 def test_overwrite_leaves_other_files(tiny):
     """A file that no run wrote stays, whatever it is called."""
     train.main(RUN)

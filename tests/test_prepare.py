@@ -21,13 +21,22 @@ import pyarrow.parquet
 import pytest
 import regex
 import tiktoken
-from helpers import ROOT, error_of, offline
+from helpers import ROOT, error_of, offline, save
 from tiktoken.load import read_file_cached
 from tiktoken_ext.openai_public import r50k_pat_str
 
 import prepare
+import train
+from model import Backpack, Config
 from rucksack.data import read_bin, read_meta
-from rucksack.tokenizer import CHARACTER_OF, GPT2, cached_encoding, gpt2_tokenizer, load_tokenizer
+from rucksack.tokenizer import (
+    CHARACTER_OF,
+    GPT2,
+    cached_encoding,
+    gpt2_tokenizer,
+    load_tokenizer,
+    words_tokenizer,
+)
 from rucksack.toy import toy_stories
 
 MERGES = ['--merges', '300']  # a vocabulary that comes with the code
@@ -392,6 +401,60 @@ def test_the_toy_has_its_stories_and_their_entropy(monkeypatch, no_gpt2):
 
 
 # -----------------------------------------------------------------------------
+# For a model that is there already.
+
+
+def save_model(tokenizer: dict, block_size: int) -> None:
+    """A small random Backpack in out/mine."""
+    n_vocab = load_tokenizer(tokenizer).n_vocab
+    model = Backpack(Config(block_size=block_size, vocab_size=n_vocab, n_layer=1, n_head=1,
+                            n_embd=8, n_sense=2))
+    model.tokenizer = tokenizer
+    save('out/mine', model)
+
+
+@pytest.mark.parametrize('tokenizer', [gpt2_tokenizer(40), words_tokenizer(['It goes on. of a'])],
+                         ids=['merges', 'words'])
+def test_like_takes_the_tokenizer_of_a_model(tokenizer, capsys):
+    """The data can then be trained on, with its texts whole, and fit the model."""
+    save_model(tokenizer, 16)
+    Path('a.txt').write_text(BOOK)
+    prepare.main(['a', '--text', 'a.txt', '--like', 'out/mine'])
+    assert read_meta(Path('data/a'))['tokenizer'] == tokenizer
+    texts = texts_in('a', 'train') + texts_in('a', 'val')
+    assert sorted(''.join(texts)) == sorted(BOOK)
+    train.main(['--dataset=a', '--init_from=out/mine', '--max_iters=1', '--eval_iters=1',
+                '--compile=False', '--batch_size=2', '--device=cpu', '--out_dir=out/tuned'])
+    assert Path('out/tuned/ckpt.pt').exists()
+
+
+@pytest.mark.parametrize('block_size, is_enough', [(16, True), (400, False)])
+def test_too_little_held_out_text_is_said(block_size, is_enough, capsys):
+    """Where it is shorter than four texts of the model's block_size; then --val is named."""
+    save_model(gpt2_tokenizer(40), block_size)
+    Path('a.txt').write_text('It goes on. ' * 300)  # 10 pieces of about 100 tokens
+    prepare.main(['a', '--text', 'a.txt', '--like', 'out/mine'])
+    said = capsys.readouterr().out
+    assert ('--val' in said) != is_enough
+    assert (f'block_size={block_size}' in said) != is_enough
+
+
+def test_held_out_text_that_is_trained_on_is_said(capsys):
+    """The file is named, by whatever path it is given."""
+    Path('a.txt').write_text(BOOK)
+    prepare.main(['a', *MERGES, '--text', 'a.txt', '--val', str(Path('a.txt').absolute())])
+    assert f'{Path("a.txt").absolute()} is both in' in capsys.readouterr().out
+
+
+def test_a_file_without_text_is_said(capsys):
+    """Among others, which give theirs."""
+    Path('a.txt').write_text(BOOK)
+    Path('empty.txt').touch()
+    prepare.main(['a', *MERGES, '--text', 'a.txt', 'empty.txt'])
+    assert 'empty.txt: no text in it' in capsys.readouterr().out
+
+
+# -----------------------------------------------------------------------------
 # What is refused.
 
 
@@ -400,7 +463,11 @@ def test_the_toy_has_its_stories_and_their_entropy(monkeypatch, no_gpt2):
     ('none', 'none'),
     ('a/b --text x.txt', 'a/b'),
     ('../a --text x.txt', '../a'),
+    (f'{"a" * 300} --text x.txt', '200 letters'),
     ('a --text none.txt', 'none.txt'),
+    ('a --text x.txt --like nowhere', 'nowhere'),
+    ('a --text x.txt --like english --merges 3', '--merges'),
+    ('toy --like english', 'toy'),
     ('a --text x.txt --merges 0', "'0'"),
     ('a --text x.txt --merges 50001', "'50001'"),
     ('toy --text x.txt', 'toy'),

@@ -116,6 +116,13 @@ def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
     assert not Path('marker').exists()
 
 
+@pytest.mark.parametrize('line', ["n_layer = open('marker')", 'import os', 'n_layer += 1'])
+def test_code_in_a_config_is_shown_as_it_stands(line, tiny, capsys):
+    """The line says where it is and what it is, in no words of Python's parser."""
+    Path('a.py').write_text(f'n_head = 2\n{line}\n')
+    assert_refused(['a.py'], capsys, f'a.py: line 2, {line}, is code')
+
+
 def test_a_config_that_is_not_there_is_one_line(tiny, capsys):
     """It has the name that was given."""
     assert_refused(['config/toy.py'], capsys, 'config/toy.py')

@@ -281,6 +281,37 @@ def test_auto_takes_bfloat16_where_it_is_fast(unit, other_unit, dtype, tiny, cap
     assert checkpoint()['settings']['dtype'] == dtype
 
 
+def test_a_resumed_run_has_the_number_format_it_began_with(tiny, capsys):
+    """Nobody set it, so the line does not say so."""
+    train.main([*SMALL, '--max_iters=1'])
+    assert 'in float32 (as set)' in capsys.readouterr().out
+    train.main(['--init_from=resume', '--out_dir=out/run', '--max_iters=2'])
+    assert 'in float32 (as the run began)' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('size, facts', [
+    (['--n_layer=1000000000'], ['3,', ' parameters', ' GB']),
+    (['--n_embd=1048576', '--n_layer=3'], ['parameters', ' GB']),
+    (['--n_embd=1000000000'], ['n_embd=1000000000'])])
+@pytest.mark.parametrize('model', ['backpack', 'gpt'])
+def test_more_than_fits_into_memory_is_refused(model, size, facts, tiny, capsys):
+    """At once, in a line with the number of parameters and the memory they would take."""
+    said = error_of(train, capsys, *SMALL, *size, f'--model={model}')
+    for fact in facts:
+        assert fact in said
+    assert not Path('out').exists()
+
+
+@pytest.mark.parametrize('n_layer', [1, 2, 7])
+def test_parameters_are_counted_without_making_them(n_layer, tiny, capsys, monkeypatch):
+    """The number in the line is that of the model, whatever its layers."""
+    model = Backpack(Config(n_layer=n_layer, n_head=2, n_embd=16, n_sense=4, block_size=8,
+                            vocab_size=320, n_vocab=257))
+    monkeypatch.setattr('rucksack.machine.os.sysconf', lambda name: 8)
+    said = error_of(train, capsys, *SMALL, f'--n_layer={n_layer}')
+    assert f' {model.n_params()["total"]:,} parameters' in said
+
+
 @pytest.mark.parametrize('compile', ['True', 'False'])
 def test_too_little_memory_is_one_line(compile, tiny, capsys, monkeypatch):
     """Also where the first pass of a compiled run, before the clock starts, is too large."""
@@ -341,6 +372,24 @@ def test_fine_tuning_takes_the_sizes_of_the_weights(kind, tiny):
     tuned = checkpoint('out/tuned')
     assert tuned['model_config'] == own | {'dropout': 0.3}
     assert tuned['settings']['n_layer'] == own['n_layer']
+
+
+def test_fine_tuning_takes_the_block_size_of_the_weights(tiny):
+    """Unless another is given, which can be smaller."""
+    train_a_run('backpack')  # of block_size 8
+    without = [word for word in TUNE if not word.startswith('--block_size')]
+    train.main([*without, '--init_from=out/run'])
+    assert checkpoint('out/tuned')['settings']['block_size'] == 8
+    train.main([*without, '--init_from=out/run', '--block_size=4', '--out_dir=out/short'])
+    assert checkpoint('out/short')['settings']['block_size'] == 4
+
+
+def test_other_data_than_the_weights_is_one_line(tiny, capsys):
+    """It says how to encode the text again, and no run begins."""
+    said = error_of(train, capsys, *TUNE, f'--init_from={FIXTURES / "gpt2-tiny"}')
+    assert 'data/tiny' in said
+    assert f'--like {FIXTURES / "gpt2-tiny"}' in said
+    assert not Path('out').exists()
 
 
 @KINDS
