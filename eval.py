@@ -39,8 +39,8 @@ IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic
 OF_SENSES = ['similarity', 'gender', 'topic', 'timing']  # tables that need a Backpack
 
 
-def make_parser() -> Parser:
-    """The flags that all tables share, and those of each table."""
+def shared_flags() -> Parser:
+    """The flags that all tables share."""
     shared = Parser(add_help=False)
     add = shared.add_argument
     add('--from', dest='source', metavar='MODEL',
@@ -58,12 +58,18 @@ def make_parser() -> Parser:
              'float32; timing: as the model was trained)')
     add('--json', metavar='FILE', help='also write the numbers to a .json file')
     add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv loss.csv')
+    return shared
+
+
+def make_parser() -> Parser:
+    """The flags that all tables share, and those of each table."""
     parser = Parser(prog='eval.py', description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(runs=[], size=None, edit=[])
     commands = parser.add_subparsers(
         dest='table', metavar='TABLE', required=True,
         help='one of the above, or all; eval.py TABLE --help lists its flags')
+    shared = shared_flags()
     of = {}
     for name in ('all', *IN_ALL, 'plot'):
         of[name] = commands.add_parser(name, prog='eval.py', usage=f'eval.py {name} [flags]',

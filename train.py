@@ -12,7 +12,6 @@ run that was killed and resumed ends with the same weights, bit for bit, as one 
 
 import gc
 import math
-import os
 import re
 import sys
 import time
@@ -33,7 +32,7 @@ from rucksack import checkpoint as ckpt
 from rucksack.common import UserError, run_cli
 from rucksack.data import DATA_NAME, DistinctIds, TokenDataset, inputs_of, read_meta, texts_of_step
 from rucksack.folder import RunFolder, refuse_to_replace
-from rucksack.machine import Machine, check_memory, find_machine, flops_per_token
+from rucksack.machine import Machine, check_memory, check_processes, find_machine, flops_per_token
 from rucksack.optimizers import make_optimizers
 from rucksack.published import from_pretrained
 from rucksack.settings import parse_settings, setting
@@ -153,14 +152,6 @@ def resumed_settings(s: Settings, given: set[str], state: dict) -> Settings:
 def how_to_restart(s: Settings) -> str:
     """What to do with a run that cannot be resumed."""
     return f'start a new run from its weights: --init_from={s.path} --out_dir=NEW'
-
-
-def check_processes(s: Settings) -> None:
-    """UserError unless the processes of torchrun can share the micro-batches of a step."""
-    world = int(os.environ.get('WORLD_SIZE', 1))
-    if s.gradient_accumulation_steps % world != 0:
-        raise UserError(f'gradient_accumulation_steps is {s.gradient_accumulation_steps}; it must '
-                        f'be a multiple of {world}, the number of processes')
 
 
 # -----------------------------------------------------------------------------
@@ -384,7 +375,7 @@ def train(s: Settings, given: set[str]) -> int:
                         f'{s.path} was trained on; restore it, or {how_to_restart(s)}')
 
     # The device, its number format and, under torchrun, the other processes.
-    check_processes(s)
+    check_processes(s.gradient_accumulation_steps)
     machine = find_machine(s.device, s.dtype)
     if state:
         machine.why = 'as the run began'
@@ -392,10 +383,9 @@ def train(s: Settings, given: set[str]) -> int:
 
     # The model: from scratch, from the checkpoint to resume, or from given weights.
     if s.init_from == 'scratch':
-        config = config_of(s, meta)
-        check_memory(config, machine)
+        check_memory(config_of(s, meta), machine)
         torch.manual_seed(s.seed)
-        model = Backpack(config)
+        model = Backpack(config_of(s, meta))
     elif s.init_from == 'resume':
         model = ckpt.from_checkpoint(state, s.path)
     else:

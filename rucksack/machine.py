@@ -81,6 +81,14 @@ class Machine:
         return torch.compile(module)
 
 
+def check_processes(n: int) -> None:
+    """UserError unless the processes of torchrun can share the n micro-batches of a step."""
+    world = int(os.environ.get('WORLD_SIZE', 1))
+    if n % world != 0:
+        raise UserError(f'gradient_accumulation_steps is {n}; it must be a multiple of {world}, '
+                        'the number of processes')
+
+
 def check_memory(config: Config, machine: Machine) -> None:
     """UserError if the machine has not the memory to train a model of this shape.
 

@@ -154,5 +154,5 @@ def test_tricks_are_rare():
 
 
 def test_there_is_not_too_much_code():
-    """At most 43,250 nodes of syntax, however they are laid out."""
-    assert len(NODES) <= 43_250
+    """At most 47,700 nodes of syntax, however they are laid out."""
+    assert len(NODES) <= 47_700
