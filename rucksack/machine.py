@@ -92,7 +92,8 @@ def check_processes(n: int) -> None:
 def check_memory(config: Config, machine: Machine) -> None:
     """UserError if the machine has not the memory to train a model of this shape.
 
-    A parameter needs 16 bytes: itself, its gradient and the two moments of AdamW, in float32.
+    A parameter needs 12 bytes at least: itself, its gradient and the moment of Muon, in float32.
+    AdamW has two moments.
     """
     try:
         with torch.device('meta'):
@@ -106,8 +107,9 @@ def check_memory(config: Config, machine: Machine) -> None:
         memory = torch.cuda.mem_get_info(machine.device)[1]
     else:
         memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    if 16 * n > memory:
-        raise UserError(f'a model of {n:,} parameters needs at least {16 * n / 1e9:,.0f} GB to '
+    needed = 12 * n
+    if needed > memory:
+        raise UserError(f'a model of {n:,} parameters needs at least {needed / 1e9:,.0f} GB to '
                         f'train; {machine.device} has {memory / 1e9:,.0f} GB: choose smaller '
                         'n_layer, n_embd or n_sense')
 
