@@ -156,6 +156,7 @@ def parse_phrases(args: argparse.Namespace) -> None:
     """Turn the values of flags into objects, by text; UserError for one that cannot be parsed."""
     args.words = phrases.word_list(args.words) if args.words else []
     args.probs = phrases.word_list(args.probs) if args.probs else []
+    args.probs = list(dict.fromkeys(args.probs))  # a column for each
     args.start = phrases.read_lines(args.start) if args.start[:1] == '@' else [args.start]
     args.show = {text: parse_show(text) for text in all_phrases(args.show)}
     args.find = {text: parse_pair_or_bag(phrases.bag_text(text)) for text in args.find}

@@ -173,7 +173,7 @@ def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edi
     columns = {'prompt': shortened}
     rows = [[prompt.text] for prompt in prompts]
     for when, one in edits.items():
-        columns |= {f'{word}{when}': '.4f' for word in words}
+        columns |= {f'p({word}){when}': '.4f' for word in words}
         if len(ids) == 2:
             columns[f'log odds{when}'] = '+.3f'
         for prompt, row in zip(prompts, rows):
@@ -183,9 +183,7 @@ def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edi
             if len(ids) == 2:
                 log_odds = p[0].log() - p[1].log()
                 row.append(log_odds.item())
-    title = 'The probability of each word after the prompt'
-    if edit is not None:
-        title += ', before and after the edit'
+    title = 'The probability of each word after the prompt, and after the edit if there is one'
     return Table(title, columns, rows)
 
 

@@ -195,6 +195,17 @@ def test_probs_of_three_words_have_no_odds(out, capsys):
     assert len(numbers) == 3
 
 
+def test_probs_of_any_words_have_columns_of_their_own(out, capsys):
+    """Words that are also names of columns, and words given twice."""
+    say(sample, capsys, '--probs', 'table,she,table', '--csv', 't.csv')
+    with open('t.csv', newline='') as file:
+        row, = csv.DictReader(file)
+    assert list(row) == ['table', 'prompt', 'p(table)', 'p(she)', 'log odds']
+    assert row['table'] == 'probs'
+    log_odds = math.log(float(row['p(table)']) / float(row['p(she)']))
+    assert float(row['log odds']) == pytest.approx(log_odds, abs=1e-5)
+
+
 def test_a_transformer_has_probs(out, capsys):
     """They need no senses."""
     as_transformer('gpt.pt')
@@ -241,7 +252,7 @@ def test_csv_has_the_numbers_of_json(out, capsys):
     assert [row['table'] for row in rows] == ['show nurse:3'] * 2 + ['probs'] * 2
     for row, (prompt, she, he, log_odds) in zip(rows[2:], tables['probs']):
         assert row['prompt'] == prompt
-        assert [float(row[name]) for name in ('she', 'he', 'log odds')] == [she, he, log_odds]
+        assert [float(row[name]) for name in ('p(she)', 'p(he)', 'log odds')] == [she, he, log_odds]
     word, score = tables['show nurse:3'][0][3]
     assert rows[0]['1'] == f'{word} {score}'
 
