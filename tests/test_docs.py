@@ -1,13 +1,20 @@
-"""Claims about docs/python.md: its recipes run, each alone, and print something."""
+"""Claims about docs/: its recipes run, each alone; a day's work prints what the page shows."""
 
+import json
+import lzma
 import re
+import shlex
 import socket
 
 import pytest
 import tiktoken
 import torch
-from helpers import ROOT, offline
+from helpers import ROOT, SHARED, offline
 
+import eval as evaluation
+import prepare
+import sample
+import train
 from rucksack.published import from_pretrained
 from rucksack.tokenizer import ENGLISH, cached_encoding
 
@@ -79,3 +86,63 @@ def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):
     assert str(model.n_params()) in capsys.readouterr().out
     losses = run(LSTM)['losses']
     assert losses[-1] < losses[0] / 2
+
+
+# -----------------------------------------------------------------------------
+# A day's work, in docs/senses.md.
+
+SCRIPTS = {'prepare.py': prepare, 'train.py': train, 'sample.py': sample, 'eval.py': evaluation}
+ARTICLES = SHARED / 'text' / 'enwiki2018.jsonl.xz'
+NOUNS = 'doctor teacher nurse king queen soldier secretary servant actor singer'.split()
+ABOUT_THE_TEXT = {'mine', '--dataset=mine', 'out/mine'}  # commands whose numbers depend on it
+
+
+def day() -> list[tuple[list[str], list[str]]]:
+    """The commands, split as a shell does, each with the lines that the page shows."""
+    text = (ROOT / 'docs' / 'senses.md').read_text(encoding='utf-8')
+    block = re.search(r"^## A day's work$.*?^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
+    steps = []
+    for part in block.replace('\\\n', '').split('$ python ')[1:]:
+        command, *shown = part.splitlines()
+        steps.append((shlex.split(command), shown))
+    return steps
+
+
+def is_close(shown: str, printed: str) -> bool:
+    """Two words are equal, or two numbers nearly so."""
+    try:
+        return float(shown) == pytest.approx(float(printed), rel=0.02, abs=0.003)
+    except ValueError:
+        return shown == printed
+
+
+def is_printed(shown: str, text: str) -> bool:
+    """A line of the text begins with what is shown, but for rounding."""
+    words = shown.removesuffix('...').split()
+    for line in text.splitlines():
+        printed = line.split()[:len(words)]
+        if len(printed) == len(words) and all(map(is_close, words, printed)):
+            return True
+    return False
+
+
+@pytest.mark.slow
+def test_a_days_work_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
+    """Ten commands, on a text like the page's where there is one, else on any other."""
+    text = 'The nurse and the doctor work in a hospital near the river. They like it.\n\n' * 900
+    if ARTICLES.exists():
+        text = ''
+        with lzma.open(ARTICLES, 'rt', encoding='utf-8') as lines:
+            while len(text) <= 90_000:
+                text += json.loads(next(lines))['text'].strip() + '\n\n'
+    (tmp_path / 'mine.txt').write_text(text, encoding='utf-8')
+    (tmp_path / 'nouns.txt').write_text('\n'.join(NOUNS), encoding='utf-8')
+    steps = day()
+    assert len(steps) == 10
+    for (script, *argv), shown in steps:
+        capsys.readouterr()
+        SCRIPTS[script].main(argv)
+        printed = capsys.readouterr().out
+        if ARTICLES.exists() or not ABOUT_THE_TEXT & set(argv):
+            missing = [line for line in shown if not is_printed(line, printed)]
+            assert missing == [], printed
