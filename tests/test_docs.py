@@ -1,4 +1,4 @@
-"""Claims about docs/: its recipes run, each alone; a day's work prints what the page shows."""
+"""Claims about README.md and docs/: code runs, commands print what is shown, pages are short."""
 
 import json
 import lzma
@@ -18,9 +18,9 @@ import train
 from rucksack.published import from_pretrained
 from rucksack.tokenizer import ENGLISH, cached_encoding
 
-TEXT = (ROOT / 'docs' / 'python.md').read_text(encoding='utf-8')
-SECTIONS = re.findall(r'^## (.*?)$.*?^```python\n(.*?)^```', TEXT, re.MULTILINE | re.DOTALL)
-RECIPES = dict(SECTIONS)
+PAGES = [ROOT / 'docs' / 'python.md', ROOT / 'docs' / 'extend.md']
+TEXT = '\n'.join(path.read_text(encoding='utf-8') for path in PAGES)
+RECIPES = dict(re.findall(r'^## (.*?)$.*?^```python\n(.*?)^```', TEXT, re.MULTILINE | re.DOTALL))
 RENUMBER = 'Number the senses anew'
 TRAIN = 'Train on your own text'
 LSTM = 'Another contextualizer'
@@ -49,11 +49,9 @@ def run(title: str) -> dict:
     return variables
 
 
-def test_there_are_ten_recipes():
-    """As many as the title says, each under a heading of its own."""
-    assert TEXT.startswith('# Ten recipes\n')
-    assert len(RECIPES) == 10
-    assert TEXT.count('\n## ') == 10
+def test_every_heading_has_a_recipe():
+    """No two headings are alike, so that no recipe hides another."""
+    assert len(RECIPES) == TEXT.count('\n## ') == TEXT.count('```python')
 
 
 @pytest.mark.parametrize('title', ALONE)
@@ -89,6 +87,83 @@ def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):
 
 
 # -----------------------------------------------------------------------------
+# README.md and the size of pages.
+
+README = (ROOT / 'README.md').read_text(encoding='utf-8')
+DOCS = {path.name: path.read_text(encoding='utf-8') for path in ROOT.glob('docs/*.md')}
+MOST_LINES = dict.fromkeys(DOCS, 110) | {'results.md': 120, 'notes.md': 10_000}  # a notebook grows
+
+
+def is_close(shown: str, printed: str) -> bool:
+    """Two words are equal, or two numbers nearly so."""
+    try:
+        return float(shown) == pytest.approx(float(printed), rel=0.02, abs=0.003)
+    except ValueError:
+        return shown == printed
+
+
+def is_printed(shown: str, text: str) -> bool:
+    """A line of the text begins with what is shown, but for rounding; ... ends a cut line."""
+    words = shown.removesuffix('...').split()
+    for line in text.splitlines():
+        printed = line.split()[:len(words)]
+        if len(printed) == len(words) and all(map(is_close, words, printed)):
+            return True
+    return False
+
+
+def not_printed(shown: list[str], text: str) -> list[str]:
+    """The lines shown that are not in the text."""
+    return [line for line in shown if not is_printed(line, text)]
+
+
+def test_readme_takes_ten_minutes():
+    """At most 1,500 words, with code."""
+    assert len(README.split()) <= 1500
+
+
+@pytest.mark.parametrize('name', DOCS)
+def test_a_page_is_short_and_narrow(name):
+    """At most 110 lines of at most 100 columns; the claims may take 120, and the notebook more."""
+    lines = DOCS[name].splitlines()
+    assert len(lines) <= MOST_LINES[name]
+    assert [line for line in lines if len(line) > 100] == []
+
+
+def anchors(path) -> set[str]:
+    """What the headings of a page are called in links."""
+    headings = re.findall(r'^#+ (.*)$', path.read_text(encoding='utf-8'), re.MULTILINE)
+    return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
+
+
+@pytest.mark.parametrize('page', [ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md')),
+                                  *sorted(ROOT.glob('pretrained/*/*.md'))], ids=lambda p: str(p)[-20:])
+def test_links_lead_somewhere(page):
+    """To a file of this repository, and to a heading in it."""
+    for link in re.findall(r'\]\((?!https:)([^)]+)\)', page.read_text(encoding='utf-8')):
+        name, _, anchor = link.partition('#')
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_python_of_readme_runs(capsys):
+    """As it stands there; it prints a word."""
+    code = re.search(r'^## In Python\n+```python\n(.*?)^```', README, re.MULTILINE | re.DOTALL)[1]
+    exec(code, {})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize('flags', ['--explain she/he', '--senses-off nurse:10'])
+def test_readme_shows_what_is_printed(flags, capsys):
+    """Tables and texts of the quick start, in the block after the command."""
+    command = f'sample.py --from english {flags}\n'
+    shown = README.split(command)[1].split('```\n')[2].splitlines()
+    sample.main(['--from', 'english', *flags.split()])
+    assert not_printed(shown, capsys.readouterr().out) == []
+
+
+# -----------------------------------------------------------------------------
 # A day's work, in docs/senses.md.
 
 SCRIPTS = {'prepare.py': prepare, 'train.py': train, 'sample.py': sample, 'eval.py': evaluation}
@@ -106,24 +181,6 @@ def day() -> list[tuple[list[str], list[str]]]:
         command, *shown = part.splitlines()
         steps.append((shlex.split(command), shown))
     return steps
-
-
-def is_close(shown: str, printed: str) -> bool:
-    """Two words are equal, or two numbers nearly so."""
-    try:
-        return float(shown) == pytest.approx(float(printed), rel=0.02, abs=0.003)
-    except ValueError:
-        return shown == printed
-
-
-def is_printed(shown: str, text: str) -> bool:
-    """A line of the text begins with what is shown, but for rounding."""
-    words = shown.removesuffix('...').split()
-    for line in text.splitlines():
-        printed = line.split()[:len(words)]
-        if len(printed) == len(words) and all(map(is_close, words, printed)):
-            return True
-    return False
 
 
 @pytest.mark.slow
@@ -144,5 +201,4 @@ def test_a_days_work_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
         SCRIPTS[script].main(argv)
         printed = capsys.readouterr().out
         if ARTICLES.exists() or not ABOUT_THE_TEXT & set(argv):
-            missing = [line for line in shown if not is_printed(line, printed)]
-            assert missing == [], printed
+            assert not_printed(shown, printed) == [], printed
