@@ -462,13 +462,25 @@ def replace_she_by_he(tab) -> None:
 
 @pytest.mark.slow
 def test_a_word_can_be_replaced_and_put_back(toy_tab, world):
-    """The form makes a word say of one thing what it says of another; a button undoes that."""
+    """The form makes a word say of one word what it said of another; a button undoes that."""
     replace_she_by_he(toy_tab)
     nurse = word_forms(world.encoding, 'nurse')
     edit = replace_word(world.model, nurse, world.id('she'), world.id('he'))
     assert_shows(toy_tab, world.probs(edit))
     toy_tab.click('#replaced button')
     assert_shows(toy_tab, world.probs())
+
+
+@pytest.mark.slow
+def test_the_form_proposes_an_edit_of_the_chosen_word(toy_tab, world):
+    """Untouched, it makes the chosen word say of he what it said of she."""
+    toy_tab.click('#tokens button:has-text("nurse")')
+    toy_tab.click('#replace summary')
+    toy_tab.wait_for_function("document.querySelector('#replace [name=word]').value === 'nurse'")
+    press(toy_tab, 'Replace')
+    nurse = word_forms(world.encoding, 'nurse')
+    edit = replace_word(world.model, nurse, world.id('she'), world.id('he'))
+    assert_shows(toy_tab, world.probs(edit))
 
 
 @pytest.mark.slow

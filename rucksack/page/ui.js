@@ -208,7 +208,7 @@ function visible(text) {
 function drawLegend() {
   const legend = byId('legend');
   if (k === 0) {
-    legend.replaceChildren('A Transformer: it has no senses to open.');
+    legend.replaceChildren('This is a Transformer. It has no senses.');
     return;
   }
   const effects = seen.rows.flatMap((row, j) => allSenses.map(l => effect(j, l)));
@@ -219,7 +219,7 @@ function drawLegend() {
   if (seen.dropped > 0) {
     const dropped = seen.dropped.toLocaleString('en');
     legend.append(
-      ` The text is longer than the model reads: its first ${dropped} tokens are left out.`);
+      ` The text is longer than the model can read, so its first ${dropped} tokens are left out.`);
   }
 }
 
@@ -276,6 +276,18 @@ function drawReplaced() {
     return make('button', {type: 'button', onclick: undo}, `${word}: ${old} → ${now}  ✕`);
   });
   byId('replaced').replaceChildren(...buttons);
+  proposeReplacement();
+}
+
+// Fills the form with an edit of the chosen word, until someone types there.
+let isTyped = false;
+
+function proposeReplacement() {
+  if (isTyped) return;
+  const words = [seen.names[place], ...state.compare];
+  for (const [i, field] of document.querySelectorAll('#replace input').entries()) {
+    field.value = words[i];
+  }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -297,12 +309,12 @@ async function layCards() {
   byId('scope-label').hidden = !isInText;
   if (isInText) {
     byId('word').textContent = seen.pieces[place].trim() || word;
-    byId('about').textContent = `Its ${k} senses, those first that decide most here. ` +
-      '0 turns one off, 1 is as it was, 2 doubles it.';
+    byId('about').textContent = `Its ${k} senses, those that decide most here first. ` +
+      '0 turns a sense off, 1 leaves it as it is, 2 doubles it.';
   } else {
     byId('word').textContent = word;
     byId('about').textContent =
-      `What its ${k} senses say in whatever text. To drag them, write the word into the text.`;
+      `What its ${k} senses say in any text. To drag them, write the word into your text.`;
   }
 }
 
@@ -482,7 +494,7 @@ async function followEdits(json) {
     await ask('look', {string: state.text, edits});
     state.edits = edits;
   } catch (error) {
-    say(`The link asks for an edit that cannot be made here: ${error.message}`);
+    say(`The edits in this link do not work here: ${error.message}`);
   }
 }
 
@@ -567,8 +579,10 @@ byId('reset').addEventListener('click', () => {
   state.edits = noEdits();
   refresh(layCards);
   saveLink();
-  say('As it was.');
+  say('All edits are undone.');
 });
+
+document.querySelector('#replace form').addEventListener('input', () => { isTyped = true; });
 
 document.querySelector('#replace form').addEventListener('submit', async event => {
   event.preventDefault();
@@ -585,9 +599,9 @@ byId('copy').addEventListener('click', async () => {
   saveLink();
   try {
     await navigator.clipboard.writeText(location.href);
-    say('Copied: it opens this file, where it is now, with text, words and edits as they are.');
+    say('Copied. The link opens this file, where it is now, with your text, words and edits.');
   } catch {
-    say(`Copy it from here: ${location.href}`);
+    say(`Copy this link: ${location.href}`);
   }
 });
 
@@ -642,10 +656,10 @@ async function start() {
 }
 
 function hint() {
-  if (k === 0) return 'Write a text, and see what the model expects next.';
-  return `Every word of your text offers ${k} senses; the prediction is their weighted sum. ` +
+  if (k === 0) return 'Write a text and see what the model expects next.';
+  return `Every word of your text has ${k} senses. The prediction is their weighted sum. ` +
     `Drag the first sense of “${seen.names[place]}” to 0 and watch “${seen.a.label}” and ` +
-    `“${seen.b.label}” below; then write a text of your own.`;
+    `“${seen.b.label}”. Then write a text of your own.`;
 }
 
 // What other scripts may ask. scale is an edit's, as in {'nurse:10': 0}; see model.js.
