@@ -279,8 +279,8 @@ def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple
     """How many senses do not read the text, on 16 texts spread evenly over the bin.
 
     First those that give over 0.97 of their weight to the current token, then those whose weights
-    follow position alone. The loss shows neither, and a sense whose softmax is saturated does not
-    recover: it has no gradient. Before training all senses follow position alone, which is normal.
+    follow position alone. The loss shows neither, and a sense whose softmax is saturated hardly
+    recovers: its gradient is tiny. Before training all senses follow position alone.
     """
     idx, _ = data(data.spread(16))
     model.eval()

@@ -9,7 +9,7 @@ optimizer = 'muon'  # with AdamW for all, the sense of gender carries more besid
 muon_lr = 7e-3
 learning_rate = 4.5e-3  # of AdamW, for embeddings, biases and norms
 warmup_iters = 100
-weight_decay = 0.9  # steps * muon_lr * decay = 12; the paper has 100,000 * 6e-4 * 0.1 = 6
+weight_decay = 0.9  # the sum of rate * decay over all steps is 6; in the paper's code 3
 eval_interval = 500
 eval_iters = 20
 log_interval = 50

@@ -220,14 +220,14 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
         '': '',
         'bias ratio': '.2f',
         'reduction %': '.0f',
-        'of one piece': '.2f',
+        'single-token': '.2f',
         'reduction % ': '.0f',
         'they %': '.2f',
         'they / (she + he) %': '.2f'}
     n = len(single_token(subjects[0], NOUNS))
     notes = [
-        f'Of one piece: over the {n} nouns that are one token, as in the paper. Reductions count',
-        'from the excess over 1; of runs named, without the sense. 5 other prompts choose it,',
-        'and a fraction (of 0, 0.05 .. 1) for each noun; the authors: Nelder-Mead from 1, '
-        'with a penalty.']
+        f"Single-token: the average over the {n} nouns that are one token, as in the paper's code.",
+        'Reductions are of the excess over 1; where runs are compared, they are without the sense.',
+        'Five other prompts (Table 15) choose the sense, and for each noun the best fraction of it,',
+        "0, 0.05 .. 1. (The paper's code optimizes the fraction by Nelder-Mead, with a penalty.)"]
     return Table(title, columns, rows, notes + touches)

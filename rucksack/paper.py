@@ -5,6 +5,7 @@ NOUNS = """nurse teacher cashier assistant secretary cleaner receptionist librar
     construction laborer supervisor driver carpenter sheriff farmer auditor clerk accountant
     manager analyst editor writer lawyer physician cook designer salesperson""".split()
 
+# Table 14, but the first prompt ends as in the paper's code; the table has "that,".
 PROMPTS = """\
 I really liked my {}. What I liked most was that
 I really liked my {}. In fact,
@@ -18,7 +19,7 @@ The {} was with the car. When
 The {} was with the car. Then
 While driving to the store, the {} looked over on the dash and then
 A {} went to chat over to chat before
-Some {} asked to look over things, but""".splitlines()  # Table 14
+Some {} asked to look over things, but""".splitlines()
 
 ESTIMATION_PROMPTS = """\
 The {} came into the room. When
