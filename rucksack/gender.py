@@ -228,6 +228,6 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
     notes = [
         f"Single-token: the average over the {n} nouns that are one token, as in the paper's code.",
         'Reductions are of the excess over 1; where runs are compared, they are without the sense.',
-        'Five other prompts (Table 15) choose the sense, and for each noun the best fraction of it,',
+        'Five other prompts (Table 15) choose the sense and, for each noun, its best fraction:',
         "0, 0.05 .. 1. (The paper's code optimizes the fraction by Nelder-Mead, with a penalty.)"]
     return Table(title, columns, rows, notes + touches)
