@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import datasets
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -296,6 +297,21 @@ def test_without_the_hub_an_error_says_what_to_do(benchmark, table, offline):
         table([english_subject()], None)
     for part in (benchmark.title, benchmark.hub_name, 'no network', benchmark.command, '--data'):
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize('benchmark, table', TABLES)
+def test_retries_of_the_hub_are_not_printed(benchmark, table, monkeypatch, capfd):
+    """The client logs a warning before each; a stand-in for a network that fails."""
+    def retry(*args, **more):
+        huggingface_hub.utils.logging.get_logger('huggingface_hub.utils._http').warning('Retrying')
+        raise ConnectionError('no network')
+
+    monkeypatch.setattr(datasets, 'get_dataset_config_names', retry)
+    monkeypatch.setattr(datasets, 'load_dataset', retry)
+    huggingface_hub.utils.logging.set_verbosity_warning()
+    with pytest.raises(UserError):
+        table([english_subject()], None)
+    assert capfd.readouterr().err == ''
 
 
 @pytest.mark.parametrize('benchmark, table', TABLES)
