@@ -21,7 +21,7 @@ from rucksack.tokenizer import ENGLISH, cached_encoding
 PAGES = [ROOT / 'docs' / 'python.md', ROOT / 'docs' / 'extend.md']
 TEXT = '\n'.join(path.read_text(encoding='utf-8') for path in PAGES)
 RECIPES = dict(re.findall(r'^## (.*?)$.*?^```python\n(.*?)^```', TEXT, re.MULTILINE | re.DOTALL))
-RENUMBER = 'Number the senses anew'
+RENUMBER = 'Renumber the senses'
 TRAIN = 'Train on your own text'
 LSTM = 'Another contextualizer'
 ALONE = [title for title in RECIPES if title not in (RENUMBER, TRAIN, LSTM)]
