@@ -1,17 +1,19 @@
 """Print the paper's tables, one command each, for a Backpack and its baseline Transformer.
 
-    python eval.py all                                    every table that the data at hand allows
+    python eval.py all                                    every table whose data you have
     python eval.py gender --from out/small --baseline out/small_gpt
 
-    loss         Tables 2, 8 perplexity on held-out text; like gender and similarity, also of RUN...
-    lambada      Table 2     the last word of a passage
+    loss         Tables 2, 8 perplexity on held-out text
+    lambada      Table 2     predicting the last word of a passage
     wikitext     Table 2     perplexity per word of WikiText's raw test set
-    blimp        Table 2     which of two sentences is the grammatical one
-    similarity   Table 4     how similar two words are, by each sense
+    blimp        Table 2     telling the grammatical sentence of two
+    similarity   Table 4     word similarity, by each sense
     gender       Table 5     she or he after a role noun, with and without a sense
     topic        Table 12    topic control, compared with PPLM on the Transformer
     timing       Table 7     forward pass, training step and generation
-    plot                     a picture of the losses of runs; not part of all
+    plot                     a plot of the losses of runs; not part of all
+
+loss, gender and similarity also take names of models, RUN..., and print a row for each.
 """
 
 import argparse
@@ -44,13 +46,13 @@ def shared_flags() -> Parser:
     shared = Parser(add_help=False)
     add = shared.add_argument
     add('--from', dest='source', metavar='MODEL',
-        help='checkpoint, folder or Hub name (default: the newest Backpack in out/)')
+        help='checkpoint, folder or Hub name (default: the newest Backpack in out/, else english)')
     add('--baseline', metavar='MODEL',
-        help='Transformer to compare with (default, where it exists: out/NAME_gpt for out/NAME, '
+        help='Transformer to compare with (default, if it exists: out/NAME_gpt for out/NAME, '
              'out/NAME_gpt/best.pt for out/NAME/best.pt)')
     add('--data', metavar='PATH',
-        help='file of a benchmark, or a folder to search for it (default: the Hub); loss: a folder '
-             'in data/, or a .bin in it (default: val.bin of the training data)')
+        help='benchmark file, or a folder to search for it (default: the Hub). For loss, a folder '
+             'in data/ or a .bin file (default: val.bin of the training data)')
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
@@ -77,24 +79,24 @@ def make_parser() -> Parser:
     for name in ('topic', 'all'):
         add = of[name].add_argument
         add('--texts', type=number(int, 1), metavar='N', default=100,
-            help='topic: texts on each topic [100]')
+            help='texts for each topic [100]')
         add('--length', type=number(int, 1), metavar='N', default=100,
-            help='topic: tokens in a text [100]')
+            help='tokens per text [100]')
         add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
-            help="topic: step sizes of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
+            help="step sizes of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
         add('--seed', type=number(int, 0), metavar='S', default=0,
-            help='topic: random seed [0]')
+            help='random seed for the texts [0]')
     of['timing'].add_argument('--size', choices=SIZES,
                               help='a size from the paper, in place of --from')
     for name in ('loss', 'gender', 'similarity'):
         of[name].add_argument('runs', nargs='*', metavar='RUN',
-                              help='default: --from and its baseline')
+                              help='models to compare (default: --from and its baseline)')
     for name in ('loss', 'lambada', 'wikitext', 'blimp', 'gender'):
         of[name].add_argument('--edit', metavar='FILE',
                               action='append', default=[],
-                              help='also score it under the edits in this file of --save-edit; '
-                                   'several files are one edit')
-    of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs whose losses to draw')
+                              help='also score the model with the edits in this file of '
+                                   '--save-edit; several files make one edit')
+    of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
     return parser
 

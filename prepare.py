@@ -50,8 +50,8 @@ from rucksack.toy import toy_stories
 BUILDERS = {  # extension -> builder of the datasets library
     '.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar', '.txt': 'text',
     '.md': 'text', '.tokens': 'text', '.raw': 'text', '': 'text'}
-FORMATS = ('.jsonl, .json, .parquet, .tar, or prose as .txt, .md or without an extension; '
-           'plain, .gz or .xz')
+FORMATS = ('.jsonl, .json, .parquet, .tar, or prose as .txt, .md or without an extension, '
+           'also as .gz or .xz')
 HUB_DATASET = r'\w[\w.-]*/\w[\w.-]*(:[^:]*){0,2}'
 LONGEST = 20_000  # characters; longer documents are cut
 BLOCK_SIZE = 512  # train.py's default
@@ -330,23 +330,23 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         prog='prepare.py', description='Write data/NAME/train.bin, val.bin and meta.json.')
     files = {'nargs': '+', 'action': 'extend', 'metavar': 'FILE', 'default': []}
     add = parser.add_argument
-    add('name', metavar='NAME', help='toy, openwebtext, or a name for the files of --text')
+    add('name', metavar='NAME', help='toy, openwebtext, or your name for --text or --hub data')
     add('--text', help=f'{FORMATS}; a folder means all its files', **files)
     add('--hub', metavar='DATASET',
         help='OWNER/DATASET[:CONFIG[:SPLIT]] on the Hugging Face Hub, such as '
              'roneneldan/TinyStories (default split: train)')
     add('--field', metavar='F', default='text', help='field or column that holds the text [text]')
-    add('--val', help='text to hold out (default: 1%% of the documents; openwebtext: 0.05%%)',
+    add('--val', help='files to hold out (default: 1%% of the documents; openwebtext: 0.05%%)',
         **files)
     add('--merges', type=number(int, 1, 50_000), metavar='N',
-        help="cut GPT-2's BPE after its first N merges; up to 16,384 need no download")
+        help="keep only the first N merges of GPT-2's BPE; up to 16,384 need no download")
     add('--like', metavar='MODEL',
-        help='use the tokenizer of a model, to fine-tune it: --like english, or a checkpoint, '
+        help='use the tokenizer of the model to fine-tune: --like english, or a checkpoint, '
              'folder or Hub name')
     add('--num-proc', type=number(int, 1), metavar='N', default=os.cpu_count(),
         help='threads for encoding (default: all cores)')
     add('--seed', type=number(int, 0), metavar='S', default=0,
-        help='random seed of the toy world and of the split [0]')
+        help='random seed for the toy world and the split [0]')
     add('--overwrite', action='store_true', help='replace data/NAME')
     args = parser.parse_args(argv)
     if not re.fullmatch(DATA_NAME, args.name) or '/' in args.name:

@@ -1,4 +1,4 @@
-"""Ask a trained model: continue a text, look into its words, explain a prediction, change it.
+"""Use a trained model: continue text, inspect senses, explain predictions, edit senses.
 
     python sample.py --start "The nurse said that" --num-samples 3
     python sample.py --explain she/he
@@ -6,10 +6,10 @@
     python sample.py --start "My {} said that" --words nurse,guard --probs she,he --csv odds.csv
     python sample.py --start "The nurse said that" --html page.html
 
-Flags that look or explain print tables and no text. Without them it writes text; with edits, both
-before and after the edits.
+The flags that look or explain print tables only. Without them, sample.py generates text; with
+edits, both before and after the edits.
 
-Where a flag takes a word it also takes a list: nurse,teacher,guard, or @FILE with a word a line.
+Any WORD can be a list: nurse,teacher,guard, or @FILE with one word per line.
 """
 
 import argparse
@@ -44,31 +44,31 @@ def make_parser() -> Parser:
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add('--from', dest='source', metavar='MODEL',
-        help='checkpoint, folder or Hub name [the newest Backpack in out/]')
+        help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
     add('--start', metavar='TEXT', default=PROMPT,
-        help='the prompt, or @FILE with a prompt a line; {} stands for each of --words '
+        help='the prompt, or @FILE with one prompt per line; {} stands for each of --words '
              f'[{PROMPT}]')
     add('--words', metavar='LIST',
         help='words for {} in --start, and for --find A/B: nurse,teacher,guard or @nouns.txt')
     add('--num-samples', metavar='N', type=number(int, 0, 1000), default=2,
-        help='texts to write, 0: tables alone [2]')
+        help='texts to generate, 0: only tables [2]')
     add('--max-new-tokens', metavar='N', type=number(int, 0, 100_000), default=60,
-        help='longest continuation [60]')
+        help='most new tokens per text [60]')
     add('--temperature', metavar='T', type=number(float, 0), default=0.8,
-        help='0: the likeliest token [0.8]')
+        help='sampling temperature, 0: the likeliest token [0.8]')
     add('--top-k', metavar='K', type=number(int, 1),
-        help='draw only from the K likeliest tokens')
+        help='sample only from the K likeliest tokens')
     add('--seed', metavar='S', type=number(int, 0), default=0,
         help='random seed for sampling [0]')
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
-        help='precision for generation and export [float32; generation on CUDA bfloat16]')
+        help='precision for generation and export [float32; to generate on CUDA, bfloat16]')
     add('--json', metavar='FILE', help='also write the tables to a .json file')
     add('--csv', metavar='FILE', help='also write the tables to a .csv file: --csv odds.csv')
     add('--html', metavar='FILE',
         help='only write a web page that runs the model, with a slider for each sense')
-    add('--export', metavar='DIR', help='only write the model in the published format')
+    add('--export', metavar='DIR', help='only export the model, as transformers reads it')
     add_looks(parser)
     add_edits(parser)
     return parser
@@ -76,45 +76,45 @@ def make_parser() -> Parser:
 
 def add_looks(parser: Parser) -> None:
     """The flags that look at senses or explain a prediction."""
-    add = parser.add_argument_group('look at senses (--show: as edits leave them)').add_argument
+    add = parser.add_argument_group('look at senses (--show applies your edits)').add_argument
     add('--show', metavar='WORD[:SENSES]', **SEVERAL,
         help='the words that each sense of WORD raises and lowers most')
     add('--find', metavar='A/B|A+B', **SEVERAL,
-        help='senses that most separate A from B, or speak for A and B (Eq. 17); with --words, '
+        help='senses that best separate A from B, or favour A and B (Eq. 17); with --words, '
              'how far each sense of these words separates A from B')
     add('--similar', metavar='WORD', **SEVERAL,
         help='the words most like WORD in each sense (Eq. 13, Eq. 14)')
     add = parser.add_argument_group('explain the prediction after the prompt').add_argument
     add('--explain', metavar='WORD|A/B', nargs='?', const='',
-        help='what each sense of each token adds to the logit of WORD [the likeliest], or to the '
-             'difference of the logits of A and B')
+        help='what each sense of each token adds to the logit of WORD [the likeliest], or to '
+             'the logit of A minus the logit of B')
     add('--probs', metavar='LIST',
-        help='how likely these words come next, a row a prompt, before and after edits: she,he')
+        help='the probability of these words, before and after edits, one row per prompt: she,he')
     add('--sweep', metavar='WORD:SENSES', **SEVERAL,
-        help='the next words with these senses at weight 0 to 1 (Figure 3)')
+        help='the next words as these senses are scaled from 0 to 1 (Figure 3)')
 
 
 def add_edits(parser: Parser) -> None:
     """The flags that edit senses."""
     add = parser.add_argument_group(
-        'edit senses, in this order (SENSES: numbers such as 3-5,10; or A/B, the sense that most '
-        'separates these words; *:SENSES is for every word)').add_argument
+        'edit senses, in this order (SENSES is numbers such as 3-5,10, or A/B, the sense that best '
+        'separates A from B; WORD can be *, every word)').add_argument
     add('--senses-off', metavar='WORD:SENSES', **SEVERAL,
         help='turn senses off: nurse:10, nurse:she/he, @nouns.txt:7,10')
     add('--senses-scale', metavar='WORD:SENSES=F', **SEVERAL,
         help='multiply senses by F: nurse:10=0.5')
     add('--replace', metavar='"WORD: OLD -> NEW"', **SEVERAL,
-        help='what WORD says of OLD it says of NEW')
+        help='make WORD say of NEW what it said of OLD')
     add('--topic', metavar='"A, B"', **SEVERAL,
-        help='turn up the senses that speak for these words, or for a topic of Table 10: '
+        help='turn up the senses that favour these words, or a topic of Table 10: '
              + ', '.join(TOPICS))
     add('--strength', metavar='S', **SEVERAL,
-        help='strength of all topics, or one for each: 0 to 3 (Table 11), or four factors such as '
+        help='topic strength, shared or one for each: 0 to 3 (Table 11), or four factors such as '
              '3.3,3.3,3,1 [2]')
     add('--save-edit', metavar='FILE',
         help='write these edits to a .json file, for --edit here and in eval.py')
     add('--edit', metavar='FILE', **SEVERAL,
-        help='also apply the edits in such a file')
+        help='also apply edits saved by --save-edit')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:

@@ -46,29 +46,30 @@ from senses import sense_gauge
 class Settings:
     """All settings of a run."""
 
-    out_dir: str = setting('', 'folder of the run (empty: out/<config>, out/<config>_gpt, ..)')
-    init_from: str = setting('scratch', 'scratch, resume, or weights by file, folder or Hub name')
+    out_dir: str = setting('', 'folder for the run (empty: named after the config)')
+    init_from: str = setting('scratch', 'scratch, resume, or a checkpoint, folder or Hub name')
     overwrite: bool = setting(False, 'delete the checkpoints in out_dir and start again')
-    dataset: str = setting('openwebtext', 'folder in data/ that prepare.py made')
+    dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
     model: str = setting('backpack', 'backpack, or gpt: the baseline Transformer',
                          choices=('backpack', 'gpt'))
-    n_layer: int = setting(12, 'layers of the contextualizer (init_from weights: theirs)', low=1)
+    n_layer: int = setting(12, 'layers of the contextualizer (fixed by --init_from=WEIGHTS)', low=1)
     n_head: int = setting(12, 'attention heads', low=1)
     n_embd: int = setting(768, 'width d', low=1)
-    n_sense: int = setting(16, 'senses of a token, k', low=1)
+    n_sense: int = setting(16, 'senses per token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
-    block_size: int = setting(512, 'length of a training text, tokens (init_from weights: '
-                                   'theirs, or less)', low=1)
+    block_size: int = setting(512, 'tokens per training text (at most that of '
+                                   '--init_from=WEIGHTS)', low=1)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
-    batch_size: int = setting(32, 'texts in a micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches a step, in all processes', low=1)
+    batch_size: int = setting(32, 'texts per micro-batch', low=1)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, over all processes',
+                                               low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('adamw', 'adamw, or muon: Muon for matrices, AdamW for the rest',
                              choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'multiplier for the learning rates of all but the senses and '
-                                    'their weights, for a Backpack that starts from a Transformer')
+    loaded_lr: float = setting(1.0, 'multiplier for the learning rates of loaded parameters, '
+                                    'when a Backpack starts from a Transformer')
     warmup_iters: int = setting(5000, 'steps of linear warmup')
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
@@ -76,19 +77,19 @@ class Settings:
     decay_embeddings: bool = setting(True, 'apply weight decay to the embeddings too')
     beta1: float = setting(0.9, 'first beta of AdamW', high=1 - 1e-9)
     beta2: float = setting(0.95, 'second beta of AdamW', high=1 - 1e-9)
-    grad_clip: float = setting(1.0, 'largest gradient norm (0: no clipping)')
+    grad_clip: float = setting(1.0, 'clip gradients to this norm (0: never)')
     eval_interval: int = setting(1000, 'steps between evaluations, each with a checkpoint', low=1)
-    eval_iters: int = setting(100, 'batches of validation texts, the same every time', low=1)
+    eval_iters: int = setting(100, 'validation batches per evaluation, always the same', low=1)
     keep_every: int = setting(0, 'keep the weights every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
     wandb_log: bool = setting(False, 'log to Weights & Biases too (pip install wandb)')
     wandb_project: str = setting('rucksack', 'project in Weights & Biases')
-    wandb_run_name: str = setting('', 'name of the run there (empty: a generated one)')
+    wandb_run_name: str = setting('', 'run name in Weights & Biases (empty: a generated one)')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
     dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32, bfloat16 or float64',
                          choices=('auto', 'float32', 'bfloat16', 'float64'))
     compile: bool = setting(True, 'torch.compile, on CUDA and on CPUs with a C++ compiler')
-    seed: int = setting(1337, 'random seed for weights, order of the data and dropout')
+    seed: int = setting(1337, 'random seed for weights, data order and dropout')
 
     @property
     def path(self) -> Path:

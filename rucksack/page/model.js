@@ -464,7 +464,7 @@ class Edit {
     const senses = match ? this.parseSenses(match.groups) : [];
     const areSenses = senses.length > 0 && senses.every(l => l >= 0 && l < k);
     if (!areSenses || !Number.isFinite(factor)) {
-      throw Error(`“${key}” is not WORD:SENSES of senses 0 to ${k - 1}`);
+      throw Error(`“${key}” is not WORD:SENSES with senses 0 to ${k - 1}`);
     }
     for (const factors of this.factorsAt(match.groups.where)) {
       for (const l of senses) factors[l] *= factor;

@@ -213,9 +213,9 @@ function drawLegend() {
   }
   const effects = seen.rows.flatMap((row, j) => allSenses.map(l => effect(j, l)));
   legend.replaceChildren(
-    'Each stripe is a sense: ', make('span', {className: 'scale'}), ' blue favours ',
-    makeWord(seen.b, 'b'), ', orange ', makeWord(seen.a, 'a'), '; full colour is 1 logit or more. ',
-    `All numbers add up to ${signed(sum(effects))}, the log odds.`);
+    'Each stripe is a sense. ', make('span', {className: 'scale'}), ' Blue favours ',
+    makeWord(seen.b, 'b'), ', orange ', makeWord(seen.a, 'a'), '. Full colour is 1 logit or more. ',
+    `The numbers add up to ${signed(sum(effects))}, the log odds of the two words.`);
   if (seen.dropped > 0) {
     const dropped = seen.dropped.toLocaleString('en');
     legend.append(
@@ -309,12 +309,12 @@ async function layCards() {
   byId('scope-label').hidden = !isInText;
   if (isInText) {
     byId('word').textContent = seen.pieces[place].trim() || word;
-    byId('about').textContent = `Its ${k} senses, those that decide most here first. ` +
-      '0 turns a sense off, 1 leaves it as it is, 2 doubles it.';
+    byId('about').textContent = `Its ${k} senses, strongest here first. ` +
+      '0 turns a sense off, 1 leaves it unchanged, 2 doubles it.';
   } else {
     byId('word').textContent = word;
     byId('about').textContent =
-      `What its ${k} senses say in any text. To drag them, write the word into your text.`;
+      `Its ${k} senses, the same in any text. For sliders, add the word to your text.`;
   }
 }
 
@@ -334,7 +334,7 @@ function countStrong(order) {
 }
 
 function foldedCards(cards) {
-  const summary = `${cards.length} more senses, with next to no effect here`;
+  const summary = `Other senses, with almost no effect here: ${cards.length}`;
   return make('details', {}, make('summary', {}, summary), make('div', {}, ...cards));
 }
 
@@ -430,10 +430,10 @@ function drawCard(article, places) {
   const isOff = factor === 0;
   const x = sum(places.map(j => isOff ? effectAtWeight1(j, l) : effect(j, l)));
   const alpha = sum(places.map(j => seen.rows[j][l].alpha));
-  const over = places.length > 1 ? `, over ${places.length} places` : '';
+  const over = places.length > 1 ? `, summed over ${places.length} positions` : '';
   article.querySelector('.adds').replaceChildren(...effectInWords(x, isOff));
   article.querySelector('.alpha').textContent =
-    `attention weight α ${alpha.toFixed(2)}${over} × ${signed(logits)} logits`;
+    `weight α ${alpha.toFixed(2)}${over} × ${signed(logits)} logits`;
   drawEffectBar(article.querySelector('.effect span'), x, isOff);
   drawSlider(article.querySelector('.slider'), scaleOf(l));
 }
@@ -494,7 +494,7 @@ async function followEdits(json) {
     await ask('look', {string: state.text, edits});
     state.edits = edits;
   } catch (error) {
-    say(`The edits in this link do not work here: ${error.message}`);
+    say(`Cannot apply the edits in this link: ${error.message}`);
   }
 }
 
@@ -579,7 +579,7 @@ byId('reset').addEventListener('click', () => {
   state.edits = noEdits();
   refresh(layCards);
   saveLink();
-  say('All edits are undone.');
+  say('All edits undone.');
 });
 
 document.querySelector('#replace form').addEventListener('input', () => { isTyped = true; });
@@ -599,7 +599,7 @@ byId('copy').addEventListener('click', async () => {
   saveLink();
   try {
     await navigator.clipboard.writeText(location.href);
-    say('Copied. The link opens this file, where it is now, with your text, words and edits.');
+    say('Copied. The link works while this file stays where it is.');
   } catch {
     say(`Copy this link: ${location.href}`);
   }
@@ -656,10 +656,10 @@ async function start() {
 }
 
 function hint() {
-  if (k === 0) return 'Write a text and see what the model expects next.';
+  if (k === 0) return 'Type some text and see what the model expects next.';
   return `Every word of your text has ${k} senses. The prediction is their weighted sum. ` +
     `Drag the first sense of “${seen.names[place]}” to 0 and watch “${seen.a.label}” and ` +
-    `“${seen.b.label}”. Then write a text of your own.`;
+    `“${seen.b.label}”. Then type your own text.`;
 }
 
 // What other scripts may ask. scale is an edit's, as in {'nurse:10': 0}; see model.js.
