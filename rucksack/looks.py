@@ -286,9 +286,9 @@ def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) 
     rest = total - terms[largest].sum()
     rows.append([rest.item(), '', '', f'the other {len(terms) - len(rows)}', '', ''])
     rows.append([total.item(), '', '', 'in all', '', ''])
-    names = ' above that of '.join(quoted(encoding, w) for w in ids)
+    logits = ' minus the logit of '.join(quoted(encoding, w) for w in ids)
     chances = '; '.join(f'{probs[w]:.3f}, rank {(probs > probs[w]).sum() + 1}' for w in ids)
-    title = f'What makes the logit of {names} after the prompt (probability {chances})'
+    title = f'The logit of {logits}, term by term (probability {chances})'
     columns = {
         'adds': '+.3f',
         '= alpha': '.3f',
