@@ -102,7 +102,7 @@ def make_parser() -> Parser:
 
 
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
-    """The runs named, or the model of --from (also under --edit) and its baseline, if any."""
+    """Load the runs named, or the model of --from (also with its edits) and any baseline."""
     load = partial(load_subject, device=args.device, dtype=args.dtype)
     if args.runs:
         return [load(name) for name in args.runs]
@@ -116,7 +116,8 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
         if subjects[1].kind == 'Backpack':
             raise UserError(f'{baseline} is a Backpack; --baseline takes a Transformer')
         if subjects[1].model.tokenizer != own.model.tokenizer:
-            raise UserError(f'{baseline} and {own.name} have different vocabularies')
+            raise UserError(f'{baseline} and {own.name} have different vocabularies; '
+                            'choose another --baseline')
     if args.edit:
         subjects.insert(1, under_edit(own, args.edit))
     return subjects
@@ -133,14 +134,14 @@ def transformer_beside(name: str) -> str | None:
 
 
 def under_edit(subject: Subject, files: list[str]) -> Subject:
-    """The model under the edits in files; UserError if an edit sees the future of a text."""
+    """The model with the edits in files; UserError if an edit would see later tokens."""
     subject.needs_senses('--edit')
     edits = []
     for file in files:
         texts = read_edit(file, subject.model.config.n_vocab)
         if texts['topic']:
-            raise UserError(f'{file} has a topic, whose annealing would see the future of each '
-                            'text; take other edits, or sample.py')
+            raise UserError(f'{file} has a topic edit, which would see the later tokens of each '
+                            'text; use other edits here, or sample.py')
         edit, _ = make_edit(parse_edits(texts), subject.model, subject.encoding)
         edits.append(edit)
     name = f'{subject.name} under {" and ".join(files)}'
@@ -148,7 +149,7 @@ def under_edit(subject: Subject, files: list[str]) -> Subject:
 
 
 def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """The table of a name in IN_ALL, or plot."""
+    """Make the table called name: one of IN_ALL, or plot."""
     if name == 'plot':
         return plot(args.runs, output_path('--out', args.out, '.svg'))
     if args.size:
@@ -193,7 +194,7 @@ def run(argv: list[str]) -> None:
     parser = make_parser()
     args = parser.parse_args(argv)
     if (args.source or args.baseline or args.edit) and (args.size or args.runs):
-        parser.error('--from, --baseline and --edit go without --size and without RUN')
+        parser.error('--from, --baseline and --edit cannot be combined with --size or RUN')
     args.device = find_device(args.device)
     json_file = output_path('--json', args.json, '.json')
     csv_file = output_path('--csv', args.csv, '.csv')

@@ -24,7 +24,7 @@ an edit changes senses and leaves the weights as they were.
     h         the Transformer's output (B, T, d)
     C         the senses (B, S, k, d); C[b, j, l] is sense l of token j
     alpha     the weights (B, k, T, S); position i gives alpha[b, l, i, j] to sense l of token j
-              (with a cache, row r of the T is position i = S - T + r)
+              (with a cache, row r of alpha is position i = S - T + r)
     o         the weighted sum (B, T, d): o_i = sum_j sum_l alpha_lij C(x_j)_l
     ..        any leading dimensions
 
@@ -37,13 +37,14 @@ S = T:
     o = weighted_sum(alpha, C)         # (B, T, d)       Eq. 2
     logits = project(o)                # (B, T, V)       Eq. 9, o E^T
 
-Backpack.forward computes them. There the queries and keys of Eq. 12 come first, then a fast form,
-sum_in_blocks, takes its softmax together with Eq. 2. Each fast form in this file names its plain
-form, simple code that computes the same; tests hold the two equal.
+Backpack.forward computes them. For Eq. 12 it first computes queries and keys; then sum_in_blocks,
+an optimised version, computes the softmax and the sum of Eq. 2 together. Each optimised version in
+this file names its unoptimised version, simpler code with the same result; tests check that the two
+agree.
 
-Eq. 12 takes a softmax over the positions j <= i, separately for each sense number l. So the weights
-of sense l of all these tokens sum to one, and over all k sense numbers the weights sum to k: sense
-numbers do not compete with each other.
+Eq. 12 takes a softmax over the positions j <= i, separately for each sense l. So the weights that
+sense l gets at these positions sum to one, and the weights of all k senses sum to k: senses do not
+compete with each other.
 
 An example to work out by hand (a test runs it). There are k = 2 senses and d = 2 axes,
 skateboard and health. The text is "trick sick".
@@ -63,10 +64,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 # An edit takes ids (B, S) and their senses C (B, S, k, d) and returns the senses to sum instead.
-# It must not write into C, which may be the cache's own.
+# It must not write into C, which may be a view of the cache.
 Edit = Callable[[Tensor, Tensor], Tensor]
 
-SIZES = {  # the paper's (section 4.1, Table 9)
+SIZES = {  # the paper's model sizes (section 4.1, Table 9)
     'micro': dict(n_layer=6, n_head=6, n_embd=384),
     'mini': dict(n_layer=8, n_head=8, n_embd=640),
     'small': dict(n_layer=12, n_head=12, n_embd=768),
@@ -85,7 +86,7 @@ class Config:
     n_embd: int = 768        # d
     n_sense: int = 16        # k; 0: a plain Transformer, the paper's baseline
     sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 n_embd, as published)
-    dropout: float = 0.0     # contextualizer only: a token's senses are the same everywhere
+    dropout: float = 0.0     # dropout rate, in the contextualizer only: senses must not vary
 
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
@@ -99,7 +100,7 @@ class Config:
 
 
 # -----------------------------------------------------------------------------
-# What makes it a Backpack: the senses, their weights, and their sum.
+# What makes the model a Backpack: the senses, their weights, and their sum.
 
 
 class MLP(nn.Module):
@@ -145,8 +146,8 @@ class SenseWeights(nn.Module):
     """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), causal attention without values.
 
     There is one head per sense: alpha_l is the softmax over j <= i of query_l key_l^T / sqrt(d/k),
-    where [query, key] is a linear projection of h. Its bias and the division follow the published
-    code; the paper has neither.
+    where [query, key] is a linear projection of h. Its bias and the scaling by 1/sqrt(d/k) follow
+    the published code; the paper has neither.
     """
 
     def __init__(self, config: Config):
@@ -169,7 +170,7 @@ class SenseWeights(nn.Module):
 
 
 def split_heads(x: Tensor, n: int) -> Tensor:
-    """(B, T, n * size) -> (B, n, T, size)."""
+    """Split the last axis into n heads: (B, T, n * size) -> (B, n, T, size)."""
     return x.unflatten(-1, (n, -1)).transpose(1, 2)
 
 
@@ -191,16 +192,16 @@ def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
 
 
 class Backpack(nn.Module):
-    """A Backpack; with n_sense = 0 the baseline Transformer, whose logits are project(h).
+    """A Backpack or, if n_sense is 0, the baseline Transformer, whose logits are project(h).
 
     forward sums the senses C, by default senses(idx). An edit is a function (ids, C) -> C, so
-    model(idx, C=edit(idx, model.senses(idx))) is the model under an edit.
+    model(idx, C=edit(idx, model.senses(idx))) returns the logits of the edited model.
     """
 
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.tokenizer: dict | None = None  # what the ids mean, as {'name': 'gpt2'}; set by loaders
+        self.tokenizer: dict | None = None  # such as {'name': 'gpt2'}; set by loaders
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         if config.n_sense:
@@ -211,10 +212,10 @@ class Backpack(nn.Module):
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, *,
                 C: Tensor | None = None, cache: 'Cache | None' = None) -> Tensor:
-        """Logits (B, T, V) of the token after each position of idx (B, T).
+        """Return the logits (B, T, V) of the token after each position of idx (B, T).
 
-        With targets (B, T), the mean loss in nats instead. targets[b, i] is the id that follows
-        idx[b, i], or -1 to leave that position out.
+        With targets (B, T), return the mean loss in nats instead. targets[b, i] is the id that
+        follows idx[b, i], or -1 to skip that position.
         With a cache, idx holds the whole prompt at first, then one token at a time, and a Backpack
         always needs C, the senses (B, S, k, d) of all S tokens. The caller advances cache.length.
         ValueError for a text longer than block_size.
@@ -226,18 +227,18 @@ class Backpack(nn.Module):
         if C is None:
             C = self.senses(idx)  # (B, T, k, d)                         Eq. 10
         query, key = self.sense_weights.query_and_key(h, cache)  # (B, k, T, d/k), (B, k, S, d/k)
-        # Plain form of the next line:
+        # Unoptimised version of the next line:
         #     alpha = causal_softmax(query, key)  # (B, k, T, S)         Eq. 12
         #     o = weighted_sum(alpha, C)                                 Eq. 2
         o = sum_in_blocks(query, key, C)  # (B, T, d)
         return self.predict(o, targets)  # (B, T, V) or ()               Eq. 9
 
     def senses(self, ids: Tensor) -> Tensor:
-        """Eq. 10: the senses C of ids of any shape (..) -> (.., k, d).
+        """Compute the senses C (Eq. 10): ids of any shape (..) -> (.., k, d).
 
-        Plain form: sense_network(wte(ids)). Senses depend on the id alone, so they are computed
-        once for each distinct id. A compiled model runs the plain form, as the number of distinct
-        ids depends on the data and a compiled shape may not.
+        Unoptimised version: sense_network(wte(ids)). Senses depend on the id alone, so they are
+        computed once for each distinct id. A compiled model runs the unoptimised version: the
+        number of distinct ids depends on the data, and compiled shapes must not.
         """
         if torch.compiler.is_compiling():
             return self.sense_network(self.wte(ids))
@@ -247,9 +248,9 @@ class Backpack(nn.Module):
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
         """The senses (.., k, d) of the ids distinct[place]; the network sees each id once."""
         rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
-        # Plain form: rows[place]. F.embedding has a faster backward pass, which adds up the
-        # gradients of all occurrences of an id. Under autocast the rows are bfloat16, where 256 + 1
-        # is 256, so a frequent id would lose most of its gradient: the sum is in float32.
+        # Unoptimised version: rows[place]. F.embedding has a faster backward pass, which adds up
+        # the gradients of all occurrences of an id. Under autocast the rows are bfloat16, where
+        # 256 + 1 is 256, so a frequent id would lose most of its gradient. We sum in float32.
         table = rows.to(self.wte.weight.dtype)
         C = F.embedding(place, table).to(rows.dtype)  # (.., k*d)
         return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
@@ -263,12 +264,12 @@ class Backpack(nn.Module):
         return F.linear(v, self.wte.weight)
 
     def predict(self, o: Tensor, targets: Tensor | None) -> Tensor:
-        """Eq. 9: o (B, T, d) -> logits (B, T, V), or with targets (B, T) their mean loss ()."""
+        """Eq. 9: o (B, T, d) -> logits (B, T, V); with targets (B, T), the mean loss ()."""
         if targets is None:
             return self.project(o)
         o = o.flatten(0, 1)  # (B*T, d)
         targets = targets.flatten()  # (B*T,)
-        # Plain form: F.cross_entropy(self.project(o), targets, ignore_index=-1)
+        # Unoptimised version: F.cross_entropy(self.project(o), targets, ignore_index=-1)
         need_grad = torch.is_grad_enabled()
         return ProjectedLoss.apply(o, self.wte.weight, targets, need_grad)
 
@@ -292,7 +293,7 @@ class Backpack(nn.Module):
                 start = idx.shape[1] - max(1, block_size // 2)
                 cache = Cache(cache.capacity)
             text = idx[:, start:]  # (B, S), S tokens in all
-            new = text[:, cache.length:]  # (B, T), those that the cache does not hold
+            new = text[:, cache.length:]  # (B, T), the tokens not yet in the cache
             C = None
             if self.config.n_sense:
                 C = cache.extend('C', self.senses(new), dim=1)  # (B, S, k, d), kept unedited
@@ -311,7 +312,7 @@ class Backpack(nn.Module):
         return idx
 
     def n_params(self) -> dict[str, int]:
-        """Parameter counts: the sense network, everything else ('contextualizer'), the total."""
+        """Count parameters: the sense network ('senses'), the rest ('contextualizer'), 'total'."""
         total = sum(p.numel() for p in self.parameters())
         senses = 0
         if self.config.n_sense:
@@ -320,9 +321,9 @@ class Backpack(nn.Module):
 
 
 def init_weights(name: str, module: nn.Module, n_layer: int) -> None:
-    """GPT-2's initialization: normal with standard deviation 0.02, biases zero.
+    """Initialize as GPT-2 does: normal weights with standard deviation 0.02, zero biases.
 
-    The deviation is divided by sqrt(2 n_layer) in every c_proj, also in those of the sense MLPs.
+    In every c_proj, the sense MLPs included, the standard deviation is divided by sqrt(2 n_layer).
     """
     if isinstance(module, (nn.Linear, nn.Embedding)):
         scale = 1 / math.sqrt(2 * n_layer) if name.endswith('c_proj') else 1.0
@@ -332,7 +333,7 @@ def init_weights(name: str, module: nn.Module, n_layer: int) -> None:
 
 
 def next_token_probs(logits: Tensor, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
-    """Logits (B, V) -> probabilities (B, V) to draw from; temperature 0: the likeliest id."""
+    """Turn logits (B, V) into probabilities (B, V) to sample from; temperature 0 is greedy."""
     if temperature < 1e-30:  # 0, or nearly
         likeliest = logits.argmax(-1)  # (B,)
         return F.one_hot(likeliest, logits.shape[-1]).to(logits.dtype)
@@ -356,9 +357,9 @@ class Cache:
         self.tensors: dict[object, Tensor] = {}
 
     def extend(self, name: object, new: Tensor, dim: int) -> Tensor:
-        """Write new, T long along dim, after what the tensor of that name holds; return all S.
+        """Append new, of size T along dim, to the tensor called name; return all S entries.
 
-        length stays as it is: the caller advances it once all layers have written.
+        This does not change length: the caller advances it once all layers have written.
         """
         T = new.shape[dim]
         if name not in self.tensors:
@@ -398,7 +399,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """One Transformer layer, norms before, residuals around, (B, T, d) -> (B, T, d)."""
+    """One pre-norm Transformer layer with residual connections, (B, T, d) -> (B, T, d)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -437,11 +438,11 @@ class Contextualizer(nn.Module):
 
 
 # -----------------------------------------------------------------------------
-# Fast forms. Each names its plain form; tests hold the two equal.
+# Optimised versions. Each names its unoptimised version; tests check that the two agree.
 
 
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
-    """Plain form: weighted_sum(causal_softmax(query, key), C), (B, T, d).
+    """Unoptimised version: weighted_sum(causal_softmax(query, key), C), (B, T, d).
 
     Each block of `size` queries skips the keys after it, whose weights are zero. That saves up to
     half the work in a long text.
@@ -459,23 +460,24 @@ def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Ten
     return torch.cat(o, dim=1)  # (B, T, d)
 
 
-LOGITS_IN_MEMORY = 1 << 28  # per chunk in ProjectedLoss: 1 GiB in float32, up to three at once
+LOGITS_IN_MEMORY = 1 << 28  # per chunk in ProjectedLoss: 1 GiB in float32, up to 3 such tensors
 CHUNK_ON_CPU = 512  # tokens per chunk on a CPU, so that a chunk fits the CPU's caches better
 
 
 class ProjectedLoss(torch.autograd.Function):
-    """Plain form: F.cross_entropy(v @ E.T, targets, ignore_index=-1), v (n, d), targets (n,).
+    """Unoptimised version: F.cross_entropy(v @ E.T, targets, ignore_index=-1).
 
-    All logits (n, V) would be the largest tensor of a training run, so they are made in chunks.
-    The loss's gradient for a logit is its probability, minus 1 for the target, so the forward pass
-    makes the gradients of v and E and keeps no logits. F.linear_cross_entropy of torch 2.13 does
-    the same, but it takes twice as long uncompiled, its chunks break a compiled graph, and under
-    autocast its loss is bfloat16. There is no second derivative.
+    v is (n, d), targets (n,). All logits (n, V) would be the largest tensor of a training run, so
+    they are computed in chunks. The gradient of the loss with respect to a logit is the token's
+    probability, minus 1 for the target, so the forward pass computes the gradients of v and E and
+    keeps no logits. F.linear_cross_entropy of torch 2.13 does the same, but it is slower when not
+    compiled, its chunks break a compiled graph, and under autocast its loss is bfloat16. Second
+    derivatives are not supported.
     """
 
     @staticmethod
     def forward(ctx, v: Tensor, E: Tensor, targets: Tensor, need_grad: bool) -> Tensor:
-        """The mean loss (). need_grad is passed in, as autograd turns grad mode off in here."""
+        """Return the mean loss (). need_grad is passed in: autograd turns grad mode off here."""
         chunk = max(1, LOGITS_IN_MEMORY // len(E))
         if v.device.type == 'cpu':
             chunk = min(chunk, CHUNK_ON_CPU)

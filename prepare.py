@@ -1,18 +1,18 @@
-"""Text in, tokens out: data/NAME/train.bin, val.bin and meta.json, which train.py reads.
+"""Turn text into tokens: write data/NAME/train.bin, val.bin and meta.json for train.py.
 
-    python prepare.py toy                                  a small, fully known world; no download
+    python prepare.py toy                                  the toy world, a grammar; no download
     python prepare.py openwebtext --num-proc 16            the paper's corpus, from the Hub
     python prepare.py NAME --text FILE... [--val FILE...]  your .jsonl, .parquet, .tar, .txt or .md
-    python prepare.py NAME --hub wikimedia/wikipedia:20231101.simple     any text dataset of the Hub
-    python prepare.py NAME --text FILE --like english      for fine-tuning: that model's tokenizer
+    python prepare.py NAME --hub wikimedia/wikipedia:20231101.simple     any text dataset on the Hub
+    python prepare.py NAME --text FILE --like english      to fine-tune a model: use its tokenizer
 
-A bin holds nothing but token ids, as little-endian uint16, since no vocabulary here has more than
-65,536. An end-of-text id follows each document. A document is one object of a .jsonl (field
-"text"), one row of a .parquet (column "text"), one .txt in a .tar, or a whole .txt or .md file.
+A .bin file holds only token ids, as little-endian uint16: no vocabulary here has more than 65,536
+ids. An end-of-text id follows each document. A document is one object of a .jsonl (field "text"),
+one row of a .parquet (column "text"), one .txt in a .tar, or a whole .txt or .md file.
 
 Without --val, documents over 20,000 characters are cut at paragraphs into pieces, which then count
 as documents. If there are fewer than 100 documents, the pieces are smaller. 1% of the documents are
-held out; of fewer than 1,000, ten, or a tenth if that is less.
+held out. If there are fewer than 1,000, ten are held out; if fewer than 100, a tenth.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def files_in(path: str) -> list[str]:
 
 
 def rows_of_tar(path: str, file=None) -> Iterator[dict]:
-    """Yield the .txt in a tar and in its inner .xz tars, with OpenWebText's white space."""
+    """Yield the .txt files in a tar and in its .xz tars, with white space as in OpenWebText."""
     with tarfile.open(path, 'r|*', file) as tar:
         for member in tar:
             if member.name.endswith('.txt'):
@@ -127,12 +127,12 @@ def read_texts(source: str, field: str, cache: str):
         cause = error.__cause__ or error
         if getattr(cause, 'errno', 0):  # a full disk, say: not the file's fault
             raise cause
-        raise UserError(f'{source}: {one_line(cause)}; give {allowed}')
+        raise UserError(f'{source} cannot be read ({one_line(cause)}); give {allowed}')
     dtype = getattr(rows.features.get(field), 'dtype', None)
     if dtype not in ('string', 'large_string', 'null'):
         columns = ', '.join(rows.column_names)
-        raise UserError(f'{source} has no field or column "{field}" of strings; '
-                        f'name one by --field: {columns}')
+        raise UserError(f'{source} has no text field or column "{field}"; '
+                        f'choose one with --field: {columns}')
     rows = rows.select_columns(field)
     if field != 'text':
         rows = rows.rename_column(field, 'text')
@@ -142,7 +142,7 @@ def read_texts(source: str, field: str, cache: str):
 def openwebtext_files() -> list[str]:
     """Find OpenWebText in the Hub's cache, or download it.
 
-    These are its Parquet files, or its archives if the repository does not have all of them.
+    Returns its Parquet files, or its archives if the repository lacks some Parquet files.
     """
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
@@ -153,9 +153,9 @@ def openwebtext_files() -> list[str]:
         if not is_whole:
             names = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]
         return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in names]
-    except Exception as error:  # without a network the Hub's client raises a dozen kinds
-        raise UserError(f'OpenWebText cannot be fetched ({one_line(error)}); connect, or use '
-                        '--text FILE...')
+    except Exception as error:  # offline, the Hub's client raises many types of error
+        raise UserError(f'downloading OpenWebText failed ({one_line(error)}); connect to the '
+                        'internet, or use --text FILE...')
 
 
 # -----------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def cut_rows(rows: dict, size: int) -> dict:
 
 
 def hold_out(n: int, share: float, seed: int) -> np.ndarray:
-    """Which of n documents are held out, (n,): a random share, at least one."""
+    """Choose which of n documents to hold out, (n,): a random share, at least one."""
     n_held = max(1, round(share * n))
     order = np.random.default_rng(seed).permutation(n)
     return np.isin(np.arange(n), order[:n_held])
@@ -233,7 +233,7 @@ def write_corpus(folder: Path, args: argparse.Namespace, tokenizer: dict) -> dic
     parts += [read_texts(source, args.field, cache) for source in args.val]
     for source, part in zip([*sources, *args.val], parts):
         if len(part) == 0 and n_train > 0:
-            print(f'{source}: no text in it')
+            print(f'{source} contains no text')
     if args.val:
         is_held = np.arange(sum(map(len, parts))) >= n_train
     else:
@@ -263,12 +263,12 @@ def write_toy(folder: Path, seed: int) -> dict:
         'tokenizer': tokenizer, **facts,
         'entropy_per_token': nats / sum(tokens.values()),
         'val_entropy_per_token': val_nats / tokens['val'],
-        'entropy_note': 'nats, whole stories with their end-of-text; '
-                        'exact, each has one derivation'}
+        'entropy_note': 'nats per token of whole stories, end-of-text included; '
+                        'exact, since each story has one derivation'}
 
 
 def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict | None, int]:
-    """The description of the tokenizer to use, None for the toy's, and the length of its texts."""
+    """The description of the tokenizer to use (None for toy), and the block_size to expect."""
     if args.name == 'toy':
         return None, BLOCK_SIZE
     if args.like is None:
@@ -279,7 +279,7 @@ def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict | None, int
 
 
 def prepare(folder: Path, args: argparse.Namespace) -> None:
-    """Make data/NAME in a locked folder beside it, renamed when complete; print what was made."""
+    """Write data/NAME via a locked partial folder, renamed once complete; print a summary."""
     tokenizer, block_size = tokenizer_and_block_size(args)
     partial_folder = folder.with_name(f'.{folder.name}.partial')
     partial_folder.mkdir(parents=True, exist_ok=True)
@@ -296,7 +296,7 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
             facts = write_corpus(partial_folder, args, tokenizer)
         if not all(facts['tokens'].values()):
             sources = ', '.join(args.sources + args.val)
-            raise UserError(f'{sources}: too little text; give more, or --val')
+            raise UserError(f'{sources}: too little text to hold some out; add more, or --val FILE')
         facts['vocab_size'] = load_tokenizer(facts['tokenizer']).n_vocab
         facts['dtype'] = 'uint16'
         (partial_folder / 'meta.json').write_text(json.dumps(facts, indent=1), encoding='utf-8')
@@ -331,7 +331,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     files = {'nargs': '+', 'action': 'extend', 'metavar': 'FILE', 'default': []}
     add = parser.add_argument
     add('name', metavar='NAME', help='toy, openwebtext, or your name for --text or --hub data')
-    add('--text', help=f'{FORMATS}; a folder means all its files', **files)
+    add('--text', help=f'text to prepare: {FORMATS}; a folder means all its files', **files)
     add('--hub', metavar='DATASET',
         help='OWNER/DATASET[:CONFIG[:SPLIT]] on the Hugging Face Hub, such as '
              'roneneldan/TinyStories (default split: train)')
@@ -355,7 +355,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args.val = [file for path in args.val for file in files_in(path)]
     for file in args.text + args.val:
         if not os.path.isfile(file) or not builder_of(file):
-            parser.error(f'{file} is not a file, or not one of those it reads: {FORMATS}')
+            parser.error(f'{file} is missing or has an unknown extension; give {FORMATS}')
     args.sources = list(args.text)
     if args.hub:
         if not re.fullmatch(HUB_DATASET, args.hub):
@@ -367,8 +367,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error('--like and --merges both choose a tokenizer; give one')
     for file in args.val:
         if any(os.path.samefile(file, other) for other in args.text):
-            print(f'{file} is both in --text and in --val: the loss on held-out text will be that '
-                  'of a text the model has seen')
+            print(f'{file} is in both --text and --val: the validation loss will be measured on '
+                  'text that the model was trained on')
     if args.name not in ('toy', 'openwebtext') and not args.sources:
         parser.error(f'NAME is {args.name!r}; any name but toy and openwebtext needs '
                      '--text or --hub')

@@ -39,7 +39,7 @@ SEVERAL = dict(nargs='+', action='extend', default=[])  # flags with several val
 
 
 def make_parser() -> Parser:
-    """The flags, in groups: the model and its text, what looks, what explains, what edits."""
+    """The flags, in groups: model and text, looking, explaining, editing."""
     parser = Parser(prog='sample.py', description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -127,36 +127,36 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     if len(args.strength) == 1 and n_topics > 1:
         args.strength *= n_topics
     if len(args.strength) != n_topics:
-        parser.error('--strength goes with --topic: one for each, or one for all')
+        parser.error('--strength goes with --topic: give one for each topic, or one for all')
     args.edits = args.edit or any(getattr(args, flag) for flag in EDIT_FLAGS)
     args.of_senses = bool(
         args.show or args.find or args.similar or args.sweep or args.explain is not None)
     args.looks = args.of_senses or bool(args.probs)
     if args.export is not None and (args.edits or args.html):
-        parser.error('--export writes the model as it is: no edits')
+        parser.error('--export writes the unedited model; drop the edits and --html')
     if args.html and (args.edits or args.looks):
-        parser.error('--html goes without looks and edits, which it has')
+        parser.error('--html takes no flags that look, explain or edit: the page does all three')
     if (args.json or args.csv) and not (args.looks or args.edits):
-        parser.error('--json and --csv go with what looks, explains or edits')
+        parser.error('--json and --csv write tables; add a flag that looks, explains or edits')
     if args.save_edit and not args.edits:
-        parser.error('--save-edit goes with edits')
+        parser.error('--save-edit has no edit to save; add one, such as --senses-off nurse:10')
     if args.save_edit and args.save_edit == args.json:
         parser.error(f'--save-edit and --json both name {args.json}; give two files')
     parse_phrases(args)
     has_place = any('{}' in text for text in args.start)
     has_pair = any(isinstance(words, tuple) for words in args.find.values())
     if args.words and not (has_place or has_pair):
-        parser.error('--words goes with {} in --start, or with --find A/B')
+        parser.error('--words needs {} in --start, or --find A/B')
     if args.html and (len(args.start) > 1 or args.words):
-        parser.error('--html takes one prompt')
+        parser.error('--html takes one prompt; drop --words, and give one --start')
     return args
 
 
 def parse_phrases(args: argparse.Namespace) -> None:
-    """Turn the values of flags into objects, by text; UserError for one that cannot be parsed."""
+    """Parse the values of flags into objects, keyed by their text; UserError for a bad value."""
     args.words = phrases.word_list(args.words) if args.words else []
     args.probs = phrases.word_list(args.probs) if args.probs else []
-    args.probs = list(dict.fromkeys(args.probs))  # a column for each
+    args.probs = list(dict.fromkeys(args.probs))  # no repeated column
     args.start = phrases.read_lines(args.start) if args.start[:1] == '@' else [args.start]
     args.show = {text: parse_show(text) for text in all_phrases(args.show)}
     args.find = {text: parse_pair_or_bag(phrases.bag_text(text)) for text in args.find}
@@ -198,7 +198,7 @@ def parse_words(text: str) -> list[str]:
 
 
 def read_prompts(args: argparse.Namespace, subject: Subject) -> tuple[list[Prompt], list[str]]:
-    """The prompts of --start, each with every word of --words in the place of {}; and notices."""
+    """Read the prompts of --start, with each of --words in place of {}; also returns notices."""
     prompts = []
     notices = []
     for template in args.start:
@@ -239,7 +239,7 @@ def make_tables(args: argparse.Namespace, subject: Subject, prompts: list[Prompt
 
 def tables_of_find(text: str, words: tuple[str, str] | list[str], args: argparse.Namespace,
                    subject: Subject, prompts: list[Prompt], edit: Edit | None) -> dict[str, Table]:
-    """What --find asks for: of a bag, or of a pair over all words or over those of --words."""
+    """The tables of --find: for a bag, or for a pair over all words or over --words."""
     if isinstance(words, list):
         return {f'find {text}': looks.speak_for(subject, words)}
     if not args.words:
@@ -254,7 +254,7 @@ def tables_of_find(text: str, words: tuple[str, str] | list[str], args: argparse
 
 def tables_after(prompt: Prompt, args: argparse.Namespace, subject: Subject, edit: Edit | None
                  ) -> dict[str, Table]:
-    """What explains the prediction after a prompt, or shows what an edit does to it."""
+    """The tables that explain the prediction after a prompt, or show how an edit changes it."""
     tables = {}
     explained = args.explain or {}
     for text, words in explained.items():
@@ -271,7 +271,7 @@ def tables_after(prompt: Prompt, args: argparse.Namespace, subject: Subject, edi
 
 def print_samples(subject: Subject, prompt: Prompt, args: argparse.Namespace, edit: Edit | None,
                   title: str) -> None:
-    """Continuations of the prompt, each up to its end-of-text."""
+    """Print continuations of the prompt, each up to its end-of-text."""
     in_bfloat16 = args.dtype == 'bfloat16'
     if args.dtype is None and subject.device.type == 'cuda':
         in_bfloat16 = True
@@ -314,7 +314,7 @@ def run(argv: list[str]) -> None:
         print(f'{args.export}: written')
         return
     if args.of_senses or args.edits:
-        subject.needs_senses('this')
+        subject.needs_senses('this command')
 
     prompts, notices = read_prompts(args, subject)
     if page:

@@ -1,25 +1,25 @@
-"""Look at the senses of a word, explain a prediction by them, and edit what they do.
+"""Look at the senses of a word, explain a prediction sense by sense, and edit senses.
 
     code              paper                    what it gives
-    separation        section 6.2, Table 13    how far each sense speaks for one word over another
-    affinities        Eq. 17                   how strongly each sense speaks for a bag of words
+    separation        section 6.2, Table 13    how far each sense favours one word over another
+    affinities        Eq. 17                   how strongly each sense favours a bag of words
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
     explain           Eq. 2 and 9              weights and scores; their products sum to a logit
     sense_gauge       Eq. 12                   whether a sense's weights depend on the text at all
-    scale_senses      section 6.2, Figure 3    an edit: senses of words turned down, off or up
-    topic             Eq. 15 and 18-20         an edit: senses that speak for a topic turned up
-    replace_word      section 6.3              an edit: what a word said of OLD it says of NEW
+    scale_senses      section 6.2, Figure 3    edit: turn senses of words down, off or up
+    topic             Eq. 15 and 18-20         edit: turn up the senses that favour a topic
+    replace_word      section 6.3              edit: make a word say of NEW what it said of OLD
 
-To look at a sense: a sense C adds alpha (C . E_v) to the logit of the id v. Only the weight
-alpha >= 0 depends on the text.
-To edit: a function of ids (B, S) and their senses C (B, S, k, d) returns the senses to sum instead.
-Apply one with model(idx, C=edited(model, idx, edit)) or model.generate(idx, n, edit=edit).
+Looking: a sense C adds alpha (C . E_v) to the logit of the id v. Only the weight alpha >= 0
+depends on the text.
+Editing: an edit takes ids (B, S) and their senses C (B, S, k, d) and returns the senses to sum
+instead. Apply it with model(idx, C=edited(model, idx, edit)) or model.generate(idx, n, edit=edit).
 No parameter of the model changes. An edit that asks for no change (factor 1, strength 0) leaves the
 prediction bit-identical.
 
-Pass words as token ids (see rucksack.phrases.word_id). Edits also take a tuple of ids, for a word
-of several tokens, and apply at its last one. V is n_vocab here: it leaves out unused rows of the
-embedding matrix. B, T, S, k and d are as in model.py.
+Pass words as token ids (see rucksack.phrases.word_id). Edits also take a tuple of ids for a word
+of several tokens; they then apply at the last of these tokens. V is n_vocab here: it leaves out
+unused rows of the embedding matrix. B, T, S, k and d are as in model.py.
 """
 
 from collections.abc import Callable
@@ -34,13 +34,13 @@ from rucksack.common import bfloat16_unit, progress
 # -----------------------------------------------------------------------------
 # Look and explain.
 
-IDS_AT_ONCE = 256  # in work on the whole vocabulary; the batch stays in a CPU's caches
+IDS_AT_ONCE = 256  # batch size for the whole vocabulary; a batch fits a CPU's caches
 LOGITS_AT_ONCE = 2048
 
 
 @torch.no_grad()
 def over_vocabulary(model: Backpack, score: Callable[[Tensor], Tensor], what: str) -> Tensor:
-    """Score each sense of each id, (V, k, ..), by a function of senses (m, k, d) -> (m, k, ..)."""
+    """Score each sense of each id with a function (m, k, d) -> (m, k, ..); returns (V, k, ..)."""
     E = model.wte.weight
     ids = torch.arange(model.config.n_vocab, device=E.device)  # (V,)
     scores = []
@@ -52,7 +52,7 @@ def over_vocabulary(model: Backpack, score: Callable[[Tensor], Tensor], what: st
 
 @torch.no_grad()
 def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The n ids whose logits each sense C (.., d) raises most, then the n it lowers most.
+    """Find the n ids whose logits each sense C (.., d) raises most, then the n it lowers most.
 
     Returns ids (.., 2n), strongest first, and what C adds to their logits at weight 1, (.., 2n).
     """
@@ -67,7 +67,7 @@ def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def separation(model: Backpack, w: int | None, a: int, b: int) -> Tensor:
-    """How strongly each sense of the id w speaks for a over b: C(w)_l . (E_a - E_b), in logits.
+    """How strongly each sense of the id w favours a over b: C(w)_l . (E_a - E_b), in logits.
 
     Returns (k,), or with w = None (V, k) for all ids.
     """
@@ -85,11 +85,11 @@ def senses_of(model: Backpack, w: int) -> Tensor:
 
 
 def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
-    """How strongly each sense speaks for each of n bags of ids, Eq. 17: (n, V, k).
+    """How strongly each sense favours each of n bags of ids, Eq. 17: (n, V, k).
 
-    Plain form, for a sense C and a bag: logits = E @ C; logits[bag].sum() / logits.max().
-    The divisor is the largest logit, as in the published code; footnote 5 says the largest
-    absolute one.
+    Unoptimised version, for one sense C and one bag:
+    logits = E @ C; logits[bag].sum() / logits.max(). The divisor is the largest logit, as in the
+    published code; footnote 5 says the largest absolute value.
     """
     V = model.config.n_vocab
     E = model.wte.weight[:V].detach()  # (V, d)
@@ -142,7 +142,7 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
     Returns the weights alpha (B, T, k) that the last position gives to all senses of all tokens,
     and the scores C . v (B, T, k) of these senses. For v = E_w, the sum of alpha * (C . v) is the
     logit of w as the next token (Eq. 2 and 9); for v = E_a - E_b it is the log odds of a to b.
-    C (B, T, k, d) are the senses to sum, as an edit leaves them; the default is senses(idx).
+    C (B, T, k, d) are the senses to sum, edited or not; the default is senses(idx).
     """
     if C is None:
         C = model.senses(idx)
@@ -153,11 +153,11 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
 
 @torch.no_grad()
 def sense_gauge(model: Backpack, idx: Tensor) -> tuple[Tensor, Tensor]:
-    """Do the weights of each sense (Eq. 12) depend on the text? Measured on the texts idx (B, T).
+    """Measure on the texts idx (B, T) how far each sense's weights (Eq. 12) depend on the text.
 
-    on_current (k,): the weight that a sense gives to the current token. Near 1 it never looks back.
-    moved (k,): how far its weights move when the tokens of a text are shuffled, in total variation:
-    0 is unchanged, 1 is no overlap. Near 0 it follows position alone.
+    on_current (k,): the weight of the current token. Near 1, the sense never looks back.
+    moved (k,): total variation distance by which the weights move when the tokens of a text are
+    shuffled: 0 is unchanged, 1 is no overlap. Near 0, the weights depend on position alone.
     Both are means over texts and positions. They leave out the first 32 positions of a text (half
     of a text shorter than 64), which have few tokens to choose from.
     """
@@ -200,7 +200,7 @@ def touched(before: Tensor, after: Tensor) -> Tensor:
 
 def compose(edits: list[Edit]) -> Edit:
     """Apply the edits from left to right."""
-    def edit(idx: Tensor, C: Tensor) -> Tensor:  # (B, S, k, d), as each edit leaves them
+    def edit(idx: Tensor, C: Tensor) -> Tensor:  # C is (B, S, k, d) throughout
         for one in edits:
             C = one(idx, C)
         return C
@@ -222,12 +222,12 @@ def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
     ends = torch.ones_like(idx, dtype=torch.bool)
     for back, piece in enumerate(reversed(pieces)):
         is_piece = idx == piece
-        ends &= F.pad(is_piece, (back, 0))[:, :S]  # moved to where the last piece is
+        ends &= F.pad(is_piece, (back, 0))[:, :S]  # shifted to the position of the last id
     return ends
 
 
 def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
-    """The edit that multiplies the given senses of the given words; factor 0 is off."""
+    """Make an edit that multiplies the given senses of the given words by factor (0: off)."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         k = C.shape[2]
         is_chosen = torch.zeros(k, 1, dtype=torch.bool, device=idx.device)
@@ -240,11 +240,11 @@ def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
 def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     """Make the senses of words say of the id new what they said of old, section 6.3.
 
-    With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2): the part of C along r
-    is removed, and a multiple of a is added that says as much of new. C' gives
-    C.r (1 - a.r / |a|^2) less to old and C.r (1 - a.r / |r|^2) more to new. An id whose embedding
-    is orthogonal to both gets the same as before. The paper divides by the squared norm of a sense
-    of old; the published code divides by |r|^2, and so do we.
+    With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2). This removes the part
+    of C along r and adds a multiple of a that raises new as much as C raised old. In all, old
+    loses C.r (1 - a.r / |a|^2) and new gains C.r (1 - a.r / |r|^2), in logits at weight 1. Ids
+    whose embedding is orthogonal to both are unaffected. The paper divides by the squared norm of
+    a sense of old; the published code divides by |r|^2, and so do we.
     """
     E = model.wte.weight.detach()
     r = E[old]  # (d,)
@@ -260,7 +260,7 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     return edit
 
 
-# Table 11, strengths 0 to 3: factors for senses above the quantiles 0.95, 0.80, 0.60, and below.
+# Table 11, strengths 0 to 3: factors above the 0.95, 0.80 and 0.60 quantiles, then for the rest.
 STRENGTHS = [
     (1, 1, 1, 1),
     (1.5, 1.5, 1.3, 1),
@@ -269,12 +269,12 @@ STRENGTHS = [
 
 
 def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
-    """Turn up the senses that speak for a topic, Eq. 15, until the topic has been expressed.
+    """Turn up the senses that favour a topic, Eq. 15, until the text has expressed the topic.
 
     scores (V, k) are affinities(model, [bag])[0], computed once for all texts and strengths;
-    weights are a row of STRENGTHS. A sense with a high score is multiplied by delta, annealed; a
-    score equal to a quantile counts as above it. As in the published code, for sense l of
-    position j:
+    weights are a row of STRENGTHS, and delta is the weight of a sense's score; a score equal to a
+    quantile counts as above it. The edit multiplies the sense by delta', which is annealed. As in
+    the published code, for sense l of position j:
 
         a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how far the text expresses this sense
         b = sigmoid(6 - f a) (1 + j / 100)     Eq. 19: f = max(weights) / 7.5; grows with j
@@ -282,14 +282,14 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
 
     In the paper, f is 7.5 / max(weights), Eq. 19's second factor is (1 + j) / 100, and delta' is
     b delta + (1 - a). Since i runs over all of idx, every position but the last sees its own
-    future; generate draws from the last.
+    future; generate uses the last alone.
     """
     E = model.wte.weight.detach()
     f = max(weights) / 7.5
     scores = scores.float()
     quantiles = scores.new_tensor([0.60, 0.80, 0.95])
     edges = scores.flatten().quantile(quantiles)  # (3,)
-    reached = (scores[..., None] >= edges).sum(-1)  # (V, k), how many quantiles: 0 to 3
+    reached = (scores[..., None] >= edges).sum(-1)  # (V, k), quantiles reached: 0 to 3
     ascending = scores.new_tensor(weights[::-1])
     delta = ascending[reached]  # (V, k)
 

@@ -4,10 +4,10 @@
     python train.py config/train_toy.py --model=gpt --max_iters=500
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
-Settings come from the class Settings, then from config files (lines key = value), then from
---key=value. The run writes out/<run>/ckpt.pt (the latest state), best.pt (the one with the lowest
-validation loss), log.csv, and with --keep_every=N the weights of every N-th step as ckpt-STEP.pt. A
-run that was killed and resumed ends with the same weights, bit for bit, as one that was not.
+Settings come from the class Settings, then from config files (key = value lines), then from
+--key=value. A run writes out/<run>/ckpt.pt (the latest state), best.pt (the lowest validation
+loss), log.csv, and with --keep_every=N the weights of every N-th step as ckpt-STEP.pt. A run that
+was killed and resumed ends with the same weights, bit for bit, as an uninterrupted one.
 """
 
 import gc
@@ -61,8 +61,7 @@ class Settings:
                                    '--init_from=WEIGHTS)', low=1)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
     batch_size: int = setting(32, 'texts per micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, over all processes',
-                                               low=1)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('adamw', 'adamw, or muon: Muon for matrices, AdamW for the rest',
                              choices=('adamw', 'muon'))
@@ -88,12 +87,12 @@ class Settings:
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
     dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32, bfloat16 or float64',
                          choices=('auto', 'float32', 'bfloat16', 'float64'))
-    compile: bool = setting(True, 'torch.compile, on CUDA and on CPUs with a C++ compiler')
+    compile: bool = setting(True, 'use torch.compile, on CUDA and on CPUs with a C++ compiler')
     seed: int = setting(1337, 'random seed for weights, data order and dropout')
 
     @property
     def path(self) -> Path:
-        """The checkpoint of the run."""
+        """Path of the run's latest checkpoint."""
         return Path(self.out_dir) / 'ckpt.pt'
 
     @property
@@ -109,7 +108,7 @@ FREE = ('max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep
 
 
 def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
-    """The settings from config files in order, then --key=value, and the names of those given."""
+    """Read settings from config files, then from --key=value; also returns the names given."""
     given, configs = parse_settings(Settings, 'train.py', __doc__.splitlines()[0], argv)
     s = Settings(**given)
     if not re.fullmatch(DATA_NAME, s.dataset):
@@ -125,18 +124,18 @@ def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
 
 
 def resumed_settings(s: Settings, given: set[str], state: dict) -> Settings:
-    """The settings with which a run goes on: the saved ones, except those of FREE that are given.
+    """The settings of a resumed run: the saved ones, except for given settings that are in FREE.
 
-    UserError if others that were given differ from the saved ones.
+    UserError if any other given setting differs from the saved one.
     """
     try:
-        # As flags again, so that saved values are checked like typed ones.
+        # Pass saved values as flags, so that they are checked like typed ones.
         saved, _ = parse_args([f'--{name}={value}' for name, value in state['settings'].items()])
     except UserError as error:
         raise UserError(f'{s.path} has settings that this version refuses ({error}); '
                         f'{how_to_restart(s)}')
     if s.dtype == 'auto':
-        given = given - {'dtype'}  # the format it began with
+        given = given - {'dtype'}  # keep the format the run began with
     for name in sorted(given.difference(FREE)):
         value = getattr(saved, name)
         if getattr(s, name) != value:
@@ -156,7 +155,7 @@ def how_to_restart(s: Settings) -> str:
 
 
 # -----------------------------------------------------------------------------
-# The model, the parts of a step, and what a run says.
+# The model, the parts of a step, and what a run prints.
 
 
 def config_of(s: Settings, meta: dict) -> Config:
@@ -177,15 +176,15 @@ def config_of(s: Settings, meta: dict) -> Config:
 
 
 def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: dict) -> Settings:
-    """The settings with the shape of weights to start from.
+    """The settings, with the model's shape taken from the weights to start from.
 
-    A Transformer stays one unless --model=backpack asks for a Backpack, whose senses are then as
-    set. UserError if the weights do not fit the data, or a setting that was given.
+    Transformer weights start a Transformer, unless --model=backpack asks for a Backpack; n_sense
+    and sense_hidden then apply. UserError if the weights do not fit the data or a given setting.
     """
     config = weights.config
     if weights.tokenizer not in (None, meta['tokenizer']) or config.n_vocab < meta['vocab_size']:
-        raise UserError(f'{s.init_from} has {config.n_vocab:,} ids, and data/{s.dataset} '
-                        f'{meta["vocab_size"]:,} or other ones; make the data anew: python '
+        raise UserError(f'{s.init_from} ({config.n_vocab:,} ids) and data/{s.dataset} '
+                        f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
                         f'prepare.py {s.dataset} --text FILE --like {s.init_from} --overwrite')
     shape = {name: getattr(config, name) for name in ('n_layer', 'n_head', 'n_embd')}
     if config.n_sense:
@@ -206,9 +205,10 @@ def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: d
 
 
 def start_from(weights: Backpack, s: Settings) -> Backpack:
-    """A model that begins with these weights; a Backpack from a Transformer gets new senses.
+    """Make a model that starts from weights; a Backpack from a Transformer gets new senses.
 
-    The Transformer gives the embeddings, the blocks and ln_f; UserError if n_sense does not fit.
+    The Transformer supplies the embeddings, the blocks and ln_f. UserError if n_sense does not
+    divide n_embd.
     """
     torch.manual_seed(s.seed)  # for newly initialized weights
     n_sense = s.n_sense if s.model == 'backpack' else 0
@@ -249,7 +249,7 @@ def forward_backward(model, data: TokenDataset, step: int, s: Settings, machine:
     for i in own:
         idx, targets = data(micro_batches[i])  # (batch_size, block_size) each
         inputs = inputs_of(idx, targets, machine.device)
-        torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends on this alone
+        torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends on this seed alone
         synchronise = i == own[-1] or machine.world == 1
         with nullcontext() if synchronise else model.no_sync():
             with machine.autocast():
@@ -261,7 +261,7 @@ def forward_backward(model, data: TokenDataset, step: int, s: Settings, machine:
 
 @torch.no_grad()
 def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
-    """Mean loss, in nats per token, on the same texts every time, spread evenly over the bin."""
+    """Mean loss in nats per token, always on the same texts, spread evenly over the data."""
     texts = data.spread(s.eval_iters * s.batch_size)
     n = len(texts)
     batches = np.split(texts, range(s.batch_size, n, s.batch_size))
@@ -277,11 +277,11 @@ def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
 
 
 def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple[int, int]:
-    """How many senses do not read the text, on 16 texts spread evenly over the bin.
+    """Count the senses that do not read the text, on 16 texts spread evenly over the data.
 
-    First those that give over 0.97 of their weight to the current token, then those whose weights
-    follow position alone. The loss shows neither, and a sense whose softmax is saturated hardly
-    recovers: its gradient is tiny. Before training all senses follow position alone.
+    Returns two counts: senses that give over 0.97 of their weight to the current token, and senses
+    whose weights follow position alone. The loss shows neither, and a sense with a saturated
+    softmax hardly recovers: its gradient is tiny. Before training all senses follow position alone.
     """
     idx, _ = data(data.spread(16))
     model.eval()
@@ -303,7 +303,7 @@ def check_finite(step: int, what: str, value: float, model: Backpack, optimizers
             tensors.extend(moments.values())
     is_finite = [tensor.isfinite().all() for tensor in tensors]
     if not torch.stack(is_finite).all():
-        raise FloatingPointError(f'step {step}: a weight or a moment is not finite')
+        raise FloatingPointError(f'step {step}: a weight or an optimizer moment is not finite')
 
 
 def describe(model: Backpack, data: TokenDataset, s: Settings, machine: Machine) -> str:
@@ -320,13 +320,13 @@ def describe(model: Backpack, data: TokenDataset, s: Settings, machine: Machine)
 
 
 def distinct_share(data: TokenDataset, s: Settings) -> float:
-    """The share of a batch's tokens whose senses are computed: once per distinct id."""
+    """Distinct ids per token of a batch: the share of tokens whose senses are computed."""
     idx, _ = data(texts_of_step(s.seed, 0, s.batch_size, data.n))
     return len(idx.unique()) / idx.numel()
 
 
 def log_line(step: int, row: dict, s: Settings) -> str:
-    """What a row of the log says on the terminal, with the time left."""
+    """Format a row of the log for the terminal, with the time left."""
     speed = row['tokens_per_second']
     tokens_left = (s.max_iters - step) * s.tokens_per_step
     time_left = timedelta(seconds=tokens_left // max(1, speed))
@@ -367,7 +367,7 @@ def train(s: Settings, given: set[str]) -> int:
     meta = read_meta(folder)
     if s.init_from not in ('scratch', 'resume'):
         weights = from_pretrained(s.init_from)
-        s = settings_of_weights(weights, s, given, meta)  # their block_size too
+        s = settings_of_weights(weights, s, given, meta)  # sets block_size
     train_data = TokenDataset(folder, 'train', meta, s.block_size)
     val_data = TokenDataset(folder, 'val', meta, s.block_size)
     data_facts = str([meta['tokens'], meta.get('sha256')])
@@ -392,7 +392,7 @@ def train(s: Settings, given: set[str]) -> int:
     else:
         model = start_from(weights, s)
         if model.config.n_sense and not weights.config.n_sense:
-            machine.print0(f'embeddings, blocks and ln_f are those of {s.init_from}; '
+            machine.print0(f'embeddings, blocks and ln_f come from {s.init_from}; '
                            'sense_network and sense_weights are new')
     model.tokenizer = meta['tokenizer']
     model.to(machine.device, torch.float64 if s.dtype == 'float64' else torch.float32).train()
@@ -457,7 +457,7 @@ def train(s: Settings, given: set[str]) -> int:
             if is_last:
                 break
 
-            # The learning rate of this step, times loaded_lr where a group has it as its factor.
+            # Set this step's learning rate, times the group's factor (loaded_lr) if it has one.
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     rate = learning_rate_at(iter_num, s, peak=optimizer.defaults['lr'])
@@ -493,8 +493,8 @@ def train(s: Settings, given: set[str]) -> int:
         machine.print0(f'done: {s.path}')
         return 0
     except torch.OutOfMemoryError:
-        raise UserError('out of memory; start again with a smaller --batch_size and more '
-                        '--gradient_accumulation_steps, and --overwrite')
+        raise UserError('out of memory; start again with --overwrite, a smaller --batch_size and '
+                        'more --gradient_accumulation_steps')
     except (FloatingPointError, OSError) as error:
         how = how_to_go_on(s, out.saved_step, error)
         machine.print0(f'train.py: stopped: {error}; {how}', sys.stderr)
@@ -507,7 +507,7 @@ def run(argv: list[str]) -> int:
     """Run the command line; returns the exit code."""
     settings, given = parse_args(argv)
     code = train(settings, given)
-    if dist.is_initialized() and code != 1:  # after a failure the others may never arrive
+    if dist.is_initialized() and code != 1:  # after a failure, others may never get here
         dist.barrier()  # no process leaves, and closes its connections, while another still writes
         gc.collect()  # DDP holds the process group: free it first, or destroying the group can hang
         dist.destroy_process_group()

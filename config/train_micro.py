@@ -1,10 +1,10 @@
-# Backpack-Micro, the paper's recipe, for 4 GPUs of 40 GB. Steps and rate are the defaults.
-# torchrun --nproc_per_node=4 train.py config/train_micro.py   (its Transformer: --model=gpt)
+# Backpack-Micro, the paper's recipe, for 4 GPUs of 40 GB. Steps and learning rate are defaults.
+# torchrun --nproc_per_node=4 train.py config/train_micro.py   (baseline Transformer: --model=gpt)
 n_layer = 6
 n_head = 6
 n_embd = 384
 batch_size = 64
 gradient_accumulation_steps = 16  # 64 * 16 * 512 = 524,288 tokens a step, over all GPUs together
-decay_embeddings = False  # as published, and beta2
+decay_embeddings = False  # as published; so is beta2
 beta2 = 0.999
 dropout = 0.1

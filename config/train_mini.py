@@ -1,9 +1,9 @@
-# Backpack-Mini, the paper's recipe, for 4 GPUs of 40 GB. Steps and rate are the defaults.
-# torchrun --nproc_per_node=4 train.py config/train_mini.py   (its Transformer: --model=gpt)
+# Backpack-Mini, the paper's recipe, for 4 GPUs of 40 GB. Steps and learning rate are defaults.
+# torchrun --nproc_per_node=4 train.py config/train_mini.py   (baseline Transformer: --model=gpt)
 n_layer = 8
 n_head = 8
 n_embd = 640
 gradient_accumulation_steps = 32  # 32 * 32 * 512 = 524,288 tokens a step, over all GPUs together
-decay_embeddings = False  # as published, and beta2
+decay_embeddings = False  # as published; so is beta2
 beta2 = 0.999
 dropout = 0.1

@@ -1,4 +1,4 @@
-"""Checkpoints of train.py: read with suspicion, written whole, resumed to the same bits."""
+"""Checkpoints of train.py: validated on loading, written atomically, resumed bit for bit."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from model import Backpack, Config
 from rucksack.common import UserError, one_line, sync
 from rucksack.tokenizer import current_form
 
-# What a checkpoint holds of a run, besides the model.
+# The state of a run that a checkpoint holds besides the model.
 STATE = {
     'step': int,
     'seconds': float,
@@ -57,7 +57,7 @@ def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpa
             raise ValueError(f'its config has {config.n_layer} layers')
         for name, weight in weights.items():
             if not weight.is_floating_point() or not weight.isfinite().all():
-                raise ValueError(f'{name} holds other numbers than finite real ones')
+                raise ValueError(f'{name} has values that are not finite real numbers')
         with torch.device('meta'):
             model = Backpack(config)
         own = {name: weight.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
@@ -80,7 +80,7 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         tokenizer = current_form(checkpoint['tokenizer'])
     except (TypeError, LookupError, ValueError, ArithmeticError) as error:
         cause = f'{type(error).__name__}: {one_line(error)}'
-        raise UserError(f'{path} is no checkpoint of train.py ({cause})')
+        raise UserError(f'{path} is not a checkpoint of train.py ({cause})')
     if unknown:
         raise UserError(f'{path} was written by another version, whose model_config has '
                         f'{", ".join(map(str, unknown))}; use that version')
@@ -131,8 +131,8 @@ def read_state(path: Path) -> dict:
     state = load_file(path)
     for name, kind in STATE.items():
         if type(state.get(name)) is not kind or state['step'] < 0:
-            raise UserError(f'{path} holds no state of a run; '
-                            f'fine-tune its weights with --init_from={path}')
+            raise UserError(f'{path} holds weights but no run to resume; '
+                            f'fine-tune them with --init_from={path}')
     return state
 
 
@@ -150,8 +150,8 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict[str, d
                     if moment.shape not in (p.shape, ()):
                         raise ValueError(f'{name} has the shape {tuple(moment.shape)}')
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise UserError(f'{path} has another optimizer ({one_line(error)}); '
-                        'fine-tune it by --init_from')
+        raise UserError(f'{path} was saved with another optimizer ({one_line(error)}); '
+                        f'fine-tune its weights with --init_from={path}')
 
 
 def save_checkpoint(path: Path, state: dict) -> None:

@@ -1,4 +1,4 @@
-"""What every script needs: one kind of error, the command line, whole files, a device."""
+"""What every script needs: UserError, command-line parsing, atomic writes, the device."""
 
 import argparse
 import math
@@ -30,7 +30,7 @@ def complain(script: str, message: str) -> None:
 
 
 def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]) -> None:
-    """Run a script. It exits with 2 for errors the user can fix, 130 after Ctrl-C, else its own."""
+    """Run a script; exit with 2 for errors the user can fix, 130 on Ctrl-C, else run's own code."""
     if hasattr(sys.stdout, 'reconfigure'):
         sys.stdout.reconfigure(errors='replace')  # for terminals without unicode
     code = 0
@@ -89,7 +89,7 @@ def number(kind: type, low: float, high: float = LARGEST) -> Callable[[str], flo
 
 
 def progress(items, what: str):
-    """The items, behind a progress bar with the time left once they take more than two seconds."""
+    """Iterate over items; after two seconds, show a progress bar with the time left."""
     from tqdm import tqdm  # comes with datasets
     return tqdm(items, what, delay=2, mininterval=1, leave=False, disable=None)
 
@@ -111,7 +111,7 @@ def find_device(name: str) -> str:
 
 
 def bfloat16_unit(device: str) -> str | None:
-    """The unit that multiplies bfloat16 several times as fast as float32; None if missing."""
+    """The hardware that multiplies bfloat16 much faster than float32; None if there is none."""
     import torch
     if device.startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False):
         return 'tensor cores'

@@ -19,10 +19,10 @@ BIN_DTYPE = np.dtype('<u2')
 
 
 def read_meta(folder: Path) -> dict:
-    """Read meta.json of a data folder; a folder without it, as nanoGPT's, has GPT-2's tokens."""
+    """Read a data folder's meta.json; without one (as in nanoGPT), the tokens are GPT-2's."""
     path = folder / 'meta.json'
     if not folder.is_dir():
-        raise UserError(f'{folder} is no folder; run python prepare.py {folder.name}')
+        raise UserError(f'{folder} is not a folder; run python prepare.py {folder.name}')
     if not path.exists():
         tokens = {}
         for file in sorted(folder.glob('*.bin')):
@@ -57,7 +57,7 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
         data = np.memmap(path, np.uint8, mode='r')
     checksum = meta.get('sha256', {}).get(name)  # None in a folder that nanoGPT made
     if checksum and hashlib.sha256(data).hexdigest() != checksum:
-        raise UserError(f'{path} has another checksum than meta.json; {make_it_again}')
+        raise UserError(f'{path} does not match its checksum in meta.json; {make_it_again}')
     ids = data.view(BIN_DTYPE)
     if len(ids) > 0 and ids.max() >= meta['vocab_size']:
         raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
@@ -66,15 +66,15 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
 
 
 class TokenDataset:
-    """A bin cut into n texts of block_size tokens; targets are the same texts one token later."""
+    """A .bin file cut into n texts of block_size tokens; targets are shifted by one token."""
 
     def __init__(self, folder: Path, name: str, meta: dict, block_size: int):
         self.tokens = read_bin(folder, name, meta)
         self.block_size = block_size
         self.n = (len(self.tokens) - 1) // block_size
         if self.n < 1:
-            raise UserError(f'{folder / name}.bin has {len(self.tokens)} tokens; '
-                            'take a smaller --block_size')
+            raise UserError(f'{folder / name}.bin has {len(self.tokens)} tokens, too few for '
+                            'one text; choose a smaller --block_size')
 
     def __call__(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
         """The chosen texts and their targets, (len(chosen), block_size) each."""
@@ -83,7 +83,7 @@ class TokenDataset:
         return ids[:, :-1], ids[:, 1:]
 
     def spread(self, most: int) -> np.ndarray:
-        """At most so many texts, spread evenly over the bin."""
+        """Choose at most `most` texts, spread evenly over the data."""
         n = min(self.n, most)
         return np.arange(n) * self.n // n
 
@@ -95,21 +95,21 @@ def epoch_order(seed: int, epoch: int, n: int) -> np.ndarray:
 
 
 def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
-    """Which of n texts a step reads, (size,). An epoch has each text once; a step may span two."""
+    """Which of n texts a step reads, (size,). Epochs have each text once; a step may span two."""
     places = range(step * size, (step + 1) * size)
     return np.array([epoch_order(seed, i // n, n)[i % n] for i in places])
 
 
 # -----------------------------------------------------------------------------
 # Distinct ids. Senses depend on the id alone, so a batch computes them once per distinct id.
-# inputs_of finds the distinct ids on the host, DistinctIds uses them in the compiled model.
+# inputs_of finds the distinct ids on the host; DistinctIds uses them in the compiled model.
 
 
 def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What DistinctIds takes, on the device: idx and targets (B, T), distinct (n,), place (B, T).
+    """The inputs of DistinctIds, on the device: idx, targets, distinct (n,) and place (B, T).
 
-    distinct holds the distinct ids of idx, padded with id 0 to a multiple of 64, so that fewer
-    shapes are compiled; place is the index in it of each token's id.
+    distinct holds the distinct ids of idx (B, T), padded with id 0 to a multiple of 64, so that
+    fewer shapes are compiled; place holds the index in distinct of each token's id.
     """
     distinct, place = idx.unique(return_inverse=True)
     distinct = F.pad(distinct, (0, -len(distinct) % 64))
@@ -123,10 +123,10 @@ def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor
 
 
 class DistinctIds(nn.Module):
-    """Plain form: model(idx, targets). The form used for training.
+    """The version of the model used for training. Unoptimised version: model(idx, targets).
 
-    The caller finds the distinct ids, so that one compiled graph computes the senses of each of
-    them once, whatever their number.
+    The caller finds the distinct ids, so that one compiled graph serves any number of them and
+    computes the senses of each id once.
     """
 
     def __init__(self, model: Backpack):

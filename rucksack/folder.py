@@ -27,7 +27,7 @@ def refuse_to_replace(path: Path) -> None:
     """UserError if the folder of a checkpoint holds a run already."""
     found = checkpoints_in(path.parent)
     if found:
-        raise UserError(f'{found[0]} exists; go on with --init_from=resume, '
+        raise UserError(f'{found[0]} exists; continue it with --init_from=resume, '
                         'replace it with --overwrite, or choose another --out_dir')
 
 
@@ -45,14 +45,14 @@ class RunFolder:
         self.saved_step = state.get('step')  # of the last checkpoint
         self.best_val_loss = state.get('best_val_loss', math.inf)
         self.start = time.perf_counter() - state.get('seconds', 0.0)
-        self.log_text = state.get('log') or ','.join(COLUMNS) + '\n'  # whole, for checkpoints
+        self.log_text = state.get('log') or ','.join(COLUMNS) + '\n'  # full log, for checkpoints
         self.is_open = rank == 0
         self.wandb = None
         if not self.is_open:
             return
         folder = s.path.parent
         folder.mkdir(parents=True, exist_ok=True)
-        busy = f'another process trains in {folder}; choose another --out_dir'
+        busy = f'another process is training in {folder}; choose another --out_dir'
         self.lock = lock_folder(folder, busy)
         for path in checkpoints_in(folder, 'partial'):  # left by a killed run
             path.unlink()
@@ -60,8 +60,8 @@ class RunFolder:
             for path in checkpoints_in(folder):
                 path.unlink()
         if state and state['val_loss'] == state['best_val_loss']:
-            ckpt.copy_to_best(s.path)  # the run may have been killed before this
-        self.log_file = open(folder / 'log.csv', 'w', buffering=1)  # a line is on the disk at once
+            ckpt.copy_to_best(s.path)  # in case the run was killed before this copy
+        self.log_file = open(folder / 'log.csv', 'w', buffering=1)  # write line by line
         self.log_file.write(self.log_text)
         if s.wandb_log:
             import wandb
@@ -69,7 +69,7 @@ class RunFolder:
                                     config=facts['settings'])
 
     def seconds(self) -> float:
-        """The time that the run has taken so far, also before it was resumed."""
+        """Seconds that the run has taken so far, including those before it was resumed."""
         return time.perf_counter() - self.start
 
     def log(self, step: int, row: dict[str, float | None]) -> None:
@@ -90,7 +90,7 @@ class RunFolder:
 
     def save(self, step: int, val_loss: float, model: Backpack, optimizers: list[Optimizer]
              ) -> None:
-        """Write ckpt.pt, with all that a resumed run needs; copy the best one to best.pt."""
+        """Write ckpt.pt, with all that resuming needs; copy it to best.pt if it is the best yet."""
         is_best = val_loss <= self.best_val_loss
         self.best_val_loss = min(val_loss, self.best_val_loss)
         if self.is_open:
@@ -107,7 +107,7 @@ class RunFolder:
             ckpt.copy_to_best(self.path)
 
     def keep(self, step: int, model: Backpack) -> None:
-        """Write the weights to ckpt-STEP.pt, which stays."""
+        """Write the weights to ckpt-STEP.pt, which later steps do not replace."""
         if self.is_open:
             path = self.path.with_stem(f'ckpt-{step}')
             state = self.facts | {'step': step, 'model': model.state_dict()}
@@ -121,7 +121,7 @@ class RunFolder:
 
 
 def csv_cell(value: float | None) -> str:
-    """A number as log.csv has it, floats with six significant digits."""
+    """Format a number for log.csv; floats get six significant digits."""
     if value is None:
         return ''
     if isinstance(value, float):

@@ -20,13 +20,13 @@ from senses import edited, occurrences, scale_senses, touched
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
 
-# Logits (fractions, n, V) after n prompts on a noun, with each of the FRACTIONS removed from it.
+# Logits (fractions, n, V) after n prompts with a noun; each of the FRACTIONS is removed in turn.
 Intervention = Callable[['NounPrompts'], Tensor]
 
 
 @dataclass(frozen=True)
 class NounPrompts:
-    """n prompts on a noun: ids (n, T), the last position of each, and the noun's own ids."""
+    """n prompts with a noun: ids (n, T), the last position of each, and the ids of the noun."""
 
     idx: Tensor
     last: list[int]
@@ -38,7 +38,7 @@ class GenderRow:
     """A row of Table 5, means over nouns and prompts; fields are in the order of its columns."""
 
     change: str              # what was removed from nouns; '' for the unchanged model
-    ratio: float             # of the likelier of she and he to the other
+    ratio: float             # p(she) / p(he) or its inverse, whichever is larger
     reduction: float         # % of the ratio's excess over 1 that is gone; NaN if unchanged
     ratio_single: float      # the same two, over single-token nouns
     reduction_single: float
@@ -51,7 +51,8 @@ def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
     texts = [torch.tensor(subject.encode(prompt.format(noun))) for prompt in prompts]
     block_size = subject.model.config.block_size
     if max(map(len, texts)) > block_size:
-        raise UserError(f'{subject.name} reads texts of {block_size} tokens; a prompt is longer')
+        raise UserError(f'{subject.name} reads at most {block_size} tokens, and a prompt '
+                        'is longer; choose a model with a larger block_size')
     idx = pad_sequence(texts, batch_first=True).to(subject.device)
     last = [len(text) - 1 for text in texts]
     return NounPrompts(idx, last, subject.encode(f' {noun}'))
@@ -74,10 +75,10 @@ def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
 
 @torch.no_grad()
 def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
-    """The same for a Transformer, removing fractions of the direction v = E_he - E_she (d,).
+    """Logits of a Transformer with fractions of the direction v = E_he - E_she (d,) removed.
 
-    They are removed from the input embeddings of the noun's tokens. With all of it removed, these
-    lie in the null space of v.
+    v is removed from the input embeddings of the noun's tokens. With all of it removed, the
+    embeddings are orthogonal to v. Returns (fractions, n, V).
     """
     model = subject.model
     E = model.wte.weight
@@ -100,7 +101,7 @@ def at_the_end(prompts: NounPrompts, x: Tensor) -> Tensor:
 
 
 def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
-    """Ratio of the likelier of she and he to the other, mean over n prompts: (.., n, V) -> (..)."""
+    """Mean over n prompts of max(p(she) / p(he), p(he) / p(she)): (.., n, V) -> (..)."""
     log_odds = (logits[..., she] - logits[..., he]).cpu().double()
     return log_odds.abs().exp().mean(-1)
 
@@ -114,7 +115,7 @@ def pronouns(subject: Subject) -> list[int]:
 
 
 def single_token(subject: Subject, nouns: list[str]) -> list[str]:
-    """Those of the nouns that are one token."""
+    """The nouns that are a single token."""
     return [noun for noun in nouns if len(subject.encode(f' {noun}')) == 1]
 
 
@@ -151,7 +152,7 @@ def measure(subject: Subject, noun: str, intervene: Intervention) -> Tensor:
 def gender_rows(subject: Subject) -> list[GenderRow]:
     """The rows of a model: unchanged, after the intervention, and after its best fraction.
 
-    The intervention removes the chosen sense from nouns, or a direction if it is a Transformer.
+    The intervention removes the chosen sense from nouns or, in a Transformer, the direction v.
     """
     change = 'nouns projected'
     intervene = partial(without_direction, subject)
@@ -185,7 +186,7 @@ def reductions(ratio: Tensor) -> Tensor:
 
 @torch.no_grad()
 def touched_prompts(subject: Subject) -> int:
-    """How many of the prompts on all nouns have a token whose senses the subject's edit changes."""
+    """Count the prompts, over all nouns, with a token whose senses the subject's edit changes."""
     n = 0
     for noun in NOUNS:
         idx = prompts_on(subject, noun, PROMPTS).idx  # (n, T)
@@ -203,7 +204,7 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
             n_prompts = len(NOUNS) * len(PROMPTS)
             touches += touched_note(subject, touched_prompts(subject), n_prompts, 'prompts')
         as_it_is, off, best = gender_rows(subject)
-        if by_run:  # ratios of the unchanged model, reductions by its sense
+        if by_run:  # ratios before, reductions after removing the sense
             row = replace(as_it_is, reduction=off.reduction, reduction_single=off.reduction_single)
             labelled = {f'{subject}; reduced {off.change}': row}
         else:
@@ -214,8 +215,8 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
         for label, row in labelled.items():
             _, *numbers = astuple(row)
             rows.append([label, *numbers])
-    title = (f'Gender (Table 5): the likelier of she and he over the other, {len(NOUNS)} nouns in '
-             f'{len(PROMPTS)} prompts')
+    title = (f'Gender (Table 5): the larger of p(she) / p(he) and p(he) / p(she), {len(NOUNS)} '
+             f'nouns in {len(PROMPTS)} prompts')
     columns = {
         '': '',
         'bias ratio': '.2f',

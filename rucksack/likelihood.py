@@ -37,7 +37,7 @@ class Scores:
     logp: Tensor      # log-probability, in nats
     greedy: Tensor    # whether all tokens are the likeliest
     n_scored: Tensor  # tokens of the continuation
-    touched: Tensor   # tokens, also of the context, whose senses the subject's edit changed
+    touched: Tensor   # tokens, context included, whose senses the subject's edit changed
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def inputs_and_targets(pair: Pair, block_size: int) -> tuple[Tensor, Tensor]:
 
 
 def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
-    """The same as score, for n texts with their targets, padded to one length T."""
+    """Score one batch: n texts with their targets, padded to the same length T."""
     model = subject.model
     idx, targets = zip(*texts)
     lengths = torch.tensor([len(ids) for ids in idx])
@@ -102,10 +102,10 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
 
 
 def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> list[Pair]:
-    """Split a text after the token `before` into pairs in which each token is scored once.
+    """Split a text, which follows the token `before`, into pairs that score each token once.
 
-    A continuation has block_size tokens, the last one perhaps fewer. Its context is the token
-    before it; with look_back, block_size tokens, of which score reads as many as fit.
+    A continuation has block_size tokens; the last may have fewer. Its context is the token before
+    it or, with look_back, the block_size tokens before it, of which score reads as many as fit.
     """
     ids = [before, *ids]
     n_context = block_size if look_back else 1
@@ -125,7 +125,7 @@ def score_texts(subject: Subject, texts: list[list[int]], what: str, look_back: 
 
 
 def perplexity(logp: Tensor, n: int) -> float:
-    """exp of minus the sum of log-probabilities, in nats, over n."""
+    """Compute exp(-sum(logp) / n), for log-probabilities in nats."""
     return (-logp.sum() / n).exp().item()
 
 
@@ -136,13 +136,13 @@ def perplexity(logp: Tensor, n: int) -> float:
 def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
     """Read the ids of a held-out text; returns its path too.
 
-    data is a folder in data/ or elsewhere, or a .bin in it; None is the data of the training.
+    data is a folder in data/ or elsewhere, or a .bin in it; None means the training data's val.bin.
     """
     if data is None and subject.training:
         data = subject.training.dataset
     if data is None:
         raise UserError(f'{subject.name} does not say what it was trained on; '
-                        'name a folder by --data')
+                        'give a folder with --data')
     path = Path('data', data)
     if Path(data).exists() and not path.exists():
         path = Path(data)
@@ -151,16 +151,16 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
     meta = read_meta(path.parent)
     ids = read_bin(path.parent, path.stem, meta)
     if meta['tokenizer'] != subject.model.tokenizer:
-        raise UserError(f'{path} has a vocabulary of {meta["vocab_size"]:,} ids, {subject.name} '
-                        f'another of {subject.encoding.n_vocab:,}; '
-                        f'prepare it with --like {subject.name}')
+        raise UserError(f'{path} ({meta["vocab_size"]:,} ids) and {subject.name} '
+                        f'({subject.encoding.n_vocab:,} ids) have different tokenizers; '
+                        f'prepare the data with --like {subject.name}')
     if len(ids) == 0:
-        raise UserError(f'{path} is empty; take other data')
+        raise UserError(f'{path} is empty; choose other data with --data')
     return ids.tolist(), path
 
 
 def loss_table(subjects: list[Subject], data: str | None) -> Table:
-    """Tables 2 and 8, perplexity in blocks of block_size tokens, each after the token before it."""
+    """Tables 2 and 8: perplexity in blocks of block_size tokens, with one token of context."""
     rows = []
     paths = []
     notes = []
@@ -249,7 +249,7 @@ def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tu
     """The columns of each row, from a file or a folder of such files; data=None is the Hub."""
     if data is None and subject.is_toy:
         raise UserError(f'{benchmark.title} is English, and {subject.name} '
-                        'knows the toy world alone')
+                        'knows only the toy world; choose an English model with --from')
     try:
         if data is None:
             rows = rows_of_hub(benchmark)
@@ -257,12 +257,12 @@ def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tu
             rows = rows_in(Path(data), benchmark)
         found = [tuple(str(row[column]) for column in benchmark.columns) for row in rows]
         if not found or any(not text.strip() for row in found for text in row):
-            raise ValueError('there is none, or one that is empty')
+            raise ValueError('it has no rows, or an empty one')
         return found
-    except Exception as error:  # damaged archives and the Hub's client raise a dozen kinds
+    except Exception as error:  # archives and the Hub's client raise many types of error
         source = data or benchmark.hub_name
         raise UserError(f'{benchmark.title} cannot be read from {source} ({one_line(error)}); run '
-                        f'{benchmark.command} and name the file or a folder by --data')
+                        f'{benchmark.command} and give the file or a folder with --data')
 
 
 def rows_of_hub(benchmark: Benchmark) -> list[dict]:
@@ -341,8 +341,8 @@ def lambada_table(subjects: list[Subject], data: str | None) -> Table:
     return Table(title, columns, rows, notes)
 
 
-# Pattern -> replacement, in this order, by EleutherAI's harness (version 1). It has one more rule,
-# which never applies.
+# Pattern -> replacement, in this order, from EleutherAI's harness (version 1). The harness has one
+# more rule, which never applies.
 DETOKENIZE = {
     "s '": "s'",
     ' @([-,.])@ ': r'\1',
@@ -369,7 +369,7 @@ DETOKENIZE = {
 
 
 def detokenized(page: str) -> str:
-    """A page of WikiText as people write."""
+    """Undo the tokenization of a page of WikiText."""
     for pattern, replacement in DETOKENIZE.items():
         page = re.sub(pattern, replacement, page)
     return page

@@ -31,7 +31,7 @@ def ranking(subject: Subject, title: str, columns: dict[str, str], rows: list[tu
 
 
 def word_and_score(pair: tuple[str, float]) -> str:
-    """A cell of a ranking."""
+    """Format a word and its score as one cell."""
     word, score = pair
     return f'{word[:20]} {score:+.2f}'
 
@@ -73,13 +73,13 @@ def separate(subject: Subject, pair: tuple[str, str]) -> Table:
         ids = scores[:, l].abs().topk(8).indices  # (8,)
         cells = [l, mean_size[l].item()]
         rows.append((cells, ids, scores[ids, l]))
-    title = (f'How far each sense separates {plus_and_minus(subject, a, b)}: mean size over all '
-             'words, and where most')
+    title = (f'How far each sense separates {plus_and_minus(subject, a, b)}: mean absolute value '
+             'over all words, and the most extreme words')
     return ranking(subject, title, {'sense': 'd', 'mean': '.2f'}, rows)
 
 
 def separate_words(subject: Subject, pair: tuple[str, str], words: list[str]) -> Table:
-    """How far each sense of each word separates a pair, C . (E_a - E_b): a row a word."""
+    """How far each sense of each word separates a pair, C . (E_a - E_b): one row per word."""
     a, b = pair_ids(subject, pair)
     rows = []
     for word in words:
@@ -98,7 +98,7 @@ def pair_ids(subject: Subject, pair: tuple[str, str]) -> list[int]:
 
 
 def plus_and_minus(subject: Subject, a: int, b: int) -> str:
-    """What a score of a pair of ids separates, for a title."""
+    """Name the two words that a score separates, for a title."""
     return f'{quoted(subject.encoding, a)} (+) from {quoted(subject.encoding, b)} (-)'
 
 
@@ -109,7 +109,7 @@ def sense_columns(subject: Subject) -> dict[str, str]:
 
 
 def speak_for(subject: Subject, words: list[str]) -> Table:
-    """Eq. 17: the senses, of all words, that most speak for a bag of words, and what they raise."""
+    """Eq. 17: the senses, of all words, that most favour a bag of words, and what they raise."""
     model = subject.model
     bag = phrases.bag_ids(subject.encoding, words)
     scores = senses.affinities(model, [bag])[0]  # (V, k)
@@ -120,7 +120,7 @@ def speak_for(subject: Subject, words: list[str]) -> Table:
         ids, logits = senses.extremes(model, C[l], 5)  # (10,) each
         cells = [scores[w, l].item(), quoted(subject.encoding, w), l]
         rows.append((cells, ids[:5], logits[:5]))
-    title = (f'The senses that most speak for {"+".join(words)} (Eq. 17), '
+    title = (f'The senses that most favour {"+".join(words)} (Eq. 17), '
              'and the words they raise most')
     return ranking(subject, title, {'score': '.2f', 'word': '<', 'sense': 'd'}, rows)
 
@@ -137,7 +137,7 @@ def similar(subject: Subject, word: str) -> Table:
         top = cosine.topk(8)
         rows.append(([name], top.indices, top.values))
     title = (f'{word}: the most similar words, by the cosine of each sense (Eq. 13) '
-             'and its minimum (Eq. 14)')
+             'and by their minimum (Eq. 14)')
     return ranking(subject, title, {'sense': ''}, rows)
 
 
@@ -156,15 +156,15 @@ class Prompt:
 
 
 def shortened(text: str) -> str:
-    """The end of a prompt that is long, for a table."""
+    """Shorten a long prompt to its end, for a table."""
     return text if len(text) <= 60 else '...' + text[-57:]
 
 
 def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edit: Edit | None
                   ) -> Table:
-    """How likely each word comes next, a row a prompt; with an edit, before and after it.
+    """The probability that each word comes next, one row per prompt, before and after an edit.
 
-    Two words also get their log odds, ln p(first) / p(second).
+    Two words also get their log odds, ln(p(first) / p(second)).
     """
     ids = [word_id(subject.encoding, word) for word in words]
     edits = {'': None}
@@ -183,7 +183,7 @@ def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edi
             if len(ids) == 2:
                 log_odds = p[0].log() - p[1].log()
                 row.append(log_odds.item())
-    title = 'The probability of each word after the prompt, and after the edit if there is one'
+    title = 'The probability that each word comes next (after: with the edit)'
     return Table(title, columns, rows)
 
 
@@ -191,8 +191,8 @@ def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: E
          ) -> Table:
     """What each sense of a word adds to the log odds of a pair after a prompt with this word.
 
-    A row a word: the sums of alpha * C . (E_a - E_b) over the word's occurrences, that over all
-    other tokens, and the log odds themselves.
+    There is one row per word: for each sense, the sum of alpha * C . (E_a - E_b) over the word's
+    occurrences; then the sum over all other tokens; then the log odds.
     """
     model = subject.model
     a, b = pair_ids(subject, pair)
@@ -217,7 +217,7 @@ def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: E
 
 
 def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit | None]) -> Table:
-    """The likeliest next words, and those that move most, under n edits.
+    """The likeliest next words under n edits, and the words whose probability changes most.
 
     The first and the last edit get bars.
     """
@@ -252,12 +252,12 @@ def sweep(subject: Subject, phrase: SensesOf, idx: Tensor, edit: Edit | None) ->
     for factor in (0, 0.25, 0.5, 0.75, 1):
         scale = senses.scale_senses(words, numbers, factor)
         edits[f'{factor:g}'] = senses.compose([edit, scale] if edit else [scale])
-    title = f'The weight of {what}{phrases.absent(words, [idx])}'
+    title = f'The next words with {what} scaled by 0 to 1{phrases.absent(words, [idx])}'
     return next_words(subject, title, idx, edits)
 
 
 def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) -> Table:
-    """The largest terms alpha * C . E of the logit of a word, or of A minus that of B.
+    """The largest terms alpha * C . E of the logit of A, or of the logit of A minus B's.
 
     words are [A], [A, B], or [] for the likeliest word.
     """

@@ -1,4 +1,4 @@
-"""Where a run computes: the device, its number format, and the other processes of torchrun."""
+"""The machine a run uses: device, number format, and the other processes of torchrun."""
 
 import ctypes
 import os
@@ -37,7 +37,7 @@ class Machine:
             self.name = torch.cuda.get_device_name(self.device)
 
     def autocast(self):
-        """The context of a forward pass."""
+        """The autocast context of a forward pass."""
         if self.dtype == 'bfloat16':
             return torch.autocast(torch.device(self.device).type, torch.bfloat16)
         return nullcontext()
@@ -90,10 +90,10 @@ def check_processes(n: int) -> None:
 
 
 def check_memory(config: Config, machine: Machine) -> None:
-    """UserError if the machine has not the memory to train a model of this shape.
+    """UserError if the machine does not have enough memory to train a model of this shape.
 
-    A parameter needs 12 bytes at least: itself, its gradient and the moment of Muon, in float32.
-    AdamW has two moments.
+    A parameter needs at least 12 bytes: its value, its gradient and Muon's moment, in float32.
+    AdamW keeps two moments.
     """
     try:
         with torch.device('meta'):
@@ -101,7 +101,7 @@ def check_memory(config: Config, machine: Machine) -> None:
             two = Backpack(replace(config, n_layer=2)).n_params()['total']
     except RuntimeError as error:  # a matrix with more than 2^63 bytes
         raise UserError(f'no machine can train with n_embd={config.n_embd} ({one_line(error)}); '
-                        'choose a smaller one')
+                        'choose a smaller --n_embd')
     n = one + (config.n_layer - 1) * (two - one)
     if machine.on_gpu:
         memory = torch.cuda.mem_get_info(machine.device)[1]
@@ -132,7 +132,7 @@ def find_machine(device: str, dtype: str) -> Machine:
         why = f'it has {unit}' if unit else 'it has no fast bfloat16'
     if device == 'cpu':
         keep_freed_memory()
-        if dtype == 'bfloat16':  # with which flash attention is slower than plain products
+        if dtype == 'bfloat16':  # in which flash attention is slower here than matmuls
             torch.backends.cuda.enable_flash_sdp(False)
     if world > 1:
         dist.init_process_group('cpu:gloo,cuda:nccl' if on_gpu else 'gloo')

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 
 class BackpackConfig(GPT2Config):
-    """GPT-2's settings, num_senses k, and n_vocab, the ids in use if embeddings have more rows."""
+    """GPT-2's settings, num_senses (k) and n_vocab (ids in use; None: all rows of embeddings)."""
 
     model_type = 'backpack-gpt2'
     num_senses = 16
@@ -63,7 +63,7 @@ class SenseWeights(nn.Module):
 
 
 class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
-    """Predicts the next token from the sum of a text's senses; each step reads the whole text."""
+    """Predicts the next token from a weighted sum of senses; generation uses no cache."""
 
     config_class = BackpackConfig
     base_model_prefix = 'backpack'

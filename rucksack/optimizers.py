@@ -10,20 +10,20 @@ from model import Backpack
 from rucksack.common import bfloat16_unit
 
 MOMENTUM = 0.95
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c; like MOMENTUM as in torch's Muon
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c; MOMENTUM and these are as in torch's Muon
 
 
 def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_decay: float,
                     betas: tuple[float, float], *, decay_embeddings: bool = True,
                     muon_lr: float = 6e-3, loaded_lr: float = 1.0) -> list[Optimizer]:
-    """AdamW alone ('adamw'), or AdamW and Muon ('muon').
+    """Make AdamW alone ('adamw'), or AdamW and Muon ('muon').
 
     Muon takes every matrix but the embeddings. It orthogonalizes each update, so that no direction
-    of a matrix outruns the others. Under AdamW the scores of SenseWeights can grow until a softmax
-    is saturated, and that sense learns no more.
+    of a matrix outruns the others. With AdamW, the scores of SenseWeights can grow until a softmax
+    is saturated, and that sense stops learning.
     weight_decay is on matrices (embeddings optional), never on biases and norms.
-    With loaded_lr, groups have a factor: loaded_lr for embeddings and contextualizer, 1 for senses
-    and their weights. The caller multiplies learning rates by it.
+    Unless loaded_lr is 1, each group has a 'factor' by which the caller multiplies learning rates:
+    loaded_lr for embeddings and contextualizer, 1 for senses and their weights.
     """
     embeddings = [model.wte.weight, model.contextualizer.wpe.weight]
     biases_and_norms = [p for p in model.parameters() if p.dim() == 1]
@@ -68,12 +68,12 @@ def with_factors(groups: list[dict], model: Backpack, loaded_lr: float) -> list[
 
 
 class Muon(Optimizer):
-    """Muon (Jordan et al. 2024), for matrices that stack several: each part moves by itself.
+    """Muon (Jordan et al. 2024) for stacked matrices: each part is updated by itself.
 
-    groups: each with its params, matrices (parts * rows, columns), and rows, the size of one part.
-    A part moves as by torch.optim.Muon with adjust_lr_fn='match_rms_adamw', so that rates compare
-    with AdamW's. That class always multiplies in bfloat16. On a CPU without a unit for it, a step
-    of the English Backpack then takes eight times as long as in float32.
+    Each group has params, matrices (parts * rows, columns), and rows, the number of rows in a part.
+    A part is updated as by torch.optim.Muon with adjust_lr_fn='match_rms_adamw', so that learning
+    rates are comparable with AdamW's. torch's Muon always multiplies in bfloat16, which is many
+    times slower than float32 on a CPU without bfloat16 instructions.
     """
 
     def __init__(self, groups: list[dict], lr: float, weight_decay: float):
@@ -97,7 +97,7 @@ class Muon(Optimizer):
 
 
 def orthogonalized(X: Tensor) -> Tensor:
-    """Matrices (n, rows, columns) with all singular values moved near 1, by Newton and Schulz.
+    """Move all singular values of matrices (n, rows, columns) near 1 by Newton-Schulz iterations.
 
     Each iteration maps a singular value s to a s + b s^3 + c s^5.
     """

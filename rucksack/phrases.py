@@ -1,8 +1,8 @@
-"""What people type: words, A/B, bags, WORD:SENSES, "WORD: OLD -> NEW", strengths, edit files.
+"""Parse what people type: words, A/B, bags, WORD:SENSES, "WORD: OLD -> NEW", strengths, edit files.
 
-Where a flag takes a word it also takes a list: a,b,c, or @FILE with a word a line. A list is
-written out first, as a phrase for each word. A phrase is parsed into an object before a model is
-asked anything; then a model and its encoding turn words into ids and phrases into an edit.
+Where a flag takes a word, it also takes a list: a,b,c, or @FILE with one word per line. First, a
+list is expanded to one phrase per word. Then each phrase is parsed into an object, before the model
+is loaded. Last, the model and its encoding turn words into ids and phrases into an edit.
 """
 
 import json
@@ -33,7 +33,7 @@ from senses import (
 
 PROMPT = 'When the nurse came into the room,'
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
-LARGEST_FACTOR = 1e12  # of all edits together; far larger ones overflow
+LARGEST_FACTOR = 1e12  # for the product over all edits; far larger ones overflow
 
 
 # -----------------------------------------------------------------------------
@@ -46,15 +46,15 @@ def read_lines(text: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding='utf-8-sig').splitlines()
     except (OSError, ValueError) as error:
-        raise UserError(f'{text}: {one_line(error)}; @FILE is a text file, with an item a line')
+        raise UserError(f'{text}: {one_line(error)}; @FILE must be a text file, one item per line')
     lines = [line for line in lines if line.strip()]
     if not lines:
-        raise UserError(f'{text}: the file is empty; give it an item a line')
+        raise UserError(f'{text}: the file is empty; write one item per line')
     return lines
 
 
 def word_list(text: str) -> list[str]:
-    """The words in a,b,c or in the file of @FILE; a text with an empty part, as ",", is a word."""
+    """The words in a,b,c or in @FILE; a text with an empty part, such as ",", is one word."""
     if re.match('@.', text):
         return [line.strip() for line in read_lines(text)]
     words = [word.strip() for word in text.split(',')]
@@ -62,7 +62,7 @@ def word_list(text: str) -> list[str]:
 
 
 def phrase_list(text: str) -> list[str]:
-    """A phrase for each word of its list: doctor,nurse:10 is doctor:10 and nurse:10."""
+    """Expand a list to one phrase per word: doctor,nurse:10 becomes doctor:10 and nurse:10."""
     words, colon, rest = text.rpartition(':')
     if not words:
         return word_list(text)
@@ -86,11 +86,11 @@ class SensesOf:
 
     word: str
     numbers: list[int]
-    pair: tuple[str, str] | None = None  # instead of numbers: the sense that most separates them
+    pair: tuple[str, str] | None = None  # (A, B): the sense that most separates A from B
 
 
 def parts_of(text: str, pattern: str, form: str) -> tuple[str, ...]:
-    """The groups of a pattern that matches all of a text; UserError if it is not of the form."""
+    """Match all of a text and return the pattern's groups; UserError if the text is not form."""
     match = re.fullmatch(pattern, text.strip())
     if not match:
         raise UserError(f'{text!r} is not {form}')
@@ -126,9 +126,9 @@ def parse_numbers(text: str) -> list[int]:
 
 
 def parse_senses_of(text: str) -> SensesOf:
-    """The word and the senses in WORD:SENSES; no single sense of * separates A/B."""
+    """The word and the senses in WORD:SENSES; *:A/B is refused, as that sense differs by word."""
     word, which = parts_of(text, r'(?!\*.*/)(.*\S)\s*:\s*(\S.*)',
-                           'WORD:SENSES, as nurse:10, nurse:3-5,10, nurse:she/he or *:10')
+                           'WORD:SENSES, as in nurse:10, nurse:3-5,10, nurse:she/he or *:10')
     if '/' in which:
         return SensesOf(word, [], parse_pair(which))
     return SensesOf(word, parse_numbers(which))
@@ -148,7 +148,7 @@ def parse_replacement(text: str) -> tuple[str, str, str]:
 
 
 def parse_strength(text: str) -> tuple[float, ...]:
-    """A row of Table 11, by its number or as four numbers with commas."""
+    """The factors of a strength: a row of Table 11, or four numbers separated by commas."""
     parts_of(text, rf'[0-3]|{NUMBER}(,{NUMBER}){{3}}',
              'a strength: 0, 1, 2 or 3, or four numbers, as in 3.3,3.3,3,1')
     numbers = text.split(',')
@@ -158,7 +158,7 @@ def parse_strength(text: str) -> tuple[float, ...]:
 
 
 def write_out(texts: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The values of EDIT_FLAGS with a phrase for each word of their lists."""
+    """Expand lists in the values of EDIT_FLAGS to one phrase per word."""
     phrases = dict(texts)
     for flag in ('senses_off', 'senses_scale', 'replace'):
         phrases[flag] = [phrase for text in texts[flag] for phrase in phrase_list(text)]
@@ -181,20 +181,20 @@ def parse_edits(texts: dict[str, list[str]]) -> dict[str, list]:
     for flag, parse in EDIT_FLAGS.items():
         edits[flag] = [parse(text) for text in texts[flag]]
     if len(edits['topic']) != len(edits['strength']):
-        raise UserError('--strength goes with --topic: one for each, or one for all')
+        raise UserError('--strength goes with --topic: give one for each topic')
     factors = [factor for _, factor in edits['senses_scale']]
     factors += [max(weights) for weights in edits['strength']]
     product = math.prod(max(1, abs(factor)) for factor in factors)
     if product > LARGEST_FACTOR:
         raise UserError(f'the factors of all edits multiply to {product:.0e}; '
-                        f'they may multiply to {LARGEST_FACTOR:.0e}')
+                        f'the product may be at most {LARGEST_FACTOR:.0e}')
     return edits
 
 
 def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
-    """The values of EDIT_FLAGS in a file of sample.py --save-edit.
+    """Read the values of EDIT_FLAGS from a file saved by sample.py --save-edit.
 
-    UserError, with the part that is wrong, for a damaged file and for one of another vocabulary.
+    UserError, naming the part that is wrong, if the file is damaged or for another vocabulary.
     """
     try:
         file = json.loads(Path(path).read_text(encoding='utf-8'))
@@ -218,7 +218,7 @@ def check_parts(found, parts: dict[str, type], where: str) -> None:
     is_dictionary = isinstance(found, dict)
     if not is_dictionary or found.keys() != parts.keys():
         what = ', '.join(found) if is_dictionary else type(found).__name__
-        raise ValueError(f'{where} has {what or "nothing"}; --edit takes a file of '
+        raise ValueError(f'{where} has {what or "nothing"}; --edit takes a file saved by '
                          f'sample.py --save-edit, where {where} has {", ".join(parts)}')
     for name, kind in parts.items():
         if type(found[name]) is not kind:
@@ -228,7 +228,7 @@ def check_parts(found, parts: dict[str, type], where: str) -> None:
 def check_phrase(flag: str, text, parse: Callable) -> None:
     """ValueError, with the name of the flag, unless the text can be parsed."""
     if not isinstance(text, str):
-        raise ValueError(f'{flag} has {text!r}; it takes texts')
+        raise ValueError(f'{flag} has {text!r}; every item must be a string')
     try:
         parse(text)
     except UserError as error:
@@ -245,7 +245,10 @@ def quoted(encoding: Encoding, token: int) -> str:
 
 
 def pieces_of(encoding: Encoding, word: str) -> list[int]:
-    """The ids of a word in a text, the space before it included; UserError if it is spelled out."""
+    """The ids of a word inside a text, with its leading space; UserError for an unknown word.
+
+    A word is unknown if the tokenizer splits off the space and spells the rest out.
+    """
     ids = encoding.encode_ordinary(f' {word}')
     is_spelled_out = encoding.decode_single_token_bytes(ids[0]) == b' '
     if is_spelled_out or not word:
@@ -254,7 +257,7 @@ def pieces_of(encoding: Encoding, word: str) -> list[int]:
 
 
 def word_id(encoding: Encoding, word: str) -> int:
-    """The id of a word in a text, the space before it included; UserError if it has several."""
+    """The id of a word inside a text, with its leading space; UserError if it has several."""
     ids = encoding.encode_ordinary(f' {word}')
     if len(ids) != 1 or not word:
         pieces = ' + '.join(quoted(encoding, i) for i in ids)
@@ -263,7 +266,10 @@ def word_id(encoding: Encoding, word: str) -> int:
 
 
 def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
-    """The forms of a word: in a text, and at its start if both are one token or both several."""
+    """The ids of a word inside a text and at its start.
+
+    The latter are left out unless both are one token or both are several.
+    """
     forms = [pieces_of(encoding, word), encoding.encode_ordinary(word)]
     if len(forms[0]) == 1:
         return [ids[0] for ids in forms if len(ids) == 1]
@@ -275,13 +281,13 @@ def describe(encoding: Encoding, word: str) -> str:
     pieces = [quoted(encoding, i) for i in pieces_of(encoding, word)]
     if len(pieces) == 1:
         return word
-    return f"{word} (its last piece {pieces[-1]}, after {' + '.join(pieces[:-1])})"
+    return f"{word} (its last token {pieces[-1]}, after {' + '.join(pieces[:-1])})"
 
 
 def bag_ids(encoding: Encoding, words: list[str]) -> list[int]:
     """The ids of a bag of words, each once; a word of several tokens gives all of them.
 
-    The published code takes a word's first token alone. UserError for a word that is spelled out.
+    The published code takes only a word's first token. UserError for an unknown word.
     """
     ids = {i for word in words for i in pieces_of(encoding, word)}
     return sorted(ids)
@@ -298,7 +304,7 @@ def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[i
         unknown = [word for word in words if is_unknown(encoding, word)]
         if unknown:
             notices.append(f'The model has never seen {", ".join(unknown[:8])}: '
-                           'it reads that letter by letter.')
+                           'it reads unknown words letter by letter.')
     return ids[-block_size:], notices
 
 
@@ -357,9 +363,9 @@ def absent(words: Words, prompts: Sequence[Tensor]) -> str:
 
 def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,
               prompts: Sequence[Tensor] = ()) -> tuple[Edit, list[str]]:
-    """The edit that parse_edits has found, and a line about each part.
+    """Make an edit from the output of parse_edits; also returns a line about each part.
 
-    prompts are the texts (1, T) it is for, if there are any.
+    prompts are the texts (1, T) to edit, if known; a line says if they lack the edited word.
     """
     steps = []
     lines = []
@@ -374,14 +380,14 @@ def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,
         old = word_id(encoding, old)
         new = word_id(encoding, new)
         steps.append(replace_word(model, words, old, new))
-        lines.append(f'Replaced: what {describe(encoding, word)} says of {quoted(encoding, old)} '
-                     f'it says of {quoted(encoding, new)}{absent(words, prompts)}')
+        lines.append(f'Replaced: {describe(encoding, word)} says of {quoted(encoding, new)} '
+                     f'what it said of {quoted(encoding, old)}{absent(words, prompts)}')
     bags = [bag_ids(encoding, words) for words in edits['topic']]
     scores = affinities(model, bags) if bags else []  # (topics, V, k)
     for words, weights, scores_of_topic in zip(edits['topic'], edits['strength'], scores):
         steps.append(topic(model, scores_of_topic, weights))
         factors = ', '.join(f'{weight:g}' for weight in weights)
-        lines.append(f'Topic: {", ".join(words)}; senses times {factors}')
+        lines.append(f'Topic: {", ".join(words)}; senses scaled by {factors}')
     return compose(steps), lines
 
 

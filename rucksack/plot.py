@@ -1,4 +1,4 @@
-"""A picture of the losses of runs."""
+"""Draw the losses of runs."""
 
 import csv
 import io
@@ -28,12 +28,12 @@ def read_run(folder: str) -> Run:
     with open(Path(folder, 'log.csv'), newline='') as file:
         rows = [row for row in csv.DictReader(file) if row.get('val_loss')]
     if not rows:
-        raise UserError(f'{folder} has no loss on held-out text in log.csv')
+        raise UserError(f'{folder}/log.csv has no validation loss; leave it out')
     try:
         tokens = [float(row['tokens']) / 1e6 for row in rows]
         losses = [float(row['val_loss']) for row in rows]
     except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f'{folder}/log.csv is damaged ({error})')
+        raise UserError(f'{folder}/log.csv is damaged ({error}); leave it out')
     return Run(printable(f'{kind} {folder}'), is_backpack, tokens, losses)
 
 

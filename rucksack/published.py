@@ -1,4 +1,4 @@
-"""Load weights by name, and read and write the format of the published ones."""
+"""Load weights by name; read and write the format of the published weights."""
 
 import json
 import re
@@ -50,7 +50,7 @@ SIZES = {  # settings of a config.json -> fields of our Config
 
 
 def from_pretrained(source: str | Path) -> Backpack:
-    """A model for evaluation, on the CPU.
+    """Load a model for evaluation, on the CPU.
 
     source is a checkpoint of train.py or its folder; a folder with config.json and weights in the
     format of stanfordnlp/backpack-gpt2 or gpt2; the name of such a repository on the Hugging Face
@@ -61,7 +61,7 @@ def from_pretrained(source: str | Path) -> Backpack:
 
 
 def load_weights(source: str | Path) -> tuple[Backpack, Training | None]:
-    """The same model, and how it was trained if it is a checkpoint of train.py."""
+    """Load a model, and how it was trained if source is a checkpoint of train.py."""
     path = find(source)
     if path.is_dir():
         return from_published(path), None
@@ -83,7 +83,7 @@ def find(source: str | Path) -> Path:
         return download(str(source))
     checkpoints = sorted(Path('out').glob('*/ckpt.pt'))
     runs = ', '.join(str(path.parent) for path in checkpoints)
-    raise UserError(f'no such file or folder: {source}; there is {runs or "no run in out/ yet"}')
+    raise UserError(f'no such file or folder: {source}; runs in out/: {runs or "none yet"}')
 
 
 def download(name: str) -> Path:
@@ -102,16 +102,16 @@ def download(name: str) -> Path:
             raise FileNotFoundError(f'it has no {" and no ".join(sorted(missing))}')
         patterns = ['config.json', 'tokenizer.json', weights]
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the client and its HTTP library each raise their own kinds
+    except Exception as error:  # the client and its HTTP library raise their own errors
         raise UserError(f'{name} was not found locally, and downloading it failed '
                         f'({one_line(error)})')
 
 
 # -----------------------------------------------------------------------------
-# The published format. Conv1D keeps its weight transposed; sense_weights is a plain Linear there.
+# The published format. Its Conv1D layers store transposed weights; its sense_weights is a Linear.
 
 BODY = 'backpack.gpt2_model.'  # which GPT-2's own format calls 'transformer.', or leaves out
-NAMES = {  # our prefix -> the published one without BODY; the first that fits, in both directions
+NAMES = {  # our prefix -> published prefix without BODY; the first match counts, both ways
     'wte.': 'wte.',
     'contextualizer.blocks.': 'h.',
     'sense_weights.': 'backpack.sense_weight_net.',
@@ -135,7 +135,7 @@ def renamed(name: str, prefixes: dict[str, str]) -> str:
 
 
 def transposed(name: str, weight: Tensor) -> Tensor:
-    """A weight of this name of ours as the other format has it, from ours or to ours."""
+    """Convert a weight, by our name for it, from our format to the published one or back."""
     if weight.dim() == 2 and name.startswith(TRANSPOSED):
         return weight.t()
     return weight
@@ -170,7 +170,7 @@ def own_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_published(folder: Path) -> Backpack:
-    """A published Backpack, or a GPT-2 (without senses), from its folder."""
+    """Load a published Backpack, or a GPT-2 (without senses), from its folder."""
     path = folder / WEIGHTS[0]
     if not path.exists():
         path = folder / WEIGHTS[1]
@@ -179,9 +179,9 @@ def from_published(folder: Path) -> Backpack:
         settings = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
         config = config_of(settings)
         weights = own_weights(state)
-    except Exception as error:  # whatever a damaged file holds
+    except Exception as error:  # a damaged file can raise anything
         cause = f'{type(error).__name__}: {one_line(error)}'
-        raise UserError(f'{folder} is no Backpack and no GPT-2 ({cause})')
+        raise UserError(f'{folder} is neither a Backpack nor a GPT-2 ({cause})')
     model = model_with(config, weights, path)
     # In the published class, layer i divides its scores by i + 1 unless the config says no.
     if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
@@ -191,15 +191,15 @@ def from_published(folder: Path) -> Backpack:
     model.tokenizer = tokenizer_of(folder, config.n_vocab)
     if model.tokenizer and vocab_size(model.tokenizer) != config.n_vocab:
         raise UserError(f'{folder}: its tokenizer has {vocab_size(model.tokenizer):,} ids, '
-                        f'its model {config.n_vocab:,}')
+                        f'but its model has {config.n_vocab:,}; use the tokenizer of the model')
     return model
 
 
 def tokenizer_of(folder: Path, n_vocab: int) -> dict | None:
-    """The tokenizer of published weights; with as many ids as GPT-2's it is GPT-2's.
+    """The tokenizer of published weights; with as many ids as GPT-2's, it must be GPT-2's.
 
-    UserError if another tokenizer cannot be read. For GPT-2's the file is not needed, so a line on
-    standard error is enough.
+    UserError if any other tokenizer cannot be read. GPT-2's needs no file, so a damaged file only
+    prints a warning.
     """
     if n_vocab != GPT2_VOCAB:
         return read_tokenizer(folder)
@@ -214,10 +214,10 @@ def tokenizer_of(folder: Path, n_vocab: int) -> dict | None:
 
 
 def config_of(settings: dict) -> Config:
-    """Our config for a config.json; ValueError if the architecture is another."""
+    """Our config for a config.json; ValueError if it describes a different architecture."""
     for name, allowed in FIXED.items():
         if settings.get(name, allowed[0]) not in allowed:
-            raise ValueError(f'its {name} is {settings[name]}, this architecture has {allowed[0]}')
+            raise ValueError(f'its {name} is {settings[name]}; it must be {allowed[0]}')
     settings = {'n_vocab': 0, 'num_senses': 0, 'resid_pdrop': 0.0} | settings
     sizes = {ours: int(settings[theirs]) for theirs, ours in SIZES.items()}
     is_padded = GPT2_VOCAB <= sizes['vocab_size'] < GPT2_VOCAB + 256  # as in backpack-gpt2
@@ -263,12 +263,12 @@ def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float
             if c.n_sense:
                 shutil.copy(CODE, new)
             new.rename(folder)  # complete, or not there
-    except Exception as error:  # safetensors has a kind of its own
+    except Exception as error:  # safetensors raises its own error
         raise UserError(f'{folder} cannot be written ({one_line(error)}); export to another folder')
 
 
 def settings_of(c: Config) -> dict:
-    """config.json for a config of ours."""
+    """The contents of config.json for our config."""
     settings = {name: allowed[0] for name, allowed in FIXED.items()}
     settings |= {'architectures': ['GPT2LMHeadModel'], 'scale_attn_by_inverse_layer_idx': False}
     settings |= {theirs: getattr(c, ours) for theirs, ours in SIZES.items()}

@@ -1,4 +1,4 @@
-"""Settings: a dataclass, filled from config files (lines key = value), then from --key=value."""
+"""Settings: a dataclass, filled from config files (key = value lines), then from --key=value."""
 
 import argparse
 import ast
@@ -23,7 +23,7 @@ def true_or_false(text: str) -> bool:
 
 
 class SettingsParser(Parser):
-    """Reads a dataclass's settings from words --key=value; leaves out those not given."""
+    """Reads a dataclass's settings from words such as --key=value; leaves out the rest."""
 
     def __init__(self, kind: type, prog: str, description: str):
         super().__init__(prog, f'{prog} [config.py ...] [--key=value ...]', description,
@@ -42,7 +42,7 @@ class SettingsParser(Parser):
                               metavar=f.type.__name__, **options)
 
     def parse(self, words: list[str]) -> dict:
-        """The settings in words, with files under 'configs'; UserError for unknown ones."""
+        """The settings in words, config files as 'configs'; UserError for an unknown setting."""
         args, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             name = unknown[0].partition('=')[0].lstrip('-')
@@ -53,7 +53,7 @@ class SettingsParser(Parser):
 
 
 def read_config(path: str, parser: SettingsParser) -> dict:
-    """The settings in a config file: lines key = value, which are parsed and never executed."""
+    """Read the settings in a config file; its key = value lines are parsed, never executed."""
     try:
         words = []
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
@@ -61,24 +61,24 @@ def read_config(path: str, parser: SettingsParser) -> dict:
             words.append(f'--{name}={value}')
         settings = parser.parse(words)
     except Exception as error:
-        raise UserError(f'{path}: {one_line(error)}; a config file holds lines key = value')
+        raise UserError(f'{path}: {one_line(error)}; a config file has only key = value lines')
     del settings['configs']
     return settings
 
 
 def key_and_value(line: ast.stmt) -> tuple[str, object]:
-    """The two sides of a line key = value; UserError for any other code."""
+    """The two sides of a key = value line; UserError for any other code."""
     try:
         target, = line.targets
         return target.id, ast.literal_eval(line.value)
     except (AttributeError, ValueError, TypeError):
         code = ast.unparse(line).splitlines()[0]
-        raise UserError(f'line {line.lineno}, {code}, is code')
+        raise UserError(f'line {line.lineno} is not key = value: {code}')
 
 
 def parse_settings(kind: type, prog: str, description: str, argv: list[str]
                    ) -> tuple[dict, list[str]]:
-    """The settings in config files, then in flags; returns those given, and the config files."""
+    """Read settings from config files, then flags; returns those given, and the config files."""
     parser = SettingsParser(kind, prog, description)
     flags = parser.parse(argv)
     configs = flags.pop('configs')

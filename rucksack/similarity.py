@@ -33,14 +33,14 @@ def read_pairs(path: Path, separator: str, column: int, header: int) -> Pairs:
             raise ValueError('it is empty')
         return pairs
     except (ValueError, IndexError) as error:
-        raise UserError(f'{path} holds no pairs of words with a score ({one_line(error)}); '
-                        'take another file')
+        raise UserError(f'{path} does not hold word pairs with scores ({one_line(error)}); '
+                        'choose another file with --data')
 
 
 def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
-    """Pairs by set: those of the paper's four sets that data, a file or folder, holds.
+    """Word pairs by set: the paper's four sets, as far as data, a file or folder, has them.
 
-    Without data, those of the toy world if it is the subject's. UserError if there are none.
+    Without data, a model of the toy world gets that world's pairs. UserError if there are none.
     """
     if data is None and subject.is_toy:
         n = len(toy.ADJECTIVES.split(','))
@@ -54,7 +54,7 @@ def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
                 sets[name] = read_pairs(files[file], *form)
     if not sets:
         names = ' or '.join(file for file, _, _, _ in SIMILARITY.values())
-        raise UserError(f'similarity needs --data, a folder with {names}, not {data}; they are in '
+        raise UserError(f'similarity needs --data FOLDER with {names} (given: {data}); they are in '
                         'https://github.com/john-hewitt/backpacks-flash-attn, in training/data')
     return sets
 
@@ -103,7 +103,7 @@ def similarities(subject: Subject, pairs: Pairs) -> dict[str, Tensor]:
 
 
 def correlations(subject: Subject, pairs: Pairs) -> dict[str, float]:
-    """Spearman's correlation of each kind of similarity with the truth."""
+    """Spearman's correlation of each kind of similarity with the reference scores."""
     truth = torch.tensor([score for _, _, score in pairs])
     found = {}
     for row, x in similarities(subject, pairs).items():
@@ -112,7 +112,7 @@ def correlations(subject: Subject, pairs: Pairs) -> dict[str, float]:
 
 
 def best_row(column: dict[str, float], k: int) -> str:
-    """The row of the best of k senses; that of the embeddings if there are none. NaN is worst."""
+    """The row of the best of k senses, or of the embeddings if k is 0. NaN counts as worst."""
     first_rows = list(column)[:max(k, 1)]
     numbers = torch.tensor([column[row] for row in first_rows])
     best = numbers.nan_to_num(-1).argmax()
@@ -120,7 +120,7 @@ def best_row(column: dict[str, float], k: int) -> str:
 
 
 def similarity_table(subjects: list[Subject], data: str | None, by_run: bool) -> Table:
-    """Table 4: Spearman's correlation with the truth; by_run prints each model's best sense."""
+    """Table 4: Spearman's correlation with reference scores; by_run keeps only the best sense."""
     sets = similarity_data(subjects[0], data)
     rows = []
     for subject in subjects:
@@ -136,6 +136,6 @@ def similarity_table(subjects: list[Subject], data: str | None, by_run: bool) ->
         if k:
             rows.insert(k, ['the best', *best])
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in sets.items())
-    title = f"Similarity (Table 4): Spearman's correlation with the truth for word pairs ({counts})"
+    title = f"Similarity (Table 4): Spearman's correlation with scores of word pairs ({counts})"
     columns = {'': ''} | dict.fromkeys(sets, '.3f')
-    return Table(title, columns, rows, ['A word of several tokens is their mean.'])
+    return Table(title, columns, rows, ['A word of several tokens has the mean of their vectors.'])

@@ -1,4 +1,4 @@
-"""Which model a command is about: its weights on a device, what its ids mean, what it is called."""
+"""The model that a command works on: its weights on a device, its tokenizer, its name."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ from rucksack.tokenizer import load_tokenizer
 
 @dataclass
 class Subject:
-    """A model on its device, what its ids mean, and what it is called."""
+    """A model on its device, with its tokenizer and its name."""
 
     name: str
     model: Backpack
     encoding: tiktoken.Encoding
     dtype: str | None = None  # for scores and texts (None: bfloat16 on CUDA, else float32)
-    why: str = ''  # why this model, if nobody named one
-    edit: Edit | None = None  # in force when it scores texts
+    why: str = ''  # why we chose this model, if the user named none
+    edit: Edit | None = None  # applied when the model scores texts
     training: Training | None = None  # None for published weights
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class Subject:
         return self.encoding.encode_ordinary(text)
 
     def autocast(self) -> torch.autocast:
-        """The context in which it scores and writes texts."""
+        """The autocast context in which the model scores and writes texts."""
         dtype = self.dtype
         if dtype is None and self.device.type == 'cuda':
             dtype = 'bfloat16'
@@ -54,7 +54,7 @@ class Subject:
         """UserError if this is a Transformer; what is the request that needs senses."""
         if not self.model.config.n_sense:
             raise UserError(f'{self.name} is a Transformer and has no senses; '
-                            f'{what} takes a Backpack')
+                            f'{what} needs a Backpack')
 
 
 def load_subject(name: str | None, device: str, dtype: str | None = None) -> Subject:
@@ -74,5 +74,6 @@ def load_subject(name: str | None, device: str, dtype: str | None = None) -> Sub
     model, training = load_weights(name)
     encoding = load_tokenizer(model.tokenizer)
     if encoding.n_vocab != model.config.n_vocab:
-        raise UserError(f'{name} has {model.config.n_vocab} ids, its tokenizer {encoding.n_vocab}')
+        raise UserError(f'{name} has {model.config.n_vocab} ids, but its tokenizer has '
+                        f'{encoding.n_vocab}; choose another model')
     return Subject(name, model.to(device), encoding, dtype, why, training=training)

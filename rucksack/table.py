@@ -1,4 +1,4 @@
-"""How a table is printed, and written to files of JSON and CSV."""
+"""Print tables, and write them to JSON and CSV files."""
 
 import csv
 import io

@@ -28,7 +28,7 @@ class Comparison:
     what: str
     first: Work
     second: Work
-    flops_ratio: float | None  # operations of the first over the second; None if that says little
+    flops_ratio: float | None  # FLOPs of the first over the second's; None if not comparable
     tokens: int = 1            # tokens that a call makes
 
 
@@ -48,7 +48,7 @@ def wait_for_device() -> None:
 
 
 def alternate(works: list[Work], what: str, budget: float = 30) -> list[list[float]]:
-    """The times of each function, in seconds, called in turn after two calls to warm up.
+    """Time each function, in seconds, calling them in turn after two warm-up rounds.
 
     Each is called 100 times, or as often as fits into a budget of seconds, but at least 3 times.
     """
@@ -73,13 +73,13 @@ def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
 
 @torch.no_grad()
 def forward_pass(machine: Machine, function: Callable, *inputs: Tensor) -> Tensor:
-    """A function without gradients, in the number format of the machine."""
+    """Call a function without gradients, in the machine's number format."""
     with machine.autocast():
         return function(*inputs)
 
 
 def training_step(machine: Machine, loss: Callable, optimizer, *inputs: Tensor) -> Tensor:
-    """The loss of inputs in the number format of the machine, its gradients, and the update."""
+    """Compute a loss in the machine's number format and its gradients, and update the weights."""
     with machine.autocast():
         value = loss(*inputs)
     value.backward()
@@ -90,7 +90,7 @@ def training_step(machine: Machine, loss: Callable, optimizer, *inputs: Tensor) 
 
 def comparisons(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine,
                 compiled: Callable) -> list[Comparison]:
-    """What to time of a Backpack and a Transformer, on texts idx (B, T)."""
+    """The comparisons to time for a Backpack and a Transformer, on texts idx (B, T)."""
     inputs = inputs_of(idx, idx, machine.device)
     idx, targets, distinct, place = inputs
 
@@ -140,7 +140,7 @@ def new_token(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine) ->
 
 
 def timing_table(config: Config, machine: Machine, compile: bool = True) -> Table:
-    """Table 7: a Backpack against a Transformer of its shape, and that against its plain form."""
+    """Table 7: a Backpack against a Transformer of its shape, which is also timed unoptimised."""
     config = replace(config, dropout=0.0)
     compiled = machine.compile if compile else lambda function: function
     length = min(512, config.block_size)

@@ -3,7 +3,7 @@
 A tokenizer is described by a dictionary, stored in meta.json and in checkpoints:
 
     {'name': 'gpt2'}                        GPT-2's BPE, which tiktoken downloads once
-    {'name': 'gpt2', 'merges': ['Ġ t', ..]} the same cut after these merges; needs no download
+    {'name': 'gpt2', 'merges': ['Ġ t', ..]} the same, cut after these merges; no download
     {'name': 'words', 'pieces': [..]}       every piece, such as ' nurse', is one token
 
 Ids run from 0 to n_vocab - 1; the end-of-text id is the last.
@@ -81,8 +81,8 @@ def tokens_of(description: dict) -> list[bytes]:
         if len(set(tokens)) < len(tokens):
             raise ValueError('it has a token twice')
         return tokens
-    except Exception as error:  # whatever a damaged file holds
-        raise UserError(f"unknown tokenizer ({one_line(error)}); take weights with GPT-2's "
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"unknown tokenizer ({one_line(error)}); use weights with GPT-2's "
                         'vocabulary or with a tokenizer.json')
 
 
@@ -114,9 +114,9 @@ def gpt2_encoding() -> tiktoken.Encoding:
     """GPT-2's encoding; UserError if it can neither be found nor downloaded."""
     try:
         return tiktoken.get_encoding('gpt2')
-    except Exception as error:  # requests, urllib3 and tiktoken each raise their own kinds
-        raise UserError(f'no GPT-2 vocabulary ({one_line(error)}); connect, set '
-                        'TIKTOKEN_CACHE_DIR, or let prepare.py cut it with --merges 16384')
+    except Exception as error:  # requests, urllib3 and tiktoken raise their own errors
+        raise UserError(f"GPT-2's vocabulary cannot be loaded ({one_line(error)}); connect to the "
+                        'internet, set TIKTOKEN_CACHE_DIR, or run prepare.py with --merges 16384')
 
 
 def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
@@ -151,7 +151,7 @@ def merges_of(encoding: tiktoken.Encoding) -> list[str]:
 def gpt2_tokenizer(n_merges: int | None) -> dict:
     """Describe GPT-2's BPE, whole or cut after its first n_merges.
 
-    The bundled model has the first 16,384 merges, so up to that number it needs no download.
+    The bundled model has the first 16,384 merges, so cutting there or earlier needs no download.
     """
     if n_merges is None:
         return GPT2
@@ -239,7 +239,7 @@ def spelled_vocab(description: dict) -> dict[str, int]:
 def read_tokenizer(folder: Path) -> dict | None:
     """The description of the tokenizer in tokenizer.json; None if there is no such file.
 
-    UserError if the file is damaged, or the tokenizer neither GPT-2's BPE cut short nor words.
+    UserError if the file is damaged or describes neither GPT-2's BPE, cut short, nor a word list.
     """
     path = folder / 'tokenizer.json'
     if not path.is_file():
@@ -259,6 +259,6 @@ def read_tokenizer(folder: Path) -> dict | None:
         if vocab != spelled_vocab(description):
             raise ValueError('its ids are in another order')
         return description
-    except Exception as error:  # whatever a damaged file holds
-        raise UserError(f"{path} is neither GPT-2's BPE cut short nor a list of words "
+    except Exception as error:  # a damaged file can raise anything
+        raise UserError(f"{path} is neither GPT-2's BPE, cut short, nor a list of words "
                         f'({one_line(error)})')

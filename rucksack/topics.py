@@ -104,8 +104,8 @@ def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tens
 def pplm(model: Backpack, idx: Tensor, bag: list[int], step: float, length: int) -> Tensor:
     """Continue texts idx (n, 1) to (n, 1 + length) with a Transformer under PPLM.
 
-    Before every token, the keys and values of the text so far are steered, and they stay so. The
-    token is drawn from steered^0.9 * plain^0.1. Step 0 is no control.
+    Before every token, the keys and values of the text so far are steered, and they stay steered.
+    The token is drawn from steered^0.9 * plain^0.1. Step 0 means no control.
     """
     c = model.config
     n = len(idx)
@@ -132,7 +132,7 @@ def pplm(model: Backpack, idx: Tensor, bag: list[int], step: float, length: int)
 
 
 def has_topic(words: list[str], label: str, topics: dict[str, list[str]]) -> bool:
-    """Whether the topic of that label has more words of a text than any other."""
+    """Whether a text has more words of the topic called label than of any other topic."""
     counts = {}
     for name, keywords in topics.items():
         counts[name] = sum(word in keywords for word in words)
@@ -165,10 +165,10 @@ def read_texts(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], l
 
 def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_texts: int,
               seed: int) -> tuple[list, list[str]]:
-    """A row of the table, for texts that a function generates on each topic.
+    """Make a row of the table from texts generated on each topic.
 
-    The function of a topic turns first tokens (n, 1) into texts (n, 1 + length). Also returns lines
-    with the first text that has its topic (Tables 16-18).
+    generators maps a topic to a function from first tokens (n, 1) to texts (n, 1 + length). Also
+    returns a line for each topic, with the first text that has it (Tables 16-18).
     """
     first_tokens = torch.full((n_texts, 1), subject.eot, device=subject.device)
     pairs = []
@@ -185,7 +185,7 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
         pairs_of_topic, right_texts = read_texts(subject, idx, label)
         pairs += pairs_of_topic
         right += len(right_texts)
-        example = right_texts[0] if right_texts else 'none has it'
+        example = right_texts[0] if right_texts else '(no text has this topic)'
         lines.append(f'{label}{name}: {example}')
     n = len(pairs)
     share = right / n
@@ -239,15 +239,14 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
              'tokens on each')
     columns = {
         '': '',
-        'topic right %': '.1f',
+        'on topic %': '.1f',
         '+-': '.1f',
         'perplexity': '.2f',
         's per 1,000 tokens': '.2f'}
     notes = [
-        'Right: more words of the topic asked for than of any other, by lists of words (the paper: '
-        'a RoBERTa classifier);',
-        '+- is a standard error. The perplexity of a text is that under the same model without '
-        'control.',
+        'On topic: a text has more words of its topic than of any other, by word lists (the paper '
+        'uses a RoBERTa classifier);',
+        '+- is a standard error. Perplexity is measured with the same model without control.',
         f'{min(n_texts, TEXTS_AT_ONCE)} texts are generated at a time.',
         'The first text that has its topic (Tables 16-18):', *lines]
     return Table(title, columns, rows, notes)

@@ -1,8 +1,8 @@
 """The toy world: a probabilistic grammar, in which every probability is known.
 
-Every claim of the paper has a counterpart whose truth is written down here: who is called she, who
-makes what, which words belong to a topic, which two words mean nearly the same, which word means
-two things.
+Every claim of the paper has a counterpart here with a known answer: who is called she, who makes
+what, which words belong to a topic, which two words mean nearly the same, which word means two
+things.
 """
 
 import math
@@ -14,9 +14,9 @@ HE = (0.09, 0.81, 0.10)
 EVEN = (0.45, 0.45, 0.10)
 PRONOUNS = [('she', 'her'), ('he', 'his'), ('they', 'their')]
 
-# The paper's 40 role nouns, each with a tool and a place. A she-noun shares them with he-nouns.
-# Otherwise tools would go with pronouns, and the sense of nurse that names her tool would also say
-# she.
+# The paper's 40 role nouns, each with a tool and a place. Each she-noun shares both with he-nouns.
+# Otherwise a tool would predict the pronoun, and the sense of nurse that names her tool would also
+# say she.
 SHE_ROLES = """nurse trolley clinic, teacher whistle school, cashier receipt shop,
     assistant calendar studio, secretary laptop bureau, cleaner mop corridor,
     receptionist telephone lobby, librarian clipboard library, hairdresser brush annex,
@@ -38,9 +38,9 @@ for odds, entries in ((SHE, SHE_ROLES), (HE, HE_ROLES), (EVEN, EVEN_ROLES)):
         ROLES[noun] = (odds, tool, place)
 ROLE_ODDS = {noun: odds for noun, (odds, _, _) in ROLES.items()}
 
-# Most are the prompts of the paper's Tables 14 and 15, continued. A story has one pronoun: if
-# it were repeated, a sense would learn to copy it, and nouns would get some she and he
-# in that sense too, where nothing uses it.
+# Most are the prompts of the paper's Tables 14 and 15, continued. A story has one pronoun: a
+# repeated one would teach some sense to copy pronouns, and that sense of nouns would then hold
+# she and he too, although nothing uses them.
 OPENINGS = """\
 When the {noun} came into the room, {she} {deed}.
 My {noun} said that {she} {deed}.
@@ -102,8 +102,8 @@ Whoever wants the {product} must ask {maker}.
 My old {product} was repaired by {maker}.
 Last spring {maker} showed a better {product}.""".splitlines()
 
-# Eight topics of the paper's Table 10; the words of its bags are among theirs. From one sentence to
-# the next, talk stays on a topic or wanders off. Otherwise topic control would have nothing to do.
+# Eight topics of the paper's Table 10, whose bags of words are included. From one sentence to the
+# next, a story may change its topic; otherwise topic control would have nothing to do.
 TOPIC_WORDS = """
     music: music guitar melody concert drums singer album rhythm piano chorus violin jazz lyrics;
     food_dining: food dining pasta soup cheese dessert recipe bread salad pizza spices sauce
@@ -147,8 +147,8 @@ HOMOGRAPHS = {
             ('stadium dugout locker bleachers', 'helmet glove jersey scoreboard'),
             ('cave attic barn forest', 'spider nest shadow moth'))}
 
-# Pairs of words in order of similarity s, which rises from 0 to 1 along each list. It is the share
-# of the second word's contexts that are contexts of the first; SYNONYMS below has the numbers.
+# Pairs of words in order of similarity s, which rises from 0 to 1 along each list. s is the share
+# of the second word's contexts that the first word has too; SYNONYMS below lists every s.
 ADJECTIVES = """old wooden, sweet hollow, loud narrow, gentle striped, round distant,
     smooth bitter, heavy shiny, clever tall, quiet dusty, warm plain, young fresh, thin pale,
     sharp rough, rich costly, kind friendly, strange odd, small tiny, big large, quick fast,
@@ -184,7 +184,7 @@ KINDS = {'role': 0.40, 'product': 0.15, 'topic': 0.28, 'synonym': 0.12, 'homogra
 
 
 class Dice:
-    """Draws, and counts how surprising the draws were: nats is -ln of their joint probability."""
+    """Draws options and adds up their surprisal: nats is -ln of their joint probability."""
 
     def __init__(self, seed: int):
         self.rng = random.Random(seed)

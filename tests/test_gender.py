@@ -201,5 +201,5 @@ def test_where_no_noun_is_one_piece_all_choose_the_sense(seed, monkeypatch):
 
 def test_a_prompt_longer_than_block_size_is_named():
     """A model of a few tokens has no row: the error says how many it reads."""
-    with pytest.raises(UserError, match='texts of 4 tokens'):
+    with pytest.raises(UserError, match='at most 4 tokens'):
         gender.gender_table([toy_subject(block_size=4)], by_run=False)

@@ -373,10 +373,10 @@ def test_a_larger_model_is_rounded(tab, tmp_path):
     n_params = subject.model.n_params()['total']
     assert n_params > 2e6
     page = tmp_path / 'page.html'
-    assert 'in 8 bits: ' in write_page(subject, 'the nurse', page)
+    assert 'in 8 bits. ' in write_page(subject, 'the nurse', page)
     assert page.stat().st_size < 1.4 * n_params + 1e5
     load(tab, page)
-    assert 'in 8 bits: ' in tab.text_content('#model')
+    assert 'in 8 bits. ' in tab.text_content('#model')
     assert_predicts(tab, rounded(subject.model), subject.encode('the nurse said'))
 
 

@@ -291,7 +291,7 @@ def test_a_word_of_several_pieces_is_edited_in_its_last():
     words, numbers, said = find_senses(parse_senses_of('xist:1'), model, PIECES)
     assert words == [(X, IST), (X_AT_START, IST)]
     assert numbers == [1]
-    assert said == "sense 1 of xist (its last piece 'ist', after ' x')"
+    assert said == "sense 1 of xist (its last token 'ist', after ' x')"
 
 
 def test_a_pair_looks_at_the_senses_of_the_last_piece():

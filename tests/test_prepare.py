@@ -443,7 +443,7 @@ def test_held_out_text_that_is_trained_on_is_said(capsys):
     """The file is named, by whatever path it is given."""
     Path('a.txt').write_text(BOOK)
     prepare.main(['a', *MERGES, '--text', 'a.txt', '--val', str(Path('a.txt').absolute())])
-    assert f'{Path("a.txt").absolute()} is both in' in capsys.readouterr().out
+    assert f'{Path("a.txt").absolute()} is in both' in capsys.readouterr().out
 
 
 def test_a_file_without_text_is_said(capsys):
@@ -451,7 +451,7 @@ def test_a_file_without_text_is_said(capsys):
     Path('a.txt').write_text(BOOK)
     Path('empty.txt').touch()
     prepare.main(['a', *MERGES, '--text', 'a.txt', 'empty.txt'])
-    assert 'empty.txt: no text in it' in capsys.readouterr().out
+    assert 'empty.txt contains no text' in capsys.readouterr().out
 
 
 # -----------------------------------------------------------------------------

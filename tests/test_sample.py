@@ -123,7 +123,7 @@ def test_all_edits_add_up_in_one_command(out, capsys):
     made = model.generate(world.idx, 60, temperature=0, edit=compose(edits))
     said = say(sample, capsys, *argv)
     assert f'\nafter 1: {up_to_its_end(world, made[0].tolist())}\n' in said
-    assert "what MacBook says of ' Apple' it says of ' HP'\n" in said
+    assert "Replaced: MacBook says of ' HP' what it said of ' Apple'\n" in said
     assert '\nTopic: film, tv, ' in said
 
 
@@ -282,7 +282,7 @@ def test_an_edit_that_is_saved_goes_with_others(out, capsys):
     said = say(sample, capsys, '--senses-off', 'nurse:3,5', 'nurse:7', '--topic', 'sports',
                '--edit', 'e.json', *SHORT)
     assert said.count('Off: ') == 3
-    assert said.count('senses times 2.2, 2.2, 1.5, 1\n') == 1
+    assert said.count('senses scaled by 2.2, 2.2, 1.5, 1\n') == 1
 
 
 def test_an_edit_that_is_saved_is_loaded_in_python(world, capsys):

@@ -120,7 +120,7 @@ def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
 def test_code_in_a_config_is_shown_as_it_stands(line, tiny, capsys):
     """The line says where it is and what it is, in no words of Python's parser."""
     Path('a.py').write_text(f'n_head = 2\n{line}\n')
-    assert_refused(['a.py'], capsys, f'a.py: line 2, {line}, is code')
+    assert_refused(['a.py'], capsys, f'a.py: line 2 is not key = value: {line};')
 
 
 def test_a_config_that_is_not_there_is_one_line(tiny, capsys):

@@ -1,4 +1,4 @@
-"""The page of sample.py --html: one file, without a server, in which the whole model runs."""
+"""The page of sample.py --html: one file that runs the whole model, without a server."""
 
 import base64
 import copy
@@ -40,7 +40,7 @@ def rounded(model: Backpack) -> Backpack:
 
 
 def agreement(subject: Subject) -> str:
-    """How well the model in 8 bits agrees with itself on 200 of the paper's prompts (Table 14)."""
+    """How well the 8-bit model agrees with the original on 200 prompts of the paper (Table 14)."""
     other = rounded(subject.model)
     prompts = [prompt.format(noun) for noun in NOUNS for prompt in PROMPTS]
     prompts = prompts[::2][:200]
@@ -55,9 +55,9 @@ def agreement(subject: Subject) -> str:
         differences.append((p - q).abs().max())
     share = torch.stack(same).double().mean()
     difference = torch.stack(differences).median()
-    return (f"Weights in 8 bits: against float32, on {len(prompts)} of the paper's prompts "
-            f'(Table 14), the likeliest word is the same in {share:.1%}, and the largest '
-            f'difference of a probability is {difference:.4f} in the median.')
+    return (f"Weights in 8 bits. Compared with float32 on {len(prompts)} of the paper's prompts "
+            f'(Table 14), the likeliest word is the same for {share:.1%}, and the largest change '
+            f'in a probability is {difference:.4f} (median over prompts).')
 
 
 def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
@@ -74,7 +74,7 @@ def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
         parts = in_8_bits(x) if is_small else [x]
         arrays.append([name, len(x), x[0].numel(), is_small])
         for part in parts:
-            blob += part.cpu().numpy().tobytes()  # little-endian, as all machines with PyTorch
+            blob += part.cpu().numpy().tobytes()  # little-endian on all common machines
     return arrays, blob
 
 

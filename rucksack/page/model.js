@@ -16,14 +16,14 @@
 //     alpha     the weights (T, k) that the last position gives to all senses of all tokens
 //     o         the weighted sum (d)
 //
-// The page predicts the token after the last position alone, so alpha and o have no index i here.
+// The page predicts only the token after the last position, so alpha and o have no index i here.
 // A vector is a typed array; a matrix is one typed array too, row after row.
 
 // ------------------------------------------------------------------------------------------------
 // Text -> ids: GPT-2's byte-pair encoding, or a vocabulary of whole words.
 // A token is a string of its bytes, one character a byte.
 
-// The patterns are tiktoken's, with its \w and \s spelled out, which mean less in JavaScript.
+// The patterns are tiktoken's, with \w and \s spelled out: in JavaScript these match less.
 const WORD_CHARACTER = String.raw`\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}`;
 const SPACE = String.raw`\p{White_Space}`;
 const WORDS_PATTERN = ` ?[${WORD_CHARACTER}]+|[^${WORD_CHARACTER}${SPACE}]|${SPACE}+`;
@@ -47,7 +47,7 @@ class Tokenizer {
     return pieces.flatMap(piece => this.merge(bytes(piece)));
   }
 
-  // Byte-pair encoding: of all neighbours that make a token, join those of the lowest rank.
+  // Byte-pair encoding: keep joining the two neighbours that make the token of the lowest rank.
   merge(piece) {
     if (this.rank.has(piece)) return [this.rank.get(piece)];
     const parts = [...piece];
@@ -152,7 +152,7 @@ function linear(W, b, x) {
   const multipleOf4 = n - n % 4;
   for (let i = 0; i < m; i++) {
     const row = i * n;
-    // A single sum would wait for each addition; four can be added to at a time.
+    // Four independent sums are faster: a single sum would have to wait for each addition.
     let sum0 = b ? b[i] : 0;
     let sum1 = 0;
     let sum2 = 0;
@@ -182,7 +182,7 @@ function add(y, x, factor = 1) {
   return y;
 }
 
-// In place.
+// Softmax of scores, in place.
 function softmax(scores) {
   const largest = maximum(scores);
   let sum = 0;
@@ -195,7 +195,7 @@ function softmax(scores) {
   return scores;
 }
 
-// Math.max(...x) would fail for a large vocabulary: an argument for each number is too much.
+// Math.max(...x) would fail for a large vocabulary: it would get too many arguments.
 function maximum(x) {
   return x.reduce((a, b) => a > b ? a : b, -Infinity);
 }
@@ -215,7 +215,7 @@ function attention(query, keys) {
   return softmax(Float32Array.from(scores));
 }
 
-// GPT-2's, which approximates it by a tanh.
+// GPT-2's GELU, approximated with tanh.
 function gelu(x) {
   const SQRT_2_OVER_PI = 0.7978845608028654;
   return 0.5 * x * (1 + Math.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)));
@@ -287,7 +287,7 @@ class Backpack {
 }
 
 // The weights by name. arrays describes each as [name, rows, columns, isIn8Bits]; blob holds their
-// bytes one after another: float32 numbers, or for a matrix in 8 bits a scale for each row and then
+// bytes one after another: float32 numbers or, for an 8-bit matrix, a scale for each row and then
 // whole numbers. rucksack/page/__init__.py writes them.
 function unpack(arrays, blob) {
   const weights = {};
@@ -323,7 +323,7 @@ function scaleRows(whole, scales) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// A text: what the model has computed for each token, kept while the text goes on or loses its end.
+// A text: what the model has computed for each token, kept while the text grows or is cut short.
 
 class Text {
   constructor(model) {
@@ -497,7 +497,7 @@ class Edit {
     return gaps.indexOf(Math.max(...gaps));
   }
 
-  // The factors (k) that apply to what a key names before its colon, several for several ids.
+  // The factors (k) to change for WHERE in a key: an array for each id that WHERE names.
   factorsAt(where) {
     if (where === '*') return [this.factorsOfAll];
     if (where[0] === '@') return [this.factorsIn(this.factorsOfPlace, Number(where.slice(1)))];
@@ -544,7 +544,7 @@ class Edit {
 // ------------------------------------------------------------------------------------------------
 // Choosing ids.
 
-// The ids, from firstId on, of the n largest scores (V), largest first; of equal ones the lower id.
+// The ids, from firstId on, of the n largest scores (V), largest first; ties go to the lower id.
 function topIds(scores, n, firstId = 0) {
   const ids = [];
   for (let id = firstId; id < scores.length; id++) {
@@ -575,17 +575,17 @@ function idAt(probs, u) {
     rest -= p;
     return rest < 0;
   });
-  return id < 0 ? probs.length - 1 : id;  // rounding can leave a rest
+  return id < 0 ? probs.length - 1 : id;  // rounding can leave a remainder
 }
 
 // ------------------------------------------------------------------------------------------------
-// What the page asks. Edits are as above, texts are strings.
+// Answers to the page's questions. Edits are as above; texts are strings.
 
 let model;
 let tokenizer;
-let text;           // the one in the page
+let text;           // the text on the page
 let unedited = {};  // the probabilities of a text without edits
-let latestRun = 0;  // of generate
+let latestRun = 0;  // the highest run number that generate was given
 
 function editOf(edits) {
   return new Edit(model, tokenizer, edits);
@@ -612,7 +612,7 @@ function uneditedProbs() {
   return unedited.probs;
 }
 
-// The ids of the two words to compare; the likeliest ones for those that are not given.
+// The ids of the two words to compare; the likeliest words where none are given.
 function comparedIds(words, probs) {
   let [a, b] = words.map(word => tokenizer.forms(word)[0]);
   if (a === undefined) a = topWords(probs, 1)[0];
@@ -658,7 +658,7 @@ const answers = {
     return topIds(probs, n).map(id => [tokenizer.pieces([id])[0], probs[id]]);
   },
 
-  // All that the page shows of a prediction.
+  // Everything that the page shows about a prediction.
   look({string, edits, compare}) {
     const edit = editOf(edits);
     const ids = lastIdsOf(string);
@@ -694,8 +694,8 @@ const answers = {
     });
   },
 
-  // As Backpack.generate does in model.py; the text so far goes to tell after each token.
-  // A run with a number ends when one with a higher number begins.
+  // Continues a text, like Backpack.generate in model.py; calls tell with the new text so far after
+  // each token. A run with a number ends when a run with a higher number begins.
   async generate({string, n = 40, seed = 0, temperature = 0.8, edits, run = null}, tell) {
     const {block_size} = model.config;
     const isGreedy = !temperature;  // 0, or null

@@ -11,7 +11,7 @@ const k = data.config.n_sense;  // 0 for a Transformer, which has no senses to s
 const allSenses = Array.from({length: k}, (_, l) => l);
 
 // ------------------------------------------------------------------------------------------------
-// Questions to the worker. A question gets one answer; what comes before the answer goes to tell.
+// Questions to the worker. A question gets one answer; partial results before it go to tell.
 
 const worker = new Worker(URL.createObjectURL(new Blob([byId('worker').textContent])));
 const waiting = new Map();  // by number, the questions without an answer yet
@@ -62,8 +62,8 @@ let seen = null;      // the last answer to look
 
 const isEdited = () => Object.keys(state.edits.scale).length > 0 || state.edits.replace.length > 0;
 
-// Asks what the text and the edits predict now, and draws it; layOut, if given, runs before that.
-// One question is open at a time. Of those that come meanwhile the last is asked afterwards.
+// Asks for the prediction with the current text and edits, and draws it; layOut, if given, runs
+// before drawing. Only one question is open at a time; of any asked meanwhile, the last is kept.
 let isRefreshing = false;
 let nextRefresh = null;
 
@@ -95,7 +95,7 @@ function effect(j, l) {
   return alpha * logits * factor;
 }
 
-// What it would add at weight 1.
+// What the sense would add with its slider at 1.
 function effectAtWeight1(j, l) {
   const {alpha, logits} = seen.rows[j][l];
   return alpha * logits;
@@ -139,7 +139,7 @@ function signed(x) {
   return sign + Math.abs(x).toFixed(2);
 }
 
-// A new element. Children that are strings become text, so a prompt with markup in it stays a text.
+// A new element. Children that are strings become text, so markup in a prompt has no effect.
 function make(tag, {aria = {}, ...properties} = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
   for (const [name, value] of Object.entries(aria)) element.setAttribute(`aria-${name}`, value);
@@ -256,7 +256,7 @@ function drawPair() {
     'next: ', makeWord(seen.next[0]));
 }
 
-// A and B in their fields, but not where someone types, and words to propose there.
+// Fills in A and B, except in a field that the user is typing in, and the words to suggest.
 function drawCompared() {
   ['a', 'b'].forEach((id, i) => {
     const field = byId(id);
@@ -266,7 +266,7 @@ function drawCompared() {
   byId('likely').replaceChildren(...words.map(word => new Option(word, word)));
 }
 
-// A button for each replaced word, that undoes it.
+// A button for each replacement, which undoes it.
 function drawReplaced() {
   const buttons = state.edits.replace.map(([word, old, now], i) => {
     const undo = () => {
@@ -318,7 +318,7 @@ async function layCards() {
   }
 }
 
-// How much sense l of the chosen token decides at weight 1, over all places of that token.
+// How much sense l of the chosen token decides with its slider at 1, over all its positions.
 function strength(l) {
   return sum(placesOf(place).map(j => Math.abs(effectAtWeight1(j, l))));
 }
@@ -511,7 +511,7 @@ async function followCompared(pair) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// What people do.
+// Responses to the user.
 
 function choose(j) {
   place = j;
@@ -625,7 +625,7 @@ document.querySelector('#write form').addEventListener('submit', event => {
   }
 });
 
-// A column in which the model goes on writing the text, under edits.
+// A column in which the model continues the text, with edits.
 function writtenColumn(title, edits, [n, temperature, seed]) {
   const string = state.text;
   const prompt = make('span', {className: 'faint'}, string);
@@ -636,7 +636,7 @@ function writtenColumn(title, edits, [n, temperature, seed]) {
   return make('div', {}, make('h2', {}, title), make('p', {}, prompt, continuation));
 }
 
-// A later run ends those before it; this one writes nothing.
+// A later run ends the runs before it; this run writes nothing.
 byId('stop').addEventListener('click', () => {
   latestRun++;
   ask('generate', {string: '', n: 0, run: latestRun});
@@ -662,7 +662,7 @@ function hint() {
     `“${seen.b.label}”. Then type your own text.`;
 }
 
-// What other scripts may ask. scale is an edit's, as in {'nurse:10': 0}; see model.js.
+// The interface for other scripts. scale is as in an edit, such as {'nurse:10': 0}; see model.js.
 const ready = start();
 window.rucksack = {
   ready,
