@@ -79,7 +79,8 @@ def test_a_row_has_the_share_and_the_perplexity_of_its_texts(monkeypatch):
     assert right == 50
     assert standard_error == pytest.approx(100 * 0.125 ** 0.5)
     assert perplexity == pytest.approx(math.exp(-logp / (4 + 1 + 5)), rel=1e-4)
-    assert lines == ['music, by hand:  music guitar song the', 'sports, by hand: (no text has this topic)']
+    assert lines == ['music, by hand:  music guitar song the',
+                     'sports, by hand: (no text has this topic)']
 
 
 # -----------------------------------------------------------------------------
