@@ -122,7 +122,7 @@ def comparisons(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine,
                    pass_of(with_distinct_senses, idx, distinct, place), forward, with_distinct),
         Comparison('training step / Transformer',
                    step_of(ours, DistinctIds(ours), *inputs), step, with_distinct),
-        Comparison('training step of the Transformer / its plain form',
+        Comparison('training step of the Transformer / unoptimised',
                    step, step_of(other, plain_loss, idx, targets), 1.0),
         new_token(ours, other, idx, machine)]
 

@@ -101,7 +101,7 @@ def test_training_steps_are_those_of_the_models(timed, i, which, of_ours):
 
 
 def test_a_transformer_is_timed_once_as_the_same_step(timed):
-    """What is beside our training step is what is compared with the plain form."""
+    """What is beside our training step is what is compared with the unoptimised version."""
     _, _, step, plain, _ = timed.comparisons
     assert plain.first is step.second
 
