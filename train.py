@@ -449,8 +449,8 @@ def train(s: Settings, given: set[str]) -> int:
                     on_current, by_position = stuck_senses(model, val_data, machine)
                     row['senses_on_current_token'] = on_current
                     row['senses_by_position'] = by_position
-                    machine.print0(f'stuck senses: {on_current} give over 0.97 of their weight to '
-                                   f'the current token, {by_position} follow position alone')
+                    machine.print0(f'stuck senses: {on_current} look at the current token alone, '
+                                   f'{by_position} at position alone (before training: all)')
                 out.log(iter_num, row)
                 out.save(iter_num, row['val_loss'], model, optimizers)
                 interval_start += time.perf_counter() - pause_start

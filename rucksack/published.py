@@ -83,7 +83,7 @@ def find(source: str | Path) -> Path:
         return download(str(source))
     checkpoints = sorted(Path('out').glob('*/ckpt.pt'))
     runs = ', '.join(str(path.parent) for path in checkpoints)
-    raise UserError(f'no such file or folder: {source}; runs in out/: {runs or "none yet"}')
+    raise UserError(f'no such file or folder: {source}; runs in out/: {runs or "none yet"}; bundled: english')
 
 
 def download(name: str) -> Path:

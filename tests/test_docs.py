@@ -170,7 +170,7 @@ def test_readme_shows_what_is_printed(flags, capsys):
 SCRIPTS = {'prepare.py': prepare, 'train.py': train, 'sample.py': sample, 'eval.py': evaluation}
 ARTICLES = SHARED / 'text' / 'enwiki2018.jsonl.xz'
 NOUNS = 'doctor teacher nurse king queen soldier secretary servant actor singer'.split()
-ABOUT_THE_TEXT = {'mine', '--dataset=mine', 'out/mine'}  # commands whose numbers depend on it
+ABOUT_THE_TEXT = {'wiki', '--dataset=wiki', 'out/wiki'}  # commands whose numbers depend on it
 
 
 def day() -> list[tuple[list[str], list[str]]]:
@@ -193,7 +193,7 @@ def test_a_days_work_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
         with lzma.open(ARTICLES, 'rt', encoding='utf-8') as lines:
             while len(text) <= 90_000:
                 text += json.loads(next(lines))['text'].strip() + '\n\n'
-    (tmp_path / 'mine.txt').write_text(text, encoding='utf-8')
+    (tmp_path / 'wiki.txt').write_text(text, encoding='utf-8')
     (tmp_path / 'nouns.txt').write_text('\n'.join(NOUNS), encoding='utf-8')
     steps = day()
     assert len(steps) == 10

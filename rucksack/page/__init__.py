@@ -56,8 +56,8 @@ def agreement(subject: Subject) -> str:
     share = torch.stack(same).double().mean()
     difference = torch.stack(differences).median()
     return (f"Weights in 8 bits. Compared with float32 on {len(prompts)} of the paper's prompts "
-            f'(Table 14), the likeliest word is the same for {share:.1%}, and the largest change '
-            f'in a probability is {difference:.4f} (median over prompts).')
+            f'(Table 14), the likeliest word is the same for {share:.1%}, and in the median prompt '
+            f'no probability changes by more than {difference:.4f}.')
 
 
 def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:

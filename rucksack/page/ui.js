@@ -253,7 +253,7 @@ function drawPair() {
     isEdited() ? `${percent(word.before)} → ${percent(word.now)}` : percent(word.now);
   byId('pair').replaceChildren(
     makeWord(seen.a, 'a'), ` ${change(seen.a)} · `, makeWord(seen.b, 'b'), ` ${change(seen.b)} · `,
-    'next: ', makeWord(seen.next[0]));
+    'likeliest: ', makeWord(seen.next[0]));
 }
 
 // Fills in A and B, except in a field that the user is typing in, and the words to suggest.
