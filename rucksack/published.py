@@ -83,7 +83,8 @@ def find(source: str | Path) -> Path:
         return download(str(source))
     checkpoints = sorted(Path('out').glob('*/ckpt.pt'))
     runs = ', '.join(str(path.parent) for path in checkpoints)
-    raise UserError(f'no such file or folder: {source}; runs in out/: {runs or "none yet"}; bundled: english')
+    raise UserError(f'no such file or folder: {source}; english is bundled; runs in out/: '
+                    f'{runs or "none yet"}')
 
 
 def download(name: str) -> Path:
