@@ -263,8 +263,8 @@ def write_toy(folder: Path, seed: int) -> dict:
         'tokenizer': tokenizer, **facts,
         'entropy_per_token': nats / sum(tokens.values()),
         'val_entropy_per_token': val_nats / tokens['val'],
-        'entropy_note': 'nats per token of whole stories, end-of-text included; '
-                        'exact, since each story has one derivation'}
+        'entropy_note': 'nats, whole stories with their end-of-text; '
+                        'exact, each has one derivation'}
 
 
 def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict | None, int]:
