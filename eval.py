@@ -6,7 +6,7 @@
     loss         Tables 2, 8 perplexity on held-out text
     lambada      Table 2     predicting the last word of a passage
     wikitext     Table 2     perplexity per word of WikiText's raw test set
-    blimp        Table 2     telling the grammatical sentence of two
+    blimp        Table 2     choosing the grammatical of two sentences
     similarity   Table 4     word similarity, by each sense
     gender       Table 5     she or he after a role noun, with and without a sense
     topic        Table 12    topic control, compared with PPLM on the Transformer
@@ -94,7 +94,7 @@ def make_parser() -> Parser:
     for name in ('loss', 'lambada', 'wikitext', 'blimp', 'gender'):
         of[name].add_argument('--edit', metavar='FILE',
                               action='append', default=[],
-                              help='also score the model with the edits in this file of '
+                              help='also score the model with edits saved in a file by '
                                    '--save-edit; several files make one edit')
     of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs to draw')
     of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')

@@ -7,7 +7,7 @@
     python sample.py --start "The nurse said that" --html page.html
 
 The flags that look or explain print tables only. Without them, sample.py generates text; with
-edits, both before and after the edits.
+edits, it does so without and with them.
 
 Any WORD can be a list: nurse,teacher,guard, or @FILE with one word per line.
 """
@@ -51,9 +51,9 @@ def make_parser() -> Parser:
     add('--words', metavar='LIST',
         help='words for {} in --start, and for --find A/B: nurse,teacher,guard or @nouns.txt')
     add('--num-samples', metavar='N', type=number(int, 0, 1000), default=2,
-        help='texts to generate, 0: only tables [2]')
+        help='texts to generate (0: tables only) [2]')
     add('--max-new-tokens', metavar='N', type=number(int, 0, 100_000), default=60,
-        help='most new tokens per text [60]')
+        help='maximum new tokens per text [60]')
     add('--temperature', metavar='T', type=number(float, 0), default=0.8,
         help='sampling temperature, 0: the likeliest token [0.8]')
     add('--top-k', metavar='K', type=number(int, 1),
@@ -68,7 +68,7 @@ def make_parser() -> Parser:
     add('--csv', metavar='FILE', help='also write the tables to a .csv file: --csv odds.csv')
     add('--html', metavar='FILE',
         help='only write a web page that runs the model, with a slider for each sense')
-    add('--export', metavar='DIR', help='only export the model, as transformers reads it')
+    add('--export', metavar='DIR', help='only export the model, for transformers to load')
     add_looks(parser)
     add_edits(parser)
     return parser

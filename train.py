@@ -57,11 +57,11 @@ class Settings:
     n_embd: int = setting(768, 'width d', low=1)
     n_sense: int = setting(16, 'senses per token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
-    block_size: int = setting(512, 'tokens per training text (at most that of '
+    block_size: int = setting(512, 'tokens per training text (no more than in '
                                    '--init_from=WEIGHTS)', low=1)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
     batch_size: int = setting(32, 'texts per micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, all processes', low=1)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, in all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('adamw', 'adamw, or muon: Muon for matrices, AdamW for the rest',
                              choices=('adamw', 'muon'))

@@ -314,7 +314,7 @@ async function layCards() {
   } else {
     byId('word').textContent = word;
     byId('about').textContent =
-      `Its ${k} senses, the same in any text. For sliders, add the word to your text.`;
+      `Its ${k} senses, the same in any text. To get sliders, add the word to your text.`;
   }
 }
 
