@@ -91,7 +91,7 @@ def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):
 
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 DOCS = {path.name: path.read_text(encoding='utf-8') for path in ROOT.glob('docs/*.md')}
-MOST_LINES = dict.fromkeys(DOCS, 110) | {'results.md': 120, 'notes.md': 10_000}  # a notebook grows
+MOST_LINES = dict.fromkeys(DOCS, 109) | {'results.md': 120, 'notes.md': 10_000}  # a notebook grows
 
 
 def is_close(shown: str, printed: str) -> bool:
@@ -124,7 +124,7 @@ def test_readme_takes_ten_minutes():
 
 @pytest.mark.parametrize('name', DOCS)
 def test_a_page_is_short_and_narrow(name):
-    """At most 110 lines of at most 100 columns; the claims may take 120, and the notebook more."""
+    """Under 110 lines of at most 100 columns; the claims may take 120, and the notebook more."""
     lines = DOCS[name].splitlines()
     assert len(lines) <= MOST_LINES[name]
     assert [line for line in lines if len(line) > 100] == []
