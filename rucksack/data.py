@@ -22,7 +22,7 @@ def read_meta(folder: Path) -> dict:
     """Read a data folder's meta.json; without one (as in nanoGPT), the tokens are GPT-2's."""
     path = folder / 'meta.json'
     if not folder.is_dir():
-        raise UserError(f'{folder} does not exist; run python prepare.py {folder.name}')
+        raise UserError(f'{folder} is not a folder; run python prepare.py {folder.name}')
     if not path.exists():
         tokens = {}
         for file in sorted(folder.glob('*.bin')):

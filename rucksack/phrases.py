@@ -90,7 +90,7 @@ class SensesOf:
 
 
 def parts_of(text: str, pattern: str, form: str) -> tuple[str, ...]:
-    """Match all of a text and return the pattern's groups; UserError if the text is not form."""
+    """The groups of a pattern that matches all of a text; UserError says the form it should have."""
     match = re.fullmatch(pattern, text.strip())
     if not match:
         raise UserError(f'{text!r} is not {form}')
