@@ -90,7 +90,7 @@ class SensesOf:
 
 
 def parts_of(text: str, pattern: str, form: str) -> tuple[str, ...]:
-    """The groups of a pattern that matches all of a text; UserError says the form it should have."""
+    """The groups of a pattern that matches all of a text; UserError says the form it needs."""
     match = re.fullmatch(pattern, text.strip())
     if not match:
         raise UserError(f'{text!r} is not {form}')
