@@ -39,6 +39,7 @@ from rucksack.common import (
     number,
     one_line,
     progress,
+    quiet_hub,
     run_cli,
     sync,
 )
@@ -107,6 +108,7 @@ def load_file(path: str, cache: str):
 def load_hub(name: str, cache: str):
     """The rows of OWNER/DATASET[:CONFIG[:SPLIT]] as a datasets.Dataset on disk."""
     import datasets
+    quiet_hub()
     dataset, config, split = (name.split(':') + ['', ''])[:3]
     return datasets.load_dataset(dataset, config or None, split=split or 'train', cache_dir=cache)
 

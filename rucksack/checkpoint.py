@@ -1,6 +1,5 @@
 """Checkpoints of train.py: validated on loading, written atomically, resumed bit for bit."""
 
-import os
 import shutil
 import zipfile
 from dataclasses import dataclass, fields
@@ -11,7 +10,7 @@ from safetensors.torch import load_file as load_safetensors
 from torch import Tensor
 
 from model import Backpack, Config
-from rucksack.common import UserError, one_line, sync
+from rucksack.common import UserError, appearing_whole, one_line
 from rucksack.tokenizer import current_form
 
 # The state of a run that a checkpoint holds besides the model.
@@ -156,25 +155,14 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict[str, d
 
 def save_checkpoint(path: Path, state: dict) -> None:
     """Write a state, whole or not at all."""
-    partial = path.with_suffix('.partial')
     try:
-        with open(partial, 'wb') as file:
+        with appearing_whole(path) as partial, open(partial, 'wb') as file:
             torch.save(state, file)
-        sync(partial)
-        os.replace(partial, path)
-        sync(path.parent)
     except RuntimeError as error:  # torch.save hides a full disk behind an error of its own
         raise error.__context__ if isinstance(error.__context__, OSError) else error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def copy_to_best(path: Path) -> None:
     """Make best.pt a copy of a checkpoint."""
-    partial = path.with_name('best.partial')
-    try:
+    with appearing_whole(path.with_name('best.pt')) as partial:
         shutil.copyfile(path, partial)
-        sync(partial)
-        os.replace(partial, path.with_name('best.pt'))
-    finally:
-        partial.unlink(missing_ok=True)

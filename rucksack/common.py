@@ -3,8 +3,10 @@
 import argparse
 import math
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -26,6 +28,7 @@ def one_line(error: object) -> str:
 def complain(script: str, message: str) -> None:
     """Print one line on standard error."""
     line = ' '.join(printable(message).split())
+    line = re.sub(r'\[Errno \d+\] ', '', line)  # the words after it are enough
     print(f'{script}:', line[:2000], file=sys.stderr)
 
 
@@ -94,6 +97,12 @@ def progress(items, what: str):
     return tqdm(items, what, delay=2, mininterval=1, leave=False, disable=None)
 
 
+def quiet_hub() -> None:
+    """Stop the Hub's client from printing a line for each retry."""
+    import huggingface_hub  # comes with datasets
+    huggingface_hub.utils.logging.set_verbosity_error()
+
+
 def find_device(name: str) -> str:
     """The device to use; auto is CUDA, else MPS, else the CPU. UserError if it does not work."""
     import torch
@@ -136,14 +145,23 @@ def output_path(flag: str, path: str | None, suffix: str) -> Path | None:
     return file
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a file that appears only when complete."""
-    partial = path.with_name(f'.partial-{os.getpid()}')
+@contextmanager
+def appearing_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to, in place of path; path appears only when complete."""
+    partial = path.with_suffix('.partial')
     try:
-        partial.write_text(text, encoding='utf-8')
+        yield partial
+        sync(partial)
         os.replace(partial, path)
+        sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text file that appears only when complete."""
+    with appearing_whole(path) as partial:
+        partial.write_text(text, encoding='utf-8')
 
 
 def sync(path: Path) -> None:

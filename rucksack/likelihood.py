@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from rucksack.common import UserError, one_line, progress
+from rucksack.common import UserError, one_line, progress, quiet_hub
 from rucksack.data import read_bin, read_meta
 from rucksack.subject import Subject
 from rucksack.table import Table
@@ -189,7 +189,7 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         'senses': 'd',
         'parameters, M': '.2f',
         'contextual, M': '.2f',
-        'tokens seen, M': ',.1f',
+        'tokens seen, M': ',.2f',
         'perplexity': '.3f',
         'on tokens': ','}
     title = f'Loss (Tables 2 and 8) on all of {", ".join(dict.fromkeys(paths))}'
@@ -268,8 +268,7 @@ def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tu
 def rows_of_hub(benchmark: Benchmark) -> list[dict]:
     """The rows of all configs of a benchmark on the Hugging Face Hub."""
     import datasets
-    import huggingface_hub
-    huggingface_hub.utils.logging.set_verbosity_error()  # not a line for each retry
+    quiet_hub()
     configs = [benchmark.hub_config]
     if benchmark.hub_config is None:
         configs = datasets.get_dataset_config_names(benchmark.hub_name)

@@ -358,7 +358,8 @@ def absent(words: Words, prompts: Sequence[Tensor]) -> str:
     """A remark if there are prompts (1, T) and none has one of the words; otherwise ''."""
     if not prompts or any(occurrences(idx, words).any() for idx in prompts):
         return ''
-    return ' (not in the prompt)' if len(prompts) == 1 else ' (in no prompt)'
+    place = 'not in the prompt' if len(prompts) == 1 else 'in no prompt'
+    return f' ({place}: no effect on the next word)'
 
 
 def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,

@@ -36,7 +36,6 @@ for odds, entries in ((SHE, SHE_ROLES), (HE, HE_ROLES), (EVEN, EVEN_ROLES)):
     for entry in entries.split(','):
         noun, tool, place = entry.split()
         ROLES[noun] = (odds, tool, place)
-ROLE_ODDS = {noun: odds for noun, (odds, _, _) in ROLES.items()}
 
 # Most are the prompts of the paper's Tables 14 and 15, continued. A story has one pronoun: a
 # repeated one would teach some sense to copy pronouns, and that sense of nouns would then hold

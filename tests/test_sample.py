@@ -94,7 +94,7 @@ def test_a_pair_turns_off_the_sense_that_most_separates_it(world, capsys):
     for word, before, after, *_ in expected:
         assert re.search(rf'\n{re.escape(word)} +{before:.3f}  {after:.3f}', said), word
     assert f'\nOff: sense {best} of nurse, ' in said
-    assert '\nOff: sense 0 of sheriff (not in the prompt)\n' in said
+    assert '\nOff: sense 0 of sheriff (not in the prompt: no effect on the next word)\n' in said
 
 
 def test_all_edits_add_up_in_one_command(out, capsys):

@@ -168,7 +168,8 @@ def test_the_surprisal_is_that_of_the_choices(stories):
 def test_pronouns_follow_the_odds(noun, text):
     """The share of she after a noun is within four standard errors of its chance."""
     pronouns = re.findall(rf'\b{noun} (?:said|believes)(?: that)? (she|he|they)\b', text)
-    she, _, _ = world.ROLE_ODDS[noun]
+    odds, _, _ = world.ROLES[noun]
+    she, _, _ = odds
     four_errors = 4 * math.sqrt(0.25 / len(pronouns))
     assert pronouns.count('she') / len(pronouns) == pytest.approx(she, abs=four_errors)
 
@@ -295,7 +296,7 @@ def test_pronouns_follow_the_odds_of_the_world(backpack):
     So it is on average over the 40 nouns.
     """
     errors = {}
-    for noun, odds in world.ROLE_ODDS.items():
+    for noun, (odds, _, _) in world.ROLES.items():
         she, he, _ = pronoun_probs(backpack, noun).mean(0).tolist()
         share = she / (she + he)
         share_in_the_world = odds[0] / (odds[0] + odds[1])
@@ -319,7 +320,7 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
     model, encoding = backpack
     she = word_id(encoding, 'she')
     he = word_id(encoding, 'he')
-    biased = [noun for noun, odds in world.ROLE_ODDS.items() if odds != world.EVEN]
+    biased = [noun for noun, (odds, _, _) in world.ROLES.items() if odds != world.EVEN]
     nouns = sorted(biased, key=lambda noun: -bias_ratio(backpack, [noun]))[:16]
     forms = [word_forms(encoding, noun) for noun in nouns]
     inside = [ids[0] for ids in forms]
