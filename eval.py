@@ -1,4 +1,4 @@
-"""Print the paper's tables, one command each, for a Backpack and its baseline Transformer.
+"""Print the tables of "Backpack Language Models" (arXiv 2305.16765) for a Backpack and a baseline.
 
     python eval.py all                                    every table whose data you have
     python eval.py gender --from out/small --baseline out/small_gpt
@@ -6,14 +6,14 @@
     loss         Tables 2, 8 perplexity on held-out text
     lambada      Table 2     predicting the last word of a passage
     wikitext     Table 2     perplexity per word of WikiText's raw test set
-    blimp        Table 2     choosing the grammatical of two sentences
+    blimp        Table 2     choosing the grammatical one of two sentences
     similarity   Table 4     word similarity, by each sense
     gender       Table 5     she or he after a role noun, with and without a sense
     topic        Table 12    topic control, compared with PPLM on the Transformer
     timing       Table 7     forward pass, training step and generation
-    plot                     a plot of the losses of runs; not part of all
+    plot                     draw the losses of runs (not part of all)
 
-loss, gender and similarity also take names of models, RUN..., and print a row for each.
+loss, gender and similarity accept several models: eval.py loss out/small out/small_gpt
 """
 
 import argparse

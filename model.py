@@ -237,8 +237,8 @@ class Backpack(nn.Module):
         """Compute the senses C (Eq. 10): ids of any shape (..) -> (.., k, d).
 
         Unoptimised version: sense_network(wte(ids)). Senses depend on the id alone, so they are
-        computed once for each distinct id. A compiled model runs the unoptimised version: the
-        number of distinct ids depends on the data, and compiled shapes must not.
+        computed once for each distinct id. A compiled model runs the unoptimised version, because
+        the shape of unique's result depends on the data, which would break the compiled graph.
         """
         if torch.compiler.is_compiling():
             return self.sense_network(self.wte(ids))

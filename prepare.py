@@ -12,7 +12,8 @@ one row of a .parquet (column "text"), one .txt in a .tar, or a whole .txt or .m
 
 Without --val, documents over 20,000 characters are cut at paragraphs into pieces, which then count
 as documents. If there are fewer than 100 documents, the pieces are smaller. 1% of the documents are
-held out. If there are fewer than 1,000, ten are held out; if fewer than 100, a tenth.
+held out. If there are fewer than 1,000, ten are held out; if fewer than 100, a tenth. Of
+OpenWebText, which is not cut, 0.05% are held out.
 """
 
 import argparse
@@ -51,8 +52,8 @@ from rucksack.toy import toy_stories
 BUILDERS = {  # extension -> builder of the datasets library
     '.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar', '.txt': 'text',
     '.md': 'text', '.tokens': 'text', '.raw': 'text', '': 'text'}
-FORMATS = ('.jsonl, .json, .parquet, .tar, or prose as .txt, .md or without an extension, '
-           'also as .gz or .xz')
+FORMATS = ('.jsonl, .json, .parquet, .tar, or plain text (.txt, .md or no extension), '
+           'each also as .gz or .xz')
 HUB_DATASET = r'\w[\w.-]*/\w[\w.-]*(:[^:]*){0,2}'
 LONGEST = 20_000  # characters; longer documents are cut
 BLOCK_SIZE = 512  # train.py's default
@@ -329,10 +330,11 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line; UserError if its flags do not fit together."""
     parser = Parser(
-        prog='prepare.py', description='Write data/NAME/train.bin, val.bin and meta.json.')
+        prog='prepare.py',
+        description='Tokenize text: write data/NAME/train.bin, val.bin and meta.json.')
     files = {'nargs': '+', 'action': 'extend', 'metavar': 'FILE', 'default': []}
     add = parser.add_argument
-    add('name', metavar='NAME', help='toy, openwebtext, or your name for --text or --hub data')
+    add('name', metavar='NAME', help='toy, openwebtext, or a name for your --text or --hub data')
     add('--text', help=f'text to prepare: {FORMATS}; a folder means all its files', **files)
     add('--hub', metavar='DATASET',
         help='OWNER/DATASET[:CONFIG[:SPLIT]] on the Hugging Face Hub, such as '

@@ -6,10 +6,11 @@
     python sample.py --start "My {} said that" --words nurse,guard --probs she,he --csv odds.csv
     python sample.py --start "The nurse said that" --html page.html
 
-The flags that look or explain print tables only. Without them, sample.py generates text; with
-edits, it does so without and with them.
+With a flag that looks or explains, sample.py prints tables only. Otherwise it generates text; if
+you give edits, it generates text before and after the edits.
 
-Any WORD can be a list: nurse,teacher,guard, or @FILE with one word per line.
+Any WORD can be a list: nurse,teacher,guard, or @FILE with one word per line. Equations, tables and
+figures are those of "Backpack Language Models", https://arxiv.org/abs/2305.16765.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def make_parser() -> Parser:
     add('--max-new-tokens', metavar='N', type=number(int, 0, 100_000), default=60,
         help='maximum new tokens per text [60]')
     add('--temperature', metavar='T', type=number(float, 0), default=0.8,
-        help='sampling temperature, 0: the likeliest token [0.8]')
+        help='sampling temperature (0: always take the likeliest token) [0.8]')
     add('--top-k', metavar='K', type=number(int, 1),
         help='sample only from the K likeliest tokens')
     add('--seed', metavar='S', type=number(int, 0), default=0,
@@ -63,12 +64,12 @@ def make_parser() -> Parser:
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
-        help='precision for generation and export [float32; to generate on CUDA, bfloat16]')
+        help='precision for generation and export [float32; bfloat16 when generating on CUDA]')
     add('--json', metavar='FILE', help='also write the tables to a .json file')
     add('--csv', metavar='FILE', help='also write the tables to a .csv file: --csv odds.csv')
     add('--html', metavar='FILE',
-        help='only write a web page that runs the model, with a slider for each sense')
-    add('--export', metavar='DIR', help='only export the model, for transformers to load')
+        help='write a web page that runs the model, with a slider for each sense, and exit')
+    add('--export', metavar='DIR', help='export the model for Hugging Face transformers, and exit')
     add_looks(parser)
     add_edits(parser)
     return parser
@@ -97,20 +98,20 @@ def add_looks(parser: Parser) -> None:
 def add_edits(parser: Parser) -> None:
     """The flags that edit senses."""
     add = parser.add_argument_group(
-        'edit senses, in this order (SENSES is numbers such as 3-5,10, or A/B, the sense that best '
-        'separates A from B; WORD can be *, every word)').add_argument
+        'edit senses, applied in this order (SENSES: numbers such as 3-5,10, or A/B for the sense '
+        'that best separates A from B; WORD may be *, for every word)').add_argument
     add('--senses-off', metavar='WORD:SENSES', **SEVERAL,
         help='turn senses off: nurse:10, nurse:she/he, @nouns.txt:7,10')
     add('--senses-scale', metavar='WORD:SENSES=F', **SEVERAL,
         help='multiply senses by F: nurse:10=0.5')
     add('--replace', metavar='"WORD: OLD -> NEW"', **SEVERAL,
-        help='make WORD say of NEW what it said of OLD')
+        help='give NEW what WORD gave OLD')
     add('--topic', metavar='"A, B"', **SEVERAL,
         help='turn up the senses that favour these words, or a topic of Table 10: '
              + ', '.join(TOPICS))
     add('--strength', metavar='S', **SEVERAL,
-        help='topic strength, shared or one for each: 0 to 3 (Table 11), or four factors such as '
-             '3.3,3.3,3,1 [2]')
+        help='topic strength, one for all topics or one for each: 0 to 3, or four factors as in '
+             'Table 11, such as 3.3,3.3,3,1 [2]')
     add('--save-edit', metavar='FILE',
         help='write these edits to a .json file, for --edit here and in eval.py')
     add('--edit', metavar='FILE', **SEVERAL,

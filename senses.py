@@ -272,9 +272,9 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
     """Turn up the senses that favour a topic, Eq. 15, until the text has expressed the topic.
 
     scores (V, k) are affinities(model, [bag])[0], computed once for all texts and strengths;
-    weights are a row of STRENGTHS, and delta is the weight of a sense's score; a score equal to a
-    quantile counts as above it. The edit multiplies the sense by delta', which is annealed. As in
-    the published code, for sense l of position j:
+    weights are a row of STRENGTHS. delta is the one that a sense gets for its score; a score equal
+    to a quantile counts as above it. The edit multiplies the sense by delta', an annealed delta. As
+    in the published code, for sense l of position j:
 
         a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how far the text expresses this sense
         b = sigmoid(6 - f a) (1 + j / 100)     Eq. 19: f = max(weights) / 7.5; grows with j

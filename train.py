@@ -6,8 +6,8 @@
 
 Settings come from the class Settings, then from config files (key = value lines), then from
 --key=value. A run writes out/<run>/ckpt.pt (the latest state), best.pt (the lowest validation
-loss), log.csv, and with --keep_every=N the weights of every N-th step as ckpt-STEP.pt. A run that
-was killed and resumed ends with the same weights, bit for bit, as an uninterrupted one.
+loss), log.csv, and with --keep_every=N the weights of every N-th step as ckpt-STEP.pt. On a CPU, a
+run that was killed and resumed ends with the same weights as an uninterrupted one, bit for bit.
 """
 
 import gc
@@ -46,21 +46,21 @@ from senses import sense_gauge
 class Settings:
     """All settings of a run."""
 
-    out_dir: str = setting('', 'folder for the run (empty: named after the config)')
+    out_dir: str = setting('', 'folder for the run (empty: out/ and the name of the '
+                                'config or dataset)')
     init_from: str = setting('scratch', 'scratch, resume, or a checkpoint, folder or Hub name')
     overwrite: bool = setting(False, 'delete the checkpoints in out_dir and start again')
     dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
     model: str = setting('backpack', 'backpack, or gpt: the baseline Transformer',
                          choices=('backpack', 'gpt'))
-    n_layer: int = setting(12, 'layers of the contextualizer (fixed by --init_from=WEIGHTS)', low=1)
+    n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)', low=1)
     n_head: int = setting(12, 'attention heads', low=1)
     n_embd: int = setting(768, 'width d', low=1)
     n_sense: int = setting(16, 'senses per token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
-    block_size: int = setting(512, 'tokens per training text (no more than in '
-                                   '--init_from=WEIGHTS)', low=1)
+    block_size: int = setting(512, 'context length in tokens (no more than a loaded model)', low=1)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
-    batch_size: int = setting(32, 'texts per micro-batch', low=1)
+    batch_size: int = setting(32, 'sequences per micro-batch', low=1)
     gradient_accumulation_steps: int = setting(1, 'micro-batches per step, in all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('adamw', 'adamw, or muon: Muon for matrices, AdamW for the rest',
@@ -77,8 +77,8 @@ class Settings:
     beta1: float = setting(0.9, 'first beta of AdamW', high=1 - 1e-9)
     beta2: float = setting(0.95, 'second beta of AdamW', high=1 - 1e-9)
     grad_clip: float = setting(1.0, 'clip gradients to this norm (0: never)')
-    eval_interval: int = setting(1000, 'steps between evaluations, each with a checkpoint', low=1)
-    eval_iters: int = setting(100, 'validation batches per evaluation, always the same', low=1)
+    eval_interval: int = setting(1000, 'steps between evaluations; each saves a checkpoint', low=1)
+    eval_iters: int = setting(100, 'validation batches per evaluation (always the same)', low=1)
     keep_every: int = setting(0, 'keep the weights every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
     wandb_log: bool = setting(False, 'log to Weights & Biases too (pip install wandb)')
@@ -281,7 +281,7 @@ def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple
 
     Returns two counts: senses that give over 0.97 of their weight to the current token, and senses
     whose weights follow position alone. The loss shows neither, and a sense with a saturated
-    softmax hardly recovers: its gradient is tiny. Before training all senses follow position alone.
+    softmax hardly recovers: its gradient is tiny. Untrained, all senses follow position alone.
     """
     idx, _ = data(data.spread(16))
     model.eval()
@@ -344,7 +344,7 @@ def how_to_go_on(s: Settings, saved_step: int | None, error: Exception) -> str:
     how = 'continue it with --init_from=resume'
     if isinstance(error, FloatingPointError):  # resuming would fail the same way
         how = f'start a new run with --init_from={s.path} --out_dir=NEW and lower learning rates'
-    return f'the last good state is {s.path}, of step {saved_step}; {how}'
+    return f'the last good checkpoint is {s.path}, from step {saved_step}; {how}'
 
 
 # -----------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def train(s: Settings, given: set[str]) -> int:
     check_processes(s.gradient_accumulation_steps)
     machine = find_machine(s.device, s.dtype)
     if state:
-        machine.why = 'as the run began'
+        machine.why = 'as when the run began'
     s = replace(s, dtype=machine.dtype)
 
     # The model: from scratch, from the checkpoint to resume, or from given weights.
@@ -450,7 +450,7 @@ def train(s: Settings, given: set[str]) -> int:
                     row['senses_on_current_token'] = on_current
                     row['senses_by_position'] = by_position
                     machine.print0(f'stuck senses: {on_current} look at the current token alone, '
-                                   f'{by_position} at position alone (before training: all)')
+                                   f'{by_position} at position alone (untrained: all)')
                 out.log(iter_num, row)
                 out.save(iter_num, row['val_loss'], model, optimizers)
                 interval_start += time.perf_counter() - pause_start
@@ -493,8 +493,8 @@ def train(s: Settings, given: set[str]) -> int:
         machine.print0(f'done: {s.path}')
         return 0
     except torch.OutOfMemoryError:
-        raise UserError('out of memory; start again with --overwrite, a smaller --batch_size and '
-                        'more --gradient_accumulation_steps')
+        raise UserError('out of memory; lower --batch_size, raise --gradient_accumulation_steps, '
+                        f'and {how_to_restart(s)}; or start again with --overwrite')
     except (FloatingPointError, OSError) as error:
         how = how_to_go_on(s, out.saved_step, error)
         machine.print0(f'train.py: stopped: {error}; {how}', sys.stderr)

@@ -42,10 +42,10 @@ def load_file(path: Path) -> dict:
             raise ValueError('a checksum is wrong')
         return dict(torch.load(path, map_location='cpu', weights_only=True))
     except Exception as error:  # what a damaged file raises depends on where it is damaged
-        hint = 'make or fetch it again'
+        hint = 'make or download it again'
         best = path.with_name('best.pt')
         if path.name == 'ckpt.pt' and best.exists():
-            hint = f'to use the best one: cp {best} {path}'
+            hint = f'to use the best checkpoint: cp {best} {path}'
         raise UserError(f'{path} is damaged or holds no weights ({one_line(error)}); {hint}')
 
 

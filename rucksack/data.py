@@ -95,7 +95,7 @@ def epoch_order(seed: int, epoch: int, n: int) -> np.ndarray:
 
 
 def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
-    """Which of n texts a step reads, (size,). Epochs have each text once; a step may span two."""
+    """Which of n texts a step reads, (size,); an epoch has each text once, a step may span two."""
     places = range(step * size, (step + 1) * size)
     return np.array([epoch_order(seed, i // n, n)[i % n] for i in places])
 
@@ -108,8 +108,8 @@ def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
 def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The inputs of DistinctIds, on the device: idx, targets, distinct (n,) and place (B, T).
 
-    distinct holds the distinct ids of idx (B, T), padded with id 0 to a multiple of 64, so that
-    fewer shapes are compiled; place holds the index in distinct of each token's id.
+    distinct holds the distinct ids of idx (B, T), padded with id 0 to a multiple of 64; place holds
+    the index in distinct of each token's id.
     """
     distinct, place = idx.unique(return_inverse=True)
     distinct = F.pad(distinct, (0, -len(distinct) % 64))

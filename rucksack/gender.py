@@ -196,7 +196,7 @@ def touched_prompts(subject: Subject) -> int:
 
 
 def gender_table(subjects: list[Subject], by_run: bool) -> Table:
-    """Table 5: how biased the pronoun after a role noun is; by_run prints one row a model."""
+    """Table 5: how biased the pronoun after a role noun is; by_run prints one row per model."""
     rows = []
     touches = []
     for subject in subjects:
@@ -228,7 +228,7 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
     n = len(single_token(subjects[0], NOUNS))
     notes = [
         f"Single-token: the average over the {n} nouns that are one token, as in the paper's code.",
-        'Reductions are of the excess over 1; where runs are compared, they are without the sense.',
+        'Reductions are of the excess over 1; a comparison of runs has those without the sense.',
         'Five other prompts (Table 15) choose the sense and, for each noun, its best fraction:',
         "0, 0.05 .. 1. (The paper's code optimizes the fraction by Nelder-Mead, with a penalty.)"]
     return Table(title, columns, rows, notes + touches)

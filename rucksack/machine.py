@@ -129,10 +129,10 @@ def find_machine(device: str, dtype: str) -> Machine:
     if dtype == 'auto':
         unit = bfloat16_unit(device)
         dtype = 'bfloat16' if unit else 'float32'
-        why = f'it has {unit}' if unit else 'it has no fast bfloat16'
+        why = f'the device has {unit}' if unit else 'the device has no fast bfloat16'
     if device == 'cpu':
         keep_freed_memory()
-        if dtype == 'bfloat16':  # in which flash attention is slower here than matmuls
+        if dtype == 'bfloat16':  # on a CPU, matmuls are faster than flash attention in it
             torch.backends.cuda.enable_flash_sdp(False)
     if world > 1:
         dist.init_process_group('cpu:gloo,cuda:nccl' if on_gpu else 'gloo')

@@ -105,7 +105,7 @@ def orthogonalized(X: Tensor) -> Tensor:
     if is_tall:
         X = X.mT  # the smaller products
     if X.dtype == torch.float32 and bfloat16_unit(str(X.device)):
-        X = X.bfloat16()  # five iterations are not more exact than that
+        X = X.bfloat16()  # five iterations are no more exact than bfloat16
     norm = X.norm(dim=(1, 2), keepdim=True)  # (n, 1, 1), at least the largest singular value
     X = X / norm.clamp(min=1e-7)
     a, b, c = NEWTON_SCHULZ

@@ -106,7 +106,7 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 
 def parse_bag(text: str) -> list[str]:
-    """The words in "A, B", A+B or A B, or those of a topic of Table 10."""
+    """The words in "A, B", A+B or A B, or the words of a topic of Table 10."""
     words = TOPICS.get(text.strip(), re.findall(r'[^\s,+]+', text))
     if not words:
         raise UserError('the bag of words is empty; give words, as in music+guitar')
@@ -268,7 +268,7 @@ def word_id(encoding: Encoding, word: str) -> int:
 def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
     """The ids of a word inside a text and at its start.
 
-    The latter are left out unless both are one token or both are several.
+    The ids at its start are left out unless both forms are one token or both are several.
     """
     forms = [pieces_of(encoding, word), encoding.encode_ordinary(word)]
     if len(forms[0]) == 1:

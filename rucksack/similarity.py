@@ -38,7 +38,7 @@ def read_pairs(path: Path, separator: str, column: int, header: int) -> Pairs:
 
 
 def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
-    """Word pairs by set: the paper's four sets, as far as data, a file or folder, has them.
+    """Word pairs by set: each of the paper's four sets that data, a file or a folder, contains.
 
     Without data, a model of the toy world gets that world's pairs. UserError if there are none.
     """

@@ -168,6 +168,6 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
     notes = [
         f'{machine.name}, {machine.dtype} ({machine.why}), {how}, torch {torch.__version__}; '
         f'{idx.unique().numel():,} distinct ids.',
-        "The paper's ratio has the senses of every token; by operations: of floating point "
-        'operations.']
+        "The paper's ratio is of the senses of every token. By operations: the ratio of floating "
+        'point operations.']
     return Table(title, columns, rows, notes)

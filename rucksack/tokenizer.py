@@ -135,7 +135,7 @@ def merged_tokens(merges: list[str]) -> list[bytes]:
 
 
 def merges_of(encoding: tiktoken.Encoding) -> list[str]:
-    """The merges 'a b' of a BPE by rank; a token that no two smaller ones make has none."""
+    """The merges 'a b' of a BPE by rank; a token not made of two smaller ones has no merge."""
     ranks = dict(encoding._mergeable_ranks)
     tokens = tokens_by_rank(encoding)
     merges = []

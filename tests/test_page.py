@@ -328,7 +328,7 @@ def test_the_numbers_of_tokens_add_up_to_the_log_odds(tab, toy_page, world):
     rounding = 0.005 * (len(numbers) + 1)
     assert sum(numbers) == pytest.approx(log_odds, abs=rounding)
     legend = tab.text_content('#legend')
-    assert f'{log_odds:+.2f}, the log odds'.replace('-', '−') in legend
+    assert f'{log_odds:+.2f}: the logit of'.replace('-', '−') in legend
 
 
 @pytest.mark.parametrize('word', ['nurse', 'farmer'])
@@ -481,6 +481,15 @@ def test_the_form_proposes_an_edit_of_the_chosen_word(toy_tab, world):
     nurse = word_forms(world.encoding, 'nurse')
     edit = replace_word(world.model, nurse, world.id('she'), world.id('he'))
     assert_shows(toy_tab, world.probs(edit))
+
+
+@pytest.mark.slow
+def test_an_error_is_shown_below_its_form(toy_tab):
+    """A word that the form cannot take is named right below the form, not elsewhere."""
+    toy_tab.click('#replace summary')
+    toy_tab.fill('#replace [name=old]', 'zebra')
+    press(toy_tab, 'Replace')
+    assert '“zebra” is not one token' in toy_tab.text_content('#replace form + #said')
 
 
 @pytest.mark.slow

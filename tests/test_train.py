@@ -286,7 +286,7 @@ def test_a_resumed_run_has_the_number_format_it_began_with(tiny, capsys):
     train.main([*SMALL, '--max_iters=1'])
     assert 'in float32 (as set)' in capsys.readouterr().out
     train.main(['--init_from=resume', '--out_dir=out/run', '--max_iters=2'])
-    assert 'in float32 (as the run began)' in capsys.readouterr().out
+    assert 'in float32 (as when the run began)' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('size, facts', [

@@ -39,13 +39,14 @@ worker.onmessage = ({data: {n, answer, part, error}}) => {
   }
 };
 
-// Whether the worker can answer a question. If it cannot, the page says why.
-async function canAnswer(question, args) {
+// Whether the worker can answer the question of a form. If it cannot, the page says why, below it.
+async function canAnswer(question, args, form) {
   try {
     await ask(question, args);
+    say('');
     return true;
   } catch (error) {
-    say(error.message);
+    say(error.message, form);
     return false;
   }
 }
@@ -152,8 +153,11 @@ function makeWord(word, kind = '') {
   return make('bdi', {className: kind}, word.label ?? word);
 }
 
-function say(text) {
-  byId('said').textContent = text;
+// Shows a message below an element: a form, or by default the buttons that act on all edits.
+function say(text, element = byId('copy').parentElement) {
+  const said = byId('said');
+  if (element.nextElementSibling !== said) element.after(said);
+  said.textContent = text;
 }
 
 function draw() {
@@ -215,7 +219,8 @@ function drawLegend() {
   legend.replaceChildren(
     'Each stripe is a sense. ', make('span', {className: 'scale'}), ' Blue favours ',
     makeWord(seen.b, 'b'), ', orange ', makeWord(seen.a, 'a'), '. Full colour is 1 logit or more. ',
-    `The numbers add up to ${signed(sum(effects))}, the log odds of the two words.`);
+    `The numbers add up to ${signed(sum(effects))}: the logit of `, makeWord(seen.a, 'a'),
+    ' minus the logit of ', makeWord(seen.b, 'b'), '.');
   if (seen.dropped > 0) {
     const dropped = seen.dropped.toLocaleString('en');
     legend.append(
@@ -309,12 +314,12 @@ async function layCards() {
   byId('scope-label').hidden = !isInText;
   if (isInText) {
     byId('word').textContent = seen.pieces[place].trim() || word;
-    byId('about').textContent = `Its ${k} senses, strongest here first. ` +
-      '0 turns a sense off, 1 leaves it unchanged, 2 doubles it.';
+    byId('about').textContent = `These are its ${k} senses, those with the largest effect here ` +
+      'first. 0 turns a sense off, 1 leaves it unchanged, 2 doubles it.';
   } else {
     byId('word').textContent = word;
     byId('about').textContent =
-      `Its ${k} senses, the same in any text. To get sliders, add the word to your text.`;
+      `These are its ${k} senses, the same in any text. To get sliders, add it to your text.`;
   }
 }
 
@@ -334,7 +339,7 @@ function countStrong(order) {
 }
 
 function foldedCards(cards) {
-  const summary = `Other senses, with almost no effect here: ${cards.length}`;
+  const summary = `Show ${cards.length} more with almost no effect here`;
   return make('details', {}, make('summary', {}, summary), make('div', {}, ...cards));
 }
 
@@ -551,8 +556,7 @@ byId('text').addEventListener('change', saveLink);
 byId('compare').addEventListener('submit', async event => {
   event.preventDefault();
   const compare = valuesOf(event.target, ['a', 'b']);
-  say('');
-  if (!await canAnswer('look', {string: state.text, compare})) return;
+  if (!await canAnswer('look', {string: state.text, compare}, event.target)) return;
   state.compare = compare;
   refresh(layCards);
   saveLink();
@@ -562,8 +566,7 @@ byId('look').addEventListener('submit', async event => {
   event.preventDefault();
   const word = event.target.querySelector('input').value.trim();
   if (word === '') return;
-  if (!await canAnswer('cards', {word, n: 1})) return;
-  say('');
+  if (!await canAnswer('cards', {word, n: 1}, event.target)) return;
   const j = seen.names.indexOf(word);
   if (j >= 0) {
     choose(j);
@@ -588,8 +591,7 @@ document.querySelector('#replace form').addEventListener('submit', async event =
   event.preventDefault();
   const words = valuesOf(event.target, ['word', 'old', 'now']);
   const replace = [...state.edits.replace, words];
-  if (!await canAnswer('look', {string: state.text, edits: {replace}})) return;
-  say('');
+  if (!await canAnswer('look', {string: state.text, edits: {replace}}, event.target)) return;
   state.edits.replace = replace;
   refresh(layCards);
   saveLink();
@@ -657,7 +659,7 @@ async function start() {
 
 function hint() {
   if (k === 0) return 'Type some text and see what the model expects next.';
-  return `Every word of your text has ${k} senses. The prediction is their weighted sum. ` +
+  return `Every token of your text has ${k} senses. Each adds to the logits of the next token. ` +
     `Drag the first sense of “${seen.names[place]}” to 0 and watch “${seen.a.label}” and ` +
     `“${seen.b.label}”. Then type your own text.`;
 }
