@@ -160,7 +160,7 @@ class SenseWeights(nn.Module):
         return causal_softmax(query, key)
 
     def query_and_key(self, h: Tensor, cache: 'Cache | None' = None) -> tuple[Tensor, Tensor]:
-        """The queries and keys, (B, k, T, d/k) each; with a cache, the keys of all S tokens."""
+        """Compute queries and keys, (B, k, T, d/k) each; with a cache, keys of all S tokens."""
         query, key = self.c_attn(h).chunk(2, dim=-1)  # (B, T, d) each
         query = split_heads(query, self.n_sense)  # (B, k, T, d/k)
         key = split_heads(key, self.n_sense)  # (B, k, T, d/k)
@@ -175,7 +175,7 @@ def split_heads(x: Tensor, n: int) -> Tensor:
 
 
 def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
-    """Eq. 12 at the last T of S positions: (B, k, T, d/k), (B, k, S, d/k) -> (B, k, T, S)."""
+    """Compute Eq. 12 at the last T positions, (B, k, T, d/k), (B, k, S, d/k) -> (B, k, T, S)."""
     T = query.shape[2]
     S = key.shape[2]
     d_head = query.shape[3]
@@ -187,7 +187,7 @@ def causal_softmax(query: Tensor, key: Tensor) -> Tensor:
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
-    """Eq. 2: weights (B, k, T, S) and senses (B, S, k, d) -> o (B, T, d)."""
+    """Compute Eq. 2, weights (B, k, T, S) and senses (B, S, k, d) -> o (B, T, d)."""
     return torch.einsum('blij,bjld->bid', alpha, C)
 
 
@@ -246,7 +246,7 @@ class Backpack(nn.Module):
         return self.senses_at(distinct, place)
 
     def senses_at(self, distinct: Tensor, place: Tensor) -> Tensor:
-        """The senses (.., k, d) of the ids distinct[place]; the network sees each id once."""
+        """Compute the senses (.., k, d) of the ids distinct[place], each id once."""
         rows = self.sense_network(self.wte(distinct)).flatten(1)  # (n, k*d)
         # Unoptimised version: rows[place]. F.embedding has a faster backward pass, which adds up
         # the gradients of all occurrences of an id. Under autocast the rows are bfloat16, where
@@ -256,15 +256,15 @@ class Backpack(nn.Module):
         return C.unflatten(-1, (self.config.n_sense, -1))  # (.., k, d)
 
     def alpha(self, idx: Tensor) -> Tensor:
-        """Eq. 11 and 12: the weights (B, k, T, T) of the senses in the texts idx (B, T)."""
+        """Compute the weights (B, k, T, T) of the senses in the texts idx (B, T), Eq. 11 and 12."""
         return self.sense_weights(self.contextualizer(self.wte(idx)))
 
     def project(self, v: Tensor) -> Tensor:
-        """Eq. 9: the logits v E^T of any vectors v (.., d) -> (.., V), unused rows included."""
+        """Compute Eq. 9, v E^T, for any vectors v (.., d): logits (.., V), unused rows included."""
         return F.linear(v, self.wte.weight)
 
     def predict(self, o: Tensor, targets: Tensor | None) -> Tensor:
-        """Eq. 9: o (B, T, d) -> logits (B, T, V); with targets (B, T), the mean loss ()."""
+        """Compute Eq. 9, o (B, T, d) -> logits (B, T, V); with targets (B, T), the mean loss ()."""
         if targets is None:
             return self.project(o)
         o = o.flatten(0, 1)  # (B*T, d)
@@ -442,7 +442,7 @@ class Contextualizer(nn.Module):
 
 
 def sum_in_blocks(query: Tensor, key: Tensor, C: Tensor, size: int = 128) -> Tensor:
-    """Unoptimised version: weighted_sum(causal_softmax(query, key), C), (B, T, d).
+    """Compute o (B, T, d). Unoptimised version: weighted_sum(causal_softmax(query, key), C).
 
     Each block of `size` queries skips the keys after it, whose weights are zero. That saves up to
     half the work in a long text.
@@ -506,6 +506,6 @@ class ProjectedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:
-        """The gradients made in the forward pass."""
+        """Return the gradients made in the forward pass."""
         grad_v, grad_E = ctx.saved_tensors
         return grad * grad_v, grad * grad_E, None, None

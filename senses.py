@@ -67,7 +67,7 @@ def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def separation(model: Backpack, w: int | None, a: int, b: int) -> Tensor:
-    """How strongly each sense of the id w favours a over b: C(w)_l . (E_a - E_b), in logits.
+    """Measure how far each sense of the id w favours a over b: C(w)_l . (E_a - E_b), in logits.
 
     Returns (k,), or with w = None (V, k) for all ids.
     """
@@ -80,12 +80,12 @@ def separation(model: Backpack, w: int | None, a: int, b: int) -> Tensor:
 
 
 def senses_of(model: Backpack, w: int) -> Tensor:
-    """The senses of the id w: (k, d)."""
+    """Compute the senses of the id w: (k, d)."""
     return model.senses(torch.tensor(w, device=model.wte.weight.device))
 
 
 def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
-    """How strongly each sense favours each of n bags of ids, Eq. 17: (n, V, k).
+    """Measure how strongly each sense favours each of n bags of ids, Eq. 17: (n, V, k).
 
     Unoptimised version, for one sense C and one bag:
     logits = E @ C; logits[bag].sum() / logits.max(). The divisor is the largest logit, as in the
@@ -115,7 +115,7 @@ def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
 
 @torch.no_grad()
 def similarity(model: Backpack, w: int) -> Tensor:
-    """Eq. 13, Sim_l(w, v) = cossim(C(w)_l, C(v)_l), for every id v: (V, k).
+    """Compute Eq. 13, Sim_l(w, v) = cossim(C(w)_l, C(v)_l), for every id v: (V, k).
 
     Its minimum over l is Eq. 14.
     """
@@ -125,7 +125,7 @@ def similarity(model: Backpack, w: int) -> Tensor:
 
 @torch.no_grad()
 def predict(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
-    """Probabilities of the token after the text idx (1, T), with an edit or without: (V,)."""
+    """Predict the token after the text idx (1, T), with an edit or without: probabilities (V,)."""
     C = None
     if model.config.n_sense:
         C = edited(model, idx, edit)  # (1, T, k, d)
@@ -186,7 +186,7 @@ Words = list[int | tuple[int, ...]] | None
 
 
 def edited(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
-    """The senses to sum for the texts idx (B, T), with an edit or without: (B, T, k, d)."""
+    """Return the senses to sum for idx (B, T), with an edit or without: (B, T, k, d)."""
     C = model.senses(idx)
     if edit is not None:
         C = edit(idx, C)
@@ -194,7 +194,7 @@ def edited(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
 
 
 def touched(before: Tensor, after: Tensor) -> Tensor:
-    """Which tokens have senses that an edit changed: (B, T, k, d) twice -> (B, T)."""
+    """Find the tokens whose senses an edit changed: (B, T, k, d) twice -> (B, T)."""
     return (before != after).flatten(2).any(-1)
 
 
@@ -208,7 +208,7 @@ def compose(edits: list[Edit]) -> Edit:
 
 
 def occurrences(idx: Tensor, words: Words) -> Tensor:
-    """Where in idx (B, S) one of the words ends, shaped to select senses: (B, S, 1, 1)."""
+    """Find where in idx (B, S) one of the words ends, shaped to select senses: (B, S, 1, 1)."""
     ends = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, S)
     for word in words or []:
         pieces = (word,) if isinstance(word, int) else word
@@ -217,7 +217,7 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
 
 
 def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
-    """Where in idx (B, S) a sequence of ids ends: (B, S)."""
+    """Find where in idx (B, S) a sequence of ids ends: (B, S)."""
     S = idx.shape[1]
     ends = torch.ones_like(idx, dtype=torch.bool)
     for back, piece in enumerate(reversed(pieces)):

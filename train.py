@@ -124,7 +124,7 @@ def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
 
 
 def resumed_settings(s: Settings, given: set[str], state: dict) -> Settings:
-    """The settings of a resumed run: the saved ones, except for given settings that are in FREE.
+    """Return the settings of a resumed run: the saved ones, except given ones that are in FREE.
 
     UserError if any other given setting differs from the saved one.
     """
@@ -150,7 +150,7 @@ def resumed_settings(s: Settings, given: set[str], state: dict) -> Settings:
 
 
 def how_to_restart(s: Settings) -> str:
-    """What to do with a run that cannot be resumed."""
+    """Say what to do with a run that cannot be resumed."""
     return f'start a new run from its weights: --init_from={s.path} --out_dir=NEW'
 
 
@@ -159,7 +159,7 @@ def how_to_restart(s: Settings) -> str:
 
 
 def config_of(s: Settings, meta: dict) -> Config:
-    """The shape of an untrained model; UserError if its numbers do not fit together."""
+    """Make the shape of an untrained model; UserError if its numbers do not fit together."""
     try:
         return Config(
             block_size=s.block_size,
@@ -176,7 +176,7 @@ def config_of(s: Settings, meta: dict) -> Config:
 
 
 def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: dict) -> Settings:
-    """The settings, with the model's shape taken from the weights to start from.
+    """Return the settings, with the model's shape taken from the weights to start from.
 
     Transformer weights start a Transformer, unless --model=backpack asks for a Backpack; n_sense
     and sense_hidden then apply. UserError if the weights do not fit the data or a given setting.
@@ -227,7 +227,7 @@ def start_from(weights: Backpack, s: Settings) -> Backpack:
 
 
 def learning_rate_at(step: int, s: Settings, peak: float) -> float:
-    """Linear warmup to the peak, then linear decay to min_lr; steps count from 0."""
+    """Warm up linearly to the peak, then decay linearly to min_lr; steps count from 0."""
     last = s.lr_decay_iters or s.max_iters
     if step < s.warmup_iters:
         return peak * (step + 1) / s.warmup_iters
@@ -261,7 +261,7 @@ def forward_backward(model, data: TokenDataset, step: int, s: Settings, machine:
 
 @torch.no_grad()
 def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
-    """Mean loss in nats per token, always on the same texts, spread evenly over the data."""
+    """Measure the mean loss in nats per token, always on the same texts, spread over the data."""
     texts = data.spread(s.eval_iters * s.batch_size)
     n = len(texts)
     batches = np.split(texts, range(s.batch_size, n, s.batch_size))
@@ -294,7 +294,7 @@ def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple
 
 
 def check_finite(step: int, what: str, value: float, model: Backpack, optimizers: list) -> None:
-    """FloatingPointError if a value, a weight or a moment is not finite: it must not be saved."""
+    """Raise FloatingPointError if a value, weight or moment is not finite: it must not be saved."""
     if not math.isfinite(value):
         raise FloatingPointError(f'step {step}: the {what} is {value}')
     tensors = list(model.parameters())
@@ -307,7 +307,7 @@ def check_finite(step: int, what: str, value: float, model: Backpack, optimizers
 
 
 def describe(model: Backpack, data: TokenDataset, s: Settings, machine: Machine) -> str:
-    """What a run trains, where, and for how long, in two lines."""
+    """Say in two lines what a run trains, where, and for how long."""
     kind = 'Transformer'
     if model.config.n_sense:
         kind = f'Backpack with {model.config.n_sense} senses'
@@ -320,7 +320,7 @@ def describe(model: Backpack, data: TokenDataset, s: Settings, machine: Machine)
 
 
 def distinct_share(data: TokenDataset, s: Settings) -> float:
-    """Distinct ids per token of a batch: the share of tokens whose senses are computed."""
+    """Count the distinct ids per token of a batch: the share of tokens that need senses."""
     idx, _ = data(texts_of_step(s.seed, 0, s.batch_size, data.n))
     return len(idx.unique()) / idx.numel()
 
@@ -338,7 +338,7 @@ def log_line(step: int, row: dict, s: Settings) -> str:
 
 
 def how_to_go_on(s: Settings, saved_step: int | None, error: Exception) -> str:
-    """What to do with a run that had to stop; saved_step is the step of its last checkpoint."""
+    """Say what to do with a stopped run; saved_step is the step of its last checkpoint."""
     if saved_step is None:
         return 'nothing was saved'
     how = 'continue it with --init_from=resume'

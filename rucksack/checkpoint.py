@@ -50,7 +50,7 @@ def load_file(path: Path) -> dict:
 
 
 def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpack:
-    """A model for evaluation with the weights of a file, in float32; UserError unless all fit."""
+    """Make a model, in float32, with the weights of a file; UserError unless all fit."""
     try:
         if config.n_layer > len(weights):  # making them would take forever
             raise ValueError(f'its config has {config.n_layer} layers')
@@ -68,7 +68,7 @@ def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpa
 
 
 def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
-    """The model inside a checkpoint of train.py, with the description of its tokenizer."""
+    """Load the model inside a checkpoint of train.py, with the description of its tokenizer."""
     try:
         settings = dict(checkpoint['model_config'])
         unknown = settings.keys() - {field.name for field in fields(Config)}
@@ -99,7 +99,7 @@ class Training:
 
 
 def training_of(checkpoint: dict) -> Training | None:
-    """How a checkpoint was trained; None if it does not say."""
+    """Read how a checkpoint was trained; None if it does not say."""
     try:
         s = checkpoint['settings']
         tokens_per_step = s['batch_size'] * s['gradient_accumulation_steps'] * s['block_size']
@@ -110,7 +110,7 @@ def training_of(checkpoint: dict) -> Training | None:
 
 
 def newest_backpack() -> Path | None:
-    """The folder in out/ with the Backpack saved last; None if there is none."""
+    """Find the folder in out/ with the Backpack saved last; None if there is none."""
     checkpoints = sorted(Path('out').glob('*/ckpt.pt'), key=lambda path: path.stat().st_mtime)
     for path in reversed(checkpoints):
         if from_checkpoint(load_file(path), path).config.n_sense:

@@ -15,12 +15,12 @@ class UserError(ValueError):
 
 
 def printable(text: str) -> str:
-    """The text with control characters as spaces, for a terminal."""
+    """Replace control characters by spaces, for a terminal."""
     return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
 
 
 def one_line(error: object) -> str:
-    """The first line of what an exception says, at most 200 characters."""
+    """Return the first line of what an exception says, at most 200 characters."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200]
 
@@ -76,7 +76,7 @@ LARGEST = 1 << 31
 
 
 def number(kind: type, low: float, high: float = LARGEST) -> Callable[[str], float]:
-    """An argparse type: a number from low to high."""
+    """Make an argparse type: a number from low to high."""
     noun = 'an integer' if kind is int else 'a number'
 
     def parse(text: str) -> float:
@@ -104,7 +104,7 @@ def quiet_hub() -> None:
 
 
 def find_device(name: str) -> str:
-    """The device to use; auto is CUDA, else MPS, else the CPU. UserError if it does not work."""
+    """Choose the device; auto is CUDA, else MPS, else the CPU. UserError if it does not work."""
     import torch
     if name == 'auto':
         if torch.cuda.is_available():
@@ -120,7 +120,7 @@ def find_device(name: str) -> str:
 
 
 def bfloat16_unit(device: str) -> str | None:
-    """The hardware that multiplies bfloat16 much faster than float32; None if there is none."""
+    """Name the hardware that multiplies bfloat16 much faster than float32; None without any."""
     import torch
     if device.startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False):
         return 'tensor cores'
@@ -132,7 +132,7 @@ def bfloat16_unit(device: str) -> str | None:
 
 
 def output_path(flag: str, path: str | None, suffix: str) -> Path | None:
-    """The path of a file to write, None if none is asked for.
+    """Return the path of a file to write, None if none is asked for.
 
     UserError for another suffix, so that a typo overwrites no checkpoint.
     """

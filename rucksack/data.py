@@ -77,7 +77,7 @@ class TokenDataset:
                             'one text; choose a smaller --block_size')
 
     def __call__(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The chosen texts and their targets, (len(chosen), block_size) each."""
+        """Read the chosen texts and their targets, (len(chosen), block_size) each."""
         spans = chosen[:, None] * self.block_size + np.arange(self.block_size + 1)
         ids = torch.from_numpy(self.tokens[spans].astype(np.int64))
         return ids[:, :-1], ids[:, 1:]
@@ -90,12 +90,12 @@ class TokenDataset:
 
 @lru_cache(maxsize=2)
 def epoch_order(seed: int, epoch: int, n: int) -> np.ndarray:
-    """The order of the n texts in an epoch."""
+    """Draw the order of the n texts in an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(n)
 
 
 def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
-    """Which of n texts a step reads, (size,); an epoch has each text once, a step may span two."""
+    """Choose the texts of a step among n, (size,); an epoch has each once, a step may span two."""
     places = range(step * size, (step + 1) * size)
     return np.array([epoch_order(seed, i // n, n)[i % n] for i in places])
 
@@ -106,7 +106,7 @@ def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
 
 
 def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The inputs of DistinctIds, on the device: idx, targets, distinct (n,) and place (B, T).
+    """Make the inputs of DistinctIds, on the device: idx, targets, distinct (n,) and place (B, T).
 
     distinct holds the distinct ids of idx (B, T), padded with id 0 to a multiple of 64; place holds
     the index in distinct of each token's id.

@@ -18,13 +18,13 @@ COLUMNS = ['step', 'tokens', 'seconds', 'loss', 'val_loss', 'senses_on_current_t
 
 
 def checkpoints_in(folder: Path, suffix: str = 'pt') -> list[Path]:
-    """The checkpoints in the folder of a run: ckpt.pt, best.pt and every ckpt-STEP.pt."""
+    """List the checkpoints in the folder of a run: ckpt.pt, best.pt and every ckpt-STEP.pt."""
     names = rf'(ckpt(-\d+)?|best)\.{suffix}'
     return [path for path in sorted(folder.glob('*')) if re.fullmatch(names, path.name)]
 
 
 def refuse_to_replace(path: Path) -> None:
-    """UserError if the folder of a checkpoint holds a run already."""
+    """Raise UserError if the folder of a checkpoint holds a run already."""
     found = checkpoints_in(path.parent)
     if found:
         raise UserError(f'{found[0]} exists; continue it with --init_from=resume, '
@@ -69,7 +69,7 @@ class RunFolder:
                                     config=facts['settings'])
 
     def seconds(self) -> float:
-        """Seconds that the run has taken so far, including those before it was resumed."""
+        """Count the seconds that the run has taken so far, those before it was resumed included."""
         return time.perf_counter() - self.start
 
     def log(self, step: int, row: dict[str, float | None]) -> None:

@@ -47,7 +47,7 @@ class GenderRow:
 
 
 def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
-    """The prompts with a noun in them; UserError if the model cannot read them."""
+    """Encode the prompts with a noun in them; UserError if the model cannot read them."""
     texts = [torch.tensor(subject.encode(prompt.format(noun))) for prompt in prompts]
     block_size = subject.model.config.block_size
     if max(map(len, texts)) > block_size:
@@ -60,7 +60,7 @@ def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
 
 @torch.no_grad()
 def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
-    """Logits with fractions of a sense of the noun removed, on top of the subject's edit.
+    """Compute logits with fractions of a sense of the noun removed, on top of the subject's edit.
 
     Returns (fractions, n, V). Logits are linear in the sense, so two passes give them all.
     """
@@ -75,7 +75,7 @@ def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
 
 @torch.no_grad()
 def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
-    """Logits of a Transformer with fractions of the direction v = E_he - E_she (d,) removed.
+    """Compute logits of a Transformer with fractions of v = E_he - E_she (d,) removed.
 
     v is removed from the input embeddings of the noun's tokens. With all of it removed, the
     embeddings are orthogonal to v. Returns (fractions, n, V).
@@ -101,13 +101,13 @@ def at_the_end(prompts: NounPrompts, x: Tensor) -> Tensor:
 
 
 def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
-    """Mean over n prompts of max(p(she) / p(he), p(he) / p(she)): (.., n, V) -> (..)."""
+    """Average max(p(she) / p(he), p(he) / p(she)) over n prompts: (.., n, V) -> (..)."""
     log_odds = (logits[..., she] - logits[..., he]).cpu().double()
     return log_odds.abs().exp().mean(-1)
 
 
 def pronouns(subject: Subject) -> list[int]:
-    """The ids of she, he and they; UserError, with the name of the model, if it lacks one."""
+    """Find the ids of she, he and they; UserError, naming the model, if it lacks one."""
     try:
         return [word_id(subject.encoding, word) for word in ('she', 'he', 'they')]
     except UserError as error:
@@ -115,12 +115,12 @@ def pronouns(subject: Subject) -> list[int]:
 
 
 def single_token(subject: Subject, nouns: list[str]) -> list[str]:
-    """The nouns that are a single token."""
+    """Choose the nouns that are a single token."""
     return [noun for noun in nouns if len(subject.encode(f' {noun}')) == 1]
 
 
 def choose_sense(subject: Subject) -> int:
-    """The sense whose removal leaves the least bias in Table 15's prompts on single-token nouns."""
+    """Find the sense that leaves least bias when removed (Table 15's prompts, single-token nouns)."""
     she, he, _ = pronouns(subject)
     left = [0.0] * subject.model.config.n_sense
     for noun in single_token(subject, NOUNS) or NOUNS:
@@ -132,7 +132,7 @@ def choose_sense(subject: Subject) -> int:
 
 
 def measure(subject: Subject, noun: str, intervene: Intervention) -> Tensor:
-    """Ratio, p(they) and p(they) / (p(she) + p(he)) after a noun: (3 fractions, 3 numbers).
+    """Measure ratio, p(they) and p(they) / (p(she) + p(he)) after a noun: (3 fractions, 3 numbers).
 
     The fractions removed are none, all, and the one that works best on the prompts of Table 15.
     """
@@ -150,7 +150,7 @@ def measure(subject: Subject, noun: str, intervene: Intervention) -> Tensor:
 
 
 def gender_rows(subject: Subject) -> list[GenderRow]:
-    """The rows of a model: unchanged, after the intervention, and after its best fraction.
+    """Make the rows of a model: unchanged, after the intervention, and after its best fraction.
 
     The intervention removes the chosen sense from nouns or, in a Transformer, the direction v.
     """
@@ -178,7 +178,7 @@ def gender_rows(subject: Subject) -> list[GenderRow]:
 
 
 def reductions(ratio: Tensor) -> Tensor:
-    """How much of each ratio's excess over 1 is gone, in %, (n,); NaN for the first, unchanged."""
+    """Compute how much of each ratio's excess over 1 is gone, in %, (n,); NaN for the first."""
     gone = 100 * (ratio[0] - ratio) / (ratio[0] - 1)
     gone[0] = math.nan
     return gone
@@ -196,7 +196,7 @@ def touched_prompts(subject: Subject) -> int:
 
 
 def gender_table(subjects: list[Subject], by_run: bool) -> Table:
-    """Table 5: how biased the pronoun after a role noun is; by_run prints one row per model."""
+    """Make Table 5: how biased the pronoun after a role noun is; by_run gives a row per model."""
     rows = []
     touches = []
     for subject in subjects:

@@ -65,7 +65,7 @@ def score(subject: Subject, pairs: list[Pair], what: str) -> Scores:
 
 
 def inputs_and_targets(pair: Pair, block_size: int) -> tuple[Tensor, Tensor]:
-    """The text to read for a pair (T,), and its targets (T,), -1 for the context."""
+    """Make the text to read for a pair (T,), and its targets (T,), -1 for the context."""
     context, continuation = pair
     ids = torch.tensor((context + continuation)[-block_size - 1:])
     targets = ids[1:].clone()
@@ -160,7 +160,7 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
 
 
 def loss_table(subjects: list[Subject], data: str | None) -> Table:
-    """Tables 2 and 8: perplexity in blocks of block_size tokens, with one token of context."""
+    """Make Tables 2 and 8: perplexity in blocks of block_size tokens, with one token of context."""
     rows = []
     paths = []
     notes = []
@@ -197,7 +197,7 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
 
 
 def price(subject: Subject, unedited: Scores, scores: Scores) -> str:
-    """What the subject's edit costs in nats per token, with its standard error over blocks."""
+    """Say what the subject's edit costs in nats per token, with its standard error over blocks."""
     added = unedited.logp - scores.logp  # (blocks,), in nats
     n = scores.n_scored.sum().item()
     mean = added.sum().item() / n
@@ -208,7 +208,7 @@ def price(subject: Subject, unedited: Scores, scores: Scores) -> str:
 
 
 def touched_note(subject: Subject, n_touched: int, n: int, items: str) -> list[str]:
-    """A note on how many items of a table the subject's edit touched, if it has an edit."""
+    """Say how many items of a table the subject's edit touched, if it has an edit."""
     if not subject.edit:
         return []
     return [f'{subject.name}: touched {n_touched:,} of {n:,} {items}']
@@ -246,7 +246,7 @@ BLIMP = Benchmark(
 
 
 def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tuple]:
-    """The columns of each row, from a file or a folder of such files; data=None is the Hub."""
+    """Read the columns of each row, from a file or a folder of such files; data=None is the Hub."""
     if data is None and subject.is_toy:
         raise UserError(f'{benchmark.title} is English, and {subject.name} '
                         'knows only the toy world; choose an English model with --from')
@@ -266,7 +266,7 @@ def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tu
 
 
 def rows_of_hub(benchmark: Benchmark) -> list[dict]:
-    """The rows of all configs of a benchmark on the Hugging Face Hub."""
+    """Read the rows of all configs of a benchmark on the Hugging Face Hub."""
     import datasets
     quiet_hub()
     configs = [benchmark.hub_config]
@@ -279,7 +279,7 @@ def rows_of_hub(benchmark: Benchmark) -> list[dict]:
 
 
 def rows_in(path: Path, benchmark: Benchmark) -> list[dict]:
-    """The rows of a file, or of a benchmark's files in the first folder that has any."""
+    """Read the rows of a file, or of a benchmark's files in the first folder that has any."""
     files = [path]
     if path.is_dir():
         found = [file for file in sorted(path.rglob('*')) if belongs_to(benchmark, file)]
@@ -288,7 +288,7 @@ def rows_in(path: Path, benchmark: Benchmark) -> list[dict]:
 
 
 def belongs_to(benchmark: Benchmark, file: Path) -> bool:
-    """Whether a file has a benchmark's name and, in the first line of a .jsonl, its last column."""
+    """Tell whether a file has a benchmark's name and, in line 1 of a .jsonl, its last column."""
     if not file.is_file() or not re.search(benchmark.pattern, file.name):
         return False
     if file.suffix != '.jsonl':
@@ -298,7 +298,7 @@ def belongs_to(benchmark: Benchmark, file: Path) -> bool:
 
 
 def rows_of_file(path: Path) -> list[dict]:
-    """The rows of a file: JSON lines, an archive of such files, or the raw text of WikiText."""
+    """Read the rows of a file: JSON lines, an archive of them, or the raw text of WikiText."""
     lines = []
     if path.suffix == '.jsonl':
         lines = path.read_bytes().splitlines()
@@ -319,7 +319,7 @@ def rows_of_file(path: Path) -> list[dict]:
 
 
 def lambada_table(subjects: list[Subject], data: str | None) -> Table:
-    """Table 2, OpenAI's variant of LAMBADA: predict all tokens of the last word of a passage."""
+    """Score OpenAI's variant of LAMBADA (Table 2): all tokens of the last word of a passage."""
     passages = []
     for text, in rows_of(LAMBADA, subjects[0], data):
         passages.append(text.strip().rpartition(' '))
@@ -375,7 +375,7 @@ def detokenized(page: str) -> str:
 
 
 def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
-    """Table 2, WikiText as in EleutherAI's harness.
+    """Score WikiText (Table 2) as EleutherAI's harness does.
 
     The model reads detokenized pages; words are counted in the original ones.
     """
@@ -397,7 +397,7 @@ def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
 
 
 def blimp_table(subjects: list[Subject], data: str | None) -> Table:
-    """Table 2, BLiMP: how often the good sentence is likelier than the bad one."""
+    """Score BLiMP (Table 2): how often the good sentence is likelier than the bad one."""
     items = rows_of(BLIMP, subjects[0], data)
     paradigms = defaultdict(list)  # (phenomenon, paradigm) -> its pairs of sentences
     for phenomenon, paradigm, good, bad in items:
@@ -426,7 +426,7 @@ def blimp_table(subjects: list[Subject], data: str | None) -> Table:
 
 
 def accuracy_on(subject: Subject, sentences: list[tuple[str, str]]) -> tuple[float, int]:
-    """How often, in %, the first sentence of two is likelier; and how many an edit touched.
+    """Count how often, in %, the first sentence of two is likelier, and how many an edit touched.
 
     Each sentence is read after an end-of-text.
     """

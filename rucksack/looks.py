@@ -17,7 +17,7 @@ from rucksack.table import Table
 
 
 def ranking(subject: Subject, title: str, columns: dict[str, str], rows: list[tuple]) -> Table:
-    """A table from rows (cells, ids (n,), scores (n,)).
+    """Make a table from rows (cells, ids (n,), scores (n,)).
 
     The cells go under columns; n words with their scores follow.
     """
@@ -37,7 +37,7 @@ def word_and_score(pair: tuple[str, float]) -> str:
 
 
 def show(subject: Subject, phrase: tuple[str, SensesOf | None], edit: Edit | None) -> Table:
-    """Tables 1 and 3: the norm of each sense of a word, and the words it raises and lowers most."""
+    """Show the norm of each sense of a word, and the words it moves most (Tables 1, 3)."""
     model = subject.model
     encoding = subject.encoding
     word, chosen = phrase
@@ -64,7 +64,7 @@ def show(subject: Subject, phrase: tuple[str, SensesOf | None], edit: Edit | Non
 
 
 def separate(subject: Subject, pair: tuple[str, str]) -> Table:
-    """Senses by how strongly they separate two words, on average over the vocabulary."""
+    """Rank senses by how strongly they separate two words, on average over the vocabulary."""
     a, b = pair_ids(subject, pair)
     scores = senses.separation(subject.model, None, a, b)  # (V, k)
     mean_size = scores.abs().mean(0)  # (k,)
@@ -79,7 +79,7 @@ def separate(subject: Subject, pair: tuple[str, str]) -> Table:
 
 
 def separate_words(subject: Subject, pair: tuple[str, str], words: list[str]) -> Table:
-    """How far each sense of each word separates a pair, C . (E_a - E_b): one row per word."""
+    """Measure how far each sense of each word separates a pair, C . (E_a - E_b): a row per word."""
     a, b = pair_ids(subject, pair)
     rows = []
     for word in words:
@@ -93,7 +93,7 @@ def separate_words(subject: Subject, pair: tuple[str, str], words: list[str]) ->
 
 
 def pair_ids(subject: Subject, pair: tuple[str, str]) -> list[int]:
-    """The ids of the two words of a pair."""
+    """Find the ids of the two words of a pair."""
     return [word_id(subject.encoding, word) for word in pair]
 
 
@@ -103,13 +103,13 @@ def plus_and_minus(subject: Subject, a: int, b: int) -> str:
 
 
 def sense_columns(subject: Subject) -> dict[str, str]:
-    """A column for each sense: s0, s1 and so on."""
+    """Make a column for each sense: s0, s1 and so on."""
     numbers = range(subject.model.config.n_sense)
     return {f's{l}': '+.2f' for l in numbers}
 
 
 def speak_for(subject: Subject, words: list[str]) -> Table:
-    """Eq. 17: the senses, of all words, that most favour a bag of words, and what they raise."""
+    """Find the senses that most favour a bag of words (Eq. 17), and what they raise."""
     model = subject.model
     bag = phrases.bag_ids(subject.encoding, words)
     scores = senses.affinities(model, [bag])[0]  # (V, k)
@@ -126,7 +126,7 @@ def speak_for(subject: Subject, words: list[str]) -> Table:
 
 
 def similar(subject: Subject, word: str) -> Table:
-    """The words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
+    """Find the words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
     w = word_id(subject.encoding, word)
     cosines = senses.similarity(subject.model, w)  # (V, k)
     cosines[w] = -1  # a word is not its own neighbour
@@ -162,7 +162,7 @@ def shortened(text: str) -> str:
 
 def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edit: Edit | None
                   ) -> Table:
-    """The probability that each word comes next, one row per prompt, before and after an edit.
+    """Show the probability that each word comes next, one row per prompt, before and after an edit.
 
     Two words also get their log odds, ln(p(first) / p(second)).
     """
@@ -189,7 +189,7 @@ def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edi
 
 def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: Edit | None
          ) -> Table:
-    """What each sense of a word adds to the log odds of a pair after a prompt with this word.
+    """Sum what each sense of a word adds to the log odds of a pair after a prompt with this word.
 
     There is one row per word: for each sense, the sum of alpha * C . (E_a - E_b) over the word's
     occurrences; then the sum over all other tokens; then the log odds.
@@ -217,7 +217,7 @@ def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: E
 
 
 def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit | None]) -> Table:
-    """The likeliest next words under n edits, and the words whose probability changes most.
+    """Find the likeliest next words under n edits, and those whose probability changes most.
 
     The first and the last edit get bars.
     """
@@ -241,12 +241,12 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
 
 
 def bar(p: float) -> str:
-    """A probability as a bar."""
+    """Draw a probability as a bar."""
     return '█' * round(20 * p)
 
 
 def sweep(subject: Subject, phrase: SensesOf, idx: Tensor, edit: Edit | None) -> Table:
-    """Figure 3: the next words as senses go from off to full weight, on top of the edit."""
+    """Show the next words as senses go from off to full weight, on top of the edit (Figure 3)."""
     words, numbers, what = phrases.find_senses(phrase, subject.model, subject.encoding)
     edits = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
@@ -257,7 +257,7 @@ def sweep(subject: Subject, phrase: SensesOf, idx: Tensor, edit: Edit | None) ->
 
 
 def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) -> Table:
-    """The largest terms alpha * C . E of the logit of A, or of the logit of A minus B's.
+    """List the largest terms alpha * C . E of the logit of A, or of the logit of A minus B's.
 
     words are [A], [A, B], or [] for the likeliest word.
     """

@@ -37,7 +37,7 @@ class Machine:
             self.name = torch.cuda.get_device_name(self.device)
 
     def autocast(self):
-        """The autocast context of a forward pass."""
+        """Return the autocast context of a forward pass."""
         if self.dtype == 'bfloat16':
             return torch.autocast(torch.device(self.device).type, torch.bfloat16)
         return nullcontext()
@@ -48,26 +48,26 @@ class Machine:
             print(printable(text), file=file, flush=True)
 
     def sum_over_processes(self, x: Tensor) -> float:
-        """The sum of a number over all processes."""
+        """Sum a number over all processes."""
         if self.world > 1:
             dist.all_reduce(x)
         return x.item()
 
     def check_same(self, text: str, otherwise: str) -> None:
-        """UserError(otherwise) unless all processes give the same text."""
+        """Raise UserError(otherwise) unless all processes give the same text."""
         mark = zlib.crc32(text.encode())
         if self.sum_over_processes(torch.tensor(mark)) != self.world * mark:
             raise UserError(otherwise)
 
     def mfu(self, flops: float) -> float | None:
-        """Model FLOPs utilization at flops a second; None for a device whose peak is unknown."""
+        """Compute model FLOPs utilization at flops a second; None if the peak is unknown."""
         for gpu, peak in PEAK_FLOPS.items():
             if gpu in self.name:
                 return flops / (peak * self.world)
         return None
 
     def compile(self, module: Callable) -> Callable:
-        """The module or function under torch.compile, or unchanged where it cannot be compiled."""
+        """Compile a module or function, or return it unchanged where it cannot be compiled."""
         has_compiler = shutil.which('g++') or shutil.which('clang++')
         if self.device == 'cpu' and has_compiler:
             # Without this, threads sum gradients in any order, and slowly.
@@ -82,7 +82,7 @@ class Machine:
 
 
 def check_processes(n: int) -> None:
-    """UserError unless the processes of torchrun can share the n micro-batches of a step."""
+    """Raise UserError unless the processes of torchrun can share the n micro-batches of a step."""
     world = int(os.environ.get('WORLD_SIZE', 1))
     if n % world != 0:
         raise UserError(f'gradient_accumulation_steps is {n}; it must be a multiple of {world}, '
@@ -90,7 +90,7 @@ def check_processes(n: int) -> None:
 
 
 def check_memory(config: Config, machine: Machine) -> None:
-    """UserError if the machine does not have enough memory to train a model of this shape.
+    """Raise UserError if the machine lacks the memory to train a model of this shape.
 
     A parameter needs at least 12 bytes: its value, its gradient and Muon's moment, in float32.
     AdamW keeps two moments.
@@ -149,7 +149,7 @@ def keep_freed_memory() -> None:
 
 
 def flops_per_token(model: Backpack, distinct: float = 1.0) -> float:
-    """Floating point operations to train on one token of a text of block_size tokens.
+    """Count the operations to train on one token of a text of block_size tokens.
 
     Each weight costs a multiplication and an addition, three times: forward, backward to weights,
     backward to inputs. Attention and Eqs. 2 and 12 count as if they were not causal. distinct is

@@ -54,7 +54,7 @@ def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_dec
 
 
 def with_factors(groups: list[dict], model: Backpack, loaded_lr: float) -> list[dict]:
-    """The groups, each split by its factor on the learning rate; unsplit if loaded_lr is 1."""
+    """Split each group by its factor on the learning rate; unsplit if loaded_lr is 1."""
     if loaded_lr == 1:
         return groups
     names = {p: name for name, p in model.named_parameters()}

@@ -41,7 +41,7 @@ LARGEST_FACTOR = 1e12  # for the product over all edits; far larger ones overflo
 
 
 def read_lines(text: str) -> list[str]:
-    """The lines of the file in @FILE, without blank ones; UserError if there are none."""
+    """Read the lines of the file in @FILE, without blank ones; UserError if there are none."""
     path = text.removeprefix('@')
     try:
         lines = Path(path).read_text(encoding='utf-8-sig').splitlines()
@@ -54,7 +54,7 @@ def read_lines(text: str) -> list[str]:
 
 
 def word_list(text: str) -> list[str]:
-    """The words in a,b,c or in @FILE; a text with an empty part, such as ",", is one word."""
+    """List the words in a,b,c or in @FILE; a text with an empty part, such as ",", is one word."""
     if re.match('@.', text):
         return [line.strip() for line in read_lines(text)]
     words = [word.strip() for word in text.split(',')]
@@ -70,7 +70,7 @@ def phrase_list(text: str) -> list[str]:
 
 
 def bag_text(text: str) -> str:
-    """A bag of words with the words of @FILE written out."""
+    """Return a bag of words with the words of @FILE written out."""
     if re.match('@.', text):
         return ', '.join(word_list(text))
     return text
@@ -90,7 +90,7 @@ class SensesOf:
 
 
 def parts_of(text: str, pattern: str, form: str) -> tuple[str, ...]:
-    """The groups of a pattern that matches all of a text; UserError says the form it needs."""
+    """Match a pattern with all of a text and return its groups; UserError says the form needed."""
     match = re.fullmatch(pattern, text.strip())
     if not match:
         raise UserError(f'{text!r} is not {form}')
@@ -98,7 +98,7 @@ def parts_of(text: str, pattern: str, form: str) -> tuple[str, ...]:
 
 
 def parse_pair(text: str) -> tuple[str, str]:
-    """The two words in A/B."""
+    """Parse the two words in A/B."""
     a, b = parts_of(text, r'(\S.*?)\s*/\s*(\S.*)', 'A/B, two words as in she/he')
     if a == b:
         raise UserError(f'{text!r} is one word twice; give two, as in she/he')
@@ -106,7 +106,7 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 
 def parse_bag(text: str) -> list[str]:
-    """The words in "A, B", A+B or A B, or the words of a topic of Table 10."""
+    """Parse the words in "A, B", A+B or A B, or take the words of a topic of Table 10."""
     words = TOPICS.get(text.strip(), re.findall(r'[^\s,+]+', text))
     if not words:
         raise UserError('the bag of words is empty; give words, as in music+guitar')
@@ -114,7 +114,7 @@ def parse_bag(text: str) -> list[str]:
 
 
 def parse_numbers(text: str) -> list[int]:
-    """The sense numbers in 3,10 or 3-5."""
+    """Parse the sense numbers in 3,10 or 3-5."""
     numbers = []
     if re.fullmatch(r'(\s*\d{1,4}(-\d{1,4})?\s*,)+', f'{text},'):
         for part in text.split(','):
@@ -126,7 +126,7 @@ def parse_numbers(text: str) -> list[int]:
 
 
 def parse_senses_of(text: str) -> SensesOf:
-    """The word and the senses in WORD:SENSES; *:A/B is refused, as that sense differs by word."""
+    """Parse WORD:SENSES; *:A/B is refused, as the sense differs by word."""
     word, which = parts_of(text, r'(?!\*.*/)(.*\S)\s*:\s*(\S.*)',
                            'WORD:SENSES, as in nurse:10, nurse:3-5,10, nurse:she/he or *:10')
     if '/' in which:
@@ -135,20 +135,20 @@ def parse_senses_of(text: str) -> SensesOf:
 
 
 def parse_scaling(text: str) -> tuple[SensesOf, float]:
-    """The senses and the factor in WORD:SENSES=F."""
+    """Parse the senses and the factor in WORD:SENSES=F."""
     senses, factor = parts_of(text, rf'(.+)=(-?{NUMBER})',
                               'WORD:SENSES=FACTOR, as in nurse:10=0.5')
     return parse_senses_of(senses), float(factor)
 
 
 def parse_replacement(text: str) -> tuple[str, str, str]:
-    """WORD, OLD and NEW in "WORD: OLD -> NEW"."""
+    """Parse WORD, OLD and NEW in "WORD: OLD -> NEW"."""
     return parts_of(text, r'(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)',
                     '"WORD: OLD -> NEW", as in "MacBook: Apple -> HP"')
 
 
 def parse_strength(text: str) -> tuple[float, ...]:
-    """The factors of a strength: a row of Table 11, or four numbers separated by commas."""
+    """Parse a strength: a row of Table 11, or four factors separated by commas."""
     parts_of(text, rf'[0-3]|{NUMBER}(,{NUMBER}){{3}}',
              'a strength: 0, 1, 2 or 3, or four numbers, as in 3.3,3.3,3,1')
     numbers = text.split(',')
@@ -176,7 +176,7 @@ EDIT_FLAGS = {
 
 
 def parse_edits(texts: dict[str, list[str]]) -> dict[str, list]:
-    """The edits in the values of EDIT_FLAGS, under the same names."""
+    """Parse the values of EDIT_FLAGS into edits, under the same names."""
     edits = {}
     for flag, parse in EDIT_FLAGS.items():
         edits[flag] = [parse(text) for text in texts[flag]]
@@ -214,7 +214,7 @@ def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
 
 
 def check_parts(found, parts: dict[str, type], where: str) -> None:
-    """ValueError unless found is a dictionary with these keys, and values of these types."""
+    """Raise ValueError unless found is a dictionary with these keys, and values of these types."""
     is_dictionary = isinstance(found, dict)
     if not is_dictionary or found.keys() != parts.keys():
         what = ', '.join(found) if is_dictionary else type(found).__name__
@@ -226,7 +226,7 @@ def check_parts(found, parts: dict[str, type], where: str) -> None:
 
 
 def check_phrase(flag: str, text, parse: Callable) -> None:
-    """ValueError, with the name of the flag, unless the text can be parsed."""
+    """Raise ValueError, with the name of the flag, unless the text can be parsed."""
     if not isinstance(text, str):
         raise ValueError(f'{flag} has {text!r}; every item must be a string')
     try:
@@ -240,12 +240,12 @@ def check_phrase(flag: str, text, parse: Callable) -> None:
 
 
 def quoted(encoding: Encoding, token: int) -> str:
-    """A token for people to read: in quotes, with control characters escaped."""
+    """Write a token for people to read: in quotes, with control characters escaped."""
     return repr(encoding.decode_single_token_bytes(token).decode('utf-8', errors='replace'))
 
 
 def pieces_of(encoding: Encoding, word: str) -> list[int]:
-    """The ids of a word inside a text, with its leading space; UserError for an unknown word.
+    """Find the ids of a word in a text, with its leading space; UserError for an unknown word.
 
     A word is unknown if the tokenizer splits off the space and spells the rest out.
     """
@@ -257,7 +257,7 @@ def pieces_of(encoding: Encoding, word: str) -> list[int]:
 
 
 def word_id(encoding: Encoding, word: str) -> int:
-    """The id of a word inside a text, with its leading space; UserError if it has several."""
+    """Find the id of a word inside a text, with its leading space; UserError if it has several."""
     ids = encoding.encode_ordinary(f' {word}')
     if len(ids) != 1 or not word:
         pieces = ' + '.join(quoted(encoding, i) for i in ids)
@@ -266,7 +266,7 @@ def word_id(encoding: Encoding, word: str) -> int:
 
 
 def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
-    """The ids of a word inside a text and at its start.
+    """Find the ids of a word inside a text and at its start.
 
     The ids at its start are left out unless both forms are one token or both are several.
     """
@@ -277,7 +277,7 @@ def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
 
 
 def describe(encoding: Encoding, word: str) -> str:
-    """The word; if it has several tokens, also where an edit of it applies."""
+    """Name the word; if it has several tokens, say where an edit of it applies."""
     pieces = [quoted(encoding, i) for i in pieces_of(encoding, word)]
     if len(pieces) == 1:
         return word
@@ -285,7 +285,7 @@ def describe(encoding: Encoding, word: str) -> str:
 
 
 def bag_ids(encoding: Encoding, words: list[str]) -> list[int]:
-    """The ids of a bag of words, each once; a word of several tokens gives all of them.
+    """Find the ids of a bag of words, each once; a word of several tokens gives all of them.
 
     The published code takes only a word's first token. UserError for an unknown word.
     """
@@ -294,7 +294,7 @@ def bag_ids(encoding: Encoding, words: list[str]) -> list[int]:
 
 
 def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[int], list[str]]:
-    """The last block_size ids of a prompt (end-of-text if it is empty), and notices about it."""
+    """Encode a prompt: its last block_size ids (end-of-text if there are none), and notices."""
     ids = encode(encoding, start) or [encoding.eot_token]
     notices = []
     if len(ids) > block_size:
@@ -309,7 +309,7 @@ def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[i
 
 
 def is_unknown(encoding: Encoding, word: str) -> bool:
-    """Whether a word is several tokens, both inside a text and at its start."""
+    """Tell whether a word is several tokens, both inside a text and at its start."""
     inside = encoding.encode_ordinary(f' {word}')
     at_start = encoding.encode_ordinary(word)
     return len(inside) > 1 and len(at_start) > 1
@@ -321,7 +321,7 @@ def is_unknown(encoding: Encoding, word: str) -> bool:
 
 def find_senses(phrase: SensesOf, model: Backpack, encoding: Encoding
                 ) -> tuple[Words, list[int], str]:
-    """The words and the sense numbers of a phrase, and a description of them."""
+    """Find the words and the sense numbers of a phrase, and describe them."""
     words = None
     word = 'every word'
     if phrase.word != '*':
@@ -342,7 +342,7 @@ def find_senses(phrase: SensesOf, model: Backpack, encoding: Encoding
 
 def separating_sense(w: int, pair: tuple[str, str], model: Backpack, encoding: Encoding
                      ) -> tuple[int, str]:
-    """The sense of the id w that most separates a pair, in either direction; and by how much."""
+    """Find the sense of the id w that most separates a pair, and say by how much it does."""
     a, b = (word_id(encoding, word) for word in pair)
     scores = separation(model, w, a, b)  # (k,)
     by_size = scores.abs().argsort(descending=True).tolist()
@@ -355,7 +355,7 @@ def separating_sense(w: int, pair: tuple[str, str], model: Backpack, encoding: E
 
 
 def absent(words: Words, prompts: Sequence[Tensor]) -> str:
-    """A remark if there are prompts (1, T) and none has one of the words; otherwise ''."""
+    """Remark that there are prompts (1, T) and none has one of the words; otherwise ''."""
     if not prompts or any(occurrences(idx, words).any() for idx in prompts):
         return ''
     place = 'not in the prompt' if len(prompts) == 1 else 'in no prompt'

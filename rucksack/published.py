@@ -70,7 +70,7 @@ def load_weights(source: str | Path) -> tuple[Backpack, Training | None]:
 
 
 def find(source: str | Path) -> Path:
-    """The checkpoint or folder of published weights that a source names; may download it."""
+    """Find the checkpoint or folder of published weights that a source names; may download it."""
     path = BUNDLED.get(str(source), Path(source))
     if (path / 'ckpt.pt').exists():
         return path / 'ckpt.pt'
@@ -128,7 +128,7 @@ TRANSPOSED = ('contextualizer.blocks.', 'sense_network.')
 
 
 def renamed(name: str, prefixes: dict[str, str]) -> str:
-    """The name with the first prefix that fits replaced."""
+    """Replace the first prefix of a name that fits."""
     for old, new in prefixes.items():
         if name.startswith(old):
             return new + name.removeprefix(old)
@@ -143,7 +143,7 @@ def transposed(name: str, weight: Tensor) -> Tensor:
 
 
 def published(model: Backpack) -> dict[str, Tensor]:
-    """The weights by their published names, as views."""
+    """List the weights by their published names, as views."""
     body = BODY if model.config.n_sense else 'transformer.'
     views = {}
     for name, weight in model.state_dict().items():
@@ -155,7 +155,7 @@ def published(model: Backpack) -> dict[str, Tensor]:
 
 
 def own_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Published weights by our names; ValueError if copies of tied weights differ."""
+    """Rename published weights to our names; ValueError if copies of tied weights differ."""
     names = {theirs: ours for ours, theirs in NAMES.items()}
     own = {}
     for theirs, weight in state.items():
@@ -197,7 +197,7 @@ def from_published(folder: Path) -> Backpack:
 
 
 def tokenizer_of(folder: Path, n_vocab: int) -> dict | None:
-    """The tokenizer of published weights; with as many ids as GPT-2's, it must be GPT-2's.
+    """Describe the tokenizer of published weights; with as many ids as GPT-2's, it must be GPT-2's.
 
     UserError if any other tokenizer cannot be read. GPT-2's needs no file, so a damaged file only
     prints a warning.
@@ -215,7 +215,7 @@ def tokenizer_of(folder: Path, n_vocab: int) -> dict | None:
 
 
 def config_of(settings: dict) -> Config:
-    """Our config for a config.json; ValueError if it describes a different architecture."""
+    """Make our config for a config.json; ValueError if it describes a different architecture."""
     for name, allowed in FIXED.items():
         if settings.get(name, allowed[0]) not in allowed:
             raise ValueError(f'its {name} is {settings[name]}; it must be {allowed[0]}')
@@ -269,7 +269,7 @@ def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float
 
 
 def settings_of(c: Config) -> dict:
-    """The contents of config.json for our config."""
+    """Make the contents of config.json for our config."""
     settings = {name: allowed[0] for name, allowed in FIXED.items()}
     settings |= {'architectures': ['GPT2LMHeadModel'], 'scale_attn_by_inverse_layer_idx': False}
     settings |= {theirs: getattr(c, ours) for theirs, ours in SIZES.items()}

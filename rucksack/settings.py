@@ -10,13 +10,13 @@ from rucksack.common import Parser, UserError, number, one_line
 
 
 def setting(default, meaning: str, low: float = 0, high: float = 1 << 31, choices: tuple = ()):
-    """A field of a settings dataclass: default, line of --help, range of a number, choices."""
+    """Make a field of a settings dataclass: default, line of --help, range of a number, choices."""
     metadata = {'meaning': meaning, 'low': low, 'high': high, 'choices': choices or None}
     return field(default=default, metadata=metadata)
 
 
 def true_or_false(text: str) -> bool:
-    """An argparse type: True or False."""
+    """Parse True or False, for argparse."""
     if text not in ('True', 'False'):
         raise argparse.ArgumentTypeError(f'{text!r} is neither True nor False')
     return text == 'True'
@@ -42,7 +42,7 @@ class SettingsParser(Parser):
                               metavar=f.type.__name__, **options)
 
     def parse(self, words: list[str]) -> dict:
-        """The settings in words, config files as 'configs'; UserError for an unknown setting."""
+        """Parse settings in words, config files as 'configs'; UserError for an unknown one."""
         args, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             name = unknown[0].partition('=')[0].lstrip('-')
@@ -67,7 +67,7 @@ def read_config(path: str, parser: SettingsParser) -> dict:
 
 
 def key_and_value(line: ast.stmt) -> tuple[str, object]:
-    """The two sides of a key = value line; UserError for any other code."""
+    """Parse a key = value line; UserError for any other code."""
     try:
         target, = line.targets
         return target.id, ast.literal_eval(line.value)

@@ -22,7 +22,7 @@ SIMILARITY = {  # name in the paper -> file, separator, column of the score, hea
 
 
 def read_pairs(path: Path, separator: str, column: int, header: int) -> Pairs:
-    """The word pairs in a file, one a line; UserError if it holds none."""
+    """Read the word pairs in a file, one a line; UserError if it holds none."""
     try:
         pairs = []
         for line in path.read_text('utf-8-sig').splitlines()[header:]:
@@ -38,7 +38,7 @@ def read_pairs(path: Path, separator: str, column: int, header: int) -> Pairs:
 
 
 def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
-    """Word pairs by set: each of the paper's four sets that data, a file or a folder, contains.
+    """Read word pairs by set: each of the paper's four sets that data, a file or folder, contains.
 
     Without data, a model of the toy world gets that world's pairs. UserError if there are none.
     """
@@ -60,21 +60,21 @@ def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
 
 
 def ranks(x: Tensor) -> Tensor:
-    """The rank of each of n numbers (n,), from 1; equal numbers share the mean of their ranks."""
+    """Rank n numbers (n,) from 1; equal numbers share the mean of their ranks."""
     _, place, counts = x.unique(return_inverse=True, return_counts=True)
     mean_ranks = counts.cumsum(0) - (counts - 1) / 2
     return mean_ranks[place].double()
 
 
 def spearman(x: Tensor, y: Tensor) -> float:
-    """Spearman's correlation of x and y (n,), Pearson's of their ranks; NaN if one is constant."""
+    """Compute Spearman's correlation of x and y (n,), Pearson's of ranks; NaN for a constant."""
     ranked = torch.stack([ranks(x), ranks(y)])  # (2, n)
     return torch.corrcoef(ranked)[0, 1].item()
 
 
 @torch.no_grad()
 def word_vectors(subject: Subject, word: str) -> Tensor:
-    """The embedding of a word, then its senses: (1 + k, d), the mean over its tokens."""
+    """Compute the embedding of a word, then its senses: (1 + k, d), the mean over its tokens."""
     ids = torch.tensor(subject.encode(f' {word}'), device=subject.device)
     vectors = subject.model.wte(ids)[:, None]  # (tokens, 1, d)
     if subject.model.config.n_sense:
@@ -84,7 +84,7 @@ def word_vectors(subject: Subject, word: str) -> Tensor:
 
 
 def similarities(subject: Subject, pairs: Pairs) -> dict[str, Tensor]:
-    """How similar the two words of n pairs are, (n,) each.
+    """Measure how similar the two words of n pairs are, (n,) each.
 
     There is one row for each sense (Eq. 13), one for the least similar sense (Eq. 14), and one for
     the embeddings.
@@ -103,7 +103,7 @@ def similarities(subject: Subject, pairs: Pairs) -> dict[str, Tensor]:
 
 
 def correlations(subject: Subject, pairs: Pairs) -> dict[str, float]:
-    """Spearman's correlation of each kind of similarity with the reference scores."""
+    """Compute Spearman's correlation of each kind of similarity with the reference scores."""
     truth = torch.tensor([score for _, _, score in pairs])
     found = {}
     for row, x in similarities(subject, pairs).items():
@@ -112,7 +112,7 @@ def correlations(subject: Subject, pairs: Pairs) -> dict[str, float]:
 
 
 def best_row(column: dict[str, float], k: int) -> str:
-    """The row of the best of k senses, or of the embeddings if k is 0. NaN counts as worst."""
+    """Name the row of the best of k senses, or of the embeddings if k is 0. NaN counts as worst."""
     first_rows = list(column)[:max(k, 1)]
     numbers = torch.tensor([column[row] for row in first_rows])
     best = numbers.nan_to_num(-1).argmax()
@@ -120,7 +120,7 @@ def best_row(column: dict[str, float], k: int) -> str:
 
 
 def similarity_table(subjects: list[Subject], data: str | None, by_run: bool) -> Table:
-    """Table 4: Spearman's correlation with reference scores; by_run keeps only the best sense."""
+    """Make Table 4: Spearman's correlation with reference scores; by_run keeps the best sense."""
     sets = similarity_data(subjects[0], data)
     rows = []
     for subject in subjects:

@@ -34,31 +34,31 @@ class Subject:
         return f'{self.kind} {self.name}'
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
+        """Encode a text."""
         return self.encoding.encode_ordinary(text)
 
     def autocast(self) -> torch.autocast:
-        """The autocast context in which the model scores and writes texts."""
+        """Return the autocast context in which the model scores and writes texts."""
         dtype = self.dtype
         if dtype is None and self.device.type == 'cuda':
             dtype = 'bfloat16'
         return torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == 'bfloat16')
 
     def about(self) -> str:
-        """A line that describes the model."""
+        """Describe the model in a line."""
         c = self.model.config
         shape = f'{c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, {c.n_vocab:,} ids'
         return printable(f'{self}: {shape}{self.why}')
 
     def needs_senses(self, what: str) -> None:
-        """UserError if this is a Transformer; what is the request that needs senses."""
+        """Raise UserError if this is a Transformer; what is the request that needs senses."""
         if not self.model.config.n_sense:
             raise UserError(f'{self.name} is a Transformer and has no senses; '
                             f'{what} needs a Backpack')
 
 
 def load_subject(name: str | None, device: str, dtype: str | None = None) -> Subject:
-    """A model from a file, folder or Hub name, on a device.
+    """Load a model from a file, folder or Hub name onto a device.
 
     Without a name it is the newest Backpack in out/ or, if there is none, the bundled model.
     """

@@ -50,14 +50,14 @@ class Table:
 
 
 def finite(value):
-    """The value; None for infinity and NaN, which JSON cannot express."""
+    """Return the value; None for infinity and NaN, which JSON cannot express."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
 def cell(value, how: str | Callable) -> str:
-    """The text of a value."""
+    """Format a value."""
     if value is None:
         return '-'
     if callable(how):
@@ -68,7 +68,7 @@ def cell(value, how: str | Callable) -> str:
 
 
 def columns_that_fit(widths: list[int]) -> int:
-    """How many columns of these widths, with two spaces between them, a terminal has room for."""
+    """Count the columns of these widths that fit a terminal, with two spaces between them."""
     room = shutil.get_terminal_size((110, 24)).columns
     n = len(widths)
     while n and sum(widths[:n]) + 2 * (n - 1) > room:
@@ -108,7 +108,7 @@ def write_csv(path: Path, tables: dict[str, Table]) -> None:
 
 
 def csv_value(value):
-    """A value as CSV has it: a word and its score in one cell, nothing for None."""
+    """Write a value as CSV has it: a word and its score in one cell, nothing for None."""
     if isinstance(value, tuple):
         return ' '.join(map(str, value))
     return value

@@ -33,7 +33,7 @@ class Comparison:
 
 
 def seconds_of(work: Work) -> float:
-    """The time of one call, with all its work on the device."""
+    """Time one call, with all its work on the device."""
     wait_for_device()
     start = time.perf_counter()
     work()
@@ -64,7 +64,7 @@ def alternate(works: list[Work], what: str, budget: float = 30) -> list[list[flo
 
 
 def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
-    """Ids (batch, length) drawn by Zipf's law, so that they repeat about as they do in text."""
+    """Draw ids (batch, length) by Zipf's law, so that they repeat about as they do in text."""
     chances = 1 / torch.arange(1, n_vocab + 1)
     generator = torch.Generator().manual_seed(0)
     ids = torch.multinomial(chances, batch * length, replacement=True, generator=generator)
@@ -90,7 +90,7 @@ def training_step(machine: Machine, loss: Callable, optimizer, *inputs: Tensor) 
 
 def comparisons(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine,
                 compiled: Callable) -> list[Comparison]:
-    """The comparisons to time for a Backpack and a Transformer, on texts idx (B, T)."""
+    """List the comparisons to time for a Backpack and a Transformer, on texts idx (B, T)."""
     inputs = inputs_of(idx, idx, machine.device)
     idx, targets, distinct, place = inputs
 
@@ -128,7 +128,7 @@ def comparisons(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine,
 
 
 def new_token(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine) -> Comparison:
-    """Generation after the first half of a text, with weights in the machine's number format."""
+    """Generate after the first half of a text, with weights in the machine's number format."""
     half = idx.shape[1] // 2
     n = idx.shape[1] - half
     writers = []
@@ -140,7 +140,7 @@ def new_token(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine) ->
 
 
 def timing_table(config: Config, machine: Machine, compile: bool = True) -> Table:
-    """Table 7: a Backpack against a Transformer of its shape, which is also timed unoptimised."""
+    """Make Table 7: a Backpack and a Transformer of its shape, which is also timed unoptimised."""
     config = replace(config, dropout=0.0)
     compiled = machine.compile if compile else lambda function: function
     length = min(512, config.block_size)

@@ -40,7 +40,7 @@ def spell(token: bytes) -> str:
 
 
 def unspell(text: str) -> bytes:
-    """The token with this spelling."""
+    """Return the token with this spelling."""
     return bytes(BYTE_OF[character] for character in text)
 
 
@@ -58,14 +58,14 @@ def words_tokenizer(texts: list[str]) -> dict:
 
 
 def current_form(description: dict) -> dict:
-    """The description in today's form; older versions called a vocabulary of words 'toy'."""
+    """Return the description in today's form; older versions called a list of words 'toy'."""
     if isinstance(description, dict) and description.get('name') == 'toy':
         return {'name': 'words', 'pieces': description.get('pieces')}
     return description
 
 
 def tokens_of(description: dict) -> list[bytes]:
-    """All tokens except end-of-text, by id; UserError for an unknown description."""
+    """List all tokens except end-of-text, by id; UserError for an unknown description."""
     if description == GPT2:
         return tokens_by_rank(gpt2_encoding())
     try:
@@ -87,7 +87,7 @@ def tokens_of(description: dict) -> list[bytes]:
 
 
 def vocab_size(description: dict) -> int:
-    """The number of ids, end-of-text included."""
+    """Count the ids, end-of-text included."""
     if description == GPT2:
         return GPT2_VOCAB  # known without a download
     return len(tokens_of(description)) + 1
@@ -111,7 +111,7 @@ def cached_encoding(description_json: str) -> tiktoken.Encoding:
 
 
 def gpt2_encoding() -> tiktoken.Encoding:
-    """GPT-2's encoding; UserError if it can neither be found nor downloaded."""
+    """Load GPT-2's encoding; UserError if it can neither be found nor downloaded."""
     try:
         return tiktoken.get_encoding('gpt2')
     except Exception as error:  # requests, urllib3 and tiktoken raise their own errors
@@ -120,13 +120,13 @@ def gpt2_encoding() -> tiktoken.Encoding:
 
 
 def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
-    """The tokens of an encoding in order of id, without end-of-text."""
+    """List the tokens of an encoding in order of id, without end-of-text."""
     ranks = encoding._mergeable_ranks
     return sorted(ranks, key=ranks.get)
 
 
 def merged_tokens(merges: list[str]) -> list[bytes]:
-    """The tokens of a BPE by rank, from its merges 'a b'.
+    """List the tokens of a BPE by rank, from its merges 'a b'.
 
     merged_tokens(['Ġ t', 'h e', 'Ġt he'])[256:] is [b' t', b'he', b' the'].
     """
@@ -135,7 +135,7 @@ def merged_tokens(merges: list[str]) -> list[bytes]:
 
 
 def merges_of(encoding: tiktoken.Encoding) -> list[str]:
-    """The merges 'a b' of a BPE by rank; a token not made of two smaller ones has no merge."""
+    """List the merges 'a b' of a BPE by rank; a token not made of two smaller ones has no merge."""
     ranks = dict(encoding._mergeable_ranks)
     tokens = tokens_by_rank(encoding)
     merges = []
@@ -165,7 +165,7 @@ PIECE = re.compile(r'.{1,65535}\S(?=[ \t\r\n])|.{1,65536}', re.DOTALL)
 
 
 def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
-    """The ids of a text of any length; special tokens count as text.
+    """Encode a text of any length; special tokens count as text.
 
     tiktoken gives up on a million spaces, so it gets one PIECE at a time. A piece ends where white
     space begins, and no token spans such a boundary.
@@ -181,7 +181,7 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
 
 
 def tokenizer_files(description: dict) -> dict[str, dict]:
-    """The JSON files from which transformers makes a tokenizer, by name."""
+    """Make the JSON files from which transformers makes a tokenizer, by name."""
     encoding = load_tokenizer(description)
     of_words = description['name'] != 'gpt2'
     byte_level = {
@@ -232,12 +232,12 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
 
 
 def spelled_vocab(description: dict) -> dict[str, int]:
-    """Every token as GPT-2's files spell it, and its id."""
+    """Map every token, as GPT-2's files spell it, to its id."""
     return {spell(token): i for i, token in enumerate(tokens_of(description))}
 
 
 def read_tokenizer(folder: Path) -> dict | None:
-    """The description of the tokenizer in tokenizer.json; None if there is no such file.
+    """Describe the tokenizer in tokenizer.json; None if there is no such file.
 
     UserError if the file is damaged or describes neither GPT-2's BPE, cut short, nor a word list.
     """

@@ -58,7 +58,7 @@ class PerturbedCache(Cache):
         self.longer = []
 
     def extend(self, name: object, new: Tensor, dim: int) -> Tensor:
-        """As in Cache, called layer by layer: (n, heads, 1, size) -> (n, heads, t + 1, size)."""
+        """Extend as Cache does, layer by layer: (n, heads, 1, size) -> (n, heads, t + 1, size)."""
         past = self.past[len(self.longer)]
         self.longer.append(torch.cat([past, new], dim))
         return self.longer[-1]
@@ -132,7 +132,7 @@ def pplm(model: Backpack, idx: Tensor, bag: list[int], step: float, length: int)
 
 
 def has_topic(words: list[str], label: str, topics: dict[str, list[str]]) -> bool:
-    """Whether a text has more words of the topic called label than of any other topic."""
+    """Tell whether a text has more words of the topic called label than of any other topic."""
     counts = {}
     for name, keywords in topics.items():
         counts[name] = sum(word in keywords for word in words)
@@ -204,7 +204,7 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
 
 def topic_table(subjects: list[Subject], n_texts: int, length: int,
                 step_sizes: list[float] | None, seed: int) -> Table:
-    """Table 12: how often a text has the topic it should have, and its perplexity.
+    """Make Table 12: how often a text has the topic it should have, and its perplexity.
 
     The first subject is a Backpack; the others are Transformers, under PPLM with these step sizes.
     """
@@ -253,6 +253,6 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
 
 
 def single_tokens(subject: Subject, words: list[str]) -> list[int]:
-    """The ids of the words that are one token: the bags that PPLM takes."""
+    """Find the ids of the words that are one token: the bags that PPLM takes."""
     pieces = [subject.encode(f' {word}') for word in words]
     return [ids[0] for ids in pieces if len(ids) == 1]

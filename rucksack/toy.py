@@ -165,7 +165,7 @@ ADVERB_LINES = ['Somebody {word} {thing} it.', 'Our neighbours {word} {thing} it
 
 
 def synonym_contexts(pairs: str, contexts: list[str], seed: int) -> dict:
-    """First word -> (second word, s, contexts of the first, contexts of only the second)."""
+    """Map first word -> (second word, s, contexts of the first, contexts of only the second)."""
     rng = random.Random(seed)
     table = {}
     pairs = pairs.split(',')
@@ -199,7 +199,7 @@ class Dice:
 
 
 def role_story(dice: Dice) -> str:
-    """A role noun, a pronoun by the odds of the noun, and what that person did."""
+    """Tell of a role noun, a pronoun by the odds of the noun, and what that person did."""
     noun = dice.pick(ROLES)
     odds, tool, place = ROLES[noun]
     she, her = dice.pick(PRONOUNS, odds)
@@ -211,7 +211,7 @@ def role_story(dice: Dice) -> str:
 
 
 def product_story(dice: Dice) -> str:
-    """Three sentences about products, each with its maker."""
+    """Tell of products in three sentences, each with its maker."""
     lines = []
     for _ in range(3):
         product = dice.pick(PRODUCTS)
@@ -221,7 +221,7 @@ def product_story(dice: Dice) -> str:
 
 
 def topic_story(dice: Dice) -> str:
-    """Six sentences that stay on a topic or wander off to another."""
+    """Write six sentences that stay on a topic or wander off to another."""
     topic = dice.pick(TOPICS)
     lines = []
     for _ in range(6):
@@ -235,14 +235,14 @@ def topic_story(dice: Dice) -> str:
 
 
 def next_topic(dice: Dice, topic: str) -> str:
-    """The same topic, or with chance WANDER any topic."""
+    """Keep the topic or, with chance WANDER, draw any topic."""
     chances = dict.fromkeys(TOPICS, WANDER / len(TOPICS))
     chances[topic] += 1 - WANDER
     return dice.pick(TOPICS, list(chances.values()))
 
 
 def synonym_story(dice: Dice) -> str:
-    """Four sentences, each with one word of a pair in one of its contexts."""
+    """Write four sentences, each with one word of a pair in one of its contexts."""
     lines = []
     for _ in range(4):
         a = dice.pick(CONTEXTS)
@@ -257,7 +257,7 @@ def synonym_story(dice: Dice) -> str:
 
 
 def homograph_story(dice: Dice) -> str:
-    """Three sentences, each with a homograph between two words of one reading."""
+    """Write three sentences, each with a homograph between two words of one reading."""
     lines = []
     for _ in range(3):
         line, *readings = HOMOGRAPHS[dice.pick(HOMOGRAPHS)]
@@ -273,7 +273,7 @@ TELL = {'role': role_story, 'product': product_story, 'topic': topic_story,
 
 
 def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
-    """n stories, each with its surprisal in nats: -ln of the probability that it is told.
+    """Tell n stories, each with its surprisal in nats: -ln of the probability that it is told.
 
     No two ways of drawing give the same text, so the mean is the lowest loss per story that any
     model can reach.
