@@ -60,7 +60,7 @@ def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
 
 @torch.no_grad()
 def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
-    """Compute logits with fractions of a sense of the noun removed, on top of the subject's edit.
+    """Compute logits with fractions of a sense of the noun removed, after the subject's edit.
 
     Returns (fractions, n, V). Logits are linear in the sense, so two passes give them all.
     """
