@@ -132,7 +132,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args.edits = args.edit or any(getattr(args, flag) for flag in EDIT_FLAGS)
     args.of_senses = bool(
         args.show or args.find or args.similar or args.sweep or args.explain is not None)
-    args.looks = args.of_senses or bool(args.probs)
+    args.looks = args.of_senses or args.probs
     if args.export is not None and (args.edits or args.html):
         parser.error('--export writes the unedited model; drop the edits and --html')
     if args.html and (args.edits or args.looks):
@@ -337,6 +337,7 @@ def run(argv: list[str]) -> None:
     if edit_file:
         contents = {'vocabulary': config.n_vocab, 'edits': texts}
         write_file(edit_file, json.dumps(contents, indent=1) + '\n')
+        print(f'\n{args.save_edit}: written')
     if json_file:
         write_json(json_file, [str(subject)], tables)
     if csv_file:

@@ -450,7 +450,7 @@ def train(s: Settings, given: set[str]) -> int:
                     row['senses_on_current_token'] = on_current
                     row['senses_by_position'] = by_position
                     machine.print0(f'stuck senses: {on_current} look at the current token alone, '
-                                   f'{by_position} at position alone (untrained: all)')
+                                   f'{by_position} at position alone (untrained senses all do)')
                 out.log(iter_num, row)
                 out.save(iter_num, row['val_loss'], model, optimizers)
                 interval_start += time.perf_counter() - pause_start

@@ -358,8 +358,7 @@ def absent(words: Words, prompts: Sequence[Tensor]) -> str:
     """Remark that there are prompts (1, T) and none has one of the words; otherwise ''."""
     if not prompts or any(occurrences(idx, words).any() for idx in prompts):
         return ''
-    place = 'not in the prompt' if len(prompts) == 1 else 'in no prompt'
-    return f' ({place}: no effect on the next word)'
+    return ' (does not occur: no effect on the next word)'
 
 
 def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,

@@ -253,6 +253,8 @@ def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float
     millions = model.n_params()['total'] / 1e6
     card = CARD.read_text(encoding='utf-8').format(kind=kind, c=c, n=millions)
     try:
+        if folder.is_dir():
+            folder.rmdir()  # OSError if it holds files
         with tempfile.TemporaryDirectory(prefix='.partial-', dir=folder.parent) as partial:
             new = Path(partial, folder.name)
             new.mkdir()

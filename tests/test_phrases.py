@@ -340,7 +340,7 @@ def test_what_the_prompt_does_not_have_is_said(model):
     texts = TEXTS | {'senses_off': ['nurse:1', 'she:1'], 'topic': [], 'strength': []}
     idx = torch.tensor([[SHE, HE]])
     _, lines = make_edit(parse_edits(texts), model, ENCODING, [idx])
-    remark = ' (not in the prompt: no effect on the next word)'
+    remark = ' (does not occur: no effect on the next word)'
     is_absent = [line.endswith(remark) for line in lines]
     assert is_absent == [True, False, False, True]
 
