@@ -306,7 +306,6 @@ def run(argv: list[str]) -> None:
     json_file = output_path('--json', args.json, '.json')
     csv_file = output_path('--csv', args.csv, '.csv')
     edit_file = output_path('--save-edit', args.save_edit, '.json')
-
     subject = load_subject(args.source, find_device(args.device))
     config = subject.model.config
     print(subject.about())
