@@ -130,7 +130,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     if len(args.strength) != n_topics:
         parser.error('--strength goes with --topic: give one for each topic, or one for all')
     args.edits = args.edit or any(getattr(args, flag) for flag in EDIT_FLAGS)
-    args.of_senses = bool(
+    args.of_senses = (
         args.show or args.find or args.similar or args.sweep or args.explain is not None)
     args.looks = args.of_senses or args.probs
     if args.export is not None and (args.edits or args.html):

@@ -58,7 +58,7 @@ class Settings:
     n_embd: int = setting(768, 'width d', low=1)
     n_sense: int = setting(16, 'senses per token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
-    block_size: int = setting(512, 'context length in tokens (no more than a loaded model)', low=1)
+    block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=1)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
     batch_size: int = setting(32, 'sequences per micro-batch', low=1)
     gradient_accumulation_steps: int = setting(1, 'micro-batches per step, in all processes', low=1)

@@ -148,7 +148,7 @@ def output_path(flag: str, path: str | None, suffix: str) -> Path | None:
 @contextmanager
 def appearing_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, in place of path; path appears only when complete."""
-    partial = path.with_suffix('.partial')
+    partial = Path(f'{path}.partial')
     try:
         yield partial
         sync(partial)

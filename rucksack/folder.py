@@ -54,7 +54,7 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         busy = f'another process is training in {folder}; choose another --out_dir'
         self.lock = lock_folder(folder, busy)
-        for path in checkpoints_in(folder, 'partial'):  # left by a killed run
+        for path in checkpoints_in(folder, 'pt.partial'):  # left by a killed run
             path.unlink()
         if s.overwrite and not state:
             for path in checkpoints_in(folder):

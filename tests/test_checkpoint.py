@@ -201,7 +201,7 @@ def test_overwrite_leaves_nothing_of_the_run_before(tiny, capsys, monkeypatch):
 def test_what_a_killed_run_has_half_written_goes(tiny):
     """When the run goes on, also where other steps are kept; files of others stay."""
     train.main([*RUN, '--max_iters=2'])
-    for name in ('ckpt-3.partial', 'best.partial', 'mine.partial'):
+    for name in ('ckpt-3.pt.partial', 'best.pt.partial', 'mine.partial'):
         Path('out/run', name).touch()
     train.main([*RESUME, '--keep_every=4'])
     assert sorted(Path('out/run').glob('*.partial')) == [Path('out/run/mine.partial')]

@@ -4,6 +4,7 @@ import errno
 import gzip
 import io
 import json
+import logging
 import lzma
 import os
 import resource
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import huggingface_hub
 import numpy as np
 import pyarrow.parquet
@@ -200,6 +202,32 @@ def test_a_dataset_of_the_hub_gives_its_texts(config, text):
     train, val = make('hub', '--hub', f'owner/stories:{config}', '--field', 'body')
     assert len(val) == 10  # of 200
     assert sorted(train + val) == sorted(f'{text} {i}.' for i in range(200))
+
+
+def test_retries_of_the_hub_are_not_printed(monkeypatch):
+    """The client would log a warning before each; while it is asked, warnings are off."""
+    is_heard = []
+
+    def retry(*args, **more):
+        logger = huggingface_hub.utils.logging.get_logger('huggingface_hub.utils._http')
+        is_heard.append(logger.isEnabledFor(logging.WARNING))
+        raise ConnectionError('no network')
+
+    monkeypatch.setattr(datasets, 'load_dataset', retry)
+    huggingface_hub.utils.logging.set_verbosity_warning()
+    with pytest.raises(ConnectionError):
+        prepare.load_hub('owner/stories', 'cache')
+    assert is_heard == [False]
+
+
+def test_an_error_of_the_system_has_no_number(monkeypatch, capsys):
+    """The line has its words and the file, without Python's [Errno 28]."""
+    def fill_the_disk(*args):
+        raise OSError(errno.ENOSPC, 'No space left on device', 'train.bin')
+
+    monkeypatch.setattr(prepare, 'prepare', fill_the_disk)
+    said = error_of(prepare, capsys, 'toy')
+    assert said == "prepare.py: No space left on device: 'train.bin'\n"
 
 
 def test_archives_of_openwebtext_are_read_as_published():
