@@ -187,7 +187,7 @@ def day() -> list[tuple[list[str], list[str]]]:
 
 
 @pytest.mark.slow
-def test_a_days_work_prints_what_the_page_shows(tmp_path, capsys):
+def test_a_days_work_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
     """Ten commands, on a text like the page's where there is one, else on any other."""
     text = 'The nurse and the doctor work in a hospital near the river. They like it.\n\n' * 900
     if ARTICLES.exists():
@@ -197,6 +197,7 @@ def test_a_days_work_prints_what_the_page_shows(tmp_path, capsys):
                 text += json.loads(next(lines))['text'].strip() + '\n\n'
     (tmp_path / 'wiki.txt').write_text(text, encoding='utf-8')
     (tmp_path / 'nouns.txt').write_text('\n'.join(NOUNS), encoding='utf-8')
+    monkeypatch.setenv('COLUMNS', '110')  # tables are cut to the width of the terminal
     steps = day()
     assert len(steps) == 10
     for (script, *argv), shown in steps:
