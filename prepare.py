@@ -71,12 +71,13 @@ def builder_of(path: str) -> str | None:
 
 
 def files_in(path: str) -> list[str]:
-    """The file itself; for a folder, the files below it that have a builder."""
+    """The file itself; for a folder, the files below it that have a builder and are not hidden."""
     if not os.path.isdir(path):
         return [path]
     files = []
-    for file in sorted(Path(path).rglob('[!.]*')):
-        if file.is_file() and builder_of(str(file)):
+    for file in sorted(Path(path).rglob('*')):
+        is_hidden = any(part[0] == '.' for part in file.relative_to(path).parts)
+        if file.is_file() and builder_of(str(file)) and not is_hidden:
             files.append(str(file))
     return files or [path]
 

@@ -15,6 +15,7 @@ figures are those of "Backpack Language Models", https://arxiv.org/abs/2305.1676
 
 import argparse
 import json
+import os
 import sys
 from functools import partial
 
@@ -141,8 +142,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error('--json and --csv write tables; add a flag that looks, explains or edits')
     if args.save_edit and not args.edits:
         parser.error('--save-edit has no edit to save; add one, such as --senses-off nurse:10')
-    if args.save_edit and args.save_edit == args.json:
-        parser.error(f'--save-edit and --json both name {args.json}; give two files')
+    edit_files = [os.path.realpath(path) for path in [*args.edit, args.save_edit] if path]
+    if args.json and os.path.realpath(args.json) in edit_files:
+        parser.error(f'--json would write to {args.json}, which has the edits; give another file')
     parse_phrases(args)
     has_place = any('{}' in text for text in args.start)
     has_pair = any(isinstance(words, tuple) for words in args.find.values())

@@ -17,7 +17,6 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +34,14 @@ from rucksack.folder import RunFolder, refuse_to_replace
 from rucksack.machine import Machine, check_memory, check_processes, find_machine, flops_per_token
 from rucksack.optimizers import make_optimizers
 from rucksack.published import from_pretrained
+from rucksack.report import (
+    describe,
+    distinct_share,
+    error_of_device,
+    how_to_go_on,
+    how_to_restart,
+    log_line,
+)
 from rucksack.settings import parse_settings, setting
 from senses import sense_gauge
 
@@ -109,7 +116,7 @@ FREE = ('max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep
 
 def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
     """Read settings from config files, then from --key=value; also returns the names given."""
-    given, configs = parse_settings(Settings, 'train.py', __doc__.splitlines()[0], argv)
+    given, flags, configs = parse_settings(Settings, 'train.py', __doc__.splitlines()[0], argv)
     s = Settings(**given)
     if not re.fullmatch(DATA_NAME, s.dataset):
         raise UserError(f'dataset is {s.dataset!r}; it must be the name of a folder in data/')
@@ -120,7 +127,10 @@ def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
         if s.model == 'gpt':
             name += '_gpt'
         s = replace(s, out_dir=f'out/{name}')
-    return s, set(given)
+    names = set(given)
+    if s.init_from == 'resume':  # flags may change a resumed run, config files may not
+        names -= set(FREE) - flags
+    return s, names
 
 
 def resumed_settings(s: Settings, given: set[str], state: dict) -> Settings:
@@ -149,13 +159,8 @@ def resumed_settings(s: Settings, given: set[str], state: dict) -> Settings:
     return resumed
 
 
-def how_to_restart(s: Settings) -> str:
-    """Say what to do with a run that cannot be resumed."""
-    return f'start a new run from its weights: --init_from={s.path} --out_dir=NEW'
-
-
 # -----------------------------------------------------------------------------
-# The model, the parts of a step, and what a run prints.
+# The model, and the parts of a step.
 
 
 def config_of(s: Settings, meta: dict) -> Config:
@@ -217,9 +222,14 @@ def start_from(weights: Backpack, s: Settings) -> Backpack:
                          dropout=s.dropout)
     except ValueError as error:
         raise UserError(f'{s.init_from}: {error}')
+    is_new_backpack = n_sense > 0 and weights.config.n_sense == 0
+    state = weights.state_dict()
+    if is_new_backpack:  # it will be trained on texts of s.block_size tokens alone
+        config = replace(config, block_size=s.block_size)
+        state['contextualizer.wpe.weight'] = weights.contextualizer.wpe.weight[:s.block_size]
     model = Backpack(config)
-    model.load_state_dict(weights.state_dict(), strict=False)
-    if n_sense and not weights.config.n_sense:
+    model.load_state_dict(state, strict=False)
+    if is_new_backpack:
         # Trained embeddings are larger than new ones, whose standard deviation is 0.02. Smaller
         # senses keep the first logits as small as from scratch.
         model.sense_network.final_mlp.c_proj.weight.data *= 0.02 / weights.wte.weight.std()
@@ -304,47 +314,6 @@ def check_finite(step: int, what: str, value: float, model: Backpack, optimizers
     is_finite = [tensor.isfinite().all() for tensor in tensors]
     if not torch.stack(is_finite).all():
         raise FloatingPointError(f'step {step}: a weight or an optimizer moment is not finite')
-
-
-def describe(model: Backpack, data: TokenDataset, s: Settings, machine: Machine) -> str:
-    """Say in two lines what a run trains, where, and for how long."""
-    kind = 'Transformer'
-    if model.config.n_sense:
-        kind = f'Backpack with {model.config.n_sense} senses'
-    millions = model.n_params()['total'] / 1e6
-    epochs = s.max_iters * s.tokens_per_step / (data.n * s.block_size)
-    return (f'{kind}, {millions:.1f}M parameters, on {machine.world} x {machine.name} '
-            f'in {s.dtype} ({machine.why})\n'
-            f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
-            f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
-
-
-def distinct_share(data: TokenDataset, s: Settings) -> float:
-    """Count the distinct ids per token of a batch: the share of tokens that need senses."""
-    idx, _ = data(texts_of_step(s.seed, 0, s.batch_size, data.n))
-    return len(idx.unique()) / idx.numel()
-
-
-def log_line(step: int, row: dict, s: Settings) -> str:
-    """Format a row of the log for the terminal, with the time left."""
-    speed = row['tokens_per_second']
-    tokens_left = (s.max_iters - step) * s.tokens_per_step
-    time_left = timedelta(seconds=tokens_left // max(1, speed))
-    mfu = ''
-    if row['mfu'] is not None:
-        mfu = f', MFU {row["mfu"]:.1%}'
-    return (f'step {step}: loss {row["loss"]:.4f}, lr {row["learning_rate"]:.2e}, grad norm '
-            f'{row["grad_norm"]:.2f}, {speed:,} tokens/s{mfu}, {time_left} left')
-
-
-def how_to_go_on(s: Settings, saved_step: int | None, error: Exception) -> str:
-    """Say what to do with a stopped run; saved_step is the step of its last checkpoint."""
-    if saved_step is None:
-        return 'nothing was saved'
-    how = 'continue it with --init_from=resume'
-    if isinstance(error, FloatingPointError):  # resuming would fail the same way
-        how = f'start a new run with --init_from={s.path} --out_dir=NEW and lower learning rates'
-    return f'the last good checkpoint is {s.path}, from step {saved_step}; {how}'
 
 
 # -----------------------------------------------------------------------------
@@ -492,9 +461,8 @@ def train(s: Settings, given: set[str]) -> int:
                 interval_step = iter_num
         machine.print0(f'done: {s.path}')
         return 0
-    except torch.OutOfMemoryError:
-        raise UserError('out of memory; lower --batch_size, raise --gradient_accumulation_steps, '
-                        f'and {how_to_restart(s)}; or start again with --overwrite')
+    except (torch.OutOfMemoryError, torch._dynamo.exc.BackendCompilerFailed) as error:
+        raise error_of_device(error, s, out.saved_step, machine.rank)
     except (FloatingPointError, OSError) as error:
         how = how_to_go_on(s, out.saved_step, error)
         machine.print0(f'train.py: stopped: {error}; {how}', sys.stderr)

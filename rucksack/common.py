@@ -14,6 +14,10 @@ class UserError(ValueError):
     """An error the user can fix. It says what was given, what is allowed, what to run."""
 
 
+class LocalError(UserError):
+    """A UserError that one process of torchrun can have alone; each process prints its own."""
+
+
 def printable(text: str) -> str:
     """Replace control characters by spaces, for a terminal."""
     return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
@@ -46,7 +50,7 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
     except (UserError, OSError) as error:
         code = 2
         is_first = os.environ.get('LOCAL_RANK', '0') == '0'  # of the processes of torchrun
-        if is_first:
+        if is_first or isinstance(error, LocalError):
             complain(script, str(error))
     except KeyboardInterrupt:
         code = 130
@@ -161,7 +165,7 @@ def appearing_whole(path: Path) -> Iterator[Path]:
 def write_file(path: Path, text: str) -> None:
     """Write a text file that appears only when complete."""
     with appearing_whole(path) as partial:
-        partial.write_text(text, encoding='utf-8')
+        partial.write_text(text, encoding='utf-8', errors='replace')
 
 
 def sync(path: Path) -> None:

@@ -24,6 +24,9 @@ def read_meta(folder: Path) -> dict:
     if not folder.is_dir():
         raise UserError(f'{folder} is not a folder; run python prepare.py {folder.name}')
     if not path.exists():
+        if (folder / 'meta.pkl').exists():
+            raise UserError(f'{folder} holds the characters of nanoGPT, not GPT-2 tokens; '
+                            f'run python prepare.py {folder.name} --text input.txt --overwrite')
         tokens = {}
         for file in sorted(folder.glob('*.bin')):
             tokens[file.stem] = file.stat().st_size // BIN_DTYPE.itemsize
@@ -58,6 +61,9 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
     checksum = meta.get('sha256', {}).get(name)  # None in a folder that nanoGPT made
     if checksum and hashlib.sha256(data).hexdigest() != checksum:
         raise UserError(f'{path} does not match its checksum in meta.json; {make_it_again}')
+    if len(data) % BIN_DTYPE.itemsize != 0:
+        raise UserError(f'{path} has {len(data)} bytes, but every id takes '
+                        f'{BIN_DTYPE.itemsize}; {make_it_again}')
     ids = data.view(BIN_DTYPE)
     if len(ids) > 0 and ids.max() >= meta['vocab_size']:
         raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
@@ -116,7 +122,7 @@ def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor
     inputs = (idx, targets, distinct, place)
     on_gpu = device.startswith('cuda')
     if on_gpu:  # pinned memory is copied while the device still computes the last batch
-        inputs = tuple(tensor.pin_memory() for tensor in inputs)
+        inputs = tuple(tensor.contiguous().pin_memory() for tensor in inputs)
     inputs = tuple(tensor.to(device, non_blocking=on_gpu) for tensor in inputs)
     torch._dynamo.mark_dynamic(inputs[2], 0)  # one compiled graph for any number of distinct ids
     return inputs

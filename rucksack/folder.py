@@ -50,6 +50,11 @@ class RunFolder:
         self.wandb = None
         if not self.is_open:
             return
+        if s.wandb_log:
+            try:
+                import wandb
+            except ImportError:
+                raise UserError('--wandb_log needs wandb: pip install wandb')
         folder = s.path.parent
         folder.mkdir(parents=True, exist_ok=True)
         busy = f'another process is training in {folder}; choose another --out_dir'
@@ -64,7 +69,6 @@ class RunFolder:
         self.log_file = open(folder / 'log.csv', 'w', buffering=1)  # write line by line
         self.log_file.write(self.log_text)
         if s.wandb_log:
-            import wandb
             self.wandb = wandb.init(project=s.wandb_project, name=s.wandb_run_name or None,
                                     config=facts['settings'])
 

@@ -143,7 +143,7 @@ def measure(subject: Subject, noun: str, intervene: Intervention) -> Tensor:
     V = subject.model.config.n_vocab
     logits = logits[[0, -1, best], :, :V]  # (3, prompts, V)
     ratio = bias_ratio(logits, she, he)  # (3,)
-    p = logits.double().softmax(-1).cpu()  # (3, prompts, V)
+    p = logits.cpu().double().softmax(-1)  # (3, prompts, V)
     p_they = p[..., they]  # (3, prompts)
     share = p_they / (p[..., she] + p[..., he])
     return torch.stack([ratio, p_they.mean(-1), share.mean(-1)], dim=-1)

@@ -98,7 +98,7 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
     is_likeliest[is_scored] = logits.argmax(-1) == wanted
     logp = -nats.sum(1)  # (n,)
     return Scores(
-        logp.double().cpu(), is_likeliest.all(1).cpu(), is_scored.sum(1).cpu(), n_touched)
+        logp.cpu().double(), is_likeliest.all(1).cpu(), is_scored.sum(1).cpu(), n_touched)
 
 
 def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> list[Pair]:

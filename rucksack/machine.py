@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from model import Backpack, Config
 from rucksack.common import UserError, bfloat16_unit, find_device, one_line, printable
 
 PEAK_FLOPS = {  # dense bfloat16, from the data sheets
-    'B200': 2250e12, 'H200': 989e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12,
-    'L4': 121e12, 'A10': 125e12, '4090': 165e12, '3090': 71e12}
+    'B200': 2250e12, 'GH200': 989e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100': 989e12,
+    'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, 'L4': 121e12, 'A10G': 70e12, 'A10': 125e12,
+    '4090': 165e12, '3090': 71e12}
 
 
 @dataclass
@@ -62,21 +64,25 @@ class Machine:
     def mfu(self, flops: float) -> float | None:
         """Compute model FLOPs utilization at flops a second; None if the peak is unknown."""
         for gpu, peak in PEAK_FLOPS.items():
-            if gpu in self.name:
+            if re.search(rf'\b{gpu}\b', self.name):
                 return flops / (peak * self.world)
         return None
 
+    def can_compile(self) -> bool:
+        """Tell whether torch.compile works here."""
+        has_compiler = shutil.which('g++') or shutil.which('clang++')
+        return self.on_gpu or (self.device == 'cpu' and has_compiler is not None)
+
     def compile(self, module: Callable) -> Callable:
         """Compile a module or function, or return it unchanged where it cannot be compiled."""
-        has_compiler = shutil.which('g++') or shutil.which('clang++')
-        if self.device == 'cpu' and has_compiler:
-            # Without this, threads sum gradients in any order, and slowly.
-            torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False
-        elif not self.on_gpu:
+        if not self.can_compile():
             self.print0(f'{self.device}: training without torch.compile, '
                         'which needs CUDA or a C++ compiler')
             return module
+        if self.device == 'cpu':
+            # Without this, threads sum gradients in any order, and slowly.
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False
         self.print0('compiling, which takes a minute or two ...')
         return torch.compile(module)
 

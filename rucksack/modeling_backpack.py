@@ -67,6 +67,7 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
 
     config_class = BackpackConfig
     base_model_prefix = 'backpack'
+    accepts_loss_kwargs = False  # forward ignores num_items_in_batch, so Trainer has to divide
     # Published files also hold copies of tied weights.
     _keys_to_ignore_on_load_unexpected = ['lm_head', 'word_embeddings', 'position_embeddings']
 

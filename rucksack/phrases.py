@@ -115,14 +115,14 @@ def parse_bag(text: str) -> list[str]:
 
 def parse_numbers(text: str) -> list[int]:
     """Parse the sense numbers in 3,10 or 3-5."""
-    numbers = []
+    spans = []
     if re.fullmatch(r'(\s*\d{1,4}(-\d{1,4})?\s*,)+', f'{text},'):
         for part in text.split(','):
             first, _, last = part.partition('-')
-            numbers.extend(range(int(first), int(last or first) + 1))
-    if not numbers:
+            spans.append(range(int(first), int(last or first) + 1))
+    if not spans or not all(spans):  # 5-3 is an empty range
         raise UserError(f'{text!r} is neither sense numbers, as in 3-5,10, nor A/B')
-    return numbers
+    return [number for span in spans for number in span]
 
 
 def parse_senses_of(text: str) -> SensesOf:
@@ -319,14 +319,17 @@ def is_unknown(encoding: Encoding, word: str) -> bool:
 # From phrases to an edit.
 
 
+def find_words(word: str, encoding: Encoding) -> tuple[Words, str]:
+    """Find the ids of a word and describe it; * is every word."""
+    if word == '*':
+        return None, 'every word'
+    return word_forms(encoding, word), describe(encoding, word)
+
+
 def find_senses(phrase: SensesOf, model: Backpack, encoding: Encoding
                 ) -> tuple[Words, list[int], str]:
     """Find the words and the sense numbers of a phrase, and describe them."""
-    words = None
-    word = 'every word'
-    if phrase.word != '*':
-        words = word_forms(encoding, phrase.word)
-        word = describe(encoding, phrase.word)
+    words, word = find_words(phrase.word, encoding)
     numbers = phrase.numbers
     reason = ''
     if phrase.pair:
@@ -376,11 +379,11 @@ def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,
         change = f'Times {factor:g}' if factor else 'Off'
         lines.append(f'{change}: {what}{absent(words, prompts)}')
     for word, old, new in edits['replace']:
-        words = word_forms(encoding, word)
+        words, what = find_words(word, encoding)
         old = word_id(encoding, old)
         new = word_id(encoding, new)
         steps.append(replace_word(model, words, old, new))
-        lines.append(f'Replaced: {describe(encoding, word)} says of {quoted(encoding, new)} '
+        lines.append(f'Replaced: {what} says of {quoted(encoding, new)} '
                      f'what it said of {quoted(encoding, old)}{absent(words, prompts)}')
     bags = [bag_ids(encoding, words) for words in edits['topic']]
     scores = affinities(model, bags) if bags else []  # (topics, V, k)

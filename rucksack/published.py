@@ -18,7 +18,7 @@ from rucksack.checkpoint import (
     model_with,
     training_of,
 )
-from rucksack.common import UserError, complain, one_line
+from rucksack.common import UserError, one_line
 from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
@@ -189,29 +189,13 @@ def from_published(folder: Path) -> Backpack:
         for i, block in enumerate(model.contextualizer.blocks):
             for weight in block.attn.c_attn.parameters():
                 weight.data[:config.n_embd] /= i + 1  # the queries, so the scores
-    model.tokenizer = tokenizer_of(folder, config.n_vocab)
+    model.tokenizer = GPT2  # with as many ids as GPT-2's, it needs no file
+    if config.n_vocab != GPT2_VOCAB:
+        model.tokenizer = read_tokenizer(folder)
     if model.tokenizer and vocab_size(model.tokenizer) != config.n_vocab:
         raise UserError(f'{folder}: its tokenizer has {vocab_size(model.tokenizer):,} ids, '
                         f'but its model has {config.n_vocab:,}; use the tokenizer of the model')
     return model
-
-
-def tokenizer_of(folder: Path, n_vocab: int) -> dict | None:
-    """Describe the tokenizer of published weights; with as many ids as GPT-2's, it must be GPT-2's.
-
-    UserError if any other tokenizer cannot be read. GPT-2's needs no file, so a damaged file only
-    prints a warning.
-    """
-    if n_vocab != GPT2_VOCAB:
-        return read_tokenizer(folder)
-    try:
-        description = read_tokenizer(folder)
-        if description and vocab_size(description) != n_vocab:
-            raise UserError(f'{folder}/tokenizer.json has {vocab_size(description):,} ids, the '
-                            f'model {n_vocab:,}')
-    except UserError as error:
-        complain('rucksack', f"{error}; using GPT-2's tokenizer")
-    return GPT2
 
 
 def config_of(settings: dict) -> Config:

@@ -77,12 +77,15 @@ def key_and_value(line: ast.stmt) -> tuple[str, object]:
 
 
 def parse_settings(kind: type, prog: str, description: str, argv: list[str]
-                   ) -> tuple[dict, list[str]]:
-    """Read settings from config files, then flags; returns those given, and the config files."""
+                   ) -> tuple[dict, set[str], list[str]]:
+    """Read settings from config files, then from flags.
+
+    Returns those given, the names of those given as flags, and the paths of the config files.
+    """
     parser = SettingsParser(kind, prog, description)
     flags = parser.parse(argv)
     configs = flags.pop('configs')
     settings = {}
     for path in configs:
         settings |= read_config(path, parser)
-    return settings | flags, configs
+    return settings | flags, set(flags), configs

@@ -141,9 +141,9 @@ def new_token(ours: Backpack, other: Backpack, idx: Tensor, machine: Machine) ->
 
 def timing_table(config: Config, machine: Machine, compile: bool = True) -> Table:
     """Make Table 7: a Backpack and a Transformer of its shape, which is also timed unoptimised."""
-    config = replace(config, dropout=0.0)
-    compiled = machine.compile if compile else lambda function: function
     length = min(512, config.block_size)
+    config = replace(config, dropout=0.0, block_size=length)
+    compiled = machine.compile if compile else lambda function: function
     batch = 32 if machine.on_gpu else max(1, 4096 // length)
     ours = Backpack(config).to(machine.device)
     other = Backpack(replace(config, n_sense=0)).to(machine.device)
@@ -154,7 +154,7 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
         first, second = (1000 * statistics.median(seconds) / pair.tokens for seconds in times)
         n_times = len(times[0])
         rows.append([pair.what, first, second, first / second, pair.flops_ratio, n_times])
-    how = 'compiled' if compile else 'not compiled'
+    how = 'compiled' if compile and machine.can_compile() else 'not compiled'
     title = (f'Time (Table 7): median ms, in turn; {len(idx)} x {length} tokens, '
              f'{config.n_layer} layers of width {config.n_embd}, {config.n_sense} senses, '
              f'{config.n_vocab:,} ids')

@@ -134,6 +134,25 @@ def test_a_bin_that_was_damaged_is_one_line(name, content, tiny, capsys):
     assert not Path('out').exists()
 
 
+def test_characters_of_nanogpt_are_not_gpt2s(tiny, capsys):
+    """A folder with nanoGPT's meta.pkl has ids of characters, which GPT-2 would misread."""
+    (TINY / 'meta.json').unlink()
+    (TINY / 'meta.pkl').touch()
+    assert str(TINY) in error_of(train, capsys, *SMALL, '--max_iters=1')
+    assert not Path('out').exists()
+
+
+def test_half_an_id_without_a_meta_is_one_line(tiny, capsys):
+    """A bin of nanoGPT's that was cut in the middle of an id is named, with its size."""
+    make_data([1] * 800, [1] * 800)
+    (TINY / 'meta.json').unlink()
+    (TINY / 'val.bin').write_bytes(bytes(1599))
+    error = error_of(train, capsys, *SMALL, '--max_iters=1')
+    assert str(TINY / 'val.bin') in error
+    assert ' 1599 bytes' in error
+    assert not Path('out').exists()
+
+
 @pytest.mark.parametrize('name', ['train', 'val'])
 def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
     """Though the checksum is right, the largest id is compared with the size of the vocabulary."""

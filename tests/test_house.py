@@ -154,5 +154,5 @@ def test_tricks_are_rare():
 
 
 def test_there_is_not_too_much_code():
-    """At most 47,700 nodes of syntax, however they are laid out."""
-    assert len(NODES) <= 47_700
+    """At most 48,100 nodes of syntax, however they are laid out."""
+    assert len(NODES) <= 48_100

@@ -172,14 +172,9 @@ def shown(tab) -> list[float]:
     return cells.evaluate_all('cells => cells.map(cell => Number(cell.value))')
 
 
-def likeliest_words(probs: Tensor) -> list[float]:
-    """The probabilities of the ten likeliest words of the toy, whose first 256 ids are bytes."""
-    return probs[256:].topk(10).values.tolist()
-
-
 def assert_shows(tab, probs: Tensor) -> None:
-    """Assert that the page shows how likely the ten likeliest words of probs (V,) are."""
-    assert shown(tab) == pytest.approx(likeliest_words(probs), abs=WITHIN)
+    """Assert that the page shows how likely the ten likeliest tokens of probs (V,) are."""
+    assert shown(tab) == pytest.approx(probs.topk(10).values.tolist(), abs=WITHIN)
 
 
 # -----------------------------------------------------------------------------
@@ -197,9 +192,13 @@ EDITS = {
     'numbers': (
         {'scale': {'nurse:0,3-5': 0.25, '*:2': 1.5}},
         {'senses_scale': ['nurse:0,3-5=0.25', '*:2=1.5']}),
+    'a sense twice': ({'scale': {'nurse:3,3': 0.25}}, {'senses_scale': ['nurse:3=0.25']}),
     'pair': (
         {'scale': {'nurse:she/he': 0.5}},
         {'senses_scale': ['nurse:she/he=0.5']}),
+    'replacement in every word': (
+        {'replace': [['*', 'she', 'he'], ['nurse', 'he', 'they']]},
+        {'replace': ['*: she -> he', 'nurse: he -> they']}),
     'replacement': (
         {'scale': {'nurse:1': 0}, 'replace': [['nurse', 'she', 'he']]},
         {'senses_off': ['nurse:1'], 'replace': ['nurse: she -> he']})}
@@ -247,7 +246,8 @@ def test_a_seed_fixes_the_text(shared_tab):
 
 @pytest.mark.parametrize('key, offending', [
     ('zebra:0', '“zebra”'), ('nurse:16', '“nurse:16”'), ('nurse', '“nurse”'),
-    ('nurse:x', '“nurse:x”'), ('', '“”')])
+    ('nurse:x', '“nurse:x”'), ('nurse:3,', '“nurse:3,”'), ('nurse: ', '“nurse: ”'),
+    ('nurse:1,5-3', '“nurse:1,5-3”'), ('*:she/he', '“*:she/he”'), ('', '“”')])
 def test_a_bad_key_of_an_edit_is_named(key, offending, shared_tab):
     """An unknown word, an unknown sense or a key of another form rejects with what is wrong."""
     script = 'key => rucksack.predict("The", {[key]: 0}).catch(error => error.message)'
@@ -451,6 +451,36 @@ def test_a_slider_acts_on_its_scope(scope, toy_tab, toy):
     assert_shows(toy_tab, world.probs(edits[scope]))
 
 
+@pytest.fixture(scope='module')
+def bpe_page(tmp_path_factory) -> Path:
+    """The page of a tiny model with GPT-2's BPE, whose prompt has a no-break space."""
+    file = tmp_path_factory.mktemp('page') / 'bpe.html'
+    write_page(small_subject(gpt2_tokenizer(16384)), 'a \u00a0 b', file)
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('place', range(3))
+def test_every_token_has_sliders_that_work(place, tab, bpe_page):
+    """Also a space and a no-break space, which is a token."""
+    load(tab, bpe_page)
+    open_token(tab, place)
+    turn_off(tab)
+    assert tab.locator('#tokens .edited').count() >= 1
+    assert tab.text_content('#said') == ''
+
+
+@pytest.mark.slow
+def test_a_slash_can_be_compared_and_linked_to(tab, bpe_page):
+    """The link separates its two words by a space."""
+    load(tab, bpe_page)
+    tab.fill('#a', '/')
+    tab.fill('#b', 'he')
+    press(tab, 'Compare')
+    load(tab, bpe_page, tab.evaluate('location.hash'))
+    assert tab.text_content('#pair').startswith('/ ')
+
+
 def replace_she_by_he(tab) -> None:
     """Make nurse say of he what it says of she, by the form for that."""
     tab.click('#replace summary')
@@ -469,6 +499,7 @@ def test_a_word_can_be_replaced_and_put_back(toy_tab, world):
     assert_shows(toy_tab, world.probs(edit))
     toy_tab.click('#replaced button')
     assert_shows(toy_tab, world.probs())
+    assert 'edits' not in toy_tab.evaluate('location.hash')
 
 
 @pytest.mark.slow
@@ -669,7 +700,7 @@ def test_a_full_disk_leaves_the_old_page(out, capsys, monkeypatch):
     second = page.read_bytes()
     assert second != first
 
-    def fill_disk(path, text, encoding):
+    def fill_disk(path, text, **how):
         path.write_bytes(text[:100].encode())
         raise OSError(28, 'No space left on device')
 

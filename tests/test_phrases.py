@@ -162,7 +162,7 @@ def test_table_10_has_17_topics():
     (parse_senses_of, 'nurse'), (parse_senses_of, ':1'), (parse_senses_of, 'nurse:'),
     (parse_senses_of, '*:she/he'),
     (parse_numbers, 'one'), (parse_numbers, '1,'), (parse_numbers, '²'), (parse_numbers, '-1'),
-    (parse_numbers, '2-1'), (parse_numbers, '9' * 5000),
+    (parse_numbers, '2-1'), (parse_numbers, '0,2-1'), (parse_numbers, '9' * 5000),
     (parse_pair, 'she/'), (parse_pair, 'he/he'),
     (parse_scaling, 'nurse:1'), (parse_scaling, 'nurse:1=nan'), (parse_scaling, '=1'),
     (parse_strength, '4'), (parse_strength, '1,2,3'), (parse_strength, '1,1,1,-1'),

@@ -359,21 +359,6 @@ def test_a_tokenizer_that_is_none_is_named(content, tmp_path, capsys):
     assert str(file) in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
 
 
-@pytest.mark.parametrize('content', [
-    b'{"model": {"merg', b'{"model": {"merges": ["h e"], "vocab": {}}}'])
-def test_a_damaged_tokenizer_of_gpt2s_size_is_said(content, tmp_path, capsys):
-    """With 50,257 ids the model has GPT-2's tokenizer, and a line names the file it does not use.
-    """
-    config = Config(block_size=4, vocab_size=50257, n_layer=1, n_head=1, n_embd=4, n_sense=2)
-    export(Backpack(config), tmp_path / 'out')
-    file = tmp_path / 'out' / 'tokenizer.json'
-    file.write_bytes(content)
-    assert from_pretrained(tmp_path / 'out').tokenizer == GPT2
-    said = capsys.readouterr().err
-    assert said.count('\n') == 1
-    assert str(file) in said
-
-
 def test_gpt2s_own_tokenizer_is_taken_in_silence(tmp_path, capsys):
     """Its vocabulary has the end-of-text among the tokens, as published."""
     merges = [f'{CHARACTER_OF[a]} {CHARACTER_OF[b]}' for a in range(256) for b in range(196)]

@@ -97,6 +97,13 @@ def test_a_pair_turns_off_the_sense_that_most_separates_it(world, capsys):
     assert '\nOff: sense 0 of sheriff (does not occur: no effect on the next word)\n' in said
 
 
+def test_a_replacement_in_every_word(world, capsys):
+    """--replace "*: OLD -> NEW" edits the senses of all words."""
+    after = world.probs(replace_word(world.model, None, world.id('she'), world.id('he')))
+    rows = ask(capsys, '--replace', '*: she -> he')['next words']
+    assert_same(rows, world.next_words(world.probs(), after))
+
+
 def test_all_edits_add_up_in_one_command(out, capsys):
     """Senses off and scaled, replaced words and topics are one edit, which writes the texts too."""
     start = 'The MacBook is made by'
@@ -369,12 +376,29 @@ def test_no_samples_leaves_the_tables(out, capsys):
     assert say(sample, capsys, *edit, *SHORT).startswith(tables)
 
 
-def test_two_outputs_do_not_share_a_file(out, capsys):
+@pytest.mark.parametrize('tables', ['x.json', './x.json'])
+def test_two_outputs_do_not_share_a_file(tables, out, capsys):
     """An edit and its tables in one file would lose the edit: refused, nothing written."""
     said = error_of(sample, capsys, '--senses-off', 'nurse:3', '--save-edit', 'x.json', '--json',
-                    'x.json')
-    assert 'x.json' in said
+                    tables)
+    assert tables in said
     assert not Path('x.json').exists()
+
+
+def test_tables_do_not_replace_an_edit_that_was_read(out, capsys):
+    """--json with the file of --edit is refused, and the edit stays."""
+    say(sample, capsys, '--senses-off', 'nurse:3', '--save-edit', 'x.json', *SHORT)
+    saved = Path('x.json').read_bytes()
+    assert 'x.json' in error_of(sample, capsys, '--edit', 'x.json', '--json', 'x.json')
+    assert Path('x.json').read_bytes() == saved
+
+
+def test_csv_of_a_prompt_that_is_no_unicode(out, capsys):
+    """A byte that the terminal could not decode is a question mark in the file."""
+    say(sample, capsys, '--start', 'caf\udce9', '--probs', 'she', '--csv', 't.csv')
+    with open('t.csv', newline='') as file:
+        row, = csv.DictReader(file)
+    assert row['prompt'] == 'caf?'
 
 
 def test_text_in_bfloat16_differs_first_between_two_near_words(world):

@@ -44,6 +44,12 @@ def test_settings_given_are_known_by_name(two_configs):
     assert given == {'n_layer', 'n_head', 'beta1', 'compile', 'learning_rate'}
 
 
+def test_a_config_file_changes_no_resumed_run(two_configs):
+    """Settings that a resumed run may change are given by flags alone."""
+    _, given = parse_args([*two_configs, '--init_from=resume', '--max_iters=5'])
+    assert given == {'n_layer', 'n_head', 'beta1', 'learning_rate', 'init_from', 'max_iters'}
+
+
 def test_values_have_the_type_of_their_setting(two_configs):
     """An integer for a number is that number; True and False are no texts."""
     s, _ = parse_args([*two_configs, '--min_lr=1e-3', '--seed', '7'])

@@ -1,5 +1,6 @@
 """Claims about rucksack/timing.py: what is timed is what it is called."""
 
+import shutil
 import time
 from dataclasses import dataclass
 
@@ -124,3 +125,26 @@ def test_operations_are_of_the_senses_that_are_computed(timed):
     without = flops_per_token(timed.ours, 0.0) / flops_per_token(timed.other)
     share = len(timed.idx.unique()) / timed.idx.numel()
     assert distinct - without == pytest.approx(share * (every - without))
+
+
+@pytest.mark.parametrize('compiler', ['/usr/bin/g++', None])
+def test_the_table_says_whether_it_was_compiled(compiler, monkeypatch):
+    """Without a C++ compiler, nothing is compiled, whatever was asked for."""
+    monkeypatch.setattr(shutil, 'which', lambda name: compiler)
+    monkeypatch.setattr(torch, 'compile', lambda function: function)
+    monkeypatch.setattr(torch, 'use_deterministic_algorithms', lambda mode: None)
+    monkeypatch.setattr(timing, 'alternate', lambda *args: [[1.0], [1.0]])
+    config = toy_subject(4, block_size=32).model.config
+    table = timing.timing_table(config, MACHINE)
+    assert ('not compiled' in table.notes[0]) == (compiler is None)
+
+
+def test_operations_are_of_the_texts_that_are_timed(monkeypatch):
+    """A model that could read longer texts has the same operations: texts end at 512 tokens."""
+    monkeypatch.setattr(timing, 'alternate', lambda *args: [[1.0], [1.0]])
+    ratios = []
+    for block_size in (512, 1024):
+        config = toy_subject(4, block_size=block_size).model.config
+        table = timing.timing_table(config, MACHINE, compile=False)
+        ratios.append([row[4] for row in table.rows])
+    assert ratios[0] == ratios[1]

@@ -33,9 +33,11 @@ from torch.testing import assert_close
 import train
 from model import Backpack, Config
 from rucksack.checkpoint import training_of
+from rucksack.common import run_cli
 from rucksack.data import DistinctIds, TokenDataset, inputs_of, read_meta, texts_of_step
 from rucksack.machine import Machine
 from rucksack.published import export, from_pretrained
+from rucksack.report import error_of_device
 from train import Settings, learning_rate_at
 
 RESUME = [*SMALL, '--init_from=resume']
@@ -323,6 +325,48 @@ def test_too_little_memory_is_one_line(compile, tiny, capsys, monkeypatch):
     assert '--batch_size' in error_of(train, capsys, *SMALL, f'--compile={compile}')
 
 
+def test_too_little_memory_in_one_process_is_named(tiny, capsys, monkeypatch):
+    """A process that is not its machine's first prints its own line, with its rank."""
+    error = error_of_device(torch.OutOfMemoryError(), Settings(out_dir='out/run'), 3, rank=2)
+    monkeypatch.setenv('LOCAL_RANK', '2')
+
+    def fail(argv):
+        raise error
+
+    with pytest.raises(SystemExit):
+        run_cli('train.py', fail, [])
+    said = capsys.readouterr().err
+    assert 'process 2' in said
+    assert '--init_from=out/run/ckpt.pt' in said
+
+
+@pytest.mark.parametrize('name, peak', [
+    ('NVIDIA A10G', 70e12), ('NVIDIA A100-SXM4-80GB', 312e12), ('NVIDIA L40', 181e12),
+    ('NVIDIA H100 PCIe', 756e12), ('NVIDIA H100 80GB HBM3', 989e12)])
+def test_utilization_is_of_the_peak_of_the_gpu(name, peak):
+    """The names of some GPUs begin with the name of another."""
+    machine = Machine('cpu', 'float32', 0, 1)
+    machine.name = name
+    assert machine.mfu(peak) == 1
+
+
+def test_the_peak_of_other_gpus_is_not_known():
+    """A1000 is no A100."""
+    machine = Machine('cpu', 'float32', 0, 1)
+    machine.name = 'NVIDIA RTX A1000'
+    assert machine.mfu(1e12) is None
+
+
+def test_a_failure_to_compile_is_one_line(tiny, capsys, monkeypatch):
+    """It names the flag that turns compiling off."""
+    def forward_backward(*args):
+        raise torch._dynamo.exc.BackendCompilerFailed(
+            'inductor', OSError('no Python.h'), None)
+
+    monkeypatch.setattr(train, 'forward_backward', forward_backward)
+    assert '--compile=False' in error_of(train, capsys, *SMALL, '--compile=True')
+
+
 @pytest.mark.slow
 def test_the_time_to_compile_is_not_that_of_a_step(tiny, capsys):
     """A line says that it compiles; the first step is about as fast as the third, as it says."""
@@ -440,7 +484,8 @@ def test_a_transformer_becomes_a_backpack(tiny, capsys):
 def test_its_contextualizer_is_that_of_the_transformer():
     """h of a Backpack that starts from a published GPT-2 is GPT-2's, bit for bit."""
     gpt2 = from_pretrained(FIXTURES / 'gpt2-tiny')
-    warm = train.start_from(gpt2, Settings(model='backpack', n_sense=4))
+    warm = train.start_from(gpt2, Settings(model='backpack', n_sense=4, block_size=6))
+    assert warm.config.block_size == 6
     idx = torch.arange(12).view(2, 6)
     assert torch.equal(warm.contextualizer(warm.wte(idx)), gpt2.contextualizer(gpt2.wte(idx)))
 
@@ -452,7 +497,7 @@ def test_its_first_loss_is_near_that_of_no_knowledge(size):
     transformer = Backpack(Config(block_size=32, vocab_size=500, n_layer=1, n_head=4, n_embd=256,
                                   n_sense=0))
     torch.nn.init.normal_(transformer.wte.weight, mean=size / 2, std=size)
-    warm = train.start_from(transformer, Settings(model='backpack', n_sense=16))
+    warm = train.start_from(transformer, Settings(model='backpack', n_sense=16, block_size=32))
     idx = torch.randint(500, (8, 33))
     assert warm(idx[:, :-1], idx[:, 1:]) <= math.log(500) + 0.2
 
@@ -463,7 +508,7 @@ def test_loaded_lr_0_trains_the_senses_alone(optimizer, tiny):
     train_a_run('gpt')
     train.main([*WARM, '--max_iters=3', '--loaded_lr=0', f'--optimizer={optimizer}'])
     before = train.start_from(from_pretrained('out/run'), Settings(
-        model='backpack', n_sense=2, sense_hidden=24)).state_dict()
+        model='backpack', n_sense=2, sense_hidden=24, block_size=8)).state_dict()
     for name, weight in from_pretrained('out/tuned').state_dict().items():
         assert torch.equal(weight, before[name]) != name.startswith('sense_'), name
 
@@ -615,8 +660,16 @@ def test_weights_and_biases_is_imported_only_if_asked_for(tiny, monkeypatch):
     """Where it is not installed a run that does not ask for it trains."""
     monkeypatch.setitem(sys.modules, 'wandb', None)  # importing it is an ImportError
     train.main(RUN)
-    with pytest.raises(ImportError):
-        train.main([*RUN, '--overwrite', '--wandb_log'])
+    assert checkpoint()['step'] == 6
+
+
+def test_without_weights_and_biases_the_run_before_stays(tiny, capsys, monkeypatch):
+    """Asked for where it is not installed, it is one line, and --overwrite has deleted nothing."""
+    train.main(RUN)
+    monkeypatch.setitem(sys.modules, 'wandb', None)  # importing it is an ImportError
+    said = error_of(train, capsys, *RUN, '--overwrite', '--wandb_log')
+    assert 'pip install wandb' in said
+    assert sorted(os.listdir('out/run')) == ['best.pt', 'ckpt.pt', 'log.csv']
 
 
 def test_weights_and_biases_gets_what_is_logged(tiny, monkeypatch):

@@ -53,7 +53,7 @@ def agreement(subject: Subject) -> str:
         q = predict(other, idx, None)  # (V,)
         same.append(p.argmax() == q.argmax())
         differences.append((p - q).abs().max())
-    share = torch.stack(same).double().mean()
+    share = torch.stack(same).float().mean()
     difference = torch.stack(differences).median()
     return (f"Weights in 8 bits. Compared with float32 on {len(prompts)} of the paper's prompts "
             f'(Table 14), the likeliest word is the same for {share:.1%}, and in the median prompt '

@@ -108,7 +108,9 @@ class Tokenizer {
   name(id) {
     const token = this.tokens[id] ?? '';
     const word = utf8(token).slice(1);
-    const isWord = token[0] === ' ' && word !== '' && this.rank.get(bytes(' ' + word)) === id;
+    const isTrimmed = word === word.trim();
+    const isWord = token[0] === ' ' && word !== '' && isTrimmed &&
+      this.rank.get(bytes(' ' + word)) === id;
     const hasSpecialCharacter = /[:#@*=&]/.test(word);
     return isWord && !hasSpecialCharacter ? word : `#${id}`;
   }
@@ -438,9 +440,12 @@ class Text {
 // An edit: {scale: {'nurse:10': 0}, replace: [['MacBook', 'Apple', 'HP']]}.
 //
 // A key of scale is WHERE:SENSES. WHERE is a word, #id, * for every word, or @j for position j.
-// SENSES are numbers, as in 10 or 3-5,10, or two words, as in she/he: the sense that separates them
-// most. As in senses.py, scaling comes first, and [word, old, now] makes a word say of now what it
-// said of old.
+// SENSES are numbers, as in 10 or 3-5,10, or for a word two others, as in she/he: the sense that
+// separates them most. As in senses.py, scaling comes first, and [word, old, now] makes a word, or
+// every word for *, say of now what it said of old.
+
+const NUMBERS = String.raw`\s*\d+(?:-\d+)?\s*`;
+const KEY = RegExp(`^(?!\\*:.*/)(?<where>.+):(?<which>${NUMBERS}(?:,${NUMBERS})*|[^/]+/[^/]+)$`);
 
 class Edit {
   constructor(model, tokenizer, {scale = {}, replace = []} = {}) {
@@ -449,7 +454,8 @@ class Edit {
     this.factorsOfAll = this.ones();
     this.factorsOfWord = new Map();   // by id
     this.factorsOfPlace = new Map();  // by position
-    this.replaced = new Map();        // senses (k*d) by id
+    this.replacements = [];           // in order: the ids, or null for every id, r and a change
+    this.replaced = new Map();        // senses (k*d) by id, after all replacements
     for (const [key, factor] of Object.entries(scale)) this.scale(key, factor);
     for (const [word, old, now] of replace) this.replace(word, old, now);
   }
@@ -460,29 +466,30 @@ class Edit {
 
   scale(key, factor) {
     const k = this.model.config.n_sense;
-    const match = /^(?<where>.+):(?<which>[\d,\s-]+|[^/]+\/[^/]+)$/.exec(key);
+    const match = KEY.exec(key);
     const senses = match ? this.parseSenses(match.groups) : [];
-    const areSenses = senses.length > 0 && senses.every(l => l >= 0 && l < k);
+    const areSenses = senses.length > 0 && senses.every(l => l < k);
     if (!areSenses || !Number.isFinite(factor)) {
       throw Error(`“${key}” is not WORD:SENSES with senses 0 to ${k - 1}`);
     }
     for (const factors of this.factorsAt(match.groups.where)) {
-      for (const l of senses) factors[l] *= factor;
+      for (const l of new Set(senses)) factors[l] *= factor;
     }
   }
 
-  // The numbers of the senses that a key names.
+  // The numbers of the senses that a key names; none if one of its ranges is empty, as in 5-3.
   parseSenses({where, which}) {
     if (which.includes('/')) {
       const [a, b] = which.split('/');
       return [this.separatingSense(where, a, b)];
     }
     const k = this.model.config.n_sense;
-    return which.split(',').flatMap(range => {
+    const ranges = which.split(',').map(range => {
       const [first, last = first] = range.split('-').map(Number);
       const length = Math.min(k, last - first + 1);
       return Array.from({length}, (_, i) => first + i);
     });
+    return ranges.every(range => range.length > 0) ? ranges.flat() : [];
   }
 
   // The sense l of a word whose C(word)_l . (E_a - E_b) is largest, whatever its sign.
@@ -513,24 +520,32 @@ class Edit {
   // Section 6.3, with r = E_old and a = E_now: C' = C + (C . r) (a / |a|^2 - r / |r|^2).
   replace(word, old, now) {
     const {model, tokenizer} = this;
-    const {n_embd: d, n_sense: k} = model.config;
     const r = model.wte(tokenizer.forms(old)[0]);
     const a = model.wte(tokenizer.forms(now)[0]);
     const move = r.map(x => -x / dot(r, r));  // (d)
     add(move, a, 1 / dot(a, a));
-    for (const id of tokenizer.forms(word)) {
-      const before = this.senses(id);  // (k*d), as replacements so far left them
-      const C = before.slice();
-      for (let l = 0; l < k; l++) {
-        const alongR = dot(part(before, l, d), r);
-        add(part(C, l, d), move, alongR);
-      }
-      this.replaced.set(id, C);
-    }
+    const ids = word === '*' ? null : tokenizer.forms(word);
+    this.replacements.push({ids, r, move});
   }
 
   senses(id) {
-    return this.replaced.get(id) ?? this.model.senses(id);
+    const own = this.replacements.filter(({ids}) => ids === null || ids.includes(id));
+    if (own.length === 0) return this.model.senses(id);
+    if (!this.replaced.has(id)) this.replaced.set(id, this.replacedSenses(id, own));
+    return this.replaced.get(id);
+  }
+
+  // The senses (k*d) of an id after its replacements, each of the senses that the last one left.
+  replacedSenses(id, replacements) {
+    const {n_embd: d, n_sense: k} = this.model.config;
+    const C = this.model.senses(id).slice();
+    for (const {r, move} of replacements) {
+      for (let l = 0; l < k; l++) {
+        const sense = part(C, l, d);
+        add(sense, move, dot(sense, r));
+      }
+    }
+    return C;
   }
 
   // What sense l of the id at position j is multiplied by.
@@ -674,7 +689,7 @@ const answers = {
       pieces: tokenizer.pieces(ids),
       names: ids.map(name),
       rows: explain(edit, a, b),
-      next: topWords(now, 10).map(describe),
+      next: topIds(now, 10).map(describe),
       likely: topWords(before, 12).map(name),
       a: describe(a),
       b: describe(b),

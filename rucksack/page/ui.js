@@ -277,6 +277,7 @@ function drawReplaced() {
     const undo = () => {
       state.edits.replace.splice(i, 1);
       refresh(layCards);
+      saveLink();
     };
     return make('button', {type: 'button', onclick: undo}, `${word}: ${old} → ${now}  ✕`);
   });
@@ -474,7 +475,7 @@ function drawSlider(element, scale) {
 
 function saveLink() {
   const {text, compare, edits} = state;
-  const fragment = new URLSearchParams({text, compare: compare?.join('/') ?? ''});
+  const fragment = new URLSearchParams({text, compare: compare?.join(' ') ?? ''});
   if (isEdited()) fragment.set('edits', JSON.stringify(edits));
   history.replaceState(null, '', `#${fragment}`);
 }
@@ -503,9 +504,10 @@ async function followEdits(json) {
   }
 }
 
-// Compares the words in a link, A/B. Without a link these are she and he, if the model knows them.
+// Compares the words in a link, "A B". Without a link these are she and he, if the model knows
+// them. (Older links have A/B.)
 async function followCompared(pair) {
-  const compare = pair?.includes('/') ? pair.split('/') : ['she', 'he'];
+  const compare = pair ? pair.split(pair.includes(' ') ? ' ' : '/') : ['she', 'he'];
   state.compare = null;
   try {
     await ask('look', {string: state.text, compare});
