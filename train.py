@@ -108,8 +108,8 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-# A resumed run may change these. max_iters can change the schedule; the others change results by
-# rounding at most.
+# Flags may change these in a resumed run. max_iters can change the schedule; the others change
+# results by rounding at most.
 FREE = ('max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every',
         'log_interval', 'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
 
@@ -128,7 +128,7 @@ def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
             name += '_gpt'
         s = replace(s, out_dir=f'out/{name}')
     names = set(given)
-    if s.init_from == 'resume':  # flags may change a resumed run, config files may not
+    if s.init_from == 'resume':  # a config file changes nothing
         names -= set(FREE) - flags
     return s, names
 
