@@ -25,7 +25,7 @@ def read_meta(folder: Path) -> dict:
         raise UserError(f'{folder} is not a folder; run python prepare.py {folder.name}')
     if not path.exists():
         if (folder / 'meta.pkl').exists():
-            raise UserError(f'{folder} holds the characters of nanoGPT, not GPT-2 tokens; '
+            raise UserError(f'{folder} has a meta.pkl: its ids are characters, not GPT-2 tokens; '
                             f'run python prepare.py {folder.name} --text input.txt --overwrite')
         tokens = {}
         for file in sorted(folder.glob('*.bin')):

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import socket
@@ -12,6 +13,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import datasets
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -334,3 +337,18 @@ def write_benchmarks(folder: Path) -> Path:
     pages = '\n'.join(['\ufeff ', *(page['page'] for page in PAGES)])
     (folder / 'wiki.test.raw').write_bytes(pages.replace('\n', '\r\n').encode())
     return folder
+
+
+def retries_heard(monkeypatch) -> list[bool]:
+    """Make the Hub unreachable; returns a list that grows: would a retry have been printed?"""
+    is_heard = []
+
+    def retry(*args, **more):
+        logger = huggingface_hub.utils.logging.get_logger('huggingface_hub.utils._http')
+        is_heard.append(logger.isEnabledFor(logging.WARNING))
+        raise ConnectionError('no network')
+
+    monkeypatch.setattr(datasets, 'get_dataset_config_names', retry)
+    monkeypatch.setattr(datasets, 'load_dataset', retry)
+    huggingface_hub.utils.logging.set_verbosity_warning()
+    return is_heard

@@ -1,6 +1,5 @@
 """Claims about rucksack/likelihood.py: each metric against a case done by hand."""
 
-import logging
 import math
 import re
 import tarfile
@@ -8,11 +7,19 @@ from collections import Counter
 from dataclasses import replace
 
 import datasets
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from helpers import PAGES, PAIRS, PASSAGES, SHARED, make_data, toy_subject, write_benchmarks
+from helpers import (
+    PAGES,
+    PAIRS,
+    PASSAGES,
+    SHARED,
+    make_data,
+    retries_heard,
+    toy_subject,
+    write_benchmarks,
+)
 
 from rucksack import likelihood
 from rucksack.common import UserError
@@ -303,16 +310,7 @@ def test_without_the_hub_an_error_says_what_to_do(benchmark, table, offline):
 @pytest.mark.parametrize('benchmark, table', TABLES)
 def test_retries_of_the_hub_are_not_printed(benchmark, table, monkeypatch):
     """The client would log a warning before each; while it is asked, warnings are off."""
-    is_heard = []
-
-    def retry(*args, **more):
-        logger = huggingface_hub.utils.logging.get_logger('huggingface_hub.utils._http')
-        is_heard.append(logger.isEnabledFor(logging.WARNING))
-        raise ConnectionError('no network')
-
-    monkeypatch.setattr(datasets, 'get_dataset_config_names', retry)
-    monkeypatch.setattr(datasets, 'load_dataset', retry)
-    huggingface_hub.utils.logging.set_verbosity_warning()
+    is_heard = retries_heard(monkeypatch)
     with pytest.raises(UserError):
         table([english_subject()], None)
     assert is_heard == [False]

@@ -4,7 +4,6 @@ import errno
 import gzip
 import io
 import json
-import logging
 import lzma
 import os
 import resource
@@ -16,14 +15,13 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import datasets
 import huggingface_hub
 import numpy as np
 import pyarrow.parquet
 import pytest
 import regex
 import tiktoken
-from helpers import ROOT, error_of, offline, save
+from helpers import ROOT, error_of, offline, retries_heard, save
 from tiktoken.load import read_file_cached
 from tiktoken_ext.openai_public import r50k_pat_str
 
@@ -208,15 +206,7 @@ def test_a_dataset_of_the_hub_gives_its_texts(config, text):
 
 def test_retries_of_the_hub_are_not_printed(monkeypatch):
     """The client would log a warning before each; while it is asked, warnings are off."""
-    is_heard = []
-
-    def retry(*args, **more):
-        logger = huggingface_hub.utils.logging.get_logger('huggingface_hub.utils._http')
-        is_heard.append(logger.isEnabledFor(logging.WARNING))
-        raise ConnectionError('no network')
-
-    monkeypatch.setattr(datasets, 'load_dataset', retry)
-    huggingface_hub.utils.logging.set_verbosity_warning()
+    is_heard = retries_heard(monkeypatch)
     with pytest.raises(ConnectionError):
         prepare.load_hub('owner/stories', 'cache')
     assert is_heard == [False]

@@ -133,6 +133,7 @@ def test_the_table_says_whether_it_was_compiled(compiler, monkeypatch):
     monkeypatch.setattr(shutil, 'which', lambda name: compiler)
     monkeypatch.setattr(torch, 'compile', lambda function: function)
     monkeypatch.setattr(torch, 'use_deterministic_algorithms', lambda mode: None)
+    monkeypatch.setattr(torch.utils.deterministic, 'fill_uninitialized_memory', True)
     monkeypatch.setattr(timing, 'alternate', lambda *args: [[1.0], [1.0]])
     config = toy_subject(4, block_size=32).model.config
     table = timing.timing_table(config, MACHINE)
