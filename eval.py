@@ -18,6 +18,7 @@ loss, gender and similarity accept several models: eval.py loss out/small out/sm
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,13 +52,14 @@ def shared_flags() -> Parser:
         help='Transformer to compare with (default, if it exists: out/NAME_gpt for out/NAME, '
              'out/NAME_gpt/best.pt for out/NAME/best.pt)')
     add('--data', metavar='PATH',
-        help='benchmark file, or a folder to search for it (default: the Hub). For loss, a folder '
-             'in data/ or a .bin file (default: val.bin of the training data)')
+        help='benchmark file, or a folder to search for it (default: the Hub; similarity has no '
+             'default). For loss, a folder in data/ or a .bin file (default: val.bin of the '
+             'training data)')
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision of losses, generated texts and timing (default: bfloat16 on CUDA, else '
-             'float32; timing: as the model was trained)')
+             'float32; timing: that of the training, else auto)')
     add('--json', metavar='FILE', help='also write the numbers to a .json file')
     add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv loss.csv')
     return shared
@@ -108,29 +110,40 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
         return [load(name) for name in args.runs]
     own = load(args.source)
     subjects = [own]
-    baseline = args.baseline
-    if baseline is None and own.kind == 'Backpack' and args.table != 'timing':
-        baseline = transformer_beside(own.name)
-    if baseline:
-        subjects.append(load(baseline))
-        if subjects[1].kind == 'Backpack':
-            raise UserError(f'{baseline} is a Backpack; --baseline takes a Transformer')
-        if subjects[1].model.tokenizer != own.model.tokenizer:
-            raise UserError(f'{baseline} and {own.name} have different vocabularies; '
-                            'choose another --baseline')
+    if args.baseline:
+        subjects.append(load_baseline(args.baseline, own, load))
+    elif args.baseline is None and own.kind == 'Backpack' and args.table != 'timing':
+        subjects += baseline_beside(own, load)
     if args.edit:
         subjects.insert(1, under_edit(own, args.edit))
     return subjects
 
 
-def transformer_beside(name: str) -> str | None:
-    """out/toy_gpt for out/toy, out/toy_gpt/best.pt for out/toy/best.pt; None if it is missing."""
-    path = Path(name)
-    beside = f'{path}_gpt'
+def load_baseline(name: str, own: Subject, load: Callable[[str], Subject]) -> Subject:
+    """Load the Transformer to compare with; UserError if it is none, or has other tokens."""
+    baseline = load(name)
+    if baseline.kind == 'Backpack':
+        raise UserError(f'{name} is a Backpack; --baseline takes a Transformer')
+    if baseline.model.tokenizer != own.model.tokenizer:
+        raise UserError(f'{name} and {own.name} have different vocabularies; '
+                        'choose another --baseline')
+    return baseline
+
+
+def baseline_beside(own: Subject, load: Callable[[str], Subject]) -> list[Subject]:
+    """Load out/toy_gpt for out/toy, out/toy_gpt/best.pt for out/toy/best.pt, if it is there."""
+    path = Path(own.name)
+    name = f'{path}_gpt'
     if path.suffix == '.pt':
-        beside = f'{path.parent}_gpt/{path.name}'
-    place = BUNDLED.get(beside, Path(beside))
-    return beside if place.exists() else None
+        name = f'{path.parent}_gpt/{path.name}'
+    place = BUNDLED.get(name, Path(name))
+    if not place.exists():
+        return []
+    try:
+        return [load_baseline(name, own, load)]
+    except UserError as error:  # nobody asked for it
+        print(printable(f'no baseline: {error}'))
+        return []
 
 
 def under_edit(subject: Subject, files: list[str]) -> Subject:
@@ -180,6 +193,7 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
 
 def time_subject(subject: Subject, args: argparse.Namespace) -> Table:
     """Table 7 for a model's shape, with the dtype and compile settings of its training."""
+    subject.needs_length(2, 'timing needs')
     dtype = 'auto'
     compile = True
     if subject.training:

@@ -96,7 +96,8 @@ def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
     bag_sums = torch.stack([E[bag].sum(0) for bag in bags])  # (n, d)
     # Each of V * k senses needs a maximum over V logits; for a large vocabulary we use bfloat16.
     is_large = len(E) > 1 << 14
-    in_bfloat16 = is_large and bool(bfloat16_unit(str(E.device)))
+    is_float32 = E.dtype == torch.float32
+    in_bfloat16 = is_large and is_float32 and bool(bfloat16_unit(str(E.device)))
     rows = E.bfloat16() if in_bfloat16 else E
     tiles = rows.split(LOGITS_AT_ONCE)
 

@@ -364,7 +364,7 @@ def train(s: Settings, given: set[str]) -> int:
             machine.print0(f'embeddings, blocks and ln_f come from {s.init_from}; '
                            'sense_network and sense_weights are new')
     model.tokenizer = meta['tokenizer']
-    model.to(machine.device, torch.float64 if s.dtype == 'float64' else torch.float32).train()
+    model.to(machine.device, machine.weight_dtype).train()
 
     # The optimizers. A resumed run restores the exact weights and the moments.
     optimizers = make_optimizers(

@@ -16,7 +16,7 @@ from rucksack.paper import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.phrases import word_id
 from rucksack.subject import Subject
 from rucksack.table import Table
-from senses import edited, occurrences, scale_senses, touched
+from senses import edited, ends_of, touched
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
 
@@ -26,11 +26,11 @@ Intervention = Callable[['NounPrompts'], Tensor]
 
 @dataclass(frozen=True)
 class NounPrompts:
-    """n prompts with a noun: ids (n, T), the last position of each, and the ids of the noun."""
+    """n prompts with a noun, padded to the same length T."""
 
-    idx: Tensor
-    last: list[int]
-    noun: list[int]
+    idx: Tensor      # ids (n, T)
+    last: Tensor     # last position of each prompt (n,)
+    is_noun: Tensor  # whether a token is part of the noun (n, T)
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,15 @@ class GenderRow:
 def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
     """Encode the prompts with a noun in them; UserError if the model cannot read them."""
     texts = [torch.tensor(subject.encode(prompt.format(noun))) for prompt in prompts]
-    block_size = subject.model.config.block_size
-    if max(map(len, texts)) > block_size:
-        raise UserError(f'{subject.name} reads at most {block_size} tokens, and a prompt '
-                        'is longer; choose a model with a larger block_size')
-    idx = pad_sequence(texts, batch_first=True).to(subject.device)
-    last = [len(text) - 1 for text in texts]
-    return NounPrompts(idx, last, subject.encode(f' {noun}'))
+    subject.needs_length(max(map(len, texts)), 'a prompt has')
+    idx = pad_sequence(texts, batch_first=True).to(subject.device)  # (n, T)
+    last = torch.tensor([len(text) - 1 for text in texts], device=subject.device)
+    pieces = subject.encode(f' {noun}')
+    end = ends_of(idx, tuple(pieces))  # (n, T)
+    is_noun = torch.zeros_like(end)
+    for back in range(len(pieces)):
+        is_noun |= F.pad(end, (0, back))[:, back:]  # shifted to the piece that far before the end
+    return NounPrompts(idx, last, is_noun)
 
 
 @torch.no_grad()
@@ -66,9 +68,9 @@ def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
     """
     model = subject.model
     C = edited(model, prompts.idx, subject.edit)  # (n, T, k, d)
-    off = scale_senses(prompts.noun, [sense], 0.0)
     whole = at_the_end(prompts, model(prompts.idx, C=C))  # (n, V)
-    C_off = off(prompts.idx, C)  # (n, T, k, d)
+    C_off = C.clone()  # (n, T, k, d)
+    C_off[:, :, sense][prompts.is_noun] = 0.0
     rest = at_the_end(prompts, model(prompts.idx, C=C_off))  # (n, V)
     return torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS])
 
@@ -85,9 +87,8 @@ def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
     she, he, _ = pronouns(subject)
     unit = F.normalize(E[he] - E[she], dim=0)  # (d,)
     x = model.wte(prompts.idx)  # (n, T, d)
-    is_noun = occurrences(prompts.idx, prompts.noun)[..., 0]  # (n, T, 1)
-    along = (x @ unit)[..., None]  # (n, T, 1)
-    part = is_noun * along * unit  # (n, T, d)
+    along = (x @ unit) * prompts.is_noun  # (n, T)
+    part = along[..., None] * unit  # (n, T, d)
     logits = []
     for fraction in FRACTIONS:
         h = model.contextualizer(x - fraction * part)  # (n, T, d)
@@ -97,7 +98,7 @@ def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
 
 def at_the_end(prompts: NounPrompts, x: Tensor) -> Tensor:
     """Take the last position of each prompt: (n, T, ..) -> (n, ..)."""
-    return x[range(len(x)), prompts.last]
+    return x[torch.arange(len(x), device=x.device), prompts.last]
 
 
 def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
@@ -189,9 +190,13 @@ def touched_prompts(subject: Subject) -> int:
     """Count the prompts, over all nouns, with a token whose senses the subject's edit changes."""
     n = 0
     for noun in NOUNS:
-        idx = prompts_on(subject, noun, PROMPTS).idx  # (n, T)
+        prompts = prompts_on(subject, noun, PROMPTS)
+        idx = prompts.idx  # (n, T)
         before = subject.model.senses(idx)  # (n, T, k, d)
-        n += touched(before, subject.edit(idx, before)).any(1).sum().item()
+        is_touched = touched(before, subject.edit(idx, before))  # (n, T)
+        positions = torch.arange(idx.shape[1], device=subject.device)  # (T,)
+        is_text = positions <= prompts.last[:, None]  # (n, T), no padding
+        n += (is_touched & is_text).any(1).sum().item()
     return n
 
 
@@ -225,7 +230,8 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
         'reduction % ': '.0f',
         'they %': '.2f',
         'they / (she + he) %': '.2f'}
-    n = len(single_token(subjects[0], NOUNS))
+    counts = sorted({len(single_token(subject, NOUNS)) for subject in subjects})
+    n = ' or '.join(map(str, counts))  # models with other tokenizers have other nouns
     notes = [
         f"Single-token: the average over the {n} nouns that are one token, as in the paper's code.",
         'Reductions are of the excess over 1. If runs are compared, the sense is removed in full.',

@@ -201,10 +201,13 @@ def price(subject: Subject, unedited: Scores, scores: Scores) -> str:
     added = unedited.logp - scores.logp  # (blocks,), in nats
     n = scores.n_scored.sum().item()
     mean = added.sum().item() / n
-    spread = (added - mean * scores.n_scored).std().item()  # NaN for one block
-    error = spread * math.sqrt(len(added)) / n
-    return (f'{subject.name}: {mean:+.5f} nats per token, standard error {error:.5f} over '
-            f'{len(added):,} blocks; touched {scores.touched.sum().item():,} of {n:,} tokens')
+    precision = 'one block, so no standard error'
+    if len(added) > 1:
+        spread = (added - mean * scores.n_scored).std().item()
+        error = spread * math.sqrt(len(added)) / n
+        precision = f'standard error {error:.5f} over {len(added):,} blocks'
+    return (f'{subject.name}: {mean:+.5f} nats per token, {precision}; '
+            f'touched {scores.touched.sum().item():,} of {n:,} tokens')
 
 
 def touched_note(subject: Subject, n_touched: int, n: int, items: str) -> list[str]:
@@ -232,7 +235,7 @@ class Benchmark:
 
 
 LAMBADA = Benchmark(
-    'LAMBADA', 'EleutherAI/lambada_openai', 'default', 'test', ['text'], r'^lambada.*\.jsonl$',
+    'LAMBADA', 'EleutherAI/lambada_openai', 'default', 'test', ['text'], r'^lambada_test\.jsonl$',
     'curl -O https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl')
 WIKITEXT = Benchmark(
     'WikiText', 'EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test', ['page'],
@@ -434,6 +437,8 @@ def accuracy_on(subject: Subject, sentences: list[tuple[str, str]]) -> tuple[flo
     for good, bad in sentences:
         pairs.append(([subject.eot], subject.encode(good)))
         pairs.append(([subject.eot], subject.encode(bad)))
+    longest = max(len(ids) for _, ids in pairs)
+    subject.needs_length(longest, 'a sentence has')
     scores = score(subject, pairs, 'BLiMP')
     is_right = scores.logp[0::2] > scores.logp[1::2]
     accuracy = 100 * is_right.double().mean().item()

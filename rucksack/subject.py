@@ -51,10 +51,17 @@ class Subject:
         return printable(f'{self}: {shape}{self.why}')
 
     def needs_senses(self, what: str) -> None:
-        """Raise UserError if this is a Transformer; what is the request that needs senses."""
+        """Raise UserError if this is a Transformer; the message says that `what` needs senses."""
         if not self.model.config.n_sense:
             raise UserError(f'{self.name} is a Transformer and has no senses; '
                             f'{what} needs a Backpack')
+
+    def needs_length(self, n: int, what: str) -> None:
+        """Raise UserError if the model cannot read n tokens; the message says that `what` n."""
+        block_size = self.model.config.block_size
+        if n > block_size:
+            raise UserError(f'{self.name} reads at most {block_size} tokens, but {what} {n}; '
+                            'choose a model with a larger block_size')
 
 
 def load_subject(name: str | None, device: str, dtype: str | None = None) -> Subject:

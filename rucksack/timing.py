@@ -145,8 +145,8 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
     config = replace(config, dropout=0.0, block_size=length)
     compiled = machine.compile if compile else lambda function: function
     batch = 32 if machine.on_gpu else max(1, 4096 // length)
-    ours = Backpack(config).to(machine.device)
-    other = Backpack(replace(config, n_sense=0)).to(machine.device)
+    ours = Backpack(config).to(machine.device, machine.weight_dtype)
+    other = Backpack(replace(config, n_sense=0)).to(machine.device, machine.weight_dtype)
     idx = text_like(config.n_vocab, batch, length)
     rows = []
     for pair in comparisons(ours, other, idx, machine, compiled):

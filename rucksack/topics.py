@@ -214,6 +214,8 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
     if own.is_toy:
         labels = toy.TOPICS
         default_steps = TOY_STEP_SIZES
+    for subject in subjects:
+        subject.needs_length(2, 'topic needs')
     length = min(length, *(subject.model.config.block_size - 1 for subject in subjects))
     bags = {label: bag_ids(own.encoding, TOPICS[label]) for label in labels}
     scores = affinities(own.model, list(bags.values()))  # (bags, V, k)

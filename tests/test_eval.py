@@ -237,6 +237,35 @@ def test_the_bundled_transformer_is_the_bundled_baseline(runs, capsys, monkeypat
     assert '\nTransformer english_gpt: ' in text
 
 
+def make_unusable(baseline: Path, why: str) -> None:
+    """Put something in place of a Transformer that it cannot be compared with."""
+    (baseline / 'ckpt.pt').unlink()
+    if why == 'started':  # train.py is still compiling
+        (baseline / 'log.csv').touch()
+    if why == 'Backpack':
+        shutil.copy('out/run_2/ckpt.pt', baseline)
+    if why == 'vocabularies':
+        baseline.rmdir()
+        other = toy_subject(0)
+        save(str(baseline), other.model)
+        state = torch.load(baseline / 'ckpt.pt')
+        state['tokenizer'] = words_tokenizer([' nurse'])
+        torch.save(state, baseline / 'ckpt.pt')
+
+
+@pytest.mark.parametrize('why', ['started', 'Backpack', 'vocabularies'])
+def test_a_baseline_that_nobody_named_may_be_unusable(why, runs, capsys):
+    """The model is measured alone, and a line says why; a baseline that was named is an error."""
+    make_unusable(Path('out/run_gpt'), why)
+    text = say(capsys, 'loss', '--from=out/run', '--json=x.json')
+    line, = [line for line in text.splitlines() if line.startswith('no baseline: ')]
+    assert 'out/run_gpt' in line
+    assert len(rows_in('x.json')['loss']) == 1
+    said = helpers.error_of(tables, capsys, 'loss', '--from=out/run', '--baseline=out/run_gpt')
+    reason, *_ = line.removeprefix('no baseline: ').split(' (')
+    assert reason in said
+
+
 # -----------------------------------------------------------------------------
 # Bad input.
 
@@ -285,6 +314,13 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, part, runs, capsys):
 def test_an_edit_that_cannot_be_scored_is_refused(argv, part, edits, capsys):
     """A topic's annealing would see the future of a text, and a Transformer has no senses."""
     assert_refused(capsys, argv, part)
+
+
+@pytest.mark.parametrize('name', ['timing', 'topic'])
+def test_a_model_of_one_token_writes_no_text(name, runs, capsys):
+    """The line says what the table needs."""
+    save('out/one', toy_subject(block_size=1).model)
+    assert_refused(capsys, f'{name} --from out/one', f'at most 1 tokens, but {name} needs 2')
 
 
 def save_other_words() -> None:

@@ -1,6 +1,7 @@
 """Claims about rucksack/gender.py, by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from rucksack.common import UserError
 from rucksack.gender import FRACTIONS, NounPrompts
 from rucksack.phrases import word_id
 from rucksack.subject import Subject
+from rucksack.tokenizer import load_tokenizer, words_tokenizer
 from senses import edited, scale_senses
 
 TEMPLATES = ['the {} said', 'that {}']
@@ -54,10 +56,27 @@ def test_prompts_are_padded_and_know_where_they_end():
     """Each is the ids of its text, with the noun in it."""
     s = toy_subject()
     prompts = gender.prompts_on(s, 'nurse', TEMPLATES)
-    for i, text in enumerate(['the nurse said', 'that nurse']):
+    texts = ['the nurse said', 'that nurse']
+    for i, text in enumerate(texts):
         end = prompts.last[i] + 1
         assert prompts.idx[i, :end].tolist() == s.encode(text)
-    assert prompts.noun == [word_id(s.encoding, 'nurse')]
+    assert prompts.last.tolist() == [len(s.encode(text)) - 1 for text in texts]
+    assert torch.equal(prompts.is_noun, prompts.idx == word_id(s.encoding, 'nurse'))
+
+
+def test_a_noun_of_several_pieces_is_found_where_it_stands_whole():
+    """All its pieces count, and none of them elsewhere: "car" in a prompt on the carpenter."""
+    s = toy_subject(block_size=64)
+    prompts = gender.prompts_on(s, 'xy', ['x y {} y x', 'yx {} xy'])
+    for i, (before, after) in enumerate([('x y', ' y x'), ('yx', ' xy')]):
+        n_before = len(s.encode(before))
+        n_noun = len(s.encode(' xy'))
+        assert n_noun > 1
+        wanted = torch.zeros_like(prompts.is_noun[i])
+        wanted[n_before:n_before + n_noun] = True
+        if after == ' xy':  # the noun once more
+            wanted[n_before + n_noun:n_before + 2 * n_noun] = True
+        assert torch.equal(prompts.is_noun[i], wanted)
 
 
 def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
@@ -66,7 +85,7 @@ def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
     prompts = gender.prompts_on(s, 'nurse', TEMPLATES)
     found = gender.without_sense(s, 2, prompts)
     for fraction, logits in zip(FRACTIONS, found, strict=True):
-        edit = scale_senses(prompts.noun, [2], 1 - fraction)
+        edit = scale_senses([word_id(s.encoding, 'nurse')], [2], 1 - fraction)
         expected = [last_logits(s, text, edit) for text in ('the nurse said', 'that nurse')]
         assert_close(logits, torch.stack(expected), atol=1e-5, rtol=1e-4)
 
@@ -156,9 +175,14 @@ def bias_left(subject: Subject, nouns: list[str]) -> list[float]:
     for l in range(subject.model.config.n_sense):
         ratios = []
         for noun in nouns:
-            off = scale_senses(subject.encode(f' {noun}'), [l], 0.0)
             for prompt in gender.ESTIMATION_PROMPTS:
-                logits = last_logits(subject, prompt.format(noun), off)
+                before, _ = prompt.split(' {}')
+                start = len(subject.encode(before))
+                end = start + len(subject.encode(f' {noun}'))
+                idx = torch.tensor([subject.encode(prompt.format(noun))])
+                C = subject.model.senses(idx).detach()
+                C[:, start:end, l] = 0.0
+                logits = subject.model(idx, C=C)[0, -1]
                 log_odds = logits[she] - logits[he]
                 ratios.append(log_odds.abs().exp().item())
         left.append(sum(ratios))
@@ -203,3 +227,23 @@ def test_a_prompt_longer_than_block_size_is_named():
     """A model of a few tokens has no row: the error says how many it reads."""
     with pytest.raises(UserError, match='at most 4 tokens'):
         gender.gender_table([toy_subject(block_size=4)], by_run=False)
+
+
+def test_padding_is_not_a_token_that_an_edit_touched(monkeypatch):
+    """Prompts are padded with id 0, and an edit of id 0 touches none of them."""
+    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
+    s = toy_subject(block_size=128)
+    off = replace(s, edit=scale_senses([0], [0], 0.0))
+    prompts = gender.prompts_on(s, 'nurse', gender.PROMPTS)
+    assert (prompts.idx == 0).any()
+    assert gender.touched_prompts(off) == 0
+
+
+def test_models_of_other_words_have_other_single_token_nouns(monkeypatch):
+    """The note has the count of each model that is compared."""
+    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
+    s = toy_subject(block_size=128)
+    tokenizer = words_tokenizer([' nurse', ' she', ' he', ' they'])
+    other = replace(s, encoding=load_tokenizer(tokenizer))
+    note = gender.gender_table([s, other], by_run=True).notes[0]
+    assert 'the 1 or 2 nouns' in note

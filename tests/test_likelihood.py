@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import tarfile
 from collections import Counter
 from dataclasses import replace
@@ -181,6 +182,17 @@ def test_the_price_of_an_edit_has_a_standard_error(tmp_path, monkeypatch):
     assert f'over 7 blocks; touched {n_touched} of {len(ids)} tokens' in note
 
 
+def test_the_price_in_one_block_has_no_standard_error(tmp_path, monkeypatch, recwarn):
+    """One block has no spread: the note says so, and nothing warns."""
+    monkeypatch.chdir(tmp_path)
+    subject = toy_subject()
+    ids = np.arange(20)
+    make_data(ids, ids, tokenizer=subject.model.tokenizer, vocab_size=subject.encoding.n_vocab)
+    note, = likelihood.loss_table([subject, under(subject, [3])], None).notes
+    assert 'one block, so no standard error' in note
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize('table, items', [
     (likelihood.lambada_table, '1 of 3 passages'),
     (likelihood.blimp_table, '2 of 6 sentences'),
@@ -237,6 +249,23 @@ def test_blimp_by_hand(packed, tmp_path):
     two = (scores[1] + scores[2]) / 2
     assert likelihood.blimp_table([subject], str(data)).rows == [
         ['agreement (1)', one], ['islands (1)', two], ['mean of all (2)', (one + two) / 2]]
+
+
+def test_a_sentence_of_blimp_is_read_whole_or_not_at_all(tmp_path):
+    """A model that reads fewer tokens than a sentence has is refused, not scored on its end."""
+    data = str(write_benchmarks(tmp_path / 'bench'))
+    n = max(len(toy_subject().encode(pair[key]))
+            for pair in PAIRS for key in ('sentence_good', 'sentence_bad'))
+    likelihood.blimp_table([toy_subject(block_size=n)], data)
+    with pytest.raises(UserError, match=f'at most {n - 1} tokens, but a sentence has {n}'):
+        likelihood.blimp_table([toy_subject(block_size=n - 1)], data)
+
+
+def test_lambada_in_other_languages_is_another_benchmark(tmp_path):
+    """Translations beside lambada_test.jsonl, named as in the common harnesses, are not read."""
+    folder = write_benchmarks(tmp_path / 'bench')
+    shutil.copy(folder / 'lambada_test.jsonl', folder / 'lambada_test_de.jsonl')
+    assert len(likelihood.rows_of(LAMBADA, toy_subject(), str(folder))) == 3
 
 
 def test_wikitext_divides_by_the_words_of_the_original(tmp_path):

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -149,3 +149,20 @@ def test_operations_are_of_the_texts_that_are_timed(monkeypatch):
         table = timing.timing_table(config, MACHINE, compile=False)
         ratios.append([row[4] for row in table.rows])
     assert ratios[0] == ratios[1]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+def test_what_is_timed_has_the_format_it_is_said_to_have(dtype, monkeypatch):
+    """Logits, losses and weights are float64 where the run was."""
+    outputs = []
+
+    def call_once(works, what):
+        outputs.extend(work() for work in works)
+        return [[1.0], [1.0]]
+
+    monkeypatch.setattr(timing, 'alternate', call_once)
+    config = toy_subject(4, block_size=32).model.config
+    timing.timing_table(config, replace(MACHINE, dtype=dtype), compile=False)
+    logits_and_losses = [output.dtype for output in outputs if output.is_floating_point()]
+    assert len(logits_and_losses) == 8
+    assert set(logits_and_losses) == {getattr(torch, dtype)}
