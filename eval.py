@@ -221,16 +221,17 @@ def run(argv: list[str]) -> None:
     for name in IN_ALL if args.table == 'all' else [args.table]:
         try:
             tables[name] = make_table(name, subjects, args)
+            text = str(tables[name])
         except UserError as error:
             if args.table != 'all':
                 raise
-            print(printable(f'\n{name}: skipped, {error}'), flush=True)
-        else:
-            print(tables[name], flush=True)
+            text = printable(f'\n{name}: skipped, {error}')
+        # Files first: printing into head ends the program.
         if json_file:
             write_json(json_file, [str(subject) for subject in subjects], tables)
         if csv_file:
             write_csv(csv_file, tables)
+        print(text, flush=True)
 
 
 main = partial(run_cli, 'eval.py', run)

@@ -71,15 +71,22 @@ def builder_of(path: str) -> str | None:
 
 
 def files_in(path: str) -> list[str]:
-    """The file itself; for a folder, the files below it that have a builder and are not hidden."""
+    """The file itself; for a folder, the files below it that have a builder and are not hidden.
+
+    Says how many files of other kinds a folder has.
+    """
     if not os.path.isdir(path):
         return [path]
     files = []
     for file in sorted(Path(path).rglob('*')):
         is_hidden = any(part[0] == '.' for part in file.relative_to(path).parts)
-        if file.is_file() and builder_of(str(file)) and not is_hidden:
+        if file.is_file() and not is_hidden:
             files.append(str(file))
-    return files or [path]
+    readable = [file for file in files if builder_of(file)]
+    n_others = len(files) - len(readable)
+    if readable and n_others:
+        print(f'{path}: {n_others:,} of {len(files):,} files are left out, by their extensions')
+    return readable or [path]
 
 
 def rows_of_tar(path: str, file=None) -> Iterator[dict]:
@@ -285,7 +292,9 @@ def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict | None, int
 def prepare(folder: Path, args: argparse.Namespace) -> None:
     """Write data/NAME via a locked partial folder, renamed once complete; print a summary."""
     tokenizer, block_size = tokenizer_and_block_size(args)
-    partial_folder = folder.with_name(f'.{folder.name}.partial')
+    place = folder.resolve()  # a link stays, and what it leads to is replaced
+    partial_folder = place.with_name(f'.{place.name}.partial')
+    replaced = place.with_name(f'.{place.name}.replaced')
     partial_folder.mkdir(parents=True, exist_ok=True)
     busy = f'another prepare.py is making {folder}; wait for it'
     lock = lock_folder(partial_folder, busy)
@@ -307,13 +316,16 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
         shutil.rmtree(partial_folder / 'cache', ignore_errors=True)
         for name in ('train.bin', 'val.bin', 'meta.json', '.'):
             sync(partial_folder / name)
-        if os.path.lexists(folder) and args.overwrite:
-            folder.rename(partial_folder / 'cache')
-        partial_folder.rename(folder)
+        shutil.rmtree(replaced, ignore_errors=True)  # left by a killed run
+        if place.exists() and args.overwrite:
+            place.rename(replaced)
+        partial_folder.rename(place)
     except BaseException:
         shutil.rmtree(partial_folder, ignore_errors=True)
+        if replaced.exists() and not place.exists():
+            replaced.rename(place)
         raise
-    shutil.rmtree(folder / 'cache', ignore_errors=True)  # the folder it replaced
+    shutil.rmtree(replaced, ignore_errors=True)
     train, val = facts['tokens'].values()
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
           f'{val:,} held out, {facts["vocab_size"]:,} ids')
@@ -336,7 +348,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     files = {'nargs': '+', 'action': 'extend', 'metavar': 'FILE', 'default': []}
     add = parser.add_argument
     add('name', metavar='NAME', help='toy, openwebtext, or a name for your --text or --hub data')
-    add('--text', help=f'text to prepare: {FORMATS}; a folder means all its files', **files)
+    add('--text', help=f'text to prepare: {FORMATS}; a folder means all such files in it', **files)
     add('--hub', metavar='DATASET',
         help='OWNER/DATASET[:CONFIG[:SPLIT]] on the Hugging Face Hub, such as '
              'roneneldan/TinyStories (default split: train)')
@@ -366,8 +378,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         if not re.fullmatch(HUB_DATASET, args.hub):
             parser.error(f'--hub {args.hub} is not OWNER/DATASET[:CONFIG[:SPLIT]]')
         args.sources.append(f'hub:{args.hub}')
-    if args.name == 'toy' and (args.sources or args.like):
-        parser.error('toy takes no --text, --hub or --like')
+    if args.name == 'toy' and (args.sources or args.val or args.like or args.merges):
+        parser.error('toy takes no --text, --hub, --val, --like or --merges')
     if args.like is not None and args.merges:
         parser.error('--like and --merges both choose a tokenizer; give one')
     for file in args.val:

@@ -134,8 +134,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args.of_senses = (
         args.show or args.find or args.similar or args.sweep or args.explain is not None)
     args.looks = args.of_senses or args.probs
-    if args.export is not None and (args.edits or args.html):
-        parser.error('--export writes the unedited model; drop the edits and --html')
+    if args.export is not None and (args.edits or args.looks or args.html):
+        parser.error('--export writes the unedited model and nothing else; drop the flags that '
+                     'look, explain or edit, and --html')
     if args.html and (args.edits or args.looks):
         parser.error('--html takes no flags that look, explain or edit: the page does all three')
     if (args.json or args.csv) and not (args.looks or args.edits):
@@ -333,16 +334,18 @@ def run(argv: list[str]) -> None:
         edit, lines = phrases.make_edit(
             edits, subject.model, subject.encoding, [prompt.idx for prompt in prompts])
     tables = make_tables(args, subject, prompts, edit)
-    for part in [*notices, *lines, *tables.values()]:
-        print(printable(str(part)))
     if edit_file:
         contents = {'vocabulary': config.n_vocab, 'edits': texts}
         write_file(edit_file, json.dumps(contents, indent=1) + '\n')
-        print(f'\n{args.save_edit}: written')
     if json_file:
         write_json(json_file, [str(subject)], tables)
     if csv_file:
         write_csv(csv_file, tables)
+    # Files first: printing into head ends the program.
+    for part in [*notices, *lines, *tables.values()]:
+        print(printable(str(part)))
+    if edit_file:
+        print(f'\n{args.save_edit}: written')
     if args.looks or args.num_samples == 0:
         return
     for prompt in prompts:

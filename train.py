@@ -209,17 +209,17 @@ def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: d
     return replace(s, **shape)
 
 
-def start_from(weights: Backpack, s: Settings) -> Backpack:
+def start_from(weights: Backpack, s: Settings, n_vocab: int) -> Backpack:
     """Make a model that starts from weights; a Backpack from a Transformer gets new senses.
 
-    The Transformer supplies the embeddings, the blocks and ln_f. UserError if n_sense does not
-    divide n_embd.
+    The Transformer supplies the embeddings, the blocks and ln_f. n_vocab is the number of ids in
+    the data. UserError if n_sense does not divide n_embd.
     """
     torch.manual_seed(s.seed)  # for newly initialized weights
     n_sense = s.n_sense if s.model == 'backpack' else 0
     try:
-        config = replace(weights.config, n_sense=n_sense, sense_hidden=s.sense_hidden,
-                         dropout=s.dropout)
+        config = replace(weights.config, n_vocab=n_vocab, n_sense=n_sense,
+                         sense_hidden=s.sense_hidden, dropout=s.dropout)
     except ValueError as error:
         raise UserError(f'{s.init_from}: {error}')
     is_new_backpack = n_sense > 0 and weights.config.n_sense == 0
@@ -359,7 +359,7 @@ def train(s: Settings, given: set[str]) -> int:
     elif s.init_from == 'resume':
         model = ckpt.from_checkpoint(state, s.path)
     else:
-        model = start_from(weights, s)
+        model = start_from(weights, s, meta['vocab_size'])
         if model.config.n_sense and not weights.config.n_sense:
             machine.print0(f'embeddings, blocks and ln_f come from {s.init_from}; '
                            'sense_network and sense_weights are new')

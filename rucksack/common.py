@@ -43,7 +43,8 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
     code = 0
     try:
         code = run(argv)
-        sys.stdout.flush()
+        if sys.stdout:  # None if it was closed
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader (head, say) has left; Python would complain
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -68,12 +69,20 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does, with each flag spelled as it was declared."""
+        return super().parse_known_args(self.as_declared(args), namespace)
+
+    def parse_known_intermixed_args(self, args=None, namespace=None):
+        """Do the same where positional arguments may follow flags."""
+        return super().parse_known_intermixed_args(self.as_declared(args), namespace)
+
+    def as_declared(self, words: list[str]) -> list[str]:
+        """Spell the flags among words as they were declared."""
         declared = {flag.replace('_', '-'): flag for flag in self._option_string_actions}
         spelled = []
-        for word in args:
+        for word in words:
             flag, sign, value = word.partition('=')
             spelled.append(declared.get(flag.replace('_', '-'), flag) + sign + value)
-        return super().parse_known_args(spelled, namespace)
+        return spelled
 
 
 LARGEST = 1 << 31

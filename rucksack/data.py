@@ -101,7 +101,7 @@ def epoch_order(seed: int, epoch: int, n: int) -> np.ndarray:
 
 
 def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
-    """Choose the texts of a step among n, (size,); an epoch has each once, a step may span two."""
+    """Choose a step's texts among n, (size,). An epoch has each once; a step may span epochs."""
     places = range(step * size, (step + 1) * size)
     return np.array([epoch_order(seed, i // n, n)[i % n] for i in places])
 

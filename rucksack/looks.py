@@ -1,5 +1,6 @@
 """The tables of sample.py: what senses say, and what makes a prediction."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -156,7 +157,8 @@ class Prompt:
 
 
 def shortened(text: str) -> str:
-    """Shorten a long prompt to its end, for a table."""
+    """Shorten a long prompt to its end, on one line, for a table."""
+    text = text.replace('\n', ' ')
     return text if len(text) <= 60 else '...' + text[-57:]
 
 
@@ -192,7 +194,7 @@ def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: E
     """Sum what each sense of a word adds to the log odds of a pair after a prompt with this word.
 
     There is one row per word: for each sense, the sum of alpha * C . (E_a - E_b) over the word's
-    occurrences; then the sum over all other tokens; then the log odds.
+    occurrences, if the prompt has any; then the sum over all other tokens; then the log odds.
     """
     model = subject.model
     a, b = pair_ids(subject, pair)
@@ -208,6 +210,8 @@ def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: E
         by_sense = terms[is_word].sum(0)  # (k,)
         total = terms.sum()
         rest = total - by_sense.sum()
+        if not is_word.any():
+            by_sense.fill_(math.nan)  # printed as -
         rows.append([prompt.word, *by_sense.tolist(), rest.item(), total.item()])
     what = plus_and_minus(subject, a, b)
     title = f'How far each sense of the word separates {what} after "{prompts[0].template}"'

@@ -44,7 +44,7 @@ def read_lines(text: str) -> list[str]:
     """Read the lines of the file in @FILE, without blank ones; UserError if there are none."""
     path = text.removeprefix('@')
     try:
-        lines = Path(path).read_text(encoding='utf-8-sig').splitlines()
+        lines = Path(path).read_text(encoding='utf-8-sig').split('\n')
     except (OSError, ValueError) as error:
         raise UserError(f'{text}: {one_line(error)}; @FILE must be a text file, one item per line')
     lines = [line for line in lines if line.strip()]
@@ -194,7 +194,8 @@ def parse_edits(texts: dict[str, list[str]]) -> dict[str, list]:
 def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
     """Read the values of EDIT_FLAGS from a file saved by sample.py --save-edit.
 
-    UserError, naming the part that is wrong, if the file is damaged or for another vocabulary.
+    UserError, naming the part that is wrong, if the file is damaged or for a vocabulary of another
+    size.
     """
     try:
         file = json.loads(Path(path).read_text(encoding='utf-8'))
@@ -247,10 +248,11 @@ def quoted(encoding: Encoding, token: int) -> str:
 def pieces_of(encoding: Encoding, word: str) -> list[int]:
     """Find the ids of a word in a text, with its leading space; UserError for an unknown word.
 
-    A word is unknown if the tokenizer splits off the space and spells the rest out.
+    A word is unknown if a tokenizer of whole words splits off the space and spells the rest out.
     """
     ids = encoding.encode_ordinary(f' {word}')
-    is_spelled_out = encoding.decode_single_token_bytes(ids[0]) == b' '
+    is_space_apart = encoding.decode_single_token_bytes(ids[0]) == b' '
+    is_spelled_out = is_space_apart and encoding.name == 'words'
     if is_spelled_out or not word:
         return [word_id(encoding, word)]
     return ids
@@ -395,7 +397,7 @@ def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,
 
 
 def load_edit(path: str | Path, model: Backpack) -> Edit:
-    """Load an edit saved by sample.py --save-edit; UserError if damaged or for another model."""
+    """Load an edit saved by sample.py --save-edit; UserError if it does not fit the model."""
     edits = parse_edits(read_edit(path, model.config.n_vocab))
     edit, _ = make_edit(edits, model, load_tokenizer(model.tokenizer))
     return edit

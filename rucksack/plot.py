@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rucksack.checkpoint import load_file
-from rucksack.common import UserError, printable, write_file
+from rucksack.common import UserError, one_line, printable, write_file
 from rucksack.table import Table
 
 
@@ -25,15 +25,16 @@ def read_run(folder: str) -> Run:
     checkpoint = load_file(Path(folder, 'ckpt.pt'))
     is_backpack = bool(checkpoint.get('model_config', {}).get('n_sense'))
     kind = 'Backpack' if is_backpack else 'Transformer'
-    with open(Path(folder, 'log.csv'), newline='') as file:
-        rows = [row for row in csv.DictReader(file) if row.get('val_loss')]
-    if not rows:
-        raise UserError(f'{folder}/log.csv has no validation loss; leave it out')
+    log = Path(folder, 'log.csv')
     try:
+        with log.open(newline='', encoding='utf-8') as file:
+            rows = [row for row in csv.DictReader(file) if row.get('val_loss')]
         tokens = [float(row['tokens']) / 1e6 for row in rows]
         losses = [float(row['val_loss']) for row in rows]
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f'{folder}/log.csv is damaged ({error}); leave it out')
+    except (ValueError, LookupError, TypeError, csv.Error) as error:
+        raise UserError(f'{log} is damaged ({one_line(error)}); leave it out')
+    if not rows:
+        raise UserError(f'{log} has no validation loss; leave it out')
     return Run(printable(f'{kind} {folder}'), is_backpack, tokens, losses)
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
@@ -236,22 +235,24 @@ def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float
     kind = 'Backpack' if c.n_sense else 'Transformer'
     millions = model.n_params()['total'] / 1e6
     card = CARD.read_text(encoding='utf-8').format(kind=kind, c=c, n=millions)
+    new = folder.parent / f'.{folder.name}.partial'
+    shutil.rmtree(new, ignore_errors=True)  # left by a killed export
     try:
         if folder.is_dir():
             folder.rmdir()  # OSError if it holds files
-        with tempfile.TemporaryDirectory(prefix='.partial-', dir=folder.parent) as partial:
-            new = Path(partial, folder.name)
-            new.mkdir()
-            (new / WEIGHTS[0]).write_bytes(save(state, {'format': 'pt'}))
-            for name, content in files.items():
-                text = json.dumps(content, ensure_ascii=False) + '\n'
-                (new / name).write_text(text, encoding='utf-8')
-            (new / 'README.md').write_text(card, encoding='utf-8')
-            if c.n_sense:
-                shutil.copy(CODE, new)
-            new.rename(folder)  # complete, or not there
+        new.mkdir()
+        (new / WEIGHTS[0]).write_bytes(save(state, {'format': 'pt'}))
+        for name, content in files.items():
+            text = json.dumps(content, ensure_ascii=False) + '\n'
+            (new / name).write_text(text, encoding='utf-8')
+        (new / 'README.md').write_text(card, encoding='utf-8')
+        if c.n_sense:
+            shutil.copy(CODE, new)
+        new.rename(folder)  # complete, or not there
     except Exception as error:  # safetensors raises its own error
         raise UserError(f'{folder} cannot be written ({one_line(error)}); export to another folder')
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def settings_of(c: Config) -> dict:

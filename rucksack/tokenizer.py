@@ -168,7 +168,7 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
     """Encode a text of any length; special tokens count as text.
 
     tiktoken gives up on a million spaces, so it gets one PIECE at a time. A piece ends where white
-    space begins, and no token spans such a boundary.
+    space begins, and no token spans such a boundary; without white space, it ends anywhere.
     """
     ids = []
     for piece in PIECE.findall(text):

@@ -172,6 +172,19 @@ def test_gender_says_how_many_prompts_an_edit_touched(edits, capsys):
     assert '\nout/run under e.json: touched 26 of 26 prompts\n' in text  # two nouns
 
 
+def test_files_are_written_whoever_reads_the_table(runs, monkeypatch):
+    """Printing into a closed pipe ends the program; by then the files are there."""
+    def print_about(text, **more):
+        if '\n' in text:  # a table
+            raise BrokenPipeError
+
+    monkeypatch.setattr(tables, 'print', print_about, raising=False)
+    with pytest.raises(BrokenPipeError):
+        tables.run(['loss', '--from=out/run', '--json=x.json', '--csv=x.csv', '--device=cpu'])
+    assert len(rows_in('x.json')['loss']) == 2
+    assert Path('x.csv').stat().st_size > 0
+
+
 def test_csv_has_the_rows_of_all_tables(runs, capsys):
     """With the name of the table first, and the numbers of the JSON file."""
     say(capsys, *ALL, '--csv=all.csv')

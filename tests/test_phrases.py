@@ -28,6 +28,7 @@ from rucksack.phrases import (
     parse_strength,
     phrase_list,
     read_edit,
+    read_lines,
     read_prompt,
     word_forms,
     word_list,
@@ -94,6 +95,14 @@ def test_a_file_has_a_word_a_line(tmp_path, monkeypatch):
     written = write_out(texts)
     assert written['senses_off'] == ['nurse:1,2', 'guard:1,2', 'she:3']
     assert written['topic'] == ['nurse, guard', 'a, b']
+
+
+def test_a_line_ends_where_a_line_ends(tmp_path, monkeypatch):
+    """Not at a form feed, nor at other characters that Python's splitlines takes for an end."""
+    monkeypatch.chdir(tmp_path)
+    line = 'The nurse\x85said\u2028that\x0cshe'
+    Path('prompts.txt').write_text(f'{line}\r\nmore\n', encoding='utf-8')
+    assert read_lines('@prompts.txt') == [line, 'more']
 
 
 @pytest.mark.parametrize('content', [None, b'', b'\n \n', b'\xff'])
@@ -210,6 +219,12 @@ def test_a_word_of_several_pieces_has_forms_of_all_its_pieces():
     assert word_forms(PIECES, 'xist') == [(X, IST), (X_AT_START, IST)]
     assert word_forms(PIECES, 'a xist')[0] == (A, X, IST)
     assert word_forms(PIECES, 'a')[0] == A
+
+
+def test_a_word_whose_space_is_a_piece_is_known_to_a_bpe():
+    """Only a tokenizer of whole words has unknown words; a BPE splits all of them alike."""
+    space, i = PIECES.encode_ordinary(' '), PIECES.encode_ordinary('\u00ed')
+    assert word_forms(PIECES, '\u00edist') == [(*space, *i, IST), (*i, IST)]
 
 
 def test_a_bag_has_all_pieces_of_its_words_once():

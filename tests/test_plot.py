@@ -73,13 +73,15 @@ def test_the_table_has_the_last_and_the_lowest_loss(runs):
     assert rows == [[NAMES[0], 128 / 1e6, 4.1, 4.1], [NAMES[1], 500 / 1e6, 3.0, 2.9]]
 
 
-@pytest.mark.parametrize('folder', ['nowhere', 'gpt', 'unfinished'])
+@pytest.mark.parametrize('folder', ['nowhere', 'gpt', 'unfinished', 'utf16'])
 def test_a_run_without_losses_is_refused(folder, runs, capsys):
-    """It does not exist, has no log, or nothing on held-out text in it; nothing is drawn."""
+    """It does not exist, its log is missing, unreadable or without held-out text: no picture."""
     pytest.importorskip('matplotlib')
     Path('gpt/log.csv').unlink()
     save('unfinished', toy_subject().model)
     Path('unfinished/log.csv').write_text('tokens,loss,val_loss\n64,4,\n')
+    save('utf16', toy_subject().model)
+    Path('utf16/log.csv').write_text('tokens,loss,val_loss\n64,4,5\n', encoding='utf-16')
     assert folder in error_of(tables, capsys, 'plot', folder, '--out', 'x.svg')
     assert not Path('x.svg').exists()
 

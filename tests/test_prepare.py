@@ -165,8 +165,8 @@ def test_files_of_all_formats_go_together():
     assert val == [TEXTS[1]]
 
 
-def test_a_folder_is_the_files_below_it():
-    """Those that can be read and are not hidden."""
+def test_a_folder_is_the_files_below_it(capsys):
+    """Those that can be read and are not hidden; it is said how many others there are."""
     Path('books/old').mkdir(parents=True)
     Path('books/old/a.jsonl').write_bytes(jsonl(['a', 'b']))
     Path('books/z.txt').write_text('z')
@@ -176,6 +176,7 @@ def test_a_folder_is_the_files_below_it():
     Path('books/cover.png').write_text('no')
     Path('val.txt').write_text('held')
     assert make('books', '--text', 'books', '--val', 'val.txt') == (['a', 'b', 'z'], ['held'])
+    assert 'books: 1 of 3 files are left out' in capsys.readouterr().out
 
 
 STORIES = """\
@@ -492,6 +493,8 @@ def test_a_file_without_text_is_said(capsys):
     ('a --text x.txt --merges 50001', "'50001'"),
     ('toy --text x.txt', 'toy'),
     ('toy --hub a/b', 'toy'),
+    ('toy --val x.txt', '--val'),
+    ('toy --merges 300', '--merges'),
     ('toy --num-proc 0', "'0'"),
     ('toy --seed -1', "'-1'"),
     ('toy --frob', '--frob')])
@@ -618,6 +621,39 @@ def test_an_overwrite_that_fails_changes_nothing(capsys):
     Path('bad.jsonl').write_bytes(BAD_FILES['f.jsonl'])
     argv = ['a', *MERGES, '--text', 'a.txt', 'bad.jsonl', '--overwrite']
     assert 'bad.jsonl' in error_of(prepare, capsys, *argv, printed=0)
+    assert state_of('a') == before
+    assert os.listdir('data') == ['a']
+
+
+def test_an_overwrite_goes_where_a_link_leads():
+    """What it leads to is replaced, on whatever disk, and the link stays."""
+    Path('a.txt').write_text(BOOK)
+    Path('disk').mkdir()
+    Path('data').mkdir()
+    Path('data/a').symlink_to('../disk/old')
+    make('a', '--text', 'a.txt', '--overwrite')
+    Path('disk/old/mine').touch()
+    make('a', '--text', 'a.txt', '--seed', '1', '--overwrite')
+    assert Path('data/a').is_symlink()
+    assert os.listdir('data') == ['a']
+    assert os.listdir('disk') == ['old']
+
+
+def test_an_overwrite_that_fails_at_its_end_changes_nothing(monkeypatch, capsys):
+    """What was there is put back, should the new folder not take its place."""
+    Path('a.txt').write_text(BOOK)
+    make('a', '--text', 'a.txt')
+    before = state_of('a')
+    original = Path.rename
+
+    def rename(path, target):
+        if path.name == '.a.partial':
+            raise OSError('no')
+        return original(path, target)
+
+    monkeypatch.setattr(Path, 'rename', rename)
+    argv = ['a', *MERGES, '--text', 'a.txt', '--seed', '1', '--overwrite']
+    assert 'no' in error_of(prepare, capsys, *argv, printed=0)
     assert state_of('a') == before
     assert os.listdir('data') == ['a']
 

@@ -315,6 +315,14 @@ def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_export_left_is_removed(tmp_path):
+    """The next export to the same folder does it."""
+    (tmp_path / '.out.partial').mkdir()
+    (tmp_path / '.out.partial' / 'model.safetensors').touch()
+    export(lively(n_sense=2).float(), tmp_path / 'out')
+    assert list(tmp_path.iterdir()) == [tmp_path / 'out']
+
+
 def test_an_export_in_bfloat16_is_rounded_once(tmp_path, capsys):
     """--export --dtype bfloat16 writes our weights rounded; they come back, and the merges."""
     model = export_of_merges(tmp_path / 'out', 3, capsys)

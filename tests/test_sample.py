@@ -245,6 +245,17 @@ def test_find_has_a_row_for_each_of_words(world, capsys):
     assert_same(tables, {'find she/he': separations, f'adds she/he: {TEMPLATE}': added})
 
 
+def test_a_word_that_a_prompt_spells_out_adds_nothing_known(out, capsys):
+    """Where it is no token of its own, its senses have no numbers, and others add it all."""
+    argv = ['--find', 'she/he', '--words', 'nurse', '--start', '{} said that']
+    row, = ask(capsys, *argv)['adds she/he: {} said that']
+    word, *by_sense, rest, total = row
+    assert word == 'nurse'
+    assert by_sense == [None] * len(SENSES)
+    assert rest == pytest.approx(total)
+    assert re.search(r'\nnurse( +-)+ +[-+]', say(sample, capsys, *argv))
+
+
 def test_show_says_how_far_the_chosen_sense_separates(out, capsys):
     """WORD:A/B shows one sense, by the same words as the edit that turns it off."""
     said = say(sample, capsys, '--show', 'nurse:she/he', '--senses-off', 'nurse:she/he')
@@ -391,6 +402,30 @@ def test_tables_do_not_replace_an_edit_that_was_read(out, capsys):
     saved = Path('x.json').read_bytes()
     assert 'x.json' in error_of(sample, capsys, '--edit', 'x.json', '--json', 'x.json')
     assert Path('x.json').read_bytes() == saved
+
+
+def test_files_are_written_whoever_reads_the_tables(out, monkeypatch):
+    """Printing into a closed pipe ends the program; by then all files are there."""
+    printed = []
+
+    def print_once(*parts, **more):
+        printed.append(parts)
+        if len(printed) > 1:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sample, 'print', print_once, raising=False)
+    files = {'--save-edit': 'e.json', '--json': 't.json', '--csv': 't.csv'}
+    argv = [word for pair in files.items() for word in pair]
+    with pytest.raises(BrokenPipeError):
+        sample.run([*argv, '--senses-off', 'nurse:3', '--show', 'nurse', '--device', 'cpu'])
+    for file in files.values():
+        assert Path(file).stat().st_size > 0
+
+
+def test_a_prompt_of_several_lines_is_one_in_a_table(out, capsys):
+    """The table of --probs has a line for each prompt."""
+    said = say(sample, capsys, '--start', 'The nurse\nsaid that', '--probs', 'she,he')
+    assert '\nThe nurse said that  0.' in said
 
 
 def test_csv_of_a_prompt_that_is_no_unicode(out, capsys):
@@ -655,6 +690,7 @@ def test_explain_has_terms_that_add_up(asked, words, world, capsys):
     ('--senses-scale nurse,sheriff:3=9999 guard,baker:3=9999', '1e+16'),
     ('--json x.json', '--json'), ('--show nurse --json x.pt', 'x.pt'),
     ('--export out/toy', 'out/toy'), ('--export x --topic music', '--export'),
+    ('--export x --show nurse', '--export'),
     ('--html none/x.html', 'none/x.html'), ('--html out/toy/ckpt.pt', 'out/toy/ckpt.pt'),
     ('--html x.html --senses-off nurse:1', '--html'), ('--html x.html --show nurse', '--html'),
     ('--save-edit x.json', '--save-edit'),

@@ -1,5 +1,6 @@
 """Claims about settings: config files, flags, and what is said where they do not fit."""
 
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def test_the_command_line_wins_over_files_over_defaults(two_configs):
     changed = dict(n_layer=4, n_head=5, beta1=0.5, compile=False, learning_rate=1.0, batch_size=3,
                    overwrite=True, out_dir='out/b')
     assert s == Settings(**changed)
+
+
+@pytest.mark.parametrize('is_newer', [False, True])
+def test_dashes_are_underscores(is_newer, monkeypatch):
+    """In newer Pythons too, whose intermixed parsing does not call parse_known_args."""
+    if is_newer:
+        plain = ArgumentParser.parse_known_args
+        monkeypatch.setattr(ArgumentParser, 'parse_known_intermixed_args', plain)
+    s, _ = parse_args(['--n-layer=2', '--n_head', '3'])
+    assert (s.n_layer, s.n_head) == (2, 3)
 
 
 def test_settings_given_are_known_by_name(two_configs):

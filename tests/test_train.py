@@ -38,6 +38,7 @@ from rucksack.data import DistinctIds, TokenDataset, inputs_of, read_meta, texts
 from rucksack.machine import Machine
 from rucksack.published import export, from_pretrained
 from rucksack.report import error_of_device
+from rucksack.subject import load_subject
 from train import Settings, learning_rate_at
 
 RESUME = [*SMALL, '--init_from=resume']
@@ -325,6 +326,12 @@ def test_too_little_memory_is_one_line(compile, tiny, capsys, monkeypatch):
     assert '--batch_size' in error_of(train, capsys, *SMALL, f'--compile={compile}')
 
 
+def test_a_script_without_standard_output_ends_well(monkeypatch):
+    """Python has None in its place where it was closed: python train.py >&-."""
+    monkeypatch.setattr(sys, 'stdout', None)
+    run_cli('train.py', lambda argv: 0, [])
+
+
 def test_too_little_memory_in_one_process_is_named(tiny, capsys, monkeypatch):
     """A process that is not its machine's first prints its own line, with its rank."""
     error = error_of_device(torch.OutOfMemoryError(), Settings(out_dir='out/run'), 3, rank=2)
@@ -484,7 +491,8 @@ def test_a_transformer_becomes_a_backpack(tiny, capsys):
 def test_its_contextualizer_is_that_of_the_transformer():
     """h of a Backpack that starts from a published GPT-2 is GPT-2's, bit for bit."""
     gpt2 = from_pretrained(FIXTURES / 'gpt2-tiny')
-    warm = train.start_from(gpt2, Settings(model='backpack', n_sense=4, block_size=6))
+    warm = train.start_from(gpt2, Settings(model='backpack', n_sense=4, block_size=6),
+                            gpt2.config.n_vocab)
     assert warm.config.block_size == 6
     idx = torch.arange(12).view(2, 6)
     assert torch.equal(warm.contextualizer(warm.wte(idx)), gpt2.contextualizer(gpt2.wte(idx)))
@@ -497,7 +505,8 @@ def test_its_first_loss_is_near_that_of_no_knowledge(size):
     transformer = Backpack(Config(block_size=32, vocab_size=500, n_layer=1, n_head=4, n_embd=256,
                                   n_sense=0))
     torch.nn.init.normal_(transformer.wte.weight, mean=size / 2, std=size)
-    warm = train.start_from(transformer, Settings(model='backpack', n_sense=16, block_size=32))
+    s = Settings(model='backpack', n_sense=16, block_size=32)
+    warm = train.start_from(transformer, s, 500)
     idx = torch.randint(500, (8, 33))
     assert warm(idx[:, :-1], idx[:, 1:]) <= math.log(500) + 0.2
 
@@ -507,10 +516,20 @@ def test_loaded_lr_0_trains_the_senses_alone(optimizer, tiny):
     """Embeddings and contextualizer stay as they were; senses and their weights move."""
     train_a_run('gpt')
     train.main([*WARM, '--max_iters=3', '--loaded_lr=0', f'--optimizer={optimizer}'])
-    before = train.start_from(from_pretrained('out/run'), Settings(
-        model='backpack', n_sense=2, sense_hidden=24, block_size=8)).state_dict()
+    s = Settings(model='backpack', n_sense=2, sense_hidden=24, block_size=8)
+    before = train.start_from(from_pretrained('out/run'), s, 257).state_dict()
     for name, weight in from_pretrained('out/tuned').state_dict().items():
         assert torch.equal(weight, before[name]) != name.startswith('sense_'), name
+
+
+def test_rows_that_the_data_does_not_use_are_unused(tiny):
+    """Weights without a tokenizer may have more ids than the data; the run has the data's."""
+    config = Config(n_layer=2, n_head=2, n_embd=16, n_sense=4, block_size=8, vocab_size=300)
+    export(Backpack(config), 'padded')
+    train.main([*SMALL, '--init_from=padded', '--max_iters=1'])
+    subject = load_subject('out/run', 'cpu')
+    assert subject.model.config.n_vocab == 257
+    assert subject.model.config.vocab_size == 300
 
 
 @pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
