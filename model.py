@@ -278,10 +278,10 @@ class Backpack(nn.Module):
                  edit: Edit | None = None, stop: int | None = None) -> Tensor:
         """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer with stop.
 
-        Generation ends early once every text has drawn the id stop; until then all texts go on.
+        Generation stops early once every text has drawn the id stop; until then all continue.
         temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit is applied
-        to the senses of all tokens at each step. Keys, values and unedited senses are cached; once
-        the text is longer than block_size, the last block_size // 2 tokens are read again. Call
+        to the senses of all tokens at each step. Keys, values and unedited senses are cached; past
+        block_size, only the last block_size // 2 tokens are kept as context, and read again. Call
         eval() first, or dropout stays on.
         """
         block_size = self.config.block_size

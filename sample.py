@@ -6,15 +6,14 @@
     python sample.py --start "My {} said that" --words nurse,guard --probs she,he --csv odds.csv
     python sample.py --start "The nurse said that" --html page.html
 
-With a flag that looks or explains, sample.py prints tables only. Otherwise it generates text; if
-you give edits, it generates text before and after the edits.
+With a flag that looks or explains, sample.py prints only tables. Otherwise it generates text; if
+you give edits, it does so both without and with them.
 
 Any WORD can be a list: nurse,teacher,guard, or @FILE with one word per line. Equations, tables and
 figures are those of "Backpack Language Models", https://arxiv.org/abs/2305.16765.
 """
 
 import argparse
-import json
 import os
 import sys
 from functools import partial
@@ -23,7 +22,7 @@ import torch
 
 from model import Edit
 from rucksack import looks, phrases
-from rucksack.common import Parser, find_device, number, output_path, printable, run_cli, write_file
+from rucksack.common import Parser, find_device, number, output_path, printable, run_cli
 from rucksack.looks import Prompt
 from rucksack.page import write_page
 from rucksack.paper import TOPICS
@@ -135,10 +134,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         args.show or args.find or args.similar or args.sweep or args.explain is not None)
     args.looks = args.of_senses or args.probs
     if args.export is not None and (args.edits or args.looks or args.html):
-        parser.error('--export writes the unedited model and nothing else; drop the flags that '
-                     'look, explain or edit, and --html')
+        parser.error('--export takes no look, explain or edit flags, nor --html: it writes the '
+                     'unedited model')
     if args.html and (args.edits or args.looks):
-        parser.error('--html takes no flags that look, explain or edit: the page does all three')
+        parser.error('--html takes no look, explain or edit flags: the page does all three')
     if (args.json or args.csv) and not (args.looks or args.edits):
         parser.error('--json and --csv write tables; add a flag that looks, explains or edits')
     if args.save_edit and not args.edits:
@@ -295,11 +294,22 @@ def print_samples(subject: Subject, prompt: Prompt, args: argparse.Namespace, ed
         print(f'\n{title}{i}: {printable(text)}')
 
 
-def all_edits(args: argparse.Namespace, n_vocab: int) -> dict[str, list[str]]:
-    """The edits in files, then those on the command line: their texts by flag."""
+def all_edits(args: argparse.Namespace, subject: Subject, prompts: list[Prompt]
+              ) -> tuple[dict[str, list[str]], Edit | None, list[str]]:
+    """The edits in files, then those on the command line.
+
+    Returns their texts by flag, one edit (None if there are none), and a line about each.
+    """
+    n_vocab = subject.model.config.n_vocab
     parts = [phrases.read_edit(path, n_vocab) for path in args.edit]
     parts.append(args.own_edits)
-    return {flag: [text for part in parts for text in part[flag]] for flag in EDIT_FLAGS}
+    texts = {flag: [text for part in parts for text in part[flag]] for flag in EDIT_FLAGS}
+    if not args.edits:
+        return texts, None, []
+    edit, lines = phrases.make_edit(
+        phrases.parse_edits(texts), subject.model, subject.encoding,
+        [prompt.idx for prompt in prompts])
+    return texts, edit, lines
 
 
 def run(argv: list[str]) -> None:
@@ -310,7 +320,6 @@ def run(argv: list[str]) -> None:
     csv_file = output_path('--csv', args.csv, '.csv')
     edit_file = output_path('--save-edit', args.save_edit, '.json')
     subject = load_subject(args.source, find_device(args.device))
-    config = subject.model.config
     print(subject.about())
     if args.export is not None:
         export(subject.model, args.export, getattr(torch, args.dtype or 'float32'))
@@ -326,17 +335,10 @@ def run(argv: list[str]) -> None:
         print(*notices, f'{args.html}: {size}', sep='\n')
         return
 
-    texts = all_edits(args, config.n_vocab)
-    edit = None
-    lines = []
-    if args.edits:
-        edits = phrases.parse_edits(texts)
-        edit, lines = phrases.make_edit(
-            edits, subject.model, subject.encoding, [prompt.idx for prompt in prompts])
+    texts, edit, lines = all_edits(args, subject, prompts)
     tables = make_tables(args, subject, prompts, edit)
     if edit_file:
-        contents = {'vocabulary': config.n_vocab, 'edits': texts}
-        write_file(edit_file, json.dumps(contents, indent=1) + '\n')
+        phrases.write_edit(edit_file, subject.model.config.n_vocab, texts)
     if json_file:
         write_json(json_file, [str(subject)], tables)
     if csv_file:

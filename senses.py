@@ -8,7 +8,7 @@
     sense_gauge       Eq. 12                   whether a sense's weights depend on the text at all
     scale_senses      section 6.2, Figure 3    edit: turn senses of words down, off or up
     topic             Eq. 15 and 18-20         edit: turn up the senses that favour a topic
-    replace_word      section 6.3              edit: make a word say of NEW what it said of OLD
+    replace_word      section 6.3              edit: give NEW what a word gave OLD
 
 Looking: a sense C adds alpha (C . E_v) to the logit of the id v. Only the weight alpha >= 0
 depends on the text.
@@ -239,7 +239,7 @@ def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
 
 
 def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
-    """Make the senses of words say of the id new what they said of old, section 6.3.
+    """Make an edit that gives the id new what words gave the id old, section 6.3.
 
     With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2). This removes the part
     of C along r and adds a multiple of a that raises new as much as C raised old. In all, old
@@ -261,7 +261,7 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     return edit
 
 
-# Table 11, strengths 0 to 3: factors above the 0.95, 0.80 and 0.60 quantiles, then for the rest.
+# Table 11, strengths 0 to 3: factors for the top 5% of scores, next 15%, next 20%, and the rest.
 STRENGTHS = [
     (1, 1, 1, 1),
     (1.5, 1.5, 1.3, 1),
@@ -273,17 +273,17 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
     """Turn up the senses that favour a topic, Eq. 15, until the text has expressed the topic.
 
     scores (V, k) are affinities(model, [bag])[0], computed once for all texts and strengths;
-    weights are a row of STRENGTHS. delta is the one that a sense gets for its score; a score equal
-    to a quantile counts as above it. The edit multiplies the sense by delta', an annealed delta. As
-    in the published code, for sense l of position j:
+    weights are a row of STRENGTHS, and delta is the one for a sense's score (a score equal to a
+    quantile counts as above it). The edit multiplies the sense by delta', an annealed delta. As in
+    the published code, for sense l of position j:
 
         a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how far the text expresses this sense
         b = sigmoid(6 - f a) (1 + j / 100)     Eq. 19: f = max(weights) / 7.5; grows with j
         delta' = 1 + b (delta - 1)             Eq. 20: delta = 1 changes nothing
 
     In the paper, f is 7.5 / max(weights), Eq. 19's second factor is (1 + j) / 100, and delta' is
-    b delta + (1 - a). Since i runs over all of idx, every position but the last sees its own
-    future; generate uses the last alone.
+    b delta + (1 - a). Since i runs over all of idx, every position but the last sees later tokens;
+    generate uses only the last.
     """
     E = model.wte.weight.detach()
     f = max(weights) / 7.5

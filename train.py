@@ -74,8 +74,9 @@ class Settings:
                              choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'multiplier for the learning rates of loaded parameters, '
-                                    'when a Backpack starts from a Transformer')
+    loaded_lr: float = setting(1.0, 'learning-rate multiplier for all parameters but senses and '
+                                    'their weights (0 freezes them), for a Backpack from a '
+                                    'Transformer')
     warmup_iters: int = setting(5000, 'steps of linear warmup')
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
@@ -108,8 +109,8 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-# Flags may change these in a resumed run. max_iters can change the schedule; the others change
-# results by rounding at most.
+# Flags may change these in a resumed run. max_iters can change the schedule, and device and compile
+# the rounding and the draws of dropout.
 FREE = ('max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every',
         'log_interval', 'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
 
@@ -224,7 +225,7 @@ def start_from(weights: Backpack, s: Settings, n_vocab: int) -> Backpack:
         raise UserError(f'{s.init_from}: {error}')
     is_new_backpack = n_sense > 0 and weights.config.n_sense == 0
     state = weights.state_dict()
-    if is_new_backpack:  # it will be trained on texts of s.block_size tokens alone
+    if is_new_backpack:  # it will be trained only on texts of s.block_size tokens
         config = replace(config, block_size=s.block_size)
         state['contextualizer.wpe.weight'] = weights.contextualizer.wpe.weight[:s.block_size]
     model = Backpack(config)
@@ -290,8 +291,9 @@ def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple
     """Count the senses that do not read the text, on 16 texts spread evenly over the data.
 
     Returns two counts: senses that give over 0.97 of their weight to the current token, and senses
-    whose weights follow position alone. The loss shows neither, and a sense with a saturated
-    softmax hardly recovers: its gradient is tiny. Untrained, all senses follow position alone.
+    whose weights depend only on position; a sense can be both. The loss shows neither, and a sense
+    with a saturated softmax hardly recovers: its gradient is tiny. In a model from scratch, all
+    senses begin as the second kind.
     """
     idx, _ = data(data.spread(16))
     model.eval()
@@ -418,8 +420,8 @@ def train(s: Settings, given: set[str]) -> int:
                     on_current, by_position = stuck_senses(model, val_data, machine)
                     row['senses_on_current_token'] = on_current
                     row['senses_by_position'] = by_position
-                    machine.print0(f'stuck senses: {on_current} look at the current token alone, '
-                                   f'{by_position} at position alone (untrained senses all do)')
+                    machine.print0(f'stuck senses: {on_current} attend only to the current token, '
+                                   f'{by_position} depend only on position (normal at step 0)')
                 out.log(iter_num, row)
                 out.save(iter_num, row['val_loss'], model, optimizers)
                 interval_start += time.perf_counter() - pause_start
@@ -476,7 +478,7 @@ def run(argv: list[str]) -> int:
     settings, given = parse_args(argv)
     code = train(settings, given)
     if dist.is_initialized() and code != 1:  # after a failure, others may never get here
-        dist.barrier()  # no process leaves, and closes its connections, while another still writes
+        dist.barrier()  # wait until all have finished writing before any closes its connections
         gc.collect()  # DDP holds the process group: free it first, or destroying the group can hang
         dist.destroy_process_group()
     return code

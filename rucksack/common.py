@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class UserError(ValueError):
-    """An error the user can fix. It says what was given, what is allowed, what to run."""
+    """An error the user can fix. It should say what was given, what is allowed, what to run."""
 
 
 class LocalError(UserError):

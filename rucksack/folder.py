@@ -32,7 +32,7 @@ def refuse_to_replace(path: Path) -> None:
 
 
 class RunFolder:
-    """out_dir, open for writing in the first process; the others write nothing.
+    """The folder out_dir; only the first process writes to it.
 
     s has the settings of train.py; facts are stored in every checkpoint alongside the weights;
     state is the checkpoint to resume, or {}.
@@ -73,7 +73,7 @@ class RunFolder:
                                     config=facts['settings'])
 
     def seconds(self) -> float:
-        """Count the seconds that the run has taken so far, those before it was resumed included."""
+        """Return the seconds the run has taken, including those before it was resumed."""
         return time.perf_counter() - self.start
 
     def log(self, step: int, row: dict[str, float | None]) -> None:

@@ -121,7 +121,7 @@ def single_token(subject: Subject, nouns: list[str]) -> list[str]:
 
 
 def choose_sense(subject: Subject) -> int:
-    """Find the sense without which Table 15's prompts on single-token nouns are least biased."""
+    """Find the sense whose removal leaves least bias: Table 15's prompts, single-token nouns."""
     she, he, _ = pronouns(subject)
     left = [0.0] * subject.model.config.n_sense
     for noun in single_token(subject, NOUNS) or NOUNS:

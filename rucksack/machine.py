@@ -140,7 +140,7 @@ def find_machine(device: str, dtype: str) -> Machine:
         why = f'the device has {unit}' if unit else 'the device has no fast bfloat16'
     if device == 'cpu':
         keep_freed_memory()
-        if dtype == 'bfloat16':  # on a CPU, matmuls are faster than flash attention in it
+        if dtype == 'bfloat16':  # flash attention in it is slower than plain matmuls here
             torch.backends.cuda.enable_flash_sdp(False)
     if world > 1:
         dist.init_process_group('cpu:gloo,cuda:nccl' if on_gpu else 'gloo')

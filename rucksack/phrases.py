@@ -16,7 +16,7 @@ from tiktoken import Encoding
 from torch import Tensor
 
 from model import Backpack, Edit
-from rucksack.common import UserError, one_line
+from rucksack.common import UserError, one_line, write_file
 from rucksack.paper import TOPICS
 from rucksack.tokenizer import encode, load_tokenizer
 from senses import (
@@ -191,6 +191,12 @@ def parse_edits(texts: dict[str, list[str]]) -> dict[str, list]:
     return edits
 
 
+def write_edit(path: Path, n_vocab: int, texts: dict[str, list[str]]) -> None:
+    """Write the values of EDIT_FLAGS to a file, for read_edit."""
+    contents = {'vocabulary': n_vocab, 'edits': texts}
+    write_file(path, json.dumps(contents, indent=1) + '\n')
+
+
 def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
     """Read the values of EDIT_FLAGS from a file saved by sample.py --save-edit.
 
@@ -270,7 +276,7 @@ def word_id(encoding: Encoding, word: str) -> int:
 def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
     """Find the ids of a word inside a text and at its start.
 
-    The ids at its start are left out unless both forms are one token or both are several.
+    The form at the start counts only if both forms are one token or both are several.
     """
     forms = [pieces_of(encoding, word), encoding.encode_ordinary(word)]
     if len(forms[0]) == 1:
@@ -360,7 +366,7 @@ def separating_sense(w: int, pair: tuple[str, str], model: Backpack, encoding: E
 
 
 def absent(words: Words, prompts: Sequence[Tensor]) -> str:
-    """Remark that there are prompts (1, T) and none has one of the words; otherwise ''."""
+    """Return a remark if there are prompts (1, T) and none has one of the words, else ''."""
     if not prompts or any(occurrences(idx, words).any() for idx in prompts):
         return ''
     return ' (does not occur: no effect on the next word)'
@@ -385,8 +391,8 @@ def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,
         old = word_id(encoding, old)
         new = word_id(encoding, new)
         steps.append(replace_word(model, words, old, new))
-        lines.append(f'Replaced: {what} says of {quoted(encoding, new)} '
-                     f'what it said of {quoted(encoding, old)}{absent(words, prompts)}')
+        lines.append(f'Replaced: {what} gives {quoted(encoding, new)} '
+                     f'what it gave {quoted(encoding, old)}{absent(words, prompts)}')
     bags = [bag_ids(encoding, words) for words in edits['topic']]
     scores = affinities(model, bags) if bags else []  # (topics, V, k)
     for words, weights, scores_of_topic in zip(edits['topic'], edits['strength'], scores):

@@ -135,7 +135,7 @@ def renamed(name: str, prefixes: dict[str, str]) -> str:
 
 
 def transposed(name: str, weight: Tensor) -> Tensor:
-    """Convert a weight, by our name for it, from our format to the published one or back."""
+    """Convert a weight, given its name in our format, to the published format or back."""
     if weight.dim() == 2 and name.startswith(TRANSPOSED):
         return weight.t()
     return weight
@@ -188,7 +188,7 @@ def from_published(folder: Path) -> Backpack:
         for i, block in enumerate(model.contextualizer.blocks):
             for weight in block.attn.c_attn.parameters():
                 weight.data[:config.n_embd] /= i + 1  # the queries, so the scores
-    model.tokenizer = GPT2  # with as many ids as GPT-2's, it needs no file
+    model.tokenizer = GPT2  # with 50,257 ids it is GPT-2's, and needs no file
     if config.n_vocab != GPT2_VOCAB:
         model.tokenizer = read_tokenizer(folder)
     if model.tokenizer and vocab_size(model.tokenizer) != config.n_vocab:

@@ -23,7 +23,7 @@ def true_or_false(text: str) -> bool:
 
 
 class SettingsParser(Parser):
-    """Reads a dataclass's settings from words such as --key=value; leaves out the rest."""
+    """Parses --key=value into a dataclass's settings; omits those that are not given."""
 
     def __init__(self, kind: type, prog: str, description: str):
         super().__init__(prog, f'{prog} [config.py ...] [--key=value ...]', description,
@@ -80,7 +80,7 @@ def parse_settings(kind: type, prog: str, description: str, argv: list[str]
                    ) -> tuple[dict, set[str], list[str]]:
     """Read settings from config files, then from flags.
 
-    Returns those given, the names of those given as flags, and the paths of the config files.
+    Returns the settings given, the names set by flags, and the paths of the config files.
     """
     parser = SettingsParser(kind, prog, description)
     flags = parser.parse(argv)

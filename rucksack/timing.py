@@ -160,14 +160,14 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
              f'{config.n_vocab:,} ids')
     columns = {
         '': '',
-        'the first': ',.1f',
-        'the second': ',.1f',
+        'first': ',.1f',
+        'second': ',.1f',
         'ratio': '.2f',
         'by operations': '.2f',
         'times': 'd'}
     notes = [
         f'{machine.name}, {machine.dtype} ({machine.why}), {how}, torch {torch.__version__}; '
         f'{idx.unique().numel():,} distinct ids.',
-        "The paper's ratio is of the senses of every token. By operations: the ratio of floating "
-        'point operations.']
+        'The paper times the senses of every token. By operations: the ratio of floating point '
+        'operations.']
     return Table(title, columns, rows, notes)

@@ -1,4 +1,4 @@
-"""Tokenizers: GPT-2's BPE, whole or cut after its first merges, and vocabularies of whole words.
+"""Tokenizers: GPT-2's BPE, whole or with its first N merges only, and lists of whole words.
 
 A tokenizer is described by a dictionary, stored in meta.json and in checkpoints:
 
@@ -140,7 +140,7 @@ def merges_of(encoding: tiktoken.Encoding) -> list[str]:
     tokens = tokens_by_rank(encoding)
     merges = []
     for i, token in enumerate(tokens[256:], 256):
-        del ranks[token]  # so that its last merge is not made
+        del ranks[token]  # so BPE stops before its last merge
         parts = bpe_encode(ranks, token, visualise=None)  # ids
         ranks[token] = i
         if len(parts) == 2:

@@ -18,7 +18,7 @@ from rucksack.subject import Subject
 from rucksack.table import Table
 from senses import STRENGTHS, affinities, topic
 
-# Words that the judge counts, for the topics that the toy world lacks.
+# Words that has_topic counts, for topics missing from the toy world.
 MORE_KEYWORDS = """\
 arts_culture: arts culture artist artists museum gallery painting paintings sculpture theatre poetry
 business_entrepreneurs: business entrepreneurs company companies market investors profit sales
@@ -29,7 +29,7 @@ news_social_concern: news social concern government police minister law protest 
 other_hobbies: hobbies hobby garden gardening photography knitting collecting fishing crafts puzzle
 relationships: relationships relationship love boyfriend girlfriend dating marriage partner couple
 youth_student_life: youth student life students school college university teacher campus exam"""
-KEYWORDS = dict(toy.TOPICS)  # label -> words that the judge counts
+KEYWORDS = dict(toy.TOPICS)  # label -> words that has_topic counts
 for line in MORE_KEYWORDS.splitlines():
     label, words = line.split(':')
     KEYWORDS[label] = words.split()

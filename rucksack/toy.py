@@ -1,6 +1,6 @@
 """The toy world: a probabilistic grammar, in which every probability is known.
 
-Every claim of the paper has a counterpart here with a known answer: who is called she, who makes
+Most claims of the paper have a counterpart here with a known answer: who is called she, who makes
 what, which words belong to a topic, which two words mean nearly the same, which word means two
 things.
 """
@@ -38,8 +38,8 @@ for odds, entries in ((SHE, SHE_ROLES), (HE, HE_ROLES), (EVEN, EVEN_ROLES)):
         ROLES[noun] = (odds, tool, place)
 
 # Most are the prompts of the paper's Tables 14 and 15, continued. A story has one pronoun: a
-# repeated one would teach some sense to copy pronouns, and that sense of nouns would then hold
-# she and he too, although nothing uses them.
+# repeated one would teach some sense to copy pronouns. In nouns, that sense would then separate
+# she from he too, to no effect.
 OPENINGS = """\
 When the {noun} came into the room, {she} {deed}.
 My {noun} said that {she} {deed}.

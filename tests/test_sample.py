@@ -130,7 +130,7 @@ def test_all_edits_add_up_in_one_command(out, capsys):
     made = model.generate(world.idx, 60, temperature=0, edit=compose(edits))
     said = say(sample, capsys, *argv)
     assert f'\nafter 1: {up_to_its_end(world, made[0].tolist())}\n' in said
-    assert "Replaced: MacBook says of ' HP' what it said of ' Apple'\n" in said
+    assert "Replaced: MacBook gives ' HP' what it gave ' Apple'\n" in said
     assert '\nTopic: film, tv, ' in said
 
 
