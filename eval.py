@@ -28,7 +28,7 @@ from rucksack.common import Parser, UserError, find_device, number, output_path,
 from rucksack.gender import gender_table
 from rucksack.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
 from rucksack.machine import find_machine
-from rucksack.phrases import make_edit, parse_edits, read_edit
+from rucksack.phrases import combined, make_edit, parse_edits, read_edit
 from rucksack.plot import plot
 from rucksack.published import BUNDLED
 from rucksack.similarity import similarity_table
@@ -36,7 +36,6 @@ from rucksack.subject import Subject, load_subject
 from rucksack.table import Table, write_csv, write_json
 from rucksack.timing import timing_table
 from rucksack.topics import topic_table
-from senses import compose
 
 IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'timing']
 OF_SENSES = ['similarity', 'gender', 'topic', 'timing']  # tables that need a Backpack
@@ -149,16 +148,13 @@ def baseline_beside(own: Subject, load: Callable[[str], Subject]) -> list[Subjec
 def under_edit(subject: Subject, files: list[str]) -> Subject:
     """The model with the edits in files; UserError if an edit would see later tokens."""
     subject.needs_senses('--edit')
-    edits = []
-    for file in files:
-        texts = read_edit(file, subject.model.config.n_vocab)
-        if texts['topic']:
-            raise UserError(f'{file} has a topic edit, which would see the later tokens of each '
-                            'text; use other edits here, or sample.py')
-        edit, _ = make_edit(parse_edits(texts), subject.model, subject.encoding)
-        edits.append(edit)
-    name = f'{subject.name} under {" and ".join(files)}'
-    return replace(subject, name=name, edit=compose(edits), why='')
+    names = ' and '.join(files)
+    texts = combined([read_edit(file, subject.model.config.n_vocab) for file in files])
+    if texts['topic']:
+        raise UserError(f'{names}: a topic edit would see the later tokens of each text; use '
+                        'other edits here, or sample.py')
+    edit, _ = make_edit(parse_edits(texts), subject.model, subject.encoding)
+    return replace(subject, name=f'{subject.name} under {names}', edit=edit, why='')
 
 
 def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -171,6 +167,9 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
     by_run = bool(args.runs)
     if name in OF_SENSES and not by_run:
         subjects[0].needs_senses(name)
+    if name in ('topic', 'timing'):
+        for subject in subjects:
+            subject.needs_length(2, f'{name} needs')
     data = args.data
     has_its_own = name == 'loss' or (name == 'similarity' and subjects[0].is_toy)
     if args.table == 'all' and has_its_own:
@@ -193,7 +192,6 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
 
 def time_subject(subject: Subject, args: argparse.Namespace) -> Table:
     """Table 7 for a model's shape, with the dtype and compile settings of its training."""
-    subject.needs_length(2, 'timing needs')
     dtype = 'auto'
     compile = True
     if subject.training:

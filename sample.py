@@ -127,8 +127,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         args.strength = ['2'] * n_topics
     if len(args.strength) == 1 and n_topics > 1:
         args.strength *= n_topics
-    if len(args.strength) != n_topics:
-        parser.error('--strength goes with --topic: give one for each topic, or one for all')
     args.edits = args.edit or any(getattr(args, flag) for flag in EDIT_FLAGS)
     args.of_senses = (
         args.show or args.find or args.similar or args.sweep or args.explain is not None)
@@ -161,19 +159,14 @@ def parse_phrases(args: argparse.Namespace) -> None:
     args.probs = phrases.word_list(args.probs) if args.probs else []
     args.probs = list(dict.fromkeys(args.probs))  # no repeated column
     args.start = phrases.read_lines(args.start) if args.start[:1] == '@' else [args.start]
-    args.show = {text: parse_show(text) for text in all_phrases(args.show)}
+    args.show = {text: parse_show(text) for text in phrases.phrase_lists(args.show)}
     args.find = {text: parse_pair_or_bag(phrases.bag_text(text)) for text in args.find}
     args.similar = [word for text in args.similar for word in phrases.word_list(text)]
-    args.sweep = {text: phrases.parse_senses_of(text) for text in all_phrases(args.sweep)}
+    args.sweep = {text: phrases.parse_senses_of(text) for text in phrases.phrase_lists(args.sweep)}
     if args.explain is not None:
         args.explain = {text: parse_words(text) for text in phrases.word_list(args.explain)}
     args.own_edits = phrases.write_out({flag: getattr(args, flag) for flag in EDIT_FLAGS})
     phrases.parse_edits(args.own_edits)
-
-
-def all_phrases(texts: list[str]) -> list[str]:
-    """A phrase for each word in the lists of all texts."""
-    return [phrase for text in texts for phrase in phrases.phrase_list(text)]
 
 
 def parse_pair_or_bag(text: str) -> tuple[str, str] | list[str]:
@@ -186,7 +179,7 @@ def parse_show(text: str) -> tuple[str, SensesOf | None]:
     word, _, which = text.rpartition(':')
     if word and which:
         return word, phrases.parse_senses_of(text)
-    return text.rstrip(':') or text, None
+    return text, None
 
 
 def parse_words(text: str) -> list[str]:
@@ -275,10 +268,7 @@ def tables_after(prompt: Prompt, args: argparse.Namespace, subject: Subject, edi
 def print_samples(subject: Subject, prompt: Prompt, args: argparse.Namespace, edit: Edit | None,
                   title: str) -> None:
     """Print continuations of the prompt, each up to its end-of-text."""
-    in_bfloat16 = args.dtype == 'bfloat16'
-    if args.dtype is None and subject.device.type == 'cuda':
-        in_bfloat16 = True
-    if in_bfloat16:
+    if subject.in_bfloat16:
         subject.model.bfloat16()  # most of the time goes into reading weights
     torch.manual_seed(args.seed)
     copies = prompt.idx.expand(args.num_samples, -1)
@@ -301,9 +291,8 @@ def all_edits(args: argparse.Namespace, subject: Subject, prompts: list[Prompt]
     Returns their texts by flag, one edit (None if there are none), and a line about each.
     """
     n_vocab = subject.model.config.n_vocab
-    parts = [phrases.read_edit(path, n_vocab) for path in args.edit]
-    parts.append(args.own_edits)
-    texts = {flag: [text for part in parts for text in part[flag]] for flag in EDIT_FLAGS}
+    saved = [phrases.read_edit(path, n_vocab) for path in args.edit]
+    texts = phrases.combined([*saved, args.own_edits])
     if not args.edits:
         return texts, None, []
     edit, lines = phrases.make_edit(
@@ -319,7 +308,7 @@ def run(argv: list[str]) -> None:
     json_file = output_path('--json', args.json, '.json')
     csv_file = output_path('--csv', args.csv, '.csv')
     edit_file = output_path('--save-edit', args.save_edit, '.json')
-    subject = load_subject(args.source, find_device(args.device))
+    subject = load_subject(args.source, find_device(args.device), args.dtype)
     print(subject.about())
     if args.export is not None:
         export(subject.model, args.export, getattr(torch, args.dtype or 'float32'))

@@ -71,10 +71,6 @@ class Parser(argparse.ArgumentParser):
         """Parse as argparse does, with each flag spelled as it was declared."""
         return super().parse_known_args(self.as_declared(args), namespace)
 
-    def parse_known_intermixed_args(self, args=None, namespace=None):
-        """Do the same where positional arguments may follow flags."""
-        return super().parse_known_intermixed_args(self.as_declared(args), namespace)
-
     def as_declared(self, words: list[str]) -> list[str]:
         """Spell the flags among words as they were declared."""
         declared = {flag.replace('_', '-'): flag for flag in self._option_string_actions}

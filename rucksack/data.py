@@ -39,12 +39,11 @@ def read_meta(folder: Path) -> dict:
         if meta['dtype'] != 'uint16':
             raise ValueError(f'dtype is {meta["dtype"]!r}, not uint16')
         for name in ('train', 'val'):
-            if type(meta['tokens'][name]) is not int:
-                raise TypeError(f'{name} has {meta["tokens"][name]!r} tokens')
-            if type(meta['sha256'][name]) is not str:
-                raise TypeError(f'{name} has no checksum')
+            kinds = (type(meta['tokens'][name]), type(meta['sha256'][name]))
+            if kinds != (int, str):
+                raise TypeError(f'{name} lacks its number of tokens or its checksum')
         return meta
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except Exception as error:  # a damaged file can raise anything
         raise UserError(f'{path} is damaged ({one_line(error)}); '
                         f'run python prepare.py {folder.name} --overwrite')
 
@@ -53,11 +52,9 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
     """Map the ids in NAME.bin into memory; UserError if its checksum or an id does not fit meta."""
     path = folder / f'{name}.bin'
     make_it_again = f'run python prepare.py {folder.name} --overwrite'
-    if not path.is_file():
-        raise UserError(f'{path} is missing; {make_it_again}')
-    data = np.zeros(0, np.uint8)
-    if path.stat().st_size > 0:  # an empty file cannot be mapped
-        data = np.memmap(path, np.uint8, mode='r')
+    if not path.is_file() or path.stat().st_size == 0:  # an empty file cannot be mapped
+        raise UserError(f'{path} is missing or empty; {make_it_again}')
+    data = np.memmap(path, np.uint8, mode='r')
     checksum = meta.get('sha256', {}).get(name)  # None in a folder that nanoGPT made
     if checksum and hashlib.sha256(data).hexdigest() != checksum:
         raise UserError(f'{path} does not match its checksum in meta.json; {make_it_again}')
@@ -65,7 +62,7 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
         raise UserError(f'{path} has {len(data)} bytes, but every id takes '
                         f'{BIN_DTYPE.itemsize}; {make_it_again}')
     ids = data.view(BIN_DTYPE)
-    if len(ids) > 0 and ids.max() >= meta['vocab_size']:
+    if ids.max() >= meta['vocab_size']:
         raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
                         f'{meta["vocab_size"]:,}; {make_it_again}')
     return ids

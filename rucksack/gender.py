@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,17 +12,14 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.common import UserError, progress
-from rucksack.likelihood import touched_note
+from rucksack.likelihood import score, touched_note
 from rucksack.paper import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.phrases import word_id
 from rucksack.subject import Subject
 from rucksack.table import Table
-from senses import edited, ends_of, touched
+from senses import edited, ends_of
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
-
-# Logits (fractions, n, V) after n prompts with a noun; each of the FRACTIONS is removed in turn.
-Intervention = Callable[['NounPrompts'], Tensor]
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class NounPrompts:
     is_noun: Tensor  # whether a token is part of the noun (n, T)
 
 
-@dataclass(frozen=True)
-class GenderRow:
+class GenderRow(NamedTuple):
     """A row of Table 5, means over nouns and prompts; fields are in the order of its columns."""
 
     change: str              # what was removed from nouns; '' for the unchanged model
@@ -115,16 +112,11 @@ def pronouns(subject: Subject) -> list[int]:
         raise UserError(f'{subject.name}: {error}')
 
 
-def single_token(subject: Subject, nouns: list[str]) -> list[str]:
-    """Choose the nouns that are a single token."""
-    return [noun for noun in nouns if len(subject.encode(f' {noun}')) == 1]
-
-
 def choose_sense(subject: Subject) -> int:
     """Find the sense whose removal leaves least bias: Table 15's prompts, single-token nouns."""
     she, he, _ = pronouns(subject)
     left = [0.0] * subject.model.config.n_sense
-    for noun in single_token(subject, NOUNS) or NOUNS:
+    for noun in subject.single_tokens(NOUNS) or NOUNS:
         prompts = prompts_on(subject, noun, ESTIMATION_PROMPTS)
         for sense in range(len(left)):
             off = without_sense(subject, sense, prompts)[-1]  # (n, V)
@@ -132,7 +124,7 @@ def choose_sense(subject: Subject) -> int:
     return left.index(min(left))
 
 
-def measure(subject: Subject, noun: str, intervene: Intervention) -> Tensor:
+def measure(subject: Subject, noun: str, intervene: Callable[[NounPrompts], Tensor]) -> Tensor:
     """Measure ratio, p(they) and p(they) / (p(she) + p(he)) after a noun: (3 fractions, 3 numbers).
 
     The fractions removed are none, all, and the one that works best on the prompts of Table 15.
@@ -163,7 +155,7 @@ def gender_rows(subject: Subject) -> list[GenderRow]:
         intervene = partial(without_sense, subject, sense)
     work = progress(NOUNS, f'gender, {subject.name}')
     found = torch.stack([measure(subject, noun, intervene) for noun in work])  # (nouns, 3, 3)
-    singles = [NOUNS.index(noun) for noun in single_token(subject, NOUNS)]
+    singles = [NOUNS.index(noun) for noun in subject.single_tokens(NOUNS)]
     ratio, they, they_share = found.mean(0).T  # (3 fractions,) each
     ratio_single = found[singles, :, 0].mean(0)
     columns = [
@@ -185,19 +177,11 @@ def reductions(ratio: Tensor) -> Tensor:
     return gone
 
 
-@torch.no_grad()
-def touched_prompts(subject: Subject) -> int:
-    """Count the prompts, over all nouns, with a token whose senses the subject's edit changes."""
-    n = 0
-    for noun in NOUNS:
-        prompts = prompts_on(subject, noun, PROMPTS)
-        idx = prompts.idx  # (n, T)
-        before = subject.model.senses(idx)  # (n, T, k, d)
-        is_touched = touched(before, subject.edit(idx, before))  # (n, T)
-        positions = torch.arange(idx.shape[1], device=subject.device)  # (T,)
-        is_text = positions <= prompts.last[:, None]  # (n, T), no padding
-        n += (is_touched & is_text).any(1).sum().item()
-    return n
+def touched_prompts(subject: Subject) -> list[str]:
+    """Say in how many prompts, over all nouns, the subject's edit touches a token."""
+    texts = [subject.encode(prompt.format(noun)) for noun in NOUNS for prompt in PROMPTS]
+    pairs = [(text, [subject.eot]) for text in texts]  # score reads all but the end-of-text
+    return touched_note(subject, score(subject, pairs, 'gender'), 'prompts')
 
 
 def gender_table(subjects: list[Subject], by_run: bool) -> Table:
@@ -206,11 +190,11 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
     touches = []
     for subject in subjects:
         if subject.edit:
-            n_prompts = len(NOUNS) * len(PROMPTS)
-            touches += touched_note(subject, touched_prompts(subject), n_prompts, 'prompts')
+            touches += touched_prompts(subject)
         as_it_is, off, best = gender_rows(subject)
         if by_run:  # ratios before, reductions after removing the sense
-            row = replace(as_it_is, reduction=off.reduction, reduction_single=off.reduction_single)
+            row = as_it_is._replace(
+                reduction=off.reduction, reduction_single=off.reduction_single)
             labelled = {f'{subject}; reduced {off.change}': row}
         else:
             labelled = {
@@ -218,8 +202,7 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
                 f'{subject}, {off.change}': off,
                 f'{subject}, {best.change}': best}
         for label, row in labelled.items():
-            _, *numbers = astuple(row)
-            rows.append([label, *numbers])
+            rows.append([label, *row[1:]])
     title = (f'Gender (Table 5): the larger of p(she) / p(he) and p(he) / p(she), {len(NOUNS)} '
              f'nouns in {len(PROMPTS)} prompts')
     columns = {
@@ -230,7 +213,7 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
         'reduction % ': '.0f',
         'they %': '.2f',
         'they / (she + he) %': '.2f'}
-    counts = sorted({len(single_token(subject, NOUNS)) for subject in subjects})
+    counts = sorted({len(subject.single_tokens(NOUNS)) for subject in subjects})
     n = ' or '.join(map(str, counts))  # models with other tokenizers have other nouns
     notes = [
         f"Single-token: the average over the {n} nouns that are one token, as in the paper's code.",

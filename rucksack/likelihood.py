@@ -7,7 +7,7 @@ import tarfile
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +30,7 @@ Pair = tuple[list[int], list[int]]  # ids of a context, and of its continuation;
 # Scores of continuations.
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """How likely n continuations are after their contexts, (n,) each."""
 
     logp: Tensor      # log-probability, in nats
@@ -50,18 +49,11 @@ def score(subject: Subject, pairs: list[Pair], what: str) -> Scores:
     longest_first = lengths.argsort(descending=True, stable=True)
     tokens = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // c.vocab_size)
     size = max(1, tokens // lengths.max().item())
-    n = len(texts)
-    logp = torch.zeros(n, dtype=torch.float64)
-    greedy = torch.zeros(n, dtype=torch.bool)
-    n_scored = torch.zeros(n, dtype=torch.long)
-    n_touched = torch.zeros(n, dtype=torch.long)
+    batches = []
     for batch in progress(longest_first.split(size), f'{what}, {subject.name}'):
-        scores = score_batch(subject, [texts[i] for i in batch])
-        logp[batch] = scores.logp
-        greedy[batch] = scores.greedy
-        n_scored[batch] = scores.n_scored
-        n_touched[batch] = scores.touched
-    return Scores(logp, greedy, n_scored, n_touched)
+        batches.append(score_batch(subject, [texts[i] for i in batch]))
+    as_given = longest_first.argsort()
+    return Scores(*(torch.cat(column)[as_given] for column in zip(*batches)))
 
 
 def inputs_and_targets(pair: Pair, block_size: int) -> tuple[Tensor, Tensor]:
@@ -154,8 +146,6 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
         raise UserError(f'{path} ({meta["vocab_size"]:,} ids) and {subject.name} '
                         f'({subject.encoding.n_vocab:,} ids) have different tokenizers; '
                         f'prepare the data with --like {subject.name}')
-    if len(ids) == 0:
-        raise UserError(f'{path} is empty; choose other data with --data')
     return ids.tolist(), path
 
 
@@ -210,11 +200,12 @@ def price(subject: Subject, unedited: Scores, scores: Scores) -> str:
             f'touched {scores.touched.sum().item():,} of {n:,} tokens')
 
 
-def touched_note(subject: Subject, n_touched: int, n: int, items: str) -> list[str]:
+def touched_note(subject: Subject, scores: Scores, items: str) -> list[str]:
     """Say how many items of a table the subject's edit touched, if it has an edit."""
     if not subject.edit:
         return []
-    return [f'{subject.name}: touched {n_touched:,} of {n:,} {items}']
+    n_touched = scores.touched.count_nonzero().item()
+    return [f'{subject.name}: touched {n_touched:,} of {len(scores.touched):,} {items}']
 
 
 # -----------------------------------------------------------------------------
@@ -336,8 +327,7 @@ def lambada_table(subjects: list[Subject], data: str | None) -> Table:
         scores = score(subject, pairs, 'LAMBADA')
         accuracy = 100 * scores.greedy.double().mean().item()
         rows.append([str(subject), perplexity(scores.logp, len(passages)), accuracy])
-        n_touched = scores.touched.count_nonzero().item()
-        notes += touched_note(subject, n_touched, len(passages), 'passages')
+        notes += touched_note(subject, scores, 'passages')
     title = f'LAMBADA (Table 2): the last word of {len(passages):,} passages'
     columns = {'': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
     return Table(title, columns, rows, notes)
@@ -392,54 +382,41 @@ def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
         n_tokens = sum(map(len, texts))
         logp = scores.logp
         rows.append([str(subject), perplexity(logp, n_words), perplexity(logp, n_tokens)])
-        n_touched = scores.touched.count_nonzero().item()
-        notes += touched_note(subject, n_touched, len(logp), 'windows of block_size tokens')
+        notes += touched_note(subject, scores, 'windows of block_size tokens')
     title = f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words'
     columns = {'': '', 'perplexity per word': '.1f', 'per token': '.1f'}
     return Table(title, columns, rows, notes)
 
 
 def blimp_table(subjects: list[Subject], data: str | None) -> Table:
-    """Score BLiMP (Table 2): how often the good sentence is likelier than the bad one."""
-    items = rows_of(BLIMP, subjects[0], data)
-    paradigms = defaultdict(list)  # (phenomenon, paradigm) -> its pairs of sentences
-    for phenomenon, paradigm, good, bad in items:
-        paradigms[phenomenon, paradigm].append((good, bad))
-    groups = defaultdict(list)  # phenomenon -> accuracies of all subjects in each of its paradigms
-    n_touched = [0] * len(subjects)
-    for (phenomenon, _), sentences in progress(sorted(paradigms.items()), 'BLiMP'):
-        accuracies = []
-        for i, subject in enumerate(subjects):
-            accuracy, n_of_paradigm = accuracy_on(subject, sentences)
-            accuracies.append(accuracy)
-            n_touched[i] += n_of_paradigm
-        groups[phenomenon].append(accuracies)
-    groups['mean of all'] = sum(groups.values(), [])
-    rows = []
-    for label, accuracies in groups.items():
-        means = [fmean(of_subject) for of_subject in zip(*accuracies)]
-        rows.append([f'{label} ({len(accuracies)})', *means])
-    title = (f'BLiMP (Table 2): % of {len(items):,} pairs whose good sentence is likelier, '
-             'means over (n) paradigms')
-    columns = {'': ''} | {str(subject): '.1f' for subject in subjects}
-    notes = []
-    for subject, n in zip(subjects, n_touched):
-        notes += touched_note(subject, n, 2 * len(items), 'sentences')
-    return Table(title, columns, rows, notes)
-
-
-def accuracy_on(subject: Subject, sentences: list[tuple[str, str]]) -> tuple[float, int]:
-    """Count how often, in %, the first sentence of two is likelier, and how many an edit touched.
+    """Score BLiMP (Table 2): how often the good sentence is likelier than the bad one.
 
     Each sentence is read after an end-of-text.
     """
-    pairs = []
-    for good, bad in sentences:
-        pairs.append(([subject.eot], subject.encode(good)))
-        pairs.append(([subject.eot], subject.encode(bad)))
-    longest = max(len(ids) for _, ids in pairs)
-    subject.needs_length(longest, 'a sentence has')
-    scores = score(subject, pairs, 'BLiMP')
-    is_right = scores.logp[0::2] > scores.logp[1::2]
-    accuracy = 100 * is_right.double().mean().item()
-    return accuracy, scores.touched.count_nonzero().item()
+    items = rows_of(BLIMP, subjects[0], data)
+    sentences = [sentence for _, _, good, bad in items for sentence in (good, bad)]
+    right = []
+    notes = []
+    for subject in subjects:
+        pairs = [([subject.eot], subject.encode(sentence)) for sentence in sentences]
+        longest = max(len(ids) for _, ids in pairs)
+        subject.needs_length(longest, 'a sentence has')
+        scores = score(subject, pairs, 'BLiMP')
+        right.append(scores.logp[0::2] > scores.logp[1::2])
+        notes += touched_note(subject, scores, 'sentences')
+    percent = 100 * torch.stack(right, dim=1).double()  # (items, subjects), 0 or 100
+    paradigms = defaultdict(list)  # (phenomenon, paradigm) -> places of its items
+    for i, (phenomenon, paradigm, _, _) in enumerate(items):
+        paradigms[phenomenon, paradigm].append(i)
+    groups = defaultdict(list)  # phenomenon -> accuracies (subjects,) in each of its paradigms
+    for (phenomenon, _), chosen in sorted(paradigms.items()):
+        groups[phenomenon].append(percent[chosen].mean(0))
+    groups['mean of all'] = sum(groups.values(), [])
+    rows = []
+    for label, accuracies in groups.items():
+        means = torch.stack(accuracies).mean(0)
+        rows.append([f'{label} ({len(accuracies)})', *means.tolist()])
+    title = (f'BLiMP (Table 2): % of {len(items):,} pairs whose good sentence is likelier, '
+             'means over (n) paradigms')
+    columns = {'': ''} | {str(subject): '.1f' for subject in subjects}
+    return Table(title, columns, rows, notes)

@@ -1,6 +1,7 @@
 """The tables of sample.py: what senses say, and what makes a prediction."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,10 +56,8 @@ def show(subject: Subject, phrase: tuple[str, SensesOf | None], edit: Edit | Non
     rows = []
     for l in numbers:
         norm = C[l].norm().item()
-        raised = slice(0, 8)
-        lowered = slice(8, 16)
-        rows.append(([l, norm, '+'], ids[l, raised], logits[l, raised]))
-        rows.append((['', '', '-'], ids[l, lowered], logits[l, lowered]))
+        rows.append(([l, norm, '+'], ids[l, :8], logits[l, :8]))
+        rows.append((['', '', '-'], ids[l, 8:], logits[l, 8:]))
     title = (f'{what}: the words that each sense raises (+) and lowers (-) most, '
              'in logits at weight 1')
     return ranking(subject, title, {'sense': 'd', 'norm': '.1f', '': ''}, rows)
@@ -66,7 +65,7 @@ def show(subject: Subject, phrase: tuple[str, SensesOf | None], edit: Edit | Non
 
 def separate(subject: Subject, pair: tuple[str, str]) -> Table:
     """Rank senses by how strongly they separate two words, on average over the vocabulary."""
-    a, b = pair_ids(subject, pair)
+    a, b = word_ids(subject, pair)
     scores = senses.separation(subject.model, None, a, b)  # (V, k)
     mean_size = scores.abs().mean(0)  # (k,)
     rows = []
@@ -81,7 +80,7 @@ def separate(subject: Subject, pair: tuple[str, str]) -> Table:
 
 def separate_words(subject: Subject, pair: tuple[str, str], words: list[str]) -> Table:
     """Measure how far each sense of each word separates a pair, C . (E_a - E_b): a row per word."""
-    a, b = pair_ids(subject, pair)
+    a, b = word_ids(subject, pair)
     rows = []
     for word in words:
         last_piece = phrases.pieces_of(subject.encoding, word)[-1]
@@ -93,9 +92,9 @@ def separate_words(subject: Subject, pair: tuple[str, str], words: list[str]) ->
     return Table(title, columns, rows)
 
 
-def pair_ids(subject: Subject, pair: tuple[str, str]) -> list[int]:
-    """Find the ids of the two words of a pair."""
-    return [word_id(subject.encoding, word) for word in pair]
+def word_ids(subject: Subject, words: Sequence[str]) -> list[int]:
+    """Find the ids of words."""
+    return [word_id(subject.encoding, word) for word in words]
 
 
 def plus_and_minus(subject: Subject, a: int, b: int) -> str:
@@ -168,7 +167,7 @@ def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edi
 
     Two words also get their log odds, ln(p(first) / p(second)).
     """
-    ids = [word_id(subject.encoding, word) for word in words]
+    ids = word_ids(subject, words)
     edits = {'': None}
     if edit is not None:
         edits[' after'] = edit
@@ -197,7 +196,7 @@ def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: E
     occurrences, if the prompt has any; then the sum over all other tokens; then the log odds.
     """
     model = subject.model
-    a, b = pair_ids(subject, pair)
+    a, b = word_ids(subject, pair)
     E = model.wte.weight.detach()  # (V, d)
     v = E[a] - E[b]  # (d,)
     rows = []
@@ -268,7 +267,7 @@ def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) 
     model = subject.model
     encoding = subject.encoding
     probs = senses.predict(model, idx, edit)  # (V,)
-    ids = [word_id(encoding, word) for word in words]
+    ids = word_ids(subject, words)
     if not ids:
         ids = [probs.argmax().item()]
     E = model.wte.weight.detach()  # (V, d)

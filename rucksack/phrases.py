@@ -8,7 +8,7 @@ is loaded. Last, the model and its encoding turn words into ids and phrases into
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,11 @@ def word_list(text: str) -> list[str]:
         return [line.strip() for line in read_lines(text)]
     words = [word.strip() for word in text.split(',')]
     return words if all(words) else [text]
+
+
+def phrase_lists(texts: list[str]) -> list[str]:
+    """Expand lists to one phrase per word, text after text."""
+    return [phrase for text in texts for phrase in phrase_list(text)]
 
 
 def phrase_list(text: str) -> list[str]:
@@ -161,7 +166,7 @@ def write_out(texts: dict[str, list[str]]) -> dict[str, list[str]]:
     """Expand lists in the values of EDIT_FLAGS to one phrase per word."""
     phrases = dict(texts)
     for flag in ('senses_off', 'senses_scale', 'replace'):
-        phrases[flag] = [phrase for text in texts[flag] for phrase in phrase_list(text)]
+        phrases[flag] = phrase_lists(texts[flag])
     phrases['topic'] = [bag_text(text) for text in texts['topic']]
     return phrases
 
@@ -181,7 +186,7 @@ def parse_edits(texts: dict[str, list[str]]) -> dict[str, list]:
     for flag, parse in EDIT_FLAGS.items():
         edits[flag] = [parse(text) for text in texts[flag]]
     if len(edits['topic']) != len(edits['strength']):
-        raise UserError('--strength goes with --topic: give one for each topic')
+        raise UserError('--strength goes with --topic: give one for each topic, or one for all')
     factors = [factor for _, factor in edits['senses_scale']]
     factors += [max(weights) for weights in edits['strength']]
     product = math.prod(max(1, abs(factor)) for factor in factors)
@@ -208,9 +213,10 @@ def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
         check_parts(file, {'vocabulary': int, 'edits': dict}, 'the file')
         texts = file['edits']
         check_parts(texts, dict.fromkeys(EDIT_FLAGS, list), 'edits')
-        for flag, parse in EDIT_FLAGS.items():
-            for text in texts[flag]:
-                check_phrase(flag, text, parse)
+        for flag, items in texts.items():
+            for item in items:
+                if not isinstance(item, str):
+                    raise ValueError(f'{flag} has {item!r}; every item must be a string')
         parse_edits(texts)
         if file['vocabulary'] != n_vocab:
             raise ValueError(f'vocabulary is {file["vocabulary"]}, but this model has {n_vocab} '
@@ -218,6 +224,11 @@ def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
         return texts
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'{path}: {one_line(error)}')
+
+
+def combined(edits: list[dict[str, list[str]]]) -> dict[str, list[str]]:
+    """Append the values of each of EDIT_FLAGS, one edit after another."""
+    return {flag: [text for texts in edits for text in texts[flag]] for flag in EDIT_FLAGS}
 
 
 def check_parts(found, parts: dict[str, type], where: str) -> None:
@@ -230,16 +241,6 @@ def check_parts(found, parts: dict[str, type], where: str) -> None:
     for name, kind in parts.items():
         if type(found[name]) is not kind:
             raise ValueError(f'{name} is {found[name]!r}; it must be of type {kind.__name__}')
-
-
-def check_phrase(flag: str, text, parse: Callable) -> None:
-    """Raise ValueError, with the name of the flag, unless the text can be parsed."""
-    if not isinstance(text, str):
-        raise ValueError(f'{flag} has {text!r}; every item must be a string')
-    try:
-        parse(text)
-    except UserError as error:
-        raise ValueError(f'{flag}: {error}')
 
 
 # -----------------------------------------------------------------------------

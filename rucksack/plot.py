@@ -46,9 +46,11 @@ def plot(folders: list[str], file: Path) -> Table:
         raise UserError('plot needs matplotlib; run pip install matplotlib')
     runs = [read_run(folder) for folder in folders]
     figure, axes = plt.subplots(figsize=(8, 4.5), layout='constrained')
+    rows = []
     for run in runs:
         style = '-' if run.is_backpack else '--'
         axes.plot(run.tokens, run.losses, label=run.name, linestyle=style)
+        rows.append([run.name, run.tokens[-1], run.losses[-1], min(run.losses)])
     axes.set(xlabel='million tokens', ylabel='nats per token on held-out text', yscale='log')
     axes.yaxis.set_major_formatter('{x:g}')
     axes.yaxis.set_minor_formatter('{x:g}')
@@ -59,9 +61,6 @@ def plot(folders: list[str], file: Path) -> Table:
     figure.savefig(svg, format='svg')
     plt.close(figure)
     write_file(file, svg.getvalue())
-    rows = []
-    for run in runs:
-        rows.append([run.name, run.tokens[-1], run.losses[-1], min(run.losses)])
     columns = {
         '': '',
         'tokens, M': ',.1f',

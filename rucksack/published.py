@@ -62,10 +62,18 @@ def from_pretrained(source: str | Path) -> Backpack:
 def load_weights(source: str | Path) -> tuple[Backpack, Training | None]:
     """Load a model, and how it was trained if source is a checkpoint of train.py."""
     path = find(source)
+    training = None
     if path.is_dir():
-        return from_published(path), None
-    checkpoint = load_file(path)
-    return from_checkpoint(checkpoint, path), training_of(checkpoint)
+        model = from_published(path)
+    else:
+        checkpoint = load_file(path)
+        model = from_checkpoint(checkpoint, path)
+        training = training_of(checkpoint)
+    n_vocab = model.config.n_vocab
+    if model.tokenizer is not None and vocab_size(model.tokenizer) != n_vocab:
+        raise UserError(f'{path}: its tokenizer has {vocab_size(model.tokenizer):,} ids, but its '
+                        f'model has {n_vocab:,}; use the tokenizer of the model')
+    return model, training
 
 
 def find(source: str | Path) -> Path:
@@ -191,9 +199,6 @@ def from_published(folder: Path) -> Backpack:
     model.tokenizer = GPT2  # with 50,257 ids it is GPT-2's, and needs no file
     if config.n_vocab != GPT2_VOCAB:
         model.tokenizer = read_tokenizer(folder)
-    if model.tokenizer and vocab_size(model.tokenizer) != config.n_vocab:
-        raise UserError(f'{folder}: its tokenizer has {vocab_size(model.tokenizer):,} ids, '
-                        f'but its model has {config.n_vocab:,}; use the tokenizer of the model')
     return model
 
 

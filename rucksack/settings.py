@@ -43,7 +43,7 @@ class SettingsParser(Parser):
 
     def parse(self, words: list[str]) -> dict:
         """Parse settings in words, config files as 'configs'; UserError for an unknown one."""
-        args, unknown = self.parse_known_intermixed_args(words)
+        args, unknown = self.parse_known_intermixed_args(self.as_declared(words))
         if unknown:
             name = unknown[0].partition('=')[0].lstrip('-')
             near = difflib.get_close_matches(name, self.names, 1, cutoff=0.75)

@@ -29,6 +29,8 @@ class Subject:
         self.is_toy = self.encoding.name == 'words'  # its texts are from rucksack/toy.py
         self.device = self.model.wte.weight.device
         self.eot = self.encoding.eot_token
+        on_cuda = self.device.type == 'cuda'
+        self.in_bfloat16 = self.dtype == 'bfloat16' or (self.dtype is None and on_cuda)
 
     def __str__(self) -> str:
         return f'{self.kind} {self.name}'
@@ -37,12 +39,13 @@ class Subject:
         """Encode a text."""
         return self.encoding.encode_ordinary(text)
 
+    def single_tokens(self, words: list[str]) -> list[str]:
+        """Choose the words that are one token inside a text."""
+        return [word for word in words if len(self.encode(f' {word}')) == 1]
+
     def autocast(self) -> torch.autocast:
         """Return the autocast context in which the model scores and writes texts."""
-        dtype = self.dtype
-        if dtype is None and self.device.type == 'cuda':
-            dtype = 'bfloat16'
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == 'bfloat16')
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.in_bfloat16)
 
     def about(self) -> str:
         """Describe the model in a line."""
@@ -80,7 +83,4 @@ def load_subject(name: str | None, device: str, dtype: str | None = None) -> Sub
             why = '; out/ has no Backpack yet'
     model, training = load_weights(name)
     encoding = load_tokenizer(model.tokenizer)
-    if encoding.n_vocab != model.config.n_vocab:
-        raise UserError(f'{name} has {model.config.n_vocab} ids, but its tokenizer has '
-                        f'{encoding.n_vocab}; choose another model')
     return Subject(name, model.to(device), encoding, dtype, why, training=training)

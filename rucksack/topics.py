@@ -13,7 +13,7 @@ from rucksack import toy
 from rucksack.common import progress
 from rucksack.likelihood import Pair, perplexity, score
 from rucksack.paper import TOPICS
-from rucksack.phrases import bag_ids
+from rucksack.phrases import bag_ids, word_id
 from rucksack.subject import Subject
 from rucksack.table import Table
 from senses import STRENGTHS, affinities, topic
@@ -214,8 +214,6 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
     if own.is_toy:
         labels = toy.TOPICS
         default_steps = TOY_STEP_SIZES
-    for subject in subjects:
-        subject.needs_length(2, 'topic needs')
     length = min(length, *(subject.model.config.block_size - 1 for subject in subjects))
     bags = {label: bag_ids(own.encoding, TOPICS[label]) for label in labels}
     scores = affinities(own.model, list(bags.values()))  # (bags, V, k)
@@ -231,7 +229,8 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
         for step in (0.0, *(step_sizes or default_steps)):
             generators = {}
             for label, bag in bags.items():
-                single = single_tokens(subject, TOPICS[label]) or bag
+                words = subject.single_tokens(TOPICS[label])
+                single = [word_id(subject.encoding, word) for word in words] or bag
                 generators[label] = partial(
                     pplm, subject.model, bag=single, step=step, length=length)
             row, more_lines = topic_row(subject, f', PPLM {step:g}', generators, n_texts, seed)
@@ -252,9 +251,3 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
         f'{min(n_texts, TEXTS_AT_ONCE)} texts are generated at a time.',
         'The first text that has its topic (Tables 16-18):', *lines]
     return Table(title, columns, rows, notes)
-
-
-def single_tokens(subject: Subject, words: list[str]) -> list[int]:
-    """Find the ids of the words that are one token: the bags that PPLM takes."""
-    pieces = [subject.encode(f' {word}') for word in words]
-    return [ids[0] for ids in pieces if len(ids) == 1]

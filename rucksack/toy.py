@@ -179,7 +179,6 @@ def synonym_contexts(pairs: str, contexts: list[str], seed: int) -> dict:
 
 CONTEXTS = synonym_contexts(ADJECTIVES, THINGS, seed=1) | synonym_contexts(ADVERBS, ACTS, seed=2)
 SYNONYMS = [(a, b, s) for a, (b, s, _, _) in CONTEXTS.items()]
-KINDS = {'role': 0.40, 'product': 0.15, 'topic': 0.28, 'synonym': 0.12, 'homograph': 0.05}
 
 
 class Dice:
@@ -268,8 +267,8 @@ def homograph_story(dice: Dice) -> str:
     return ' '.join(lines)
 
 
-TELL = {'role': role_story, 'product': product_story, 'topic': topic_story,
-        'synonym': synonym_story, 'homograph': homograph_story}
+KINDS = {role_story: 0.40, product_story: 0.15, topic_story: 0.28, synonym_story: 0.12,
+         homograph_story: 0.05}
 
 
 def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
@@ -282,7 +281,7 @@ def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
     dice = Dice(seed)
     for _ in range(n):
         dice.nats = 0.0
-        kind = dice.pick(KINDS, list(KINDS.values()))
-        text = TELL[kind](dice)
+        tell = dice.pick(KINDS, list(KINDS.values()))
+        text = tell(dice)
         stories.append((text, dice.nats))
     return stories

@@ -416,7 +416,7 @@ DAMAGED = {  # what is wrong with a file -> its contents, and what the error has
     'a part that is a number': (saved(edits=with_part(senses_scale=1)), 'senses_scale is 1'),
     'no strength': (saved(edits=with_part(strength=[])), '--strength'),
     'a strength too many': (saved(edits=with_part(strength=['1', '2', '3'])), '--strength'),
-    'malformed': (saved(edits=with_part(senses_off=['nurse'])), "senses_off: 'nurse'")}
+    'malformed': (saved(edits=with_part(senses_off=['nurse'])), "'nurse' is not WORD:SENSES")}
 
 
 @pytest.mark.parametrize('contents, wrong', DAMAGED.values(), ids=DAMAGED.keys())

@@ -90,8 +90,7 @@ def test_a_row_has_the_share_and_the_perplexity_of_its_texts(monkeypatch):
 def test_a_bag_of_pplm_has_the_words_that_are_one_token():
     """Words that the vocabulary spells out are left out."""
     s = toy_subject()
-    music, guitar = s.encode(' music guitar')
-    assert topics.single_tokens(s, ['music', 'zebra', 'guitar']) == [music, guitar]
+    assert s.single_tokens(['music', 'zebra', 'guitar']) == ['music', 'guitar']
 
 
 def test_a_transformer_that_reads_token_by_token_is_the_same():

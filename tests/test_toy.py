@@ -153,7 +153,7 @@ def test_the_surprisal_is_that_of_the_choices(stories):
         assert [len(set(of_sentence)) for of_sentence in topics] == [1] * 6
         n_words = sum(len(of_sentence) for of_sentence in topics)
         choices = math.log(8) + 6 * math.log(n_lines) + n_words * math.log(13)
-        choices -= math.log(world.KINDS['topic'])
+        choices -= math.log(world.KINDS[world.topic_story])
         for before, after in zip(topics, topics[1:]):
             is_same = before[0] == after[0]
             choices -= math.log(stay if is_same else world.WANDER / 8)
@@ -161,7 +161,7 @@ def test_the_surprisal_is_that_of_the_choices(stories):
         assert nats == pytest.approx(choices)
     share_of_topic_stories = len(stays) / 5 / len(stories)
     assert np.mean(stays) == pytest.approx(stay, abs=0.01)
-    assert share_of_topic_stories == pytest.approx(world.KINDS['topic'], abs=0.01)
+    assert share_of_topic_stories == pytest.approx(world.KINDS[world.topic_story], abs=0.01)
 
 
 @pytest.mark.parametrize('noun', ['nurse', 'mechanic', 'cook'])
