@@ -18,6 +18,7 @@ import eval as tables
 import sample
 from model import Backpack, Config
 from rucksack import gender, timing
+from rucksack.checkpoint import Training
 from rucksack.likelihood import held_out, windows
 from rucksack.published import BUNDLED
 from rucksack.subject import load_subject
@@ -194,6 +195,29 @@ def test_csv_has_the_rows_of_all_tables(runs, capsys):
     assert [row['table'] for row in rows] == [name for name in found for _ in found[name]]
     perplexities = [float(row['perplexity']) for row in rows if row['table'] == 'loss']
     assert perplexities == [row[LOSS] for row in found['loss']]
+
+
+def test_the_data_of_a_loss_can_be_anywhere(runs, capsys):
+    """A folder in data/, one elsewhere, or a .bin file in either."""
+    expected = rows_of(capsys, 'loss', '--from=out/run')
+    shutil.copytree('data/tiny', 'elsewhere')
+    for data in ('tiny', 'tiny/val.bin', 'elsewhere', 'elsewhere/val.bin'):
+        assert rows_of(capsys, 'loss', '--from=out/run', f'--data={data}') == expected
+
+
+def test_timing_is_as_the_model_was_trained(monkeypatch):
+    """In its number format, compiled or not."""
+    asked = []
+
+    def timing_table(config, machine, compile):
+        asked.append((machine.dtype, compile))
+
+    monkeypatch.setattr(tables, 'timing_table', timing_table)
+    for dtype, compile in (('float64', True), ('float32', False)):
+        subject = toy_subject()
+        subject.training = Training('tiny', 480, dtype, compile)
+        tables.time_subject(subject, Namespace(device='cpu', dtype=None))
+    assert asked == [('float64', True), ('float32', False)]
 
 
 # -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -138,6 +139,23 @@ def test_the_best_fraction_is_never_worse_than_none_or_all(k, seed, on_the_promp
     assert best.reduction == pytest.approx(100 * (as_it_is.ratio - best.ratio) / excess)
 
 
+def test_the_fraction_is_chosen_on_other_prompts():
+    """It is the best on the prompts of Table 15, which is not the best on those of Table 14."""
+    s = toy_subject(seed=28, block_size=128)  # for which the two differ
+    intervene = partial(gender.without_sense, s, 1)
+    she, he, _ = gender.pronouns(s)
+
+    def ratios(prompts: list[str]) -> Tensor:
+        return gender.bias_ratio(intervene(gender.prompts_on(s, 'nurse', prompts)), she, he)
+
+    best = ratios(gender.ESTIMATION_PROMPTS).argmin().item()
+    own = ratios(gender.PROMPTS)  # (fractions,)
+    assert 0 < best < len(FRACTIONS) - 1
+    assert best != own.argmin()
+    _, _, with_best = gender.measure(s, 'nurse', intervene)
+    assert with_best[0].item() == pytest.approx(own[best].item())
+
+
 def test_the_mean_is_over_all_nouns_and_over_those_of_one_piece(monkeypatch):
     """The columns of one piece are those of a run with these nouns alone."""
     s = toy_subject(block_size=128)
@@ -238,6 +256,17 @@ def test_padding_is_not_a_token_that_an_edit_touched(monkeypatch):
     assert (prompts.idx == 0).any()
     note, = gender.touched_prompts(off)
     assert f'touched 0 of {2 * len(gender.PROMPTS)} prompts' in note
+
+
+def test_prompts_that_an_edit_touched_are_counted(monkeypatch):
+    """Those with its word in them, for each noun."""
+    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
+    s = toy_subject(block_size=128)
+    off = replace(s, edit=scale_senses([word_id(s.encoding, 'said')], [0], 0.0))
+    n = sum(' said' in prompt for prompt in gender.PROMPTS)
+    assert 0 < n < len(gender.PROMPTS)
+    note, = gender.touched_prompts(off)
+    assert f'touched {2 * n} of {2 * len(gender.PROMPTS)} prompts' in note
 
 
 def test_models_of_other_words_have_other_single_token_nouns(monkeypatch):

@@ -287,6 +287,18 @@ def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
     assert numbers == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.parametrize('raw, clean', [
+    ("dogs ' bone", "dogs' bone"), ('1 @,@ 000', '1,000'), ('a : b', 'a: b'), ('a ; b', 'a; b'),
+    ('a . b', 'a. b'), ('a ! b', 'a! b'), ('a ? b', 'a? b'), ('a , b', 'a, b'), ('( a )', '(a)'),
+    ('[ a ]', '[a]'), ('{ a }', '{a}'), ('" a "', '"a"'), ("' a '", "'a'"),
+    (' = = = A = = = ', ' === A === '), (' = = = = A = = = = ', ' ==== A ==== '),
+    (' = = A = = ', ' == A == '), ('5 \u00b0 C', '5\u00b0C'), ('a \n b', 'a\nb'),
+    ('a N b', 'a 1 b'), ("it 's", "it's")])
+def test_each_rule_of_the_harness(raw, clean):
+    """Tokens of WikiText are joined as EleutherAI's harness joins them."""
+    assert likelihood.detokenized(raw) == clean
+
+
 # -----------------------------------------------------------------------------
 # Where rows come from.
 

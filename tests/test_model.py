@@ -194,7 +194,7 @@ def with_gradients(value: Tensor, inputs: list[Tensor]) -> list[Tensor | None]:
 def plain(model: Backpack, idx: Tensor, C: Tensor | None = None) -> Tensor:
     """The Backpack as the paper defines it, the five lines at the top of model.py."""
     h = model.contextualizer(model.wte(idx))
-    C = model.senses(idx) if C is None else C
+    C = model.sense_network(model.wte(idx)) if C is None else C
     alpha = model.sense_weights(h)
     o = weighted_sum(alpha, C)
     return model.project(o)
@@ -221,6 +221,14 @@ def test_forward_is_the_five_equations_of_given_senses(seed):
     assert_close(found, with_gradients(plain(model, idx, C), inputs))
 
 
+def test_senses_in_a_compiled_model_are_the_same(monkeypatch):
+    """There the senses of every token are computed, not of every distinct id."""
+    model = lively()
+    expected = model.senses(text())
+    monkeypatch.setattr(torch.compiler, 'is_compiling', lambda: True)
+    assert_close(model.senses(text()), expected)
+
+
 def some_targets(idx: Tensor) -> Tensor:
     """Targets of the ids (B, T); about a fifth of them is -1, and does not count."""
     targets = idx.roll(1, 1).where(torch.rand(idx.shape) < 0.8, -1)
@@ -244,6 +252,58 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(seed, n_sense, monkeypatch)
     expected = with_gradients(entropy, inputs)
     assert_close(with_gradients(loss, inputs), expected)
     assert_close(with_gradients(of_distinct_ids, inputs), expected)
+
+
+def test_the_loss_makes_few_logits_at_a_time(monkeypatch):
+    """With room for 9 positions, no product with E has more."""
+    monkeypatch.setattr(model_py, 'LOGITS_IN_MEMORY', 40 * 9)
+    model = lively()
+    sizes = []
+    linear = F.linear
+
+    def watched(x, weight, bias=None):
+        if weight is model.wte.weight:
+            sizes.append(len(x))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(F, 'linear', watched)
+    model(text(), text())
+    assert sizes == [9, 9, 2]
+
+
+def test_work_is_saved_where_it_is_said_to_be(monkeypatch):
+    """Senses of distinct ids alone, 37% of alpha at 512 tokens; generate has senses once a token.
+
+    Distinct ids are padded to a multiple of 64.
+    """
+    model = lively(block_size=512)
+    idx = text(512)
+    rows = []
+    cells = []
+    softmax = model_py.causal_softmax
+
+    def watched(query, key):
+        cells.append(query.shape[2] * key.shape[2])
+        return softmax(query, key)
+
+    monkeypatch.setattr(model_py, 'causal_softmax', watched)
+    model.sense_network.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    DistinctIds(model)(*inputs_of(idx, idx, 'cpu'))
+    assert rows == [64]
+    assert 1 - sum(cells) / 512 ** 2 == pytest.approx(0.375)
+    rows.clear()
+    model.generate(text(4, 1), 5)
+    assert rows[1:] == [1, 1, 1, 1]
+
+
+def test_dropout_is_in_the_contextualizer_alone():
+    """In training alpha varies and senses do not; in evaluation nothing does."""
+    model = lively(dropout=0.5).train()
+    idx = text()
+    assert not torch.equal(model.alpha(idx), model.alpha(idx))
+    assert torch.equal(model.senses(idx), model.senses(idx))
+    model.eval()
+    assert torch.equal(model.alpha(idx), model.alpha(idx))
 
 
 @pytest.mark.parametrize('n_sense', [0, 3])
@@ -388,6 +448,19 @@ def test_ids_are_drawn_by_softmax_of_the_top_k(top_k, kept):
     logits = torch.tensor([[1.0, 3.0, -2.0, 2.5]])
     odds = (logits / 0.7).exp() * torch.tensor(kept)
     assert_close(next_token_probs(logits, 0.7, top_k), odds / odds.sum())
+
+
+def test_generate_draws_as_it_is_asked_to(monkeypatch):
+    """temperature and top_k go to next_token_probs at each step."""
+    asked = []
+
+    def watched(logits, *how):
+        asked.append(how)
+        return next_token_probs(logits, *how)
+
+    monkeypatch.setattr(model_py, 'next_token_probs', watched)
+    lively().generate(text(4), 3, 0.7, 5)
+    assert asked == [(0.7, 5)] * 3
 
 
 def test_huge_logits_overflow_no_probability():

@@ -11,12 +11,14 @@ EMBEDDINGS = ('wte.weight', 'wpe.weight')
 RATES = (1e-3, 0.1, (0.9, 0.95))  # learning rate, weight decay, betas
 
 
+@pytest.mark.parametrize('loaded_lr', [1.0, 0.3])
 @pytest.mark.parametrize('n_sense', [0, 3])
 @pytest.mark.parametrize('decay_embeddings', [True, False])
-def test_adamw_decays_matrices(decay_embeddings, n_sense):
+def test_adamw_decays_matrices(decay_embeddings, n_sense, loaded_lr):
     """It decays matrices, embeddings if asked to, nothing else; each parameter is in a group."""
     model = lively(n_sense=n_sense)
-    adamw, = make_optimizers(model, 'adamw', *RATES, decay_embeddings=decay_embeddings)
+    adamw, = make_optimizers(
+        model, 'adamw', *RATES, decay_embeddings=decay_embeddings, loaded_lr=loaded_lr)
     decays = {}
     for group in adamw.param_groups:
         decays |= dict.fromkeys(group['params'], group['weight_decay'])
@@ -57,17 +59,17 @@ def test_muon_moves_each_part_of_a_stack_by_itself(name, n_parts):
     n_embd = model.config.n_embd
     weight = model.get_submodule(name).weight
     _, muon = make_optimizers(model, 'muon', *RATES, muon_lr=0.02)
-    for p in model.parameters():
-        p.grad = torch.randn_like(p)
     parts = [nn.Parameter(part.clone()) for part in weight.detach().split(n_embd)]
-    for part, grad in zip(parts, weight.grad.split(n_embd)):
-        part.grad = grad.clone()
     alone = torch.optim.Muon(parts, lr=0.02, weight_decay=0.1, adjust_lr_fn='match_rms_adamw')
-    for _ in range(2):  # the first step has no momentum yet
+    for _ in range(3):  # the first step has no momentum yet
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        for part, grad in zip(parts, weight.grad.split(n_embd)):
+            part.grad = grad.clone()
         muon.step()
         alone.step()
     assert len(parts) == n_parts
-    rounding = 0.02 * 0.2 * n_embd ** 0.5 * 0.05  # torch's multiplies in bfloat16
+    rounding = 0.02 * 0.2 * n_embd ** 0.5 * 0.08  # torch's multiplies in bfloat16
     assert torch.allclose(weight, torch.cat(parts), rtol=0, atol=rounding)
 
 

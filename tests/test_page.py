@@ -1,5 +1,6 @@
 """Claims about the page of sample.py --html, in a headless Chromium: its numbers are PyTorch's."""
 
+import copy
 import itertools
 import json
 import lzma
@@ -18,11 +19,12 @@ from torch import Tensor
 import sample
 from model import Backpack, Config, Edit
 from rucksack import page as page_module
+from rucksack import paper
 from rucksack.page import in_8_bits, rounded, write_page
 from rucksack.phrases import EDIT_FLAGS, PROMPT, make_edit, parse_edits, word_forms
 from rucksack.subject import Subject, load_subject
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
-from senses import explain, replace_word, scale_senses
+from senses import explain, predict, replace_word, scale_senses
 
 WITHIN = 1e-4  # a probability of the page against PyTorch's
 
@@ -365,6 +367,30 @@ def test_in_8_bits_a_weight_moves_half_a_step():
     scale, whole = in_8_bits(weights)
     error = (scale[:, None] * whole - weights).abs().amax(1)  # (50,)
     assert (error <= 0.501 * scale).all()
+
+
+def test_the_page_says_how_much_rounding_changes(monkeypatch):
+    """How often the likeliest word is the same, and the median of the largest changes."""
+    s = toy_subject(block_size=64)
+    other = copy.deepcopy(s.model)
+    torch.manual_seed(0)
+    for p in other.parameters():
+        p.data += 0.03 * torch.randn_like(p)
+    monkeypatch.setattr(page_module, 'rounded', lambda model: other)
+    same = []
+    changes = []
+    prompts = [prompt.format(noun) for noun in paper.NOUNS for prompt in paper.PROMPTS]
+    for prompt in prompts[::2][:200]:
+        idx = torch.tensor([s.encode(prompt)[-64:]])
+        p = predict(s.model, idx, None)
+        q = predict(other, idx, None)
+        same.append(p.argmax() == q.argmax())
+        changes.append((p - q).abs().max())
+    share = sum(same) / 200
+    said = page_module.agreement(s)
+    assert 0 < share < 1
+    assert f' {share:.1%}, ' in said
+    assert f' {torch.stack(changes).median():.4f}.' in said
 
 
 def test_a_larger_model_is_rounded(tab, tmp_path):

@@ -701,6 +701,16 @@ def test_a_bad_command_is_one_line(command, offending, out, capsys):
     assert [path.name for path in Path().iterdir()] == ['out']
 
 
+def test_control_characters_do_not_reach_the_terminal(out, capsys):
+    """Neither in tables, nor in texts, nor in errors."""
+    evil = 'The nurse\x1b[31m\x07\u202e'
+    said = say(sample, capsys, '--start', evil, '--explain', 'she')
+    said += say(sample, capsys, '--start', evil, '--probs', 'she')
+    said += say(sample, capsys, '--start', evil, *SHORT)
+    said += error_of(sample, capsys, '--from', evil)
+    assert not set(evil).intersection(said).intersection('\x1b\x07\u202e')
+
+
 @pytest.mark.parametrize('command', [
     '--senses-off nurse:1', '--senses-scale nurse:1=2', '--replace nurse:she->he',
     '--topic music', '--show nurse', '--find she/he', '--similar nurse', '--explain',

@@ -7,8 +7,11 @@ import pytest
 import torch
 from helpers import ROOT, SMALL, error_of
 
+import eval as tables
+import prepare
+import sample
 import train
-from model import Backpack
+from model import SIZES, Backpack
 from train import Settings, config_of, parse_args
 
 CONFIGS = sorted(path.stem for path in (ROOT / 'config').glob('*.py'))
@@ -172,6 +175,12 @@ def test_the_papers_sizes_train_as_published(name):
     assert s.learning_rate == 6e-4
     assert (s.beta1, s.beta2) == (0.9, 0.999)
     assert s.decay_embeddings is False
+    size = 'mini' if name == 'senses' else name.removeprefix('train_')
+    assert {key: getattr(s, key) for key in SIZES[size]} == SIZES[size]
+    assert s.sense_hidden == (640 if name == 'senses' else 0)
+    assert s.block_size == 512
+    assert (s.dropout, s.weight_decay, s.grad_clip) == (0.1, 0.1, 1.0)
+    assert s.warmup_iters == 5000
 
 
 def test_plain_settings_have_the_betas_of_nanogpt():
@@ -179,3 +188,11 @@ def test_plain_settings_have_the_betas_of_nanogpt():
     s = Settings()
     assert (s.beta1, s.beta2) == (0.9, 0.95)
     assert s.decay_embeddings is True
+
+
+def test_every_script_takes_dashes_and_underscores():
+    """--top-k and --top_k are the same flag, wherever it is declared."""
+    assert sample.parse_args(['--top_k=3', '--num_samples', '4']).num_samples == 4
+    assert prepare.parse_args(['toy', '--num_proc=2']).num_proc == 2
+    args = tables.make_parser().parse_args(['topic', '--step_sizes', '0.1'])
+    assert args.step_sizes == [0.1]

@@ -63,9 +63,28 @@ def test_pairs_of_the_toy_are_its_synonyms():
     assert found['adjectives'] + found['adverbs'] == toy.SYNONYMS
 
 
+FORMS = {  # name -> file, its contents, the pair in it
+    'SL999': ('SimLex-999.txt', 'word1\tword2\tPOS\tSimLex999\tconc(w1)\nold\tnew\tA\t1.58\t2.72\n',
+              ('old', 'new', 1.58)),
+    'SV3500': ('SimVerb-3500.txt', 'take\tremove\tV\t6.81\tSYNONYMS\n', ('take', 'remove', 6.81)),
+    'RG65': ('RG65.csv', 'cord;smile;0.02  \n', ('cord', 'smile', 0.02)),
+    'WS353': ('WS353.csv', 'Word 1,Word 2,Human (mean)\nlove,sex,6.77\n', ('love', 'sex', 6.77))}
+
+
+def test_pairs_are_read_in_the_form_of_each_set(tmp_path):
+    """Separators, headers and columns are those of the published files."""
+    for file, content, _ in FORMS.values():
+        (tmp_path / file).write_text(content)
+    wanted = {name: [pair] for name, (_, _, pair) in FORMS.items()}
+    assert similarity_data(toy_subject(), str(tmp_path)) == wanted
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')
 def test_the_real_pairs_are_read():
     """The paper's four sets have as many pairs as their names say."""
     found = similarity_data(toy_subject(), str(SHARED))
     counts = {name: len(pairs) for name, pairs in found.items()}
     assert counts == {'SL999': 999, 'SV3500': 3500, 'RG65': 65, 'WS353': 353}
+    for name in ('SL999', 'SV3500'):
+        _, _, pair = FORMS[name]
+        assert found[name][0] == pair

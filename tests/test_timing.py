@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from model import Backpack
+from model import SIZES, Backpack, Config
 from rucksack import timing
 from rucksack.machine import Machine, flops_per_token
 
@@ -130,14 +130,21 @@ def test_operations_are_of_the_senses_that_are_computed(timed):
 @pytest.mark.parametrize('compiler', ['/usr/bin/g++', None])
 def test_the_table_says_whether_it_was_compiled(compiler, monkeypatch):
     """Without a C++ compiler, nothing is compiled, whatever was asked for."""
+    compiled = []
+
+    def compile(function):
+        compiled.append(function)
+        return function
+
     monkeypatch.setattr(shutil, 'which', lambda name: compiler)
-    monkeypatch.setattr(torch, 'compile', lambda function: function)
+    monkeypatch.setattr(torch, 'compile', compile)
     monkeypatch.setattr(torch, 'use_deterministic_algorithms', lambda mode: None)
     monkeypatch.setattr(torch.utils.deterministic, 'fill_uninitialized_memory', True)
     monkeypatch.setattr(timing, 'alternate', lambda *args: [[1.0], [1.0]])
     config = toy_subject(4, block_size=32).model.config
     table = timing.timing_table(config, MACHINE)
     assert ('not compiled' in table.notes[0]) == (compiler is None)
+    assert len(compiled) == (6 if compiler else 0)  # three forward passes, three training steps
 
 
 def test_operations_are_of_the_texts_that_are_timed(monkeypatch):
@@ -166,3 +173,15 @@ def test_what_is_timed_has_the_format_it_is_said_to_have(dtype, monkeypatch):
     logits_and_losses = [output.dtype for output in outputs if output.is_floating_point()]
     assert len(logits_and_losses) == 8
     assert set(logits_and_losses) == {getattr(torch, dtype)}
+
+
+@pytest.mark.parametrize('size, ours, other', [
+    ('micro', 12.0, 10.2), ('mini', 28.1, 24.1), ('small', 47.1, 41.8)])
+def test_operations_are_those_of_the_papers_sizes(size, ours, other):
+    """10^18 for 100,000 steps of 2^19 tokens, a fifth of them distinct, as docs/speed.md has it."""
+    found = []
+    with torch.device('meta'):
+        for n_sense in (16, 0):
+            model = Backpack(Config(**SIZES[size], n_sense=n_sense))
+            found.append(100_000 * 2 ** 19 * flops_per_token(model, 0.2) / 1e18)
+    assert [round(operations, 1) for operations in found] == [ours, other]

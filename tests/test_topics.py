@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from rucksack import topics, toy
+from rucksack.paper import TOPICS
+from rucksack.phrases import bag_ids
 from rucksack.subject import Subject
-from senses import affinities
+from senses import STRENGTHS, affinities
 
 MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
 
@@ -180,3 +182,66 @@ def test_pplm_moves_the_first_five_positions():
     moved = topics.steer(s.model, token, past, bag, logits.softmax(-1), 0.1, norms)
     assert (moved != past)[..., :5, :].flatten(0, 3).any(-1).all()
     assert torch.equal(moved[..., 5:, :], past[..., 5:, :])
+
+
+def test_pplm_draws_from_the_fusion_and_stays_steered(monkeypatch):
+    """A token is drawn from steered^0.9 * plain^0.1; each steering begins at the last one's end."""
+    s = transformer(n_layer=2)
+    multinomial = torch.multinomial
+    drawn = []
+
+    def watched(probs, n):
+        drawn.append(probs)
+        return multinomial(probs, n)
+
+    monkeypatch.setattr(topics, 'steer', lambda model, token, past, *rest: past + 0.5)
+    monkeypatch.setattr(torch, 'multinomial', watched)
+    idx = topics.pplm(s.model, torch.full((2, 1), s.eot), [3], step=1.0, length=3)
+    past = torch.zeros(2, 2, 2, 2, 0, 8)
+    plain_past = past
+    for t in range(3):
+        if t > 0:
+            past = past + 0.5
+        plain, plain_past = topics.read_on(s.model, idx[:, t], plain_past)
+        steered, past = topics.read_on(s.model, idx[:, t], past)
+        fusion = steered.softmax(-1) ** 0.9 * plain.softmax(-1) ** 0.1
+        assert_close(drawn[t], fusion)
+
+
+def test_steering_stays_near_the_plain_text(monkeypatch):
+    """With a large KL_SCALE, the divergence from plain probabilities falls in every text."""
+    monkeypatch.setattr(topics, 'KL_SCALE', 1e4)
+    s = transformer(n_layer=2)
+    torch.manual_seed(3)
+    token = torch.randint(s.encoding.n_vocab, (8,))
+    past = torch.randn(2, 2, 8, 2, 5, 8)
+    plain = topics.read_on(s.model, token, past + 0.5 * torch.randn_like(past))[0].softmax(-1)
+
+    def divergence(past: Tensor) -> Tensor:
+        probs = topics.read_on(s.model, token, past)[0].softmax(-1)
+        return (probs * (probs / plain).log()).sum(-1)  # (8,)
+
+    norms = torch.zeros(2, 1, 8, 1, 1, 1)
+    steered = topics.steer(s.model, token, past, torch.tensor([3]), plain, 0.1, norms)
+    assert (divergence(steered) < divergence(past)).all()
+
+
+def test_each_row_has_its_strength_and_each_text_its_topic(monkeypatch):
+    """Row s of Table 12 has strength s; an edit has the scores of the topic it is for."""
+    rows = []
+
+    def topic_row(subject, name, generators, *more):
+        edits = {label: generator.keywords['edit'] for label, generator in generators.items()}
+        rows.append(edits)
+        return [name, 1.0, 1.0, 1.0, 1.0], []
+
+    monkeypatch.setattr(topics, 'topic', lambda model, scores, weights: (scores, weights))
+    monkeypatch.setattr(topics, 'topic_row', topic_row)
+    s = toy_subject()
+    topics.topic_table([s], 1, 4, None, 0)
+    assert set(rows[0].values()) == {None}
+    for weights, edits in zip(STRENGTHS[1:], rows[1:], strict=True):
+        for label, (scores, found) in edits.items():
+            assert found == weights
+            bag = bag_ids(s.encoding, TOPICS[label])
+            assert_close(scores, affinities(s.model, [bag])[0])

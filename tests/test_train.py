@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -154,8 +155,109 @@ def test_embeddings_decay_only_if_asked(tiny):
     assert both[matrix].norm().item() == pytest.approx(one[matrix].norm().item(), rel=0.2)
 
 
+def watch_steps(monkeypatch, see) -> None:
+    """Call see(optimizer) right before each of its steps."""
+    real = train.make_optimizers
+
+    def make_optimizers(*args, **options):
+        optimizers = real(*args, **options)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(lambda optimizer, *_: see(optimizer))
+        return optimizers
+
+    monkeypatch.setattr(train, 'make_optimizers', make_optimizers)
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+def test_each_step_has_the_rate_of_its_optimizer_and_group(optimizer, tiny, monkeypatch):
+    """Muon's is muon_lr; loaded parameters have loaded_lr times their optimizer's."""
+    train_a_run('gpt')
+    seen = []
+
+    def see(own) -> None:
+        rates = {group['factor']: group['lr'] for group in own.param_groups}
+        seen.append((type(own).__name__, rates))
+
+    watch_steps(monkeypatch, see)
+    train.main([*WARM, '--max_iters=3', f'--optimizer={optimizer}', '--muon_lr=0.03',
+                '--loaded_lr=0.1'])
+    s = Settings(warmup_iters=2, lr_decay_iters=20)
+    names = ['AdamW', 'Muon'] if optimizer == 'muon' else ['AdamW']
+    assert [name for name, _ in seen] == names * 3
+    for i, (name, rates) in enumerate(seen):
+        peak = {'AdamW': 0.01, 'Muon': 0.03}[name]
+        rate = learning_rate_at(i // len(names), s, peak)
+        assert rates == pytest.approx({1.0: rate, 0.1: 0.1 * rate})
+
+
+def test_gradients_are_clipped_and_logged_as_they_were(tiny, monkeypatch):
+    """The optimizer gets a norm of grad_clip; the log has the norm before clipping."""
+    real = train.forward_backward
+
+    def forward_backward(model, *args):
+        loss = real(model, *args)
+        for p in model.parameters():
+            p.grad.fill_(1.0)
+        return loss
+
+    norms = []
+
+    def see(own) -> None:
+        gradients = [p.grad for group in own.param_groups for p in group['params']]
+        norms.append(torch.nn.utils.get_total_norm(gradients).item())
+
+    monkeypatch.setattr(train, 'forward_backward', forward_backward)
+    watch_steps(monkeypatch, see)
+    train.main([*SMALL, '--max_iters=1', '--grad_clip=0.5'])
+    n = sum(weight.numel() for weight in checkpoint()['model'].values())
+    assert norms == [pytest.approx(0.5, rel=1e-4)]
+    assert float(log()[1]['grad_norm']) == pytest.approx(n ** 0.5, rel=1e-4)
+
+
+def test_bfloat16_is_for_products_alone(tiny):
+    """Weights stay in float32; the loss after two steps is near float32's and is not the same."""
+    losses = {}
+    weights = {}
+    for dtype in ('float32', 'bfloat16'):
+        folder = f'out/{dtype}'
+        train.main([*SMALL, f'--dtype={dtype}', '--max_iters=2', f'--out_dir={folder}'])
+        weights[dtype] = checkpoint(folder)['model']
+        losses[dtype] = checkpoint(folder)['val_loss']
+    assert {weight.dtype for weight in weights['bfloat16'].values()} == {torch.float32}
+    assert not torch.equal(weights['bfloat16']['wte.weight'], weights['float32']['wte.weight'])
+    assert losses['bfloat16'] == pytest.approx(losses['float32'], abs=0.02)
+    assert losses['bfloat16'] != losses['float32']
+
+
 # -----------------------------------------------------------------------------
 # Compiled.
+
+
+class Counted(torch.nn.Module):
+    """A module that counts how often it runs."""
+
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self.module = module
+        self.n = 0
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        self.n += 1
+        return self.module(*inputs)
+
+
+def test_what_is_compiled_is_what_trains(tiny, monkeypatch):
+    """Its first pass, three steps and two evaluations of two batches run the compiled model."""
+    made = []
+
+    def compile(machine, module):
+        made.append(Counted(module))
+        return made[-1]
+
+    monkeypatch.setattr(Machine, 'compile', compile)
+    train.main([*SMALL, '--compile=True', '--max_iters=3'])
+    model, = made
+    assert model.n == 1 + 3 + 2 * 2
 
 
 def loss_and_gradients(loss: Tensor, model: Backpack) -> list[Tensor]:
@@ -673,6 +775,33 @@ def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
     assert log()[2]['learning_rate'] == '0.0031'
     for row in log():
         assert max(map(len, row.values())) <= 12
+
+
+def test_the_clock_goes_on_and_stands_still(tiny, monkeypatch):
+    """Seconds go on in a resumed run; tokens per second do not count evaluations."""
+    train.main([*SMALL, '--max_iters=2'])
+    torch.save({**checkpoint(), 'seconds': 1000.0}, 'out/run/ckpt.pt')
+    real = train.evaluate
+
+    def evaluate(*args):
+        time.sleep(1)
+        return real(*args)
+
+    monkeypatch.setattr(train, 'evaluate', evaluate)
+    train.main([*RESUME, '--max_iters=6', '--eval_interval=3', '--log_interval=2'])
+    with open('out/run/log.csv', newline='') as file:
+        rows = [row for row in csv.DictReader(file) if row['tokens_per_second']]
+    row, = [row for row in rows if row['step'] == '4']  # the evaluation was at step 3
+    assert 1001 <= float(row['seconds']) < 1100
+    assert float(row['tokens_per_second']) > 2 * 32 / 1
+
+
+def test_data_of_nanogpt_trains_unchanged(tiny):
+    """Bins without a meta.json hold GPT-2's tokens."""
+    Path('data/tiny/meta.json').unlink()
+    train.main([*SMALL, '--max_iters=1', '--batch_size=1', '--eval_iters=1'])
+    assert checkpoint()['tokenizer'] == {'name': 'gpt2'}
+    assert checkpoint()['model_config']['n_vocab'] == 50257
 
 
 def test_weights_and_biases_is_imported_only_if_asked_for(tiny, monkeypatch):
