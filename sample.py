@@ -30,7 +30,6 @@ from rucksack.phrases import EDIT_FLAGS, PROMPT, SensesOf
 from rucksack.published import export
 from rucksack.subject import Subject, load_subject
 from rucksack.table import Table, write_csv, write_json
-from rucksack.tokenizer import END_OF_TEXT
 
 # -----------------------------------------------------------------------------
 # The command line.
@@ -319,8 +318,9 @@ def run(argv: list[str]) -> None:
 
     prompts, notices = read_prompts(args, subject)
     if page:
-        text = subject.encoding.decode(prompts[0].idx[0].tolist(), errors='replace')
-        size = write_page(subject, text.removesuffix(END_OF_TEXT), page)
+        ids = prompts[0].idx[0].tolist()
+        text = '' if ids == [subject.eot] else subject.encoding.decode(ids, errors='replace')
+        size = write_page(subject, text, page)
         print(*notices, f'{args.html}: {size}', sep='\n')
         return
 

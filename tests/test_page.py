@@ -236,7 +236,8 @@ def test_greedy_text_is_pytorchs(prompt, shared_tab, toy):
     written = world.model.generate(world.idx, 100, 0.0, edit=edit, stop=eot)[0].tolist()
     settings = {'temperature': 0, 'edits': {'nurse:0': 0}}
     found = call(shared_tab, 'rucksack.generate', prompt, 100, settings)
-    assert found == world.encoding.decode([v for v in written if v != eot])
+    new = [v for v in written[len(world.ids):] if v != eot]
+    assert found == prompt + world.encoding.decode(new)
 
 
 def test_a_seed_fixes_the_text(shared_tab):
@@ -249,11 +250,36 @@ def test_a_seed_fixes_the_text(shared_tab):
 @pytest.mark.parametrize('key, offending', [
     ('zebra:0', '“zebra”'), ('nurse:16', '“nurse:16”'), ('nurse', '“nurse”'),
     ('nurse:x', '“nurse:x”'), ('nurse:3,', '“nurse:3,”'), ('nurse: ', '“nurse: ”'),
-    ('nurse:1,5-3', '“nurse:1,5-3”'), ('*:she/he', '“*:she/he”'), ('', '“”')])
+    ('nurse:1,5-3', '“nurse:1,5-3”'), ('*:she/he', '“*:she/he”'), ('', '“”'),
+    ('nurse:0-99', '“nurse:0-99”'), ('nurse:she/she', '“she/she”'), ('@x:0', '“@x”')])
 def test_a_bad_key_of_an_edit_is_named(key, offending, shared_tab):
     """An unknown word, an unknown sense or a key of another form rejects with what is wrong."""
     script = 'key => rucksack.predict("The", {[key]: 0}).catch(error => error.message)'
     assert shared_tab.evaluate(script, key).startswith(offending)
+
+
+@pytest.mark.parametrize('factor', ['0', None, 1e13])
+def test_a_factor_that_is_no_number_is_named(factor, shared_tab):
+    """Texts are no factors, and neither is what would overflow."""
+    script = 'factor => rucksack.predict("The", {"nurse:0": factor}).catch(error => error.message)'
+    assert shared_tab.evaluate(script, factor).startswith('“nurse:0” has the factor ')
+
+
+@pytest.mark.parametrize('name, value', [
+    ('n', '5'), ('n', -1), ('seed', '1'), ('temperature', -0.5), ('temperature', '0')])
+def test_an_odd_setting_of_a_text_is_named(name, value, shared_tab):
+    """Numbers are numbers, from 0 on."""
+    script = """({n = 3, ...settings}) =>
+        rucksack.generate("The", n, settings).catch(error => error.message)"""
+    assert shared_tab.evaluate(script, {name: value}).startswith(f'{name} is ')
+
+
+def test_a_text_is_continued_as_it_is(shared_tab):
+    """A mark at its beginning stays, and null means no edits."""
+    string = '\ufeffthe nurse'
+    found = call(shared_tab, 'rucksack.generate', string, 1, {'edits': None})
+    assert found.startswith(string)
+    assert len(found) > len(string)
 
 
 NASTY = {
@@ -491,6 +517,8 @@ def test_every_token_has_sliders_that_work(place, tab, bpe_page):
     """Also a space and a no-break space, which is a token."""
     load(tab, bpe_page)
     open_token(tab, place)
+    token = tab.locator('#tokens button').nth(place).locator('bdi')
+    assert token.text_content().strip() != ''
     turn_off(tab)
     assert tab.locator('#tokens .edited').count() >= 1
     assert tab.text_content('#said') == ''
@@ -505,6 +533,43 @@ def test_a_slash_can_be_compared_and_linked_to(tab, bpe_page):
     press(tab, 'Compare')
     load(tab, bpe_page, tab.evaluate('location.hash'))
     assert tab.text_content('#pair').startswith('/ ')
+
+
+@pytest.mark.slow
+def test_a_word_at_the_start_is_the_same_word(toy_tab, world, toy):
+    """Its sliders are those of the word inside the text, as an edit of it has both forms."""
+    type_text(toy_tab, 'The nurse. The')
+    open_token(toy_tab, 0)
+    l = first_sense(toy_tab)
+    turn_off(toy_tab)
+    own = World(str(toy / 'out' / 'toy'), 'The nurse. The')
+    edit = scale_senses(word_forms(world.encoding, 'The'), [l], 0.0)
+    assert_shows(toy_tab, own.probs(edit))
+    open_token(toy_tab, 3)
+    slider = toy_tab.locator(f'#cards article[data-sense="{l}"] output')
+    assert slider.text_content() == '0.00'
+
+
+@pytest.mark.slow
+def test_a_word_is_not_compared_with_itself(toy_tab):
+    """It is said, and the two words stay."""
+    before = toy_tab.text_content('#pair')
+    toy_tab.fill('#b', toy_tab.input_value('#a'))
+    press(toy_tab, 'Compare')
+    assert 'two different words' in toy_tab.text_content('#said')
+    assert toy_tab.text_content('#pair') == before
+
+
+@pytest.mark.slow
+def test_weights_that_cannot_be_read_are_said(tab, toy_page, tmp_path):
+    """The line that said "Loading" says what is wrong, and no control can be used."""
+    text = toy_page.read_text(encoding='utf-8')
+    start = text.index('id="weights">') + len('id="weights">')
+    damaged = tmp_path / 'damaged.html'
+    damaged.write_text(text[:start] + '!' + text[start:], encoding='utf-8')
+    tab.goto(damaged.as_uri())
+    tab.wait_for_function("document.getElementById('hint').textContent.startsWith('Cannot run')")
+    assert tab.locator('main').get_attribute('inert') is not None
 
 
 def replace_she_by_he(tab) -> None:
@@ -569,11 +634,17 @@ def test_the_link_brings_everything_back(toy_tab, toy_page, world):
 
 @pytest.mark.slow
 def test_a_bad_link_is_named_and_keeps_its_text(tab, toy_page):
-    """A link with unknown words says which; its text is in the page."""
+    """A link with unknown words says which; its text is in the page. A good one says nothing."""
     edits = {'scale': {'zebra:0': 0}}
-    load(tab, toy_page, link(text='the nurse', compare='a/zebra', edits=edits))
+    load(tab, toy_page, link(text='the nurse', compare='a/yak', edits=edits))
     assert 'zebra' in tab.text_content('#said')
+    assert 'yak' in tab.text_content('#said')
     assert tab.input_value('#text') == 'the nurse'
+    tab.evaluate("location.hash = 'compare=he+she'")
+    tab.wait_for_function("document.getElementById('pair').textContent.startsWith('he ')")
+    settle(tab)
+    assert tab.text_content('#said') == ''
+    assert tab.input_value('#text') == PROMPT
 
 
 @pytest.mark.slow

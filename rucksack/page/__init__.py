@@ -4,7 +4,7 @@ import base64
 import copy
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -95,7 +95,7 @@ def write_page(subject: Subject, prompt: str, file: Path) -> str:
         'config': asdict(subject.model.config),
         'arrays': arrays,
         'prompt': prompt,
-        'about': f'{subject.about()}. {precision}',
+        'about': f'{replace(subject, why="").about()}. {precision}',
         'tokenizer': {'tokens': tokens, 'words': subject.encoding.name == 'words'}}
     text = json.dumps(data, ensure_ascii=False, separators=(',', ':'))
     parts = {

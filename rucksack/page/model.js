@@ -71,7 +71,7 @@ class Tokenizer {
 
   // The text of each token. A character that takes several tokens stands at the last of them.
   pieces(ids) {
-    const decoder = new TextDecoder();
+    const decoder = new TextDecoder('utf-8', {ignoreBOM: true});
     return ids.map((id, j) => {
       const token = this.tokens[id] ?? END_OF_TEXT;
       const isLast = j === ids.length - 1;
@@ -91,28 +91,35 @@ class Tokenizer {
 
   // The ids of a word: inside a text and, if it is one token there too, at the start of a text.
   forms(word) {
+    const ids = this.formsIfAny(word);
+    if (ids.length > 0) return ids;
+    const labels = this.encode(' ' + word).map(id => this.label(id));
+    throw Error(`“${word}” is not one token (it splits into ${labels.join(' + ')})`);
+  }
+
+  // The same; none if the word is not one token.
+  formsIfAny(word) {
     if (/^#\d+$/.test(word)) {
       const id = Number(word.slice(1));
       if (id <= this.end) return [id];
     }
     const inside = this.encode(' ' + word);
     const atStart = this.encode(word);
-    if (inside.length !== 1 || word === '') {
-      const labels = inside.map(id => this.label(id));
-      throw Error(`“${word}” is not one token (it splits into ${labels.join(' + ')})`);
-    }
+    if (inside.length !== 1 || word === '') return [];
     return atStart.length === 1 ? [inside[0], atStart[0]] : inside;
   }
 
-  // A name from which forms() finds the id: its word if an edit can hold that, else #id.
+  // The word that an edit of an id names, which may have another form too; else #id.
+  word(id) {
+    const word = utf8(this.tokens[id] ?? '').replace(/^ /, '');
+    const canBeInKey = word === word.trim() && !/[:#@*=&]/.test(word);
+    return canBeInKey && this.formsIfAny(word).includes(id) ? word : `#${id}`;
+  }
+
+  // The word of an id if that is its form inside a text; else #id.
   name(id) {
-    const token = this.tokens[id] ?? '';
-    const word = utf8(token).slice(1);
-    const isTrimmed = word === word.trim();
-    const isWord = token[0] === ' ' && word !== '' && isTrimmed &&
-      this.rank.get(bytes(' ' + word)) === id;
-    const hasSpecialCharacter = /[:#@*=&]/.test(word);
-    return isWord && !hasSpecialCharacter ? word : `#${id}`;
+    const word = this.word(id);
+    return this.forms(word)[0] === id ? word : `#${id}`;
   }
 }
 
@@ -126,7 +133,7 @@ function codes(token) {
 }
 
 function utf8(token) {
-  return new TextDecoder().decode(codes(token));
+  return new TextDecoder('utf-8', {ignoreBOM: true}).decode(codes(token));
 }
 
 function hexadecimal(token) {
@@ -134,7 +141,11 @@ function hexadecimal(token) {
 }
 
 function visible(text) {
-  const escape = character => JSON.stringify(character).slice(1, -1);
+  const escape = character => {
+    const escaped = JSON.stringify(character).slice(1, -1);
+    if (escaped !== character) return escaped;
+    return '\\u' + character.codePointAt().toString(16).padStart(4, '0');
+  };
   return text.replace(/ /g, '␣').replace(/[\p{C}\p{Z}]/gu, escape);
 }
 
@@ -447,6 +458,8 @@ class Text {
 const NUMBERS = String.raw`\s*\d+(?:-\d+)?\s*`;
 const KEY = RegExp(`^(?!\\*:.*/)(?<where>.+):(?<which>${NUMBERS}(?:,${NUMBERS})*|[^/]+/[^/]+)$`);
 
+const LARGEST_FACTOR = 1e12;  // far larger ones overflow
+
 class Edit {
   constructor(model, tokenizer, {scale = {}, replace = []} = {}) {
     this.model = model;
@@ -466,12 +479,13 @@ class Edit {
 
   scale(key, factor) {
     const k = this.model.config.n_sense;
+    if (k === 0) throw Error('This model has no senses to edit');
     const match = KEY.exec(key);
     const senses = match ? this.parseSenses(match.groups) : [];
     const areSenses = senses.length > 0 && senses.every(l => l < k);
-    if (!areSenses || !Number.isFinite(factor)) {
-      throw Error(`“${key}” is not WORD:SENSES with senses 0 to ${k - 1}`);
-    }
+    if (!areSenses) throw Error(`“${key}” is not WORD:SENSES with senses 0 to ${k - 1}`);
+    const isFactor = typeof factor === 'number' && Math.abs(factor) <= LARGEST_FACTOR;
+    if (!isFactor) throw Error(`“${key}” has the factor ${factor}, which is no number up to 1e12`);
     for (const factors of this.factorsAt(match.groups.where)) {
       for (const l of new Set(senses)) factors[l] *= factor;
     }
@@ -486,7 +500,7 @@ class Edit {
     const k = this.model.config.n_sense;
     const ranges = which.split(',').map(range => {
       const [first, last = first] = range.split('-').map(Number);
-      const length = Math.min(k, last - first + 1);
+      const length = Math.min(k + 1, last - first + 1);  // enough to see that one is too large
       return Array.from({length}, (_, i) => first + i);
     });
     return ranges.every(range => range.length > 0) ? ranges.flat() : [];
@@ -496,6 +510,7 @@ class Edit {
   separatingSense(word, a, b) {
     const {model, tokenizer} = this;
     const [wordId, aId, bId] = [word, a, b].map(name => tokenizer.forms(name.trim())[0]);
+    if (aId === bId) throw Error(`“${a}/${b}” is one word twice`);
     const C = model.senses(wordId);
     const gaps = Array.from(this.ones(), (_, l) => {
       const sense = part(C, l, model.config.n_embd);
@@ -507,7 +522,7 @@ class Edit {
   // The factors (k) to change for WHERE in a key: an array for each id that WHERE names.
   factorsAt(where) {
     if (where === '*') return [this.factorsOfAll];
-    if (where[0] === '@') return [this.factorsIn(this.factorsOfPlace, Number(where.slice(1)))];
+    if (/^@\d+$/.test(where)) return [this.factorsIn(this.factorsOfPlace, Number(where.slice(1)))];
     const ids = this.tokenizer.forms(where.trim());
     return ids.map(id => this.factorsIn(this.factorsOfWord, id));
   }
@@ -528,8 +543,13 @@ class Edit {
     this.replacements.push({ids, r, move});
   }
 
+  // The replacements that change the senses of an id.
+  replacementsOf(id) {
+    return this.replacements.filter(({ids}) => ids === null || ids.includes(id));
+  }
+
   senses(id) {
-    const own = this.replacements.filter(({ids}) => ids === null || ids.includes(id));
+    const own = this.replacementsOf(id);
     if (own.length === 0) return this.model.senses(id);
     if (!this.replaced.has(id)) this.replaced.set(id, this.replacedSenses(id, own));
     return this.replaced.get(id);
@@ -599,6 +619,7 @@ function idAt(probs, u) {
 let model;
 let tokenizer;
 let text;           // the text on the page
+let encoded = {};   // the last string, and its ids
 let unedited = {};  // the probabilities of a text without edits
 let latestRun = 0;  // the highest run number that generate was given
 
@@ -606,9 +627,13 @@ function editOf(edits) {
   return new Edit(model, tokenizer, edits);
 }
 
+// The ids of a string; those of the last string are kept, as only edits change most of the time.
 function idsOf(string) {
-  const ids = tokenizer.encode(string);
-  return ids.length > 0 ? ids : [tokenizer.end];
+  if (encoded.string !== string) {
+    const ids = tokenizer.encode(string);
+    encoded = {string, ids: ids.length > 0 ? ids : [tokenizer.end]};
+  }
+  return encoded.ids;
 }
 
 // The ids that the model reads of a string: the last block_size.
@@ -627,11 +652,11 @@ function uneditedProbs() {
   return unedited.probs;
 }
 
-// The ids of the two words to compare; the likeliest words where none are given.
+// The ids of the two words to compare; by default the two likeliest.
 function comparedIds(words, probs) {
-  let [a, b] = words.map(word => tokenizer.forms(word)[0]);
-  if (a === undefined) a = topWords(probs, 1)[0];
-  if (b === undefined || b === a) b = topWords(probs, 2).find(id => id !== a);
+  if (words === null) return topWords(probs, 2);
+  const [a, b] = words.map(word => tokenizer.forms(word)[0]);
+  if (b === undefined || a === b) throw Error('Give two different words to compare');
   return [a, b];
 }
 
@@ -680,14 +705,16 @@ const answers = {
     text.read(ids);
     const before = uneditedProbs();
     const now = text.probs(edit);
-    const [a, b] = comparedIds(compare ?? [], before);
+    const [a, b] = comparedIds(compare ?? null, before);
     const name = id => tokenizer.name(id);
     const describe = id => ({
       id, name: name(id), label: tokenizer.label(id), before: before[id], now: now[id]});
     return {
       dropped: idsOf(string).length - ids.length,
+      ids,
       pieces: tokenizer.pieces(ids),
-      names: ids.map(name),
+      names: ids.map(id => tokenizer.word(id)),
+      areReplaced: ids.map(id => edit.replacementsOf(id).length > 0),
       rows: explain(edit, a, b),
       next: topIds(now, 10).map(describe),
       likely: topWords(before, 12).map(name),
@@ -696,10 +723,10 @@ const answers = {
     };
   },
 
-  // The n words that each sense of a word raises most at weight 1, and the n that it lowers most.
-  cards({word, edits, n = 6}) {
+  // The n words that each sense of an id, or of a word, raises most at weight 1, and the n that it
+  // lowers most.
+  cards({word, id = tokenizer.forms(word)[0], edits, n = 6}) {
     const {n_embd: d, n_sense: k} = model.config;
-    const id = tokenizer.forms(word)[0];
     const C = editOf({replace: edits?.replace}).senses(id);
     return Array.from({length: k}, (_, l) => {
       const logits = model.project(part(C, l, d));
@@ -712,8 +739,12 @@ const answers = {
   // Continues a text, like Backpack.generate in model.py; calls tell with the new text so far after
   // each token. A run with a number ends when a run with a higher number begins.
   async generate({string, n = 40, seed = 0, temperature = 0.8, edits, run = null}, tell) {
+    for (const [name, value] of Object.entries({n, seed, temperature})) {
+      const isRight = Number.isFinite(value) && value >= 0;
+      if (!isRight) throw Error(`${name} is ${value}; it must be a number, at least 0`);
+    }
     const {block_size} = model.config;
-    const isGreedy = !temperature;  // 0, or null
+    const isGreedy = temperature < 1e-30;
     const draw = randomNumbers(seed);
     const newText = new Text(model);
     const edit = editOf(edits);
@@ -739,7 +770,7 @@ const answers = {
       const isStopped = run !== null && run < latestRun;
       if (isStopped || ids.at(-1) === tokenizer.end) break;
     }
-    return tokenizer.decode(ids);
+    return string + tokenizer.decode(ids.slice(prompt.length));
   },
 };
 

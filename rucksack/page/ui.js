@@ -39,6 +39,11 @@ worker.onmessage = ({data: {n, answer, part, error}}) => {
   }
 };
 
+worker.onerror = ({message}) => {
+  for (const {reject} of waiting.values()) reject(Error(message ?? 'its worker has failed'));
+  waiting.clear();
+};
+
 // Whether the worker can answer the question of a form. If it cannot, the page says why, below it.
 async function canAnswer(question, args, form) {
   try {
@@ -160,7 +165,13 @@ function say(text, element = byId('copy').parentElement) {
   said.textContent = text;
 }
 
+// A text that was cut may no longer have the chosen token.
+function keepPlaceInText() {
+  place = Math.min(place, seen.pieces.length - 1);
+}
+
 function draw() {
+  keepPlaceInText();
   drawTokens();
   drawLegend();
   drawNext();
@@ -182,12 +193,12 @@ function drawTokens() {
 
 function tokenButton(text, j) {
   const effects = allSenses.map(l => effect(j, l));
-  const isEditedHere = seen.rows[j].some(({factor}) => factor !== 1);
+  const isScaled = seen.rows[j].some(({factor}) => factor !== 1);
   const isChosen = lookedUp === null && j === place;
   const name = make('bdi', {}, visible(text));
   const stripes = make('i');
   const total = make('small', {}, k > 0 ? signed(sum(effects)) : '');
-  if (isEditedHere) name.className = 'edited';
+  if (isScaled || seen.areReplaced[j]) name.className = 'edited';
   if (k > 0) stripes.style.backgroundImage = `linear-gradient(${effects.map(stripe).join(', ')})`;
   const properties = {type: 'button', onclick: () => choose(j), aria: {pressed: isChosen}};
   return make('button', properties, name, stripes, total);
@@ -203,29 +214,36 @@ function stripe(x, l) {
 }
 
 // A token's text, with signs for blanks if it has nothing else.
+const SIGNS = {' ': '␣', '\n': '⏎', '\t': '⇥'};
+
 function visible(text) {
   const isBlank = /^[\s\p{C}]*$/u.test(text);
   if (!isBlank) return text;
-  return text.replace(/ /g, '␣').replace(/\n/g, '⏎') || '·';
+  const code = character => '\\u' + character.codePointAt().toString(16).padStart(4, '0');
+  return text.replace(/./gsu, character => SIGNS[character] ?? code(character)) || '·';
 }
 
 function drawLegend() {
   const legend = byId('legend');
   if (k === 0) {
     legend.replaceChildren('This is a Transformer. It has no senses.');
-    return;
+  } else {
+    legend.replaceChildren(...legendOfSenses());
   }
-  const effects = seen.rows.flatMap((row, j) => allSenses.map(l => effect(j, l)));
-  legend.replaceChildren(
-    'Each stripe is a sense. ', make('span', {className: 'scale'}), ' Blue favours ',
-    makeWord(seen.b, 'b'), ', orange ', makeWord(seen.a, 'a'), '. Full colour is 1 logit or more. ',
-    `The numbers add up to ${signed(sum(effects))}: the logit of `, makeWord(seen.a, 'a'),
-    ' minus the logit of ', makeWord(seen.b, 'b'), '.');
   if (seen.dropped > 0) {
     const dropped = seen.dropped.toLocaleString('en');
     legend.append(
       ` The text is longer than the model can read, so its first ${dropped} tokens are left out.`);
   }
+}
+
+function legendOfSenses() {
+  const effects = seen.rows.flatMap((row, j) => allSenses.map(l => effect(j, l)));
+  return [
+    'Each stripe is a sense. ', make('span', {className: 'scale'}), ' Blue favours ',
+    makeWord(seen.b, 'b'), ', orange ', makeWord(seen.a, 'a'), '. Full colour is 1 logit or more. ',
+    `The numbers add up to ${signed(sum(effects))}: the logit of `, makeWord(seen.a, 'a'),
+    ' minus the logit of ', makeWord(seen.b, 'b'), '.'];
 }
 
 function drawNext() {
@@ -273,9 +291,10 @@ function drawCompared() {
 
 // A button for each replacement, which undoes it.
 function drawReplaced() {
-  const buttons = state.edits.replace.map(([word, old, now], i) => {
+  const buttons = state.edits.replace.map(words => {
+    const [word, old, now] = words;
     const undo = () => {
-      state.edits.replace.splice(i, 1);
+      state.edits.replace = state.edits.replace.filter(other => other !== words);
       refresh(layCards);
       saveLink();
     };
@@ -303,9 +322,11 @@ const LEAST_EFFECT = 0.02;  // in logits; cards of weaker senses are folded away
 
 async function layCards() {
   if (k === 0) return;
-  place = Math.min(place, seen.pieces.length - 1);
+  keepPlaceInText();
   const word = lookedUp ?? seen.names[place];
-  const lists = await ask('cards', {word, edits: state.edits});  // words that each sense moves most
+  const asked = lookedUp === null ? {id: seen.ids[place]} : {word: lookedUp};
+  const lists = await ask('cards', {...asked, edits: state.edits});  // words that each sense moves
+  keepPlaceInText();  // someone may have chosen a token that is gone
   const isInText = lookedUp === null;
   const order = isInText ? strongestFirst() : allSenses;
   const cards = order.map(l => card(l, lists[l]));
@@ -419,6 +440,7 @@ function setScale(l, factor) {
   } else {
     state.edits.scale[keyOf(l)] = Math.round(100 * factor) / 100;
   }
+  say('');
   refresh();
 }
 
@@ -432,11 +454,12 @@ function drawCards() {
 // The numbers of a card, summed over the places on which its slider acts.
 function drawCard(article, places) {
   const l = Number(article.dataset.sense);
-  const {factor, logits} = seen.rows[place][l];
-  const isOff = factor === 0;
+  const {logits} = seen.rows[place][l];
+  const isOff = places.every(j => seen.rows[j][l].factor === 0);
   const x = sum(places.map(j => isOff ? effectAtWeight1(j, l) : effect(j, l)));
-  const alpha = sum(places.map(j => seen.rows[j][l].alpha));
-  const over = places.length > 1 ? `, summed over ${places.length} positions` : '';
+  const sameToken = places.filter(j => seen.ids[j] === seen.ids[place]);
+  const alpha = sum(sameToken.map(j => seen.rows[j][l].alpha));
+  const over = sameToken.length > 1 ? `, summed over ${sameToken.length} positions` : '';
   article.querySelector('.adds').replaceChildren(...effectInWords(x, isOff));
   article.querySelector('.alpha').textContent =
     `weight α ${alpha.toFixed(2)}${over} × ${signed(logits)} logits`;
@@ -473,25 +496,37 @@ function drawSlider(element, scale) {
 // ------------------------------------------------------------------------------------------------
 // The link: the fragment of the address holds the text, the two words and the edits.
 
-function saveLink() {
+function link() {
   const {text, compare, edits} = state;
   const fragment = new URLSearchParams({text, compare: compare?.join(' ') ?? ''});
   if (isEdited()) fragment.set('edits', JSON.stringify(edits));
-  history.replaceState(null, '', `#${fragment}`);
+  return `${location.href.split('#')[0]}#${fragment}`;
+}
+
+function saveLink() {
+  try {
+    history.replaceState(null, '', link());
+  } catch {
+    // Some browsers allow only so many changes a second; Copy link works all the same.
+  }
 }
 
 async function followLink() {
   const fragment = new URLSearchParams(location.hash.slice(1));
-  if (fragment.has('text')) state.text = fragment.get('text');
+  state.text = fragment.get('text') ?? data.prompt;
+  lookedUp = null;
   byId('text').value = state.text;
-  await followEdits(fragment.get('edits') ?? '{}');
-  await followCompared(fragment.get('compare'));
+  const complaints = [
+    await followEdits(fragment.get('edits') ?? '{}'),
+    await followCompared(fragment.get('compare'))];
+  say(complaints.filter(Boolean).join('. '));
   await refresh(() => {
     place = strongestPlace();
     return layCards();
   });
 }
 
+// Takes the edits in a link; returns what is wrong with them, if anything is.
 async function followEdits(json) {
   state.edits = noEdits();
   try {
@@ -500,12 +535,12 @@ async function followEdits(json) {
     await ask('look', {string: state.text, edits});
     state.edits = edits;
   } catch (error) {
-    say(`Cannot apply the edits in this link: ${error.message}`);
+    return `Cannot apply the edits in this link: ${error.message}`;
   }
 }
 
-// Compares the words in a link, "A B". Without a link these are she and he, if the model knows
-// them. (Older links have A/B.)
+// Compares the words in a link, "A B"; returns what is wrong with them, if anything is. Without a
+// link these are she and he, if the model knows them. (Older links have A/B.)
 async function followCompared(pair) {
   const compare = pair ? pair.split(pair.includes(' ') ? ' ' : '/') : ['she', 'he'];
   state.compare = null;
@@ -513,7 +548,7 @@ async function followCompared(pair) {
     await ask('look', {string: state.text, compare});
     state.compare = compare;
   } catch (error) {
-    if (pair !== null) say(error.message);
+    if (pair !== null) return error.message;
   }
 }
 
@@ -548,6 +583,7 @@ byId('text').addEventListener('input', () => {
     if (isOfPlace) delete state.edits.scale[key];
   }
   lookedUp = null;
+  say('');
   refresh(() => {
     place = strongestPlace();
     return layCards();
@@ -602,14 +638,12 @@ document.querySelector('#replace form').addEventListener('submit', async event =
 byId('copy').addEventListener('click', async () => {
   saveLink();
   try {
-    await navigator.clipboard.writeText(location.href);
+    await navigator.clipboard.writeText(link());
     say('Copied. The link works while this file stays where it is.');
   } catch {
-    say(`Copy this link: ${location.href}`);
+    say(`Copy this link: ${link()}`);
   }
 });
-
-addEventListener('hashchange', followLink);
 
 // ------------------------------------------------------------------------------------------------
 // Writing: texts before and after the edits, drawn with the same random numbers.
@@ -637,7 +671,8 @@ function writtenColumn(title, edits, [n, temperature, seed]) {
   const tell = part => { continuation.textContent = part; };
   const args = {string, n, temperature, seed, edits, run: latestRun};
   ask('generate', args, tell).catch(error => say(error.message));
-  return make('div', {}, make('h2', {}, title), make('p', {}, prompt, continuation));
+  const heading = title ? [make('h2', {}, title)] : [];
+  return make('div', {}, ...heading, make('p', {}, prompt, continuation));
 }
 
 // A later run ends the runs before it; this run writes nothing.
@@ -653,10 +688,12 @@ async function start() {
   await ask('load', {data, weights: byId('weights').textContent});
   byId('weights').remove();  // the worker has its own copy
   byId('model').textContent = data.about;
-  byId('text').disabled = false;
   for (const id of ['replace', 'look', 'scope-label']) byId(id).hidden = k === 0;
   await followLink();
   byId('hint').textContent = hint();
+  byId('text').disabled = false;
+  for (const element of document.querySelectorAll('[inert]')) element.inert = false;
+  addEventListener('hashchange', followLink);
 }
 
 function hint() {
@@ -668,18 +705,19 @@ function hint() {
 
 // The interface for other scripts. scale is as in an edit, such as {'nurse:10': 0}; see model.js.
 const ready = start();
+ready.catch(error => { byId('hint').textContent = `Cannot run the model: ${error.message}`; });
 window.rucksack = {
   ready,
 
   // Resolves to the ten likeliest next tokens, [[token, probability], ...].
   async predict(string, scale) {
     await ready;
-    return ask('predict', {string, edits: {scale}});
+    return ask('predict', {string, edits: {scale: scale ?? {}}});
   },
 
   // Resolves to the string and n more tokens.
   async generate(string, n, {seed, temperature, edits: scale} = {}) {
     await ready;
-    return ask('generate', {string, n, seed, temperature, edits: {scale}});
+    return ask('generate', {string, n, seed, temperature, edits: {scale: scale ?? {}}});
   },
 };
