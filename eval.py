@@ -51,9 +51,9 @@ def shared_flags() -> Parser:
         help='Transformer to compare with (default, if it exists: out/NAME_gpt for out/NAME, '
              'out/NAME_gpt/best.pt for out/NAME/best.pt)')
     add('--data', metavar='PATH',
-        help='benchmark file, or a folder to search for it (default: the Hub; similarity has no '
-             'default). For loss, a folder in data/ or a .bin file (default: val.bin of the '
-             'training data)')
+        help='benchmark file, or a folder to search for it (default: the Hub; similarity: none, '
+             'but a toy model has its own pairs). For loss, a folder in data/ or a .bin file '
+             '(default: val.bin of the training data)')
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
@@ -167,9 +167,6 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
     by_run = bool(args.runs)
     if name in OF_SENSES and not by_run:
         subjects[0].needs_senses(name)
-    if name in ('topic', 'timing'):
-        for subject in subjects:
-            subject.needs_length(2, f'{name} needs')
     data = args.data
     has_its_own = name == 'loss' or (name == 'similarity' and subjects[0].is_toy)
     if args.table == 'all' and has_its_own:
@@ -224,12 +221,13 @@ def run(argv: list[str]) -> None:
             if args.table != 'all':
                 raise
             text = printable(f'\n{name}: skipped, {error}')
-        # Files first: printing into head ends the program.
-        if json_file:
-            write_json(json_file, [str(subject) for subject in subjects], tables)
-        if csv_file:
-            write_csv(csv_file, tables)
-        print(text, flush=True)
+        try:  # files first, as printing into head ends the program
+            if json_file:
+                write_json(json_file, [str(subject) for subject in subjects], tables)
+            if csv_file:
+                write_csv(csv_file, tables)
+        finally:
+            print(text, flush=True)
 
 
 main = partial(run_cli, 'eval.py', run)

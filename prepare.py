@@ -85,7 +85,7 @@ def files_in(path: str) -> list[str]:
     readable = [file for file in files if builder_of(file)]
     n_others = len(files) - len(readable)
     if readable and n_others:
-        print(f'{path}: {n_others:,} of {len(files):,} files are left out, by their extensions')
+        print(f'{path}: {n_others:,} of {len(files):,} files are left out: unknown extensions')
     return readable or [path]
 
 

@@ -178,7 +178,7 @@ def parse_show(text: str) -> tuple[str, SensesOf | None]:
     word, _, which = text.rpartition(':')
     if word and which:
         return word, phrases.parse_senses_of(text)
-    return text, None
+    return text.rstrip(':') or text, None
 
 
 def parse_words(text: str) -> list[str]:
@@ -326,15 +326,16 @@ def run(argv: list[str]) -> None:
 
     texts, edit, lines = all_edits(args, subject, prompts)
     tables = make_tables(args, subject, prompts, edit)
-    if edit_file:
-        phrases.write_edit(edit_file, subject.model.config.n_vocab, texts)
-    if json_file:
-        write_json(json_file, [str(subject)], tables)
-    if csv_file:
-        write_csv(csv_file, tables)
-    # Files first: printing into head ends the program.
-    for part in [*notices, *lines, *tables.values()]:
-        print(printable(str(part)))
+    try:  # files first, as printing into head ends the program
+        if edit_file:
+            phrases.write_edit(edit_file, subject.model.config.n_vocab, texts)
+        if json_file:
+            write_json(json_file, [str(subject)], tables)
+        if csv_file:
+            write_csv(csv_file, tables)
+    finally:
+        for part in [*notices, *lines, *tables.values()]:
+            print(printable(str(part)))
     if edit_file:
         print(f'\n{args.save_edit}: written')
     if args.looks or args.num_samples == 0:

@@ -65,7 +65,7 @@ class Settings:
     n_embd: int = setting(768, 'width d', low=1)
     n_sense: int = setting(16, 'senses per token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
-    block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=1)
+    block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
     batch_size: int = setting(32, 'sequences per micro-batch', low=1)
     gradient_accumulation_steps: int = setting(1, 'micro-batches per step, in all processes', low=1)
@@ -74,9 +74,8 @@ class Settings:
                              choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'learning-rate multiplier for all parameters but senses and '
-                                    'their weights (0 freezes them), for a Backpack from a '
-                                    'Transformer')
+    loaded_lr: float = setting(1.0, 'learning-rate multiplier for embeddings and contextualizer '
+                                    '(0 freezes them), for a Backpack from a Transformer')
     warmup_iters: int = setting(5000, 'steps of linear warmup')
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
@@ -109,8 +108,8 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-# Flags may change these in a resumed run. max_iters can change the schedule, and device and compile
-# the rounding and the draws of dropout.
+# Flags may change these in a resumed run. max_iters can change the schedule; device and compile can
+# change rounding and the draws of dropout.
 FREE = ('max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every',
         'log_interval', 'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
 

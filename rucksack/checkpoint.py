@@ -75,7 +75,8 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
         tokenizer = current_form(checkpoint['tokenizer'])
     except Exception as error:  # a damaged file can raise anything
         cause = f'{type(error).__name__}: {one_line(error)}'
-        raise UserError(f'{path} is not a checkpoint of this version of train.py ({cause})')
+        raise UserError(f'{path} is not a checkpoint of this version of train.py ({cause}); use '
+                        'the version that wrote it')
     model = model_with(config, weights, path)
     model.tokenizer = tokenizer
     return model

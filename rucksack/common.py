@@ -43,8 +43,7 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
     code = 0
     try:
         code = run(argv)
-        if sys.stdout:  # None if it was closed
-            sys.stdout.flush()
+        print(end='', flush=True)
     except BrokenPipeError:  # the reader (head, say) has left; Python would complain
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

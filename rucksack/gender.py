@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -113,7 +113,10 @@ def pronouns(subject: Subject) -> list[int]:
 
 
 def choose_sense(subject: Subject) -> int:
-    """Find the sense whose removal leaves least bias: Table 15's prompts, single-token nouns."""
+    """Find the sense whose removal leaves the least bias on Table 15's prompts.
+
+    Only single-token nouns count, unless there are none.
+    """
     she, he, _ = pronouns(subject)
     left = [0.0] * subject.model.config.n_sense
     for noun in subject.single_tokens(NOUNS) or NOUNS:
@@ -181,7 +184,8 @@ def touched_prompts(subject: Subject) -> list[str]:
     """Say in how many prompts, over all nouns, the subject's edit touches a token."""
     texts = [subject.encode(prompt.format(noun)) for noun in NOUNS for prompt in PROMPTS]
     pairs = [(text, [subject.eot]) for text in texts]  # score reads all but the end-of-text
-    return touched_note(subject, score(subject, pairs, 'gender'), 'prompts')
+    exact = replace(subject, dtype='float32')  # as the table is
+    return touched_note(subject, score(exact, pairs, 'gender'), 'prompts')
 
 
 def gender_table(subjects: list[Subject], by_run: bool) -> Table:

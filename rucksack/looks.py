@@ -93,7 +93,7 @@ def separate_words(subject: Subject, pair: tuple[str, str], words: list[str]) ->
 
 
 def word_ids(subject: Subject, words: Sequence[str]) -> list[int]:
-    """Find the ids of words."""
+    """Find the ids of words; UserError unless each is one token."""
     return [word_id(subject.encoding, word) for word in words]
 
 

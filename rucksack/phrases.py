@@ -186,7 +186,8 @@ def parse_edits(texts: dict[str, list[str]]) -> dict[str, list]:
     for flag, parse in EDIT_FLAGS.items():
         edits[flag] = [parse(text) for text in texts[flag]]
     if len(edits['topic']) != len(edits['strength']):
-        raise UserError('--strength goes with --topic: give one for each topic, or one for all')
+        raise UserError(f'there are {len(edits["topic"])} topics and {len(edits["strength"])} '
+                        'strengths; give one --strength for each --topic, or one for all')
     factors = [factor for _, factor in edits['senses_scale']]
     factors += [max(weights) for weights in edits['strength']]
     product = math.prod(max(1, abs(factor)) for factor in factors)
@@ -205,8 +206,7 @@ def write_edit(path: Path, n_vocab: int, texts: dict[str, list[str]]) -> None:
 def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
     """Read the values of EDIT_FLAGS from a file saved by sample.py --save-edit.
 
-    UserError, naming the part that is wrong, if the file is damaged or for a vocabulary of another
-    size.
+    UserError, saying what is wrong, if the file is damaged or for a vocabulary of another size.
     """
     try:
         file = json.loads(Path(path).read_text(encoding='utf-8'))
@@ -227,7 +227,7 @@ def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
 
 
 def combined(edits: list[dict[str, list[str]]]) -> dict[str, list[str]]:
-    """Append the values of each of EDIT_FLAGS, one edit after another."""
+    """Join edits into one: for each of EDIT_FLAGS, all values in order."""
     return {flag: [text for texts in edits for text in texts[flag]] for flag in EDIT_FLAGS}
 
 

@@ -54,13 +54,13 @@ class Subject:
         return printable(f'{self}: {shape}{self.why}')
 
     def needs_senses(self, what: str) -> None:
-        """Raise UserError if this is a Transformer; the message says that `what` needs senses."""
+        """Raise UserError if this is a Transformer; the message says what needs a Backpack."""
         if not self.model.config.n_sense:
             raise UserError(f'{self.name} is a Transformer and has no senses; '
                             f'{what} needs a Backpack')
 
     def needs_length(self, n: int, what: str) -> None:
-        """Raise UserError if the model cannot read n tokens; the message says that `what` n."""
+        """Raise UserError if the model cannot read n tokens; what is such as 'a prompt has'."""
         block_size = self.model.config.block_size
         if n > block_size:
             raise UserError(f'{self.name} reads at most {block_size} tokens, but {what} {n}; '

@@ -353,13 +353,6 @@ def test_an_edit_that_cannot_be_scored_is_refused(argv, part, edits, capsys):
     assert_refused(capsys, argv, part)
 
 
-@pytest.mark.parametrize('name', ['timing', 'topic'])
-def test_a_model_of_one_token_writes_no_text(name, runs, capsys):
-    """The line says what the table needs."""
-    save('out/one', toy_subject(block_size=1).model)
-    assert_refused(capsys, f'{name} --from out/one', f'at most 1 tokens, but {name} needs 2')
-
-
 def save_other_words() -> None:
     """A Backpack in out/other that knows neither she nor he."""
     tokenizer = words_tokenizer([' nurse table'])

@@ -573,7 +573,7 @@ def test_weights_that_cannot_be_read_are_said(tab, toy_page, tmp_path):
 
 
 def replace_she_by_he(tab) -> None:
-    """Make nurse say of he what it says of she, by the form for that."""
+    """Give he what nurse gives she, by the form for that."""
     tab.click('#replace summary')
     tab.fill('#replace [name=word]', 'nurse')
     tab.fill('#replace [name=old]', 'she')
@@ -583,7 +583,7 @@ def replace_she_by_he(tab) -> None:
 
 @pytest.mark.slow
 def test_a_word_can_be_replaced_and_put_back(toy_tab, world):
-    """The form makes a word say of one word what it said of another; a button undoes that."""
+    """The form gives one word what a word gave another; a button undoes that."""
     replace_she_by_he(toy_tab)
     nurse = word_forms(world.encoding, 'nurse')
     edit = replace_word(world.model, nurse, world.id('she'), world.id('he'))
@@ -595,7 +595,7 @@ def test_a_word_can_be_replaced_and_put_back(toy_tab, world):
 
 @pytest.mark.slow
 def test_the_form_proposes_an_edit_of_the_chosen_word(toy_tab, world):
-    """Untouched, it makes the chosen word say of he what it said of she."""
+    """Untouched, it gives he what the chosen word gave she."""
     toy_tab.click('#tokens button:has-text("nurse")')
     toy_tab.click('#replace summary')
     toy_tab.wait_for_function("document.querySelector('#replace [name=word]').value === 'nurse'")

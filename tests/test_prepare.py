@@ -653,12 +653,12 @@ def test_an_overwrite_that_fails_at_its_end_changes_nothing(monkeypatch, capsys)
 
     def rename(path, target):
         if path.name == '.a.partial':
-            raise OSError('no')
+            raise OSError('renaming failed')
         return original(path, target)
 
     monkeypatch.setattr(Path, 'rename', rename)
     argv = ['a', *MERGES, '--text', 'a.txt', '--seed', '1', '--overwrite']
-    assert 'no' in error_of(prepare, capsys, *argv, printed=0)
+    assert 'renaming failed' in error_of(prepare, capsys, *argv, printed=0)
     assert state_of('a') == before
     assert os.listdir('data') == ['a']
 

@@ -128,7 +128,7 @@ def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
 
 def test_affinities_in_float64_stay_in_float64(monkeypatch):
     """A model in float64 is scored in it, whatever the device could do faster."""
-    model = lively(vocab_size=17_000, n_vocab=16_900, n_layer=1)
+    model = lively(vocab_size=16_400, n_vocab=16_390, n_layer=1, n_sense=1, n_embd=8)
     monkeypatch.setattr(senses, 'bfloat16_unit', lambda device: 'AMX')
     assert affinities(model, [[2, 300]]).dtype == torch.float64
 

@@ -105,6 +105,7 @@ def assert_refused(words: list[str], capsys, *facts: str) -> None:
     ('--learning_rate=fast', 'fast'),
     ('--compile=yes', 'yes'),
     ('--batch_size=-3', '-3'),
+    ('--block_size=1', "'1'"),
     ('--dropout=-0.1', '-0.1'),
     ('--beta1=1.5', '1.5'),
     (f'--min_lr=1{"0" * 400}', f'1{"0" * 400}'),

@@ -160,7 +160,7 @@ def test_operations_are_of_the_texts_that_are_timed(monkeypatch):
 
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
 def test_what_is_timed_has_the_format_it_is_said_to_have(dtype, monkeypatch):
-    """Logits, losses and weights are float64 where the run was."""
+    """Logits and losses are float64 where the run was."""
     outputs = []
 
     def call_once(works, what):

@@ -40,6 +40,7 @@ class Tokenizer {
     this.rank = new Map(tokens.map((token, id) => [token, id]));
     this.end = tokens.length;  // the id of end-of-text, which no text spells
     this.firstWord = words ? 256 : 0;  // a vocabulary of words begins with the 256 bytes
+    this.words = new Map();            // by id, what word() has found
   }
 
   encode(text) {
@@ -109,11 +110,15 @@ class Tokenizer {
     return atStart.length === 1 ? [inside[0], atStart[0]] : inside;
   }
 
-  // The word that an edit of an id names, which may have another form too; else #id.
+  // The word by which an edit names an id, and with it the word's other form; else #id.
   word(id) {
-    const word = utf8(this.tokens[id] ?? '').replace(/^ /, '');
-    const canBeInKey = word === word.trim() && !/[:#@*=&]/.test(word);
-    return canBeInKey && this.formsIfAny(word).includes(id) ? word : `#${id}`;
+    if (!this.words.has(id)) {
+      const word = utf8(this.tokens[id] ?? '').replace(/^ /, '');
+      const canBeInKey = word === word.trim() && !/[:#@*=&]/.test(word);
+      const isForm = canBeInKey && this.formsIfAny(word).includes(id);
+      this.words.set(id, isForm ? word : `#${id}`);
+    }
+    return this.words.get(id);
   }
 
   // The word of an id if that is its form inside a text; else #id.
@@ -452,13 +457,18 @@ class Text {
 //
 // A key of scale is WHERE:SENSES. WHERE is a word, #id, * for every word, or @j for position j.
 // SENSES are numbers, as in 10 or 3-5,10, or for a word two others, as in she/he: the sense that
-// separates them most. As in senses.py, scaling comes first, and [word, old, now] makes a word, or
-// every word for *, say of now what it said of old.
+// separates them most. As in senses.py, scaling comes first, and [word, old, now] gives now what a
+// word, or every word for *, gave old.
 
 const NUMBERS = String.raw`\s*\d+(?:-\d+)?\s*`;
 const KEY = RegExp(`^(?!\\*:.*/)(?<where>.+):(?<which>${NUMBERS}(?:,${NUMBERS})*|[^/]+/[^/]+)$`);
 
 const LARGEST_FACTOR = 1e12;  // far larger ones overflow
+
+// A value as code has it: a string in quotes.
+function shown(value) {
+  return typeof value === 'string' ? JSON.stringify(value) : String(value);
+}
 
 class Edit {
   constructor(model, tokenizer, {scale = {}, replace = []} = {}) {
@@ -469,6 +479,8 @@ class Edit {
     this.factorsOfPlace = new Map();  // by position
     this.replacements = [];           // in order: the ids, or null for every id, r and a change
     this.replaced = new Map();        // senses (k*d) by id, after all replacements
+    const isEdit = replace.length > 0 || Object.keys(scale).length > 0;
+    if (isEdit && model.config.n_sense === 0) throw Error('This model has no senses to edit');
     for (const [key, factor] of Object.entries(scale)) this.scale(key, factor);
     for (const [word, old, now] of replace) this.replace(word, old, now);
   }
@@ -479,13 +491,13 @@ class Edit {
 
   scale(key, factor) {
     const k = this.model.config.n_sense;
-    if (k === 0) throw Error('This model has no senses to edit');
     const match = KEY.exec(key);
     const senses = match ? this.parseSenses(match.groups) : [];
     const areSenses = senses.length > 0 && senses.every(l => l < k);
     if (!areSenses) throw Error(`“${key}” is not WORD:SENSES with senses 0 to ${k - 1}`);
     const isFactor = typeof factor === 'number' && Math.abs(factor) <= LARGEST_FACTOR;
-    if (!isFactor) throw Error(`“${key}” has the factor ${factor}, which is no number up to 1e12`);
+    if (!isFactor) throw Error(`“${key}” has the factor ${shown(factor)}; it must be a number ` +
+      'from -1e12 to 1e12');
     for (const factors of this.factorsAt(match.groups.where)) {
       for (const l of new Set(senses)) factors[l] *= factor;
     }
@@ -741,7 +753,7 @@ const answers = {
   async generate({string, n = 40, seed = 0, temperature = 0.8, edits, run = null}, tell) {
     for (const [name, value] of Object.entries({n, seed, temperature})) {
       const isRight = Number.isFinite(value) && value >= 0;
-      if (!isRight) throw Error(`${name} is ${value}; it must be a number, at least 0`);
+      if (!isRight) throw Error(`${name} is ${shown(value)}; it must be a number, at least 0`);
     }
     const {block_size} = model.config;
     const isGreedy = temperature < 1e-30;

@@ -26,6 +26,7 @@ function ask(question, args, tell = null) {
 }
 
 worker.onmessage = ({data: {n, answer, part, error}}) => {
+  if (!waiting.has(n)) return;
   const {resolve, reject, tell} = waiting.get(n);
   if (part !== undefined) {
     tell?.(part);
@@ -40,7 +41,7 @@ worker.onmessage = ({data: {n, answer, part, error}}) => {
 };
 
 worker.onerror = ({message}) => {
-  for (const {reject} of waiting.values()) reject(Error(message ?? 'its worker has failed'));
+  for (const {reject} of waiting.values()) reject(Error(message || 'its worker has failed'));
   waiting.clear();
 };
 
@@ -81,7 +82,7 @@ async function refresh(layOut = null) {
   isRefreshing = true;
   try {
     seen = await ask('look', {string: state.text, edits: state.edits, compare: state.compare});
-    state.compare ??= [seen.a.name, seen.b.name];
+    state.compare = comparedNames();
     if (layOut) await layOut();
     draw();
   } catch (error) {
@@ -120,7 +121,7 @@ function placesOf(j) {
 function strongestPlace() {
   if (k === 0) return 0;
   const strengths = seen.names.map((name, j) => {
-    const isWord = name[0] !== '#';
+    const isWord = name[0] !== '#' && /[\p{L}\p{N}]/u.test(name);
     const effects = allSenses.map(l => Math.abs(effectAtWeight1(j, l)));
     return isWord ? Math.max(...effects) : 0;
   });
@@ -213,9 +214,9 @@ function stripe(x, l) {
   return `color-mix(in srgb, var(--${colour}) ${strength}%, transparent) ${top}% ${bottom}%`;
 }
 
-// A token's text, with signs for blanks if it has nothing else.
 const SIGNS = {' ': '␣', '\n': '⏎', '\t': '⇥'};
 
+// A token's text, with signs for blanks if it has nothing else.
 function visible(text) {
   const isBlank = /^[\s\p{C}]*$/u.test(text);
   if (!isBlank) return text;
@@ -279,11 +280,15 @@ function drawPair() {
     'likeliest: ', makeWord(seen.next[0]));
 }
 
+function comparedNames() {
+  return state.compare ?? [seen.a.name, seen.b.name];
+}
+
 // Fills in A and B, except in a field that the user is typing in, and the words to suggest.
 function drawCompared() {
   ['a', 'b'].forEach((id, i) => {
     const field = byId(id);
-    if (document.activeElement !== field) field.value = state.compare[i];
+    if (document.activeElement !== field) field.value = comparedNames()[i];
   });
   const words = seen.likely.filter(name => name[0] !== '#');
   byId('likely').replaceChildren(...words.map(word => new Option(word, word)));
@@ -309,7 +314,7 @@ let isTyped = false;
 
 function proposeReplacement() {
   if (isTyped) return;
-  const words = [seen.names[place], ...state.compare];
+  const words = [seen.names[place], ...comparedNames()];
   for (const [i, field] of document.querySelectorAll('#replace input').entries()) {
     field.value = words[i];
   }
@@ -511,6 +516,13 @@ function saveLink() {
   }
 }
 
+let following = Promise.resolve();  // links are followed one at a time
+
+function follow() {
+  following = following.then(followLink);
+  return following;
+}
+
 async function followLink() {
   const fragment = new URLSearchParams(location.hash.slice(1));
   state.text = fragment.get('text') ?? data.prompt;
@@ -543,11 +555,11 @@ async function followEdits(json) {
 // link these are she and he, if the model knows them. (Older links have A/B.)
 async function followCompared(pair) {
   const compare = pair ? pair.split(pair.includes(' ') ? ' ' : '/') : ['she', 'he'];
-  state.compare = null;
   try {
     await ask('look', {string: state.text, compare});
     state.compare = compare;
   } catch (error) {
+    state.compare = null;  // refresh takes the two likeliest
     if (pair !== null) return error.message;
   }
 }
@@ -689,11 +701,11 @@ async function start() {
   byId('weights').remove();  // the worker has its own copy
   byId('model').textContent = data.about;
   for (const id of ['replace', 'look', 'scope-label']) byId(id).hidden = k === 0;
-  await followLink();
+  addEventListener('hashchange', follow);
+  await follow();
   byId('hint').textContent = hint();
   byId('text').disabled = false;
   for (const element of document.querySelectorAll('[inert]')) element.inert = false;
-  addEventListener('hashchange', followLink);
 }
 
 function hint() {
@@ -705,7 +717,10 @@ function hint() {
 
 // The interface for other scripts. scale is as in an edit, such as {'nurse:10': 0}; see model.js.
 const ready = start();
-ready.catch(error => { byId('hint').textContent = `Cannot run the model: ${error.message}`; });
+ready.catch(error => {
+  byId('hint').textContent = `Cannot run the model: ${error.message}`;
+  byId('hint').style.display = 'block';  // small windows have no hint
+});
 window.rucksack = {
   ready,
 
