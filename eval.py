@@ -42,7 +42,7 @@ OF_SENSES = ['similarity', 'gender', 'topic', 'timing']  # tables that need a Ba
 
 
 def shared_flags() -> Parser:
-    """The flags that all tables share."""
+    """Declare the flags that all tables share."""
     shared = Parser(add_help=False)
     add = shared.add_argument
     add('--from', dest='source', metavar='MODEL',
@@ -65,7 +65,7 @@ def shared_flags() -> Parser:
 
 
 def make_parser() -> Parser:
-    """The flags that all tables share, and those of each table."""
+    """Declare the flags that all tables share, and those of each table."""
     parser = Parser(prog='eval.py', description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(runs=[], size=None, edit=[])
@@ -119,7 +119,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
 
 
 def load_baseline(name: str, own: Subject, load: Callable[[str], Subject]) -> Subject:
-    """Load the Transformer to compare with; UserError if it is none, or has other tokens."""
+    """Load the Transformer to compare with; UserError if it is a Backpack or has other tokens."""
     baseline = load(name)
     if baseline.kind == 'Backpack':
         raise UserError(f'{name} is a Backpack; --baseline takes a Transformer')
@@ -146,7 +146,7 @@ def baseline_beside(own: Subject, load: Callable[[str], Subject]) -> list[Subjec
 
 
 def under_edit(subject: Subject, files: list[str]) -> Subject:
-    """The model with the edits in files; UserError if an edit would see later tokens."""
+    """Put a model under the edits in files; UserError if an edit would see later tokens."""
     subject.needs_senses('--edit')
     names = ' and '.join(files)
     texts = combined([read_edit(file, subject.model.config.n_vocab) for file in files])
@@ -188,7 +188,7 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
 
 
 def time_subject(subject: Subject, args: argparse.Namespace) -> Table:
-    """Table 7 for a model's shape, with the dtype and compile settings of its training."""
+    """Make Table 7 for a model's shape, with the dtype and compile settings of its training."""
     dtype = 'auto'
     compile = True
     if subject.training:

@@ -236,7 +236,7 @@ class Backpack(nn.Module):
     def senses(self, ids: Tensor) -> Tensor:
         """Compute the senses C (Eq. 10): ids of any shape (..) -> (.., k, d).
 
-        Unoptimised version: sense_network(wte(ids)). Senses depend on the id alone, so they are
+        Unoptimised version: sense_network(wte(ids)). Senses depend only on the id, so they are
         computed once for each distinct id. A compiled model runs the unoptimised version, because
         the shape of unique's result depends on the data, which would break the compiled graph.
         """

@@ -65,15 +65,15 @@ TOY_STORIES = {'train': 60_000, 'val': 4_000}
 
 
 def builder_of(path: str) -> str | None:
-    """The builder that reads a file with this extension; None if there is none."""
+    """Return the builder that reads a file with this extension; None if there is none."""
     unpacked = re.sub(r'\.[gx]z$', '', path.lower())
     return BUILDERS.get(Path(unpacked).suffix)
 
 
 def files_in(path: str) -> list[str]:
-    """The file itself; for a folder, the files below it that have a builder and are not hidden.
+    """List a file or, for a folder, the files below it that have a builder and are not hidden.
 
-    Says how many files of other kinds a folder has.
+    Prints how many files of other kinds a folder has.
     """
     if not os.path.isdir(path):
         return [path]
@@ -101,7 +101,7 @@ def rows_of_tar(path: str, file=None) -> Iterator[dict]:
 
 
 def load_file(path: str, cache: str):
-    """The rows of a file as a datasets.Dataset on disk."""
+    """Read the rows of a file into a datasets.Dataset on disk."""
     import datasets
     builder = builder_of(path)
     if builder == 'tar':
@@ -115,7 +115,7 @@ def load_file(path: str, cache: str):
 
 
 def load_hub(name: str, cache: str):
-    """The rows of OWNER/DATASET[:CONFIG[:SPLIT]] as a datasets.Dataset on disk."""
+    """Read the rows of OWNER/DATASET[:CONFIG[:SPLIT]] into a datasets.Dataset on disk."""
     import datasets
     quiet_hub()
     dataset, config, split = (name.split(':') + ['', ''])[:3]
@@ -123,7 +123,7 @@ def load_hub(name: str, cache: str):
 
 
 def read_texts(source: str, field: str, cache: str):
-    """The texts of a file or of hub:DATASET, without empty ones: a Dataset of one column."""
+    """Read the texts of a file or of hub:DATASET, without empty ones: a Dataset of one column."""
     allowed = FORMATS
     try:
         if source.startswith('hub:'):
@@ -279,7 +279,7 @@ def write_toy(folder: Path, seed: int) -> dict:
 
 
 def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict | None, int]:
-    """The description of the tokenizer to use (None for toy), and the block_size to expect."""
+    """Describe the tokenizer to use (None for toy); also returns the block_size to expect."""
     if args.name == 'toy':
         return None, BLOCK_SIZE
     if args.like is None:

@@ -39,7 +39,7 @@ SEVERAL = dict(nargs='+', action='extend', default=[])  # flags with several val
 
 
 def make_parser() -> Parser:
-    """The flags, in groups: model and text, looking, explaining, editing."""
+    """Declare the flags, in groups: model and text, looking, explaining, editing."""
     parser = Parser(prog='sample.py', description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -75,7 +75,7 @@ def make_parser() -> Parser:
 
 
 def add_looks(parser: Parser) -> None:
-    """The flags that look at senses or explain a prediction."""
+    """Declare the flags that look at senses or explain a prediction."""
     add = parser.add_argument_group('look at senses (--show applies your edits)').add_argument
     add('--show', metavar='WORD[:SENSES]', **SEVERAL,
         help='the words that each sense of WORD raises and lowers most')
@@ -95,7 +95,7 @@ def add_looks(parser: Parser) -> None:
 
 
 def add_edits(parser: Parser) -> None:
-    """The flags that edit senses."""
+    """Declare the flags that edit senses."""
     add = parser.add_argument_group(
         'edit senses, applied in this order (SENSES: numbers such as 3-5,10, or A/B for the sense '
         'that best separates A from B; WORD may be *, for every word)').add_argument
@@ -169,12 +169,12 @@ def parse_phrases(args: argparse.Namespace) -> None:
 
 
 def parse_pair_or_bag(text: str) -> tuple[str, str] | list[str]:
-    """The two words in A/B, or the words of a bag."""
+    """Parse the two words in A/B, or the words of a bag."""
     return phrases.parse_pair(text) if '/' in text else phrases.parse_bag(text)
 
 
 def parse_show(text: str) -> tuple[str, SensesOf | None]:
-    """WORD, or WORD:SENSES with the senses to show."""
+    """Parse WORD, or WORD:SENSES with the senses to show."""
     word, _, which = text.rpartition(':')
     if word and which:
         return word, phrases.parse_senses_of(text)
@@ -182,7 +182,7 @@ def parse_show(text: str) -> tuple[str, SensesOf | None]:
 
 
 def parse_words(text: str) -> list[str]:
-    """The two words in A/B, or the word alone; none in an empty text."""
+    """Parse the two words in A/B, or a single word; an empty text has none."""
     if '/' in text:
         return list(phrases.parse_pair(text))
     return [text] if text else []
@@ -210,7 +210,7 @@ def read_prompts(args: argparse.Namespace, subject: Subject) -> tuple[list[Promp
 
 def make_tables(args: argparse.Namespace, subject: Subject, prompts: list[Prompt],
                 edit: Edit | None) -> dict[str, Table]:
-    """The tables that the flags ask for, by name; for edits alone, next words before and after.
+    """Make the tables that the flags ask for, by name; for edits only, next words before and after.
 
     edit is None if there are no edits.
     """
@@ -234,7 +234,7 @@ def make_tables(args: argparse.Namespace, subject: Subject, prompts: list[Prompt
 
 def tables_of_find(text: str, words: tuple[str, str] | list[str], args: argparse.Namespace,
                    subject: Subject, prompts: list[Prompt], edit: Edit | None) -> dict[str, Table]:
-    """The tables of --find: for a bag, or for a pair over all words or over --words."""
+    """Make the tables of --find: for a bag, or for a pair over all words or over --words."""
     if isinstance(words, list):
         return {f'find {text}': looks.speak_for(subject, words)}
     if not args.words:
@@ -249,7 +249,7 @@ def tables_of_find(text: str, words: tuple[str, str] | list[str], args: argparse
 
 def tables_after(prompt: Prompt, args: argparse.Namespace, subject: Subject, edit: Edit | None
                  ) -> dict[str, Table]:
-    """The tables that explain the prediction after a prompt, or show how an edit changes it."""
+    """Make the tables that explain a prediction after a prompt, or show how an edit changes it."""
     tables = {}
     explained = args.explain or {}
     for text, words in explained.items():
@@ -285,7 +285,7 @@ def print_samples(subject: Subject, prompt: Prompt, args: argparse.Namespace, ed
 
 def all_edits(args: argparse.Namespace, subject: Subject, prompts: list[Prompt]
               ) -> tuple[dict[str, list[str]], Edit | None, list[str]]:
-    """The edits in files, then those on the command line.
+    """Collect the edits in files, then those on the command line.
 
     Returns their texts by flag, one edit (None if there are none), and a line about each.
     """

@@ -158,7 +158,7 @@ def sense_gauge(model: Backpack, idx: Tensor) -> tuple[Tensor, Tensor]:
 
     on_current (k,): the weight of the current token. Near 1, the sense never looks back.
     moved (k,): total variation distance by which the weights move when the tokens of a text are
-    shuffled: 0 is unchanged, 1 is no overlap. Near 0, the weights depend on position alone.
+    shuffled: 0 is unchanged, 1 is no overlap. Near 0, the weights depend only on position.
     Both are means over texts and positions. They leave out the first 32 positions of a text (half
     of a text shorter than 64), which have few tokens to choose from.
     """

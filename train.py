@@ -99,12 +99,12 @@ class Settings:
 
     @property
     def path(self) -> Path:
-        """Path of the run's latest checkpoint."""
+        """Return the path of the run's latest checkpoint."""
         return Path(self.out_dir) / 'ckpt.pt'
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of all micro-batches of all processes."""
+        """Count the tokens of all micro-batches of all processes."""
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
@@ -259,7 +259,7 @@ def forward_backward(model, data: TokenDataset, step: int, s: Settings, machine:
     for i in own:
         idx, targets = data(micro_batches[i])  # (batch_size, block_size) each
         inputs = inputs_of(idx, targets, machine.device)
-        torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends on this seed alone
+        torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends only on this seed
         synchronise = i == own[-1] or machine.world == 1
         with nullcontext() if synchronise else model.no_sync():
             with machine.autocast():

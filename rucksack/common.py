@@ -15,7 +15,7 @@ class UserError(ValueError):
 
 
 class LocalError(UserError):
-    """A UserError that one process of torchrun can have alone; each process prints its own."""
+    """A UserError that a single process of torchrun can have; each process prints its own."""
 
 
 def printable(text: str) -> str:

@@ -104,7 +104,7 @@ def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
 
 
 # -----------------------------------------------------------------------------
-# Distinct ids. Senses depend on the id alone, so a batch computes them once per distinct id.
+# Distinct ids. Senses depend only on the id, so a batch computes them once per distinct id.
 # inputs_of finds the distinct ids on the host; DistinctIds uses them in the compiled model.
 
 
@@ -126,7 +126,7 @@ def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor
 
 
 class DistinctIds(nn.Module):
-    """The version of the model used for training. Unoptimised version: model(idx, targets).
+    """The form of the model that train.py trains. Unoptimised version: model(idx, targets).
 
     The caller finds the distinct ids, so that one compiled graph serves any number of them and
     computes the senses of each id once.
@@ -137,7 +137,7 @@ class DistinctIds(nn.Module):
         self.model = model
 
     def forward(self, idx: Tensor, targets: Tensor, distinct: Tensor, place: Tensor) -> Tensor:
-        """The loss of idx and targets (B, T), where idx is distinct[place]: (n,) and (B, T)."""
+        """Compute the loss of idx and targets (B, T); distinct (n,) and place (B, T) give idx."""
         C = None
         if self.model.config.n_sense:
             C = self.model.senses_at(distinct, place)  # (B, T, k, d)

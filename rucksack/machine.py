@@ -37,7 +37,7 @@ class Machine:
         self.name = f'{self.device} ({torch.get_num_threads()} threads)'
         if self.on_gpu:
             self.name = torch.cuda.get_device_name(self.device)
-        # bfloat16 is for products alone: weights stay in float32.
+        # bfloat16 is only for products: weights stay in float32.
         self.weight_dtype = torch.float64 if self.dtype == 'float64' else torch.float32
 
     def autocast(self):

@@ -16,7 +16,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c; MOMENTUM and these are as 
 def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_decay: float,
                     betas: tuple[float, float], *, decay_embeddings: bool = True,
                     muon_lr: float = 6e-3, loaded_lr: float = 1.0) -> list[Optimizer]:
-    """Make AdamW alone ('adamw'), or AdamW and Muon ('muon').
+    """Make AdamW ('adamw'), or AdamW and Muon ('muon').
 
     Muon takes every matrix but the embeddings. It orthogonalizes each update, so that no direction
     of a matrix outruns the others. With AdamW, the scores of SenseWeights can grow until a softmax

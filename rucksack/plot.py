@@ -21,7 +21,7 @@ class Run:
 
 
 def read_run(folder: str) -> Run:
-    """The validation losses in a run's log.csv; UserError if there are none."""
+    """Read the validation losses in a run's log.csv; UserError if there are none."""
     checkpoint = load_file(Path(folder, 'ckpt.pt'))
     is_backpack = bool(checkpoint.get('model_config', {}).get('n_sense'))
     kind = 'Backpack' if is_backpack else 'Transformer'

@@ -23,14 +23,14 @@ LARGEST_IN_FLOAT32 = 2_000_000
 
 
 def in_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (m, n) as a scale for each row (m,) and whole numbers (m, n) from -127 to 127."""
+    """Round a matrix (m, n) to a scale for each row (m,) times whole numbers (m, n) up to 127."""
     scale = x.abs().amax(1).clamp(min=1e-30) / 127  # (m,)
     whole = (x / scale[:, None]).round()
     return scale, whole.to(torch.int8)
 
 
 def rounded(model: Backpack) -> Backpack:
-    """The model with its matrices rounded to 8 bits a weight."""
+    """Copy a model, with its matrices rounded to 8 bits a weight."""
     model = copy.deepcopy(model)
     for p in model.parameters():
         if p.dim() == 2:
@@ -40,7 +40,7 @@ def rounded(model: Backpack) -> Backpack:
 
 
 def agreement(subject: Subject) -> str:
-    """How well the 8-bit model agrees with the original on 200 prompts of the paper (Table 14)."""
+    """Say how well the 8-bit model agrees with the original on 200 prompts of Table 14."""
     other = rounded(subject.model)
     prompts = [prompt.format(noun) for noun in NOUNS for prompt in PROMPTS]
     prompts = prompts[::2][:200]
@@ -61,7 +61,7 @@ def agreement(subject: Subject) -> str:
 
 
 def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
-    """The weights as the page reads them: a description of each, and all their bytes.
+    """Pack the weights as the page reads them: a description of each, and all their bytes.
 
     A description is [name, rows, columns, whether it is in 8 bits].
     """
