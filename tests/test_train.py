@@ -476,16 +476,29 @@ def test_a_failure_to_compile_is_one_line(tiny, capsys, monkeypatch):
     assert '--compile=False' in error_of(train, capsys, *SMALL, '--compile=True')
 
 
-@pytest.mark.slow
-def test_the_time_to_compile_is_not_that_of_a_step(tiny, capsys):
-    """A line says that it compiles; the first step is about as fast as the third, as it says."""
-    train.main([*SMALL, '--compile=True', '--max_iters=3'])
-    before, _ = capsys.readouterr().out.split('step 0')
+def test_the_time_to_compile_is_not_that_of_a_step(tiny, capsys, monkeypatch):
+    """A line says that it compiles; the first pass, which does, is over when the clock starts."""
+    clock = time.perf_counter
+    skipped = []
+    real = train.forward_backward
+
+    def forward_backward(*args):
+        if not skipped:
+            skipped.append(1000.0)
+        return real(*args)
+
+    monkeypatch.setattr(time, 'perf_counter', lambda: clock() + sum(skipped))
+    monkeypatch.setattr(train, 'forward_backward', forward_backward)
+    monkeypatch.setattr(shutil, 'which', lambda name: '/usr/bin/g++')
+    monkeypatch.setattr(torch, 'compile', lambda module: module)
+    monkeypatch.setattr(torch, 'use_deterministic_algorithms', lambda mode: None)
+    monkeypatch.setattr(torch.utils.deterministic, 'fill_uninitialized_memory', True)
+    train.main([*SMALL, '--compile=True', '--max_iters=2'])
+    before, _, _ = capsys.readouterr().out.partition('step 0:')
     assert 'compiling' in before
     with open('out/run/log.csv', newline='') as file:
-        rows = [row for row in csv.DictReader(file) if row['tokens_per_second']]
-    speeds = [float(row['tokens_per_second']) for row in rows]
-    assert speeds[0] > speeds[2] / 20
+        row, *_ = [row for row in csv.DictReader(file) if row['tokens_per_second']]
+    assert float(row['tokens_per_second']) > 0  # 32 tokens in 1,000 seconds would round to 0
 
 
 # -----------------------------------------------------------------------------
