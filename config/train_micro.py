@@ -1,4 +1,4 @@
-# Backpack-Micro, the paper's recipe, for 1, 2 or 4 GPUs of 40 GB; its steps and rate are defaults.
+# Backpack-Micro, the paper's recipe, for 1, 2 or 4 GPUs of 40 GB, with the default steps and rate.
 # torchrun --nproc_per_node=4 train.py config/train_micro.py   (baseline Transformer: --model=gpt)
 n_layer = 6
 n_head = 6

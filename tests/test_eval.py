@@ -186,6 +186,20 @@ def test_files_are_written_whoever_reads_the_table(runs, monkeypatch):
     assert Path('x.csv').stat().st_size > 0
 
 
+def test_a_table_is_printed_though_its_file_cannot_be_written(runs, capsys, monkeypatch):
+    """What took an hour to make is not lost to a full disk."""
+    def write_json(*args):
+        raise OSError('No space left on device')
+
+    monkeypatch.setattr(tables, 'write_json', write_json)
+    with pytest.raises(SystemExit) as stop:
+        tables.main(['loss', '--from=out/run', '--json=x.json', '--device=cpu'])
+    printed, said = capsys.readouterr()
+    assert stop.value.code == 2
+    assert 'No space left' in said
+    assert '\nLoss (Tables 2 and 8)' in printed
+
+
 def test_csv_has_the_rows_of_all_tables(runs, capsys):
     """With the name of the table first, and the numbers of the JSON file."""
     say(capsys, *ALL, '--csv=all.csv')

@@ -117,6 +117,11 @@ function placesOf(j) {
   return places;
 }
 
+// The chosen token as people read it; a blank one has only the name that edits give it.
+function chosenWord() {
+  return seen.pieces[place].trim() || seen.names[place];
+}
+
 // The position of the token with the sense that decides most between A and B.
 function strongestPlace() {
   if (k === 0) return 0;
@@ -340,7 +345,7 @@ async function layCards() {
   if (nStrong < k) byId('cards').append(foldedCards(cards.slice(nStrong)));
   byId('scope-label').hidden = !isInText;
   if (isInText) {
-    byId('word').textContent = seen.pieces[place].trim() || word;
+    byId('word').textContent = chosenWord();
     byId('about').textContent = `These are its ${k} senses, those with the largest effect here ` +
       'first. 0 turns a sense off, 1 leaves it unchanged, 2 doubles it.';
   } else {
@@ -395,7 +400,7 @@ function wordTable([raised, lowered]) {
 }
 
 function slider(l) {
-  const sense = `sense ${l} of ${seen.names[place]}`;
+  const sense = `sense ${l} of ${chosenWord()}`;
   const off = make('button', {type: 'button', aria: {label: `Turn ${sense} off`}}, 'off');
   const range = make('input', {
     type: 'range', min: 0, max: 2, step: 0.01, aria: {label: `Weight of ${sense}`}});
@@ -711,7 +716,7 @@ async function start() {
 function hint() {
   if (k === 0) return 'Type some text and see what the model expects next.';
   return `Every token of your text has ${k} senses. Each adds to the logits of the next token. ` +
-    `Drag the first sense of “${seen.names[place]}” to 0 and watch “${seen.a.label}” and ` +
+    `Drag the first sense of “${chosenWord()}” to 0 and watch “${seen.a.label}” and ` +
     `“${seen.b.label}”. Then type your own text.`;
 }
 
