@@ -205,7 +205,7 @@ def run(argv: list[str]) -> None:
     if (args.source or args.baseline or args.edit) and (args.size or args.runs):
         parser.error('--from, --baseline and --edit cannot be combined with --size or RUN')
     args.device = find_device(args.device)
-    json_file = output_path('--json', args.json, '.json')
+    json_file = output_path('--json', args.json, '.json', args.edit)
     csv_file = output_path('--csv', args.csv, '.csv')
     subjects = []
     if args.table != 'plot' and not args.size:

@@ -52,7 +52,7 @@ from rucksack.toy import toy_stories
 BUILDERS = {  # extension -> builder of the datasets library
     '.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar', '.txt': 'text',
     '.md': 'text', '.tokens': 'text', '.raw': 'text', '': 'text'}
-FORMATS = ('.jsonl, .json, .parquet, .tar, or plain text (.txt, .md or no extension), '
+FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')
 HUB_DATASET = r'\w[\w.-]*/\w[\w.-]*(:[^:]*){0,2}'
 LONGEST = 20_000  # characters; longer documents are cut
@@ -142,7 +142,7 @@ def read_texts(source: str, field: str, cache: str):
     dtype = getattr(rows.features.get(field), 'dtype', None)
     if dtype not in ('string', 'large_string', 'null'):
         columns = ', '.join(rows.column_names)
-        raise UserError(f'{source} has no text field or column "{field}"; '
+        raise UserError(f'{source} has no field or column "{field}" of text; '
                         f'choose one with --field: {columns}')
     rows = rows.select_columns(field)
     if field != 'text':
@@ -366,13 +366,13 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         help='random seed for the toy world and the split [0]')
     add('--overwrite', action='store_true', help='replace data/NAME')
     args = parser.parse_args(argv)
-    if not re.fullmatch(DATA_NAME, args.name) or '/' in args.name:
+    if not re.fullmatch(DATA_NAME, args.name):
         parser.error(f'NAME is {args.name!r}; it takes up to 200 letters, digits, _, - and .')
     args.text = [file for path in args.text for file in files_in(path)]
     args.val = [file for path in args.val for file in files_in(path)]
     for file in args.text + args.val:
         if not os.path.isfile(file) or not builder_of(file):
-            parser.error(f'{file} is missing or has an unknown extension; give {FORMATS}')
+            parser.error(f'{file} is missing or of an unknown kind; give {FORMATS}')
     args.sources = list(args.text)
     if args.hub:
         if not re.fullmatch(HUB_DATASET, args.hub):

@@ -14,7 +14,6 @@ figures are those of "Backpack Language Models", https://arxiv.org/abs/2305.1676
 """
 
 import argparse
-import os
 import sys
 from functools import partial
 
@@ -98,7 +97,7 @@ def add_edits(parser: Parser) -> None:
     """Declare the flags that edit senses."""
     add = parser.add_argument_group(
         'edit senses, applied in this order (SENSES: numbers such as 3-5,10, or A/B for the sense '
-        'that best separates A from B; WORD may be *, for every word)').add_argument
+        'that best separates A from B; WORD may be *, for every word, with numbers)').add_argument
     add('--senses-off', metavar='WORD:SENSES', **SEVERAL,
         help='turn senses off: nurse:10, nurse:she/he, @nouns.txt:7,10')
     add('--senses-scale', metavar='WORD:SENSES=F', **SEVERAL,
@@ -139,9 +138,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error('--json and --csv write tables; add a flag that looks, explains or edits')
     if args.save_edit and not args.edits:
         parser.error('--save-edit has no edit to save; add one, such as --senses-off nurse:10')
-    edit_files = [os.path.realpath(path) for path in [*args.edit, args.save_edit] if path]
-    if args.json and os.path.realpath(args.json) in edit_files:
-        parser.error(f'--json would write to {args.json}, which has the edits; give another file')
     parse_phrases(args)
     has_place = any('{}' in text for text in args.start)
     has_pair = any(isinstance(words, tuple) for words in args.find.values())
@@ -304,7 +300,7 @@ def run(argv: list[str]) -> None:
     """Load, describe, and print what was asked for. No table is printed before all are made."""
     args = parse_args(argv)
     page = output_path('--html', args.html, '.html')
-    json_file = output_path('--json', args.json, '.json')
+    json_file = output_path('--json', args.json, '.json', [*args.edit, args.save_edit])
     csv_file = output_path('--csv', args.csv, '.csv')
     edit_file = output_path('--save-edit', args.save_edit, '.json')
     subject = load_subject(args.source, find_device(args.device), args.dtype)

@@ -6,8 +6,9 @@
 
 Settings come from the class Settings, then from config files (key = value lines), then from
 --key=value. A run writes out/<run>/ckpt.pt (the latest state), best.pt (the lowest validation
-loss), log.csv, and with --keep_every=N the weights of every N-th step as ckpt-STEP.pt. On a CPU, a
-run that was killed and resumed ends with the same weights as an uninterrupted one, bit for bit.
+loss), log.csv, and with --keep_every=N the weights of every N-th step as ckpt-STEP.pt. On a CPU,
+with one or two processes, a run that was killed and resumed ends with the same weights as an
+uninterrupted one, bit for bit.
 """
 
 import gc
@@ -200,7 +201,7 @@ def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: d
         shape['model'] = 'gpt'
     for name, value in shape.items():
         if name in given and getattr(s, name) != value:
-            raise UserError(f'{s.init_from} has {name}={value}; drop --{name}={getattr(s, name)}')
+            raise UserError(f'{s.init_from} has {name}={value}; drop {name}={getattr(s, name)}')
     if 'block_size' not in given:
         shape['block_size'] = config.block_size
     elif config.block_size < s.block_size:
@@ -396,7 +397,7 @@ def train(s: Settings, given: set[str]) -> int:
     machine.print0(describe(model, train_data, s, machine))
     if state:
         machine.print0(f'resumed from {s.path} after step {state["step"]}')
-    flops = flops_per_token(model, distinct_share(train_data, s))
+    flops = flops_per_token(model, distinct_share(train_data, s), s.block_size)
 
     iter_num = state.get('step', 0)
     try:

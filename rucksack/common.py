@@ -5,7 +5,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,10 +80,7 @@ class Parser(argparse.ArgumentParser):
         return spelled
 
 
-LARGEST = 1 << 31
-
-
-def number(kind: type, low: float, high: float = LARGEST) -> Callable[[str], float]:
+def number(kind: type, low: float, high: float = 1 << 31) -> Callable[[str], float]:
     """Make an argparse type: a number from low to high."""
     noun = 'an integer' if kind is int else 'a number'
 
@@ -93,8 +90,7 @@ def number(kind: type, low: float, high: float = LARGEST) -> Callable[[str], flo
         except ValueError:
             value = math.nan
         if not low <= value <= high:
-            limits = f'>= {low}' if high == LARGEST else f'from {low} to {high}'
-            raise argparse.ArgumentTypeError(f'{text!r} is not {noun} {limits}')
+            raise argparse.ArgumentTypeError(f'{text!r} is not {noun} from {low} to {high}')
         return value
     return parse
 
@@ -139,10 +135,11 @@ def bfloat16_unit(device: str) -> str | None:
     return None
 
 
-def output_path(flag: str, path: str | None, suffix: str) -> Path | None:
+def output_path(flag: str, path: str | None, suffix: str, of_edits: Iterable[str | None] = ()
+                ) -> Path | None:
     """Return the path of a file to write, None if none is asked for.
 
-    UserError for another suffix, so that a typo overwrites no checkpoint.
+    UserError for another suffix, so that a typo overwrites no checkpoint, and for a file of_edits.
     """
     if path is None:
         return None
@@ -150,6 +147,9 @@ def output_path(flag: str, path: str | None, suffix: str) -> Path | None:
     if file.suffix.lower() != suffix or file.is_dir() or not file.parent.is_dir():
         raise UserError(f'{flag} {path}: give a name that ends in {suffix}, '
                         'in a folder that exists')
+    for other in of_edits:
+        if other and os.path.realpath(other) == str(file):
+            raise UserError(f'{flag} would write to {path}, which has the edits; give another file')
     return file
 
 

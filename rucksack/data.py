@@ -14,7 +14,7 @@ from model import Backpack
 from rucksack.common import UserError, one_line
 from rucksack.tokenizer import GPT2, GPT2_VOCAB, current_form, vocab_size
 
-DATA_NAME = r'(?!.*\.\.)\w[\w./-]{0,199}'  # a folder in data/, never outside it
+DATA_NAME = r'\w[\w.-]{0,199}'  # a folder in data/, never outside it
 BIN_DTYPE = np.dtype('<u2')
 
 
@@ -22,7 +22,7 @@ def read_meta(folder: Path) -> dict:
     """Read a data folder's meta.json; without one (as in nanoGPT), the tokens are GPT-2's."""
     path = folder / 'meta.json'
     if not folder.is_dir():
-        raise UserError(f'{folder} is not a folder; run python prepare.py {folder.name}')
+        raise UserError(f'{folder} is not a folder; python prepare.py --help says how to make it')
     if not path.exists():
         if (folder / 'meta.pkl').exists():
             raise UserError(f'{folder} has a meta.pkl: its ids are characters, not GPT-2 tokens; '
@@ -45,13 +45,13 @@ def read_meta(folder: Path) -> dict:
         return meta
     except Exception as error:  # a damaged file can raise anything
         raise UserError(f'{path} is damaged ({one_line(error)}); '
-                        f'run python prepare.py {folder.name} --overwrite')
+                        'repeat its prepare.py command with --overwrite')
 
 
 def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
     """Map the ids in NAME.bin into memory; UserError if its checksum or an id does not fit meta."""
     path = folder / f'{name}.bin'
-    make_it_again = f'run python prepare.py {folder.name} --overwrite'
+    make_it_again = 'repeat its prepare.py command with --overwrite'
     if not path.is_file() or path.stat().st_size == 0:  # an empty file cannot be mapped
         raise UserError(f'{path} is missing or empty; {make_it_again}')
     data = np.memmap(path, np.uint8, mode='r')

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from torch.optim import Optimizer
@@ -120,8 +121,9 @@ class RunFolder:
     def close(self) -> None:
         """Close the log and unlock the folder."""
         if self.is_open:
-            self.log_file.close()
             os.close(self.lock)
+            with suppress(OSError):  # a full disk: it was reported when the row was written
+                self.log_file.close()
 
 
 def csv_cell(value: float | None) -> str:

@@ -214,7 +214,7 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
         'bias ratio': '.2f',
         'reduction %': '.0f',
         'single-token': '.2f',
-        'reduction % ': '.0f',
+        'its reduction %': '.0f',
         'they %': '.2f',
         'they / (she + he) %': '.2f'}
     counts = sorted({len(subject.single_tokens(NOUNS)) for subject in subjects})

@@ -223,7 +223,7 @@ def read_edit(path: str | Path, n_vocab: int) -> dict[str, list[str]]:
                              'ids; save the edit again with this model')
         return texts
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f'{path}: {one_line(error)}')
+        raise UserError(f'{path}: {one_line(error)}; --edit takes a file of sample.py --save-edit')
 
 
 def combined(edits: list[dict[str, list[str]]]) -> dict[str, list[str]]:
@@ -236,8 +236,7 @@ def check_parts(found, parts: dict[str, type], where: str) -> None:
     is_dictionary = isinstance(found, dict)
     if not is_dictionary or found.keys() != parts.keys():
         what = ', '.join(found) if is_dictionary else type(found).__name__
-        raise ValueError(f'{where} has {what or "nothing"}; --edit takes a file saved by '
-                         f'sample.py --save-edit, where {where} has {", ".join(parts)}')
+        raise ValueError(f'{where} has {what or "nothing"}, not {", ".join(parts)}')
     for name, kind in parts.items():
         if type(found[name]) is not kind:
             raise ValueError(f'{name} is {found[name]!r}; it must be of type {kind.__name__}')

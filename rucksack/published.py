@@ -81,16 +81,16 @@ def find(source: str | Path) -> Path:
     path = BUNDLED.get(str(source), Path(source))
     if (path / 'ckpt.pt').exists():
         return path / 'ckpt.pt'
-    if path.exists():
+    if path.is_file() or any((path / weights).exists() for weights in WEIGHTS):
         return path
     if str(source) in BUNDLED:
         raise UserError(f'{path} is missing; train a Backpack: python prepare.py toy && '
                         'python train.py config/train_toy.py')
-    if re.fullmatch(HUB_NAME, str(source)):
+    if re.fullmatch(HUB_NAME, str(source)) and not path.exists():
         return download(str(source))
     checkpoints = sorted(Path('out').glob('*/ckpt.pt'))
     runs = ', '.join(str(path.parent) for path in checkpoints)
-    raise UserError(f'no such file or folder: {source}; english is bundled; runs in out/: '
+    raise UserError(f'no weights in {str(source)!r}; english is bundled; runs in out/: '
                     f'{runs or "none yet"}')
 
 
@@ -213,7 +213,7 @@ def config_of(settings: dict) -> Config:
     if sizes['n_vocab'] == 0 and is_padded:
         sizes['n_vocab'] = GPT2_VOCAB
     return Config(**sizes, n_sense=int(settings['num_senses']),
-                  dropout=float(settings['resid_pdrop']))  # for fine-tuning
+                  dropout=float(settings['resid_pdrop']))
 
 
 # -----------------------------------------------------------------------------

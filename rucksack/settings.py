@@ -61,7 +61,8 @@ def read_config(path: str, parser: SettingsParser) -> dict:
             words.append(f'--{name}={value}')
         settings = parser.parse(words)
     except Exception as error:
-        raise UserError(f'{path}: {one_line(error)}; a config file has only key = value lines')
+        raise UserError(f'{path}: {one_line(error)}; a config file has only key = value lines, '
+                        'and a flag is --key=value')
     del settings['configs']
     return settings
 

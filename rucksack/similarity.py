@@ -26,7 +26,7 @@ def read_pairs(path: Path, separator: str, column: int, header: int) -> Pairs:
     try:
         pairs = []
         for line in path.read_text('utf-8-sig').splitlines()[header:]:
-            if line:
+            if line.strip():
                 row = [field.strip() for field in line.split(separator)]
                 pairs.append((row[0], row[1], float(row[column])))
         if not pairs:

@@ -32,6 +32,7 @@ import sample
 import train
 from rucksack.checkpoint import Training, training_of
 from rucksack.common import UserError
+from rucksack.folder import RunFolder
 from rucksack.published import from_pretrained
 from rucksack.tokenizer import WORDS_PATTERN, load_tokenizer, words_tokenizer
 
@@ -157,6 +158,23 @@ def test_a_best_that_cannot_be_copied_stops_the_run(tiny, capsys, monkeypatch):
         assert fact in error
     train.main(RESUME)
     assert_same_run('out/whole', 'out/run')
+
+
+def test_a_log_that_cannot_be_written_stops_the_run(tiny, capsys, monkeypatch):
+    """On a full disk closing the log fails once more; the exit code is 1, and the line one."""
+    log = RunFolder.log
+
+    def log_when_full(folder, step, row):
+        folder.log_file = open('/dev/full', 'w', buffering=1)
+        log(folder, step, row)
+
+    monkeypatch.setattr(RunFolder, 'log', log_when_full)
+    with pytest.raises(SystemExit) as stop:
+        train.main(RUN)
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1
+    assert os.strerror(errno.ENOSPC) in error
 
 
 # -----------------------------------------------------------------------------

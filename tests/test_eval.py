@@ -367,6 +367,13 @@ def test_an_edit_that_cannot_be_scored_is_refused(argv, part, edits, capsys):
     assert_refused(capsys, argv, part)
 
 
+def test_a_table_does_not_replace_the_edit_that_it_scores(edits, capsys):
+    """--json with the file of --edit is refused, and the edit stays."""
+    saved = Path('e.json').read_bytes()
+    assert_refused(capsys, 'loss --from out/run --edit e.json --json ./e.json', './e.json')
+    assert Path('e.json').read_bytes() == saved
+
+
 def save_other_words() -> None:
     """A Backpack in out/other that knows neither she nor he."""
     tokenizer = words_tokenizer([' nurse table'])
