@@ -83,6 +83,10 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         """The token embeddings E (V, d), for transformers."""
         return self.backpack.gpt2_model.wte
 
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **unused):
+        """All tokens, for transformers: there is no cache, whatever it asks for."""
+        return {'input_ids': input_ids, 'attention_mask': attention_mask}
+
     def forward(self, input_ids, attention_mask=None, labels=None, **unused):
         """Logits (B, T, V) for input_ids (B, T), and the loss of labels (B, T); -100 is ignored."""
         T = input_ids.shape[1]

@@ -196,9 +196,9 @@ def from_published(folder: Path) -> Backpack:
         for i, block in enumerate(model.contextualizer.blocks):
             for weight in block.attn.c_attn.parameters():
                 weight.data[:config.n_embd] /= i + 1  # the queries, so the scores
-    model.tokenizer = GPT2  # with 50,257 ids it is GPT-2's, and needs no file
-    if config.n_vocab != GPT2_VOCAB:
-        model.tokenizer = read_tokenizer(folder)
+    model.tokenizer = read_tokenizer(folder)
+    if model.tokenizer is None and config.n_vocab == GPT2_VOCAB:
+        model.tokenizer = GPT2
     return model
 
 
@@ -270,7 +270,7 @@ def settings_of(c: Config) -> dict:
     if c.n_sense:
         settings |= {
             'architectures': ['BackpackForCausalLM'], 'model_type': 'backpack-gpt2',
-            'num_senses': c.n_sense, 'use_cache': False,
+            'num_senses': c.n_sense,
             'auto_map': {
                 'AutoConfig': f'{CODE.stem}.BackpackConfig',
                 'AutoModelForCausalLM': f'{CODE.stem}.BackpackForCausalLM'}}

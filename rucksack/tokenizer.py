@@ -220,11 +220,11 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
         'tokenizer_class': 'PreTrainedTokenizerFast',
         'bos_token': END_OF_TEXT,
         'eos_token': END_OF_TEXT,
+        'model_input_names': ['input_ids', 'attention_mask'],  # no token_type_ids
         'clean_up_tokenization_spaces': False}
     generation = {
         'eos_token_id': encoding.eot_token,
-        'pad_token_id': encoding.eot_token,
-        'use_cache': False}
+        'pad_token_id': encoding.eot_token}
     return {
         'tokenizer.json': tokenizer,
         'tokenizer_config.json': config,
@@ -258,6 +258,9 @@ def read_tokenizer(folder: Path) -> dict | None:
         vocab = {token: i for token, i in bpe['vocab'].items() if token != END_OF_TEXT}
         if vocab != spelled_vocab(description):
             raise ValueError('its ids are in another order')
+        first = description.get('merges', [])[:16384]
+        if len(vocab) == GPT2_VOCAB - 1 and first == gpt2_tokenizer(16384)['merges']:
+            return GPT2  # whole
         return description
     except Exception as error:  # a damaged file can raise anything
         raise UserError(f"{path} is neither GPT-2's BPE, cut short, nor a list of words "

@@ -28,15 +28,15 @@ import sample
 from model import Backpack, Config
 from rucksack.common import UserError
 from rucksack.gender import gender_rows
-from rucksack.published import CODE, COPIES, export, from_pretrained
+from rucksack.published import BUNDLED, CODE, COPIES, export, from_pretrained, settings_of
 from rucksack.subject import load_subject
 from rucksack.tokenizer import (
     CHARACTER_OF,
     END_OF_TEXT,
     ENGLISH,
     GPT2,
+    gpt2_tokenizer,
     load_tokenizer,
-    read_tokenizer,
     spelled_vocab,
     tokenizer_files,
     words_tokenizer,
@@ -367,16 +367,20 @@ def test_a_tokenizer_that_is_none_is_named(content, tmp_path, capsys):
     assert str(file) in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
 
 
-def test_gpt2s_own_tokenizer_is_taken_in_silence(tmp_path, capsys):
-    """Its vocabulary has the end-of-text among the tokens, as published."""
+@pytest.mark.parametrize('n_of_gpt2', [16384, 16383])
+def test_a_tokenizer_as_large_as_gpt2s_is_its_own_or_gpt2s(n_of_gpt2, tmp_path, capsys):
+    """It is GPT-2's if its merges begin as the bundled model's; the end-of-text is a token."""
     merges = [f'{CHARACTER_OF[a]} {CHARACTER_OF[b]}' for a in range(256) for b in range(196)]
+    of_gpt2 = gpt2_tokenizer(n_of_gpt2)['merges']
+    merges = of_gpt2 + [pair for pair in merges if pair not in set(of_gpt2)]
     description = GPT2 | {'merges': merges[:50_000]}
     config = Config(block_size=4, vocab_size=50257, n_layer=1, n_head=1, n_embd=4, n_sense=2)
     export(Backpack(config), tmp_path / 'out')
     bpe = {'merges': description['merges'], 'vocab': spelled_vocab(description)}
     bpe['vocab'][END_OF_TEXT] = 50256
     (tmp_path / 'out' / 'tokenizer.json').write_text(json.dumps({'model': bpe}))
-    assert from_pretrained(tmp_path / 'out').tokenizer == GPT2
+    wanted = GPT2 if n_of_gpt2 == 16384 else description
+    assert from_pretrained(tmp_path / 'out').tokenizer == wanted
     assert capsys.readouterr().err == ''
 
 
@@ -408,11 +412,21 @@ def test_english_has_the_code_that_export_writes():
 
 
 @needs_english
-def test_english_has_the_tokenizer_that_export_writes():
-    """Made anew from its merges it is the same, and there is no merges.txt beside it."""
-    written = json.loads((ENGLISH / 'tokenizer.json').read_text(encoding='utf-8'))
-    assert tokenizer_files(read_tokenizer(ENGLISH))['tokenizer.json'] == written
-    assert not (ENGLISH / 'merges.txt').exists()
+@pytest.mark.parametrize('name', BUNDLED)
+def test_english_has_the_settings_that_export_writes(name):
+    """Made anew from its merges and its shape they are the same, with no merges.txt beside them."""
+    folder = BUNDLED[name]
+    model = from_pretrained(name)
+    files = tokenizer_files(model.tokenizer) | {'config.json': settings_of(model.config)}
+    for file, content in files.items():
+        assert json.loads((folder / file).read_text(encoding='utf-8')) == content
+    assert not (folder / 'merges.txt').exists()
+
+
+def test_text_for_an_exported_model_has_no_token_types():
+    """transformers 4.57 would make some unless told, and GPT-2 would add their embeddings."""
+    config = tokenizer_files(GPT2 | {'merges': ['h e']})['tokenizer_config.json']
+    assert config['model_input_names'] == ['input_ids', 'attention_mask']
 
 
 @needs_english
@@ -469,6 +483,7 @@ CHANGES = {  # what is changed, how (None: it is gone), and what the line names
     'no positions': ('n_positions', lambda n: 'x', "'x'"),
     'many layers': ('n_layer', lambda n: 10**9, '1000000000'),
     'many ids': ('vocab_size', lambda n: 1 << 50, 'wte.weight'),
+    'more ids than rows': ('n_vocab', lambda n: 99_999, '99999'),
     'no senses': ('num_senses', None, 'sense_network.ln_0.weight'),
     'another model': ('model_type', lambda name: 'llama', 'llama'),
     'another activation': ('activation_function', lambda name: 'relu', 'relu'),
@@ -545,13 +560,17 @@ ones = torch.ones_like(idx)
 with torch.no_grad():
     logits = model(idx).logits
     padded = model(pad(idx, (3, 0)), attention_mask=pad(ones, (3, 0))).logits[:, -1]
-    written = model.generate(idx, attention_mask=ones, max_new_tokens=4, do_sample=False)
+    written = []
+    for cache in (None, True, False):
+        options = {} if cache is None else {'use_cache': cache}
+        written.append(model.generate(
+            idx, attention_mask=ones, max_new_tokens=4, do_sample=False, **options).tolist())
     labels = idx.clone()
     labels[:, 3] = -100
     loss = model(idx, labels=labels).loss
 answer = {'logits': logits.clamp(min=-1e9).tolist(),
           'padded': padded.clamp(min=-1e9).tolist(),
-          'written': written.tolist(),
+          'written': written,
           'loss': loss.item(),
           'ids': [tokenizer(text)['input_ids'] for text in asked['texts']]}
 model.save_pretrained(again)
@@ -603,7 +622,7 @@ def test_transformers_runs_what_we_export(words, n_sense, tmp_path):
         assert answer['loss'] == pytest.approx(loss.item(), abs=1e-4)
         padded = torch.tensor(answer['padded'])[..., :n_vocab]
         assert torch.allclose(padded, logits[:, -1], rtol=0, atol=1e-4)
-        assert answer['written'] == model.generate(idx, 4, temperature=0.0).tolist()
+        assert answer['written'] == 3 * [model.generate(idx, 4, temperature=0.0).tolist()]
     again = from_pretrained(tmp_path / 'again')
     assert again.tokenizer == tokenizer
     assert again.config == model.config

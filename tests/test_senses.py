@@ -16,6 +16,7 @@ from senses import (
     affinities,
     compose,
     edited,
+    predict,
     replace_word,
     scale_senses,
     sense_gauge,
@@ -181,6 +182,12 @@ def test_edits_that_ask_for_no_change_are_bit_identical(model, dtype):
         assert torch.equal(model(IDX, C=edited(model, IDX, edit)), logits), name
         torch.manual_seed(0)
         assert torch.equal(model.generate(IDX, 20, edit=edit), made), name
+
+
+def test_a_transformer_takes_no_edit():
+    """predict does not ignore it."""
+    with pytest.raises(AttributeError, match='sense_network'):
+        predict(lively(n_sense=0).float(), text(5)[:1], scale_senses(None, [0], 0.0))
 
 
 @pytest.mark.parametrize('kind', KINDS)
