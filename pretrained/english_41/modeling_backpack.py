@@ -1,0 +1,113 @@
+"""A Backpack for Hugging Face transformers (4.57 and 5), in a file that needs nothing else:
+
+    AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+
+Weights have the names of stanfordnlp/backpack-gpt2; rucksack's model.py explains the architecture.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import GenerationMixin, GPT2Config, GPT2Model, GPT2PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+from transformers.pytorch_utils import Conv1D
+
+
+class BackpackConfig(GPT2Config):
+    """GPT-2's settings, num_senses (k) and n_vocab (ids in use; None: all rows of embeddings)."""
+
+    model_type = 'backpack-gpt2'
+    num_senses = 16
+    n_vocab = None
+
+
+class SenseNetwork(nn.Module):
+    """Eq. 10: embeddings (B, T, d) -> senses C (B, T, k, d)."""
+
+    def __init__(self, config: BackpackConfig):
+        super().__init__()
+        d = config.n_embd
+        self.k = config.num_senses
+        self.ln = nn.LayerNorm(d)
+        self.block = nn.Module()
+        self.block.ln_1 = nn.LayerNorm(d)
+        self.block.ln_2 = nn.LayerNorm(d)
+        self.block.mlp = GPT2MLP(4 * d, config)
+        self.final_mlp = GPT2MLP(4 * d, config)
+        self.final_mlp.c_proj = Conv1D(self.k * d, 4 * d)
+
+    def forward(self, e):
+        r = e + self.ln(e)  # (B, T, d)
+        r = r + self.block.mlp(self.block.ln_1(r))  # (B, T, d)
+        C = self.final_mlp(self.block.ln_2(r))  # (B, T, k*d)
+        return C.unflatten(-1, (self.k, -1))  # (B, T, k, d)
+
+
+class SenseWeights(nn.Module):
+    """Eq. 12: contextual vectors h (B, T, d) -> alpha (B, k, T, T)."""
+
+    def __init__(self, config: BackpackConfig):
+        super().__init__()
+        self.k = config.num_senses
+        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
+
+    def forward(self, h, seen):
+        query, key = self.c_attn(h).chunk(2, dim=-1)  # (B, T, d) each
+        query = query.unflatten(-1, (self.k, -1)).transpose(1, 2)  # (B, k, T, d/k)
+        key = key.unflatten(-1, (self.k, -1)).transpose(1, 2)  # (B, k, T, d/k)
+        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, k, T, T)
+        return scores.masked_fill(~seen, torch.finfo(h.dtype).min).softmax(-1)
+
+
+class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
+    """Predicts the next token from a weighted sum of senses; generation uses no cache."""
+
+    config_class = BackpackConfig
+    base_model_prefix = 'backpack'
+    accepts_loss_kwargs = False  # forward ignores num_items_in_batch, so Trainer has to divide
+    # Published files also hold copies of tied weights.
+    _keys_to_ignore_on_load_unexpected = ['lm_head', 'word_embeddings', 'position_embeddings']
+
+    def __init__(self, config: BackpackConfig):
+        super().__init__(config)
+        self.backpack = nn.Module()
+        self.backpack.gpt2_model = GPT2Model(config)
+        self.backpack.sense_network = SenseNetwork(config)
+        self.backpack.sense_weight_net = SenseWeights(config)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        """The token embeddings E (V, d), for transformers."""
+        return self.backpack.gpt2_model.wte
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **unused):
+        """All tokens, for transformers: there is no cache, whatever it asks for."""
+        return {'input_ids': input_ids, 'attention_mask': attention_mask}
+
+    def forward(self, input_ids, attention_mask=None, labels=None, **unused):
+        """Logits (B, T, V) for input_ids (B, T), and the loss of labels (B, T); -100 is ignored."""
+        T = input_ids.shape[1]
+        E = self.backpack.gpt2_model.wte.weight  # (V, d)
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)  # (B, T), 0: padding
+        position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # (B, T)
+        causal = torch.ones(T, T, dtype=torch.bool, device=E.device).tril()
+        seen = causal & attention_mask[:, None, None].bool()  # (B, 1, T, T)
+        h = self.backpack.gpt2_model(
+            input_ids, attention_mask=attention_mask, position_ids=position_ids,
+            use_cache=False)[0]  # (B, T, d), Eq. 11
+        C = self.backpack.sense_network(F.embedding(input_ids, E))  # (B, T, k, d), Eq. 10
+        alpha = self.backpack.sense_weight_net(h, seen)  # (B, k, T, T), Eq. 12
+        o = torch.einsum('blij,bjld->bid', alpha, C)  # (B, T, d), Eq. 2
+        logits = F.linear(o, E)  # (B, T, V), Eq. 9
+        n_vocab = self.config.n_vocab or len(E)
+        is_unused = torch.arange(len(E), device=E.device) >= n_vocab
+        logits = logits.masked_fill(is_unused, -math.inf)
+        loss = None
+        if labels is not None:
+            predicted = logits[:, :-1].flatten(0, 1)  # (B*(T - 1), V)
+            loss = F.cross_entropy(predicted, labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
