@@ -76,7 +76,7 @@ SIZES = {  # the paper's model sizes (section 4.1, Table 9)
 
 @dataclass
 class Config:
-    """Shape of a model. ValueError if its numbers do not fit together."""
+    """Shape of a model. ValueError if n_head or n_sense does not divide n_embd."""
 
     block_size: int = 512    # longest text the model can read, in tokens
     vocab_size: int = 50257  # V, rows of the embedding matrix, unused ones included
@@ -91,8 +91,6 @@ class Config:
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
-        if self.n_vocab > self.vocab_size:
-            raise ValueError(f'n_vocab = {self.n_vocab} is over vocab_size = {self.vocab_size}')
         heads = {'n_head': self.n_head}
         if self.n_sense != 0:
             heads['n_sense'] = self.n_sense

@@ -128,7 +128,7 @@ def similarity(model: Backpack, w: int) -> Tensor:
 def predict(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
     """Predict the token after the text idx (1, T), with an edit or without: probabilities (V,)."""
     C = None
-    if model.config.n_sense or edit is not None:
+    if model.config.n_sense or edit:
         C = edited(model, idx, edit)  # (1, T, k, d)
     V = model.config.n_vocab
     logits = model(idx, C=C)[0, -1, :V]

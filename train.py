@@ -397,7 +397,7 @@ def train(s: Settings, given: set[str]) -> int:
     machine.print0(describe(model, train_data, s, machine))
     if state:
         machine.print0(f'resumed from {s.path} after step {state["step"]}')
-    flops = flops_per_token(model, distinct_share(train_data, s), s.block_size)
+    flops = flops_per_token(model, distinct_share(train_data, s))
 
     iter_num = state.get('step', 0)
     try:

@@ -135,8 +135,7 @@ def bfloat16_unit(device: str) -> str | None:
     return None
 
 
-def output_path(flag: str, path: str | None, suffix: str, of_edits: Iterable[str | None] = ()
-                ) -> Path | None:
+def output_path(flag: str, path: str | None, suffix: str, of_edits: Iterable = ()) -> Path | None:
     """Return the path of a file to write, None if none is asked for.
 
     UserError for another suffix, so that a typo overwrites no checkpoint, and for a file of_edits.
@@ -147,9 +146,8 @@ def output_path(flag: str, path: str | None, suffix: str, of_edits: Iterable[str
     if file.suffix.lower() != suffix or file.is_dir() or not file.parent.is_dir():
         raise UserError(f'{flag} {path}: give a name that ends in {suffix}, '
                         'in a folder that exists')
-    for other in of_edits:
-        if other and os.path.realpath(other) == str(file):
-            raise UserError(f'{flag} would write to {path}, which has the edits; give another file')
+    if file in [Path(os.path.realpath(other)) for other in of_edits if other]:
+        raise UserError(f'{flag} would write to {path}, which has the edits; give another file')
     return file
 
 

@@ -156,8 +156,8 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, 0x7fffffff)
 
 
-def flops_per_token(model: Backpack, distinct: float = 1.0, block_size: int = 0) -> float:
-    """Count the operations to train on one token of a text of block_size tokens (0: the model's).
+def flops_per_token(model: Backpack, distinct: float = 1.0) -> float:
+    """Count the operations to train on one token of a text of the model's block_size.
 
     Each weight costs a multiplication and an addition, three times: forward, backward to weights,
     backward to inputs. Attention and Eqs. 2 and 12 count as if they were not causal. distinct is
@@ -169,8 +169,7 @@ def flops_per_token(model: Backpack, distinct: float = 1.0, block_size: int = 0)
         if isinstance(module, nn.Linear):
             share = distinct if name.startswith('sense_network.') else 1
             weights += module.weight.numel() * share
-    T = block_size or c.block_size
-    weights += 2 * c.n_layer * T * c.n_embd  # attention: scores, sum of values
+    weights += 2 * c.n_layer * c.block_size * c.n_embd  # attention: scores, sum of values
     if c.n_sense:
-        weights += (1 + c.n_sense) * T * c.n_embd  # Eq. 12: scores, Eq. 2: sum
+        weights += (1 + c.n_sense) * c.block_size * c.n_embd  # Eq. 12: scores, Eq. 2: sum
     return 3 * 2 * weights

@@ -78,19 +78,20 @@ def load_weights(source: str | Path) -> tuple[Backpack, Training | None]:
 
 def find(source: str | Path) -> Path:
     """Find the checkpoint or folder of published weights that a source names; may download it."""
-    path = BUNDLED.get(str(source), Path(source))
+    source = str(source)
+    path = BUNDLED.get(source, Path(source))
     if (path / 'ckpt.pt').exists():
         return path / 'ckpt.pt'
-    if path.is_file() or any((path / weights).exists() for weights in WEIGHTS):
+    if path.is_file() or (path / 'config.json').exists():
         return path
-    if str(source) in BUNDLED:
+    if source in BUNDLED:
         raise UserError(f'{path} is missing; train a Backpack: python prepare.py toy && '
                         'python train.py config/train_toy.py')
-    if re.fullmatch(HUB_NAME, str(source)) and not path.exists():
-        return download(str(source))
+    if re.fullmatch(HUB_NAME, source) and not path.exists():
+        return download(source)
     checkpoints = sorted(Path('out').glob('*/ckpt.pt'))
     runs = ', '.join(str(path.parent) for path in checkpoints)
-    raise UserError(f'no weights in {str(source)!r}; english is bundled; runs in out/: '
+    raise UserError(f'no weights in {source!r}; english is bundled; runs in out/: '
                     f'{runs or "none yet"}')
 
 

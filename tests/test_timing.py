@@ -185,12 +185,3 @@ def test_operations_are_those_of_the_papers_sizes(size, ours, other):
             model = Backpack(Config(**SIZES[size], n_sense=n_sense))
             found.append(100_000 * 2 ** 19 * flops_per_token(model, 0.2) / 1e18)
     assert [round(operations, 1) for operations in found] == [ours, other]
-
-
-@pytest.mark.parametrize('n_sense', [0, 4])
-def test_operations_are_of_the_texts_that_are_read(n_sense):
-    """A model trained on shorter texts than it could read costs as much as one made for them."""
-    shape = Config(vocab_size=64, n_layer=2, n_head=2, n_embd=8, n_sense=n_sense, block_size=32)
-    short = Backpack(replace(shape, block_size=16))
-    assert flops_per_token(Backpack(shape), block_size=16) == flops_per_token(short)
-    assert flops_per_token(short) < flops_per_token(Backpack(shape))
