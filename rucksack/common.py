@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         return spelled
 
 
-def number(kind: type, low: float, high: float = 1 << 31) -> Callable[[str], float]:
+def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str], float]:
     """Make an argparse type: a number from low to high."""
     noun = 'an integer' if kind is int else 'a number'
 
