@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str], float]:
-    """Make an argparse type: a number from low to high."""
+    """Make an argparse type: a number from low to high (2^31 unless given)."""
     noun = 'an integer' if kind is int else 'a number'
 
     def parse(text: str) -> float:

@@ -121,9 +121,9 @@ class RunFolder:
     def close(self) -> None:
         """Close the log and unlock the folder."""
         if self.is_open:
-            os.close(self.lock)
             with suppress(OSError):  # a full disk: it was reported when the row was written
                 self.log_file.close()
+            os.close(self.lock)
 
 
 def csv_cell(value: float | None) -> str:

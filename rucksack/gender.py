@@ -223,5 +223,5 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
         f"Single-token: the average over the {n} nouns that are one token, as in the paper's code.",
         'Reductions are of the excess over 1. If runs are compared, the sense is removed in full.',
         'Five other prompts (Table 15) choose the sense and, for each noun, its best fraction:',
-        "0, 0.05 .. 1. (The paper's code sets no bounds, but a penalty on how much is removed.)"]
+        "0, 0.05 .. 1. (The paper's code sets no bounds, but penalizes large fractions.)"]
     return Table(title, columns, rows, notes + touches)

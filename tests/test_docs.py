@@ -100,7 +100,7 @@ def is_close(shown: str, printed: str) -> bool:
     digits = len(shown.partition('.')[2])
     try:
         number = float(printed.strip(',;'))
-        near = min(0.003, 3 * 10 ** -digits)  # processors round fine-tuning differently
+        near = min(0.003, 2 * 10 ** -digits)
         return float(shown) == pytest.approx(number, rel=0.02, abs=near)
     except ValueError:
         return shown == printed.strip(',;')
