@@ -63,9 +63,9 @@ class Settings:
                          choices=('backpack', 'gpt'))
     n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)', low=1)
     n_head: int = setting(12, 'attention heads', low=1)
-    n_embd: int = setting(768, 'width d', low=1)
+    n_embd: int = setting(768, 'width d', low=1, high=1 << 16)
     n_sense: int = setting(16, 'senses per token, k', low=1)
-    sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
+    sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)', high=1 << 20)
     block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
     batch_size: int = setting(32, 'sequences per micro-batch', low=1)
@@ -383,9 +383,6 @@ def train(s: Settings, given: set[str]) -> int:
         loss_model = machine.compile(loss_model)
     ddp_model = loss_model
     if machine.world > 1:
-        machine.check_same(
-            f'{state.get("step")} {state.get("log")} {data_facts}',
-            otherwise=f'the processes see different files in {s.out_dir} or {folder}: share them')
         device_ids = [machine.device] if machine.on_gpu else None
         ddp_model = DistributedDataParallel(loss_model, device_ids)
 

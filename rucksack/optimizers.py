@@ -1,6 +1,7 @@
 """The optimizers of a training run: AdamW, and Muon for matrices."""
 
 import math
+from collections import defaultdict
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +44,13 @@ def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_dec
     if name == 'adamw':
         return [adamw]
 
-    for_muon = []
+    of_shape = defaultdict(list)  # (rows, columns) of a part -> matrices with such parts
     for path, module in linears.items():
         rows = module.out_features
         if path.endswith(('c_attn', 'final_mlp.c_proj')):  # queries, keys and values; k senses
             rows = model.config.n_embd
-        for_muon.append({'params': [module.weight], 'rows': rows})
+        of_shape[rows, module.in_features].append(module.weight)
+    for_muon = [{'params': matrices, 'rows': rows} for (rows, _), matrices in of_shape.items()]
     for_muon = with_factors(for_muon, model, loaded_lr)
     return [adamw, Muon(for_muon, lr=muon_lr, weight_decay=weight_decay)]
 
@@ -71,6 +73,8 @@ class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for stacked matrices: each part is updated by itself.
 
     Each group has params, matrices (parts * rows, columns), and rows, the number of rows in a part.
+    A group's parts have one shape, so that they are updated together: a GPU takes longer to start
+    many small products than to compute them.
     A part is updated as by torch.optim.Muon with adjust_lr_fn='match_rms_adamw', so that learning
     rates are comparable with AdamW's. torch's Muon always multiplies in bfloat16, which is many
     times slower than float32 on a CPU without bfloat16 instructions.
@@ -83,15 +87,19 @@ class Muon(Optimizer):
     def step(self):
         """Update every part with its rows of the gradient."""
         for group in self.param_groups:
+            updates = []
             for matrix in group['params']:
                 state = self.state[matrix]
                 if not state:
                     state['momentum_buffer'] = torch.zeros_like(matrix)
                 momentum = state['momentum_buffer'].lerp_(matrix.grad, 1 - MOMENTUM)
                 update = matrix.grad.lerp(momentum, MOMENTUM)  # Nesterov's
-                parts = update.unflatten(0, (-1, group['rows']))  # (parts, rows, columns)
-                size = 0.2 * math.sqrt(max(parts.shape[1:]))  # for a root mean square of 0.2
-                direction = orthogonalized(parts).flatten(0, 1)  # (parts * rows, columns)
+                updates.append(update.unflatten(0, (-1, group['rows'])))  # (parts, rows, columns)
+            directions = orthogonalized(torch.cat(updates))  # (all parts, rows, columns)
+            size = 0.2 * math.sqrt(max(directions.shape[1:]))  # for a root mean square of 0.2
+            n_parts = [len(update) for update in updates]
+            for matrix, direction in zip(group['params'], directions.split(n_parts)):
+                direction = direction.flatten(0, 1)  # (parts * rows, columns)
                 matrix.mul_(1 - group['lr'] * group['weight_decay'])
                 matrix.sub_(direction, alpha=group['lr'] * size)
 
