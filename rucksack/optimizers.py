@@ -111,7 +111,8 @@ def orthogonalized(X: Tensor) -> Tensor:
     """
     is_tall = X.shape[1] > X.shape[2]
     if is_tall:
-        X = X.mT  # so that X X^T is the smaller product
+        # Transposed, X X^T is the smaller product; contiguous, a batch rounds as one matrix does.
+        X = X.mT.contiguous()
     if X.dtype == torch.float32 and bfloat16_unit(str(X.device)):
         X = X.bfloat16()  # five iterations are no more exact than bfloat16
     norm = X.norm(dim=(1, 2), keepdim=True)  # (n, 1, 1), at least the largest singular value
