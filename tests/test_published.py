@@ -453,13 +453,13 @@ def test_english_loses_her_right_after_the_installation(tmp_path):
 
 @pytest.mark.slow
 @needs_english
-def test_sense_10_of_english_holds_a_quarter_of_the_bias():
+def test_sense_10_of_english_holds_nearly_half_of_the_bias():
     """eval.py gender chooses it by the paper's other prompts; the numbers are README's."""
     as_it_is, without, _ = gender_rows(load_subject('english', 'cpu'))
     assert without.change == 'without sense 10'
-    assert as_it_is.ratio_single == pytest.approx(4.20, abs=0.02)
-    assert without.ratio_single == pytest.approx(3.36, abs=0.02)
-    assert without.reduction_single == pytest.approx(26, abs=1)
+    assert as_it_is.ratio_single == pytest.approx(5.34, abs=0.02)
+    assert without.ratio_single == pytest.approx(3.35, abs=0.02)
+    assert without.reduction_single == pytest.approx(46, abs=1)
 
 
 # -----------------------------------------------------------------------------
