@@ -73,11 +73,11 @@ class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for stacked matrices: each part is updated by itself.
 
     Each group has params, matrices (parts * rows, columns), and rows, the number of rows in a part.
-    A group's parts have one shape, so that they are updated together: a GPU takes longer to start
-    many small products than to compute them.
+    A group's parts have one shape, so one batch of products updates them all: a GPU takes longer to
+    start many small products than to compute them.
     A part is updated as by torch.optim.Muon with adjust_lr_fn='match_rms_adamw', so that learning
-    rates are comparable with AdamW's. torch's Muon always multiplies in bfloat16, which is many
-    times slower than float32 on a CPU without bfloat16 instructions.
+    rates are comparable with AdamW's. Unlike torch's, it multiplies in bfloat16 only where that is
+    fast: on a CPU without bfloat16 instructions, float32 is many times faster.
     """
 
     def __init__(self, groups: list[dict], lr: float, weight_decay: float):
@@ -111,7 +111,7 @@ def orthogonalized(X: Tensor) -> Tensor:
     """
     is_tall = X.shape[1] > X.shape[2]
     if is_tall:
-        # Transposed, X X^T is the smaller product; contiguous, a batch rounds as one matrix does.
+        # Transposed, X X^T is smaller. Contiguous, a matrix rounds the same alone or in a batch.
         X = X.mT.contiguous()
     if X.dtype == torch.float32 and bfloat16_unit(str(X.device)):
         X = X.bfloat16()  # five iterations are no more exact than bfloat16
