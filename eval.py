@@ -164,8 +164,7 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
     if args.size:
         machine = find_machine(args.device, args.dtype or 'auto')
         # Rows of the embedding matrix as in train.py, a multiple of 64.
-        config = Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size])
-        return timing_table(config, machine)
+        return timing_table(Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size]), machine)
     by_run = bool(args.runs)
     if name in OF_SENSES and not by_run:
         subjects[0].needs_senses(name)

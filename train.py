@@ -63,9 +63,9 @@ class Settings:
                          choices=('backpack', 'gpt'))
     n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)', low=1)
     n_head: int = setting(12, 'attention heads', low=1)
-    n_embd: int = setting(768, 'width d', low=1, high=1 << 16)
+    n_embd: int = setting(768, 'width d', low=1, high=65_536)
     n_sense: int = setting(16, 'senses per token, k', low=1)
-    sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)', high=1 << 20)
+    sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)', high=1_000_000)
     block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
     batch_size: int = setting(32, 'sequences per micro-batch', low=1)
@@ -417,8 +417,9 @@ def train(s: Settings, given: set[str]) -> int:
                     on_current, by_position = stuck_senses(model, val_data, machine)
                     row['senses_on_current_token'] = on_current
                     row['senses_by_position'] = by_position
+                    note = ' (normal at step 0)' if iter_num == 0 else ''
                     machine.print0(f'stuck senses: {on_current} attend only to the current token, '
-                                   f'{by_position} depend only on position (normal at step 0)')
+                                   f'{by_position} depend only on position{note}')
                 out.log(iter_num, row)
                 out.save(iter_num, row['val_loss'], model, optimizers)
                 interval_start += time.perf_counter() - pause_start
