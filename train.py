@@ -16,6 +16,7 @@ import math
 import re
 import sys
 import time
+import zlib
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -383,6 +384,10 @@ def train(s: Settings, given: set[str]) -> int:
         loss_model = machine.compile(loss_model)
     ddp_model = loss_model
     if machine.world > 1:
+        mark = zlib.crc32(f'{state.get("log")} {data_facts}'.encode())
+        if machine.sum_over_processes(torch.tensor(mark)) != machine.world * mark:
+            raise UserError(f'the processes see different files in {s.out_dir} or {folder}: '
+                            'share them')
         device_ids = [machine.device] if machine.on_gpu else None
         ddp_model = DistributedDataParallel(loss_model, device_ids)
 
@@ -417,9 +422,8 @@ def train(s: Settings, given: set[str]) -> int:
                     on_current, by_position = stuck_senses(model, val_data, machine)
                     row['senses_on_current_token'] = on_current
                     row['senses_by_position'] = by_position
-                    note = ' (normal at step 0)' if iter_num == 0 else ''
                     machine.print0(f'stuck senses: {on_current} attend only to the current token, '
-                                   f'{by_position} depend only on position{note}')
+                                   f'{by_position} depend only on position (at step 0, all do)')
                 out.log(iter_num, row)
                 out.save(iter_num, row['val_loss'], model, optimizers)
                 interval_start += time.perf_counter() - pause_start

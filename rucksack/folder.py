@@ -45,6 +45,7 @@ class RunFolder:
         self.facts = facts
         self.saved_step = state.get('step')  # of the last checkpoint
         self.best_val_loss = state.get('best_val_loss', math.inf)
+        # Seconds count from here, those before the run was resumed included.
         self.start = time.perf_counter() - state.get('seconds', 0.0)
         self.log_text = state.get('log') or ','.join(COLUMNS) + '\n'  # full log, for checkpoints
         self.is_open = rank == 0
@@ -73,10 +74,6 @@ class RunFolder:
             self.wandb = wandb.init(project=s.wandb_project, name=s.wandb_run_name or None,
                                     config=facts['settings'])
 
-    def seconds(self) -> float:
-        """Return the seconds the run has taken, including those before it was resumed."""
-        return time.perf_counter() - self.start
-
     def log(self, step: int, row: dict[str, float | None]) -> None:
         """Add a row to log.csv and, if enabled, to Weights & Biases."""
         if not self.is_open:
@@ -85,7 +82,7 @@ class RunFolder:
         row = {
             'step': step,
             'tokens': tokens,
-            'seconds': round(self.seconds(), 1),
+            'seconds': round(time.perf_counter() - self.start, 1),
             **row}
         line = ','.join(csv_cell(row.get(name)) for name in COLUMNS) + '\n'
         self.log_text += line
@@ -105,7 +102,7 @@ class RunFolder:
                 'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
                 'val_loss': val_loss,
                 'best_val_loss': self.best_val_loss,
-                'seconds': self.seconds(),
+                'seconds': time.perf_counter() - self.start,
                 'log': self.log_text})
         self.saved_step = step
         if self.is_open and is_best:

@@ -97,8 +97,8 @@ class Muon(Optimizer):
                 updates.append(update.unflatten(0, (-1, group['rows'])))  # (parts, rows, columns)
             directions = orthogonalized(torch.cat(updates))  # (all parts, rows, columns)
             size = 0.2 * math.sqrt(max(directions.shape[1:]))  # for a root mean square of 0.2
-            n_parts = [len(update) for update in updates]
-            for matrix, direction in zip(group['params'], directions.split(n_parts)):
+            directions = directions.split([len(update) for update in updates])
+            for matrix, direction in zip(group['params'], directions):
                 direction = direction.flatten(0, 1)  # (parts * rows, columns)
                 matrix.mul_(1 - group['lr'] * group['weight_decay'])
                 matrix.sub_(direction, alpha=group['lr'] * size)

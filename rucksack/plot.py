@@ -55,8 +55,7 @@ def plot(folders: list[str], file: Path) -> Table:
     axes.yaxis.set_major_formatter('{x:g}')
     axes.yaxis.set_minor_formatter('{x:g}')
     axes.grid(alpha=0.3, which='both')
-    for text in axes.legend(frameon=False).get_texts():
-        text.set_parse_math(False)  # a name may have dollar signs
+    axes.legend(frameon=False)
     svg = io.StringIO()
     figure.savefig(svg, format='svg')
     plt.close(figure)

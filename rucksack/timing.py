@@ -152,8 +152,7 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
     for pair in comparisons(ours, other, idx, machine, compiled):
         times = alternate([pair.first, pair.second], pair.what)
         first, second = (1000 * statistics.median(seconds) / pair.tokens for seconds in times)
-        n_times = len(times[0])
-        rows.append([pair.what, first, second, first / second, pair.flops_ratio, n_times])
+        rows.append([pair.what, first, second, first / second, pair.flops_ratio])
     how = 'compiled' if compile and machine.can_compile() else 'not compiled'
     title = (f'Time (Table 7): median ms, in turn; {len(idx)} x {length} tokens, '
              f'{config.n_layer} layers of width {config.n_embd}, {config.n_sense} senses, '
@@ -163,11 +162,9 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
         'first': ',.1f',
         'second': ',.1f',
         'ratio': '.2f',
-        'by operations': '.2f',
-        'times': 'd'}
+        'by operations': '.2f'}
     notes = [
-        f'{machine.name}, {machine.dtype} ({machine.why}), {how}, torch {torch.__version__}; '
-        f'{idx.unique().numel():,} distinct ids.',
+        f'{machine.name}, {machine.dtype} ({machine.why}), {how}, torch {torch.__version__}.',
         'The paper times the senses of every token. By operations: the ratio of floating point '
         'operations.']
     return Table(title, columns, rows, notes)

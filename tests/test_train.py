@@ -753,13 +753,6 @@ def test_every_evaluation_counts_stuck_senses(kind, counted, tiny, capsys, monke
     assert said == ([counted] * 3 if kind == 'backpack' else [])
 
 
-def test_only_the_first_evaluation_calls_stuck_senses_normal(tiny, capsys):
-    """Senses of an untrained model depend only on position; later this would be a fault."""
-    train.main([*SMALL, '--max_iters=4', '--eval_interval=2'])
-    said = re.findall('^stuck senses: .*$', capsys.readouterr().out, re.MULTILINE)
-    assert [line.endswith(' (normal at step 0)') for line in said] == [True, False, False]
-
-
 def test_the_gauge_is_read_on_16_texts_without_dropout(tiny, monkeypatch):
     """Texts spread evenly over the bin, in evaluation mode; then training goes on."""
     read = []
