@@ -293,8 +293,8 @@ def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple
 
     Returns two counts: senses that give over 0.97 of their weight to the current token, and senses
     whose weights depend only on position; a sense can be both. The loss shows neither, and a sense
-    with a saturated softmax hardly recovers: its gradient is tiny. In a model from scratch, all
-    senses begin as the second kind.
+    with a saturated softmax hardly recovers: its gradient is tiny. In the first steps from scratch,
+    senses are often of the second kind.
     """
     idx, _ = data(data.spread(16))
     model.eval()
@@ -384,7 +384,7 @@ def train(s: Settings, given: set[str]) -> int:
         loss_model = machine.compile(loss_model)
     ddp_model = loss_model
     if machine.world > 1:
-        mark = zlib.crc32(f'{state.get("log")} {data_facts}'.encode())
+        mark = zlib.crc32(f'{state.get("log")} {data_facts}'.encode())  # must be equal in all
         if machine.sum_over_processes(torch.tensor(mark)) != machine.world * mark:
             raise UserError(f'the processes see different files in {s.out_dir} or {folder}: '
                             'share them')
@@ -423,7 +423,7 @@ def train(s: Settings, given: set[str]) -> int:
                     row['senses_on_current_token'] = on_current
                     row['senses_by_position'] = by_position
                     machine.print0(f'stuck senses: {on_current} attend only to the current token, '
-                                   f'{by_position} depend only on position (at step 0, all do)')
+                                   f'{by_position} depend only on position (normal at first)')
                 out.log(iter_num, row)
                 out.save(iter_num, row['val_loss'], model, optimizers)
                 interval_start += time.perf_counter() - pause_start

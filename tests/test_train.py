@@ -396,7 +396,8 @@ def test_a_resumed_run_has_the_number_format_it_began_with(tiny, capsys):
 
 @pytest.mark.parametrize('size, facts', [
     (['--n_layer=1000000000'], ['3,', ' parameters', ' GB']),
-    (['--n_embd=65536', '--n_layer=3'], ['parameters', ' GB'])])
+    (['--n_embd=65536', '--n_layer=3'], ['parameters', ' GB']),
+    (['--n_embd=1000000000'], ['n_embd', '1000000000', '65536'])])
 @pytest.mark.parametrize('model', ['backpack', 'gpt'])
 def test_more_than_fits_into_memory_is_refused(model, size, facts, tiny, capsys):
     """At once, in a line with the number of parameters and the memory they would take."""
