@@ -160,7 +160,7 @@ def under_edit(subject: Subject, files: list[str]) -> Subject:
 def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Make the table called name: one of IN_ALL, or plot."""
     if name == 'plot':
-        return plot(args.runs, output_path('--out', args.out, '.svg'))
+        return plot(args.runs, output_path('--out', args.out, '.svg', '<?xml'))
     if args.size:
         machine = find_machine(args.device, args.dtype or 'auto')
         # Rows of the embedding matrix as in train.py, a multiple of 64.
@@ -206,8 +206,8 @@ def run(argv: list[str]) -> None:
     if (args.source or args.baseline or args.edit) and (args.size or args.runs):
         parser.error('--from, --baseline and --edit cannot be combined with --size or RUN')
     args.device = find_device(args.device)
-    json_file = output_path('--json', args.json, '.json', args.edit)
-    csv_file = output_path('--csv', args.csv, '.csv')
+    json_file = output_path('--json', args.json, '.json', '{\n "models"')
+    csv_file = output_path('--csv', args.csv, '.csv', 'table,')
     subjects = []
     if args.table != 'plot' and not args.size:
         subjects = load_subjects(args)

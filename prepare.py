@@ -27,6 +27,7 @@ import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -36,13 +37,13 @@ from tiktoken import Encoding
 from rucksack.common import (
     Parser,
     UserError,
+    appearing_whole,
     lock_folder,
     number,
     one_line,
     progress,
     quiet_hub,
     run_cli,
-    sync,
 )
 from rucksack.data import BIN_DTYPE, DATA_NAME
 from rucksack.published import from_pretrained
@@ -212,11 +213,11 @@ def encoded(parts: list, encoding: Encoding, num_threads: int) -> Iterator[list[
                     yield [*ids, encoding.eot_token]
 
 
-def write_bins(folder: Path, documents: Iterable[list[int]], is_held: np.ndarray) -> dict:
-    """Write ids to train.bin, or to val.bin if held out; returns their counts and checksums."""
+def write_bins(files: dict[str, Path], documents: Iterable[list[int]], is_held: np.ndarray) -> dict:
+    """Write ids to files['train'], or to files['val'] if held out; returns counts and checksums."""
     tokens = {'train': 0, 'val': 0}
     sums = {'train': hashlib.sha256(), 'val': hashlib.sha256()}
-    with open(folder / 'train.bin', 'wb') as train, open(folder / 'val.bin', 'wb') as val:
+    with open(files['train'], 'wb') as train, open(files['val'], 'wb') as val:
         for ids, held in zip(documents, progress(is_held, 'encoding')):
             name = 'val' if held else 'train'
             data = np.array(ids, BIN_DTYPE).tobytes()
@@ -229,14 +230,14 @@ def write_bins(folder: Path, documents: Iterable[list[int]], is_held: np.ndarray
         'sha256': {name: digest.hexdigest() for name, digest in sums.items()}}
 
 
-def write_corpus(folder: Path, args: argparse.Namespace, tokenizer: dict) -> dict:
-    """Write the bins of text files; returns the facts for meta.json."""
+def write_corpus(files: dict[str, Path], args: argparse.Namespace, tokenizer: dict, cache: str
+                 ) -> dict:
+    """Write the bins of text files, by way of a folder cache; returns the facts for meta.json."""
     encoding = load_tokenizer(tokenizer)
     import datasets
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    cache = str(folder / 'cache')
     is_openwebtext = args.name == 'openwebtext'
     sources = args.sources or openwebtext_files()
     parts = [read_texts(source, args.field, cache) for source in sources]
@@ -254,11 +255,11 @@ def write_corpus(folder: Path, args: argparse.Namespace, tokenizer: dict) -> dic
             ten = 10 / max(1, sum(map(len, parts)))  # as a share of the documents
             share = max(0.01, min(0.1, ten))
         is_held = hold_out(sum(map(len, parts)), share, args.seed)
-    facts = write_bins(folder, encoded(parts, encoding, args.num_proc), is_held)
+    facts = write_bins(files, encoded(parts, encoding, args.num_proc), is_held)
     return {'tokenizer': tokenizer, **facts}
 
 
-def write_toy(folder: Path, seed: int) -> dict:
+def write_toy(files: dict[str, Path], seed: int) -> dict:
     """Write the bins of the toy world; returns the facts for meta.json, entropy included."""
     n_train = TOY_STORIES['train']
     stories = toy_stories(seed, n_train + TOY_STORIES['val'])
@@ -266,7 +267,7 @@ def write_toy(folder: Path, seed: int) -> dict:
     tokenizer = words_tokenizer(texts)
     encoding = load_tokenizer(tokenizer)
     documents = [encoding.encode_ordinary(text) + [encoding.eot_token] for text in texts]
-    facts = write_bins(folder, documents, np.arange(len(texts)) >= n_train)
+    facts = write_bins(files, documents, np.arange(len(texts)) >= n_train)
     tokens = facts['tokens']
     nats = sum(nats for _, nats in stories)
     val_nats = sum(nats for _, nats in stories[n_train:])
@@ -290,42 +291,28 @@ def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict | None, int
 
 
 def prepare(folder: Path, args: argparse.Namespace) -> None:
-    """Write data/NAME via a locked partial folder, renamed once complete; print a summary."""
+    """Write the three files of data/NAME, each whole or not at all, and print a summary.
+
+    Nothing else in the folder is touched.
+    """
     tokenizer, block_size = tokenizer_and_block_size(args)
-    place = folder.resolve()  # a link stays, and what it leads to is replaced
-    partial_folder = place.with_name(f'.{place.name}.partial')
-    replaced = place.with_name(f'.{place.name}.replaced')
-    partial_folder.mkdir(parents=True, exist_ok=True)
-    busy = f'another prepare.py is making {folder}; wait for it'
-    lock = lock_folder(partial_folder, busy)
-    is_same = os.path.samestat(os.fstat(lock), os.stat(partial_folder))
-    if not is_same:  # the other process has just renamed it
-        raise UserError(busy)
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder, f'another prepare.py is making {folder}; wait for it')
+    cache = folder / '.prepare-cache'
     try:
-        shutil.rmtree(partial_folder / 'cache', ignore_errors=True)  # left by a killed run
-        if args.name == 'toy':
-            facts = write_toy(partial_folder, args.seed)
-        else:
-            facts = write_corpus(partial_folder, args, tokenizer)
-        if not all(facts['tokens'].values()):
-            sources = ', '.join(args.sources + args.val)
-            raise UserError(f'{sources}: too little text to hold some out; add more, or --val FILE')
-        facts['vocab_size'] = load_tokenizer(facts['tokenizer']).n_vocab
-        facts['dtype'] = 'uint16'
-        (partial_folder / 'meta.json').write_text(json.dumps(facts, indent=1), encoding='utf-8')
-        shutil.rmtree(partial_folder / 'cache', ignore_errors=True)
-        for name in ('train.bin', 'val.bin', 'meta.json', '.'):
-            sync(partial_folder / name)
-        shutil.rmtree(replaced, ignore_errors=True)  # left by a killed run
-        if place.exists() and args.overwrite:
-            place.rename(replaced)
-        partial_folder.rename(place)
-    except BaseException:
-        shutil.rmtree(partial_folder, ignore_errors=True)
-        if replaced.exists() and not place.exists():
-            replaced.rename(place)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)
+        for name in ('train.bin', 'val.bin', 'meta.json'):
+            if os.path.lexists(folder / name) and not args.overwrite:
+                raise UserError(f'{folder / name} exists; add --overwrite to make it again, '
+                                'or choose another NAME')
+        shutil.rmtree(cache, ignore_errors=True)  # left by a killed run
+        facts = write_data(folder, args, tokenizer, str(cache))
+    finally:
+        os.close(lock)
+        shutil.rmtree(cache, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # unless it is empty
+                folder.rmdir()
     train, val = facts['tokens'].values()
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
           f'{val:,} held out, {facts["vocab_size"]:,} ids')
@@ -334,6 +321,27 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
               'hold out more with --val FILE, or train with a smaller --block_size')
     if 'entropy_per_token' in facts:
         print(f'The entropy of this world is {facts["entropy_per_token"]:.4f} nats per token.')
+
+
+def write_data(folder: Path, args: argparse.Namespace, tokenizer: dict | None, cache: str) -> dict:
+    """Write train.bin, val.bin and meta.json; returns the facts in meta.json."""
+    # The last file here appears first. A run killed after it leaves checksums that do not fit the
+    # other two, so train.py refuses them.
+    with (appearing_whole(folder / 'val.bin') as val,
+          appearing_whole(folder / 'train.bin') as train,
+          appearing_whole(folder / 'meta.json') as meta):
+        files = {'train': train, 'val': val}
+        if args.name == 'toy':
+            facts = write_toy(files, args.seed)
+        else:
+            facts = write_corpus(files, args, tokenizer, cache)
+        if not all(facts['tokens'].values()):
+            sources = ', '.join(args.sources + args.val)
+            raise UserError(f'{sources}: too little text to hold some out; add more, or --val FILE')
+        facts['vocab_size'] = load_tokenizer(facts['tokenizer']).n_vocab
+        facts['dtype'] = 'uint16'
+        meta.write_text(json.dumps(facts, indent=1), encoding='utf-8')
+    return facts
 
 
 # -----------------------------------------------------------------------------
@@ -364,7 +372,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         help='threads for encoding (default: all cores)')
     add('--seed', type=number(int, 0), metavar='S', default=0,
         help='random seed for the toy world and the split [0]')
-    add('--overwrite', action='store_true', help='replace data/NAME')
+    add('--overwrite', action='store_true', help='replace the three files in data/NAME')
     args = parser.parse_args(argv)
     if not re.fullmatch(DATA_NAME, args.name):
         parser.error(f'NAME is {args.name!r}; it takes up to 200 letters, digits, _, - and .')
@@ -393,13 +401,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def run(argv: list[str]) -> None:
-    """Make data/NAME, unless it is there."""
+    """Make data/NAME."""
     args = parse_args(argv)
-    folder = Path('data', args.name)
-    if os.path.lexists(folder) and not args.overwrite:
-        raise UserError(f'{folder} exists; add --overwrite to make it again, '
-                        'or choose another NAME')
-    prepare(folder, args)
+    prepare(Path('data', args.name), args)
 
 
 main = partial(run_cli, 'prepare.py', run)

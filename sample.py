@@ -299,10 +299,10 @@ def all_edits(args: argparse.Namespace, subject: Subject, prompts: list[Prompt]
 def run(argv: list[str]) -> None:
     """Load, describe, and print what was asked for. No table is printed before all are made."""
     args = parse_args(argv)
-    page = output_path('--html', args.html, '.html')
-    json_file = output_path('--json', args.json, '.json', [*args.edit, args.save_edit])
-    csv_file = output_path('--csv', args.csv, '.csv')
-    edit_file = output_path('--save-edit', args.save_edit, '.json')
+    page = output_path('--html', args.html, '.html', '<!DOCTYPE html>\n<!-- ')
+    json_file = output_path('--json', args.json, '.json', '{\n "models"')
+    csv_file = output_path('--csv', args.csv, '.csv', 'table,')
+    edit_file = output_path('--save-edit', args.save_edit, '.json', '{\n "vocabulary"')
     subject = load_subject(args.source, find_device(args.device), args.dtype)
     print(subject.about())
     if args.export is not None:

@@ -58,7 +58,8 @@ class Settings:
     out_dir: str = setting('', 'folder for the run (empty: out/ and the name of the '
                                 'config or dataset)')
     init_from: str = setting('scratch', 'scratch, resume, or a checkpoint, folder or Hub name')
-    overwrite: bool = setting(False, 'delete the checkpoints in out_dir and start again')
+    overwrite: bool = setting(False, 'replace the checkpoints and the log in out_dir, once the '
+                                  'new run has saved its first')
     dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
     model: str = setting('backpack', 'backpack, or gpt: the baseline Transformer',
                          choices=('backpack', 'gpt'))
@@ -391,8 +392,7 @@ def train(s: Settings, given: set[str]) -> int:
         device_ids = [machine.device] if machine.on_gpu else None
         ddp_model = DistributedDataParallel(loss_model, device_ids)
 
-    # Lock the folder of the run, delete its old checkpoints if overwrite is set, start its log or
-    # restore it. Print a summary of the run.
+    # Lock the folder of the run, and restore its log. Print a summary of the run.
     facts = {'model_config': asdict(model.config), 'tokenizer': model.tokenizer,
              'settings': asdict(s), 'data': data_facts}  # stored in every checkpoint
     out = RunFolder(s, facts, state, machine.rank)

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -135,25 +135,32 @@ def bfloat16_unit(device: str) -> str | None:
     return None
 
 
-def output_path(flag: str, path: str | None, suffix: str, of_edits: Iterable = ()) -> Path | None:
+def output_path(flag: str, path: str | None, suffix: str, begins: str) -> Path | None:
     """Return the path of a file to write, None if none is asked for.
 
-    UserError for another suffix, so that a typo overwrites no checkpoint, and for a file of_edits.
+    UserError for another suffix, and for a file there that does not begin as ours do: a typo must
+    not replace a person's own file.
     """
     if path is None:
         return None
-    file = Path(os.path.realpath(path))
+    file = Path(path)
     if file.suffix.lower() != suffix or file.is_dir() or not file.parent.is_dir():
         raise UserError(f'{flag} {path}: give a name that ends in {suffix}, '
                         'in a folder that exists')
-    if file in [Path(os.path.realpath(other)) for other in of_edits if other]:
-        raise UserError(f'{flag} would write to {path}, which has the edits; give another file')
+    contents = file.read_bytes() if file.exists() else b''
+    if contents and not contents.startswith(begins.encode()):
+        raise UserError(f'{flag} would replace {path}, which is not of its kind; '
+                        'give another name')
     return file
 
 
 @contextmanager
 def appearing_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, in place of path; path appears only when complete."""
+    """Yield a temporary path to write to, in place of path; path appears only when complete.
+
+    A link stays, and the file that it leads to is replaced.
+    """
+    path = Path(os.path.realpath(path))
     partial = Path(f'{path}.partial')
     try:
         yield partial

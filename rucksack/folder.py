@@ -16,6 +16,7 @@ from rucksack.common import UserError, lock_folder
 # The columns of log.csv.
 COLUMNS = ['step', 'tokens', 'seconds', 'loss', 'val_loss', 'senses_on_current_token',
            'senses_by_position', 'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu']
+HEADER = ','.join(COLUMNS) + '\n'
 
 
 def checkpoints_in(folder: Path, suffix: str = 'pt') -> list[Path]:
@@ -25,8 +26,11 @@ def checkpoints_in(folder: Path, suffix: str = 'pt') -> list[Path]:
 
 
 def refuse_to_replace(path: Path) -> None:
-    """Raise UserError if the folder of a checkpoint holds a run already."""
+    """Raise UserError if the folder of a checkpoint holds a run already, or another log.csv."""
     found = checkpoints_in(path.parent)
+    log = path.with_name('log.csv')
+    if log.exists() and not log.read_bytes().startswith(HEADER.encode()):
+        found.append(log)
     if found:
         raise UserError(f'{found[0]} exists; continue it with --init_from=resume, '
                         'replace it with --overwrite, or choose another --out_dir')
@@ -47,7 +51,7 @@ class RunFolder:
         self.best_val_loss = state.get('best_val_loss', math.inf)
         # Seconds count from here, those before the run was resumed included.
         self.start = time.perf_counter() - state.get('seconds', 0.0)
-        self.log_text = state.get('log') or ','.join(COLUMNS) + '\n'  # full log, for checkpoints
+        self.log_text = state.get('log') or HEADER  # full log, for checkpoints
         self.is_open = rank == 0
         self.wandb = None
         if not self.is_open:
@@ -63,16 +67,19 @@ class RunFolder:
         self.lock = lock_folder(folder, busy)
         for path in checkpoints_in(folder, 'pt.partial'):  # left by a killed run
             path.unlink()
-        if s.overwrite and not state:
-            for path in checkpoints_in(folder):
-                path.unlink()
         if state and state['val_loss'] == state['best_val_loss']:
             ckpt.copy_to_best(s.path)  # in case the run was killed before this copy
-        self.log_file = open(folder / 'log.csv', 'w', buffering=1)  # write line by line
-        self.log_file.write(self.log_text)
+        self.log_file = None
+        if state:
+            self.open_log()  # without the rows after the checkpoint
         if s.wandb_log:
             self.wandb = wandb.init(project=s.wandb_project, name=s.wandb_run_name or None,
                                     config=facts['settings'])
+
+    def open_log(self) -> None:
+        """Begin log.csv with the log so far; what comes is written line by line."""
+        self.log_file = open(self.path.with_name('log.csv'), 'w', buffering=1)
+        self.log_file.write(self.log_text)
 
     def log(self, step: int, row: dict[str, float | None]) -> None:
         """Add a row to log.csv and, if enabled, to Weights & Biases."""
@@ -85,6 +92,8 @@ class RunFolder:
             'seconds': round(time.perf_counter() - self.start, 1),
             **row}
         line = ','.join(csv_cell(row.get(name)) for name in COLUMNS) + '\n'
+        if self.log_file is None:  # a new run: until now, nothing of an older one was touched
+            self.open_log()
         self.log_text += line
         self.log_file.write(line)
         if self.wandb:
@@ -104,6 +113,10 @@ class RunFolder:
                 'best_val_loss': self.best_val_loss,
                 'seconds': time.perf_counter() - self.start,
                 'log': self.log_text})
+            if self.saved_step is None:  # the first checkpoint replaces those of an older run
+                for path in checkpoints_in(self.path.parent):
+                    if path != self.path:
+                        path.unlink()
         self.saved_step = step
         if self.is_open and is_best:
             ckpt.copy_to_best(self.path)
@@ -119,7 +132,8 @@ class RunFolder:
         """Close the log and unlock the folder."""
         if self.is_open:
             with suppress(OSError):  # a full disk: it was reported when the row was written
-                self.log_file.close()
+                if self.log_file:
+                    self.log_file.close()
             os.close(self.lock)
 
 

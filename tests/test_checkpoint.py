@@ -206,14 +206,37 @@ def test_a_finished_run_is_not_replaced(name, tiny, capsys):
     assert path.read_bytes() == b'a checkpoint'
 
 
-def test_overwrite_leaves_nothing_of_the_run_before(tiny, capsys, monkeypatch):
-    """Its checkpoints are gone before the new run has one, so it cannot be resumed by mistake."""
+def test_overwrite_keeps_a_run_until_the_new_one_has_saved(tiny, monkeypatch):
+    """A run that ends before its first checkpoint leaves every file of the older run as it was."""
     train.main([*RUN, '--keep_every=3'])
+    before = {path.name: path.read_bytes() for path in Path('out/run').iterdir()}
     monkeypatch.setattr(train, 'evaluate', None)  # calling it is an error
     with pytest.raises(TypeError):
         train.main([*RUN, '--overwrite'])
-    assert os.listdir('out/run') == ['log.csv']
-    assert str(CKPT) in error_of(train, capsys, *RESUME)
+    assert {path.name: path.read_bytes() for path in Path('out/run').iterdir()} == before
+
+
+def test_overwrite_leaves_nothing_of_the_run_before(tiny):
+    """From the first checkpoint of the new run on, no checkpoint of the older one is left."""
+    train.main([*RUN, '--keep_every=3'])
+    train.main([*RUN, '--overwrite', '--max_iters=0'])
+    assert sorted(os.listdir('out/run')) == ['best.pt', 'ckpt.pt', 'log.csv']
+    assert checkpoint()['step'] == 0
+
+
+def test_a_run_can_start_again_from_its_own_weights(tiny):
+    """--init_from and --out_dir name one folder: the weights are read before they are replaced."""
+    train.main(RUN)
+    train.main([*SMALL, '--init_from=out/run', '--overwrite', '--max_iters=0'])
+    assert checkpoint()['step'] == 0
+
+
+def test_a_log_of_a_persons_own_is_not_replaced(tiny, capsys):
+    """A log.csv without a checkpoint beside it needs --overwrite too."""
+    Path('out/run').mkdir(parents=True)
+    Path('out/run/log.csv').write_text('mine')
+    assert 'out/run/log.csv' in error_of(train, capsys, *RUN)
+    assert Path('out/run/log.csv').read_text() == 'mine'
 
 
 def test_what_a_killed_run_has_half_written_goes(tiny):

@@ -28,6 +28,7 @@ from tiktoken_ext.openai_public import r50k_pat_str
 import prepare
 import train
 from model import Backpack, Config
+from rucksack.common import UserError
 from rucksack.data import read_bin, read_meta
 from rucksack.tokenizer import (
     CHARACTER_OF,
@@ -85,13 +86,16 @@ def texts_in(name: str, split: str) -> list[str]:
 
 
 def make(name: str, *argv: str) -> tuple[list[str], list[str]]:
-    """Run prepare.py: the texts to train on and those held out, in a folder with nothing else."""
+    """Run prepare.py: the texts to train on and those held out. It leaves nothing else."""
+    folder = Path('data', name)
+    before = os.listdir(folder) if folder.exists() else []
     prepare.main([name, *MERGES, *argv])
     train = texts_in(name, 'train')
     val = texts_in(name, 'val')
     assert read_meta(Path('data', name))['documents'] == len(train) + len(val)
-    assert sorted(os.listdir(f'data/{name}')) == ['meta.json', 'train.bin', 'val.bin']
-    assert not list(Path('data').glob('.*'))
+    partial = ['.prepare-cache', 'meta.json.partial', 'train.bin.partial', 'val.bin.partial']
+    wanted = {*before, 'meta.json', 'train.bin', 'val.bin'}.difference(partial)
+    assert set(os.listdir(folder)) == wanted
     return train, val
 
 
@@ -609,13 +613,18 @@ def test_a_made_folder_is_not_made_again(argv, capsys):
     assert os.listdir('data') == ['a']
 
 
-def test_overwrite_replaces_all_of_a_folder():
-    """Nothing is left of what was there, not even files of the user."""
-    Path('a.txt').write_text(BOOK)
-    _, old_val = make('a', '--text', 'a.txt')
-    Path('data/a/mine').touch()
-    _, new_val = make('a', '--text', 'a.txt', '--seed', '1', '--overwrite')
+def test_overwrite_replaces_three_files_and_touches_no_other():
+    """The text itself may be in the folder; a cache or a model of the user's stays too."""
+    folder = Path('data/a')
+    (folder / 'cache').mkdir(parents=True)
+    mine = ['a.txt', 'notes.md', 'cache/mine', 'meta.json.txt']
+    for name in mine:
+        (folder / name).write_text(BOOK)
+    _, old_val = make('a', '--text', 'data/a/a.txt')
+    _, new_val = make('a', '--text', 'data/a/a.txt', '--seed', '1', '--overwrite')
     assert new_val != old_val
+    for name in mine:
+        assert (folder / name).read_text() == BOOK, name
 
 
 def test_an_overwrite_that_fails_changes_nothing(capsys):
@@ -630,53 +639,50 @@ def test_an_overwrite_that_fails_changes_nothing(capsys):
     assert os.listdir('data') == ['a']
 
 
-def test_an_overwrite_goes_where_a_link_leads():
-    """What it leads to is replaced, on whatever disk, and the link stays."""
+def test_an_overwrite_goes_where_links_lead():
+    """A linked folder and a linked file stay links, and other files beside them stay."""
     Path('a.txt').write_text(BOOK)
-    Path('disk').mkdir()
+    Path('disk/old').mkdir(parents=True)
+    Path('disk/old/mine').touch()
     Path('data').mkdir()
     Path('data/a').symlink_to('../disk/old')
+    Path('disk/old/val.bin').symlink_to('../val_elsewhere')
     make('a', '--text', 'a.txt', '--overwrite')
-    Path('disk/old/mine').touch()
-    make('a', '--text', 'a.txt', '--seed', '1', '--overwrite')
     assert Path('data/a').is_symlink()
-    assert os.listdir('data') == ['a']
-    assert os.listdir('disk') == ['old']
+    assert Path('data/a/val.bin').is_symlink()
+    assert sorted(os.listdir('disk')) == ['old', 'val_elsewhere']
+    assert sorted(os.listdir('disk/old')) == ['meta.json', 'mine', 'train.bin', 'val.bin']
 
 
-def test_an_overwrite_that_fails_at_its_end_changes_nothing(monkeypatch, capsys):
-    """What was there is put back, should the new folder not take its place."""
+@pytest.mark.parametrize('n', [1, 2])
+def test_an_interrupted_overwrite_is_found(n, monkeypatch, capsys):
+    """Stopped after n of its three files have appeared: the checksums refuse the folder."""
     Path('a.txt').write_text(BOOK)
     make('a', '--text', 'a.txt')
-    before = state_of('a')
-    original = Path.rename
+    replace = os.replace
+    replaced = []
 
-    def rename(path, target):
-        if path.name == '.a.partial':
-            raise OSError('renaming failed')
-        return original(path, target)
+    def stopping(old, new):
+        if len(replaced) == n:
+            raise OSError('stopped')
+        replaced.append(new)
+        replace(old, new)
 
-    monkeypatch.setattr(Path, 'rename', rename)
+    monkeypatch.setattr(os, 'replace', stopping)
     argv = ['a', *MERGES, '--text', 'a.txt', '--seed', '1', '--overwrite']
-    assert 'renaming failed' in error_of(prepare, capsys, *argv, printed=0)
-    assert state_of('a') == before
-    assert os.listdir('data') == ['a']
+    assert 'stopped' in error_of(prepare, capsys, *argv, printed=0)
+    folder = Path('data/a')
+    assert sorted(os.listdir(folder)) == ['meta.json', 'train.bin', 'val.bin']
+    with pytest.raises(UserError, match='checksum'):
+        read_bin(folder, 'val', read_meta(folder))
 
 
-def test_a_folder_that_appears_meanwhile_stays(monkeypatch, capsys):
-    """Without --overwrite nothing is replaced, though there was nothing at the start."""
-    original = prepare.write_toy
-
-    def write_toy(*args):
-        Path('data/toy').mkdir()
-        Path('data/toy/mine').touch()
-        return original(*args)
-
-    monkeypatch.setattr(prepare, 'TOY_STORIES', {'train': 200, 'val': 20})
-    monkeypatch.setattr(prepare, 'write_toy', write_toy)
-    assert 'data/toy' in error_of(prepare, capsys, 'toy', printed=0)
-    assert os.listdir('data') == ['toy']
-    assert os.listdir('data/toy') == ['mine']
+def test_data_that_is_a_file_is_one_line(capsys):
+    """data/NAME is no folder: it is named, and stays."""
+    Path('data').mkdir()
+    Path('data/toy').write_text('mine')
+    assert 'data/toy' in error_of(prepare, capsys, 'toy', '--overwrite', printed=0)
+    assert Path('data/toy').read_text() == 'mine'
 
 
 # -----------------------------------------------------------------------------
@@ -714,7 +720,7 @@ def halfway():
     texts = [f'{i} {i * i} {i ** 3} ' * 200 for i in range(3000)]
     Path('a.jsonl').write_bytes(jsonl(texts))
     process = start('own', *MERGES, '--text', 'a.jsonl')
-    while not Path('data/.own.partial/train.bin').exists():
+    while not Path('data/own/train.bin.partial').exists():
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGSTOP)
@@ -728,7 +734,7 @@ def test_a_second_prepare_gives_way(halfway, capsys):
     """It is refused in one line, and the first one makes all of it."""
     argv = ['own', *MERGES, '--text', 'a.jsonl', '--overwrite']
     assert 'data/own' in error_of(prepare, capsys, *argv, printed=0)
-    assert not Path('data/own').exists()
+    assert not Path('data/own/meta.json').exists()
     halfway.send_signal(signal.SIGCONT)
     _, said = halfway.communicate(timeout=120)
     assert said == ''
@@ -750,9 +756,9 @@ def test_ctrl_c_leaves_nothing(halfway):
 
 @pytest.mark.slow
 def test_a_killed_prepare_leaves_nothing_that_looks_complete(halfway):
-    """There is no data/own, and the next prepare makes all of it."""
+    """No file has its final name, and the next prepare makes all of it and leaves nothing else."""
     halfway.kill()
     halfway.communicate(timeout=120)
-    assert os.listdir('data') == ['.own.partial']
+    assert not set(os.listdir('data/own')).intersection(['train.bin', 'val.bin', 'meta.json'])
     train, val = make('own', '--text', 'a.jsonl')
     assert len(train + val) == 3000

@@ -387,13 +387,20 @@ def test_no_samples_leaves_the_tables(out, capsys):
     assert say(sample, capsys, *edit, *SHORT).startswith(tables)
 
 
-@pytest.mark.parametrize('tables', ['x.json', './x.json'])
-def test_two_outputs_do_not_share_a_file(tables, out, capsys):
-    """An edit and its tables in one file would lose the edit: refused, nothing written."""
-    said = error_of(sample, capsys, '--senses-off', 'nurse:3', '--save-edit', 'x.json', '--json',
-                    tables)
-    assert tables in said
-    assert not Path('x.json').exists()
+@pytest.mark.parametrize('flag, name', [
+    ('--csv', 'nouns.csv'), ('--json', 'notes.json'), ('--html', 'home.html'),
+    ('--save-edit', 'notes.json')])
+def test_no_output_replaces_a_file_of_another_kind(flag, name, out, capsys):
+    """A person's own file at the place of a table, page or edit stays; our own are replaced."""
+    argv = [] if flag == '--html' else ['--senses-off', 'nurse:3', *SHORT]
+    Path(name).write_text('<!DOCTYPE html>\nnurse, guard')
+    assert name in error_of(sample, capsys, *argv, flag, name)
+    assert Path(name).read_text() == '<!DOCTYPE html>\nnurse, guard'
+    Path(name).write_text('')
+    say(sample, capsys, *argv, flag, name)
+    before = Path(name).stat().st_mtime_ns
+    say(sample, capsys, *argv, flag, name)
+    assert Path(name).stat().st_mtime_ns > before
 
 
 def test_tables_do_not_replace_an_edit_that_was_read(out, capsys):
