@@ -23,19 +23,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from model import SIZES, Config
 from rucksack.common import Parser, UserError, find_device, number, output_path, printable, run_cli
 from rucksack.gender import gender_table
 from rucksack.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
-from rucksack.machine import find_machine
+from rucksack.model import Config
 from rucksack.phrases import combined, make_edit, parse_edits, read_edit
 from rucksack.plot import plot
 from rucksack.published import BUNDLED
 from rucksack.similarity import similarity_table
 from rucksack.subject import Subject, load_subject
 from rucksack.table import Table, write_csv, write_json
-from rucksack.timing import timing_table
+from rucksack.timing import SIZES, timing_table
 from rucksack.topics import topic_table
+from rucksack.training.machine import find_machine
 
 IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'timing']
 OF_SENSES = ['similarity', 'gender', 'topic', 'timing']  # tables that need a Backpack
@@ -123,7 +123,7 @@ def load_baseline(name: str, own: Subject, load: Callable[[str], Subject]) -> Su
     baseline = load(name)
     if baseline.kind == 'Backpack':
         raise UserError(f'{name} is a Backpack; --baseline takes a Transformer')
-    if baseline.model.tokenizer != own.model.tokenizer:
+    if baseline.tokenizer != own.tokenizer:
         raise UserError(f'{name} and {own.name} have different vocabularies; '
                         'choose another --baseline')
     return baseline

@@ -285,9 +285,9 @@ def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict | None, int
         return None, BLOCK_SIZE
     if args.like is None:
         return gpt2_tokenizer(args.merges), BLOCK_SIZE
-    model = from_pretrained(args.like)
-    load_tokenizer(model.tokenizer)  # UserError if it has none
-    return model.tokenizer, model.config.block_size
+    model, tokenizer = from_pretrained(args.like)
+    load_tokenizer(tokenizer)  # UserError if it has none
+    return tokenizer, model.config.block_size
 
 
 def prepare(folder: Path, args: argparse.Namespace) -> None:

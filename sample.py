@@ -19,7 +19,6 @@ from functools import partial
 
 import torch
 
-from model import Edit
 from rucksack import looks, phrases
 from rucksack.common import Parser, find_device, number, output_path, printable, run_cli
 from rucksack.looks import Prompt
@@ -27,6 +26,7 @@ from rucksack.page import write_page
 from rucksack.paper import TOPICS
 from rucksack.phrases import EDIT_FLAGS, PROMPT, SensesOf
 from rucksack.published import export
+from rucksack.senses import Edit
 from rucksack.subject import Subject, load_subject
 from rucksack.table import Table, write_csv, write_json
 
@@ -306,7 +306,8 @@ def run(argv: list[str]) -> None:
     subject = load_subject(args.source, find_device(args.device), args.dtype)
     print(subject.about())
     if args.export is not None:
-        export(subject.model, args.export, getattr(torch, args.dtype or 'float32'))
+        dtype = getattr(torch, args.dtype or 'float32')
+        export(subject.model, subject.tokenizer, args.export, dtype)
         print(f'{args.export}: written')
         return
     if args.of_senses or args.edits:

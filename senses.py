@@ -1,25 +1,25 @@
-"""Look at the senses of a word, explain a prediction sense by sense, and edit senses.
+"""Explain a prediction sense by sense, edit senses, and look at what they say.
 
     code              paper                    what it gives
+    explain           Eq. 2 and 9              weights and scores; their products sum to a logit
+    scale_senses      section 6.2, Figure 3    edit: turn senses of words down, off or up
+    replace_word      section 6.3              edit: give NEW what a word gave OLD
+    topic             Eq. 15 and 18-20         edit: turn up the senses that favour a topic
     separation        section 6.2, Table 13    how far each sense favours one word over another
     affinities        Eq. 17                   how strongly each sense favours a bag of words
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
-    explain           Eq. 2 and 9              weights and scores; their products sum to a logit
-    sense_gauge       Eq. 12                   whether a sense's weights depend on the text at all
-    scale_senses      section 6.2, Figure 3    edit: turn senses of words down, off or up
-    topic             Eq. 15 and 18-20         edit: turn up the senses that favour a topic
-    replace_word      section 6.3              edit: give NEW what a word gave OLD
+    extremes          Tables 1 and 3           the words that a sense raises and lowers most
 
 Looking: a sense C adds alpha (C . E_v) to the logit of the id v. Only the weight alpha >= 0
 depends on the text.
 Editing: an edit takes ids (B, S) and their senses C (B, S, k, d) and returns the senses to sum
-instead. Apply it with model(idx, C=edited(model, idx, edit)) or model.generate(idx, n, edit=edit).
-No parameter of the model changes. An edit that asks for no change (factor 1, strength 0) leaves the
-prediction bit-identical.
+instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
+model.generate(idx, n, edit=edit). No parameter of the model changes. An edit that asks for no
+change (factor 1, strength 0) leaves the prediction bit-identical.
 
 Pass words as token ids (see rucksack.phrases.word_id). Edits also take a tuple of ids for a word
-of several tokens; they then apply at the last of these tokens. V is n_vocab here: it leaves out
-unused rows of the embedding matrix. B, T, S, k and d are as in model.py.
+of several tokens; they then apply at the last of these tokens. B, T, S, V, k and d are as in
+model.py.
 """
 
 from collections.abc import Callable
@@ -28,111 +28,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model import Backpack, Edit
-from rucksack.common import bfloat16_unit, progress
+from rucksack.model import GPT, Backpack
+
+# An edit: ids (B, S) and their senses C (B, S, k, d) -> the senses to sum instead. It must not
+# write into C.
+Edit = Callable[[Tensor, Tensor], Tensor]
+
+# The words of an edit: ids, and tuples of ids for words of several tokens; None is every id.
+Words = list[int | tuple[int, ...]] | None
+
 
 # -----------------------------------------------------------------------------
-# Look and explain.
-
-IDS_AT_ONCE = 256  # batch size for the whole vocabulary; a batch fits a CPU's caches
-LOGITS_AT_ONCE = 2048
-
-
-@torch.no_grad()
-def over_vocabulary(model: Backpack, score: Callable[[Tensor], Tensor], what: str) -> Tensor:
-    """Score each sense of each id with a function (m, k, d) -> (m, k, ..); returns (V, k, ..)."""
-    E = model.wte.weight
-    ids = torch.arange(model.config.n_vocab, device=E.device)  # (V,)
-    scores = []
-    for batch in progress(ids.split(IDS_AT_ONCE), what):
-        C = model.senses(batch)  # (m, k, d)
-        scores.append(score(C))
-    return torch.cat(scores)
-
-
-@torch.no_grad()
-def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Find the n ids whose logits each sense C (.., d) raises most, then the n it lowers most.
-
-    Returns ids (.., 2n), strongest first, and what C adds to their logits at weight 1, (.., 2n).
-    """
-    V = model.config.n_vocab
-    logits = model.project(C)[..., :V]  # (.., V)
-    high = logits.topk(n)  # (.., n)
-    low = logits.topk(n, largest=False)  # (.., n)
-    ids = torch.cat([high.indices, low.indices], dim=-1)
-    added = torch.cat([high.values, low.values], dim=-1)
-    return ids, added
-
-
-@torch.no_grad()
-def separation(model: Backpack, w: int | None, a: int, b: int) -> Tensor:
-    """Measure how far each sense of the id w favours a over b: C(w)_l . (E_a - E_b), in logits.
-
-    Returns (k,), or with w = None (V, k) for all ids.
-    """
-    E = model.wte.weight
-    direction = E[a] - E[b]  # (d,)
-    if w is None:
-        return over_vocabulary(model, lambda C: C @ direction, 'separating')
-    C = senses_of(model, w)  # (k, d)
-    return C @ direction
-
-
-def senses_of(model: Backpack, w: int) -> Tensor:
-    """Compute the senses of the id w: (k, d)."""
-    return model.senses(torch.tensor(w, device=model.wte.weight.device))
-
-
-def affinities(model: Backpack, bags: list[list[int]]) -> Tensor:
-    """Measure how strongly each sense favours each of n bags of ids, Eq. 17: (n, V, k).
-
-    Unoptimised version, for one sense C and one bag:
-    logits = E @ C; logits[bag].sum() / logits.max(). The divisor is the largest logit, as in the
-    published code; footnote 5 says the largest absolute value.
-    """
-    V = model.config.n_vocab
-    E = model.wte.weight[:V].detach()  # (V, d)
-    bag_sums = torch.stack([E[bag].sum(0) for bag in bags])  # (n, d)
-    # Each of V * k senses needs a maximum over V logits; for a large vocabulary we use bfloat16.
-    is_large = len(E) > 1 << 14
-    is_float32 = E.dtype == torch.float32
-    in_bfloat16 = is_large and is_float32 and bool(bfloat16_unit(str(E.device)))
-    rows = E.bfloat16() if in_bfloat16 else E
-    tiles = rows.split(LOGITS_AT_ONCE)
-
-    def score(C: Tensor) -> Tensor:  # (m, k, d) -> (m, k, n)
-        maxima = [(C @ tile.T).amax(-1) for tile in tiles]  # (m, k) each
-        largest = torch.stack(maxima).amax(0)  # (m, k)
-        largest = largest.clamp(min=1e-6)  # bounds the score if no logit is positive
-        with torch.autocast(E.device.type, enabled=False):
-            sums = C.to(E.dtype) @ bag_sums.T  # (m, k, n)
-            return sums / largest[..., None]
-
-    with torch.autocast(E.device.type, torch.bfloat16, enabled=in_bfloat16):
-        scores = over_vocabulary(model, score, 'scoring senses')  # (V, k, n)
-    return scores.movedim(-1, 0)
-
-
-@torch.no_grad()
-def similarity(model: Backpack, w: int) -> Tensor:
-    """Compute Eq. 13, Sim_l(w, v) = cossim(C(w)_l, C(v)_l), for every id v: (V, k).
-
-    Its minimum over l is Eq. 14.
-    """
-    own = senses_of(model, w)  # (k, d)
-    return over_vocabulary(model, lambda C: F.cosine_similarity(C, own, dim=-1), 'comparing')
-
-
-@torch.no_grad()
-def predict(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
-    """Predict the token after the text idx (1, T), with an edit or without: probabilities (V,)."""
-    C = None
-    if model.config.n_sense or edit:
-        C = edited(model, idx, edit)  # (1, T, k, d)
-    V = model.config.n_vocab
-    logits = model(idx, C=C)[0, -1, :V]
-    return logits.softmax(-1)
+# Explain, scale, replace.
 
 
 @torch.no_grad()
@@ -144,59 +51,99 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
     and the scores C . v (B, T, k) of these senses. For v = E_w, the sum of alpha * (C . v) is the
     logit of w as the next token (Eq. 2 and 9); for v = E_a - E_b it is the log odds of a to b.
     C (B, T, k, d) are the senses to sum, edited or not; the default is senses(idx).
+
+    A sense with the score 8 and the weight 1/4 adds 2:
+
+    >>> class Model:
+    ...     def senses(self, idx): return torch.tensor([[[[8.]], [[-4.]]]])  # (1, 2, 1, 1)
+    ...     def alpha(self, idx): return torch.tensor([[[[1., 0.], [0.25, 0.75]]]])  # (1, 1, 2, 2)
+    >>> alpha, scores = explain(Model(), torch.tensor([[5, 7]]), direction=torch.tensor([1.]))
+    >>> (alpha * scores).flatten().tolist()
+    [2.0, -3.0]
     """
     if C is None:
         C = model.senses(idx)
-    alpha = model.alpha(idx)[:, :, -1]  # (B, k, T)
+    alpha = model.alpha(idx)  # (B, k, T, T)
+    alpha = alpha[:, :, -1].transpose(1, 2)  # (B, T, k), of the last position
     scores = C @ direction  # (B, T, k)
-    return alpha.transpose(1, 2), scores
+    return alpha, scores
 
 
-@torch.no_grad()
-def sense_gauge(model: Backpack, idx: Tensor) -> tuple[Tensor, Tensor]:
-    """Measure on the texts idx (B, T) how far each sense's weights (Eq. 12) depend on the text.
+def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
+    """Make an edit that multiplies the given senses of the given words by factor (0: off).
 
-    on_current (k,): the weight of the current token. Near 1, the sense never looks back.
-    moved (k,): total variation distance by which the weights move when the tokens of a text are
-    shuffled: 0 is unchanged, 1 is no overlap. Near 0, the weights depend only on position.
-    Both are means over texts and positions. They leave out the first 32 positions of a text (half
-    of a text shorter than 64), which have few tokens to choose from.
+    Sense 1 of the id 7 is halved, and nothing else:
+
+    >>> C = torch.tensor([[[[2.], [6.]], [[2.], [6.]]]])  # (1, 2, 2, 1), senses of two tokens
+    >>> edit = scale_senses([7], [1], 0.5)
+    >>> edit(torch.tensor([[7, 8]]), C).flatten().tolist()
+    [2.0, 3.0, 2.0, 6.0]
     """
-    T = idx.shape[1]
-    first = min(32, T // 2)
-    generator = torch.Generator().manual_seed(0)
-    shuffled = torch.randperm(T, generator=generator)  # (T,); a CPU index also indexes a GPU tensor
-    measured = []
-    for text in idx.split(1):  # one at a time, as alpha is large
-        alpha = model.alpha(text)[0, :, first:]  # (k, T - first, T)
-        other = model.alpha(text[:, shuffled])[0, :, first:]
-        current = alpha.float().diagonal(first, -2, -1)  # (k, T - first)
-        difference = alpha.float() - other.float()
-        distance = difference.abs().sum(-1) / 2  # (k, T - first), total variation
-        both = torch.stack([current, distance])  # (2, k, T - first)
-        measured.append(both.mean(-1))  # (2, k)
-    on_current, moved = torch.stack(measured).mean(0)  # (k,) each
-    return on_current, moved
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        k = C.shape[2]
+        is_chosen = torch.zeros(k, 1, dtype=torch.bool, device=idx.device)
+        is_chosen[senses] = True
+        is_scaled = occurrences(idx, words) & is_chosen  # (B, S, k, 1)
+        return torch.where(is_scaled, factor * C, C)  # (B, S, k, d)
+    return edit
+
+
+def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
+    """Make an edit that gives the id new what words gave the id old, section 6.3.
+
+    With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2). This removes the part
+    of C along r and adds a multiple of a that raises new as much as C raised old. In all, old
+    loses C.r (1 - a.r / |a|^2) and new gains C.r (1 - a.r / |r|^2), in logits at weight 1. Ids
+    whose embedding is orthogonal to both are unaffected. The paper divides by the squared norm of
+    a sense of old; the published code divides by |r|^2, and so do we.
+
+    With r = (2, 0) and a = (0, 1), the sense (3, 5) gives old 6, new 5; afterwards 0 and 11:
+
+    >>> class Model:
+    ...     wte = torch.nn.Embedding.from_pretrained(torch.tensor([[2., 0.], [0., 1.]]))
+    >>> edit = replace_word(Model(), words=[7], old=0, new=1)
+    >>> edit(torch.tensor([[7]]), torch.tensor([[[[3., 5.]]]])).flatten().tolist()
+    [0.0, 11.0]
+    """
+    E = model.wte.weight.detach()
+    r = E[old]  # (d,)
+    a = E[new]  # (d,)
+    a_part = a / a.square().sum()  # (d,)
+    r_part = r / r.square().sum()
+    move = a_part - r_part
+
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        along_r = C @ r.to(C)  # (B, S, k)
+        moved = C + along_r[..., None] * move.to(C)  # (B, S, k, d)
+        return torch.where(occurrences(idx, words), moved, C)
+    return edit
 
 
 # -----------------------------------------------------------------------------
-# Edit.
-
-# The words of an edit: ids, and tuples of ids for words of several tokens; None is every id.
-Words = list[int | tuple[int, ...]] | None
+# Apply edits.
 
 
-def edited(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
-    """Return the senses to sum for idx (B, T), with an edit or without: (B, T, k, d)."""
+def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
+    """Return the senses to sum for idx (B, T), after an edit or without: (B, T, k, d)."""
     C = model.senses(idx)
     if edit is not None:
         C = edit(idx, C)
     return C
 
 
-def touched(before: Tensor, after: Tensor) -> Tensor:
-    """Find the tokens whose senses an edit changed: (B, T, k, d) twice -> (B, T)."""
-    return (before != after).flatten(2).any(-1)
+@torch.no_grad()
+def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None) -> Tensor:
+    """Predict the token after the texts idx (B, T), with an edit or without: probabilities (B, V).
+
+    A GPT takes no edit.
+    """
+    if edit is None:
+        logits = model(idx)  # (B, T, V)
+    else:
+        C = senses_after(model, idx, edit)  # (B, T, k, d)
+        logits = model(idx, C=C)  # (B, T, V)
+    last = logits[:, -1, :model.config.n_vocab]  # (B, V)
+    return last.softmax(-1)
 
 
 def compose(edits: list[Edit]) -> Edit:
@@ -206,6 +153,12 @@ def compose(edits: list[Edit]) -> Edit:
             C = one(idx, C)
         return C
     return edit
+
+
+def touched(before: Tensor, after: Tensor) -> Tensor:
+    """Find the tokens whose senses an edit changed: (B, T, k, d) twice -> (B, T)."""
+    is_changed = before != after
+    return is_changed.flatten(2).any(-1)
 
 
 def occurrences(idx: Tensor, words: Words) -> Tensor:
@@ -227,39 +180,70 @@ def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
     return ends
 
 
-def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
-    """Make an edit that multiplies the given senses of the given words by factor (0: off)."""
-    def edit(idx: Tensor, C: Tensor) -> Tensor:
-        k = C.shape[2]
-        is_chosen = torch.zeros(k, 1, dtype=torch.bool, device=idx.device)
-        is_chosen[senses] = True
-        is_scaled = occurrences(idx, words) & is_chosen  # (B, S, k, 1)
-        return torch.where(is_scaled, factor * C, C)  # (B, S, k, d)
-    return edit
+# -----------------------------------------------------------------------------
+# Look. Pass some ids or, a slice at a time, the whole vocabulary: one row each comes back.
 
 
-def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
-    """Make an edit that gives the id new what words gave the id old, section 6.3.
+@torch.no_grad()
+def separation(model: Backpack, ids: Tensor, a: int, b: int) -> Tensor:
+    """Measure how far each sense of ids (n,) favours the id a over b, C . (E_a - E_b): (n, k).
 
-    With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2). This removes the part
-    of C along r and adds a multiple of a that raises new as much as C raised old. In all, old
-    loses C.r (1 - a.r / |a|^2) and new gains C.r (1 - a.r / |r|^2), in logits at weight 1. Ids
-    whose embedding is orthogonal to both are unaffected. The paper divides by the squared norm of
-    a sense of old; the published code divides by |r|^2, and so do we.
+    The unit is logits at weight 1.
     """
-    E = model.wte.weight.detach()
-    r = E[old]  # (d,)
-    a = E[new]  # (d,)
-    a_part = a / a.square().sum()  # (d,)
-    r_part = r / r.square().sum()
-    move = a_part - r_part
+    E = model.wte.weight
+    direction = E[a] - E[b]  # (d,)
+    return model.senses(ids) @ direction
 
-    def edit(idx: Tensor, C: Tensor) -> Tensor:
-        along_r = C @ r.to(C)  # (B, S, k)
-        moved = C + along_r[..., None] * move.to(C)  # (B, S, k, d)
-        return torch.where(occurrences(idx, words), moved, C)
-    return edit
 
+@torch.no_grad()
+def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
+    """Compute Eq. 13, Sim_l(w, v) = cossim(C(w)_l, C(v)_l), for each v of ids (n,): (n, k).
+
+    Its minimum over l is Eq. 14.
+    """
+    w = torch.tensor(w, device=ids.device)
+    C_w = model.senses(w)  # (k, d)
+    C = model.senses(ids)  # (n, k, d)
+    return F.cosine_similarity(C, C_w, dim=-1)
+
+
+@torch.no_grad()
+def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
+    """Compute Eq. 17, how strongly each sense of ids (n,) favours each bag of ids: (n, k, bags).
+
+    This is the sum of the logits of a bag over the largest of all logits, as in the published code;
+    footnote 5 says the largest absolute value. All logits of n * k senses are in memory at once.
+    For speed, call it under torch.autocast in bfloat16: scores are then off by up to 2%.
+    """
+    V = model.config.n_vocab
+    E = model.wte.weight[:V]  # (V, d)
+    logits = F.linear(model.senses(ids), E)  # (n, k, V)
+    largest = logits.amax(-1).to(E.dtype)  # (n, k)
+    largest = largest.clamp(min=1e-6)  # bounds the score if no logit is positive
+    scores = []
+    for bag in bags:
+        total = logits[..., bag].sum(-1, dtype=E.dtype)  # (n, k)
+        scores.append(total / largest)
+    return torch.stack(scores, dim=-1)
+
+
+@torch.no_grad()
+def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Find the n ids whose logits each sense C (.., d) raises most, then the n it lowers most.
+
+    Returns ids (.., 2n), strongest first, and what C adds to their logits at weight 1, (.., 2n).
+    """
+    V = model.config.n_vocab
+    logits = model.project(C)[..., :V]  # (.., V)
+    high = logits.topk(n)  # (.., n)
+    low = logits.topk(n, largest=False)  # (.., n)
+    ids = torch.cat([high.indices, low.indices], dim=-1)
+    added = torch.cat([high.values, low.values], dim=-1)
+    return ids, added
+
+
+# -----------------------------------------------------------------------------
+# Topics.
 
 # Table 11, strengths 0 to 3: factors for the top 5% of scores, next 15%, next 20%, and the rest.
 STRENGTHS = [
@@ -272,10 +256,10 @@ STRENGTHS = [
 def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
     """Turn up the senses that favour a topic, Eq. 15, until the text has expressed the topic.
 
-    scores (V, k) are affinities(model, [bag])[0], computed once for all texts and strengths;
-    weights are a row of STRENGTHS, and delta is the one for a sense's score (a score equal to a
-    quantile counts as above it). The edit multiplies the sense by delta', an annealed delta. As in
-    the published code, for sense l of position j:
+    scores (V, k) are the affinities of all ids for one bag, computed once for all texts and
+    strengths; weights are a row of STRENGTHS, and delta is the one for a sense's score (a score
+    equal to a quantile counts as above it). The edit multiplies the sense by delta', an annealed
+    delta. As in the published code, for sense l of position j:
 
         a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how far the text expresses this sense
         b = sigmoid(6 - f a) (1 + j / 100)     Eq. 19: f = max(weights) / 7.5; grows with j

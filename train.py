@@ -6,17 +6,13 @@
 
 Settings come from the class Settings, then from config files (key = value lines), then from
 --key=value. A run writes out/<run>/ckpt.pt (the latest state), best.pt (the lowest validation
-loss), log.csv, and with --keep_every=N the weights of every N-th step as ckpt-STEP.pt. On a CPU,
-with one or two processes, a run that was killed and resumed ends with the same weights as an
-uninterrupted one, bit for bit.
+loss) and log.csv. On a CPU, with one or two processes, a run that was killed and resumed ends with
+the same weights as an uninterrupted one, bit for bit.
 """
 
-import gc
 import math
-import re
 import sys
 import time
-import zlib
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,28 +20,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
-from model import Backpack, Config
 from rucksack import checkpoint as ckpt
-from rucksack.common import UserError, run_cli
-from rucksack.data import DATA_NAME, DistinctIds, TokenDataset, inputs_of, read_meta, texts_of_step
-from rucksack.folder import RunFolder, refuse_to_replace
-from rucksack.machine import Machine, check_memory, check_processes, find_machine, flops_per_token
-from rucksack.optimizers import make_optimizers
+from rucksack.common import run_cli
+from rucksack.data import TokenDataset, data_folder, read_meta, texts_of_step
+from rucksack.model import DistinctIds, distinct_ids
 from rucksack.published import from_pretrained
-from rucksack.report import (
-    describe,
-    distinct_share,
-    error_of_device,
-    how_to_go_on,
-    how_to_restart,
-    log_line,
-)
-from rucksack.settings import parse_settings, setting
-from senses import sense_gauge
+from rucksack.training import report, start
+from rucksack.training.gauge import stuck_senses
+from rucksack.training.machine import Machine, find_machine, flops_per_token, leave_processes
+from rucksack.training.optimizers import make_optimizers
+from rucksack.training.run import RunFolder, check_finite, refuse_to_replace
+from rucksack.training.settings import parse_settings, setting
 
 # -----------------------------------------------------------------------------
 # Settings.
@@ -55,14 +42,11 @@ from senses import sense_gauge
 class Settings:
     """All settings of a run."""
 
-    out_dir: str = setting('', 'folder for the run (empty: out/ and the name of the '
-                                'config or dataset)')
+    out_dir: str = setting('', 'folder for the run (empty: out/ and the config or dataset)')
     init_from: str = setting('scratch', 'scratch, resume, or a checkpoint, folder or Hub name')
-    overwrite: bool = setting(False, 'replace the checkpoints and the log in out_dir, once the '
-                                  'new run has saved its first')
+    overwrite: bool = setting(False, 'replace the run in out_dir, once this one has saved')
     dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
-    model: str = setting('backpack', 'backpack, or gpt: the baseline Transformer',
-                         choices=('backpack', 'gpt'))
+    model: str = setting('backpack', 'backpack, or gpt, its baseline', choices=('backpack', 'gpt'))
     n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)', low=1)
     n_head: int = setting(12, 'attention heads', low=1)
     n_embd: int = setting(768, 'width d', low=1, high=65_536)
@@ -73,12 +57,10 @@ class Settings:
     batch_size: int = setting(32, 'sequences per micro-batch', low=1)
     gradient_accumulation_steps: int = setting(1, 'micro-batches per step, in all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
-    optimizer: str = setting('adamw', 'adamw, or muon: Muon for matrices, AdamW for the rest',
-                             choices=('adamw', 'muon'))
+    optimizer: str = setting('adamw', 'adamw, or muon for matrices', choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'learning-rate multiplier for embeddings and contextualizer '
-                                    '(0 freezes them), for a Backpack from a Transformer')
+    loaded_lr: float = setting(1.0, 'factor on the rates of what a Backpack got from a Transformer')
     warmup_iters: int = setting(5000, 'steps of linear warmup')
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
@@ -111,18 +93,10 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-# Flags may change these in a resumed run. max_iters can change the schedule; device and compile can
-# change rounding and the draws of dropout.
-FREE = ('max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every',
-        'log_interval', 'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name')
-
-
-def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
-    """Read settings from config files, then from --key=value; also returns the names given."""
+def parse_args(argv: list[str]) -> tuple[Settings, dict[str, object], set[str]]:
+    """Read all settings; also returns those that were given, and the names of typed flags."""
     given, flags, configs = parse_settings(Settings, 'train.py', __doc__.splitlines()[0], argv)
     s = Settings(**given)
-    if not re.fullmatch(DATA_NAME, s.dataset):
-        raise UserError(f'dataset is {s.dataset!r}; it must be the name of a folder in data/')
     if not s.out_dir:
         name = s.dataset
         if configs:
@@ -130,125 +104,41 @@ def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
         if s.model == 'gpt':
             name += '_gpt'
         s = replace(s, out_dir=f'out/{name}')
-    names = set(given)
-    if s.init_from == 'resume':  # a config file changes nothing
-        names -= set(FREE) - flags
-    return s, names
-
-
-def resumed_settings(s: Settings, given: set[str], state: dict) -> Settings:
-    """Return the settings of a resumed run: the saved ones, except given ones that are in FREE.
-
-    UserError if any other given setting differs from the saved one.
-    """
-    try:
-        # Pass saved values as flags, so that they are checked like typed ones.
-        saved, _ = parse_args([f'--{name}={value}' for name, value in state['settings'].items()])
-    except UserError as error:
-        raise UserError(f'{s.path} has settings that this version refuses ({error}); '
-                        f'{how_to_restart(s)}')
-    if s.dtype == 'auto':
-        given = given - {'dtype'}  # keep the format the run began with
-    for name in sorted(given.difference(FREE)):
-        value = getattr(saved, name)
-        if getattr(s, name) != value:
-            raise UserError(f'{s.path} was trained with {name}={value}, not {getattr(s, name)}; '
-                            f'use the same settings, or {how_to_restart(s)}')
-    free = given.intersection(FREE) | {'out_dir', 'init_from', 'overwrite'}
-    resumed = replace(saved, **{name: getattr(s, name) for name in free})
-    if resumed.max_iters < state['step']:
-        raise UserError(f'{s.path} is already at step {state["step"]}; '
-                        f'set --max_iters to at least {state["step"]}')
-    return resumed
+    return s, given, flags
 
 
 # -----------------------------------------------------------------------------
-# The model, and the parts of a step.
+# Learning rate.
 
 
-def config_of(s: Settings, meta: dict) -> Config:
-    """Make the shape of an untrained model; UserError if its numbers do not fit together."""
-    try:
-        return Config(
-            block_size=s.block_size,
-            vocab_size=math.ceil(meta['vocab_size'] / 64) * 64,  # GPUs like multiples of 64
-            n_vocab=meta['vocab_size'],
-            n_layer=s.n_layer,
-            n_head=s.n_head,
-            n_embd=s.n_embd,
-            n_sense=s.n_sense if s.model == 'backpack' else 0,
-            sense_hidden=s.sense_hidden,
-            dropout=s.dropout)
-    except ValueError as error:
-        raise UserError(str(error))
+def share_of_peak(step: int, s: Settings) -> float:
+    """Compute a step's learning rate, as a share of its peak: linear warmup, then linear decay.
 
-
-def settings_of_weights(weights: Backpack, s: Settings, given: set[str], meta: dict) -> Settings:
-    """Return the settings, with the model's shape taken from the weights to start from.
-
-    Transformer weights start a Transformer, unless --model=backpack asks for a Backpack; n_sense
-    and sense_hidden then apply. UserError if the weights do not fit the data or a given setting.
+    min_lr is AdamW's last rate; Muon's is the same share of its own peak. Steps count from 0.
     """
-    config = weights.config
-    if weights.tokenizer not in (None, meta['tokenizer']) or config.n_vocab < meta['vocab_size']:
-        raise UserError(f'{s.init_from} ({config.n_vocab:,} ids) and data/{s.dataset} '
-                        f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
-                        f'prepare.py {s.dataset} --text FILE --like {s.init_from} --overwrite')
-    shape = {name: getattr(config, name) for name in ('n_layer', 'n_head', 'n_embd')}
-    if config.n_sense:
-        shape['model'] = 'backpack'
-        shape['n_sense'] = config.n_sense
-        shape['sense_hidden'] = config.sense_hidden
-    elif 'model' not in given:
-        shape['model'] = 'gpt'
-    for name, value in shape.items():
-        if name in given and getattr(s, name) != value:
-            raise UserError(f'{s.init_from} has {name}={value}; drop {name}={getattr(s, name)}')
-    if 'block_size' not in given:
-        shape['block_size'] = config.block_size
-    elif config.block_size < s.block_size:
-        raise UserError(f'{s.init_from} has block_size={config.block_size}, and --block_size is '
-                        f'{s.block_size}; set it to {config.block_size} or less')
-    return replace(s, **shape)
-
-
-def start_from(weights: Backpack, s: Settings, n_vocab: int) -> Backpack:
-    """Make a model that starts from weights; a Backpack from a Transformer gets new senses.
-
-    The Transformer supplies the embeddings, the blocks and ln_f. n_vocab is the number of ids in
-    the data. UserError if n_sense does not divide n_embd.
-    """
-    torch.manual_seed(s.seed)  # for newly initialized weights
-    n_sense = s.n_sense if s.model == 'backpack' else 0
-    try:
-        config = replace(weights.config, n_vocab=n_vocab, n_sense=n_sense,
-                         sense_hidden=s.sense_hidden, dropout=s.dropout)
-    except ValueError as error:
-        raise UserError(f'{s.init_from}: {error}')
-    is_new_backpack = n_sense > 0 and weights.config.n_sense == 0
-    state = weights.state_dict()
-    if is_new_backpack:  # it will be trained only on texts of s.block_size tokens
-        config = replace(config, block_size=s.block_size)
-        state['contextualizer.wpe.weight'] = weights.contextualizer.wpe.weight[:s.block_size]
-    model = Backpack(config)
-    model.load_state_dict(state, strict=False)
-    if is_new_backpack:
-        # Trained embeddings are larger than new ones, whose standard deviation is 0.02. Smaller
-        # senses keep the first logits as small as from scratch.
-        model.sense_network.final_mlp.c_proj.weight.data *= 0.02 / weights.wte.weight.std()
-    return model
-
-
-def learning_rate_at(step: int, s: Settings, peak: float) -> float:
-    """Warm up linearly to the peak, then decay linearly to min_lr; steps count from 0."""
-    last = s.lr_decay_iters or s.max_iters
     if step < s.warmup_iters:
-        return peak * (step + 1) / s.warmup_iters
-    share = min(1.0, (step - s.warmup_iters) / max(1, last - s.warmup_iters))
-    return peak + share * (s.min_lr - peak)
+        return (step + 1) / s.warmup_iters
+    last = s.lr_decay_iters or s.max_iters
+    progress = min(1.0, (step - s.warmup_iters) / max(1, last - s.warmup_iters))
+    floor = s.min_lr / max(s.learning_rate, 1e-30)
+    return 1 + progress * (floor - 1)
 
 
-def forward_backward(model, data: TokenDataset, step: int, s: Settings, machine: Machine) -> Tensor:
+# -----------------------------------------------------------------------------
+# A step.
+
+
+def loss_of(model: nn.Module, data: TokenDataset, texts: np.ndarray, machine: Machine) -> Tensor:
+    """Compute the mean loss () of chosen texts; model is DistinctIds, perhaps compiled."""
+    idx, targets = data(texts)  # (B, T) each
+    ids, places = distinct_ids(idx)  # (n,) and (B, T); the senses of an id are computed once
+    idx, targets, ids, places = machine.to_device(idx, targets, ids, places)
+    with machine.autocast():
+        return model(idx, targets, ids, places)
+
+
+def forward_backward(model: nn.Module, data: TokenDataset, step: int, s: Settings, machine: Machine
+                     ) -> Tensor:
     """Add the gradients of a step's mean loss to the parameters.
 
     Returns the mean loss of this process's micro-batches. Processes take the micro-batches
@@ -260,114 +150,84 @@ def forward_backward(model, data: TokenDataset, step: int, s: Settings, machine:
     own = range(machine.rank, n, machine.world)
     losses = []
     for i in own:
-        idx, targets = data(micro_batches[i])  # (batch_size, block_size) each
-        inputs = inputs_of(idx, targets, machine.device)
         torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends only on this seed
         synchronise = i == own[-1] or machine.world == 1
         with nullcontext() if synchronise else model.no_sync():
-            with machine.autocast():
-                loss = model(*inputs) / len(own)
+            loss = loss_of(model, data, micro_batches[i], machine) / len(own)
             loss.backward()
         losses.append(loss.detach())
     return torch.stack(losses).sum()
 
 
+# -----------------------------------------------------------------------------
+# Evaluation.
+
+
 @torch.no_grad()
-def evaluate(model, data: TokenDataset, s: Settings, machine: Machine) -> float:
+def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> float:
     """Measure the mean loss in nats per token, always on the same texts, spread over the data."""
     texts = data.spread(s.eval_iters * s.batch_size)
-    n = len(texts)
-    batches = np.split(texts, range(s.batch_size, n, s.batch_size))
-    dtype = next(model.parameters()).dtype
-    total = torch.zeros((), device=machine.device, dtype=dtype)
+    batches = np.split(texts, range(s.batch_size, len(texts), s.batch_size))
+    total = 0.0
     model.eval()
     for batch in batches[machine.rank::machine.world]:
-        idx, targets = data(batch)
+        loss = loss_of(model, data, batch, machine)
+        total += loss.item() * len(batch)
+    model.train()
+    total = torch.tensor(total, dtype=torch.float64)
+    return machine.sum_over_processes(total) / len(texts)
+
+
+def evaluation(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> dict:
+    """Make a row of the log: the loss on held-out text and, of a Backpack, its stuck senses."""
+    row = {'val_loss': evaluate(model, data, s, machine)}
+    if s.model == 'backpack':
+        idx, _ = data(data.spread(16))  # (16, block_size)
         with machine.autocast():
-            total += model(*inputs_of(idx, targets, machine.device)) * len(batch)
-    model.train()
-    return machine.sum_over_processes(total) / n
-
-
-def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> tuple[int, int]:
-    """Count the senses that do not read the text, on 16 texts spread evenly over the data.
-
-    Returns two counts: senses that give over 0.97 of their weight to the current token, and senses
-    whose weights depend only on position; a sense can be both. The loss shows neither, and a sense
-    with a saturated softmax hardly recovers: its gradient is tiny. In the first steps from scratch,
-    senses are often of the second kind.
-    """
-    idx, _ = data(data.spread(16))
-    model.eval()
-    with machine.autocast():
-        on_current, moved = sense_gauge(model, idx.to(machine.device))  # (k,) each
-    model.train()
-    n_on_current = (on_current > 0.97).sum()
-    n_by_position = (moved < 0.05).sum()
-    return n_on_current.item(), n_by_position.item()
-
-
-def check_finite(step: int, what: str, value: float, model: Backpack, optimizers: list) -> None:
-    """Raise FloatingPointError if a value, weight or moment is not finite: it must not be saved."""
-    if not math.isfinite(value):
-        raise FloatingPointError(f'step {step}: the {what} is {value}')
-    tensors = list(model.parameters())
-    for optimizer in optimizers:
-        for moments in optimizer.state.values():
-            tensors.extend(moments.values())
-    is_finite = [tensor.isfinite().all() for tensor in tensors]
-    if not torch.stack(is_finite).all():
-        raise FloatingPointError(f'step {step}: a weight or an optimizer moment is not finite')
+            row |= stuck_senses(model.model, idx.to(machine.device))
+    return row
 
 
 # -----------------------------------------------------------------------------
-# Training.
+# The loop.
 
 
-def train(s: Settings, given: set[str]) -> int:
-    """Train, and return the exit code: 1 if the run stopped itself.
-
-    given holds the names of the settings that were set explicitly.
-    """
-    # The checkpoint to resume, and the data.
+def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
+    """Train, with what parse_args returns; the exit code is 1 if the run stopped itself."""
+    # The checkpoint to resume, or the weights to start from, and the data.
     state = {}
     if s.init_from == 'resume':
         state = ckpt.read_state(s.path)
-        s = resumed_settings(s, given, state)
+        s = start.resumed_settings(s, flags, state, s.path)
     elif not s.overwrite:
         refuse_to_replace(s.path)
-    folder = Path('data') / s.dataset
+    folder = data_folder(s.dataset)
     meta = read_meta(folder)
     if s.init_from not in ('scratch', 'resume'):
-        weights = from_pretrained(s.init_from)
-        s = settings_of_weights(weights, s, given, meta)  # sets block_size
+        weights, tokenizer = from_pretrained(s.init_from)
+        start.check_vocabulary(s.init_from, weights.config, tokenizer, meta, s.dataset)
+        s = replace(s, **start.settings_of_weights(s.init_from, weights.config, given))
     train_data = TokenDataset(folder, 'train', meta, s.block_size)
     val_data = TokenDataset(folder, 'val', meta, s.block_size)
     data_facts = str([meta['tokens'], meta.get('sha256')])
-    if state and state['data'] != data_facts:
-        raise UserError(f'data/{s.dataset} differs from the data that '
-                        f'{s.path} was trained on; restore it, or {how_to_restart(s)}')
+    if state:
+        start.check_data(state, data_facts, s.dataset, s.path)
 
     # The device, its number format and, under torchrun, the other processes.
-    check_processes(s.gradient_accumulation_steps)
-    machine = find_machine(s.device, s.dtype)
-    if state:
-        machine.why = 'as when the run began'
+    machine = find_machine(s.device, s.dtype, s.gradient_accumulation_steps)
     s = replace(s, dtype=machine.dtype)
+    machine.check_agreement(f'{state.get("log")} {data_facts}', f'{s.out_dir} and {folder}')
 
     # The model: from scratch, from the checkpoint to resume, or from given weights.
+    shape = {name: getattr(s, name) for name in start.SHAPE}
+    if s.model == 'gpt':
+        shape['n_sense'] = 0
     if s.init_from == 'scratch':
-        check_memory(config_of(s, meta), machine)
-        torch.manual_seed(s.seed)
-        model = Backpack(config_of(s, meta))
+        model = start.new_model(s.seed, meta['vocab_size'], shape)
     elif s.init_from == 'resume':
         model = ckpt.from_checkpoint(state, s.path)
     else:
-        model = start_from(weights, s, meta['vocab_size'])
-        if model.config.n_sense and not weights.config.n_sense:
-            machine.print0(f'embeddings, blocks and ln_f come from {s.init_from}; '
-                           'sense_network and sense_weights are new')
-    model.tokenizer = meta['tokenizer']
+        model = start.start_from(weights, s.init_from, s.seed, meta['vocab_size'], shape, machine)
     model.to(machine.device, machine.weight_dtype).train()
 
     # The optimizers. A resumed run restores the exact weights and the moments.
@@ -378,31 +238,29 @@ def train(s: Settings, given: set[str]) -> int:
         model.load_state_dict(state['model'])  # from_checkpoint rounds a run in float64 to float32
         ckpt.load_optimizers(optimizers, state['optimizers'], s.path)
 
-    # DistinctIds computes senses once for each distinct id of a batch, and returns the mean loss.
-    # Compiled, it is one graph; DDP around it averages the gradients of all processes.
+    # Compiled, the loss is one graph; DDP around it averages the gradients of all processes.
     loss_model = DistinctIds(model)
     if s.compile:
         loss_model = machine.compile(loss_model)
-    ddp_model = loss_model
-    if machine.world > 1:
-        mark = zlib.crc32(f'{state.get("log")} {data_facts}'.encode())  # must be equal in all
-        if machine.sum_over_processes(torch.tensor(mark)) != machine.world * mark:
-            raise UserError(f'the processes see different files in {s.out_dir} or {folder}: '
-                            'share them')
-        device_ids = [machine.device] if machine.on_gpu else None
-        ddp_model = DistributedDataParallel(loss_model, device_ids)
+    ddp_model = machine.distribute(loss_model)
 
     # Lock the folder of the run, and restore its log. Print a summary of the run.
-    facts = {'model_config': asdict(model.config), 'tokenizer': model.tokenizer,
+    facts = {'model_config': asdict(model.config), 'tokenizer': meta['tokenizer'],
              'settings': asdict(s), 'data': data_facts}  # stored in every checkpoint
-    out = RunFolder(s, facts, state, machine.rank)
-    machine.print0(describe(model, train_data, s, machine))
+    out = RunFolder(s.path, s.tokens_per_step, facts, state, machine.rank)
+    epochs = s.max_iters * s.tokens_per_step / (train_data.n * s.block_size)
+    machine.print0(report.describe(model, machine))
+    machine.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
+                   f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
     if state:
         machine.print0(f'resumed from {s.path} after step {state["step"]}')
-    flops = flops_per_token(model, distinct_share(train_data, s))
+    idx, _ = train_data(texts_of_step(s.seed, 0, s.batch_size, train_data.n))
+    flops = flops_per_token(model, distinct=len(idx.unique()) / idx.numel())
 
     iter_num = state.get('step', 0)
     try:
+        if s.wandb_log:
+            out.start_wandb(s.wandb_project, s.wandb_run_name)
         # Compile before the clock starts: one forward and backward pass, its gradients dropped.
         if s.compile:
             forward_backward(ddp_model, train_data, iter_num, s, machine)
@@ -415,26 +273,20 @@ def train(s: Settings, given: set[str]) -> int:
             is_last = iter_num == s.max_iters
             if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.saved_step:
                 pause_start = time.perf_counter()
-                row = {'val_loss': evaluate(loss_model, val_data, s, machine)}
+                row = evaluation(loss_model, val_data, s, machine)
                 check_finite(iter_num, 'loss', row['val_loss'], model, optimizers)
-                machine.print0(f'step {iter_num}: validation loss {row["val_loss"]:.4f}')
-                if model.config.n_sense:
-                    on_current, by_position = stuck_senses(model, val_data, machine)
-                    row['senses_on_current_token'] = on_current
-                    row['senses_by_position'] = by_position
-                    machine.print0(f'stuck senses: {on_current} attend only to the current token, '
-                                   f'{by_position} depend only on position (normal at first)')
+                machine.print0(report.evaluation_lines(iter_num, row))
                 out.log(iter_num, row)
                 out.save(iter_num, row['val_loss'], model, optimizers)
                 interval_start += time.perf_counter() - pause_start
             if is_last:
                 break
 
-            # Set this step's learning rate, times the group's factor (loaded_lr) if it has one.
+            # Set this step's learning rates, times the group's factor (loaded_lr) if it has one.
+            share = share_of_peak(iter_num, s)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
-                    rate = learning_rate_at(iter_num, s, peak=optimizer.defaults['lr'])
-                    group['lr'] = rate * group.get('factor', 1.0)
+                    group['lr'] = share * optimizer.defaults['lr'] * group.get('factor', 1.0)
 
             # Forward and backward through all micro-batches, then clip and update.
             loss = forward_backward(ddp_model, train_data, iter_num, s, machine)
@@ -456,20 +308,20 @@ def train(s: Settings, given: set[str]) -> int:
                 check_finite(iter_num, 'loss', loss, model, optimizers)
                 tokens = (iter_num - interval_step) * s.tokens_per_step
                 speed = tokens / (time.perf_counter() - interval_start)
-                rate = learning_rate_at(iter_num - 1, s, s.learning_rate)
-                row = {'loss': loss, 'learning_rate': rate, 'grad_norm': norm.item(),
-                       'tokens_per_second': round(speed), 'mfu': machine.mfu(speed * flops)}
-                machine.print0(log_line(iter_num, row, s))
+                row = {'loss': loss, 'learning_rate': share * s.learning_rate,
+                       'grad_norm': norm.item(), 'tokens_per_second': round(speed),
+                       'mfu': machine.mfu(speed * flops)}
+                if s.optimizer == 'muon':
+                    row['muon_lr'] = share * s.muon_lr
+                tokens_left = (s.max_iters - iter_num) * s.tokens_per_step
+                machine.print0(report.log_line(iter_num, row, tokens_left))
                 out.log(iter_num, row)
                 interval_start = time.perf_counter()
                 interval_step = iter_num
         machine.print0(f'done: {s.path}')
         return 0
-    except (torch.OutOfMemoryError, torch._dynamo.exc.BackendCompilerFailed) as error:
-        raise error_of_device(error, s, out.saved_step, machine.rank)
-    except (FloatingPointError, OSError) as error:
-        how = how_to_go_on(s, out.saved_step, error)
-        machine.print0(f'train.py: stopped: {error}; {how}', sys.stderr)
+    except (*report.DEVICE_ERRORS, FloatingPointError, OSError) as error:
+        machine.print0(report.stopped(error, s.path, out.saved_step, machine.rank), sys.stderr)
         return 1
     finally:
         out.close()
@@ -477,12 +329,8 @@ def train(s: Settings, given: set[str]) -> int:
 
 def run(argv: list[str]) -> int:
     """Run the command line; returns the exit code."""
-    settings, given = parse_args(argv)
-    code = train(settings, given)
-    if dist.is_initialized() and code != 1:  # after a failure, others may never get here
-        dist.barrier()  # wait until all have finished writing before any closes its connections
-        gc.collect()  # DDP holds the process group: free it first, or destroying the group can hang
-        dist.destroy_process_group()
+    code = train(*parse_args(argv))
+    leave_processes(code)
     return code
 
 

@@ -1,4 +1,14 @@
-"""The package behind the top-level scripts; from Python, start with `load`."""
+"""The package behind the top-level scripts; from Python, start with `load`.
+
+In a clone, the lessons stand in the folder above: rucksack.model is ./model.py, and rucksack.senses
+is ./senses.py.
+"""
+
+from pathlib import Path
+
+ABOVE = Path(__file__).parents[1]
+if not Path(__file__).with_name('model.py').exists():
+    __path__.append(str(ABOVE))
 
 
 def load(name: str):
@@ -9,5 +19,5 @@ def load(name: str):
     """
     from rucksack.published import from_pretrained  # here, so that scripts without torch start fast
     from rucksack.tokenizer import load_tokenizer
-    model = from_pretrained(name)
-    return model, load_tokenizer(model.tokenizer)
+    model, tokenizer = from_pretrained(name)
+    return model, load_tokenizer(tokenizer)

@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file as load_safetensors
 from torch import Tensor
 
-from model import Backpack, Config
 from rucksack.common import UserError, appearing_whole, one_line
-from rucksack.tokenizer import current_form
+from rucksack.model import GPT, Backpack, Config
 
 # The state of a run that a checkpoint holds besides the model.
 STATE = {
@@ -49,7 +48,12 @@ def load_file(path: Path) -> dict:
         raise UserError(f'{path} is damaged or holds no weights ({one_line(error)}); {hint}')
 
 
-def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpack:
+def make_model(config: Config) -> Backpack | GPT:
+    """Make an untrained model: a Backpack or, without senses, a GPT."""
+    return Backpack(config) if config.n_sense else GPT(config)
+
+
+def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpack | GPT:
     """Make a model, in float32, with the weights of a file; UserError unless all fit."""
     try:
         if config.n_layer > len(weights):  # making them would take forever
@@ -58,7 +62,7 @@ def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpa
             if not weight.is_floating_point() or not weight.isfinite().all():
                 raise ValueError(f'{name} has values that are not finite real numbers')
         with torch.device('meta'):
-            model = Backpack(config)
+            model = make_model(config)
         own = {name: weight.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
                for name, weight in weights.items()}
         model.load_state_dict(own, assign=True)
@@ -67,19 +71,16 @@ def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpa
         raise UserError(f'{path}: {error}')
 
 
-def from_checkpoint(checkpoint: dict, path: Path) -> Backpack:
-    """Load the model inside a checkpoint of train.py, with the description of its tokenizer."""
+def from_checkpoint(checkpoint: dict, path: Path) -> Backpack | GPT:
+    """Load the model inside a checkpoint of train.py."""
     try:
         config = Config(**checkpoint['model_config'])
         weights = dict(checkpoint['model'])
-        tokenizer = current_form(checkpoint['tokenizer'])
     except Exception as error:  # a damaged file can raise anything
         cause = f'{type(error).__name__}: {one_line(error)}'
         raise UserError(f'{path} is not a checkpoint of this version of train.py ({cause}); use '
                         'the version that wrote it')
-    model = model_with(config, weights, path)
-    model.tokenizer = tokenizer
-    return model
+    return model_with(config, weights, path)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,26 @@
 
 import hashlib
 import json
+import re
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from model import Backpack
 from rucksack.common import UserError, one_line
 from rucksack.tokenizer import GPT2, GPT2_VOCAB, current_form, vocab_size
 
 DATA_NAME = r'\w[\w.-]{0,199}'  # a folder in data/, never outside it
 BIN_DTYPE = np.dtype('<u2')
+
+
+def data_folder(name: str) -> Path:
+    """Return the folder of a dataset, data/NAME; UserError for a name that leads elsewhere."""
+    if not re.fullmatch(DATA_NAME, name):
+        raise UserError(f'dataset is {name!r}; it must be the name of a folder in data/')
+    return Path('data', name)
 
 
 def read_meta(folder: Path) -> dict:
@@ -100,44 +106,3 @@ def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
     """Choose a step's texts among n, (size,). An epoch has each once; a step may span epochs."""
     places = range(step * size, (step + 1) * size)
     return np.array([epoch_order(seed, i // n, n)[i % n] for i in places])
-
-
-# -----------------------------------------------------------------------------
-# Distinct ids. Senses depend only on the id, so a batch computes them once per distinct id.
-# inputs_of finds the distinct ids on the host; DistinctIds uses them in the compiled model.
-
-
-def inputs_of(idx: Tensor, targets: Tensor, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Make the inputs of DistinctIds, on the device: idx, targets, distinct (n,) and place (B, T).
-
-    distinct holds the distinct ids of idx (B, T), padded with id 0 to a multiple of 64; place holds
-    the index in distinct of each token's id.
-    """
-    distinct, place = idx.unique(return_inverse=True)
-    distinct = F.pad(distinct, (0, -len(distinct) % 64))
-    inputs = (idx, targets, distinct, place)
-    on_gpu = device.startswith('cuda')
-    if on_gpu:  # pinned memory is copied while the device still computes the last batch
-        inputs = tuple(tensor.contiguous().pin_memory() for tensor in inputs)
-    inputs = tuple(tensor.to(device, non_blocking=on_gpu) for tensor in inputs)
-    torch._dynamo.mark_dynamic(inputs[2], 0)  # one compiled graph for any number of distinct ids
-    return inputs
-
-
-class DistinctIds(nn.Module):
-    """The form of the model that train.py trains. Unoptimised version: model(idx, targets).
-
-    The caller finds the distinct ids, so that one compiled graph serves any number of them and
-    computes the senses of each id once.
-    """
-
-    def __init__(self, model: Backpack):
-        super().__init__()
-        self.model = model
-
-    def forward(self, idx: Tensor, targets: Tensor, distinct: Tensor, place: Tensor) -> Tensor:
-        """Compute the loss of idx and targets (B, T); distinct (n,) and place (B, T) give idx."""
-        C = None
-        if self.model.config.n_sense:
-            C = self.model.senses_at(distinct, place)  # (B, T, k, d)
-        return self.model(idx, targets, C=C)

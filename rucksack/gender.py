@@ -15,9 +15,9 @@ from rucksack.common import UserError, progress
 from rucksack.likelihood import score, touched_note
 from rucksack.paper import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.phrases import word_id
+from rucksack.senses import ends_of, senses_after
 from rucksack.subject import Subject
 from rucksack.table import Table
-from senses import edited, ends_of
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
 
@@ -64,7 +64,7 @@ def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
     Returns (fractions, n, V). Logits are linear in the sense, so two passes give them all.
     """
     model = subject.model
-    C = edited(model, prompts.idx, subject.edit)  # (n, T, k, d)
+    C = senses_after(model, prompts.idx, subject.edit)  # (n, T, k, d)
     whole = at_the_end(prompts, model(prompts.idx, C=C))  # (n, V)
     C_off = C.clone()  # (n, T, k, d)
     C_off[:, :, sense][prompts.is_noun] = 0.0
@@ -89,7 +89,8 @@ def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
     logits = []
     for fraction in FRACTIONS:
         h = model.contextualizer(x - fraction * part)  # (n, T, d)
-        logits.append(model.project(at_the_end(prompts, h)))  # (n, V)
+        last = at_the_end(prompts, h)  # (n, d)
+        logits.append(F.linear(last, E))  # (n, V)
     return torch.stack(logits)
 
 

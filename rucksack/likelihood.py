@@ -16,9 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.common import UserError, one_line, progress, quiet_hub
 from rucksack.data import read_bin, read_meta
-from rucksack.subject import Subject
+from rucksack.senses import touched
+from rucksack.subject import Subject, count_parameters
 from rucksack.table import Table
-from senses import touched
 
 LOGITS_AT_ONCE = 1 << 26  # per batch: 256 MiB of float32
 TOKENS_AT_ONCE = 1 << 14
@@ -75,13 +75,14 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
     targets = pad_sequence(targets, batch_first=True, padding_value=-1).to(subject.device)
     is_scored = targets != -1  # (n, T)
     with subject.autocast():
-        C = None
         if subject.edit:
             before = model.senses(idx)  # (n, T, k, d)
             C = subject.edit(idx, before)
             is_text = torch.arange(idx.shape[1]) < lengths[:, None]  # (n, T), no padding
             n_touched = (touched(before, C).cpu() & is_text).sum(1)
-        logits = model(idx, C=C)[is_scored]  # (m, V)
+            logits = model(idx, C=C)[is_scored]  # (m, V)
+        else:
+            logits = model(idx)[is_scored]  # (m, V)
     logits = logits[:, :model.config.n_vocab].float()
     wanted = targets[is_scored]  # (m,)
     nats = torch.zeros(idx.shape, device=subject.device)
@@ -142,7 +143,7 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
         path = path / 'val.bin'
     meta = read_meta(path.parent)
     ids = read_bin(path.parent, path.stem, meta)
-    if meta['tokenizer'] != subject.model.tokenizer:
+    if meta['tokenizer'] != subject.tokenizer:
         raise UserError(f'{path} ({meta["vocab_size"]:,} ids) and {subject.name} '
                         f'({subject.encoding.n_vocab:,} ids) have different tokenizers; '
                         f'prepare the data with --like {subject.name}')
@@ -158,7 +159,7 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
     for subject in subjects:
         ids, path = held_out(subject, data)
         paths.append(str(path))
-        n = subject.model.n_params()
+        n = count_parameters(subject.model)
         seen = None
         if subject.training:
             seen = subject.training.tokens / 1e6

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-import senses
-from model import Edit
-from rucksack import phrases
-from rucksack.phrases import SensesOf, quoted, word_id
+from rucksack import phrases, senses
+from rucksack.phrases import SensesOf, over_vocabulary, quoted, scores_of_bags, word_id
+from rucksack.senses import Edit
 from rucksack.subject import Subject
 from rucksack.table import Table
 
@@ -45,7 +45,7 @@ def show(subject: Subject, phrase: tuple[str, SensesOf | None], edit: Edit | Non
     word, chosen = phrase
     pieces = phrases.pieces_of(encoding, word)
     idx = torch.tensor([pieces], device=subject.device)  # (1, T)
-    C = senses.edited(model, idx, edit)[0, -1]  # (k, d)
+    C = senses.senses_after(model, idx, edit)[0, -1]  # (k, d)
     ids, logits = senses.extremes(model, C, 8)  # (k, 16) each
     numbers = range(len(C))
     what = phrases.describe(encoding, word)
@@ -65,8 +65,9 @@ def show(subject: Subject, phrase: tuple[str, SensesOf | None], edit: Edit | Non
 
 def separate(subject: Subject, pair: tuple[str, str]) -> Table:
     """Rank senses by how strongly they separate two words, on average over the vocabulary."""
+    model = subject.model
     a, b = word_ids(subject, pair)
-    scores = senses.separation(subject.model, None, a, b)  # (V, k)
+    scores = over_vocabulary(model, 'separating', partial(senses.separation, a=a, b=b))  # (V, k)
     mean_size = scores.abs().mean(0)  # (k,)
     rows = []
     for l in mean_size.argsort(descending=True).tolist():
@@ -83,8 +84,9 @@ def separate_words(subject: Subject, pair: tuple[str, str], words: list[str]) ->
     a, b = word_ids(subject, pair)
     rows = []
     for word in words:
-        last_piece = phrases.pieces_of(subject.encoding, word)[-1]
-        scores = senses.separation(subject.model, last_piece, a, b)  # (k,)
+        last_piece = phrases.pieces_of(subject.encoding, word)[-1:]
+        ids = torch.tensor(last_piece, device=subject.device)
+        scores = senses.separation(subject.model, ids, a, b)[0]  # (k,)
         rows.append([word, *scores.tolist()])
     title = (f'How far each sense of these words separates {plus_and_minus(subject, a, b)}, '
              'in logits at weight 1')
@@ -112,11 +114,11 @@ def speak_for(subject: Subject, words: list[str]) -> Table:
     """Find the senses that most favour a bag of words (Eq. 17), and what they raise."""
     model = subject.model
     bag = phrases.bag_ids(subject.encoding, words)
-    scores = senses.affinities(model, [bag])[0]  # (V, k)
+    scores = scores_of_bags(model, [bag])[..., 0]  # (V, k)
     rows = []
     for place in scores.flatten().topk(20).indices.tolist():  # of V * k
         w, l = divmod(place, scores.shape[1])
-        C = senses.senses_of(model, w)  # (k, d)
+        C = model.senses(torch.tensor(w, device=subject.device))  # (k, d)
         ids, logits = senses.extremes(model, C[l], 5)  # (10,) each
         cells = [scores[w, l].item(), quoted(subject.encoding, w), l]
         rows.append((cells, ids[:5], logits[:5]))
@@ -128,7 +130,8 @@ def speak_for(subject: Subject, words: list[str]) -> Table:
 def similar(subject: Subject, word: str) -> Table:
     """Find the words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
     w = word_id(subject.encoding, word)
-    cosines = senses.similarity(subject.model, w)  # (V, k)
+    compare = partial(senses.similarity, w=w)
+    cosines = over_vocabulary(subject.model, 'comparing', compare)  # (V, k)
     cosines[w] = -1  # a word is not its own neighbour
     kinds = {str(l): column for l, column in enumerate(cosines.T)}  # (V,) each
     kinds['min'] = cosines.amin(-1)
@@ -178,7 +181,7 @@ def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edi
         if len(ids) == 2:
             columns[f'log odds{when}'] = '+.3f'
         for prompt, row in zip(prompts, rows):
-            probs = senses.predict(subject.model, prompt.idx, one)  # (V,)
+            probs = senses.next_word_probs(subject.model, prompt.idx, one)[0]  # (V,)
             p = probs[ids]  # (words,)
             row.extend(p.tolist())
             if len(ids) == 2:
@@ -201,7 +204,7 @@ def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: E
     v = E[a] - E[b]  # (d,)
     rows = []
     for prompt in prompts:
-        C = senses.edited(model, prompt.idx, edit)  # (1, T, k, d)
+        C = senses.senses_after(model, prompt.idx, edit)  # (1, T, k, d)
         alpha, scores = senses.explain(model, prompt.idx, v, C)  # (1, T, k) each
         terms = (alpha * scores)[0]  # (T, k)
         forms = phrases.word_forms(subject.encoding, prompt.word)
@@ -225,8 +228,9 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
     The first and the last edit get bars.
     """
     names = list(edits)
-    predictions = [senses.predict(subject.model, idx, edit) for edit in edits.values()]
-    probs = torch.stack(predictions)  # (n, V)
+    predictions = [
+        senses.next_word_probs(subject.model, idx, edit) for edit in edits.values()]
+    probs = torch.cat(predictions)  # (n, V)
     first_and_last = probs[[0, -1]]  # (2, V)
     likeliest = first_and_last.topk(10).indices  # (2, 10)
     moves = first_and_last.diff(dim=0)[0].abs().topk(6)
@@ -266,7 +270,7 @@ def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) 
     """
     model = subject.model
     encoding = subject.encoding
-    probs = senses.predict(model, idx, edit)  # (V,)
+    probs = senses.next_word_probs(model, idx, edit)[0]  # (V,)
     ids = word_ids(subject, words)
     if not ids:
         ids = [probs.argmax().item()]
@@ -274,7 +278,7 @@ def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) 
     v = E[ids[0]]  # (d,)
     if len(ids) == 2:
         v = v - E[ids[1]]
-    C = senses.edited(model, idx, edit)  # (1, T, k, d)
+    C = senses.senses_after(model, idx, edit)  # (1, T, k, d)
     alpha, scores = senses.explain(model, idx, v, C)  # (1, T, k) each
     numbers = torch.stack([alpha * scores, alpha, scores]).flatten(1)  # (3, T * k)
     terms = numbers[0]  # (T * k,)

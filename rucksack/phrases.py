@@ -8,19 +8,21 @@ is loaded. Last, the model and its encoding turn words into ids and phrases into
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import torch
 from tiktoken import Encoding
 from torch import Tensor
 
-from model import Backpack, Edit
-from rucksack.common import UserError, one_line, write_file
+from rucksack.common import UserError, bfloat16_unit, one_line, progress, write_file
+from rucksack.model import Backpack
 from rucksack.paper import TOPICS
-from rucksack.tokenizer import encode, load_tokenizer
-from senses import (
+from rucksack.senses import (
     STRENGTHS,
+    Edit,
     Words,
     affinities,
     compose,
@@ -30,6 +32,7 @@ from senses import (
     separation,
     topic,
 )
+from rucksack.tokenizer import encode
 
 PROMPT = 'When the nurse came into the room,'
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
@@ -324,6 +327,29 @@ def is_unknown(encoding: Encoding, word: str) -> bool:
 
 
 # -----------------------------------------------------------------------------
+# Scores of the whole vocabulary.
+
+IDS_AT_ONCE = 64  # for Eq. 17 of Small, 16 senses of these have 51M logits
+
+
+def over_vocabulary(model: Backpack, what: str, score: Callable[[Backpack, Tensor], Tensor]
+                    ) -> Tensor:
+    """Score all V ids, a slice (n,) at a time, and show progress: (V, ..)."""
+    ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
+    slices = progress(ids.split(IDS_AT_ONCE), what)
+    return torch.cat([score(model, some_ids) for some_ids in slices])
+
+
+def scores_of_bags(model: Backpack, bags: list[list[int]]) -> Tensor:
+    """Compute Eq. 17 for all ids, (V, k, bags); in bfloat16 for a large vocabulary, if fast."""
+    E = model.wte.weight
+    is_large = model.config.n_vocab > 1 << 14 and E.dtype == torch.float32
+    in_bfloat16 = is_large and bfloat16_unit(str(E.device)) is not None
+    with torch.autocast(E.device.type, torch.bfloat16, enabled=in_bfloat16):
+        return over_vocabulary(model, 'scoring senses', partial(affinities, bags=bags))
+
+
+# -----------------------------------------------------------------------------
 # From phrases to an edit.
 
 
@@ -355,7 +381,8 @@ def separating_sense(w: int, pair: tuple[str, str], model: Backpack, encoding: E
                      ) -> tuple[int, str]:
     """Find the sense of the id w that most separates a pair, and say by how much it does."""
     a, b = (word_id(encoding, word) for word in pair)
-    scores = separation(model, w, a, b)  # (k,)
+    ids = torch.tensor([w], device=model.wte.weight.device)
+    scores = separation(model, ids, a, b)[0]  # (k,)
     by_size = scores.abs().argsort(descending=True).tolist()
     best = by_size[0]
     second = ''
@@ -394,16 +421,16 @@ def make_edit(edits: dict[str, list], model: Backpack, encoding: Encoding,
         lines.append(f'Replaced: {what} gives {quoted(encoding, new)} '
                      f'what it gave {quoted(encoding, old)}{absent(words, prompts)}')
     bags = [bag_ids(encoding, words) for words in edits['topic']]
-    scores = affinities(model, bags) if bags else []  # (topics, V, k)
-    for words, weights, scores_of_topic in zip(edits['topic'], edits['strength'], scores):
-        steps.append(topic(model, scores_of_topic, weights))
+    scores = scores_of_bags(model, bags) if bags else None  # (V, k, topics)
+    for i, (words, weights) in enumerate(zip(edits['topic'], edits['strength'])):
+        steps.append(topic(model, scores[..., i], weights))
         factors = ', '.join(f'{weight:g}' for weight in weights)
         lines.append(f'Topic: {", ".join(words)}; senses scaled by {factors}')
     return compose(steps), lines
 
 
-def load_edit(path: str | Path, model: Backpack) -> Edit:
+def load_edit(path: str | Path, model: Backpack, encoding: Encoding) -> Edit:
     """Load an edit saved by sample.py --save-edit; UserError if it does not fit the model."""
     edits = parse_edits(read_edit(path, model.config.n_vocab))
-    edit, _ = make_edit(edits, model, load_tokenizer(model.tokenizer))
+    edit, _ = make_edit(edits, model, encoding)
     return edit

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from model import Backpack, Config
 from rucksack.checkpoint import (
     Training,
     from_checkpoint,
@@ -18,10 +17,12 @@ from rucksack.checkpoint import (
     training_of,
 )
 from rucksack.common import UserError, one_line
+from rucksack.model import GPT, Backpack, Config
 from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
     GPT2_VOCAB,
+    current_form,
     read_tokenizer,
     tokenizer_files,
     vocab_size,
@@ -48,32 +49,33 @@ SIZES = {  # settings of a config.json -> fields of our Config
 # Finding weights.
 
 
-def from_pretrained(source: str | Path) -> Backpack:
-    """Load a model for evaluation, on the CPU.
+def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
+    """Load a model for evaluation, on the CPU, and the description of its tokenizer.
 
     source is a checkpoint of train.py or its folder; a folder with config.json and weights in the
     format of stanfordnlp/backpack-gpt2 or gpt2; the name of such a repository on the Hugging Face
     Hub; or one of BUNDLED, such as 'english'. UserError if the files do not fit together.
     """
-    model, _ = load_weights(source)
-    return model
+    model, tokenizer, _ = load_weights(source)
+    return model, tokenizer
 
 
-def load_weights(source: str | Path) -> tuple[Backpack, Training | None]:
-    """Load a model, and how it was trained if source is a checkpoint of train.py."""
+def load_weights(source: str | Path) -> tuple[Backpack | GPT, dict | None, Training | None]:
+    """Load a model and its tokenizer, and how a checkpoint of train.py was trained."""
     path = find(source)
     training = None
     if path.is_dir():
-        model = from_published(path)
+        model, tokenizer = from_published(path)
     else:
         checkpoint = load_file(path)
         model = from_checkpoint(checkpoint, path)
+        tokenizer = current_form(checkpoint.get('tokenizer'))
         training = training_of(checkpoint)
     n_vocab = model.config.n_vocab
-    if model.tokenizer is not None and vocab_size(model.tokenizer) != n_vocab:
-        raise UserError(f'{path}: its tokenizer has {vocab_size(model.tokenizer):,} ids, but its '
+    if tokenizer is not None and vocab_size(tokenizer) != n_vocab:
+        raise UserError(f'{path}: its tokenizer has {vocab_size(tokenizer):,} ids, but its '
                         f'model has {n_vocab:,}; use the tokenizer of the model')
-    return model, training
+    return model, tokenizer, training
 
 
 def find(source: str | Path) -> Path:
@@ -150,7 +152,7 @@ def transposed(name: str, weight: Tensor) -> Tensor:
     return weight
 
 
-def published(model: Backpack) -> dict[str, Tensor]:
+def published(model: Backpack | GPT) -> dict[str, Tensor]:
     """List the weights by their published names, as views."""
     body = BODY if model.config.n_sense else 'transformer.'
     views = {}
@@ -178,8 +180,8 @@ def own_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return own
 
 
-def from_published(folder: Path) -> Backpack:
-    """Load a published Backpack, or a GPT-2 (without senses), from its folder."""
+def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
+    """Load a published Backpack or GPT-2, and its tokenizer, from its folder."""
     path = folder / WEIGHTS[0]
     if not path.exists():
         path = folder / WEIGHTS[1]
@@ -197,10 +199,10 @@ def from_published(folder: Path) -> Backpack:
         for i, block in enumerate(model.contextualizer.blocks):
             for weight in block.attn.c_attn.parameters():
                 weight.data[:config.n_embd] /= i + 1  # the queries, so the scores
-    model.tokenizer = read_tokenizer(folder)
-    if model.tokenizer is None and config.n_vocab == GPT2_VOCAB:
-        model.tokenizer = GPT2
-    return model
+    tokenizer = read_tokenizer(folder)
+    if tokenizer is None and config.n_vocab == GPT2_VOCAB:
+        tokenizer = GPT2
+    return model, tokenizer
 
 
 def config_of(settings: dict) -> Config:
@@ -221,11 +223,13 @@ def config_of(settings: dict) -> Config:
 # Export.
 
 
-def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
+           dtype: torch.dtype = torch.float32) -> None:
     """Write a Backpack in the format of stanfordnlp/backpack-gpt2, a Transformer in gpt2's.
 
-    Weights are written in dtype. UserError if the folder holds files or cannot be made, or if the
-    published code cannot load the model.
+    tokenizer is a description, as from_pretrained returns it; weights are written in dtype.
+    UserError if the folder holds files or cannot be made, or if the published code cannot load the
+    model.
     """
     c = model.config
     folder = Path(folder)
@@ -236,10 +240,10 @@ def export(model: Backpack, folder: str | Path, dtype: torch.dtype = torch.float
     for name, weight in published(model).items():
         state[name] = weight.to(dtype).contiguous().cpu()
     files = {'config.json': settings_of(c)}
-    if model.tokenizer:
-        files |= tokenizer_files(model.tokenizer)
+    if tokenizer:
+        files |= tokenizer_files(tokenizer)
     kind = 'Backpack' if c.n_sense else 'Transformer'
-    millions = model.n_params()['total'] / 1e6
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
     card = CARD.read_text(encoding='utf-8').format(kind=kind, c=c, n=millions)
     new = folder.parent / f'.{folder.name}.partial'
     shutil.rmtree(new, ignore_errors=True)  # left by a killed export

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-import tiktoken
 import torch
 
-from model import Backpack, Edit
 from rucksack.checkpoint import Training, newest_backpack
 from rucksack.common import UserError, printable
+from rucksack.model import GPT, Backpack
 from rucksack.published import load_weights
+from rucksack.senses import Edit
 from rucksack.tokenizer import load_tokenizer
 
 
@@ -17,14 +17,15 @@ class Subject:
     """A model on its device, with its tokenizer and its name."""
 
     name: str
-    model: Backpack
-    encoding: tiktoken.Encoding
+    model: Backpack | GPT
+    tokenizer: dict | None  # its description; the encoding is made from it
     dtype: str | None = None  # for scores and texts (None: bfloat16 on CUDA, else float32)
     why: str = ''  # why we chose this model, if the user named none
     edit: Edit | None = None  # applied when the model scores texts
     training: Training | None = None  # None for published weights
 
     def __post_init__(self) -> None:
+        self.encoding = load_tokenizer(self.tokenizer)
         self.kind = 'Backpack' if self.model.config.n_sense else 'Transformer'
         self.is_toy = self.encoding.name == 'words'  # its texts are from rucksack/toy.py
         self.device = self.model.wte.weight.device
@@ -81,6 +82,14 @@ def load_subject(name: str | None, device: str, dtype: str | None = None) -> Sub
         else:
             name = 'english'
             why = '; out/ has no Backpack yet'
-    model, training = load_weights(name)
-    encoding = load_tokenizer(model.tokenizer)
-    return Subject(name, model.to(device), encoding, dtype, why, training=training)
+    model, tokenizer, training = load_weights(name)
+    return Subject(name, model.to(device), tokenizer, dtype, why, training=training)
+
+
+def count_parameters(model: Backpack | GPT) -> dict[str, int]:
+    """Count parameters: the sense network ('senses'), the rest ('contextualizer'), 'total'."""
+    total = sum(p.numel() for p in model.parameters())
+    senses = 0
+    if isinstance(model, Backpack):
+        senses = sum(p.numel() for p in model.sense_network.parameters())
+    return {'contextualizer': total - senses, 'senses': senses, 'total': total}

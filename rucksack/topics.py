@@ -8,15 +8,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model import Backpack, Cache
 from rucksack import toy
 from rucksack.common import progress
 from rucksack.likelihood import Pair, perplexity, score
+from rucksack.model import GPT, Cache, next_logits
 from rucksack.paper import TOPICS
-from rucksack.phrases import bag_ids, word_id
+from rucksack.phrases import bag_ids, scores_of_bags, word_id
+from rucksack.senses import STRENGTHS, topic
 from rucksack.subject import Subject
 from rucksack.table import Table
-from senses import STRENGTHS, affinities, topic
 
 # Words that has_topic counts, for topics missing from the toy world.
 MORE_KEYWORDS = """\
@@ -49,41 +49,42 @@ TOY_STEP_SIZES = (0.2, 0.3, 0.5)
 # PPLM, plug-and-play control of a Transformer (Dathathri et al. 2020).
 
 
-class PerturbedCache(Cache):
-    """A cache that lets gradients through; past is (layers, 2, n, heads, t, size)."""
+class PastCache(Cache):
+    """A cache that lets gradients through; past (layers, n, t, 3*d) has queries, keys, values."""
 
     def __init__(self, past: Tensor):
-        self.length = past.shape[4]
-        self.past = past.flatten(0, 1)
-        self.longer = []
+        self.length = past.shape[2]
+        self.past = past
+        self.longer = []  # the same of t + 1 tokens, layer by layer
 
-    def extend(self, name: object, new: Tensor, dim: int) -> Tensor:
-        """Extend as Cache does, layer by layer: (n, heads, 1, size) -> (n, heads, t + 1, size)."""
+    def extend(self, name: object, new: Tensor) -> Tensor:
+        """Append new (n, 1, 3*d) to the next layer: (n, t + 1, 3*d)."""
         past = self.past[len(self.longer)]
-        self.longer.append(torch.cat([past, new], dim))
+        self.longer.append(torch.cat([past, new], dim=1))
         return self.longer[-1]
 
 
-def read_on(model: Backpack, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    """Read one more token (n,) of n texts, after t tokens whose keys and values are past.
+def read_on(model: GPT, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+    """Read one more token (n,) of n texts, after t tokens whose past is (layers, n, t, 3*d).
 
-    past is (layers, 2, n, heads, t, size). Returns logits (n, V), and past with the new token.
+    Returns logits (n, V), and past with the new token.
     """
-    cache = PerturbedCache(past)
-    logits = model(token[:, None], cache=cache)[:, 0]  # (n, V)
-    longer = torch.stack(cache.longer).unflatten(0, (-1, 2))
-    return logits[:, :model.config.n_vocab], longer
+    cache = PastCache(past)
+    before = token.new_zeros(len(token), cache.length)  # not read: they are in the cache
+    text = torch.cat([before, token[:, None]], dim=1)  # (n, t + 1)
+    logits = next_logits(model, text, cache, edit=None)  # (n, V)
+    return logits, torch.stack(cache.longer)
 
 
 @torch.enable_grad()
-def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, step: float,
+def steer(model: GPT, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, step: float,
           norms: Tensor) -> Tensor:
     """Move the keys and values of n texts against the gradient of a loss.
 
     The loss is low if the next token is in the bag and the probabilities are near the plain ones
     (n, V). As in the published code, only the first WINDOW_LENGTH positions move, and gradients are
-    divided by the largest norm so far for that text and layer, which norms (layers, 1, n, 1, 1, 1)
-    keeps.
+    divided by the largest norm so far for that text and layer, which norms (layers, n, 1, 1) keeps.
+    Past queries have no gradient: nobody asks them again.
     """
     delta = torch.zeros_like(past)
     for _ in range(NUM_ITERATIONS):
@@ -93,15 +94,15 @@ def steer(model: Backpack, token: Tensor, past: Tensor, bag: Tensor, plain: Tens
         divergence = (probs * (probs / plain).log()).sum(-1)  # (n,), Kullback-Leibler
         loss = KL_SCALE * divergence - probs[:, bag].sum(-1).log()  # (n,)
         gradient, = torch.autograd.grad(loss.sum(), delta)
-        gradient[..., WINDOW_LENGTH:, :] = 0
-        norm = gradient.square().sum((1, 3, 4, 5), keepdim=True).sqrt()
+        gradient[:, :, WINDOW_LENGTH:] = 0
+        norm = gradient.square().sum((2, 3), keepdim=True).sqrt()
         torch.maximum(norms, norm, out=norms)
         delta = (delta - step * gradient / norms ** GAMMA).detach()
     return past + delta
 
 
 @torch.no_grad()
-def pplm(model: Backpack, idx: Tensor, bag: list[int], step: float, length: int) -> Tensor:
+def pplm(model: GPT, idx: Tensor, bag: list[int], step: float, length: int) -> Tensor:
     """Continue texts idx (n, 1) to (n, 1 + length) with a Transformer under PPLM.
 
     Before every token, the keys and values of the text so far are steered, and they stay steered.
@@ -110,10 +111,9 @@ def pplm(model: Backpack, idx: Tensor, bag: list[int], step: float, length: int)
     c = model.config
     n = len(idx)
     bag = torch.tensor(bag, device=idx.device)
-    size = c.n_embd // c.n_head
-    past = torch.zeros(c.n_layer, 2, n, c.n_head, 0, size, device=idx.device)
+    past = torch.zeros(c.n_layer, n, 0, 3 * c.n_embd, device=idx.device)
     plain_past = past
-    norms = past.new_full((c.n_layer, 1, n, 1, 1, 1), 1e-15)
+    norms = past.new_full((c.n_layer, n, 1, 1), 1e-15)
     for t in range(length):
         token = idx[:, -1]
         logits, plain_past = read_on(model, token, plain_past)
@@ -216,12 +216,12 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
         default_steps = TOY_STEP_SIZES
     length = min(length, *(subject.model.config.block_size - 1 for subject in subjects))
     bags = {label: bag_ids(own.encoding, TOPICS[label]) for label in labels}
-    scores = affinities(own.model, list(bags.values()))  # (bags, V, k)
+    scores = scores_of_bags(own.model, list(bags.values()))  # (V, k, bags)
     rows = []
     for strength, weights in enumerate(STRENGTHS):
         generators = {}
-        for label, scores_of_topic in zip(bags, scores):
-            edit = topic(own.model, scores_of_topic, weights) if strength else None
+        for i, label in enumerate(bags):
+            edit = topic(own.model, scores[..., i], weights) if strength else None
             generators[label] = partial(own.model.generate, n=length, edit=edit)
         row, lines = topic_row(own, f', strength {strength}', generators, n_texts, seed)
         rows.append(row)

@@ -22,13 +22,13 @@ from torch import Tensor
 
 import prepare
 import train
-from model import Backpack, Config
-from rucksack.checkpoint import Training
+from rucksack.checkpoint import Training, make_model
+from rucksack.model import GPT, Backpack, Config
 from rucksack.phrases import PROMPT, quoted, read_prompt, word_id
 from rucksack.published import from_pretrained
+from rucksack.senses import compose, senses_after
 from rucksack.subject import Subject
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
-from senses import compose, edited
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / 'shared' / 'data'  # real data, where it is at hand
@@ -147,7 +147,7 @@ def assert_same_run(a: str, b: str) -> None:
         same(lasting(Path(a, name)), lasting(Path(b, name)))
     assert log(a) == log(b)
     for line in Path(b, 'log.csv').read_text().splitlines(keepends=True):
-        assert line.count(',') == 10
+        assert line.count(',') == 11
         assert line.endswith('\n')
     rows = [(int(row['step']), row['val_loss'] != '') for row in log(b)]
     assert rows == sorted(set(rows))
@@ -230,11 +230,11 @@ def ranks(*commands: list[str]) -> list[int | None]:
 # Random models.
 
 
-def lively(seed: int = 0, **changes) -> Backpack:
+def lively(seed: int = 0, **changes) -> Backpack | GPT:
     """A small model in float64 with large random weights: nothing is zero by accident."""
     torch.manual_seed(seed)
     tiny = dict(block_size=12, vocab_size=40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
-    model = Backpack(Config(**{**tiny, **changes})).double().eval()
+    model = make_model(Config(**{**tiny, **changes})).double().eval()
     for p in model.parameters():
         p.data += 0.3 * torch.randn_like(p)
     return model
@@ -256,21 +256,20 @@ def toy_subject(k: int = 4, padding: int = 0, seed: int = 0, **shape) -> Subject
     n_vocab = encoding.n_vocab
     shape = dict(block_size=24, n_layer=1, n_head=2, n_embd=16, n_vocab=n_vocab) | shape
     torch.manual_seed(seed)
-    model = Backpack(Config(n_sense=k, vocab_size=n_vocab + padding, **shape))
+    model = make_model(Config(n_sense=k, vocab_size=n_vocab + padding, **shape))
     for p in model.parameters():
         p.data += 0.1 * torch.randn_like(p)
-    model.tokenizer = tokenizer
     training = Training('tiny', 480, 'float32', False)
-    return Subject('toy', model.eval(), encoding, training=training)
+    return Subject('toy', model.eval(), tokenizer, training=training)
 
 
-def save(folder: str, model: Backpack, dataset: str = 'tiny') -> None:
+def save(folder: str, model: Backpack | GPT, tokenizer: dict, dataset: str = 'tiny') -> None:
     """A checkpoint with what eval.py reads of one: 10 steps of 48 tokens."""
     Path(folder).mkdir(parents=True)
     settings = {'dataset': dataset, 'batch_size': 3, 'gradient_accumulation_steps': 2,
                 'block_size': 8, 'dtype': 'float32', 'compile': False}
     state = {'model': model.state_dict(), 'model_config': asdict(model.config),
-             'settings': settings, 'step': 10, 'tokenizer': model.tokenizer}
+             'settings': settings, 'step': 10, 'tokenizer': tokenizer}
     torch.save(state, f'{folder}/ckpt.pt')
 
 
@@ -278,15 +277,16 @@ class World:
     """A model, its words, and the prompt that it is asked about."""
 
     def __init__(self, source: str = 'out/toy', prompt: str = PROMPT):
-        self.model = from_pretrained(source).requires_grad_(False)
-        self.encoding = load_tokenizer(self.model.tokenizer)
+        model, self.tokenizer = from_pretrained(source)
+        self.model = model.requires_grad_(False)
+        self.encoding = load_tokenizer(self.tokenizer)
         self.ids = read_prompt(prompt, self.encoding, self.model.config.block_size)[0]
         self.idx, self.E = torch.tensor([self.ids]), self.model.wte.weight[:self.encoding.n_vocab]
         self.id = partial(word_id, self.encoding)
 
     def probs(self, *edits) -> Tensor:
         """Probabilities of the next word under edits one after another: (V,)."""
-        C = edited(self.model, self.idx, compose(list(edits)))
+        C = senses_after(self.model, self.idx, compose(list(edits)))
         return self.model(self.idx, C=C)[0, -1, :len(self.E)].double().softmax(-1)
 
     def top(self, scores: Tensor, n: int) -> list:

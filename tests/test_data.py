@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from helpers import SMALL, error_of, make_data
 
 import train
-from rucksack.data import TokenDataset, inputs_of, read_meta, texts_of_step
+from rucksack.data import TokenDataset, read_meta, texts_of_step
 from rucksack.tokenizer import WORDS_PATTERN, load_tokenizer, words_tokenizer
 
 TINY = Path('data/tiny')
@@ -27,20 +26,6 @@ def test_targets_are_the_texts_one_token_later(tiny):
     assert texts.n == 99
     assert idx.tolist() == [ids[:8].tolist(), ids[784:792].tolist()]
     assert targets.tolist() == [ids[1:9].tolist(), ids[785:793].tolist()]
-
-
-@pytest.mark.parametrize('n', [1, 63, 64, 65, 5000])
-def test_distinct_ids_at_their_places_are_the_batch(n):
-    """Each id is there once, padded to a multiple of 64, and distinct[place] is idx."""
-    idx = torch.randint(n, (3, 500))
-    same, targets, distinct, place = inputs_of(idx, idx + 1, 'cpu')
-    assert same.equal(idx)
-    assert targets.equal(idx + 1)
-    assert distinct[place].equal(idx)
-    ids = sorted(set(idx.flatten().tolist()))
-    assert distinct[:len(ids)].tolist() == ids
-    assert len(distinct) % 64 == 0
-    assert len(distinct) - len(ids) < 64
 
 
 def draws(seed: int, steps: int) -> np.ndarray:

@@ -67,8 +67,8 @@ def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
     monkeypatch.setattr('rucksack.gender.choose_sense', lambda subject: 12)
     idx = run(RENUMBER)['idx']
     assert len(capsys.readouterr().out) > 20
-    own = from_pretrained('english')
-    other = from_pretrained('renumbered')
+    own, _ = from_pretrained('english')
+    other, _ = from_pretrained('renumbered')
     order = list(range(16))
     order[10] = 12
     order[12] = 10
@@ -80,18 +80,20 @@ def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
 
 def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):
     """The first makes data and a run; on these data an LSTM as contextualizer halves the loss."""
-    model = run(TRAIN)['model']
-    assert str(model.n_params()) in capsys.readouterr().out
-    losses = run(LSTM)['losses']
+    run(TRAIN)
+    assert 'A backpack' in capsys.readouterr().out
+    variables = run(LSTM)
+    losses = variables['losses']
     assert losses[-1] < losses[0] / 2
+    idx = variables['idx']
+    assert torch.equal(variables['again'](idx), variables['model'](idx))
 
 
 # -----------------------------------------------------------------------------
-# README.md and the size of pages.
+# README.md, and links.
 
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 DOCS = {path.name: path.read_text(encoding='utf-8') for path in ROOT.glob('docs/*.md')}
-MOST_LINES = dict.fromkeys(DOCS, 109) | {'results.md': 120, 'notes.md': 10_000}  # a notebook grows
 
 
 def is_close(shown: str, printed: str) -> bool:
@@ -119,19 +121,6 @@ def is_printed(shown: str, text: str) -> bool:
 def not_printed(shown: list[str], text: str) -> list[str]:
     """The lines shown that are not in the text."""
     return [line for line in shown if not is_printed(line, text)]
-
-
-def test_readme_takes_ten_minutes():
-    """At most 1,500 words, with code."""
-    assert len(README.split()) <= 1500
-
-
-@pytest.mark.parametrize('name', DOCS)
-def test_a_page_is_short_and_narrow(name):
-    """Under 110 lines of at most 100 columns; the claims may take 120, and the notebook more."""
-    lines = DOCS[name].splitlines()
-    assert len(lines) <= MOST_LINES[name]
-    assert [line for line in lines if len(line) > 100] == []
 
 
 def anchors(path) -> set[str]:

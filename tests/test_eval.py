@@ -16,14 +16,14 @@ from torch.nn import functional as F
 
 import eval as tables
 import sample
-from model import Backpack, Config
 from rucksack import gender, timing
 from rucksack.checkpoint import Training
 from rucksack.likelihood import held_out, windows
+from rucksack.model import Backpack, Config
 from rucksack.published import BUNDLED
+from rucksack.senses import scale_senses
 from rucksack.subject import load_subject
 from rucksack.tokenizer import words_tokenizer
-from senses import scale_senses
 
 say = partial(helpers.say, tables)
 ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--step-sizes=.05',
@@ -39,13 +39,13 @@ def runs(tmp_path, monkeypatch):
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table'])
-    monkeypatch.setattr(timing, 'alternate', lambda *args: [[1.0, 2.0, 9.0], [1.0, 1.0, 4.0]])
+    monkeypatch.setattr(timing, 'alternate', lambda *args: [2000.0, 1000.0])
     for name, n_sense in (('run', 4), ('run_gpt', 0), ('run_2', 2), ('run_8', 8)):
         subject = toy_subject(n_sense, block_size=128)
         dataset = 'other' if name == 'run_8' else 'tiny'
-        save(f'out/{name}', subject.model, dataset)
+        save(f'out/{name}', subject.model, subject.tokenizer, dataset)
     val_ids = subject.encode(WORDS) * 9
-    make_data([0], val_ids, tokenizer=subject.model.tokenizer, vocab_size=subject.encoding.n_vocab)
+    make_data([0], val_ids, tokenizer=subject.tokenizer, vocab_size=subject.encoding.n_vocab)
     write_benchmarks(Path('bench'))
 
 
@@ -298,7 +298,7 @@ def make_unusable(baseline: Path, why: str) -> None:
     if why == 'vocabularies':
         baseline.rmdir()
         other = toy_subject(0)
-        save(str(baseline), other.model)
+        save(str(baseline), other.model, other.tokenizer)
         state = torch.load(baseline / 'ckpt.pt')
         state['tokenizer'] = words_tokenizer([' nurse'])
         torch.save(state, baseline / 'ckpt.pt')
@@ -379,8 +379,7 @@ def save_other_words() -> None:
     tokenizer = words_tokenizer([' nurse table'])
     config = Config(n_layer=1, n_head=1, n_embd=8, n_sense=2, vocab_size=259, block_size=64)
     model = Backpack(config)
-    model.tokenizer = tokenizer
-    save('out/other', model)
+    save('out/other', model, tokenizer)
 
 
 @pytest.mark.parametrize('argv, parts', [

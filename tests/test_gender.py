@@ -10,14 +10,13 @@ from helpers import toy_subject
 from torch import Tensor
 from torch.testing import assert_close
 
-from model import Edit
 from rucksack import gender, toy
 from rucksack.common import UserError
 from rucksack.gender import FRACTIONS, NounPrompts
 from rucksack.phrases import word_id
+from rucksack.senses import Edit, scale_senses, senses_after
 from rucksack.subject import Subject
-from rucksack.tokenizer import load_tokenizer, words_tokenizer
-from senses import edited, scale_senses
+from rucksack.tokenizer import words_tokenizer
 
 TEMPLATES = ['the {} said', 'that {}']
 
@@ -30,7 +29,7 @@ def no_edit(idx: Tensor, C: Tensor) -> Tensor:
 def last_logits(subject: Subject, text: str, edit: Edit = no_edit) -> Tensor:
     """The logits (V,) after a text, read by itself."""
     idx = torch.tensor([subject.encode(text)])
-    C = edited(subject.model, idx, edit)
+    C = senses_after(subject.model, idx, edit)
     return subject.model(idx, C=C)[0, -1]
 
 
@@ -115,7 +114,7 @@ def test_projection_takes_the_direction_from_the_noun_alone():
     for fraction, logits in zip(FRACTIONS, found, strict=True):
         changed = changed_embeddings(E, noun, v, fraction)
         h = s.model.contextualizer(changed[prompts.idx])
-        assert_close(logits, s.model.project(at_the_end(prompts, h)), atol=1e-5, rtol=1e-4)
+        assert_close(logits, at_the_end(prompts, h) @ s.model.wte.weight.T, atol=1e-5, rtol=1e-4)
     assert abs(changed_embeddings(E, noun, v, 1.0)[noun] @ v) < 1e-5
 
 
@@ -274,6 +273,6 @@ def test_models_of_other_words_have_other_single_token_nouns(monkeypatch):
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
     s = toy_subject(block_size=128)
     tokenizer = words_tokenizer([' nurse', ' she', ' he', ' they'])
-    other = replace(s, encoding=load_tokenizer(tokenizer))
+    other = replace(s, tokenizer=tokenizer)
     note = gender.gender_table([s, other], by_run=True).notes[0]
     assert 'the 1 or 2 nouns' in note

@@ -25,8 +25,8 @@ from helpers import (
 from rucksack import likelihood
 from rucksack.common import UserError
 from rucksack.likelihood import BLIMP, LAMBADA, WIKITEXT
+from rucksack.senses import scale_senses
 from rucksack.subject import Subject
-from senses import scale_senses
 
 TABLES = [(LAMBADA, likelihood.lambada_table), (WIKITEXT, likelihood.wikitext_table),
           (BLIMP, likelihood.blimp_table)]
@@ -87,7 +87,7 @@ def test_scores_are_those_of_one_token_at_a_time(tokens_at_once, monkeypatch):
 def test_scores_in_bfloat16_are_near_those_in_float32():
     """A subject scores in bfloat16 if told to, with the same weights."""
     subject = toy_subject()
-    half = Subject('toy', subject.model, subject.encoding, 'bfloat16')
+    half = Subject('toy', subject.model, subject.tokenizer, 'bfloat16')
     pairs = [([3], [5, 6, 7]), ([9], [1, 2])]
     exact = likelihood.score(subject, pairs, '').logp
     rounded = likelihood.score(half, pairs, '').logp
@@ -160,7 +160,7 @@ def test_the_price_of_an_edit_has_a_standard_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     subject = toy_subject()
     ids = np.random.default_rng(2).integers(0, 9, 24 * 6 + 5)
-    make_data(ids, ids, tokenizer=subject.model.tokenizer, vocab_size=subject.encoding.n_vocab)
+    make_data(ids, ids, tokenizer=subject.tokenizer, vocab_size=subject.encoding.n_vocab)
     edited = under(subject, [3, 4])
     added = []
     lengths = []
@@ -187,7 +187,7 @@ def test_the_price_in_one_block_has_no_standard_error(tmp_path, monkeypatch, rec
     monkeypatch.chdir(tmp_path)
     subject = toy_subject()
     ids = np.arange(20)
-    make_data(ids, ids, tokenizer=subject.model.tokenizer, vocab_size=subject.encoding.n_vocab)
+    make_data(ids, ids, tokenizer=subject.tokenizer, vocab_size=subject.encoding.n_vocab)
     note, = likelihood.loss_table([subject, under(subject, [3])], None).notes
     assert 'one block, so no standard error' in note
     assert not [warning for warning in recwarn.list if 'degrees of freedom' in str(warning)]

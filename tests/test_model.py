@@ -1,19 +1,32 @@
 """Claims about model.py: equations, size, start, fast forms beside plain ones, generation."""
 
 import math
+import shutil
+import subprocess
+import sys
 from itertools import product
 
 import pytest
 import torch
-from helpers import lively, text
+from helpers import ROOT, lively, text
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.testing import assert_close
 
-import model as model_py
-from model import SIZES, Backpack, Cache, Config, next_token_probs, weighted_sum
-from rucksack.data import DistinctIds, inputs_of
-from senses import affinities, compose, edited, scale_senses, topic
+from rucksack.model import (
+    GPT,
+    Backpack,
+    Cache,
+    Config,
+    DistinctIds,
+    distinct_ids,
+    draw,
+    next_logits,
+    weighted_sum,
+)
+from rucksack.phrases import scores_of_bags
+from rucksack.senses import compose, scale_senses, senses_after, topic
+from rucksack.subject import count_parameters
+from rucksack.timing import SIZES
 
 # -----------------------------------------------------------------------------
 # The equations.
@@ -102,17 +115,6 @@ def test_logits_are_linear_in_senses():
     assert_close(model(idx, C=2 * A - 3 * B), 2 * model(idx, C=A) - 3 * model(idx, C=B))
 
 
-def test_gradients_of_a_frequent_id_are_summed_exactly():
-    """In bfloat16, a thousand gradients of 1 for an id add up to 1000; summed as such, to 256."""
-    model = lively(block_size=1000).float()
-    for p in model.sense_network.parameters():
-        p.data.zero_()
-    idx = torch.full((1, 1000), 7)
-    with torch.autocast('cpu', torch.bfloat16):
-        model.senses(idx).sum().backward()
-    assert model.sense_network.final_mlp.c_proj.bias.grad.unique().tolist() == [1000]
-
-
 def test_senses_know_no_context():
     """An id has the same senses wherever it is."""
     model = lively()
@@ -120,15 +122,32 @@ def test_senses_know_no_context():
     assert_close(model.senses(idx), model.senses(torch.arange(40))[idx])
 
 
-def test_a_transformer_takes_no_senses():
+def test_a_gpt_takes_no_senses():
     """Given to its forward pass, they are an error and not ignored."""
-    with pytest.raises(AssertionError):
+    with pytest.raises(TypeError):
         lively(n_sense=0)(text(), C=torch.ones(1))
 
 
-@pytest.mark.parametrize('shape', [(2, 1, 3, 24), (2, 12, 3, 24), (2, 10, 1, 24)])
+def test_a_backpack_without_senses_is_refused():
+    """n_sense = 0 is for a GPT, which has no senses whatever its config says."""
+    with pytest.raises(ValueError, match='n_sense'):
+        Backpack(Config(n_embd=24, n_head=2, n_sense=0))
+    assert GPT(Config(n_layer=1, n_embd=24, n_head=2, n_sense=3)).config.n_sense == 0
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_alpha_sums_to_1_under_autocast_on_a_cpu(dtype):
+    """Each row sums to 1 within 1e-6, though the scores are in bfloat16."""
+    model = lively().to(dtype)
+    with torch.autocast('cpu', torch.bfloat16):
+        sums = model.alpha(text()).sum(-1)
+    assert (sums - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize('shape', [
+    (1, 10, 3, 24), (2, 1, 3, 24), (2, 12, 3, 24), (2, 10, 1, 24)])
 def test_senses_of_another_shape_are_refused(shape):
-    """An einsum would spread one position or sense over all, and a slice would drop the last."""
+    """An einsum would spread one text, position or sense over all, and drop nothing else."""
     with pytest.raises(AssertionError):
         lively()(text(), C=torch.randn(shape).double())
 
@@ -144,17 +163,19 @@ def test_senses_of_another_shape_are_refused(shape):
 def test_parameter_counts(size, n_sense, hidden, total, contextual):
     """Millions of parameters are those of the paper's sizes and of its Table 8."""
     with torch.device('meta'):
-        model = Backpack(Config(**SIZES[size], n_sense=n_sense, sense_hidden=hidden))
-    n = model.n_params()
+        config = Config(**SIZES[size], n_sense=n_sense, sense_hidden=hidden)
+        model = Backpack(config) if n_sense else GPT(config)
+    n = count_parameters(model)
     assert round(n['total'] / 1e6, 1) == total
     assert round(n['contextualizer'] / 1e6, 1) == contextual
     assert n['total'] == n['contextualizer'] + n['senses']
 
 
-def new_model(n_sense: int) -> Backpack:
+def new_model(n_sense: int) -> Backpack | GPT:
     """A model as it starts, large enough to measure its deviations."""
     torch.manual_seed(0)
-    return Backpack(Config(64, 5000, n_layer=8, n_head=4, n_embd=64, n_sense=n_sense))
+    config = Config(64, 5000, n_layer=8, n_head=4, n_embd=64, n_sense=n_sense)
+    return Backpack(config) if n_sense else GPT(config)
 
 
 @pytest.mark.parametrize('n_sense', [0, 1, 16])
@@ -177,125 +198,6 @@ def test_a_new_model_has_the_deviations_of_gpt2(n_sense):
             assert (p == is_scale_of_norm).all(), name
 
 
-# -----------------------------------------------------------------------------
-# Fast forms beside plain ones.
-
-# Ids (B, T): some repeat, one id alone, one token, all distinct, a larger batch, one text.
-TEXTS = [text(), torch.full((3, 7), 5), text(1, 1), torch.arange(12)[None], text(12, 8),
-         text(12, 1)]
-
-
-def with_gradients(value: Tensor, inputs: list[Tensor]) -> list[Tensor | None]:
-    """A value, and the gradients of a number made of it with respect to inputs."""
-    number = (value * value.detach().sin()).sum()
-    return [value, *torch.autograd.grad(number, inputs, allow_unused=True)]
-
-
-def plain(model: Backpack, idx: Tensor, C: Tensor | None = None) -> Tensor:
-    """The Backpack as the paper defines it, the five lines at the top of model.py."""
-    h = model.contextualizer(model.wte(idx))
-    C = model.sense_network(model.wte(idx)) if C is None else C
-    alpha = model.sense_weights(h)
-    o = weighted_sum(alpha, C)
-    return model.project(o)
-
-
-@pytest.mark.parametrize('seed', range(6))
-def test_forward_is_the_five_equations(seed):
-    """model(idx) has their logits and gradients."""
-    model = lively(seed)
-    idx = TEXTS[seed]
-    inputs = [*model.parameters()]
-    found = with_gradients(model(idx), inputs)
-    assert_close(found, with_gradients(plain(model, idx), inputs))
-
-
-@pytest.mark.parametrize('seed', range(6))
-def test_forward_is_the_five_equations_of_given_senses(seed):
-    """model(idx, C=C) has their logits and gradients, those of C among them."""
-    model = lively(seed)
-    idx = TEXTS[seed]
-    C = torch.randn(*idx.shape, 3, 24, dtype=torch.float64, requires_grad=True)
-    inputs = [*model.parameters(), C]
-    found = with_gradients(model(idx, C=C), inputs)
-    assert_close(found, with_gradients(plain(model, idx, C), inputs))
-
-
-def test_senses_in_a_compiled_model_are_the_same(monkeypatch):
-    """There the senses of every token are computed, not of every distinct id."""
-    model = lively()
-    expected = model.senses(text())
-    monkeypatch.setattr(torch.compiler, 'is_compiling', lambda: True)
-    assert_close(model.senses(text()), expected)
-
-
-def some_targets(idx: Tensor) -> Tensor:
-    """Targets of the ids (B, T); about a fifth of them is -1, and does not count."""
-    targets = idx.roll(1, 1).where(torch.rand(idx.shape) < 0.8, -1)
-    targets[0, 0] = 3
-    return targets
-
-
-@pytest.mark.parametrize('n_sense', [0, 3])
-@pytest.mark.parametrize('seed', range(6))
-def test_the_loss_is_the_cross_entropy_of_the_logits(seed, n_sense, monkeypatch):
-    """In values and gradients, when few logits are made at a time, and with distinct ids too."""
-    monkeypatch.setattr(model_py, 'LOGITS_IN_MEMORY', 40 * 9)  # 9 positions at a time
-    model = lively(seed, n_sense=n_sense)
-    inputs = [*model.parameters()]
-    idx = TEXTS[seed]
-    targets = some_targets(idx)
-    logits = plain(model, idx) if n_sense else model(idx)
-    entropy = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
-    loss = model(idx, targets)
-    of_distinct_ids = DistinctIds(model)(*inputs_of(idx, targets, 'cpu'))
-    expected = with_gradients(entropy, inputs)
-    assert_close(with_gradients(loss, inputs), expected)
-    assert_close(with_gradients(of_distinct_ids, inputs), expected)
-
-
-def test_the_loss_makes_few_logits_at_a_time(monkeypatch):
-    """With room for 9 positions, no product with E has more."""
-    monkeypatch.setattr(model_py, 'LOGITS_IN_MEMORY', 40 * 9)
-    model = lively()
-    sizes = []
-    linear = F.linear
-
-    def watched(x, weight, bias=None):
-        if weight is model.wte.weight:
-            sizes.append(len(x))
-        return linear(x, weight, bias)
-
-    monkeypatch.setattr(F, 'linear', watched)
-    model(text(), text())
-    assert sizes == [9, 9, 2]
-
-
-def test_work_is_saved_where_it_is_said_to_be(monkeypatch):
-    """Senses of distinct ids alone, 37% of alpha at 512 tokens; generate has senses once a token.
-
-    Distinct ids are padded to a multiple of 64.
-    """
-    model = lively(block_size=512)
-    idx = text(512)
-    rows = []
-    cells = []
-    softmax = model_py.causal_softmax
-
-    def watched(query, key):
-        cells.append(query.shape[2] * key.shape[2])
-        return softmax(query, key)
-
-    monkeypatch.setattr(model_py, 'causal_softmax', watched)
-    model.sense_network.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    DistinctIds(model)(*inputs_of(idx, idx, 'cpu'))
-    assert rows == [64]
-    assert 1 - sum(cells) / 512 ** 2 == pytest.approx(0.375)
-    rows.clear()
-    model.generate(text(4, 1), 5)
-    assert rows[1:] == [1, 1, 1, 1]
-
-
 def test_dropout_is_in_the_contextualizer_alone():
     """In training alpha varies and senses do not; in evaluation nothing does."""
     model = lively(dropout=0.5).train()
@@ -306,31 +208,155 @@ def test_dropout_is_in_the_contextualizer_alone():
     assert torch.equal(model.alpha(idx), model.alpha(idx))
 
 
+def some_targets(idx: Tensor) -> Tensor:
+    """Targets of the ids (B, T); about a fifth of them is -1, and does not count."""
+    targets = idx.roll(1, 1).where(torch.rand(idx.shape) < 0.8, -1)
+    targets[0, 0] = 3
+    return targets
+
+
+@pytest.mark.parametrize('n_sense', [0, 3])
+def test_the_loss_is_the_mean_over_targets_that_count(n_sense):
+    """-log p of each target that is not -1, by a loop."""
+    model = lively(n_sense=n_sense)
+    idx = text()
+    targets = some_targets(idx)
+    logp = model(idx).log_softmax(-1)
+    places = [(b, i) for b, i in product(range(2), range(10)) if targets[b, i] != -1]
+    nats = [-logp[b, i, targets[b, i]].item() for b, i in places]
+    assert model(idx, targets).item() == pytest.approx(sum(nats) / len(nats))
+
+
+def test_model_py_runs_alone(tmp_path):
+    """Copied into an empty folder, with torch and nothing else, it trains a step and generates."""
+    shutil.copy(ROOT / 'model.py', tmp_path)
+    script = """
+import torch, model
+m = model.Backpack(model.Config(8, 40, n_layer=1, n_head=1, n_embd=8, n_sense=2))
+idx = torch.randint(40, (2, 8))
+m(idx, idx).backward()
+print(list(m.generate(idx, 3).shape))
+"""
+    argv = [sys.executable, '-I', '-c', f'import sys; sys.path[:0] = [{str(tmp_path)!r}]\n{script}']
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == '[2, 11]\n', done.stderr
+
+
+# -----------------------------------------------------------------------------
+# Another contextualizer.
+
+
+class Averages(nn.Module):
+    """A contextualizer: h is a projection of the mean of the embeddings so far."""
+
+    def __init__(self, d: int):
+        super().__init__()
+        self.linear = nn.Linear(d, d)
+        nn.init.constant_(self.linear.bias, 7.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = torch.arange(1, x.shape[1] + 1, device=x.device)
+        return self.linear(x.cumsum(1) / n[:, None])
+
+
+def averaging() -> Backpack:
+    """A small Backpack with that contextualizer."""
+    torch.manual_seed(0)
+    config = Config(12, 40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
+    return Backpack(config, contextualizer=Averages(24)).double()
+
+
+def test_a_given_contextualizer_keeps_its_weights():
+    """It gives h, and only the rest of the model is initialized anew."""
+    model = averaging()
+    assert (model.contextualizer.linear.bias == 7).all()
+    assert (model.sense_weights.c_attn.bias == 0).all()
+    h = model.contextualizer(model.wte(text()))
+    assert_close(model.alpha(text()), model.sense_weights(h))
+
+
+def test_a_model_with_another_contextualizer_loads_its_state():
+    """By state_dict, into one that was built with the same contextualizer."""
+    model = averaging()
+    other = Backpack(model.config, contextualizer=Averages(24)).double()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(text()), model(text()))
+
+
+def test_another_contextualizer_generates_without_a_cache():
+    """The likeliest text is that of whole passes over the text so far."""
+    model = averaging()
+    edit = scale_senses(None, [0], 0.2)
+    made = model.generate(text(4), 30, temperature=0, edit=edit)
+    assert torch.equal(made, uncached(model, text(4), 30, edit))
+
+
+# -----------------------------------------------------------------------------
+# Distinct ids.
+
+# Ids (B, T): some repeat, one id alone, one token, all distinct, a larger batch, one text.
+TEXTS = [text(), torch.full((3, 7), 5), text(1, 1), torch.arange(12)[None], text(12, 8),
+         text(12, 1)]
+
+
+@pytest.mark.parametrize('n', [1, 63, 64, 65, 5000])
+def test_distinct_ids_at_their_places_are_the_batch(n):
+    """Each id is there once, padded to a multiple of 64, and ids[places] is idx."""
+    idx = torch.randint(n, (3, 500))
+    ids, places = distinct_ids(idx)
+    assert ids[places].equal(idx)
+    known = sorted(set(idx.flatten().tolist()))
+    assert ids[:len(known)].tolist() == known
+    assert len(ids) % 64 == 0
+    assert len(ids) - len(known) < 64
+
+
+def loss_and_gradients(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    """The loss of a model, and the gradient of each parameter."""
+    loss = model(*inputs)
+    return [loss, *torch.autograd.grad(loss, [*model.parameters()])]
+
+
 @pytest.mark.parametrize('n_sense', [0, 3])
 @pytest.mark.parametrize('seed', range(6))
-def test_the_loss_without_gradients_is_the_same(seed, n_sense, monkeypatch):
-    """Under no_grad it has the same bits, and takes part in no gradient."""
-    monkeypatch.setattr(model_py, 'LOGITS_IN_MEMORY', 40 * 9)
+def test_distinct_ids_change_no_loss_and_no_gradient(seed, n_sense):
+    """DistinctIds has the loss and the gradients of the plain form."""
     model = lively(seed, n_sense=n_sense)
     idx = TEXTS[seed]
     targets = some_targets(idx)
-    loss = model(idx, targets)
-    with torch.no_grad():
-        alone = model(idx, targets)
-    assert torch.equal(alone, loss)
-    assert not alone.requires_grad
+    found = loss_and_gradients(DistinctIds(model), idx, targets, *distinct_ids(idx))
+    assert_close(found, loss_and_gradients(model, idx, targets))
 
 
-@pytest.mark.parametrize('T, S', [(10, 10), (1, 7), (4, 9)])
-@pytest.mark.parametrize('size', [1, 3, 4, 10, 128])
-def test_a_sum_in_blocks_is_the_sum(size, T, S):
-    """Blocks of any size have the values and gradients of weighted_sum(causal_softmax(..), C)."""
-    shapes = [(2, 3, T, 8), (2, 3, S, 8), (2, S, 3, 24)]
-    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    query, key, C = inputs
-    in_blocks = model_py.sum_in_blocks(query, key, C, size)
-    whole = weighted_sum(model_py.causal_softmax(query, key), C)
-    assert_close(with_gradients(in_blocks, inputs), with_gradients(whole, inputs))
+def test_the_senses_of_distinct_ids_are_computed_once():
+    """Of 1,024 tokens with 40 ids, 64 rows go through the sense network."""
+    model = lively(block_size=512)
+    idx = text(512)
+    rows = []
+    model.sense_network.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    DistinctIds(model)(idx, idx, *distinct_ids(idx))
+    assert rows == [64]
+
+
+@pytest.mark.parametrize('is_compiled', [
+    False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
+    """In bfloat16, 2,000 gradients of an id add up to those in float32, to 2%.
+
+    Summed in bfloat16, they would stop at 256 times the first.
+    """
+    model = lively(block_size=2000, n_layer=1).float()
+    idx = torch.full((1, 2000), 7)
+    distinct = DistinctIds(model)
+    bias = model.sense_network.final_mlp.c_proj.bias
+    exact, = torch.autograd.grad(distinct(idx, idx * 0 + 3, *distinct_ids(idx)), bias)
+    if is_compiled:
+        torch._dynamo.reset()
+        distinct = torch.compile(distinct)
+    with torch.autocast('cpu', torch.bfloat16):
+        loss = distinct(idx, idx * 0 + 3, *distinct_ids(idx))
+    found, = torch.autograd.grad(loss, bias)
+    assert_close(found, exact, rtol=0, atol=0.02 * exact.abs().max().item())
 
 
 # -----------------------------------------------------------------------------
@@ -343,42 +369,47 @@ def edit_of(name: str, model: Backpack):
         return None
     if name == 'factor':
         return scale_senses(list(range(20)), [0, 2], 0.3)
-    scores = affinities(model, [[3, 5, 8]])[0]
+    scores = scores_of_bags(model, [[3, 5, 8]])[..., 0]
     boost = topic(model, scores, (3.0, 2.5, 2.0, 1.0))
     return compose([scale_senses(None, [1], 0.5), boost])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('name', ['none', 'factor', 'both'])
-def test_the_cache_changes_no_logit(name):
-    """A start and then one token at a time give the logits of the whole text, to 1e-4."""
-    model = lively(2).float()
+@pytest.mark.parametrize('n_sense, name', [(3, 'none'), (3, 'factor'), (3, 'both'), (0, 'none')])
+def test_the_cache_changes_no_logit(n_sense, name):
+    """A start and then one token at a time give the last logits of the whole text, to 1e-4."""
+    model = lively(2, n_sense=n_sense).float()
     edit = edit_of(name, model)
     idx = text(12, 3)
     cache = Cache(12)
-    for start, end in [(0, 4), *zip(range(4, 12), range(5, 13))]:
-        C = edited(model, idx[:, :end], edit)
-        logits = model(idx[:, start:end], C=C, cache=cache)
-        cache.length = end
-        expected = model(idx[:, :end], C=C)[:, start:]
+    for end in range(4, 13):
+        logits = next_logits(model, idx[:, :end], cache, edit)
+        expected = logits_of(model, idx[:, :end], edit)[:, -1]
+        assert cache.length == end
         assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
-def uncached(model: Backpack, idx: Tensor, n: int, edit) -> Tensor:
-    """Greedy text without a cache; past block_size only the last block_size // 2 tokens stay."""
-    kept = idx
+def logits_of(model: Backpack | GPT, idx: Tensor, edit) -> Tensor:
+    """The logits of a whole text, under an edit or none, without a cache."""
+    if edit is None:
+        return model(idx)
+    return model(idx, C=senses_after(model, idx, edit))
+
+
+def uncached(model: Backpack | GPT, idx: Tensor, n: int, edit) -> Tensor:
+    """Greedy text without a cache: of a prompt the last 12 tokens, past 12 tokens the last 6."""
+    kept = idx[:, -12:]
     for _ in range(n):
         if kept.shape[1] > 12:
             kept = kept[:, -6:]
-        C = edited(model, kept, edit) if model.config.n_sense else None
-        likeliest = model(kept, C=C)[:, -1].argmax(-1, keepdim=True)
+        likeliest = logits_of(model, kept, edit)[:, -1].argmax(-1, keepdim=True)
         kept = torch.cat([kept, likeliest], dim=1)
         idx = torch.cat([idx, likeliest], dim=1)
     return idx
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('n_prompt', [4, 30])
+@pytest.mark.parametrize('n_prompt', [4, 12, 13, 30])
 @pytest.mark.parametrize('n_sense, name', [(3, 'none'), (3, 'factor'), (3, 'both'), (0, 'none')])
 def test_the_cache_changes_no_text(n_sense, name, n_prompt):
     """The likeliest text is the same without it, for prompts shorter and longer than block_size."""
@@ -390,18 +421,37 @@ def test_the_cache_changes_no_text(n_sense, name, n_prompt):
     assert len(made.unique()) > 3
 
 
-def test_the_cache_reads_each_token_once():
-    """Up to block_size a token goes through the contextualizer once; then half of them do again."""
+@pytest.mark.parametrize('n_prompt, n, seen', [
+    (4, 12, [4, 1, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1]), (13, 4, [12, 6, 1, 1])])
+def test_the_cache_reads_each_token_once(n_prompt, n, seen):
+    """Up to block_size = 12, in the contextualizer and for senses; then the last half is again.
+
+    Of a longer prompt the last block_size tokens are read.
+    """
     model = lively()
-    seen = []
+    in_blocks = []
+    in_senses = []
+    model.contextualizer.blocks[0].ln_1.register_forward_pre_hook(
+        lambda _, args: in_blocks.append(args[0].shape[1]))
+    model.sense_network.register_forward_pre_hook(
+        lambda _, args: in_senses.append(args[0].shape[1]))
+    model.generate(text(n_prompt), n)
+    assert in_blocks == seen
+    assert in_senses == seen
 
-    def count(module, args):
-        x, _ = args
-        seen.append(x.shape[1])
 
-    model.contextualizer.register_forward_pre_hook(count)
-    model.generate(text(4), 12)
-    assert seen == [4, 1, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1]
+def test_a_gpt_is_not_generated_from_under_an_edit():
+    """It has no senses, so the edit is an error and not ignored."""
+    with pytest.raises(AssertionError):
+        lively(n_sense=0).generate(text(4), 2, edit=scale_senses(None, [0], 0.0))
+
+
+@pytest.mark.parametrize('setting', [{'top_k': 0}, {'top_k': -3}, {'temperature': -0.5}])
+@pytest.mark.parametrize('n_sense', [0, 3])
+def test_settings_out_of_range_are_refused(n_sense, setting):
+    """top_k = 0 and a negative temperature are errors."""
+    with pytest.raises(ValueError):
+        lively(n_sense=n_sense).generate(text(4), 2, **setting)
 
 
 @pytest.mark.parametrize('temperature', [0, 1, 5])
@@ -444,26 +494,25 @@ def test_temperature_zero_is_argmax(options):
 @pytest.mark.parametrize('top_k, kept', [
     (None, [1, 1, 1, 1]), (9, [1, 1, 1, 1]), (2, [0, 1, 0, 1])])
 def test_ids_are_drawn_by_softmax_of_the_top_k(top_k, kept):
-    """Probabilities are in proportion to exp(logit / temperature) of the top_k likeliest."""
+    """Of 40,000, shares are in proportion to exp(logit / temperature) of the top_k likeliest."""
     logits = torch.tensor([[1.0, 3.0, -2.0, 2.5]])
-    odds = (logits / 0.7).exp() * torch.tensor(kept)
-    assert_close(next_token_probs(logits, 0.7, top_k), odds / odds.sum())
+    odds = (logits[0] / 0.7).exp() * torch.tensor(kept)
+    torch.manual_seed(0)
+    drawn = draw(logits.expand(40_000, -1), 0.7, top_k)
+    shares = drawn.flatten().bincount(minlength=4) / 40_000
+    assert_close(shares, odds / odds.sum(), rtol=0, atol=0.01)
+    assert (shares[odds == 0] == 0).all()
 
 
-def test_generate_draws_as_it_is_asked_to(monkeypatch):
-    """temperature and top_k go to next_token_probs at each step."""
-    asked = []
-
-    def watched(logits, *how):
-        asked.append(how)
-        return next_token_probs(logits, *how)
-
-    monkeypatch.setattr(model_py, 'next_token_probs', watched)
-    lively().generate(text(4), 3, 0.7, 5)
-    assert asked == [(0.7, 5)] * 3
-
-
-def test_huge_logits_overflow_no_probability():
-    """The likeliest id then has all of it."""
-    logits = torch.tensor([[1.0, 3.0, -2.0, 2.5]])
-    assert next_token_probs(1e38 * logits)[0].tolist() == [0, 1, 0, 0]
+@pytest.mark.parametrize('setting', ['temperature', 'top_k'])
+def test_generate_draws_as_it_is_asked_to(setting):
+    """A high temperature draws other ids than the likeliest; so does a top_k of 2, of the top 2."""
+    model = lively().float()
+    options = {'temperature': {'temperature': 50.0}, 'top_k': {'temperature': 50.0, 'top_k': 2}}
+    torch.manual_seed(0)
+    out = model.generate(text(4, 50), 5, **options[setting])
+    logits = model(out[:, :-1])[:, 3:]  # (50, 5, V)
+    drawn = out[:, 4:, None]
+    rank = (logits > logits.gather(-1, drawn)).sum(-1)  # (50, 5)
+    assert rank.max() > 0
+    assert (rank.max() > 1) == (setting == 'temperature')

@@ -5,7 +5,7 @@ import torch
 from helpers import lively
 from torch import nn
 
-from rucksack.optimizers import make_optimizers
+from rucksack.training.optimizers import make_optimizers
 
 EMBEDDINGS = ('wte.weight', 'wpe.weight')
 RATES = (1e-3, 0.1, (0.9, 0.95))  # learning rate, weight decay, betas

@@ -17,14 +17,14 @@ from helpers import ROOT, SHARED, VOCABULARY, World, error_of, say, toy_subject
 from torch import Tensor
 
 import sample
-from model import Backpack, Config, Edit
 from rucksack import page as page_module
 from rucksack import paper
+from rucksack.model import Backpack, Config
 from rucksack.page import in_8_bits, rounded, write_page
 from rucksack.phrases import EDIT_FLAGS, PROMPT, make_edit, parse_edits, word_forms
-from rucksack.subject import Subject, load_subject
+from rucksack.senses import Edit, explain, next_word_probs, replace_word, scale_senses
+from rucksack.subject import Subject, count_parameters, load_subject
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
-from senses import explain, predict, replace_word, scale_senses
 
 WITHIN = 1e-4  # a probability of the page against PyTorch's
 
@@ -321,8 +321,7 @@ def small_subject(tokenizer: dict) -> Subject:
     encoding = load_tokenizer(tokenizer)
     config = Config(8, encoding.n_vocab, n_layer=1, n_head=1, n_embd=2, n_sense=1)
     model = Backpack(config).eval()
-    model.tokenizer = tokenizer
-    return Subject('small', model, encoding)
+    return Subject('small', model, tokenizer)
 
 
 @pytest.mark.slow
@@ -408,8 +407,8 @@ def test_the_page_says_how_much_rounding_changes(monkeypatch):
     prompts = [prompt.format(noun) for noun in paper.NOUNS for prompt in paper.PROMPTS]
     for prompt in prompts[::2][:200]:
         idx = torch.tensor([s.encode(prompt)[-64:]])
-        p = predict(s.model, idx, None)
-        q = predict(other, idx, None)
+        p = next_word_probs(s.model, idx)[0]
+        q = next_word_probs(other, idx)[0]
         same.append(p.argmax() == q.argmax())
         changes.append((p - q).abs().max())
     share = sum(same) / 200
@@ -422,7 +421,7 @@ def test_the_page_says_how_much_rounding_changes(monkeypatch):
 def test_a_larger_model_is_rounded(tab, tmp_path):
     """Above two million parameters, the page is PyTorch's model in 8 bits, and says so."""
     subject = toy_subject(k=4, n_embd=144, n_layer=12, block_size=32)
-    n_params = subject.model.n_params()['total']
+    n_params = count_parameters(subject.model)['total']
     assert n_params > 2e6
     page = tmp_path / 'page.html'
     assert 'in 8 bits. ' in write_page(subject, 'the nurse', page)

@@ -9,8 +9,8 @@ import torch
 from helpers import lively
 from torch.testing import assert_close
 
-from model import Backpack
 from rucksack.common import UserError
+from rucksack.model import Backpack
 from rucksack.paper import TOPICS
 from rucksack.phrases import (
     SensesOf,
@@ -30,12 +30,13 @@ from rucksack.phrases import (
     read_edit,
     read_lines,
     read_prompt,
+    scores_of_bags,
     word_forms,
     word_list,
     write_out,
 )
+from rucksack.senses import replace_word, scale_senses, separation, topic
 from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
-from senses import affinities, replace_word, scale_senses, separation, topic
 
 TOKENIZER = words_tokenizer(['The nurse said that she met Apple and HP, and he met The nurse.'])
 ENCODING = load_tokenizer(TOKENIZER)
@@ -58,9 +59,7 @@ TEXTS = {
 @pytest.fixture
 def model() -> Backpack:
     """A random model of that vocabulary, with three senses."""
-    model = lively(vocab_size=ENCODING.n_vocab).requires_grad_(False)
-    model.tokenizer = TOKENIZER
-    return model
+    return lively(vocab_size=ENCODING.n_vocab).requires_grad_(False)
 
 
 # -----------------------------------------------------------------------------
@@ -289,7 +288,7 @@ def test_a_phrase_finds_words_and_senses(text, words, numbers, model):
 @pytest.mark.parametrize('pair, a, b', [('she/he', SHE, HE), ('he/she', HE, SHE)])
 def test_a_pair_finds_the_sense_that_separates_it_most(pair, a, b, model):
     """It may speak for either word; its logits are said, and the sense that comes second."""
-    scores = separation(model, NURSE, a, b).tolist()
+    scores = separation(model, torch.tensor([NURSE]), a, b)[0].tolist()
     by_size = sorted(range(3), key=lambda l: abs(scores[l]), reverse=True)
     best = by_size[0]
     second = by_size[1]
@@ -312,7 +311,7 @@ def test_a_word_of_several_pieces_is_edited_in_its_last():
 def test_a_pair_looks_at_the_senses_of_the_last_piece():
     """It separates the pair in the senses that an edit would change."""
     model = lively(vocab_size=PIECES.n_vocab)
-    best = separation(model, IST, A, X).abs().argmax().item()
+    best = separation(model, torch.tensor([IST]), A, X).abs().argmax().item()
     _, numbers, _ = find_senses(parse_senses_of('xist:a/x'), model, PIECES)
     assert numbers == [best]
 
@@ -336,14 +335,14 @@ def test_an_unknown_word_is_shown_as_it_splits(model):
 def test_phrases_become_one_edit(model):
     """Senses off and scaled, replaced words and topics apply in this order, a line on each."""
     idx = torch.tensor([[NURSE, SHE, APPLE, NURSE, HP, HE]])
-    scores = affinities(model, [[HE, SHE], [HP]])
+    scores = scores_of_bags(model, [[HE, SHE], [HP]])
     expected = model.senses(idx)
     for edit in (
             scale_senses([NURSE], [1], 0.0),
             scale_senses(None, [0], 0.5),
             replace_word(model, [NURSE], APPLE, HP),
-            topic(model, scores[0], (3.3, 3.3, 3, 1)),
-            topic(model, scores[1], (2, 1.5, 1, 0.5))):
+            topic(model, scores[..., 0], (3.3, 3.3, 3, 1)),
+            topic(model, scores[..., 1], (2, 1.5, 1, 0.5))):
         expected = edit(idx, expected)
     edit, lines = make_edit(parse_edits(TEXTS), model, ENCODING)
     assert_close(edit(idx, model.senses(idx)), expected)
@@ -394,7 +393,7 @@ def test_a_file_of_edits_is_one_edit(model, tmp_path):
     idx = torch.tensor([[NURSE, SHE, APPLE, NURSE, HP, HE]])
     C = model.senses(idx)
     expected, _ = make_edit(parse_edits(TEXTS), model, ENCODING)
-    found = load_edit(path, model)(idx, C)
+    found = load_edit(path, model, ENCODING)(idx, C)
     assert torch.equal(found, expected(idx, C))
     assert not torch.equal(found, C)
 

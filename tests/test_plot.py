@@ -21,7 +21,7 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     logs = {NAME: ['0,,6.7', '64,4.5,', '128,3.5,4.1'], 'gpt': ['64,4,5.5', '300,,2.9', '500,,3.0']}
     for folder, n_sense in ((NAME, 4), ('gpt', 0)):
-        save(folder, toy_subject(n_sense).model)
+        save(folder, toy_subject(n_sense).model, {})
         log = '\n'.join(['tokens,loss,val_loss', *logs[folder]])
         Path(folder, 'log.csv').write_text(f'{log}\n')
 
@@ -78,9 +78,9 @@ def test_a_run_without_losses_is_refused(folder, runs, capsys):
     """It does not exist, its log is missing, unreadable or without held-out text: no picture."""
     pytest.importorskip('matplotlib')
     Path('gpt/log.csv').unlink()
-    save('unfinished', toy_subject().model)
+    save('unfinished', toy_subject().model, {})
     Path('unfinished/log.csv').write_text('tokens,loss,val_loss\n64,4,\n')
-    save('utf16', toy_subject().model)
+    save('utf16', toy_subject().model, {})
     Path('utf16/log.csv').write_text('tokens,loss,val_loss\n64,4,5\n', encoding='utf-16')
     assert folder in error_of(tables, capsys, 'plot', folder, '--out', 'x.svg')
     assert not Path('x.svg').exists()

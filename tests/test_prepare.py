@@ -27,9 +27,9 @@ from tiktoken_ext.openai_public import r50k_pat_str
 
 import prepare
 import train
-from model import Backpack, Config
 from rucksack.common import UserError
 from rucksack.data import read_bin, read_meta
+from rucksack.model import Backpack, Config
 from rucksack.tokenizer import (
     CHARACTER_OF,
     GPT2,
@@ -439,8 +439,7 @@ def save_model(tokenizer: dict, block_size: int) -> None:
     n_vocab = load_tokenizer(tokenizer).n_vocab
     model = Backpack(Config(block_size=block_size, vocab_size=n_vocab, n_layer=1, n_head=1,
                             n_embd=8, n_sense=2))
-    model.tokenizer = tokenizer
-    save('out/mine', model)
+    save('out/mine', model, tokenizer)
 
 
 @pytest.mark.parametrize('tokenizer', [gpt2_tokenizer(40), words_tokenizer(['It goes on. of a'])],

@@ -25,9 +25,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sample
-from model import Backpack, Config
 from rucksack.common import UserError
 from rucksack.gender import gender_rows
+from rucksack.model import Backpack, Config
 from rucksack.published import BUNDLED, CODE, COPIES, export, from_pretrained, settings_of
 from rucksack.subject import load_subject
 from rucksack.tokenizer import (
@@ -163,7 +163,8 @@ def assert_near(a: Tensor, b: Tensor) -> None:
 def test_our_logits_are_those_of_the_reference(folder):
     """To 1e-4, and so are those of the architecture written out above."""
     idx, expected = reference(folder)
-    assert_near(from_pretrained(folder)(idx), expected['logits'])
+    model, _ = from_pretrained(folder)
+    assert_near(model(idx), expected['logits'])
     assert_near(published_logits(*read(folder), idx), expected['logits'])
 
 
@@ -171,7 +172,7 @@ def test_our_logits_are_those_of_the_reference(folder):
 def test_our_alpha_and_senses_are_those_of_the_reference():
     """To 1e-4; the reference has the senses of all tokens side by side, (B, k, T, d)."""
     idx, expected = reference(BACKPACK)
-    model = from_pretrained(BACKPACK)
+    model, _ = from_pretrained(BACKPACK)
     assert_near(model.alpha(idx), expected['contextualization'])
     assert_near(model.senses(idx).transpose(1, 2), expected['senses'])
 
@@ -188,13 +189,14 @@ def test_files_with_other_keys_are_the_same_model(folder, safe, tmp_path):
     for i in range(3):
         other[f'{prefix}h.{i}.attn.bias'] = torch.ones(1)
         other[f'{prefix}h.{i}.attn.masked_bias'] = torch.ones(1)
-    found = from_pretrained(write(tmp_path / 'other', settings, other, safe))
-    same(found.state_dict(), from_pretrained(folder).state_dict())
+    found, _ = from_pretrained(write(tmp_path / 'other', settings, other, safe))
+    model, _ = from_pretrained(folder)
+    same(found.state_dict(), model.state_dict())
 
 
 def test_a_published_model_is_for_evaluation():
     """Its dropout, for fine-tuning, is that of config.json, and it is off."""
-    model = from_pretrained(BACKPACK)
+    model, _ = from_pretrained(BACKPACK)
     assert model.config.dropout == 0.1
     assert not model.training
 
@@ -204,12 +206,12 @@ def test_a_published_model_is_for_evaluation():
 def test_a_vocabulary_as_large_as_gpt2s_is_gpt2s(vocab_size, ids, tokenizer, tmp_path):
     """50,257 ids and a few rows of padding are; another size has no tokenizer, no padding."""
     config = Config(block_size=4, vocab_size=vocab_size, n_layer=1, n_head=1, n_embd=4, n_sense=2)
-    export(Backpack(config), tmp_path / 'out')
+    export(Backpack(config), None, tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
     del settings['n_vocab']
-    model = from_pretrained(write(tmp_path / 'published', settings, state))
+    model, found = from_pretrained(write(tmp_path / 'published', settings, state))
     assert model.config.n_vocab == ids
-    assert model.tokenizer == tokenizer
+    assert found == tokenizer
 
 
 # -----------------------------------------------------------------------------
@@ -225,7 +227,7 @@ SHAPES = [
 def test_exported_weights_mean_the_same_there(shape, tmp_path):
     """The published architecture computes our logits from our file."""
     model = lively(**shape).float()
-    export(model, tmp_path / 'out')
+    export(model, None, tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
     theirs = published_logits(settings, state, text())
     assert torch.allclose(theirs, model(text()), rtol=1e-4, atol=1e-4)
@@ -236,14 +238,14 @@ def test_exported_weights_mean_the_same_there(shape, tmp_path):
 @pytest.mark.parametrize('shape', SHAPES, ids=str)
 def test_scores_can_be_divided_by_the_layer(shape, scaled, tmp_path):
     """As config.json says; by default they are in a Backpack and are not in GPT-2."""
-    export(lively(**shape).float(), tmp_path / 'out')
+    export(lively(**shape).float(), None, tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
     name = 'scale_attn_by_inverse_layer_idx'
     settings[name] = 'num_senses' in settings if scaled is None else scaled
     theirs = published_logits(settings, state, text())
     if scaled is None:
         del settings[name]
-    model = from_pretrained(write(tmp_path / 'published', settings, state))
+    model, _ = from_pretrained(write(tmp_path / 'published', settings, state))
     assert torch.allclose(theirs, model(text()), rtol=1e-4, atol=1e-4)
 
 
@@ -251,19 +253,18 @@ def test_scores_can_be_divided_by_the_layer(shape, scaled, tmp_path):
 def test_an_exported_model_comes_back_exactly(n_sense, tmp_path):
     """Its weights, config and tokenizer, for evaluation."""
     model = lively(n_sense=n_sense, vocab_size=260, n_vocab=259, dropout=0.25).float()
-    model.tokenizer = words_tokenizer(['é nurse'])
-    export(model, tmp_path / 'out')
-    again = from_pretrained(tmp_path / 'out')
+    export(model, words_tokenizer(['é nurse']), tmp_path / 'out')
+    again, tokenizer = from_pretrained(tmp_path / 'out')
     same(model.state_dict(), again.state_dict())
     assert again.config == model.config
-    assert again.tokenizer == model.tokenizer
+    assert tokenizer == words_tokenizer(['é nurse'])
     assert not again.training
 
 
 @pytest.mark.parametrize('n_sense, folder', [(0, GPT), (3, BACKPACK)], ids=['gpt2', 'backpack'])
 def test_exported_weights_have_the_references_names(n_sense, folder, tmp_path):
     """All of them, but for copies of tied weights."""
-    export(lively(n_sense=n_sense, n_layer=3), tmp_path / 'out')
+    export(lively(n_sense=n_sense, n_layer=3), None, tmp_path / 'out')
     _, state = read(tmp_path / 'out')
     _, published = read(folder)
     assert state.keys() == published.keys() - COPIES.keys()
@@ -277,7 +278,7 @@ def test_a_refused_export_writes_nothing(place, changes, named, tmp_path):
     (tmp_path / 'old').mkdir()
     (tmp_path / 'old' / 'mine').touch()
     with pytest.raises(UserError) as error:
-        export(lively(**changes), tmp_path / place)
+        export(lively(**changes), None, tmp_path / place)
     assert named in str(error.value)
     assert [path.name for path in tmp_path.rglob('*')] == ['old', 'mine']
 
@@ -286,8 +287,7 @@ def export_of_merges(folder: Path, n: int, capsys) -> Backpack:
     """A model of a vocabulary of n merges, which sample.py exports to a folder in bfloat16."""
     merges = ['\u0120 t', 'h e', '\u0120t he']
     model = lively(vocab_size=264, n_vocab=257 + n, n_sense=3).float()
-    model.tokenizer = {'name': 'gpt2', 'merges': merges[:n]}
-    save(f'{folder}-run', model)
+    save(f'{folder}-run', model, {'name': 'gpt2', 'merges': merges[:n]})
     sample.main(['--from', f'{folder}-run', '--export', str(folder), '--dtype', 'bfloat16'])
     capsys.readouterr()
     return model
@@ -296,7 +296,7 @@ def export_of_merges(folder: Path, n: int, capsys) -> Backpack:
 @torch.no_grad()
 def test_everyone_can_read_what_is_exported(tmp_path):
     """All files have the mode that the umask gives to new ones."""
-    export(lively(n_sense=2).float(), tmp_path / 'out')
+    export(lively(n_sense=2).float(), None, tmp_path / 'out')
     beside = tmp_path / 'new'
     beside.touch()
     modes = {file.stat().st_mode for file in (tmp_path / 'out').iterdir()}
@@ -310,7 +310,7 @@ def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, 'write_bytes', write_bytes)
     with pytest.raises(UserError, match=f'{tmp_path}/out.*No space left'):
-        export(lively(n_sense=2).float(), tmp_path / 'out')
+        export(lively(n_sense=2).float(), None, tmp_path / 'out')
     assert list(tmp_path.iterdir()) == []
 
 
@@ -318,7 +318,7 @@ def test_what_a_killed_export_left_is_removed(tmp_path):
     """The next export to the same folder does it."""
     (tmp_path / '.out.partial').mkdir()
     (tmp_path / '.out.partial' / 'model.safetensors').touch()
-    export(lively(n_sense=2).float(), tmp_path / 'out')
+    export(lively(n_sense=2).float(), None, tmp_path / 'out')
     assert list(tmp_path.iterdir()) == [tmp_path / 'out']
 
 
@@ -328,10 +328,10 @@ def test_an_export_in_bfloat16_is_rounded_once(tmp_path, capsys):
     _, state = read(tmp_path / 'out')
     assert {weight.dtype for weight in state.values()} == {torch.bfloat16}
     rounded = copy.deepcopy(model).bfloat16().float()
-    again = from_pretrained(tmp_path / 'out')
+    again, tokenizer = from_pretrained(tmp_path / 'out')
     same(again.state_dict(), rounded.state_dict())
     assert again(text()).equal(rounded(text()))
-    assert again.tokenizer == model.tokenizer
+    assert tokenizer == {'name': 'gpt2', 'merges': ['\u0120 t', 'h e', '\u0120t he']}
 
 
 # -----------------------------------------------------------------------------
@@ -372,12 +372,13 @@ def test_a_tokenizer_as_large_as_gpt2s_is_its_own_or_gpt2s(last, tmp_path, capsy
     merges = [f'{CHARACTER_OF[a]} {CHARACTER_OF[b]}' for a in range(256) for b in range(196)]
     description = GPT2 | {'merges': [*merges[:49_999], last]}
     config = Config(block_size=4, vocab_size=50257, n_layer=1, n_head=1, n_embd=4, n_sense=2)
-    export(Backpack(config), tmp_path / 'out')
+    export(Backpack(config), None, tmp_path / 'out')
     bpe = {'merges': description['merges'], 'vocab': spelled_vocab(description)}
     bpe['vocab'][END_OF_TEXT] = 50256
     (tmp_path / 'out' / 'tokenizer.json').write_text(json.dumps({'model': bpe}))
     wanted = GPT2 if last.endswith('azed') else description
-    assert from_pretrained(tmp_path / 'out').tokenizer == wanted
+    _, tokenizer = from_pretrained(tmp_path / 'out')
+    assert tokenizer == wanted
     assert capsys.readouterr().err == ''
 
 
@@ -413,8 +414,8 @@ def test_english_has_the_code_that_export_writes():
 def test_english_has_the_settings_that_export_writes(name):
     """Made anew from its merges and its shape they are the same, with no merges.txt beside them."""
     folder = BUNDLED[name]
-    model = from_pretrained(name)
-    files = tokenizer_files(model.tokenizer) | {'config.json': settings_of(model.config)}
+    model, tokenizer = from_pretrained(name)
+    files = tokenizer_files(tokenizer) | {'config.json': settings_of(model.config)}
     for file, content in files.items():
         assert json.loads((folder / file).read_text(encoding='utf-8')) == content
     assert not (folder / 'merges.txt').exists()
@@ -602,8 +603,7 @@ def test_transformers_runs_what_we_export(words, n_sense, tmp_path):
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
     model = lively(vocab_size=320, n_vocab=n_vocab, n_sense=n_sense).float()
-    model.tokenizer = tokenizer
-    export(model, tmp_path / 'out')
+    export(model, tokenizer, tmp_path / 'out')
     torch.manual_seed(0)
     idx = torch.randint(n_vocab, (2, 9))
     answer = ask_transformers(tmp_path / 'out', tmp_path / 'again', idx)
@@ -619,8 +619,8 @@ def test_transformers_runs_what_we_export(words, n_sense, tmp_path):
         padded = torch.tensor(answer['padded'])[..., :n_vocab]
         assert torch.allclose(padded, logits[:, -1], rtol=0, atol=1e-4)
         assert answer['written'] == 3 * [model.generate(idx, 4, temperature=0.0).tolist()]
-    again = from_pretrained(tmp_path / 'again')
-    assert again.tokenizer == tokenizer
+    again, found = from_pretrained(tmp_path / 'again')
+    assert found == tokenizer
     assert again.config == model.config
     same(again.state_dict(), model.state_dict())
 
@@ -646,7 +646,7 @@ def put_on_hub(root: Path, name: str, model: Backpack, hidden: str = '') -> None
     files = root / name / 'resolve' / COMMIT
     api = root / 'api' / 'models' / name
     files.parent.mkdir(parents=True)
-    export(model, files)
+    export(model, words_tokenizer(['a nurse']), files)
     entries = []
     for path in sorted(files.iterdir()):
         if path.name != hidden:
@@ -665,7 +665,6 @@ def put_on_hub(root: Path, name: str, model: Backpack, hidden: str = '') -> None
 def places(tmp_path):
     """Where a Hub can be: one with owner/tiny, and owner/empty without weights; dead; silent."""
     model = lively(vocab_size=264, n_vocab=258).float()
-    model.tokenizer = words_tokenizer(['a nurse'])
     put_on_hub(tmp_path, 'owner/tiny', model)
     put_on_hub(tmp_path, 'owner/empty', model, hidden='model.safetensors')
     server = ThreadingHTTPServer(('127.0.0.1', 0), partial(Hub, directory=tmp_path))

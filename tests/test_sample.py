@@ -15,11 +15,25 @@ from helpers import World, error_of, say
 from torch import Tensor
 
 import sample
-import senses
-from model import Backpack, Edit
-from rucksack import published
-from rucksack.phrases import bag_ids, load_edit, make_edit, parse_edits, quoted
-from senses import STRENGTHS, affinities, compose, edited, replace_word, scale_senses, topic
+from rucksack import published, senses
+from rucksack.model import Backpack
+from rucksack.phrases import (
+    bag_ids,
+    load_edit,
+    make_edit,
+    parse_edits,
+    quoted,
+    scores_of_bags,
+)
+from rucksack.senses import (
+    STRENGTHS,
+    Edit,
+    compose,
+    replace_word,
+    scale_senses,
+    senses_after,
+    topic,
+)
 
 SHORT = ['--num-samples', '1', '--max-new-tokens', '1']
 SENSES = range(16)
@@ -111,8 +125,8 @@ def test_all_edits_add_up_in_one_command(out, capsys):
     model = world.model
     macbook, apple, hp, iphone, sony, verb = (
         world.id(word) for word in ('MacBook', 'Apple', 'HP', 'iPhone', 'Sony', 'is'))
-    film = affinities(model, [bag_ids(world.encoding, ['film', 'tv', 'video'])])[0]
-    food = affinities(model, [bag_ids(world.encoding, ['food', 'soup'])])[0]
+    film = scores_of_bags(model, [bag_ids(world.encoding, ['film', 'tv', 'video'])])[..., 0]
+    food = scores_of_bags(model, [bag_ids(world.encoding, ['food', 'soup'])])[..., 0]
     edits = [
         scale_senses(None, [2], 0.0),
         scale_senses([verb], [3, 4, 5], 0.5),
@@ -313,7 +327,7 @@ def test_an_edit_that_is_saved_is_loaded_in_python(world, capsys):
     assert saved == {'vocabulary': n_vocab, 'edits': TEXTS}
     C = world.model.senses(world.idx)
     edit, _ = make_edit(parse_edits(TEXTS), world.model, world.encoding)
-    found = load_edit('e.json', world.model)(world.idx, C)
+    found = load_edit('e.json', world.model, world.encoding)(world.idx, C)
     assert torch.equal(found, edit(world.idx, C))
     assert not torch.equal(found, C)
 
@@ -609,7 +623,8 @@ def test_find_has_the_senses_that_speak_for_a_bag(world, capsys):
 def test_similar_has_the_nearest_words_in_each_sense(world, capsys):
     """By the cosine, and in a last row by its minimum over all senses; not the word itself."""
     quick = world.id('quick')
-    alike = senses.similarity(world.model, quick)  # (V, k)
+    ids = torch.arange(world.encoding.n_vocab)
+    alike = senses.similarity(world.model, ids, quick)  # (V, k)
     alike[quick] = -1
     expected = [[str(l), *world.top(alike[:, l], 8)] for l in SENSES]
     expected.append(['min', *world.top(alike.amin(-1), 8)])
@@ -645,7 +660,7 @@ def test_explain_has_terms_that_add_up(asked, words, world, capsys):
     """The largest alpha * C . E and the rest add up to a logit, or to a difference of two."""
     model = world.model
     edit = scale_senses([world.id('nurse')], [0, 1, 2, 3], 0.5)
-    C = edited(model, world.idx, edit)  # (1, T, k, d)
+    C = senses_after(model, world.idx, edit)  # (1, T, k, d)
     logits = model(world.idx, C=C)[0, -1, :len(world.E)]
     ids = [world.id(word) for word in words] or [logits.argmax().item()]
     v = world.E[ids[0]]

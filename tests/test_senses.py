@@ -1,5 +1,6 @@
 """Claims about looking at senses, explaining predictions and editing them, on a random model."""
 
+import doctest
 import math
 from itertools import product
 
@@ -9,20 +10,22 @@ from helpers import lively, text
 from torch import Tensor
 from torch.testing import assert_close
 
-import senses
-from model import Backpack, Edit
-from senses import (
+from rucksack import phrases, senses
+from rucksack.model import Backpack
+from rucksack.phrases import scores_of_bags
+from rucksack.senses import (
     STRENGTHS,
+    Edit,
     affinities,
     compose,
-    edited,
-    predict,
+    next_word_probs,
     replace_word,
     scale_senses,
-    sense_gauge,
+    senses_after,
     separation,
     topic,
 )
+from rucksack.training.gauge import sense_gauge
 
 V = 34  # ids of the model, which has six rows of padding more
 K = 3   # senses
@@ -46,57 +49,64 @@ def edit_of(kind: str, model: Backpack) -> Edit:
         return scale_senses(None, [0, 2], 1.7)
     if kind == 'replace':
         return replace_word(model, EVEN, 5, 6)
-    return topic(model, affinities(model, [[7, 8]])[0], STRENGTHS[3])
+    return topic(model, scores_of_bags(model, [[7, 8]])[..., 0], STRENGTHS[3])
 
 
 # -----------------------------------------------------------------------------
 # Looking.
 
 
-@pytest.fixture(params=[(1, 7), (30, 16), (256, 2048)])
-def scored(request, model, monkeypatch) -> Backpack:
-    """The model with padding that would win, scored so many ids and logits at a time."""
-    ids_at_once, logits_at_once = request.param
-    monkeypatch.setattr(senses, 'IDS_AT_ONCE', ids_at_once)
-    monkeypatch.setattr(senses, 'LOGITS_AT_ONCE', logits_at_once)
+SOME = torch.tensor([5, 0, 33, 5])
+
+
+@pytest.fixture
+def scored(model) -> Backpack:
+    """The model with padding that would win."""
     model.wte.weight[V:] *= 100
     return model
 
 
 def test_separation_is_that_of_each_word_and_sense(scored):
-    """It is C . (E_a - E_b) by a loop, of all ids at once and of one."""
+    """It is C . (E_a - E_b) by a loop."""
     E = scored.wte.weight
-    apart = separation(scored, None, 4, 9)
-    assert apart.shape == (V, K)
-    for w in range(V):
-        C = scored.senses(torch.tensor(w))  # (k, d)
-        own = separation(scored, w, 4, 9)
-        for l in range(K):
-            expected = (C[l] * E[4]).sum().item() - (C[l] * E[9]).sum().item()
-            assert apart[w, l].item() == pytest.approx(expected)
-            assert own[l].item() == pytest.approx(expected)
+    C = scored.senses(SOME)  # (n, k, d)
+    found = separation(scored, SOME, 4, 9)
+    assert found.shape == (4, K)
+    for i, l in product(range(4), range(K)):
+        expected = (C[i, l] * E[4]).sum().item() - (C[i, l] * E[9]).sum().item()
+        assert found[i, l].item() == pytest.approx(expected)
 
 
 def test_affinities_are_those_of_each_word_and_sense(scored):
-    """The logits of the bag over the largest logit, by a loop over all ids without padding."""
+    """The logits of a bag over the largest logit, by a loop over all ids without padding."""
     E = scored.wte.weight
-    C = scored.senses(torch.arange(V))  # (V, k, d)
-    found = affinities(scored, [[2, 30]])[0]
-    assert found.shape == (V, K)
-    for w, l in product(range(V), range(K)):
-        logits = [(C[w, l] * E[v]).sum().item() for v in range(V)]
-        expected = (logits[2] + logits[30]) / max(logits)
-        assert found[w, l].item() == pytest.approx(expected)
+    C = scored.senses(SOME)  # (n, k, d)
+    bags = [[2, 30], [7]]
+    found = affinities(scored, SOME, bags)
+    assert found.shape == (4, K, 2)
+    for i, l, j in product(range(4), range(K), range(2)):
+        logits = [(C[i, l] * E[v]).sum().item() for v in range(V)]
+        expected = sum(logits[v] for v in bags[j]) / max(logits)
+        assert found[i, l, j].item() == pytest.approx(expected)
 
 
 def test_similarity_is_the_cosine_of_each_word_and_sense(scored):
     """Eq. 13 by a loop."""
-    C = scored.senses(torch.arange(V))  # (V, k, d)
-    alike = senses.similarity(scored, 11)
-    assert alike.shape == (V, K)
-    for w, l in product(range(V), range(K)):
-        cosine = (C[w, l] @ C[11, l]) / (C[w, l].norm() * C[11, l].norm())
-        assert alike[w, l].item() == pytest.approx(cosine.item())
+    C = scored.senses(SOME)  # (n, k, d)
+    C_w = scored.senses(torch.tensor(11))  # (k, d)
+    alike = senses.similarity(scored, SOME, 11)
+    assert alike.shape == (4, K)
+    for i, l in product(range(4), range(K)):
+        cosine = (C[i, l] @ C_w[l]) / (C[i, l].norm() * C_w[l].norm())
+        assert alike[i, l].item() == pytest.approx(cosine.item())
+
+
+@pytest.mark.parametrize('size', [1, 7, 64])
+def test_the_vocabulary_is_scored_in_slices(size, scored, monkeypatch):
+    """Whatever their size, the scores are those of all ids at once."""
+    monkeypatch.setattr(phrases, 'IDS_AT_ONCE', size)
+    found = scores_of_bags(scored, [[2, 30]])
+    assert_close(found, affinities(scored, torch.arange(V), [[2, 30]]))
 
 
 def test_extremes_are_the_ends_of_all_logits_in_order(model):
@@ -113,12 +123,12 @@ def test_extremes_are_the_ends_of_all_logits_in_order(model):
 
 
 def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
-    """In bfloat16, by tiles, they are off by at most 2% of the largest, by 0.2% in the median."""
+    """In bfloat16 they are off by at most 2% of the largest, by 0.2% in the median."""
     model = lively(vocab_size=17_000, n_vocab=16_900, n_layer=1).float()
-    monkeypatch.setattr(senses, 'bfloat16_unit', lambda device: None)
-    exact = affinities(model, [[2, 300]])[0]
-    monkeypatch.setattr(senses, 'bfloat16_unit', lambda device: 'AMX')
-    fast = affinities(model, [[2, 300]])[0]
+    monkeypatch.setattr(phrases, 'bfloat16_unit', lambda device: None)
+    exact = scores_of_bags(model, [[2, 300]])
+    monkeypatch.setattr(phrases, 'bfloat16_unit', lambda device: 'AMX')
+    fast = scores_of_bags(model, [[2, 300]])
     off = (fast - exact).abs()
     largest = exact.abs().max()
     assert fast.dtype == torch.float32
@@ -130,12 +140,18 @@ def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
 def test_affinities_in_float64_stay_in_float64(monkeypatch):
     """A model in float64 is scored in it, whatever the device could do faster."""
     model = lively(vocab_size=16_400, n_vocab=16_390, n_layer=1, n_sense=1, n_embd=8)
-    monkeypatch.setattr(senses, 'bfloat16_unit', lambda device: 'AMX')
-    assert affinities(model, [[2, 300]]).dtype == torch.float64
+    monkeypatch.setattr(phrases, 'bfloat16_unit', lambda device: 'AMX')
+    assert scores_of_bags(model, [[2, 300]]).dtype == torch.float64
 
 
 # -----------------------------------------------------------------------------
 # Explaining.
+
+
+def test_the_examples_in_the_docstrings():
+    """What senses.py shows is what Python prints."""
+    assert doctest.testmod(senses) == (0, 9)
+
 
 
 @pytest.mark.parametrize('kind', [None, *KINDS])
@@ -144,7 +160,7 @@ def test_the_terms_of_an_explanation_add_up_to_the_logit(model, kind):
     E = model.wte.weight
     C = None
     if kind:
-        C = edited(model, IDX, edit_of(kind, model))
+        C = senses_after(model, IDX, edit_of(kind, model))
     last = model(IDX, C=C)[:, -1]  # (B, rows of E)
     vectors = [*E, E[3] - E[8]]
     logits = [*last.T, last[:, 3] - last[:, 8]]
@@ -162,7 +178,7 @@ def test_the_terms_of_an_explanation_add_up_to_the_logit(model, kind):
 
 def edits_without_change(model: Backpack) -> dict[str, Edit]:
     """Edits that ask for no change, by what they say."""
-    scores = affinities(model, [[3]])[0]
+    scores = scores_of_bags(model, [[3]])[..., 0]
     return {
         'factor 1': scale_senses(None, [0, 1], 1.0),
         'strength 0': topic(model, scores, STRENGTHS[0]),
@@ -179,15 +195,15 @@ def test_edits_that_ask_for_no_change_are_bit_identical(model, dtype):
     torch.manual_seed(0)
     made = model.generate(IDX, 20)
     for name, edit in edits_without_change(model).items():
-        assert torch.equal(model(IDX, C=edited(model, IDX, edit)), logits), name
+        assert torch.equal(model(IDX, C=senses_after(model, IDX, edit)), logits), name
         torch.manual_seed(0)
         assert torch.equal(model.generate(IDX, 20, edit=edit), made), name
 
 
 def test_a_transformer_takes_no_edit():
-    """predict does not ignore it."""
-    with pytest.raises(AttributeError, match='sense_network'):
-        predict(lively(n_sense=0).float(), text(5)[:1], scale_senses(None, [0], 0.0))
+    """next_word_probs does not ignore it."""
+    with pytest.raises(AttributeError, match='senses'):
+        next_word_probs(lively(n_sense=0).float(), text(5), scale_senses(None, [0], 0.0))
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -322,7 +338,7 @@ def test_topic_control_is_the_loop_of_eq_15_to_20(model):
     projection = model.sense_network.final_mlp.c_proj
     projection.weight[:D] = 0  # sense 0 is the zero vector, so its scores are equal
     projection.bias[:D] = 0
-    scores = affinities(model, [[7, 8]])[0].round()  # many are equal, to the quantiles too
+    scores = scores_of_bags(model, [[7, 8]])[..., 0].round()  # many are equal, to the quantiles too
     edges = [quantile(scores, q) for q in (0.95, 0.80, 0.60)]
     assert max((scores == edge).sum() for edge in edges) > 1
     assert (scores[:, 0] == 0).all()

@@ -11,8 +11,9 @@ import eval as tables
 import prepare
 import sample
 import train
-from model import SIZES, Backpack
-from train import Settings, config_of, parse_args
+from rucksack.timing import SIZES
+from rucksack.training.start import SHAPE, new_model
+from train import Settings, parse_args
 
 CONFIGS = sorted(path.stem for path in (ROOT / 'config').glob('*.py'))
 AS_PUBLISHED = ['train_micro', 'train_mini', 'train_small', 'senses']
@@ -36,7 +37,7 @@ def two_configs(tmp_path) -> list[str]:
 
 def test_the_command_line_wins_over_files_over_defaults(two_configs):
     """A later file wins over an earlier one; what nobody gives is the default."""
-    s, _ = parse_args([*two_configs, '--overwrite', '--n_head=5', '--batch_size=3'])
+    s, _, _ = parse_args([*two_configs, '--overwrite', '--n_head=5', '--batch_size=3'])
     changed = dict(n_layer=4, n_head=5, beta1=0.5, compile=False, learning_rate=1.0, batch_size=3,
                    overwrite=True, out_dir='out/b')
     assert s == Settings(**changed)
@@ -46,25 +47,26 @@ def test_dashes_are_underscores_in_newer_pythons(monkeypatch):
     """Their intermixed parsing does not call parse_known_args, so it does not call ours."""
     plain = ArgumentParser.parse_known_args
     monkeypatch.setattr(ArgumentParser, 'parse_known_intermixed_args', plain)
-    s, _ = parse_args(['--n-layer=2', '--n_head', '3'])
+    s, _, _ = parse_args(['--n-layer=2', '--n_head', '3'])
     assert (s.n_layer, s.n_head) == (2, 3)
 
 
 def test_settings_given_are_known_by_name(two_configs):
     """Those of files and of the command line; defaults are not given."""
-    _, given = parse_args([*two_configs, '--n_head=5'])
-    assert given == {'n_layer', 'n_head', 'beta1', 'compile', 'learning_rate'}
+    _, given, _ = parse_args([*two_configs, '--n_head=5'])
+    assert given.keys() == {'n_layer', 'n_head', 'beta1', 'compile', 'learning_rate'}
 
 
-def test_a_config_file_changes_no_resumed_run(two_configs):
-    """Settings that a resumed run may change are given by flags alone."""
-    _, given = parse_args([*two_configs, '--init_from=resume', '--max_iters=5'])
-    assert given == {'n_layer', 'n_head', 'beta1', 'learning_rate', 'init_from', 'max_iters'}
+def test_flags_are_known_from_config_files(two_configs):
+    """Only what was typed may steer a resumed run."""
+    _, given, flags = parse_args([*two_configs, '--init_from=resume', '--max_iters=5'])
+    assert flags == {'init_from', 'max_iters'}
+    assert given['n_layer'] == 4
 
 
 def test_values_have_the_type_of_their_setting(two_configs):
     """An integer for a number is that number; True and False are no texts."""
-    s, _ = parse_args([*two_configs, '--min_lr=1e-3', '--seed', '7'])
+    s, _, _ = parse_args([*two_configs, '--min_lr=1e-3', '--seed', '7'])
     for name, kind in Settings.__annotations__.items():
         assert type(getattr(s, name)) is kind, name
 
@@ -74,8 +76,8 @@ def test_values_have_the_type_of_their_setting(two_configs):
     '--n_head 5 --batch_size=3 --overwrite', '--overwrite --n_head=5 --batch-size=3'])
 def test_a_flag_has_several_spellings(words, two_configs):
     """With - or _, with = or a space; a switch alone is True."""
-    usual, _ = parse_args([*two_configs, '--n_head=5', '--batch_size=3', '--overwrite=True'])
-    s, _ = parse_args([*two_configs, *words.split()])
+    usual, _, _ = parse_args([*two_configs, '--n_head=5', '--batch_size=3', '--overwrite=True'])
+    s, _, _ = parse_args([*two_configs, *words.split()])
     assert s == usual
 
 
@@ -156,17 +158,19 @@ def test_a_config_that_is_not_there_is_one_line(tiny, capsys):
 @pytest.mark.parametrize('name', CONFIGS)
 def test_every_config_makes_a_model(name, more, n_sense, end):
     """A run's folder says which model it has."""
-    s, _ = parse_args([f'{ROOT}/config/{name}.py', *more])
+    s, _, _ = parse_args([f'{ROOT}/config/{name}.py', *more])
+    shape = {name: getattr(s, name) for name in SHAPE}
     with torch.device('meta'):
-        model = Backpack(config_of(s, {'vocab_size': 50257}))
+        model = new_model(0, 50257, {**shape, 'n_sense': n_sense})
     assert model.config.n_sense == n_sense
+    assert s.n_sense in (n_sense, 16)
     assert s.out_dir == f'out/{name.removeprefix("train_")}{end}'
 
 
 @pytest.mark.parametrize('name', AS_PUBLISHED)
 def test_the_papers_sizes_train_as_published(name):
     """100,000 steps of 2^19 tokens, on 4 GPUs too, half as many for Table 8; rate and betas."""
-    s, _ = parse_args([f'{ROOT}/config/{name}.py'])
+    s, _, _ = parse_args([f'{ROOT}/config/{name}.py'])
     assert s.dataset == 'openwebtext'
     assert s.tokens_per_step == 2 ** 19
     assert s.gradient_accumulation_steps % 4 == 0

@@ -11,9 +11,9 @@ from torch.testing import assert_close
 
 from rucksack import topics, toy
 from rucksack.paper import TOPICS
-from rucksack.phrases import bag_ids
+from rucksack.phrases import bag_ids, scores_of_bags
+from rucksack.senses import STRENGTHS
 from rucksack.subject import Subject
-from senses import STRENGTHS, affinities
 
 MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
 
@@ -40,9 +40,9 @@ def test_affinities_are_the_affinity_of_each_bag():
     """Several bags scored at once give each its own scores."""
     model = toy_subject().model
     bags = [[3, 7], [5], [260, 9, 11]]
-    together = affinities(model, bags)
-    for bag, scores in zip(bags, together, strict=True):
-        assert_close(scores, affinities(model, [bag])[0])
+    together = scores_of_bags(model, bags)
+    for i, bag in enumerate(bags):
+        assert_close(together[..., i], scores_of_bags(model, [bag])[..., 0])
 
 
 @pytest.mark.parametrize('label', MUSIC_AND_SPORTS)
@@ -99,7 +99,7 @@ def test_a_transformer_that_reads_token_by_token_is_the_same():
     """Logits from kept keys and values equal those of a pass over the whole text, to 1e-5."""
     s = transformer(n_layer=3)
     idx = torch.randint(s.encoding.n_vocab, (2, 9), generator=torch.Generator().manual_seed(0))
-    past = torch.zeros(3, 2, 2, 2, 0, 8)
+    past = torch.zeros(3, 2, 0, 48)
     whole = s.model(idx)
     for t in range(9):
         logits, past = topics.read_on(s.model, idx[:, t], past)
@@ -125,12 +125,12 @@ def test_steering_raises_the_bag_in_every_text():
     bag = s.encode(' music guitar')
     torch.manual_seed(3)
     token = torch.randint(s.encoding.n_vocab, (5,))
-    past = torch.randn(2, 2, 5, 2, 6, 8)
+    past = torch.randn(2, 5, 6, 48)
     logits, _ = topics.read_on(s.model, token, past)
     plain = logits.softmax(-1)
 
     def mass_of_bag(step: float) -> Tensor:
-        norms = torch.zeros(2, 1, 5, 1, 1, 1)
+        norms = torch.zeros(2, 5, 1, 1)
         moved = topics.steer(s.model, token, past, torch.tensor(bag), plain, step, norms)
         logits, _ = topics.read_on(s.model, token, moved)
         return logits.softmax(-1)[:, bag].sum(-1)  # (5,)
@@ -153,14 +153,14 @@ def test_pplm_divides_by_the_largest_norm_so_far():
     bag = torch.tensor(s.encode(' music guitar'))
     token = torch.tensor([3, 4, 5])
     torch.manual_seed(0)
-    past = torch.randn(2, 2, 3, 2, 8, 8).double()
+    past = torch.randn(2, 3, 8, 48).double()
     logits, _ = topics.read_on(s.model, token, past)
     plain = logits.softmax(-1)
 
     def move(norms: Tensor) -> Tensor:
         return topics.steer(s.model, token, past, bag, plain, 1e-6, norms) - past
 
-    norms = torch.zeros(2, 1, 3, 1, 1, 1).double()
+    norms = torch.zeros(2, 3, 1, 1).double()
     held_norms = torch.full_like(norms, 7)
     free = move(norms)
     held = move(held_norms)
@@ -175,13 +175,14 @@ def test_pplm_moves_the_first_five_positions():
     s = transformer(n_layer=2)
     token = torch.tensor([3, 4, 5])
     torch.manual_seed(0)
-    past = torch.randn(2, 2, 3, 2, 8, 8)
+    past = torch.randn(2, 3, 8, 48)
     logits, _ = topics.read_on(s.model, token, past)
     bag = torch.tensor(s.encode(' music guitar'))
-    norms = torch.zeros(2, 1, 3, 1, 1, 1)
+    norms = torch.zeros(2, 3, 1, 1)
     moved = topics.steer(s.model, token, past, bag, logits.softmax(-1), 0.1, norms)
-    assert (moved != past)[..., :5, :].flatten(0, 3).any(-1).all()
-    assert torch.equal(moved[..., 5:, :], past[..., 5:, :])
+    is_moved = moved != past
+    assert is_moved[:, :, :5, 16:].all()
+    assert not is_moved[:, :, 5:].any()
 
 
 def test_pplm_draws_from_the_fusion_and_stays_steered(monkeypatch):
@@ -197,7 +198,7 @@ def test_pplm_draws_from_the_fusion_and_stays_steered(monkeypatch):
     monkeypatch.setattr(topics, 'steer', lambda model, token, past, *rest: past + 0.5)
     monkeypatch.setattr(torch, 'multinomial', watched)
     idx = topics.pplm(s.model, torch.full((2, 1), s.eot), [3], step=1.0, length=3)
-    past = torch.zeros(2, 2, 2, 2, 0, 8)
+    past = torch.zeros(2, 2, 0, 48)
     plain_past = past
     for t in range(3):
         if t > 0:
@@ -214,14 +215,14 @@ def test_steering_stays_near_the_plain_text(monkeypatch):
     s = transformer(n_layer=2)
     torch.manual_seed(3)
     token = torch.randint(s.encoding.n_vocab, (8,))
-    past = torch.randn(2, 2, 8, 2, 5, 8)
+    past = torch.randn(2, 8, 5, 48)
     plain = topics.read_on(s.model, token, past + 0.5 * torch.randn_like(past))[0].softmax(-1)
 
     def divergence(past: Tensor) -> Tensor:
         probs = topics.read_on(s.model, token, past)[0].softmax(-1)
         return (probs * (probs / plain).log()).sum(-1)  # (8,)
 
-    norms = torch.zeros(2, 1, 8, 1, 1, 1)
+    norms = torch.zeros(2, 8, 1, 1)
     steered = topics.steer(s.model, token, past, torch.tensor([3]), plain, 0.1, norms)
     assert (divergence(steered) < divergence(past)).all()
 
@@ -244,4 +245,4 @@ def test_each_row_has_its_strength_and_each_text_its_topic(monkeypatch):
         for label, (scores, found) in edits.items():
             assert found == weights
             bag = bag_ids(s.encoding, TOPICS[label])
-            assert_close(scores, affinities(s.model, [bag])[0])
+            assert_close(scores, scores_of_bags(s.model, [bag])[..., 0])

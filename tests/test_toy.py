@@ -21,19 +21,18 @@ from torch.nn import functional as F
 import prepare
 from rucksack import toy as world
 from rucksack.paper import TOPICS
-from rucksack.phrases import bag_ids, word_forms, word_id
+from rucksack.phrases import bag_ids, scores_of_bags, word_forms, word_id
 from rucksack.published import from_pretrained
-from rucksack.tokenizer import load_tokenizer
-from senses import (
+from rucksack.senses import (
     STRENGTHS,
-    affinities,
     compose,
-    edited,
     replace_word,
     scale_senses,
+    senses_after,
     separation,
     topic,
 )
+from rucksack.tokenizer import load_tokenizer
 
 PAIRS = [(a, b) for a, b, _ in world.SYNONYMS]
 N_STORIES = 64_000
@@ -227,8 +226,8 @@ TEXTS = int(os.environ.get('TOY_TEXTS', 600))  # to tell of each topic at streng
 @pytest.fixture(scope='module')
 def backpack(trained_toy):
     """The trained model and its tokenizer."""
-    model = from_pretrained(trained_toy / 'out' / 'toy')
-    return model, load_tokenizer(model.tokenizer)
+    model, tokenizer = from_pretrained(trained_toy / 'out' / 'toy')
+    return model, load_tokenizer(tokenizer)
 
 
 def held_out_stories() -> list[tuple[str, float]]:
@@ -240,7 +239,7 @@ def held_out_stories() -> list[tuple[str, float]]:
 def loss_of(model, ids: Tensor, edit=None) -> Tensor:
     """Nats of each id of ids (B, T) but the first, given those before it: (B, T - 1)."""
     idx = ids[:, :-1]
-    C = edited(model, idx, edit)
+    C = senses_after(model, idx, edit)
     logits = model(idx, C=C)  # (B, T - 1, V)
     return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction='none')
 
@@ -277,7 +276,7 @@ def pronoun_probs(backpack, noun: str, edit=None) -> Tensor:
     found = []
     for prompt in PROMPTS:
         idx = torch.tensor([encoding.encode_ordinary(prompt.format(noun))])
-        logits = model(idx, C=edited(model, idx, edit))[0, -1]  # (V,)
+        logits = model(idx, C=senses_after(model, idx, edit))[0, -1]  # (V,)
         found.append(logits.softmax(-1)[pronouns])
     return torch.stack(found)
 
@@ -324,7 +323,7 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
     nouns = sorted(biased, key=lambda noun: -bias_ratio(backpack, [noun]))[:16]
     forms = [word_forms(encoding, noun) for noun in nouns]
     inside = [ids[0] for ids in forms]
-    scores = separation(model, None, she, he)[inside].abs()  # (16, k)
+    scores = separation(model, torch.tensor(inside), she, he).abs()  # (16, k)
     found = scores.mean(0).argmax().item()
     own = scores.argmax(1).tolist()
     without = compose([scale_senses(ids, [found], 0.0) for ids in forms])
@@ -358,7 +357,7 @@ def test_nurse_without_her_sense_is_less_of_a_she(backpack):
     nurse = word_id(encoding, 'nurse')
     she = word_id(encoding, 'she')
     he = word_id(encoding, 'he')
-    sense = separation(model, nurse, she, he).abs().argmax().item()
+    sense = separation(model, torch.tensor([nurse]), she, he).abs().argmax().item()
     shares = []
     for edit in (None, scale_senses([nurse], [sense], 0.0)):
         p_she, p_he, _ = pronoun_probs(backpack, 'nurse', edit).mean(0).tolist()
@@ -387,7 +386,7 @@ def test_a_product_changes_its_maker(backpack):
         for new in ids.keys() - {old}:
             edit = replace_word(model, word_forms(encoding, product), ids[old], ids[new])
             for idx, plain in zip(prompts, before):
-                logits = model(idx, C=edited(model, idx, edit))[0, -1]  # (V,)
+                logits = model(idx, C=senses_after(model, idx, edit))[0, -1]  # (V,)
                 change = logits - plain
                 gains.append(change[ids[new]] - change[ids[old]])
                 likeliest = makers[logits[makers].argmax()]
@@ -432,7 +431,7 @@ def test_topic_control_raises_the_share_of_the_topic(backpack):
     for i, label in enumerate(labels):
         of_topic = torch.tensor([word_id(encoding, word) for word in world.TOPICS[label]])
         bag = bag_ids(encoding, TOPICS[label])
-        scores = affinities(model, [bag])[0]
+        scores = scores_of_bags(model, [bag])[..., 0]
         for strength, weights in enumerate(STRENGTHS):
             n = TEXTS if strength == 2 else TEXTS // 4  # most where the claim is
             texts, is_story, loss[i, strength] = plain

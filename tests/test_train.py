@@ -32,15 +32,17 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import train
-from model import Backpack, Config
-from rucksack.checkpoint import training_of
-from rucksack.common import run_cli
-from rucksack.data import DistinctIds, TokenDataset, inputs_of, read_meta, texts_of_step
-from rucksack.machine import Machine
+from rucksack.checkpoint import make_model, training_of
+from rucksack.common import UserError, run_cli
+from rucksack.data import TokenDataset, read_meta, texts_of_step
+from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
 from rucksack.published import export, from_pretrained
-from rucksack.report import error_of_device
 from rucksack.subject import load_subject
-from train import Settings, learning_rate_at
+from rucksack.training import gauge
+from rucksack.training.machine import Machine
+from rucksack.training.report import stopped
+from rucksack.training.start import SHAPE, start_from
+from train import Settings, share_of_peak
 
 RESUME = [*SMALL, '--init_from=resume']
 FIXTURES = ROOT / 'tests' / 'fixtures'
@@ -51,7 +53,7 @@ def a_model(**changes) -> Backpack:
     """A small model in float64."""
     torch.manual_seed(0)
     shape = dict(block_size=8, vocab_size=40, n_layer=2, n_head=2, n_embd=16, n_sense=4) | changes
-    return Backpack(Config(**shape)).double()
+    return make_model(Config(**shape)).double()
 
 
 def dataset(name: str) -> TokenDataset:
@@ -120,26 +122,21 @@ def test_evaluation_goes_back_to_training(tiny):
     assert model.model.contextualizer.drop.training
 
 
-SCHEDULE = Settings(warmup_iters=4, lr_decay_iters=14, min_lr=0.5, max_iters=24)
+SCHEDULE = Settings(
+    warmup_iters=4, lr_decay_iters=14, min_lr=0.01, learning_rate=0.02, max_iters=24)
 
 
-@pytest.mark.parametrize('step, rate', [
+@pytest.mark.parametrize('step, share', [
     (0, 0.25), (1, 0.5), (2, 0.75), (3, 1.0), (4, 1.0), (9, 0.75), (14, 0.5), (19, 0.5)])
-def test_the_learning_rate_warms_up_and_decays(step, rate):
+def test_the_learning_rate_warms_up_and_decays_to_min_lr(step, share):
     """Linear up to the peak in warmup_iters, down to min_lr at lr_decay_iters, flat after it."""
-    assert learning_rate_at(step, SCHEDULE, 1.0) == rate
+    assert share_of_peak(step, SCHEDULE) == share
 
 
 @pytest.mark.parametrize('step, rate', [(14, 0.75), (24, 0.5)])
 def test_the_learning_rate_decays_to_the_end_by_default(step, rate):
     """With lr_decay_iters = 0 it is at min_lr after max_iters."""
-    assert learning_rate_at(step, replace(SCHEDULE, lr_decay_iters=0), 1.0) == rate
-
-
-def test_every_peak_decays_to_the_same_end():
-    """Half-way down from 2 to 0.5 it is 1.25."""
-    assert learning_rate_at(9, SCHEDULE, 2.0) == 1.25
-    assert learning_rate_at(14, SCHEDULE, 2.0) == 0.5
+    assert share_of_peak(step, replace(SCHEDULE, lr_decay_iters=0)) == rate
 
 
 def test_embeddings_decay_only_if_asked(tiny):
@@ -186,7 +183,7 @@ def test_each_step_has_the_rate_of_its_optimizer_and_group(optimizer, tiny, monk
     assert [name for name, _ in seen] == names * 3
     for i, (name, rates) in enumerate(seen):
         peak = {'AdamW': 0.01, 'Muon': 0.03}[name]
-        rate = learning_rate_at(i // len(names), s, peak)
+        rate = peak * share_of_peak(i // len(names), s)
         assert rates == pytest.approx({1.0: rate, 0.1: 0.1 * rate})
 
 
@@ -239,6 +236,7 @@ class Counted(torch.nn.Module):
     def __init__(self, module: torch.nn.Module):
         super().__init__()
         self.module = module
+        self.model = module.model
         self.n = 0
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -284,7 +282,8 @@ def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
     for i, size in enumerate(sizes):
         n_ids = 1 + 21 * min(i, 18)
         idx = torch.randint(n_ids, (size, 40))
-        own = loss_and_gradients(compiled(*inputs_of(idx, idx, 'cpu')), model)
+        inputs = ALONE.to_device(idx, idx, *distinct_ids(idx))
+        own = loss_and_gradients(compiled(*inputs), model)
         plain = loss_and_gradients(model(idx, idx), model)
         assert_close(own, plain, rtol=1e-9, atol=1e-12)
         if size == 8:
@@ -358,6 +357,17 @@ def test_a_resumed_run_keeps_its_data(tiny, capsys):
     assert checkpoint()['step'] == 2
 
 
+def test_a_config_gives_a_resumed_run_its_name_alone(tiny):
+    """The settings in it, changed since or not, do not reach the run; flags that steer it do."""
+    Path('train_run.py').write_text('max_iters = 9\nlearning_rate = 5.0\nn_layer = 7\n')
+    train.main([*RUN, '--max_iters=2'])
+    train.main(['train_run.py', '--init_from=resume'])
+    assert checkpoint()['step'] == 2
+    train.main(['train_run.py', '--init_from=resume', '--max_iters=3'])
+    assert checkpoint()['step'] == 3
+    assert checkpoint()['settings']['learning_rate'] == 0.01
+
+
 def test_a_run_can_be_resumed_by_its_name_alone(tiny):
     """All else is what it was, also the number of steps."""
     train.main([*RUN, '--learning_rate=0.2', '--out_dir=out/whole'])
@@ -373,13 +383,13 @@ def test_a_run_can_be_resumed_by_its_name_alone(tiny):
     ('AMX', None, 'bfloat16'), (None, 'AMX', 'float32')])
 def test_auto_takes_bfloat16_where_it_is_fast(unit, other_unit, dtype, tiny, capsys, monkeypatch):
     """The first line says so; on another processor a run goes on in the format it has."""
-    run = [*SMALL, '--dtype=auto']
-    monkeypatch.setattr('rucksack.machine.bfloat16_unit', lambda device: unit)
+    run = [word for word in SMALL if not word.startswith('--dtype')]
+    monkeypatch.setattr('rucksack.training.machine.bfloat16_unit', lambda device: unit)
     train.main([*run, '--max_iters=1'])
     first_line = capsys.readouterr().out.splitlines()[0]
     assert f'in {dtype} (' in first_line
     assert ('AMX' in first_line) == (unit == 'AMX')
-    monkeypatch.setattr('rucksack.machine.bfloat16_unit', lambda device: other_unit)
+    monkeypatch.setattr('rucksack.training.machine.bfloat16_unit', lambda device: other_unit)
     train.main([*run, '--max_iters=2', '--init_from=resume'])
     assert f'in {dtype} (' in capsys.readouterr().out.splitlines()[0]
     assert checkpoint()['step'] == 2
@@ -387,34 +397,11 @@ def test_auto_takes_bfloat16_where_it_is_fast(unit, other_unit, dtype, tiny, cap
 
 
 def test_a_resumed_run_has_the_number_format_it_began_with(tiny, capsys):
-    """Nobody set it, so the line does not say so."""
+    """The first line says so."""
     train.main([*SMALL, '--max_iters=1'])
-    assert 'in float32 (as set)' in capsys.readouterr().out
+    assert 'in float32 (as set or saved)' in capsys.readouterr().out
     train.main(['--init_from=resume', '--out_dir=out/run', '--max_iters=2'])
-    assert 'in float32 (as when the run began)' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize('size, facts', [
-    (['--n_layer=1000000000'], ['3,', ' parameters', ' GB']),
-    (['--n_embd=65536', '--n_layer=3'], ['parameters', ' GB']),
-    (['--n_embd=1000000000'], ['n_embd', '1000000000', '65536'])])
-@pytest.mark.parametrize('model', ['backpack', 'gpt'])
-def test_more_than_fits_into_memory_is_refused(model, size, facts, tiny, capsys):
-    """At once, in a line with the number of parameters and the memory they would take."""
-    said = error_of(train, capsys, *SMALL, *size, f'--model={model}')
-    for fact in facts:
-        assert fact in said
-    assert not Path('out').exists()
-
-
-@pytest.mark.parametrize('n_layer', [1, 2, 7])
-def test_parameters_are_counted_without_making_them(n_layer, tiny, capsys, monkeypatch):
-    """The number in the line is that of the model, whatever its layers."""
-    model = Backpack(Config(n_layer=n_layer, n_head=2, n_embd=16, n_sense=4, block_size=8,
-                            vocab_size=320, n_vocab=257))
-    monkeypatch.setattr('rucksack.machine.os.sysconf', lambda name: 8)
-    said = error_of(train, capsys, *SMALL, f'--n_layer={n_layer}')
-    assert f' {model.n_params()["total"]:,} parameters' in said
+    assert 'in float32 (as set or saved)' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('compile', ['True', 'False'])
@@ -436,7 +423,9 @@ def test_a_script_without_standard_output_ends_well(monkeypatch):
 
 def test_too_little_memory_in_one_process_is_named(tiny, capsys, monkeypatch):
     """A process that is not its machine's first prints its own line, with its rank."""
-    error = error_of_device(torch.OutOfMemoryError(), Settings(out_dir='out/run'), 3, rank=2)
+    with pytest.raises(UserError) as out_of_memory:
+        stopped(torch.OutOfMemoryError(), Path('out/run/ckpt.pt'), 3, rank=2)
+    error = out_of_memory.value
     monkeypatch.setenv('LOCAL_RANK', '2')
 
     def fail(argv):
@@ -509,6 +498,18 @@ TUNE = [*SIZELESS, '--out_dir=out/tuned', '--max_iters=1', '--dropout=0.3']
 KINDS = pytest.mark.parametrize('kind', ['backpack', 'gpt'])
 
 
+def weights_of(source: str) -> dict[str, Tensor]:
+    """The weights of a model, by name."""
+    model, _ = from_pretrained(source)
+    return model.state_dict()
+
+
+def shape_of(model: GPT, n_sense: int, **changes) -> dict:
+    """The shape of a Backpack that starts from a Transformer."""
+    shape = {name: getattr(model.config, name) for name in SHAPE}
+    return {**shape, 'n_sense': n_sense, **changes}
+
+
 def train_a_run(kind: str) -> None:
     """Weights to start from in out/run."""
     train.main([*SMALL, '--max_iters=5', f'--model={kind}'])
@@ -522,7 +523,7 @@ def test_fine_tuning_starts_from_the_weights_given(kind, is_exported, tiny, caps
     source = 'out/run'
     if is_exported:
         source = 'exported'
-        export(from_pretrained('out/run'), source)
+        export(*from_pretrained('out/run'), source)
     train.main([*TUNE, f'--init_from={source}'])
     first = evaluations('out/tuned')[0]
     assert first['step'] == '0'
@@ -594,8 +595,8 @@ def test_a_transformer_becomes_a_backpack(tiny, capsys):
     train.main([*WARM, '--max_iters=0'])
     said = capsys.readouterr().out
     assert 'out/run; sense_network and sense_weights are new' in said
-    source = from_pretrained('out/run').state_dict()
-    warm = from_pretrained('out/tuned')
+    source = weights_of('out/run')
+    warm, _ = from_pretrained('out/tuned')
     assert warm.config.n_sense == 2
     assert warm.config.sense_hidden == 24
     own = warm.state_dict()
@@ -605,9 +606,9 @@ def test_a_transformer_becomes_a_backpack(tiny, capsys):
 
 def test_its_contextualizer_is_that_of_the_transformer():
     """h of a Backpack that starts from a published GPT-2 is GPT-2's, bit for bit."""
-    gpt2 = from_pretrained(FIXTURES / 'gpt2-tiny')
-    warm = train.start_from(gpt2, Settings(model='backpack', n_sense=4, block_size=6),
-                            gpt2.config.n_vocab)
+    gpt2, _ = from_pretrained(FIXTURES / 'gpt2-tiny')
+    shape = shape_of(gpt2, 4, block_size=6, dropout=0.0)
+    warm = start_from(gpt2, 'gpt2', 0, gpt2.config.n_vocab, shape, ALONE)
     assert warm.config.block_size == 6
     idx = torch.arange(12).view(2, 6)
     assert torch.equal(warm.contextualizer(warm.wte(idx)), gpt2.contextualizer(gpt2.wte(idx)))
@@ -617,11 +618,9 @@ def test_its_contextualizer_is_that_of_the_transformer():
 def test_its_first_loss_is_near_that_of_no_knowledge(size):
     """At most ln V + 0.2, also where trained embeddings are as large as GPT-2's, and larger."""
     torch.manual_seed(0)
-    transformer = Backpack(Config(block_size=32, vocab_size=500, n_layer=1, n_head=4, n_embd=256,
-                                  n_sense=0))
+    transformer = GPT(Config(block_size=32, vocab_size=500, n_layer=1, n_head=4, n_embd=256))
     torch.nn.init.normal_(transformer.wte.weight, mean=size / 2, std=size)
-    s = Settings(model='backpack', n_sense=16, block_size=32)
-    warm = train.start_from(transformer, s, 500)
+    warm = start_from(transformer, 'a', 0, 500, shape_of(transformer, 16), ALONE)
     idx = torch.randint(500, (8, 33))
     assert warm(idx[:, :-1], idx[:, 1:]) <= math.log(500) + 0.2
 
@@ -631,16 +630,17 @@ def test_loaded_lr_0_trains_the_senses_alone(optimizer, tiny):
     """Embeddings and contextualizer stay as they were; senses and their weights move."""
     train_a_run('gpt')
     train.main([*WARM, '--max_iters=3', '--loaded_lr=0', f'--optimizer={optimizer}'])
-    s = Settings(model='backpack', n_sense=2, sense_hidden=24, block_size=8)
-    before = train.start_from(from_pretrained('out/run'), s, 257).state_dict()
-    for name, weight in from_pretrained('out/tuned').state_dict().items():
+    source, _ = from_pretrained('out/run')
+    shape = shape_of(source, 2, sense_hidden=24)
+    before = start_from(source, 'out/run', Settings.seed, 257, shape, ALONE).state_dict()
+    for name, weight in weights_of('out/tuned').items():
         assert torch.equal(weight, before[name]) != name.startswith('sense_'), name
 
 
 def test_rows_that_the_data_does_not_use_are_unused(tiny):
     """Weights without a tokenizer may have more ids than the data; the run has the data's."""
     config = Config(n_layer=2, n_head=2, n_embd=16, n_sense=4, block_size=8, vocab_size=300)
-    export(Backpack(config), 'padded')
+    export(Backpack(config), None, 'padded')
     train.main([*SMALL, '--init_from=padded', '--max_iters=1'])
     subject = load_subject('out/run', 'cpu')
     assert subject.model.config.n_vocab == 257
@@ -744,7 +744,7 @@ def test_every_evaluation_counts_stuck_senses(kind, counted, tiny, capsys, monke
     """What the gauge says is on the terminal and in two columns of log.csv, if there are senses."""
     on_current = torch.tensor([0.98, 0.96, 1.0, 0.1])  # two over 0.97
     moved = torch.tensor([0.04, 0.06, 0.0, 0.01])  # three below 0.05
-    monkeypatch.setattr(train, 'sense_gauge', lambda model, idx: (on_current, moved))
+    monkeypatch.setattr(gauge, 'sense_gauge', lambda model, idx: (on_current, moved))
     train.main([*SMALL, f'--model={kind}', '--max_iters=4', '--eval_interval=2'])
     rows = evaluations()
     assert len(rows) == 3
@@ -758,14 +758,16 @@ def test_the_gauge_is_read_on_16_texts_without_dropout(tiny, monkeypatch):
     """Texts spread evenly over the bin, in evaluation mode; then training goes on."""
     read = []
 
-    def gauge(model, idx):
+    def see(model, idx):
         read.append((model.training, idx))
         return torch.ones(4), torch.ones(4)
 
-    monkeypatch.setattr(train, 'sense_gauge', gauge)
+    monkeypatch.setattr(gauge, 'sense_gauge', see)
     model = a_model(dropout=0.5).train()
     data = dataset('val')
-    assert train.stuck_senses(model, data, ALONE) == (4, 0)
+    row = train.evaluation(DistinctIds(model), data, Settings(batch_size=7), ALONE)
+    assert row['senses_on_current_token'] == 4
+    assert row['senses_by_position'] == 0
     (was_training, idx), = read
     assert not was_training
     expected, _ = data(np.arange(16) * 24 // 16)
@@ -786,6 +788,7 @@ def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
         ('4', True), ('5', False), ('6', False), ('6', True)]
     assert [int(row['tokens']) for row in log()] == [32 * int(step) for step, _ in steps]
     assert log()[2]['learning_rate'] == '0.0031'
+    assert log()[2]['muon_lr'] == ''
     for row in log():
         assert max(map(len, row.values())) <= 12
 
@@ -810,6 +813,16 @@ def test_the_clock_goes_on_and_stands_still(tiny, monkeypatch):
     row, = [row for row in rows if row['step'] == '4']  # the evaluation was at step 3
     assert 2000 <= float(row['seconds']) < 2100
     assert float(row['tokens_per_second']) > 0  # 64 tokens in 1,000 seconds would round to 0
+
+
+def test_muon_lr_is_logged_and_ends_at_the_same_share_as_min_lr(tiny, capsys):
+    """The line and the log have both; min_lr is AdamW's, and Muon's floor the same share."""
+    train.main([*SMALL, '--optimizer=muon', '--max_iters=20', '--muon_lr=0.04', '--min_lr=0.001'])
+    last = log()[-2]
+    assert float(last['learning_rate']) == pytest.approx(0.001, rel=0.6)
+    assert float(last['muon_lr']) == pytest.approx(4 * float(last['learning_rate']), rel=1e-5)
+    assert f'lr {float(last["learning_rate"]):.2e} (Muon {float(last["muon_lr"]):.2e})' in (
+        capsys.readouterr().out)
 
 
 def test_data_of_nanogpt_trains_unchanged(tiny):
@@ -873,7 +886,7 @@ def test_weights_that_stay_are_those_of_their_step(tiny):
     train.main([*RARELY, '--max_iters=7', '--keep_every=3'])
     assert kept() == ['ckpt-3.pt', 'ckpt-6.pt']
     state = torch.load('out/run/ckpt-3.pt', weights_only=True)
-    weights = dict(from_pretrained('out/run/ckpt-3.pt').state_dict())
+    weights = dict(weights_of('out/run/ckpt-3.pt'))
     train.main([*RARELY, '--max_iters=3', '--out_dir=out/short'])
     same(weights, dict(checkpoint('out/short')['model']))
     assert training_of(state).tokens == 3 * 32

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model import Backpack
 from rucksack.common import UserError, write_file
+from rucksack.model import Backpack
 from rucksack.paper import NOUNS, PROMPTS
-from rucksack.subject import Subject
+from rucksack.senses import next_word_probs
+from rucksack.subject import Subject, count_parameters
 from rucksack.tokenizer import tokens_by_rank
-from senses import predict
 
 HERE = Path(__file__).parent
 LARGEST = 40_000_000  # parameters
@@ -49,8 +49,8 @@ def agreement(subject: Subject) -> str:
     for prompt in prompts:
         ids = subject.encode(prompt)[-subject.model.config.block_size:]
         idx = torch.tensor([ids], device=subject.device)
-        p = predict(subject.model, idx, None)  # (V,)
-        q = predict(other, idx, None)  # (V,)
+        p = next_word_probs(subject.model, idx)[0]  # (V,)
+        q = next_word_probs(other, idx)[0]  # (V,)
         same.append(p.argmax() == q.argmax())
         differences.append((p - q).abs().max())
     share = torch.stack(same).float().mean()
@@ -83,7 +83,7 @@ def write_page(subject: Subject, prompt: str, file: Path) -> str:
 
     UserError for a model that is too large.
     """
-    n = subject.model.n_params()['total']
+    n = count_parameters(subject.model)['total']
     if n > LARGEST:
         raise UserError(f'--html: {subject.name} has {n:,} parameters; a page takes up to '
                         f'{LARGEST:,}')

@@ -7,16 +7,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from torch.optim import Optimizer
 
-from model import Backpack
 from rucksack import checkpoint as ckpt
 from rucksack.common import UserError, lock_folder
+from rucksack.model import GPT, Backpack
 
 # The columns of log.csv.
-COLUMNS = ['step', 'tokens', 'seconds', 'loss', 'val_loss', 'senses_on_current_token',
-           'senses_by_position', 'learning_rate', 'grad_norm', 'tokens_per_second', 'mfu']
-HEADER = ','.join(COLUMNS) + '\n'
+HEADER = ('step,tokens,seconds,loss,val_loss,senses_on_current_token,senses_by_position,'
+          'learning_rate,muon_lr,grad_norm,tokens_per_second,mfu\n')
 
 
 def checkpoints_in(folder: Path, suffix: str = 'pt') -> list[Path]:
@@ -37,44 +37,47 @@ def refuse_to_replace(path: Path) -> None:
 
 
 class RunFolder:
-    """The folder out_dir; only the first process writes to it.
+    """The folder of a run, in which path is the latest checkpoint; only the first process writes.
 
-    s has the settings of train.py; facts are stored in every checkpoint alongside the weights;
-    state is the checkpoint to resume, or {}.
+    facts are stored in every checkpoint beside the weights; state is the checkpoint to resume, or
+    {}.
     """
 
-    def __init__(self, s, facts: dict, state: dict, rank: int):
-        self.path = s.path
-        self.tokens_per_step = s.tokens_per_step
+    def __init__(self, path: Path, tokens_per_step: int, facts: dict, state: dict, rank: int):
+        self.path = path
+        self.tokens_per_step = tokens_per_step
         self.facts = facts
         self.saved_step = state.get('step')  # of the last checkpoint
         self.best_val_loss = state.get('best_val_loss', math.inf)
         # Seconds count from here, those before the run was resumed included.
         self.start = time.perf_counter() - state.get('seconds', 0.0)
         self.log_text = state.get('log') or HEADER  # full log, for checkpoints
+        self.columns = self.log_text.splitlines()[0].split(',')
         self.is_open = rank == 0
         self.wandb = None
         if not self.is_open:
             return
-        if s.wandb_log:
-            try:
-                import wandb
-            except ImportError:
-                raise UserError('--wandb_log needs wandb: pip install wandb')
-        folder = s.path.parent
+        folder = path.parent
         folder.mkdir(parents=True, exist_ok=True)
         busy = f'another process is training in {folder}; choose another --out_dir'
         self.lock = lock_folder(folder, busy)
-        for path in checkpoints_in(folder, 'pt.partial'):  # left by a killed run
-            path.unlink()
+        for partial in checkpoints_in(folder, 'pt.partial'):  # left by a killed run
+            partial.unlink()
         if state and state['val_loss'] == state['best_val_loss']:
-            ckpt.copy_to_best(s.path)  # in case the run was killed before this copy
+            ckpt.copy_to_best(path)  # in case the run was killed before this copy
         self.log_file = None
         if state:
             self.open_log()  # without the rows after the checkpoint
-        if s.wandb_log:
-            self.wandb = wandb.init(project=s.wandb_project, name=s.wandb_run_name or None,
-                                    config=facts['settings'])
+
+    def start_wandb(self, project: str, name: str) -> None:
+        """Log to Weights & Biases too; an empty name lets it generate one."""
+        try:
+            import wandb
+        except ImportError:
+            raise UserError('--wandb_log needs wandb: pip install wandb')
+        if self.is_open:
+            config = self.facts['settings']
+            self.wandb = wandb.init(project=project, name=name or None, config=config)
 
     def open_log(self) -> None:
         """Begin log.csv with the log so far; what comes is written line by line."""
@@ -91,7 +94,7 @@ class RunFolder:
             'tokens': tokens,
             'seconds': round(time.perf_counter() - self.start, 1),
             **row}
-        line = ','.join(csv_cell(row.get(name)) for name in COLUMNS) + '\n'
+        line = ','.join(csv_cell(row.get(name)) for name in self.columns) + '\n'
         if self.log_file is None:  # a new run: until now, nothing of an older one was touched
             self.open_log()
         self.log_text += line
@@ -99,7 +102,7 @@ class RunFolder:
         if self.wandb:
             self.wandb.log(row, step=step)
 
-    def save(self, step: int, val_loss: float, model: Backpack, optimizers: list[Optimizer]
+    def save(self, step: int, val_loss: float, model: Backpack | GPT, optimizers: list[Optimizer]
              ) -> None:
         """Write ckpt.pt, with all that resuming needs; copy it to best.pt if it is the best yet."""
         is_best = val_loss <= self.best_val_loss
@@ -121,7 +124,7 @@ class RunFolder:
         if self.is_open and is_best:
             ckpt.copy_to_best(self.path)
 
-    def keep(self, step: int, model: Backpack) -> None:
+    def keep(self, step: int, model: Backpack | GPT) -> None:
         """Write the weights to ckpt-STEP.pt, which later steps do not replace."""
         if self.is_open:
             path = self.path.with_stem(f'ckpt-{step}')
@@ -135,6 +138,20 @@ class RunFolder:
                 if self.log_file:
                     self.log_file.close()
             os.close(self.lock)
+
+
+def check_finite(step: int, what: str, value: float, model: Backpack | GPT,
+                 optimizers: list[Optimizer]) -> None:
+    """Raise FloatingPointError if a value, weight or moment is not finite: it must not be saved."""
+    if not math.isfinite(value):
+        raise FloatingPointError(f'step {step}: the {what} is {value}')
+    tensors = list(model.parameters())
+    for optimizer in optimizers:
+        for moments in optimizer.state.values():
+            tensors.extend(moments.values())
+    is_finite = [tensor.isfinite().all() for tensor in tensors]
+    if not torch.stack(is_finite).all():
+        raise FloatingPointError(f'step {step}: a weight or an optimizer moment is not finite')
 
 
 def csv_cell(value: float | None) -> str:

@@ -1,19 +1,22 @@
 """The machine a run uses: device, number format, and the other processes of torchrun."""
 
 import ctypes
+import gc
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from model import Backpack, Config
 from rucksack.common import UserError, bfloat16_unit, find_device, printable
+from rucksack.model import GPT, Backpack
 
 PEAK_FLOPS = {  # dense bfloat16, from the data sheets
     'B200': 2250e12, 'GH200': 989e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100': 989e12,
@@ -29,7 +32,7 @@ class Machine:
     dtype: str
     rank: int
     world: int
-    why: str = 'as set'  # why this dtype
+    why: str = 'as set or saved'  # why this dtype
 
     def __post_init__(self) -> None:
         self.on_gpu = self.device.startswith('cuda')
@@ -55,6 +58,25 @@ class Machine:
         if self.world > 1:
             dist.all_reduce(x)
         return x.item()
+
+    def check_agreement(self, facts: str, folders: str) -> None:
+        """Raise UserError unless all processes read the same facts in the folders."""
+        checksum = torch.tensor(zlib.crc32(facts.encode()))
+        own = checksum.item()
+        if self.sum_over_processes(checksum) != self.world * own:
+            raise UserError(f'the processes see different files in {folders}: share them')
+
+    def to_device(self, *tensors: Tensor) -> list[Tensor]:
+        """Copy the tensors of a batch to the device, while it still computes the last batch."""
+        if not self.on_gpu:
+            tensors = [tensor.to(self.device) for tensor in tensors]
+        else:
+            pinned = [tensor.contiguous().pin_memory() for tensor in tensors]
+            tensors = [tensor.to(self.device, non_blocking=True) for tensor in pinned]
+        for tensor in tensors:
+            if tensor.dim() == 1:  # distinct ids: one compiled graph for any number of them
+                torch._dynamo.mark_dynamic(tensor, 0)
+        return tensors
 
     def mfu(self, flops: float) -> float | None:
         """Compute model FLOPs utilization at flops a second; None if the peak is unknown."""
@@ -82,39 +104,23 @@ class Machine:
         return torch.compile(module)
 
 
-def check_processes(n: int) -> None:
-    """Raise UserError unless the processes of torchrun can share the n micro-batches of a step."""
-    world = int(os.environ.get('WORLD_SIZE', 1))
-    if n % world != 0:
-        raise UserError(f'gradient_accumulation_steps is {n}; it must be a multiple of {world}, '
-                        'the number of processes')
+    def distribute(self, module: nn.Module) -> nn.Module:
+        """Wrap a module in DDP if there are several processes; it averages their gradients."""
+        if self.world == 1:
+            return module
+        return DistributedDataParallel(module, [self.device] if self.on_gpu else None)
 
 
-def check_memory(config: Config, machine: Machine) -> None:
-    """Raise UserError if the machine lacks the memory to train a model of this shape.
+def find_machine(device: str, dtype: str, micro_batches: int = 0) -> Machine:
+    """Choose device and dtype, and join the other processes where torchrun started several.
 
-    A parameter needs at least 12 bytes: its value, its gradient and Muon's moment, in float32.
-    AdamW keeps two moments.
+    UserError unless the processes can share the micro-batches of a step.
     """
-    with torch.device('meta'):
-        one = Backpack(replace(config, n_layer=1)).n_params()['total']
-        two = Backpack(replace(config, n_layer=2)).n_params()['total']
-    n = one + (config.n_layer - 1) * (two - one)
-    if machine.on_gpu:
-        memory = torch.cuda.mem_get_info(machine.device)[1]
-    else:
-        memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    needed = 12 * n
-    if needed > memory:
-        raise UserError(f'a model of {n:,} parameters needs at least {needed / 1e9:,.0f} GB to '
-                        f'train; {machine.device} has {memory / 1e9:,.0f} GB: choose smaller '
-                        'n_layer, n_embd or n_sense')
-
-
-def find_machine(device: str, dtype: str) -> Machine:
-    """Choose device and dtype, and join the other processes where torchrun started several."""
     rank = int(os.environ.get('RANK', 0))
     world = int(os.environ.get('WORLD_SIZE', 1))
+    if micro_batches % world != 0:
+        raise UserError(f'gradient_accumulation_steps is {micro_batches}; it must be a multiple '
+                        f'of {world}, the number of processes')
     device = find_device(device)
     if device == 'cuda':
         device = f'cuda:{os.environ.get("LOCAL_RANK", 0)}'
@@ -122,7 +128,7 @@ def find_machine(device: str, dtype: str) -> Machine:
     if on_gpu:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision('high')  # TF32
-    why = 'as set'
+    why = Machine.why
     if dtype == 'auto':
         unit = bfloat16_unit(device)
         dtype = 'bfloat16' if unit else 'float32'
@@ -136,6 +142,17 @@ def find_machine(device: str, dtype: str) -> Machine:
     return Machine(device, dtype, rank, world, why)
 
 
+def leave_processes(code: int) -> None:
+    """Wait for the other processes, if there are any, and close the connections to them.
+
+    After a failure (code 1) others may never get here, so nobody waits.
+    """
+    if dist.is_initialized() and code != 1:
+        dist.barrier()  # until all have finished writing
+        gc.collect()  # DDP holds the process group: free it first, or destroying the group can hang
+        dist.destroy_process_group()
+
+
 def keep_freed_memory() -> None:
     """Let glibc reuse memory instead of returning it to the system, since new pages take time."""
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -145,7 +162,7 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, 0x7fffffff)
 
 
-def flops_per_token(model: Backpack, distinct: float = 1.0) -> float:
+def flops_per_token(model: Backpack | GPT, distinct: float = 1.0) -> float:
     """Count the operations to train on one token of a text of the model's block_size.
 
     Each weight costs a multiplication and an addition, three times: forward, backward to weights,

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from model import Backpack
 from rucksack.common import bfloat16_unit
+from rucksack.model import GPT, Backpack
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c; MOMENTUM and these are as in torch's Muon
 
 
-def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_decay: float,
+def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weight_decay: float,
                     betas: tuple[float, float], *, decay_embeddings: bool = True,
                     muon_lr: float = 6e-3, loaded_lr: float = 1.0) -> list[Optimizer]:
     """Make AdamW ('adamw'), or AdamW and Muon ('muon').
@@ -26,19 +26,25 @@ def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_dec
     Unless loaded_lr is 1, each group has a 'factor' by which the caller multiplies learning rates:
     loaded_lr for embeddings and contextualizer, 1 for senses and their weights.
     """
-    embeddings = [model.wte.weight, model.contextualizer.wpe.weight]
-    biases_and_norms = [p for p in model.parameters() if p.dim() == 1]
+    embeddings = []
     linears = {}
     for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            embeddings.append(module.weight)
         if isinstance(module, nn.Linear):
             linears[path] = module
+    biases_and_norms = [p for p in model.parameters() if p.dim() == 1]
+    matrices = [module.weight for module in linears.values()]
+    known = {*embeddings, *biases_and_norms, *matrices}
+    others = [p for p in model.parameters() if p not in known]  # such as the matrices of an LSTM
     embedding_decay = weight_decay if decay_embeddings else 0.0
     groups = [
         {'params': biases_and_norms, 'weight_decay': 0.0},
         {'params': embeddings, 'weight_decay': embedding_decay}]
     if name == 'adamw':
-        matrices = [module.weight for module in linears.values()]
-        groups.append({'params': matrices, 'weight_decay': weight_decay})
+        others = matrices + others
+    if others:
+        groups.append({'params': others, 'weight_decay': weight_decay})
     groups = with_factors(groups, model, loaded_lr)
     adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
     if name == 'adamw':
@@ -55,7 +61,7 @@ def make_optimizers(model: Backpack, name: str, learning_rate: float, weight_dec
     return [adamw, Muon(for_muon, lr=muon_lr, weight_decay=weight_decay)]
 
 
-def with_factors(groups: list[dict], model: Backpack, loaded_lr: float) -> list[dict]:
+def with_factors(groups: list[dict], model: Backpack | GPT, loaded_lr: float) -> list[dict]:
     """Split each group by its factor on the learning rate; unsplit if loaded_lr is 1."""
     if loaded_lr == 1:
         return groups

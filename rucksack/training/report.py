@@ -1,0 +1,73 @@
+"""What a training run prints: its summary, the lines of its log, and what to do if it stops."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from rucksack.common import LocalError, UserError, one_line
+from rucksack.model import GPT, Backpack
+from rucksack.subject import count_parameters
+from rucksack.training.machine import Machine
+
+DEVICE_ERRORS = (torch.OutOfMemoryError, torch._dynamo.exc.BackendCompilerFailed)
+
+
+def describe(model: Backpack | GPT, machine: Machine) -> str:
+    """Say in a line what a run trains, and where."""
+    kind = 'Transformer'
+    if model.config.n_sense:
+        kind = f'Backpack with {model.config.n_sense} senses'
+    millions = count_parameters(model)['total'] / 1e6
+    return (f'{kind}, {millions:.1f}M parameters, on {machine.world} x {machine.name} '
+            f'in {machine.dtype} ({machine.why})')
+
+
+def evaluation_lines(step: int, row: dict) -> str:
+    """Format the log's row of an evaluation for the terminal, a line on stuck senses included."""
+    lines = f'step {step}: validation loss {row["val_loss"]:.4f}'
+    if 'senses_by_position' in row:
+        lines += (f'\nstuck senses: {row["senses_on_current_token"]} attend only to the current '
+                  f'token, {row["senses_by_position"]} depend only on position (normal at first)')
+    return lines
+
+
+def log_line(step: int, row: dict, tokens_left: int) -> str:
+    """Format a row of the log for the terminal, with the time left."""
+    speed = row['tokens_per_second']
+    time_left = timedelta(seconds=tokens_left // max(1, speed))
+    rates = f'lr {row["learning_rate"]:.2e}'
+    if 'muon_lr' in row:
+        rates += f' (Muon {row["muon_lr"]:.2e})'
+    mfu = ''
+    if row['mfu'] is not None:
+        mfu = f', MFU {row["mfu"]:.1%}'
+    return (f'step {step}: loss {row["loss"]:.4f}, {rates}, grad norm '
+            f'{row["grad_norm"]:.2f}, {speed:,} tokens/s{mfu}, {time_left} left')
+
+
+def how_to_restart(path: Path) -> str:
+    """Say what to do with a run that cannot be resumed, from its checkpoint."""
+    return f'start a new run from its weights: --init_from={path} --out_dir=NEW'
+
+
+def stopped(error: Exception, path: Path, saved_step: int | None, rank: int) -> str:
+    """Say why a run stopped and how to go on; saved_step is the step of its checkpoint at path.
+
+    UserError, raised from here, for a device without enough memory, or for one that cannot compile.
+    """
+    how = 'nothing was saved'
+    if saved_step is not None:
+        how = f'the last good checkpoint is {path}, from step {saved_step}; '
+        if isinstance(error, torch.OutOfMemoryError):  # a resumed run keeps its batch size
+            how += how_to_restart(path)
+        elif isinstance(error, FloatingPointError):  # resuming would fail the same way
+            how += f'start a new run with --init_from={path} --out_dir=NEW and lower learning rates'
+        else:
+            how += 'continue it with --init_from=resume'
+    if isinstance(error, torch.OutOfMemoryError):
+        raise LocalError(f'process {rank}: out of memory; lower --batch_size and raise '
+                         f'--gradient_accumulation_steps to match; {how}')
+    if isinstance(error, DEVICE_ERRORS):
+        raise UserError(f'torch.compile failed ({one_line(error)}); add --compile=False')
+    return f'train.py: stopped: {error}; {how}'

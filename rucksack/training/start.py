@@ -1,0 +1,132 @@
+"""What a training run starts from: nothing, its own checkpoint, or given weights."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from rucksack.checkpoint import make_model
+from rucksack.common import UserError
+from rucksack.model import GPT, Backpack, Config
+from rucksack.training.machine import Machine
+from rucksack.training.report import how_to_restart
+
+# The settings that a model's Config takes, n_sense = 0 for a GPT.
+SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size', 'dropout')
+
+Settings = TypeVar('Settings')  # a dataclass; the settings of train.py
+
+# The settings that steer how long a run goes on, how often it reports, and where. max_iters can
+# change the schedule; device and compile can change rounding and the draws of dropout.
+STEERING = {'max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every',
+            'log_interval', 'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name'}
+
+
+def resumed_settings(typed: Settings, flags: Iterable[str], state: dict, path: Path) -> Settings:
+    """Return the settings saved in the state of a run, but for flags that steer it.
+
+    flags names the settings in typed that were given on the command line. UserError if one that
+    does not steer differs from the saved one.
+    """
+    saved = dict(state['settings'])
+    for name in sorted(flags):
+        value = getattr(typed, name)
+        if name in STEERING:
+            saved[name] = value
+        elif saved.get(name) != value:
+            raise UserError(f'{path} was trained with {name}={saved.get(name)}, not {value}; '
+                            f'drop --{name}, or {how_to_restart(path)}')
+    for name in ('out_dir', 'init_from', 'overwrite'):
+        saved[name] = getattr(typed, name)
+    try:
+        resumed = replace(typed, **saved)
+    except TypeError as error:
+        raise UserError(f'{path} has settings that this version does not know ({error}); '
+                        f'{how_to_restart(path)}')
+    if resumed.max_iters < state['step']:
+        raise UserError(f'{path} is already at step {state["step"]}; '
+                        f'set --max_iters to at least {state["step"]}')
+    return resumed
+
+
+def check_data(state: dict, data: str, dataset: str, path: Path) -> None:
+    """Raise UserError unless the state of a run, in path, was trained on the same data."""
+    if state['data'] != data:
+        raise UserError(f'data/{dataset} differs from the data that {path} was trained on; '
+                        f'restore it, or {how_to_restart(path)}')
+
+
+def new_model(seed: int, n_vocab: int, shape: dict[str, float]) -> Backpack | GPT:
+    """Make an untrained model of a SHAPE; UserError if the numbers do not fit together."""
+    torch.manual_seed(seed)
+    rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
+    try:
+        return make_model(Config(vocab_size=rows, n_vocab=n_vocab, **shape))
+    except ValueError as error:
+        raise UserError(str(error))
+
+
+def settings_of_weights(source: str, config: Config, given: dict[str, object]) -> dict[str, object]:
+    """Return the settings that the weights to start from decide: model, shape and block_size.
+
+    Transformer weights start a Transformer, unless given, the settings that a person chose, has
+    model='backpack'; n_sense and sense_hidden are then free. UserError if given contradicts.
+    """
+    decided = {name: getattr(config, name) for name in ('n_layer', 'n_head', 'n_embd')}
+    if config.n_sense:
+        decided['model'] = 'backpack'
+        decided['n_sense'] = config.n_sense
+        decided['sense_hidden'] = config.sense_hidden
+    elif 'model' not in given:
+        decided['model'] = 'gpt'
+    for name, value in decided.items():
+        if given.get(name, value) != value:
+            raise UserError(f'{source} has {name}={value}; drop {name}={given[name]}')
+    block_size = given.get('block_size', config.block_size)
+    if block_size > config.block_size:
+        raise UserError(f'{source} has block_size={config.block_size}, and --block_size is '
+                        f'{block_size}; set it to {config.block_size} or less')
+    return {**decided, 'block_size': block_size}
+
+
+def check_vocabulary(source: str, config: Config, tokenizer: dict | None, meta: dict, dataset: str
+                     ) -> None:
+    """Raise UserError unless weights from source can read the ids of data/NAME, called dataset."""
+    if tokenizer not in (None, meta['tokenizer']) or config.n_vocab < meta['vocab_size']:
+        raise UserError(f'{source} ({config.n_vocab:,} ids) and data/{dataset} '
+                        f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
+                        f'prepare.py {dataset} --text FILE --like {source} --overwrite')
+
+
+def start_from(weights: Backpack | GPT, source: str, seed: int, n_vocab: int,
+               shape: dict[str, float], machine: Machine) -> Backpack | GPT:
+    """Make a model of a SHAPE that starts from weights, for data with n_vocab ids.
+
+    A Backpack gets its embeddings, blocks and ln_f from a Transformer; its senses are new, and it
+    reads no more than block_size. Otherwise the weights keep their own block_size. UserError if
+    n_sense does not divide n_embd.
+    """
+    torch.manual_seed(seed)  # for newly initialized weights
+    state = weights.state_dict()
+    block_size = weights.config.block_size
+    is_new_backpack = shape['n_sense'] > 0 and isinstance(weights, GPT)
+    if is_new_backpack:  # it will be trained only on such texts
+        block_size = shape['block_size']
+        state['contextualizer.wpe.weight'] = weights.contextualizer.wpe.weight[:block_size]
+    try:
+        shape = {**shape, 'block_size': block_size}
+        config = Config(vocab_size=weights.config.vocab_size, n_vocab=n_vocab, **shape)
+    except ValueError as error:
+        raise UserError(f'{source}: {error}')
+    model = make_model(config)
+    model.load_state_dict(state, strict=False)
+    if is_new_backpack:
+        machine.print0(f'embeddings, blocks and ln_f come from {source}; '
+                       'sense_network and sense_weights are new')
+        # Trained embeddings are larger than new ones, whose standard deviation is 0.02. Smaller
+        # senses keep the first logits as small as from scratch.
+        model.sense_network.final_mlp.c_proj.weight.data *= 0.02 / weights.wte.weight.std()
+    return model
