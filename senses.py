@@ -216,13 +216,13 @@ def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     For speed, call it under torch.autocast in bfloat16: scores are then off by up to 2%.
     """
     V = model.config.n_vocab
-    E = model.wte.weight[:V]  # (V, d)
-    logits = F.linear(model.senses(ids), E)  # (n, k, V)
-    largest = logits.amax(-1).to(E.dtype)  # (n, k)
+    dtype = model.wte.weight.dtype
+    logits = model.project(model.senses(ids))[..., :V]  # (n, k, V)
+    largest = logits.amax(-1).to(dtype)  # (n, k)
     largest = largest.clamp(min=1e-6)  # bounds the score if no logit is positive
     scores = []
     for bag in bags:
-        total = logits[..., bag].sum(-1, dtype=E.dtype)  # (n, k)
+        total = logits[..., bag].sum(-1, dtype=dtype)  # (n, k)
         scores.append(total / largest)
     return torch.stack(scores, dim=-1)
 

@@ -42,9 +42,9 @@ from rucksack.training.settings import parse_settings, setting
 class Settings:
     """All settings of a run."""
 
-    out_dir: str = setting('', 'folder for the run (empty: out/ and the config or dataset)')
+    out_dir: str = setting('', 'folder for the run (empty: out/NAME of the config or dataset)')
     init_from: str = setting('scratch', 'scratch, resume, or a checkpoint, folder or Hub name')
-    overwrite: bool = setting(False, 'replace the run in out_dir, once this one has saved')
+    overwrite: bool = setting(False, 'replace the run in out_dir once this one has saved')
     dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
     model: str = setting('backpack', 'backpack, or gpt, its baseline', choices=('backpack', 'gpt'))
     n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)', low=1)
@@ -55,12 +55,12 @@ class Settings:
     block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
     dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
     batch_size: int = setting(32, 'sequences per micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, in all processes', low=1)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, over processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('adamw', 'adamw, or muon for matrices', choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'factor on the rates of what a Backpack got from a Transformer')
+    loaded_lr: float = setting(1.0, 'factor on the rates of weights taken from a Transformer')
     warmup_iters: int = setting(5000, 'steps of linear warmup')
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
@@ -120,7 +120,7 @@ def share_of_peak(step: int, s: Settings) -> float:
         return (step + 1) / s.warmup_iters
     last = s.lr_decay_iters or s.max_iters
     progress = min(1.0, (step - s.warmup_iters) / max(1, last - s.warmup_iters))
-    floor = s.min_lr / max(s.learning_rate, 1e-30)
+    floor = s.min_lr / s.learning_rate if s.learning_rate else 0.0
     return 1 + progress * (floor - 1)
 
 
@@ -129,7 +129,7 @@ def share_of_peak(step: int, s: Settings) -> float:
 
 
 def loss_of(model: nn.Module, data: TokenDataset, texts: np.ndarray, machine: Machine) -> Tensor:
-    """Compute the mean loss () of chosen texts; model is DistinctIds, perhaps compiled."""
+    """Compute the mean loss () of chosen texts; model is DistinctIds(model), or it in DDP."""
     idx, targets = data(texts)  # (B, T) each
     ids, places = distinct_ids(idx)  # (n,) and (B, T); the senses of an id are computed once
     idx, targets, ids, places = machine.to_device(idx, targets, ids, places)
@@ -151,7 +151,7 @@ def forward_backward(model: nn.Module, data: TokenDataset, step: int, s: Setting
     losses = []
     for i in own:
         torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends only on this seed
-        synchronise = i == own[-1] or machine.world == 1
+        synchronise = i == own[-1] or machine.world == 1  # alone, a model has no no_sync
         with nullcontext() if synchronise else model.no_sync():
             loss = loss_of(model, data, micro_batches[i], machine) / len(own)
             loss.backward()
@@ -179,7 +179,7 @@ def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine
 
 
 def evaluation(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> dict:
-    """Make a row of the log: the loss on held-out text and, of a Backpack, its stuck senses."""
+    """Make a row of the log: the loss on held-out text and, for a Backpack, its stuck senses."""
     row = {'val_loss': evaluate(model, data, s, machine)}
     if s.model == 'backpack':
         idx, _ = data(data.spread(16))  # (16, block_size)
@@ -193,7 +193,7 @@ def evaluation(model: nn.Module, data: TokenDataset, s: Settings, machine: Machi
 
 
 def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
-    """Train, with what parse_args returns; the exit code is 1 if the run stopped itself."""
+    """Train, with the result of parse_args; returns 1 if an error stopped the run, else 0."""
     # The checkpoint to resume, or the weights to start from, and the data.
     state = {}
     if s.init_from == 'resume':
@@ -213,7 +213,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
     if state:
         start.check_data(state, data_facts, s.dataset, s.path)
 
-    # The device, its number format and, under torchrun, the other processes.
+    # The device, its number format and, under torchrun, the other processes (with equal shares).
     machine = find_machine(s.device, s.dtype, s.gradient_accumulation_steps)
     s = replace(s, dtype=machine.dtype)
     machine.check_agreement(f'{state.get("log")} {data_facts}', f'{s.out_dir} and {folder}')
@@ -235,7 +235,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
         model, s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
         decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr, loaded_lr=s.loaded_lr)
     if state:
-        model.load_state_dict(state['model'])  # from_checkpoint rounds a run in float64 to float32
+        model.load_state_dict(state['model'])  # from_checkpoint returns float32, this float64 too
         ckpt.load_optimizers(optimizers, state['optimizers'], s.path)
 
     # Compiled, the loss is one graph; DDP around it averages the gradients of all processes.
@@ -269,7 +269,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
         interval_step = iter_num
         while True:
             # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
-            # A resumed run begins with a step that is saved already.
+            # A resumed run begins with a step that has been saved.
             is_last = iter_num == s.max_iters
             if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.saved_step:
                 pause_start = time.perf_counter()
@@ -282,7 +282,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
             if is_last:
                 break
 
-            # Set this step's learning rates, times the group's factor (loaded_lr) if it has one.
+            # Set this step's learning rates: share * peak * the group's factor, if it has one.
             share = share_of_peak(iter_num, s)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
@@ -301,7 +301,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
                 check_finite(iter_num, 'gradient norm', norm.item(), model, optimizers)
                 out.keep(iter_num, model)
 
-            # A log line: the numbers of this step, and tokens a second since the last line,
+            # A log line: the numbers of this step, and tokens per second since the last line,
             # evaluations excluded.
             if iter_num % s.log_interval == 0 or iter_num == s.max_iters:
                 loss = machine.sum_over_processes(loss) / machine.world  # waits for the device

@@ -329,7 +329,7 @@ def is_unknown(encoding: Encoding, word: str) -> bool:
 # -----------------------------------------------------------------------------
 # Scores of the whole vocabulary.
 
-IDS_AT_ONCE = 64  # for Eq. 17 of Small, 16 senses of these have 51M logits
+IDS_AT_ONCE = 128  # for Eq. 17 of Small, the senses of these have 103M logits
 
 
 def over_vocabulary(model: Backpack, what: str, score: Callable[[Backpack, Tensor], Tensor]
