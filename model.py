@@ -1,38 +1,34 @@
 """The Backpack language model in one file.
 
 Paper: Hewitt, Thickstun, Manning, Liang, ACL 2023, https://arxiv.org/abs/2305.16765
-Code: https://github.com/john-hewitt/backpacks-flash-attn
-Weights: https://huggingface.co/stanfordnlp/backpack-gpt2
+Code: https://github.com/john-hewitt/backpacks-flash-attn; checkpoint: stanfordnlp/backpack-gpt2
 
 A Transformer turns a text into one vector per position and predicts the next token from it.
 A Backpack gives every token of the vocabulary k sense vectors, the same in every text.
 A Transformer still reads the text, but only to give each sense a non-negative weight.
 The weighted sum of all senses of all tokens so far predicts the next token.
 So every logit is a sum with one term for each sense of each token.
-You can read these terms, and edit a sense: the weights stay as they were.
+You can read these terms, and you can edit a sense without changing the weights.
 
     B         texts in a batch
     T         tokens in each text
-    V         token ids that the tokenizer knows; E may have a few unused rows more
+    V         token ids that the tokenizer knows; E may have a few extra, unused rows
     d         width of a vector, n_embd
     k         senses per token, n_sense
-    x_j       the token id at position j
-    E         the token embeddings (V, d), wte.weight: input and output use the same
+    x_j       the token id at position j; i and j are positions, l is the number of a sense
+    E         the token embeddings (V, d), wte.weight; the output layer is tied to them
     h         the Transformer's output (B, T, d)
     C         the senses (B, T, k, d); C[b, j, l] is sense l of token j
     alpha     the weights (B, k, T, T); position i gives alpha[b, l, i, j] to sense l of token j
     o         the weighted sum (B, T, d): o_i = sum_j sum_l alpha_lij C(x_j)_l
 
-The model is five equations, numbered as in the paper. They are the lines of Backpack.forward:
+The model is five equations, numbered as in the paper. Backpack.forward has them as five lines:
 
     h = contextualizer(wte(idx))       # (B, T, d)       Eq. 11, a GPT-2
     C = senses(idx)                    # (B, T, k, d)    Eq. 10, a small network on each embedding
     alpha = sense_weights(h)           # (B, k, T, T)    Eq. 12, attention without values
     o = weighted_sum(alpha, C)         # (B, T, d)       Eq. 2
     logits = project(o)                # (B, T, V)       Eq. 9, o E^T
-
-Eq. 12 takes a softmax over the positions j <= i, separately for each sense l. So the weights of
-one sense sum to 1, and the weights of all k senses sum to k: senses do not compete.
 
 An example to work out by hand (a test runs it), with k = 2 and d = 2 axes, skateboard and health:
 C(trick) = [(1, 0), (0, 0)] and C(sick) = [(1, 0), (0, 1)]. At the end of "trick sick", sense 0 has
@@ -73,7 +69,7 @@ class Config:
 
 
 # -----------------------------------------------------------------------------
-# The contextualizer, a GPT-2. Skip this if you know nanoGPT.
+# The contextualizer, a GPT-2. Skip this if you know nanoGPT (MLP and split_heads are used below).
 
 
 class MLP(nn.Module):
@@ -210,8 +206,9 @@ class SenseNetwork(nn.Module):
 class SenseWeights(nn.Module):
     """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), causal attention without values.
 
-    One head per sense: alpha_l is the softmax over j <= i of query_l key_l^T / sqrt(d/k). The
-    division and the bias of c_attn follow the published code; the paper has neither.
+    One head per sense: alpha_l is the softmax over j <= i of query_l key_l^T / sqrt(d/k). So the
+    weights of each sense sum to 1, and all weights to k: senses do not compete. The division and
+    the bias of c_attn follow the published code; the paper has neither.
     """
 
     def __init__(self, config: Config):
@@ -221,9 +218,9 @@ class SenseWeights(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         query, key = split_heads(self.c_attn(h), 2, self.n_sense)  # (B, k, T, d/k) each
-        scores = query / math.sqrt(query.shape[-1]) @ key.mT  # (B, k, T, T)
+        scores = (query / math.sqrt(query.shape[-1])) @ key.mT  # (B, k, T, T)
         future = torch.full_like(scores[0, 0], -math.inf).triu(1)  # (T, T), -inf where j > i
-        # In the type of the weights: autocast has scores in bfloat16, too coarse to sum to 1.
+        # In the type of the parameters: under autocast, a softmax in bfloat16 would not sum to 1.
         return (scores + future).softmax(dim=-1, dtype=self.c_attn.weight.dtype)
 
 
@@ -237,8 +234,8 @@ def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
 class Backpack(nn.Module):
     """A Backpack language model; ValueError if config has no senses.
 
-    contextualizer is any module (B, T, d) -> (B, T, d) that does not look ahead, such as an LSTM
-    (section 8); by default a GPT-2. It keeps the weights it comes with.
+    contextualizer is any module (B, T, d) -> (B, T, d) that does not look ahead, such as a wrapped
+    LSTM (section 8); by default a GPT-2. It keeps the parameters it comes with.
     """
 
     def __init__(self, config: Config, contextualizer: nn.Module | None = None):
@@ -258,7 +255,7 @@ class Backpack(nn.Module):
                 ) -> Tensor:
         """Return the logits (B, T, V) of the token after each position of idx (B, T).
 
-        With targets (B, T), the ids that follow or -1 to skip one, return the mean loss () in nats.
+        With targets (B, T), the ids that follow or -1 to skip one, return their mean loss in nats.
         C (B, T, k, d) are the senses to sum, by default senses(idx). An edit is a function
         (ids, C) -> C, so model(idx, C=edit(idx, model.senses(idx))) is the edited model.
         """
@@ -286,13 +283,13 @@ class Backpack(nn.Module):
 
 # -----------------------------------------------------------------------------
 # Distinct ids, a fast form for training that a learner may skip. A batch needs the senses of an id
-# once, however often it occurs. The caller finds the ids, as no compiled model can.
+# once, however often it occurs. The caller finds the ids, because unique cannot be compiled.
 
 
 def distinct_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
     """Find the distinct ids of texts idx (B, T): ids (n,) and places (B, T), idx = ids[places]."""
     ids, places = idx.unique(return_inverse=True)
-    ids = F.pad(ids, (0, -len(ids) % 64))  # by id 0 to few lengths: products are planned for each
+    ids = F.pad(ids, (0, -len(ids) % 64))  # with id 0, so that few lengths occur
     return ids, places
 
 
@@ -329,14 +326,14 @@ class Cache:
         self.length = 0  # tokens it holds; next_logits advances it
         self.tensors = {}
 
-    def extend(self, name: object, new: Tensor) -> Tensor:
-        """Append new (B, T, ..) to the tensor called name, and return all of it (B, S, ..)."""
-        if name not in self.tensors:
+    def extend(self, key: object, new: Tensor) -> Tensor:
+        """Append new (B, T, ..) to the tensor under a key, and return all of it (B, S, ..)."""
+        if key not in self.tensors:
             B, _, *rest = new.shape
-            self.tensors[name] = new.new_empty(B, self.capacity, *rest)
+            self.tensors[key] = new.new_empty(B, self.capacity, *rest)
         S = self.length + new.shape[1]
-        self.tensors[name][:, self.length:S] = new
-        return self.tensors[name][:, :S]
+        self.tensors[key][:, self.length:S] = new
+        return self.tensors[key][:, :S]
 
 
 def contextualize(contextualizer: Contextualizer, x: Tensor, cache: Cache) -> Tensor:
@@ -364,16 +361,17 @@ def next_logits(model: Backpack | GPT, text: Tensor, cache: Cache, edit: Callabl
         h = model.contextualizer(model.wte(text))[:, cache.length:]  # (B, T, d)
     o = h[:, -1:]  # (B, 1, d)
     if isinstance(model, Backpack):
-        C = cache.extend('senses', model.senses(new))  # (B, S, k, d), kept unedited
+        C = cache.extend('senses', model.senses(new))  # (B, S, k, d), Eq. 10, kept unedited
         if edit is not None:
             C = edit(text, C)
         qk = cache.extend('query, key', model.sense_weights.c_attn(h))  # (B, S, 2*d)
         query, key = split_heads(qk, 2, model.config.n_sense)  # (B, k, S, d/k) each
         last = query[:, :, -1:]  # (B, k, 1, d/k)
-        scores = last / math.sqrt(last.shape[-1]) @ key.mT  # (B, k, 1, S)
-        o = weighted_sum(scores.softmax(dim=-1), C)  # (B, 1, d)
+        scores = (last / math.sqrt(last.shape[-1])) @ key.mT  # (B, k, 1, S)
+        alpha = scores.softmax(dim=-1)  # (B, k, 1, S), Eq. 12
+        o = weighted_sum(alpha, C)  # (B, 1, d), Eq. 2
     cache.length = text.shape[1]
-    return F.linear(o[:, 0], model.wte.weight[:model.config.n_vocab])  # (B, V)
+    return F.linear(o[:, 0], model.wte.weight[:model.config.n_vocab])  # (B, V), Eq. 9
 
 
 def draw(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
@@ -392,14 +390,15 @@ def draw(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
 
 
 @torch.no_grad()
-def generate(model: Backpack | GPT, idx: Tensor, n: int, temperature: float = 1.0,
-             top_k: int | None = None, *, edit: Callable | None = None, stop: int | None = None
+def generate(model: Backpack | GPT, idx: Tensor, n: int,
+             temperature: float = 1.0, top_k: int | None = None, *,
+             edit: Callable | None = None, stop: int | None = None
              ) -> Tensor:
     """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer with stop.
 
     temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit (ids, C) -> C
     must not write into C. All end once each text has drawn the id stop. The model reads the last
-    block_size tokens of a prompt; when new tokens make the text longer, it goes on from half.
+    block_size tokens of a prompt; when new tokens make it longer, its last block_size // 2.
     """
     assert edit is None or isinstance(model, Backpack)  # a GPT has no senses to edit
     block_size = model.config.block_size

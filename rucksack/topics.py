@@ -57,7 +57,7 @@ class PastCache(Cache):
         self.past = past
         self.longer = []  # the same of t + 1 tokens, layer by layer
 
-    def extend(self, name: object, new: Tensor) -> Tensor:
+    def extend(self, key: object, new: Tensor) -> Tensor:
         """Append new (n, 1, 3*d) to the next layer: (n, t + 1, 3*d)."""
         past = self.past[len(self.longer)]
         self.longer.append(torch.cat([past, new], dim=1))
