@@ -11,9 +11,8 @@
     gender       Table 5     she or he after a role noun, with and without a sense
     topic        Table 12    topic control, compared with PPLM on the Transformer
     timing       Table 7     forward pass, training step and generation
-    plot                     draw the losses of runs (not part of all)
 
-loss, gender and similarity accept several models: eval.py loss out/small out/small_gpt
+loss and gender accept several models: eval.py loss out/small out/small_gpt
 """
 
 import argparse
@@ -28,7 +27,6 @@ from rucksack.gender import gender_table
 from rucksack.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
 from rucksack.model import Config
 from rucksack.phrases import combined, make_edit, parse_edits, read_edit
-from rucksack.plot import plot
 from rucksack.published import BUNDLED
 from rucksack.similarity import similarity_table
 from rucksack.subject import Subject, load_subject
@@ -74,7 +72,7 @@ def make_parser() -> Parser:
         help='one of the above, or all; eval.py TABLE --help lists its flags')
     shared = shared_flags()
     of = {}
-    for name in ('all', *IN_ALL, 'plot'):
+    for name in ('all', *IN_ALL):
         of[name] = commands.add_parser(name, prog='eval.py', usage=f'eval.py {name} [flags]',
                                        parents=[shared])
     for name in ('topic', 'all'):
@@ -89,7 +87,7 @@ def make_parser() -> Parser:
             help='random seed for the texts [0]')
     of['timing'].add_argument('--size', choices=SIZES,
                               help='a size from the paper, in place of --from')
-    for name in ('loss', 'gender', 'similarity'):
+    for name in ('loss', 'gender'):
         of[name].add_argument('runs', nargs='*', metavar='RUN',
                               help='models to compare (default: --from and its baseline)')
     for name in ('loss', 'lambada', 'wikitext', 'blimp', 'gender'):
@@ -97,8 +95,6 @@ def make_parser() -> Parser:
                               action='append', default=[],
                               help='also score the model with edits saved in a file by '
                                    '--save-edit; several files make one edit')
-    of['plot'].add_argument('runs', nargs='+', metavar='RUN', help='runs to draw')
-    of['plot'].add_argument('--out', metavar='FILE.svg', required=True, help='the picture to write')
     return parser
 
 
@@ -158,24 +154,21 @@ def under_edit(subject: Subject, files: list[str]) -> Subject:
 
 
 def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Make the table called name: one of IN_ALL, or plot."""
-    if name == 'plot':
-        return plot(args.runs, output_path('--out', args.out, '.svg', '<?xml'))
+    """Make the table called name, one of IN_ALL."""
     if args.size:
         machine = find_machine(args.device, args.dtype or 'auto')
         # Rows of the embedding matrix as in train.py, a multiple of 64.
         return timing_table(Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size]), machine)
-    by_run = bool(args.runs)
-    if name in OF_SENSES and not by_run:
+    if name in OF_SENSES and not args.runs:
         subjects[0].needs_senses(name)
     data = args.data
     has_its_own = name == 'loss' or (name == 'similarity' and subjects[0].is_toy)
     if args.table == 'all' and has_its_own:
         data = None  # with all, --data is for the English benchmarks
     if name == 'similarity':
-        return similarity_table(subjects, data, by_run)
+        return similarity_table(subjects, data)
     if name == 'gender':
-        return gender_table(subjects, by_run)
+        return gender_table(subjects)
     if name == 'topic':
         return topic_table(subjects, args.texts, args.length, args.step_sizes, args.seed)
     if name == 'timing':
@@ -209,7 +202,7 @@ def run(argv: list[str]) -> None:
     json_file = output_path('--json', args.json, '.json', '{\n "models"')
     csv_file = output_path('--csv', args.csv, '.csv', 'table,')
     subjects = []
-    if args.table != 'plot' and not args.size:
+    if not args.size:
         subjects = load_subjects(args)
     for subject in subjects:
         print(subject.about())

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.common import UserError, progress
-from rucksack.likelihood import score, touched_note
 from rucksack.paper import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.phrases import word_id
 from rucksack.senses import ends_of, senses_after
@@ -181,32 +180,12 @@ def reductions(ratio: Tensor) -> Tensor:
     return gone
 
 
-def touched_prompts(subject: Subject) -> list[str]:
-    """Say in how many prompts, over all nouns, the subject's edit touches a token."""
-    texts = [subject.encode(prompt.format(noun)) for noun in NOUNS for prompt in PROMPTS]
-    pairs = [(text, [subject.eot]) for text in texts]  # score reads all but the end-of-text
-    exact = replace(subject, dtype='float32')  # as the table is
-    return touched_note(subject, score(exact, pairs, 'gender'), 'prompts')
-
-
-def gender_table(subjects: list[Subject], by_run: bool) -> Table:
-    """Make Table 5: how biased the pronoun after a role noun is; by_run gives a row per model."""
+def gender_table(subjects: list[Subject]) -> Table:
+    """Make Table 5: how biased the pronoun after a role noun is."""
     rows = []
-    touches = []
     for subject in subjects:
-        if subject.edit:
-            touches += touched_prompts(subject)
-        as_it_is, off, best = gender_rows(subject)
-        if by_run:  # ratios before, reductions after removing the sense
-            row = as_it_is._replace(
-                reduction=off.reduction, reduction_single=off.reduction_single)
-            labelled = {f'{subject}; reduced {off.change}': row}
-        else:
-            labelled = {
-                str(subject): as_it_is,
-                f'{subject}, {off.change}': off,
-                f'{subject}, {best.change}': best}
-        for label, row in labelled.items():
+        for row in gender_rows(subject):
+            label = f'{subject}, {row.change}' if row.change else str(subject)
             rows.append([label, *row[1:]])
     title = (f'Gender (Table 5): the larger of p(she) / p(he) and p(he) / p(she), {len(NOUNS)} '
              f'nouns in {len(PROMPTS)} prompts')
@@ -222,7 +201,7 @@ def gender_table(subjects: list[Subject], by_run: bool) -> Table:
     n = ' or '.join(map(str, counts))  # models with other tokenizers have other nouns
     notes = [
         f"Single-token: the average over the {n} nouns that are one token, as in the paper's code.",
-        'Reductions are of the excess over 1. If runs are compared, the sense is removed in full.',
+        'Reductions are of the excess over 1.',
         'Five other prompts (Table 15) choose the sense and, for each noun, its best fraction:',
         "0, 0.05 .. 1. (The paper's code sets no bounds, but penalizes large fractions.)"]
-    return Table(title, columns, rows, notes + touches)
+    return Table(title, columns, rows, notes)

@@ -201,14 +201,6 @@ def price(subject: Subject, unedited: Scores, scores: Scores) -> str:
             f'touched {scores.touched.sum().item():,} of {n:,} tokens')
 
 
-def touched_note(subject: Subject, scores: Scores, items: str) -> list[str]:
-    """Say how many items of a table the subject's edit touched, if it has an edit."""
-    if not subject.edit:
-        return []
-    n_touched = scores.touched.count_nonzero().item()
-    return [f'{subject.name}: touched {n_touched:,} of {len(scores.touched):,} {items}']
-
-
 # -----------------------------------------------------------------------------
 # Benchmarks, whose rows come from files or from the Hub.
 
@@ -319,7 +311,6 @@ def lambada_table(subjects: list[Subject], data: str | None) -> Table:
     for text, in rows_of(LAMBADA, subjects[0], data):
         passages.append(text.strip().rpartition(' '))
     rows = []
-    notes = []
     for subject in subjects:
         pairs = []
         for context, _, word in passages:
@@ -328,10 +319,9 @@ def lambada_table(subjects: list[Subject], data: str | None) -> Table:
         scores = score(subject, pairs, 'LAMBADA')
         accuracy = 100 * scores.greedy.double().mean().item()
         rows.append([str(subject), perplexity(scores.logp, len(passages)), accuracy])
-        notes += touched_note(subject, scores, 'passages')
     title = f'LAMBADA (Table 2): the last word of {len(passages):,} passages'
     columns = {'': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
-    return Table(title, columns, rows, notes)
+    return Table(title, columns, rows)
 
 
 # Pattern -> replacement, in this order, from EleutherAI's harness (version 1). The harness has one
@@ -376,17 +366,15 @@ def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
     pages = [page for page, in rows_of(WIKITEXT, subjects[0], data)]
     n_words = sum(len(re.split(r'\s+', page)) for page in pages)
     rows = []
-    notes = []
     for subject in subjects:
         texts = [subject.encode(detokenized(page)) for page in pages]
         scores = score_texts(subject, texts, 'WikiText', look_back=True)
         n_tokens = sum(map(len, texts))
         logp = scores.logp
         rows.append([str(subject), perplexity(logp, n_words), perplexity(logp, n_tokens)])
-        notes += touched_note(subject, scores, 'windows of block_size tokens')
     title = f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words'
     columns = {'': '', 'perplexity per word': '.1f', 'per token': '.1f'}
-    return Table(title, columns, rows, notes)
+    return Table(title, columns, rows)
 
 
 def blimp_table(subjects: list[Subject], data: str | None) -> Table:
@@ -397,14 +385,12 @@ def blimp_table(subjects: list[Subject], data: str | None) -> Table:
     items = rows_of(BLIMP, subjects[0], data)
     sentences = [sentence for _, _, good, bad in items for sentence in (good, bad)]
     right = []
-    notes = []
     for subject in subjects:
         pairs = [([subject.eot], subject.encode(sentence)) for sentence in sentences]
         longest = max(len(ids) for _, ids in pairs)
         subject.needs_length(longest, 'a sentence has')
         scores = score(subject, pairs, 'BLiMP')
         right.append(scores.logp[0::2] > scores.logp[1::2])
-        notes += touched_note(subject, scores, 'sentences')
     percent = 100 * torch.stack(right, dim=1).double()  # (items, subjects), 0 or 100
     paradigms = defaultdict(list)  # (phenomenon, paradigm) -> places of its items
     for i, (phenomenon, paradigm, _, _) in enumerate(items):
@@ -420,4 +406,4 @@ def blimp_table(subjects: list[Subject], data: str | None) -> Table:
     title = (f'BLiMP (Table 2): % of {len(items):,} pairs whose good sentence is likelier, '
              'means over (n) paradigms')
     columns = {'': ''} | {str(subject): '.1f' for subject in subjects}
-    return Table(title, columns, rows, notes)
+    return Table(title, columns, rows)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -59,19 +60,6 @@ def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
     return sets
 
 
-def ranks(x: Tensor) -> Tensor:
-    """Rank n numbers (n,) from 1; equal numbers share the mean of their ranks."""
-    _, place, counts = x.unique(return_inverse=True, return_counts=True)
-    mean_ranks = counts.cumsum(0) - (counts - 1) / 2
-    return mean_ranks[place].double()
-
-
-def spearman(x: Tensor, y: Tensor) -> float:
-    """Compute Spearman's correlation of x and y (n,), Pearson's of ranks; NaN for a constant."""
-    ranked = torch.stack([ranks(x), ranks(y)])  # (2, n)
-    return torch.corrcoef(ranked)[0, 1].item()
-
-
 @torch.no_grad()
 def word_vectors(subject: Subject, word: str) -> Tensor:
     """Compute the embedding of a word, then its senses: (1 + k, d), the mean over its tokens."""
@@ -104,37 +92,30 @@ def similarities(subject: Subject, pairs: Pairs) -> dict[str, Tensor]:
 
 def correlations(subject: Subject, pairs: Pairs) -> dict[str, float]:
     """Compute Spearman's correlation of each kind of similarity with the reference scores."""
-    truth = torch.tensor([score for _, _, score in pairs])
-    found = {}
-    for row, x in similarities(subject, pairs).items():
-        found[row] = spearman(x, truth)
-    return found
+    columns = {row: x.numpy() for row, x in similarities(subject, pairs).items()}
+    found = pandas.DataFrame(columns)
+    found['people'] = [score for _, _, score in pairs]
+    correlation = found.corr(method='spearman')
+    return correlation['people'].drop('people').to_dict()
 
 
-def best_row(column: dict[str, float], k: int) -> str:
-    """Name the row of the best of k senses, or of the embeddings if k is 0. NaN counts as worst."""
-    first_rows = list(column)[:max(k, 1)]
-    numbers = torch.tensor([column[row] for row in first_rows])
-    best = numbers.nan_to_num(-1).argmax()
-    return first_rows[best]
+def best_sense(column: dict[str, float], k: int) -> str:
+    """Name the row of the best of k senses. NaN counts as worst."""
+    senses = pandas.Series(column)[:k]
+    return senses.fillna(-1).idxmax()
 
 
-def similarity_table(subjects: list[Subject], data: str | None, by_run: bool) -> Table:
-    """Make Table 4: Spearman's correlation with reference scores; by_run keeps the best sense."""
+def similarity_table(subjects: list[Subject], data: str | None) -> Table:
+    """Make Table 4: Spearman's correlation with reference scores."""
     sets = similarity_data(subjects[0], data)
     rows = []
     for subject in subjects:
         k = subject.model.config.n_sense
         columns = [correlations(subject, pairs) for pairs in sets.values()]
-        best = [best_row(column, k) for column in columns]
-        if by_run:
-            numbers = [column[row] for column, row in zip(columns, best)]
-            rows.append([str(subject), *numbers])
-            continue
         for row in columns[0]:
             rows.append([row, *(column[row] for column in columns)])
         if k:
-            rows.insert(k, ['the best', *best])
+            rows.insert(k, ['the best', *(best_sense(column, k) for column in columns)])
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in sets.items())
     title = f"Similarity (Table 4): Spearman's correlation with scores of word pairs ({counts})"
     columns = {'': ''} | dict.fromkeys(sets, '.3f')

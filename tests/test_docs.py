@@ -24,7 +24,8 @@ RECIPES = dict(re.findall(r'^## (.*?)$.*?^```python\n(.*?)^```', TEXT, re.MULTIL
 RENUMBER = 'Renumber the senses'
 TRAIN = 'Train on your own text'
 LSTM = 'Another contextualizer'
-ALONE = [title for title in RECIPES if title not in (RENUMBER, TRAIN, LSTM)]
+DRAW = 'Draw losses'
+ALONE = [title for title in RECIPES if title not in (RENUMBER, DRAW, TRAIN, LSTM)]
 
 pytestmark = pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
 
@@ -76,6 +77,14 @@ def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
     assert other.alpha(idx).equal(own.alpha(idx)[:, order])
     moved = (own(idx) - other(idx)).abs().max()
     assert 0 < moved < 1e-4
+
+
+def test_losses_are_drawn(tmp_path):
+    """In the clone, from the logs of the bundled models."""
+    pytest.importorskip('matplotlib')
+    (tmp_path / 'docs').symlink_to(ROOT / 'docs')
+    run(DRAW)
+    assert '</svg>' in (tmp_path / 'loss.svg').read_text()
 
 
 def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):

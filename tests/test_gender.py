@@ -243,29 +243,7 @@ def test_where_no_noun_is_one_piece_all_choose_the_sense(seed, monkeypatch):
 def test_a_prompt_longer_than_block_size_is_named():
     """A model of a few tokens has no row: the error says how many it reads."""
     with pytest.raises(UserError, match='at most 4 tokens'):
-        gender.gender_table([toy_subject(block_size=4)], by_run=False)
-
-
-def test_padding_is_not_a_token_that_an_edit_touched(monkeypatch):
-    """Prompts are padded with id 0, and an edit of id 0 touches none of them."""
-    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
-    s = toy_subject(block_size=128)
-    off = replace(s, edit=scale_senses([0], [0], 0.0))
-    prompts = gender.prompts_on(s, 'nurse', gender.PROMPTS)
-    assert (prompts.idx == 0).any()
-    note, = gender.touched_prompts(off)
-    assert f'touched 0 of {2 * len(gender.PROMPTS)} prompts' in note
-
-
-def test_prompts_that_an_edit_touched_are_counted(monkeypatch):
-    """Those with its word in them, for each noun."""
-    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
-    s = toy_subject(block_size=128)
-    off = replace(s, edit=scale_senses([word_id(s.encoding, 'said')], [0], 0.0))
-    n = sum(' said' in prompt for prompt in gender.PROMPTS)
-    assert 0 < n < len(gender.PROMPTS)
-    note, = gender.touched_prompts(off)
-    assert f'touched {2 * n} of {2 * len(gender.PROMPTS)} prompts' in note
+        gender.gender_table([toy_subject(block_size=4)])
 
 
 def test_models_of_other_words_have_other_single_token_nouns(monkeypatch):
@@ -274,5 +252,5 @@ def test_models_of_other_words_have_other_single_token_nouns(monkeypatch):
     s = toy_subject(block_size=128)
     tokenizer = words_tokenizer([' nurse', ' she', ' he', ' they'])
     other = replace(s, tokenizer=tokenizer)
-    note = gender.gender_table([s, other], by_run=True).notes[0]
+    note = gender.gender_table([s, other]).notes[0]
     assert 'the 1 or 2 nouns' in note

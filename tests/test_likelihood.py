@@ -193,21 +193,6 @@ def test_the_price_in_one_block_has_no_standard_error(tmp_path, monkeypatch, rec
     assert not [warning for warning in recwarn.list if 'degrees of freedom' in str(warning)]
 
 
-@pytest.mark.parametrize('table, items', [
-    (likelihood.lambada_table, '1 of 3 passages'),
-    (likelihood.blimp_table, '2 of 6 sentences'),
-    (likelihood.wikitext_table, '1 of 2 windows')])
-def test_a_table_says_how_many_items_an_edit_touched(table, items, tmp_path):
-    """Those that have a word of the edit, of all that are read."""
-    subject = toy_subject(block_size=256)
-    letters = {likelihood.lambada_table: 'k', likelihood.blimp_table: 'c',
-               likelihood.wikitext_table: 'k'}
-    word = ord(letters[table])  # a letter of words that this vocabulary spells out
-    data = str(write_benchmarks(tmp_path / 'bench'))
-    note, = table([subject, under(subject, [word])], data).notes
-    assert f'edited: touched {items}' in note
-
-
 # -----------------------------------------------------------------------------
 # The tables.
 

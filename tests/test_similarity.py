@@ -7,28 +7,25 @@ import torch
 from helpers import SHARED, toy_subject
 from torch.nn import functional as F
 
-from rucksack import toy
+from rucksack import similarity, toy
 from rucksack.common import UserError
-from rucksack.similarity import similarities, similarity_data, spearman
+from rucksack.similarity import similarities, similarity_data
 
 
-def test_spearman_with_ties_is_the_known_value():
-    """By hand, ranks are (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5); they correlate by 6 / 9.5."""
+def test_correlations_are_spearmans(monkeypatch):
+    """By hand, ranks are (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5); they correlate by 6 / 9.5.
+
+    Opposites have -1, and a constant has no ranks to compare.
+    """
     x = torch.tensor([1.0, 2, 2, 4, 5])
-    y = torch.tensor([3.0, 1, 2, 5, 5])
-    assert spearman(x, y) == pytest.approx(6 / 9.5)
-
-
-def test_spearman_of_opposites_is_minus_one():
-    """Ties are in the same places."""
-    x = torch.tensor([1.0, 2, 2, 4, 5])
-    assert spearman(x, -x) == pytest.approx(-1)
-
-
-def test_spearman_with_a_constant_is_not_a_number():
-    """Numbers that are all equal have no ranks to compare."""
-    x = torch.tensor([1.0, 2, 2, 4, 5])
-    assert math.isnan(spearman(x, torch.ones(5)))
+    found = {'ties': x, 'opposite': torch.tensor([3.0, 5, 4, 1, 1]), 'constant': torch.ones(5)}
+    monkeypatch.setattr(similarity, 'similarities', lambda subject, pairs: found)
+    pairs = [('a', 'b', score) for score in (3, 1, 2, 5, 5)]
+    column = similarity.correlations(None, pairs)
+    assert column['ties'] == pytest.approx(6 / 9.5)
+    assert column['opposite'] == pytest.approx(-1)
+    assert math.isnan(column['constant'])
+    assert similarity.best_sense(column, 3) == 'ties'
 
 
 def test_english_has_no_pairs_without_data():
