@@ -1,14 +1,15 @@
 """The package behind the top-level scripts; from Python, start with `load`.
 
-In a clone, the lessons stand in the folder above: rucksack.model is ./model.py, and rucksack.senses
-is ./senses.py.
+In a clone, the lessons, the scripts, config/ and pretrained/ stand in the folder above, and
+rucksack.model is ../model.py. Installed, all of them are in this folder.
 """
 
 from pathlib import Path
 
-ABOVE = Path(__file__).parents[1]
-if not Path(__file__).with_name('model.py').exists():
-    __path__.append(str(ABOVE))
+HOME = Path(__file__).parent  # where the lessons are
+if not (HOME / 'model.py').exists():
+    HOME = HOME.parent
+    __path__.append(str(HOME))
 
 
 def load(name: str):
@@ -21,3 +22,9 @@ def load(name: str):
     from rucksack.tokenizer import load_tokenizer
     model, tokenizer = from_pretrained(name)
     return model, load_tokenizer(tokenizer)
+
+
+def word_id(encoding, word: str) -> int:
+    """Find the id of a word inside a text, with its leading space; ValueError if it has several."""
+    from rucksack.phrases import word_id
+    return word_id(encoding, word)

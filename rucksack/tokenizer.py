@@ -18,13 +18,14 @@ import tiktoken
 from tiktoken._educational import bpe_encode
 from tiktoken_ext.openai_public import r50k_pat_str
 
+from rucksack import HOME
 from rucksack.common import UserError, one_line
 
 GPT2 = {'name': 'gpt2'}
 GPT2_VOCAB = 50257
 END_OF_TEXT = '<|endoftext|>'
 WORDS_PATTERN = r' ?\w+|[^\w\s]|\s+'
-ENGLISH = Path(__file__).parents[1] / 'pretrained' / 'english'  # the bundled model
+ENGLISH = HOME / 'pretrained' / 'english'  # the bundled model
 
 # GPT-2 orders the 256 bytes, printable ones first; its files spell each byte as one character.
 BYTES = sorted(range(256), key=lambda byte: not chr(byte).isprintable() or byte == 32)

@@ -20,8 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import prepare
-import train
+from rucksack import prepare, train
 from rucksack.checkpoint import Training, make_model
 from rucksack.model import GPT, Backpack, Config
 from rucksack.phrases import PROMPT, quoted, read_prompt, word_id
@@ -64,7 +63,8 @@ def error_of(script, capsys, *argv: str, printed: int = 99) -> str:
     shown, text = capsys.readouterr()
     assert stop.value.code == 2
     assert text.count('\n') == 1, text
-    assert text.startswith(f'{script.__name__}.py: '), text
+    name = script.__name__.removeprefix('rucksack.')
+    assert text.startswith(f'{name}.py: '), text
     assert shown.count('\n') <= printed
     return text
 

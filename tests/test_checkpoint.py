@@ -28,8 +28,7 @@ from helpers import (
 )
 
 import eval
-import sample
-import train
+from rucksack import sample, train
 from rucksack.checkpoint import Training, training_of
 from rucksack.common import UserError
 from rucksack.published import from_pretrained

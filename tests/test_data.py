@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import SMALL, error_of, make_data
 
-import train
+from rucksack import train
 from rucksack.data import TokenDataset, read_meta, texts_of_step
 from rucksack.tokenizer import WORDS_PATTERN, load_tokenizer, words_tokenizer
 

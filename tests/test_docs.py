@@ -11,10 +11,8 @@ import tiktoken
 import torch
 from helpers import ROOT, SHARED, offline
 
-import eval as evaluation
-import prepare
-import sample
-import train
+from rucksack import eval as evaluation
+from rucksack import prepare, sample, train
 from rucksack.published import from_pretrained
 from rucksack.tokenizer import ENGLISH, cached_encoding
 

@@ -14,9 +14,8 @@ import torch
 from helpers import WORDS, make_data, save, toy_subject, write_benchmarks
 from torch.nn import functional as F
 
-import eval as tables
-import sample
-from rucksack import gender, timing
+from rucksack import eval as tables
+from rucksack import gender, sample, timing
 from rucksack.checkpoint import Training
 from rucksack.likelihood import held_out, windows
 from rucksack.model import Backpack, Config

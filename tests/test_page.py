@@ -16,9 +16,8 @@ import torch
 from helpers import ROOT, SHARED, VOCABULARY, World, error_of, say, toy_subject
 from torch import Tensor
 
-import sample
 from rucksack import page as page_module
-from rucksack import paper
+from rucksack import paper, sample
 from rucksack.model import Backpack, Config
 from rucksack.page import in_8_bits, rounded, write_page
 from rucksack.phrases import EDIT_FLAGS, PROMPT, make_edit, parse_edits, word_forms

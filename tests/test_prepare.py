@@ -25,8 +25,7 @@ from helpers import ROOT, error_of, offline, retries_heard, save
 from tiktoken.load import read_file_cached
 from tiktoken_ext.openai_public import r50k_pat_str
 
-import prepare
-import train
+from rucksack import prepare, train
 from rucksack.common import UserError
 from rucksack.data import read_bin, read_meta
 from rucksack.model import Backpack, Config

@@ -24,7 +24,7 @@ from helpers import ROOT, error_of, lively, same, save, text
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import sample
+from rucksack import sample
 from rucksack.common import UserError
 from rucksack.gender import gender_rows
 from rucksack.model import Backpack, Config

@@ -14,8 +14,7 @@ import torch
 from helpers import World, error_of, say
 from torch import Tensor
 
-import sample
-from rucksack import published, senses
+from rucksack import published, sample, senses
 from rucksack.model import Backpack
 from rucksack.phrases import (
     bag_ids,

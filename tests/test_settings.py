@@ -7,13 +7,11 @@ import pytest
 import torch
 from helpers import ROOT, SMALL, error_of
 
-import eval as tables
-import prepare
-import sample
-import train
+from rucksack import eval as tables
+from rucksack import prepare, sample, train
 from rucksack.timing import SIZES
+from rucksack.train import Settings, parse_args
 from rucksack.training.start import SHAPE, new_model
-from train import Settings, parse_args
 
 CONFIGS = sorted(path.stem for path in (ROOT / 'config').glob('*.py'))
 AS_PUBLISHED = ['train_micro', 'train_mini', 'train_small', 'senses']

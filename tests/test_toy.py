@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import prepare
+from rucksack import prepare
 from rucksack import toy as world
 from rucksack.paper import TOPICS
 from rucksack.phrases import bag_ids, scores_of_bags, word_forms, word_id

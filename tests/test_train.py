@@ -31,18 +31,18 @@ from helpers import (
 from torch import Tensor
 from torch.testing import assert_close
 
-import train
+from rucksack import train
 from rucksack.checkpoint import make_model, training_of
 from rucksack.common import UserError, run_cli
 from rucksack.data import TokenDataset, read_meta, texts_of_step
 from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
 from rucksack.published import export, from_pretrained
 from rucksack.subject import load_subject
+from rucksack.train import Settings, share_of_peak
 from rucksack.training import gauge
 from rucksack.training.machine import Machine
 from rucksack.training.report import stopped
 from rucksack.training.start import SHAPE, start_from
-from train import Settings, share_of_peak
 
 RESUME = [*SMALL, '--init_from=resume']
 FIXTURES = ROOT / 'tests' / 'fixtures'

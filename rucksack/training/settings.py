@@ -6,6 +6,7 @@ import difflib
 from dataclasses import field, fields
 from pathlib import Path
 
+from rucksack import HOME
 from rucksack.common import Parser, UserError, number, one_line
 
 
@@ -52,8 +53,13 @@ class SettingsParser(Parser):
         return vars(args)
 
 
-def read_config(path: str, parser: SettingsParser) -> dict:
-    """Read the settings in a config file; its key = value lines are parsed, never executed."""
+def read_config(path: str | Path, parser: SettingsParser) -> dict:
+    """Read the settings in a config file; its key = value lines are parsed, never executed.
+
+    A relative path that does not exist here may be that of a config that comes with the package.
+    """
+    if not Path(path).exists() and (HOME / path).exists():
+        path = HOME / path
     try:
         words = []
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:

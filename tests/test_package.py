@@ -1,0 +1,80 @@
+"""Claims about the installed package: it works in any folder, whatever files are in it."""
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+pytest.importorskip('hatchling')
+pytestmark = pytest.mark.slow
+
+README_EDIT = """
+import rucksack, torch
+from rucksack.senses import next_word_probs, scale_senses
+model, encoding = rucksack.load('english')
+nurse, she = (rucksack.word_id(encoding, word) for word in ('nurse', 'she'))
+idx = torch.tensor([encoding.encode_ordinary('The nurse said that')])
+before, after = (next_word_probs(model, idx, edit)[0, she].item()
+                 for edit in (None, scale_senses([nurse], [10], 0.0)))
+print(before > 2 * after)
+"""
+
+
+@pytest.fixture(scope='module')
+def python(tmp_path_factory) -> Path:
+    """The Python of a new environment with the wheel installed; torch and the like are ours."""
+    folder = tmp_path_factory.mktemp('package')
+    pip = [sys.executable, '-m', 'pip', '--quiet', 'wheel', '--no-deps', '--no-build-isolation']
+    subprocess.run([*pip, '--wheel-dir', folder, ROOT], check=True)
+    venv.create(folder / 'env', with_pip=False)
+    site, = (folder / 'env').glob('lib/python*/site-packages')
+    (site / 'ours.pth').write_text(sysconfig.get_path('purelib'))
+    wheel, = folder.glob('rucksack_lm-*.whl')
+    install = ['-m', 'pip', '--quiet', 'install', '--no-deps', '--target', site, wheel]
+    subprocess.run([sys.executable, *install], check=True)
+    return folder / 'env' / 'bin' / 'python'
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch) -> Path:
+    """A folder with a model.py, a senses.py and a train.py of a person's own."""
+    for name in ('model.py', 'senses.py', 'train.py'):
+        (tmp_path / name).write_text('raise SystemExit("my own")')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def say(python: Path, *argv: str) -> str:
+    """What Python prints with these arguments."""
+    done = subprocess.run([python, *argv], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_installed_package_is_not_the_clone(python, elsewhere):
+    """Its lessons are inside the package, in the new environment."""
+    found = say(python, '-c', 'import rucksack.model; print(rucksack.model.__file__)')
+    assert str(python.parent.parent) in found
+
+
+def test_the_edit_of_readme_runs_where_it_is_installed(python, elsewhere):
+    """Turning off sense 10 of nurse halves the probability of she."""
+    assert say(python, '-c', README_EDIT) == 'True\n'
+
+
+def test_sample_runs_where_it_is_installed(python, elsewhere):
+    """As python -m rucksack.sample, with the bundled model."""
+    said = say(python, '-m', 'rucksack.sample', '--senses-off', 'nurse:10', '--num-samples', '0')
+    assert "' she'" in said
+
+
+def test_train_runs_where_it_is_installed(python, elsewhere):
+    """For two steps, of a config that comes with the package."""
+    say(python, '-m', 'rucksack.prepare', 'toy')
+    said = say(python, '-m', 'rucksack.train', 'config/train_toy.py', '--max_iters=2',
+               '--eval_iters=1', '--device=cpu')
+    assert 'done: out/toy/ckpt.pt' in said
