@@ -12,7 +12,7 @@ You can read these terms, and you can edit a sense without changing the weights.
 
     B         texts in a batch
     T         tokens in each text
-    V         token ids that the tokenizer knows; E may have a few extra, unused rows
+    V         token ids that the tokenizer knows; E has V rows, or a few extra, unused ones
     d         width of a vector, n_embd
     k         senses per token, n_sense
     x_j       the token id at position j; i and j are positions, l is the number of a sense
@@ -30,7 +30,7 @@ The model is five equations, numbered as in the paper. Backpack.forward has them
     o = weighted_sum(alpha, C)         # (B, T, d)       Eq. 2
     logits = project(o)                # (B, T, V)       Eq. 9, o E^T
 
-An example to work out by hand (a test runs it), with k = 2 and d = 2 axes, skateboard and health:
+An example to work out by hand (a test runs it): two senses, two dimensions, skateboard and health.
 C(trick) = [(1, 0), (0, 0)] and C(sick) = [(1, 0), (0, 1)]. At the end of "trick sick", sense 0 has
 weight 1/2 on both tokens; sense 1 has weight 1 on trick, where it is zero, and 0 on sick.
 So o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
@@ -182,7 +182,7 @@ class GPT(nn.Module):
 class SenseNetwork(nn.Module):
     """Eq. 10, C(x) = FF(E[x]): the embedding of a token (.., d) -> its k senses (.., k, d).
 
-    Appendix A.1 calls ln_2 and the residual r + mlp(..) unintended; the published checkpoint needs
+    Appendix A.1 calls ln_2 and the residual around mlp unintended; the published checkpoint needs
     both. Unlike the published code, we have no dropout here.
     """
 
@@ -235,7 +235,7 @@ class Backpack(nn.Module):
     """A Backpack language model; ValueError if config has no senses.
 
     contextualizer is any module (B, T, d) -> (B, T, d) that does not look ahead, such as a wrapped
-    LSTM (section 8); by default a GPT-2. It keeps the parameters it comes with.
+    LSTM (the paper's section 8); by default a GPT-2. It is not initialized again.
     """
 
     def __init__(self, config: Config, contextualizer: nn.Module | None = None):
@@ -283,13 +283,14 @@ class Backpack(nn.Module):
 
 # -----------------------------------------------------------------------------
 # Distinct ids, a fast form for training that a learner may skip. A batch needs the senses of an id
-# once, however often it occurs. The caller finds the ids, because unique cannot be compiled.
+# once, however often it occurs. The caller finds the ids: how many there are depends on values,
+# which a compiled graph must not.
 
 
 def distinct_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
     """Find the distinct ids of texts idx (B, T): ids (n,) and places (B, T), idx = ids[places]."""
     ids, places = idx.unique(return_inverse=True)
-    ids = F.pad(ids, (0, -len(ids) % 64))  # with id 0, so that few lengths occur
+    ids = F.pad(ids, (0, -len(ids) % 64))  # by id 0 to a multiple of 64: few shapes occur
     return ids, places
 
 
@@ -302,7 +303,7 @@ class DistinctIds(nn.Module):
 
     def forward(self, idx: Tensor, targets: Tensor | None, ids: Tensor, places: Tensor) -> Tensor:
         """Return what the model does for idx and targets (B, T), given the distinct_ids of idx."""
-        if isinstance(self.model, GPT):
+        if isinstance(self.model, GPT):  # so that train.py treats both alike
             return self.model(idx, targets)
         senses = self.model.senses(ids).flatten(1)  # (n, k*d)
         # senses[places] would sum the gradients of an id in bfloat16 under autocast, where 256 + 1
@@ -339,7 +340,7 @@ class Cache:
 def contextualize(contextualizer: Contextualizer, x: Tensor, cache: Cache) -> Tensor:
     """Compute h (B, T, d) of T new tokens. Plain form: contextualizer(x of all S)[:, -T:]."""
     T = x.shape[1]
-    assert cache.length == 0 or T == 1  # so attention is causal, or sees all S tokens
+    assert cache.length == 0 or T == 1  # a whole prompt: causal mask; one new token: no mask
     x = x + contextualizer.wpe.weight[cache.length:cache.length + T]  # (B, T, d)
     for block in contextualizer.blocks:
         qkv = cache.extend(block, block.attn.c_attn(block.ln_1(x)))  # (B, S, 3*d)
@@ -359,7 +360,7 @@ def next_logits(model: Backpack | GPT, text: Tensor, cache: Cache, edit: Callabl
         h = contextualize(model.contextualizer, model.wte(new), cache)  # (B, T, d)
     else:  # another contextualizer reads all S tokens each time
         h = model.contextualizer(model.wte(text))[:, cache.length:]  # (B, T, d)
-    o = h[:, -1:]  # (B, 1, d)
+    o = h[:, -1:]  # (B, 1, d), what a GPT projects
     if isinstance(model, Backpack):
         C = cache.extend('senses', model.senses(new))  # (B, S, k, d), Eq. 10, kept unedited
         if edit is not None:
@@ -397,8 +398,8 @@ def generate(model: Backpack | GPT, idx: Tensor, n: int,
     """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer with stop.
 
     temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit (ids, C) -> C
-    must not write into C. All end once each text has drawn the id stop. The model reads the last
-    block_size tokens of a prompt; when new tokens make it longer, its last block_size // 2.
+    must not write into C. It stops once every text has drawn the id stop. Of a long prompt it reads
+    the last block_size tokens; when new tokens make a text longer, its last block_size // 2.
     """
     assert edit is None or isinstance(model, Backpack)  # a GPT has no senses to edit
     block_size = model.config.block_size
