@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.common import UserError, one_line, progress, quiet_hub
 from rucksack.data import read_bin, read_meta
+from rucksack.model import DistinctIds, distinct_ids
 from rucksack.senses import touched
 from rucksack.subject import Subject, count_parameters
 from rucksack.table import Table
@@ -82,7 +83,8 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
             n_touched = (touched(before, C).cpu() & is_text).sum(1)
             logits = model(idx, C=C)[is_scored]  # (m, V)
         else:
-            logits = model(idx)[is_scored]  # (m, V)
+            fast = DistinctIds(model)
+            logits = fast(idx, None, *distinct_ids(idx))[is_scored]  # (m, V)
     logits = logits[:, :model.config.n_vocab].float()
     wanted = targets[is_scored]  # (m,)
     nats = torch.zeros(idx.shape, device=subject.device)
