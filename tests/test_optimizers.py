@@ -1,10 +1,11 @@
-"""Claims about rucksack/optimizers.py: who moves what, by how much."""
+"""Claims about rucksack/training/optimizers.py: who moves what, by how much."""
 
 import pytest
 import torch
 from helpers import lively
 from torch import nn
 
+from rucksack.model import Backpack, Config
 from rucksack.training.optimizers import make_optimizers
 
 EMBEDDINGS = ('wte.weight', 'wpe.weight')
@@ -93,3 +94,14 @@ def test_a_step_of_muon_is_as_long_as_one_of_adamw(scale):
                 share = 0.2 * max(step.shape) ** 0.5
                 assert 0.15 < step.square().mean().sqrt() < 0.25
                 assert torch.linalg.matrix_norm(step, 2) < 1.3 * share
+
+
+@pytest.mark.parametrize('name', ['adamw', 'muon'])
+@pytest.mark.parametrize('loaded_lr', [1.0, 0.5])
+def test_every_parameter_is_in_one_group(loaded_lr, name):
+    """Those of a contextualizer that is no GPT-2 too, such as the matrices of an LSTM."""
+    config = Config(8, 40, n_layer=1, n_head=1, n_embd=8, n_sense=2)
+    model = Backpack(config, contextualizer=nn.LSTM(8, 8))
+    optimizers = make_optimizers(model, name, *RATES, loaded_lr=loaded_lr)
+    found = [p for own in optimizers for group in own.param_groups for p in group['params']]
+    assert sorted(map(id, found)) == sorted(map(id, model.parameters()))
