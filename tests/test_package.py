@@ -45,6 +45,7 @@ def elsewhere(tmp_path, monkeypatch) -> Path:
     for name in ('model.py', 'senses.py', 'train.py'):
         (tmp_path / name).write_text('raise SystemExit("my own")')
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv('PYTHONPATH', raising=False)
     return tmp_path
 
 
