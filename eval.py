@@ -22,17 +22,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rucksack.common import Parser, UserError, find_device, number, output_path, printable, run_cli
-from rucksack.gender import gender_table
-from rucksack.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
+from rucksack.cli import Parser, UserError, find_device, number, output_path, printable, run_cli
+from rucksack.edits import combined, make_edit, parse_edits, read_edit
+from rucksack.hub import BUNDLED
+from rucksack.loaded import Subject, load_subject
 from rucksack.model import Config
-from rucksack.phrases import combined, make_edit, parse_edits, read_edit
-from rucksack.published import BUNDLED
-from rucksack.similarity import similarity_table
-from rucksack.subject import Subject, load_subject
+from rucksack.paper.gender import gender_table
+from rucksack.paper.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
+from rucksack.paper.similarity import similarity_table
+from rucksack.paper.timing import SIZES, timing_table
+from rucksack.paper.topics import topic_table
 from rucksack.table import Table, write_csv, write_json
-from rucksack.timing import SIZES, timing_table
-from rucksack.topics import topic_table
 from rucksack.training.machine import find_machine
 
 IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'timing']

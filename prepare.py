@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 from tiktoken import Encoding
 
-from rucksack.common import (
+from rucksack.cli import (
     Parser,
     UserError,
     appearing_whole,
@@ -46,7 +46,7 @@ from rucksack.common import (
     run_cli,
 )
 from rucksack.data import BIN_DTYPE, DATA_NAME
-from rucksack.published import from_pretrained
+from rucksack.hub import from_pretrained
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer, words_tokenizer
 from rucksack.toy import toy_stories
 

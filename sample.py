@@ -19,15 +19,16 @@ from functools import partial
 
 import torch
 
-from rucksack import looks, phrases
-from rucksack.common import Parser, find_device, number, output_path, printable, run_cli
+from rucksack import edits as phrases
+from rucksack import looks
+from rucksack.cli import Parser, find_device, number, output_path, printable, run_cli
+from rucksack.edits import EDIT_FLAGS, PROMPT, SensesOf
+from rucksack.hub import export
+from rucksack.loaded import Subject, load_subject
 from rucksack.looks import Prompt
 from rucksack.page import write_page
-from rucksack.paper import TOPICS
-from rucksack.phrases import EDIT_FLAGS, PROMPT, SensesOf
-from rucksack.published import export
+from rucksack.paper.lists import TOPICS
 from rucksack.senses import Edit
-from rucksack.subject import Subject, load_subject
 from rucksack.table import Table, write_csv, write_json
 
 # -----------------------------------------------------------------------------

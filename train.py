@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rucksack import checkpoint as ckpt
-from rucksack.common import run_cli
+from rucksack.cli import run_cli
 from rucksack.data import TokenDataset, data_folder, read_meta, texts_of_step
+from rucksack.hub import from_pretrained
 from rucksack.model import DistinctIds, distinct_ids
-from rucksack.published import from_pretrained
+from rucksack.training import checkpoint as ckpt
 from rucksack.training import report, start
 from rucksack.training.gauge import stuck_senses
 from rucksack.training.machine import Machine, find_machine, flops_per_token, leave_processes

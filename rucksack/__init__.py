@@ -18,7 +18,7 @@ def load(name: str):
     name is a checkpoint, the folder of a run or an export, a model on the Hugging Face Hub, or
     'english', the bundled model.
     """
-    from rucksack.published import from_pretrained  # here, so that scripts without torch start fast
+    from rucksack.hub import from_pretrained  # here, so that scripts without torch start fast
     from rucksack.tokenizer import load_tokenizer
     model, tokenizer = from_pretrained(name)
     return model, load_tokenizer(tokenizer)
@@ -26,5 +26,5 @@ def load(name: str):
 
 def word_id(encoding, word: str) -> int:
     """Find the id of a word inside a text, with its leading space; ValueError if it has several."""
-    from rucksack.phrases import word_id
+    from rucksack.edits import word_id
     return word_id(encoding, word)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rucksack.common import UserError, one_line
+from rucksack.cli import UserError, one_line
 from rucksack.tokenizer import GPT2, GPT2_VOCAB, current_form, vocab_size
 
 DATA_NAME = r'\w[\w.-]{0,199}'  # a folder in data/, never outside it

@@ -8,10 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rucksack import phrases, senses
-from rucksack.phrases import SensesOf, over_vocabulary, quoted, scores_of_bags, word_id
+from rucksack import edits as phrases
+from rucksack import senses
+from rucksack.edits import SensesOf, over_vocabulary, quoted, scores_of_bags, word_id
+from rucksack.loaded import Subject
 from rucksack.senses import Edit
-from rucksack.subject import Subject
 from rucksack.table import Table
 
 # -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rucksack.common import printable, write_file
+from rucksack.cli import printable, write_file
 
 
 @dataclass

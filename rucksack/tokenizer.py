@@ -19,7 +19,7 @@ from tiktoken._educational import bpe_encode
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from rucksack import HOME
-from rucksack.common import UserError, one_line
+from rucksack.cli import UserError, one_line
 
 GPT2 = {'name': 'gpt2'}
 GPT2_VOCAB = 50257

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from rucksack import prepare, train
-from rucksack.checkpoint import Training, make_model
+from rucksack.edits import PROMPT, quoted, read_prompt, word_id
+from rucksack.hub import from_pretrained
+from rucksack.loaded import Subject
 from rucksack.model import GPT, Backpack, Config
-from rucksack.phrases import PROMPT, quoted, read_prompt, word_id
-from rucksack.published import from_pretrained
 from rucksack.senses import compose, senses_after
-from rucksack.subject import Subject
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
+from rucksack.training.checkpoint import Training, make_model
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / 'shared' / 'data'  # real data, where it is at hand

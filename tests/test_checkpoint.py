@@ -29,10 +29,10 @@ from helpers import (
 
 import eval
 from rucksack import sample, train
-from rucksack.checkpoint import Training, training_of
-from rucksack.common import UserError
-from rucksack.published import from_pretrained
+from rucksack.cli import UserError
+from rucksack.hub import from_pretrained
 from rucksack.tokenizer import WORDS_PATTERN, load_tokenizer, words_tokenizer
+from rucksack.training.checkpoint import Training, training_of
 from rucksack.training.run import RunFolder
 
 RESUME = [*RUN, '--init_from=resume']

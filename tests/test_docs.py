@@ -13,7 +13,7 @@ from helpers import ROOT, SHARED, offline
 
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
-from rucksack.published import from_pretrained
+from rucksack.hub import from_pretrained
 from rucksack.tokenizer import ENGLISH, cached_encoding
 
 PAGES = [ROOT / 'docs' / 'python.md', ROOT / 'docs' / 'extend.md']
@@ -63,7 +63,7 @@ def test_a_recipe_runs_alone(title, capsys):
 @torch.no_grad()
 def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
     """Two are exchanged and the others stay; logits move by rounding alone."""
-    monkeypatch.setattr('rucksack.gender.choose_sense', lambda subject: 12)
+    monkeypatch.setattr('rucksack.paper.gender.choose_sense', lambda subject: 12)
     idx = run(RENUMBER)['idx']
     assert len(capsys.readouterr().out) > 20
     own, _ = from_pretrained('english')

@@ -15,14 +15,15 @@ from helpers import WORDS, make_data, save, toy_subject, write_benchmarks
 from torch.nn import functional as F
 
 from rucksack import eval as tables
-from rucksack import gender, sample, timing
-from rucksack.checkpoint import Training
-from rucksack.likelihood import held_out, windows
+from rucksack import sample
+from rucksack.hub import BUNDLED
+from rucksack.loaded import load_subject
 from rucksack.model import Backpack, Config
-from rucksack.published import BUNDLED
+from rucksack.paper import gender, timing
+from rucksack.paper.likelihood import held_out, windows
 from rucksack.senses import scale_senses
-from rucksack.subject import load_subject
 from rucksack.tokenizer import words_tokenizer
+from rucksack.training.checkpoint import Training
 
 say = partial(helpers.say, tables)
 ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--step-sizes=.05',

@@ -1,4 +1,4 @@
-"""Claims about rucksack/gender.py, by hand."""
+"""Claims about rucksack/paper/gender.py, by hand."""
 
 import math
 from dataclasses import replace
@@ -10,12 +10,13 @@ from helpers import toy_subject
 from torch import Tensor
 from torch.testing import assert_close
 
-from rucksack import gender, toy
-from rucksack.common import UserError
-from rucksack.gender import FRACTIONS, NounPrompts
-from rucksack.phrases import word_id
+from rucksack import toy
+from rucksack.cli import UserError
+from rucksack.edits import word_id
+from rucksack.loaded import Subject
+from rucksack.paper import gender
+from rucksack.paper.gender import FRACTIONS, NounPrompts
 from rucksack.senses import Edit, scale_senses, senses_after
-from rucksack.subject import Subject
 from rucksack.tokenizer import words_tokenizer
 
 TEMPLATES = ['the {} said', 'that {}']

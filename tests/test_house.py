@@ -67,12 +67,12 @@ def test_files_in_the_root_have_one_name(name):
     assert not imports(TREES[name], inside=True) & IN_ROOT
 
 
-@pytest.mark.parametrize('name', ['rucksack.common', 'rucksack.training.settings', 'rucksack.toy'])
+@pytest.mark.parametrize('name', ['rucksack.cli', 'rucksack.training.settings', 'rucksack.toy'])
 def test_foundations_import_no_torch(name):
-    """They load fast, and stand on nothing of ours but common.py."""
+    """They load fast, and stand on nothing of ours but cli.py."""
     found = imports(TREES[name])
     assert 'torch' not in found
-    assert found & OURS <= {'rucksack', 'rucksack.common'}
+    assert found & OURS <= {'rucksack', 'rucksack.cli'}
 
 
 @pytest.mark.parametrize('name', sorted(OURS - {'rucksack'}))

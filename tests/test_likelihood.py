@@ -1,4 +1,4 @@
-"""Claims about rucksack/likelihood.py: each metric against a case done by hand."""
+"""Claims about rucksack/paper/likelihood.py: each metric against a case done by hand."""
 
 import math
 import re
@@ -22,11 +22,11 @@ from helpers import (
     write_benchmarks,
 )
 
-from rucksack import likelihood
-from rucksack.common import UserError
-from rucksack.likelihood import BLIMP, LAMBADA, WIKITEXT
+from rucksack.cli import UserError
+from rucksack.loaded import Subject
+from rucksack.paper import likelihood
+from rucksack.paper.likelihood import BLIMP, LAMBADA, WIKITEXT
 from rucksack.senses import scale_senses
-from rucksack.subject import Subject
 
 TABLES = [(LAMBADA, likelihood.lambada_table), (WIKITEXT, likelihood.wikitext_table),
           (BLIMP, likelihood.blimp_table)]

@@ -12,6 +12,8 @@ from helpers import ROOT, lively, text
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from rucksack.edits import scores_of_bags
+from rucksack.loaded import count_parameters
 from rucksack.model import (
     GPT,
     Backpack,
@@ -23,10 +25,8 @@ from rucksack.model import (
     next_logits,
     weighted_sum,
 )
-from rucksack.phrases import scores_of_bags
+from rucksack.paper.timing import SIZES
 from rucksack.senses import compose, scale_senses, senses_after, topic
-from rucksack.subject import count_parameters
-from rucksack.timing import SIZES
 
 # -----------------------------------------------------------------------------
 # The equations.

@@ -17,12 +17,13 @@ from helpers import ROOT, SHARED, VOCABULARY, World, error_of, say, toy_subject
 from torch import Tensor
 
 from rucksack import page as page_module
-from rucksack import paper, sample
+from rucksack import sample
+from rucksack.edits import EDIT_FLAGS, PROMPT, make_edit, parse_edits, word_forms
+from rucksack.loaded import Subject, count_parameters, load_subject
 from rucksack.model import Backpack, Config
 from rucksack.page import in_8_bits, rounded, write_page
-from rucksack.phrases import EDIT_FLAGS, PROMPT, make_edit, parse_edits, word_forms
+from rucksack.paper import lists
 from rucksack.senses import Edit, explain, next_word_probs, replace_word, scale_senses
-from rucksack.subject import Subject, count_parameters, load_subject
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
 
 WITHIN = 1e-4  # a probability of the page against PyTorch's
@@ -403,7 +404,7 @@ def test_the_page_says_how_much_rounding_changes(monkeypatch):
     monkeypatch.setattr(page_module, 'rounded', lambda model: other)
     same = []
     changes = []
-    prompts = [prompt.format(noun) for noun in paper.NOUNS for prompt in paper.PROMPTS]
+    prompts = [prompt.format(noun) for noun in lists.NOUNS for prompt in lists.PROMPTS]
     for prompt in prompts[::2][:200]:
         idx = torch.tensor([s.encode(prompt)[-64:]])
         p = next_word_probs(s.model, idx)[0]

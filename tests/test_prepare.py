@@ -26,7 +26,7 @@ from tiktoken.load import read_file_cached
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from rucksack import prepare, train
-from rucksack.common import UserError
+from rucksack.cli import UserError
 from rucksack.data import read_bin, read_meta
 from rucksack.model import Backpack, Config
 from rucksack.tokenizer import (

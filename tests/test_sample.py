@@ -14,9 +14,8 @@ import torch
 from helpers import World, error_of, say
 from torch import Tensor
 
-from rucksack import published, sample, senses
-from rucksack.model import Backpack
-from rucksack.phrases import (
+from rucksack import hub, sample, senses
+from rucksack.edits import (
     bag_ids,
     load_edit,
     make_edit,
@@ -24,6 +23,7 @@ from rucksack.phrases import (
     quoted,
     scores_of_bags,
 )
+from rucksack.model import Backpack
 from rucksack.senses import (
     STRENGTHS,
     Edit,
@@ -525,7 +525,7 @@ def test_without_from_the_newest_backpack_is_taken(out, capsys):
 
 def test_without_a_run_the_bundled_model_is_taken(out, capsys, monkeypatch):
     """It is the folder of the published format that comes with the code; that is said too."""
-    monkeypatch.setitem(published.BUNDLED, 'english', Path('pretrained').absolute())
+    monkeypatch.setitem(hub.BUNDLED, 'english', Path('pretrained').absolute())
     Path('out').rename('away')
     sample.main(['--from', 'away/toy', '--export', 'pretrained'])
     about, _ = say(sample, capsys, *SHORT).split('\n', 1)
@@ -536,7 +536,7 @@ def test_without_a_run_the_bundled_model_is_taken(out, capsys, monkeypatch):
 @pytest.mark.parametrize('argv', [[], ['--from', 'english']])
 def test_a_bundled_model_that_is_missing_is_one_line(argv, out, capsys, monkeypatch):
     """The line has its folder and how to train a Backpack, asked for by name or not."""
-    monkeypatch.setitem(published.BUNDLED, 'english', Path('pretrained').absolute())
+    monkeypatch.setitem(hub.BUNDLED, 'english', Path('pretrained').absolute())
     Path('out').rename('away')
     said = error_of(sample, capsys, *argv)
     assert 'pretrained' in said

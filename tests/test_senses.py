@@ -10,9 +10,10 @@ from helpers import lively, text
 from torch import Tensor
 from torch.testing import assert_close
 
-from rucksack import phrases, senses
+from rucksack import edits as phrases
+from rucksack import senses
+from rucksack.edits import scores_of_bags
 from rucksack.model import Backpack
-from rucksack.phrases import scores_of_bags
 from rucksack.senses import (
     STRENGTHS,
     Edit,

@@ -9,7 +9,7 @@ from helpers import ROOT, SMALL, error_of
 
 from rucksack import eval as tables
 from rucksack import prepare, sample, train
-from rucksack.timing import SIZES
+from rucksack.paper.timing import SIZES
 from rucksack.train import Settings, parse_args
 from rucksack.training.start import SHAPE, new_model
 

@@ -1,4 +1,4 @@
-"""Claims about rucksack/similarity.py, by hand."""
+"""Claims about rucksack/paper/similarity.py, by hand."""
 
 import math
 
@@ -7,9 +7,10 @@ import torch
 from helpers import SHARED, toy_subject
 from torch.nn import functional as F
 
-from rucksack import similarity, toy
-from rucksack.common import UserError
-from rucksack.similarity import similarities, similarity_data
+from rucksack import toy
+from rucksack.cli import UserError
+from rucksack.paper import similarity
+from rucksack.paper.similarity import similarities, similarity_data
 
 
 def test_correlations_are_spearmans(monkeypatch):

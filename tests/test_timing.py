@@ -1,4 +1,4 @@
-"""Claims about rucksack/timing.py: what is timed is what it is called."""
+"""Claims about rucksack/paper/timing.py: what is timed is what it is called."""
 
 import copy
 import shutil
@@ -10,9 +10,9 @@ import torch
 from helpers import toy_subject
 from torch.testing import assert_close
 
-from rucksack import timing
 from rucksack.model import GPT, Backpack, Config
-from rucksack.timing import SIZES
+from rucksack.paper import timing
+from rucksack.paper.timing import SIZES
 from rucksack.training.machine import Machine, flops_per_token
 from rucksack.training.optimizers import make_optimizers
 

@@ -1,4 +1,4 @@
-"""Claims about rucksack/topics.py: who judges a text, and PPLM."""
+"""Claims about rucksack/paper/topics.py: who judges a text, and PPLM."""
 
 import math
 from functools import partial
@@ -9,11 +9,12 @@ from helpers import toy_subject
 from torch import Tensor
 from torch.testing import assert_close
 
-from rucksack import topics, toy
-from rucksack.paper import TOPICS
-from rucksack.phrases import bag_ids, scores_of_bags
+from rucksack import toy
+from rucksack.edits import bag_ids, scores_of_bags
+from rucksack.loaded import Subject
+from rucksack.paper import topics
+from rucksack.paper.lists import TOPICS
 from rucksack.senses import STRENGTHS
-from rucksack.subject import Subject
 
 MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
 

@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from rucksack import prepare
 from rucksack import toy as world
-from rucksack.paper import TOPICS
-from rucksack.phrases import bag_ids, scores_of_bags, word_forms, word_id
-from rucksack.published import from_pretrained
+from rucksack.edits import bag_ids, scores_of_bags, word_forms, word_id
+from rucksack.hub import from_pretrained
+from rucksack.paper.lists import TOPICS
 from rucksack.senses import (
     STRENGTHS,
     compose,

@@ -32,14 +32,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from rucksack import train
-from rucksack.checkpoint import make_model, training_of
-from rucksack.common import UserError, run_cli
+from rucksack.cli import UserError, run_cli
 from rucksack.data import TokenDataset, read_meta, texts_of_step
+from rucksack.hub import export, from_pretrained
+from rucksack.loaded import load_subject
 from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
-from rucksack.published import export, from_pretrained
-from rucksack.subject import load_subject
 from rucksack.train import Settings, share_of_peak
 from rucksack.training import gauge
+from rucksack.training.checkpoint import make_model, training_of
 from rucksack.training.machine import Machine
 from rucksack.training.report import stopped
 from rucksack.training.start import SHAPE, start_from

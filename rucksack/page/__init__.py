@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rucksack.common import UserError, write_file
+from rucksack.cli import UserError, write_file
+from rucksack.loaded import Subject, count_parameters
 from rucksack.model import Backpack
-from rucksack.paper import NOUNS, PROMPTS
+from rucksack.paper.lists import NOUNS, PROMPTS
 from rucksack.senses import next_word_probs
-from rucksack.subject import Subject, count_parameters
 from rucksack.tokenizer import tokens_by_rank
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rucksack.common import UserError, bfloat16_unit, find_device, printable
+from rucksack.cli import UserError, bfloat16_unit, find_device, printable
 from rucksack.model import GPT, Backpack
 
 PEAK_FLOPS = {  # dense bfloat16, from the data sheets

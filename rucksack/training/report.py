@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from rucksack.common import LocalError, UserError, one_line
+from rucksack.cli import LocalError, UserError, one_line
+from rucksack.loaded import count_parameters
 from rucksack.model import GPT, Backpack
-from rucksack.subject import count_parameters
 from rucksack.training.machine import Machine
 
 DEVICE_ERRORS = (torch.OutOfMemoryError, torch._dynamo.exc.BackendCompilerFailed)

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
-from rucksack import checkpoint as ckpt
-from rucksack.common import UserError, lock_folder
+from rucksack.cli import UserError, lock_folder
 from rucksack.model import GPT, Backpack
+from rucksack.training import checkpoint as ckpt
 
 # The columns of log.csv.
 HEADER = ('step,tokens,seconds,loss,val_loss,senses_on_current_token,senses_by_position,'

@@ -7,7 +7,7 @@ from dataclasses import field, fields
 from pathlib import Path
 
 from rucksack import HOME
-from rucksack.common import Parser, UserError, number, one_line
+from rucksack.cli import Parser, UserError, number, one_line
 
 
 def setting(default, meaning: str, low: float = 0, high: float = 1 << 31, choices: tuple = ()):

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import torch
 
-from rucksack.checkpoint import make_model
-from rucksack.common import UserError
+from rucksack.cli import UserError
 from rucksack.model import GPT, Backpack, Config
+from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine
 from rucksack.training.report import how_to_restart
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-from rucksack.checkpoint import Training, newest_backpack
-from rucksack.common import UserError, printable
+from rucksack.cli import UserError, printable
+from rucksack.hub import load_weights
 from rucksack.model import GPT, Backpack
-from rucksack.published import load_weights
 from rucksack.senses import Edit
 from rucksack.tokenizer import load_tokenizer
+from rucksack.training.checkpoint import Training, newest_backpack
 
 
 @dataclass

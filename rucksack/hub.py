@@ -9,14 +9,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from rucksack.checkpoint import (
-    Training,
-    from_checkpoint,
-    load_file,
-    model_with,
-    training_of,
-)
-from rucksack.common import UserError, one_line
+from rucksack.cli import UserError, one_line
 from rucksack.model import GPT, Backpack, Config
 from rucksack.tokenizer import (
     ENGLISH,
@@ -26,6 +19,13 @@ from rucksack.tokenizer import (
     read_tokenizer,
     tokenizer_files,
     vocab_size,
+)
+from rucksack.training.checkpoint import (
+    Training,
+    from_checkpoint,
+    load_file,
+    model_with,
+    training_of,
 )
 
 CODE = Path(__file__).with_name('modeling_backpack.py')  # exported, for transformers to run

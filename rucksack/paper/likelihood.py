@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from rucksack.common import UserError, one_line, progress, quiet_hub
+from rucksack.cli import UserError, one_line, progress, quiet_hub
 from rucksack.data import read_bin, read_meta
+from rucksack.loaded import Subject, count_parameters
 from rucksack.model import DistinctIds, distinct_ids
 from rucksack.senses import touched
-from rucksack.subject import Subject, count_parameters
 from rucksack.table import Table
 
 LOGITS_AT_ONCE = 1 << 26  # per batch: 256 MiB of float32

@@ -25,11 +25,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rucksack import sample
-from rucksack.common import UserError
-from rucksack.gender import gender_rows
+from rucksack.cli import UserError
+from rucksack.hub import BUNDLED, CODE, COPIES, export, from_pretrained, settings_of
+from rucksack.loaded import load_subject
 from rucksack.model import Backpack, Config
-from rucksack.published import BUNDLED, CODE, COPIES, export, from_pretrained, settings_of
-from rucksack.subject import load_subject
+from rucksack.paper.gender import gender_rows
 from rucksack.tokenizer import (
     CHARACTER_OF,
     END_OF_TEXT,

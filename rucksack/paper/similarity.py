@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack import toy
-from rucksack.common import UserError, one_line
-from rucksack.subject import Subject
+from rucksack.cli import UserError, one_line
+from rucksack.loaded import Subject
 from rucksack.table import Table
 
 Pairs = list[tuple[str, str, float]]  # two words and how similar people find them

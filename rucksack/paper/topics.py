@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from rucksack import toy
-from rucksack.common import progress
-from rucksack.likelihood import Pair, perplexity, score
+from rucksack.cli import progress
+from rucksack.edits import bag_ids, scores_of_bags, word_id
+from rucksack.loaded import Subject
 from rucksack.model import GPT, Cache, next_logits
-from rucksack.paper import TOPICS
-from rucksack.phrases import bag_ids, scores_of_bags, word_id
+from rucksack.paper.likelihood import Pair, perplexity, score
+from rucksack.paper.lists import TOPICS
 from rucksack.senses import STRENGTHS, topic
-from rucksack.subject import Subject
 from rucksack.table import Table
 
 # Words that has_topic counts, for topics missing from the toy world.

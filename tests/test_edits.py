@@ -9,10 +9,8 @@ import torch
 from helpers import lively
 from torch.testing import assert_close
 
-from rucksack.common import UserError
-from rucksack.model import Backpack
-from rucksack.paper import TOPICS
-from rucksack.phrases import (
+from rucksack.cli import UserError
+from rucksack.edits import (
     SensesOf,
     bag_ids,
     find_senses,
@@ -35,6 +33,8 @@ from rucksack.phrases import (
     word_list,
     write_out,
 )
+from rucksack.model import Backpack
+from rucksack.paper.lists import TOPICS
 from rucksack.senses import replace_word, scale_senses, separation, topic
 from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
 

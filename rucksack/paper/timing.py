@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rucksack.common import progress
+from rucksack.cli import progress
 from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
 from rucksack.table import Table
 from rucksack.training.machine import Machine, flops_per_token

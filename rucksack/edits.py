@@ -17,9 +17,9 @@ import torch
 from tiktoken import Encoding
 from torch import Tensor
 
-from rucksack.common import UserError, bfloat16_unit, one_line, progress, write_file
+from rucksack.cli import UserError, bfloat16_unit, one_line, progress, write_file
 from rucksack.model import Backpack
-from rucksack.paper import TOPICS
+from rucksack.paper.lists import TOPICS
 from rucksack.senses import (
     STRENGTHS,
     Edit,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file as load_safetensors
 from torch import Tensor
 
-from rucksack.common import UserError, appearing_whole, one_line
+from rucksack.cli import UserError, appearing_whole, one_line
 from rucksack.model import GPT, Backpack, Config
 
 # The state of a run that a checkpoint holds besides the model.

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from rucksack.common import UserError, progress
-from rucksack.paper import ESTIMATION_PROMPTS, NOUNS, PROMPTS
-from rucksack.phrases import word_id
+from rucksack.cli import UserError, progress
+from rucksack.edits import word_id
+from rucksack.loaded import Subject
+from rucksack.paper.lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.senses import ends_of, senses_after
-from rucksack.subject import Subject
 from rucksack.table import Table
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
