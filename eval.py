@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from rucksack.cli import Parser, UserError, find_device, number, output_path, printable, run_cli
-from rucksack.edits import combined, make_edit, parse_edits, read_edit
+from rucksack.edits import Topic, make_edit, parse_edits
 from rucksack.hub import BUNDLED
 from rucksack.loaded import Subject, load_subject
 from rucksack.model import Config
@@ -32,7 +32,7 @@ from rucksack.paper.likelihood import blimp_table, lambada_table, loss_table, wi
 from rucksack.paper.similarity import similarity_table
 from rucksack.paper.timing import SIZES, timing_table
 from rucksack.paper.topics import topic_table
-from rucksack.table import Table, write_csv, write_json
+from rucksack.table import Table, write_csv
 from rucksack.training.machine import find_machine
 
 IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'timing']
@@ -57,7 +57,6 @@ def shared_flags() -> Parser:
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision of losses, generated texts and timing (default: bfloat16 on CUDA, else '
              'float32; timing: that of the training, else auto)')
-    add('--json', metavar='FILE', help='also write the numbers to a .json file')
     add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv loss.csv')
     return shared
 
@@ -66,7 +65,7 @@ def make_parser() -> Parser:
     """Declare the flags that all tables share, and those of each table."""
     parser = Parser(prog='eval.py', description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(runs=[], size=None, edit=[])
+    parser.set_defaults(runs=[], size=None, edits=[])
     commands = parser.add_subparsers(
         dest='table', metavar='TABLE', required=True,
         help='one of the above, or all; eval.py TABLE --help lists its flags')
@@ -91,10 +90,10 @@ def make_parser() -> Parser:
         of[name].add_argument('runs', nargs='*', metavar='RUN',
                               help='models to compare (default: --from and its baseline)')
     for name in ('loss', 'lambada', 'wikitext', 'blimp', 'gender'):
-        of[name].add_argument('--edit', metavar='FILE',
-                              action='append', default=[],
-                              help='also score the model with edits saved in a file by '
-                                   '--save-edit; several files make one edit')
+        of[name].add_argument('--edit', '--senses-off', dest='edits', metavar='LINE', nargs='+',
+                              action='extend', default=[],
+                              help='also score the model with these edits: nurse:10, or @FILE '
+                                   'with one per line; sample.py --help lists the forms')
     return parser
 
 
@@ -109,8 +108,8 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
         subjects.append(load_baseline(args.baseline, own, load))
     elif args.baseline is None and own.kind == 'Backpack' and args.table != 'timing':
         subjects += baseline_beside(own, load)
-    if args.edit:
-        subjects.insert(1, under_edit(own, args.edit))
+    if args.edits:
+        subjects.insert(1, under_edit(own, args.edits))
     return subjects
 
 
@@ -141,16 +140,16 @@ def baseline_beside(own: Subject, load: Callable[[str], Subject]) -> list[Subjec
         return []
 
 
-def under_edit(subject: Subject, files: list[str]) -> Subject:
-    """Put a model under the edits in files; UserError if an edit would see later tokens."""
+def under_edit(subject: Subject, lines: list[str]) -> Subject:
+    """Put a model under edits, one a line; UserError if an edit would see later tokens."""
     subject.needs_senses('--edit')
-    names = ' and '.join(files)
-    texts = combined([read_edit(file, subject.model.config.n_vocab) for file in files])
-    if texts['topic']:
-        raise UserError(f'{names}: a topic edit would see the later tokens of each text; use '
-                        'other edits here, or sample.py')
-    edit, _ = make_edit(parse_edits(texts), subject.model, subject.encoding)
-    return replace(subject, name=f'{subject.name} under {names}', edit=edit, why='')
+    edits = parse_edits(lines)
+    if any(isinstance(edit, Topic) for edit in edits):
+        raise UserError('an edit of a topic would see the later tokens of each text; use other '
+                        'edits here, or sample.py')
+    edit, _ = make_edit(edits, subject.model, subject.encoding)
+    name = f'{subject.name} under {", ".join(lines)}'
+    return replace(subject, name=name, edit=edit, why='')
 
 
 def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -196,11 +195,10 @@ def run(argv: list[str]) -> None:
     """Print a table, or all that can be made; write the numbers after each."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    if (args.source or args.baseline or args.edit) and (args.size or args.runs):
+    if (args.source or args.baseline or args.edits) and (args.size or args.runs):
         parser.error('--from, --baseline and --edit cannot be combined with --size or RUN')
     args.device = find_device(args.device)
-    json_file = output_path('--json', args.json, '.json', '{\n "models"')
-    csv_file = output_path('--csv', args.csv, '.csv', 'table,')
+    csv_file = output_path('--csv', args.csv, '.csv', 'table')
     subjects = []
     if not args.size:
         subjects = load_subjects(args)
@@ -215,9 +213,7 @@ def run(argv: list[str]) -> None:
             if args.table != 'all':
                 raise
             text = printable(f'\n{name}: skipped, {error}')
-        try:  # files first, as printing into head ends the program
-            if json_file:
-                write_json(json_file, [str(subject) for subject in subjects], tables)
+        try:  # the file first, as printing into head ends the program
             if csv_file:
                 write_csv(csv_file, tables)
         finally:

@@ -40,9 +40,9 @@ from rucksack.cli import (
     appearing_whole,
     lock_folder,
     number,
-    one_line,
     progress,
     quiet_hub,
+    reading,
     run_cli,
 )
 from rucksack.data import BIN_DTYPE, DATA_NAME
@@ -125,21 +125,15 @@ def load_hub(name: str, cache: str):
 
 def read_texts(source: str, field: str, cache: str):
     """Read the texts of a file or of hub:DATASET, without empty ones: a Dataset of one column."""
-    allowed = FORMATS
-    try:
-        if source.startswith('hub:'):
-            allowed = 'OWNER/DATASET[:CONFIG[:SPLIT]]'
+    is_hub = source.startswith('hub:')
+    with reading(source, f'give {"OWNER/DATASET[:CONFIG[:SPLIT]]" if is_hub else FORMATS}'):
+        if is_hub:
             rows = load_hub(source.removeprefix('hub:'), cache)
         else:
             rows = load_file(source, cache)
             if builder_of(source) in ('tar', 'text'):
                 field = 'text'
         rows.data.validate(full=True)  # UTF-8 too, which not every builder checks
-    except Exception as error:
-        cause = error.__cause__ or error
-        if getattr(cause, 'errno', 0):  # a full disk, say: not the file's fault
-            raise cause
-        raise UserError(f'{source} cannot be read ({one_line(cause)}); give {allowed}')
     dtype = getattr(rows.features.get(field), 'dtype', None)
     if dtype not in ('string', 'large_string', 'null'):
         columns = ', '.join(rows.column_names)
@@ -158,16 +152,13 @@ def openwebtext_files() -> list[str]:
     """
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
-    try:
+    with reading('OpenWebText', 'connect to the internet, or use --text FILE...'):
         names = sorted(file.rfilename for file in hub.HfApi().dataset_info(repo).siblings)
         names = [name for name in names if name.endswith('.parquet')]
         is_whole = any(name.endswith(f'-of-{len(names):05d}.parquet') for name in names)
         if not is_whole:
             names = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]
         return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in names]
-    except Exception as error:  # offline, the Hub's client raises many types of error
-        raise UserError(f'downloading OpenWebText failed ({one_line(error)}); connect to the '
-                        'internet, or use --text FILE...')
 
 
 # -----------------------------------------------------------------------------

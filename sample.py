@@ -2,7 +2,7 @@
 
     python sample.py --start "The nurse said that" --num-samples 3
     python sample.py --explain she/he
-    python sample.py --senses-off nurse:she/he "*:3-5" --replace "MacBook: Apple -> HP"
+    python sample.py --edit nurse:she/he "*:3-5" "MacBook: Apple -> HP" "topic music=2"
     python sample.py --start "My {} said that" --words nurse,guard --probs she,he --csv odds.csv
     python sample.py --start "The nurse said that" --html page.html
 
@@ -19,17 +19,24 @@ from functools import partial
 
 import torch
 
-from rucksack import edits as phrases
 from rucksack import looks
 from rucksack.cli import Parser, find_device, number, output_path, printable, run_cli
-from rucksack.edits import EDIT_FLAGS, PROMPT, SensesOf
+from rucksack.edits import (
+    SensesOf,
+    absent_words,
+    edited_words,
+    make_edit,
+    parse_edits,
+    parse_senses,
+)
 from rucksack.hub import export
 from rucksack.loaded import Subject, load_subject
 from rucksack.looks import Prompt
 from rucksack.page import write_page
 from rucksack.paper.lists import TOPICS
 from rucksack.senses import Edit
-from rucksack.table import Table, write_csv, write_json
+from rucksack.table import Table, write_csv
+from rucksack.words import PROMPT, parse_bag, parse_pair, read_lines, read_prompt, word_list
 
 # -----------------------------------------------------------------------------
 # The command line.
@@ -64,8 +71,7 @@ def make_parser() -> Parser:
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision for generation and export [float32; bfloat16 when generating on CUDA]')
-    add('--json', metavar='FILE', help='also write the tables to a .json file')
-    add('--csv', metavar='FILE', help='also write the tables to a .csv file: --csv odds.csv')
+    add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv odds.csv')
     add('--html', metavar='FILE',
         help='write a web page that runs the model, with a slider for each sense, and exit')
     add('--export', metavar='DIR', help='export the model for Hugging Face transformers, and exit')
@@ -95,38 +101,22 @@ def add_looks(parser: Parser) -> None:
 
 
 def add_edits(parser: Parser) -> None:
-    """Declare the flags that edit senses."""
-    add = parser.add_argument_group(
-        'edit senses, applied in this order (SENSES: numbers such as 3-5,10, or A/B for the sense '
-        'that best separates A from B; WORD may be *, for every word, with numbers)').add_argument
-    add('--senses-off', metavar='WORD:SENSES', **SEVERAL,
-        help='turn senses off: nurse:10, nurse:she/he, @nouns.txt:7,10')
-    add('--senses-scale', metavar='WORD:SENSES=F', **SEVERAL,
-        help='multiply senses by F: nurse:10=0.5')
-    add('--replace', metavar='"WORD: OLD -> NEW"', **SEVERAL,
-        help='give NEW what WORD gave OLD')
-    add('--topic', metavar='"A, B"', **SEVERAL,
-        help='turn up the senses that favour these words, or a topic of Table 10: '
-             + ', '.join(TOPICS))
-    add('--strength', metavar='S', **SEVERAL,
-        help='topic strength, one for all topics or one for each: 0 to 3, or four factors as in '
-             'Table 11, such as 3.3,3.3,3,1 [2]')
-    add('--save-edit', metavar='FILE',
-        help='write these edits to a .json file, for --edit here and in eval.py')
-    add('--edit', metavar='FILE', **SEVERAL,
-        help='also apply edits saved by --save-edit')
+    """Declare the flag that edits senses, under its two names."""
+    group = parser.add_argument_group(
+        'edit senses, in the order given',
+        'A LINE is nurse:10 (off), nurse,teacher:3-5,10=0.5 (times 0.5), nurse:she/he (the sense '
+        'that best separates she from he), *:3 (every word), "MacBook: Apple -> HP" (give HP what '
+        'MacBook gave Apple), "topic music=2" or "topic A, B" (turn up the senses that favour a '
+        'topic or words; strength 0 to 3, or four factors as in Table 11), or @FILE with one of '
+        f'these per line. Topics of Table 10: {", ".join(TOPICS)}')
+    group.add_argument('--edit', '--senses-off', dest='edits', metavar='LINE', **SEVERAL,
+                       help='change senses')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line; UserError if flags do not go together."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    n_topics = len(args.topic)
-    if not args.strength:
-        args.strength = ['2'] * n_topics
-    if len(args.strength) == 1 and n_topics > 1:
-        args.strength *= n_topics
-    args.edits = args.edit or any(getattr(args, flag) for flag in EDIT_FLAGS)
     args.of_senses = (
         args.show or args.find or args.similar or args.sweep or args.explain is not None)
     args.looks = args.of_senses or args.probs
@@ -135,11 +125,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
                      'unedited model')
     if args.html and (args.edits or args.looks):
         parser.error('--html takes no look, explain or edit flags: the page does all three')
-    if (args.json or args.csv) and not (args.looks or args.edits):
-        parser.error('--json and --csv write tables; add a flag that looks, explains or edits')
-    if args.save_edit and not args.edits:
-        parser.error('--save-edit has no edit to save; add one, such as --senses-off nurse:10')
-    parse_phrases(args)
+    if args.csv and not (args.looks or args.edits):
+        parser.error('--csv writes tables; add a flag that looks, explains or edits')
+    parse_values(args)
     has_place = any('{}' in text for text in args.start)
     has_pair = any(isinstance(words, tuple) for words in args.find.values())
     if args.words and not (has_place or has_pair):
@@ -149,39 +137,56 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def parse_phrases(args: argparse.Namespace) -> None:
-    """Parse the values of flags into objects, keyed by their text; UserError for a bad value."""
-    args.words = phrases.word_list(args.words) if args.words else []
-    args.probs = phrases.word_list(args.probs) if args.probs else []
+def parse_values(args: argparse.Namespace) -> None:
+    """Parse the values of flags into objects; UserError for a bad value.
+
+    Values that name a table are keyed by the table's text.
+    """
+    args.edits = parse_edits(args.edits)
+    args.words = word_list(args.words) if args.words else []
+    args.probs = word_list(args.probs) if args.probs else []
     args.probs = list(dict.fromkeys(args.probs))  # no repeated column
-    args.start = phrases.read_lines(args.start) if args.start[:1] == '@' else [args.start]
-    args.show = {text: parse_show(text) for text in phrases.phrase_lists(args.show)}
-    args.find = {text: parse_pair_or_bag(phrases.bag_text(text)) for text in args.find}
-    args.similar = [word for text in args.similar for word in phrases.word_list(text)]
-    args.sweep = {text: phrases.parse_senses_of(text) for text in phrases.phrase_lists(args.sweep)}
+    args.start = read_lines(args.start) if args.start[:1] == '@' else [args.start]
+    args.show = {text: parse_show(text) for text in one_per_word(args.show)}
+    args.find = {text: parse_pair_or_bag(text) for text in args.find}
+    args.similar = [word for text in args.similar for word in word_list(text)]
+    sweeps = one_per_word(args.sweep)
+    args.sweep = {text: parse_senses(text)[0] for text in sweeps}
     if args.explain is not None:
-        args.explain = {text: parse_words(text) for text in phrases.word_list(args.explain)}
-    args.own_edits = phrases.write_out({flag: getattr(args, flag) for flag in EDIT_FLAGS})
-    phrases.parse_edits(args.own_edits)
+        args.explain = {text: parse_words(text) for text in word_list(args.explain)}
+
+
+def one_per_word(texts: list[str]) -> list[str]:
+    """Expand lists: doctor,nurse:10 becomes doctor:10 and nurse:10."""
+    expanded = []
+    for text in texts:
+        words, colon, which = text.rpartition(':')
+        if words:
+            expanded += [f'{word}:{which}' for word in word_list(words)]
+        else:
+            expanded += word_list(text)
+    return expanded
 
 
 def parse_pair_or_bag(text: str) -> tuple[str, str] | list[str]:
     """Parse the two words in A/B, or the words of a bag."""
-    return phrases.parse_pair(text) if '/' in text else phrases.parse_bag(text)
+    is_file = text.startswith('@')
+    return parse_pair(text) if '/' in text and not is_file else parse_bag(text)
 
 
 def parse_show(text: str) -> tuple[str, SensesOf | None]:
     """Parse WORD, or WORD:SENSES with the senses to show."""
     word, _, which = text.rpartition(':')
     if word and which:
-        return word, phrases.parse_senses_of(text)
+        senses, = parse_senses(text)
+        return senses.word, senses
     return text.rstrip(':') or text, None
 
 
 def parse_words(text: str) -> list[str]:
     """Parse the two words in A/B, or a single word; an empty text has none."""
     if '/' in text:
-        return list(phrases.parse_pair(text))
+        return list(parse_pair(text))
     return [text] if text else []
 
 
@@ -197,8 +202,7 @@ def read_prompts(args: argparse.Namespace, subject: Subject) -> tuple[list[Promp
         words = args.words if '{}' in template else []
         for word in words or ['']:
             text = template.replace('{}', word) if words else template
-            ids, more = phrases.read_prompt(
-                text, subject.encoding, subject.model.config.block_size)
+            ids, more = read_prompt(text, subject.encoding, subject.model.config.block_size)
             idx = torch.tensor([ids], device=subject.device)  # (1, T)
             prompts.append(Prompt(text, idx, template, word))
             notices += more
@@ -206,14 +210,14 @@ def read_prompts(args: argparse.Namespace, subject: Subject) -> tuple[list[Promp
 
 
 def make_tables(args: argparse.Namespace, subject: Subject, prompts: list[Prompt],
-                edit: Edit | None) -> dict[str, Table]:
+                edit: Edit | None, absent: list[str]) -> dict[str, Table]:
     """Make the tables that the flags ask for, by name; for edits only, next words before and after.
 
-    edit is None if there are no edits.
+    edit is None if there are no edits. Edits and sweeps of absent words alone have no table.
     """
     tables = {}
-    for text, phrase in args.show.items():
-        tables[f'show {text}'] = looks.show(subject, phrase, edit)
+    for text, (word, chosen) in args.show.items():
+        tables[f'show {text}'] = looks.show(subject, word, chosen, edit)
     for text, words in args.find.items():
         tables |= tables_of_find(text, words, args, subject, prompts, edit)
     for word in args.similar:
@@ -221,7 +225,7 @@ def make_tables(args: argparse.Namespace, subject: Subject, prompts: list[Prompt
     if args.probs:
         tables['probs'] = looks.probabilities(subject, prompts, args.probs, edit)
     for prompt in prompts:
-        for name, table in tables_after(prompt, args, subject, edit).items():
+        for name, table in tables_after(prompt, args, subject, edit, absent).items():
             if len(prompts) > 1:
                 name = f'{name}: {prompt.text}'
                 table.title = f'"{prompt.text}"\n{table.title}'
@@ -244,17 +248,19 @@ def tables_of_find(text: str, words: tuple[str, str] | list[str], args: argparse
     return tables
 
 
-def tables_after(prompt: Prompt, args: argparse.Namespace, subject: Subject, edit: Edit | None
-                 ) -> dict[str, Table]:
+def tables_after(prompt: Prompt, args: argparse.Namespace, subject: Subject, edit: Edit | None,
+                 absent: list[str]) -> dict[str, Table]:
     """Make the tables that explain a prediction after a prompt, or show how an edit changes it."""
     tables = {}
     explained = args.explain or {}
     for text, words in explained.items():
         name = 'explain' if len(explained) == 1 else f'explain {text}'
         tables[name] = looks.explain(subject, words, prompt.idx, edit)
-    for text, phrase in args.sweep.items():
-        tables[f'sweep {text}'] = looks.sweep(subject, phrase, prompt.idx, edit)
-    if args.edits and not args.looks:
+    for text, scaled in args.sweep.items():
+        if scaled.word not in absent:
+            tables[f'sweep {text}'] = looks.sweep(subject, scaled, prompt.idx, edit)
+    has_effect = not set(edited_words(args.edits)).issubset(absent)
+    if has_effect and not args.looks:
         before_and_after = {'before': None, 'after': edit}
         title = 'The next word before and after the edit'
         tables['next words'] = looks.next_words(subject, title, prompt.idx, before_and_after)
@@ -280,30 +286,18 @@ def print_samples(subject: Subject, prompt: Prompt, args: argparse.Namespace, ed
         print(f'\n{title}{i}: {printable(text)}')
 
 
-def all_edits(args: argparse.Namespace, subject: Subject, prompts: list[Prompt]
-              ) -> tuple[dict[str, list[str]], Edit | None, list[str]]:
-    """Collect the edits in files, then those on the command line.
-
-    Returns their texts by flag, one edit (None if there are none), and a line about each.
-    """
-    n_vocab = subject.model.config.n_vocab
-    saved = [phrases.read_edit(path, n_vocab) for path in args.edit]
-    texts = phrases.combined([*saved, args.own_edits])
-    if not args.edits:
-        return texts, None, []
-    edit, lines = phrases.make_edit(
-        phrases.parse_edits(texts), subject.model, subject.encoding,
-        [prompt.idx for prompt in prompts])
-    return texts, edit, lines
+def absent_from(prompts: list[Prompt], args: argparse.Namespace, subject: Subject) -> list[str]:
+    """List the words to edit or sweep that no prompt has."""
+    words = edited_words(args.edits) + [senses.word for senses in args.sweep.values()]
+    words = list(dict.fromkeys(words))
+    return absent_words(words, subject.encoding, [prompt.idx for prompt in prompts])
 
 
 def run(argv: list[str]) -> None:
     """Load, describe, and print what was asked for. No table is printed before all are made."""
     args = parse_args(argv)
     page = output_path('--html', args.html, '.html', '<!DOCTYPE html>\n<!-- ')
-    json_file = output_path('--json', args.json, '.json', '{\n "models"')
-    csv_file = output_path('--csv', args.csv, '.csv', 'table,')
-    edit_file = output_path('--save-edit', args.save_edit, '.json', '{\n "vocabulary"')
+    csv_file = output_path('--csv', args.csv, '.csv', 'table')
     subject = load_subject(args.source, find_device(args.device), args.dtype)
     print(subject.about())
     if args.export is not None:
@@ -322,20 +316,21 @@ def run(argv: list[str]) -> None:
         print(*notices, f'{args.html}: {size}', sep='\n')
         return
 
-    texts, edit, lines = all_edits(args, subject, prompts)
-    tables = make_tables(args, subject, prompts, edit)
-    try:  # files first, as printing into head ends the program
-        if edit_file:
-            phrases.write_edit(edit_file, subject.model.config.n_vocab, texts)
-        if json_file:
-            write_json(json_file, [str(subject)], tables)
+    edit = None
+    if args.edits:
+        edit, lines = make_edit(args.edits, subject.model, subject.encoding)
+        notices += lines
+    absent = absent_from(prompts, args, subject)
+    if absent:
+        where = 'the prompt' if len(prompts) == 1 else 'any prompt'
+        notices.append(f'Not in {where}, so without effect on the next word: {", ".join(absent)}')
+    tables = make_tables(args, subject, prompts, edit, absent)
+    try:  # the file first, as printing into head ends the program
         if csv_file:
             write_csv(csv_file, tables)
     finally:
-        for part in [*notices, *lines, *tables.values()]:
+        for part in [*notices, *tables.values()]:
             print(printable(str(part)))
-    if edit_file:
-        print(f'\n{args.save_edit}: written')
     if args.looks or args.num_samples == 0:
         return
     for prompt in prompts:

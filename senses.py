@@ -17,7 +17,7 @@ instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
 model.generate(idx, n, edit=edit). No parameter of the model changes. An edit that asks for no
 change (factor 1, strength 0) leaves the prediction bit-identical.
 
-Pass words as token ids (see rucksack.edits.word_id). Edits also take a tuple of ids for a word
+Pass words as token ids (see rucksack.word_id). Edits also take a tuple of ids for a word
 of several tokens; they then apply at the last of these tokens. B, T, S, V, k and d are as in
 model.py.
 """

@@ -26,5 +26,5 @@ def load(name: str):
 
 def word_id(encoding, word: str) -> int:
     """Find the id of a word inside a text, with its leading space; ValueError if it has several."""
-    from rucksack.edits import word_id
+    from rucksack.words import word_id
     return word_id(encoding, word)

@@ -1,6 +1,7 @@
 """What every script needs: UserError, command-line parsing, atomic writes, the device."""
 
 import argparse
+import errno
 import math
 import os
 import re
@@ -27,6 +28,25 @@ def one_line(error: object) -> str:
     """Return the first line of what an exception says, at most 200 characters."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200]
+
+
+@contextmanager
+def reading(what: object, hint: str = '', problem: str = 'cannot be read') -> Iterator[None]:
+    """Turn any error in reading a file into a UserError: what it is, the library's words, a hint.
+
+    Damaged files and failing downloads raise errors of many types. A full disk stays what it is.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f'{what}: {error}')
+    except Exception as error:
+        cause = error.__cause__ or error
+        if getattr(cause, 'errno', None) == errno.ENOSPC:
+            raise cause
+        kind = type(cause).__name__
+        line = f'{what} {problem} ({kind}: {one_line(cause)})'
+        raise UserError(f'{line}; {hint}' if hint else line)
 
 
 def complain(script: str, message: str) -> None:
@@ -116,10 +136,8 @@ def find_device(name: str) -> str:
         if torch.backends.mps.is_available():
             return 'mps'
         return 'cpu'
-    try:
+    with reading(f'device {name}', 'use auto or cpu', problem='cannot be used'):
         torch.ones(1, device=name).item()
-    except (RuntimeError, AssertionError, ImportError) as error:
-        raise UserError(f'device {name} cannot be used ({one_line(error)}); use auto or cpu')
     return name
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rucksack.cli import UserError, one_line
-from rucksack.tokenizer import GPT2, GPT2_VOCAB, current_form, vocab_size
+from rucksack.cli import UserError, reading
+from rucksack.tokenizer import GPT2, GPT2_VOCAB
 
 DATA_NAME = r'\w[\w.-]{0,199}'  # a folder in data/, never outside it
 BIN_DTYPE = np.dtype('<u2')
+MAKE_IT_AGAIN = 'repeat its prepare.py command with --overwrite'
 
 
 def data_folder(name: str) -> Path:
@@ -36,40 +37,26 @@ def read_meta(folder: Path) -> dict:
         files = sorted(folder.glob('*.bin'))
         tokens = {file.stem: file.stat().st_size // BIN_DTYPE.itemsize for file in files}
         return {'tokenizer': GPT2, 'vocab_size': GPT2_VOCAB, 'dtype': 'uint16', 'tokens': tokens}
-    try:
-        meta = json.loads(path.read_text(encoding='utf-8'))
-        meta['tokenizer'] = current_form(meta['tokenizer'])
-        if meta['vocab_size'] != vocab_size(meta['tokenizer']):
-            raise ValueError('vocab_size is not the size of its tokenizer')
-        if meta['dtype'] != 'uint16':
-            raise ValueError(f'dtype is {meta["dtype"]!r}, not uint16')
-        for name in ('train', 'val'):
-            kinds = (type(meta['tokens'][name]), type(meta['sha256'][name]))
-            if kinds != (int, str):
-                raise TypeError(f'{name} lacks its number of tokens or its checksum')
-        return meta
-    except Exception as error:  # a damaged file can raise anything
-        raise UserError(f'{path} is damaged ({one_line(error)}); '
-                        'repeat its prepare.py command with --overwrite')
+    with reading(path, MAKE_IT_AGAIN):
+        return json.loads(path.read_text(encoding='utf-8'))
 
 
 def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
     """Map the ids in NAME.bin into memory; UserError if its checksum or an id does not fit meta."""
     path = folder / f'{name}.bin'
-    make_it_again = 'repeat its prepare.py command with --overwrite'
     if not path.is_file() or path.stat().st_size == 0:  # an empty file cannot be mapped
-        raise UserError(f'{path} is missing or empty; {make_it_again}')
+        raise UserError(f'{path} is missing or empty; {MAKE_IT_AGAIN}')
     data = np.memmap(path, np.uint8, mode='r')
     checksum = meta.get('sha256', {}).get(name)  # None in a folder that nanoGPT made
     if checksum and hashlib.sha256(data).hexdigest() != checksum:
-        raise UserError(f'{path} does not match its checksum in meta.json; {make_it_again}')
+        raise UserError(f'{path} does not match its checksum in meta.json; {MAKE_IT_AGAIN}')
     if len(data) % BIN_DTYPE.itemsize != 0:
         raise UserError(f'{path} has {len(data)} bytes, but every id takes '
-                        f'{BIN_DTYPE.itemsize}; {make_it_again}')
+                        f'{BIN_DTYPE.itemsize}; {MAKE_IT_AGAIN}')
     ids = data.view(BIN_DTYPE)
     if ids.max() >= meta['vocab_size']:
         raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
-                        f'{meta["vocab_size"]:,}; {make_it_again}')
+                        f'{meta["vocab_size"]:,}; {MAKE_IT_AGAIN}')
     return ids
 
 

@@ -9,13 +9,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from rucksack.cli import UserError, one_line
+from rucksack.cli import UserError, reading
 from rucksack.model import GPT, Backpack, Config
 from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
     GPT2_VOCAB,
-    current_form,
     read_tokenizer,
     tokenizer_files,
     vocab_size,
@@ -69,8 +68,9 @@ def load_weights(source: str | Path) -> tuple[Backpack | GPT, dict | None, Train
     else:
         checkpoint = load_file(path)
         model = from_checkpoint(checkpoint, path)
-        tokenizer = current_form(checkpoint.get('tokenizer'))
-        training = training_of(checkpoint)
+        with reading(path):
+            tokenizer = checkpoint['tokenizer']
+            training = training_of(checkpoint)
     n_vocab = model.config.n_vocab
     if tokenizer is not None and vocab_size(tokenizer) != n_vocab:
         raise UserError(f'{path}: its tokenizer has {vocab_size(tokenizer):,} ids, but its '
@@ -100,7 +100,7 @@ def find(source: str | Path) -> Path:
 def download(name: str) -> Path:
     """Fetch a repository from the Hugging Face Hub, once; returns its folder in the cache."""
     from huggingface_hub import model_info, snapshot_download, try_to_load_from_cache
-    try:
+    with reading(name, problem='was not found locally, and downloading it failed'):
         for weights in WEIGHTS:
             cached = try_to_load_from_cache(name, weights)
             if isinstance(cached, str):
@@ -113,9 +113,6 @@ def download(name: str) -> Path:
             raise FileNotFoundError(f'it has no {" and no ".join(sorted(missing))}')
         patterns = ['config.json', 'tokenizer.json', weights]
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the client and its HTTP library raise their own errors
-        raise UserError(f'{name} was not found locally, and downloading it failed '
-                        f'({one_line(error)})')
 
 
 # -----------------------------------------------------------------------------
@@ -186,14 +183,10 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
     if not path.exists():
         path = folder / WEIGHTS[1]
     state = load_file(path)
-    try:
+    with reading(folder, problem='is neither a Backpack nor a GPT-2'):
         settings = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
         config = config_of(settings)
-        weights = own_weights(state)
-    except Exception as error:  # a damaged file can raise anything
-        cause = f'{type(error).__name__}: {one_line(error)}'
-        raise UserError(f'{folder} is neither a Backpack nor a GPT-2 ({cause})')
-    model = model_with(config, weights, path)
+        model = model_with(config, own_weights(state))
     # In the published class, layer i divides its scores by i + 1 unless the config says no.
     if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
         for i, block in enumerate(model.contextualizer.blocks):
@@ -228,8 +221,8 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
     """Write a Backpack in the format of stanfordnlp/backpack-gpt2, a Transformer in gpt2's.
 
     tokenizer is a description, as from_pretrained returns it; weights are written in dtype.
-    UserError if the folder holds files or cannot be made, or if the published code cannot load the
-    model.
+    OSError if the folder holds files or cannot be made, UserError if the published code cannot load
+    the model.
     """
     c = model.config
     folder = Path(folder)
@@ -247,9 +240,9 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
     card = CARD.read_text(encoding='utf-8').format(kind=kind, c=c, n=millions)
     new = folder.parent / f'.{folder.name}.partial'
     shutil.rmtree(new, ignore_errors=True)  # left by a killed export
+    if folder.is_dir():
+        folder.rmdir()  # OSError if it holds files
     try:
-        if folder.is_dir():
-            folder.rmdir()  # OSError if it holds files
         new.mkdir()
         (new / WEIGHTS[0]).write_bytes(save(state, {'format': 'pt'}))
         for name, content in files.items():
@@ -259,8 +252,6 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
         if c.n_sense:
             shutil.copy(CODE, new)
         new.rename(folder)  # complete, or not there
-    except Exception as error:  # safetensors raises its own error
-        raise UserError(f'{folder} cannot be written ({one_line(error)}); export to another folder')
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

@@ -8,12 +8,22 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rucksack import edits as phrases
 from rucksack import senses
-from rucksack.edits import SensesOf, over_vocabulary, quoted, scores_of_bags, word_id
+from rucksack.edits import SensesOf, find_senses
 from rucksack.loaded import Subject
 from rucksack.senses import Edit
-from rucksack.table import Table
+from rucksack.table import Table, Token
+from rucksack.words import (
+    bag_ids,
+    describe,
+    over_vocabulary,
+    pieces_of,
+    quoted,
+    scores_of_bags,
+    token_text,
+    word_forms,
+    word_id,
+)
 
 # -----------------------------------------------------------------------------
 # Looking at senses.
@@ -28,40 +38,47 @@ def ranking(subject: Subject, title: str, columns: dict[str, str], rows: list[tu
     ranks = {str(i + 1): word_and_score for i in range(n)}
     lines = []
     for cells, ids, scores in rows:
-        words = [quoted(subject.encoding, v) for v in ids.tolist()]
+        words = [token(subject, v) for v in ids.tolist()]
         lines.append([*cells, *zip(words, scores.tolist())])
     return Table(title, columns | ranks, lines, clip=True)
+
+
+def token(subject: Subject, v: int) -> Token:
+    """Return the text of the token with the id v, for a table."""
+    return Token(token_text(subject.encoding, v))
 
 
 def word_and_score(pair: tuple[str, float]) -> str:
     """Format a word and its score as one cell."""
     word, score = pair
-    return f'{word[:20]} {score:+.2f}'
+    return f'{word!r:.20} {score:+.2f}'
 
 
-def show(subject: Subject, phrase: tuple[str, SensesOf | None], edit: Edit | None) -> Table:
-    """Show the norm of each sense of a word, and the words it moves most (Tables 1, 3)."""
+def show(subject: Subject, word: str, chosen: SensesOf | None, edit: Edit | None) -> Table:
+    """Show the norm of each sense of a word, and the words it moves most (Tables 1, 3).
+
+    chosen are the senses to show; None: all.
+    """
     model = subject.model
     encoding = subject.encoding
-    word, chosen = phrase
-    pieces = phrases.pieces_of(encoding, word)
+    pieces = pieces_of(encoding, word)
     idx = torch.tensor([pieces], device=subject.device)  # (1, T)
     C = senses.senses_after(model, idx, edit)[0, -1]  # (k, d)
     ids, logits = senses.extremes(model, C, 8)  # (k, 16) each
     numbers = range(len(C))
-    what = phrases.describe(encoding, word)
+    what = describe(encoding, word)
     if chosen:
-        _, numbers, description = phrases.find_senses(chosen, model, encoding)
+        _, numbers, description = find_senses(chosen, model, encoding)
         if chosen.pair:
             what = description
     rows = []
     for l in numbers:
         norm = C[l].norm().item()
         rows.append(([l, norm, '+'], ids[l, :8], logits[l, :8]))
-        rows.append((['', '', '-'], ids[l, 8:], logits[l, 8:]))
+        rows.append(([l, norm, '-'], ids[l, 8:], logits[l, 8:]))
     title = (f'{what}: the words that each sense raises (+) and lowers (-) most, '
              'in logits at weight 1')
-    return ranking(subject, title, {'sense': 'd', 'norm': '.1f', '': ''}, rows)
+    return ranking(subject, title, {'sense': 'd', 'norm': '.1f', 'sign': ''}, rows)
 
 
 def separate(subject: Subject, pair: tuple[str, str]) -> Table:
@@ -85,7 +102,7 @@ def separate_words(subject: Subject, pair: tuple[str, str], words: list[str]) ->
     a, b = word_ids(subject, pair)
     rows = []
     for word in words:
-        last_piece = phrases.pieces_of(subject.encoding, word)[-1:]
+        last_piece = pieces_of(subject.encoding, word)[-1:]
         ids = torch.tensor(last_piece, device=subject.device)
         scores = senses.separation(subject.model, ids, a, b)[0]  # (k,)
         rows.append([word, *scores.tolist()])
@@ -114,14 +131,14 @@ def sense_columns(subject: Subject) -> dict[str, str]:
 def speak_for(subject: Subject, words: list[str]) -> Table:
     """Find the senses that most favour a bag of words (Eq. 17), and what they raise."""
     model = subject.model
-    bag = phrases.bag_ids(subject.encoding, words)
+    bag = bag_ids(subject.encoding, words)
     scores = scores_of_bags(model, [bag])[..., 0]  # (V, k)
     rows = []
     for place in scores.flatten().topk(20).indices.tolist():  # of V * k
         w, l = divmod(place, scores.shape[1])
         C = model.senses(torch.tensor(w, device=subject.device))  # (k, d)
         ids, logits = senses.extremes(model, C[l], 5)  # (10,) each
-        cells = [scores[w, l].item(), quoted(subject.encoding, w), l]
+        cells = [scores[w, l].item(), token(subject, w), l]
         rows.append((cells, ids[:5], logits[:5]))
     title = (f'The senses that most favour {"+".join(words)} (Eq. 17), '
              'and the words they raise most')
@@ -208,7 +225,7 @@ def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: E
         C = senses.senses_after(model, prompt.idx, edit)  # (1, T, k, d)
         alpha, scores = senses.explain(model, prompt.idx, v, C)  # (1, T, k) each
         terms = (alpha * scores)[0]  # (T, k)
-        forms = phrases.word_forms(subject.encoding, prompt.word)
+        forms = word_forms(subject.encoding, prompt.word)
         is_word = senses.occurrences(prompt.idx, forms).flatten()  # (T,)
         by_sense = terms[is_word].sum(0)  # (k,)
         total = terms.sum()
@@ -240,37 +257,31 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
     likeliest_first = probs[:, ids].amax(0).argsort(descending=True, stable=True)
     rows = []
     for v in ids[likeliest_first].tolist():
-        word = quoted(subject.encoding, v)
-        p = probs[:, v].tolist()
-        rows.append([word, *p, p[0], p[-1]])
+        rows.append([token(subject, v), *probs[:, v].tolist()])
     columns = {'next word': ''} | dict.fromkeys(names, '.3f')
-    columns |= {f'{names[0]}:': bar, f'{names[-1]}:': bar}
-    return Table(title, columns, rows)
+    return Table(title, columns, rows, bars=(names[0], names[-1]))
 
 
-def bar(p: float) -> str:
-    """Draw a probability as a bar."""
-    return '█' * round(20 * p)
-
-
-def sweep(subject: Subject, phrase: SensesOf, idx: Tensor, edit: Edit | None) -> Table:
+def sweep(subject: Subject, scaled: SensesOf, idx: Tensor, edit: Edit | None) -> Table:
     """Show the next words as senses go from off to full weight, on top of the edit (Figure 3)."""
-    words, numbers, what = phrases.find_senses(phrase, subject.model, subject.encoding)
+    words, numbers, what = find_senses(scaled, subject.model, subject.encoding)
     edits = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
         scale = senses.scale_senses(words, numbers, factor)
         edits[f'{factor:g}'] = senses.compose([edit, scale] if edit else [scale])
-    title = f'The next words with {what} scaled by 0 to 1{phrases.absent(words, [idx])}'
+    title = f'The next words with {what} scaled by 0 to 1'
     return next_words(subject, title, idx, edits)
 
 
-def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) -> Table:
-    """List the largest terms alpha * C . E of the logit of A, or of the logit of A minus B's.
+TERMS = 15  # that explain prints
 
-    words are [A], [A, B], or [] for the likeliest word.
+
+def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) -> Table:
+    """List all terms alpha * C . E of the logit of A, or of the logit of A minus B's.
+
+    The table prints the largest 15. words are [A], [A, B], or [] for the likeliest word.
     """
     model = subject.model
-    encoding = subject.encoding
     probs = senses.next_word_probs(model, idx, edit)[0]  # (V,)
     ids = word_ids(subject, words)
     if not ids:
@@ -283,25 +294,22 @@ def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) 
     alpha, scores = senses.explain(model, idx, v, C)  # (1, T, k) each
     numbers = torch.stack([alpha * scores, alpha, scores]).flatten(1)  # (3, T * k)
     terms = numbers[0]  # (T * k,)
-    largest = terms.abs().argsort(descending=True)[:15]
     rows = []
-    for place in largest.tolist():
+    for place in terms.abs().argsort(descending=True).tolist():
         j, l = divmod(place, alpha.shape[2])
-        token = quoted(encoding, idx[0, j].item())
         adds, weight, score = numbers[:, place].tolist()
-        rows.append([adds, weight, score, token, j, l])
-    total = terms.sum()
-    rest = total - terms[largest].sum()
-    rows.append([rest.item(), '', '', f'the other {len(terms) - len(rows)}', '', ''])
-    rows.append([total.item(), '', '', 'in all', '', ''])
-    logits = ' minus the logit of '.join(quoted(encoding, w) for w in ids)
+        rows.append([adds, weight, score, token(subject, idx[0, j].item()), j, l])
+    others = rows[TERMS:]
+    rest = sum(row[0] for row in others)
+    notes = [f'{rest:+.3f}  the other {len(others)} terms', f'{terms.sum():+.3f}  in all']
+    logits = ' minus the logit of '.join(quoted(subject.encoding, w) for w in ids)
     chances = '; '.join(f'{probs[w]:.3f}, rank {(probs > probs[w]).sum() + 1}' for w in ids)
-    title = f'The logit of {logits}, term by term (probability {chances})'
+    title = f'The logit of {logits}, term by term: alpha * C.E (probability {chances})'
     columns = {
         'adds': '+.3f',
-        '= alpha': '.3f',
-        '* C.E': '+.2f',
+        'alpha': '.3f',
+        'C.E': '+.2f',
         'token': '<',
         'position': 'd',
         'sense': 'd'}
-    return Table(title, columns, rows)
+    return Table(title, columns, rows, notes, most=TERMS)

@@ -19,7 +19,7 @@ from tiktoken._educational import bpe_encode
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from rucksack import HOME
-from rucksack.cli import UserError, one_line
+from rucksack.cli import UserError, reading
 
 GPT2 = {'name': 'gpt2'}
 GPT2_VOCAB = 50257
@@ -58,33 +58,17 @@ def words_tokenizer(texts: list[str]) -> dict:
     return {'name': 'words', 'pieces': longer_than_a_byte}
 
 
-def current_form(description: dict) -> dict:
-    """Return the description in today's form; older versions called a list of words 'toy'."""
-    if isinstance(description, dict) and description.get('name') == 'toy':
-        return {'name': 'words', 'pieces': description.get('pieces')}
-    return description
-
-
 def tokens_of(description: dict) -> list[bytes]:
-    """List all tokens except end-of-text, by id; UserError for an unknown description."""
+    """List all tokens except end-of-text, by id; UserError if there is no description."""
     if description == GPT2:
         return tokens_by_rank(gpt2_encoding())
-    try:
-        if description is None:
-            raise ValueError('the model comes without a tokenizer.json')
-        if description['name'] == 'gpt2':
-            tokens = merged_tokens(description['merges'])
-        elif description['name'] == 'words':
-            single_bytes = [bytes([byte]) for byte in range(256)]
-            tokens = single_bytes + [piece.encode() for piece in description['pieces']]
-        else:
-            raise ValueError(f'its name is {description["name"]!r}')
-        if len(set(tokens)) < len(tokens):
-            raise ValueError('it has a token twice')
-        return tokens
-    except Exception as error:  # a damaged file can raise anything
-        raise UserError(f"unknown tokenizer ({one_line(error)}); use weights with GPT-2's "
+    if description is None:
+        raise UserError("the weights come without a tokenizer.json; use weights with GPT-2's "
                         'vocabulary or with a tokenizer.json')
+    if description['name'] == 'gpt2':
+        return merged_tokens(description['merges'])
+    single_bytes = [bytes([byte]) for byte in range(256)]
+    return single_bytes + [piece.encode() for piece in description['pieces']]
 
 
 def vocab_size(description: dict) -> int:
@@ -113,11 +97,10 @@ def cached_encoding(description_json: str) -> tiktoken.Encoding:
 
 def gpt2_encoding() -> tiktoken.Encoding:
     """Load GPT-2's encoding; UserError if it can neither be found nor downloaded."""
-    try:
+    hint = ('connect to the internet, set TIKTOKEN_CACHE_DIR, or run prepare.py with '
+            '--merges 16384')
+    with reading("GPT-2's vocabulary", hint):
         return tiktoken.get_encoding('gpt2')
-    except Exception as error:  # requests, urllib3 and tiktoken raise their own errors
-        raise UserError(f"GPT-2's vocabulary cannot be loaded ({one_line(error)}); connect to the "
-                        'internet, set TIKTOKEN_CACHE_DIR, or run prepare.py with --merges 16384')
 
 
 def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
@@ -245,7 +228,7 @@ def read_tokenizer(folder: Path) -> dict | None:
     path = folder / 'tokenizer.json'
     if not path.is_file():
         return None
-    try:
+    with reading(path, "give GPT-2's BPE, cut short or whole, or a list of words"):
         bpe = json.loads(path.read_text(encoding='utf-8'))['model']
         if bpe.get('ignore_merges'):
             tokens = sorted(bpe['vocab'], key=bpe['vocab'].get)
@@ -262,6 +245,3 @@ def read_tokenizer(folder: Path) -> dict | None:
         if vocab.get('\u0120gazed') == 50255:  # GPT-2's last token
             return GPT2
         return description
-    except Exception as error:  # a damaged file can raise anything
-        raise UserError(f"{path} is neither GPT-2's BPE, cut short, nor a list of words "
-                        f'({one_line(error)})')

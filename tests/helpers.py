@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from rucksack import prepare, train
-from rucksack.edits import PROMPT, quoted, read_prompt, word_id
 from rucksack.hub import from_pretrained
 from rucksack.loaded import Subject
 from rucksack.model import GPT, Backpack, Config
 from rucksack.senses import compose, senses_after
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
 from rucksack.training.checkpoint import Training, make_model
+from rucksack.words import PROMPT, read_prompt, token_text, word_id
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / 'shared' / 'data'  # real data, where it is at hand
@@ -290,14 +290,20 @@ class World:
         return self.model(self.idx, C=C)[0, -1, :len(self.E)].double().softmax(-1)
 
     def top(self, scores: Tensor, n: int) -> list:
-        """The n largest of scores (V,) as [word, score]."""
-        largest = scores.topk(n).indices.tolist()
-        return [[quoted(self.encoding, v), scores[v].item()] for v in largest]
+        """The n largest of scores (V,), as word, score, word, score and so on."""
+        cells = []
+        for v in scores.topk(n).indices.tolist():
+            cells += [self.word(v), scores[v].item()]
+        return cells
+
+    def word(self, v: int) -> str:
+        """The text of a token without its space, as in a CSV file."""
+        return token_text(self.encoding, v).removeprefix(' ')
 
     def next_words(self, *columns: Tensor) -> list:
         """The ten likeliest words of the first and the last column, and the six that differ most.
 
-        A row has the word, its probability in each column, and that of the first and last again.
+        A row has the word, and its probability in each column.
         """
         first = columns[0]
         last = columns[-1]
@@ -306,8 +312,7 @@ class World:
         ids |= {v for v in moved.topk(6).indices.tolist() if moved[v] > 1e-4}
         rows = []
         for v in sorted(ids, key=lambda v: -max(p[v].item() for p in columns)):
-            word = quoted(self.encoding, v)
-            rows.append([word, *(p[v].item() for p in (*columns, first, last))])
+            rows.append([self.word(v), *(p[v].item() for p in columns)])
         return rows
 
 

@@ -12,12 +12,12 @@ from torch.testing import assert_close
 
 from rucksack import toy
 from rucksack.cli import UserError
-from rucksack.edits import word_id
 from rucksack.loaded import Subject
 from rucksack.paper import gender
 from rucksack.paper.gender import FRACTIONS, NounPrompts
 from rucksack.senses import Edit, scale_senses, senses_after
 from rucksack.tokenizer import words_tokenizer
+from rucksack.words import word_id
 
 TEMPLATES = ['the {} said', 'that {}']
 

@@ -12,7 +12,6 @@ from helpers import ROOT, lively, text
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from rucksack.edits import scores_of_bags
 from rucksack.loaded import count_parameters
 from rucksack.model import (
     GPT,
@@ -27,6 +26,7 @@ from rucksack.model import (
 )
 from rucksack.paper.timing import SIZES
 from rucksack.senses import compose, scale_senses, senses_after, topic
+from rucksack.words import scores_of_bags
 
 # -----------------------------------------------------------------------------
 # The equations.

@@ -2,7 +2,6 @@
 
 import copy
 import csv
-import json
 import math
 import os
 import re
@@ -17,9 +16,6 @@ from torch import Tensor
 from rucksack import hub, sample, senses
 from rucksack.edits import (
     bag_ids,
-    load_edit,
-    make_edit,
-    parse_edits,
     quoted,
     scores_of_bags,
 )
@@ -45,10 +41,22 @@ def world(out) -> World:
 
 
 def ask(capsys, *argv: str) -> dict[str, list]:
-    """The rows of the tables of a command, as --json writes them."""
-    say(sample, capsys, *argv, '--json', 'tables.json', *SHORT)
-    tables = json.loads(Path('tables.json').read_text())['tables']
-    return {name: table['rows'] for name, table in tables.items()}
+    """The rows of the tables of a command, as --csv writes them: words and numbers."""
+    say(sample, capsys, *argv, '--csv', 'tables.csv', *SHORT)
+    tables = {}
+    with open('tables.csv', newline='') as file:
+        for row in csv.DictReader(file):
+            rows = tables.setdefault(row.pop('table'), [])
+            rows.append([number_or_text(cell) for cell in row.values() if cell != ''])
+    return tables
+
+
+def number_or_text(cell: str) -> float | str:
+    """The number in a cell, if it has one."""
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
 
 
 def assert_same(found, expected) -> None:
@@ -113,7 +121,7 @@ def test_a_pair_turns_off_the_sense_that_most_separates_it(world, capsys):
 def test_a_replacement_in_every_word(world, capsys):
     """--replace "*: OLD -> NEW" edits the senses of all words."""
     after = world.probs(replace_word(world.model, None, world.id('she'), world.id('he')))
-    rows = ask(capsys, '--replace', '*: she -> he')['next words']
+    rows = ask(capsys, '--edit', '*: she -> he')['next words']
     assert_same(rows, world.next_words(world.probs(), after))
 
 
@@ -133,10 +141,9 @@ def test_all_edits_add_up_in_one_command(out, capsys):
         replace_word(model, [iphone], apple, sony),
         topic(model, film, STRENGTHS[1]),
         topic(model, food, (3, 2, 1.5, 1))]
-    argv = ['--start', start, '--temperature', '0',
-            '--senses-off', '*:2', '--senses-scale', 'is:3-5=0.5',
-            '--replace', 'MacBook: Apple -> HP', 'iPhone:Apple->Sony',
-            '--topic', 'film_tv_video', 'food, soup', '--strength', '1', '3,2,1.5,1']
+    argv = ['--start', start, '--temperature', '0', '--senses-off', '*:2',
+            '--edit', 'is:3-5=0.5', 'MacBook: Apple -> HP', 'iPhone:Apple->Sony',
+            '--senses-off', 'topic film_tv_video=1', '--edit', 'topic food, soup=3,2,1.5,1']
     rows = ask(capsys, *argv)['next words']
     assert_same(rows, world.next_words(world.probs(), world.probs(*edits)))
 
@@ -152,19 +159,15 @@ def test_all_edits_add_up_in_one_command(out, capsys):
 
 HE_OR_SHE = ['--probs', 'she,he']
 TEMPLATE = 'My {} said that'
-SAVED = '\ne.json: written\n'  # what --save-edit adds to the output
 
-
-def test_a_list_of_words_is_a_phrase_for_each(out, capsys):
-    """In a flag or in a file, it prints what the phrases do, and is saved as these."""
+def test_a_list_of_words_is_an_edit_of_each(out, capsys):
+    """On the command line or in a file, it prints what the single edits do."""
     Path('nouns.txt').write_text('sheriff\nnurse\n')
+    Path('edits.txt').write_text('sheriff:3,5\nnurse:3,5\n')
     said = say(sample, capsys, '--senses-off', 'sheriff:3,5', 'nurse:3,5', *SHORT)
     assert say(sample, capsys, '--senses-off', 'sheriff,nurse:3,5', *SHORT) == said
-    said_of_file = say(
-        sample, capsys, '--senses-off', '@nouns.txt:3,5', '--save-edit', 'e.json', *SHORT)
-    assert said_of_file.replace(SAVED, '') == said
-    assert json.loads(Path('e.json').read_text())['edits']['senses_off'] == [
-        'sheriff:3,5', 'nurse:3,5']
+    assert say(sample, capsys, '--senses-off', '@nouns.txt:3,5', *SHORT) == said
+    assert say(sample, capsys, '--edit', '@edits.txt', *SHORT) == said
 
 
 def test_every_look_takes_a_list(out, capsys):
@@ -274,72 +277,6 @@ def test_show_says_how_far_the_chosen_sense_separates(out, capsys):
     said = say(sample, capsys, '--show', 'nurse:she/he', '--senses-off', 'nurse:she/he')
     why, = re.findall(r'Off: (sense .* logits; .*\))', said)
     assert f'\n{why}: the words that each sense raises' in said
-
-
-def test_csv_has_the_numbers_of_json(out, capsys):
-    """A line a row of any table, with the table's name."""
-    argv = ['--show', 'nurse:3', '--start', TEMPLATE, '--words', 'nurse,sheriff', *HE_OR_SHE]
-    tables = ask(capsys, *argv, '--csv', 't.csv')
-    with open('t.csv', newline='') as file:
-        rows = list(csv.DictReader(file))
-    assert [row['table'] for row in rows] == ['show nurse:3'] * 2 + ['probs'] * 2
-    for row, (prompt, she, he, log_odds) in zip(rows[2:], tables['probs']):
-        assert row['prompt'] == prompt
-        assert [float(row[name]) for name in ('p(she)', 'p(he)', 'log odds')] == [she, he, log_odds]
-    word, score = tables['show nurse:3'][0][3]
-    assert rows[0]['1'] == f'{word} {score}'
-
-
-# -----------------------------------------------------------------------------
-# Files of edits.
-
-EDIT = ['--senses-off', 'nurse:3,5', '--senses-scale', 'nurse:she/he=.5',
-        '--replace', 'nurse: she->he', '--topic', 'music', 'gaming', '--strength', '3', '1,2,1,1']
-TEXTS = {
-    'senses_off': ['nurse:3,5'],
-    'senses_scale': ['nurse:she/he=.5'],
-    'replace': ['nurse: she->he'],
-    'topic': ['music', 'gaming'],
-    'strength': ['3', '1,2,1,1']}
-
-
-def test_an_edit_that_is_saved_prints_the_same(out, capsys):
-    """From its file it gives the lines, the tables and the text that its flags give."""
-    said = say(sample, capsys, *EDIT, '--save-edit', 'e.json')
-    assert say(sample, capsys, '--edit', 'e.json') == said.replace(SAVED, '')
-
-
-def test_an_edit_that_is_saved_goes_with_others(out, capsys):
-    """The edits of the command line are made too, with their own strength."""
-    say(sample, capsys, *EDIT, '--save-edit', 'e.json', *SHORT)
-    said = say(sample, capsys, '--senses-off', 'nurse:3,5', 'nurse:7', '--topic', 'sports',
-               '--edit', 'e.json', *SHORT)
-    assert said.count('Off: ') == 3
-    assert said.count('senses scaled by 2.2, 2.2, 1.5, 1\n') == 1
-
-
-def test_an_edit_that_is_saved_is_loaded_in_python(world, capsys):
-    """It gives the senses that its phrases give; the file has them, and the vocabulary."""
-    say(sample, capsys, *EDIT, '--save-edit', 'e.json', *SHORT)
-    n_vocab = world.model.config.n_vocab
-    saved = json.loads(Path('e.json').read_text())
-    assert saved == {'vocabulary': n_vocab, 'edits': TEXTS}
-    C = world.model.senses(world.idx)
-    edit, _ = make_edit(parse_edits(TEXTS), world.model, world.encoding)
-    found = load_edit('e.json', world.model, world.encoding)(world.idx, C)
-    assert torch.equal(found, edit(world.idx, C))
-    assert not torch.equal(found, C)
-
-
-@pytest.mark.parametrize('change, offending', [
-    ({'vocabulary': 7}, 'e.json'), ({'edits': {}}, 'e.json'),
-    ({'edits': TEXTS | {'replace': ['nurse: she -> yak']}}, "'yak'")])
-def test_a_file_of_edits_that_does_not_fit_is_one_line(change, offending, world, capsys):
-    """The line names the file, or the word that is not there, and no table is printed."""
-    contents = {'vocabulary': world.model.config.n_vocab, 'edits': TEXTS} | change
-    Path('e.json').write_text(json.dumps(contents))
-    said = error_of(sample, capsys, '--edit', 'e.json', '--device', 'cpu', printed=1)
-    assert offending in said
 
 
 # -----------------------------------------------------------------------------
@@ -585,7 +522,7 @@ def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
     """A sense times -2 raises what it lowered."""
     C = world.model.senses(torch.tensor(world.id('nurse')))  # (k, d)
     expected = shown(world, 9, -2 * C[9]) + shown(world, 3, C[3])
-    tables = ask(capsys, '--senses-scale', 'nurse:9=-2', '--show', 'nurse:9,3')
+    tables = ask(capsys, '--edit', 'nurse:9=-2', '--show', 'nurse:9,3')
     assert_same(tables['show nurse:9,3'], expected)
 
 
@@ -637,7 +574,7 @@ def test_sweep_has_the_next_words_at_five_weights(world, capsys):
     columns = []
     for factor in (0, 0.25, 0.5, 0.75, 1):
         columns.append(world.probs(edit, scale_senses([nurse], list(SENSES), factor)))
-    tables = ask(capsys, '--senses-scale', 'nurse:9=-2', '--sweep', 'nurse:0-15')
+    tables = ask(capsys, '--edit', 'nurse:9=-2', '--sweep', 'nurse:0-15')
     assert_same(tables['sweep nurse:0-15'], world.next_words(*columns))
 
 
@@ -676,7 +613,7 @@ def test_explain_has_terms_that_add_up(asked, words, world, capsys):
         numbers = [x[j, l].item() for x in (terms, alpha, scores)]
         expected.append([*numbers, quoted(world.encoding, world.ids[j]), j, l])
 
-    argv = ['--senses-scale', 'nurse:0-3=0.5', '--explain', *asked]
+    argv = ['--edit', 'nurse:0-3=0.5', '--explain', *asked]
     *rows, rest, total = ask(capsys, *argv)['explain']
     assert_same(rows, expected)
     assert abs(total[0] - expected_total) < 1e-4
@@ -687,39 +624,7 @@ def test_explain_has_terms_that_add_up(asked, words, world, capsys):
 
 
 # -----------------------------------------------------------------------------
-# Bad commands.
-
-
-@pytest.mark.parametrize('command, offending', [
-    ('--senses-off nurse:3 nurse:16', 'sense 16'), ('--senses-off nurse', "'nurse'"),
-    ('--senses-scale nurse:10', "'nurse:10'"),
-    ('--replace Wii:HP->Xerox', "'Xerox'"), ('--replace Wii:HP', "'Wii:HP'"),
-    ('--topic music zebras', "'zebras'"), ('--topic ,', 'bag'),
-    ('--strength 3', '--strength'), ('--topic music --strength 4', "'4'"),
-    ('--topic music --strength 1 2', '--strength'),
-    ('--show nurse zebra', "'zebra'"), ('--show nurse:16', 'sense 16'),
-    ('--find she/', "'she/'"), ('--find she+zebra', "'zebra'"), ('--similar zebra', "'zebra'"),
-    ('--explain she/zebra', "'zebra'"), ('--sweep nurse', "'nurse'"),
-    ('--edit none.json', 'none.json'), ('--from none.pt', 'none.pt'),
-    ('--temperature -1', "'-1'"), ('--num-samples two', "'two'"), ('--frobnicate', '--frobnicate'),
-    ('--device abacus', 'abacus'),
-    ('--csv x.csv', '--csv'), ('--probs she --csv x.json', 'x.json'),
-    ('--words nurse', '--words'), ('--words nurse --find she+he', '--words'),
-    ('--start @none.txt', '@none.txt'), ('--senses-off @none.txt:3', '@none.txt'),
-    ('--probs she,zebra', "'zebra'"), ('--start {} --words zebra,nurse --html x.html', '--html'),
-    ('--find she/he --words nurse,-', "'-'"),
-    ('--senses-scale nurse,sheriff:3=9999 guard,baker:3=9999', '1e+16'),
-    ('--json x.json', '--json'), ('--show nurse --json x.pt', 'x.pt'),
-    ('--export out/toy', 'out/toy'), ('--export x --topic music', '--export'),
-    ('--export x --show nurse', '--export'),
-    ('--html none/x.html', 'none/x.html'), ('--html out/toy/ckpt.pt', 'out/toy/ckpt.pt'),
-    ('--html x.html --senses-off nurse:1', '--html'), ('--html x.html --show nurse', '--html'),
-    ('--save-edit x.json', '--save-edit'),
-    ('--senses-off nurse:1 --save-edit x.pt', 'x.pt')])
-def test_a_bad_command_is_one_line(command, offending, out, capsys):
-    """The line has what cannot be used; there is no half of an answer, and no file."""
-    assert offending in error_of(sample, capsys, *command.split(), printed=1)
-    assert [path.name for path in Path().iterdir()] == ['out']
+# What is refused; bad commands are in test_errors.py.
 
 
 def test_control_characters_do_not_reach_the_terminal(out, capsys):
@@ -733,8 +638,7 @@ def test_control_characters_do_not_reach_the_terminal(out, capsys):
 
 
 @pytest.mark.parametrize('command', [
-    '--senses-off nurse:1', '--senses-scale nurse:1=2', '--replace nurse:she->he',
-    '--topic music', '--show nurse', '--find she/he', '--similar nurse', '--explain',
+    '--senses-off nurse:1', '--show nurse', '--find she/he', '--similar nurse', '--explain',
     '--sweep nurse:1'])
 def test_what_is_about_senses_is_refused_of_a_transformer(command, out, capsys):
     """The line names the Transformer."""

@@ -10,9 +10,8 @@ from helpers import lively, text
 from torch import Tensor
 from torch.testing import assert_close
 
-from rucksack import edits as phrases
 from rucksack import senses
-from rucksack.edits import scores_of_bags
+from rucksack import words as words
 from rucksack.model import Backpack
 from rucksack.senses import (
     STRENGTHS,
@@ -27,6 +26,7 @@ from rucksack.senses import (
     topic,
 )
 from rucksack.training.gauge import sense_gauge
+from rucksack.words import scores_of_bags
 
 V = 34  # ids of the model, which has six rows of padding more
 K = 3   # senses
@@ -105,7 +105,7 @@ def test_similarity_is_the_cosine_of_each_word_and_sense(scored):
 @pytest.mark.parametrize('size', [1, 7, 64])
 def test_the_vocabulary_is_scored_in_slices(size, scored, monkeypatch):
     """Whatever their size, the scores are those of all ids at once."""
-    monkeypatch.setattr(phrases, 'IDS_AT_ONCE', size)
+    monkeypatch.setattr(words, 'IDS_AT_ONCE', size)
     found = scores_of_bags(scored, [[2, 30]])
     assert_close(found, affinities(scored, torch.arange(V), [[2, 30]]))
 
@@ -126,9 +126,9 @@ def test_extremes_are_the_ends_of_all_logits_in_order(model):
 def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
     """In bfloat16 they are off by at most 2% of the largest, by 0.2% in the median."""
     model = lively(vocab_size=17_000, n_vocab=16_900, n_layer=1).float()
-    monkeypatch.setattr(phrases, 'bfloat16_unit', lambda device: None)
+    monkeypatch.setattr(words, 'bfloat16_unit', lambda device: None)
     exact = scores_of_bags(model, [[2, 300]])
-    monkeypatch.setattr(phrases, 'bfloat16_unit', lambda device: 'AMX')
+    monkeypatch.setattr(words, 'bfloat16_unit', lambda device: 'AMX')
     fast = scores_of_bags(model, [[2, 300]])
     off = (fast - exact).abs()
     largest = exact.abs().max()
@@ -141,7 +141,7 @@ def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
 def test_affinities_in_float64_stay_in_float64(monkeypatch):
     """A model in float64 is scored in it, whatever the device could do faster."""
     model = lively(vocab_size=16_400, n_vocab=16_390, n_layer=1, n_sense=1, n_embd=8)
-    monkeypatch.setattr(phrases, 'bfloat16_unit', lambda device: 'AMX')
+    monkeypatch.setattr(words, 'bfloat16_unit', lambda device: 'AMX')
     assert scores_of_bags(model, [[2, 300]]).dtype == torch.float64
 
 

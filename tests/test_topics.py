@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from rucksack import toy
-from rucksack.edits import bag_ids, scores_of_bags
 from rucksack.loaded import Subject
 from rucksack.paper import topics
 from rucksack.paper.lists import TOPICS
 from rucksack.senses import STRENGTHS
+from rucksack.words import bag_ids, scores_of_bags
 
 MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
 

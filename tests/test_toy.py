@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from rucksack import prepare
 from rucksack import toy as world
-from rucksack.edits import bag_ids, scores_of_bags, word_forms, word_id
 from rucksack.hub import from_pretrained
 from rucksack.paper.lists import TOPICS
 from rucksack.senses import (
@@ -33,6 +32,7 @@ from rucksack.senses import (
     topic,
 )
 from rucksack.tokenizer import load_tokenizer
+from rucksack.words import bag_ids, scores_of_bags, word_forms, word_id
 
 PAIRS = [(a, b) for a, b, _ in world.SYNONYMS]
 N_STORIES = 64_000

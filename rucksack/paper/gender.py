@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from rucksack.cli import UserError, progress
-from rucksack.edits import word_id
+from rucksack.cli import progress, reading
 from rucksack.loaded import Subject
 from rucksack.paper.lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.senses import ends_of, senses_after
 from rucksack.table import Table
+from rucksack.words import word_id
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
 
@@ -106,10 +106,8 @@ def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
 
 def pronouns(subject: Subject) -> list[int]:
     """Find the ids of she, he and they; UserError, naming the model, if it lacks one."""
-    try:
+    with reading(subject.name):
         return [word_id(subject.encoding, word) for word in ('she', 'he', 'they')]
-    except UserError as error:
-        raise UserError(f'{subject.name}: {error}')
 
 
 def choose_sense(subject: Subject) -> int:
@@ -190,7 +188,7 @@ def gender_table(subjects: list[Subject]) -> Table:
     title = (f'Gender (Table 5): the larger of p(she) / p(he) and p(he) / p(she), {len(NOUNS)} '
              f'nouns in {len(PROMPTS)} prompts')
     columns = {
-        '': '',
+        'model': '',
         'bias ratio': '.2f',
         'reduction %': '.0f',
         'single-token': '.2f',

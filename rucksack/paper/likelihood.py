@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from rucksack.cli import UserError, one_line, progress, quiet_hub
+from rucksack.cli import UserError, progress, quiet_hub, reading
 from rucksack.data import read_bin, read_meta
 from rucksack.loaded import Subject, count_parameters
 from rucksack.model import DistinctIds, distinct_ids
@@ -178,7 +178,7 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
             perplexity(scores.logp, len(ids)),
             len(ids)])
     columns = {
-        '': '',
+        'model': '',
         'senses': 'd',
         'parameters, M': '.2f',
         'contextual, M': '.2f',
@@ -239,19 +239,16 @@ def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tu
     if data is None and subject.is_toy:
         raise UserError(f'{benchmark.title} is English, and {subject.name} '
                         'knows only the toy world; choose an English model with --from')
-    try:
+    source = data or benchmark.hub_name
+    hint = f'run {benchmark.command} and give the file or a folder with --data'
+    with reading(f'{benchmark.title} in {source}', hint):
         if data is None:
             rows = rows_of_hub(benchmark)
         else:
             rows = rows_in(Path(data), benchmark)
-        found = [tuple(str(row[column]) for column in benchmark.columns) for row in rows]
-        if not found or any(not text.strip() for row in found for text in row):
-            raise ValueError('it has no rows, or an empty one')
-        return found
-    except Exception as error:  # archives and the Hub's client raise many types of error
-        source = data or benchmark.hub_name
-        raise UserError(f'{benchmark.title} cannot be read from {source} ({one_line(error)}); run '
-                        f'{benchmark.command} and give the file or a folder with --data')
+        if not rows:
+            raise ValueError('it has no rows')
+        return [tuple(str(row[column]) for column in benchmark.columns) for row in rows]
 
 
 def rows_of_hub(benchmark: Benchmark) -> list[dict]:
@@ -322,7 +319,7 @@ def lambada_table(subjects: list[Subject], data: str | None) -> Table:
         accuracy = 100 * scores.greedy.double().mean().item()
         rows.append([str(subject), perplexity(scores.logp, len(passages)), accuracy])
     title = f'LAMBADA (Table 2): the last word of {len(passages):,} passages'
-    columns = {'': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
+    columns = {'model': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
     return Table(title, columns, rows)
 
 
@@ -375,7 +372,7 @@ def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
         logp = scores.logp
         rows.append([str(subject), perplexity(logp, n_words), perplexity(logp, n_tokens)])
     title = f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words'
-    columns = {'': '', 'perplexity per word': '.1f', 'per token': '.1f'}
+    columns = {'model': '', 'perplexity per word': '.1f', 'per token': '.1f'}
     return Table(title, columns, rows)
 
 
@@ -407,5 +404,5 @@ def blimp_table(subjects: list[Subject], data: str | None) -> Table:
         rows.append([f'{label} ({len(accuracies)})', *means.tolist()])
     title = (f'BLiMP (Table 2): % of {len(items):,} pairs whose good sentence is likelier, '
              'means over (n) paradigms')
-    columns = {'': ''} | {str(subject): '.1f' for subject in subjects}
+    columns = {'phenomenon': ''} | {str(subject): '.1f' for subject in subjects}
     return Table(title, columns, rows)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack import toy
-from rucksack.cli import UserError, one_line
+from rucksack.cli import UserError, reading
 from rucksack.loaded import Subject
 from rucksack.table import Table
 
@@ -23,19 +23,14 @@ SIMILARITY = {  # name in the paper -> file, separator, column of the score, hea
 
 
 def read_pairs(path: Path, separator: str, column: int, header: int) -> Pairs:
-    """Read the word pairs in a file, one a line; UserError if it holds none."""
-    try:
-        pairs = []
+    """Read the word pairs in a file, one a line."""
+    pairs = []
+    with reading(path, 'choose another file with --data'):
         for line in path.read_text('utf-8-sig').splitlines()[header:]:
             if line.strip():
                 row = [field.strip() for field in line.split(separator)]
                 pairs.append((row[0], row[1], float(row[column])))
-        if not pairs:
-            raise ValueError('it is empty')
-        return pairs
-    except (ValueError, IndexError) as error:
-        raise UserError(f'{path} does not hold word pairs with scores ({one_line(error)}); '
-                        'choose another file with --data')
+    return pairs
 
 
 def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
@@ -118,5 +113,5 @@ def similarity_table(subjects: list[Subject], data: str | None) -> Table:
             rows.insert(k, ['the best', *(best_sense(column, k) for column in columns)])
     counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in sets.items())
     title = f"Similarity (Table 4): Spearman's correlation with scores of word pairs ({counts})"
-    columns = {'': ''} | dict.fromkeys(sets, '.3f')
+    columns = {'vectors': ''} | dict.fromkeys(sets, '.3f')
     return Table(title, columns, rows, ['A word of several tokens has the mean of their vectors.'])

@@ -123,7 +123,7 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
              f'{config.n_layer} layers of width {config.n_embd}, {config.n_sense} senses, '
              f'{config.n_vocab:,} ids')
     columns = {
-        '': '',
+        'work': '',
         'Backpack': ',.1f',
         'Transformer': ',.1f',
         'ratio': '.2f',

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from rucksack import toy
 from rucksack.cli import progress
-from rucksack.edits import bag_ids, scores_of_bags, word_id
 from rucksack.loaded import Subject
 from rucksack.model import GPT, Cache, next_logits
 from rucksack.paper.likelihood import Pair, perplexity, score
 from rucksack.paper.lists import TOPICS
 from rucksack.senses import STRENGTHS, topic
 from rucksack.table import Table
+from rucksack.words import bag_ids, scores_of_bags, word_id
 
 # Words that has_topic counts, for topics missing from the toy world.
 MORE_KEYWORDS = """\
@@ -239,7 +239,7 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
     title = (f'Topic control (Table 12): {len(bags)} topics, {n_texts} texts of up to {length} '
              'tokens on each')
     columns = {
-        '': '',
+        'model': '',
         'on topic %': '.1f',
         '+-': '.1f',
         'perplexity': '.2f',

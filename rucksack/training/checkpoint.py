@@ -1,4 +1,4 @@
-"""Checkpoints of train.py: validated on loading, written atomically, resumed bit for bit."""
+"""Checkpoints of train.py: loaded without running code, written whole, resumed bit for bit."""
 
 import shutil
 import zipfile
@@ -9,43 +9,21 @@ import torch
 from safetensors.torch import load_file as load_safetensors
 from torch import Tensor
 
-from rucksack.cli import UserError, appearing_whole, one_line
+from rucksack.cli import UserError, appearing_whole, reading
 from rucksack.model import GPT, Backpack, Config
-
-# The state of a run that a checkpoint holds besides the model.
-STATE = {
-    'step': int,
-    'seconds': float,
-    'best_val_loss': float,
-    'val_loss': float,
-    'settings': dict,
-    'optimizers': dict,
-    'log': str,
-    'data': str}
-MOMENTS = {'AdamW': {'step', 'exp_avg', 'exp_avg_sq'}, 'Muon': {'momentum_buffer'}}
-
 
 # -----------------------------------------------------------------------------
 # Reading.
 
 
 def load_file(path: Path) -> dict:
-    """Load the dictionary in a .safetensors or a torch.save file; no code in it is run.
-
-    UserError if the file is damaged.
-    """
-    try:
+    """Load the dictionary in a .safetensors or a torch.save file; no code in it is run."""
+    with reading(path):
         if path.suffix == '.safetensors':
             return load_safetensors(path)
         if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # torch ignores CRCs
             raise ValueError('a checksum is wrong')
         return dict(torch.load(path, map_location='cpu', weights_only=True))
-    except Exception as error:  # what a damaged file raises depends on where it is damaged
-        hint = 'make or download it again'
-        best = path.with_name('best.pt')
-        if path.name == 'ckpt.pt' and best.exists():
-            hint = f'to use the best checkpoint: cp {best} {path}'
-        raise UserError(f'{path} is damaged or holds no weights ({one_line(error)}); {hint}')
 
 
 def make_model(config: Config) -> Backpack | GPT:
@@ -53,34 +31,20 @@ def make_model(config: Config) -> Backpack | GPT:
     return Backpack(config) if config.n_sense else GPT(config)
 
 
-def model_with(config: Config, weights: dict[str, Tensor], path: Path) -> Backpack | GPT:
-    """Make a model, in float32, with the weights of a file; UserError unless all fit."""
-    try:
-        if config.n_layer > len(weights):  # making them would take forever
-            raise ValueError(f'its config has {config.n_layer} layers')
-        for name, weight in weights.items():
-            if not weight.is_floating_point() or not weight.isfinite().all():
-                raise ValueError(f'{name} has values that are not finite real numbers')
-        with torch.device('meta'):
-            model = make_model(config)
-        own = {name: weight.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-               for name, weight in weights.items()}
-        model.load_state_dict(own, assign=True)
-        return model.eval()
-    except Exception as error:  # a damaged file can raise anything
-        raise UserError(f'{path}: {error}')
+def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
+    """Make a model, in float32, with given weights; torch raises an error unless all fit."""
+    with torch.device('meta'):
+        model = make_model(config)
+    own = {name: weight.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+           for name, weight in weights.items()}
+    model.load_state_dict(own, assign=True)
+    return model.eval()
 
 
 def from_checkpoint(checkpoint: dict, path: Path) -> Backpack | GPT:
     """Load the model inside a checkpoint of train.py."""
-    try:
-        config = Config(**checkpoint['model_config'])
-        weights = dict(checkpoint['model'])
-    except Exception as error:  # a damaged file can raise anything
-        cause = f'{type(error).__name__}: {one_line(error)}'
-        raise UserError(f'{path} is not a checkpoint of this version of train.py ({cause}); use '
-                        'the version that wrote it')
-    return model_with(config, weights, path)
+    with reading(path):
+        return model_with(Config(**checkpoint['model_config']), checkpoint['model'])
 
 
 @dataclass(frozen=True)
@@ -93,15 +57,12 @@ class Training:
     compile: bool
 
 
-def training_of(checkpoint: dict) -> Training | None:
-    """Read how a checkpoint was trained; None if it does not say."""
-    try:
-        s = checkpoint['settings']
-        tokens_per_step = s['batch_size'] * s['gradient_accumulation_steps'] * s['block_size']
-        return Training(str(s['dataset']), int(checkpoint['step'] * tokens_per_step),
-                        str(s['dtype']), bool(s['compile']))
-    except Exception:  # a damaged file can raise anything
-        return None
+def training_of(checkpoint: dict) -> Training:
+    """Read how a checkpoint was trained."""
+    s = checkpoint['settings']
+    tokens_per_step = s['batch_size'] * s['gradient_accumulation_steps'] * s['block_size']
+    tokens = checkpoint['step'] * tokens_per_step
+    return Training(s['dataset'], tokens, s['dtype'], s['compile'])
 
 
 def newest_backpack() -> Path | None:
@@ -123,29 +84,30 @@ def read_state(path: Path) -> dict:
         raise UserError(f'{path} does not exist: nothing to resume; '
                         'start without --init_from=resume')
     state = load_file(path)
-    for name, kind in STATE.items():
-        if type(state.get(name)) is not kind or state['step'] < 0:
-            raise UserError(f'{path} holds weights but no run to resume; '
-                            f'fine-tune them with --init_from={path}')
+    if 'optimizers' not in state:
+        raise UserError(f'{path} holds weights but no run to resume; '
+                        f'fine-tune them with --init_from={path}')
     return state
 
 
 def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict[str, dict],
                     path: Path) -> None:
-    """Load the moments of each parameter from a checkpoint; betas and the like stay as set."""
-    try:
+    """Copy the moments of each parameter from a checkpoint; betas and the like stay as set.
+
+    Moments of another shape would make a fused kernel write past them.
+    """
+    with reading(path, f'fine-tune its weights with --init_from={path}'):
         for optimizer in optimizers:
-            moments = states[type(optimizer).__name__]['state']
-            optimizer.load_state_dict(optimizer.state_dict() | {'state': moments})
-            for p, moments_of_p in optimizer.state.items():
-                if moments_of_p.keys() != MOMENTS[type(optimizer).__name__]:
-                    raise ValueError('the moments of a weight are not complete')
-                for name, moment in moments_of_p.items():
-                    if moment.shape not in (p.shape, ()):
+            params = [p for group in optimizer.param_groups for p in group['params']]
+            saved = states[type(optimizer).__name__]['state']
+            for i, moments in saved.items():
+                p = params[i]
+                for name, moment in moments.items():
+                    shape = () if name == 'step' else p.shape
+                    if moment.shape != shape:
                         raise ValueError(f'{name} has the shape {tuple(moment.shape)}')
-    except Exception as error:  # a damaged file can raise anything
-        raise UserError(f'{path} was saved with another optimizer ({one_line(error)}); '
-                        f'fine-tune its weights with --init_from={path}')
+                    own = torch.empty_like(p) if shape else torch.empty((), device=p.device)
+                    optimizer.state[p][name] = own.copy_(moment)
 
 
 def save_checkpoint(path: Path, state: dict) -> None:

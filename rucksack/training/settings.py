@@ -7,7 +7,7 @@ from dataclasses import field, fields
 from pathlib import Path
 
 from rucksack import HOME
-from rucksack.cli import Parser, UserError, number, one_line
+from rucksack.cli import Parser, UserError, number, reading
 
 
 def setting(default, meaning: str, low: float = 0, high: float = 1 << 31, choices: tuple = ()):
@@ -60,27 +60,22 @@ def read_config(path: str | Path, parser: SettingsParser) -> dict:
     """
     if not Path(path).exists() and (HOME / path).exists():
         path = HOME / path
-    try:
+    with reading(path, 'a config file has only key = value lines, and a flag is --key=value'):
         words = []
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
             name, value = key_and_value(line)
             words.append(f'--{name}={value}')
         settings = parser.parse(words)
-    except Exception as error:
-        raise UserError(f'{path}: {one_line(error)}; a config file has only key = value lines, '
-                        'and a flag is --key=value')
     del settings['configs']
     return settings
 
 
 def key_and_value(line: ast.stmt) -> tuple[str, object]:
     """Parse a key = value line; UserError for any other code."""
-    try:
+    code = ast.unparse(line).splitlines()[0]
+    with reading(f'line {line.lineno}, {code},', problem='is not key = value'):
         target, = line.targets
         return target.id, ast.literal_eval(line.value)
-    except (AttributeError, ValueError, TypeError):
-        code = ast.unparse(line).splitlines()[0]
-        raise UserError(f'line {line.lineno} is not key = value: {code}')
 
 
 def parse_settings(kind: type, prog: str, description: str, argv: list[str]

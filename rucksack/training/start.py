@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from rucksack.cli import UserError
+from rucksack.cli import UserError, reading
 from rucksack.model import GPT, Backpack, Config
 from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine
@@ -41,11 +41,8 @@ def resumed_settings(typed: Settings, flags: Iterable[str], state: dict, path: P
                             f'drop --{name}, or {how_to_restart(path)}')
     for name in ('out_dir', 'init_from', 'overwrite'):
         saved[name] = getattr(typed, name)
-    try:
+    with reading(path, how_to_restart(path)):
         resumed = replace(typed, **saved)
-    except TypeError as error:
-        raise UserError(f'{path} has settings that this version does not know ({error}); '
-                        f'{how_to_restart(path)}')
     if resumed.max_iters < state['step']:
         raise UserError(f'{path} is already at step {state["step"]}; '
                         f'set --max_iters to at least {state["step"]}')
@@ -63,10 +60,8 @@ def new_model(seed: int, n_vocab: int, shape: dict[str, float]) -> Backpack | GP
     """Make an untrained model of a SHAPE; UserError if the numbers do not fit together."""
     torch.manual_seed(seed)
     rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
-    try:
+    with reading('this model', problem='cannot be made'):
         return make_model(Config(vocab_size=rows, n_vocab=n_vocab, **shape))
-    except ValueError as error:
-        raise UserError(str(error))
 
 
 def settings_of_weights(source: str, config: Config, given: dict[str, object]) -> dict[str, object]:
@@ -116,11 +111,9 @@ def start_from(weights: Backpack | GPT, source: str, seed: int, n_vocab: int,
     if is_new_backpack:  # it will be trained only on such texts
         block_size = shape['block_size']
         state['contextualizer.wpe.weight'] = weights.contextualizer.wpe.weight[:block_size]
-    try:
-        shape = {**shape, 'block_size': block_size}
+    shape = {**shape, 'block_size': block_size}
+    with reading(source, problem='cannot start this model'):
         config = Config(vocab_size=weights.config.vocab_size, n_vocab=n_vocab, **shape)
-    except ValueError as error:
-        raise UserError(f'{source}: {error}')
     model = make_model(config)
     model.load_state_dict(state, strict=False)
     if is_new_backpack:

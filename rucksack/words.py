@@ -1,0 +1,170 @@
+"""What people type as words: lists, bags and pairs of words, prompts; and the ids of all these.
+
+Where a flag takes a word, it also takes a list: a,b,c, or @FILE with one word per line.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from tiktoken import Encoding
+from torch import Tensor
+
+from rucksack.cli import UserError, bfloat16_unit, progress, reading
+from rucksack.model import Backpack
+from rucksack.paper.lists import TOPICS
+from rucksack.senses import affinities
+from rucksack.tokenizer import encode
+
+PROMPT = 'When the nurse came into the room,'
+IDS_AT_ONCE = 128  # for Eq. 17 of Small, the senses of these have 103M logits
+
+
+# -----------------------------------------------------------------------------
+# Lists, bags and pairs.
+
+
+def read_lines(text: str) -> list[str]:
+    """Read the lines of the file in @FILE, without blank ones; UserError if there are none."""
+    path = text.removeprefix('@')
+    with reading(text, '@FILE must be a text file, one item per line'):
+        lines = Path(path).read_text(encoding='utf-8-sig').split('\n')
+    lines = [line for line in lines if line.strip()]
+    if not lines:
+        raise UserError(f'{text}: the file is empty; write one item per line')
+    return lines
+
+
+def word_list(text: str) -> list[str]:
+    """List the words in a,b,c or in @FILE; a text with an empty part, such as ",", is one word."""
+    if re.match('@.', text):
+        return [line.strip() for line in read_lines(text)]
+    words = [word.strip() for word in text.split(',')]
+    return words if all(words) else [text]
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """Parse the two words in A/B."""
+    match = re.fullmatch(r'\s*(\S.*?)\s*/\s*(\S.*?)\s*', text)
+    if not match or match[1] == match[2]:
+        raise UserError(f'{text!r} is not A/B, two different words as in she/he')
+    return match.groups()
+
+
+def parse_bag(text: str) -> list[str]:
+    """Parse the words in "A, B", A+B, A B or @FILE, or take the words of a topic of Table 10."""
+    if re.match('@.', text):
+        return word_list(text)
+    words = TOPICS.get(text.strip(), re.findall(r'[^\s,+]+', text))
+    if not words:
+        raise UserError('the bag of words is empty; give words, as in music+guitar')
+    return words
+
+
+# -----------------------------------------------------------------------------
+# Words and ids.
+
+
+def token_text(encoding: Encoding, token: int) -> str:
+    """Return the text of a token; bytes that are only part of a character become U+FFFD."""
+    return encoding.decode_single_token_bytes(token).decode('utf-8', errors='replace')
+
+
+def quoted(encoding: Encoding, token: int) -> str:
+    """Write a token for people to read: in quotes, with control characters escaped."""
+    return repr(token_text(encoding, token))
+
+
+def pieces_of(encoding: Encoding, word: str) -> list[int]:
+    """Find the ids of a word in a text, with its leading space; UserError for an unknown word.
+
+    A word is unknown if a tokenizer of whole words splits off the space and spells the rest out.
+    """
+    ids = encoding.encode_ordinary(f' {word}')
+    is_space_apart = encoding.decode_single_token_bytes(ids[0]) == b' '
+    is_spelled_out = is_space_apart and encoding.name == 'words'
+    if is_spelled_out or not word:
+        return [word_id(encoding, word)]
+    return ids
+
+
+def word_id(encoding: Encoding, word: str) -> int:
+    """Find the id of a word inside a text, with its leading space; UserError if it has several."""
+    ids = encoding.encode_ordinary(f' {word}')
+    if len(ids) != 1 or not word:
+        pieces = ' + '.join(quoted(encoding, i) for i in ids)
+        raise UserError(f'{word!r} is not one token (it splits into {pieces}); choose another word')
+    return ids[0]
+
+
+def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
+    """Find the ids of a word inside a text and at its start.
+
+    The form at the start counts only if both forms are one token or both are several.
+    """
+    forms = [pieces_of(encoding, word), encoding.encode_ordinary(word)]
+    if len(forms[0]) == 1:
+        return [ids[0] for ids in forms if len(ids) == 1]
+    return [tuple(ids) for ids in forms if len(ids) > 1]
+
+
+def describe(encoding: Encoding, word: str) -> str:
+    """Name the word; if it has several tokens, say where an edit of it applies."""
+    pieces = [quoted(encoding, i) for i in pieces_of(encoding, word)]
+    if len(pieces) == 1:
+        return word
+    return f"{word} (its last token {pieces[-1]}, after {' + '.join(pieces[:-1])})"
+
+
+def bag_ids(encoding: Encoding, words: list[str]) -> list[int]:
+    """Find the ids of a bag of words, each once; a word of several tokens gives all of them.
+
+    The published code takes only a word's first token. UserError for an unknown word.
+    """
+    ids = {i for word in words for i in pieces_of(encoding, word)}
+    return sorted(ids)
+
+
+def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[int], list[str]]:
+    """Encode a prompt: its last block_size ids (end-of-text if there are none), and notices."""
+    ids = encode(encoding, start) or [encoding.eot_token]
+    notices = []
+    if len(ids) > block_size:
+        notices.append(f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.')
+    if encoding.name == 'words':
+        words = dict.fromkeys(re.findall(r'\w+', start))
+        unknown = [word for word in words if is_unknown(encoding, word)]
+        if unknown:
+            notices.append(f'The model has never seen {", ".join(unknown[:8])}: '
+                           'it reads unknown words letter by letter.')
+    return ids[-block_size:], notices
+
+
+def is_unknown(encoding: Encoding, word: str) -> bool:
+    """Tell whether a word is several tokens, both inside a text and at its start."""
+    inside = encoding.encode_ordinary(f' {word}')
+    at_start = encoding.encode_ordinary(word)
+    return len(inside) > 1 and len(at_start) > 1
+
+
+# -----------------------------------------------------------------------------
+# Scores of the whole vocabulary.
+
+
+def over_vocabulary(model: Backpack, what: str, score: Callable[[Backpack, Tensor], Tensor]
+                    ) -> Tensor:
+    """Score all V ids, a slice (n,) at a time, and show progress: (V, ..)."""
+    ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
+    slices = progress(ids.split(IDS_AT_ONCE), what)
+    return torch.cat([score(model, some_ids) for some_ids in slices])
+
+
+def scores_of_bags(model: Backpack, bags: list[list[int]]) -> Tensor:
+    """Compute Eq. 17 for all ids, (V, k, bags); in bfloat16 for a large vocabulary, if fast."""
+    E = model.wte.weight
+    is_large = model.config.n_vocab > 1 << 14 and E.dtype == torch.float32
+    in_bfloat16 = is_large and bfloat16_unit(str(E.device)) is not None
+    with torch.autocast(E.device.type, torch.bfloat16, enabled=in_bfloat16):
+        return over_vocabulary(model, 'scoring senses', partial(affinities, bags=bags))

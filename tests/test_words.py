@@ -1,0 +1,128 @@
+"""Claims about words as people type them: lists, bags, ids, prompts."""
+
+from pathlib import Path
+
+import pytest
+
+from rucksack.cli import UserError
+from rucksack.paper.lists import TOPICS
+from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
+from rucksack.words import (
+    bag_ids,
+    parse_bag,
+    parse_pair,
+    read_lines,
+    read_prompt,
+    word_forms,
+    word_list,
+)
+
+ENCODING = load_tokenizer(words_tokenizer(['The nurse said that she met The nurse.']))
+PIECES = load_tokenizer({'name': 'gpt2', 'merges': ['i s', 'is t', 'Ġ a', 'Ġ x', 'h e']})
+IST, A, X = 257, 258, 259  # 'ist', ' a', ' x'
+
+
+@pytest.mark.parametrize('text, words', [
+    ('nurse', ['nurse']), ('nurse,guard', ['nurse', 'guard']), (' a , b ', ['a', 'b']),
+    (',', [',']), ('a,', ['a,']), ('@', ['@'])])
+def test_commas_separate_the_words_of_a_list(text, words):
+    """A text with an empty part is one word, so that a comma can be looked at."""
+    assert word_list(text) == words
+
+
+def test_a_file_ends_its_lines_at_newlines_alone(tmp_path, monkeypatch):
+    """Not at a form feed, nor at other characters that Python's splitlines takes for an end."""
+    monkeypatch.chdir(tmp_path)
+    line = 'The nurse\x85said\u2028that\x0cshe'
+    Path('prompts.txt').write_text(f'{line}\r\nmore\n', encoding='utf-8')
+    assert read_lines('@prompts.txt') == [line, 'more']
+
+
+@pytest.mark.parametrize('content', [None, b'', b'\n \n', b'\xff'])
+def test_a_file_without_words_is_named(content, tmp_path, monkeypatch):
+    """It is missing, empty, blank, or no text."""
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path('words.txt').write_bytes(content)
+    with pytest.raises(UserError) as error:
+        word_list('@words.txt')
+    assert '@words.txt' in str(error.value)
+
+
+@pytest.mark.parametrize('text', ['film, tv,video', 'film+tv video', 'film_tv_video'])
+def test_a_bag_is_words_or_a_topic(text):
+    """Commas, plus signs and spaces separate words; a topic of Table 10 stands for its words."""
+    assert parse_bag(text) == ['film', 'tv', 'video']
+
+
+def test_table_10_has_17_topics():
+    """The bag of other_hobbies has no "other" in it."""
+    assert len(TOPICS) == 17
+    assert TOPICS['other_hobbies'] == ['hobbies']
+
+
+@pytest.mark.parametrize('text', ['she', 'she/', '/he', 'he/he'])
+def test_a_pair_is_two_different_words(text):
+    """The error quotes what was typed."""
+    assert parse_pair(' she / he ') == ('she', 'he')
+    with pytest.raises(UserError) as error:
+        parse_pair(text)
+    assert repr(text) in str(error.value)
+
+
+def test_the_forms_of_a_word_are_inside_a_text_and_at_its_start():
+    """A form that the vocabulary spells out letter by letter is left out."""
+    nurse, = ENCODING.encode_ordinary(' nurse')
+    assert word_forms(ENCODING, 'nurse') == [nurse]
+    inside = ENCODING.encode_ordinary(' The')
+    at_start = ENCODING.encode_ordinary('The')
+    assert word_forms(ENCODING, 'The') == inside + at_start
+
+
+def test_a_word_of_several_tokens_has_forms_of_all_of_them():
+    """A BPE splits any word, also one whose space is a token of its own."""
+    x, = PIECES.encode_ordinary('x')
+    assert word_forms(PIECES, 'xist') == [(X, IST), (x, IST)]
+    assert word_forms(PIECES, 'a xist')[0] == (A, X, IST)
+    space, i = PIECES.encode_ordinary(' '), PIECES.encode_ordinary('\u00ed')
+    assert word_forms(PIECES, '\u00edist') == [(*space, *i, IST), (*i, IST)]
+
+
+def test_a_bag_has_all_tokens_of_its_words_once():
+    """Its ids are sorted; an unknown word is refused."""
+    ids = ENCODING.encode_ordinary(' nurse-she')
+    assert bag_ids(ENCODING, ['nurse-she', 'nurse']) == sorted(set(ids))
+    with pytest.raises(UserError) as error:
+        bag_ids(ENCODING, ['nurse', 'zebra'])
+    assert "'zebra' is not one token (it splits into ' ' + 'z' + 'e'" in str(error.value)
+
+
+def test_a_prompt_is_cut_to_its_end_and_unknown_words_are_named():
+    """A notice says how many tokens are read, another which words the model has never seen."""
+    start = 'The nurse said that zebra met she and zebra'
+    ids, (cut, unknown) = read_prompt(start, ENCODING, 5)
+    all_ids = ENCODING.encode_ordinary(start)
+    assert ids == all_ids[-5:]
+    assert f' {len(all_ids)} tokens' in cut
+    assert ' zebra' in unknown
+
+
+def test_an_empty_prompt_is_the_end_of_a_text():
+    """There is nothing to say about it."""
+    assert read_prompt('', ENCODING, 5) == ([ENCODING.eot_token], [])
+
+
+@pytest.mark.parametrize('n_before', range(6))
+def test_a_long_prompt_is_read_as_tiktoken_reads_it_whole(n_before):
+    """It is encoded in pieces, which changes no id, wherever in a word 65,536 characters end."""
+    encoding = load_tokenizer(gpt2_tokenizer(16_384))
+    text = '.' * n_before + 'The nurse\r\n\n  said, "I\'m here".\t' * 5000
+    assert read_prompt(text, encoding, 10 ** 7) == (encoding.encode_ordinary(text), [])
+
+
+def test_a_prompt_of_a_million_spaces_is_read():
+    """This is where tiktoken gives up on the whole."""
+    encoding = load_tokenizer(gpt2_tokenizer(16_384))
+    text = ' ' * 1_000_000 + 'x'
+    ids, _ = read_prompt(text, encoding, 10 ** 7)
+    assert encoding.decode(ids) == text
