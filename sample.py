@@ -305,7 +305,7 @@ def run(argv: list[str]) -> None:
         export(subject.model, subject.tokenizer, args.export, dtype)
         print(f'{args.export}: written')
         return
-    if args.of_senses or args.edits:
+    if args.of_senses or args.edits or page:
         subject.needs_senses('this command')
 
     prompts, notices = read_prompts(args, subject)

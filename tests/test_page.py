@@ -1,6 +1,5 @@
 """Claims about the page of sample.py --html, in a headless Chromium: its numbers are PyTorch's."""
 
-import copy
 import itertools
 import json
 import lzma
@@ -18,13 +17,13 @@ from torch import Tensor
 
 from rucksack import page as page_module
 from rucksack import sample
-from rucksack.edits import EDIT_FLAGS, PROMPT, make_edit, parse_edits, word_forms
+from rucksack.edits import make_edit, parse_edits
 from rucksack.loaded import Subject, count_parameters, load_subject
 from rucksack.model import Backpack, Config
 from rucksack.page import in_8_bits, rounded, write_page
-from rucksack.paper import lists
-from rucksack.senses import Edit, explain, next_word_probs, replace_word, scale_senses
+from rucksack.senses import Edit, explain, scale_senses
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
+from rucksack.words import PROMPT, word_forms
 
 WITHIN = 1e-4  # a probability of the page against PyTorch's
 
@@ -97,6 +96,14 @@ def shared_tab(chromium, toy_page):
         yield tab
 
 
+@pytest.fixture(scope='module')
+def english_page(tmp_path_factory) -> Path:
+    """The page of the bundled model."""
+    file = tmp_path_factory.mktemp('page') / 'english.html'
+    write_page(load_subject('english', 'cpu'), PROMPT, file)
+    return file
+
+
 @pytest.fixture
 def world(toy) -> World:
     """The toy in PyTorch, and the prompt that its page begins with."""
@@ -111,11 +118,9 @@ def load(tab, page: Path, fragment: str = '') -> None:
     settle(tab)
 
 
-def link(**parts) -> str:
-    """The fragment of a link to a text, two words to compare and edits."""
-    if 'edits' in parts:
-        parts['edits'] = json.dumps(parts['edits'])
-    return '#' + urlencode(parts)
+def link(text: str, *lines: str) -> str:
+    """The fragment of a link to a text and edits."""
+    return '#' + urlencode({'text': text, 'edit': '\n'.join(lines)})
 
 
 def settle(tab) -> None:
@@ -179,6 +184,18 @@ def assert_shows(tab, probs: Tensor) -> None:
     assert shown(tab) == pytest.approx(probs.topk(10).values.tolist(), abs=WITHIN)
 
 
+def write(shared_tab, **settings) -> str:
+    """The text that the page writes after a prompt."""
+    standard = {'string': 'The', 'n': 30, 'seed': 0, 'temperature': 0.8, 'lines': []}
+    return call(shared_tab, 'ask', 'generate', standard | settings)
+
+
+def apply(tab, *lines: str) -> None:
+    """Type edits into the box for them, and apply them."""
+    tab.fill('#lines', '\n'.join(lines))
+    press(tab, 'Apply')
+
+
 # -----------------------------------------------------------------------------
 # Predictions, texts and tokens are PyTorch's.
 
@@ -188,43 +205,45 @@ PROMPTS = {
     'nothing': '',
     'longer than block_size': 'the nurse said the nurse and the doctor ' * 12}
 
-# Edits of the page, and the same as flags of sample.py.
 EDITS = {
-    'none': ({}, {}),
-    'numbers': (
-        {'scale': {'nurse:0,3-5': 0.25, '*:2': 1.5}},
-        {'senses_scale': ['nurse:0,3-5=0.25', '*:2=1.5']}),
-    'a sense twice': ({'scale': {'nurse:3,3': 0.25}}, {'senses_scale': ['nurse:3=0.25']}),
-    'pair': (
-        {'scale': {'nurse:she/he': 0.5}},
-        {'senses_scale': ['nurse:she/he=0.5']}),
-    'replacement in every word': (
-        {'replace': [['*', 'she', 'he'], ['nurse', 'he', 'they']]},
-        {'replace': ['*: she -> he', 'nurse: he -> they']}),
-    'replacement': (
-        {'scale': {'nurse:1': 0}, 'replace': [['nurse', 'she', 'he']]},
-        {'senses_off': ['nurse:1'], 'replace': ['nurse: she -> he']})}
+    'none': [],
+    'numbers': ['nurse:0,3-5=0.25', '*:2=1.5'],
+    'off twice': ['nurse,teacher:3,3', 'nurse:3=0.25'],
+    'pair': ['nurse:she/he=0.5'],
+    'replacements in order': ['*: she -> he', 'nurse: he -> they'],
+    'a replacement and a scaling': ['nurse: she -> he', '', ' nurse:1=-2 ']}
 
 
-def edit_of(flags: dict[str, list[str]], world: World) -> Edit:
-    """The edit that flags of sample.py ask for."""
-    texts = dict.fromkeys(EDIT_FLAGS, []) | flags
-    edit, _ = make_edit(parse_edits(texts), world.model, world.encoding)
+def edit_of(lines: list[str], world: World) -> Edit:
+    """The edit that sample.py makes of the same lines."""
+    edit, _ = make_edit(parse_edits([line for line in lines if line]), world.model, world.encoding)
     return edit
 
 
 @pytest.mark.parametrize('prompt', PROMPTS.values(), ids=PROMPTS)
-@pytest.mark.parametrize('edits, flags', EDITS.values(), ids=EDITS)
-def test_the_page_predicts_what_pytorch_does(edits, flags, prompt, shared_tab, toy):
-    """The ten likeliest tokens and their probabilities are PyTorch's, with and without edits."""
+@pytest.mark.parametrize('lines', EDITS.values(), ids=EDITS)
+def test_the_page_predicts_what_pytorch_does(lines, prompt, shared_tab, toy):
+    """The ten likeliest tokens and their probabilities are PyTorch's, under the same edits."""
     world = World(str(toy / 'out' / 'toy'), prompt)
-    probs = world.probs(edit_of(flags, world))
-    found = call(shared_tab, 'ask', 'predict', {'string': prompt, 'edits': edits})
+    probs = world.probs(edit_of(lines, world))
+    found = call(shared_tab, 'rucksack.predict', prompt, lines)
     tokens = [token for token, _ in found]
     values = [p for _, p in found]
     assert values == pytest.approx(probs.topk(10).values.tolist(), abs=WITHIN)
     by_token = {world.encoding.decode([v]): p for v, p in enumerate(probs.tolist())}
     assert [by_token[token] for token in tokens] == pytest.approx(values, abs=WITHIN)
+
+
+def test_a_word_of_several_tokens_is_edited_at_its_last(tab, english_page):
+    """As in sample.py: MacBook is two tokens of the bundled model."""
+    load(tab, english_page)
+    world = World('english', 'The MacBook was made by')
+    model = rounded(world.model)
+    lines = ['MacBook: Apple -> HP', 'MacBook:3']
+    C = edit_of(lines, world)(world.idx, model.senses(world.idx))
+    probs = model(world.idx, C=C)[0, -1, :len(world.E)].softmax(-1)
+    found = call(tab, 'rucksack.predict', 'The MacBook was made by', lines)
+    assert [p for _, p in found] == pytest.approx(probs.topk(10).values.tolist(), abs=2e-3)
 
 
 @pytest.mark.parametrize('prompt', PROMPTS.values(), ids=PROMPTS)
@@ -234,52 +253,26 @@ def test_greedy_text_is_pytorchs(prompt, shared_tab, toy):
     eot = world.encoding.eot_token
     edit = scale_senses(word_forms(world.encoding, 'nurse'), [0], 0.0)
     written = world.model.generate(world.idx, 100, 0.0, edit=edit, stop=eot)[0].tolist()
-    settings = {'temperature': 0, 'edits': {'nurse:0': 0}}
-    found = call(shared_tab, 'rucksack.generate', prompt, 100, settings)
+    found = write(shared_tab, string=prompt, n=100, temperature=0, lines=['nurse:0'])
     new = [v for v in written[len(world.ids):] if v != eot]
     assert found == prompt + world.encoding.decode(new)
 
 
 def test_a_seed_fixes_the_text(shared_tab):
     """A seed writes the same text again, another seed another text."""
-    first = call(shared_tab, 'rucksack.generate', 'The', 30, {'seed': 1})
-    assert call(shared_tab, 'rucksack.generate', 'The', 30, {'seed': 1}) == first
-    assert call(shared_tab, 'rucksack.generate', 'The', 30, {'seed': 2}) != first
+    first = write(shared_tab, seed=1)
+    assert write(shared_tab, seed=1) == first
+    assert write(shared_tab, seed=2) != first
 
 
-@pytest.mark.parametrize('key, offending', [
-    ('zebra:0', '“zebra”'), ('nurse:16', '“nurse:16”'), ('nurse', '“nurse”'),
-    ('nurse:x', '“nurse:x”'), ('nurse:3,', '“nurse:3,”'), ('nurse: ', '“nurse: ”'),
-    ('nurse:1,5-3', '“nurse:1,5-3”'), ('*:she/he', '“*:she/he”'), ('', '“”'),
-    ('nurse:0-99', '“nurse:0-99”'), ('nurse:she/she', '“she/she”'), ('@x:0', '“@x”')])
-def test_a_bad_key_of_an_edit_is_named(key, offending, shared_tab):
-    """An unknown word, an unknown sense or a key of another form rejects with what is wrong."""
-    script = 'key => rucksack.predict("The", {[key]: 0}).catch(error => error.message)'
-    assert shared_tab.evaluate(script, key).startswith(offending)
-
-
-@pytest.mark.parametrize('factor', ['0', None, 1e13])
-def test_a_factor_that_is_no_number_is_named(factor, shared_tab):
-    """Texts are no factors, and neither is what would overflow."""
-    script = 'factor => rucksack.predict("The", {"nurse:0": factor}).catch(error => error.message)'
-    assert shared_tab.evaluate(script, factor).startswith('“nurse:0” has the factor ')
-
-
-@pytest.mark.parametrize('name, value', [
-    ('n', '5'), ('n', -1), ('seed', '1'), ('temperature', -0.5), ('temperature', '0')])
-def test_an_odd_setting_of_a_text_is_named(name, value, shared_tab):
-    """Numbers are numbers, from 0 on."""
-    script = """({n = 3, ...settings}) =>
-        rucksack.generate("The", n, settings).catch(error => error.message)"""
-    assert shared_tab.evaluate(script, {name: value}).startswith(f'{name} is ')
-
-
-def test_a_text_is_continued_as_it_is(shared_tab):
-    """A mark at its beginning stays, and null means no edits."""
-    string = '\ufeffthe nurse'
-    found = call(shared_tab, 'rucksack.generate', string, 1, {'edits': None})
-    assert found.startswith(string)
-    assert len(found) > len(string)
+@pytest.mark.parametrize('line, offending', [
+    ('zebra:0', '“zebra”'), ('nurse:16', '16'), ('nurse', '“nurse”'), ('nurse:x', '“nurse:x”'),
+    ('nurse:3,', '“nurse:3,”'), ('nurse:1,5-3', '“nurse:1,5-3”'), ('*:she/he', '“*:she/he”'),
+    ('nurse:she/she', '“she/she”'), ('topic music', '“topic music”'), ('@x', '“@x”')])
+def test_a_line_of_an_edit_that_cannot_be_read_is_named(line, offending, shared_tab):
+    """An unknown word or sense, another form, or a line that only sample.py can read."""
+    script = 'line => rucksack.predict("The", [line]).catch(error => error.message)'
+    assert offending in shared_tab.evaluate(script, line)
 
 
 NASTY = {
@@ -347,7 +340,9 @@ def test_tokens_are_tiktokens(merges, tab, toy, tmp_path):
 
 def test_the_numbers_of_tokens_add_up_to_the_log_odds(tab, toy_page, world):
     """The numbers below the tokens sum to the log odds of the two words, under an edit too."""
-    load(tab, toy_page, link(compare='she/they', edits={'scale': {'nurse:0': 0.5}}))
+    load(tab, toy_page, link(PROMPT, 'nurse:0=0.5'))
+    tab.fill('#b', 'they')
+    press(tab, 'Compare')
     logp = world.probs(scale_senses([world.id('nurse')], [0], 0.5)).log()
     log_odds = (logp[world.id('she')] - logp[world.id('they')]).item()
     texts = tab.locator('#tokens small').all_text_contents()
@@ -358,12 +353,12 @@ def test_the_numbers_of_tokens_add_up_to_the_log_odds(tab, toy_page, world):
     assert f'{log_odds:+.2f}: the logit of'.replace('-', '−') in legend
 
 
-@pytest.mark.parametrize('word', ['nurse', 'farmer'])
-def test_cards_have_the_words_that_senses_move_most(word, shared_tab, world):
+def test_cards_have_the_words_that_senses_move_most(shared_tab, world):
     """Each card has the six words that its sense raises most, and the six that it lowers most."""
-    C = world.model.senses(torch.tensor(world.id(word)))  # (k, d)
+    C = world.model.senses(world.idx[0, 2])  # (k, d)
     logits = (C @ world.E.T)[:, 256:]  # (k, words)
-    cards = call(shared_tab, 'ask', 'cards', {'word': word})
+    call(shared_tab, 'rucksack.predict', PROMPT)
+    cards = call(shared_tab, 'ask', 'cards', {'j': 2, 'lines': []})
     raised = [[logit for _, logit in card[0]] for card in cards]
     lowered = [[logit for _, logit in card[1]] for card in cards]
     most = logits.topk(6).values
@@ -394,30 +389,6 @@ def test_in_8_bits_a_weight_moves_half_a_step():
     assert (error <= 0.501 * scale).all()
 
 
-def test_the_page_says_how_much_rounding_changes(monkeypatch):
-    """How often the likeliest word is the same, and the median of the largest changes."""
-    s = toy_subject(block_size=64)
-    other = copy.deepcopy(s.model)
-    torch.manual_seed(0)
-    for p in other.parameters():
-        p.data += 0.03 * torch.randn_like(p)
-    monkeypatch.setattr(page_module, 'rounded', lambda model: other)
-    same = []
-    changes = []
-    prompts = [prompt.format(noun) for noun in lists.NOUNS for prompt in lists.PROMPTS]
-    for prompt in prompts[::2][:200]:
-        idx = torch.tensor([s.encode(prompt)[-64:]])
-        p = next_word_probs(s.model, idx)[0]
-        q = next_word_probs(other, idx)[0]
-        same.append(p.argmax() == q.argmax())
-        changes.append((p - q).abs().max())
-    share = sum(same) / 200
-    said = page_module.agreement(s)
-    assert 0 < share < 1
-    assert f' {share:.1%}, ' in said
-    assert f' {torch.stack(changes).median():.4f}.' in said
-
-
 def test_a_larger_model_is_rounded(tab, tmp_path):
     """Above two million parameters, the page is PyTorch's model in 8 bits, and says so."""
     subject = toy_subject(k=4, n_embd=144, n_layer=12, block_size=32)
@@ -429,15 +400,6 @@ def test_a_larger_model_is_rounded(tab, tmp_path):
     load(tab, page)
     assert 'in 8 bits. ' in tab.text_content('#model')
     assert_predicts(tab, rounded(subject.model), subject.encode('the nurse said'))
-
-
-def test_a_transformer_has_no_senses(tab, tmp_path):
-    """The page of a Transformer predicts as PyTorch does, and says that there are no senses."""
-    subject = toy_subject(k=0)
-    write_page(subject, 'the nurse', tmp_path / 'page.html')
-    load(tab, tmp_path / 'page.html')
-    assert_predicts(tab, subject.model, subject.encode('the nurse said'))
-    assert 'has no senses' in tab.text_content('#legend')
 
 
 @torch.no_grad()
@@ -453,53 +415,31 @@ def assert_predicts(tab, model: Backpack, ids: list[int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('keys, weight', [
-    (['0'], 0.0), (['0', '1'], 1.0), (['ArrowRight'], 1.05), (['ArrowUp'], 1.05),
-    (['Shift+ArrowLeft'], 0.75), (['Shift+ArrowDown'], 0.75)])
-def test_keys_move_a_slider(keys, weight, toy_tab, world):
-    """0 and 1 jump, arrows move by 0.05, with shift by 0.25, and the prediction follows."""
-    for key in keys:
-        first_slider(toy_tab).press(key)
-    edit = scale_senses(open_word(toy_tab, world), [first_sense(toy_tab)], weight)
-    assert_shows(toy_tab, world.probs(edit))
-
-
-@pytest.mark.slow
-def test_a_sense_is_off_until_edits_are_undone(toy_tab, world):
-    """The off button turns a sense off and says what it would add; all edits can be undone."""
+def test_a_slider_writes_its_line(toy_tab, world):
+    """Moved or turned off, it edits its word wherever it stands; all edits can be undone."""
+    l = first_sense(toy_tab)
+    word = toy_tab.text_content('#word')
+    first_slider(toy_tab).press('ArrowRight')
+    settle(toy_tab)
+    assert toy_tab.input_value('#lines') == f'{word}:{l}=1.01'
     turn_off(toy_tab)
-    edit = scale_senses(open_word(toy_tab, world), [first_sense(toy_tab)], 0.0)
-    assert_shows(toy_tab, world.probs(edit))
+    assert toy_tab.input_value('#lines') == f'{word}:{l}'
+    assert_shows(toy_tab, world.probs(edit_of([f'{word}:{l}'], world)))
     assert 'would add' in toy_tab.locator('.adds').first.text_content()
     press(toy_tab, 'Undo all edits')
     assert_shows(toy_tab, world.probs())
 
 
-def off_at(j: int, l: int) -> Edit:
-    """The edit that turns sense l off at position j alone."""
-    def edit(idx: Tensor, C: Tensor) -> Tensor:
-        C = C.clone()
-        C[:, j, l] = 0
-        return C
-    return edit
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('scope', ['word', 'place', 'all'])
-def test_a_slider_acts_on_its_scope(scope, toy_tab, toy):
-    """It acts on a word wherever it stands, on one place of it, or on all words."""
-    world = World(str(toy / 'out' / 'toy'), 'the nurse said that the nurse')
-    place = world.ids.index(world.id('nurse'))
-    type_text(toy_tab, 'the nurse said that the nurse')
-    open_token(toy_tab, place)
-    l = first_sense(toy_tab)
-    toy_tab.select_option('#scope', scope)
-    turn_off(toy_tab)
-    edits = {
-        'word': scale_senses(word_forms(world.encoding, 'nurse'), [l], 0.0),
-        'place': off_at(place, l),
-        'all': scale_senses(None, [l], 0.0)}
-    assert_shows(toy_tab, world.probs(edits[scope]))
+def test_lines_in_the_box_are_edits(toy_tab, world):
+    """They are applied in order; a line that cannot be read is named, and stays to be mended."""
+    lines = ['nurse: she -> he', 'nurse:she/he=0.5']
+    apply(toy_tab, *lines)
+    assert_shows(toy_tab, world.probs(edit_of(lines, world)))
+    apply(toy_tab, *lines, 'zebra:1')
+    assert '“zebra” is not one token' in toy_tab.text_content('#said')
+    assert_shows(toy_tab, world.probs(edit_of(lines, world)))
+    assert toy_tab.input_value('#lines').endswith('zebra:1')
 
 
 @pytest.fixture(scope='module')
@@ -512,26 +452,13 @@ def bpe_page(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize('place', range(3))
-def test_every_token_has_sliders_that_work(place, tab, bpe_page):
-    """Also a space and a no-break space, which is a token."""
+def test_a_token_that_is_no_word_has_cards_without_sliders(place, tab, bpe_page):
+    """Such as a space and a no-break space, which no line of an edit can name."""
     load(tab, bpe_page)
     open_token(tab, place)
-    token = tab.locator('#tokens button').nth(place).locator('bdi')
-    assert token.text_content().strip() != ''
-    turn_off(tab)
-    assert tab.locator('#tokens .edited').count() >= 1
-    assert tab.text_content('#said') == ''
-
-
-@pytest.mark.slow
-def test_a_slash_can_be_compared_and_linked_to(tab, bpe_page):
-    """The link separates its two words by a space."""
-    load(tab, bpe_page)
-    tab.fill('#a', '/')
-    tab.fill('#b', 'he')
-    press(tab, 'Compare')
-    load(tab, bpe_page, tab.evaluate('location.hash'))
-    assert tab.text_content('#pair').startswith('/ ')
+    token = tab.locator('#tokens button').nth(place).locator('bdi').text_content()
+    assert tab.locator('#cards article').count() == 1
+    assert tab.locator('#cards input').count() == (token.lstrip('·') in ('a', 'b'))
 
 
 @pytest.mark.slow
@@ -552,11 +479,11 @@ def test_a_word_at_the_start_is_the_same_word(toy_tab, world, toy):
 @pytest.mark.slow
 def test_a_word_is_not_compared_with_itself(toy_tab):
     """It is said, and the two words stay."""
-    before = toy_tab.text_content('#pair')
+    before = toy_tab.text_content('#legend')
     toy_tab.fill('#b', toy_tab.input_value('#a'))
     press(toy_tab, 'Compare')
     assert 'two different words' in toy_tab.text_content('#said')
-    assert toy_tab.text_content('#pair') == before
+    assert toy_tab.text_content('#legend') == before
 
 
 @pytest.mark.slow
@@ -571,109 +498,37 @@ def test_weights_that_cannot_be_read_are_said(tab, toy_page, tmp_path):
     assert tab.locator('main').get_attribute('inert') is not None
 
 
-def replace_she_by_he(tab) -> None:
-    """Give he what nurse gives she, by the form for that."""
-    tab.click('#replace summary')
-    tab.fill('#replace [name=word]', 'nurse')
-    tab.fill('#replace [name=old]', 'she')
-    tab.fill('#replace [name=now]', 'he')
-    press(tab, 'Replace')
-
-
 @pytest.mark.slow
-def test_a_word_can_be_replaced_and_put_back(toy_tab, world):
-    """The form gives one word what a word gave another; a button undoes that."""
-    replace_she_by_he(toy_tab)
-    nurse = word_forms(world.encoding, 'nurse')
-    edit = replace_word(world.model, nurse, world.id('she'), world.id('he'))
-    assert_shows(toy_tab, world.probs(edit))
-    toy_tab.click('#replaced button')
-    assert_shows(toy_tab, world.probs())
-    assert 'edits' not in toy_tab.evaluate('location.hash')
-
-
-@pytest.mark.slow
-def test_the_form_proposes_an_edit_of_the_chosen_word(toy_tab, world):
-    """Untouched, it gives he what the chosen word gave she."""
-    toy_tab.click('#tokens button:has-text("nurse")')
-    toy_tab.click('#replace summary')
-    toy_tab.wait_for_function("document.querySelector('#replace [name=word]').value === 'nurse'")
-    press(toy_tab, 'Replace')
-    nurse = word_forms(world.encoding, 'nurse')
-    edit = replace_word(world.model, nurse, world.id('she'), world.id('he'))
-    assert_shows(toy_tab, world.probs(edit))
-
-
-@pytest.mark.slow
-def test_an_error_is_shown_below_its_form(toy_tab):
-    """A word that the form cannot take is named right below the form, not elsewhere."""
-    toy_tab.click('#replace summary')
-    toy_tab.fill('#replace [name=old]', 'zebra')
-    press(toy_tab, 'Replace')
-    assert '“zebra” is not one token' in toy_tab.text_content('#replace form + #said')
-
-
-@pytest.mark.slow
-def test_the_link_brings_everything_back(toy_tab, toy_page, world):
-    """The address holds the edits, the two words and the text, so that it opens the same page."""
-    scaled_word = open_word(toy_tab, world)
-    first_slider(toy_tab).press('0')
-    l = first_sense(toy_tab)
-    replace_she_by_he(toy_tab)
-    toy_tab.fill('#a', 'they')
-    press(toy_tab, 'Compare')
+def test_the_link_brings_everything_back(toy_tab, toy_page, toy):
+    """The address holds the text and the lines, so that it opens the same page."""
+    type_text(toy_tab, 'The nurse & the guard #1')
+    lines = ['nurse: she -> he', 'guard:3']
+    apply(toy_tab, *lines)
     load(toy_tab, toy_page, toy_tab.evaluate('location.hash'))
-    nurse = word_forms(world.encoding, 'nurse')
-    scaled = scale_senses(scaled_word, [l], 0.0)
-    replaced = replace_word(world.model, nurse, world.id('she'), world.id('he'))
-    assert_shows(toy_tab, world.probs(scaled, replaced))
-    assert toy_tab.text_content('#pair').startswith('they ')
-    assert toy_tab.input_value('#text') == PROMPT
+    world = World(str(toy / 'out' / 'toy'), 'The nurse & the guard #1')
+    assert_shows(toy_tab, world.probs(edit_of(lines, world)))
+    assert toy_tab.input_value('#text') == 'The nurse & the guard #1'
+    assert toy_tab.input_value('#lines') == '\n'.join(lines)
 
 
 @pytest.mark.slow
 def test_a_bad_link_is_named_and_keeps_its_text(tab, toy_page):
-    """A link with unknown words says which; its text is in the page. A good one says nothing."""
-    edits = {'scale': {'zebra:0': 0}}
-    load(tab, toy_page, link(text='the nurse', compare='a/yak', edits=edits))
+    """A link with an unknown word says which; its text is in the page."""
+    load(tab, toy_page, link('the nurse', 'zebra:0'))
     assert 'zebra' in tab.text_content('#said')
-    assert 'yak' in tab.text_content('#said')
     assert tab.input_value('#text') == 'the nurse'
-    tab.evaluate("location.hash = 'compare=he+she'")
-    tab.wait_for_function("document.getElementById('pair').textContent.startsWith('he ')")
-    settle(tab)
-    assert tab.text_content('#said') == ''
-    assert tab.input_value('#text') == PROMPT
 
 
 @pytest.mark.slow
 def test_it_writes_before_and_after_edits(tab, toy_page):
     """It writes two texts with the same random numbers: of the model as it was, and edited."""
-    load(tab, toy_page, link(edits={'scale': {'nurse:0': 0}}))
+    load(tab, toy_page, link(PROMPT, 'nurse:0'))
     tab.click('#write summary')
     press(tab, 'Write')
     before, now = tab.locator('#written p').all_text_contents()
-    settings = {'temperature': 0.8, 'seed': 0}
-    assert before == call(tab, 'rucksack.generate', PROMPT, 40, settings)
+    assert before == write(tab, string=PROMPT, n=40)
     assert len(before) > 40
-    edited = settings | {'edits': {'nurse:0': 0}}
-    assert now == call(tab, 'rucksack.generate', PROMPT, 40, edited)
-
-
-def look_up(tab, word: str) -> None:
-    """Look a word up by the form for that."""
-    tab.fill('#look input', word)
-    press(tab, 'Look up')
-
-
-@pytest.mark.slow
-def test_any_word_can_be_looked_up(toy_tab):
-    """A word that is not in the text shows its senses; an unknown one is named."""
-    look_up(toy_tab, 'farmer')
-    assert toy_tab.text_content('#word') == 'farmer'
-    assert toy_tab.locator('#cards article').count() == 16
-    look_up(toy_tab, 'zebra')
-    assert '“zebra” is not one token' in toy_tab.text_content('#said')
+    assert now == write(tab, string=PROMPT, n=40, lines=['nurse:0'])
 
 
 # -----------------------------------------------------------------------------
@@ -700,7 +555,7 @@ def test_a_long_text_loses_its_beginning(shared_tab, world):
     text = 'nurse said ' * 5000
     type_text(shared_tab, text)
     dropped = len(world.encoding.encode(text)) - world.model.config.block_size
-    assert f'its first {dropped:,} tokens are left out' in shared_tab.text_content('#legend')
+    assert f'The first {dropped:,} tokens are left out' in shared_tab.text_content('#legend')
 
 
 @pytest.mark.slow
@@ -739,14 +594,6 @@ HAS_NO_NAME = '''
     }).map(element => element.outerHTML)'''
 
 
-@pytest.fixture(scope='module')
-def english_page(tmp_path_factory) -> Path:
-    """The page of the bundled model."""
-    file = tmp_path_factory.mktemp('page') / 'english.html'
-    write_page(load_subject('english', 'cpu'), PROMPT, file)
-    return file
-
-
 def overlap(one: dict, other: dict) -> float:
     """How many pixels two boxes overlap, in the direction in which they overlap less."""
     width = min(one['right'], other['right']) - max(one['left'], other['left'])
@@ -763,7 +610,7 @@ def test_nothing_overlaps(size, scheme, chromium, english_page):
     viewport = {'width': width, 'height': height}
     is_phone = min(width, height) < 500
     with open_tab(chromium, viewport=viewport, is_mobile=is_phone, color_scheme=scheme) as tab:
-        load(tab, english_page, link(edits={'scale': {'nurse:10': 0}}))
+        load(tab, english_page, link(PROMPT, 'nurse:10'))
         if 'SCREENSHOTS' in os.environ:
             suffix = {'light': '.png', 'dark': '_dark.png'}
             tab.screenshot(path=ROOT / os.environ['SCREENSHOTS'] / f'{size}{suffix[scheme]}')

@@ -31,6 +31,7 @@ const GPT2_PATTERN =
   String.raw`'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^${SPACE}\p{L}\p{N}]+|` +
   `${SPACE}+(?![^${SPACE}])|${SPACE}+`;
 const END_OF_TEXT = '<|endoftext|>';
+const SIGNS = {' ': '␣', '\n': '⏎', '\t': '⇥'};
 
 class Tokenizer {
   constructor({tokens, words}) {
@@ -40,7 +41,6 @@ class Tokenizer {
     this.rank = new Map(tokens.map((token, id) => [token, id]));
     this.end = tokens.length;  // the id of end-of-text, which no text spells
     this.firstWord = words ? 256 : 0;  // a vocabulary of words begins with the 256 bytes
-    this.words = new Map();            // by id, what word() has found
   }
 
   encode(text) {
@@ -70,61 +70,44 @@ class Tokenizer {
     return utf8(tokens.join(''));
   }
 
-  // The text of each token. A character that takes several tokens stands at the last of them.
-  pieces(ids) {
-    const decoder = new TextDecoder('utf-8', {ignoreBOM: true});
-    return ids.map((id, j) => {
-      const token = this.tokens[id] ?? END_OF_TEXT;
-      const isLast = j === ids.length - 1;
-      return decoder.decode(codes(token), {stream: !isLast});
-    });
-  }
-
-  // A token as people read it; a dot stands before letters that have no space before them.
+  // A token as people read it, with signs for blanks; a dot stands before letters that have no space
+  // before them. The bytes of a character that takes several tokens are in hexadecimal.
   label(id) {
     const token = this.tokens[id] ?? END_OF_TEXT;
     const text = utf8(token.replace(/^ (?=.)/s, ''));
-    const isPartOfCharacter = text.includes('\ufffd');
-    const label = isPartOfCharacter ? hexadecimal(token) : visible(text);
+    if (text.includes('\ufffd')) {
+      return [...token].map(byte => '\\x' + byte.charCodeAt().toString(16)).join('');
+    }
+    const code = blank => '\\u' + blank.codePointAt().toString(16).padStart(4, '0');
+    const label = text.replace(/[\p{C}\p{Z}]/gu, blank => SIGNS[blank] ?? code(blank));
     const needsDot = token[0] !== ' ' && /[\p{L}\p{N}]/u.test(label[0]);
     return needsDot ? '·' + label : label;
   }
 
-  // The ids of a word: inside a text and, if it is one token there too, at the start of a text.
-  forms(word) {
-    const ids = this.formsIfAny(word);
-    if (ids.length > 0) return ids;
-    const labels = this.encode(' ' + word).map(id => this.label(id));
+  // The id of a word inside a text.
+  id(word) {
+    const ids = this.encode(' ' + word);
+    if (ids.length === 1 && word !== '') return ids[0];
+    const labels = ids.map(id => this.label(id));
     throw Error(`“${word}” is not one token (it splits into ${labels.join(' + ')})`);
   }
 
-  // The same; none if the word is not one token.
-  formsIfAny(word) {
-    if (/^#\d+$/.test(word)) {
-      const id = Number(word.slice(1));
-      if (id <= this.end) return [id];
-    }
+  // The ids of a word, inside a text and at its start: [[id, ..], ..]. The form at the start counts
+  // only if both are one token or both are several. A vocabulary of words has no unknown words.
+  forms(word) {
     const inside = this.encode(' ' + word);
-    const atStart = this.encode(word);
-    if (inside.length !== 1 || word === '') return [];
-    return atStart.length === 1 ? [inside[0], atStart[0]] : inside;
+    const isUnknown = this.firstWord > 0 && this.tokens[inside[0]] === ' ';
+    if (isUnknown || word === '') return [[this.id(word)]];
+    const isOne = inside.length === 1;
+    return [inside, this.encode(word)].filter(ids => (ids.length === 1) === isOne);
   }
 
-  // The word by which an edit names an id, and with it the word's other form; else #id.
+  // The word by which a line of an edit can name an id; null if there is none.
   word(id) {
-    if (!this.words.has(id)) {
-      const word = utf8(this.tokens[id] ?? '').replace(/^ /, '');
-      const canBeInKey = word === word.trim() && !/[:#@*=&]/.test(word);
-      const isForm = canBeInKey && this.formsIfAny(word).includes(id);
-      this.words.set(id, isForm ? word : `#${id}`);
-    }
-    return this.words.get(id);
-  }
-
-  // The word of an id if that is its form inside a text; else #id.
-  name(id) {
-    const word = this.word(id);
-    return this.forms(word)[0] === id ? word : `#${id}`;
+    const word = utf8(this.tokens[id] ?? '').replace(/^ /, '');
+    const canBeInLine = word !== '' && !/[\s:,=@*]/.test(word);
+    if (!canBeInLine || this.encode(' ' + word).length > 1) return null;
+    return this.forms(word).flat().includes(id) ? word : null;
   }
 }
 
@@ -139,19 +122,6 @@ function codes(token) {
 
 function utf8(token) {
   return new TextDecoder('utf-8', {ignoreBOM: true}).decode(codes(token));
-}
-
-function hexadecimal(token) {
-  return [...token].map(character => '\\x' + character.charCodeAt().toString(16)).join('');
-}
-
-function visible(text) {
-  const escape = character => {
-    const escaped = JSON.stringify(character).slice(1, -1);
-    if (escaped !== character) return escaped;
-    return '\\u' + character.codePointAt().toString(16).padStart(4, '0');
-  };
-  return text.replace(/ /g, '␣').replace(/[\p{C}\p{Z}]/gu, escape);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -373,7 +343,6 @@ class Text {
   step(t) {
     const {model} = this;
     this.h[t] = this.contextualizer(t);  // (d)
-    if (model.config.n_sense === 0) return;
     const d = model.config.n_embd;
     const queryAndKey = model.linear('sense_weights.c_attn', this.h[t]);  // (2*d)
     this.query[t] = part(queryAndKey, 0, d);
@@ -427,18 +396,16 @@ class Text {
   weightedSum(alpha, edit) {
     const {n_embd: d, n_sense: k} = this.model.config;
     const o = new Float32Array(d);
-    this.ids.forEach((id, j) => {
-      const C = edit.senses(id);
-      for (let l = 0; l < k; l++) {
-        add(o, part(C, l, d), alpha[j * k + l] * edit.factor(id, j, l));
-      }
+    this.ids.forEach((_, j) => {
+      const C = edit.senses(this.ids, j);
+      const factors = edit.factors(this.ids, j);
+      for (let l = 0; l < k; l++) add(o, part(C, l, d), alpha[j * k + l] * factors[l]);
     });
     return o;
   }
 
   // The logits (V) of the next token. read() has computed h.
   logits(edit) {
-    if (this.model.config.n_sense === 0) return this.model.project(this.h.at(-1));
     const alpha = this.alpha();               // (T, k)  Eq. 12
     const o = this.weightedSum(alpha, edit);  // (d)     Eq. 2
     return this.model.project(o);             // (V)     Eq. 9
@@ -453,122 +420,107 @@ class Text {
 }
 
 // ------------------------------------------------------------------------------------------------
-// An edit: {scale: {'nurse:10': 0}, replace: [['MacBook', 'Apple', 'HP']]}.
-//
-// A key of scale is WHERE:SENSES. WHERE is a word, #id, * for every word, or @j for position j.
-// SENSES are numbers, as in 10 or 3-5,10, or for a word two others, as in she/he: the sense that
-// separates them most. As in senses.py, scaling comes first, and [word, old, now] gives now what a
-// word, or every word for *, gave old.
+// An edit: lines as in rucksack/edits.py, but for topics and files. Scaling a sense and replacing a
+// fact in it are both linear, so their order does not matter; that of replacements does.
 
-const NUMBERS = String.raw`\s*\d+(?:-\d+)?\s*`;
-const KEY = RegExp(`^(?!\\*:.*/)(?<where>.+):(?<which>${NUMBERS}(?:,${NUMBERS})*|[^/]+/[^/]+)$`);
-
-const LARGEST_FACTOR = 1e12;  // far larger ones overflow
-
-// A value as code has it: a string in quotes.
-function shown(value) {
-  return typeof value === 'string' ? JSON.stringify(value) : String(value);
-}
+const NUMBER = String.raw`(?:\d{1,4}(?:\.\d*)?|\.\d+)`;
+const SPANS = String.raw`\d{1,4}(?:-\d{1,4})?(?:\s*,\s*\d{1,4}(?:-\d{1,4})?)*`;
+const SCALING = RegExp(
+  String.raw`^(?!\*.*/)(.*\S)\s*:\s*(${SPANS}|[^/=]+/[^/=]+?)\s*(?:=\s*(-?${NUMBER}))?$`);
+const REPLACEMENT = /^(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)$/;
+const FORMS = 'write nurse:10, nurse,teacher:3-5,10=0.5, nurse:she/he, *:3 or MacBook: Apple -> HP';
 
 class Edit {
-  constructor(model, tokenizer, {scale = {}, replace = []} = {}) {
+  constructor(model, tokenizer, lines = []) {
     this.model = model;
     this.tokenizer = tokenizer;
-    this.factorsOfAll = this.ones();
-    this.factorsOfWord = new Map();   // by id
-    this.factorsOfPlace = new Map();  // by position
-    this.replacements = [];           // in order: the ids, or null for every id, r and a change
-    this.replaced = new Map();        // senses (k*d) by id, after all replacements
-    const isEdit = replace.length > 0 || Object.keys(scale).length > 0;
-    if (isEdit && model.config.n_sense === 0) throw Error('This model has no senses to edit');
-    for (const [key, factor] of Object.entries(scale)) this.scale(key, factor);
-    for (const [word, old, now] of replace) this.replace(word, old, now);
+    this.replaced = new Map();  // senses (k*d) by id and replacements
+    this.steps = lines.flatMap(line => this.parse(line.trim()));
   }
 
-  ones() {
-    return new Float32Array(this.model.config.n_sense).fill(1);
-  }
-
-  scale(key, factor) {
-    const k = this.model.config.n_sense;
-    const match = KEY.exec(key);
-    const senses = match ? this.parseSenses(match.groups) : [];
-    const areSenses = senses.length > 0 && senses.every(l => l < k);
-    if (!areSenses) throw Error(`“${key}” is not WORD:SENSES with senses 0 to ${k - 1}`);
-    const isFactor = typeof factor === 'number' && Math.abs(factor) <= LARGEST_FACTOR;
-    if (!isFactor) throw Error(`“${key}” has the factor ${shown(factor)}; it must be a number ` +
-      'from -1e12 to 1e12');
-    for (const factors of this.factorsAt(match.groups.where)) {
-      for (const l of new Set(senses)) factors[l] *= factor;
+  // The steps of a line, one for each of its words.
+  parse(line) {
+    if (line === '') return [];
+    const needsPython = line[0] === '@' || /^topic\s[^:]*$/.test(line);
+    if (needsPython) throw Error(`“${line}” works in sample.py only: a page reads no files and ` +
+      'turns up no topics');
+    const replacement = REPLACEMENT.exec(line);
+    if (replacement) {
+      const [, words, old, now] = replacement;
+      return wordList(words).map(word => this.replacement(word, old, now));
     }
+    const scaling = SCALING.exec(line);
+    const spans = scaling && !scaling[2].includes('/') ? scaling[2].split(',').map(span) : [];
+    const isEdit = scaling && spans.every(([first, last]) => first <= last);
+    if (!isEdit) throw Error(`“${line}” is not an edit; ${FORMS}`);
+    const [, words, which, factor = '0'] = scaling;
+    return wordList(words).map(word => this.scaling(word, which, spans, Number(factor)));
   }
 
-  // The numbers of the senses that a key names; none if one of its ranges is empty, as in 5-3.
-  parseSenses({where, which}) {
-    if (which.includes('/')) {
-      const [a, b] = which.split('/');
-      return [this.separatingSense(where, a, b)];
-    }
+  // Multiply senses, those in spans or the one that separates the pair in which.
+  scaling(word, which, spans, factor) {
     const k = this.model.config.n_sense;
-    const ranges = which.split(',').map(range => {
-      const [first, last = first] = range.split('-').map(Number);
-      const length = Math.min(k + 1, last - first + 1);  // enough to see that one is too large
-      return Array.from({length}, (_, i) => first + i);
-    });
-    return ranges.every(range => range.length > 0) ? ranges.flat() : [];
+    const forms = this.forms(word);
+    if (which.includes('/')) return {forms, senses: [this.separatingSense(forms, which)], factor};
+    const largest = Math.max(...spans.map(([, last]) => last));
+    if (largest >= k) throw Error(`${word} has no sense ${largest}; choose from 0 to ${k - 1}`);
+    const all = Array.from({length: k}, (_, l) => l);
+    const senses = all.filter(l => spans.some(([first, last]) => first <= l && l <= last));
+    return {forms, senses, factor};
   }
 
-  // The sense l of a word whose C(word)_l . (E_a - E_b) is largest, whatever its sign.
-  separatingSense(word, a, b) {
-    const {model, tokenizer} = this;
-    const [wordId, aId, bId] = [word, a, b].map(name => tokenizer.forms(name.trim())[0]);
-    if (aId === bId) throw Error(`“${a}/${b}” is one word twice`);
-    const C = model.senses(wordId);
-    const gaps = Array.from(this.ones(), (_, l) => {
+  // Section 6.3, with r = E_old and a = E_now: C' = C + (C . r) (a / |a|^2 - r / |r|^2).
+  replacement(word, old, now) {
+    const r = this.model.wte(this.tokenizer.id(old));
+    const a = this.model.wte(this.tokenizer.id(now));
+    const move = r.map(x => -x / dot(r, r));  // (d)
+    add(move, a, 1 / dot(a, a));
+    return {forms: this.forms(word), r, move};
+  }
+
+  // The forms of a word; null is every word.
+  forms(word) {
+    return word === '*' ? null : this.tokenizer.forms(word);
+  }
+
+  // The sense l of a word's last token whose C_l . (E_a - E_b) is largest, whatever its sign.
+  separatingSense(forms, pair) {
+    const {model} = this;
+    const [a, b] = pair.split('/').map(word => this.tokenizer.id(word.trim()));
+    if (a === b) throw Error(`“${pair}” is one word twice`);
+    const C = model.senses(forms[0].at(-1));
+    const gaps = Array.from({length: model.config.n_sense}, (_, l) => {
       const sense = part(C, l, model.config.n_embd);
-      return Math.abs(dot(sense, model.wte(aId)) - dot(sense, model.wte(bId)));
+      return Math.abs(dot(sense, model.wte(a)) - dot(sense, model.wte(b)));
     });
     return gaps.indexOf(Math.max(...gaps));
   }
 
-  // The factors (k) to change for WHERE in a key: an array for each id that WHERE names.
-  factorsAt(where) {
-    if (where === '*') return [this.factorsOfAll];
-    if (/^@\d+$/.test(where)) return [this.factorsIn(this.factorsOfPlace, Number(where.slice(1)))];
-    const ids = this.tokenizer.forms(where.trim());
-    return ids.map(id => this.factorsIn(this.factorsOfWord, id));
+  // The steps that act at position j of a text.
+  stepsAt(ids, j) {
+    const endsHere = form => form.every((id, i) => ids[j - form.length + 1 + i] === id);
+    return this.steps.filter(({forms}) => forms === null || forms.some(endsHere));
   }
 
-  factorsIn(map, key) {
-    if (!map.has(key)) map.set(key, this.ones());
-    return map.get(key);
+  // What the senses at position j are multiplied by, (k).
+  factors(ids, j) {
+    const factors = new Float32Array(this.model.config.n_sense).fill(1);
+    for (const {senses = [], factor} of this.stepsAt(ids, j)) {
+      for (const l of senses) factors[l] *= factor;
+    }
+    return factors;
   }
 
-  // Section 6.3, with r = E_old and a = E_now: C' = C + (C . r) (a / |a|^2 - r / |r|^2).
-  replace(word, old, now) {
-    const {model, tokenizer} = this;
-    const r = model.wte(tokenizer.forms(old)[0]);
-    const a = model.wte(tokenizer.forms(now)[0]);
-    const move = r.map(x => -x / dot(r, r));  // (d)
-    add(move, a, 1 / dot(a, a));
-    const ids = word === '*' ? null : tokenizer.forms(word);
-    this.replacements.push({ids, r, move});
+  // The senses (k*d) at position j after replacements.
+  senses(ids, j) {
+    const replacements = this.stepsAt(ids, j).filter(({move}) => move);
+    if (replacements.length === 0) return this.model.senses(ids[j]);
+    const key = [ids[j], ...replacements.map(step => this.steps.indexOf(step))].join();
+    if (!this.replaced.has(key)) this.replaced.set(key, this.replace(ids[j], replacements));
+    return this.replaced.get(key);
   }
 
-  // The replacements that change the senses of an id.
-  replacementsOf(id) {
-    return this.replacements.filter(({ids}) => ids === null || ids.includes(id));
-  }
-
-  senses(id) {
-    const own = this.replacementsOf(id);
-    if (own.length === 0) return this.model.senses(id);
-    if (!this.replaced.has(id)) this.replaced.set(id, this.replacedSenses(id, own));
-    return this.replaced.get(id);
-  }
-
-  // The senses (k*d) of an id after its replacements, each of the senses that the last one left.
-  replacedSenses(id, replacements) {
+  replace(id, replacements) {
     const {n_embd: d, n_sense: k} = this.model.config;
     const C = this.model.senses(id).slice();
     for (const {r, move} of replacements) {
@@ -579,13 +531,18 @@ class Edit {
     }
     return C;
   }
+}
 
-  // What sense l of the id at position j is multiplied by.
-  factor(id, j, l) {
-    const ofWord = this.factorsOfWord.get(id)?.[l] ?? 1;
-    const ofPlace = this.factorsOfPlace.get(j)?.[l] ?? 1;
-    return this.factorsOfAll[l] * ofWord * ofPlace;
-  }
+// The words in a,b,c; a text with an empty part, such as ",", is one word.
+function wordList(text) {
+  const words = text.split(',').map(word => word.trim());
+  return words.every(word => word !== '') ? words : [text];
+}
+
+// The first and the last number in 3-5, or in 3.
+function span(text) {
+  const [first, last = first] = text.split('-').map(Number);
+  return [first, last];
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -631,21 +588,16 @@ function idAt(probs, u) {
 let model;
 let tokenizer;
 let text;           // the text on the page
-let encoded = {};   // the last string, and its ids
-let unedited = {};  // the probabilities of a text without edits
 let latestRun = 0;  // the highest run number that generate was given
 
-function editOf(edits) {
-  return new Edit(model, tokenizer, edits);
+function editOf(lines) {
+  return new Edit(model, tokenizer, lines);
 }
 
-// The ids of a string; those of the last string are kept, as only edits change most of the time.
+// The ids of a string; an empty one is the end of a text.
 function idsOf(string) {
-  if (encoded.string !== string) {
-    const ids = tokenizer.encode(string);
-    encoded = {string, ids: ids.length > 0 ? ids : [tokenizer.end]};
-  }
-  return encoded.ids;
+  const ids = tokenizer.encode(string);
+  return ids.length > 0 ? ids : [tokenizer.end];
 }
 
 // The ids that the model reads of a string: the last block_size.
@@ -657,18 +609,16 @@ function topWords(scores, n) {
   return topIds(scores, n, tokenizer.firstWord);
 }
 
-// The probabilities (V) after the page's text without edits; kept, as edits change more often.
-function uneditedProbs() {
-  const key = text.ids.join();
-  if (unedited.key !== key) unedited = {key, probs: text.probs(editOf())};
-  return unedited.probs;
-}
-
-// The ids of the two words to compare; by default the two likeliest.
+// The ids of the two words to compare; by default she and he or, if these are unknown, the two
+// likeliest.
 function comparedIds(words, probs) {
-  if (words === null) return topWords(probs, 2);
-  const [a, b] = words.map(word => tokenizer.forms(word)[0]);
-  if (b === undefined || a === b) throw Error('Give two different words to compare');
+  if (words === null) {
+    const known = ['she', 'he'].map(word => tokenizer.encode(' ' + word));
+    const areKnown = known.every(ids => ids.length === 1);
+    return areKnown ? known.flat() : topWords(probs, 2);
+  }
+  const [a, b] = words.map(word => tokenizer.id(word));
+  if (a === b) throw Error('Give two different words to compare');
   return [a, b];
 }
 
@@ -676,16 +626,16 @@ function comparedIds(words, probs) {
 // alpha_jl * logits * factor, where logits = C(x_j)_l . (E_a - E_b), after replacements.
 function explain(edit, a, b) {
   const {n_embd: d, n_sense: k} = model.config;
-  if (k === 0) return text.ids.map(() => []);
   const direction = model.wte(a).slice();
   add(direction, model.wte(b), -1);
   const alpha = text.alpha();
-  return text.ids.map((id, j) => {
-    const C = edit.senses(id);
+  return text.ids.map((_, j) => {
+    const C = edit.senses(text.ids, j);
+    const factors = edit.factors(text.ids, j);
     return Array.from({length: k}, (_, l) => ({
       alpha: alpha[j * k + l],
       logits: dot(part(C, l, d), direction),
-      factor: edit.factor(id, j, l),
+      factor: factors[l],
     }));
   });
 }
@@ -705,41 +655,39 @@ const answers = {
   },
 
   // The likeliest tokens and their probabilities.
-  predict({string, edits, n = 10}) {
-    const probs = text.read(lastIdsOf(string)).probs(editOf(edits));
-    return topIds(probs, n).map(id => [tokenizer.pieces([id])[0], probs[id]]);
+  predict({string, lines, n = 10}) {
+    const probs = text.read(lastIdsOf(string)).probs(editOf(lines));
+    return topIds(probs, n).map(id => [utf8(tokenizer.tokens[id] ?? END_OF_TEXT), probs[id]]);
   },
 
   // Everything that the page shows about a prediction.
-  look({string, edits, compare}) {
-    const edit = editOf(edits);
+  look({string, lines, compare}) {
+    const edit = editOf(lines);
     const ids = lastIdsOf(string);
     text.read(ids);
-    const before = uneditedProbs();
+    const before = text.probs(editOf([]));
     const now = text.probs(edit);
-    const [a, b] = comparedIds(compare ?? null, before);
-    const name = id => tokenizer.name(id);
+    const [a, b] = comparedIds(compare, before);
     const describe = id => ({
-      id, name: name(id), label: tokenizer.label(id), before: before[id], now: now[id]});
+      id, name: tokenizer.word(id), label: tokenizer.label(id), before: before[id], now: now[id]});
     return {
       dropped: idsOf(string).length - ids.length,
       ids,
-      pieces: tokenizer.pieces(ids),
+      labels: ids.map(id => tokenizer.label(id)),
       names: ids.map(id => tokenizer.word(id)),
-      areReplaced: ids.map(id => edit.replacementsOf(id).length > 0),
+      areEdited: ids.map((_, j) => edit.stepsAt(ids, j).length > 0),
       rows: explain(edit, a, b),
       next: topIds(now, 10).map(describe),
-      likely: topWords(before, 12).map(name),
       a: describe(a),
       b: describe(b),
     };
   },
 
-  // The n words that each sense of an id, or of a word, raises most at weight 1, and the n that it
-  // lowers most.
-  cards({word, id = tokenizer.forms(word)[0], edits, n = 6}) {
+  // The n words that each sense of the token at position j raises most at weight 1, and the n that
+  // it lowers most, after replacements.
+  cards({j, lines, n = 6}) {
     const {n_embd: d, n_sense: k} = model.config;
-    const C = editOf({replace: edits?.replace}).senses(id);
+    const C = editOf(lines).senses(text.ids, j);
     return Array.from({length: k}, (_, l) => {
       const logits = model.project(part(C, l, d));
       const raised = topWords(logits, n);
@@ -749,28 +697,22 @@ const answers = {
   },
 
   // Continues a text, like Backpack.generate in model.py; calls tell with the new text so far after
-  // each token. A run with a number ends when a run with a higher number begins.
-  async generate({string, n = 40, seed = 0, temperature = 0.8, edits, run = null}, tell) {
-    for (const [name, value] of Object.entries({n, seed, temperature})) {
-      const isRight = Number.isFinite(value) && value >= 0;
-      if (!isRight) throw Error(`${name} is ${shown(value)}; it must be a number, at least 0`);
-    }
+  // each token. A run ends when a run with a higher number begins.
+  async generate({string, n, seed, temperature, lines, run = latestRun}, tell) {
     const {block_size} = model.config;
-    const isGreedy = temperature < 1e-30;
     const draw = randomNumbers(seed);
     const newText = new Text(model);
-    const edit = editOf(edits);
+    const edit = editOf(lines);
     const prompt = lastIdsOf(string);
     const ids = prompt.slice();
     let start = 0;  // the first token that is still read
-    if (run !== null) latestRun = Math.max(latestRun, run);
+    latestRun = Math.max(latestRun, run);
     while (ids.length < prompt.length + n) {
       if (ids.length - start > block_size) {
         start = ids.length - Math.max(1, Math.floor(block_size / 2));
-        edit.factorsOfPlace.clear();  // their positions are no longer in the text
       }
       newText.read(ids.slice(start));
-      if (isGreedy) {
+      if (temperature < 1e-30) {
         const probs = newText.probs(edit);
         ids.push(probs.indexOf(maximum(probs)));
       } else {
@@ -779,8 +721,7 @@ const answers = {
       }
       tell(tokenizer.decode(ids.slice(prompt.length)));
       await new Promise(resolve => setTimeout(resolve));  // lets other questions in
-      const isStopped = run !== null && run < latestRun;
-      if (isStopped || ids.at(-1) === tokenizer.end) break;
+      if (run < latestRun || ids.at(-1) === tokenizer.end) break;
     }
     return string + tokenizer.decode(ids.slice(prompt.length));
   },
