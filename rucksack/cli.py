@@ -25,9 +25,9 @@ def printable(text: str) -> str:
 
 
 def one_line(error: object) -> str:
-    """Return the first line of what an exception says, at most 200 characters."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
+    """Return what an exception says in one line, at most 300 characters."""
+    text = str(error) or type(error).__name__
+    return ' '.join(text.split())[:300]
 
 
 @contextmanager

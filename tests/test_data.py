@@ -8,7 +8,7 @@ from helpers import SMALL, error_of, make_data
 
 from rucksack import train
 from rucksack.data import TokenDataset, read_meta, texts_of_step
-from rucksack.tokenizer import WORDS_PATTERN, load_tokenizer, words_tokenizer
+from rucksack.tokenizer import words_tokenizer
 
 TINY = Path('data/tiny')
 WORDS = words_tokenizer([''])
@@ -61,53 +61,15 @@ def test_a_nanogpt_folder_has_gpt2s_tokens(tiny):
     assert meta['tokens'] == {'train': 800, 'val': 200}
 
 
-@pytest.mark.parametrize('pattern', [{}, {'pattern': WORDS_PATTERN}, {'pattern': '(a+)+$'}])
-def test_a_folder_of_an_older_version_is_read(pattern, tiny):
-    """It calls a vocabulary of words toy, with a pattern that is not used: it could be any."""
-    words = words_tokenizer([' nurse', ' she'])
-    old = {'name': 'toy', 'pieces': words['pieces'], **pattern}
-    make_data([1] * 800, [1] * 200, tokenizer=old, vocab_size=259)
-    meta = read_meta(TINY)
-    assert meta['tokenizer'] == words
-    assert load_tokenizer(meta['tokenizer']).encode(' she nurse') == [257, 256]
-
-
-@pytest.mark.parametrize('change', [
-    {'vocab_size': -1},
-    {'vocab_size': '257'},
-    {'vocab_size': 10**30},
-    {'dtype': 'uint32'},
-    {'dtype': [1]},
-    {'tokenizer': None},
-    {'tokenizer': 'words'},
-    {'tokenizer': {}},
-    {'tokenizer': {'name': 'toy'}},
-    {'tokenizer': {'name': '../../gpt2'}},
-    {'tokenizer': {'name': 'gpt2', 'merges': ['a']}, 'vocab_size': 258},
-    {'tokenizer': {**WORDS, 'pieces': [['x']]}},
-    {'tokenizer': {**WORDS, 'pieces': 3}},
-    {'tokens': [800, 200]},
-    {'tokens': {'train': 8e2, 'val': 200}},
-    {'tokens': {'train': 800}},
-    {'sha256': {'train': 'x', 'val': 3}}])
-
-def test_a_damaged_meta_is_one_line(change, tiny, capsys):
-    """Wrong types, absurd sizes and unknown tokenizers are refused before a run begins."""
-    make_data([1] * 800, [1] * 200, **change)
+def test_a_meta_that_is_no_json_is_one_line(tiny, capsys):
+    """Cut short, it is named, and no run begins."""
+    (TINY / 'meta.json').write_text('{"tokenizer": ')
     assert 'data/tiny/meta.json' in error_of(train, capsys, *SMALL, '--max_iters=1')
     assert not Path('out').exists()
 
 
-@pytest.mark.parametrize('text', ['', '[]', '{', '[' * 9999, '\0', '{"tokenizer": "\ud800"}'])
-def test_a_meta_that_is_no_json_is_one_line(text, tiny, capsys):
-    """Empty, cut short, of another kind or of odd bytes: the file is named."""
-    (TINY / 'meta.json').write_bytes(text.encode('utf-8', 'surrogatepass'))
-    assert 'data/tiny/meta.json' in error_of(train, capsys, *SMALL, '--max_iters=1')
-    assert not Path('out').exists()
-
-
-@pytest.mark.parametrize('content', [b'', bytes(1599), bytes(1602), bytes(1600)])
-@pytest.mark.parametrize('name', ['train', 'val'])
+@pytest.mark.parametrize('name, content', [
+    ('train', b''), ('val', bytes(1602)), ('val', bytes(1600))])
 def test_a_bin_that_was_damaged_is_one_line(name, content, tiny, capsys):
     """Of another size or with other ids, it has another checksum than meta.json says."""
     make_data([1] * 800, [1] * 800)
@@ -147,13 +109,4 @@ def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
     error = error_of(train, capsys, *SMALL, '--max_iters=1')
     assert str(TINY / f'{name}.bin') in error
     assert '257' in error
-    assert not Path('out').exists()
-
-
-@pytest.mark.parametrize('name', ['train', 'val'])
-def test_a_missing_bin_is_one_line(name, tiny, capsys):
-    """It is named, and no run begins."""
-    path = TINY / f'{name}.bin'
-    path.unlink()
-    assert str(path) in error_of(train, capsys, *SMALL, '--max_iters=1')
     assert not Path('out').exists()

@@ -1,7 +1,7 @@
 """Claims about published weights: read as the reference does, written so, fetched from the Hub."""
 
 import copy
-import errno
+import csv
 import importlib.util
 import json
 import math
@@ -25,7 +25,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rucksack import sample
-from rucksack.cli import UserError
 from rucksack.hub import BUNDLED, CODE, COPIES, export, from_pretrained, settings_of
 from rucksack.loaded import load_subject
 from rucksack.model import Backpack, Config
@@ -270,16 +269,12 @@ def test_exported_weights_have_the_references_names(n_sense, folder, tmp_path):
     assert state.keys() == published.keys() - COPIES.keys()
 
 
-@pytest.mark.parametrize('place, changes, named', [
-    ('x', {'sense_hidden': 24}, '24'), ('old', {}, 'old'), ('none/x', {}, 'none/x')],
-    ids=['shape', 'exists', 'nowhere'])
-def test_a_refused_export_writes_nothing(place, changes, named, tmp_path):
-    """A shape that the published code has not, a folder with files, one that cannot be made."""
+def test_export_into_a_folder_with_files_writes_nothing(tmp_path):
+    """What is there stays."""
     (tmp_path / 'old').mkdir()
     (tmp_path / 'old' / 'mine').touch()
-    with pytest.raises(UserError) as error:
-        export(lively(**changes), None, tmp_path / place)
-    assert named in str(error.value)
+    with pytest.raises(OSError, match='old'):
+        export(lively(), None, tmp_path / 'old')
     assert [path.name for path in tmp_path.rglob('*')] == ['old', 'mine']
 
 
@@ -301,17 +296,6 @@ def test_everyone_can_read_what_is_exported(tmp_path):
     beside.touch()
     modes = {file.stat().st_mode for file in (tmp_path / 'out').iterdir()}
     assert modes == {beside.stat().st_mode}
-
-
-def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    """It is one line with the folder."""
-    def write_bytes(path, data):
-        raise OSError(errno.ENOSPC, 'No space left on device')
-
-    monkeypatch.setattr(Path, 'write_bytes', write_bytes)
-    with pytest.raises(UserError, match=f'{tmp_path}/out.*No space left'):
-        export(lively(n_sense=2).float(), None, tmp_path / 'out')
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_export_left_is_removed(tmp_path):
@@ -336,34 +320,6 @@ def test_an_export_in_bfloat16_is_rounded_once(tmp_path, capsys):
 
 # -----------------------------------------------------------------------------
 # Damaged tokenizers.
-
-
-@pytest.mark.parametrize('change', [
-    {'merges': ['\u0120 t', 'h e']},
-    {'merges': ['h e', '\u0120 t', '\u0120t he']},
-    {'merges': ['\u0120 t', '\u0120t he', 'h e']},
-    {'merges': ['\u0120 t', 'h e', 'h e']},
-    {'merges': 3},
-    {'merges': None},
-    {'vocab': {}},
-    {'vocab': [1]},
-    {'ignore_merges': 1}], ids=str)
-def test_a_damaged_tokenizer_is_named(change, tmp_path, capsys):
-    """Merges that lack, are in another order or join nothing new, and ids that are not theirs."""
-    export_of_merges(tmp_path / 'out', 3, capsys)
-    file = tmp_path / 'out' / 'tokenizer.json'
-    whole = json.loads(file.read_text())
-    file.write_text(json.dumps({**whole, 'model': {**whole['model'], **change}}))
-    assert str(file) in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
-
-
-@pytest.mark.parametrize('content', [b'', b'\xff', b'[]', b'3', b'{}', b'[' * 99_999])
-def test_a_tokenizer_that_is_none_is_named(content, tmp_path, capsys):
-    """Whatever tokenizer.json holds."""
-    export_of_merges(tmp_path / 'out', 3, capsys)
-    file = tmp_path / 'out' / 'tokenizer.json'
-    file.write_bytes(content)
-    assert str(file) in error_of(sample, capsys, '--from', str(tmp_path / 'out'))
 
 
 @pytest.mark.parametrize('last', ['\u0120g azed', '\u0120g azes'])
@@ -421,33 +377,20 @@ def test_english_has_the_settings_that_export_writes(name):
     assert not (folder / 'merges.txt').exists()
 
 
-def test_text_for_an_exported_model_has_no_token_types():
-    """transformers 4.57 would make some unless told, and GPT-2 would add their embeddings."""
-    config = tokenizer_files(GPT2 | {'merges': ['h e']})['tokenizer_config.json']
-    assert config['model_input_names'] == ['input_ids', 'attention_mask']
-
-
-@needs_english
-def test_english_is_small():
-    """Its files are quick to fetch."""
-    assert (ENGLISH / 'model.safetensors').stat().st_size < 26e6
-    assert (ENGLISH / 'tokenizer.json').stat().st_size < 600e3
-
-
 @needs_english
 def test_english_loses_her_right_after_the_installation(tmp_path):
     """With no vocabulary, no network and no run: nurse:10 off lowers she and raises he."""
-    argv = [sys.executable, ROOT / 'sample.py', '--senses-off', 'nurse:10', '--json', 'x.json']
+    argv = [sys.executable, ROOT / 'sample.py', '--senses-off', 'nurse:10', '--csv', 'x.csv']
     nothing = {'HF_HUB_OFFLINE': '1', 'TIKTOKEN_CACHE_DIR': str(tmp_path),
                'https_proxy': 'http://127.0.0.1:9'}
     done = subprocess.run(argv, cwd=tmp_path, env=os.environ | nothing, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stderr
     assert 'Backpack english' in done.stdout
-    tables = json.loads((tmp_path / 'x.json').read_text())['tables']
-    probs = {word: (before, after) for word, before, after, *_ in tables['next words']['rows']}
-    she_before, she_after = probs["' she'"]
-    he_before, he_after = probs["' he'"]
+    with open(tmp_path / 'x.csv', newline='') as file:
+        rows = {row['next word']: row for row in csv.DictReader(file)}
+    she_before, she_after = (float(rows['she'][name]) for name in ('before', 'after'))
+    he_before, he_after = (float(rows['he'][name]) for name in ('before', 'after'))
     assert he_after > he_before
     assert she_before / he_before > 1.5 * she_after / he_after
 
@@ -472,25 +415,15 @@ CHANGES = {  # what is changed, how (None: it is gone), and what the line names
     'a weight too many': ('x.y', lambda w: torch.zeros(3), 'x.y'),
     'a shape': (f'{FC}.weight', torch.t, 'mlp.c_fc.weight'),
     'a tied copy': ('lm_head.weight', lambda w: w + 1, 'lm_head.weight'),
-    'complex numbers': (f'{FC}.bias', lambda w: w * 1j, 'mlp.c_fc.bias'),
-    'no number': (f'{FC}.bias', lambda w: w * math.nan, 'mlp.c_fc.bias'),
-    'infinity': (f'{FC}.bias', lambda w: w + math.inf, 'mlp.c_fc.bias'),
     'no width': ('n_embd', None, 'n_embd'),
-    'an odd width': ('n_embd', lambda n: 33, '33'),
-    'many positions': ('n_positions', lambda n: 1 << 31, 'wpe.weight'),
-    'no positions': ('n_positions', lambda n: 'x', "'x'"),
-    'many layers': ('n_layer', lambda n: 10**9, '1000000000'),
-    'many ids': ('vocab_size', lambda n: 1 << 50, 'wte.weight'),
-    'no senses': ('num_senses', None, 'sense_network.ln_0.weight'),
+    'no senses': ('num_senses', None, 'sense_network'),
     'another model': ('model_type', lambda name: 'llama', 'llama'),
-    'another activation': ('activation_function', lambda name: 'relu', 'relu'),
-    'another sense MLP': ('sense_intermediate_scale', lambda n: 2, 'sense_intermediate_scale')}
+    'another activation': ('activation_function', lambda name: 'relu', 'relu')}
 
 
-@pytest.mark.parametrize('safe', [False, True], ids=['torch.save', 'safetensors'])
 @pytest.mark.parametrize('what', CHANGES)
-def test_another_architecture_is_refused_by_name(what, safe, tmp_path, capsys):
-    """A weight or a setting that is missing, foreign or no number is named in one line."""
+def test_another_architecture_is_refused_by_name(what, tmp_path, capsys):
+    """A weight or a setting that is missing or foreign is named in one line."""
     key, change, named = CHANGES[what]
     settings, state = read(BACKPACK)
     changed = state if '.' in key else settings
@@ -498,44 +431,18 @@ def test_another_architecture_is_refused_by_name(what, safe, tmp_path, capsys):
         del changed[key]
     else:
         changed[key] = change(changed.get(key))
-    folder = write(tmp_path / 'published', settings, state, safe)
+    folder = write(tmp_path / 'published', settings, state)
     line = error_of(sample, capsys, '--from', str(folder))
     assert str(folder) in line
     assert named in line
 
 
-@pytest.mark.parametrize('value', [3, None, 'x', [1.0], {}], ids=str)
-def test_a_weight_that_is_no_tensor_is_refused(value, tmp_path, capsys):
-    """Which a file of torch.save can hold; the line names the folder."""
-    settings, state = read(BACKPACK)
-    folder = write(tmp_path / 'published', settings, {**state, f'{FC}.bias': value})
-    assert str(folder) in error_of(sample, capsys, '--from', str(folder))
-
-
-@pytest.mark.parametrize('share', [0, 1e-4, 0.01, 0.5, 0.99999])
-def test_safe_weights_cut_short_are_named(share, tmp_path, capsys):
-    """Whatever is left of the file."""
+def test_safe_weights_cut_short_are_named(tmp_path, capsys):
+    """With what the library says."""
     folder = write(tmp_path / 'published', *read(BACKPACK), safe=True)
     file = folder / 'model.safetensors'
-    whole = file.read_bytes()
-    file.write_bytes(whole[:int(share * len(whole))])
+    file.write_bytes(file.read_bytes()[:-100])
     assert str(file) in error_of(sample, capsys, '--from', str(folder))
-
-
-@pytest.mark.parametrize('name', ['vocab_size', 'n_vocab', 'n_head', 'n_embd', 'num_senses'])
-def test_a_setting_that_is_no_number_is_refused(name, tmp_path, capsys):
-    """A word in its place, as in a damaged config.json."""
-    settings, state = read(BACKPACK)
-    folder = write(tmp_path / 'published', settings | {name: 'many'}, state)
-    assert str(folder) in error_of(sample, capsys, '--from', str(folder))
-
-
-@pytest.mark.parametrize('name', ['config.json', 'pytorch_model.bin'])
-def test_a_folder_without_one_of_its_files_is_named(name, tmp_path, capsys):
-    """Settings or weights lack, as where they are in shards."""
-    folder = write(tmp_path / 'published', *read(BACKPACK))
-    (folder / name).unlink()
-    assert str(folder) in error_of(sample, capsys, '--from', str(folder))
 
 
 # -----------------------------------------------------------------------------
@@ -683,13 +590,6 @@ def ask_hub(name: str, endpoint: str, folder: Path) -> subprocess.CompletedProce
     return subprocess.run(argv, capture_output=True, text=True, env=os.environ | env, timeout=90)
 
 
-@pytest.mark.parametrize('name', ['owner/a--b', 'runs/toy.'])
-def test_a_name_that_no_repository_can_have_is_one_line(name):
-    """The Hub's client refuses it before it asks anyone."""
-    with pytest.raises(UserError, match=name):
-        from_pretrained(name)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('name, place, named', [
     ('owner/tiny', 'dead', 'owner/tiny'), ('owner/none', 'hub', 'owner/none'),
@@ -723,22 +623,3 @@ def test_a_hub_name_is_fetched_once(places, tmp_path):
 # Terminals.
 
 SHOW = [sys.executable, ROOT / 'sample.py', '--from', 'english', '--num-samples', '0']
-
-
-@needs_english
-def test_a_reader_who_leaves_is_no_error():
-    """python sample.py | head ends with exit code 0 and says nothing."""
-    argv = [*SHOW, '--show', 'king']
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.close()
-    assert process.stderr.read() == b''
-    assert process.wait() == 0
-
-
-@needs_english
-def test_a_terminal_without_unicode_gets_a_table():
-    """A bar is drawn in question marks."""
-    env = os.environ | {'PYTHONIOENCODING': 'ascii', 'PYTHONUTF8': '0'}
-    done = subprocess.run([*SHOW, '--senses-off', 'nurse:10'], capture_output=True, env=env)
-    assert done.returncode == 0
-    assert b'???' in done.stdout

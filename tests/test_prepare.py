@@ -21,7 +21,7 @@ import pyarrow.parquet
 import pytest
 import regex
 import tiktoken
-from helpers import ROOT, error_of, offline, retries_heard, save
+from helpers import ROOT, error_of, offline, save
 from tiktoken.load import read_file_cached
 from tiktoken_ext.openai_public import r50k_pat_str
 
@@ -206,24 +206,6 @@ def test_a_dataset_of_the_hub_gives_its_texts(config, text):
     train, val = make('hub', '--hub', f'owner/stories:{config}', '--field', 'body')
     assert len(val) == 10  # of 200
     assert sorted(train + val) == sorted(f'{text} {i}.' for i in range(200))
-
-
-def test_retries_of_the_hub_are_not_printed(monkeypatch):
-    """The client would log a warning before each; while it is asked, warnings are off."""
-    is_heard = retries_heard(monkeypatch)
-    with pytest.raises(ConnectionError):
-        prepare.load_hub('owner/stories', 'cache')
-    assert is_heard == [False]
-
-
-def test_an_error_of_the_system_has_no_number(monkeypatch, capsys):
-    """The line has its words and the file, without Python's [Errno 28]."""
-    def fill_the_disk(*args):
-        raise OSError(errno.ENOSPC, 'No space left on device', 'train.bin')
-
-    monkeypatch.setattr(prepare, 'prepare', fill_the_disk)
-    said = error_of(prepare, capsys, 'toy')
-    assert said == "prepare.py: No space left on device: 'train.bin'\n"
 
 
 def test_archives_of_openwebtext_are_read_as_published():
@@ -474,42 +456,8 @@ def test_held_out_text_that_is_trained_on_is_said(capsys):
     assert f'{Path("a.txt").absolute()} is in both' in capsys.readouterr().out
 
 
-def test_a_file_without_text_is_said(capsys):
-    """Among others, which give theirs."""
-    Path('a.txt').write_text(BOOK)
-    Path('empty.txt').touch()
-    prepare.main(['a', *MERGES, '--text', 'a.txt', 'empty.txt'])
-    assert 'empty.txt contains no text' in capsys.readouterr().out
-
-
 # -----------------------------------------------------------------------------
 # What is refused.
-
-
-@pytest.mark.parametrize('argv, given', [
-    ('', 'NAME'),
-    ('none', 'none'),
-    ('a/b --text x.txt', 'a/b'),
-    ('../a --text x.txt', '../a'),
-    (f'{"a" * 300} --text x.txt', '200 letters'),
-    ('a --text none.txt', 'none.txt'),
-    ('a --text x.txt --like nowhere', 'nowhere'),
-    ('a --text x.txt --like english --merges 3', '--merges'),
-    ('toy --like english', 'toy'),
-    ('a --text x.txt --merges 0', "'0'"),
-    ('a --text x.txt --merges 50001', "'50001'"),
-    ('toy --text x.txt', 'toy'),
-    ('toy --hub a/b', 'toy'),
-    ('toy --val x.txt', '--val'),
-    ('toy --merges 300', '--merges'),
-    ('toy --num-proc 0', "'0'"),
-    ('toy --seed -1', "'-1'"),
-    ('toy --frob', '--frob')])
-def test_a_bad_command_is_one_line(argv, given, capsys):
-    """Exit code 2, one line with what was given, nothing written."""
-    Path('x.txt').write_text(BOOK)
-    assert given in error_of(prepare, capsys, *argv.split(), printed=0)
-    assert not Path('data').exists()
 
 
 BAD_FILES = {
@@ -560,19 +508,6 @@ def test_a_dataset_that_cannot_be_had_is_named(name, given, capsys):
     assert not in_data()
 
 
-@pytest.mark.parametrize('name', ['a/b/c', 'stories', './stories', '../owner/stories'])
-def test_a_path_is_no_name_of_the_hub(name, tmp_path, monkeypatch, capsys):
-    """A folder that exists there is refused by name, and its stories stay unread."""
-    (tmp_path / 'here').mkdir()
-    monkeypatch.chdir(tmp_path / 'here')
-    folder = Path(name)
-    folder.mkdir(parents=True)
-    rows = [json.dumps({'text': f'A story {i}.'}) for i in range(200)]
-    (folder / 'a.jsonl').write_text('\n'.join(rows))
-    assert name in error_of(prepare, capsys, 'bad', *MERGES, '--hub', name, printed=0)
-    assert not in_data()
-
-
 def test_openwebtext_without_a_network_is_one_line(capsys, monkeypatch):
     """It says what the network said."""
     def dataset_info(self, repo):
@@ -580,13 +515,6 @@ def test_openwebtext_without_a_network_is_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', dataset_info)
     assert 'no route' in error_of(prepare, capsys, 'openwebtext', *MERGES, printed=0)
-    assert not in_data()
-
-
-def test_no_gpt2_vocabulary_is_one_line(no_gpt2, capsys):
-    """Without --merges a corpus takes GPT-2's whole vocabulary, and says why there is none."""
-    Path('a.txt').write_text(BOOK)
-    assert 'no route' in error_of(prepare, capsys, 'a', '--text', 'a.txt', printed=0)
     assert not in_data()
 
 
@@ -673,14 +601,6 @@ def test_an_interrupted_overwrite_is_found(n, monkeypatch, capsys):
     assert sorted(os.listdir(folder)) == ['meta.json', 'train.bin', 'val.bin']
     with pytest.raises(UserError, match='checksum'):
         read_bin(folder, 'val', read_meta(folder))
-
-
-def test_data_that_is_a_file_is_one_line(capsys):
-    """data/NAME is no folder: it is named, and stays."""
-    Path('data').mkdir()
-    Path('data/toy').write_text('mine')
-    assert 'data/toy' in error_of(prepare, capsys, 'toy', '--overwrite', printed=0)
-    assert Path('data/toy').read_text() == 'mine'
 
 
 # -----------------------------------------------------------------------------
