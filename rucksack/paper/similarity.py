@@ -30,6 +30,8 @@ def read_pairs(path: Path, separator: str, column: int, header: int) -> Pairs:
             if line.strip():
                 row = [field.strip() for field in line.split(separator)]
                 pairs.append((row[0], row[1], float(row[column])))
+        if not pairs:
+            raise ValueError('it has no pairs')
     return pairs
 
 
