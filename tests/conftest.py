@@ -1,11 +1,13 @@
-"""What pytest gives to tests: a toy model, trained once a run, and working directories."""
+"""What pytest gives to tests: toy models and working directories."""
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import VOCABULARY, make_data, train_toy
+from make_toy import FIXTURE
 
 if VOCABULARY.is_dir():
     os.environ.setdefault('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
@@ -13,8 +15,11 @@ if VOCABULARY.is_dir():
 
 @pytest.fixture(scope='session')
 def toy(tmp_path_factory):
-    """A toy model that has learned a little, for tests of what one can do with any model."""
-    return train_toy(tmp_path_factory.mktemp('toy'), 400)
+    """A folder with a toy in out/toy that has learned a little: for what any model can do."""
+    folder = tmp_path_factory.mktemp('toy')
+    (folder / 'out' / 'toy').mkdir(parents=True)
+    shutil.copy(FIXTURE, folder / 'out' / 'toy' / 'ckpt.pt')
+    return folder
 
 
 @pytest.fixture(scope='session')

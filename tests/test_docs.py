@@ -1,5 +1,6 @@
-"""Claims about README.md and docs/: code runs, commands print what is shown, pages are short."""
+"""Claims about README.md and docs/: code runs, commands print what is shown."""
 
+import csv
 import json
 import lzma
 import re
@@ -154,6 +155,21 @@ def test_the_python_of_readme_prints_what_it_shows(capsys):
     code, shown = re.search(blocks, README, re.MULTILINE | re.DOTALL).groups()
     exec(code, {})
     assert not_printed(shown.splitlines(), capsys.readouterr().out) == []
+
+
+with open(ROOT / 'docs' / 'results.csv', newline='') as file:
+    RESULTS = list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize('result', RESULTS, ids=lambda result: result['measure'])
+def test_results_of_readme_are_those_of_results_csv(result):
+    """Its table has each number of a row, rounded as it stands there."""
+    row, = [line for line in README.splitlines() if line.startswith(f'| {result["measure"]} |')]
+    shown = re.findall(r'[\d.]+', row.removeprefix(f'| {result["measure"]} |'))
+    for name, value in result.items():
+        if name != 'measure' and value:
+            rounded = [f'{float(value):.{len(text.partition(".")[2])}f}' for text in shown]
+            assert any(text == near for text, near in zip(shown, rounded)), name
 
 
 @pytest.mark.parametrize('flags', ['--explain she/he', '--senses-off nurse:10'])

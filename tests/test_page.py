@@ -1,5 +1,6 @@
 """Claims about the page of sample.py --html, in a headless Chromium: its numbers are PyTorch's."""
 
+import copy
 import itertools
 import json
 import lzma
@@ -20,7 +21,7 @@ from rucksack import sample
 from rucksack.edits import make_edit, parse_edits
 from rucksack.loaded import Subject, count_parameters, load_subject
 from rucksack.model import Backpack, Config
-from rucksack.page import in_8_bits, rounded, write_page
+from rucksack.page import in_8_bits, write_page
 from rucksack.senses import Edit, explain, scale_senses
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
 from rucksack.words import PROMPT, word_forms
@@ -194,6 +195,16 @@ def apply(tab, *lines: str) -> None:
     """Type edits into the box for them, and apply them."""
     tab.fill('#lines', '\n'.join(lines))
     press(tab, 'Apply')
+
+
+def rounded(model: Backpack) -> Backpack:
+    """A copy of a model whose matrices are rounded to 8 bits a weight, as in the page."""
+    model = copy.deepcopy(model)
+    for p in model.parameters():
+        if p.dim() == 2:
+            scale, whole = in_8_bits(p.data)
+            p.data = scale[:, None] * whole
+    return model
 
 
 # -----------------------------------------------------------------------------
@@ -395,10 +406,10 @@ def test_a_larger_model_is_rounded(tab, tmp_path):
     n_params = count_parameters(subject.model)['total']
     assert n_params > 2e6
     page = tmp_path / 'page.html'
-    assert 'in 8 bits. ' in write_page(subject, 'the nurse', page)
+    assert 'in 8 bits' in write_page(subject, 'the nurse', page)
     assert page.stat().st_size < 1.4 * n_params + 1e5
     load(tab, page)
-    assert 'in 8 bits. ' in tab.text_content('#model')
+    assert 'in 8 bits' in tab.text_content('#model')
     assert_predicts(tab, rounded(subject.model), subject.encode('the nurse said'))
 
 

@@ -1,7 +1,6 @@
 """The page of sample.py --html: one file that runs the whole model, without a server."""
 
 import base64
-import copy
 import json
 import re
 from dataclasses import asdict, replace
@@ -13,8 +12,6 @@ from torch import Tensor
 from rucksack.cli import UserError, write_file
 from rucksack.loaded import Subject, count_parameters
 from rucksack.model import Backpack
-from rucksack.paper.lists import NOUNS, PROMPTS
-from rucksack.senses import next_word_probs
 from rucksack.tokenizer import tokens_by_rank
 
 HERE = Path(__file__).parent
@@ -27,37 +24,6 @@ def in_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = x.abs().amax(1).clamp(min=1e-30) / 127  # (m,)
     whole = (x / scale[:, None]).round()
     return scale, whole.to(torch.int8)
-
-
-def rounded(model: Backpack) -> Backpack:
-    """Copy a model, with its matrices rounded to 8 bits a weight."""
-    model = copy.deepcopy(model)
-    for p in model.parameters():
-        if p.dim() == 2:
-            scale, whole = in_8_bits(p.data)
-            p.data = scale[:, None] * whole
-    return model
-
-
-def agreement(subject: Subject) -> str:
-    """Say how well the 8-bit model agrees with the original on 200 prompts of Table 14."""
-    other = rounded(subject.model)
-    prompts = [prompt.format(noun) for noun in NOUNS for prompt in PROMPTS]
-    prompts = prompts[::2][:200]
-    same = []
-    differences = []
-    for prompt in prompts:
-        ids = subject.encode(prompt)[-subject.model.config.block_size:]
-        idx = torch.tensor([ids], device=subject.device)
-        p = next_word_probs(subject.model, idx)[0]  # (V,)
-        q = next_word_probs(other, idx)[0]  # (V,)
-        same.append(p.argmax() == q.argmax())
-        differences.append((p - q).abs().max())
-    share = torch.stack(same).float().mean()
-    difference = torch.stack(differences).median()
-    return (f"Weights in 8 bits. Compared with float32 on {len(prompts)} of the paper's prompts "
-            f'(Table 14), the likeliest word is the same for {share:.1%}, and in the median prompt '
-            f'no probability changes by more than {difference:.4f}.')
 
 
 def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
@@ -88,7 +54,7 @@ def write_page(subject: Subject, prompt: str, file: Path) -> str:
         raise UserError(f'--html: {subject.name} has {n:,} parameters; a page takes up to '
                         f'{LARGEST:,}')
     in_bytes = n > LARGEST_IN_FLOAT32
-    precision = agreement(subject) if in_bytes else 'Weights in float32.'
+    precision = 'Weights in 8 bits.' if in_bytes else 'Weights in float32.'
     arrays, blob = packed(subject.model, in_bytes)
     tokens = [token.decode('latin-1') for token in tokens_by_rank(subject.encoding)]
     data = {

@@ -1,0 +1,28 @@
+"""Make the toy model of the quick tests anew: PYTHONPATH=. python tests/make_toy.py
+
+It trains config/train_toy.py for 400 steps, so that it has learned a little, and writes the weights
+in bfloat16, with what else a checkpoint says of a model, to tests/fixtures/toy.pt.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from helpers import ROOT, train_toy
+
+FIXTURE = ROOT / 'tests' / 'fixtures' / 'toy.pt'
+KEPT = ('model_config', 'tokenizer', 'settings', 'step', 'val_loss')
+
+
+def make_toy(file: Path, steps: int = 400) -> None:
+    """Train a toy model and write its weights to a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = train_toy(Path(folder), steps) / 'out' / 'toy'
+        state = torch.load(run / 'ckpt.pt', weights_only=True)
+    weights = {name: weight.bfloat16() for name, weight in state['model'].items()}
+    torch.save({name: state[name] for name in KEPT} | {'model': weights}, file)
+
+
+if __name__ == '__main__':
+    make_toy(Path(sys.argv[1]) if len(sys.argv) > 1 else FIXTURE)
