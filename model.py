@@ -48,7 +48,7 @@ from torch.nn import functional as F
 
 @dataclass
 class Config:
-    """Shape of a model. ValueError if n_head or n_sense does not divide n_embd."""
+    """Shape of a model. ValueError unless its numbers fit together."""
 
     block_size: int = 512    # longest text the model can read, in tokens
     vocab_size: int = 50257  # rows of the embedding matrix, unused ones included
@@ -63,9 +63,12 @@ class Config:
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
-        for name, n in {'n_head': self.n_head, 'n_sense': self.n_sense or 1}.items():
-            if n < 1 or self.n_embd % n != 0:
-                raise ValueError(f'n_embd = {self.n_embd} is not divisible by {name} = {n}')
+        unused = self.vocab_size - self.n_vocab
+        counts = (self.block_size, self.n_vocab, unused + 1, self.n_layer, self.n_sense + 1)
+        if not all(type(n) is int and n > 0 for n in counts) or not 0 <= self.dropout < 1:
+            raise ValueError(f'a size or a rate is out of range: {self}')
+        if self.n_head < 1 or self.n_embd % self.n_head or self.n_embd % (self.n_sense or 1):
+            raise ValueError(f'n_head and n_sense must divide n_embd: {self}')
 
 
 # -----------------------------------------------------------------------------
@@ -377,10 +380,8 @@ def next_logits(model: Backpack | GPT, text: Tensor, cache: Cache, edit: Callabl
 
 def draw(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
     """Draw an id for each row of logits (B, V): (B, 1). ValueError for a setting out of range."""
-    if temperature < 0:
-        raise ValueError(f'temperature is {temperature}; it must be 0 or more')
-    if top_k is not None and top_k < 1:
-        raise ValueError(f'top_k is {top_k}; it must be 1 or more')
+    if temperature < 0 or (top_k is not None and top_k < 1):
+        raise ValueError(f'temperature {temperature} is below 0, or top_k {top_k} is below 1')
     if temperature < 1e-30:  # 0, or nearly
         return logits.argmax(-1, keepdim=True)
     if top_k is not None:
@@ -391,9 +392,8 @@ def draw(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
 
 
 @torch.no_grad()
-def generate(model: Backpack | GPT, idx: Tensor, n: int,
-             temperature: float = 1.0, top_k: int | None = None, *,
-             edit: Callable | None = None, stop: int | None = None
+def generate(model: Backpack | GPT, idx: Tensor, n: int, temperature: float = 1.0,
+             top_k: int | None = None, *, edit: Callable | None = None, stop: int | None = None
              ) -> Tensor:
     """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer with stop.
 

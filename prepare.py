@@ -17,14 +17,13 @@ OpenWebText, which is not cut, 0.05% are held out.
 """
 
 import argparse
-import glob
 import hashlib
 import json
 import os
 import re
 import shutil
 import sys
-import tarfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,124 +40,18 @@ from rucksack.cli import (
     lock_folder,
     number,
     progress,
-    quiet_hub,
-    reading,
     run_cli,
 )
 from rucksack.data import BIN_DTYPE, DATA_NAME
+from rucksack.documents import FORMATS, files_in, kind_of, openwebtext_files, read_texts
 from rucksack.hub import from_pretrained
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer, words_tokenizer
 from rucksack.toy import toy_stories
 
-BUILDERS = {  # extension -> builder of the datasets library
-    '.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar', '.txt': 'text',
-    '.md': 'text', '.tokens': 'text', '.raw': 'text', '': 'text'}
-FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
-           'each also as .gz or .xz')
 HUB_DATASET = r'\w[\w.-]*/\w[\w.-]*(:[^:]*){0,2}'
 LONGEST = 20_000  # characters; longer documents are cut
 BLOCK_SIZE = 512  # train.py's default
 TOY_STORIES = {'train': 60_000, 'val': 4_000}
-
-
-# -----------------------------------------------------------------------------
-# Reading documents.
-
-
-def builder_of(path: str) -> str | None:
-    """Return the builder that reads a file with this extension; None if there is none."""
-    unpacked = re.sub(r'\.[gx]z$', '', path.lower())
-    return BUILDERS.get(Path(unpacked).suffix)
-
-
-def files_in(path: str) -> list[str]:
-    """List a file or, for a folder, the files below it that have a builder and are not hidden.
-
-    Prints how many files of other kinds a folder has.
-    """
-    if not os.path.isdir(path):
-        return [path]
-    files = []
-    for file in sorted(Path(path).rglob('*')):
-        is_hidden = any(part[0] == '.' for part in file.relative_to(path).parts)
-        if file.is_file() and not is_hidden:
-            files.append(str(file))
-    readable = [file for file in files if builder_of(file)]
-    n_others = len(files) - len(readable)
-    if readable and n_others:
-        print(f'{path}: {n_others:,} of {len(files):,} files are left out: unknown extensions')
-    return readable or [path]
-
-
-def rows_of_tar(path: str, file=None) -> Iterator[dict]:
-    """Yield the .txt files in a tar and in its .xz tars, with white space as in OpenWebText."""
-    with tarfile.open(path, 'r|*', file) as tar:
-        for member in tar:
-            if member.name.endswith('.txt'):
-                text = tar.extractfile(member).read().decode()
-                yield {'text': re.sub(r'\n{3,}', '\n\n', text).strip()}
-            elif member.name.endswith('.xz'):
-                yield from rows_of_tar(path, tar.extractfile(member))
-
-
-def load_file(path: str, cache: str):
-    """Read the rows of a file into a datasets.Dataset on disk."""
-    import datasets
-    builder = builder_of(path)
-    if builder == 'tar':
-        return datasets.Dataset.from_generator(
-            rows_of_tar, gen_kwargs={'path': path}, cache_dir=cache)
-    download_config = datasets.DownloadConfig(cache_dir=cache)
-    unpacked = datasets.DownloadManager(download_config=download_config).extract(path)
-    options = {'sample_by': 'document'} if builder == 'text' else {}
-    return datasets.load_dataset(builder, data_files=glob.escape(unpacked), split='train',
-                                 cache_dir=cache, **options)
-
-
-def load_hub(name: str, cache: str):
-    """Read the rows of OWNER/DATASET[:CONFIG[:SPLIT]] into a datasets.Dataset on disk."""
-    import datasets
-    quiet_hub()
-    dataset, config, split = (name.split(':') + ['', ''])[:3]
-    return datasets.load_dataset(dataset, config or None, split=split or 'train', cache_dir=cache)
-
-
-def read_texts(source: str, field: str, cache: str):
-    """Read the texts of a file or of hub:DATASET, without empty ones: a Dataset of one column."""
-    is_hub = source.startswith('hub:')
-    with reading(source, f'give {"OWNER/DATASET[:CONFIG[:SPLIT]]" if is_hub else FORMATS}'):
-        if is_hub:
-            rows = load_hub(source.removeprefix('hub:'), cache)
-        else:
-            rows = load_file(source, cache)
-            if builder_of(source) in ('tar', 'text'):
-                field = 'text'
-        rows.data.validate(full=True)  # UTF-8 too, which not every builder checks
-    dtype = getattr(rows.features.get(field), 'dtype', None)
-    if dtype not in ('string', 'large_string', 'null'):
-        columns = ', '.join(rows.column_names)
-        raise UserError(f'{source} has no field or column "{field}" of text; '
-                        f'choose one with --field: {columns}')
-    rows = rows.select_columns(field)
-    if field != 'text':
-        rows = rows.rename_column(field, 'text')
-    return rows.filter(lambda text: bool(text), input_columns='text')
-
-
-def openwebtext_files() -> list[str]:
-    """Find OpenWebText in the Hub's cache, or download it.
-
-    Returns its Parquet files, or its archives if the repository lacks some Parquet files.
-    """
-    import huggingface_hub as hub
-    repo = 'Skylion007/openwebtext'
-    with reading('OpenWebText', 'connect to the internet, or use --text FILE...'):
-        names = sorted(file.rfilename for file in hub.HfApi().dataset_info(repo).siblings)
-        names = [name for name in names if name.endswith('.parquet')]
-        is_whole = any(name.endswith(f'-of-{len(names):05d}.parquet') for name in names)
-        if not is_whole:
-            names = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]
-        return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in names]
 
 
 # -----------------------------------------------------------------------------
@@ -231,12 +124,13 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, tokenizer: di
         datasets.disable_progress_bars()
     is_openwebtext = args.name == 'openwebtext'
     sources = args.sources or openwebtext_files()
-    parts = [read_texts(source, args.field, cache) for source in sources]
-    n_train = sum(map(len, parts))
-    parts += [read_texts(source, args.field, cache) for source in args.val]
-    for source, part in zip([*sources, *args.val], parts):
-        if len(part) == 0 and n_train > 0:
-            print(f'{source} contains no text')
+    parts = []
+    skipped = Counter(args.skipped)
+    for source in [*sources, *args.val]:
+        texts, skipped_rows = read_texts(source, args.field, cache)
+        parts.append(texts)
+        skipped += skipped_rows
+    n_train = sum(map(len, parts[:len(sources)]))
     if args.val:
         is_held = np.arange(sum(map(len, parts))) >= n_train
     else:
@@ -247,7 +141,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, tokenizer: di
             share = max(0.01, min(0.1, ten))
         is_held = hold_out(sum(map(len, parts)), share, args.seed)
     facts = write_bins(files, encoded(parts, encoding, args.num_proc), is_held)
-    return {'tokenizer': tokenizer, **facts}
+    return {'tokenizer': tokenizer, **facts, 'skipped': dict(skipped)}
 
 
 def write_toy(files: dict[str, Path], seed: int) -> dict:
@@ -305,8 +199,9 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
             with suppress(OSError):  # unless it is empty
                 folder.rmdir()
     train, val = facts['tokens'].values()
+    skipped = [f'{n:,} {why}' for why, n in facts.get('skipped', {}).items() if n]
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
-          f'{val:,} held out, {facts["vocab_size"]:,} ids')
+          f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {", ".join(skipped) or "none"}')
     if val < 4 * block_size:
         print(f'{val:,} held-out tokens are fewer than four texts of block_size={block_size}: '
               'hold out more with --val FILE, or train with a smaller --block_size')
@@ -367,10 +262,16 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not re.fullmatch(DATA_NAME, args.name):
         parser.error(f'NAME is {args.name!r}; it takes up to 200 letters, digits, _, - and .')
-    args.text = [file for path in args.text for file in files_in(path)]
-    args.val = [file for path in args.val for file in files_in(path)]
+    args.skipped = Counter()
+    for name in ('text', 'val'):
+        files = []
+        for path in getattr(args, name):
+            found, skipped = files_in(path)
+            files += found
+            args.skipped += skipped
+        setattr(args, name, files)
     for file in args.text + args.val:
-        if not os.path.isfile(file) or not builder_of(file):
+        if not os.path.isfile(file) or not kind_of(file):
             parser.error(f'{file} is missing or of an unknown kind; give {FORMATS}')
     args.sources = list(args.text)
     if args.hub:

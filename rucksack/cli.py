@@ -38,10 +38,10 @@ def reading(what: object, hint: str = '', problem: str = 'cannot be read') -> It
     """
     try:
         yield
-    except UserError as error:
-        raise UserError(f'{what}: {error}')
     except Exception as error:
         cause = error.__cause__ or error
+        if isinstance(cause, UserError):
+            raise UserError(f'{what}: {cause}')
         if getattr(cause, 'errno', None) == errno.ENOSPC:
             raise cause
         kind = type(cause).__name__

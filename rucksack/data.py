@@ -54,6 +54,10 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
         raise UserError(f'{path} has {len(data)} bytes, but every id takes '
                         f'{BIN_DTYPE.itemsize}; {MAKE_IT_AGAIN}')
     ids = data.view(BIN_DTYPE)
+    is_wide = min(ids[0::2].max(), ids[1::2].max(initial=0)) == 0 < ids.max()
+    if not checksum and (is_wide or data[:6].tobytes() == b'\x93NUMPY'):
+        raise UserError(f'{path} does not hold uint16 ids, as nanoGPT writes them, but wider '
+                        'numbers or a .npy file')
     if ids.max() >= meta['vocab_size']:
         raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
                         f'{meta["vocab_size"]:,}; {MAKE_IT_AGAIN}')

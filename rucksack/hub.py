@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
     GPT2_VOCAB,
+    read_json,
     read_tokenizer,
     tokenizer_files,
     vocab_size,
@@ -67,10 +69,13 @@ def load_weights(source: str | Path) -> tuple[Backpack | GPT, dict | None, Train
         model, tokenizer = from_published(path)
     else:
         checkpoint = load_file(path)
-        model = from_checkpoint(checkpoint, path)
-        with reading(path):
-            tokenizer = checkpoint['tokenizer']
-            training = training_of(checkpoint)
+        if 'model_args' in checkpoint:
+            model, tokenizer = from_nanogpt(checkpoint, path)
+        else:
+            model = from_checkpoint(checkpoint, path)
+            with reading(path):
+                tokenizer = checkpoint['tokenizer']
+                training = training_of(checkpoint)
     n_vocab = model.config.n_vocab
     if tokenizer is not None and vocab_size(tokenizer) != n_vocab:
         raise UserError(f'{path}: its tokenizer has {vocab_size(tokenizer):,} ids, but its '
@@ -111,7 +116,7 @@ def download(name: str) -> Path:
         missing = {'config.json', weights}.difference(files)
         if missing:
             raise FileNotFoundError(f'it has no {" and no ".join(sorted(missing))}')
-        patterns = ['config.json', 'tokenizer.json', weights]
+        patterns = ['config.json', '*tokenizer*.json', 'vocab.json', 'merges.txt', weights]
         return Path(snapshot_download(name, allow_patterns=patterns))
 
 
@@ -182,34 +187,75 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
     path = folder / WEIGHTS[0]
     if not path.exists():
         path = folder / WEIGHTS[1]
+    if not path.exists() and list(folder.glob('*.index.json')):
+        raise UserError(f'{folder} has its weights in shards; save them in one file, with a large '
+                        'max_shard_size')
     state = load_file(path)
+    with reading(folder):
+        settings = read_json(folder / 'config.json')
+    tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
     with reading(folder, problem='is neither a Backpack nor a GPT-2'):
-        settings = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
-        config = config_of(settings)
+        config = config_of(settings, tokenizer)
         model = model_with(config, own_weights(state))
     # In the published class, layer i divides its scores by i + 1 unless the config says no.
     if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
         for i, block in enumerate(model.contextualizer.blocks):
             for weight in block.attn.c_attn.parameters():
                 weight.data[:config.n_embd] /= i + 1  # the queries, so the scores
-    tokenizer = read_tokenizer(folder)
     if tokenizer is None and config.n_vocab == GPT2_VOCAB:
+        print(f"{folder} has no tokenizer; GPT-2's is assumed", file=sys.stderr)
         tokenizer = GPT2
     return model, tokenizer
 
 
-def config_of(settings: dict) -> Config:
+def config_of(settings: dict, tokenizer: dict | None) -> Config:
     """Make our config for a config.json; ValueError if it describes a different architecture."""
     for name, allowed in FIXED.items():
         if settings.get(name, allowed[0]) not in allowed:
             raise ValueError(f'its {name} is {settings[name]}; it must be {allowed[0]}')
     settings = {'n_vocab': 0, 'num_senses': 0, 'resid_pdrop': 0.0} | settings
     sizes = {ours: int(settings[theirs]) for theirs, ours in SIZES.items()}
-    is_padded = GPT2_VOCAB <= sizes['vocab_size'] < GPT2_VOCAB + 256  # as in backpack-gpt2
-    if sizes['n_vocab'] == 0 and is_padded:
-        sizes['n_vocab'] = GPT2_VOCAB
+    if sizes['n_vocab'] == 0:
+        sizes['n_vocab'] = n_vocab_of(sizes['vocab_size'], tokenizer)
     return Config(**sizes, n_sense=int(settings['num_senses']),
                   dropout=float(settings['resid_pdrop']))
+
+
+def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
+    """Return how many rows of the embedding matrix are ids: those of the tokenizer, if there is one.
+
+    Without a tokenizer, rows beyond GPT-2's ids are padding if they are few, as in backpack-gpt2.
+    """
+    if tokenizer is not None:
+        return min(rows, vocab_size(tokenizer))
+    is_padded = GPT2_VOCAB <= rows < GPT2_VOCAB + 256
+    return GPT2_VOCAB if is_padded else rows
+
+
+# -----------------------------------------------------------------------------
+# Checkpoints of nanoGPT.
+
+
+def from_nanogpt(checkpoint: dict, path: Path) -> tuple[GPT, dict | None]:
+    """Load a Transformer that nanoGPT's train.py saved, and GPT-2's tokenizer if it has its ids."""
+    with reading(path, problem='is no checkpoint of nanoGPT'):
+        args = checkpoint['model_args']
+        names = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout')
+        sizes = {name: args[name] for name in names}
+        config = Config(**sizes, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
+        state = {name.removeprefix('_orig_mod.'): w for name, w in checkpoint['model'].items()}
+        weights = {}
+        for name, weight in own_weights(state).items():  # for transposed weights: nanoGPT's are not
+            weights[name] = transposed(name, weight)
+        if not args['bias']:
+            print(f'{path} has no biases; they are 0', file=sys.stderr)
+            with torch.device('meta'):
+                names = GPT(config).state_dict()
+            for name, weight in names.items():
+                if name.endswith('.bias'):
+                    weights.setdefault(name, torch.zeros(weight.shape))
+        tokenizer = GPT2 if config.n_vocab == GPT2_VOCAB else None
+        return model_with(config, weights), tokenizer
 
 
 # -----------------------------------------------------------------------------

@@ -4,9 +4,11 @@ A tokenizer is described by a dictionary, stored in meta.json and in checkpoints
 
     {'name': 'gpt2'}                        GPT-2's BPE, which tiktoken downloads once
     {'name': 'gpt2', 'merges': ['Ġ t', ..]} the same, cut after these merges; no download
+    {'name': 'gpt2', 'merges': .., 'ids': [..], 'end': 0, 'size': 50257}   another byte-level BPE
     {'name': 'words', 'pieces': [..]}       every piece, such as ' nurse', is one token
 
-Ids run from 0 to n_vocab - 1; the end-of-text id is the last.
+Ids run from 0 to n_vocab - 1; unless 'end' says otherwise, the end-of-text id is the last. 'ids'
+are those of the 256 bytes, in GPT-2's order, and of the merges; 'size' counts special tokens too.
 """
 
 import json
@@ -59,7 +61,7 @@ def words_tokenizer(texts: list[str]) -> dict:
 
 
 def tokens_of(description: dict) -> list[bytes]:
-    """List all tokens except end-of-text, by id; UserError if there is no description."""
+    """List all tokens except special ones; UserError if there is no description."""
     if description == GPT2:
         return tokens_by_rank(gpt2_encoding())
     if description is None:
@@ -71,11 +73,17 @@ def tokens_of(description: dict) -> list[bytes]:
     return single_bytes + [piece.encode() for piece in description['pieces']]
 
 
+def ids_of(description: dict) -> dict[bytes, int]:
+    """Map all tokens except special ones to their ids, which rise in the order of merges."""
+    tokens = tokens_of(description)
+    return dict(zip(tokens, description.get('ids', range(len(tokens)))))
+
+
 def vocab_size(description: dict) -> int:
     """Count the ids, end-of-text included."""
     if description == GPT2:
         return GPT2_VOCAB  # known without a download
-    return len(tokens_of(description)) + 1
+    return description.get('size', len(tokens_of(description)) + 1)
 
 
 def load_tokenizer(description: dict) -> tiktoken.Encoding:
@@ -87,12 +95,11 @@ def load_tokenizer(description: dict) -> tiktoken.Encoding:
 def cached_encoding(description_json: str) -> tiktoken.Encoding:
     """Make the encoding of a description in JSON, once."""
     description = json.loads(description_json)
-    tokens = tokens_of(description)
-    ranks = {token: i for i, token in enumerate(tokens)}
+    ranks = ids_of(description)  # merging takes the lowest first
     patterns = {'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}
     name = description['name']
     return tiktoken.Encoding(name, pat_str=patterns[name], mergeable_ranks=ranks,
-                             special_tokens={END_OF_TEXT: len(tokens)})
+                             special_tokens={END_OF_TEXT: description.get('end', len(ranks))})
 
 
 def gpt2_encoding() -> tiktoken.Encoding:
@@ -168,19 +175,7 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
     """Make the JSON files from which transformers makes a tokenizer, by name."""
     encoding = load_tokenizer(description)
     of_words = description['name'] != 'gpt2'
-    byte_level = {
-        'type': 'ByteLevel',
-        'add_prefix_space': False,
-        'trim_offsets': False,
-        'use_regex': not of_words}
-    pre_tokenizers = [byte_level]
-    if of_words:
-        split = {
-            'type': 'Split',
-            'pattern': {'Regex': WORDS_PATTERN},
-            'behavior': 'Isolated',
-            'invert': False}
-        pre_tokenizers = [split, byte_level]
+    pre_tokenizers = pre_tokenizers_of(of_words)
     end_of_text = {
         'id': encoding.eot_token,
         'content': END_OF_TEXT,
@@ -192,14 +187,14 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
     bpe = {
         'type': 'BPE',
         'vocab': spelled_vocab(description),
-        'merges': merges_of(encoding),
+        'merges': description.get('merges') or merges_of(encoding),
         'ignore_merges': of_words}
     tokenizer = {
         'version': '1.0',
         'added_tokens': [end_of_text],
         'model': bpe,
         'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': pre_tokenizers},
-        'decoder': byte_level}
+        'decoder': pre_tokenizers[-1]}
     config = {
         'tokenizer_class': 'PreTrainedTokenizerFast',
         'bos_token': END_OF_TEXT,
@@ -217,31 +212,106 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
 
 def spelled_vocab(description: dict) -> dict[str, int]:
     """Map every token, as GPT-2's files spell it, to its id."""
-    return {spell(token): i for i, token in enumerate(tokens_of(description))}
+    return {spell(token): i for token, i in ids_of(description).items()}
 
 
-def read_tokenizer(folder: Path) -> dict | None:
-    """Describe the tokenizer in tokenizer.json; None if there is no such file.
+def pre_tokenizers_of(of_words: bool) -> list[dict]:
+    """Describe how transformers cuts a text before BPE: GPT-2's way, or into words."""
+    byte_level = {
+        'type': 'ByteLevel',
+        'add_prefix_space': False,
+        'trim_offsets': False,
+        'use_regex': not of_words}
+    split = {
+        'type': 'Split',
+        'pattern': {'Regex': WORDS_PATTERN},
+        'behavior': 'Isolated',
+        'invert': False}
+    return [split, byte_level] if of_words else [byte_level]
 
-    UserError if the file is damaged or describes neither GPT-2's BPE, cut short, nor a word list.
+
+def read_tokenizer(folder: Path, end: int | None = None) -> dict | None:
+    """Describe the tokenizer in tokenizer.json, or in vocab.json and merges.txt; None without them.
+
+    end is the id of end-of-text if no token is called so. UserError if transformers would give
+    other tokens than our encoding of the files.
     """
-    path = folder / 'tokenizer.json'
-    if not path.is_file():
-        return None
-    with reading(path, "give GPT-2's BPE, cut short or whole, or a list of words"):
-        bpe = json.loads(path.read_text(encoding='utf-8'))['model']
-        if bpe.get('ignore_merges'):
-            tokens = sorted(bpe['vocab'], key=bpe['vocab'].get)
-            pieces = [unspell(token).decode() for token in tokens if len(token) > 1]
-            description = {'name': 'words', 'pieces': pieces}
-        else:
-            merges = bpe['merges']
-            if isinstance(merges[0], list):  # as newer versions of tokenizers write them
-                merges = [' '.join(pair) for pair in merges]
-            description = GPT2 | {'merges': merges}
-        vocab = {token: i for token, i in bpe['vocab'].items() if token != END_OF_TEXT}
+    for name in ('tokenizer.json', 'vocab.json'):
+        path = folder / name
+        if path.is_file():
+            with reading(path, "give a byte-level BPE that cuts text as GPT-2's does"):
+                content = read_json(path)
+                if name == 'vocab.json':
+                    lines = (folder / 'merges.txt').read_text(encoding='utf-8-sig').split('\n')
+                    merges = [line for line in lines if line and not line.startswith('#version')]
+                    content = {'model': {'vocab': content, 'merges': merges}}
+                    content['pre_tokenizer'] = pre_tokenizers_of(False)[0]
+                check_tokenizer_config(folder)
+                return description_of(content, end)
+    return None
+
+
+def read_json(path: Path) -> dict:
+    """Read a JSON file in UTF-8, with or without a byte order mark."""
+    return json.loads(path.read_text(encoding='utf-8-sig'))
+
+
+def check_tokenizer_config(folder: Path) -> None:
+    """Raise ValueError if tokenizer_config.json says that a text begins with a space."""
+    path = folder / 'tokenizer_config.json'
+    if path.is_file() and read_json(path).get('add_prefix_space'):
+        raise ValueError('add_prefix_space is set in tokenizer_config.json')
+
+
+def description_of(tokenizer: dict, end: int | None) -> dict:
+    """Describe the contents of a tokenizer.json; ValueError names the part that we do not have."""
+    bpe = tokenizer['model']
+    of_words = bool(bpe.get('ignore_merges'))
+    check_parts(tokenizer, of_words)
+    vocab = bpe['vocab']
+    if of_words:
+        tokens = sorted(vocab, key=vocab.get)
+        pieces = [unspell(token).decode() for token in tokens if len(token) > 1]
+        description = {'name': 'words', 'pieces': pieces}
         if vocab != spelled_vocab(description):
             raise ValueError('its ids are in another order')
-        if vocab.get('\u0120gazed') == 50255:  # GPT-2's last token
-            return GPT2
         return description
+    merges = bpe['merges']
+    if merges and isinstance(merges[0], list):  # as newer versions of tokenizers write them
+        merges = [' '.join(pair) for pair in merges]
+    ids = [vocab[token] for token in [*BYTE_OF, *(merge.replace(' ', '') for merge in merges)]]
+    if any(first >= second for first, second in zip(ids[256:], ids[257:])):
+        raise ValueError('its ids do not rise in the order of its merges')
+    special = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
+    special = {**vocab, **special}
+    end = special.get(END_OF_TEXT, end)
+    if end is None:
+        end = len(ids)
+    size = 1 + max(*special.values(), end)
+    if ids != list(range(len(ids))) or end != len(ids) or size != end + 1:
+        return GPT2 | {'merges': merges, 'ids': ids, 'end': end, 'size': size}
+    if vocab.get('\u0120gazed') == 50255:  # GPT-2's last token
+        return GPT2
+    return GPT2 | {'merges': merges}
+
+
+def check_parts(tokenizer: dict, of_words: bool) -> None:
+    """Raise ValueError, naming the part, if transformers would cut a text otherwise than we do."""
+    found = tokenizer['pre_tokenizer']
+    parts = found.get('pretokenizers', [found])
+    defaults = {'use_regex': True, 'trim_offsets': False}
+    parts = [{**defaults, **part, 'trim_offsets': False} for part in parts]
+    expected = [{**defaults, **part} for part in pre_tokenizers_of(of_words)]
+    if parts != expected:
+        raise ValueError(f'its pre_tokenizer is {json.dumps(found)}')
+    processor = tokenizer.get('post_processor')
+    if processor and processor['type'] != 'ByteLevel':
+        raise ValueError(f'its post_processor is of type {processor["type"]}')
+    if tokenizer.get('normalizer'):
+        raise ValueError(f'its normalizer is {json.dumps(tokenizer["normalizer"])}')
+    for name in ('dropout', 'continuing_subword_prefix', 'end_of_word_suffix', 'byte_fallback'):
+        if tokenizer['model'].get(name):
+            raise ValueError(f'its {name} is {tokenizer["model"][name]}')
+    for token in tokenizer.get('added_tokens', []):
+        if not token['special']:
+            raise ValueError(f'its added token {token["content"]!r} is cut out of texts')

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import math
 import os
 import random
 import resource
@@ -88,8 +89,23 @@ def test_a_run_killed_25_times_ends_in_the_same_bits(tiny):
     finish_run(run)
 
 
+def test_a_run_that_ctrl_c_ends_with_130_ends_in_the_same_bits(tiny):
+    """Resumed, it goes on from its last evaluation."""
+    assert finish(start(*RUN, '--out_dir=out/whole')) == 0
+    press = partial(at_change, 12, partial(signal.raise_signal, signal.SIGINT))
+    assert finish(start(*RUN, prepared=press)) == 130
+    assert checkpoint()['step'] == 2
+    finish_run(RUN)
+
+
 # -----------------------------------------------------------------------------
-# The best checkpoint.
+# What a run saves.
+
+
+def test_a_checkpoint_says_how_it_was_trained(tiny):
+    """Its data, 6 steps of 4 x 8 tokens, its number format, and whether it was compiled."""
+    train.main(RUN)
+    assert training_of(checkpoint()) == Training('tiny', 6 * 4 * 8, 'float32', False)
 
 
 def test_a_best_that_was_not_copied_is_made_by_resuming(tiny):
@@ -106,7 +122,7 @@ def test_a_best_that_was_not_copied_is_made_by_resuming(tiny):
 # Full disks.
 
 
-@pytest.mark.parametrize('share', [0.4, 0.6, 0.99])
+@pytest.mark.parametrize('share', [0.4, 0.99])
 def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
     """Where space ends within the second one a run stops; the first resumes to the same bits."""
     assert finish(start(*RUN, '--out_dir=out/whole')) == 0
@@ -114,35 +130,11 @@ def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
     assert finish(start(*RUN, prepared=full)) == 1
     assert checkpoint()['step'] == 0
-    said = Path('said.txt').read_text()
-    assert 'Traceback' not in said
-    last_line = said.splitlines()[-1]
+    last_line = Path('said.txt').read_text().splitlines()[-1]
     for fact in (os.strerror(errno.EFBIG), str(CKPT), 'step 0'):
         assert fact in last_line
     assert not list(Path('out/run').glob('*.partial'))
     finish_run(RUN)
-
-
-def test_a_best_that_cannot_be_copied_stops_the_run(tiny, capsys, monkeypatch):
-    """A line says of which step ckpt.pt is, nothing half-written stays, and it resumes."""
-    def full(source, target):
-        Path(target).write_bytes(b'half')
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    train.main([*RUN, '--out_dir=out/whole'])
-    capsys.readouterr()
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, 'copyfile', full)
-        with pytest.raises(SystemExit) as stop:
-            train.main(RUN)
-    assert stop.value.code == 1
-    error = capsys.readouterr().err
-    assert error.count('\n') == 1
-    assert sorted(os.listdir('out/run')) == ['ckpt.pt', 'log.csv']
-    for fact in (str(CKPT), f'step {checkpoint()["step"]}'):
-        assert fact in error
-    train.main(RESUME)
-    assert_same_run('out/whole', 'out/run')
 
 
 # -----------------------------------------------------------------------------
@@ -163,24 +155,27 @@ def test_nobody_else_gets_into_the_folder_of_a_run(tiny, capsys, monkeypatch):
     assert_same_run('out/whole', 'out/run')
 
 
-@pytest.mark.parametrize('name', ['ckpt.pt', 'best.pt', 'ckpt-3.pt'])
-def test_a_finished_run_is_not_replaced(name, tiny, capsys):
-    """A checkpoint in the folder, also of an older version, is named, and stays as it is."""
+@pytest.mark.parametrize('name', ['ckpt.pt', 'best.pt', 'ckpt-3.pt', 'log.csv'])
+def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
+    """Weights in the folder, or a log that no run wrote, are named, and stay as they are."""
     path = Path('out/run', name)
     path.parent.mkdir(parents=True)
-    path.write_bytes(b'a checkpoint')
+    path.write_bytes(b'mine')
     assert str(path) in error_of(train, capsys, *RUN)
     assert os.listdir('out/run') == [name]
-    assert path.read_bytes() == b'a checkpoint'
+    assert path.read_bytes() == b'mine'
 
 
-def test_overwrite_keeps_a_run_until_the_new_one_has_saved(tiny, monkeypatch):
-    """A run that ends before its first checkpoint leaves every file of the older run as it was."""
+def test_overwrite_keeps_a_run_until_the_new_one_has_saved(tiny):
+    """A run whose first loss is NaN leaves every file of the older run as it was."""
     train.main([*RUN, '--keep_every=3'])
     before = {path.name: path.read_bytes() for path in Path('out/run').iterdir()}
-    monkeypatch.setattr(train, 'evaluate', None)  # calling it is an error
-    with pytest.raises(TypeError):
-        train.main([*RUN, '--overwrite'])
+    state = checkpoint()
+    state['model']['wte.weight'].fill_(math.nan)
+    torch.save(state, 'nan.pt')
+    with pytest.raises(SystemExit) as stop:
+        train.main([*RUN, '--overwrite', '--init_from=nan.pt'])
+    assert stop.value.code == 1
     assert {path.name: path.read_bytes() for path in Path('out/run').iterdir()} == before
 
 
@@ -189,14 +184,6 @@ def test_a_run_can_start_again_from_its_own_weights(tiny):
     train.main(RUN)
     train.main([*SMALL, '--init_from=out/run', '--overwrite', '--max_iters=0'])
     assert checkpoint()['step'] == 0
-
-
-def test_a_log_of_a_persons_own_is_not_replaced(tiny, capsys):
-    """A log.csv without a checkpoint beside it needs --overwrite too."""
-    Path('out/run').mkdir(parents=True)
-    Path('out/run/log.csv').write_text('mine')
-    assert 'out/run/log.csv' in error_of(train, capsys, *RUN)
-    assert Path('out/run/log.csv').read_text() == 'mine'
 
 
 def test_what_a_killed_run_has_half_written_goes(tiny):
@@ -246,43 +233,13 @@ def test_a_damaged_checkpoint_is_found(tiny):
     assert found > 30
 
 
-@pytest.mark.parametrize('moment', [torch.zeros(()), torch.zeros(3)], ids=['scalar', 'short'])
-def test_a_moment_of_another_shape_is_refused(moment, tiny, capsys):
+def test_a_moment_of_another_shape_is_refused(tiny, capsys):
     """A fused kernel would write past it."""
     train.main(RUN)
     state = checkpoint()
-    state['optimizers']['AdamW']['state'][0]['exp_avg'] = moment
+    state['optimizers']['AdamW']['state'][0]['exp_avg'] = torch.zeros(())
     torch.save(state, CKPT)
     assert str(CKPT) in error_of(train, capsys, *RESUME)
-
-
-def test_a_checkpoint_without_a_run_is_fine_tuned_instead(tiny, capsys):
-    """Weights of --keep_every in the place of ckpt.pt cannot be resumed; the line says how."""
-    train.main([*RUN, '--keep_every=3'])
-    shutil.copy('out/run/ckpt-3.pt', CKPT)
-    assert f'--init_from={CKPT}' in error_of(train, capsys, *RESUME)
-
-
-def test_a_checkpoint_that_lacks_a_part_is_named(tiny, capsys):
-    """The line has what the library says of it."""
-    train.main(RUN)
-    state = checkpoint()
-    del state['model_config']['n_layer']
-    state['model_config']['rope'] = True
-    torch.save(state, CKPT)
-    said = error_of(sample, capsys, '--from=out/run')
-    assert str(CKPT) in said
-    assert "'rope'" in said
-
-
-# -----------------------------------------------------------------------------
-# What a checkpoint says of its training.
-
-
-def test_a_checkpoint_says_how_it_was_trained(tiny):
-    """Its data, 6 steps of 4 x 8 tokens, its number format, and whether it was compiled."""
-    train.main(RUN)
-    assert training_of(checkpoint()) == Training('tiny', 6 * 4 * 8, 'float32', False)
 
 
 # -----------------------------------------------------------------------------
@@ -296,34 +253,23 @@ class Evil:
         return open, ('marker', 'w')
 
 
-PUBLISHED = Path('published/pytorch_model.bin')
-BAD = Path('out/bad/ckpt.pt')
-BAD_BEST = Path('out/bad/best.pt')
-SOURCES = [('published', PUBLISHED), (PUBLISHED, PUBLISHED), ('out/bad', BAD), (BAD, BAD),
-           (BAD_BEST, BAD_BEST)]  # where weights are asked for, and the file that is read
-
-
-def calls_that_read(source: str | Path) -> list:
-    """Every way to name a source of weights."""
-    return [(train, [*RUN, f'--init_from={source}']), (sample, ['--from', str(source)]),
-            (eval, ['loss', '--from=out/good', '--baseline', str(source)])]
-
-
 @pytest.mark.parametrize('zipped', [True, False])
 def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
     """As a checkpoint or as published weights, in both formats of torch.save, it is one line."""
     train.main([*RUN, '--out_dir=out/good'])
     shutil.copytree(ROOT / 'tests/fixtures/backpack-gpt2-tiny', 'published')
     Path('out/bad').mkdir()
-    for path in (PUBLISHED, BAD, BAD_BEST):
+    bad = Path('out/bad/ckpt.pt')
+    published = Path('published/pytorch_model.bin')
+    for path in (bad, published):
         torch.save({'model': Evil()}, path, _use_new_zipfile_serialization=zipped)
-    for source, file in SOURCES:
-        for script, argv in calls_that_read(source):
-            assert str(file) in error_of(script, capsys, *argv)
-    assert str(BAD) in error_of(train, capsys, *RESUME, '--out_dir=out/bad')
-    assert str(BAD) in error_of(sample, capsys)  # the newest run
-    assert str(BAD) in error_of(eval, capsys, 'loss', 'out/bad')
-    assert not Path('out/run').exists()
+    for source, file in (('out/bad', bad), ('published', published), (published, published)):
+        baseline = ['loss', '--from=out/good', f'--baseline={source}']
+        assert str(file) in error_of(train, capsys, *RUN, f'--init_from={source}')
+        assert str(file) in error_of(sample, capsys, f'--from={source}')
+        assert str(file) in error_of(eval, capsys, *baseline)
+    assert str(bad) in error_of(train, capsys, *RESUME, '--out_dir=out/bad')
+    assert str(bad) in error_of(sample, capsys)  # the newest run
     assert not Path('marker').exists()
-    torch.load(BAD, weights_only=False)
+    torch.load(bad, weights_only=False)
     assert Path('marker').exists()  # the bait works where pickles are run

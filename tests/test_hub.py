@@ -35,6 +35,7 @@ from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
     load_tokenizer,
+    pre_tokenizers_of,
     spelled_vocab,
     tokenizer_files,
     words_tokenizer,
@@ -42,6 +43,7 @@ from rucksack.tokenizer import (
 
 BACKPACK = ROOT / 'tests' / 'fixtures' / 'backpack-gpt2-tiny'  # made by the published code
 GPT = ROOT / 'tests' / 'fixtures' / 'gpt2-tiny'  # made by transformers
+CUTS = pre_tokenizers_of(False)[0]
 needs_english = pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
 
 
@@ -331,7 +333,7 @@ def test_a_tokenizer_as_large_as_gpt2s_is_its_own_or_gpt2s(last, tmp_path, capsy
     export(Backpack(config), None, tmp_path / 'out')
     bpe = {'merges': description['merges'], 'vocab': spelled_vocab(description)}
     bpe['vocab'][END_OF_TEXT] = 50256
-    (tmp_path / 'out' / 'tokenizer.json').write_text(json.dumps({'model': bpe}))
+    (tmp_path / 'out' / 'tokenizer.json').write_text(json.dumps({'model': bpe, 'pre_tokenizer': CUTS}))
     wanted = GPT2 if last.endswith('azed') else description
     _, tokenizer = from_pretrained(tmp_path / 'out')
     assert tokenizer == wanted

@@ -1,0 +1,209 @@
+"""Claims about other people's weights and vocabularies: read with their own tokens, or refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import error_of
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rucksack import sample
+from rucksack.cli import UserError
+from rucksack.data import read_bin, read_meta
+from rucksack.hub import export, from_pretrained
+from rucksack.model import GPT, Config
+from rucksack.tokenizer import (
+    GPT2,
+    load_tokenizer,
+    read_tokenizer,
+    spelled_vocab,
+    tokenizer_files,
+    vocab_size,
+    words_tokenizer,
+)
+
+MERGES = ['\u0120 t', 'h e', '\u0120t he']
+CUT = GPT2 | {'merges': MERGES}  # 256 bytes, 3 merges and end-of-text
+TEXT = ' the hen, then'
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+def a_gpt(**changes) -> GPT:
+    """A small Transformer for the vocabulary above."""
+    torch.manual_seed(0)
+    shape = dict(block_size=8, vocab_size=260, n_layer=1, n_head=2, n_embd=8, n_sense=0)
+    return GPT(Config(**{**shape, **changes}))
+
+
+def write_vocabulary(vocab: dict[str, int], merges: list[str]) -> None:
+    """Write the two files of a GPT-2."""
+    Path('vocab.json').write_text(json.dumps(vocab), encoding='utf-8-sig')
+    Path('merges.txt').write_text('#version: 0.2\n' + '\n'.join(merges) + '\n')
+
+
+def test_a_vocabulary_of_other_ids_is_read_as_it_is():
+    """End-of-text first: every id is one more than in the same vocabulary with it last."""
+    vocab = {token: i + 1 for token, i in spelled_vocab(CUT).items()}
+    write_vocabulary(vocab | {'<|endoftext|>': 0}, MERGES)
+    description = read_tokenizer(Path())
+    encoding = load_tokenizer(description)
+    plain = load_tokenizer(CUT).encode_ordinary(TEXT)
+    assert encoding.encode_ordinary(TEXT) == [i + 1 for i in plain]
+    assert encoding.decode(encoding.encode_ordinary(TEXT)) == TEXT
+    assert encoding.eot_token == 0
+    assert vocab_size(description) == 260
+
+
+def test_special_tokens_have_ids_and_never_stand_for_text():
+    """Of any name and number; end-of-text is then what config.json calls so."""
+    vocab = spelled_vocab(CUT) | {'</s>': 259, '[PAD]': 300}
+    write_vocabulary(vocab, MERGES)
+    description = read_tokenizer(Path(), end=259)
+    encoding = load_tokenizer(description)
+    assert vocab_size(description) == 301
+    assert encoding.eot_token == 259
+    assert encoding.encode_ordinary(TEXT) == load_tokenizer(CUT).encode_ordinary(TEXT)
+    assert 300 not in encoding.encode_ordinary('[PAD]')
+
+
+def test_ids_that_do_not_rise_with_merges_are_refused():
+    """tiktoken merges by id, so it would give other tokens."""
+    vocab = spelled_vocab(CUT)
+    vocab['he'], vocab['\u0120t'] = vocab['\u0120t'], vocab['he']
+    write_vocabulary(vocab, MERGES)
+    with pytest.raises(UserError, match='order of its merges'):
+        read_tokenizer(Path())
+
+
+def set_cut(tokenizer: dict, **changes) -> None:
+    """Change how a tokenizer cuts a text."""
+    tokenizer['pre_tokenizer']['pretokenizers'][-1] |= changes
+
+
+CHANGES = {
+    'add_prefix_space': lambda t: set_cut(t, add_prefix_space=True),
+    'use_regex': lambda t: set_cut(t, use_regex=False),
+    'Digits': lambda t: t['pre_tokenizer']['pretokenizers'].insert(
+        0, {'type': 'Digits', 'individual_digits': True}),
+    'normalizer': lambda t: t.update(normalizer={'type': 'NFC'}),
+    'post_processor': lambda t: t.update(post_processor={'type': 'TemplateProcessing'}),
+    'dropout': lambda t: t['model'].update(dropout=0.1),
+    'added token': lambda t: t['added_tokens'].append(
+        {'id': 260, 'content': 'the', 'special': False})}
+
+
+@pytest.mark.parametrize('part', CHANGES)
+def test_a_tokenizer_that_cuts_texts_otherwise_is_refused(part):
+    """The part of tokenizer.json that differs is named."""
+    tokenizer = tokenizer_files(CUT)['tokenizer.json']
+    Path('tokenizer.json').write_text(json.dumps(tokenizer))
+    assert read_tokenizer(Path()) == CUT
+    CHANGES[part](tokenizer)
+    Path('tokenizer.json').write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match=part):
+        read_tokenizer(Path())
+
+
+def test_words_cut_by_another_pattern_are_refused():
+    """The list of words is ours, its Split is not."""
+    tokenizer = tokenizer_files(words_tokenizer(['a nurse']))['tokenizer.json']
+    tokenizer['pre_tokenizer']['pretokenizers'][0]['pattern'] = {'Regex': r'\s+'}
+    Path('tokenizer.json').write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match='pre_tokenizer'):
+        read_tokenizer(Path())
+
+
+def test_rows_beyond_the_ids_of_the_tokenizer_are_padding():
+    """In a Transformer of any vocabulary; fewer rows than ids are refused."""
+    export(a_gpt(vocab_size=320), CUT, 'padded')
+    settings = json.loads(Path('padded/config.json').read_text())
+    del settings['n_vocab']
+    Path('padded/config.json').write_text(json.dumps(settings))
+    model, _ = from_pretrained('padded')
+    assert model.config.n_vocab == 260
+    assert model.config.vocab_size == 320
+    export(a_gpt(vocab_size=250), CUT, 'short')
+    with pytest.raises(UserError, match='260'):
+        from_pretrained('short')
+
+
+def test_weights_in_shards_are_called_so(capsys):
+    """The line says how to save them in one file."""
+    export(a_gpt(), CUT, 'whole')
+    Path('whole/model.safetensors').rename('whole/model-00001-of-00001.safetensors')
+    Path('whole/model.safetensors.index.json').write_text('{}')
+    assert 'max_shard_size' in error_of(sample, capsys, '--from', 'whole')
+
+
+def test_gpt2s_tokenizer_is_said_to_be_assumed(capsys):
+    """Where a folder has as many ids as GPT-2 and no tokenizer."""
+    export(a_gpt(vocab_size=50257), None, 'bare')
+    capsys.readouterr()
+    _, tokenizer = from_pretrained('bare')
+    assert tokenizer == GPT2
+    assert 'assumed' in capsys.readouterr().err
+
+
+# -----------------------------------------------------------------------------
+# nanoGPT.
+
+
+def as_nanogpt(model: GPT, bias: bool) -> dict:
+    """The checkpoint that nanoGPT would write of a model, compiled."""
+    export(model, None, 'exported')
+    state = {}
+    for name, weight in load_file('exported/model.safetensors').items():
+        is_linear = weight.dim() == 2 and '.h.' in name
+        if bias or not name.endswith('.bias'):
+            state[f'_orig_mod.{name}'] = weight.T.contiguous() if is_linear else weight
+    state['_orig_mod.lm_head.weight'] = state['_orig_mod.transformer.wte.weight']
+    c = model.config
+    args = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.block_size,
+                bias=bias, vocab_size=c.vocab_size, dropout=0.0)
+    return {'model': state, 'model_args': args, 'iter_num': 5, 'optimizer': {}, 'config': {}}
+
+
+def logits(model: GPT) -> Tensor:
+    """What a model says after some ids."""
+    return model.eval()(torch.arange(8)[None])
+
+
+@pytest.mark.parametrize('bias', [True, False])
+def test_a_checkpoint_of_nanogpt_is_a_transformer(bias, capsys):
+    """Compiled, with biases or without, which is said; 50,304 rows are GPT-2's ids, padded."""
+    model = a_gpt(vocab_size=50304)
+    torch.save(as_nanogpt(model, bias), 'ckpt.pt')
+    capsys.readouterr()
+    found, tokenizer = from_pretrained('ckpt.pt')
+    assert torch.equal(logits(found), logits(model))  # new biases are 0
+    assert found.config.n_vocab == 50257
+    assert tokenizer == GPT2
+    assert ('no biases' in capsys.readouterr().err) != bias
+
+
+# -----------------------------------------------------------------------------
+# Bins without a meta.json.
+
+
+@pytest.mark.parametrize('kind', ['<u4', '<i8', '>u4'])
+def test_wider_numbers_without_a_meta_are_refused(kind):
+    """Every second id of 16 bits would be 0."""
+    Path('train.bin').write_bytes(torch.arange(1000).numpy().astype(kind).tobytes())
+    with pytest.raises(UserError, match='train.bin'):
+        read_bin(Path(), 'train', read_meta(Path()))
+
+
+def test_a_npy_file_called_a_bin_is_refused():
+    """Its header is no text."""
+    import numpy as np
+    np.save('train.npy', np.arange(1000, dtype=np.uint16))
+    Path('train.npy').rename('train.bin')
+    with pytest.raises(UserError, match='npy'):
+        read_bin(Path(), 'train', read_meta(Path()))
