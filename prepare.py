@@ -191,6 +191,9 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
                 raise UserError(f'{folder / name} exists; add --overwrite to make it again, '
                                 'or choose another NAME')
         shutil.rmtree(cache, ignore_errors=True)  # left by a killed run
+        for file in folder.iterdir():
+            if re.fullmatch(r'(train\.bin|val\.bin|meta\.json)\.\d+\.partial', file.name):
+                file.unlink()
         facts = write_data(folder, args, tokenizer, str(cache))
     finally:
         os.close(lock)

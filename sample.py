@@ -20,7 +20,15 @@ from functools import partial
 import torch
 
 from rucksack import looks
-from rucksack.cli import Parser, find_device, number, output_path, printable, run_cli
+from rucksack.cli import (
+    Parser,
+    find_device,
+    number,
+    output_path,
+    printable,
+    progress,
+    run_cli,
+)
 from rucksack.edits import (
     SensesOf,
     absent_words,
@@ -42,6 +50,7 @@ from rucksack.words import PROMPT, parse_bag, parse_pair, read_lines, read_promp
 # The command line.
 
 
+SAMPLES_AT_ONCE = 10
 SEVERAL = dict(nargs='+', action='extend', default=[])  # flags with several values, or repeated
 
 
@@ -224,7 +233,7 @@ def make_tables(args: argparse.Namespace, subject: Subject, prompts: list[Prompt
         tables[f'similar {word}'] = looks.similar(subject, word)
     if args.probs:
         tables['probs'] = looks.probabilities(subject, prompts, args.probs, edit)
-    for prompt in prompts:
+    for prompt in progress(prompts, 'prompts'):
         for name, table in tables_after(prompt, args, subject, edit, absent).items():
             if len(prompts) > 1:
                 name = f'{name}: {prompt.text}'
@@ -274,9 +283,12 @@ def print_samples(subject: Subject, prompt: Prompt, args: argparse.Namespace, ed
         subject.model.bfloat16()  # most of the time goes into reading weights
     torch.manual_seed(args.seed)
     copies = prompt.idx.expand(args.num_samples, -1)
-    texts = subject.model.generate(
-        copies, args.max_new_tokens, args.temperature, args.top_k, edit=edit, stop=subject.eot)
-    for i, ids in enumerate(texts.tolist(), 1):
+    texts = []
+    for some in progress(copies.split(SAMPLES_AT_ONCE), 'texts'):
+        texts += subject.model.generate(
+            some, args.max_new_tokens, args.temperature, args.top_k, edit=edit, stop=subject.eot
+        ).tolist()
+    for i, ids in enumerate(texts, 1):
         if ids[0] == subject.eot:  # an empty prompt
             ids = ids[1:]
         if subject.eot in ids:

@@ -253,7 +253,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
     machine.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
                    f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
     if state:
-        machine.print0(f'resumed from {s.path} after step {state["step"]}')
+        machine.print0(report.resumed(s.path, state))
     idx, _ = train_data(texts_of_step(s.seed, 0, s.batch_size, train_data.n))
     flops = flops_per_token(model, distinct=len(idx.unique()) / idx.numel())
 
@@ -320,7 +320,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
                 interval_step = iter_num
         machine.print0(f'done: {s.path}')
         return 0
-    except (*report.DEVICE_ERRORS, FloatingPointError, OSError) as error:
+    except (RuntimeError, FloatingPointError, OSError) as error:
         machine.print0(report.stopped(error, s.path, out.saved_step, machine.rank), sys.stderr)
         return 1
     finally:

@@ -65,8 +65,7 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         code = run(argv)
         print(end='', flush=True)
     except BrokenPipeError:  # the reader (head, say) has left; Python would complain
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        discard_output()
     except (UserError, OSError) as error:
         code = 2
         is_first = os.environ.get('LOCAL_RANK', '0') == '0'  # of the processes of torchrun
@@ -77,6 +76,12 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         complain(script, 'interrupted')
     if code:
         sys.exit(code)
+
+
+def discard_output() -> None:
+    """Send standard output nowhere from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
 
 
 class Parser(argparse.ArgumentParser):
@@ -176,10 +181,11 @@ def output_path(flag: str, path: str | None, suffix: str, begins: str) -> Path |
 def appearing_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, in place of path; path appears only when complete.
 
-    A link stays, and the file that it leads to is replaced.
+    The temporary path is this process's own. A link stays, and the file that it leads to is
+    replaced.
     """
     path = Path(os.path.realpath(path))
-    partial = Path(f'{path}.partial')
+    partial = Path(f'{path}.{os.getpid()}.partial')
     try:
         yield partial
         sync(partial)

@@ -222,7 +222,7 @@ def config_of(settings: dict, tokenizer: dict | None) -> Config:
 
 
 def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
-    """Return how many rows of the embedding matrix are ids: those of the tokenizer, if there is one.
+    """Return how many rows of the embedding matrix are ids, those of the tokenizer if there is one.
 
     Without a tokenizer, rows beyond GPT-2's ids are padding if they are few, as in backpack-gpt2.
     """
@@ -296,7 +296,7 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
             (new / name).write_text(text, encoding='utf-8')
         (new / 'README.md').write_text(card, encoding='utf-8')
         if c.n_sense:
-            shutil.copy(CODE, new)
+            shutil.copyfile(CODE, new / CODE.name)
         new.rename(folder)  # complete, or not there
     finally:
         shutil.rmtree(new, ignore_errors=True)

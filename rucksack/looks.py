@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rucksack import senses
+from rucksack.cli import progress
 from rucksack.edits import SensesOf, find_senses
 from rucksack.loaded import Subject
 from rucksack.senses import Edit
@@ -198,7 +199,7 @@ def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edi
         columns |= {f'p({word}){when}': '.4f' for word in words}
         if len(ids) == 2:
             columns[f'log odds{when}'] = '+.3f'
-        for prompt, row in zip(prompts, rows):
+        for prompt, row in zip(progress(prompts, 'prompts'), rows):
             probs = senses.next_word_probs(subject.model, prompt.idx, one)[0]  # (V,)
             p = probs[ids]  # (words,)
             row.extend(p.tolist())

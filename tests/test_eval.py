@@ -1,6 +1,7 @@
 """Claims about eval.py: each command end to end, on random models."""
 
 import csv
+import os
 import shutil
 from argparse import Namespace
 from dataclasses import replace
@@ -97,7 +98,7 @@ def test_edit_lines_and_a_file_of_them_apply_in_turn(lines, capsys):
 
 def test_a_table_is_printed_though_csv_cannot_be_written(capsys):
     """What took an hour to make is not lost to a file that cannot be written."""
-    Path('x.csv.partial').mkdir()
+    Path(f'x.csv.{os.getpid()}.partial').mkdir()
     with pytest.raises(SystemExit) as stop:
         tables.main(['loss', '--from=out/run', '--csv=x.csv', '--device=cpu'])
     assert stop.value.code == 2

@@ -333,7 +333,8 @@ def test_a_tokenizer_as_large_as_gpt2s_is_its_own_or_gpt2s(last, tmp_path, capsy
     export(Backpack(config), None, tmp_path / 'out')
     bpe = {'merges': description['merges'], 'vocab': spelled_vocab(description)}
     bpe['vocab'][END_OF_TEXT] = 50256
-    (tmp_path / 'out' / 'tokenizer.json').write_text(json.dumps({'model': bpe, 'pre_tokenizer': CUTS}))
+    tokenizer = {'model': bpe, 'pre_tokenizer': CUTS}
+    (tmp_path / 'out' / 'tokenizer.json').write_text(json.dumps(tokenizer))
     wanted = GPT2 if last.endswith('azed') else description
     _, tokenizer = from_pretrained(tmp_path / 'out')
     assert tokenizer == wanted

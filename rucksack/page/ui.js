@@ -63,6 +63,7 @@ async function refresh(layOut = null) {
     return;
   }
   isRefreshing = true;
+  const busy = setTimeout(() => document.body.classList.add('busy'), 200);  // milliseconds
   try {
     const {text: string, lines, compare} = state;
     seen = await ask('look', {string, lines, compare});
@@ -72,6 +73,8 @@ async function refresh(layOut = null) {
     say(error.message);
   }
   isRefreshing = false;
+  clearTimeout(busy);
+  document.body.classList.remove('busy');
   if (nextRefresh) {
     const next = nextRefresh;
     nextRefresh = null;
@@ -410,8 +413,11 @@ async function choose(j) {
 }
 
 byId('text').addEventListener('input', () => {
+  const most = 20 * data.config.block_size;  // letters; tokens are shorter
+  const isCut = byId('text').value.length > most;
+  if (isCut) byId('text').value = byId('text').value.slice(-most);
   state.text = byId('text').value;
-  say('');
+  say(isCut ? `Only the last ${most.toLocaleString('en')} letters are kept.` : '');
   refresh(openStrongest);
 });
 byId('text').addEventListener('change', saveLink);

@@ -179,7 +179,8 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
         torch.manual_seed(seed + i)
         started = time.perf_counter()
         with subject.autocast():
-            parts = [generators[label](part) for part in first_tokens.split(TEXTS_AT_ONCE)]
+            batches = progress(first_tokens.split(TEXTS_AT_ONCE), label)
+            parts = [generators[label](part) for part in batches]
         idx = torch.cat(parts).cpu()  # (n_texts, 1 + length)
         seconds += time.perf_counter() - started
         pairs_of_topic, right_texts = read_texts(subject, idx, label)

@@ -15,7 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rucksack.cli import UserError, bfloat16_unit, find_device, printable
+from rucksack.cli import (
+    LocalError,
+    UserError,
+    bfloat16_unit,
+    discard_output,
+    find_device,
+    printable,
+)
 from rucksack.model import GPT, Backpack
 
 PEAK_FLOPS = {  # dense bfloat16, from the data sheets
@@ -51,7 +58,10 @@ class Machine:
     def print0(self, text: str, file=None) -> None:
         """Print once, whatever the number of processes."""
         if self.rank == 0:
-            print(printable(text), file=file, flush=True)
+            try:
+                print(printable(text), file=file, flush=True)
+            except BrokenPipeError:  # whoever read this has left; the run goes on
+                discard_output()
 
     def sum_over_processes(self, x: Tensor) -> float:
         """Sum a number over all processes."""
@@ -116,6 +126,8 @@ def find_machine(device: str, dtype: str, micro_batches: int = 0) -> Machine:
 
     UserError unless the processes can share the micro-batches of a step.
     """
+    if ('RANK' in os.environ) != ('WORLD_SIZE' in os.environ):
+        raise LocalError('RANK and WORLD_SIZE come as a pair; torchrun sets both')
     rank = int(os.environ.get('RANK', 0))
     world = int(os.environ.get('WORLD_SIZE', 1))
     if micro_batches % world != 0:

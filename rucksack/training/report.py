@@ -10,8 +10,6 @@ from rucksack.loaded import count_parameters
 from rucksack.model import GPT, Backpack
 from rucksack.training.machine import Machine
 
-DEVICE_ERRORS = (torch.OutOfMemoryError, torch._dynamo.exc.BackendCompilerFailed)
-
 
 def describe(model: Backpack | GPT, machine: Machine) -> str:
     """Say in a line what a run trains, and where."""
@@ -46,6 +44,16 @@ def log_line(step: int, row: dict, tokens_left: int) -> str:
             f'{row["grad_norm"]:.2f}, {speed:,} tokens/s{mfu}, {time_left} left')
 
 
+def resumed(path: Path, state: dict) -> str:
+    """Say which state a run goes on from, and whether it will round as it did."""
+    text = f'resumed from {path} after step {state["step"]}'
+    threads = torch.get_num_threads()
+    if state['threads'] != threads:
+        text += (f'\nit was trained with {state["threads"]} threads, and there are {threads} now: '
+                 f'for the same bits, set OMP_NUM_THREADS={state["threads"]}')
+    return text
+
+
 def how_to_restart(path: Path) -> str:
     """Say what to do with a run that cannot be resumed, from its checkpoint."""
     return f'start a new run from its weights: --init_from={path} --out_dir=NEW'
@@ -54,20 +62,25 @@ def how_to_restart(path: Path) -> str:
 def stopped(error: Exception, path: Path, saved_step: int | None, rank: int) -> str:
     """Say why a run stopped and how to go on; saved_step is the step of its checkpoint at path.
 
-    UserError, raised from here, for a device without enough memory, or for one that cannot compile.
+    UserError, raised from here, for a device without enough memory, or for one that cannot compile;
+    any other RuntimeError is raised again.
     """
+    # A CPU's allocator has no error of its own.
+    out_of_memory = isinstance(error, torch.OutOfMemoryError) or 'allocate memory' in str(error)
     how = 'nothing was saved'
     if saved_step is not None:
         how = f'the last good checkpoint is {path}, from step {saved_step}; '
-        if isinstance(error, torch.OutOfMemoryError):  # a resumed run keeps its batch size
+        if out_of_memory:  # a resumed run keeps its batch size
             how += how_to_restart(path)
         elif isinstance(error, FloatingPointError):  # resuming would fail the same way
             how += f'start a new run with --init_from={path} --out_dir=NEW and lower learning rates'
         else:
             how += 'continue it with --init_from=resume'
-    if isinstance(error, torch.OutOfMemoryError):
+    if out_of_memory:
         raise LocalError(f'process {rank}: out of memory; lower --batch_size and raise '
                          f'--gradient_accumulation_steps to match; {how}')
-    if isinstance(error, DEVICE_ERRORS):
+    if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
         raise UserError(f'torch.compile failed ({one_line(error)}); add --compile=False')
+    if isinstance(error, RuntimeError):
+        raise error
     return f'train.py: stopped: {error}; {how}'

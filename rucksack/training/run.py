@@ -61,7 +61,7 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         busy = f'another process is training in {folder}; choose another --out_dir'
         self.lock = lock_folder(folder, busy)
-        for partial in checkpoints_in(folder, 'pt.partial'):  # left by a killed run
+        for partial in checkpoints_in(folder, r'pt(\.\d+)?\.partial'):  # left by a killed run
             partial.unlink()
         if state and state['val_loss'] == state['best_val_loss']:
             ckpt.copy_to_best(path)  # in case the run was killed before this copy
@@ -115,6 +115,7 @@ class RunFolder:
                 'val_loss': val_loss,
                 'best_val_loss': self.best_val_loss,
                 'seconds': time.perf_counter() - self.start,
+                'threads': torch.get_num_threads(),
                 'log': self.log_text})
             if self.saved_step is None:  # the first checkpoint replaces those of an older run
                 for path in checkpoints_in(self.path.parent):

@@ -72,7 +72,7 @@ def read_config(path: str | Path, parser: SettingsParser) -> dict:
 
 def key_and_value(line: ast.stmt) -> tuple[str, object]:
     """Parse a key = value line; UserError for any other code."""
-    code = ast.unparse(line).splitlines()[0]
+    code = ast.unparse(line).splitlines()[0][:100]
     with reading(f'line {line.lineno}, {code},', problem='is not key = value'):
         target, = line.targets
         return target.id, ast.literal_eval(line.value)
