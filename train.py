@@ -30,7 +30,7 @@ from rucksack.training import checkpoint as ckpt
 from rucksack.training import report, start
 from rucksack.training.gauge import stuck_senses
 from rucksack.training.machine import Machine, find_machine, flops_per_token, leave_processes
-from rucksack.training.optimizers import make_optimizers
+from rucksack.training.optimizers import make_optimizers, set_learning_rates
 from rucksack.training.run import RunFolder, check_finite, refuse_to_replace
 from rucksack.training.settings import parse_settings, setting
 
@@ -57,11 +57,11 @@ class Settings:
     batch_size: int = setting(32, 'sequences per micro-batch', low=1)
     gradient_accumulation_steps: int = setting(1, 'micro-batches per step, over processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
-    optimizer: str = setting('adamw', 'adamw, or muon for matrices', choices=('adamw', 'muon'))
+    optimizer: str = setting('muon', 'muon for matrices, or adamw', choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
-    muon_lr: float = setting(6e-3, 'peak learning rate of Muon')
+    muon_lr: float = setting(3e-3, 'peak learning rate of Muon')
     loaded_lr: float = setting(1.0, 'factor on the rates of weights taken from a Transformer')
-    warmup_iters: int = setting(5000, 'steps of linear warmup')
+    warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5% of max_iters)', low=-1)
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
     weight_decay: float = setting(0.1, 'weight decay of matrices')
@@ -98,12 +98,7 @@ def parse_args(argv: list[str]) -> tuple[Settings, dict[str, object], set[str]]:
     given, flags, configs = parse_settings(Settings, 'train.py', __doc__.splitlines()[0], argv)
     s = Settings(**given)
     if not s.out_dir:
-        name = s.dataset
-        if configs:
-            name = Path(configs[-1]).stem.removeprefix('train_')
-        if s.model == 'gpt':
-            name += '_gpt'
-        s = replace(s, out_dir=f'out/{name}')
+        s = replace(s, out_dir=start.out_dir_of(s.dataset, s.model, configs))
     return s, given, flags
 
 
@@ -174,8 +169,7 @@ def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine
         loss = loss_of(model, data, batch, machine)
         total += loss.item() * len(batch)
     model.train()
-    total = torch.tensor(total, dtype=torch.float64)
-    return machine.sum_over_processes(total) / len(texts)
+    return machine.sum_over_processes(torch.tensor(total, dtype=torch.float64)) / len(texts)
 
 
 def evaluation(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> dict:
@@ -193,7 +187,7 @@ def evaluation(model: nn.Module, data: TokenDataset, s: Settings, machine: Machi
 
 
 def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
-    """Train, with the result of parse_args; returns 1 if an error stopped the run, else 0."""
+    """Train, with the result of parse_args; returns the exit code."""
     # The checkpoint to resume, or the weights to start from, and the data.
     state = {}
     if s.init_from == 'resume':
@@ -218,10 +212,10 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
     s = replace(s, dtype=machine.dtype)
     machine.check_agreement(f'{state.get("log")} {data_facts}', f'{s.out_dir} and {folder}')
 
+    s = replace(s, warmup_iters=start.warmup_of(s.warmup_iters, s.max_iters, machine))
+
     # The model: from scratch, from the checkpoint to resume, or from given weights.
-    shape = {name: getattr(s, name) for name in start.SHAPE}
-    if s.model == 'gpt':
-        shape['n_sense'] = 0
+    shape = start.shape_of(asdict(s))
     if s.init_from == 'scratch':
         model = start.new_model(s.seed, meta['vocab_size'], shape)
     elif s.init_from == 'resume':
@@ -248,16 +242,17 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
     facts = {'model_config': asdict(model.config), 'tokenizer': meta['tokenizer'],
              'settings': asdict(s), 'data': data_facts}  # stored in every checkpoint
     out = RunFolder(s.path, s.tokens_per_step, facts, state, machine.rank)
-    epochs = s.max_iters * s.tokens_per_step / (train_data.n * s.block_size)
     machine.print0(report.describe(model, machine))
-    machine.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
-                   f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
+    tokens = train_data.n * s.block_size
+    machine.print0(report.plan(s.max_iters, s.tokens_per_step, tokens, s.dataset, s.out_dir))
     if state:
         machine.print0(report.resumed(s.path, state))
     idx, _ = train_data(texts_of_step(s.seed, 0, s.batch_size, train_data.n))
     flops = flops_per_token(model, distinct=len(idx.unique()) / idx.numel())
 
     iter_num = state.get('step', 0)
+    advised = False
+    machine.note_signals()  # Ctrl-C does not break off a step
     try:
         if s.wandb_log:
             out.start_wandb(s.wandb_project, s.wandb_run_name)
@@ -268,14 +263,21 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
         interval_start = time.perf_counter()  # when the current logging interval began
         interval_step = iter_num
         while True:
+            # After Ctrl-C or SIGTERM to any process: save without an evaluation, and leave.
+            if machine.noted_signal():
+                check_finite(iter_num, 'step', iter_num, model, optimizers)
+                out.save(iter_num, None, model, optimizers)
+                machine.print0(report.interrupted(s.path, iter_num), sys.stderr)
+                return 128 + machine.noted_signal()
+
             # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
-            # A resumed run begins with a step that has been saved.
             is_last = iter_num == s.max_iters
-            if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.saved_step:
+            if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.evaluated_step:
                 pause_start = time.perf_counter()
                 row = evaluation(loss_model, val_data, s, machine)
                 check_finite(iter_num, 'loss', row['val_loss'], model, optimizers)
-                machine.print0(report.evaluation_lines(iter_num, row))
+                lines, advised = report.evaluation_lines(iter_num, row, s.warmup_iters, advised)
+                machine.print0(lines)
                 out.log(iter_num, row)
                 out.save(iter_num, row['val_loss'], model, optimizers)
                 interval_start += time.perf_counter() - pause_start
@@ -284,9 +286,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
 
             # Set this step's learning rates: share * peak * the group's factor, if it has one.
             share = share_of_peak(iter_num, s)
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group['lr'] = share * optimizer.defaults['lr'] * group.get('factor', 1.0)
+            set_learning_rates(optimizers, share)
 
             # Forward and backward through all micro-batches, then clip and update.
             loss = forward_backward(ddp_model, train_data, iter_num, s, machine)
@@ -295,7 +295,6 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             iter_num += 1
-
             # Permanent copies of the weights.
             if s.keep_every and iter_num % s.keep_every == 0:
                 check_finite(iter_num, 'gradient norm', norm.item(), model, optimizers)
@@ -324,6 +323,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
         machine.print0(report.stopped(error, s.path, out.saved_step, machine.rank), sys.stderr)
         return 1
     finally:
+        machine.forget_signals()
         out.close()
 
 

@@ -11,3 +11,5 @@ decay_embeddings = False  # as published; so is beta2
 beta2 = 0.999
 dropout = 0.1
 eval_iters = 200
+optimizer = 'adamw'
+warmup_iters = 2500

@@ -4,3 +4,5 @@ gradient_accumulation_steps = 32  # 32 * 32 * 512 = 524,288 tokens a step, over 
 decay_embeddings = False  # as published; so is beta2
 beta2 = 0.999
 dropout = 0.1
+optimizer = 'adamw'
+warmup_iters = 5000

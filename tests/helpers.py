@@ -38,7 +38,7 @@ SMALL = [
     '--dataset=tiny', '--n_layer=2', '--n_head=2', '--n_embd=16', '--n_sense=4', '--block_size=8',
     '--batch_size=4', '--warmup_iters=2', '--eval_iters=2', '--log_interval=1', '--device=cpu',
     '--compile=False', '--dtype=float32', '--out_dir=out/run', '--lr_decay_iters=20',
-    '--learning_rate=0.01']
+    '--learning_rate=0.01', '--optimizer=adamw']
 
 
 # -----------------------------------------------------------------------------

@@ -89,12 +89,16 @@ def test_a_run_killed_25_times_ends_in_the_same_bits(tiny):
     finish_run(run)
 
 
-def test_a_run_that_ctrl_c_ends_with_130_ends_in_the_same_bits(tiny):
-    """Resumed, it goes on from its last evaluation."""
+@pytest.mark.parametrize('change', [9, 12, 13, 14])
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
+    """Its exit code says which; resumed, it ends in the same bits, evaluations included."""
     assert finish(start(*RUN, '--out_dir=out/whole')) == 0
-    press = partial(at_change, 12, partial(signal.raise_signal, signal.SIGINT))
-    assert finish(start(*RUN, prepared=press)) == 130
-    assert checkpoint()['step'] == 2
+    interrupt = partial(at_change, change, partial(signal.raise_signal, number))
+    assert finish(start(*RUN, prepared=interrupt)) == 128 + number
+    said = Path('said.txt').read_text().splitlines()[-1]
+    assert f'step {checkpoint()["step"]}; ' in said
+    assert '--init_from=resume --out_dir=out/run' in said
     finish_run(RUN)
 
 

@@ -103,4 +103,5 @@ def test_the_papers_sizes_train_as_published(name):
     assert s.sense_hidden == (640 if name == 'senses' else 0)
     assert s.block_size == 512
     assert (s.dropout, s.weight_decay, s.grad_clip) == (0.1, 0.1, 1.0)
-    assert s.warmup_iters == 5000
+    assert s.optimizer == 'adamw'
+    assert s.warmup_iters == (2500 if name == 'senses' else 5000)

@@ -33,6 +33,7 @@ from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
 from rucksack.train import Settings, share_of_peak
 from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine
+from rucksack.training.report import evaluation_lines
 from rucksack.training.start import SHAPE, start_from
 
 RESUME = [*SMALL, '--init_from=resume']
@@ -420,6 +421,36 @@ def test_processes_that_read_different_data_are_refused(tiny):
     assert ranks(run, [*run, '--dataset=other']) == [2, 2]
     assert 'data/tiny' in error_in('said0.txt')
     assert not Path('out').exists()
+
+
+@pytest.mark.parametrize('given, steps', [('-1', 2), ('0', 0), ('3', 3)])
+def test_warmup_iters_is_5_percent_of_the_steps_unless_given(given, steps, tiny):
+    """It is resolved once: a resumed run that goes on for longer keeps it."""
+    run = [*SMALL, f'--warmup_iters={given}']
+    train.main([*run, '--max_iters=40', '--eval_interval=40'])
+    assert checkpoint()['settings']['warmup_iters'] == steps
+    train.main(['--init_from=resume', '--out_dir=out/run', '--max_iters=41'])
+    assert checkpoint()['settings']['warmup_iters'] == steps
+
+
+def test_warmup_iters_that_never_end_are_said(tiny, capsys):
+    """Before the first step; the run goes on."""
+    train.main([*SMALL, '--warmup_iters=5000', '--max_iters=2'])
+    said, _, _ = capsys.readouterr().out.partition('step 0:')
+    assert 'warmup_iters=5000' in said
+    assert checkpoint()['step'] == 2
+
+
+@pytest.mark.parametrize('step, counts, advised, advice', [
+    (5, (0, 3), False, False), (6, (0, 3), False, True), (6, (2, 0), False, True),
+    (6, (0, 3), True, False), (6, (0, 0), False, False)])
+def test_stuck_senses_after_the_warmup_get_advice_once(step, counts, advised, advice):
+    """Until warmup_iters they are normal."""
+    row = {'val_loss': 1.0, 'senses_on_current_token': counts[0], 'senses_by_position': counts[1]}
+    said, now_advised = evaluation_lines(step, row, 5, advised)
+    assert ('--optimizer=muon' in said) == advice
+    assert ('normal' in said) == (step <= 5)
+    assert now_advised == (advice or advised)
 
 
 # -----------------------------------------------------------------------------

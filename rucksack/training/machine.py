@@ -5,6 +5,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -68,6 +69,30 @@ class Machine:
         if self.world > 1:
             dist.all_reduce(x)
         return x.item()
+
+    def note_signals(self) -> None:
+        """From now on, note a first SIGINT or SIGTERM; a second one acts at once."""
+        self.signal = 0
+        self.handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+
+        def note(number: int, frame) -> None:
+            self.signal = number
+            self.forget_signals()
+
+        for number in self.handlers:
+            signal.signal(number, note)
+
+    def forget_signals(self) -> None:
+        """Let signals act as they did before note_signals."""
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def noted_signal(self) -> int:
+        """Return the signal that any of the processes has noted, 0 for none."""
+        number = torch.tensor(self.signal)
+        if self.world > 1:
+            dist.all_reduce(number, dist.ReduceOp.MAX)
+        return number.item()
 
     def check_agreement(self, facts: str, folders: str) -> None:
         """Raise UserError unless all processes read the same facts in the folders."""

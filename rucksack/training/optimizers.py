@@ -61,6 +61,13 @@ def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weig
     return [adamw, Muon(for_muon, lr=muon_lr, weight_decay=weight_decay)]
 
 
+def set_learning_rates(optimizers: list[Optimizer], share: float) -> None:
+    """Set each group's learning rate: a share of its optimizer's peak, times its factor, if any."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group['lr'] = share * optimizer.defaults['lr'] * group.get('factor', 1.0)
+
+
 def with_factors(groups: list[dict], model: Backpack | GPT, loaded_lr: float) -> list[dict]:
     """Split each group by its factor on the learning rate; unsplit if loaded_lr is 1."""
     if loaded_lr == 1:

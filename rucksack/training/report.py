@@ -21,13 +21,31 @@ def describe(model: Backpack | GPT, machine: Machine) -> str:
             f'in {machine.dtype} ({machine.why})')
 
 
-def evaluation_lines(step: int, row: dict) -> str:
-    """Format the log's row of an evaluation for the terminal, a line on stuck senses included."""
+def plan(steps: int, tokens_per_step: int, tokens: int, dataset: str, out_dir: str) -> str:
+    """Say in a line how long a run trains, on data of so many tokens, and where it writes."""
+    epochs = steps * tokens_per_step / tokens
+    return (f'{steps:,} steps of {tokens_per_step:,} tokens: {epochs:.3f} epochs of '
+            f'data/{dataset}; log and checkpoints in {out_dir}')
+
+
+def evaluation_lines(step: int, row: dict, warmup_iters: int, advised: bool) -> tuple[str, bool]:
+    """Format the log's row of an evaluation for the terminal, a line on stuck senses included.
+
+    After the warmup, stuck senses get advice, once; also returns whether they have had it.
+    """
     lines = f'step {step}: validation loss {row["val_loss"]:.4f}'
-    if 'senses_by_position' in row:
-        lines += (f'\nstuck senses: {row["senses_on_current_token"]} attend only to the current '
-                  f'token, {row["senses_by_position"]} depend only on position (normal at first)')
-    return lines
+    if 'senses_by_position' not in row:
+        return lines, advised
+    stuck = (row['senses_on_current_token'], row['senses_by_position'])
+    lines += (f'\nstuck senses: {stuck[0]} attend only to the current token, '
+              f'{stuck[1]} depend only on position')
+    if step <= warmup_iters:
+        return f'{lines} (normal at first)', advised
+    if max(stuck) > 0 and not advised:
+        lines += ('\nA stuck sense does not read the text: it adds little to the model, and seldom '
+                  'recovers. Start again with --optimizer=muon, or with lower learning rates.')
+        advised = True
+    return lines, advised
 
 
 def log_line(step: int, row: dict, tokens_left: int) -> str:
@@ -52,6 +70,12 @@ def resumed(path: Path, state: dict) -> str:
         text += (f'\nit was trained with {state["threads"]} threads, and there are {threads} now: '
                  f'for the same bits, set OMP_NUM_THREADS={state["threads"]}')
     return text
+
+
+def interrupted(path: Path, step: int) -> str:
+    """Say what a run has saved after a signal, and how it goes on."""
+    return (f'train.py: interrupted: {path} is saved at step {step}; continue with '
+            f'python train.py --init_from=resume --out_dir={path.parent}')
 
 
 def how_to_restart(path: Path) -> str:

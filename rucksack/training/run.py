@@ -48,6 +48,9 @@ class RunFolder:
         self.tokens_per_step = tokens_per_step
         self.facts = facts
         self.saved_step = state.get('step')  # of the last checkpoint
+        self.evaluated_step = None  # of the last evaluation, if its checkpoint is the last
+        if state and math.isfinite(state['val_loss']):
+            self.evaluated_step = self.saved_step
         self.best_val_loss = state.get('best_val_loss', math.inf)
         # Seconds count from here, those before the run was resumed included.
         self.start = time.perf_counter() - state.get('seconds', 0.0)
@@ -102,17 +105,21 @@ class RunFolder:
         if self.wandb:
             self.wandb.log(row, step=step)
 
-    def save(self, step: int, val_loss: float, model: Backpack | GPT, optimizers: list[Optimizer]
-             ) -> None:
-        """Write ckpt.pt, with all that resuming needs; copy it to best.pt if it is the best yet."""
-        is_best = val_loss <= self.best_val_loss
-        self.best_val_loss = min(val_loss, self.best_val_loss)
+    def save(self, step: int, val_loss: float | None, model: Backpack | GPT,
+             optimizers: list[Optimizer]) -> None:
+        """Write ckpt.pt, with all that resuming needs; copy it to best.pt if it is the best yet.
+
+        val_loss is None if there was no evaluation.
+        """
+        is_best = val_loss is not None and val_loss <= self.best_val_loss
+        if is_best:
+            self.best_val_loss = val_loss
         if self.is_open:
             ckpt.save_checkpoint(self.path, self.facts | {
                 'step': step,
                 'model': model.state_dict(),
                 'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
-                'val_loss': val_loss,
+                'val_loss': math.inf if val_loss is None else val_loss,
                 'best_val_loss': self.best_val_loss,
                 'seconds': time.perf_counter() - self.start,
                 'threads': torch.get_num_threads(),
@@ -122,6 +129,7 @@ class RunFolder:
                     if path != self.path:
                         path.unlink()
         self.saved_step = step
+        self.evaluated_step = step if val_loss is not None else None
         if self.is_open and is_best:
             ckpt.copy_to_best(self.path)
 

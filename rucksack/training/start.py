@@ -25,6 +25,34 @@ STEERING = {'max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', '
             'log_interval', 'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name'}
 
 
+def shape_of(settings: dict) -> dict[str, float]:
+    """Select a model's SHAPE from the settings of a run."""
+    shape = {name: settings[name] for name in SHAPE}
+    if settings['model'] == 'gpt':
+        shape['n_sense'] = 0
+    return shape
+
+
+def out_dir_of(dataset: str, model: str, configs: list[str]) -> str:
+    """Name the folder of a run after its config or, without one, its dataset."""
+    name = dataset
+    if configs:
+        name = Path(configs[-1]).stem.removeprefix('train_')
+    if model == 'gpt':
+        name += '_gpt'
+    return f'out/{name}'
+
+
+def warmup_of(warmup_iters: int, max_iters: int, machine: Machine) -> int:
+    """Return the steps of warmup, 5% of max_iters for -1; warn if the warmup never ends."""
+    if warmup_iters < 0:
+        return round(0.05 * max_iters)
+    if warmup_iters >= max_iters > 0:
+        machine.print0(f'warmup_iters={warmup_iters} is not below max_iters={max_iters}: learning '
+                       'rates stay below their peaks; -1 warms up for 5% of the steps')
+    return warmup_iters
+
+
 def resumed_settings(typed: Settings, flags: Iterable[str], state: dict, path: Path) -> Settings:
     """Return the settings saved in the state of a run, but for flags that steer it.
 
