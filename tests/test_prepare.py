@@ -1,4 +1,4 @@
-"""Claims about prepare.py: what goes into bins, what is refused, what a failure leaves behind."""
+"""Claims about prepare.py: what goes into bins, what is held out, what a failure leaves behind."""
 
 import errno
 import gzip
@@ -23,17 +23,10 @@ from helpers import ROOT, error_of, lively, offline, save
 from tiktoken.load import read_file_cached
 from tiktoken_ext.openai_public import r50k_pat_str
 
-from rucksack import prepare, train
+from rucksack import prepare
 from rucksack.cli import UserError
 from rucksack.data import read_bin, read_meta
-from rucksack.tokenizer import (
-    CHARACTER_OF,
-    GPT2,
-    cached_encoding,
-    gpt2_tokenizer,
-    load_tokenizer,
-    words_tokenizer,
-)
+from rucksack.tokenizer import CHARACTER_OF, GPT2, gpt2_tokenizer, load_tokenizer, words_tokenizer
 
 MERGES = ['--merges', '300']  # a vocabulary that comes with the code
 TEXTS = [
@@ -57,16 +50,6 @@ def gpt2():
         return tiktoken.get_encoding('gpt2')
     except Exception as error:  # tiktoken and requests have kinds of their own
         pytest.skip(f'no GPT-2 vocabulary: {error}')
-
-
-@pytest.fixture
-def no_gpt2(monkeypatch):
-    """A machine that can neither find nor download GPT-2's vocabulary."""
-    def get_encoding(name: str):
-        raise ConnectionError('no route')
-
-    monkeypatch.setattr(tiktoken, 'get_encoding', get_encoding)
-    cached_encoding.cache_clear()
 
 
 def texts_in(name: str, split: str) -> list[str]:
@@ -180,6 +163,28 @@ def test_archives_of_openwebtext_are_read_as_published():
     assert train == [text for text in expected if text not in val]
 
 
+@pytest.mark.parametrize('name, content', [
+    ('latin.txt', b'\xff\xfe'),
+    ('cut.jsonl', b'{"text": "a"}\n{"te'),
+    ('cut.txt.gz', gzip.compress(b'ab' * 999)[:-9]),
+    ('cut.tar', tar({'a.txt': b'a' * 9999})[:5000])])
+def test_text_that_cannot_be_read_is_one_line(name, content, capsys):
+    """The file is named, though a good one comes before it, and nothing stays behind."""
+    Path('good.txt').write_text('good')
+    Path(name).write_bytes(content)
+    line = error_of(prepare, capsys, 'bad', *MERGES, '--text', 'good.txt', name, printed=0)
+    assert name in line
+    assert not os.listdir('data')
+
+
+@pytest.mark.parametrize('argv, named', [
+    (['bad', '--hub', 'owner/none'], 'owner/none'), (['openwebtext'], 'OpenWebText')])
+def test_hub_without_a_network_is_one_line(argv, named, capsys):
+    """What cannot be fetched is named, and nothing stays behind."""
+    assert named in error_of(prepare, capsys, *argv, *MERGES, printed=0)
+    assert not os.listdir('data')
+
+
 # -----------------------------------------------------------------------------
 # What is held out.
 
@@ -225,7 +230,7 @@ def test_val_leaves_all_documents_whole():
 
 
 @pytest.mark.parametrize('unit, end, count', [
-    ('word ' * 900, '\n\n', 600), ('a line', '\n', 2000), ('word', ' ', 9000), ('x', '', 30_000)],
+    ('one\ntwo', '\n\n', 900), ('a line', '\n', 2000), ('word', ' ', 9000), ('x', '', 30_000)],
     ids=['paragraphs', 'lines', 'words', 'letters'])
 def test_a_lone_text_is_cut_where_it_hurts_least(unit, end, count):
     """Into 100 pieces or more, after a paragraph, a line or a word; ten are held out."""
@@ -239,6 +244,14 @@ def test_a_lone_text_is_cut_where_it_hurts_least(unit, end, count):
     assert sum(piece.endswith(end) for piece in pieces) >= len(pieces) - 1
     assert sum(len(piece) for piece in pieces) == len(text)
     assert all(piece in text for piece in pieces)
+
+
+def test_val_that_is_trained_on_is_said(capsys):
+    """The file is named, by whatever path it is given."""
+    Path('a.txt').write_text(BOOK)
+    same_file = str(Path('a.txt').absolute())
+    prepare.main(['a', *MERGES, '--text', 'a.txt', '--val', same_file])
+    assert same_file in capsys.readouterr().out
 
 
 # -----------------------------------------------------------------------------
@@ -265,20 +278,25 @@ def by_hand(text: str, merges: list[str]) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize('n', [300, 16_384])
-def test_merges_up_to_16384_need_no_download(n, no_gpt2):
-    """Ids are those that the merges in meta.json make; end-of-text is the last of 257 + N."""
+def ids_of_sentences(*argv: str) -> list[int]:
+    """The ids of SENTENCES in a bin of prepare.py."""
     Path('a.jsonl').write_bytes(jsonl(SENTENCES))
-    Path('val.jsonl').write_bytes(jsonl(['held']))
-    make('a', '--text', 'a.jsonl', '--val', 'val.jsonl', '--merges', str(n))
+    Path('val.txt').write_text('held')
+    prepare.main(['a', '--text', 'a.jsonl', '--val', 'val.txt', *argv])
+    return np.fromfile('data/a/train.bin', '<u2').tolist()
+
+
+@pytest.mark.parametrize('n', [300, 16_384])
+def test_merges_up_to_16384_need_no_download(n, monkeypatch):
+    """Ids are those that the merges in meta.json make; end-of-text is the last of 257 + N."""
+    monkeypatch.delattr(tiktoken, 'get_encoding')
+    ids = ids_of_sentences('--merges', str(n))
     meta = read_meta(Path('data/a'))
     merges = meta['tokenizer']['merges']
     assert len(merges) == n
     assert meta['vocab_size'] == 257 + n
-    expected = []
-    for text in SENTENCES:
-        expected += [*by_hand(text, merges), 256 + n]
-    assert np.fromfile('data/a/train.bin', '<u2').tolist() == expected
+    expected = [[*by_hand(text, merges), 256 + n] for text in SENTENCES]
+    assert ids == sum(expected, [])
 
 
 @pytest.mark.parametrize('n', [16_384, 50_000])
@@ -290,25 +308,16 @@ def test_merges_are_the_first_of_gpt2(n, gpt2):
 
 
 def test_without_merges_the_ids_are_those_of_gpt2(gpt2):
-    """Of every text, and an end-of-text id after it."""
-    Path('a.jsonl').write_bytes(jsonl(SENTENCES))
-    Path('val.jsonl').write_bytes(jsonl(['held']))
-    prepare.main(['a', '--text', 'a.jsonl', '--val', 'val.jsonl'])
-    expected = []
-    for text in SENTENCES:
-        expected += [*gpt2.encode_ordinary(text), 50256]
-    assert np.fromfile('data/a/train.bin', '<u2').tolist() == expected
+    """An end-of-text id comes after each text."""
+    expected = [[*gpt2.encode_ordinary(text), 50256] for text in SENTENCES]
+    assert ids_of_sentences() == sum(expected, [])
     assert read_meta(Path('data/a'))['tokenizer'] == GPT2
-
-
-# -----------------------------------------------------------------------------
-# For a model that is there already.
 
 
 @pytest.mark.parametrize('tokenizer', [gpt2_tokenizer(40), words_tokenizer(['It goes on. of a'])],
                          ids=['merges', 'words'])
 def test_like_takes_the_tokenizer_of_a_model(tokenizer):
-    """The data has its texts whole, and the model can be trained on it."""
+    """It is the one in meta.json, and the texts come back whole from its ids."""
     n_vocab = load_tokenizer(tokenizer).n_vocab
     save('out/mine', lively(block_size=16, vocab_size=n_vocab).float(), tokenizer)
     Path('a.txt').write_text(BOOK)
@@ -316,66 +325,29 @@ def test_like_takes_the_tokenizer_of_a_model(tokenizer):
     assert read_meta(Path('data/a'))['tokenizer'] == tokenizer
     texts = texts_in('a', 'train') + texts_in('a', 'val')
     assert sorted(''.join(texts)) == sorted(BOOK)
-    train.main(['--dataset=a', '--init_from=out/mine', '--max_iters=1', '--eval_iters=1',
-                '--compile=False', '--batch_size=2', '--device=cpu', '--out_dir=out/tuned'])
-    assert Path('out/tuned/ckpt.pt').exists()
-
-
-def test_val_that_is_trained_on_is_said(capsys):
-    """The file is named, by whatever path it is given."""
-    Path('a.txt').write_text(BOOK)
-    same_file = str(Path('a.txt').absolute())
-    prepare.main(['a', *MERGES, '--text', 'a.txt', '--val', same_file])
-    assert same_file in capsys.readouterr().out
-
-
-# -----------------------------------------------------------------------------
-# What is refused.
-
-
-BAD_FILES = {
-    'latin.txt': b'\xff\xfe',
-    'cut.jsonl': b'{"text": "a"}\n{"te',
-    'cut.txt.gz': gzip.compress(b'ab' * 999)[:-9],
-    'cut.tar': tar({'a.txt': b'a' * 9999})[:5000]}
-
-
-@pytest.mark.parametrize('name', BAD_FILES)
-def test_a_file_that_cannot_be_read_is_named(name, capsys):
-    """In one line, though a good one comes before it, and nothing stays behind."""
-    Path('good.txt').write_text(BOOK)
-    Path(name).write_bytes(BAD_FILES[name])
-    line = error_of(prepare, capsys, 'bad', *MERGES, '--text', 'good.txt', name, printed=0)
-    assert name in line
-    assert not os.listdir('data')
-
-
-@pytest.mark.parametrize('argv, named', [
-    (['bad', '--hub', 'owner/none'], 'owner/none'), (['openwebtext'], 'OpenWebText')])
-def test_hub_without_a_network_is_one_line(argv, named, capsys):
-    """What cannot be fetched is named, and nothing stays behind."""
-    assert named in error_of(prepare, capsys, *argv, *MERGES, printed=0)
-    assert not os.listdir('data')
 
 
 # -----------------------------------------------------------------------------
 # A folder that is there.
 
 
-def state_of(name: str) -> dict[str, tuple[int, bytes]]:
-    """When each file of data/NAME was written, and what it holds."""
-    files = sorted(Path('data', name).iterdir())
-    return {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+def contents(folder: str) -> dict[str, bytes]:
+    """What each file of a folder holds."""
+    return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
-def test_without_overwrite_a_made_folder_stays_as_it_is(capsys):
-    """It is named, and no file in it is written again."""
+@pytest.mark.parametrize('argv, named', [
+    (['--text', 'a.txt', '--seed', '1'], 'data/a'),
+    (['--text', 'a.txt', 'bad.jsonl', '--overwrite'], 'bad.jsonl')], ids=['without', 'failing'])
+def test_overwrite_alone_replaces_and_only_if_it_succeeds(argv, named, capsys):
+    """Otherwise every file of the folder stays as it was."""
     Path('a.txt').write_text(BOOK)
+    Path('bad.jsonl').write_text('{"te')
     make('a', '--text', 'a.txt')
-    before = state_of('a')
-    argv = ['a', *MERGES, '--text', 'a.txt', '--seed', '1']
-    assert 'data/a' in error_of(prepare, capsys, *argv, printed=0)
-    assert state_of('a') == before
+    before = contents('data/a')
+    assert named in error_of(prepare, capsys, 'a', *MERGES, *argv, printed=0)
+    assert contents('data/a') == before
+    assert os.listdir('data') == ['a']
 
 
 def test_overwrite_replaces_three_files_and_touches_no_other():
@@ -392,19 +364,7 @@ def test_overwrite_replaces_three_files_and_touches_no_other():
         assert (folder / name).read_text() == BOOK, name
 
 
-def test_an_overwrite_that_fails_changes_nothing(capsys):
-    """What was there stays until the new folder is complete."""
-    Path('a.txt').write_text(BOOK)
-    make('a', '--text', 'a.txt')
-    before = state_of('a')
-    Path('bad.jsonl').write_bytes(BAD_FILES['cut.jsonl'])
-    argv = ['a', *MERGES, '--text', 'a.txt', 'bad.jsonl', '--overwrite']
-    assert 'bad.jsonl' in error_of(prepare, capsys, *argv, printed=0)
-    assert state_of('a') == before
-    assert os.listdir('data') == ['a']
-
-
-def test_an_overwrite_goes_where_links_lead():
+def test_overwrite_goes_where_links_lead():
     """A linked folder and a linked file stay links, and other files beside them stay."""
     Path('a.txt').write_text(BOOK)
     Path('disk/old').mkdir(parents=True)
@@ -419,18 +379,16 @@ def test_an_overwrite_goes_where_links_lead():
     assert sorted(os.listdir('disk/old')) == ['meta.json', 'mine', 'train.bin', 'val.bin']
 
 
-@pytest.mark.parametrize('n', [1, 2])
-def test_an_interrupted_overwrite_is_found(n, monkeypatch, capsys):
-    """Stopped after n of its three files have appeared: the checksums refuse the folder."""
+@pytest.mark.parametrize('last', ['train.bin', 'val.bin'])
+def test_overwrite_that_is_interrupted_is_found(last, monkeypatch, capsys):
+    """Where a file does not get its final name, the checksums refuse the folder."""
     Path('a.txt').write_text(BOOK)
     make('a', '--text', 'a.txt')
     replace = os.replace
-    replaced = []
 
     def stopping(old, new):
-        if len(replaced) == n:
+        if new.name == last:
             raise OSError('stopped')
-        replaced.append(new)
         replace(old, new)
 
     monkeypatch.setattr(os, 'replace', stopping)

@@ -83,24 +83,46 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         """The token embeddings E (V, d), for transformers."""
         return self.backpack.gpt2_model.wte
 
-    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **unused):
-        """All tokens, for transformers: there is no cache, whatever it asks for."""
-        return {'input_ids': input_ids, 'attention_mask': attention_mask}
+    def set_input_embeddings(self, embeddings):
+        """Replace the token embeddings, for transformers."""
+        self.backpack.gpt2_model.wte = embeddings
 
-    def forward(self, input_ids, attention_mask=None, labels=None, **unused):
-        """Logits (B, T, V) for input_ids (B, T), and the loss of labels (B, T); -100 is ignored."""
+    def resize_token_embeddings(self, new_num_tokens=None, *args, **options):
+        """Resize the token embeddings; from then on, the model predicts all rows."""
+        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **options)
+        if new_num_tokens is not None:
+            self.config.n_vocab = new_num_tokens
+        return embeddings
+
+    def senses(self, ids):
+        """Eq. 10: the senses C (.., k, d) of ids (..), the same in every text."""
+        return self.backpack.sense_network(self.get_input_embeddings()(ids))
+
+    def alpha(self, input_ids, attention_mask=None):
+        """Eq. 12: the weights alpha (B, k, T, T) that each position gives to senses so far."""
         T = input_ids.shape[1]
-        E = self.backpack.gpt2_model.wte.weight  # (V, d)
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)  # (B, T), 0: padding
         position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # (B, T)
-        causal = torch.ones(T, T, dtype=torch.bool, device=E.device).tril()
+        causal = torch.ones(T, T, dtype=torch.bool, device=input_ids.device).tril()
         seen = causal & attention_mask[:, None, None].bool()  # (B, 1, T, T)
         h = self.backpack.gpt2_model(
             input_ids, attention_mask=attention_mask, position_ids=position_ids,
             use_cache=False)[0]  # (B, T, d), Eq. 11
-        C = self.backpack.sense_network(F.embedding(input_ids, E))  # (B, T, k, d), Eq. 10
-        alpha = self.backpack.sense_weight_net(h, seen)  # (B, k, T, T), Eq. 12
+        return self.backpack.sense_weight_net(h, seen)
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **unused):
+        """All tokens, for transformers: there is no cache, whatever it asks for."""
+        return {'input_ids': input_ids, 'attention_mask': attention_mask}
+
+    def forward(self, input_ids, attention_mask=None, labels=None, C=None, **unused):
+        """Logits (B, T, V) for input_ids (B, T), and the loss of labels (B, T); -100 is ignored.
+
+        C (B, T, k, d) are the senses to sum, such as edited ones; the default is senses(input_ids).
+        """
+        E = self.backpack.gpt2_model.wte.weight  # (V, d)
+        C = self.senses(input_ids) if C is None else C  # (B, T, k, d), Eq. 10
+        alpha = self.alpha(input_ids, attention_mask)  # (B, k, T, T), Eqs. 11 and 12
         o = torch.einsum('blij,bjld->bid', alpha, C)  # (B, T, d), Eq. 2
         logits = F.linear(o, E)  # (B, T, V), Eq. 9
         n_vocab = self.config.n_vocab or len(E)

@@ -163,6 +163,7 @@ def find_machine(device: str, dtype: str, micro_batches: int = 0) -> Machine:
         device = f'cuda:{os.environ.get("LOCAL_RANK", 0)}'
     on_gpu = device.startswith('cuda')
     if on_gpu:
+        torch.set_num_threads(min(2, torch.get_num_threads()))  # more would slow other runs down
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision('high')  # TF32
     why = Machine.why
