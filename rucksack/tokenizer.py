@@ -304,8 +304,9 @@ def check_parts(tokenizer: dict, of_words: bool) -> None:
     expected = [{**defaults, **part} for part in pre_tokenizers_of(of_words)]
     if parts != expected:
         raise ValueError(f'its pre_tokenizer is {json.dumps(found)}')
-    processor = tokenizer.get('post_processor')
-    if processor and processor['type'] != 'ByteLevel':
+    processor = tokenizer.get('post_processor') or {'type': 'ByteLevel'}
+    is_empty = processor['type'] == 'TemplateProcessing' and not processor['special_tokens']
+    if processor['type'] != 'ByteLevel' and not is_empty:  # it would add tokens
         raise ValueError(f'its post_processor is of type {processor["type"]}')
     if tokenizer.get('normalizer'):
         raise ValueError(f'its normalizer is {json.dumps(tokenizer["normalizer"])}')

@@ -93,7 +93,8 @@ CHANGES = {
     'Digits': lambda t: t['pre_tokenizer']['pretokenizers'].insert(
         0, {'type': 'Digits', 'individual_digits': True}),
     'normalizer': lambda t: t.update(normalizer={'type': 'NFC'}),
-    'post_processor': lambda t: t.update(post_processor={'type': 'TemplateProcessing'}),
+    'post_processor': lambda t: t.update(
+        post_processor={'type': 'TemplateProcessing', 'special_tokens': {'<s>': {'id': 'x'}}}),
     'dropout': lambda t: t['model'].update(dropout=0.1),
     'added token': lambda t: t['added_tokens'].append(
         {'id': 260, 'content': 'the', 'special': False})}
