@@ -27,6 +27,10 @@ ROWS = [
     ('train', '--init_from=resume', 'out/run/ckpt.pt', 'tiny'),
     ('train', '--device=abacus', 'abacus', 'tiny'),
     ('train', 'config/none.py', 'config/none.py', 'tiny'),
+    ('train', '--n_sense=0', "'0'", 'tiny'),
+    ('train', '--init_from=english', 'english', 'tiny'),
+    ('train', '--out_dir=out/toy', 'out/toy/ckpt.pt', 'out'),
+    ('train', '--init_from=resume --out_dir=out/toy', '--init_from=out/toy/ckpt.pt', 'out'),
     ('sample', '--senses-off nurse:16', '16', 'out'),
     ('sample', '--edit nurse', "'nurse'", 'out'),
     ('sample', '--edit Wii:HP->Xerox', "'Xerox'", 'out'),
@@ -51,6 +55,9 @@ ROWS = [
     ('eval', 'loss --data nowhere', 'nowhere', 'out'),
     ('eval', 'loss --edit "topic music"', 'topic', 'out'),
     ('eval', 'gender --baseline out/toy', 'out/toy', 'out'),
+    ('eval', 'loss --csv no/x.csv', 'no/x.csv', 'out'),
+    ('eval', 'loss out/toy --from out/toy', '--from', 'out'),
+    ('eval', 'gender --from english_gpt --edit nurse:10', '--edit', 'out'),
     ('eval', 'similarity --data .', '--data', 'out'),
     ('eval', 'blimp', 'toy', 'out'),
     ('prepare', 'stories', '--text', 'tiny'),
@@ -58,6 +65,7 @@ ROWS = [
     ('prepare', 'x --text none.txt', 'none.txt', 'tiny'),
     ('prepare', 'x --text data/tiny/val.bin', 'val.bin', 'tiny'),
     ('prepare', 'toy --merges 300', '--merges', 'tiny'),
+    ('prepare', 'toy --like english', '--like', 'tiny'),
     ('prepare', 'x --hub stories', 'stories', 'tiny')]
 
 

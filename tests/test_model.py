@@ -135,6 +135,15 @@ def test_a_backpack_without_senses_is_refused():
     assert GPT(Config(n_layer=1, n_embd=24, n_head=2, n_sense=3)).config.n_sense == 0
 
 
+@pytest.mark.parametrize('change', [
+    {'block_size': 0}, {'n_head': 2.0}, {'n_layer': 0}, {'dropout': float('nan')}, {'dropout': 1.0},
+    {'n_vocab': 50258}, {'n_embd': 770}, {'n_sense': 5}, {'n_sense': -1}], ids=str)
+def test_a_config_with_impossible_numbers_is_refused(change):
+    """Of a config.json, say: it would fail later, or mean something else."""
+    with pytest.raises(ValueError):
+        Config(**change)
+
+
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 def test_alpha_sums_to_1_under_autocast_on_a_cpu(dtype):
     """Each row sums to 1 within 1e-6, though the scores are in bfloat16."""
