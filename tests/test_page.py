@@ -562,10 +562,13 @@ def test_any_text_can_be_typed(text, shared_tab, world):
 
 @pytest.mark.slow
 def test_a_long_text_loses_its_beginning(shared_tab, world):
-    """Of 10,000 words the page takes the last block_size tokens, and says how many it left out."""
+    """Of a paste the page keeps the last letters, and reads the last tokens; it says so of both."""
+    most = 20 * world.model.config.block_size
     text = 'nurse said ' * 5000
     type_text(shared_tab, text)
-    dropped = len(world.encoding.encode(text)) - world.model.config.block_size
+    assert shared_tab.input_value('#text') == text[-most:]
+    assert f'{most:,} letters' in shared_tab.text_content('#said')
+    dropped = len(world.encoding.encode(text[-most:])) - world.model.config.block_size
     assert f'The first {dropped:,} tokens are left out' in shared_tab.text_content('#legend')
 
 
