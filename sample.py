@@ -109,15 +109,24 @@ def add_looks(parser: Parser) -> None:
         help='the next words as these senses are scaled from 0 to 1 (Figure 3)')
 
 
+EDIT_HELP = f"""\
+A LINE is one of these; quote lines with spaces or *.
+
+  nurse:10                     turn sense 10 of nurse off
+  nurse,teacher:3-5,10=0.5     multiply senses by 0.5
+  nurse:she/he                 the sense that most separates she from he
+  *:3                          sense 3 of every word
+  MacBook: Apple -> HP         give HP what MacBook gave Apple
+  topic music=2                turn up the senses that favour a topic of Table 10
+  topic jazz, piano            or words; strength 0 to 3 [2], or four factors
+  @FILE                        a file with one LINE per line; @FILE:10 lists words
+
+Topics: {', '.join(TOPICS)}"""
+
+
 def add_edits(parser: Parser) -> None:
     """Declare the flag that edits senses, under its two names."""
-    group = parser.add_argument_group(
-        'edit senses, in the order given',
-        'A LINE is nurse:10 (off), nurse,teacher:3-5,10=0.5 (times 0.5), nurse:she/he (the sense '
-        'that best separates she from he), *:3 (every word), "MacBook: Apple -> HP" (give HP what '
-        'MacBook gave Apple), "topic music=2" or "topic A, B" (turn up the senses that favour a '
-        'topic or words; strength 0 to 3, or four factors as in Table 11), or @FILE with one of '
-        f'these per line. Topics of Table 10: {", ".join(TOPICS)}')
+    group = parser.add_argument_group('edit senses, in the order given', EDIT_HELP)
     group.add_argument('--edit', '--senses-off', dest='edits', metavar='LINE', **SEVERAL,
                        help='change senses')
 
