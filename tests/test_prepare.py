@@ -429,7 +429,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(limit):
 @pytest.fixture
 def halfway():
     """A prepare.py that makes data/own of 3,000 documents, stopped as it encodes them."""
-    texts = [f'{i} {i * i} {i ** 3} ' * 200 for i in range(3000)]
+    texts = [f'{i} {i * i} {i ** 3} ' * 500 for i in range(3000)]
     Path('a.jsonl').write_bytes(jsonl(texts))
     process = start('own', *MERGES, '--text', 'a.jsonl')
     while not list(Path().glob('data/own/train.bin.*.partial')):
