@@ -40,6 +40,7 @@ from rucksack.cli import (
     lock_folder,
     number,
     progress,
+    reading,
     run_cli,
 )
 from rucksack.data import BIN_DTYPE, DATA_NAME
@@ -101,7 +102,8 @@ def write_bins(files: dict[str, Path], documents: Iterable[list[int]], is_held: 
     """Write ids to files['train'], or to files['val'] if held out; returns counts and checksums."""
     tokens = {'train': 0, 'val': 0}
     sums = {'train': hashlib.sha256(), 'val': hashlib.sha256()}
-    with open(files['train'], 'wb') as train, open(files['val'], 'wb') as val:
+    writing = reading(files['train'].parent, problem='cannot be written')
+    with writing, open(files['train'], 'wb') as train, open(files['val'], 'wb') as val:
         for ids, held in zip(documents, progress(is_held, 'encoding')):
             name = 'val' if held else 'train'
             data = np.array(ids, BIN_DTYPE).tobytes()

@@ -43,7 +43,7 @@ def reading(what: object, hint: str = '', problem: str = 'cannot be read') -> It
         if isinstance(cause, UserError):
             raise UserError(f'{what}: {cause}')
         if getattr(cause, 'errno', None) == errno.ENOSPC:
-            raise cause
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(what))
         kind = type(cause).__name__
         line = f'{what} {problem} ({kind}: {one_line(cause)})'
         raise UserError(f'{line}; {hint}' if hint else line)

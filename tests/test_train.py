@@ -453,6 +453,32 @@ def test_stuck_senses_after_the_warmup_get_advice_once(step, counts, advised, ad
     assert now_advised == (advice or advised)
 
 
+@pytest.mark.parametrize('name', ['RANK', 'WORLD_SIZE'])
+def test_a_rank_without_a_world_is_refused(name, tiny, capsys, monkeypatch):
+    """One of the two alone would train nothing, or alone what should be trained together."""
+    monkeypatch.setenv(name, '1')
+    assert 'torchrun' in error_of(train, capsys, *SMALL)
+    assert not Path('out').exists()
+
+
+def test_a_resumed_run_with_other_threads_is_told(tiny, capsys):
+    """Another number rounds differently."""
+    train.main(RUN)
+    torch.save({**checkpoint(), 'threads': 77}, 'out/run/ckpt.pt')
+    capsys.readouterr()
+    train.main([*RUN, '--init_from=resume'])
+    assert 'OMP_NUM_THREADS=77' in capsys.readouterr().out
+
+
+def test_a_cpu_out_of_memory_gets_the_line_of_a_gpu(tiny, capsys, monkeypatch):
+    """Its allocator raises a plain RuntimeError."""
+    def forward_backward(*args):
+        torch.empty(1 << 60)
+
+    monkeypatch.setattr(train, 'forward_backward', forward_backward)
+    assert '--batch_size' in error_of(train, capsys, *SMALL)
+
+
 # -----------------------------------------------------------------------------
 # The log.
 
