@@ -63,11 +63,11 @@ class Config:
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
-        spare = self.vocab_size - self.n_vocab
-        sizes = (self.block_size, self.n_vocab, spare + 1, self.n_layer, self.n_head, self.n_embd)
-        if not all(type(n) is int and n > 0 for n in sizes) or not 0 <= self.dropout < 1:
+        sizes = {**vars(self), 'n_sense': self.n_sense + 1, 'dropout': 1}  # n_sense may be 0
+        are_sizes = all(type(n) is int and n > 0 for n in sizes.values())
+        if not are_sizes or self.n_vocab > self.vocab_size or not 0 <= self.dropout < 1:
             raise ValueError(f'a size or a rate is out of range: {self}')
-        if self.n_embd % self.n_head or self.n_embd % (self.n_sense or 1) or self.n_sense < 0:
+        if self.n_embd % self.n_head or self.n_embd % (self.n_sense or 1):
             raise ValueError(f'n_head and n_sense must divide n_embd: {self}')
 
 

@@ -46,7 +46,13 @@ from rucksack.cli import (
 from rucksack.data import BIN_DTYPE, DATA_NAME
 from rucksack.documents import FORMATS, files_in, kind_of, openwebtext_files, read_texts
 from rucksack.hub import from_pretrained
-from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer, words_tokenizer
+from rucksack.tokenizer import (
+    encode,
+    gpt2_tokenizer,
+    load_tokenizer,
+    vocab_size,
+    words_tokenizer,
+)
 from rucksack.toy import toy_stories
 
 HUB_DATASET = r'\w[\w.-]*/\w[\w.-]*(:[^:]*){0,2}'
@@ -229,7 +235,7 @@ def write_data(folder: Path, args: argparse.Namespace, tokenizer: dict | None, c
         if not all(facts['tokens'].values()):
             sources = ', '.join(args.sources + args.val)
             raise UserError(f'{sources}: too little text to hold some out; add more, or --val FILE')
-        facts['vocab_size'] = load_tokenizer(facts['tokenizer']).n_vocab
+        facts['vocab_size'] = vocab_size(facts['tokenizer'])
         facts['dtype'] = 'uint16'
         meta.write_text(json.dumps(facts, indent=1), encoding='utf-8')
     return facts
@@ -237,6 +243,17 @@ def write_data(folder: Path, args: argparse.Namespace, tokenizer: dict | None, c
 
 # -----------------------------------------------------------------------------
 # The program.
+
+
+def files_of(paths: list[str]) -> tuple[list[str], Counter]:
+    """List the files in files and folders; also counts those that are skipped, by reason."""
+    files = []
+    skipped = Counter()
+    for path in paths:
+        found, skipped_there = files_in(path)
+        files += found
+        skipped += skipped_there
+    return files, skipped
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -267,14 +284,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not re.fullmatch(DATA_NAME, args.name):
         parser.error(f'NAME is {args.name!r}; it takes up to 200 letters, digits, _, - and .')
-    args.skipped = Counter()
-    for name in ('text', 'val'):
-        files = []
-        for path in getattr(args, name):
-            found, skipped = files_in(path)
-            files += found
-            args.skipped += skipped
-        setattr(args, name, files)
+    args.text, skipped = files_of(args.text)
+    args.val, skipped_of_val = files_of(args.val)
+    args.skipped = skipped + skipped_of_val
     for file in args.text + args.val:
         if not os.path.isfile(file) or not kind_of(file):
             parser.error(f'{file} is missing or of an unknown kind; give {FORMATS}')

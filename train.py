@@ -211,7 +211,6 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
     machine = find_machine(s.device, s.dtype, s.gradient_accumulation_steps)
     s = replace(s, dtype=machine.dtype)
     machine.check_agreement(f'{state.get("log")} {data_facts}', f'{s.out_dir} and {folder}')
-
     s = replace(s, warmup_iters=start.warmup_of(s.warmup_iters, s.max_iters, machine))
 
     # The model: from scratch, from the checkpoint to resume, or from given weights.
@@ -295,6 +294,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             iter_num += 1
+
             # Permanent copies of the weights.
             if s.keep_every and iter_num % s.keep_every == 0:
                 check_finite(iter_num, 'gradient norm', norm.item(), model, optimizers)

@@ -3,6 +3,7 @@
 A reader yields a row for each document, {'text': .., 'why': ..}; why says why a row has no text.
 """
 
+import codecs
 import gzip
 import json
 import lzma
@@ -52,7 +53,8 @@ def files_in(path: str) -> tuple[list[str], Counter]:
     files = []
     seen = set()
     for folder, subfolders, names in os.walk(path, followlinks=True):
-        if os.path.realpath(folder) in seen:  # a link leads back here
+        if os.path.realpath(folder) in seen:  # two links, or one that leads back
+            skipped['a folder that was read already'] += 1
             subfolders.clear()
             continue
         seen.add(os.path.realpath(folder))
@@ -95,12 +97,11 @@ def rows_of_json(path: str, field: str) -> Iterator[dict]:
     """Yield a field of each object in a file: one object a line, or a list of objects."""
     is_found = False
     with open_unpacked(path) as file:
+        start = file.read(100).removeprefix(codecs.BOM_UTF8)
+        file.seek(0)
         lines = file
-        if file.read(1) == b'[':
-            file.seek(0)
-            lines = [json.dumps(item) for item in json.load(file)]
-        else:
-            file.seek(0)
+        if start.lstrip()[:1] == b'[':
+            lines = [json.dumps(item) for item in json.loads(file.read())]
         n = 0
         for line in lines:
             if not line.strip():

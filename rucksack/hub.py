@@ -16,6 +16,7 @@ from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
     GPT2_VOCAB,
+    end_of_text,
     read_json,
     read_tokenizer,
     tokenizer_files,
@@ -278,7 +279,8 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
     state = {}
     for name, weight in published(model).items():
         state[name] = weight.to(dtype).contiguous().cpu()
-    files = {'config.json': settings_of(c)}
+    end = end_of_text(tokenizer) if tokenizer else c.n_vocab - 1
+    files = {'config.json': settings_of(c, end)}
     if tokenizer:
         files |= tokenizer_files(tokenizer)
     kind = 'Backpack' if c.n_sense else 'Transformer'
@@ -302,13 +304,13 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
         shutil.rmtree(new, ignore_errors=True)
 
 
-def settings_of(c: Config) -> dict:
-    """Make the contents of config.json for our config."""
+def settings_of(c: Config, end: int) -> dict:
+    """Make the contents of config.json for our config and the id of end-of-text."""
     settings = {name: allowed[0] for name, allowed in FIXED.items()}
     settings |= {'architectures': ['GPT2LMHeadModel'], 'scale_attn_by_inverse_layer_idx': False}
     settings |= {theirs: getattr(c, ours) for theirs, ours in SIZES.items()}
     settings |= dict.fromkeys(['attn_pdrop', 'embd_pdrop', 'resid_pdrop'], c.dropout)
-    settings |= dict.fromkeys(['bos_token_id', 'eos_token_id'], c.n_vocab - 1)
+    settings |= dict.fromkeys(['bos_token_id', 'eos_token_id'], end)
     if c.n_sense:
         settings |= {
             'architectures': ['BackpackForCausalLM'], 'model_type': 'backpack-gpt2',

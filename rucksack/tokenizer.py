@@ -86,6 +86,11 @@ def vocab_size(description: dict) -> int:
     return description.get('size', len(tokens_of(description)) + 1)
 
 
+def end_of_text(description: dict) -> int:
+    """Return the id of end-of-text, the last one unless the description says otherwise."""
+    return description.get('end', vocab_size(description) - 1)
+
+
 def load_tokenizer(description: dict) -> tiktoken.Encoding:
     """Make the tiktoken.Encoding of a description; UserError if there is none."""
     return cached_encoding(json.dumps(description, default=str))
@@ -99,7 +104,7 @@ def cached_encoding(description_json: str) -> tiktoken.Encoding:
     patterns = {'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}
     name = description['name']
     return tiktoken.Encoding(name, pat_str=patterns[name], mergeable_ranks=ranks,
-                             special_tokens={END_OF_TEXT: description.get('end', len(ranks))})
+                             special_tokens={END_OF_TEXT: end_of_text(description)})
 
 
 def gpt2_encoding() -> tiktoken.Encoding:
@@ -176,22 +181,19 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
     encoding = load_tokenizer(description)
     of_words = description['name'] != 'gpt2'
     pre_tokenizers = pre_tokenizers_of(of_words)
-    end_of_text = {
-        'id': encoding.eot_token,
-        'content': END_OF_TEXT,
-        'special': True,
-        'single_word': False,
-        'lstrip': False,
-        'rstrip': False,
-        'normalized': False}
+    special = {encoding.eot_token: END_OF_TEXT}
+    vocab = spelled_vocab(description)
+    for i in set(range(vocab_size(description))).difference(vocab.values(), special):
+        special[i] = f'<|special {i}|>'  # we do not keep their names
+    added_tokens = [added_token(i, special[i]) for i in sorted(special)]
     bpe = {
         'type': 'BPE',
-        'vocab': spelled_vocab(description),
+        'vocab': vocab,
         'merges': description.get('merges') or merges_of(encoding),
         'ignore_merges': of_words}
     tokenizer = {
         'version': '1.0',
-        'added_tokens': [end_of_text],
+        'added_tokens': added_tokens,
         'model': bpe,
         'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': pre_tokenizers},
         'decoder': pre_tokenizers[-1]}
@@ -208,6 +210,18 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
         'tokenizer.json': tokenizer,
         'tokenizer_config.json': config,
         'generation_config.json': generation}
+
+
+def added_token(i: int, content: str) -> dict:
+    """Describe a special token, which no text spells."""
+    return {
+        'id': i,
+        'content': content,
+        'special': True,
+        'single_word': False,
+        'lstrip': False,
+        'rstrip': False,
+        'normalized': False}
 
 
 def spelled_vocab(description: dict) -> dict[str, int]:

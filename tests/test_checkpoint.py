@@ -31,6 +31,7 @@ from rucksack import sample, train
 from rucksack.cli import UserError
 from rucksack.hub import from_pretrained
 from rucksack.training.checkpoint import Training, training_of
+from rucksack.training.machine import Machine
 
 RESUME = [*RUN, '--init_from=resume']
 CKPT = Path('out/run/ckpt.pt')
@@ -100,6 +101,17 @@ def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
     assert f'step {checkpoint()["step"]}; ' in said
     assert '--init_from=resume --out_dir=out/run' in said
     finish_run(RUN)
+
+
+def test_a_signal_right_after_a_save_changes_no_checkpoint(tiny, monkeypatch):
+    """Its evaluation would be made again, and logged twice."""
+    train.main([*RUN, '--max_iters=2'])
+    before = CKPT.read_bytes()
+    monkeypatch.setattr(Machine, 'noted_signal', lambda machine: signal.SIGINT)
+    with pytest.raises(SystemExit) as stop:
+        train.main(RESUME)
+    assert stop.value.code == 130
+    assert CKPT.read_bytes() == before
 
 
 # -----------------------------------------------------------------------------

@@ -130,7 +130,8 @@ def test_a_member_in_another_encoding_is_named():
 
 
 @pytest.mark.parametrize('name, data', [
-    ('a.txt', BOM + b'a'), ('a.jsonl', BOM + b'{"text": "a"}\n')])
+    ('a.txt', BOM + b'a'), ('a.jsonl', BOM + b'{"text": "a"}\n'),
+    ('a.json', BOM + b' [{"text": "a"}]')])
 def test_a_byte_order_mark_is_no_text(name, data):
     """Windows writes one at the beginning of a file."""
     Path(name).write_bytes(data)
@@ -148,4 +149,5 @@ def test_links_to_folders_are_followed_once():
     Path('in/broken.txt').symlink_to('nowhere')
     files, skipped = files_in('in')
     assert files == ['in/a.txt', 'in/linked/c.txt', 'in/sub/b.md']
-    assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1}
+    assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1,
+                       'a folder that was read already': 1}

@@ -9,7 +9,7 @@ from helpers import error_of
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rucksack import sample
+from rucksack import prepare, sample
 from rucksack.cli import UserError
 from rucksack.data import read_bin, read_meta
 from rucksack.hub import export, from_pretrained
@@ -23,6 +23,7 @@ from rucksack.tokenizer import (
     vocab_size,
     words_tokenizer,
 )
+from rucksack.training.checkpoint import make_model
 
 MERGES = ['\u0120 t', 'h e', '\u0120t he']
 CUT = GPT2 | {'merges': MERGES}  # 256 bytes, 3 merges and end-of-text
@@ -36,10 +37,10 @@ def folder(tmp_path, monkeypatch):
 
 
 def a_gpt(**changes) -> GPT:
-    """A small Transformer for the vocabulary above."""
+    """A small Transformer, unless it has senses, for the vocabulary above."""
     torch.manual_seed(0)
     shape = dict(block_size=8, vocab_size=260, n_layer=1, n_head=2, n_embd=8, n_sense=0)
-    return GPT(Config(**{**shape, **changes}))
+    return make_model(Config(**{**shape, **changes}))
 
 
 def write_vocabulary(vocab: dict[str, int], merges: list[str]) -> None:
@@ -71,6 +72,23 @@ def test_special_tokens_have_ids_and_never_stand_for_text():
     assert encoding.eot_token == 259
     assert encoding.encode_ordinary(TEXT) == load_tokenizer(CUT).encode_ordinary(TEXT)
     assert 300 not in encoding.encode_ordinary('[PAD]')
+
+
+def test_another_vocabulary_goes_all_the_way(capsys):
+    """Exported and read again, and prepared for, it is the same; a page would mix up its ids."""
+    vocab = {token: i + 1 for token, i in spelled_vocab(CUT).items()}
+    write_vocabulary(vocab | {'<|endoftext|>': 0, '[PAD]': 265}, MERGES)
+    description = read_tokenizer(Path())
+    export(a_gpt(vocab_size=266, n_sense=2), description, 'out')
+    assert from_pretrained('out')[1] == description
+    assert json.loads(Path('out/config.json').read_text())['eos_token_id'] == 0
+    Path('a.txt').write_text(TEXT * 100)
+    prepare.main(['own', '--text', 'a.txt', '--like', 'out'])
+    meta = read_meta(Path('data/own'))
+    assert meta['vocab_size'] == 266
+    assert read_bin(Path('data/own'), 'train', meta)[-1] == 0
+    assert 'page' in error_of(sample, capsys, '--from', 'out', '--html', 'a.html')
+    assert not Path('a.html').exists()
 
 
 def test_ids_that_do_not_rise_with_merges_are_refused():

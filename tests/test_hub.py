@@ -29,6 +29,7 @@ from rucksack.tokenizer import (
     CHARACTER_OF,
     ENGLISH,
     GPT2,
+    end_of_text,
     load_tokenizer,
     read_tokenizer,
     tokenizer_files,
@@ -179,7 +180,8 @@ def test_english_has_the_settings_that_export_writes(name):
     """Made anew from its merges and its shape they are the same, and so is the code."""
     folder = BUNDLED[name]
     model, tokenizer = from_pretrained(name)
-    files = tokenizer_files(tokenizer) | {'config.json': settings_of(model.config)}
+    settings = settings_of(model.config, end_of_text(tokenizer))
+    files = tokenizer_files(tokenizer) | {'config.json': settings}
     for file, content in files.items():
         assert json.loads((folder / file).read_text(encoding='utf-8')) == content
     assert (ENGLISH / CODE.name).read_bytes() == CODE.read_bytes()

@@ -53,6 +53,9 @@ def write_page(subject: Subject, prompt: str, file: Path) -> str:
     if n > LARGEST:
         raise UserError(f'--html: {subject.name} has {n:,} parameters; a page takes up to '
                         f'{LARGEST:,}')
+    if 'ids' in subject.tokenizer:
+        raise UserError(f'--html: the ids of {subject.name} are in another order than those of '
+                        "GPT-2's BPE, which a page needs")
     in_bytes = n > LARGEST_IN_FLOAT32
     precision = 'Weights in 8 bits.' if in_bytes else 'Weights in float32.'
     arrays, blob = packed(subject.model, in_bytes)

@@ -69,7 +69,7 @@ def newest_backpack() -> Path | None:
     """Find the folder in out/ with the Backpack saved last; None if there is none."""
     checkpoints = sorted(Path('out').glob('*/ckpt.pt'), key=lambda path: path.stat().st_mtime)
     for path in reversed(checkpoints):
-        if from_checkpoint(load_file(path), path).config.n_sense:
+        if load_file(path).get('model_config', {}).get('n_sense'):  # nanoGPT's have no such part
             return path.parent
     return None
 

@@ -111,6 +111,8 @@ class RunFolder:
 
         val_loss is None if there was no evaluation.
         """
+        if val_loss is None and step == self.saved_step:  # saved already, perhaps with its loss
+            return
         is_best = val_loss is not None and val_loss <= self.best_val_loss
         if is_best:
             self.best_val_loss = val_loss
