@@ -256,6 +256,14 @@ def files_of(paths: list[str]) -> tuple[list[str], Counter]:
     return files, skipped
 
 
+def warn_of_shared_files(text: list[str], val: list[str]) -> None:
+    """Print a line for each file that is both trained on and held out."""
+    for file in val:
+        if any(os.path.samefile(file, other) for other in text):
+            print(f'{file} is in both --text and --val: the validation loss will be measured on '
+                  'text that the model was trained on')
+
+
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line; UserError if its flags do not fit together."""
     parser = Parser(
@@ -299,10 +307,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error('toy takes no --text, --hub, --val, --like or --merges')
     if args.like is not None and args.merges:
         parser.error('--like and --merges both choose a tokenizer; give one')
-    for file in args.val:
-        if any(os.path.samefile(file, other) for other in args.text):
-            print(f'{file} is in both --text and --val: the validation loss will be measured on '
-                  'text that the model was trained on')
+    warn_of_shared_files(args.text, args.val)
     if args.name not in ('toy', 'openwebtext') and not args.sources:
         parser.error(f'NAME is {args.name!r}; any name but toy and openwebtext needs '
                      '--text or --hub')
