@@ -41,8 +41,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn as nn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 
@@ -63,10 +62,11 @@ class Config:
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
-        sizes = {**vars(self), 'n_sense': self.n_sense + 1, 'dropout': 1}  # n_sense may be 0
-        are_sizes = all(type(n) is int and n > 0 for n in sizes.values())
-        if not are_sizes or self.n_vocab > self.vocab_size or not 0 <= self.dropout < 1:
-            raise ValueError(f'a size or a rate is out of range: {self}')
+        for name, value in vars(self).items():
+            least = 0 if name in ('n_sense', 'dropout') else 1
+            is_right_type = type(value) is int or name == 'dropout'
+            if not (is_right_type and value >= least):  # NaN is not
+                raise ValueError(f'{name} is {value!r}; sizes are whole numbers >= {least}')
         if self.n_embd % self.n_head or self.n_embd % (self.n_sense or 1):
             raise ValueError(f'n_head and n_sense must divide n_embd: {self}')
 
@@ -285,9 +285,8 @@ class Backpack(nn.Module):
 
 
 # -----------------------------------------------------------------------------
-# Distinct ids, a fast form for training that a learner may skip. A batch needs the senses of an id
-# once, however often it occurs. The caller finds the ids: how many there are depends on values,
-# which a compiled graph must not.
+# Distinct ids, a fast form for training that a learner may skip: a batch needs the senses of an id
+# once. The caller finds the ids, because a compiled graph cannot depend on how many there are.
 
 
 def distinct_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
@@ -380,7 +379,7 @@ def next_logits(model: Backpack | GPT, text: Tensor, cache: Cache, edit: Callabl
 
 def draw(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
     """Draw an id for each row of logits (B, V): (B, 1). ValueError for a setting out of range."""
-    if temperature < 0 or (top_k is not None and top_k < 1):
+    if temperature < 0 or top_k == 0:
         raise ValueError(f'temperature {temperature} is below 0, or top_k {top_k} is below 1')
     if temperature < 1e-30:  # 0, or nearly
         return logits.argmax(-1, keepdim=True)
