@@ -185,8 +185,7 @@ class GPT(nn.Module):
 class SenseNetwork(nn.Module):
     """Eq. 10, C(x) = FF(E[x]): the embedding of a token (.., d) -> its k senses (.., k, d).
 
-    Appendix A.1 calls ln_2 and the residual around mlp unintended; the published checkpoint needs
-    both. Unlike the published code, we have no dropout here.
+    Appendix A.1 calls ln_2 and the residual unintended; published weights need both. No dropout.
     """
 
     def __init__(self, config: Config):
@@ -238,7 +237,7 @@ class Backpack(nn.Module):
     """A Backpack language model; ValueError if config has no senses.
 
     contextualizer is any module (B, T, d) -> (B, T, d) that does not look ahead, such as a wrapped
-    LSTM (the paper's section 8); by default a GPT-2. It is not initialized again.
+    LSTM (section 8); by default a GPT-2. It is not initialized again.
     """
 
     def __init__(self, config: Config, contextualizer: nn.Module | None = None):
@@ -379,8 +378,10 @@ def next_logits(model: Backpack | GPT, text: Tensor, cache: Cache, edit: Callabl
 
 def draw(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
     """Draw an id for each row of logits (B, V): (B, 1). ValueError for a setting out of range."""
-    if temperature < 0 or top_k == 0:
-        raise ValueError(f'temperature {temperature} is below 0, or top_k {top_k} is below 1')
+    if temperature < 0:
+        raise ValueError(f'temperature is {temperature}, but must be at least 0')
+    if top_k is not None and top_k < 1:
+        raise ValueError(f'top_k is {top_k}, but must be at least 1')
     if temperature < 1e-30:  # 0, or nearly
         return logits.argmax(-1, keepdim=True)
     if top_k is not None:
@@ -396,9 +397,9 @@ def generate(model: Backpack | GPT, idx: Tensor, n: int, temperature: float = 1.
              ) -> Tensor:
     """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer with stop.
 
-    temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. edit (ids, C) -> C
-    must not write into C. It stops once every text has drawn the id stop. Of a long prompt it reads
-    the last block_size tokens; when new tokens make a text longer, its last block_size // 2.
+    temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. It stops once every
+    text has drawn the id stop. Of a long prompt it reads the last block_size tokens; when new
+    tokens make a text longer, its last block_size // 2.
     """
     assert edit is None or isinstance(model, Backpack)  # a GPT has no senses to edit
     block_size = model.config.block_size
