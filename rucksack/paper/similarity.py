@@ -1,5 +1,6 @@
 """Table 4: how similar two words are, by each sense and by the embeddings."""
 
+import re
 from pathlib import Path
 
 import pandas
@@ -14,47 +15,53 @@ from rucksack.table import Table
 
 Pairs = list[tuple[str, str, float]]  # two words and how similar people find them
 
-SIMILARITY = {  # name in the paper -> file, separator, column of the score, header lines
-    'SL999': ('SimLex-999.txt', '\t', 3, 1),
-    'SV3500': ('SimVerb-3500.txt', '\t', 3, 0),
-    'RG65': ('RG65.csv', ';', 2, 0),
-    'WS353': ('WS353.csv', ',', 2, 1),
+SETS = {  # files of the paper's sets -> their names in the paper
+    'SimLex-999.txt': 'SL999',
+    'SimVerb-3500.txt': 'SV3500',
+    'RG65.csv': 'RG65',
+    'WS353.csv': 'WS353',
 }
 
 
-def read_pairs(path: Path, separator: str, column: int, header: int) -> Pairs:
-    """Read the word pairs in a file, one a line."""
+def read_pairs(path: Path) -> Pairs:
+    """Read word pairs, one a line: two words and, as the first number after them, their score.
+
+    Fields are separated by tabs, semicolons or commas. A first line without a number is a header.
+    """
     pairs = []
-    with reading(path, 'choose another file with --data'):
-        for line in path.read_text('utf-8-sig').splitlines()[header:]:
-            if line.strip():
-                row = [field.strip() for field in line.split(separator)]
-                pairs.append((row[0], row[1], float(row[column])))
+    with reading(path, 'a line is WORD, WORD, SCORE'):
+        lines = path.read_text('utf-8-sig').splitlines()
+        separator = max('\t;,', key=lines[0].count)
+        for line in filter(str.strip, lines):
+            a, b, *others = [field.strip() for field in line.split(separator)]
+            numbers = [float(field) for field in others if re.fullmatch(r'-?\d*\.?\d+', field)]
+            if numbers:
+                pairs.append((a, b, numbers[0]))
+            elif line != lines[0]:
+                raise ValueError(f'{line!r} has no score')
         if not pairs:
             raise ValueError('it has no pairs')
     return pairs
 
 
 def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
-    """Read word pairs by set: each of the paper's four sets that data, a file or folder, contains.
+    """Read word pairs by set: those of a file, or of the paper's four sets in a folder.
 
     Without data, a model of the toy world gets that world's pairs. UserError if there are none.
     """
     if data is None and subject.is_toy:
         n = len(toy.ADJECTIVES.split(','))
         return {'adjectives': toy.SYNONYMS[:n], 'adverbs': toy.SYNONYMS[n:]}
-    sets = {}
+    files = []
     if data is not None:
-        paths = [Path(data), *Path(data).rglob('*')]
-        files = {path.name: path for path in paths}
-        for name, (file, *form) in SIMILARITY.items():
-            if file in files:
-                sets[name] = read_pairs(files[file], *form)
-    if not sets:
-        names = ' or '.join(file for file, _, _, _ in SIMILARITY.values())
-        raise UserError(f'similarity needs --data FOLDER with {names} (given: {data}); they are in '
+        files = [Path(data)]
+        if files[0].is_dir():
+            files = [file for name in SETS for file in files[0].rglob(name)]
+    if not files:
+        raise UserError(f'similarity needs --data with a file of WORD, WORD, SCORE or a folder with '
+                        f'{" or ".join(SETS)} (given: {data}); the last four are in '
                         'https://github.com/john-hewitt/backpacks-flash-attn, in training/data')
-    return sets
+    return {SETS.get(file.name, file.stem): read_pairs(file) for file in files}
 
 
 @torch.no_grad()
