@@ -11,6 +11,7 @@
     gender       Table 5     she or he after a role noun, with and without a sense
     topic        Table 12    topic control, compared with PPLM on the Transformer
     timing       Table 7     forward pass, training step and generation
+    senses                   the loss on a text without each sense, and its part in the sum
 
 loss and gender accept several models: eval.py loss out/small out/small_gpt
 """
@@ -28,7 +29,13 @@ from rucksack.hub import BUNDLED
 from rucksack.loaded import Subject, load_subject
 from rucksack.model import Config
 from rucksack.paper.gender import gender_table
-from rucksack.paper.likelihood import blimp_table, lambada_table, loss_table, wikitext_table
+from rucksack.paper.likelihood import (
+    blimp_table,
+    lambada_table,
+    loss_table,
+    senses_table,
+    wikitext_table,
+)
 from rucksack.paper.similarity import similarity_table
 from rucksack.paper.timing import SIZES, timing_table
 from rucksack.paper.topics import topic_table
@@ -36,7 +43,8 @@ from rucksack.table import Table, write_csv
 from rucksack.training.machine import find_machine
 
 IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'timing']
-OF_SENSES = ['similarity', 'gender', 'topic', 'timing']  # tables that need a Backpack
+OF_SENSES = ['similarity', 'gender', 'topic', 'timing', 'senses']  # tables that need a Backpack
+OF_ONE = ['timing', 'senses']  # tables of one model
 
 
 def shared_flags() -> Parser:
@@ -50,8 +58,8 @@ def shared_flags() -> Parser:
              'out/NAME_gpt/best.pt for out/NAME/best.pt)')
     add('--data', metavar='PATH',
         help='benchmark file, or a folder to search for it (default: the Hub; similarity: none, '
-             'but a toy model has its own pairs). For loss, a folder in data/ or a .bin file '
-             '(default: val.bin of the training data)')
+             'but a toy model has its own pairs). For loss and senses, a text file, a folder in '
+             'data/ or a .bin file (default: val.bin of the training data)')
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
@@ -71,7 +79,7 @@ def make_parser() -> Parser:
         help='one of the above, or all; eval.py TABLE --help lists its flags')
     shared = shared_flags()
     of = {}
-    for name in ('all', *IN_ALL):
+    for name in ('all', *IN_ALL, 'senses'):
         of[name] = commands.add_parser(name, prog='eval.py', usage=f'eval.py {name} [flags]',
                                        parents=[shared])
     for name in ('topic', 'all'):
@@ -106,7 +114,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
     subjects = [own]
     if args.baseline:
         subjects.append(load_baseline(args.baseline, own, load))
-    elif args.baseline is None and own.kind == 'Backpack' and args.table != 'timing':
+    elif args.baseline is None and own.kind == 'Backpack' and args.table not in OF_ONE:
         subjects += baseline_beside(own, load)
     if args.edits:
         subjects.insert(1, under_edit(own, args.edits))
@@ -172,6 +180,8 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
         return topic_table(subjects, args.texts, args.length, args.step_sizes, args.seed)
     if name == 'timing':
         return time_subject(subjects[0], args)
+    if name == 'senses':
+        return senses_table(subjects[0], data)
     likelihood_tables = {
         'loss': loss_table,
         'lambada': lambada_table,

@@ -95,8 +95,9 @@ def add_looks(parser: Parser) -> None:
     add('--show', metavar='WORD[:SENSES]', **SEVERAL,
         help='the words that each sense of WORD raises and lowers most')
     add('--find', metavar='A/B|A+B', **SEVERAL,
-        help='senses that best separate A from B, or favour A and B (Eq. 17); with --words, '
-             'how far each sense of these words separates A from B')
+        help='senses that best separate A from B (or the pairs in @FILE, one A/B per line), or '
+             'favour A and B (Eq. 17); with --words, how far each sense of these words separates '
+             'A from B')
     add('--similar', metavar='WORD', **SEVERAL,
         help='the words most like WORD in each sense (Eq. 13, Eq. 14)')
     add = parser.add_argument_group('explain the prediction after the prompt').add_argument
@@ -147,7 +148,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error('--csv writes tables; add a flag that looks, explains or edits')
     parse_values(args)
     has_place = any('{}' in text for text in args.start)
-    has_pair = any(isinstance(words, tuple) for words in args.find.values())
+    has_pair = any(isinstance(words[0], tuple) for words in args.find.values())
     if args.words and not (has_place or has_pair):
         parser.error('--words needs {} in --start, or --find A/B')
     if args.html and (len(args.start) > 1 or args.words):
@@ -166,7 +167,7 @@ def parse_values(args: argparse.Namespace) -> None:
     args.probs = list(dict.fromkeys(args.probs))  # no repeated column
     args.start = read_lines(args.start) if args.start[:1] == '@' else [args.start]
     args.show = {text: parse_show(text) for text in one_per_word(args.show)}
-    args.find = {text: parse_pair_or_bag(text) for text in args.find}
+    args.find = {text: parse_pairs_or_bag(text) for text in args.find}
     args.similar = [word for text in args.similar for word in word_list(text)]
     sweeps = one_per_word(args.sweep)
     args.sweep = {text: parse_senses(text)[0] for text in sweeps}
@@ -186,10 +187,12 @@ def one_per_word(texts: list[str]) -> list[str]:
     return expanded
 
 
-def parse_pair_or_bag(text: str) -> tuple[str, str] | list[str]:
-    """Parse the two words in A/B, or the words of a bag."""
-    is_file = text.startswith('@')
-    return parse_pair(text) if '/' in text and not is_file else parse_bag(text)
+def parse_pairs_or_bag(text: str) -> list[tuple[str, str]] | list[str]:
+    """Parse A/B, or @FILE with one A/B per line, or a bag of words."""
+    lines = read_lines(text) if text.startswith('@') else [text]
+    if '/' in lines[0]:
+        return [parse_pair(line) for line in lines]
+    return parse_bag(text)
 
 
 def parse_show(text: str) -> tuple[str, SensesOf | None]:
@@ -251,10 +254,10 @@ def make_tables(args: argparse.Namespace, subject: Subject, prompts: list[Prompt
     return tables
 
 
-def tables_of_find(text: str, words: tuple[str, str] | list[str], args: argparse.Namespace,
+def tables_of_find(text: str, words: list[tuple[str, str]] | list[str], args: argparse.Namespace,
                    subject: Subject, prompts: list[Prompt], edit: Edit | None) -> dict[str, Table]:
-    """Make the tables of --find: for a bag, or for a pair over all words or over --words."""
-    if isinstance(words, list):
+    """Make the tables of --find: for a bag, or for pairs over all words or over --words."""
+    if isinstance(words[0], str):
         return {f'find {text}': looks.speak_for(subject, words)}
     if not args.words:
         return {f'find {text}': looks.separate(subject, words)}

@@ -27,6 +27,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.model import GPT, Backpack
 
@@ -43,14 +44,15 @@ Words = list[int | tuple[int, ...]] | None
 
 
 @torch.no_grad()
-def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = None
-            ) -> tuple[Tensor, Tensor]:
+def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = None,
+            last: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Split the prediction after the texts idx (B, T) into terms, along a direction v (d,).
 
     Returns the weights alpha (B, T, k) that the last position gives to all senses of all tokens,
     and the scores C . v (B, T, k) of these senses. For v = E_w, the sum of alpha * (C . v) is the
     logit of w as the next token (Eq. 2 and 9); for v = E_a - E_b it is the log odds of a to b.
-    C (B, T, k, d) are the senses to sum, edited or not; the default is senses(idx).
+    C (B, T, k, d) are the senses to sum, edited or not; the default is senses(idx). last (B,) are
+    the positions to explain; the default is T - 1 (see pad).
 
     A sense with the score 8 and the weight 1/4 adds 2:
 
@@ -63,8 +65,8 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
     """
     if C is None:
         C = model.senses(idx)
-    alpha = model.alpha(idx)  # (B, k, T, T)
-    alpha = alpha[:, :, -1].transpose(1, 2)  # (B, T, k), of the last position
+    alpha = model.alpha(idx).transpose(1, 2)  # (B, T, k, T)
+    alpha = at_last(alpha, last).mT  # (B, T, k)
     scores = C @ direction  # (B, T, k)
     return alpha, scores
 
@@ -132,18 +134,42 @@ def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
 
 
 @torch.no_grad()
-def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None) -> Tensor:
+def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None,
+                    last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T), with an edit or without: probabilities (B, V).
 
-    A GPT takes no edit.
+    last (B,) is the last position of each text; the default is T - 1 (see pad). A GPT takes no
+    edit.
     """
     if edit is None:
         logits = model(idx)  # (B, T, V)
     else:
         C = senses_after(model, idx, edit)  # (B, T, k, d)
         logits = model(idx, C=C)  # (B, T, V)
-    last = logits[:, -1, :model.config.n_vocab]  # (B, V)
-    return last.softmax(-1)
+    logits = at_last(logits, last)  # (B, V)
+    return logits[:, :model.config.n_vocab].softmax(-1)
+
+
+def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Put texts of different lengths into one batch: idx (B, T), and their last positions (B,).
+
+    Shorter texts end in id 0, which changes no prediction, as no position sees a later one. (A
+    topic edit does: it needs texts of one length.)
+
+    >>> idx, last = pad([[5, 7, 9], [8]])
+    >>> idx.tolist(), last.tolist()
+    ([[5, 7, 9], [8, 0, 0]], [2, 0])
+    """
+    idx = pad_sequence([torch.tensor(ids) for ids in texts], batch_first=True)  # (B, T)
+    last = torch.tensor([len(ids) - 1 for ids in texts])
+    return idx, last
+
+
+def at_last(x: Tensor, last: Tensor | None) -> Tensor:
+    """Take the last position of each text, by default T - 1: (B, T, ..) -> (B, ..)."""
+    if last is None:
+        return x[:, -1]
+    return x[torch.arange(len(x)), last]
 
 
 def compose(edits: list[Edit]) -> Edit:
@@ -185,14 +211,14 @@ def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
 
 
 @torch.no_grad()
-def separation(model: Backpack, ids: Tensor, a: int, b: int) -> Tensor:
+def separation(model: Backpack, ids: Tensor, a: int | list[int], b: int | list[int]) -> Tensor:
     """Measure how far each sense of ids (n,) favours the id a over b, C . (E_a - E_b): (n, k).
 
-    The unit is logits at weight 1.
+    The unit is logits at weight 1. For two lists, which make p pairs, the result is (n, k, p).
     """
     E = model.wte.weight
-    direction = E[a] - E[b]  # (d,)
-    return model.senses(ids) @ direction
+    direction = E[a] - E[b]  # (d,), or (p, d)
+    return F.linear(model.senses(ids), direction)
 
 
 @torch.no_grad()

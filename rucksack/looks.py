@@ -1,17 +1,20 @@
 """The tables of sample.py: what senses say, and what makes a prediction."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
+from tiktoken import Encoding
 from torch import Tensor
 
 from rucksack import senses
 from rucksack.cli import progress
 from rucksack.edits import SensesOf, find_senses
 from rucksack.loaded import Subject
+from rucksack.model import Backpack
 from rucksack.senses import Edit
 from rucksack.table import Table, Token
 from rucksack.words import (
@@ -82,35 +85,41 @@ def show(subject: Subject, word: str, chosen: SensesOf | None, edit: Edit | None
     return ranking(subject, title, {'sense': 'd', 'norm': '.1f', 'sign': ''}, rows)
 
 
-def separate(subject: Subject, pair: tuple[str, str]) -> Table:
-    """Rank senses by how strongly they separate two words, on average over the vocabulary."""
+def separate(subject: Subject, pairs: list[tuple[str, str]]) -> Table:
+    """Rank senses by how strongly they separate pairs of words, on average over the vocabulary."""
     model = subject.model
-    a, b = word_ids(subject, pair)
-    scores = over_vocabulary(model, 'separating', partial(senses.separation, a=a, b=b))  # (V, k)
+    scores = over_vocabulary(model, 'separating', mean_separation(subject, pairs))  # (V, k)
     mean_size = scores.abs().mean(0)  # (k,)
     rows = []
     for l in mean_size.argsort(descending=True).tolist():
         ids = scores[:, l].abs().topk(8).indices  # (8,)
         cells = [l, mean_size[l].item()]
         rows.append((cells, ids, scores[ids, l]))
-    title = (f'How far each sense separates {plus_and_minus(subject, a, b)}: mean absolute value '
+    title = (f'How far each sense separates {plus_and_minus(subject, pairs)}: mean absolute value '
              'over all words, and the most extreme words')
     return ranking(subject, title, {'sense': 'd', 'mean': '.2f'}, rows)
 
 
-def separate_words(subject: Subject, pair: tuple[str, str], words: list[str]) -> Table:
-    """Measure how far each sense of each word separates a pair, C . (E_a - E_b): a row per word."""
-    a, b = word_ids(subject, pair)
+def separate_words(subject: Subject, pairs: list[tuple[str, str]], words: list[str]) -> Table:
+    """Measure how far each sense of each word separates pairs, C . (E_a - E_b): a row per word."""
+    last_pieces = [pieces_of(subject.encoding, word)[-1] for word in words]
+    ids = torch.tensor(last_pieces, device=subject.device)
+    score = mean_separation(subject, pairs)
     rows = []
-    for word in words:
-        last_piece = pieces_of(subject.encoding, word)[-1:]
-        ids = torch.tensor(last_piece, device=subject.device)
-        scores = senses.separation(subject.model, ids, a, b)[0]  # (k,)
+    for word, scores in zip(words, score(subject.model, ids)):
         rows.append([word, *scores.tolist()])
-    title = (f'How far each sense of these words separates {plus_and_minus(subject, a, b)}, '
+    title = (f'How far each sense of these words separates {plus_and_minus(subject, pairs)}, '
              'in logits at weight 1')
     columns = {'word': ''} | sense_columns(subject)
     return Table(title, columns, rows)
+
+
+def mean_separation(subject: Subject, pairs: list[tuple[str, str]]) -> Callable:
+    """Make the function (model, ids (n,)) -> mean separation over the pairs (n, k)."""
+    firsts, seconds = zip(*pairs)
+    a = word_ids(subject, firsts)
+    b = word_ids(subject, seconds)
+    return lambda model, ids: senses.separation(model, ids, a, b).mean(-1)
 
 
 def word_ids(subject: Subject, words: Sequence[str]) -> list[int]:
@@ -118,9 +127,13 @@ def word_ids(subject: Subject, words: Sequence[str]) -> list[int]:
     return [word_id(subject.encoding, word) for word in words]
 
 
-def plus_and_minus(subject: Subject, a: int, b: int) -> str:
-    """Name the two words that a score separates, for a title."""
-    return f'{quoted(subject.encoding, a)} (+) from {quoted(subject.encoding, b)} (-)'
+def plus_and_minus(subject: Subject, pairs: list[tuple[str, str]]) -> str:
+    """Name the words that a score separates, for a title."""
+    a, b = word_ids(subject, pairs[0])
+    first_pair = f'{quoted(subject.encoding, a)} (+) from {quoted(subject.encoding, b)} (-)'
+    if len(pairs) == 1:
+        return first_pair
+    return f'{len(pairs)} pairs (the mean; the first is {first_pair})'
 
 
 def sense_columns(subject: Subject) -> dict[str, str]:
@@ -210,17 +223,17 @@ def probabilities(subject: Subject, prompts: list[Prompt], words: list[str], edi
     return Table(title, columns, rows)
 
 
-def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: Edit | None
+def adds(subject: Subject, pairs: list[tuple[str, str]], prompts: list[Prompt], edit: Edit | None
          ) -> Table:
-    """Sum what each sense of a word adds to the log odds of a pair after a prompt with this word.
+    """Sum what each sense of a word adds to the log odds of pairs after a prompt with this word.
 
     There is one row per word: for each sense, the sum of alpha * C . (E_a - E_b) over the word's
     occurrences, if the prompt has any; then the sum over all other tokens; then the log odds.
     """
     model = subject.model
-    a, b = word_ids(subject, pair)
     E = model.wte.weight.detach()  # (V, d)
-    v = E[a] - E[b]  # (d,)
+    firsts, seconds = zip(*pairs)
+    v = (E[word_ids(subject, firsts)] - E[word_ids(subject, seconds)]).mean(0)  # (d,)
     rows = []
     for prompt in prompts:
         C = senses.senses_after(model, prompt.idx, edit)  # (1, T, k, d)
@@ -234,7 +247,7 @@ def adds(subject: Subject, pair: tuple[str, str], prompts: list[Prompt], edit: E
         if not is_word.any():
             by_sense.fill_(math.nan)  # printed as -
         rows.append([prompt.word, *by_sense.tolist(), rest.item(), total.item()])
-    what = plus_and_minus(subject, a, b)
+    what = plus_and_minus(subject, pairs)
     title = f'How far each sense of the word separates {what} after "{prompts[0].template}"'
     columns = {'word': ''} | sense_columns(subject)
     columns |= {'other tokens': '+.2f', 'log odds': '+.2f'}
@@ -277,6 +290,25 @@ def sweep(subject: Subject, scaled: SensesOf, idx: Tensor, edit: Edit | None) ->
 TERMS = 15  # that explain prints
 
 
+def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
+          C: Tensor | None = None) -> dict[str, np.ndarray]:
+    """List the T * k terms of senses.explain for a text idx (1, T), with their labels.
+
+    Returns arrays by name, as pandas.DataFrame takes them: adds = alpha * C.E, then alpha, C.E
+    (the score C . direction), and the token, its position and the number of the sense.
+    """
+    alpha, scores = senses.explain(model, idx, direction, C)  # (1, T, k) each
+    _, T, k = alpha.shape
+    tokens = np.array([Token(token_text(encoding, v)) for v in idx[0].tolist()], dtype=object)
+    return {
+        'adds': (alpha * scores).flatten().cpu().numpy(),
+        'alpha': alpha.flatten().cpu().numpy(),
+        'C.E': scores.flatten().cpu().numpy(),
+        'token': tokens.repeat(k),
+        'position': np.arange(T).repeat(k),
+        'sense': np.tile(np.arange(k), T)}
+
+
 def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) -> Table:
     """List all terms alpha * C . E of the logit of A, or of the logit of A minus B's.
 
@@ -292,17 +324,12 @@ def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) 
     if len(ids) == 2:
         v = v - E[ids[1]]
     C = senses.senses_after(model, idx, edit)  # (1, T, k, d)
-    alpha, scores = senses.explain(model, idx, v, C)  # (1, T, k) each
-    numbers = torch.stack([alpha * scores, alpha, scores]).flatten(1)  # (3, T * k)
-    terms = numbers[0]  # (T * k,)
-    rows = []
-    for place in terms.abs().argsort(descending=True).tolist():
-        j, l = divmod(place, alpha.shape[2])
-        adds, weight, score = numbers[:, place].tolist()
-        rows.append([adds, weight, score, token(subject, idx[0, j].item()), j, l])
-    others = rows[TERMS:]
-    rest = sum(row[0] for row in others)
-    notes = [f'{rest:+.3f}  the other {len(others)} terms', f'{terms.sum():+.3f}  in all']
+    found = terms(model, subject.encoding, idx, v, C)  # (T * k,) each
+    adds = found['adds']
+    order = np.abs(adds).argsort()[::-1]  # largest first
+    rows = [list(row) for row in zip(*(column[order].tolist() for column in found.values()))]
+    others = adds[order][TERMS:]
+    notes = [f'{others.sum():+.3f}  the other {len(others)} terms', f'{adds.sum():+.3f}  in all']
     logits = ' minus the logit of '.join(quoted(subject.encoding, w) for w in ids)
     chances = '; '.join(f'{probs[w]:.3f}, rank {(probs > probs[w]).sum() + 1}' for w in ids)
     title = f'The logit of {logits}, term by term: alpha * C.E (probability {chances})'

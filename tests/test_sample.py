@@ -459,6 +459,18 @@ def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
     assert_same(ask(capsys, '--find', 'she/he')['find she/he'], expected)
 
 
+def test_find_takes_a_file_of_pairs_and_means_over_them(world, capsys, tmp_path):
+    """The direction is the mean of E_a - E_b over the pairs."""
+    file = tmp_path / 'pairs.txt'
+    file.write_text('she/he\nher/his\n')
+    a = [world.id('she'), world.id('her')]
+    b = [world.id('he'), world.id('his')]
+    C = world.model.senses(torch.tensor([world.id('nurse')]))  # (1, k, d)
+    apart = C @ (world.E[a] - world.E[b]).mean(0)  # (1, k)
+    tables = ask(capsys, '--find', f'@{file}', '--words', 'nurse')
+    assert_same(tables[f'find @{file}'], [['nurse', *apart[0].tolist()]])
+
+
 def test_find_has_the_senses_that_speak_for_a_bag(world, capsys):
     """They are those of the highest affinity over all words, with the words that they raise."""
     bag = [world.id('music'), world.id('guitar')]

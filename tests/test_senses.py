@@ -151,7 +151,7 @@ def test_affinities_in_float64_stay_in_float64(monkeypatch):
 
 def test_the_examples_in_the_docstrings():
     """What senses.py shows is what Python prints."""
-    assert doctest.testmod(senses) == (0, 9)
+    assert doctest.testmod(senses) == (0, 11)
 
 
 
@@ -171,6 +171,28 @@ def test_the_terms_of_an_explanation_add_up_to_the_logit(model, kind):
         assert scores.shape == (2, 10, K)
         assert (alpha >= 0).all()
         assert_close((alpha * scores).sum((1, 2)), expected)
+
+
+def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
+    """Padded, each text has the probabilities and the terms that it has alone."""
+    idx, last = senses.pad([[5, 7, 9, 2], [8], [3, 3]])
+    C = senses_after(model, idx, edit_of('off', model))
+    together = senses.next_word_probs(model, idx, edit_of('off', model), last)
+    alpha, scores = senses.explain(model, idx, model.wte.weight[3], C, last)
+    for i, n in enumerate([4, 1, 2]):
+        alone = idx[i:i + 1, :n]
+        probs = senses.next_word_probs(model, alone, edit_of('off', model))
+        alpha_alone, scores_alone = senses.explain(model, alone, model.wte.weight[3], C[i:i + 1, :n])
+        assert_close(together[i:i + 1], probs)
+        assert_close((alpha * scores)[i].sum(), (alpha_alone * scores_alone).sum())
+
+
+def test_separation_of_several_pairs_is_that_of_each(model):
+    """Lists of ids give (n, k, p), a column for each pair."""
+    ids = torch.arange(V)
+    both = senses.separation(model, ids, [3, 5], [8, 2])
+    assert_close(both[..., 0], senses.separation(model, ids, 3, 8))
+    assert_close(both[..., 1], senses.separation(model, ids, 5, 2))
 
 
 # -----------------------------------------------------------------------------

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.cli import progress, reading
 from rucksack.loaded import Subject
 from rucksack.paper.lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
-from rucksack.senses import ends_of, senses_after
+from rucksack.senses import at_last, ends_of, pad, senses_after
 from rucksack.table import Table
 from rucksack.words import word_id
 
@@ -44,10 +43,10 @@ class GenderRow(NamedTuple):
 
 def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
     """Encode the prompts with a noun in them; UserError if the model cannot read them."""
-    texts = [torch.tensor(subject.encode(prompt.format(noun))) for prompt in prompts]
+    texts = [subject.encode(prompt.format(noun)) for prompt in prompts]
     subject.needs_length(max(map(len, texts)), 'a prompt has')
-    idx = pad_sequence(texts, batch_first=True).to(subject.device)  # (n, T)
-    last = torch.tensor([len(text) - 1 for text in texts], device=subject.device)
+    idx, last = pad(texts)
+    idx = idx.to(subject.device)  # (n, T)
     pieces = subject.encode(f' {noun}')
     end = ends_of(idx, tuple(pieces))  # (n, T)
     is_noun = torch.zeros_like(end)
@@ -64,10 +63,10 @@ def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
     """
     model = subject.model
     C = senses_after(model, prompts.idx, subject.edit)  # (n, T, k, d)
-    whole = at_the_end(prompts, model(prompts.idx, C=C))  # (n, V)
+    whole = at_last(model(prompts.idx, C=C), prompts.last)  # (n, V)
     C_off = C.clone()  # (n, T, k, d)
     C_off[:, :, sense][prompts.is_noun] = 0.0
-    rest = at_the_end(prompts, model(prompts.idx, C=C_off))  # (n, V)
+    rest = at_last(model(prompts.idx, C=C_off), prompts.last)  # (n, V)
     return torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS])
 
 
@@ -88,14 +87,9 @@ def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
     logits = []
     for fraction in FRACTIONS:
         h = model.contextualizer(x - fraction * part)  # (n, T, d)
-        last = at_the_end(prompts, h)  # (n, d)
-        logits.append(F.linear(last, E))  # (n, V)
+        h = at_last(h, prompts.last)  # (n, d)
+        logits.append(F.linear(h, E))  # (n, V)
     return torch.stack(logits)
-
-
-def at_the_end(prompts: NounPrompts, x: Tensor) -> Tensor:
-    """Take the last position of each prompt: (n, T, ..) -> (n, ..)."""
-    return x[torch.arange(len(x), device=x.device), prompts.last]
 
 
 def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:

@@ -1,11 +1,10 @@
 """Tables 2 and 8: how likely a text is."""
 
 import json
-import math
 import re
 import tarfile
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from rucksack.cli import UserError, progress, quiet_hub, reading
 from rucksack.data import read_bin, read_meta
 from rucksack.loaded import Subject, count_parameters
 from rucksack.model import DistinctIds, distinct_ids
-from rucksack.senses import touched
+from rucksack.senses import scale_senses, touched
 from rucksack.table import Table
 
 LOGITS_AT_ONCE = 1 << 26  # per batch: 256 MiB of float32
@@ -131,7 +130,8 @@ def perplexity(logp: Tensor, n: int) -> float:
 def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
     """Read the ids of a held-out text; returns its path too.
 
-    data is a folder in data/ or elsewhere, or a .bin in it; None means the training data's val.bin.
+    data is a text file, a folder in data/ or elsewhere, or a .bin in it; None means the training
+    data's val.bin.
     """
     if data is None and subject.training:
         data = subject.training.dataset
@@ -141,6 +141,9 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
     path = Path('data', data)
     if Path(data).exists() and not path.exists():
         path = Path(data)
+    if path.is_file() and path.suffix != '.bin':
+        with reading(path, 'choose a text file, a folder or a .bin'):
+            return subject.encode(path.read_text('utf-8-sig')), path
     if path.suffix != '.bin':
         path = path / 'val.bin'
     meta = read_meta(path.parent)
@@ -167,7 +170,9 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
             seen = subject.training.tokens / 1e6
         scores = score_texts(subject, [ids], 'loss', look_back=False)
         if subject.edit:
-            notes.append(price(subject, unedited, scores))
+            cost = (unedited.logp - scores.logp).sum().item() / len(ids)
+            notes.append(f'{subject.name}: {cost:+.5f} nats per token; touched '
+                         f'{scores.touched.sum().item():,} of {len(ids):,} tokens.')
         unedited = scores
         rows.append([
             str(subject),
@@ -186,21 +191,60 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         'perplexity': '.3f',
         'on tokens': ','}
     title = f'Loss (Tables 2 and 8) on all of {", ".join(dict.fromkeys(paths))}'
+    explained = ('Contextual: parameters outside the sense network. Tokens seen: in training, '
+                 'repeats included. Perplexity: exp of the mean loss in nats, in blocks of '
+                 'block_size tokens.')
+    return Table(title, columns, rows, [*notes, explained])
+
+
+# -----------------------------------------------------------------------------
+# What each sense is worth.
+
+
+@torch.no_grad()
+def sense_sizes(subject: Subject, ids: list[int]) -> Tensor:
+    """Measure how much of o each sense makes, and its weight on the token itself: (k, 2).
+
+    The first is |o_l| over the sum of all senses' |o_l|, where o_l is the part of o that sense l
+    adds; the second alpha_lii. Both are means over positions.
+    """
+    model = subject.model
+    total = torch.zeros(model.config.n_sense, 2)
+    for context, block in windows(ids, subject.eot, model.config.block_size, look_back=False):
+        idx = torch.tensor([context + block[:-1]], device=subject.device)  # (1, T)
+        alpha = model.alpha(idx)  # (1, k, T, T)
+        C = model.senses(idx)  # (1, T, k, d)
+        parts = torch.einsum('blij,bjld->bild', alpha, C)  # (1, T, k, d), o_l
+        sizes = parts.norm(dim=-1)  # (1, T, k)
+        share = sizes / sizes.sum(-1, keepdim=True)
+        on_itself = alpha.diagonal(dim1=-2, dim2=-1).mT  # (1, T, k)
+        total += torch.stack([share, on_itself], dim=-1).sum((0, 1)).cpu()
+    return total / len(ids)
+
+
+def senses_table(subject: Subject, data: str | None) -> Table:
+    """Measure the loss on a text with each sense turned off for every word, a row per sense."""
+    ids, path = held_out(subject, data)
+    unedited = score_texts(subject, [ids], 'loss', look_back=False).logp
+    rows = [['none', perplexity(unedited, len(ids)), 0.0, None, None]]
+    for l, sizes in enumerate(sense_sizes(subject, ids)):
+        edited = replace(subject, edit=scale_senses(None, [l], 0.0))
+        logp = score_texts(edited, [ids], f'sense {l} off', look_back=False).logp
+        cost = (unedited - logp).sum().item() / len(ids)
+        rows.append([str(l), perplexity(logp, len(ids)), cost, *(100 * sizes).tolist()])
+    columns = {
+        'sense off': '',
+        'perplexity': '.3f',
+        'nats per token': '+.4f',
+        'share of o %': '.1f',
+        'alpha on itself %': '.1f'}
+    title = f'What each sense of {subject.name} is worth, on the {len(ids):,} tokens of {path}'
+    notes = [
+        'Nats per token: how much the loss grows without this sense of every word.',
+        "Share of o: the sense's part of the weighted sum, by norm. (Its share of alpha is always "
+        f'1/{len(rows) - 1}: the weights of each sense sum to 1.)',
+        'Alpha on itself: the weight that a position gives to this sense of its own token.']
     return Table(title, columns, rows, notes)
-
-
-def price(subject: Subject, unedited: Scores, scores: Scores) -> str:
-    """Say what the subject's edit costs in nats per token, with its standard error over blocks."""
-    added = unedited.logp - scores.logp  # (blocks,), in nats
-    n = scores.n_scored.sum().item()
-    mean = added.sum().item() / n
-    precision = 'one block, so no standard error'
-    if len(added) > 1:
-        spread = (added - mean * scores.n_scored).std().item()
-        error = spread * math.sqrt(len(added)) / n
-        precision = f'standard error {error:.5f} over {len(added):,} blocks'
-    return (f'{subject.name}: {mean:+.5f} nats per token, {precision}; '
-            f'touched {scores.touched.sum().item():,} of {n:,} tokens')
 
 
 # -----------------------------------------------------------------------------
@@ -320,7 +364,9 @@ def lambada_table(subjects: list[Subject], data: str | None) -> Table:
         rows.append([str(subject), perplexity(scores.logp, len(passages)), accuracy])
     title = f'LAMBADA (Table 2): the last word of {len(passages):,} passages'
     columns = {'model': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
-    return Table(title, columns, rows)
+    notes = ['Perplexity: of the last word, given the passage. Accuracy: how often all its tokens '
+             'are the likeliest.']
+    return Table(title, columns, rows, notes)
 
 
 # Pattern -> replacement, in this order, from EleutherAI's harness (version 1). The harness has one
@@ -373,7 +419,8 @@ def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
         rows.append([str(subject), perplexity(logp, n_words), perplexity(logp, n_tokens)])
     title = f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words'
     columns = {'model': '', 'perplexity per word': '.1f', 'per token': '.1f'}
-    return Table(title, columns, rows)
+    notes = ['Per word: comparable between tokenizers. Per token: comparable only within one.']
+    return Table(title, columns, rows, notes)
 
 
 def blimp_table(subjects: list[Subject], data: str | None) -> Table:
