@@ -323,8 +323,8 @@ def run(argv: list[str]) -> None:
     page = output_path('--html', args.html, '.html', '<!DOCTYPE html>\n<!-- ')
     csv_file = output_path('--csv', args.csv, '.csv', 'table')
     subject = load_subject(args.source, find_device(args.device), args.dtype)
-    print(subject.about())
     if args.export is not None:
+        print(subject.about())
         dtype = getattr(torch, args.dtype or 'float32')
         export(subject.model, subject.tokenizer, args.export, dtype)
         print(f'{args.export}: written')
@@ -334,6 +334,7 @@ def run(argv: list[str]) -> None:
 
     prompts, notices = read_prompts(args, subject)
     if page:
+        print(subject.about())
         ids = prompts[0].idx[0].tolist()
         text = '' if ids == [subject.eot] else subject.encoding.decode(ids, errors='replace')
         size = write_page(subject, text, page)
@@ -345,9 +346,10 @@ def run(argv: list[str]) -> None:
         edit, lines = make_edit(args.edits, subject.model, subject.encoding)
         notices += lines
     absent = absent_from(prompts, args, subject)
-    if absent:
+    if absent:  # first, as it is often a misspelled word
         where = 'the prompt' if len(prompts) == 1 else 'any prompt'
-        notices.append(f'Not in {where}, so without effect on the next word: {", ".join(absent)}')
+        print(f'Not in {where}, so without effect on the next word: {", ".join(absent)}')
+    print(subject.about())
     tables = make_tables(args, subject, prompts, edit, absent)
     try:  # the file first, as printing into head ends the program
         if csv_file:

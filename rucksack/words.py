@@ -133,6 +133,9 @@ def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[i
     notices = []
     if len(ids) > block_size:
         notices.append(f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.')
+    if start.endswith(' '):
+        notices.append('The prompt ends in a space, and the next word would begin with a second '
+                       'one: drop it.')
     if encoding.name == 'words':
         words = dict.fromkeys(re.findall(r'\w+', start))
         unknown = [word for word in words if is_unknown(encoding, word)]

@@ -93,6 +93,7 @@ def test_edits_of_words_that_no_prompt_has_are_one_line(out, capsys):
     """It replaces the table, unless a prompt has one of the words."""
     start = ['--start', 'The {} said that', '--words', 'nurse,guard']
     said = say(sample, capsys, *start, '--edit', 'sheriff:0', 'baker:3', *SHORT)
+    assert said.splitlines()[0].endswith('sheriff, baker')
     assert said.count('sheriff, baker') == 1
     assert not re.search('\nnext word +before', said)
     said = say(sample, capsys, *start, '--edit', 'sheriff:0', 'guard:3', *SHORT)
@@ -292,11 +293,15 @@ def test_samples_of_an_empty_prompt_begin_a_text(world, capsys):
 
 
 def test_what_becomes_of_a_prompt_is_said(out, capsys):
-    """Of one longer than block_size the last tokens are read; unknown words are named."""
-    start = ' '.join(['The nurse smiled and the zebra waved.'] * 30)
+    """Of one longer than block_size the last tokens are read; unknown words are named.
+
+    So is a space at its end, where the next word would begin with another.
+    """
+    start = ' '.join(['The nurse smiled and the zebra waved. '] * 30)
     said = say(sample, capsys, '--start', start, '--max-new-tokens', '5')
     assert re.search(r'\nThe prompt has \d+ tokens; .* 64\.\n', said)
     assert re.search(r'\nThe model has never seen zebra: ', said)
+    assert re.search(r'\nThe prompt ends in a space', said)
 
 
 @pytest.mark.parametrize('flag, name', [('--csv', 'nouns.csv'), ('--html', 'home.html')])

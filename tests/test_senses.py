@@ -182,9 +182,9 @@ def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
     for i, n in enumerate([4, 1, 2]):
         alone = idx[i:i + 1, :n]
         probs = senses.next_word_probs(model, alone, edit_of('off', model))
-        alpha_alone, scores_alone = senses.explain(model, alone, model.wte.weight[3], C[i:i + 1, :n])
+        weights, its_scores = senses.explain(model, alone, model.wte.weight[3], C[i:i + 1, :n])
         assert_close(together[i:i + 1], probs)
-        assert_close((alpha * scores)[i].sum(), (alpha_alone * scores_alone).sum())
+        assert_close((alpha * scores)[i].sum(), (weights * its_scores).sum())
 
 
 def test_separation_of_several_pairs_is_that_of_each(model):

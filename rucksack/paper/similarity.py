@@ -58,7 +58,7 @@ def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
         if files[0].is_dir():
             files = [file for name in SETS for file in files[0].rglob(name)]
     if not files:
-        raise UserError(f'similarity needs --data with a file of WORD, WORD, SCORE or a folder with '
+        raise UserError('similarity needs --data with a file of WORD, WORD, SCORE or a folder with '
                         f'{" or ".join(SETS)} (given: {data}); the last four are in '
                         'https://github.com/john-hewitt/backpacks-flash-attn, in training/data')
     return {SETS.get(file.name, file.stem): read_pairs(file) for file in files}
