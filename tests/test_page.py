@@ -157,17 +157,6 @@ def open_token(tab, place: int) -> None:
     settle(tab)
 
 
-def first_sense(tab) -> int:
-    """The number of the sense that decides most."""
-    return int(tab.locator('#cards article').first.get_attribute('data-sense'))
-
-
-def turn_off(tab) -> None:
-    """Press the off button of that sense."""
-    tab.locator('#cards .slider button').first.click()
-    settle(tab)
-
-
 def assert_shows(tab, probs: Tensor) -> None:
     """Assert that the page shows how likely the ten likeliest tokens of probs (V,) are."""
     settle(tab)
@@ -418,14 +407,14 @@ def test_a_larger_model_is_rounded(tab, tmp_path):
 @pytest.mark.slow
 def test_a_slider_writes_its_line(toy_tab, world):
     """Moved or turned off, it edits its word wherever it stands; all edits can be undone."""
-    l = first_sense(toy_tab)
-    word = toy_tab.text_content('#word')
-    toy_tab.locator('#cards input').first.press('ArrowRight')
+    card = toy_tab.locator('#cards article').first
+    line = f'{toy_tab.text_content("#word")}:{card.get_attribute("data-sense")}'
+    card.locator('input').press('ArrowRight')
     settle(toy_tab)
-    assert toy_tab.input_value('#lines') == f'{word}:{l}=1.01'
-    turn_off(toy_tab)
-    assert toy_tab.input_value('#lines') == f'{word}:{l}'
-    assert_shows(toy_tab, world.probs(edit_of([f'{word}:{l}'], world)))
+    assert toy_tab.input_value('#lines') == f'{line}=1.01'
+    card.locator('button').click()
+    assert toy_tab.input_value('#lines') == line
+    assert_shows(toy_tab, world.probs(edit_of([line], world)))
     press(toy_tab, 'Undo all edits')
     assert_shows(toy_tab, world.probs())
 
@@ -465,18 +454,15 @@ def test_a_token_chosen_by_keyboard_keeps_the_focus(toy_tab):
 
 
 @pytest.mark.slow
-def test_a_word_at_the_start_is_the_same_word(toy_tab, toy):
+def test_a_word_at_the_start_is_the_same_word(tab, toy_page, toy):
     """Its sliders are those of the word inside the text, as an edit of it has both forms."""
-    type_text(toy_tab, 'The nurse. The')
-    open_token(toy_tab, 0)
-    l = first_sense(toy_tab)
-    turn_off(toy_tab)
+    load(tab, toy_page, link('The nurse. The', 'The:3'))
     world = toy_world(toy, 'The nurse. The')
-    edit = scale_senses(word_forms(world.encoding, 'The'), [l], 0.0)
-    assert_shows(toy_tab, world.probs(edit))
-    open_token(toy_tab, 3)
-    slider = toy_tab.locator(f'#cards article[data-sense="{l}"] output')
-    assert slider.text_content() == '0.00'
+    edit = scale_senses(word_forms(world.encoding, 'The'), [3], 0.0)
+    assert_shows(tab, world.probs(edit))
+    for place in (0, 3):
+        open_token(tab, place)
+        assert tab.locator('#cards article[data-sense="3"] input').input_value() == '0'
 
 
 @pytest.mark.slow
