@@ -19,6 +19,9 @@
 // The page predicts only the token after the last position, so alpha and o have no index i here.
 // A vector is a typed array; a matrix is one typed array too, row after row.
 
+let model;  // of the page, as is its tokenizer; answers.load sets both
+let tokenizer;
+
 // ------------------------------------------------------------------------------------------------
 // Text -> ids: GPT-2's byte-pair encoding, or a vocabulary of whole words.
 // A token is a string of its bytes, one character a byte.
@@ -30,16 +33,13 @@ const WORDS_PATTERN = ` ?[${WORD_CHARACTER}]+|[^${WORD_CHARACTER}${SPACE}]|${SPA
 const GPT2_PATTERN =
   String.raw`'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^${SPACE}\p{L}\p{N}]+|` +
   `${SPACE}+(?![^${SPACE}])|${SPACE}+`;
-const END_OF_TEXT = '<|endoftext|>';
-const SIGNS = {' ': '␣', '\n': '⏎', '\t': '⇥'};
 
 class Tokenizer {
   constructor({tokens, words}) {
-    const pattern = words ? WORDS_PATTERN : GPT2_PATTERN;
-    this.pattern = new RegExp(pattern, 'gu');
-    this.tokens = tokens;
+    this.pattern = new RegExp(words ? WORDS_PATTERN : GPT2_PATTERN, 'gu');
     this.rank = new Map(tokens.map((token, id) => [token, id]));
     this.end = tokens.length;  // the id of end-of-text, which no text spells
+    this.tokens = [...tokens, '<|endoftext|>'];
     this.firstWord = words ? 256 : 0;  // a vocabulary of words begins with the 256 bytes
   }
 
@@ -52,44 +52,45 @@ class Tokenizer {
   merge(piece) {
     if (this.rank.has(piece)) return [this.rank.get(piece)];
     const parts = [...piece];
-    const rankOfPair = i => this.rank.get(parts[i] + parts[i + 1]) ?? Infinity;
-    const ranks = parts.slice(1).map((_, i) => rankOfPair(i));
-    let best = indexOfSmallest(ranks);
-    while (ranks[best] < Infinity) {
-      parts.splice(best, 2, parts[best] + parts[best + 1]);
-      ranks.splice(best, 1);
-      if (best < ranks.length) ranks[best] = rankOfPair(best);
-      if (best > 0) ranks[best - 1] = rankOfPair(best - 1);
-      best = indexOfSmallest(ranks);
+    while (true) {
+      const pairs = parts.slice(1).map((part, i) => parts[i] + part);
+      const ranks = pairs.map(pair => this.rank.get(pair) ?? Infinity);
+      const lowest = Math.min(...ranks);
+      if (lowest === Infinity) return parts.map(part => this.rank.get(part));
+      const i = ranks.indexOf(lowest);
+      parts.splice(i, 2, pairs[i]);
     }
-    return parts.map(part => this.rank.get(part));
   }
 
+  // The text of ids; bytes that are only part of a character become U+FFFD.
   decode(ids) {
-    const tokens = ids.filter(id => id < this.end).map(id => this.tokens[id]);
-    return utf8(tokens.join(''));
+    const token = ids.map(id => this.tokens[id]).join('');
+    const codes = Uint8Array.from(token, character => character.charCodeAt());
+    return new TextDecoder('utf-8', {ignoreBOM: true}).decode(codes);
   }
 
-  // A token as people read it, with signs for blanks; a dot stands before letters that have no space
-  // before them. The bytes of a character that takes several tokens are in hexadecimal.
+  // A token as people read it, with signs for blanks; a dot stands before letters that have no
+  // space before them.
   label(id) {
-    const token = this.tokens[id] ?? END_OF_TEXT;
-    const text = utf8(token.replace(/^ (?=.)/s, ''));
-    if (text.includes('\ufffd')) {
-      return [...token].map(byte => '\\x' + byte.charCodeAt().toString(16)).join('');
-    }
-    const code = blank => '\\u' + blank.codePointAt().toString(16).padStart(4, '0');
-    const label = text.replace(/[\p{C}\p{Z}]/gu, blank => SIGNS[blank] ?? code(blank));
-    const needsDot = token[0] !== ' ' && /[\p{L}\p{N}]/u.test(label[0]);
-    return needsDot ? '·' + label : label;
+    const text = this.decode([id]);
+    const signs = {'\n': '⏎', '\t': '⇥'};
+    const label = text.replace(/^ (?=.)/s, '').replace(/[\p{C}\p{Z}]/gu, c => signs[c] ?? '␣');
+    return /^[\p{L}\p{N}]/u.test(text) ? '·' + label : label;
   }
 
   // The id of a word inside a text.
   id(word) {
     const ids = this.encode(' ' + word);
-    if (ids.length === 1 && word !== '') return ids[0];
+    if (ids.length === 1) return ids[0];
     const labels = ids.map(id => this.label(id));
     throw Error(`“${word}” is not one token (it splits into ${labels.join(' + ')})`);
+  }
+
+  // The ids of two different words.
+  pair(words) {
+    const [a, b] = words.map(word => this.id(word));
+    if (a === b) throw Error(`“${words.join('/')}” is one word twice`);
+    return [a, b];
   }
 
   // The ids of a word, inside a text and at its start: [[id, ..], ..]. The form at the start counts
@@ -97,14 +98,14 @@ class Tokenizer {
   forms(word) {
     const inside = this.encode(' ' + word);
     const isUnknown = this.firstWord > 0 && this.tokens[inside[0]] === ' ';
-    if (isUnknown || word === '') return [[this.id(word)]];
+    if (isUnknown) return [[this.id(word)]];
     const isOne = inside.length === 1;
     return [inside, this.encode(word)].filter(ids => (ids.length === 1) === isOne);
   }
 
   // The word by which a line of an edit can name an id; null if there is none.
   word(id) {
-    const word = utf8(this.tokens[id] ?? '').replace(/^ /, '');
+    const word = this.decode([id]).replace(/^ /, '');
     const canBeInLine = word !== '' && !/[\s:,=@*]/.test(word);
     if (!canBeInLine || this.encode(' ' + word).length > 1) return null;
     return this.forms(word).flat().includes(id) ? word : null;
@@ -114,14 +115,6 @@ class Tokenizer {
 function bytes(text) {
   const array = new TextEncoder().encode(text);
   return Array.from(array, code => String.fromCharCode(code)).join('');
-}
-
-function codes(token) {
-  return Uint8Array.from(token, character => character.charCodeAt());
-}
-
-function utf8(token) {
-  return new TextDecoder('utf-8', {ignoreBOM: true}).decode(codes(token));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -135,25 +128,11 @@ function part(x, i, n) {
 // W x + b: W (m, n), b (m) or none, x (n) -> (m).
 function linear(W, b, x) {
   const n = x.length;
-  const m = W.length / n;
-  const y = new Float32Array(m);
-  const multipleOf4 = n - n % 4;
-  for (let i = 0; i < m; i++) {
-    const row = i * n;
-    // Four independent sums are faster: a single sum would have to wait for each addition.
-    let sum0 = b ? b[i] : 0;
-    let sum1 = 0;
-    let sum2 = 0;
-    let sum3 = 0;
-    let j = 0;
-    for (; j < multipleOf4; j += 4) {
-      sum0 += W[row + j] * x[j];
-      sum1 += W[row + j + 1] * x[j + 1];
-      sum2 += W[row + j + 2] * x[j + 2];
-      sum3 += W[row + j + 3] * x[j + 3];
-    }
-    for (; j < n; j++) sum0 += W[row + j] * x[j];
-    y[i] = sum0 + sum1 + sum2 + sum3;
+  const y = new Float32Array(W.length / n);
+  for (let i = 0; i < y.length; i++) {
+    let sum = b ? b[i] : 0;
+    for (let j = 0; j < n; j++) sum += W[i * n + j] * x[j];
+    y[i] = sum;
   }
   return y;
 }
@@ -170,30 +149,11 @@ function add(y, x, factor = 1) {
   return y;
 }
 
-// Softmax of scores, in place.
 function softmax(scores) {
-  const largest = maximum(scores);
-  let sum = 0;
-  for (let i = 0; i < scores.length; i++) {
-    const exponential = Math.exp(scores[i] - largest);
-    scores[i] = exponential;
-    sum += exponential;
-  }
-  for (let i = 0; i < scores.length; i++) scores[i] /= sum;
-  return scores;
-}
-
-// Math.max(...x) would fail for a large vocabulary: it would get too many arguments.
-function maximum(x) {
-  return x.reduce((a, b) => a > b ? a : b, -Infinity);
-}
-
-function indexOfSmallest(x) {
-  let best = 0;
-  for (let i = 1; i < x.length; i++) {
-    if (x[i] < x[best]) best = i;
-  }
-  return best;
+  const largest = scores.reduce((x, y) => Math.max(x, y));
+  const exponentials = scores.map(score => Math.exp(score - largest));
+  const sum = exponentials.reduce((x, y) => x + y);
+  return exponentials.map(x => x / sum);
 }
 
 // The weights (T) of one head: softmax of query (n) times the keys (n) of T positions.
@@ -212,8 +172,6 @@ function gelu(x) {
 // ------------------------------------------------------------------------------------------------
 // The model: what is the same in every text.
 
-const SENSES_KEPT = 1000;  // ids whose senses are kept in memory
-
 class Backpack {
   constructor({config, arrays}, blob) {
     this.config = config;
@@ -221,17 +179,12 @@ class Backpack {
     this.sensesOf = new Map();
   }
 
-  // A row of a matrix (.., d): a view.
-  row(name, i) {
-    return part(this.weights[name], i, this.config.n_embd);
-  }
-
   wte(id) {
-    return this.row('wte.weight', id);
+    return part(this.weights['wte.weight'], id, this.config.n_embd);
   }
 
   wpe(j) {
-    return this.row('contextualizer.wpe.weight', j);
+    return part(this.weights['contextualizer.wpe.weight'], j, this.config.n_embd);
   }
 
   linear(name, x) {
@@ -253,12 +206,9 @@ class Backpack {
     return x.map((value, i) => (value - mean) * scale * weight[i] + bias[i]);
   }
 
-  // Eq. 10: the senses C (k*d) of an id, the same in every text.
+  // Eq. 10: the senses C (k*d) of an id, the same in every text, so they are computed once.
   senses(id) {
-    if (!this.sensesOf.has(id)) {
-      if (this.sensesOf.size > SENSES_KEPT) this.sensesOf.clear();
-      this.sensesOf.set(id, this.senseNetwork(this.wte(id)));
-    }
+    if (!this.sensesOf.has(id)) this.sensesOf.set(id, this.senseNetwork(this.wte(id)));
     return this.sensesOf.get(id);
   }
 
@@ -291,7 +241,9 @@ function unpack(arrays, blob) {
   for (const [name, rows, columns, isIn8Bits] of arrays) {
     if (isIn8Bits) {
       const scales = take(Float32Array, rows);
-      weights[name] = scaleRows(take(Int8Array, rows * columns), scales);
+      const whole = take(Int8Array, rows * columns);
+      const scaled = (n, i) => n * scales[Math.floor(i / columns)];
+      weights[name] = new Float32Array(whole).map(scaled);
     } else {
       weights[name] = take(Float32Array, rows * columns);
     }
@@ -299,62 +251,32 @@ function unpack(arrays, blob) {
   return weights;
 }
 
-// Whole numbers (m, n) times the scale of their row (m): float32 (m, n).
-function scaleRows(whole, scales) {
-  const x = new Float32Array(whole.length);
-  const columns = whole.length / scales.length;
-  for (let i = 0; i < scales.length; i++) {
-    const end = (i + 1) * columns;
-    for (let at = i * columns; at < end; at++) x[at] = whole[at] * scales[i];
-  }
-  return x;
-}
-
 // ------------------------------------------------------------------------------------------------
 // A text: what the model has computed for each token, kept while the text grows or is cut short.
 
 class Text {
-  constructor(model) {
-    this.model = model;
+  constructor() {
     this.ids = [];
-    this.h = [];
-    this.query = [];  // of the sense weights
-    this.key = [];
-    this.blocks = Array.from({length: model.config.n_layer}, () => ({key: [], value: []}));
+    this.qkv = Array.from({length: model.config.n_layer}, () => []);  // of each layer, (3*d) each
+    this.queryAndKey = [];  // of the sense weights, (2*d) each
   }
 
   read(ids) {
     let nKnown = 0;
     while (nKnown < ids.length && ids[nKnown] === this.ids[nKnown]) nKnown++;
-    this.ids = ids.slice();
-    this.truncate(nKnown);
-    for (let t = nKnown; t < ids.length; t++) this.step(t);
-    return this;
+    this.ids = ids;
+    for (const cache of [...this.qkv, this.queryAndKey]) cache.splice(nKnown);
+    for (let j = nKnown; j < ids.length; j++) {
+      const h = this.contextualizer(j);  // (d)
+      this.queryAndKey.push(model.linear('sense_weights.c_attn', h));
+    }
   }
 
-  // Forget what was computed for positions from T on.
-  truncate(T) {
-    const caches = [this.h, this.query, this.key];
-    for (const block of this.blocks) caches.push(block.key, block.value);
-    for (const cache of caches) cache.splice(T);
-  }
-
-  // Read the token at position t: h, and the query and key of the sense weights.
-  step(t) {
-    const {model} = this;
-    this.h[t] = this.contextualizer(t);  // (d)
-    const d = model.config.n_embd;
-    const queryAndKey = model.linear('sense_weights.c_attn', this.h[t]);  // (2*d)
-    this.query[t] = part(queryAndKey, 0, d);
-    this.key[t] = part(queryAndKey, 1, d);
-  }
-
-  // Eq. 11: h (d) at position t, by a GPT-2.
-  contextualizer(t) {
-    const {model} = this;
-    const x = model.wte(this.ids[t]).slice();
-    add(x, model.wpe(t));
-    this.blocks.forEach((cache, i) => {
+  // Eq. 11: h (d) at position j, by a GPT-2.
+  contextualizer(j) {
+    const x = model.wte(this.ids[j]).slice();
+    add(x, model.wpe(j));
+    this.qkv.forEach((cache, i) => {
       const name = `contextualizer.blocks.${i}`;
       add(x, this.selfAttention(`${name}.attn`, model.layerNorm(`${name}.ln_1`, x), cache));
       add(x, model.mlp(`${name}.mlp`, model.layerNorm(`${name}.ln_2`, x)));
@@ -363,30 +285,29 @@ class Text {
   }
 
   selfAttention(name, x, cache) {
-    const {n_embd: d, n_head} = this.model.config;
+    const {n_embd: d, n_head} = model.config;
     const size = d / n_head;
-    const qkv = this.model.linear(`${name}.c_attn`, x);  // (3*d)
-    const query = part(qkv, 0, d);
-    cache.key.push(part(qkv, 1, d));
-    cache.value.push(part(qkv, 2, d));
+    const qkv = model.linear(`${name}.c_attn`, x);  // (3*d), the heads of each side by side
+    cache.push(qkv);
     const y = new Float32Array(d);  // heads side by side
     for (let head = 0; head < n_head; head++) {
-      const keys = cache.key.map(key => part(key, head, size));
-      const weights = attention(part(query, head, size), keys);  // (T)
+      const query = part(qkv, head, size);
+      const keys = cache.map(past => part(past, n_head + head, size));
+      const values = cache.map(past => part(past, 2 * n_head + head, size));
+      const weights = attention(query, keys);  // (T)
       const sum = part(y, head, size);
-      cache.value.forEach((value, j) => add(sum, part(value, head, size), weights[j]));
+      values.forEach((value, j) => add(sum, value, weights[j]));
     }
-    return this.model.linear(`${name}.c_proj`, y);
+    return model.linear(`${name}.c_proj`, y);
   }
 
   // Eq. 12: the weights alpha (T, k) that the last position gives.
   alpha() {
-    const T = this.ids.length;
-    const {n_embd: d, n_sense: k} = this.model.config;
-    const alpha = new Float32Array(T * k);
+    const {n_embd: d, n_sense: k} = model.config;
+    const alpha = new Float32Array(this.ids.length * k);
     for (let l = 0; l < k; l++) {
-      const query = part(this.query[T - 1], l, d / k);
-      const keys = this.key.map(key => part(key, l, d / k));
+      const query = part(this.queryAndKey.at(-1), l, d / k);
+      const keys = this.queryAndKey.map(past => part(past, k + l, d / k));
       attention(query, keys).forEach((weight, j) => { alpha[j * k + l] = weight; });
     }
     return alpha;
@@ -394,7 +315,7 @@ class Text {
 
   // Eq. 2: o (d) = sum_j sum_l alpha_jl C(x_j)_l, with the senses and factors of an edit.
   weightedSum(alpha, edit) {
-    const {n_embd: d, n_sense: k} = this.model.config;
+    const {n_embd: d, n_sense: k} = model.config;
     const o = new Float32Array(d);
     this.ids.forEach((_, j) => {
       const C = edit.senses(this.ids, j);
@@ -404,18 +325,29 @@ class Text {
     return o;
   }
 
-  // The logits (V) of the next token. read() has computed h.
-  logits(edit) {
+  // The probabilities (V) of the next token. read() has computed h.
+  probs(edit, temperature = 1) {
     const alpha = this.alpha();               // (T, k)  Eq. 12
     const o = this.weightedSum(alpha, edit);  // (d)     Eq. 2
-    return this.model.project(o);             // (V)     Eq. 9
+    const logits = model.project(o);          // (V)     Eq. 9
+    return softmax(logits.map(x => x / temperature));
   }
 
-  // The probabilities (V) of the next token.
-  probs(edit, temperature = 1) {
-    let logits = this.logits(edit);
-    if (temperature !== 1) logits = logits.map(x => x / temperature);
-    return softmax(logits);
+  // For each token and each sense, what the sense adds to the log odds of a to b: the product
+  // alpha_jl * logits * factor, where logits = C(x_j)_l . (E_a - E_b), after replacements.
+  explain(edit, a, b) {
+    const {n_embd: d, n_sense: k} = model.config;
+    const direction = add(model.wte(a).slice(), model.wte(b), -1);
+    const alpha = this.alpha();
+    return this.ids.map((_, j) => {
+      const C = edit.senses(this.ids, j);
+      const factors = edit.factors(this.ids, j);
+      return Array.from({length: k}, (_, l) => ({
+        alpha: alpha[j * k + l],
+        logits: dot(part(C, l, d), direction),
+        factor: factors[l],
+      }));
+    });
   }
 }
 
@@ -424,76 +356,17 @@ class Text {
 // fact in it are both linear, so their order does not matter; that of replacements does.
 
 const NUMBER = String.raw`(?:\d{1,4}(?:\.\d*)?|\.\d+)`;
-const SPANS = String.raw`\d{1,4}(?:-\d{1,4})?(?:\s*,\s*\d{1,4}(?:-\d{1,4})?)*`;
+const SPAN = String.raw`\d{1,4}(?:-\d{1,4})?`;
+const SPANS = String.raw`${SPAN}(?:\s*,\s*${SPAN})*`;
+const PAIR = String.raw`[^\s/=]+\s*/\s*[^\s/=]+`;
 const SCALING = RegExp(
-  String.raw`^(?!\*.*/)(.*\S)\s*:\s*(${SPANS}|[^/=]+/[^/=]+?)\s*(?:=\s*(-?${NUMBER}))?$`);
+  String.raw`^(?!\*.*/)(.*\S)\s*:\s*(${SPANS}|${PAIR})\s*(?:=\s*(-?${NUMBER}))?$`);
 const REPLACEMENT = /^(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)$/;
 const FORMS = 'write nurse:10, nurse,teacher:3-5,10=0.5, nurse:she/he, *:3 or MacBook: Apple -> HP';
 
 class Edit {
-  constructor(model, tokenizer, lines = []) {
-    this.model = model;
-    this.tokenizer = tokenizer;
-    this.replaced = new Map();  // senses (k*d) by id and replacements
-    this.steps = lines.flatMap(line => this.parse(line.trim()));
-  }
-
-  // The steps of a line, one for each of its words.
-  parse(line) {
-    if (line === '') return [];
-    const needsPython = line[0] === '@' || /^topic\s[^:]*$/.test(line);
-    if (needsPython) throw Error(`“${line}” works in sample.py only: a page reads no files and ` +
-      'turns up no topics');
-    const replacement = REPLACEMENT.exec(line);
-    if (replacement) {
-      const [, words, old, now] = replacement;
-      return wordList(words).map(word => this.replacement(word, old, now));
-    }
-    const scaling = SCALING.exec(line);
-    const spans = scaling && !scaling[2].includes('/') ? scaling[2].split(',').map(span) : [];
-    const isEdit = scaling && spans.every(([first, last]) => first <= last);
-    if (!isEdit) throw Error(`“${line}” is not an edit; ${FORMS}`);
-    const [, words, which, factor = '0'] = scaling;
-    return wordList(words).map(word => this.scaling(word, which, spans, Number(factor)));
-  }
-
-  // Multiply senses, those in spans or the one that separates the pair in which.
-  scaling(word, which, spans, factor) {
-    const k = this.model.config.n_sense;
-    const forms = this.forms(word);
-    if (which.includes('/')) return {forms, senses: [this.separatingSense(forms, which)], factor};
-    const largest = Math.max(...spans.map(([, last]) => last));
-    if (largest >= k) throw Error(`${word} has no sense ${largest}; choose from 0 to ${k - 1}`);
-    const all = Array.from({length: k}, (_, l) => l);
-    const senses = all.filter(l => spans.some(([first, last]) => first <= l && l <= last));
-    return {forms, senses, factor};
-  }
-
-  // Section 6.3, with r = E_old and a = E_now: C' = C + (C . r) (a / |a|^2 - r / |r|^2).
-  replacement(word, old, now) {
-    const r = this.model.wte(this.tokenizer.id(old));
-    const a = this.model.wte(this.tokenizer.id(now));
-    const move = r.map(x => -x / dot(r, r));  // (d)
-    add(move, a, 1 / dot(a, a));
-    return {forms: this.forms(word), r, move};
-  }
-
-  // The forms of a word; null is every word.
-  forms(word) {
-    return word === '*' ? null : this.tokenizer.forms(word);
-  }
-
-  // The sense l of a word's last token whose C_l . (E_a - E_b) is largest, whatever its sign.
-  separatingSense(forms, pair) {
-    const {model} = this;
-    const [a, b] = pair.split('/').map(word => this.tokenizer.id(word.trim()));
-    if (a === b) throw Error(`“${pair}” is one word twice`);
-    const C = model.senses(forms[0].at(-1));
-    const gaps = Array.from({length: model.config.n_sense}, (_, l) => {
-      const sense = part(C, l, model.config.n_embd);
-      return Math.abs(dot(sense, model.wte(a)) - dot(sense, model.wte(b)));
-    });
-    return gaps.indexOf(Math.max(...gaps));
+  constructor(lines) {
+    this.steps = lines.flatMap(parse);
   }
 
   // The steps that act at position j of a text.
@@ -504,33 +377,67 @@ class Edit {
 
   // What the senses at position j are multiplied by, (k).
   factors(ids, j) {
-    const factors = new Float32Array(this.model.config.n_sense).fill(1);
+    const factors = new Float32Array(model.config.n_sense).fill(1);
     for (const {senses = [], factor} of this.stepsAt(ids, j)) {
       for (const l of senses) factors[l] *= factor;
     }
     return factors;
   }
 
-  // The senses (k*d) at position j after replacements.
+  // The senses C (k*d) at position j after replacements.
+  // Section 6.3, with r = E_old: C' = C + (C . r) move.
   senses(ids, j) {
+    const {n_embd: d, n_sense: k} = model.config;
+    const C = model.senses(ids[j]);
     const replacements = this.stepsAt(ids, j).filter(({move}) => move);
-    if (replacements.length === 0) return this.model.senses(ids[j]);
-    const key = [ids[j], ...replacements.map(step => this.steps.indexOf(step))].join();
-    if (!this.replaced.has(key)) this.replaced.set(key, this.replace(ids[j], replacements));
-    return this.replaced.get(key);
-  }
-
-  replace(id, replacements) {
-    const {n_embd: d, n_sense: k} = this.model.config;
-    const C = this.model.senses(id).slice();
+    if (replacements.length === 0) return C;
+    const edited = C.slice();
     for (const {r, move} of replacements) {
       for (let l = 0; l < k; l++) {
-        const sense = part(C, l, d);
+        const sense = part(edited, l, d);
         add(sense, move, dot(sense, r));
       }
     }
-    return C;
+    return edited;
   }
+}
+
+// The steps of a line, one for each of its words.
+function parse(line) {
+  const needsPython = /^@|^topic\s[^:]*$/.test(line);
+  if (needsPython) throw Error(`“${line}” works in sample.py only: a page reads no files and ` +
+    'turns up no topics');
+  const replacement = REPLACEMENT.exec(line);
+  if (replacement) {
+    const [, words, old, now] = replacement;
+    return wordList(words).map(word => replaceWord(word, old, now));
+  }
+  const scaling = SCALING.exec(line);
+  if (!scaling) throw Error(`“${line}” is not an edit; ${FORMS}`);
+  const [, words, which, factor = '0'] = scaling;
+  return wordList(words).map(word => scaleSenses(word, which, Number(factor)));
+}
+
+// Multiplies senses: those in spans, such as 3-5,10, or the one that separates a pair most.
+function scaleSenses(word, which, factor) {
+  const forms = formsOf(word);
+  const isPair = which.includes('/');
+  const senses = isPair ? [separatingSense(forms, which)] : which.split(',').flatMap(sensesIn);
+  return {forms, senses: new Set(senses), factor};
+}
+
+// Section 6.3, with r = E_old and a = E_now: move = a / |a|^2 - r / |r|^2.
+function replaceWord(word, old, now) {
+  const r = model.wte(tokenizer.id(old));
+  const a = model.wte(tokenizer.id(now));
+  const move = r.map(x => -x / dot(r, r));  // (d)
+  add(move, a, 1 / dot(a, a));
+  return {forms: formsOf(word), r, move};
+}
+
+// The forms of a word; null is every word.
+function formsOf(word) {
+  return word === '*' ? null : tokenizer.forms(word);
 }
 
 // The words in a,b,c; a text with an empty part, such as ",", is one word.
@@ -539,10 +446,23 @@ function wordList(text) {
   return words.every(word => word !== '') ? words : [text];
 }
 
-// The first and the last number in 3-5, or in 3.
-function span(text) {
-  const [first, last = first] = text.split('-').map(Number);
-  return [first, last];
+// The numbers of senses in a span, 3-5 or 3.
+function sensesIn(span) {
+  const [first, last = first] = span.split('-').map(Number);
+  const k = model.config.n_sense;
+  if (first > last || last >= k) throw Error(`“${span}” is not among the senses 0 to ${k - 1}`);
+  return Array.from({length: last - first + 1}, (_, i) => first + i);
+}
+
+// The sense l of a word's last token whose C_l . (E_a - E_b) is largest, whatever its sign.
+function separatingSense(forms, pair) {
+  const [a, b] = tokenizer.pair(pair.split(/\s*\/\s*/));
+  const C = model.senses(forms[0].at(-1));
+  const gaps = Array.from({length: model.config.n_sense}, (_, l) => {
+    const sense = part(C, l, model.config.n_embd);
+    return Math.abs(dot(sense, model.wte(a)) - dot(sense, model.wte(b)));
+  });
+  return gaps.indexOf(Math.max(...gaps));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -552,12 +472,11 @@ function span(text) {
 function topIds(scores, n, firstId = 0) {
   const ids = [];
   for (let id = firstId; id < scores.length; id++) {
-    const isAmongThem = ids.length < n || scores[id] > scores[ids[n - 1]];
+    const isAmongThem = ids.length < n || scores[id] > scores[ids.at(-1)];
     if (!isAmongThem) continue;
-    const next = ids.findIndex(other => scores[id] > scores[other]);
-    const rank = next < 0 ? ids.length : next;
-    ids.splice(rank, 0, id);
-    if (ids.length > n) ids.pop();
+    ids.push(id);
+    ids.sort((x, y) => scores[y] - scores[x]);
+    ids.splice(n);
   }
   return ids;
 }
@@ -574,25 +493,39 @@ function randomNumbers(seed) {
 
 // The id at which the sum of the probabilities (V) passes a number u from 0 to 1.
 function idAt(probs, u) {
-  let rest = u;
+  let sum = 0;
   const id = probs.findIndex(p => {
-    rest -= p;
-    return rest < 0;
+    sum += p;
+    return sum > u;
   });
   return id < 0 ? probs.length - 1 : id;  // rounding can leave a remainder
 }
 
-// ------------------------------------------------------------------------------------------------
-// Answers to the page's questions. Edits are as above; texts are strings.
-
-let model;
-let tokenizer;
-let text;           // the text on the page
-let latestRun = 0;  // the highest run number that generate was given
-
-function editOf(lines) {
-  return new Edit(model, tokenizer, lines);
+// Continues a text by up to n tokens, like Backpack.generate in model.py; yields the new text so
+// far after each token.
+function* generate({string, lines, n, temperature, seed}) {
+  const {block_size} = model.config;
+  const draw = randomNumbers(seed);
+  const text = new Text();
+  const edit = new Edit(lines);
+  const prompt = idsOf(string).slice(-block_size);
+  const ids = prompt.slice();
+  let start = 0;  // the first token that is still read
+  while (ids.length < prompt.length + n) {
+    if (ids.length - start > block_size) {
+      start = ids.length - Math.max(1, Math.floor(block_size / 2));
+    }
+    text.read(ids.slice(start));
+    const probs = text.probs(edit, Math.max(temperature, 1e-9));  // 0 takes the likeliest id
+    const id = idAt(probs, draw());
+    if (id === tokenizer.end) return;
+    ids.push(id);
+    yield tokenizer.decode(ids.slice(prompt.length));
+  }
 }
+
+// ------------------------------------------------------------------------------------------------
+// Answers to the page's questions. Edits are lists of lines; texts are strings.
 
 // The ids of a string; an empty one is the end of a text.
 function idsOf(string) {
@@ -600,45 +533,39 @@ function idsOf(string) {
   return ids.length > 0 ? ids : [tokenizer.end];
 }
 
-// The ids that the model reads of a string: the last block_size.
-function lastIdsOf(string) {
-  return idsOf(string).slice(-model.config.block_size);
-}
-
-function topWords(scores, n) {
-  return topIds(scores, n, tokenizer.firstWord);
-}
-
 // The ids of the two words to compare; by default she and he or, if these are unknown, the two
 // likeliest.
 function comparedIds(words, probs) {
-  if (words === null) {
-    const known = ['she', 'he'].map(word => tokenizer.encode(' ' + word));
-    const areKnown = known.every(ids => ids.length === 1);
-    return areKnown ? known.flat() : topWords(probs, 2);
-  }
-  const [a, b] = words.map(word => tokenizer.id(word));
-  if (a === b) throw Error('Give two different words to compare');
-  return [a, b];
+  if (words !== null) return tokenizer.pair(words);
+  const ids = ['she', 'he'].flatMap(word => tokenizer.encode(' ' + word));
+  return ids.length === 2 ? ids : topIds(probs, 2, tokenizer.firstWord);
 }
 
-// For each token and each sense, what the sense adds to the log odds of a to b: the product
-// alpha_jl * logits * factor, where logits = C(x_j)_l . (E_a - E_b), after replacements.
-function explain(edit, a, b) {
+// The position of the word with the sense that decides most between the two words.
+function strongestPlace(tokens) {
+  const strengths = tokens.map(({name, senses}) => {
+    const isWord = name !== null && /[\p{L}\p{N}]/u.test(name);
+    const effects = senses.map(({alpha, logits}) => Math.abs(alpha * logits));
+    return isWord ? Math.max(...effects) : 0;
+  });
+  return strengths.indexOf(Math.max(...strengths));
+}
+
+// For each sense in C (k*d), rows of the word that it raises most at weight 1 and the word that it
+// lowers most, the next of each, and so on: [[[word, logit], [word, logit]], ..].
+function wordsMoved(C) {
   const {n_embd: d, n_sense: k} = model.config;
-  const direction = model.wte(a).slice();
-  add(direction, model.wte(b), -1);
-  const alpha = text.alpha();
-  return text.ids.map((_, j) => {
-    const C = edit.senses(text.ids, j);
-    const factors = edit.factors(text.ids, j);
-    return Array.from({length: k}, (_, l) => ({
-      alpha: alpha[j * k + l],
-      logits: dot(part(C, l, d), direction),
-      factor: factors[l],
-    }));
+  return Array.from({length: k}, (_, l) => {
+    const logits = model.project(part(C, l, d));
+    const raised = topIds(logits, 6, tokenizer.firstWord);
+    const lowered = topIds(logits.map(x => -x), 6, tokenizer.firstWord);
+    const withLogit = id => [tokenizer.label(id), logits[id]];
+    return raised.map((id, i) => [withLogit(id), withLogit(lowered[i])]);
   });
 }
+
+let pageText;
+const writers = {};  // by the title of a column, what generate yields for it
 
 const answers = {
   load({data, weights}) {
@@ -647,93 +574,59 @@ const answers = {
     for (let i = 0; i < blob.length; i++) blob[i] = binary.charCodeAt(i);
     model = new Backpack(data, blob);
     tokenizer = new Tokenizer(data.tokenizer);
-    text = new Text(model);
+    pageText = new Text();
   },
 
-  encode({string}) {
-    return tokenizer.encode(string);
-  },
-
-  // The likeliest tokens and their probabilities.
-  predict({string, lines, n = 10}) {
-    const probs = text.read(lastIdsOf(string)).probs(editOf(lines));
-    return topIds(probs, n).map(id => [utf8(tokenizer.tokens[id] ?? END_OF_TEXT), probs[id]]);
-  },
-
-  // Everything that the page shows about a prediction.
-  look({string, lines, compare}) {
-    const edit = editOf(lines);
-    const ids = lastIdsOf(string);
-    text.read(ids);
-    const before = text.probs(editOf([]));
-    const now = text.probs(edit);
+  // Everything that the page shows about a prediction. place is the position of the chosen token;
+  // where the text has none, the page chooses. The words that its senses move take a while.
+  look({string, lines, compare, place, withWords}) {
+    const allIds = idsOf(string);
+    const ids = allIds.slice(-model.config.block_size);
+    pageText.read(ids);
+    const edit = new Edit(lines);
+    const before = pageText.probs(new Edit([]));
+    const now = pageText.probs(edit);
     const [a, b] = comparedIds(compare, before);
+    const rows = pageText.explain(edit, a, b);
+    const tokens = ids.map((id, j) => ({
+      label: tokenizer.label(id),
+      name: tokenizer.word(id),
+      isEdited: edit.stepsAt(ids, j).length > 0,
+      senses: rows[j],
+    }));
+    const chosen = place in tokens ? place : strongestPlace(tokens);
     const describe = id => ({
-      id, name: tokenizer.word(id), label: tokenizer.label(id), before: before[id], now: now[id]});
+      id,
+      token: tokenizer.decode([id]),
+      label: tokenizer.label(id),
+      before: before[id],
+      now: now[id],
+    });
     return {
-      dropped: idsOf(string).length - ids.length,
-      ids,
-      labels: ids.map(id => tokenizer.label(id)),
-      names: ids.map(id => tokenizer.word(id)),
-      areEdited: ids.map((_, j) => edit.stepsAt(ids, j).length > 0),
-      rows: explain(edit, a, b),
+      nDropped: allIds.length - ids.length,
+      tokens,
+      place: chosen,
+      words: withWords ? wordsMoved(edit.senses(ids, chosen)) : null,
       next: topIds(now, 10).map(describe),
       a: describe(a),
       b: describe(b),
     };
   },
 
-  // The n words that each sense of the token at position j raises most at weight 1, and the n that
-  // it lowers most, after replacements.
-  cards({j, lines, n = 6}) {
-    const {n_embd: d, n_sense: k} = model.config;
-    const C = editOf(lines).senses(text.ids, j);
-    return Array.from({length: k}, (_, l) => {
-      const logits = model.project(part(C, l, d));
-      const raised = topWords(logits, n);
-      const lowered = topWords(logits.map(x => -x), n);
-      return [raised, lowered].map(words => words.map(v => [tokenizer.label(v), logits[v]]));
-    });
+  startWriting({title, settings}) {
+    writers[title] = generate(settings);
   },
 
-  // Continues a text, like Backpack.generate in model.py; calls tell with the new text so far after
-  // each token. A run ends when a run with a higher number begins.
-  async generate({string, n, seed, temperature, lines, run = latestRun}, tell) {
-    const {block_size} = model.config;
-    const draw = randomNumbers(seed);
-    const newText = new Text(model);
-    const edit = editOf(lines);
-    const prompt = lastIdsOf(string);
-    const ids = prompt.slice();
-    let start = 0;  // the first token that is still read
-    latestRun = Math.max(latestRun, run);
-    while (ids.length < prompt.length + n) {
-      if (ids.length - start > block_size) {
-        start = ids.length - Math.max(1, Math.floor(block_size / 2));
-      }
-      newText.read(ids.slice(start));
-      if (temperature < 1e-30) {
-        const probs = newText.probs(edit);
-        ids.push(probs.indexOf(maximum(probs)));
-      } else {
-        const probs = newText.probs(edit, temperature);
-        ids.push(idAt(probs, draw()));
-      }
-      tell(tokenizer.decode(ids.slice(prompt.length)));
-      await new Promise(resolve => setTimeout(resolve));  // lets other questions in
-      if (run < latestRun || ids.at(-1) === tokenizer.end) break;
-    }
-    return string + tokenizer.decode(ids.slice(prompt.length));
+  // The new text after one more token; undefined at its end.
+  write({title}) {
+    return writers[title].next().value;
   },
 };
 
-// The answers to {n, ask, args} are {n, part} for each part, then {n, answer} or {n, error}.
-onmessage = async ({data: {n, ask, args}}) => {
+onmessage = ({data: {question, args}}) => {
   try {
-    const tell = part => postMessage({n, part});
-    const answer = await answers[ask](args, tell);
-    postMessage({n, answer});
+    postMessage({answer: answers[question](args)});
   } catch (error) {
-    postMessage({n, error: error.message});
+    postMessage({error: error.message});
   }
 };
