@@ -220,16 +220,14 @@ def read_texts(source: str, field: str, cache: str):
 
 
 def openwebtext_files() -> list[str]:
-    """Find OpenWebText in the Hub's cache, or download it.
-
-    Returns its Parquet files, or its archives if the repository lacks some Parquet files.
-    """
+    """Download OpenWebText to the Hub's cache: its Parquet files or, without any, its archives."""
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
     with reading('OpenWebText', 'connect to the internet, or use --text FILE...'):
         names = sorted(file.rfilename for file in hub.HfApi().dataset_info(repo).siblings)
-        names = [name for name in names if name.endswith('.parquet')]
-        is_whole = any(name.endswith(f'-of-{len(names):05d}.parquet') for name in names)
-        if not is_whole:
-            names = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]
-        return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in names]
+        parquet = [name for name in names if name.endswith('.parquet')]
+        archives = [name for name in names if name.endswith('.tar')]
+        files = []
+        for name in parquet or archives:
+            files.append(hub.hf_hub_download(repo, name, repo_type='dataset'))
+        return files

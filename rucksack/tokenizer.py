@@ -222,7 +222,7 @@ def read_tokenizer(folder: Path, end: int | None = None) -> dict | None:
     other tokens than our encoding of the files.
     """
     hint = "give a byte-level BPE that cuts text as GPT-2's does"
-    with reading(f'the tokenizer in {folder}', hint):
+    with reading('its tokenizer', hint):
         if (folder / 'tokenizer.json').is_file():
             tokenizer = read_json(folder / 'tokenizer.json')
         elif (folder / 'vocab.json').is_file():
