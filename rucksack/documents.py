@@ -165,7 +165,7 @@ def files_in(paths: list[str]) -> tuple[list[str], Counter]:
     skipped = Counter()
     for path in paths:
         if os.path.isdir(path):
-            files += sorted(files_below(path, skipped))
+            files += sorted(files_below(path, skipped)) or [path]
         else:
             files.append(path)
     return files, skipped
