@@ -260,7 +260,7 @@ def run(argv: list[str]) -> None:
             if (folder / name).exists() and not args.overwrite:
                 raise UserError(f'{folder / name} exists; add --overwrite to make it again, '
                                 'or choose another NAME')
-            for partial_file in folder.glob(f'{name}.*.partial'):  # left by a killed run
+            for partial_file in folder.glob(f'{name}.[0-9]*.partial'):  # left by a killed run
                 partial_file.unlink()
         shutil.rmtree(cache, ignore_errors=True)
         facts = write_data(folder, args, cache)

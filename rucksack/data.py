@@ -45,10 +45,11 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
     path = folder / f'{name}.bin'
     with reading(path, MAKE_IT_AGAIN):
         ids = np.memmap(path, BIN_DTYPE, mode='r')  # ValueError for an empty file
-    if 'sha256' in meta:
-        if hashlib.sha256(ids).hexdigest() != meta['sha256'][name]:
+    checksum = meta.get('sha256', {}).get(name)
+    if checksum:
+        if hashlib.sha256(ids).hexdigest() != checksum:
             raise UserError(f'{path} does not match its checksum in meta.json; {MAKE_IT_AGAIN}')
-    else:  # made by nanoGPT
+    else:  # not made by prepare.py
         is_wide = ids[0::2].any() != ids[1::2].any()  # every second id is 0
         is_npy = ids[:3].tobytes() == b'\x93NUMPY'
         if is_wide or is_npy:

@@ -81,9 +81,7 @@ def rows_of_parquet(path: str, field: str) -> Iterator[dict]:
     """Yield a column of a Parquet file."""
     from pyarrow.parquet import ParquetFile  # comes with datasets
     with open_unpacked(path) as file:
-        tables = ParquetFile(file).iter_batches(batch_size=1000)
-        objects = (row for table in tables for row in table.to_pylist())
-        yield from rows_of_fields(objects, field)
+        yield from rows_of_tables(ParquetFile(file).iter_batches(batch_size=1000), field)
 
 
 def rows_of_hub(name: str, field: str, cache: str) -> Iterator[dict]:
@@ -92,7 +90,11 @@ def rows_of_hub(name: str, field: str, cache: str) -> Iterator[dict]:
     quiet_hub()
     dataset, config, split = (name.split(':') + ['', ''])[:3]
     rows = datasets.load_dataset(dataset, config or None, split=split or 'train', cache_dir=cache)
-    tables = rows.with_format('arrow').iter(batch_size=1000)
+    yield from rows_of_tables(rows.with_format('arrow').iter(batch_size=1000), field)
+
+
+def rows_of_tables(tables: Iterable, field: str) -> Iterator[dict]:
+    """Yield a column of Arrow tables."""
     objects = (row for table in tables for row in table.to_pylist())
     yield from rows_of_fields(objects, field)
 
@@ -141,9 +143,9 @@ def reader_of(path: str) -> Callable | None:
     return READERS.get(Path(unpacked).suffix)
 
 
-def is_hidden(name: str) -> bool:
-    """Tell whether a path, or a folder in it, is hidden, like the ._NAME files of macOS."""
-    return any(part.startswith('.') for part in Path(name).parts)
+def is_hidden(path: str) -> bool:
+    """Tell whether a file, or a folder on the way to it, is hidden, like ._NAME of macOS."""
+    return any(part.startswith('.') for part in Path(path).parts)
 
 
 def why_skipped(name: str, is_file: bool, is_known: bool) -> str:
