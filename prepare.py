@@ -43,8 +43,8 @@ from rucksack.cli import (
     reading,
     run_cli,
 )
-from rucksack.data import BIN_DTYPE, DATA_NAME
-from rucksack.documents import FORMATS, files_in, kind_of, openwebtext_files, read_texts
+from rucksack.data import BIN_DTYPE, data_folder
+from rucksack.documents import FORMATS, files_in, openwebtext_files, read_texts, reader_of
 from rucksack.hub import from_pretrained
 from rucksack.tokenizer import (
     encode,
@@ -55,27 +55,25 @@ from rucksack.tokenizer import (
 )
 from rucksack.toy import toy_stories
 
-HUB_DATASET = r'\w[\w.-]*/\w[\w.-]*(:[^:]*){0,2}'
 LONGEST = 20_000  # characters; longer documents are cut
-BLOCK_SIZE = 512  # train.py's default
-TOY_STORIES = {'train': 60_000, 'val': 4_000}
+TOY_TRAIN = 60_000  # stories
+TOY_VAL = 4_000
 
 
 # -----------------------------------------------------------------------------
 # Holding out, encoding, writing.
 
 
-def cut(parts: list) -> list:
+def cut(texts):
     """Cut documents over LONGEST characters into pieces, so that text of all kinds is held out.
 
     If there are fewer than 100 documents, the pieces are smaller: about a hundred in all.
     """
     size = LONGEST
-    if sum(map(len, parts)) < 100:
-        characters = sum(len(text) for part in parts for text in part['text'])
+    if len(texts) < 100:
+        characters = sum(map(len, texts['text']))
         size = min(size, max(100, characters // 100))
-    return [part.map(cut_rows, batched=True, batch_size=100, fn_kwargs={'size': size})
-            for part in parts]
+    return texts.map(cut_rows, batched=True, batch_size=100, fn_kwargs={'size': size})
 
 
 def cut_rows(rows: dict, size: int) -> dict:
@@ -88,20 +86,18 @@ def cut_rows(rows: dict, size: int) -> dict:
     return {'text': pieces}
 
 
-def hold_out(n: int, share: float, seed: int) -> np.ndarray:
-    """Choose which of n documents to hold out, (n,): a random share, at least one."""
-    n_held = max(1, round(share * n))
+def hold_out(n: int, n_held: int, seed: int) -> np.ndarray:
+    """Choose which of n documents to hold out, (n,): n_held at random, at least one."""
     order = np.random.default_rng(seed).permutation(n)
-    return np.isin(np.arange(n), order[:n_held])
+    return np.isin(np.arange(n), order[:max(1, n_held)])
 
 
-def encoded(parts: list, encoding: Encoding, num_threads: int) -> Iterator[list[int]]:
+def encoded(texts, encoding: Encoding, num_threads: int) -> Iterator[list[int]]:
     """Yield the ids of each document, end-of-text included."""
     with ThreadPoolExecutor(num_threads) as pool:
-        for part in parts:
-            for batch in part.iter(batch_size=1000):
-                for ids in pool.map(partial(encode, encoding), batch['text']):
-                    yield [*ids, encoding.eot_token]
+        for batch in texts.iter(batch_size=1000):
+            for ids in pool.map(partial(encode, encoding), batch['text']):
+                yield [*ids, encoding.eot_token]
 
 
 def write_bins(files: dict[str, Path], documents: Iterable[list[int]], is_held: np.ndarray) -> dict:
@@ -110,10 +106,11 @@ def write_bins(files: dict[str, Path], documents: Iterable[list[int]], is_held: 
     sums = {'train': hashlib.sha256(), 'val': hashlib.sha256()}
     writing = reading(files['train'].parent, problem='cannot be written')
     with writing, open(files['train'], 'wb') as train, open(files['val'], 'wb') as val:
+        outputs = {'train': train, 'val': val}
         for ids, held in zip(documents, progress(is_held, 'encoding')):
             name = 'val' if held else 'train'
             data = np.array(ids, BIN_DTYPE).tobytes()
-            (val if held else train).write(data)
+            outputs[name].write(data)
             sums[name].update(data)
             tokens[name] += len(ids)
     return {
@@ -122,108 +119,60 @@ def write_bins(files: dict[str, Path], documents: Iterable[list[int]], is_held: 
         'sha256': {name: digest.hexdigest() for name, digest in sums.items()}}
 
 
-def write_corpus(files: dict[str, Path], args: argparse.Namespace, tokenizer: dict, cache: str
-                 ) -> dict:
+def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: Path) -> dict:
     """Write the bins of text files, by way of a folder cache; returns the facts for meta.json."""
-    encoding = load_tokenizer(tokenizer)
     import datasets
+    tokenizer = gpt2_tokenizer(args.merges)
+    if args.like is not None:
+        _, tokenizer = from_pretrained(args.like)
+    encoding = load_tokenizer(tokenizer)
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    is_openwebtext = args.name == 'openwebtext'
     sources = args.sources or openwebtext_files()
     parts = []
     skipped = Counter(args.skipped)
     for source in [*sources, *args.val]:
-        texts, skipped_rows = read_texts(source, args.field, cache)
+        texts, skipped_rows = read_texts(source, args.field, str(cache))
         parts.append(texts)
         skipped += skipped_rows
-    n_train = sum(map(len, parts[:len(sources)]))
+    texts = datasets.concatenate_datasets(parts)
     if args.val:
-        is_held = np.arange(sum(map(len, parts))) >= n_train
+        n_train = sum(map(len, parts[:len(sources)]))
+        is_held = np.arange(len(texts)) >= n_train
+    elif args.name == 'openwebtext':
+        is_held = hold_out(len(texts), round(0.0005 * len(texts)), args.seed)
     else:
-        share = 0.0005
-        if not is_openwebtext:
-            parts = cut(parts)
-            ten = 10 / max(1, sum(map(len, parts)))  # as a share of the documents
-            share = max(0.01, min(0.1, ten))
-        is_held = hold_out(sum(map(len, parts)), share, args.seed)
-    facts = write_bins(files, encoded(parts, encoding, args.num_proc), is_held)
+        texts = cut(texts)
+        n_held = max(len(texts) / 100, min(len(texts) / 10, 10))
+        is_held = hold_out(len(texts), round(n_held), args.seed)
+    facts = write_bins(files, encoded(texts, encoding, args.num_proc), is_held)
     return {'tokenizer': tokenizer, **facts, 'skipped': dict(skipped)}
 
 
 def write_toy(files: dict[str, Path], seed: int) -> dict:
     """Write the bins of the toy world; returns the facts for meta.json, entropy included."""
-    n_train = TOY_STORIES['train']
-    stories = toy_stories(seed, n_train + TOY_STORIES['val'])
-    texts = [text for text, _ in stories]
+    texts, nats = zip(*toy_stories(seed, TOY_TRAIN + TOY_VAL))
     tokenizer = words_tokenizer(texts)
     encoding = load_tokenizer(tokenizer)
     documents = [encoding.encode_ordinary(text) + [encoding.eot_token] for text in texts]
-    facts = write_bins(files, documents, np.arange(len(texts)) >= n_train)
+    facts = write_bins(files, documents, np.arange(len(texts)) >= TOY_TRAIN)
     tokens = facts['tokens']
-    nats = sum(nats for _, nats in stories)
-    val_nats = sum(nats for _, nats in stories[n_train:])
     return {
-        'tokenizer': tokenizer, **facts,
-        'entropy_per_token': nats / sum(tokens.values()),
-        'val_entropy_per_token': val_nats / tokens['val'],
+        'tokenizer': tokenizer,
+        **facts,
+        'entropy_per_token': sum(nats) / sum(tokens.values()),
+        'val_entropy_per_token': sum(nats[TOY_TRAIN:]) / tokens['val'],
         'entropy_note': 'nats, whole stories with their end-of-text; '
                         'exact, each has one derivation'}
 
 
-def tokenizer_and_block_size(args: argparse.Namespace) -> tuple[dict | None, int]:
-    """Describe the tokenizer to use (None for toy); also returns the block_size to expect."""
-    if args.name == 'toy':
-        return None, BLOCK_SIZE
-    if args.like is None:
-        return gpt2_tokenizer(args.merges), BLOCK_SIZE
-    model, tokenizer = from_pretrained(args.like)
-    load_tokenizer(tokenizer)  # UserError if it has none
-    return tokenizer, model.config.block_size
+def write_data(folder: Path, args: argparse.Namespace, cache: Path) -> dict:
+    """Write the three files of data/NAME, each whole or not at all; returns the facts in meta.json.
 
-
-def prepare(folder: Path, args: argparse.Namespace) -> None:
-    """Write the three files of data/NAME, each whole or not at all, and print a summary.
-
-    Nothing else in the folder is touched.
+    The last file here appears first. A run killed after it leaves checksums that do not fit the
+    other two, so train.py refuses them.
     """
-    tokenizer, block_size = tokenizer_and_block_size(args)
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(folder, f'another prepare.py is making {folder}; wait for it')
-    cache = folder / '.prepare-cache'
-    try:
-        for name in ('train.bin', 'val.bin', 'meta.json'):
-            if os.path.lexists(folder / name) and not args.overwrite:
-                raise UserError(f'{folder / name} exists; add --overwrite to make it again, '
-                                'or choose another NAME')
-        shutil.rmtree(cache, ignore_errors=True)  # left by a killed run
-        for file in folder.iterdir():
-            if re.fullmatch(r'(train\.bin|val\.bin|meta\.json)\.\d+\.partial', file.name):
-                file.unlink()
-        facts = write_data(folder, args, tokenizer, str(cache))
-    finally:
-        os.close(lock)
-        shutil.rmtree(cache, ignore_errors=True)
-        if is_new:
-            with suppress(OSError):  # unless it is empty
-                folder.rmdir()
-    train, val = facts['tokens'].values()
-    skipped = [f'{n:,} {why}' for why, n in facts.get('skipped', {}).items() if n]
-    print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
-          f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {", ".join(skipped) or "none"}')
-    if val < 4 * block_size:
-        print(f'{val:,} held-out tokens are fewer than four texts of block_size={block_size}: '
-              'hold out more with --val FILE, or train with a smaller --block_size')
-    if 'entropy_per_token' in facts:
-        print(f'The entropy of this world is {facts["entropy_per_token"]:.4f} nats per token.')
-
-
-def write_data(folder: Path, args: argparse.Namespace, tokenizer: dict | None, cache: str) -> dict:
-    """Write train.bin, val.bin and meta.json; returns the facts in meta.json."""
-    # The last file here appears first. A run killed after it leaves checksums that do not fit the
-    # other two, so train.py refuses them.
     with (appearing_whole(folder / 'val.bin') as val,
           appearing_whole(folder / 'train.bin') as train,
           appearing_whole(folder / 'meta.json') as meta):
@@ -231,10 +180,9 @@ def write_data(folder: Path, args: argparse.Namespace, tokenizer: dict | None, c
         if args.name == 'toy':
             facts = write_toy(files, args.seed)
         else:
-            facts = write_corpus(files, args, tokenizer, cache)
+            facts = write_corpus(files, args, cache)
         if not all(facts['tokens'].values()):
-            sources = ', '.join(args.sources + args.val)
-            raise UserError(f'{sources}: too little text to hold some out; add more, or --val FILE')
+            raise UserError('too little text to hold some out; add more, or --val FILE')
         facts['vocab_size'] = vocab_size(facts['tokenizer'])
         facts['dtype'] = 'uint16'
         meta.write_text(json.dumps(facts, indent=1), encoding='utf-8')
@@ -243,17 +191,6 @@ def write_data(folder: Path, args: argparse.Namespace, tokenizer: dict | None, c
 
 # -----------------------------------------------------------------------------
 # The program.
-
-
-def files_of(paths: list[str]) -> tuple[list[str], Counter]:
-    """List the files in files and folders; also counts those that are skipped, by reason."""
-    files = []
-    skipped = Counter()
-    for path in paths:
-        found, skipped_there = files_in(path)
-        files += found
-        skipped += skipped_there
-    return files, skipped
 
 
 def warn_of_shared_files(text: list[str], val: list[str]) -> None:
@@ -279,9 +216,12 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--field', metavar='F', default='text', help='field or column that holds the text [text]')
     add('--val', help='files to hold out (default: 1%% of the documents; openwebtext: 0.05%%)',
         **files)
-    add('--merges', type=number(int, 1, 50_000), metavar='N',
+    vocabulary = parser.add_mutually_exclusive_group()
+    vocabulary.add_argument(
+        '--merges', type=number(int, 1, 50_000), metavar='N',
         help="keep only the first N merges of GPT-2's BPE; up to 16,384 need no download")
-    add('--like', metavar='MODEL',
+    vocabulary.add_argument(
+        '--like', metavar='MODEL',
         help='use the tokenizer of the model to fine-tune: --like english, or a checkpoint, '
              'folder or Hub name')
     add('--num-proc', type=number(int, 1), metavar='N', default=os.cpu_count(),
@@ -290,24 +230,18 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         help='random seed for the toy world and the split [0]')
     add('--overwrite', action='store_true', help='replace the three files in data/NAME')
     args = parser.parse_args(argv)
-    if not re.fullmatch(DATA_NAME, args.name):
-        parser.error(f'NAME is {args.name!r}; it takes up to 200 letters, digits, _, - and .')
-    args.text, skipped = files_of(args.text)
-    args.val, skipped_of_val = files_of(args.val)
+    text, skipped = files_in(args.text)
+    args.val, skipped_of_val = files_in(args.val)
     args.skipped = skipped + skipped_of_val
-    for file in args.text + args.val:
-        if not os.path.isfile(file) or not kind_of(file):
+    for file in text + args.val:
+        if not os.path.isfile(file) or not reader_of(file):
             parser.error(f'{file} is missing or of an unknown kind; give {FORMATS}')
-    args.sources = list(args.text)
+    warn_of_shared_files(text, args.val)
+    args.sources = text
     if args.hub:
-        if not re.fullmatch(HUB_DATASET, args.hub):
-            parser.error(f'--hub {args.hub} is not OWNER/DATASET[:CONFIG[:SPLIT]]')
-        args.sources.append(f'hub:{args.hub}')
+        args.sources = [*text, f'hub:{args.hub}']
     if args.name == 'toy' and (args.sources or args.val or args.like or args.merges):
         parser.error('toy takes no --text, --hub, --val, --like or --merges')
-    if args.like is not None and args.merges:
-        parser.error('--like and --merges both choose a tokenizer; give one')
-    warn_of_shared_files(args.text, args.val)
     if args.name not in ('toy', 'openwebtext') and not args.sources:
         parser.error(f'NAME is {args.name!r}; any name but toy and openwebtext needs '
                      '--text or --hub')
@@ -315,9 +249,32 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def run(argv: list[str]) -> None:
-    """Make data/NAME."""
+    """Make data/NAME and print a summary. Nothing else in the folder is touched."""
     args = parse_args(argv)
-    prepare(Path('data', args.name), args)
+    folder = data_folder(args.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder, f'another prepare.py is making {folder}; wait for it')
+    cache = folder / '.prepare-cache'
+    try:
+        for name in ('train.bin', 'val.bin', 'meta.json'):
+            if (folder / name).exists() and not args.overwrite:
+                raise UserError(f'{folder / name} exists; add --overwrite to make it again, '
+                                'or choose another NAME')
+            for partial_file in folder.glob(f'{name}.[0-9]*.partial'):  # left by a killed run
+                partial_file.unlink()
+        shutil.rmtree(cache, ignore_errors=True)
+        facts = write_data(folder, args, cache)
+    finally:
+        os.close(lock)
+        shutil.rmtree(cache, ignore_errors=True)
+        with suppress(OSError):  # unless they are empty
+            os.removedirs(folder)
+    train, val = facts['tokens'].values()
+    skipped = [f'{n:,} {why}' for why, n in facts.get('skipped', {}).items()]
+    print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
+          f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {", ".join(skipped) or "none"}')
+    if 'entropy_per_token' in facts:
+        print(f'The entropy of this world is {facts["entropy_per_token"]:.4f} nats per token.')
 
 
 main = partial(run_cli, 'prepare.py', run)

@@ -2,9 +2,7 @@
 
 import argparse
 import errno
-import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,14 +50,11 @@ def reading(what: object, hint: str = '', problem: str = 'cannot be read') -> It
 def complain(script: str, message: str) -> None:
     """Print one line on standard error."""
     line = ' '.join(printable(message).split())
-    line = re.sub(r'\[Errno \d+\] ', '', line)  # the words after it are enough
-    print(f'{script}:', line[:2000], file=sys.stderr)
+    print(f'{script}: {line}', file=sys.stderr)
 
 
 def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]) -> None:
     """Run a script; exit with 2 for errors the user can fix, 130 on Ctrl-C, else run's own code."""
-    if hasattr(sys.stdout, 'reconfigure'):
-        sys.stdout.reconfigure(errors='replace')  # for terminals without unicode
     code = 0
     try:
         code = run(argv)
@@ -107,16 +102,13 @@ class Parser(argparse.ArgumentParser):
 
 def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str], float]:
     """Make an argparse type: a number from low to high (2^31 unless given)."""
-    noun = 'an integer' if kind is int else 'a number'
-
     def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
+        value = kind(text)
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f'{text!r} is not {noun} from {low} to {high}')
+            raise argparse.ArgumentTypeError(f'{text!r} is not from {low} to {high}')
         return value
+
+    parse.__name__ = kind.__name__  # argparse says "invalid int value"
     return parse
 
 
@@ -167,7 +159,7 @@ def output_path(flag: str, path: str | None, suffix: str, begins: str) -> Path |
     if path is None:
         return None
     file = Path(path)
-    if file.suffix.lower() != suffix or file.is_dir() or not file.parent.is_dir():
+    if file.suffix.lower() != suffix or not file.parent.is_dir():
         raise UserError(f'{flag} {path}: give a name that ends in {suffix}, '
                         'in a folder that exists')
     contents = file.read_bytes() if file.exists() else b''

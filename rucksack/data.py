@@ -13,51 +13,48 @@ from torch import Tensor
 from rucksack.cli import UserError, reading
 from rucksack.tokenizer import GPT2, GPT2_VOCAB
 
-DATA_NAME = r'\w[\w.-]{0,199}'  # a folder in data/, never outside it
 BIN_DTYPE = np.dtype('<u2')
 MAKE_IT_AGAIN = 'repeat its prepare.py command with --overwrite'
 
 
 def data_folder(name: str) -> Path:
     """Return the folder of a dataset, data/NAME; UserError for a name that leads elsewhere."""
-    if not re.fullmatch(DATA_NAME, name):
-        raise UserError(f'dataset is {name!r}; it must be the name of a folder in data/')
+    if not re.fullmatch(r'\w[\w.-]*', name):
+        raise UserError(f'{name!r} is not the name of a folder in data/: letters, digits, _, -, .')
     return Path('data', name)
 
 
 def read_meta(folder: Path) -> dict:
     """Read a data folder's meta.json; without one (as in nanoGPT), the tokens are GPT-2's."""
-    path = folder / 'meta.json'
     if not folder.is_dir():
         raise UserError(f'{folder} is not a folder; python prepare.py --help says how to make it')
-    if not path.exists():
-        if (folder / 'meta.pkl').exists():
-            raise UserError(f'{folder} has a meta.pkl: its ids are characters, not GPT-2 tokens; '
-                            f'run python prepare.py {folder.name} --text input.txt --overwrite')
-        files = sorted(folder.glob('*.bin'))
-        tokens = {file.stem: file.stat().st_size // BIN_DTYPE.itemsize for file in files}
-        return {'tokenizer': GPT2, 'vocab_size': GPT2_VOCAB, 'dtype': 'uint16', 'tokens': tokens}
-    with reading(path, MAKE_IT_AGAIN):
-        return json.loads(path.read_text(encoding='utf-8'))
+    if (folder / 'meta.json').exists():
+        with reading(folder / 'meta.json', MAKE_IT_AGAIN):
+            return json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
+    if (folder / 'meta.pkl').exists():
+        raise UserError(f'{folder} has a meta.pkl: its ids are characters, not GPT-2 tokens; '
+                        f'run python prepare.py {folder.name} --text input.txt --overwrite')
+    tokens = {}
+    for file in sorted(folder.glob('*.bin')):
+        tokens[file.stem] = file.stat().st_size // BIN_DTYPE.itemsize
+    return {'tokenizer': GPT2, 'vocab_size': GPT2_VOCAB, 'tokens': tokens}
 
 
 def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
     """Map the ids in NAME.bin into memory; UserError if its checksum or an id does not fit meta."""
     path = folder / f'{name}.bin'
-    if not path.is_file() or path.stat().st_size == 0:  # an empty file cannot be mapped
-        raise UserError(f'{path} is missing or empty; {MAKE_IT_AGAIN}')
-    data = np.memmap(path, np.uint8, mode='r')
-    checksum = meta.get('sha256', {}).get(name)  # None in a folder that nanoGPT made
-    if checksum and hashlib.sha256(data).hexdigest() != checksum:
-        raise UserError(f'{path} does not match its checksum in meta.json; {MAKE_IT_AGAIN}')
-    if len(data) % BIN_DTYPE.itemsize != 0:
-        raise UserError(f'{path} has {len(data)} bytes, but every id takes '
-                        f'{BIN_DTYPE.itemsize}; {MAKE_IT_AGAIN}')
-    ids = data.view(BIN_DTYPE)
-    is_wide = min(ids[0::2].max(), ids[1::2].max(initial=0)) == 0 < ids.max()
-    if not checksum and (is_wide or data[:6].tobytes() == b'\x93NUMPY'):
-        raise UserError(f'{path} does not hold uint16 ids, as nanoGPT writes them, but wider '
-                        'numbers or a .npy file')
+    with reading(path, MAKE_IT_AGAIN):
+        ids = np.memmap(path, BIN_DTYPE, mode='r')  # ValueError for an empty file
+    checksum = meta.get('sha256', {}).get(name)
+    if checksum:
+        if hashlib.sha256(ids).hexdigest() != checksum:
+            raise UserError(f'{path} does not match its checksum in meta.json; {MAKE_IT_AGAIN}')
+    else:  # not made by prepare.py
+        is_wide = ids[0::2].any() != ids[1::2].any()  # every second id is 0
+        is_npy = ids[:3].tobytes() == b'\x93NUMPY'
+        if is_wide or is_npy:
+            raise UserError(f'{path} does not hold uint16 ids, as nanoGPT writes them, but wider '
+                            'numbers or a .npy file')
     if ids.max() >= meta['vocab_size']:
         raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
                         f'{meta["vocab_size"]:,}; {MAKE_IT_AGAIN}')

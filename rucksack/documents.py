@@ -4,53 +4,180 @@ A reader yields a row for each document, {'text': .., 'why': ..}; why says why a
 """
 
 import codecs
-import gzip
 import json
-import lzma
 import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+import fsspec
 
 from rucksack.cli import UserError, quiet_hub, reading
 
 FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')
-TEXT_TYPES = ('string', 'large_string', 'null')  # of a column; null: it has no value
-
-
-# -----------------------------------------------------------------------------
-# Files.
-
-
-def kind_of(path: str) -> str | None:
-    """Return what a file with this extension holds: json, parquet, tar or text; None if unknown."""
-    kinds = {'.jsonl': 'json', '.json': 'json', '.parquet': 'parquet', '.tar': 'tar',
-             '.txt': 'text', '.md': 'text', '.tokens': 'text', '.raw': 'text', '': 'text'}
-    unpacked = re.sub(r'\.[gx]z$', '', path.lower())
-    return kinds.get(Path(unpacked).suffix)
 
 
 def open_unpacked(path: str):
     """Open a file to read its bytes, unpacked if it is a .gz or .xz."""
-    if path.lower().endswith('.gz'):
-        return gzip.open(path)
-    if path.lower().endswith('.xz'):
-        return lzma.open(path)
-    return open(path, 'rb')
+    return fsspec.open(path, compression='infer')
 
 
-def files_in(path: str) -> tuple[list[str], Counter]:
-    """List a file or, for a folder, the files below it of a known kind, also behind links.
+def row_of(text: str | None) -> dict:
+    """Make the row of a document, which may have no text."""
+    return {'text': text or '', 'why': '' if text else 'empty'}
 
-    Counts the files that are skipped, by reason; a hidden folder counts once.
-    """
-    skipped = Counter()
-    if not os.path.isdir(path):
-        return [path], skipped
+
+# -----------------------------------------------------------------------------
+# Rows with fields, one of which holds the text.
+
+
+def rows_of_fields(rows: Iterable[dict], field: str) -> Iterator[dict]:
+    """Yield the text in a field of each row; UserError names a row by its number."""
+    row = {}
+    is_found = False
+    for n, row in enumerate(rows, 1):
+        with reading(f'row {n}', problem='is no object with text'):
+            text = row.get(field)
+            is_found = is_found or field in row
+            if not isinstance(text, str | None):
+                kind = type(text).__name__
+                raise UserError(f'"{field}" is of type {kind}, not text{others(row)}')
+            (text or '').encode()  # UnicodeEncodeError for half of a surrogate pair
+        yield row_of(text)
+    if row and not is_found:
+        raise UserError(f'no row has a field "{field}"{others(row)}')
+
+
+def others(row: dict) -> str:
+    """Offer the fields of a row that hold text."""
+    names = [name for name, value in row.items() if isinstance(value, str)]
+    return f'; choose one with --field: {", ".join(names)}' if names else ''
+
+
+def rows_of_json(path: str, field: str) -> Iterator[dict]:
+    """Yield a field of each object in a file: one object a line, or a list of objects."""
+    yield from rows_of_fields(objects_in(path), field)
+
+
+def objects_in(path: str) -> Iterator[dict]:
+    """Yield the objects in a JSON file."""
+    with open_unpacked(path) as file:
+        start = file.read(100).removeprefix(codecs.BOM_UTF8)
+        file.seek(0)
+        if start.lstrip()[:1] == b'[':
+            yield from json.loads(file.read())
+            return
+        lines = (line for line in file if line.strip())
+        for n, line in enumerate(lines, 1):
+            with reading(f'row {n}'):
+                row = json.loads(line)
+            yield row
+
+
+def rows_of_parquet(path: str, field: str) -> Iterator[dict]:
+    """Yield a column of a Parquet file."""
+    from pyarrow.parquet import ParquetFile  # comes with datasets
+    with open_unpacked(path) as file:
+        yield from rows_of_tables(ParquetFile(file).iter_batches(batch_size=1000), field)
+
+
+def rows_of_hub(name: str, field: str, cache: str) -> Iterator[dict]:
+    """Yield a column of OWNER/DATASET[:CONFIG[:SPLIT]], by way of a folder cache."""
+    import datasets
+    quiet_hub()
+    dataset, config, split = (name.split(':') + ['', ''])[:3]
+    rows = datasets.load_dataset(dataset, config or None, split=split or 'train', cache_dir=cache)
+    yield from rows_of_tables(rows.with_format('arrow').iter(batch_size=1000), field)
+
+
+def rows_of_tables(tables: Iterable, field: str) -> Iterator[dict]:
+    """Yield a column of Arrow tables."""
+    objects = (row for table in tables for row in table.to_pylist())
+    yield from rows_of_fields(objects, field)
+
+
+# -----------------------------------------------------------------------------
+# Text files, alone or in a tar.
+
+
+def rows_of_text(path: str, field: str) -> Iterator[dict]:
+    """Yield a text file as one document."""
+    with open_unpacked(path) as file:
+        yield row_of(file.read().decode('utf-8-sig'))
+
+
+def rows_of_tar(path: str, field: str, file=None) -> Iterator[dict]:
+    """Yield the .txt files in a tar and in its .xz tars, with white space as in OpenWebText."""
+    with tarfile.open(path, 'r|*', file) as tar:
+        for member in tar:
+            if member.isdir():
+                continue
+            is_known = member.name.endswith(('.xz', '.txt'))
+            why = why_skipped(member.name, member.isreg(), is_known)
+            if why:
+                yield {'text': '', 'why': why}
+            elif member.name.endswith('.xz'):
+                yield from rows_of_tar(path, field, tar.extractfile(member))
+            else:
+                with reading(member.name):
+                    text = tar.extractfile(member).read().decode('utf-8-sig')
+                yield row_of(re.sub(r'\n{3,}', '\n\n', text).strip())
+
+
+READERS = {
+    '.jsonl': rows_of_json,
+    '.json': rows_of_json,
+    '.parquet': rows_of_parquet,
+    '.tar': rows_of_tar,
+    '.txt': rows_of_text,
+    '.md': rows_of_text,
+    '': rows_of_text}
+
+
+def reader_of(path: str) -> Callable | None:
+    """Return the reader of files with this extension; None if there is none."""
+    unpacked = re.sub(r'\.[gx]z$', '', path.lower())
+    return READERS.get(Path(unpacked).suffix)
+
+
+def is_hidden(path: str) -> bool:
+    """Tell whether a file, or a folder on the way to it, is hidden, like ._NAME of macOS."""
+    return any(part.startswith('.') for part in Path(path).parts)
+
+
+def why_skipped(name: str, is_file: bool, is_known: bool) -> str:
+    """Say why a file of a folder, or a member of a tar, is not read; an empty text if it is."""
+    if is_hidden(name):
+        return 'hidden'
+    if not is_file:
+        return 'not a file'
+    return '' if is_known else 'of an unknown kind'
+
+
+# -----------------------------------------------------------------------------
+# The files of folders, the documents of a source.
+
+
+def files_in(paths: list[str]) -> tuple[list[str], Counter]:
+    """List files and, for folders, all files below them; counts those skipped, by reason."""
     files = []
+    skipped = Counter()
+    for path in paths:
+        if os.path.isdir(path):
+            files += sorted(files_below(path, skipped)) or [path]
+        else:
+            files.append(path)
+    return files, skipped
+
+
+def files_below(path: str, skipped: Counter) -> Iterator[str]:
+    """Yield the files below a folder, also behind links; count those skipped, by reason.
+
+    A hidden folder counts once.
+    """
     seen = set()
     for folder, subfolders, names in os.walk(path, followlinks=True):
         if os.path.realpath(folder) in seen:  # two links, or one that leads back
@@ -62,168 +189,47 @@ def files_in(path: str) -> tuple[list[str], Counter]:
         subfolders[:] = [name for name in subfolders if not is_hidden(name)]
         for name in names:
             file = os.path.join(folder, name)
-            if is_hidden(name):
-                skipped['hidden'] += 1
-            elif not os.path.isfile(file):
-                skipped['not a file'] += 1
-            elif kind_of(file) is None:
-                skipped['of an unknown kind'] += 1
+            why = why_skipped(name, os.path.isfile(file), reader_of(file) is not None)
+            if why:
+                skipped[why] += 1
             else:
-                files.append(file)
-    return sorted(files) or [path], skipped
+                yield file
 
 
-def is_hidden(name: str) -> bool:
-    """Tell whether a path, or a folder in it, is hidden, like the ._NAME files of macOS."""
-    return any(part.startswith('.') for part in Path(name).parts)
-
-
-# -----------------------------------------------------------------------------
-# Rows of a file.
-
-
-def row_of(text: str | None) -> dict:
-    """Make the row of a document, which may have no text."""
-    return {'text': text or '', 'why': '' if text else 'empty'}
-
-
-def rows_of_text(path: str, field: str) -> Iterator[dict]:
-    """Yield a text file as one document."""
-    with open_unpacked(path) as file:
-        yield row_of(file.read().decode('utf-8-sig'))
-
-
-def rows_of_json(path: str, field: str) -> Iterator[dict]:
-    """Yield a field of each object in a file: one object a line, or a list of objects."""
-    is_found = False
-    with open_unpacked(path) as file:
-        start = file.read(100).removeprefix(codecs.BOM_UTF8)
-        file.seek(0)
-        lines = file
-        if start.lstrip()[:1] == b'[':
-            lines = [json.dumps(item) for item in json.loads(file.read())]
-        n = 0
-        for line in lines:
-            if not line.strip():
-                continue
-            n += 1
-            with reading(f'row {n}', problem='is no JSON object with text'):
-                row = json.loads(line)
-                text = row.get(field)
-                is_found = is_found or field in row
-                if text is not None:
-                    check_text(text, row, field)
-            yield row_of(text)
-    if n and not is_found:
-        raise UserError(f'no row has a field "{field}"{others(row)}')
-
-
-def check_text(text: object, row: dict, field: str) -> None:
-    """Raise an error unless a value is text that UTF-8 can express."""
-    if not isinstance(text, str):
-        raise UserError(f'"{field}" is of type {type(text).__name__}, not text{others(row)}')
-    text.encode()  # UnicodeEncodeError for half of a surrogate pair
-
-
-def others(row: dict) -> str:
-    """Offer the fields of a row that hold text."""
-    names = [name for name, value in row.items() if isinstance(value, str)]
-    return f'; choose one with --field: {", ".join(names)}' if names else ''
-
-
-def rows_of_tar(path: str, field: str, file=None) -> Iterator[dict]:
-    """Yield the .txt files in a tar and in its .xz tars, with white space as in OpenWebText."""
-    with tarfile.open(path, 'r|*', file) as tar:
-        for member in tar:
-            if member.isdir():
-                continue
-            if is_hidden(member.name):
-                yield {'text': '', 'why': 'hidden'}
-            elif not member.isreg():
-                yield {'text': '', 'why': 'not a file'}
-            elif member.name.endswith('.xz'):
-                yield from rows_of_tar(path, field, tar.extractfile(member))
-            elif not member.name.endswith('.txt'):
-                yield {'text': '', 'why': 'of an unknown kind'}
-            else:
-                with reading(member.name):
-                    text = tar.extractfile(member).read().decode('utf-8-sig')
-                yield row_of(re.sub(r'\n{3,}', '\n\n', text).strip())
-
-
-# -----------------------------------------------------------------------------
-# Datasets of one column, text.
+def rows_of(source: str, field: str, cache: str) -> Iterator[dict]:
+    """Yield a row for each document of a file or of hub:OWNER/DATASET[:CONFIG[:SPLIT]]."""
+    if source.startswith('hub:'):
+        yield from rows_of_hub(source.removeprefix('hub:'), field, cache)
+    else:
+        yield from reader_of(source)(source, field)
 
 
 def read_texts(source: str, field: str, cache: str):
-    """Read the texts of a file or of hub:OWNER/DATASET[:CONFIG[:SPLIT]].
+    """Read the texts of a source that rows_of takes, by way of a folder cache.
 
     Returns a datasets.Dataset on disk with one column, text, and counts of the rows that are
     skipped, by reason.
     """
-    import datasets
-    is_hub = source.startswith('hub:')
-    kind = 'parquet' if is_hub else kind_of(source)
-    with reading(source, 'give OWNER/DATASET[:CONFIG[:SPLIT]]' if is_hub else f'give {FORMATS}'):
-        if is_hub:
-            rows = load_hub(source.removeprefix('hub:'), cache)
-        elif kind == 'parquet':
-            rows = load_parquet(source, cache)
-        else:
-            readers = {'text': rows_of_text, 'json': rows_of_json, 'tar': rows_of_tar}
-            text = datasets.Value('string')
-            rows = datasets.Dataset.from_generator(
-                readers[kind], datasets.Features({'text': text, 'why': text}),
-                cache, gen_kwargs={'path': source, 'field': field})
-        rows.data.validate(full=True)  # UTF-8 too, which not every builder checks
-    if kind == 'parquet':
-        rows = select_text(rows, source, field)
-    texts = rows.filter(lambda text: bool(text), input_columns='text')
-    skipped = Counter({'empty': len(rows) - len(texts)})
-    if kind != 'parquet':
-        reasons = rows.filter(lambda why: bool(why), input_columns='why')
-        skipped = Counter(reasons['why'])
+    from datasets import Dataset, Features, Value
+    features = Features(text=Value('string'), why=Value('string'))
+    arguments = dict(source=source, field=field, cache=cache)
+    with reading(source):
+        rows = Dataset.from_generator(rows_of, features, cache, gen_kwargs=arguments)
+    skipped = Counter(rows['why'][:])
+    del skipped['']
+    texts = rows.filter(lambda why: not why, input_columns='why')
     return texts.select_columns('text'), skipped
 
 
-def load_hub(name: str, cache: str):
-    """Read the rows of OWNER/DATASET[:CONFIG[:SPLIT]] into a datasets.Dataset on disk."""
-    import datasets
-    quiet_hub()
-    dataset, config, split = (name.split(':') + ['', ''])[:3]
-    return datasets.load_dataset(dataset, config or None, split=split or 'train', cache_dir=cache)
-
-
-def load_parquet(path: str, cache: str):
-    """Read the rows of a Parquet file, which may be packed, into a datasets.Dataset on disk."""
-    import datasets
-    download_config = datasets.DownloadConfig(cache_dir=cache)
-    unpacked = datasets.DownloadManager(download_config=download_config).extract(path)
-    return datasets.Dataset.from_parquet(unpacked, cache_dir=cache)
-
-
-def select_text(rows, source: str, field: str):
-    """Select a column of text and call it text; UserError offers the columns that are."""
-    types = {name: getattr(feature, 'dtype', 'list') for name, feature in rows.features.items()}
-    if types.get(field) not in TEXT_TYPES:
-        found = f'is of type {types[field]}, not text' if field in types else 'is not there'
-        names = [name for name, kind in types.items() if kind in TEXT_TYPES]
-        raise UserError(f'{source}: the column "{field}" {found}; '
-                        f'choose one with --field: {", ".join(names) or "no column is text"}')
-    return rows.select_columns(field).rename_columns({field: 'text'})
-
-
 def openwebtext_files() -> list[str]:
-    """Find OpenWebText in the Hub's cache, or download it.
-
-    Returns its Parquet files, or its archives if the repository lacks some Parquet files.
-    """
+    """Download OpenWebText to the Hub's cache: its Parquet files or, without any, its archives."""
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
     with reading('OpenWebText', 'connect to the internet, or use --text FILE...'):
         names = sorted(file.rfilename for file in hub.HfApi().dataset_info(repo).siblings)
-        names = [name for name in names if name.endswith('.parquet')]
-        is_whole = any(name.endswith(f'-of-{len(names):05d}.parquet') for name in names)
-        if not is_whole:
-            names = [f'subsets/urlsf_subset{i:02d}.tar' for i in range(21)]
-        return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in names]
+        parquet = [name for name in names if name.endswith('.parquet')]
+        archives = [name for name in names if name.endswith('.tar')]
+        files = []
+        for name in parquet or archives:
+            files.append(hub.hf_hub_download(repo, name, repo_type='dataset'))
+        return files

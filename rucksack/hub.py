@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import save
@@ -71,13 +72,16 @@ def load_weights(source: str | Path) -> tuple[Backpack | GPT, dict | None, Train
     else:
         checkpoint = load_file(path)
         if 'model_args' in checkpoint:
-            model, tokenizer = from_nanogpt(checkpoint, path)
+            model = from_nanogpt(checkpoint, path)
+            tokenizer = None
         else:
             model = from_checkpoint(checkpoint, path)
-            with reading(path):
-                tokenizer = checkpoint['tokenizer']
-                training = training_of(checkpoint)
+            tokenizer = checkpoint['tokenizer']
+            training = training_of(checkpoint)
     n_vocab = model.config.n_vocab
+    if tokenizer is None and n_vocab == GPT2_VOCAB:
+        print(f"{path} has no tokenizer; GPT-2's is assumed", file=sys.stderr)
+        tokenizer = GPT2
     if tokenizer is not None and vocab_size(tokenizer) != n_vocab:
         raise UserError(f'{path}: its tokenizer has {vocab_size(tokenizer):,} ids, but its '
                         f'model has {n_vocab:,}; use the tokenizer of the model')
@@ -92,15 +96,10 @@ def find(source: str | Path) -> Path:
         return path / 'ckpt.pt'
     if path.is_file() or (path / 'config.json').exists():
         return path
-    if source in BUNDLED:
-        raise UserError(f'{path} is missing; train a Backpack: python prepare.py toy && '
-                        'python train.py config/train_toy.py')
     if re.fullmatch(HUB_NAME, source) and not path.exists():
         return download(source)
-    checkpoints = sorted(Path('out').glob('*/ckpt.pt'))
-    runs = ', '.join(str(path.parent) for path in checkpoints)
-    raise UserError(f'no weights in {source!r}; english is bundled; runs in out/: '
-                    f'{runs or "none yet"}')
+    raise UserError(f'no weights in {source!r}; give a checkpoint, the folder of a run in out/, '
+                    'an exported folder, a name on the Hugging Face Hub, or english')
 
 
 def download(name: str) -> Path:
@@ -114,9 +113,6 @@ def download(name: str) -> Path:
         # Ask first with a timeout: behind a firewall, snapshot_download would wait forever.
         files = [file.rfilename for file in model_info(name, timeout=10).siblings]
         weights = WEIGHTS[0] if WEIGHTS[0] in files else WEIGHTS[1]
-        missing = {'config.json', weights}.difference(files)
-        if missing:
-            raise FileNotFoundError(f'it has no {" and no ".join(sorted(missing))}')
         patterns = ['config.json', '*tokenizer*.json', 'vocab.json', 'merges.txt', weights]
         return Path(snapshot_download(name, allow_patterns=patterns))
 
@@ -155,16 +151,16 @@ def transposed(name: str, weight: Tensor) -> Tensor:
     return weight
 
 
-def published(model: Backpack | GPT) -> dict[str, Tensor]:
-    """List the weights by their published names, as views."""
+def published(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, Tensor]:
+    """List the weights by their published names, on the CPU."""
     body = BODY if model.config.n_sense else 'transformer.'
-    views = {}
+    state = {}
     for name, weight in model.state_dict().items():
         theirs = renamed(name, NAMES)
         if not theirs.startswith('backpack.'):
             theirs = body + theirs
-        views[theirs] = transposed(name, weight)
-    return views
+        state[theirs] = transposed(name, weight).to(dtype).contiguous().cpu()
+    return state
 
 
 def own_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -192,10 +188,9 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
         raise UserError(f'{folder} has its weights in shards; save them in one file, with a large '
                         'max_shard_size')
     state = load_file(path)
-    with reading(folder):
-        settings = read_json(folder / 'config.json')
-    tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
     with reading(folder, problem='is neither a Backpack nor a GPT-2'):
+        settings = read_json(folder / 'config.json')
+        tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
         config = config_of(settings, tokenizer)
         model = model_with(config, own_weights(state))
     # In the published class, layer i divides its scores by i + 1 unless the config says no.
@@ -203,9 +198,6 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
         for i, block in enumerate(model.contextualizer.blocks):
             for weight in block.attn.c_attn.parameters():
                 weight.data[:config.n_embd] /= i + 1  # the queries, so the scores
-    if tokenizer is None and config.n_vocab == GPT2_VOCAB:
-        print(f"{folder} has no tokenizer; GPT-2's is assumed", file=sys.stderr)
-        tokenizer = GPT2
     return model, tokenizer
 
 
@@ -215,11 +207,10 @@ def config_of(settings: dict, tokenizer: dict | None) -> Config:
         if settings.get(name, allowed[0]) not in allowed:
             raise ValueError(f'its {name} is {settings[name]}; it must be {allowed[0]}')
     settings = {'n_vocab': 0, 'num_senses': 0, 'resid_pdrop': 0.0} | settings
-    sizes = {ours: int(settings[theirs]) for theirs, ours in SIZES.items()}
+    sizes = {ours: settings[theirs] for theirs, ours in SIZES.items()}
     if sizes['n_vocab'] == 0:
         sizes['n_vocab'] = n_vocab_of(sizes['vocab_size'], tokenizer)
-    return Config(**sizes, n_sense=int(settings['num_senses']),
-                  dropout=float(settings['resid_pdrop']))
+    return Config(**sizes, n_sense=settings['num_senses'], dropout=settings['resid_pdrop'])
 
 
 def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
@@ -237,26 +228,24 @@ def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
 # Checkpoints of nanoGPT.
 
 
-def from_nanogpt(checkpoint: dict, path: Path) -> tuple[GPT, dict | None]:
-    """Load a Transformer that nanoGPT's train.py saved, and GPT-2's tokenizer if it has its ids."""
+def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
+    """Load a Transformer that nanoGPT's train.py saved."""
     with reading(path, problem='is no checkpoint of nanoGPT'):
-        args = checkpoint['model_args']
-        names = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout')
-        sizes = {name: args[name] for name in names}
-        config = Config(**sizes, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
+        args = dict(checkpoint['model_args'])
+        has_biases = args.pop('bias')
+        config = Config(**args, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
         state = {name.removeprefix('_orig_mod.'): w for name, w in checkpoint['model'].items()}
         weights = {}
         for name, weight in own_weights(state).items():  # for transposed weights: nanoGPT's are not
             weights[name] = transposed(name, weight)
-        if not args['bias']:
+        if not has_biases:
             print(f'{path} has no biases; they are 0', file=sys.stderr)
             with torch.device('meta'):
                 names = GPT(config).state_dict()
             for name, weight in names.items():
                 if name.endswith('.bias'):
-                    weights.setdefault(name, torch.zeros(weight.shape))
-        tokenizer = GPT2 if config.n_vocab == GPT2_VOCAB else None
-        return model_with(config, weights), tokenizer
+                    weights[name] = torch.zeros(weight.shape)
+        return model_with(config, weights)
 
 
 # -----------------------------------------------------------------------------
@@ -276,9 +265,6 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
         raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load '
                         f'4 * n_embd = {4 * c.n_embd}')
-    state = {}
-    for name, weight in published(model).items():
-        state[name] = weight.to(dtype).contiguous().cpu()
     end = end_of_text(tokenizer) if tokenizer else c.n_vocab - 1
     files = {'config.json': settings_of(c, end)}
     if tokenizer:
@@ -286,22 +272,19 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
     kind = 'Backpack' if c.n_sense else 'Transformer'
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     card = CARD.read_text(encoding='utf-8').format(kind=kind, c=c, n=millions)
-    new = folder.parent / f'.{folder.name}.partial'
-    shutil.rmtree(new, ignore_errors=True)  # left by a killed export
-    if folder.is_dir():
-        folder.rmdir()  # OSError if it holds files
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as temporary:
+        new = Path(temporary, folder.name)
         new.mkdir()
-        (new / WEIGHTS[0]).write_bytes(save(state, {'format': 'pt'}))
+        weights = save(published(model, dtype), {'format': 'pt'})
+        (new / WEIGHTS[0]).write_bytes(weights)
         for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False) + '\n'
             (new / name).write_text(text, encoding='utf-8')
         (new / 'README.md').write_text(card, encoding='utf-8')
         if c.n_sense:
             shutil.copyfile(CODE, new / CODE.name)
-        new.rename(folder)  # complete, or not there
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+        new.rename(folder)  # complete, or not there; OSError if it holds files
 
 
 def settings_of(c: Config, end: int) -> dict:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rucksack.cli import UserError, printable
+from rucksack.cli import UserError
 from rucksack.hub import load_weights
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
@@ -30,8 +30,9 @@ class Subject:
         self.is_toy = self.encoding.name == 'words'  # its texts are from rucksack/toy.py
         self.device = self.model.wte.weight.device
         self.eot = self.encoding.eot_token
-        on_cuda = self.device.type == 'cuda'
-        self.in_bfloat16 = self.dtype == 'bfloat16' or (self.dtype is None and on_cuda)
+        self.in_bfloat16 = self.dtype == 'bfloat16'
+        if self.dtype is None:
+            self.in_bfloat16 = self.device.type == 'cuda'
 
     def __str__(self) -> str:
         return f'{self.kind} {self.name}'
@@ -52,7 +53,7 @@ class Subject:
         """Describe the model in a line."""
         c = self.model.config
         shape = f'{c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, {c.n_vocab:,} ids'
-        return printable(f'{self}: {shape}{self.why}')
+        return f'{self}: {shape}{self.why}'
 
     def needs_senses(self, what: str) -> None:
         """Raise UserError if this is a Transformer; the message says what needs a Backpack."""
@@ -75,13 +76,11 @@ def load_subject(name: str | None, device: str, dtype: str | None = None) -> Sub
     """
     why = ''
     if name is None:
+        name = 'english'
         newest = newest_backpack()
         if newest:
             name = str(newest)
             why = '; the newest in out/ (real English: --from english)'
-        else:
-            name = 'english'
-            why = '; out/ has no Backpack yet'
     model, tokenizer, training = load_weights(name)
     return Subject(name, model.to(device), tokenizer, dtype, why, training=training)
 

@@ -13,7 +13,6 @@ are those of the 256 bytes, in GPT-2's order, and of the merges; 'size' counts s
 
 import json
 import re
-from functools import lru_cache
 from pathlib import Path
 
 import tiktoken
@@ -61,22 +60,15 @@ def words_tokenizer(texts: list[str]) -> dict:
 
 
 def tokens_of(description: dict) -> list[bytes]:
-    """List all tokens except special ones; UserError if there is no description."""
-    if description == GPT2:
-        return tokens_by_rank(gpt2_encoding())
-    if description is None:
-        raise UserError("the weights come without a tokenizer.json; use weights with GPT-2's "
-                        'vocabulary or with a tokenizer.json')
-    if description['name'] == 'gpt2':
-        return merged_tokens(description['merges'])
-    single_bytes = [bytes([byte]) for byte in range(256)]
-    return single_bytes + [piece.encode() for piece in description['pieces']]
+    """List the tokens of a description except special ones: bytes first, in the order of merges.
 
-
-def ids_of(description: dict) -> dict[bytes, int]:
-    """Map all tokens except special ones to their ids, which rise in the order of merges."""
-    tokens = tokens_of(description)
-    return dict(zip(tokens, description.get('ids', range(len(tokens)))))
+    Those of {'name': 'gpt2', 'merges': ['Ġ t', 'h e', 'Ġt he']} end in b' t', b'he', b' the'.
+    """
+    if description['name'] == 'words':
+        single_bytes = [bytes([byte]) for byte in range(256)]
+        return single_bytes + [piece.encode() for piece in description['pieces']]
+    longer = [merge.replace(' ', '') for merge in description['merges']]
+    return [unspell(token) for token in [*BYTE_OF, *longer]]
 
 
 def vocab_size(description: dict) -> int:
@@ -91,43 +83,30 @@ def end_of_text(description: dict) -> int:
     return description.get('end', vocab_size(description) - 1)
 
 
-def load_tokenizer(description: dict) -> tiktoken.Encoding:
+def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
     """Make the tiktoken.Encoding of a description; UserError if there is none."""
-    return cached_encoding(json.dumps(description, default=str))
-
-
-@lru_cache(maxsize=4)
-def cached_encoding(description_json: str) -> tiktoken.Encoding:
-    """Make the encoding of a description in JSON, once."""
-    description = json.loads(description_json)
-    ranks = ids_of(description)  # merging takes the lowest first
-    patterns = {'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}
+    if description is None:
+        raise UserError("the weights come without a tokenizer.json; use weights with GPT-2's "
+                        'vocabulary or with a tokenizer.json')
+    if description == GPT2:
+        hint = ('connect to the internet, set TIKTOKEN_CACHE_DIR, or run prepare.py with '
+                '--merges 16384')
+        with reading("GPT-2's vocabulary", hint):
+            return tiktoken.get_encoding('gpt2')
     name = description['name']
-    return tiktoken.Encoding(name, pat_str=patterns[name], mergeable_ranks=ranks,
-                             special_tokens={END_OF_TEXT: end_of_text(description)})
-
-
-def gpt2_encoding() -> tiktoken.Encoding:
-    """Load GPT-2's encoding; UserError if it can neither be found nor downloaded."""
-    hint = ('connect to the internet, set TIKTOKEN_CACHE_DIR, or run prepare.py with '
-            '--merges 16384')
-    with reading("GPT-2's vocabulary", hint):
-        return tiktoken.get_encoding('gpt2')
+    tokens = tokens_of(description)
+    ids = description.get('ids', range(len(tokens)))
+    return tiktoken.Encoding(
+        name,
+        pat_str={'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}[name],
+        mergeable_ranks=dict(zip(tokens, ids)),  # ids rise with merges: the lowest comes first
+        special_tokens={END_OF_TEXT: end_of_text(description)})
 
 
 def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
     """List the tokens of an encoding in order of id, without end-of-text."""
     ranks = encoding._mergeable_ranks
     return sorted(ranks, key=ranks.get)
-
-
-def merged_tokens(merges: list[str]) -> list[bytes]:
-    """List the tokens of a BPE by rank, from its merges 'a b'.
-
-    merged_tokens(['Ġ t', 'h e', 'Ġt he'])[256:] is [b' t', b'he', b' the'].
-    """
-    longer = [merge.replace(' ', '') for merge in merges]
-    return [unspell(token) for token in [*BYTE_OF, *longer]]
 
 
 def merges_of(encoding: tiktoken.Encoding) -> list[str]:
@@ -151,9 +130,9 @@ def gpt2_tokenizer(n_merges: int | None) -> dict:
     """
     if n_merges is None:
         return GPT2
-    merges = read_tokenizer(ENGLISH)['merges'] if ENGLISH.is_dir() else []
+    merges = read_tokenizer(ENGLISH)['merges']
     if len(merges) < n_merges:
-        merges = merges_of(gpt2_encoding())
+        merges = merges_of(load_tokenizer(GPT2))
     return GPT2 | {'merges': merges[:n_merges]}
 
 
@@ -179,13 +158,16 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
 def tokenizer_files(description: dict) -> dict[str, dict]:
     """Make the JSON files from which transformers makes a tokenizer, by name."""
     encoding = load_tokenizer(description)
-    of_words = description['name'] != 'gpt2'
+    of_words = description['name'] == 'words'
     pre_tokenizers = pre_tokenizers_of(of_words)
-    special = {encoding.eot_token: END_OF_TEXT}
     vocab = spelled_vocab(description)
+    special = {encoding.eot_token: END_OF_TEXT}
     for i in set(range(vocab_size(description))).difference(vocab.values(), special):
         special[i] = f'<|special {i}|>'  # we do not keep their names
-    added_tokens = [added_token(i, special[i]) for i in sorted(special)]
+    flags = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
+    added_tokens = []
+    for i in sorted(special):
+        added_tokens.append({'id': i, 'content': special[i], 'special': True, **flags})
     bpe = {
         'type': 'BPE',
         'vocab': vocab,
@@ -212,21 +194,10 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
         'generation_config.json': generation}
 
 
-def added_token(i: int, content: str) -> dict:
-    """Describe a special token, which no text spells."""
-    return {
-        'id': i,
-        'content': content,
-        'special': True,
-        'single_word': False,
-        'lstrip': False,
-        'rstrip': False,
-        'normalized': False}
-
-
 def spelled_vocab(description: dict) -> dict[str, int]:
-    """Map every token, as GPT-2's files spell it, to its id."""
-    return {spell(token): i for token, i in ids_of(description).items()}
+    """Map every token except special ones, as GPT-2's files spell it, to its id."""
+    ids = load_tokenizer(description)._mergeable_ranks
+    return {spell(token): i for token, i in ids.items()}
 
 
 def pre_tokenizers_of(of_words: bool) -> list[dict]:
@@ -250,19 +221,22 @@ def read_tokenizer(folder: Path, end: int | None = None) -> dict | None:
     end is the id of end-of-text if no token is called so. UserError if transformers would give
     other tokens than our encoding of the files.
     """
-    for name in ('tokenizer.json', 'vocab.json'):
-        path = folder / name
-        if path.is_file():
-            with reading(path, "give a byte-level BPE that cuts text as GPT-2's does"):
-                content = read_json(path)
-                if name == 'vocab.json':
-                    lines = (folder / 'merges.txt').read_text(encoding='utf-8-sig').split('\n')
-                    merges = [line for line in lines if line and not line.startswith('#version')]
-                    content = {'model': {'vocab': content, 'merges': merges}}
-                    content['pre_tokenizer'] = pre_tokenizers_of(False)[0]
-                check_tokenizer_config(folder)
-                return description_of(content, end)
-    return None
+    hint = "give a byte-level BPE that cuts text as GPT-2's does"
+    with reading('its tokenizer', hint):
+        if (folder / 'tokenizer.json').is_file():
+            tokenizer = read_json(folder / 'tokenizer.json')
+        elif (folder / 'vocab.json').is_file():
+            lines = (folder / 'merges.txt').read_text(encoding='utf-8-sig').split('\n')
+            merges = [line for line in lines if line and not line.startswith('#version')]
+            tokenizer = {
+                'model': {'vocab': read_json(folder / 'vocab.json'), 'merges': merges},
+                'pre_tokenizer': pre_tokenizers_of(False)[0]}
+        else:
+            return None
+        config = folder / 'tokenizer_config.json'
+        if config.is_file() and read_json(config).get('add_prefix_space'):
+            raise ValueError('add_prefix_space is set in tokenizer_config.json')
+        return description_of(tokenizer, end)
 
 
 def read_json(path: Path) -> dict:
@@ -270,19 +244,12 @@ def read_json(path: Path) -> dict:
     return json.loads(path.read_text(encoding='utf-8-sig'))
 
 
-def check_tokenizer_config(folder: Path) -> None:
-    """Raise ValueError if tokenizer_config.json says that a text begins with a space."""
-    path = folder / 'tokenizer_config.json'
-    if path.is_file() and read_json(path).get('add_prefix_space'):
-        raise ValueError('add_prefix_space is set in tokenizer_config.json')
-
-
 def description_of(tokenizer: dict, end: int | None) -> dict:
     """Describe the contents of a tokenizer.json; ValueError names the part that we do not have."""
     bpe = tokenizer['model']
+    vocab = bpe['vocab']
     of_words = bool(bpe.get('ignore_merges'))
     check_parts(tokenizer, of_words)
-    vocab = bpe['vocab']
     if of_words:
         tokens = sorted(vocab, key=vocab.get)
         pieces = [unspell(token).decode() for token in tokens if len(token) > 1]
@@ -293,40 +260,38 @@ def description_of(tokenizer: dict, end: int | None) -> dict:
     merges = bpe['merges']
     if merges and isinstance(merges[0], list):  # as newer versions of tokenizers write them
         merges = [' '.join(pair) for pair in merges]
-    ids = [vocab[token] for token in [*BYTE_OF, *(merge.replace(' ', '') for merge in merges)]]
-    if any(first >= second for first, second in zip(ids[256:], ids[257:])):
+    longer = [merge.replace(' ', '') for merge in merges]
+    ids = [vocab[token] for token in [*BYTE_OF, *longer]]
+    if ids[256:] != sorted(ids[256:]):
         raise ValueError('its ids do not rise in the order of its merges')
     special = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
     special = {**vocab, **special}
-    end = special.get(END_OF_TEXT, end)
     if end is None:
         end = len(ids)
+    end = special.get(END_OF_TEXT, end)
     size = 1 + max(*special.values(), end)
+    description = GPT2 | {'merges': merges}
     if ids != list(range(len(ids))) or end != len(ids) or size != end + 1:
-        return GPT2 | {'merges': merges, 'ids': ids, 'end': end, 'size': size}
-    if vocab.get('\u0120gazed') == 50255:  # GPT-2's last token
-        return GPT2
-    return GPT2 | {'merges': merges}
+        return description | {'ids': ids, 'end': end, 'size': size}
+    is_gpt2 = vocab.get('\u0120gazed') == 50255  # its last token
+    return GPT2 if is_gpt2 else description
 
 
 def check_parts(tokenizer: dict, of_words: bool) -> None:
     """Raise ValueError, naming the part, if transformers would cut a text otherwise than we do."""
     found = tokenizer['pre_tokenizer']
-    parts = found.get('pretokenizers', [found])
-    defaults = {'use_regex': True, 'trim_offsets': False}
-    parts = [{**defaults, **part, 'trim_offsets': False} for part in parts]
-    expected = [{**defaults, **part} for part in pre_tokenizers_of(of_words)]
-    if parts != expected:
+    parts = list(found.get('pretokenizers', [found]))
+    parts[-1] = {'use_regex': True, **parts[-1], 'trim_offsets': False}
+    if parts != pre_tokenizers_of(of_words):
         raise ValueError(f'its pre_tokenizer is {json.dumps(found)}')
     processor = tokenizer.get('post_processor') or {'type': 'ByteLevel'}
-    is_empty = processor['type'] == 'TemplateProcessing' and not processor['special_tokens']
-    if processor['type'] != 'ByteLevel' and not is_empty:  # it would add tokens
-        raise ValueError(f'its post_processor is of type {processor["type"]}')
-    if tokenizer.get('normalizer'):
-        raise ValueError(f'its normalizer is {json.dumps(tokenizer["normalizer"])}')
-    for name in ('dropout', 'continuing_subword_prefix', 'end_of_word_suffix', 'byte_fallback'):
-        if tokenizer['model'].get(name):
-            raise ValueError(f'its {name} is {tokenizer["model"][name]}')
+    if processor['type'] != 'ByteLevel' and processor.get('special_tokens', True):
+        raise ValueError(f'its post_processor adds tokens: {json.dumps(processor)}')
+    settings = tokenizer['model'] | {'normalizer': tokenizer.get('normalizer')}
+    for name in ('normalizer', 'dropout', 'continuing_subword_prefix', 'end_of_word_suffix',
+                 'byte_fallback'):
+        if settings.get(name):
+            raise ValueError(f'its {name} is {json.dumps(settings[name])}')
     for token in tokenizer.get('added_tokens', []):
         if not token['special']:
             raise ValueError(f'its added token {token["content"]!r} is cut out of texts')

@@ -15,7 +15,7 @@ from helpers import ROOT, SHARED, offline
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
 from rucksack.hub import from_pretrained
-from rucksack.tokenizer import ENGLISH, cached_encoding
+from rucksack.tokenizer import ENGLISH
 
 PAGES = [ROOT / 'docs' / 'python.md', ROOT / 'docs' / 'extend.md']
 TEXT = '\n'.join(path.read_text(encoding='utf-8') for path in PAGES)
@@ -39,7 +39,6 @@ def bare_machine(tmp_path, monkeypatch):
     offline(monkeypatch)
     monkeypatch.setattr(socket.socket, 'connect', refuse)
     monkeypatch.setattr(tiktoken, 'get_encoding', refuse)
-    cached_encoding.cache_clear()
 
 
 def run(title: str) -> dict:

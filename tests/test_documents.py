@@ -147,7 +147,7 @@ def test_links_to_folders_are_followed_once():
     Path('in/linked').symlink_to('../out')
     Path('in/sub/loop').symlink_to('../../in')
     Path('in/broken.txt').symlink_to('nowhere')
-    files, skipped = files_in('in')
+    files, skipped = files_in(['in'])
     assert files == ['in/a.txt', 'in/linked/c.txt', 'in/sub/b.md']
     assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1,
                        'a folder that was read already': 1}

@@ -61,7 +61,7 @@ ROWS = [
     ('eval', 'similarity --data .', '--data', 'out'),
     ('eval', 'blimp', 'toy', 'out'),
     ('prepare', 'stories', '--text', 'tiny'),
-    ('prepare', '../x --text y.txt', '../x', 'tiny'),
+    ('prepare', '../x --text data/tiny/meta.json', '../x', 'tiny'),
     ('prepare', 'x --text none.txt', 'none.txt', 'tiny'),
     ('prepare', 'x --text data/tiny/val.bin', 'val.bin', 'tiny'),
     ('prepare', 'toy --merges 300', '--merges', 'tiny'),

@@ -151,14 +151,6 @@ def test_export_with_a_dtype_comes_back(n_sense, dtype, tmp_path):
     assert not again.training
 
 
-def test_what_a_killed_export_left_is_removed(tmp_path):
-    """The next export to the same folder does it."""
-    (tmp_path / '.out.partial').mkdir()
-    (tmp_path / '.out.partial' / 'model.safetensors').touch()
-    export(lively(n_sense=2).float(), None, tmp_path / 'out')
-    assert list(tmp_path.iterdir()) == [tmp_path / 'out']
-
-
 @pytest.mark.parametrize('last', ['\u0120g azed', '\u0120g azes'])
 def test_a_tokenizer_as_large_as_gpt2s_is_its_own_or_gpt2s(last, tmp_path):
     """It is GPT-2's if the last token is GPT-2's."""

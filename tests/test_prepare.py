@@ -174,7 +174,7 @@ def test_text_that_cannot_be_read_is_one_line(name, content, capsys):
     Path(name).write_bytes(content)
     line = error_of(prepare, capsys, 'bad', *MERGES, '--text', 'good.txt', name, printed=0)
     assert name in line
-    assert not os.listdir('data')
+    assert not Path('data').exists()
 
 
 @pytest.mark.parametrize('argv, named', [
@@ -182,7 +182,7 @@ def test_text_that_cannot_be_read_is_one_line(name, content, capsys):
 def test_hub_without_a_network_is_one_line(argv, named, capsys):
     """What cannot be fetched is named, and nothing stays behind."""
     assert named in error_of(prepare, capsys, *argv, *MERGES, printed=0)
-    assert not os.listdir('data')
+    assert not Path('data').exists()
 
 
 # -----------------------------------------------------------------------------
@@ -423,7 +423,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(limit):
     assert process.returncode == 2
     assert said.count('\n') == 1
     assert os.strerror(errno.EFBIG) in said
-    assert not os.listdir('data')
+    assert not Path('data').exists()
 
 
 @pytest.fixture
@@ -463,7 +463,7 @@ def test_ctrl_c_leaves_nothing(halfway):
     _, said = halfway.communicate(timeout=120)
     assert halfway.returncode == 130
     assert said.count('\n') == 1
-    assert not os.listdir('data')
+    assert not Path('data').exists()
 
 
 @pytest.mark.slow

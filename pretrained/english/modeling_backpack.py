@@ -55,9 +55,8 @@ class SenseWeights(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
 
     def forward(self, h, seen):
-        query, key = self.c_attn(h).chunk(2, dim=-1)  # (B, T, d) each
-        query = query.unflatten(-1, (self.k, -1)).transpose(1, 2)  # (B, k, T, d/k)
-        key = key.unflatten(-1, (self.k, -1)).transpose(1, 2)  # (B, k, T, d/k)
+        both = self.c_attn(h).unflatten(-1, (2, self.k, -1))  # (B, T, 2, k, d/k)
+        query, key = both.permute(2, 0, 3, 1, 4)  # (B, k, T, d/k) each
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, k, T, T)
         return scores.masked_fill(~seen, torch.finfo(h.dtype).min).softmax(-1)
 
@@ -130,6 +129,5 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         logits = logits.masked_fill(is_unused, -math.inf)
         loss = None
         if labels is not None:
-            predicted = logits[:, :-1].flatten(0, 1)  # (B*(T - 1), V)
-            loss = F.cross_entropy(predicted, labels[:, 1:].flatten())
+            loss = self.loss_function(logits, labels, len(E))
         return CausalLMOutput(loss=loss, logits=logits)
