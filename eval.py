@@ -54,8 +54,7 @@ def shared_flags() -> Parser:
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name (default: the newest Backpack in out/, else english)')
     add('--baseline', metavar='MODEL',
-        help='Transformer to compare with (default, if it exists: out/NAME_gpt for out/NAME, '
-             'out/NAME_gpt/best.pt for out/NAME/best.pt)')
+        help='Transformer to compare with (default for out/NAME, if it exists: out/NAME_gpt)')
     add('--data', metavar='PATH',
         help='benchmark file, or a folder to search for it (default: the Hub; similarity: none, '
              'but a toy model has its own pairs). For loss and senses, a text file, a folder in '
@@ -114,8 +113,10 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
     subjects = [own]
     if args.baseline:
         subjects.append(load_baseline(args.baseline, own, load))
-    elif args.baseline is None and own.kind == 'Backpack' and args.table not in OF_ONE:
-        subjects += baseline_beside(own, load)
+    elif args.baseline is None and args.table not in OF_ONE:
+        beside = f'{own.name}_gpt'
+        if beside in BUNDLED or Path(beside).exists():
+            subjects.append(load_baseline(beside, own, load))
     if args.edits:
         subjects.insert(1, under_edit(own, args.edits))
     return subjects
@@ -130,22 +131,6 @@ def load_baseline(name: str, own: Subject, load: Callable[[str], Subject]) -> Su
         raise UserError(f'{name} and {own.name} have different vocabularies; '
                         'choose another --baseline')
     return baseline
-
-
-def baseline_beside(own: Subject, load: Callable[[str], Subject]) -> list[Subject]:
-    """Load out/toy_gpt for out/toy, out/toy_gpt/best.pt for out/toy/best.pt, if it is there."""
-    path = Path(own.name)
-    name = f'{path}_gpt'
-    if path.suffix == '.pt':
-        name = f'{path.parent}_gpt/{path.name}'
-    place = BUNDLED.get(name, Path(name))
-    if not place.exists():
-        return []
-    try:
-        return [load_baseline(name, own, load)]
-    except UserError as error:  # nobody asked for it
-        print(printable(f'no baseline: {error}'))
-        return []
 
 
 def under_edit(subject: Subject, lines: list[str]) -> Subject:

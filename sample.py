@@ -9,8 +9,8 @@
 With a flag that looks or explains, sample.py prints only tables. Otherwise it generates text; if
 you give edits, it does so both without and with them.
 
-Any WORD can be a list: nurse,teacher,guard, or @FILE with one word per line. Equations, tables and
-figures are those of "Backpack Language Models", https://arxiv.org/abs/2305.16765.
+A word of an edit can be a list: nurse,teacher,guard, or @FILE with one word per line. Equations,
+tables and figures are those of "Backpack Language Models", https://arxiv.org/abs/2305.16765.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import torch
 from rucksack import looks
 from rucksack.cli import (
     Parser,
+    UserError,
     find_device,
     number,
     output_path,
@@ -166,25 +167,11 @@ def parse_values(args: argparse.Namespace) -> None:
     args.probs = word_list(args.probs) if args.probs else []
     args.probs = list(dict.fromkeys(args.probs))  # no repeated column
     args.start = read_lines(args.start) if args.start[:1] == '@' else [args.start]
-    args.show = {text: parse_show(text) for text in one_per_word(args.show)}
+    args.show = {text: parse_show(text) for text in args.show}
     args.find = {text: parse_pairs_or_bag(text) for text in args.find}
-    args.similar = [word for text in args.similar for word in word_list(text)]
-    sweeps = one_per_word(args.sweep)
-    args.sweep = {text: parse_senses(text)[0] for text in sweeps}
+    args.sweep = {text: parse_one(text) for text in args.sweep}
     if args.explain is not None:
-        args.explain = {text: parse_words(text) for text in word_list(args.explain)}
-
-
-def one_per_word(texts: list[str]) -> list[str]:
-    """Expand lists: doctor,nurse:10 becomes doctor:10 and nurse:10."""
-    expanded = []
-    for text in texts:
-        words, colon, which = text.rpartition(':')
-        if words:
-            expanded += [f'{word}:{which}' for word in word_list(words)]
-        else:
-            expanded += word_list(text)
-    return expanded
+        args.explain = parse_words(args.explain)
 
 
 def parse_pairs_or_bag(text: str) -> list[tuple[str, str]] | list[str]:
@@ -197,11 +184,18 @@ def parse_pairs_or_bag(text: str) -> list[tuple[str, str]] | list[str]:
 
 def parse_show(text: str) -> tuple[str, SensesOf | None]:
     """Parse WORD, or WORD:SENSES with the senses to show."""
-    word, _, which = text.rpartition(':')
-    if word and which:
-        senses, = parse_senses(text)
+    if ':' in text.strip(':'):
+        senses = parse_one(text)
         return senses.word, senses
-    return text.rstrip(':') or text, None
+    return text, None
+
+
+def parse_one(text: str) -> SensesOf:
+    """Parse WORD:SENSES; UserError for a list of words."""
+    senses = parse_senses(text)
+    if len(senses) > 1:
+        raise UserError(f'{text!r} has {len(senses)} words; give one for each table')
+    return senses[0]
 
 
 def parse_words(text: str) -> list[str]:
@@ -273,10 +267,8 @@ def tables_after(prompt: Prompt, args: argparse.Namespace, subject: Subject, edi
                  absent: list[str]) -> dict[str, Table]:
     """Make the tables that explain a prediction after a prompt, or show how an edit changes it."""
     tables = {}
-    explained = args.explain or {}
-    for text, words in explained.items():
-        name = 'explain' if len(explained) == 1 else f'explain {text}'
-        tables[name] = looks.explain(subject, words, prompt.idx, edit)
+    if args.explain is not None:
+        tables['explain'] = looks.explain(subject, args.explain, prompt.idx, edit)
     for text, scaled in args.sweep.items():
         if scaled.word not in absent:
             tables[f'sweep {text}'] = looks.sweep(subject, scaled, prompt.idx, edit)

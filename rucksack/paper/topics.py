@@ -140,22 +140,21 @@ def has_topic(words: list[str], label: str, topics: dict[str, list[str]]) -> boo
     return most > max(counts.values())
 
 
-def read_texts(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], list[str]]:
+def read_texts(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], int]:
     """Read texts idx (n, 1 + length) that begin with an end-of-text and should have a topic.
 
-    Returns the ids of each, up to its next end-of-text, and those texts that have the topic.
+    Returns the ids of each, up to its next end-of-text, and how many texts have the topic.
     """
     topics = toy.TOPICS if subject.is_toy else KEYWORDS
     eot = subject.eot
     pairs = []
-    right = []
+    right = 0
     for ids in idx[:, 1:].tolist():
         end = [*ids, eot].index(eot)
         pairs.append(([eot], ids[:end + 1]))
         text = subject.encoding.decode(ids[:end])
         words = re.findall('[a-z]+', text.lower())
-        if has_topic(words, label, topics):
-            right.append(text)
+        right += has_topic(words, label, topics)
     return pairs, right
 
 
@@ -164,15 +163,13 @@ def read_texts(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], l
 
 
 def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_texts: int,
-              seed: int) -> tuple[list, list[str]]:
+              seed: int) -> list:
     """Make a row of the table from texts generated on each topic.
 
-    generators maps a topic to a function from first tokens (n, 1) to texts (n, 1 + length). Also
-    returns a line for each topic, with the first text that has it (Tables 16-18).
+    generators maps a topic to a function from first tokens (n, 1) to texts (n, 1 + length).
     """
     first_tokens = torch.full((n_texts, 1), subject.eot, device=subject.device)
     pairs = []
-    lines = []
     right = 0
     seconds = 0.0
     for i, label in enumerate(progress(generators, f'{subject}{name}')):
@@ -183,24 +180,21 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
             parts = [generators[label](part) for part in batches]
         idx = torch.cat(parts).cpu()  # (n_texts, 1 + length)
         seconds += time.perf_counter() - started
-        pairs_of_topic, right_texts = read_texts(subject, idx, label)
+        pairs_of_topic, n_right = read_texts(subject, idx, label)
         pairs += pairs_of_topic
-        right += len(right_texts)
-        example = right_texts[0] if right_texts else '(no text has this topic)'
-        lines.append(f'{label}{name}: {example}')
+        right += n_right
     n = len(pairs)
     share = right / n
     standard_error = (share * (1 - share) / n) ** 0.5
     logp = score(subject, pairs, 'judging').logp
     n_tokens = sum(len(ids) for _, ids in pairs)
     n_drawn = n * (idx.shape[1] - 1)  # those after an end-of-text too
-    row = [
+    return [
         f'{subject}{name}',
         100 * share,
         100 * standard_error,
         perplexity(logp, n_tokens),
         1000 * seconds / n_drawn]
-    return row, lines
 
 
 def topic_table(subjects: list[Subject], n_texts: int, length: int,
@@ -224,8 +218,7 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
         for i, label in enumerate(bags):
             edit = topic(own.model, scores[..., i], weights) if strength else None
             generators[label] = partial(own.model.generate, n=length, edit=edit)
-        row, lines = topic_row(own, f', strength {strength}', generators, n_texts, seed)
-        rows.append(row)
+        rows.append(topic_row(own, f', strength {strength}', generators, n_texts, seed))
     for subject in subjects[1:]:
         for step in (0.0, *(step_sizes or default_steps)):
             generators = {}
@@ -234,9 +227,7 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
                 single = [word_id(subject.encoding, word) for word in words] or bag
                 generators[label] = partial(
                     pplm, subject.model, bag=single, step=step, length=length)
-            row, more_lines = topic_row(subject, f', PPLM {step:g}', generators, n_texts, seed)
-            rows.append(row)
-        lines += more_lines
+            rows.append(topic_row(subject, f', PPLM {step:g}', generators, n_texts, seed))
     title = (f'Topic control (Table 12): {len(bags)} topics, {n_texts} texts of up to {length} '
              'tokens on each')
     columns = {
@@ -249,6 +240,5 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
         'On topic: a text has more words of its topic than of any other, by word lists (the paper '
         'uses a RoBERTa classifier);',
         '+- is a standard error. Perplexity is measured with the same model without control.',
-        f'{min(n_texts, TEXTS_AT_ONCE)} texts are generated at a time.',
-        'The first text that has its topic (Tables 16-18):', *lines]
+        f'{min(n_texts, TEXTS_AT_ONCE)} texts are generated at a time.']
     return Table(title, columns, rows, notes)
