@@ -4,7 +4,6 @@ import csv
 import hashlib
 import itertools
 import json
-import logging
 import multiprocessing
 import os
 import socket
@@ -71,8 +70,6 @@ def error_of(script, capsys, *argv: str, printed: int = 99) -> str:
 
 def offline(monkeypatch) -> None:
     """Keep the Hub's client and the datasets library from asking a network."""
-    import datasets
-    import huggingface_hub
     monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', True)
     monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
 
@@ -342,18 +339,3 @@ def write_benchmarks(folder: Path) -> Path:
     pages = '\n'.join(['\ufeff ', *(page['page'] for page in PAGES)])
     (folder / 'wiki.test.raw').write_bytes(pages.replace('\n', '\r\n').encode())
     return folder
-
-
-def retries_heard(monkeypatch) -> list[bool]:
-    """Make the Hub unreachable; returns a list that grows: would a retry have been printed?"""
-    is_heard = []
-
-    def retry(*args, **more):
-        logger = huggingface_hub.utils.logging.get_logger('huggingface_hub.utils._http')
-        is_heard.append(logger.isEnabledFor(logging.WARNING))
-        raise ConnectionError('no network')
-
-    monkeypatch.setattr(datasets, 'get_dataset_config_names', retry)
-    monkeypatch.setattr(datasets, 'load_dataset', retry)
-    huggingface_hub.utils.logging.set_verbosity_warning()
-    return is_heard

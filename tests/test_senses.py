@@ -154,7 +154,6 @@ def test_the_examples_in_the_docstrings():
     assert doctest.testmod(senses) == (0, 9)
 
 
-
 @pytest.mark.parametrize('kind', [None, *KINDS])
 def test_the_terms_of_an_explanation_add_up_to_the_logit(model, kind):
     """The sum of alpha * (C . v) is a logit, or a difference of two, with and without an edit."""
