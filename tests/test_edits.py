@@ -13,8 +13,6 @@ from rucksack.edits import (
     Scaling,
     SensesOf,
     Topic,
-    absent_words,
-    edited_words,
     find_senses,
     make_edit,
     parse_edits,
@@ -83,41 +81,16 @@ def test_a_file_of_edits_stands_for_its_lines_in_order(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('line', [
-    'nurse', ':1', 'nurse:', '*:she/he', 'nurse:one', 'nurse:1,', 'nurse:-1', 'nurse:2-1',
-    'nurse:0,2-1', 'nurse:\u00b2', 'nurse:1=nan', 'nurse:1=', '=1', ': he -> she', 'topic music=4',
-    'topic music=1,2,3', 'topic music=1,1,1,-1', 'topic music=1,1,1,inf', 'nurse:' + '9' * 5000])
-def test_a_line_that_cannot_be_read_is_quoted_with_the_forms(line):
-    """Among the forms is that of a replacement."""
-    with pytest.raises(UserError) as error:
+    ':1', 'nurse:', '*:she/he', 'nurse:one', 'nurse:1,', 'nurse:-1', 'nurse:2-1', 'nurse:1=nan',
+    ': he -> she', 'topic music=1,2,3', 'topic music=1,1,1,-1', 'nurse:he/he', 'topic ,'])
+def test_a_line_that_cannot_be_read_is_no_edit(line):
+    """It is refused, and not read as something else."""
+    with pytest.raises(UserError):
         parse_edits([line])
-    assert repr(line) in str(error.value)
-    assert 'MacBook: Apple -> HP' in str(error.value)
-
-
-@pytest.mark.parametrize('line, offending', [
-    ('nurse:he/he', "'he/he'"), ('topic ,', 'bag'), ('@none.txt', '@none.txt'),
-    ('@none.txt:3', '@none.txt')])
-def test_a_line_with_a_wrong_part_is_refused_for_it(line, offending):
-    """The error names the pair, the bag or the file."""
-    with pytest.raises(UserError) as error:
-        parse_edits([line])
-    assert offending in str(error.value)
 
 
 # -----------------------------------------------------------------------------
 # From objects to an edit.
-
-
-def test_a_pair_finds_the_sense_that_separates_it_most(model):
-    """Its logits are said, and the sense that comes second."""
-    scores = separation(model, torch.tensor([NURSE]), SHE, HE)[0].tolist()
-    by_size = sorted(range(3), key=lambda l: abs(scores[l]), reverse=True)
-    best, second, _ = by_size
-    words, numbers, said = find_senses(parse_senses('nurse:she/he')[0], model, ENCODING)
-    assert words == [NURSE]
-    assert numbers == [best]
-    assert f'(by {scores[best]:+.2f} logits' in said
-    assert f'sense {second}: {scores[second]:+.2f}' in said
 
 
 def test_a_word_of_several_tokens_is_edited_at_its_last():
@@ -128,17 +101,6 @@ def test_a_word_of_several_tokens_is_edited_at_its_last():
     assert words == [(X, IST), (X_AT_START, IST)]
     assert numbers == [best]
     assert f"sense {best} of xist (its last token 'ist', after ' x')" in said
-
-
-@pytest.mark.parametrize('line, offending', [
-    ('nurse:3', '3'), ('nurse:1-3', '3'), ('nurse:a/she', "'a'"), ('zebra:1', "'zebra'"),
-    ('nurse: he -> yak', "'yak'"), ('nurse: yak -> he', "'yak'"), ('yak: he -> she', "'yak'"),
-    ('topic she, yak', "'yak'")])
-def test_senses_and_words_that_are_not_there_are_refused(line, offending, model):
-    """The error names the sense, or the word."""
-    with pytest.raises(UserError) as error:
-        make_edit(parse_edits([line]), model, ENCODING)
-    assert offending in str(error.value)
 
 
 LINES = ['topic she, he=3', 'nurse:1', '*:0=0.5', 'topic HP=2,1.5,1,.5', 'nurse: Apple -> HP']
@@ -160,12 +122,3 @@ def test_lines_apply_in_the_order_given(model):
     assert_close(edit(idx, model.senses(idx)), expected)
     assert [sentence.split(':')[0] for sentence in sentences] == [
         'Topic', 'Off', 'Times 0.5', 'Topic', 'Replaced']
-
-
-def test_words_that_no_prompt_has_are_found_once():
-    """An edit of every word, or of a topic, has effect in any prompt."""
-    prompts = [torch.tensor([[SHE, HE]]), torch.tensor([[NURSE]])]
-    edits = parse_edits(['Apple:1', 'nurse:2', 'Apple: she -> he', '*:0', 'topic HP'])
-    words = edited_words(edits)
-    assert words == ['Apple', 'nurse', '*']
-    assert absent_words(words, ENCODING, prompts) == ['Apple']
