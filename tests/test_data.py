@@ -66,12 +66,6 @@ def assert_refused(capsys, *facts: str) -> None:
     assert not Path('out').exists()
 
 
-def test_a_meta_that_is_no_json_is_one_line(tiny, capsys):
-    """Cut short, it is named."""
-    (TINY / 'meta.json').write_text('{"tokenizer": ')
-    assert_refused(capsys, 'data/tiny/meta.json')
-
-
 @pytest.mark.parametrize('name', ['train', 'val'])
 def test_a_bin_with_other_ids_has_another_checksum(name, tiny, capsys):
     """A bin of the same size, changed since prepare.py wrote meta.json, is named."""
