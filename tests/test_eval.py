@@ -1,9 +1,7 @@
 """Claims about eval.py: each command end to end, on random models."""
 
 import csv
-import os
 import shutil
-from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,6 @@ from rucksack.paper import gender, timing
 from rucksack.paper.likelihood import loss_table
 from rucksack.senses import compose, scale_senses
 from rucksack.tokenizer import words_tokenizer
-from rucksack.training.checkpoint import Training
 from rucksack.words import word_id
 
 say = partial(helpers.say, tables)
@@ -96,38 +93,12 @@ def test_edit_lines_and_a_file_of_them_apply_in_turn(lines, capsys):
     assert float(row['perplexity']) in wanted
 
 
-def test_a_table_is_printed_though_csv_cannot_be_written(capsys):
-    """What took an hour to make is not lost to a file that cannot be written."""
-    Path(f'x.csv.{os.getpid()}.partial').mkdir()
-    with pytest.raises(SystemExit) as stop:
-        tables.main(['loss', '--from=out/run', '--csv=x.csv', '--device=cpu'])
-    assert stop.value.code == 2
-    assert '\nLoss (Tables 2 and 8)' in capsys.readouterr().out
-
-
-def test_csv_does_not_replace_a_file_of_your_own(capsys):
-    """A file that does not begin as ours do stays, and the line names it."""
-    Path('mine.csv').write_text('mine')
-    assert 'mine.csv' in error_of(tables, capsys, 'loss', '--from=out/run', '--csv=mine.csv')
-    assert Path('mine.csv').read_text() == 'mine'
-
-
 @pytest.mark.parametrize('data', ['tiny', 'tiny/val.bin', 'elsewhere', 'elsewhere/val.bin'])
 def test_data_of_a_loss_can_be_anywhere(data, capsys):
     """A folder in data/, one elsewhere, or a .bin file in either."""
     shutil.copytree('data/tiny', 'elsewhere')
     expected = rows_of(capsys, 'loss', '--from=out/run')
     assert rows_of(capsys, 'loss', '--from=out/run', '--data', data) == expected
-
-
-@pytest.mark.parametrize('dtype, compile', [('float64', True), ('float32', False)])
-def test_timing_has_the_dtype_and_compile_of_the_run(dtype, compile, monkeypatch):
-    """A table is timed with the settings that the model was trained with."""
-    subject = toy_subject()
-    subject.training = Training('tiny', 480, dtype, compile)
-    monkeypatch.setattr(tables, 'timing_table', lambda config, *asked: asked)
-    machine, is_compiled = tables.time_subject(subject, Namespace(device='cpu', dtype=None))
-    assert (machine.dtype, is_compiled) == (dtype, compile)
 
 
 def test_losses_of_named_runs_have_a_row_each(capsys):

@@ -64,17 +64,6 @@ def test_scores_are_those_of_one_token_at_a_time(tokens_at_once, monkeypatch):
     assert not scores.touched.any()
 
 
-def test_scores_of_dtype_bfloat16_are_near_float32():
-    """A subject scores in bfloat16 if told to, with the same weights."""
-    subject = toy_subject()
-    half = Subject('toy', subject.model, subject.tokenizer, 'bfloat16')
-    pairs = [([3], [5, 6, 7]), ([9], [1, 2])]
-    exact = likelihood.score(subject, pairs, '').logp
-    rounded = likelihood.score(half, pairs, '').logp
-    assert not torch.equal(rounded, exact)
-    assert rounded.tolist() == pytest.approx(exact.tolist(), rel=0.02)
-
-
 @pytest.mark.parametrize('look_back', [False, True])
 @pytest.mark.parametrize('n', [1, 24, 25, 53])
 def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
@@ -242,17 +231,6 @@ def test_the_hub_gives_the_numbers_of_the_files(benchmark, table, tmp_path, monk
     subject = english_subject()
     data = str(write_benchmarks(tmp_path / 'bench'))
     assert table([subject], None).rows == table([subject], data).rows
-
-
-@pytest.mark.parametrize('part', [LAMBADA.hub_name, 'no network', LAMBADA.command, '--data'])
-def test_without_the_hub_an_error_says_how_to_fetch(part, monkeypatch):
-    """It has the name on the Hub and a command that fetches the files for --data."""
-    def no_network(*args, **more):
-        raise ConnectionError('no network')
-
-    monkeypatch.setattr(datasets, 'load_dataset', no_network)
-    with pytest.raises(UserError, match=re.escape(part)):
-        likelihood.lambada_table([english_subject()], None)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')

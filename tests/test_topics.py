@@ -136,19 +136,6 @@ def test_pplm_moves_the_first_five_positions():
     assert not is_moved[:, :, 5:].any()
 
 
-def test_steering_stays_near_the_plain_text(monkeypatch):
-    """With a large KL_SCALE, the divergence from plain probabilities falls in every text."""
-    monkeypatch.setattr(topics, 'KL_SCALE', 1e4)
-    texts = Texts()
-    texts.plain = texts.probs(texts.past + 0.5 * torch.randn_like(texts.past))
-
-    def divergence(past: Tensor) -> Tensor:
-        probs = texts.probs(past)
-        return (probs * (probs / texts.plain).log()).sum(-1)  # (5,)
-
-    assert (divergence(texts.steered(0.1)) < divergence(texts.past)).all()
-
-
 def test_pplm_draws_from_the_fusion_and_stays_steered(monkeypatch):
     """A token is drawn from steered^0.9 * plain^0.1; each steering begins at the last one's end."""
     s = transformer(n_layer=2)
