@@ -6,11 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from types import SimpleNamespace
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -337,55 +336,25 @@ def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
 # -----------------------------------------------------------------------------
 # The Hugging Face Hub.
 
-COMMIT = 40 * '1'
 
+def test_a_hub_name_is_fetched(tmp_path, monkeypatch):
+    """Of the files of a repository we ask for those that its model needs."""
+    model = lively(vocab_size=264, n_vocab=258).float()
+    tokenizer = words_tokenizer(['a nurse'])
+    export(model, tokenizer, tmp_path / 'there')
+    siblings = [SimpleNamespace(rfilename=path.name) for path in (tmp_path / 'there').iterdir()]
 
-class Hub(SimpleHTTPRequestHandler):
-    """A stand-in for the Hub: a server of files with its headers."""
+    def snapshot_download(name, allow_patterns):
+        (tmp_path / name).mkdir(parents=True)
+        for pattern in allow_patterns:
+            for path in (tmp_path / 'there').glob(pattern):
+                shutil.copy(path, tmp_path / name)
+        return tmp_path / name
 
-    def end_headers(self):
-        """Two more headers."""
-        self.send_header('ETag', f'"{Path(self.path).name}"')  # the client makes a path of it
-        self.send_header('X-Repo-Commit', COMMIT)
-        super().end_headers()
-
-
-@pytest.fixture
-def hub(tmp_path):
-    """The address of a Hub with one model, owner/tiny."""
-    files = tmp_path / 'owner/tiny/resolve' / COMMIT
-    api = tmp_path / 'api/models/owner/tiny'
-    files.parent.mkdir(parents=True)
-    export(lively(vocab_size=264, n_vocab=258).float(), words_tokenizer(['a nurse']), files)
-    entries = [{'type': 'file', 'path': path.name, 'oid': path.name, 'size': path.stat().st_size}
-               for path in files.iterdir()]
-    siblings = [{'rfilename': entry['path']} for entry in entries]
-    about = json.dumps({'id': 'owner/tiny', 'sha': COMMIT, 'siblings': siblings})
-    for path, content in (('tree/' + COMMIT, json.dumps(entries)), ('revision/main', about),
-                          ('index.html', about)):
-        (api / path).parent.mkdir(parents=True, exist_ok=True)
-        (api / path).write_text(content)
-    server = ThreadingHTTPServer(('127.0.0.1', 0), partial(Hub, directory=tmp_path))
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f'http://127.0.0.1:{server.server_port}'
-    server.shutdown()
-
-
-def ask_hub(endpoint: str, folder: Path) -> subprocess.CompletedProcess:
-    """Export owner/tiny to folder/out, in a process: the Hub's client reads these on import."""
-    env = {'HF_ENDPOINT': endpoint, 'HF_HOME': str(folder / 'hf'), 'HF_HUB_OFFLINE': '0',
-           'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
-    argv = [sys.executable, ROOT / 'sample.py', '--from', 'owner/tiny', '--export', folder / 'out']
-    return subprocess.run(argv, capture_output=True, text=True, env=os.environ | env, timeout=90)
-
-
-@pytest.mark.slow
-def test_a_hub_name_is_fetched_once(hub, tmp_path):
-    """The second time needs no network, and gives the same weights and settings."""
-    expected = read(tmp_path / 'owner/tiny/resolve' / COMMIT)
-    for endpoint in (hub, 'http://127.0.0.1:9'):
-        done = ask_hub(endpoint, tmp_path)
-        assert done.returncode == 0, done.stderr
-        for found, wanted in zip(read(tmp_path / 'out'), expected):
-            same(found, wanted)
-        shutil.rmtree(tmp_path / 'out')
+    info = SimpleNamespace(siblings=siblings)
+    monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache', lambda *args: None)
+    monkeypatch.setattr(huggingface_hub, 'model_info', lambda name, timeout: info)
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
+    found, its_tokenizer = from_pretrained('owner/tiny')
+    same(found.state_dict(), model.state_dict())
+    assert its_tokenizer == tokenizer

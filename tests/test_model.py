@@ -178,38 +178,21 @@ print(list(m.generate(idx, 3).shape))
 # Another contextualizer.
 
 
-class Averages(nn.Module):
+class Averages(nn.Linear):
     """A contextualizer: h is a projection of the mean of the embeddings so far."""
 
-    def __init__(self, d: int):
-        super().__init__()
-        self.linear = nn.Linear(d, d)
-        nn.init.constant_(self.linear.bias, 7.0)
-
     def forward(self, x: Tensor) -> Tensor:
-        n = torch.arange(1, x.shape[1] + 1, device=x.device)
-        return self.linear(x.cumsum(1) / n[:, None])
+        n = torch.arange(1, x.shape[1] + 1)
+        return super().forward(x.cumsum(1) / n[:, None])
 
 
-def averaging() -> Backpack:
-    """A small Backpack with that contextualizer."""
-    torch.manual_seed(0)
+def test_another_contextualizer_keeps_its_weights_and_generates():
+    """The likeliest text is that of whole passes over the text so far, without a cache."""
+    contextualizer = Averages(24, 24)
+    nn.init.constant_(contextualizer.bias, 7.0)
     config = Config(12, 40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
-    return Backpack(config, contextualizer=Averages(24)).double()
-
-
-def test_a_given_contextualizer_keeps_its_weights():
-    """It gives h, and only the rest of the model is initialized anew."""
-    model = averaging()
-    assert (model.contextualizer.linear.bias == 7).all()
-    assert (model.sense_weights.c_attn.bias == 0).all()
-    h = model.contextualizer(model.wte(text()))
-    assert_close(model.alpha(text()), model.sense_weights(h))
-
-
-def test_another_contextualizer_generates_without_a_cache():
-    """The likeliest text is that of whole passes over the text so far."""
-    model = averaging()
+    model = Backpack(config, contextualizer).double()
+    assert (contextualizer.bias == 7).all()
     edit = scale_senses(None, [0], 0.2)
     made = model.generate(text(4), 30, temperature=0, edit=edit)
     assert torch.equal(made, uncached(model, text(4), 30, edit))
@@ -221,18 +204,6 @@ def test_another_contextualizer_generates_without_a_cache():
 # Ids (B, T): some repeat, one id alone, one token, all distinct, a larger batch, one text.
 TEXTS = [text(), torch.full((3, 7), 5), text(1, 1), torch.arange(12)[None], text(12, 8),
          text(12, 1)]
-
-
-@pytest.mark.parametrize('n', [1, 63, 64, 65, 5000])
-def test_distinct_ids_at_their_places_are_the_batch(n):
-    """Each id is there once, padded to a multiple of 64, and ids[places] is idx."""
-    idx = torch.randint(n, (3, 500))
-    ids, places = distinct_ids(idx)
-    assert ids[places].equal(idx)
-    known = sorted(set(idx.flatten().tolist()))
-    assert ids[:len(known)].tolist() == known
-    assert len(ids) % 64 == 0
-    assert len(ids) - len(known) < 64
 
 
 def loss_and_gradients(model: nn.Module, *inputs: Tensor) -> list[Tensor]:

@@ -23,19 +23,10 @@ from rucksack import prepare
 from rucksack import toy as world
 from rucksack.hub import from_pretrained
 from rucksack.paper.lists import TOPICS
-from rucksack.senses import (
-    STRENGTHS,
-    compose,
-    replace_word,
-    scale_senses,
-    senses_after,
-    separation,
-    topic,
-)
+from rucksack.senses import STRENGTHS, replace_word, scale_senses, senses_after, separation, topic
 from rucksack.tokenizer import load_tokenizer
 from rucksack.words import bag_ids, scores_of_bags, word_forms, word_id
 
-PAIRS = [(a, b) for a, b, _ in world.SYNONYMS]
 N_STORIES = 64_000
 N_TRAIN = 60_000  # the others are held out
 
@@ -54,31 +45,6 @@ def stories():
 def text(stories):
     """The same stories, one a line."""
     return '\n'.join(story for story, _ in stories)
-
-
-def test_the_world_is_as_large_as_promised(text):
-    """Its tables have as many words as they should, and its stories 400 to 1,200."""
-    words = set(re.findall(r'\w+', text))
-    assert len(world.ROLES) == 40
-    assert len(world.PRODUCTS) == 30
-    assert len(set(world.PRODUCTS.values())) == 10
-    assert len(world.TOPICS) == 8
-    assert len(world.HOMOGRAPHS) == 3
-    assert len(set().union(*PAIRS)) == 60
-    assert 400 <= len(words) <= 1200
-
-
-def test_all_words_of_the_tables_are_told(text):
-    """Roles, products, makers, words of topics, homographs and near-synonyms are in the stories."""
-    words = set(re.findall(r'\w+', text))
-    makers = world.PRODUCTS.values()
-    topics = world.TOPICS.values()
-    assert words.issuperset(world.ROLES)
-    assert words.issuperset(world.PRODUCTS)
-    assert words.issuperset(makers)
-    assert words.issuperset(set().union(*topics))
-    assert words.issuperset(world.HOMOGRAPHS)
-    assert words.issuperset(set().union(*PAIRS))
 
 
 @pytest.mark.parametrize('column', [1, 2])
@@ -120,13 +86,6 @@ def test_a_story_has_one_derivation(stories):
     patterns = sentence_patterns()
     for story, _ in stories[:2000]:
         assert n_derivations(story, patterns) == 1, story
-
-
-def test_a_word_is_on_one_list_alone():
-    """No noun, product, word of a topic or near-synonym has two places from which it is drawn."""
-    lists = [world.ROLES, world.PRODUCTS, *world.TOPICS.values(), *PAIRS]
-    n_words = sum(len(words) for words in lists)
-    assert n_words == len(set().union(*lists))
 
 
 def topics_by_sentence(story: str) -> list[list[str]]:
@@ -172,21 +131,6 @@ def test_pronouns_follow_the_odds(noun, text):
     she, _, _ = odds
     four_errors = 4 * math.sqrt(0.25 / len(pronouns))
     assert pronouns.count('she') / len(pronouns) == pytest.approx(she, abs=four_errors)
-
-
-def test_products_have_their_makers(text):
-    """Every product is told with its own maker, and with no other."""
-    told = re.findall(r'The (\w+) is made by (\w+)', text)
-    assert set(told) == set(world.PRODUCTS.items())
-
-
-@pytest.mark.parametrize('a, b, share', world.SYNONYMS)
-def test_near_synonyms_share_contexts(a, b, share, text):
-    """The second word of a pair is in a context of the first as often as the pair is alike."""
-    _, _, contexts_of_a, _ = world.CONTEXTS[a]
-    contexts = re.findall(rf'\b{b} (\w+)', text)
-    is_common = [context in contexts_of_a for context in contexts]
-    assert np.mean(is_common) == pytest.approx(share, abs=0.15)
 
 
 @pytest.mark.slow
@@ -337,12 +281,9 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
     inside = [ids[0] for ids in forms]
     scores = separation(model, torch.tensor(inside), she, he).abs()  # (16, k)
     found = scores.mean(0).argmax().item()
-    own = scores.argmax(1).tolist()
-    without = compose([scale_senses(ids, [found], 0.0) for ids in forms])
-    each = compose([scale_senses(ids, [sense], 0.0) for ids, sense in zip(forms, own)])
+    without = scale_senses(sum(forms, []), [found], 0.0)
     plain_ratio = bias_ratio(backpack, nouns)
     ratio = bias_ratio(backpack, nouns, without)
-    ratio_by_own = bias_ratio(backpack, nouns, each)
     pronouns = []
     for word in ('she', 'he', 'they', 'her', 'his', 'their'):
         pronouns += word_forms(encoding, word)
@@ -351,8 +292,7 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
     plain_loss = story_loss(backpack, about_them, None, pronouns).mean()
     loss = story_loss(backpack, about_them, without, pronouns).mean()
     change = loss / plain_loss - 1
-    print(f'\nbias ratio {plain_ratio:.2f} (world: 9), without sense {found} {ratio:.2f}, '
-          f'without its own for each {sorted(set(own))} {ratio_by_own:.2f}; '
+    print(f'\nbias ratio {plain_ratio:.2f} (world: 9), without sense {found} {ratio:.2f}; '
           f'loss of other words {change:+.2%}')
     assert plain_ratio >= 5
     assert ratio < plain_ratio / 2
@@ -390,7 +330,6 @@ def test_a_product_changes_its_maker(backpack):
     makers = torch.tensor(list(ids.values()))
     gains = []
     flips = []
-    knows = []
     for product, old in world.PRODUCTS.items():
         texts = [encoding.encode_ordinary(prompt.format(product)) for prompt in PRODUCT_PROMPTS]
         prompts = [torch.tensor([text]) for text in texts]
@@ -402,13 +341,10 @@ def test_a_product_changes_its_maker(backpack):
                 change = logits - plain
                 gains.append(change[ids[new]] - change[ids[old]])
                 likeliest = makers[logits[makers].argmax()]
-                likeliest_before = makers[plain[makers].argmax()]
                 flips.append((likeliest == ids[new]).item())
-                knows.append((likeliest_before == ids[old]).item())
     gain = torch.stack(gains).exp()
     print(f'\n{len(gain)} edits: odds times {gain.median():.3g}, '
-          f'5% quantile {gain.quantile(0.05):.3g}; '
-          f'{np.mean(knows):.1%} named the maker, {np.mean(flips):.1%} name the new one')
+          f'{np.mean(flips):.1%} name the new maker')
     assert gain.median() >= 10
     assert np.mean(flips) > 0.5
 

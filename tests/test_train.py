@@ -16,7 +16,6 @@ from torch.testing import assert_close
 from rucksack import train
 from rucksack.data import TokenDataset, read_meta, texts_of_step
 from rucksack.hub import export, from_pretrained
-from rucksack.loaded import load_subject
 from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
 from rucksack.train import Settings, share_of_peak
 from rucksack.training.checkpoint import make_model
@@ -308,16 +307,6 @@ def test_loaded_lr_0_trains_the_senses_alone(optimizer, tiny):
         assert torch.equal(weight, before[name]) != name.startswith('sense_'), name
 
 
-def test_rows_that_the_data_does_not_use_are_unused(tiny):
-    """Weights without a tokenizer may have more ids than the data; the run has the data's."""
-    config = Config(n_layer=2, n_head=2, n_embd=16, n_sense=4, block_size=8, vocab_size=300)
-    export(Backpack(config), None, 'padded')
-    train.main([*SMALL, '--init_from=padded', '--max_iters=1'])
-    subject = load_subject('out/run', 'cpu')
-    assert subject.model.config.n_vocab == 257
-    assert subject.model.config.vocab_size == 300
-
-
 # -----------------------------------------------------------------------------
 # Several processes.
 
@@ -392,15 +381,6 @@ def test_a_rank_without_a_world_is_refused(tiny, capsys, monkeypatch):
     monkeypatch.setenv('RANK', '1')
     assert 'torchrun' in error_of(train, capsys, *SMALL)
     assert not Path('out').exists()
-
-
-def test_a_resumed_run_with_other_threads_is_told(tiny, capsys):
-    """Another number rounds differently."""
-    train.main(RUN)
-    torch.save({**checkpoint(), 'threads': 77}, 'out/run/ckpt.pt')
-    capsys.readouterr()
-    train.main([*RUN, '--init_from=resume'])
-    assert 'OMP_NUM_THREADS=77' in capsys.readouterr().out
 
 
 # -----------------------------------------------------------------------------
