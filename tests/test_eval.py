@@ -2,7 +2,6 @@
 
 import csv
 import shutil
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,12 +12,8 @@ from helpers import WORDS, error_of, make_data, save, toy_subject, write_benchma
 
 from rucksack import eval as tables
 from rucksack.hub import BUNDLED
-from rucksack.loaded import load_subject
 from rucksack.paper import gender, timing
-from rucksack.paper.likelihood import loss_table
-from rucksack.senses import compose, scale_senses
 from rucksack.tokenizer import words_tokenizer
-from rucksack.words import word_id
 
 say = partial(helpers.say, tables)
 ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--step-sizes=.05']
@@ -79,18 +74,6 @@ def test_edit_adds_rows_and_changes_no_other(name, data, n_rows, capsys):
     assert rows[:n_rows] + rows[2 * n_rows:] == plain
     assert under_edit[1] == 'Backpack out/run under *:0-2'
     assert under_edit[2:] != list(plain[0].values())[2:]
-
-
-@pytest.mark.parametrize('lines', [['*:0-2', 'nurse:3'], ['@lines.txt']])
-def test_edit_lines_and_a_file_of_them_apply_in_turn(lines, capsys):
-    """The loss is that of the senses scaled by each line."""
-    Path('lines.txt').write_text('*:0-2\nnurse:3\n')
-    subject = load_subject('out/run', 'cpu')
-    of_nurse = scale_senses([word_id(subject.encoding, 'nurse')], [3], 0.0)
-    edit = compose([scale_senses(None, [0, 1, 2], 0.0), of_nurse])
-    _, wanted = loss_table([subject, replace(subject, edit=edit)], None).rows
-    _, row, _ = rows_of(capsys, 'loss', '--from=out/run', '--edit', *lines)
-    assert float(row['perplexity']) in wanted
 
 
 @pytest.mark.parametrize('data', ['tiny', 'tiny/val.bin', 'elsewhere', 'elsewhere/val.bin'])
