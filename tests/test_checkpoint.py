@@ -105,10 +105,6 @@ def test_a_checkpoint_says_how_it_was_trained(tiny):
     assert training_of(checkpoint()) == Training('tiny', 6 * 4 * 8, 'float32', False)
 
 
-# -----------------------------------------------------------------------------
-# Full disks.
-
-
 @pytest.mark.parametrize('share', [0.4, 0.99])
 def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
     """Where space ends within the second one a run stops; the first resumes to the same bits."""
@@ -194,7 +190,7 @@ def test_overwrite_leaves_other_files(tiny):
 
 
 # -----------------------------------------------------------------------------
-# Damage.
+# Damage, and foreign files.
 
 
 @pytest.mark.parametrize('damage', ['cut short', 'one bit'])
@@ -210,10 +206,6 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
     CKPT.write_bytes(content)
     with pytest.raises(UserError, match=str(CKPT)):
         from_pretrained('out/run')
-
-
-# -----------------------------------------------------------------------------
-# Foreign files.
 
 
 class Evil:

@@ -12,10 +12,6 @@ from rucksack.data import TokenDataset, read_meta, texts_of_step
 TINY = Path('data/tiny')
 
 
-# -----------------------------------------------------------------------------
-# The batches of a step.
-
-
 def test_targets_are_the_texts_one_token_later(tiny):
     """Of 800 tokens there are 99 texts of 8, each with the token after it."""
     ids = np.fromfile('data/tiny/train.bin', dtype='<u2').astype(int)
@@ -37,16 +33,6 @@ def test_every_epoch_has_each_text_once():
     for epoch in epochs:
         assert sorted(epoch) == list(range(10))
     assert len({tuple(epoch) for epoch in epochs}) == 6
-
-
-def test_the_seed_decides_the_order_of_the_texts():
-    """The same seed draws the same texts again, another seed others."""
-    assert draws(5, 5).tolist() == draws(5, 5).tolist()
-    assert draws(5, 5).tolist() != draws(6, 5).tolist()
-
-
-# -----------------------------------------------------------------------------
-# What describes a bin.
 
 
 def test_data_of_nanogpt_trains_unchanged(tiny):

@@ -18,7 +18,6 @@ from rucksack.edits import (
     parse_edits,
     parse_senses,
 )
-from rucksack.model import Backpack
 from rucksack.senses import STRENGTHS, replace_word, scale_senses, separation, topic
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
 from rucksack.words import scores_of_bags
@@ -37,16 +36,6 @@ X_AT_START = PIECES.encode_ordinary('x')[0]
 def off(word: str, *numbers: int, factor: float = 0.0) -> Scaling:
     """The edit that turns senses of a word off, or multiplies them."""
     return Scaling(SensesOf(word, [*numbers]), factor)
-
-
-@pytest.fixture
-def model() -> Backpack:
-    """A random model of the vocabulary of whole words, with three senses."""
-    return lively(vocab_size=ENCODING.n_vocab).requires_grad_(False)
-
-
-# -----------------------------------------------------------------------------
-# From lines to objects.
 
 
 @pytest.mark.parametrize('line, edits', [
@@ -89,10 +78,6 @@ def test_a_line_that_cannot_be_read_is_no_edit(line):
         parse_edits([line])
 
 
-# -----------------------------------------------------------------------------
-# From objects to an edit.
-
-
 def test_a_word_of_several_tokens_is_edited_at_its_last():
     """A pair looks at the senses of that token."""
     model = lively(vocab_size=PIECES.n_vocab)
@@ -105,8 +90,9 @@ def test_a_word_of_several_tokens_is_edited_at_its_last():
 LINES = ['topic she, he=3', 'nurse:1', '*:0=0.5', 'topic HP=2,1.5,1,.5', 'nurse: Apple -> HP']
 
 
-def test_lines_apply_in_the_order_given(model):
+def test_lines_apply_in_the_order_given():
     """They become one edit, with a sentence about each line."""
+    model = lively(vocab_size=ENCODING.n_vocab).requires_grad_(False)
     idx = torch.tensor([[NURSE, SHE, APPLE, NURSE, HP, HE]])
     scores = scores_of_bags(model, [[HE, SHE], [HP]])
     expected = model.senses(idx)

@@ -18,7 +18,6 @@ ROWS = [
     ('train', '--n_layer=2.5', '2.5', 'tiny'),
     ('train', '--learning_rate=nan', 'nan', 'tiny'),
     ('train', '--compile=yes', 'yes', 'tiny'),
-    ('train', '--model=lstm', 'lstm', 'tiny'),
     ('train', '--n_embd=18', '18', 'tiny'),
     ('train', '--dataset=none', 'data/none', 'tiny'),
     ('train', '--dataset=../data/tiny', '../data/tiny', 'tiny'),
@@ -38,8 +37,6 @@ ROWS = [
     ('sample', '--edit @none.txt', '@none.txt', 'out'),
     ('sample', '--edit "topic music=4"', 'topic music=4', 'out'),
     ('sample', '--show nurse zebra', "'zebra'", 'out'),
-    ('sample', '--find she/', "'she/'", 'out'),
-    ('sample', '--explain she/zebra', "'zebra'", 'out'),
     ('sample', '--sweep nurse', "'nurse'", 'out'),
     ('sample', '--from none.pt', 'none.pt', 'out'),
     ('sample', '--from out/tou', 'out/toy', 'out'),
@@ -48,13 +45,11 @@ ROWS = [
     ('sample', '--frobnicate', '--frobnicate', 'out'),
     ('sample', '--csv x.csv', '--csv', 'out'),
     ('sample', '--probs she --csv x.txt', 'x.txt', 'out'),
-    ('sample', '--words nurse', '--words', 'out'),
     ('sample', '--start @none.txt', '@none.txt', 'out'),
     ('sample', '--export x --show nurse', '--export', 'out'),
     ('sample', '--export out/toy', 'out/toy', 'out'),
     ('sample', '--html none/x.html', 'none/x.html', 'out'),
     ('sample', '--html out/toy/ckpt.pt', 'out/toy/ckpt.pt', 'out'),
-    ('eval', 'colours', 'colours', 'out'),
     ('eval', 'loss --data nowhere', 'nowhere', 'out'),
     ('eval', 'loss --edit "topic music"', 'topic', 'out'),
     ('eval', 'gender --baseline out/toy', 'out/toy', 'out'),
@@ -68,7 +63,6 @@ ROWS = [
     ('prepare', 'x --text none.txt', 'none.txt', 'tiny'),
     ('prepare', 'x --text data/tiny/val.bin', 'val.bin', 'tiny'),
     ('prepare', 'toy --merges 300', '--merges', 'tiny'),
-    ('prepare', 'toy --like english', '--like', 'tiny'),
     ('prepare', 'x --hub stories', 'stories', 'tiny')]
 
 

@@ -199,10 +199,6 @@ def test_a_checkpoint_of_nanogpt_is_a_transformer(bias, capsys):
     assert ('no biases' in capsys.readouterr().err) != bias
 
 
-# -----------------------------------------------------------------------------
-# Bins without a meta.json.
-
-
 @pytest.mark.parametrize('kind', ['<u4', '<i8', '>u4'])
 def test_wider_numbers_without_a_meta_are_refused(kind):
     """Every second id of 16 bits would be 0."""

@@ -159,10 +159,6 @@ def test_a_tokenizer_as_large_as_gpt2s_is_its_own_or_gpt2s(last, tmp_path):
     assert read_tokenizer(tmp_path) == wanted
 
 
-# -----------------------------------------------------------------------------
-# The model that comes with the code.
-
-
 @needs_english
 @pytest.mark.parametrize('name', BUNDLED)
 def test_english_has_the_settings_that_export_writes(name):
@@ -331,10 +327,6 @@ def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
     assert '\n'.join(edit) in readme
     assert alpha == 'True True'
     assert resized == '16642 16642 tensor(True)'
-
-
-# -----------------------------------------------------------------------------
-# The Hugging Face Hub.
 
 
 def test_a_hub_name_is_fetched(tmp_path, monkeypatch):

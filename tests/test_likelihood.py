@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from helpers import PAGES, PAIRS, PASSAGES, SHARED, make_data, toy_subject, write_benchmarks
+from helpers import PAGES, PAIRS, PASSAGES, make_data, toy_subject, write_benchmarks
 
 from rucksack.cli import UserError
 from rucksack.loaded import Subject
@@ -87,15 +87,6 @@ def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
 def under(subject: Subject, words: list[int]) -> Subject:
     """The subject without sense 1 of some words."""
     return replace(subject, name='edited', edit=scale_senses(words, [1], 0.0))
-
-
-def test_scores_count_the_tokens_an_edit_touches():
-    """Tokens of the context too, but not the last token, which is never read, and no padding."""
-    subject = toy_subject()
-    pairs = [([0, 5], [0, 0, 7]), ([3], [4]), ([0] * 9, [0] * 9), ([5], [0])]
-    scores = likelihood.score(under(subject, [0]), pairs, '')  # padding is 0 too
-    assert scores.touched.tolist() == [3, 0, 17, 0]
-    assert scores.n_scored.tolist() == [3, 1, 9, 1]
 
 
 def test_the_price_of_an_edit_in_loss_has_a_standard_error(tmp_path, monkeypatch):
@@ -211,13 +202,6 @@ def test_each_rule_of_the_harness(raw, clean):
     assert likelihood.detokenized(raw) == clean
 
 
-def english_subject() -> Subject:
-    """A random model that counts as one of English."""
-    subject = toy_subject()
-    subject.is_toy = False
-    return subject
-
-
 @pytest.mark.parametrize('benchmark, table', TABLES)
 def test_the_hub_gives_the_numbers_of_the_files(benchmark, table, tmp_path, monkeypatch):
     """Without data, the rows of all configs on the Hub are scored."""
@@ -228,13 +212,7 @@ def test_the_hub_gives_the_numbers_of_the_files(benchmark, table, tmp_path, monk
 
     monkeypatch.setattr(datasets, 'get_dataset_config_names', lambda name: ['one', 'two'])
     monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
-    subject = english_subject()
+    subject = toy_subject()
+    subject.is_toy = False
     data = str(write_benchmarks(tmp_path / 'bench'))
     assert table([subject], None).rows == table([subject], data).rows
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')
-@pytest.mark.parametrize('benchmark, n', [(LAMBADA, 5153), (WIKITEXT, 62), (BLIMP, 67_000)])
-def test_the_real_data_files_are_read(benchmark, n):
-    """Passages, pages and pairs of sentences are found in a folder of many files."""
-    assert len(likelihood.rows_of(benchmark, toy_subject(), str(SHARED))) == n

@@ -174,10 +174,6 @@ print(list(m.generate(idx, 3).shape))
     assert done.stdout == '[2, 11]\n', done.stderr
 
 
-# -----------------------------------------------------------------------------
-# Another contextualizer.
-
-
 class Averages(nn.Linear):
     """A contextualizer: h is a projection of the mean of the embeddings so far."""
 
@@ -322,16 +318,6 @@ def test_generation_ends_once_every_text_has_had_the_stop():
     n = max(first_places) + 1
     assert n < 200
     assert torch.equal(make(stop), whole[:, :4 + n])
-
-
-@pytest.mark.parametrize('options', [{'temperature': 0}, {'temperature': 1e-300}, {'top_k': 1}])
-def test_temperature_zero_is_argmax(options):
-    """So are tiny temperatures, and top_k = 1."""
-    model = lively().float()
-    out = model.generate(text(4), 6, **options)
-    likeliest = model(out[:, :-1]).argmax(-1)
-    assert out.shape == (2, 10)
-    assert torch.equal(out[:, 4:], likeliest[:, 3:])
 
 
 @pytest.mark.parametrize('top_k, kept', [

@@ -217,15 +217,6 @@ def test_long_documents_are_cut_among_short_ones():
     assert lengths[-1] <= 20_002
 
 
-def test_val_leaves_all_documents_whole():
-    """Where the held-out text is given, nothing has to be cut."""
-    Path('a.jsonl').write_bytes(jsonl([BOOK, 'An article.']))
-    Path('val.jsonl').write_bytes(jsonl(['x', BOOK]))
-    train, val = make('b', '--text', 'a.jsonl', '--val', 'val.jsonl')
-    assert train == [BOOK, 'An article.']
-    assert val == ['x', BOOK]
-
-
 @pytest.mark.parametrize('unit, end, count', [
     ('one\ntwo', '\n\n', 900), ('word', ' ', 9000), ('x', '', 30_000)],
     ids=['paragraphs', 'words', 'letters'])

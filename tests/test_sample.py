@@ -11,8 +11,9 @@ import pytest
 import torch
 from helpers import World, error_of, save, say, toy_subject
 from torch import Tensor
+from torch.nn import functional as F
 
-from rucksack import sample, senses
+from rucksack import sample
 from rucksack.senses import (
     STRENGTHS,
     Edit,
@@ -256,10 +257,6 @@ def test_a_dtype_is_that_of_the_weights_that_write(out, capsys):
     assert text_of_half != text
 
 
-# -----------------------------------------------------------------------------
-# Which model.
-
-
 def test_without_from_the_newest_backpack_is_taken(out, capsys):
     """A Transformer that is newer does not count, and what is taken is said."""
     subject = toy_subject(k=0)
@@ -324,8 +321,8 @@ def test_find_has_the_senses_that_speak_for_a_bag(world, capsys):
 def test_similar_has_the_nearest_words_in_each_sense(world, capsys):
     """By the cosine, and in a last row by its minimum over all senses; not the word itself."""
     quick = world.id('quick')
-    ids = torch.arange(world.encoding.n_vocab)
-    alike = senses.similarity(world.model, ids, quick)  # (V, k)
+    C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
+    alike = F.cosine_similarity(C, C[quick], dim=-1)  # (V, k)
     alike[quick] = -1
     expected = [[l, *world.top(alike[:, l], 8)] for l in SENSES]
     expected.append(['min', *world.top(alike.amin(-1), 8)])

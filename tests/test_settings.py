@@ -38,13 +38,6 @@ def test_the_command_line_wins_over_files_over_defaults(two_configs):
     assert flags == {'overwrite', 'n_head', 'batch_size'}
 
 
-def test_values_have_the_type_of_their_setting(two_configs):
-    """An integer for a number is that number; True and False are no texts."""
-    s, _, _ = parse_args([*two_configs, '--min_lr=1e-3', '--seed', '7'])
-    for name, kind in Settings.__annotations__.items():
-        assert type(getattr(s, name)) is kind, name
-
-
 @pytest.mark.parametrize('words', [
     '--n-head=5 --batch-size=3 --overwrite=True', '--n_head 5 --batch_size 3 --overwrite True',
     '--overwrite --n_head=5 --batch-size=3'])
@@ -61,10 +54,6 @@ def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
     assert 'b.py' in error_of(train, capsys, *SMALL, 'b.py')
     assert not Path('marker').exists()
     assert not Path('out').exists()
-
-
-# -----------------------------------------------------------------------------
-# The config files that come with the project.
 
 
 @pytest.mark.parametrize('model, end', [('backpack', ''), ('gpt', '_gpt')])

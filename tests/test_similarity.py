@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import SHARED, toy_subject
+from helpers import toy_subject
 from torch.nn import functional as F
 
 from rucksack import toy
@@ -66,11 +66,3 @@ def test_pairs_are_read_in_the_form_of_each_set(tmp_path):
         (tmp_path / file).write_text(content)
     wanted = {name: [pair] for name, (_, _, pair) in FORMS.items()}
     assert similarity_data(toy_subject(), str(tmp_path)) == wanted
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')
-def test_the_real_pairs_are_read():
-    """The paper's four sets have as many pairs as their names say."""
-    found = similarity_data(toy_subject(), str(SHARED))
-    counts = {name: len(pairs) for name, pairs in found.items()}
-    assert counts == {'SL999': 999, 'SV3500': 3500, 'RG65': 65, 'WS353': 353}

@@ -1,9 +1,7 @@
 """Claims about training: gradients, processes, resuming, fine-tuning, the log, how a run ends."""
 
 import math
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -135,10 +133,6 @@ def test_bfloat16_is_for_products_alone(tiny):
     assert state['val_loss'] != exact
 
 
-# -----------------------------------------------------------------------------
-# Compiled.
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('n_sense', [4, 0])
 def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
@@ -249,9 +243,6 @@ def test_fine_tuning_refuses_another_n_embd(tiny, capsys):
     assert 'n_embd=32' in error
     assert not Path('out/tuned').exists()
 
-
-# -----------------------------------------------------------------------------
-# A Backpack that starts from a Transformer.
 
 NEW_SENSES = ['--model=backpack', '--n_sense=2', '--sense_hidden=24']
 WARM = [*TUNE, '--init_from=out/run', *NEW_SENSES]
@@ -391,24 +382,6 @@ def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
     assert [int(row['tokens']) for row in log()] == [32 * int(step) for step, _ in steps]
     assert log()[2]['learning_rate'] == '0.0031'
     assert log()[2]['muon_lr'] == ''
-
-
-def test_wandb_log_gets_what_is_logged(tiny, monkeypatch):
-    """The same rows, as numbers, under their steps, and the settings of the run."""
-    asked = {}
-    sent = []
-
-    def init(**facts):
-        asked.update(facts)
-        return SimpleNamespace(log=lambda row, step: sent.append((step, row)))
-
-    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init))
-    train.main([*RUN, '--wandb_log', '--wandb_project=p'])
-    assert asked['project'] == 'p'
-    assert asked['config'] == checkpoint()['settings']
-    for logged, (step, row) in zip(log(), sent, strict=True):
-        assert int(logged['step']) == row['step'] == step
-        assert (logged['val_loss'] != '') == ('val_loss' in row)
 
 
 # -----------------------------------------------------------------------------

@@ -6,19 +6,11 @@ import pytest
 
 from rucksack.cli import UserError
 from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
-from rucksack.words import bag_ids, parse_bag, read_lines, read_prompt, word_forms, word_list
+from rucksack.words import bag_ids, read_lines, read_prompt, word_forms, word_list
 
 ENCODING = load_tokenizer(words_tokenizer(['The nurse said that she met The nurse.']))
 PIECES = load_tokenizer({'name': 'gpt2', 'merges': ['i s', 'is t', 'Ġ a', 'Ġ x', 'h e']})
 IST, A, X = 257, 258, 259  # 'ist', ' a', ' x'
-
-
-@pytest.mark.parametrize('text, words', [
-    ('nurse', ['nurse']), ('nurse,guard', ['nurse', 'guard']), (' a , b ', ['a', 'b']),
-    (',', [',']), ('a,', ['a,']), ('@', ['@'])])
-def test_commas_separate_the_words_of_a_list(text, words):
-    """A text with an empty part is one word, so that a comma can be looked at."""
-    assert word_list(text) == words
 
 
 def test_a_file_ends_its_lines_at_newlines_alone(tmp_path, monkeypatch):
@@ -36,12 +28,6 @@ def test_a_file_without_words_is_named(content, tmp_path, monkeypatch):
     Path('words.txt').write_bytes(content)
     with pytest.raises(UserError, match='@words.txt'):
         word_list('@words.txt')
-
-
-@pytest.mark.parametrize('text', ['film, tv,video', 'film+tv video', 'film_tv_video'])
-def test_a_bag_is_words_or_a_topic(text):
-    """Commas, plus signs and spaces separate words; a topic of Table 10 stands for its words."""
-    assert parse_bag(text) == ['film', 'tv', 'video']
 
 
 def test_the_forms_of_a_word_are_inside_a_text_and_at_its_start():
