@@ -44,6 +44,19 @@ def test_a_reduction_is_of_the_excess_over_1():
     assert gender.reductions(ratios)[1:].tolist() == pytest.approx([50, 100])
 
 
+def test_a_noun_of_several_pieces_is_found_where_it_stands_whole():
+    """All its pieces count, and none of them elsewhere: "car" in a prompt on the carpenter."""
+    s = toy_subject(block_size=64)
+    prompts = gender.prompts_on(s, 'xy', ['x y {} y x', 'yx {} xy'])
+    once, twice = prompts.is_noun
+    n = len(s.encode(' xy'))
+    first = len(s.encode('x y'))
+    second = len(s.encode('yx'))
+    assert n > 1
+    assert once.nonzero().flatten().tolist() == list(range(first, first + n))
+    assert twice.nonzero().flatten().tolist() == list(range(second, second + 2 * n))
+
+
 def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
     """The logits of every fraction, from two passes, equal a pass with that factor as an edit."""
     s = toy_subject()

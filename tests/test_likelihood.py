@@ -95,7 +95,7 @@ def test_the_price_of_an_edit_in_loss_has_a_standard_error(tmp_path, monkeypatch
     subject = toy_subject()
     ids = np.random.default_rng(2).integers(0, 9, 24 * 6 + 5)
     make_data(ids, ids, tokenizer=subject.tokenizer, vocab_size=subject.encoding.n_vocab)
-    edited = under(subject, [3, 4])
+    edited = under(subject, [0, 4])  # padding is 0 too
     added = []
     lengths = []
     for context, block in likelihood.windows(ids.tolist(), subject.eot, 24, look_back=False):
@@ -108,7 +108,7 @@ def test_the_price_of_an_edit_in_loss_has_a_standard_error(tmp_path, monkeypatch
     mean = sum(added) / len(ids)
     squares = sum((a - mean * n) ** 2 for a, n in zip(added, lengths))
     error = math.sqrt(squares * 7 / 6) / len(ids)  # 7 blocks
-    n_touched = np.isin(ids[:-1], [3, 4]).sum()
+    n_touched = np.isin(ids[:-1], [0, 4]).sum()
 
     note, = likelihood.loss_table([subject, edited], None).notes
     numbers = [float(number) for number in re.findall(r'[+-]?\d[\d.]*', note)]

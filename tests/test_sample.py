@@ -90,7 +90,7 @@ def test_a_pair_turns_off_the_sense_that_most_separates_it(world, capsys):
     best = (C @ direction).abs().argmax().item()
     after = world.probs(scale_senses([world.id('nurse')], [best], 0.0))
     expected = world.next_words(world.probs(), after)
-    said = say(sample, capsys, '--senses-off', 'nurse:she/he', *SHORT)
+    said = say(sample, capsys, '--senses-off', 'nurse:he/she', *SHORT)
     for word, p_before, p_after in expected:
         assert re.search(rf"\n' ?{re.escape(word)}' +{p_before:.3f}  {p_after:.3f}", said), word
     assert f'\nOff: sense {best} of nurse, ' in said
