@@ -2,12 +2,14 @@
 
 import csv
 import hashlib
+import io
 import itertools
 import json
 import multiprocessing
 import os
 import socket
 import sys
+import tarfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -104,6 +106,17 @@ def make_data(train_ids, val_ids, **changes) -> None:
         meta['tokens'][name] = len(ids)
         meta['sha256'][name] = hashlib.sha256(data).hexdigest()
     (folder / 'meta.json').write_text(json.dumps({**meta, **changes}))
+
+
+def tar(members: dict[str, bytes]) -> bytes:
+    """A tar of files."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode='w') as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
 
 
 def checkpoint(folder: str = 'out/run') -> dict:

@@ -59,9 +59,8 @@ def test_a_line_is_one_edit_for_each_of_its_words(line, edits):
     assert parse_edits([line]) == edits
 
 
-def test_a_file_of_edits_stands_for_its_lines_in_order(tmp_path, monkeypatch):
+def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
     """A file named before senses is a list of words, and one after topic is a bag."""
-    monkeypatch.chdir(tmp_path)
     Path('words.txt').write_text('\ufeffnurse\r\n\n  guard \n', encoding='utf-8')
     Path('edits.txt').write_text('she:3\n\n@words.txt:1\ntopic @words.txt\n')
     assert parse_edits(['he:0', '@edits.txt', 'he:2']) == [

@@ -20,12 +20,11 @@ ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--st
 
 
 @pytest.fixture(autouse=True)
-def runs(tmp_path, monkeypatch):
+def runs(folder, monkeypatch):
     """The working directory of the test, with a Backpack, its Transformer, a Backpack, and data.
 
     Measuring is made fast: two nouns, and times that nobody took.
     """
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table'])
     monkeypatch.setattr(timing, 'alternate', lambda *args: [2000.0, 1000.0])
     for name, n_sense in (('run', 4), ('run_gpt', 0), ('run_2', 2)):

@@ -29,11 +29,7 @@ MERGES = ['\u0120 t', 'h e', '\u0120t he']
 CUT = GPT2 | {'merges': MERGES}  # 256 bytes, 3 merges and end-of-text
 TEXT = ' the hen, then'
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures('folder')
 
 
 def a_gpt(**changes) -> GPT:

@@ -89,9 +89,8 @@ def under(subject: Subject, words: list[int]) -> Subject:
     return replace(subject, name='edited', edit=scale_senses(words, [1], 0.0))
 
 
-def test_the_price_of_an_edit_in_loss_has_a_standard_error(tmp_path, monkeypatch):
+def test_the_price_of_an_edit_in_loss_has_a_standard_error(folder):
     """Nats per token more than without it; errors are those of a ratio, over blocks, by hand."""
-    monkeypatch.chdir(tmp_path)
     subject = toy_subject()
     ids = np.random.default_rng(2).integers(0, 9, 24 * 6 + 5)
     make_data(ids, ids, tokenizer=subject.tokenizer, vocab_size=subject.encoding.n_vocab)

@@ -10,7 +10,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import pyarrow.parquet
 import pytest
 import regex
 import tiktoken
-from helpers import ROOT, error_of, lively, offline, save
+from helpers import ROOT, error_of, lively, offline, save, tar
 from tiktoken.load import read_file_cached
 from tiktoken_ext.openai_public import r50k_pat_str
 
@@ -37,9 +36,8 @@ TEXTS = [
 
 
 @pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    """The working directory of the test; there is no network."""
-    monkeypatch.chdir(tmp_path)
+def no_network(folder, monkeypatch):
+    """The working directory is empty, and there is no network."""
     offline(monkeypatch)
 
 
@@ -87,17 +85,6 @@ def parquet(texts: list) -> bytes:
     columns = {'other': [0.5] * len(texts), 'text': pyarrow.array(texts, 'large_string')}
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), file)
-    return file.getvalue()
-
-
-def tar(members: dict[str, bytes]) -> bytes:
-    """A tar of files."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode='w') as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
     return file.getvalue()
 
 

@@ -13,18 +13,16 @@ PIECES = load_tokenizer({'name': 'gpt2', 'merges': ['i s', 'is t', 'Ġ a', 'Ġ x
 IST, A, X = 257, 258, 259  # 'ist', ' a', ' x'
 
 
-def test_a_file_ends_its_lines_at_newlines_alone(tmp_path, monkeypatch):
+def test_a_file_ends_its_lines_at_newlines_alone(folder):
     """Not at a form feed, nor at other characters that Python's splitlines takes for an end."""
-    monkeypatch.chdir(tmp_path)
     line = 'The nurse\x85said\u2028that\x0cshe'
     Path('prompts.txt').write_text(f'{line}\r\nmore\n', encoding='utf-8')
     assert read_lines('@prompts.txt') == [line, 'more']
 
 
 @pytest.mark.parametrize('content', [b'\n \n', b'\xff'])
-def test_a_file_without_words_is_named(content, tmp_path, monkeypatch):
+def test_a_file_without_words_is_named(content, folder):
     """It is blank, or no text."""
-    monkeypatch.chdir(tmp_path)
     Path('words.txt').write_bytes(content)
     with pytest.raises(UserError, match='@words.txt'):
         word_list('@words.txt')
