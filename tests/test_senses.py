@@ -78,13 +78,6 @@ def test_affinities_are_those_of_each_word_and_sense(scored):
         assert found[i, l, j].item() == pytest.approx(expected)
 
 
-def test_the_vocabulary_is_scored_in_slices(scored, monkeypatch):
-    """The scores are those of all ids at once."""
-    monkeypatch.setattr(scoring, 'IDS_AT_ONCE', 7)
-    found = scores_of_bags(scored, [[2, 30]])
-    assert_close(found, affinities(scored, torch.arange(V), [[2, 30]]))
-
-
 def test_extremes_are_the_ends_of_all_logits_in_order(model):
     """The largest first, then the smallest first, without padding rows."""
     model.wte.weight[V:] *= 100

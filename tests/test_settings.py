@@ -15,21 +15,13 @@ CONFIGS = sorted(path.stem for path in (ROOT / 'config').glob('*.py'))
 AS_PUBLISHED = ['train_micro', 'train_mini', 'train_small', 'senses']
 
 
-@pytest.fixture
-def two_configs(tmp_path) -> list[str]:
-    """Paths of two config files: one with a comment and the mark that Windows writes at its top."""
-    first = tmp_path / 'a.py'
+def test_the_command_line_wins_over_files_over_defaults(folder):
+    """A later file wins over an earlier one; only what was typed may steer a resumed run."""
     lines = ['\ufeff# a comment', 'n_layer = 3', 'n_head = 2  # two', 'beta1 = .5',
              'compile = False']
-    first.write_text('\n'.join(lines), encoding='utf-8')
-    second = tmp_path / 'b.py'
-    second.write_text('n_layer = 4\nlearning_rate = 1\n')
-    return [str(first), str(second)]
-
-
-def test_the_command_line_wins_over_files_over_defaults(two_configs):
-    """A later file wins over an earlier one; only what was typed may steer a resumed run."""
-    words = [*two_configs, '--overwrite', '--n_head=5', '--batch_size=3']
+    Path('a.py').write_text('\n'.join(lines), encoding='utf-8')
+    Path('b.py').write_text('n_layer = 4\nlearning_rate = 1\n')
+    words = ['a.py', 'b.py', '--overwrite', '--n_head=5', '--batch_size=3']
     s, given, flags = parse_args(words)
     changed = dict(n_layer=4, n_head=5, beta1=0.5, compile=False, learning_rate=1.0, batch_size=3,
                    overwrite=True)

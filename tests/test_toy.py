@@ -41,12 +41,6 @@ def stories():
     return world.toy_stories(7, 20_000)
 
 
-@pytest.fixture(scope='module')
-def text(stories):
-    """The same stories, one a line."""
-    return '\n'.join(story for story, _ in stories)
-
-
 @pytest.mark.parametrize('column', [1, 2])
 def test_only_the_noun_tells_she_from_he(column):
     """She-nouns share their tools and places with he-nouns, and none with the others."""

@@ -326,13 +326,6 @@ def test_several_processes_train_as_one(n, tiny):
 TWO = [*SMALL, '--gradient_accumulation_steps=2']
 
 
-def error_in(name: str) -> str:
-    """The one line of an error in what a process said."""
-    said = Path(name).read_text().splitlines()
-    error, = [line for line in said if line.startswith('train.py: ')]
-    return error
-
-
 @pytest.mark.slow
 def test_processes_at_different_steps_are_refused(tiny):
     """Two that resume from different checkpoints leave with exit code 2 and a line."""
@@ -340,7 +333,9 @@ def test_processes_at_different_steps_are_refused(tiny):
     train.main([*TWO, '--max_iters=4', '--out_dir=out/b'])
     resume = [*TWO, '--max_iters=6', '--init_from=resume']
     assert ranks([*resume, '--out_dir=out/a'], [*resume, '--out_dir=out/b']) == [2, 2]
-    assert 'out/a' in error_in('said0.txt')
+    said = Path('said0.txt').read_text().splitlines()
+    error, = [line for line in said if line.startswith('train.py: ')]
+    assert 'out/a' in error
     assert checkpoint('out/a')['step'] == 2
 
 
@@ -396,18 +391,11 @@ def kept() -> list[str]:
     return sorted(path.name for path in Path('out/run').glob('ckpt-*.pt'))
 
 
-def test_keep_every_keeps_the_weights_of_a_step(tiny):
-    """ckpt-3.pt has the weights of a run that ends there."""
-    train.main([*RARELY, '--max_iters=7', '--keep_every=3'])
-    assert kept() == ['ckpt-3.pt', 'ckpt-6.pt']
-    train.main([*RARELY, '--max_iters=3', '--out_dir=out/short'])
-    same(dict(weights_of('out/run/ckpt-3.pt')), dict(checkpoint('out/short')['model']))
-
-
-def test_keep_every_does_not_change_a_run(tiny):
+def test_keep_every_keeps_weights_and_changes_no_run(tiny):
     """The same bits with and without them; a resumed run may keep others."""
     train.main([*RARELY, '--max_iters=7', '--out_dir=out/whole'])
     train.main([*RARELY, '--max_iters=3', '--keep_every=3'])
+    same(dict(weights_of('out/run/ckpt-3.pt')), dict(checkpoint()['model']))
     train.main([*RARELY, '--max_iters=7', '--keep_every=5', '--init_from=resume'])
     assert kept() == ['ckpt-3.pt', 'ckpt-5.pt']
     same(checkpoint('out/whole')['model'], checkpoint()['model'])
