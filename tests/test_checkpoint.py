@@ -33,7 +33,6 @@ from rucksack.training.machine import Machine
 
 RESUME = [*RUN, '--init_from=resume']
 CKPT = Path('out/run/ckpt.pt')
-BEST = Path('out/run/best.pt')
 
 
 def finish_run(run: list[str]) -> None:

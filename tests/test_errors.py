@@ -11,8 +11,8 @@ from rucksack import prepare, sample, train
 
 SCRIPTS = {'train': train, 'sample': sample, 'prepare': prepare, 'eval': evaluation}
 
-# The script, its arguments as typed, the fact that the line must name, and the working directory:
-# tiny has data/tiny, out has the toy in out/toy.
+# The script, its arguments as typed, the fact that the line must name, and the fixture of the
+# working directory: tiny has data/tiny, out has the toy in out/toy.
 ROWS = [
     ('train', '--n_layr=3', 'n_layer', 'tiny'),
     ('train', '--n_layer=2.5', '2.5', 'tiny'),
@@ -66,10 +66,10 @@ ROWS = [
     ('prepare', 'x --hub stories', 'stories', 'tiny')]
 
 
-@pytest.mark.parametrize('script, arguments, fact, folder', ROWS)
-def test_a_bad_command_is_one_line(script, arguments, fact, folder, request, capsys):
+@pytest.mark.parametrize('script, arguments, fact, fixture', ROWS)
+def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, capsys):
     """The line has what cannot be used, and no file is written."""
-    request.getfixturevalue(folder)
+    request.getfixturevalue(fixture)
     before = sorted(Path().rglob('*'))
     common = SMALL if script == 'train' else []
     assert fact in error_of(SCRIPTS[script], capsys, *common, *shlex.split(arguments))

@@ -1,6 +1,7 @@
 """Claims about eval.py: each command end to end, on random models."""
 
 import csv
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,15 @@ def test_edit_adds_rows_and_changes_no_other(name, data, n_rows, capsys):
     assert rows[:n_rows] + rows[2 * n_rows:] == plain
     assert under_edit[1] == 'Backpack out/run under *:0-2'
     assert under_edit[2:] != list(plain[0].values())[2:]
+
+
+def test_a_table_is_printed_though_csv_cannot_be_written(capsys):
+    """What took an hour to make is not lost to a file that cannot be written."""
+    Path(f'x.csv.{os.getpid()}.partial').mkdir()
+    with pytest.raises(SystemExit) as stop:
+        tables.main(['loss', '--from=out/run', '--csv=x.csv', '--device=cpu'])
+    assert stop.value.code == 2
+    assert '\nLoss (Tables 2 and 8)' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('data', ['tiny', 'tiny/val.bin', 'elsewhere', 'elsewhere/val.bin'])

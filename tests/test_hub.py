@@ -184,7 +184,7 @@ def test_sense_10_of_english_holds_nearly_half_of_the_bias():
 
 
 # -----------------------------------------------------------------------------
-# Other architectures and damaged weights.
+# Other architectures.
 
 CHANGES = {  # the name of a weight or of a setting, and what it becomes (None: it is gone)
     'h.0.mlp.c_fc.bias': None,
@@ -207,7 +207,7 @@ def test_another_architecture_is_refused_by_name(name, tmp_path, capsys):
 
 
 # -----------------------------------------------------------------------------
-# Hugging Face transformers.
+# Hugging Face transformers, and the Hub.
 
 TRANSFORMERS = os.environ.get('TRANSFORMERS_PYTHON')  # a Python that has it
 if not TRANSFORMERS and importlib.util.find_spec('transformers'):

@@ -55,22 +55,14 @@ def edit_of(kind: str, model: Backpack) -> Edit:
 # Looking.
 
 
-SOME = torch.tensor([5, 0, 33, 5])
-
-
-@pytest.fixture
-def scored(model) -> Backpack:
-    """The model with padding that would win."""
-    model.wte.weight[V:] *= 100
-    return model
-
-
-def test_affinities_are_those_of_each_word_and_sense(scored):
+def test_affinities_are_those_of_each_word_and_sense(model):
     """The logits of a bag over the largest logit, by a loop over all ids without padding."""
-    E = scored.wte.weight
-    C = scored.senses(SOME)  # (n, k, d)
+    model.wte.weight[V:] *= 100
+    E = model.wte.weight
+    ids = torch.tensor([5, 0, 33, 5])
+    C = model.senses(ids)  # (n, k, d)
     bags = [[2, 30], [7]]
-    found = affinities(scored, SOME, bags)
+    found = affinities(model, ids, bags)
     assert found.shape == (4, K, 2)
     for i, l, j in product(range(4), range(K), range(2)):
         logits = [(C[i, l] * E[v]).sum().item() for v in range(V)]

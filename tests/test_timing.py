@@ -1,5 +1,4 @@
-"""Claims about rucksack/paper/timing.py: the operations that are counted."""
-
+"""Claims about the operations of a step: they are those of docs/speed.md, and torch's own count."""
 
 import pytest
 import torch
