@@ -13,6 +13,13 @@ if VOCABULARY.is_dir():
     os.environ.setdefault('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
 
 
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory of the test, empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope='session')
 def toy(tmp_path_factory):
     """A folder with a toy in out/toy that has learned a little: for what any model can do."""
@@ -29,19 +36,17 @@ def trained_toy(tmp_path_factory):
 
 
 @pytest.fixture
-def out(toy, tmp_path, monkeypatch):
+def out(toy, folder):
     """The working directory of the test, with out/toy."""
-    monkeypatch.chdir(tmp_path)
     Path('out').mkdir()
     Path('out/toy').symlink_to(toy / 'out' / 'toy')
-    return tmp_path
+    return folder
 
 
 @pytest.fixture
-def tiny(tmp_path, monkeypatch):
+def tiny(folder):
     """The working directory of the test, with data/tiny: 800 training tokens, 40 distinct ids."""
-    monkeypatch.chdir(tmp_path)
     train_ids = np.random.default_rng(0).integers(0, 40, 800)
     val_ids = np.random.default_rng(1).integers(0, 40, 200)
     make_data(train_ids, val_ids)
-    return tmp_path
+    return folder

@@ -2,13 +2,14 @@
 
 import csv
 import hashlib
+import io
 import itertools
 import json
-import logging
 import multiprocessing
 import os
 import socket
 import sys
+import tarfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -71,8 +72,6 @@ def error_of(script, capsys, *argv: str, printed: int = 99) -> str:
 
 def offline(monkeypatch) -> None:
     """Keep the Hub's client and the datasets library from asking a network."""
-    import datasets
-    import huggingface_hub
     monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', True)
     monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
 
@@ -107,6 +106,17 @@ def make_data(train_ids, val_ids, **changes) -> None:
         meta['tokens'][name] = len(ids)
         meta['sha256'][name] = hashlib.sha256(data).hexdigest()
     (folder / 'meta.json').write_text(json.dumps({**meta, **changes}))
+
+
+def tar(members: dict[str, bytes]) -> bytes:
+    """A tar of files."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode='w') as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
 
 
 def checkpoint(folder: str = 'out/run') -> dict:
@@ -342,18 +352,3 @@ def write_benchmarks(folder: Path) -> Path:
     pages = '\n'.join(['\ufeff ', *(page['page'] for page in PAGES)])
     (folder / 'wiki.test.raw').write_bytes(pages.replace('\n', '\r\n').encode())
     return folder
-
-
-def retries_heard(monkeypatch) -> list[bool]:
-    """Make the Hub unreachable; returns a list that grows: would a retry have been printed?"""
-    is_heard = []
-
-    def retry(*args, **more):
-        logger = huggingface_hub.utils.logging.get_logger('huggingface_hub.utils._http')
-        is_heard.append(logger.isEnabledFor(logging.WARNING))
-        raise ConnectionError('no network')
-
-    monkeypatch.setattr(datasets, 'get_dataset_config_names', retry)
-    monkeypatch.setattr(datasets, 'load_dataset', retry)
-    huggingface_hub.utils.logging.set_verbosity_warning()
-    return is_heard

@@ -4,7 +4,6 @@ import errno
 import itertools
 import math
 import os
-import random
 import resource
 import shutil
 import signal
@@ -22,7 +21,6 @@ from helpers import (
     checkpoint,
     error_of,
     finish,
-    same,
     start,
 )
 
@@ -35,7 +33,6 @@ from rucksack.training.machine import Machine
 
 RESUME = [*RUN, '--init_from=resume']
 CKPT = Path('out/run/ckpt.pt')
-BEST = Path('out/run/best.pt')
 
 
 def finish_run(run: list[str]) -> None:
@@ -73,24 +70,7 @@ def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
     assert n > 20
 
 
-@pytest.mark.slow
-def test_a_run_killed_25_times_ends_in_the_same_bits(tiny):
-    """A chain of 25 kills at random moments, each followed by a resume. KILL_SEED: others."""
-    rng = random.Random(os.environ.get('KILL_SEED', '0'))
-    run = [*RUN, '--lr_decay_iters=9999']
-    for _ in range(25):
-        resume = ['--init_from=resume'] if CKPT.exists() else []
-        process = start(*run, '--max_iters=999999', *resume)
-        process.join(rng.uniform(0.2, 2.5))
-        process.kill()
-        assert finish(process) == -signal.SIGKILL, Path('said.txt').read_text()[-1000:]
-    last = checkpoint()['step'] + 7
-    run = [*run, f'--max_iters={last}']
-    assert finish(start(*run, '--out_dir=out/whole')) == 0
-    finish_run(run)
-
-
-@pytest.mark.parametrize('change', [9, 12, 13, 14])
+@pytest.mark.parametrize('change', [9, 13])
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
     """Its exit code says which; resumed, it ends in the same bits, evaluations included."""
@@ -122,20 +102,6 @@ def test_a_checkpoint_says_how_it_was_trained(tiny):
     """Its data, 6 steps of 4 x 8 tokens, its number format, and whether it was compiled."""
     train.main(RUN)
     assert training_of(checkpoint()) == Training('tiny', 6 * 4 * 8, 'float32', False)
-
-
-def test_a_best_that_was_not_copied_is_made_by_resuming(tiny):
-    """A run killed between ckpt.pt and best.pt has an older best; resumed, it has its own."""
-    train.main(RUN)
-    latest = CKPT.read_bytes()
-    assert BEST.read_bytes() == latest
-    BEST.write_bytes(b'the best before')
-    train.main(RESUME)
-    assert BEST.read_bytes() == latest
-
-
-# -----------------------------------------------------------------------------
-# Full disks.
 
 
 @pytest.mark.parametrize('share', [0.4, 0.99])
@@ -223,43 +189,22 @@ def test_overwrite_leaves_other_files(tiny):
 
 
 # -----------------------------------------------------------------------------
-# Damage.
+# Damage, and foreign files.
 
 
-def test_a_damaged_checkpoint_is_found(tiny):
-    """Cut short, or with a bit turned over that means something, it is refused by name."""
-    train.main(RUN)
-    raw = CKPT.read_bytes()
-    weights = checkpoint()['model']
-    rng = random.Random(0)
-    damaged = [raw[:rng.randrange(len(raw))] for _ in range(10)]
-    for _ in range(40):
-        content = bytearray(raw)
-        content[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
-        damaged.append(content)
-    found = 0
-    for content in damaged:
-        CKPT.write_bytes(content)
-        try:
-            model, _ = from_pretrained('out/run')
-            same(dict(model.state_dict()), weights)
-        except UserError as error:
-            found += 1
-            assert str(CKPT) in str(error)
-    assert found > 30
-
-
-def test_a_moment_of_another_shape_is_refused(tiny, capsys):
-    """A fused kernel would write past it."""
-    train.main(RUN)
-    state = checkpoint()
-    state['optimizers']['AdamW']['state'][0]['exp_avg'] = torch.zeros(())
-    torch.save(state, CKPT)
-    assert str(CKPT) in error_of(train, capsys, *RESUME)
-
-
-# -----------------------------------------------------------------------------
-# Foreign files.
+@pytest.mark.parametrize('damage', ['cut short', 'one bit'])
+def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
+    """Cut short, or with one bit of a weight turned over."""
+    train.main([*RUN, '--max_iters=0'])
+    content = bytearray(CKPT.read_bytes())
+    if damage == 'cut short':
+        content = content[:-1000]
+    else:
+        weight = checkpoint()['model']['wte.weight'].numpy().tobytes()
+        content[content.index(weight)] ^= 1
+    CKPT.write_bytes(content)
+    with pytest.raises(UserError, match=str(CKPT)):
+        from_pretrained('out/run')
 
 
 class Evil:
@@ -279,7 +224,7 @@ def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
     published = Path('published/pytorch_model.bin')
     for path in (bad, published):
         torch.save({'model': Evil()}, path, _use_new_zipfile_serialization=zipped)
-    for source, file in (('out/bad', bad), ('published', published), (published, published)):
+    for source, file in (('out/bad', bad), ('published', published)):
         baseline = ['loss', '--from=out/good', f'--baseline={source}']
         assert str(file) in error_of(train, capsys, *RUN, f'--init_from={source}')
         assert str(file) in error_of(sample, capsys, f'--from={source}')

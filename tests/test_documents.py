@@ -1,26 +1,18 @@
 """Claims about reading documents: nothing is left out, or taken for text, without a word."""
 
-import io
 import json
-import tarfile
 from collections import Counter
 from pathlib import Path
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from helpers import tar
 
 from rucksack.cli import UserError
 from rucksack.documents import files_in, read_texts
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """An empty working directory, and datasets that say nothing."""
-    monkeypatch.chdir(tmp_path)
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+pytestmark = pytest.mark.usefixtures('folder')
 
 
 def texts_of(path: str, field: str = 'text') -> tuple[list[str], Counter]:
@@ -53,80 +45,47 @@ def test_only_the_field_asked_for_is_looked_at(late):
     assert not skipped
 
 
-@pytest.mark.parametrize('value, kind', [(7, 'int'), (['x'], 'list'), ({'a': 'x'}, 'dict')])
-def test_a_field_that_is_no_text_is_named_with_its_row_and_type(value, kind):
+def test_a_field_that_is_no_text_is_named_with_its_row():
     """Only fields of text are offered in its place."""
-    rows = [{'text': 'a', 'body': 'b', 'n': 1}, {'text': value, 'body': 'b', 'n': 1}]
+    rows = [{'text': 'a', 'body': 'b', 'n': 1}, {'text': 7, 'body': 'b', 'n': 1}]
     said = error_of(write_rows(rows))
     assert 'row 2' in said
-    assert kind in said
     assert said.endswith('--field: body')
 
 
-def test_a_field_that_no_row_has_is_named():
-    """With the fields of text that there are; rows without a value count as empty."""
-    said = error_of(write_rows([{'body': 'b', 'n': 1}]))
-    assert said.endswith('"text"; choose one with --field: body')
+def test_rows_without_a_text_are_counted_as_empty():
+    """None, nothing, and no such field."""
     texts, skipped = texts_of(write_rows([{'text': None}, {'text': ''}, {}, {'text': 'a'}]))
     assert texts == ['a']
     assert skipped == {'empty': 3}
 
 
-@pytest.mark.parametrize('line', ['{"text": "\\ud800"}', '{"text": ', '[1]', '3'])
+@pytest.mark.parametrize('line', ['{"text": "\\ud800"}', '{"text": ', '[1]'])
 def test_a_row_that_cannot_be_read_is_named_by_its_number(line):
     """Half of a surrogate pair, half of an object, or no object."""
     Path('a.jsonl').write_text('{"text": "2020-01-01"}\n\n' + line + '\n')
     assert 'row 2' in error_of('a.jsonl')
 
 
-def test_text_that_looks_like_a_date_stays_text():
-    """Also in a list of objects."""
-    rows = [{'text': '2020-01-01'}, {'text': '2020-01-01T00:00:00'}]
-    Path('a.json').write_text(json.dumps(rows))
-    assert texts_of('a.json')[0] == texts_of(write_rows(rows))[0] == [row['text'] for row in rows]
-
-
-@pytest.mark.parametrize('values', [
-    pyarrow.array([1, 2]), pyarrow.array([b'x']), pyarrow.array([0], pyarrow.timestamp('s')),
-    pyarrow.array([{'a': 'x'}]), pyarrow.array([['x']])], ids=lambda values: str(values.type))
-def test_a_column_that_is_no_text_is_named_with_its_type(values):
+def test_a_column_that_is_no_text_is_not_read():
     """Only columns of text are offered in its place."""
-    table = pyarrow.table({'text': values, 'body': ['b'] * len(values)})
+    table = pyarrow.table({'text': [1, 2], 'body': ['b', 'c']})
     pyarrow.parquet.write_table(table, 'a.parquet')
     assert error_of('a.parquet').endswith('--field: body')
-    assert texts_of('a.parquet', 'body')[0] == ['b'] * len(values)
+    assert texts_of('a.parquet', 'body')[0] == ['b', 'c']
 
 
 BOM = b'\xef\xbb\xbf'
 
 
-def write_tar(members: dict[str, bytes], link: str | None = None) -> str:
-    """Write an archive of files, and a link."""
-    with tarfile.open('a.tar', 'w') as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-        if link:
-            info = tarfile.TarInfo(link)
-            info.type = tarfile.SYMTYPE
-            info.linkname = 'a.txt'
-            tar.addfile(info)
-    return 'a.tar'
-
-
 def test_a_tar_has_its_regular_files_that_are_not_hidden():
-    """What is skipped is counted: the files of macOS, links, other kinds."""
+    """What is skipped is counted: the files of macOS, other kinds."""
     members = {'d/a.txt': BOM + b'a', 'd/._a.txt': b'\0\5\x16junk', '.git/x.txt': b'x',
                'b.png': b'x', 'c.txt': b''}
-    texts, skipped = texts_of(write_tar(members, link='l.txt'))
+    Path('a.tar').write_bytes(tar(members))
+    texts, skipped = texts_of('a.tar')
     assert texts == ['a']
-    assert skipped == {'hidden': 2, 'not a file': 1, 'of an unknown kind': 1, 'empty': 1}
-
-
-def test_a_member_in_another_encoding_is_named():
-    """Latin-1, say."""
-    assert 'd/a.txt' in error_of(write_tar({'b.txt': b'b', 'd/a.txt': b'caf\xe9'}))
+    assert skipped == {'hidden': 2, 'of an unknown kind': 1, 'empty': 1}
 
 
 @pytest.mark.parametrize('name, data', [

@@ -29,11 +29,7 @@ MERGES = ['\u0120 t', 'h e', '\u0120t he']
 CUT = GPT2 | {'merges': MERGES}  # 256 bytes, 3 merges and end-of-text
 TEXT = ' the hen, then'
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures('folder')
 
 
 def a_gpt(**changes) -> GPT:
@@ -153,14 +149,6 @@ def test_rows_beyond_the_ids_of_the_tokenizer_are_padding():
         from_pretrained('short')
 
 
-def test_weights_in_shards_are_called_so(capsys):
-    """The line says how to save them in one file."""
-    export(a_gpt(), CUT, 'whole')
-    Path('whole/model.safetensors').rename('whole/model-00001-of-00001.safetensors')
-    Path('whole/model.safetensors.index.json').write_text('{}')
-    assert 'max_shard_size' in error_of(sample, capsys, '--from', 'whole')
-
-
 def test_gpt2s_tokenizer_is_said_to_be_assumed(capsys):
     """Where a folder has as many ids as GPT-2 and no tokenizer."""
     export(a_gpt(vocab_size=50257), None, 'bare')
@@ -207,22 +195,9 @@ def test_a_checkpoint_of_nanogpt_is_a_transformer(bias, capsys):
     assert ('no biases' in capsys.readouterr().err) != bias
 
 
-# -----------------------------------------------------------------------------
-# Bins without a meta.json.
-
-
 @pytest.mark.parametrize('kind', ['<u4', '<i8', '>u4'])
 def test_wider_numbers_without_a_meta_are_refused(kind):
     """Every second id of 16 bits would be 0."""
     Path('train.bin').write_bytes(torch.arange(1000).numpy().astype(kind).tobytes())
     with pytest.raises(UserError, match='train.bin'):
-        read_bin(Path(), 'train', read_meta(Path()))
-
-
-def test_a_npy_file_called_a_bin_is_refused():
-    """Its header is no text."""
-    import numpy as np
-    np.save('train.npy', np.arange(1000, dtype=np.uint16))
-    Path('train.npy').rename('train.bin')
-    with pytest.raises(UserError, match='npy'):
         read_bin(Path(), 'train', read_meta(Path()))

@@ -86,15 +86,6 @@ def test_projection_takes_the_direction_from_the_noun_alone():
     assert abs(changed[noun] @ v) < 1e-5
 
 
-@pytest.mark.parametrize('k', [4, 0])
-def test_the_best_fraction_is_never_worse_than_none_or_all(k, monkeypatch):
-    """On the prompts where it was chosen the third row is the lowest, and no ratio is below 1."""
-    monkeypatch.setattr(gender, 'PROMPTS', gender.ESTIMATION_PROMPTS)
-    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table', 'music', 'chair'])
-    as_it_is, off, best = gender.gender_rows(toy_subject(k, block_size=64))
-    assert 1 <= best.ratio <= min(as_it_is.ratio, off.ratio) + 1e-6
-
-
 def test_the_fraction_is_chosen_on_other_prompts():
     """It is the best on the prompts of Table 15, which is not the best on those of Table 14."""
     s = toy_subject(seed=28, block_size=128)  # for which the two differ
@@ -110,17 +101,6 @@ def test_the_fraction_is_chosen_on_other_prompts():
     assert best != own.argmin()
     _, _, with_best = gender.measure(s, 'nurse', intervene)
     assert with_best[0].item() == pytest.approx(own[best].item())
-
-
-def test_the_mean_is_over_all_nouns_and_over_those_of_one_piece(monkeypatch):
-    """The columns of one piece are those of a run with these nouns alone."""
-    s = toy_subject(block_size=128)
-    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'sheriff', 'music'])  # sheriff is spelled
-    with_spelled, *_ = gender.gender_rows(s)
-    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
-    without, *_ = gender.gender_rows(s)
-    assert with_spelled.ratio_single == pytest.approx(without.ratio)
-    assert with_spelled.ratio_single != with_spelled.ratio
 
 
 def test_they_is_counted_by_itself_and_relative_to_she_and_he(monkeypatch):

@@ -39,10 +39,6 @@ def imports(tree: ast.AST, inside: bool = False) -> set[str]:
     return found
 
 
-# -----------------------------------------------------------------------------
-# Who imports whom.
-
-
 def test_imports_make_no_circle():
     """Modules can be put in an order in which each imports only those before it."""
     graph = {name: imports(tree) & OURS for name, tree in TREES.items()}

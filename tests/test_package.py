@@ -12,18 +12,6 @@ from helpers import ROOT
 pytest.importorskip('hatchling')
 pytestmark = pytest.mark.slow
 
-README_EDIT = """
-import rucksack, torch
-from rucksack.senses import next_word_probs, scale_senses
-model, encoding = rucksack.load('english')
-nurse, she = (rucksack.word_id(encoding, word) for word in ('nurse', 'she'))
-idx = torch.tensor([encoding.encode_ordinary('The nurse said that')])
-before, after = (next_word_probs(model, idx, edit)[0, she].item()
-                 for edit in (None, scale_senses([nurse], [10], 0.0)))
-print(before > 2 * after)
-"""
-
-
 @pytest.fixture(scope='module')
 def python(tmp_path_factory) -> Path:
     """The Python of a new environment with the wheel installed; torch and the like are ours."""
@@ -60,11 +48,6 @@ def test_the_installed_package_is_not_the_clone(python, elsewhere):
     """Its lessons are inside the package, in the new environment."""
     found = say(python, '-c', 'import rucksack.model; print(rucksack.model.__file__)')
     assert str(python.parent.parent) in found
-
-
-def test_the_edit_of_readme_runs_where_it_is_installed(python, elsewhere):
-    """Turning off sense 10 of nurse halves the probability of she."""
-    assert say(python, '-c', README_EDIT) == 'True\n'
 
 
 def test_sample_runs_where_it_is_installed(python, elsewhere):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import SHARED, toy_subject
+from helpers import toy_subject
 from torch.nn import functional as F
 
 from rucksack import toy
@@ -86,11 +86,3 @@ def test_a_damaged_file_of_pairs_is_named(tmp_path):
     (tmp_path / 'RG65.csv').write_text('cord;smile;1\nrooster;voyage\n')
     with pytest.raises(UserError, match='RG65.csv'):
         similarity_data(toy_subject(), str(tmp_path))
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason='the real data files are not here')
-def test_the_real_pairs_are_read():
-    """The paper's four sets have as many pairs as their names say."""
-    found = similarity_data(toy_subject(), str(SHARED))
-    counts = {name: len(pairs) for name, pairs in found.items()}
-    assert counts == {'SL999': 999, 'SV3500': 3500, 'RG65': 65, 'WS353': 353}

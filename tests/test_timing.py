@@ -1,86 +1,14 @@
-"""Claims about rucksack/paper/timing.py: what is timed is what it is called."""
-
-import copy
-import time
-from dataclasses import replace
-from functools import partial
+"""Claims about the operations of a step: they are those of docs/speed.md, and torch's own count."""
 
 import pytest
 import torch
-from helpers import toy_subject
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
-from rucksack.paper import timing
 from rucksack.paper.timing import SIZES
 from rucksack.training.checkpoint import make_model
-from rucksack.training.machine import Machine, flops_per_token
-from rucksack.training.optimizers import make_optimizers
-
-MACHINE = Machine('cpu', 'float32', 0, 1)
-
-
-def test_times_are_in_milliseconds_in_the_order_given():
-    """A function that sleeps for 20 ms takes at least that, and longer than one of 1 ms."""
-    works = [partial(time.sleep, 0.02), partial(time.sleep, 0.001)]
-    ms_of_slow, ms_of_fast = timing.alternate(works, '', budget=0.0)
-    assert ms_of_slow >= 20
-    assert 1 <= ms_of_fast < ms_of_slow
-
-
-@pytest.fixture(params=[4, 0])
-def timed(request):
-    """A model, its texts (2, 32), and what is timed of it, uncompiled."""
-    model = toy_subject(request.param, block_size=32).model
-    idx = timing.text_like(model.config.n_vocab, 2, 32)
-    return model, idx, timing.works_of(model, idx, MACHINE, compile=False)
-
-
-def test_a_forward_pass_is_that_of_the_model(timed):
-    """It gives the model's logits, without gradients."""
-    model, idx, works = timed
-    logits = works['forward pass']()
-    assert_close(logits, model(idx))
-    assert not logits.requires_grad
-
-
-def test_a_training_step_is_that_of_the_model(timed):
-    """It moves the weights as a step of AdamW along the gradient of the loss does."""
-    model, idx, works = timed
-    plain = copy.deepcopy(model)
-    optimizer, = make_optimizers(plain, 'adamw', 1e-5, 0.1, (0.9, 0.95))
-    plain(idx, idx).backward()
-    optimizer.step()
-    works['training step']()
-    for (name, found), expected in zip(model.named_parameters(), plain.parameters()):
-        assert_close(found, expected, rtol=0, atol=2e-6, msg=name)
-
-
-def test_the_second_half_of_a_text_is_generated(timed):
-    """The model draws 16 tokens after the first 16 of a text."""
-    model, idx, works = timed
-    torch.manual_seed(3)
-    text = model.generate(idx[:1, :16], 16)
-    torch.manual_seed(3)
-    assert torch.equal(works['16 new tokens'](), text)
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'float64'])
-def test_a_pass_is_timed_in_the_dtype_of_the_run(dtype, monkeypatch):
-    """Logits are float64 where the run was."""
-    outputs = []
-
-    def call_once(works, what):
-        if what == 'forward pass':
-            outputs.extend(work() for work in works)
-        return [1.0, 1.0]
-
-    monkeypatch.setattr(timing, 'alternate', call_once)
-    config = toy_subject(4, block_size=32).model.config
-    timing.timing_table(config, replace(MACHINE, dtype=dtype), compile=False)
-    assert [logits.dtype for logits in outputs] == 2 * [getattr(torch, dtype)]
+from rucksack.training.machine import flops_per_token
 
 
 @pytest.mark.parametrize('size, ours, other', [

@@ -23,19 +23,10 @@ from rucksack import prepare
 from rucksack import toy as world
 from rucksack.hub import from_pretrained
 from rucksack.paper.lists import TOPICS
-from rucksack.senses import (
-    STRENGTHS,
-    compose,
-    replace_word,
-    scale_senses,
-    senses_after,
-    separation,
-    topic,
-)
+from rucksack.senses import STRENGTHS, replace_word, scale_senses, senses_after, separation, topic
 from rucksack.tokenizer import load_tokenizer
 from rucksack.words import bag_ids, scores_of_bags, word_forms, word_id
 
-PAIRS = [(a, b) for a, b, _ in world.SYNONYMS]
 N_STORIES = 64_000
 N_TRAIN = 60_000  # the others are held out
 
@@ -48,37 +39,6 @@ N_TRAIN = 60_000  # the others are held out
 def stories():
     """Stories of the world, each with its surprisal in nats."""
     return world.toy_stories(7, 20_000)
-
-
-@pytest.fixture(scope='module')
-def text(stories):
-    """The same stories, one a line."""
-    return '\n'.join(story for story, _ in stories)
-
-
-def test_the_world_is_as_large_as_promised(text):
-    """Its tables have as many words as they should, and its stories 400 to 1,200."""
-    words = set(re.findall(r'\w+', text))
-    assert len(world.ROLES) == 40
-    assert len(world.PRODUCTS) == 30
-    assert len(set(world.PRODUCTS.values())) == 10
-    assert len(world.TOPICS) == 8
-    assert len(world.HOMOGRAPHS) == 3
-    assert len(set().union(*PAIRS)) == 60
-    assert 400 <= len(words) <= 1200
-
-
-def test_all_words_of_the_tables_are_told(text):
-    """Roles, products, makers, words of topics, homographs and near-synonyms are in the stories."""
-    words = set(re.findall(r'\w+', text))
-    makers = world.PRODUCTS.values()
-    topics = world.TOPICS.values()
-    assert words.issuperset(world.ROLES)
-    assert words.issuperset(world.PRODUCTS)
-    assert words.issuperset(makers)
-    assert words.issuperset(set().union(*topics))
-    assert words.issuperset(world.HOMOGRAPHS)
-    assert words.issuperset(set().union(*PAIRS))
 
 
 @pytest.mark.parametrize('column', [1, 2])
@@ -122,13 +82,6 @@ def test_a_story_has_one_derivation(stories):
         assert n_derivations(story, patterns) == 1, story
 
 
-def test_a_word_is_on_one_list_alone():
-    """No noun, product, word of a topic or near-synonym has two places from which it is drawn."""
-    lists = [world.ROLES, world.PRODUCTS, *world.TOPICS.values(), *PAIRS]
-    n_words = sum(len(words) for words in lists)
-    assert n_words == len(set().union(*lists))
-
-
 def topics_by_sentence(story: str) -> list[list[str]]:
     """The topics of those words of each sentence that have one."""
     topic_of = {word: label for label, words in world.TOPICS.items() for word in words}
@@ -164,35 +117,9 @@ def test_the_surprisal_is_that_of_the_choices(stories):
     assert share_of_topic_stories == pytest.approx(world.KINDS[world.topic_story], abs=0.01)
 
 
-@pytest.mark.parametrize('noun', ['nurse', 'mechanic', 'cook'])
-def test_pronouns_follow_the_odds(noun, text):
-    """The share of she after a noun is within four standard errors of its chance."""
-    pronouns = re.findall(rf'\b{noun} (?:said|believes)(?: that)? (she|he|they)\b', text)
-    odds, _, _ = world.ROLES[noun]
-    she, _, _ = odds
-    four_errors = 4 * math.sqrt(0.25 / len(pronouns))
-    assert pronouns.count('she') / len(pronouns) == pytest.approx(she, abs=four_errors)
-
-
-def test_products_have_their_makers(text):
-    """Every product is told with its own maker, and with no other."""
-    told = re.findall(r'The (\w+) is made by (\w+)', text)
-    assert set(told) == set(world.PRODUCTS.items())
-
-
-@pytest.mark.parametrize('a, b, share', world.SYNONYMS)
-def test_near_synonyms_share_contexts(a, b, share, text):
-    """The second word of a pair is in a context of the first as often as the pair is alike."""
-    _, _, contexts_of_a, _ = world.CONTEXTS[a]
-    contexts = re.findall(rf'\b{b} (\w+)', text)
-    is_common = [context in contexts_of_a for context in contexts]
-    assert np.mean(is_common) == pytest.approx(share, abs=0.15)
-
-
 @pytest.mark.slow
-def test_the_bins_are_the_stories_and_stay_as_they_are(tmp_path, monkeypatch):
+def test_the_bins_are_the_stories_and_stay_as_they_are(folder):
     """The bytes of data/toy never change, are the stories, and have their surprisal as entropy."""
-    monkeypatch.chdir(tmp_path)
     prepare.main(['toy'])
     files = [Path('data/toy', name) for name in ('meta.json', 'train.bin', 'val.bin')]
     hashes = [hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files]
@@ -337,12 +264,9 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
     inside = [ids[0] for ids in forms]
     scores = separation(model, torch.tensor(inside), she, he).abs()  # (16, k)
     found = scores.mean(0).argmax().item()
-    own = scores.argmax(1).tolist()
-    without = compose([scale_senses(ids, [found], 0.0) for ids in forms])
-    each = compose([scale_senses(ids, [sense], 0.0) for ids, sense in zip(forms, own)])
+    without = scale_senses(sum(forms, []), [found], 0.0)
     plain_ratio = bias_ratio(backpack, nouns)
     ratio = bias_ratio(backpack, nouns, without)
-    ratio_by_own = bias_ratio(backpack, nouns, each)
     pronouns = []
     for word in ('she', 'he', 'they', 'her', 'his', 'their'):
         pronouns += word_forms(encoding, word)
@@ -351,31 +275,11 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
     plain_loss = story_loss(backpack, about_them, None, pronouns).mean()
     loss = story_loss(backpack, about_them, without, pronouns).mean()
     change = loss / plain_loss - 1
-    print(f'\nbias ratio {plain_ratio:.2f} (world: 9), without sense {found} {ratio:.2f}, '
-          f'without its own for each {sorted(set(own))} {ratio_by_own:.2f}; '
+    print(f'\nbias ratio {plain_ratio:.2f} (world: 9), without sense {found} {ratio:.2f}; '
           f'loss of other words {change:+.2%}')
     assert plain_ratio >= 5
     assert ratio < plain_ratio / 2
     assert abs(change) < 0.02
-
-
-@pytest.mark.slow
-def test_nurse_without_her_sense_is_less_of_a_she(backpack):
-    """Without the sense that most separates she from he, she has a smaller share after nurse.
-
-    The share moves from the world's towards one half, by more than 0.05.
-    """
-    model, encoding = backpack
-    nurse = word_id(encoding, 'nurse')
-    she = word_id(encoding, 'she')
-    he = word_id(encoding, 'he')
-    sense = separation(model, torch.tensor([nurse]), she, he).abs().argmax().item()
-    shares = []
-    for edit in (None, scale_senses([nurse], [sense], 0.0)):
-        p_she, p_he, _ = pronoun_probs(backpack, 'nurse', edit).mean(0).tolist()
-        shares.append(p_she / (p_she + p_he))
-    print(f'\nshare of she after nurse {shares[0]:.3f}, without sense {sense} {shares[1]:.3f}')
-    assert shares[1] < shares[0] - 0.05
 
 
 @torch.no_grad()
@@ -390,7 +294,6 @@ def test_a_product_changes_its_maker(backpack):
     makers = torch.tensor(list(ids.values()))
     gains = []
     flips = []
-    knows = []
     for product, old in world.PRODUCTS.items():
         texts = [encoding.encode_ordinary(prompt.format(product)) for prompt in PRODUCT_PROMPTS]
         prompts = [torch.tensor([text]) for text in texts]
@@ -402,13 +305,10 @@ def test_a_product_changes_its_maker(backpack):
                 change = logits - plain
                 gains.append(change[ids[new]] - change[ids[old]])
                 likeliest = makers[logits[makers].argmax()]
-                likeliest_before = makers[plain[makers].argmax()]
                 flips.append((likeliest == ids[new]).item())
-                knows.append((likeliest_before == ids[old]).item())
     gain = torch.stack(gains).exp()
     print(f'\n{len(gain)} edits: odds times {gain.median():.3g}, '
-          f'5% quantile {gain.quantile(0.05):.3g}; '
-          f'{np.mean(knows):.1%} named the maker, {np.mean(flips):.1%} name the new one')
+          f'{np.mean(flips):.1%} name the new maker')
     assert gain.median() >= 10
     assert np.mean(flips) > 0.5
 

@@ -5,69 +5,27 @@ from pathlib import Path
 import pytest
 
 from rucksack.cli import UserError
-from rucksack.paper.lists import TOPICS
 from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
-from rucksack.words import (
-    bag_ids,
-    parse_bag,
-    parse_pair,
-    read_lines,
-    read_prompt,
-    word_forms,
-    word_list,
-)
+from rucksack.words import bag_ids, read_lines, read_prompt, word_forms, word_list
 
 ENCODING = load_tokenizer(words_tokenizer(['The nurse said that she met The nurse.']))
 PIECES = load_tokenizer({'name': 'gpt2', 'merges': ['i s', 'is t', 'Ġ a', 'Ġ x', 'h e']})
 IST, A, X = 257, 258, 259  # 'ist', ' a', ' x'
 
 
-@pytest.mark.parametrize('text, words', [
-    ('nurse', ['nurse']), ('nurse,guard', ['nurse', 'guard']), (' a , b ', ['a', 'b']),
-    (',', [',']), ('a,', ['a,']), ('@', ['@'])])
-def test_commas_separate_the_words_of_a_list(text, words):
-    """A text with an empty part is one word, so that a comma can be looked at."""
-    assert word_list(text) == words
-
-
-def test_a_file_ends_its_lines_at_newlines_alone(tmp_path, monkeypatch):
+def test_a_file_ends_its_lines_at_newlines_alone(folder):
     """Not at a form feed, nor at other characters that Python's splitlines takes for an end."""
-    monkeypatch.chdir(tmp_path)
     line = 'The nurse\x85said\u2028that\x0cshe'
     Path('prompts.txt').write_text(f'{line}\r\nmore\n', encoding='utf-8')
     assert read_lines('@prompts.txt') == [line, 'more']
 
 
-@pytest.mark.parametrize('content', [None, b'', b'\n \n', b'\xff'])
-def test_a_file_without_words_is_named(content, tmp_path, monkeypatch):
-    """It is missing, empty, blank, or no text."""
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        Path('words.txt').write_bytes(content)
-    with pytest.raises(UserError) as error:
+@pytest.mark.parametrize('content', [b'\n \n', b'\xff'])
+def test_a_file_without_words_is_named(content, folder):
+    """It is blank, or no text."""
+    Path('words.txt').write_bytes(content)
+    with pytest.raises(UserError, match='@words.txt'):
         word_list('@words.txt')
-    assert '@words.txt' in str(error.value)
-
-
-@pytest.mark.parametrize('text', ['film, tv,video', 'film+tv video', 'film_tv_video'])
-def test_a_bag_is_words_or_a_topic(text):
-    """Commas, plus signs and spaces separate words; a topic of Table 10 stands for its words."""
-    assert parse_bag(text) == ['film', 'tv', 'video']
-
-
-def test_table_10_has_17_topics():
-    """The bag of other_hobbies has no "other" in it."""
-    assert len(TOPICS) == 17
-    assert TOPICS['other_hobbies'] == ['hobbies']
-
-
-@pytest.mark.parametrize('text', ['she', 'she/', '/he', 'he/he'])
-def test_a_pair_is_two_different_words(text):
-    """The error quotes what was typed."""
-    assert parse_pair(' she / he ') == ('she', 'he')
-    with pytest.raises(UserError) as error:
-        parse_pair(text)
-    assert repr(text) in str(error.value)
 
 
 def test_the_forms_of_a_word_are_inside_a_text_and_at_its_start():
@@ -92,9 +50,8 @@ def test_a_bag_has_all_tokens_of_its_words_once():
     """Its ids are sorted; an unknown word is refused."""
     ids = ENCODING.encode_ordinary(' nurse-she')
     assert bag_ids(ENCODING, ['nurse-she', 'nurse']) == sorted(set(ids))
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match='zebra'):
         bag_ids(ENCODING, ['nurse', 'zebra'])
-    assert "'zebra' is not one token (it splits into ' ' + 'z' + 'e'" in str(error.value)
 
 
 def test_a_prompt_is_cut_to_its_end_and_unknown_words_are_named():
@@ -107,22 +64,9 @@ def test_a_prompt_is_cut_to_its_end_and_unknown_words_are_named():
     assert ' zebra' in unknown
 
 
-def test_an_empty_prompt_is_the_end_of_a_text():
-    """There is nothing to say about it."""
-    assert read_prompt('', ENCODING, 5) == ([ENCODING.eot_token], [])
-
-
-@pytest.mark.parametrize('n_before', range(6))
+@pytest.mark.parametrize('n_before', [0, 3])
 def test_a_long_prompt_is_read_as_tiktoken_reads_it_whole(n_before):
     """It is encoded in pieces, which changes no id, wherever in a word 65,536 characters end."""
     encoding = load_tokenizer(gpt2_tokenizer(16_384))
     text = '.' * n_before + 'The nurse\r\n\n  said, "I\'m here".\t' * 5000
     assert read_prompt(text, encoding, 10 ** 7) == (encoding.encode_ordinary(text), [])
-
-
-def test_a_prompt_of_a_million_spaces_is_read():
-    """This is where tiktoken gives up on the whole."""
-    encoding = load_tokenizer(gpt2_tokenizer(16_384))
-    text = ' ' * 1_000_000 + 'x'
-    ids, _ = read_prompt(text, encoding, 10 ** 7)
-    assert encoding.decode(ids) == text
