@@ -29,7 +29,7 @@ from rucksack.model import DistinctIds, distinct_ids
 from rucksack.training import checkpoint as ckpt
 from rucksack.training import report, start
 from rucksack.training.gauge import stuck_senses
-from rucksack.training.machine import Machine, find_machine, flops_per_token, leave_processes
+from rucksack.training.machine import Machine, find_machine, leave_processes
 from rucksack.training.optimizers import make_optimizers, set_learning_rates
 from rucksack.training.run import RunFolder, check_finite, refuse_to_replace
 from rucksack.training.settings import parse_settings, setting
@@ -246,9 +246,6 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
     machine.print0(report.plan(s.max_iters, s.tokens_per_step, tokens, s.dataset, s.out_dir))
     if state:
         machine.print0(report.resumed(s.path, state))
-    idx, _ = train_data(texts_of_step(s.seed, 0, s.batch_size, train_data.n))
-    flops = flops_per_token(model, distinct=len(idx.unique()) / idx.numel())
-
     iter_num = state.get('step', 0)
     advised = False
     machine.note_signals()  # Ctrl-C does not break off a step
@@ -306,10 +303,9 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
                 loss = machine.sum_over_processes(loss) / machine.world  # waits for the device
                 check_finite(iter_num, 'loss', loss, model, optimizers)
                 tokens = (iter_num - interval_step) * s.tokens_per_step
-                speed = tokens / (time.perf_counter() - interval_start)
+                seconds = time.perf_counter() - interval_start
                 row = {'loss': loss, 'learning_rate': share * s.learning_rate,
-                       'grad_norm': norm.item(), 'tokens_per_second': round(speed),
-                       'mfu': machine.mfu(speed * flops)}
+                       'grad_norm': norm.item(), 'tokens_per_second': round(tokens / seconds)}
                 if s.optimizer == 'muon':
                     row['muon_lr'] = share * s.muon_lr
                 tokens_left = (s.max_iters - iter_num) * s.tokens_per_step

@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import os
-import re
 import shutil
 import signal
 import zlib
@@ -25,11 +24,6 @@ from rucksack.cli import (
     printable,
 )
 from rucksack.model import GPT, Backpack
-
-PEAK_FLOPS = {  # dense bfloat16, from the data sheets
-    'B200': 2250e12, 'GH200': 989e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100': 989e12,
-    'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, 'L4': 121e12, 'A10G': 70e12, 'A10': 125e12,
-    '4090': 165e12, '3090': 71e12}
 
 
 @dataclass
@@ -112,13 +106,6 @@ class Machine:
             if tensor.dim() == 1:  # distinct ids: one compiled graph for any number of them
                 torch._dynamo.mark_dynamic(tensor, 0)
         return tensors
-
-    def mfu(self, flops: float) -> float | None:
-        """Compute model FLOPs utilization at flops a second; None if the peak is unknown."""
-        for gpu, peak in PEAK_FLOPS.items():
-            if re.search(rf'\b{gpu}\b', self.name):
-                return flops / (peak * self.world)
-        return None
 
     def can_compile(self) -> bool:
         """Tell whether torch.compile works here."""

@@ -55,11 +55,8 @@ def log_line(step: int, row: dict, tokens_left: int) -> str:
     rates = f'lr {row["learning_rate"]:.2e}'
     if 'muon_lr' in row:
         rates += f' (Muon {row["muon_lr"]:.2e})'
-    mfu = ''
-    if row['mfu'] is not None:
-        mfu = f', MFU {row["mfu"]:.1%}'
     return (f'step {step}: loss {row["loss"]:.4f}, {rates}, grad norm '
-            f'{row["grad_norm"]:.2f}, {speed:,} tokens/s{mfu}, {time_left} left')
+            f'{row["grad_norm"]:.2f}, {speed:,} tokens/s, {time_left} left')
 
 
 def resumed(path: Path, state: dict) -> str:

@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from rucksack.model import GPT, Backpack
 from rucksack.training import checkpoint as ckpt
 
 # The columns of log.csv.
-HEADER = ('step,tokens,seconds,loss,val_loss,senses_on_current_token,senses_by_position,'
-          'learning_rate,muon_lr,grad_norm,tokens_per_second,mfu\n')
+HEADER = ('step,tokens,loss,val_loss,senses_on_current_token,senses_by_position,'
+          'learning_rate,muon_lr,grad_norm,tokens_per_second\n')
 
 
 def checkpoints_in(folder: Path, suffix: str = 'pt') -> list[Path]:
@@ -52,8 +51,6 @@ class RunFolder:
         if state and math.isfinite(state['val_loss']):
             self.evaluated_step = self.saved_step
         self.best_val_loss = state.get('best_val_loss', math.inf)
-        # Seconds count from here, those before the run was resumed included.
-        self.start = time.perf_counter() - state.get('seconds', 0.0)
         self.log_text = state.get('log') or HEADER  # full log, for checkpoints
         self.columns = self.log_text.splitlines()[0].split(',')
         self.is_open = rank == 0
@@ -91,12 +88,7 @@ class RunFolder:
         """Add a row to log.csv and, if enabled, to Weights & Biases."""
         if not self.is_open:
             return
-        tokens = step * self.tokens_per_step
-        row = {
-            'step': step,
-            'tokens': tokens,
-            'seconds': round(time.perf_counter() - self.start, 1),
-            **row}
+        row = {'step': step, 'tokens': step * self.tokens_per_step, **row}
         line = ','.join(csv_cell(row.get(name)) for name in self.columns) + '\n'
         if self.log_file is None:  # a new run: until now, nothing of an older one was touched
             self.open_log()
@@ -123,7 +115,6 @@ class RunFolder:
                 'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
                 'val_loss': math.inf if val_loss is None else val_loss,
                 'best_val_loss': self.best_val_loss,
-                'seconds': time.perf_counter() - self.start,
                 'threads': torch.get_num_threads(),
                 'log': self.log_text})
             if self.saved_step is None:  # the first checkpoint replaces those of an older run
