@@ -31,7 +31,7 @@ from rucksack.training import report, start
 from rucksack.training.gauge import stuck_senses
 from rucksack.training.machine import Machine, find_machine, leave_processes
 from rucksack.training.optimizers import make_optimizers, set_learning_rates
-from rucksack.training.run import RunFolder, check_finite, refuse_to_replace
+from rucksack.training.run import RunFolder, refuse_to_replace
 from rucksack.training.settings import parse_settings, setting
 
 # -----------------------------------------------------------------------------
@@ -261,7 +261,6 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
         while True:
             # After Ctrl-C or SIGTERM to any process: save without an evaluation, and leave.
             if machine.noted_signal():
-                check_finite(iter_num, 'step', iter_num, model, optimizers)
                 out.save(iter_num, None, model, optimizers)
                 machine.print0(report.interrupted(s.path, iter_num), sys.stderr)
                 return 128 + machine.noted_signal()
@@ -271,7 +270,6 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
             if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.evaluated_step:
                 pause_start = time.perf_counter()
                 row = evaluation(loss_model, val_data, s, machine)
-                check_finite(iter_num, 'loss', row['val_loss'], model, optimizers)
                 lines, advised = report.evaluation_lines(iter_num, row, s.warmup_iters, advised)
                 machine.print0(lines)
                 out.log(iter_num, row)
@@ -294,14 +292,12 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
 
             # Permanent copies of the weights.
             if s.keep_every and iter_num % s.keep_every == 0:
-                check_finite(iter_num, 'gradient norm', norm.item(), model, optimizers)
                 out.keep(iter_num, model)
 
             # A log line: the numbers of this step, and tokens per second since the last line,
             # evaluations excluded.
             if iter_num % s.log_interval == 0 or iter_num == s.max_iters:
                 loss = machine.sum_over_processes(loss) / machine.world  # waits for the device
-                check_finite(iter_num, 'loss', loss, model, optimizers)
                 tokens = (iter_num - interval_step) * s.tokens_per_step
                 seconds = time.perf_counter() - interval_start
                 row = {'loss': loss, 'learning_rate': share * s.learning_rate,

@@ -606,7 +606,7 @@ def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
 
     monkeypatch.setattr(train, 'forward_backward', forward_backward)
     error = line_of_a_stopped_run(capsys, *WILD)
-    for fact in ('step 2', 'out/run/ckpt.pt', 'step 0'):
+    for fact in ('step 3', 'out/run/ckpt.pt', 'step 0'):
         assert fact in error
     assert checkpoint()['step'] == 0
     assert_finite(Path('out/run/ckpt.pt'))
