@@ -209,18 +209,19 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
 
     # The device, its number format and, under torchrun, the other processes (with equal shares).
     machine = find_machine(s.device, s.dtype, s.gradient_accumulation_steps)
-    s = replace(s, dtype=machine.dtype)
     machine.check_agreement(f'{state.get("log")} {data_facts}', f'{s.out_dir} and {folder}')
-    s = replace(s, warmup_iters=start.warmup_of(s.warmup_iters, s.max_iters, machine))
+    warmup_iters = start.warmup_of(s.warmup_iters, s.max_iters, machine)
+    s = replace(s, dtype=machine.dtype, warmup_iters=warmup_iters)
 
     # The model: from scratch, from the checkpoint to resume, or from given weights.
-    shape = start.shape_of(asdict(s))
+    torch.manual_seed(s.seed)
+    config = start.config_of(asdict(s), meta['vocab_size'])
     if s.init_from == 'scratch':
-        model = start.new_model(s.seed, meta['vocab_size'], shape)
+        model = ckpt.make_model(config)
     elif s.init_from == 'resume':
         model = ckpt.from_checkpoint(state, s.path)
     else:
-        model = start.start_from(weights, s.init_from, s.seed, meta['vocab_size'], shape, machine)
+        model = start.start_from(weights, config)
     model.to(machine.device, machine.weight_dtype).train()
 
     # The optimizers. A resumed run restores the exact weights and the moments.
@@ -266,7 +267,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
                 return 128 + machine.noted_signal()
 
             # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
-            is_last = iter_num == s.max_iters
+            is_last = iter_num >= s.max_iters
             if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.evaluated_step:
                 pause_start = time.perf_counter()
                 row = evaluation(loss_model, val_data, s, machine)

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +35,7 @@ from rucksack.train import Settings, share_of_peak
 from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine
 from rucksack.training.report import evaluation_lines
-from rucksack.training.start import SHAPE, start_from
+from rucksack.training.start import start_from
 
 RESUME = [*SMALL, '--init_from=resume']
 FIXTURES = ROOT / 'tests' / 'fixtures'
@@ -243,12 +244,6 @@ def weights_of(source: str) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def shape_of(model: GPT, n_sense: int, **changes) -> dict:
-    """The shape of a Backpack that starts from a Transformer."""
-    shape = {name: getattr(model.config, name) for name in SHAPE}
-    return {**shape, 'n_sense': n_sense, **changes}
-
-
 def train_a_run(kind: str) -> None:
     """Weights to start from in out/run."""
     train.main([*SMALL, '--max_iters=5', f'--model={kind}'])
@@ -315,8 +310,7 @@ def test_init_from_resume_ends_fine_tuning_in_the_same_bits(options, tiny):
 def test_its_contextualizer_is_that_of_the_transformer():
     """h of a Backpack that starts from a published GPT-2 is GPT-2's, bit for bit."""
     gpt2, _ = from_pretrained(FIXTURES / 'gpt2-tiny')
-    shape = shape_of(gpt2, 4, block_size=6, dropout=0.0)
-    warm = start_from(gpt2, 'gpt2', 0, gpt2.config.n_vocab, shape, ALONE)
+    warm = start_from(gpt2, replace(gpt2.config, n_sense=4, block_size=6, dropout=0.0))
     assert warm.config.block_size == 6
     idx = torch.arange(12).view(2, 6)
     assert torch.equal(warm.contextualizer(warm.wte(idx)), gpt2.contextualizer(gpt2.wte(idx)))
@@ -328,7 +322,7 @@ def test_its_first_loss_is_near_that_of_no_knowledge(size):
     torch.manual_seed(0)
     transformer = GPT(Config(block_size=32, vocab_size=500, n_layer=1, n_head=4, n_embd=256))
     torch.nn.init.normal_(transformer.wte.weight, mean=size / 2, std=size)
-    warm = start_from(transformer, 'a', 0, 500, shape_of(transformer, 16), ALONE)
+    warm = start_from(transformer, replace(transformer.config, n_sense=16))
     idx = torch.randint(500, (8, 33))
     assert warm(idx[:, :-1], idx[:, 1:]) <= math.log(500) + 0.2
 
@@ -339,8 +333,9 @@ def test_loaded_lr_0_trains_the_senses_alone(optimizer, tiny):
     train_a_run('gpt')
     train.main([*WARM, '--max_iters=3', '--loaded_lr=0', f'--optimizer={optimizer}'])
     source, _ = from_pretrained('out/run')
-    shape = shape_of(source, 2, sense_hidden=24)
-    before = start_from(source, 'out/run', Settings.seed, 257, shape, ALONE).state_dict()
+    config = replace(source.config, n_sense=2, sense_hidden=24)
+    torch.manual_seed(Settings.seed)
+    before = start_from(source, config).state_dict()
     for name, weight in weights_of('out/tuned').items():
         assert torch.equal(weight, before[name]) != name.startswith('sense_'), name
 
