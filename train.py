@@ -30,7 +30,7 @@ from rucksack.training import checkpoint as ckpt
 from rucksack.training import report, start
 from rucksack.training.gauge import stuck_senses
 from rucksack.training.machine import Machine, find_machine, leave_processes
-from rucksack.training.optimizers import make_optimizers, set_learning_rates
+from rucksack.training.optimizers import make_optimizers
 from rucksack.training.run import RunFolder, refuse_to_replace
 from rucksack.training.settings import parse_settings, setting
 
@@ -159,8 +159,11 @@ def forward_backward(model: nn.Module, data: TokenDataset, step: int, s: Setting
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> float:
-    """Measure the mean loss in nats per token, always on the same texts, spread over the data."""
+def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> dict:
+    """Make a row of the log: the mean loss in nats per token and, for a Backpack, its stuck senses.
+
+    The texts are always the same, spread over the data.
+    """
     texts = data.spread(s.eval_iters * s.batch_size)
     batches = np.split(texts, range(s.batch_size, len(texts), s.batch_size))
     total = 0.0
@@ -168,17 +171,13 @@ def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine
     for batch in batches[machine.rank::machine.world]:
         loss = loss_of(model, data, batch, machine)
         total += loss.item() * len(batch)
-    model.train()
-    return machine.sum_over_processes(torch.tensor(total, dtype=torch.float64)) / len(texts)
-
-
-def evaluation(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> dict:
-    """Make a row of the log: the loss on held-out text and, for a Backpack, its stuck senses."""
-    row = {'val_loss': evaluate(model, data, s, machine)}
+    total = machine.sum_over_processes(torch.tensor(total, dtype=torch.float64))
+    row = {'val_loss': total / len(texts)}
     if s.model == 'backpack':
         idx, _ = data(data.spread(16))  # (16, block_size)
         with machine.autocast():
             row |= stuck_senses(model.model, idx.to(machine.device))
+    model.train()
     return row
 
 
@@ -243,8 +242,9 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
              'settings': asdict(s), 'data': data_facts}  # stored in every checkpoint
     out = RunFolder(s.path, s.tokens_per_step, facts, state, machine.rank)
     machine.print0(report.describe(model, machine))
-    tokens = train_data.n * s.block_size
-    machine.print0(report.plan(s.max_iters, s.tokens_per_step, tokens, s.dataset, s.out_dir))
+    epochs = s.max_iters * s.tokens_per_step / len(train_data.tokens)
+    machine.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
+                   f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
     if state:
         machine.print0(report.resumed(s.path, state))
     iter_num = state.get('step', 0)
@@ -270,7 +270,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
             is_last = iter_num >= s.max_iters
             if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.evaluated_step:
                 pause_start = time.perf_counter()
-                row = evaluation(loss_model, val_data, s, machine)
+                row = evaluate(loss_model, val_data, s, machine)
                 lines, advised = report.evaluation_lines(iter_num, row, s.warmup_iters, advised)
                 machine.print0(lines)
                 out.log(iter_num, row)
@@ -281,7 +281,9 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
 
             # Set this step's learning rates: share * peak * the group's factor, if it has one.
             share = share_of_peak(iter_num, s)
-            set_learning_rates(optimizers, share)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group['lr'] = share * optimizer.defaults['lr'] * group.get('factor', 1.0)
 
             # Forward and backward through all micro-batches, then clip and update.
             loss = forward_backward(ddp_model, train_data, iter_num, s, machine)

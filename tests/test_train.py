@@ -85,7 +85,7 @@ def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
     model = DistinctIds(a_model(dropout=0.5))
     data = dataset('val')
     s = Settings(batch_size=7, eval_iters=eval_iters)
-    loss = train.evaluate(model.train(), data, s, ALONE)
+    loss = train.evaluate(model.train(), data, s, ALONE)['val_loss']
     plain = model.model.eval()
     each = [plain(*data(np.array([i]))).item() for i in chosen]
     assert loss == pytest.approx(np.mean(each), rel=1e-12)

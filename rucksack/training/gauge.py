@@ -39,9 +39,7 @@ def stuck_senses(model: Backpack, idx: Tensor) -> dict[str, int]:
     weights depend only on position; a sense can be both. In the first steps from scratch, senses
     are often of the second kind.
     """
-    model.eval()
     on_current, moved = sense_gauge(model, idx)  # (k,) each
-    model.train()
     return {
         'senses_on_current_token': (on_current > 0.97).sum().item(),
         'senses_by_position': (moved < 0.05).sum().item()}

@@ -67,19 +67,18 @@ class Machine:
     def note_signals(self) -> None:
         """From now on, note a first SIGINT or SIGTERM; a second one acts at once."""
         self.signal = 0
-        self.handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, frame) -> None:
             self.signal = number
             self.forget_signals()
 
-        for number in self.handlers:
-            signal.signal(number, note)
+        signal.signal(signal.SIGINT, note)
+        signal.signal(signal.SIGTERM, note)
 
     def forget_signals(self) -> None:
-        """Let signals act as they did before note_signals."""
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+        """Let signals act as Python has them act."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def noted_signal(self) -> int:
         """Return the signal that any of the processes has noted, 0 for none."""
@@ -97,11 +96,9 @@ class Machine:
 
     def to_device(self, *tensors: Tensor) -> list[Tensor]:
         """Copy the tensors of a batch to the device, while it still computes the last batch."""
-        if not self.on_gpu:
-            tensors = [tensor.to(self.device) for tensor in tensors]
-        else:
-            pinned = [tensor.contiguous().pin_memory() for tensor in tensors]
-            tensors = [tensor.to(self.device, non_blocking=True) for tensor in pinned]
+        if self.on_gpu:  # nobody waits for copies from pinned memory
+            tensors = [tensor.contiguous().pin_memory() for tensor in tensors]
+        tensors = [tensor.to(self.device, non_blocking=self.on_gpu) for tensor in tensors]
         for tensor in tensors:
             if tensor.dim() == 1:  # distinct ids: one compiled graph for any number of them
                 torch._dynamo.mark_dynamic(tensor, 0)
@@ -124,7 +121,6 @@ class Machine:
             torch.utils.deterministic.fill_uninitialized_memory = False
         self.print0('compiling, which takes a minute or two ...')
         return torch.compile(module)
-
 
     def distribute(self, module: nn.Module) -> nn.Module:
         """Wrap a module in DDP if there are several processes; it averages their gradients."""
