@@ -13,7 +13,6 @@ the same weights as an uninterrupted one, bit for bit.
 import math
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -95,7 +94,7 @@ class Settings:
 
 def parse_args(argv: list[str]) -> tuple[Settings, dict[str, object], set[str]]:
     """Read all settings; also returns those that were given, and the names of typed flags."""
-    given, flags, configs = parse_settings(Settings, 'train.py', __doc__.splitlines()[0], argv)
+    given, flags, configs = parse_settings(Settings, argv)
     s = Settings(**given)
     if not s.out_dir:
         s = replace(s, out_dir=start.out_dir_of(s.dataset, s.model, configs))
@@ -146,10 +145,10 @@ def forward_backward(model: nn.Module, data: TokenDataset, step: int, s: Setting
     losses = []
     for i in own:
         torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends only on this seed
-        synchronise = i == own[-1] or machine.world == 1  # alone, a model has no no_sync
-        with nullcontext() if synchronise else model.no_sync():
-            loss = loss_of(model, data, micro_batches[i], machine) / len(own)
-            loss.backward()
+        if machine.world > 1:
+            model.require_backward_grad_sync = i == own[-1]  # as with DDP's no_sync
+        loss = loss_of(model, data, micro_batches[i], machine) / len(own)
+        loss.backward()
         losses.append(loss.detach())
     return torch.stack(losses).sum()
 
@@ -247,23 +246,22 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
                    f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
     if state:
         machine.print0(report.resumed(s.path, state))
+
     iter_num = state.get('step', 0)
     advised = False
     machine.note_signals()  # Ctrl-C does not break off a step
     try:
         if s.wandb_log:
             out.start_wandb(s.wandb_project, s.wandb_run_name)
-        # Compile before the clock starts: one forward and backward pass, its gradients dropped.
-        if s.compile:
-            forward_backward(ddp_model, train_data, iter_num, s, machine)
-            model.zero_grad(set_to_none=True)
         interval_start = time.perf_counter()  # when the current logging interval began
         interval_step = iter_num
         while True:
             # After Ctrl-C or SIGTERM to any process: save without an evaluation, and leave.
             if machine.noted_signal():
                 out.save(iter_num, None, model, optimizers)
-                machine.print0(report.interrupted(s.path, iter_num), sys.stderr)
+                machine.print0(f'train.py: interrupted: {s.path} is saved at step {iter_num}; '
+                               'continue with python train.py --init_from=resume '
+                               f'--out_dir={s.out_dir}', sys.stderr)
                 return 128 + machine.noted_signal()
 
             # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
@@ -303,8 +301,11 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
                 loss = machine.sum_over_processes(loss) / machine.world  # waits for the device
                 tokens = (iter_num - interval_step) * s.tokens_per_step
                 seconds = time.perf_counter() - interval_start
-                row = {'loss': loss, 'learning_rate': share * s.learning_rate,
-                       'grad_norm': norm.item(), 'tokens_per_second': round(tokens / seconds)}
+                row = {
+                    'loss': loss,
+                    'learning_rate': share * s.learning_rate,
+                    'grad_norm': norm.item(),
+                    'tokens_per_second': round(tokens / seconds)}
                 if s.optimizer == 'muon':
                     row['muon_lr'] = share * s.muon_lr
                 tokens_left = (s.max_iters - iter_num) * s.tokens_per_step

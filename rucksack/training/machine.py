@@ -7,7 +7,6 @@ import shutil
 import signal
 import zlib
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -44,11 +43,10 @@ class Machine:
         # bfloat16 is only for products: weights stay in float32.
         self.weight_dtype = torch.float64 if self.dtype == 'float64' else torch.float32
 
-    def autocast(self):
+    def autocast(self) -> torch.autocast:
         """Return the autocast context of a forward pass."""
-        if self.dtype == 'bfloat16':
-            return torch.autocast(torch.device(self.device).type, torch.bfloat16)
-        return nullcontext()
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.dtype == 'bfloat16')
 
     def print0(self, text: str, file=None) -> None:
         """Print once, whatever the number of processes."""

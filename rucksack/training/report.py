@@ -59,17 +59,6 @@ def resumed(path: Path, state: dict) -> str:
     return text
 
 
-def interrupted(path: Path, step: int) -> str:
-    """Say what a run has saved after a signal, and how it goes on."""
-    return (f'train.py: interrupted: {path} is saved at step {step}; continue with '
-            f'python train.py --init_from=resume --out_dir={path.parent}')
-
-
-def how_to_restart(path: Path) -> str:
-    """Say what to do with a run that cannot be resumed, from its checkpoint."""
-    return f'start a new run from its weights: --init_from={path} --out_dir=NEW'
-
-
 def stopped(error: Exception, path: Path, saved_step: int | None, rank: int) -> str:
     """Say why a run stopped, and what it has saved: the checkpoint at path, of saved_step.
 

@@ -25,8 +25,8 @@ def true_or_false(text: str) -> bool:
 class SettingsParser(Parser):
     """Parses --key=value into a dataclass's settings; omits those that are not given."""
 
-    def __init__(self, kind: type, prog: str, description: str):
-        super().__init__(prog, f'{prog} [config.py ...] [--key=value ...]', description,
+    def __init__(self, kind: type):
+        super().__init__('train.py', 'train.py [config.py ...] [--key=value ...]',
                          allow_abbrev=False, argument_default=argparse.SUPPRESS)
         self.add_argument('configs', nargs='*', metavar='config.py', default=[],
                           help='files of key = value lines')
@@ -67,13 +67,12 @@ def read_config(path: str | Path, parser: SettingsParser) -> dict:
     return settings
 
 
-def parse_settings(kind: type, prog: str, description: str, argv: list[str]
-                   ) -> tuple[dict, set[str], list[str]]:
-    """Read settings from config files, then from flags.
+def parse_settings(kind: type, argv: list[str]) -> tuple[dict, set[str], list[str]]:
+    """Read the settings of a dataclass from config files, then from flags.
 
     Returns the settings given, the names set by flags, and the paths of the config files.
     """
-    parser = SettingsParser(kind, prog, description)
+    parser = SettingsParser(kind)
     flags = parser.parse(argv)
     configs = flags.pop('configs')
     settings = {}

@@ -9,7 +9,6 @@ from rucksack.cli import UserError, reading
 from rucksack.model import GPT, Backpack, Config
 from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine
-from rucksack.training.report import how_to_restart
 
 # The settings that a model's Config takes, n_sense = 0 for a GPT.
 SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size', 'dropout')
@@ -65,8 +64,8 @@ def resumed_settings(typed: Settings, flags: set[str], state: dict, path: Path) 
     for name in sorted(flags - STEERING):
         value = getattr(typed, name)
         if saved.get(name) != value:
-            raise UserError(f'{path} was trained with {name}={saved.get(name)}, not {value}; '
-                            f'drop --{name}, or {how_to_restart(path)}')
+            raise UserError(f'{path} was trained with {name}={saved.get(name)}; '
+                            f'drop --{name}={value}')
     steering = (flags & STEERING) | {'out_dir', 'init_from', 'overwrite'}
     changes = {name: getattr(typed, name) for name in steering}
     return replace(typed, **{**saved, **changes})
@@ -75,8 +74,7 @@ def resumed_settings(typed: Settings, flags: set[str], state: dict, path: Path) 
 def check_data(state: dict, data: str, dataset: str, path: Path) -> None:
     """Raise UserError unless the state of a run, in path, was trained on the same data."""
     if state['data'] != data:
-        raise UserError(f'data/{dataset} differs from the data that {path} was trained on; '
-                        f'restore it, or {how_to_restart(path)}')
+        raise UserError(f'data/{dataset} is not the data that {path} was trained on; restore it')
 
 
 def settings_of_weights(source: str, config: Config, given: dict[str, object]) -> dict[str, object]:
