@@ -40,6 +40,8 @@ def stuck_senses(model: Backpack, idx: Tensor) -> dict[str, int]:
     are often of the second kind.
     """
     on_current, moved = sense_gauge(model, idx)  # (k,) each
+    is_on_current = on_current > 0.97
+    is_by_position = moved < 0.05
     return {
-        'senses_on_current_token': (on_current > 0.97).sum().item(),
-        'senses_by_position': (moved < 0.05).sum().item()}
+        'senses_on_current_token': is_on_current.sum().item(),
+        'senses_by_position': is_by_position.sum().item()}

@@ -25,8 +25,13 @@ def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weig
     Unless loaded_lr is 1, each group has a 'factor' by which the caller multiplies learning rates:
     loaded_lr for embeddings and contextualizer, 1 for senses and their weights.
     """
-    linears = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear)}
-    embeddings = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
+    embeddings = []
+    linears = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            embeddings.append(module.weight)
+        if isinstance(module, nn.Linear):
+            linears[path] = module
     biases_and_norms = [p for p in model.parameters() if p.dim() == 1]
     matrices = [module.weight for module in linears.values()]
     known = {*embeddings, *biases_and_norms, *matrices}

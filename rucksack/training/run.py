@@ -21,7 +21,11 @@ HEADER = ('step,tokens,loss,val_loss,senses_on_current_token,senses_by_position,
 def checkpoints_in(folder: Path, suffix: str = 'pt') -> list[Path]:
     """List the checkpoints in the folder of a run: ckpt.pt, best.pt and every ckpt-STEP.pt."""
     names = rf'(ckpt(-\d+)?|best)\.{suffix}'
-    return [path for path in sorted(folder.glob('*')) if re.fullmatch(names, path.name)]
+    found = []
+    for path in sorted(folder.glob('*')):
+        if re.fullmatch(names, path.name):
+            found.append(path)
+    return found
 
 
 def refuse_to_replace(path: Path) -> None:
@@ -87,7 +91,8 @@ class RunFolder:
         if not self.is_open:
             return
         row = {'step': step, 'tokens': step * self.tokens_per_step, **row}
-        line = ','.join(csv_cell(row.get(name, '')) for name in self.columns) + '\n'
+        cells = [csv_cell(row.get(name, '')) for name in self.columns]
+        line = ','.join(cells) + '\n'
         self.log_text += line
         if self.saved_step is not None:
             with open(self.log_path, 'a') as file:
@@ -124,7 +129,9 @@ class RunFolder:
             if self.saved_step is None:
                 self.replace_older_run()
         self.saved_step = step
-        self.evaluated_step = step if val_loss is not None else None
+        self.evaluated_step = None
+        if val_loss is not None:
+            self.evaluated_step = step
         if self.is_open and is_best:
             ckpt.copy_to_best(self.path)
 

@@ -60,15 +60,17 @@ def resumed_settings(typed: Settings, flags: set[str], state: dict, path: Path) 
     flags names the settings in typed that were given on the command line. UserError if one that
     does not steer differs from the saved one.
     """
-    saved = state['settings']
+    saved = dict(state['settings'])
     for name in sorted(flags - STEERING):
         value = getattr(typed, name)
         if saved.get(name) != value:
             raise UserError(f'{path} was trained with {name}={saved.get(name)}; '
                             f'drop --{name}={value}')
-    steering = (flags & STEERING) | {'out_dir', 'init_from', 'overwrite'}
-    changes = {name: getattr(typed, name) for name in steering}
-    return replace(typed, **{**saved, **changes})
+    steering = flags & STEERING
+    steering |= {'out_dir', 'init_from', 'overwrite'}
+    for name in steering:
+        saved[name] = getattr(typed, name)
+    return replace(typed, **saved)
 
 
 def check_data(state: dict, data: str, dataset: str, path: Path) -> None:
@@ -83,22 +85,23 @@ def settings_of_weights(source: str, config: Config, given: dict[str, object]) -
     Transformer weights start a Transformer, unless given, the settings that a person chose, has
     model='backpack'; n_sense and sense_hidden are then free. UserError if given contradicts.
     """
-    names = ['n_layer', 'n_head', 'n_embd']
-    if config.n_sense:
-        names += ['n_sense', 'sense_hidden']
-    decided = {name: getattr(config, name) for name in names}
+    decided = {
+        'n_layer': config.n_layer,
+        'n_head': config.n_head,
+        'n_embd': config.n_embd,
+        'block_size': config.block_size}
     if config.n_sense:
         decided['model'] = 'backpack'
+        decided['n_sense'] = config.n_sense
+        decided['sense_hidden'] = config.sense_hidden
     elif 'model' not in given:
         decided['model'] = 'gpt'
+    if given.get('block_size', math.inf) < config.block_size:  # shorter texts are fine
+        decided['block_size'] = given['block_size']
     for name, value in decided.items():
         if given.get(name, value) != value:
             raise UserError(f'{source} has {name}={value}; drop {name}={given[name]}')
-    block_size = given.get('block_size', config.block_size)
-    if block_size > config.block_size:
-        raise UserError(f'{source} has block_size={config.block_size}; '
-                        f'drop block_size={block_size}')
-    return {**decided, 'block_size': block_size}
+    return decided
 
 
 def check_vocabulary(source: str, config: Config, tokenizer: dict | None, meta: dict, dataset: str
