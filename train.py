@@ -13,7 +13,6 @@ the same weights as an uninterrupted one, bit for bit.
 import math
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,9 +28,9 @@ from rucksack.model import DistinctIds, distinct_ids
 from rucksack.training import checkpoint as ckpt
 from rucksack.training import report, start
 from rucksack.training.gauge import stuck_senses
-from rucksack.training.machine import Machine, find_machine, flops_per_token, leave_processes
-from rucksack.training.optimizers import make_optimizers, set_learning_rates
-from rucksack.training.run import RunFolder, check_finite, refuse_to_replace
+from rucksack.training.machine import Machine, find_machine, leave_processes
+from rucksack.training.optimizers import make_optimizers
+from rucksack.training.run import RunFolder, refuse_to_replace
 from rucksack.training.settings import parse_settings, setting
 
 # -----------------------------------------------------------------------------
@@ -49,11 +48,11 @@ class Settings:
     model: str = setting('backpack', 'backpack, or gpt, its baseline', choices=('backpack', 'gpt'))
     n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)', low=1)
     n_head: int = setting(12, 'attention heads', low=1)
-    n_embd: int = setting(768, 'width d', low=1, high=65_536)
+    n_embd: int = setting(768, 'width d', low=1)
     n_sense: int = setting(16, 'senses per token, k', low=1)
-    sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)', high=1_000_000)
+    sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
     block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
-    dropout: float = setting(0.0, 'dropout in the contextualizer', high=1 - 1e-9)
+    dropout: float = setting(0.0, 'dropout in the contextualizer')
     batch_size: int = setting(32, 'sequences per micro-batch', low=1)
     gradient_accumulation_steps: int = setting(1, 'micro-batches per step, over processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
@@ -66,8 +65,8 @@ class Settings:
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
     weight_decay: float = setting(0.1, 'weight decay of matrices')
     decay_embeddings: bool = setting(True, 'apply weight decay to the embeddings too')
-    beta1: float = setting(0.9, 'first beta of AdamW', high=1 - 1e-9)
-    beta2: float = setting(0.95, 'second beta of AdamW', high=1 - 1e-9)
+    beta1: float = setting(0.9, 'first beta of AdamW')
+    beta2: float = setting(0.95, 'second beta of AdamW')
     grad_clip: float = setting(1.0, 'clip gradients to this norm (0: never)')
     eval_interval: int = setting(1000, 'steps between evaluations; each saves a checkpoint', low=1)
     eval_iters: int = setting(100, 'validation batches per evaluation (always the same)', low=1)
@@ -95,7 +94,7 @@ class Settings:
 
 def parse_args(argv: list[str]) -> tuple[Settings, dict[str, object], set[str]]:
     """Read all settings; also returns those that were given, and the names of typed flags."""
-    given, flags, configs = parse_settings(Settings, 'train.py', __doc__.splitlines()[0], argv)
+    given, flags, configs = parse_settings(Settings, argv)
     s = Settings(**given)
     if not s.out_dir:
         s = replace(s, out_dir=start.out_dir_of(s.dataset, s.model, configs))
@@ -146,10 +145,10 @@ def forward_backward(model: nn.Module, data: TokenDataset, step: int, s: Setting
     losses = []
     for i in own:
         torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends only on this seed
-        synchronise = i == own[-1] or machine.world == 1  # alone, a model has no no_sync
-        with nullcontext() if synchronise else model.no_sync():
-            loss = loss_of(model, data, micro_batches[i], machine) / len(own)
-            loss.backward()
+        if machine.world > 1:
+            model.require_backward_grad_sync = i == own[-1]  # as with DDP's no_sync
+        loss = loss_of(model, data, micro_batches[i], machine) / len(own)
+        loss.backward()
         losses.append(loss.detach())
     return torch.stack(losses).sum()
 
@@ -159,8 +158,11 @@ def forward_backward(model: nn.Module, data: TokenDataset, step: int, s: Setting
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> float:
-    """Measure the mean loss in nats per token, always on the same texts, spread over the data."""
+def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> dict:
+    """Make a row of the log: the mean loss in nats per token and, for a Backpack, its stuck senses.
+
+    The texts are always the same, spread over the data.
+    """
     texts = data.spread(s.eval_iters * s.batch_size)
     batches = np.split(texts, range(s.batch_size, len(texts), s.batch_size))
     total = 0.0
@@ -168,17 +170,13 @@ def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine
     for batch in batches[machine.rank::machine.world]:
         loss = loss_of(model, data, batch, machine)
         total += loss.item() * len(batch)
-    model.train()
-    return machine.sum_over_processes(torch.tensor(total, dtype=torch.float64)) / len(texts)
-
-
-def evaluation(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> dict:
-    """Make a row of the log: the loss on held-out text and, for a Backpack, its stuck senses."""
-    row = {'val_loss': evaluate(model, data, s, machine)}
+    total = machine.sum_over_processes(torch.tensor(total, dtype=torch.float64))
+    row = {'val_loss': total / len(texts)}
     if s.model == 'backpack':
         idx, _ = data(data.spread(16))  # (16, block_size)
         with machine.autocast():
             row |= stuck_senses(model.model, idx.to(machine.device))
+    model.train()
     return row
 
 
@@ -209,18 +207,19 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
 
     # The device, its number format and, under torchrun, the other processes (with equal shares).
     machine = find_machine(s.device, s.dtype, s.gradient_accumulation_steps)
-    s = replace(s, dtype=machine.dtype)
     machine.check_agreement(f'{state.get("log")} {data_facts}', f'{s.out_dir} and {folder}')
-    s = replace(s, warmup_iters=start.warmup_of(s.warmup_iters, s.max_iters, machine))
+    warmup_iters = start.warmup_of(s.warmup_iters, s.max_iters, machine)
+    s = replace(s, dtype=machine.dtype, warmup_iters=warmup_iters)
 
     # The model: from scratch, from the checkpoint to resume, or from given weights.
-    shape = start.shape_of(asdict(s))
+    torch.manual_seed(s.seed)
+    config = start.config_of(asdict(s), meta['vocab_size'])
     if s.init_from == 'scratch':
-        model = start.new_model(s.seed, meta['vocab_size'], shape)
+        model = ckpt.make_model(config)
     elif s.init_from == 'resume':
         model = ckpt.from_checkpoint(state, s.path)
     else:
-        model = start.start_from(weights, s.init_from, s.seed, meta['vocab_size'], shape, machine)
+        model = start.start_from(weights, config)
     model.to(machine.device, machine.weight_dtype).train()
 
     # The optimizers. A resumed run restores the exact weights and the moments.
@@ -242,12 +241,11 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
              'settings': asdict(s), 'data': data_facts}  # stored in every checkpoint
     out = RunFolder(s.path, s.tokens_per_step, facts, state, machine.rank)
     machine.print0(report.describe(model, machine))
-    tokens = train_data.n * s.block_size
-    machine.print0(report.plan(s.max_iters, s.tokens_per_step, tokens, s.dataset, s.out_dir))
+    epochs = s.max_iters * s.tokens_per_step / len(train_data.tokens)
+    machine.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
+                   f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
     if state:
         machine.print0(report.resumed(s.path, state))
-    idx, _ = train_data(texts_of_step(s.seed, 0, s.batch_size, train_data.n))
-    flops = flops_per_token(model, distinct=len(idx.unique()) / idx.numel())
 
     iter_num = state.get('step', 0)
     advised = False
@@ -255,26 +253,22 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
     try:
         if s.wandb_log:
             out.start_wandb(s.wandb_project, s.wandb_run_name)
-        # Compile before the clock starts: one forward and backward pass, its gradients dropped.
-        if s.compile:
-            forward_backward(ddp_model, train_data, iter_num, s, machine)
-            model.zero_grad(set_to_none=True)
         interval_start = time.perf_counter()  # when the current logging interval began
         interval_step = iter_num
         while True:
             # After Ctrl-C or SIGTERM to any process: save without an evaluation, and leave.
             if machine.noted_signal():
-                check_finite(iter_num, 'step', iter_num, model, optimizers)
                 out.save(iter_num, None, model, optimizers)
-                machine.print0(report.interrupted(s.path, iter_num), sys.stderr)
+                machine.print0(f'train.py: interrupted: {s.path} is saved at step {iter_num}; '
+                               'continue with python train.py --init_from=resume '
+                               f'--out_dir={s.out_dir}', sys.stderr)
                 return 128 + machine.noted_signal()
 
             # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
-            is_last = iter_num == s.max_iters
+            is_last = iter_num >= s.max_iters
             if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.evaluated_step:
                 pause_start = time.perf_counter()
-                row = evaluation(loss_model, val_data, s, machine)
-                check_finite(iter_num, 'loss', row['val_loss'], model, optimizers)
+                row = evaluate(loss_model, val_data, s, machine)
                 lines, advised = report.evaluation_lines(iter_num, row, s.warmup_iters, advised)
                 machine.print0(lines)
                 out.log(iter_num, row)
@@ -285,7 +279,9 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
 
             # Set this step's learning rates: share * peak * the group's factor, if it has one.
             share = share_of_peak(iter_num, s)
-            set_learning_rates(optimizers, share)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group['lr'] = share * optimizer.defaults['lr'] * group.get('factor', 1.0)
 
             # Forward and backward through all micro-batches, then clip and update.
             loss = forward_backward(ddp_model, train_data, iter_num, s, machine)
@@ -297,19 +293,19 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
 
             # Permanent copies of the weights.
             if s.keep_every and iter_num % s.keep_every == 0:
-                check_finite(iter_num, 'gradient norm', norm.item(), model, optimizers)
                 out.keep(iter_num, model)
 
             # A log line: the numbers of this step, and tokens per second since the last line,
             # evaluations excluded.
             if iter_num % s.log_interval == 0 or iter_num == s.max_iters:
                 loss = machine.sum_over_processes(loss) / machine.world  # waits for the device
-                check_finite(iter_num, 'loss', loss, model, optimizers)
                 tokens = (iter_num - interval_step) * s.tokens_per_step
-                speed = tokens / (time.perf_counter() - interval_start)
-                row = {'loss': loss, 'learning_rate': share * s.learning_rate,
-                       'grad_norm': norm.item(), 'tokens_per_second': round(speed),
-                       'mfu': machine.mfu(speed * flops)}
+                seconds = time.perf_counter() - interval_start
+                row = {
+                    'loss': loss,
+                    'learning_rate': share * s.learning_rate,
+                    'grad_norm': norm.item(),
+                    'tokens_per_second': round(tokens / seconds)}
                 if s.optimizer == 'muon':
                     row['muon_lr'] = share * s.muon_lr
                 tokens_left = (s.max_iters - iter_num) * s.tokens_per_step

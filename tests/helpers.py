@@ -126,9 +126,8 @@ def checkpoint(folder: str = 'out/run') -> dict:
 
 def log(folder: str = 'out/run') -> list[dict]:
     """The rows of a run's log, without the clock."""
-    clock = ('tokens_per_second', 'seconds')
     with open(Path(folder) / 'log.csv', newline='') as file:
-        return [{name: value for name, value in row.items() if name not in clock}
+        return [{name: value for name, value in row.items() if name != 'tokens_per_second'}
                 for row in csv.DictReader(file)]
 
 
@@ -145,10 +144,10 @@ def same(a: dict, b: dict) -> None:
 
 
 def lasting(path: Path) -> dict:
-    """What a checkpoint holds but for its clock: settings, and the log, are compared elsewhere."""
+    """What a checkpoint holds but for its settings; the log is compared elsewhere."""
     state = torch.load(path, weights_only=True)
     return {name: value for name, value in state.items()
-            if name not in ('log', 'seconds', 'settings')}
+            if name not in ('log', 'settings')}
 
 
 def assert_same_run(a: str, b: str) -> None:
@@ -157,7 +156,7 @@ def assert_same_run(a: str, b: str) -> None:
         same(lasting(Path(a, name)), lasting(Path(b, name)))
     assert log(a) == log(b)
     for line in Path(b, 'log.csv').read_text().splitlines(keepends=True):
-        assert line.count(',') == 11
+        assert line.count(',') == 9
         assert line.endswith('\n')
     rows = [(int(row['step']), row['val_loss'] != '') for row in log(b)]
     assert rows == sorted(set(rows))

@@ -1,6 +1,7 @@
 """Claims about training: gradients, processes, resuming, fine-tuning, the log, how a run ends."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
 from rucksack.train import Settings, share_of_peak
 from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine
-from rucksack.training.start import SHAPE, start_from
+from rucksack.training.start import start_from
 
 RESUME = [*SMALL, '--init_from=resume']
 ALONE = Machine('cpu', 'float64', 0, 1)
@@ -66,7 +67,7 @@ def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
     model = DistinctIds(a_model(dropout=0.5))
     data = dataset('val')
     s = Settings(batch_size=7, eval_iters=eval_iters)
-    loss = train.evaluate(model.train(), data, s, ALONE)
+    loss = train.evaluate(model.train(), data, s, ALONE)['val_loss']
     plain = model.model.eval()
     each = [plain(*data(np.array([i]))).item() for i in chosen]
     assert loss == pytest.approx(np.mean(each), rel=1e-12)
@@ -209,12 +210,6 @@ def weights_of(source: str) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def shape_of(model: GPT, n_sense: int, **changes) -> dict:
-    """The shape of a Backpack that starts from a Transformer."""
-    shape = {name: getattr(model.config, name) for name in SHAPE}
-    return {**shape, 'n_sense': n_sense, **changes}
-
-
 def train_a_run(kind: str) -> None:
     """Weights to start from in out/run."""
     train.main([*SMALL, '--max_iters=5', f'--model={kind}'])
@@ -279,7 +274,7 @@ def test_its_first_loss_is_near_that_of_no_knowledge():
     torch.manual_seed(0)
     transformer = GPT(Config(block_size=32, vocab_size=500, n_layer=1, n_head=4, n_embd=256))
     torch.nn.init.normal_(transformer.wte.weight, mean=2.0, std=4.0)
-    warm = start_from(transformer, 'a', 0, 500, shape_of(transformer, 16), ALONE)
+    warm = start_from(transformer, replace(transformer.config, n_sense=16))
     idx = torch.randint(500, (8, 33))
     assert warm(idx[:, :-1], idx[:, 1:]) <= math.log(500) + 0.2
 
@@ -290,8 +285,9 @@ def test_loaded_lr_0_trains_the_senses_alone(optimizer, tiny):
     train_a_run('gpt')
     train.main([*WARM, '--max_iters=3', '--loaded_lr=0', f'--optimizer={optimizer}'])
     source, _ = from_pretrained('out/run')
-    shape = shape_of(source, 2, sense_hidden=24)
-    before = start_from(source, 'out/run', Settings.seed, 257, shape, ALONE).state_dict()
+    config = replace(source.config, n_sense=2, sense_hidden=24)
+    torch.manual_seed(Settings.seed)
+    before = start_from(source, config).state_dict()
     for name, weight in weights_of('out/tuned').items():
         assert torch.equal(weight, before[name]) != name.startswith('sense_'), name
 
@@ -456,7 +452,7 @@ def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
 
     monkeypatch.setattr(train, 'forward_backward', forward_backward)
     error = line_of_a_stopped_run(capsys, *WILD)
-    for fact in ('step 2', 'out/run/ckpt.pt', 'step 0'):
+    for fact in ('step 3', 'out/run/ckpt.pt', 'step 0'):
         assert fact in error
     assert checkpoint()['step'] == 0
     assert_finite(Path('out/run/ckpt.pt'))

@@ -79,10 +79,7 @@ def newest_backpack() -> Path | None:
 
 
 def read_state(path: Path) -> dict:
-    """Read the checkpoint of a run, to resume it; UserError if there is none."""
-    if not path.exists() and not path.with_name('best.pt').exists():
-        raise UserError(f'{path} does not exist: nothing to resume; '
-                        'start without --init_from=resume')
+    """Read the checkpoint of a run, to resume it; UserError for one with weights alone."""
     state = load_file(path)
     if 'optimizers' not in state:
         raise UserError(f'{path} holds weights but no run to resume; '

@@ -39,9 +39,9 @@ def stuck_senses(model: Backpack, idx: Tensor) -> dict[str, int]:
     weights depend only on position; a sense can be both. In the first steps from scratch, senses
     are often of the second kind.
     """
-    model.eval()
     on_current, moved = sense_gauge(model, idx)  # (k,) each
-    model.train()
+    is_on_current = on_current > 0.97
+    is_by_position = moved < 0.05
     return {
-        'senses_on_current_token': (on_current > 0.97).sum().item(),
-        'senses_by_position': (moved < 0.05).sum().item()}
+        'senses_on_current_token': is_on_current.sum().item(),
+        'senses_by_position': is_by_position.sum().item()}

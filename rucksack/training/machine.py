@@ -3,12 +3,10 @@
 import ctypes
 import gc
 import os
-import re
 import shutil
 import signal
 import zlib
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -25,11 +23,6 @@ from rucksack.cli import (
     printable,
 )
 from rucksack.model import GPT, Backpack
-
-PEAK_FLOPS = {  # dense bfloat16, from the data sheets
-    'B200': 2250e12, 'GH200': 989e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100': 989e12,
-    'A100': 312e12, 'L40S': 362e12, 'L40': 181e12, 'L4': 121e12, 'A10G': 70e12, 'A10': 125e12,
-    '4090': 165e12, '3090': 71e12}
 
 
 @dataclass
@@ -50,11 +43,10 @@ class Machine:
         # bfloat16 is only for products: weights stay in float32.
         self.weight_dtype = torch.float64 if self.dtype == 'float64' else torch.float32
 
-    def autocast(self):
+    def autocast(self) -> torch.autocast:
         """Return the autocast context of a forward pass."""
-        if self.dtype == 'bfloat16':
-            return torch.autocast(torch.device(self.device).type, torch.bfloat16)
-        return nullcontext()
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, torch.bfloat16, enabled=self.dtype == 'bfloat16')
 
     def print0(self, text: str, file=None) -> None:
         """Print once, whatever the number of processes."""
@@ -73,19 +65,18 @@ class Machine:
     def note_signals(self) -> None:
         """From now on, note a first SIGINT or SIGTERM; a second one acts at once."""
         self.signal = 0
-        self.handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, frame) -> None:
             self.signal = number
             self.forget_signals()
 
-        for number in self.handlers:
-            signal.signal(number, note)
+        signal.signal(signal.SIGINT, note)
+        signal.signal(signal.SIGTERM, note)
 
     def forget_signals(self) -> None:
-        """Let signals act as they did before note_signals."""
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+        """Let signals act as Python has them act."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def noted_signal(self) -> int:
         """Return the signal that any of the processes has noted, 0 for none."""
@@ -103,22 +94,13 @@ class Machine:
 
     def to_device(self, *tensors: Tensor) -> list[Tensor]:
         """Copy the tensors of a batch to the device, while it still computes the last batch."""
-        if not self.on_gpu:
-            tensors = [tensor.to(self.device) for tensor in tensors]
-        else:
-            pinned = [tensor.contiguous().pin_memory() for tensor in tensors]
-            tensors = [tensor.to(self.device, non_blocking=True) for tensor in pinned]
+        if self.on_gpu:  # nobody waits for copies from pinned memory
+            tensors = [tensor.contiguous().pin_memory() for tensor in tensors]
+        tensors = [tensor.to(self.device, non_blocking=self.on_gpu) for tensor in tensors]
         for tensor in tensors:
             if tensor.dim() == 1:  # distinct ids: one compiled graph for any number of them
                 torch._dynamo.mark_dynamic(tensor, 0)
         return tensors
-
-    def mfu(self, flops: float) -> float | None:
-        """Compute model FLOPs utilization at flops a second; None if the peak is unknown."""
-        for gpu, peak in PEAK_FLOPS.items():
-            if re.search(rf'\b{gpu}\b', self.name):
-                return flops / (peak * self.world)
-        return None
 
     def can_compile(self) -> bool:
         """Tell whether torch.compile works here."""
@@ -137,7 +119,6 @@ class Machine:
             torch.utils.deterministic.fill_uninitialized_memory = False
         self.print0('compiling, which takes a minute or two ...')
         return torch.compile(module)
-
 
     def distribute(self, module: nn.Module) -> nn.Module:
         """Wrap a module in DDP if there are several processes; it averages their gradients."""

@@ -10,8 +10,7 @@ from torch.optim import Optimizer
 from rucksack.cli import bfloat16_unit
 from rucksack.model import GPT, Backpack
 
-MOMENTUM = 0.95
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # a, b, c; MOMENTUM and these are as in torch's Muon
+MOMENTUM = 0.95  # as in torch's Muon
 
 
 def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weight_decay: float,
@@ -58,25 +57,18 @@ def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weig
         of_shape[rows, module.in_features].append(module.weight)
     for_muon = [{'params': matrices, 'rows': rows} for (rows, _), matrices in of_shape.items()]
     for_muon = with_factors(for_muon, model, loaded_lr)
-    return [adamw, Muon(for_muon, lr=muon_lr, weight_decay=weight_decay)]
-
-
-def set_learning_rates(optimizers: list[Optimizer], share: float) -> None:
-    """Set each group's learning rate: a share of its optimizer's peak, times its factor, if any."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group['lr'] = share * optimizer.defaults['lr'] * group.get('factor', 1.0)
+    return [adamw, Muon(for_muon, {'lr': muon_lr, 'weight_decay': weight_decay})]
 
 
 def with_factors(groups: list[dict], model: Backpack | GPT, loaded_lr: float) -> list[dict]:
     """Split each group by its factor on the learning rate; unsplit if loaded_lr is 1."""
     if loaded_lr == 1:
         return groups
-    names = {p: name for name, p in model.named_parameters()}
+    new = {p for name, p in model.named_parameters() if name.startswith('sense_')}
     split = []
     for group in groups:
-        senses = [p for p in group['params'] if names[p].startswith('sense_')]
-        loaded = [p for p in group['params'] if not names[p].startswith('sense_')]
+        senses = [p for p in group['params'] if p in new]
+        loaded = [p for p in group['params'] if p not in new]
         split.append({**group, 'params': senses, 'factor': 1.0})
         split.append({**group, 'params': loaded, 'factor': loaded_lr})
     return [group for group in split if group['params']]
@@ -92,9 +84,6 @@ class Muon(Optimizer):
     rates are comparable with AdamW's. Unlike torch's, it multiplies in bfloat16 only where that is
     fast: on a CPU without bfloat16 instructions, float32 is many times faster.
     """
-
-    def __init__(self, groups: list[dict], lr: float, weight_decay: float):
-        super().__init__(groups, {'lr': lr, 'weight_decay': weight_decay})
 
     @torch.no_grad()
     def step(self):
@@ -130,7 +119,7 @@ def orthogonalized(X: Tensor) -> Tensor:
         X = X.bfloat16()  # five iterations are no more exact than bfloat16
     norm = X.norm(dim=(1, 2), keepdim=True)  # (n, 1, 1), at least the largest singular value
     X = X / norm.clamp(min=1e-7)
-    a, b, c = NEWTON_SCHULZ
+    a, b, c = 3.4445, -4.7750, 2.0315  # as in torch's Muon
     for _ in range(5):
         gram = X @ X.mT  # (n, rows, rows)
         X = a * X + (b * gram + c * gram @ gram) @ X

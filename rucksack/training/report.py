@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from rucksack.cli import LocalError, UserError, one_line
+from rucksack.cli import LocalError
 from rucksack.loaded import count_parameters
 from rucksack.model import GPT, Backpack
 from rucksack.training.machine import Machine
@@ -13,19 +13,9 @@ from rucksack.training.machine import Machine
 
 def describe(model: Backpack | GPT, machine: Machine) -> str:
     """Say in a line what a run trains, and where."""
-    kind = 'Transformer'
-    if model.config.n_sense:
-        kind = f'Backpack with {model.config.n_sense} senses'
     millions = count_parameters(model)['total'] / 1e6
-    return (f'{kind}, {millions:.1f}M parameters, on {machine.world} x {machine.name} '
-            f'in {machine.dtype} ({machine.why})')
-
-
-def plan(steps: int, tokens_per_step: int, tokens: int, dataset: str, out_dir: str) -> str:
-    """Say in a line how long a run trains, on data of so many tokens, and where it writes."""
-    epochs = steps * tokens_per_step / tokens
-    return (f'{steps:,} steps of {tokens_per_step:,} tokens: {epochs:.3f} epochs of '
-            f'data/{dataset}; log and checkpoints in {out_dir}')
+    return (f'{type(model).__name__}, {millions:.1f}M parameters, on {machine.world} x '
+            f'{machine.name} in {machine.dtype} ({machine.why})')
 
 
 def evaluation_lines(step: int, row: dict, warmup_iters: int, advised: bool) -> tuple[str, bool]:
@@ -55,11 +45,8 @@ def log_line(step: int, row: dict, tokens_left: int) -> str:
     rates = f'lr {row["learning_rate"]:.2e}'
     if 'muon_lr' in row:
         rates += f' (Muon {row["muon_lr"]:.2e})'
-    mfu = ''
-    if row['mfu'] is not None:
-        mfu = f', MFU {row["mfu"]:.1%}'
     return (f'step {step}: loss {row["loss"]:.4f}, {rates}, grad norm '
-            f'{row["grad_norm"]:.2f}, {speed:,} tokens/s{mfu}, {time_left} left')
+            f'{row["grad_norm"]:.2f}, {speed:,} tokens/s, {time_left} left')
 
 
 def resumed(path: Path, state: dict) -> str:
@@ -72,39 +59,19 @@ def resumed(path: Path, state: dict) -> str:
     return text
 
 
-def interrupted(path: Path, step: int) -> str:
-    """Say what a run has saved after a signal, and how it goes on."""
-    return (f'train.py: interrupted: {path} is saved at step {step}; continue with '
-            f'python train.py --init_from=resume --out_dir={path.parent}')
-
-
-def how_to_restart(path: Path) -> str:
-    """Say what to do with a run that cannot be resumed, from its checkpoint."""
-    return f'start a new run from its weights: --init_from={path} --out_dir=NEW'
-
-
 def stopped(error: Exception, path: Path, saved_step: int | None, rank: int) -> str:
-    """Say why a run stopped and how to go on; saved_step is the step of its checkpoint at path.
+    """Say why a run stopped, and what it has saved: the checkpoint at path, of saved_step.
 
-    UserError, raised from here, for a device without enough memory, or for one that cannot compile;
-    any other RuntimeError is raised again.
+    LocalError, raised from here, for a device without enough memory; any other RuntimeError is
+    raised again.
     """
-    # A CPU's allocator has no error of its own.
-    out_of_memory = isinstance(error, torch.OutOfMemoryError) or 'allocate memory' in str(error)
-    how = 'nothing was saved'
+    saved = 'nothing was saved'
     if saved_step is not None:
-        how = f'the last good checkpoint is {path}, from step {saved_step}; '
-        if out_of_memory:  # a resumed run keeps its batch size
-            how += how_to_restart(path)
-        elif isinstance(error, FloatingPointError):  # resuming would fail the same way
-            how += f'start a new run with --init_from={path} --out_dir=NEW and lower learning rates'
-        else:
-            how += 'continue it with --init_from=resume'
-    if out_of_memory:
+        saved = f'the last good checkpoint is {path}, from step {saved_step}'
+    # A CPU's allocator has no error of its own.
+    if isinstance(error, torch.OutOfMemoryError) or 'allocate memory' in str(error):
         raise LocalError(f'process {rank}: out of memory; lower --batch_size and raise '
-                         f'--gradient_accumulation_steps to match; {how}')
-    if isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
-        raise UserError(f'torch.compile failed ({one_line(error)}); add --compile=False')
+                         f'--gradient_accumulation_steps to match; {saved}')
     if isinstance(error, RuntimeError):
         raise error
-    return f'train.py: stopped: {error}; {how}'
+    return f'train.py: stopped: {error}; {saved}'

@@ -3,11 +3,10 @@
 import math
 import os
 import re
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from rucksack.cli import UserError, lock_folder
@@ -15,22 +14,23 @@ from rucksack.model import GPT, Backpack
 from rucksack.training import checkpoint as ckpt
 
 # The columns of log.csv.
-HEADER = ('step,tokens,seconds,loss,val_loss,senses_on_current_token,senses_by_position,'
-          'learning_rate,muon_lr,grad_norm,tokens_per_second,mfu\n')
+HEADER = ('step,tokens,loss,val_loss,senses_on_current_token,senses_by_position,'
+          'learning_rate,muon_lr,grad_norm,tokens_per_second\n')
 
 
 def checkpoints_in(folder: Path, suffix: str = 'pt') -> list[Path]:
     """List the checkpoints in the folder of a run: ckpt.pt, best.pt and every ckpt-STEP.pt."""
     names = rf'(ckpt(-\d+)?|best)\.{suffix}'
-    return [path for path in sorted(folder.glob('*')) if re.fullmatch(names, path.name)]
+    found = []
+    for path in sorted(folder.glob('*')):
+        if re.fullmatch(names, path.name):
+            found.append(path)
+    return found
 
 
 def refuse_to_replace(path: Path) -> None:
-    """Raise UserError if the folder of a checkpoint holds a run already, or another log.csv."""
-    found = checkpoints_in(path.parent)
-    log = path.with_name('log.csv')
-    if log.exists() and not log.read_bytes().startswith(HEADER.encode()):
-        found.append(log)
+    """Raise UserError if the folder of a checkpoint holds checkpoints or a log already."""
+    found = [*checkpoints_in(path.parent), *path.parent.glob('log.csv')]
     if found:
         raise UserError(f'{found[0]} exists; continue it with --init_from=resume, '
                         'replace it with --overwrite, or choose another --out_dir')
@@ -40,11 +40,12 @@ class RunFolder:
     """The folder of a run, in which path is the latest checkpoint; only the first process writes.
 
     facts are stored in every checkpoint beside the weights; state is the checkpoint to resume, or
-    {}.
+    {}. Until a new run has saved its first checkpoint, nothing of an older run is touched.
     """
 
     def __init__(self, path: Path, tokens_per_step: int, facts: dict, state: dict, rank: int):
         self.path = path
+        self.log_path = path.with_name('log.csv')
         self.tokens_per_step = tokens_per_step
         self.facts = facts
         self.saved_step = state.get('step')  # of the last checkpoint
@@ -52,9 +53,7 @@ class RunFolder:
         if state and math.isfinite(state['val_loss']):
             self.evaluated_step = self.saved_step
         self.best_val_loss = state.get('best_val_loss', math.inf)
-        # Seconds count from here, those before the run was resumed included.
-        self.start = time.perf_counter() - state.get('seconds', 0.0)
-        self.log_text = state.get('log') or HEADER  # full log, for checkpoints
+        self.log_text = state.get('log', HEADER)  # full log, for checkpoints
         self.columns = self.log_text.splitlines()[0].split(',')
         self.is_open = rank == 0
         self.wandb = None
@@ -66,11 +65,10 @@ class RunFolder:
         self.lock = lock_folder(folder, busy)
         for partial in checkpoints_in(folder, r'pt(\.\d+)?\.partial'):  # left by a killed run
             partial.unlink()
-        if state and state['val_loss'] == state['best_val_loss']:
-            ckpt.copy_to_best(path)  # in case the run was killed before this copy
-        self.log_file = None
         if state:
-            self.open_log()  # without the rows after the checkpoint
+            self.log_path.write_text(self.log_text)  # without the rows after the checkpoint
+            if state['val_loss'] == self.best_val_loss:
+                ckpt.copy_to_best(path)  # in case the run was killed before this copy
 
     def start_wandb(self, project: str, name: str) -> None:
         """Log to Weights & Biases too; an empty name lets it generate one."""
@@ -82,26 +80,23 @@ class RunFolder:
             config = self.facts['settings']
             self.wandb = wandb.init(project=project, name=name or None, config=config)
 
-    def open_log(self) -> None:
-        """Begin log.csv with the log so far; what comes is written line by line."""
-        self.log_file = open(self.path.with_name('log.csv'), 'w', buffering=1)
-        self.log_file.write(self.log_text)
+    def log(self, step: int, row: dict[str, float]) -> None:
+        """Add a row to log.csv and, if enabled, to Weights & Biases.
 
-    def log(self, step: int, row: dict[str, float | None]) -> None:
-        """Add a row to log.csv and, if enabled, to Weights & Biases."""
+        FloatingPointError if its loss is not finite.
+        """
+        for name in ('loss', 'val_loss'):
+            if not math.isfinite(row.get(name, 0.0)):
+                raise FloatingPointError(f'step {step}: {name} is {row[name]}')
         if not self.is_open:
             return
-        tokens = step * self.tokens_per_step
-        row = {
-            'step': step,
-            'tokens': tokens,
-            'seconds': round(time.perf_counter() - self.start, 1),
-            **row}
-        line = ','.join(csv_cell(row.get(name)) for name in self.columns) + '\n'
-        if self.log_file is None:  # a new run: until now, nothing of an older one was touched
-            self.open_log()
+        row = {'step': step, 'tokens': step * self.tokens_per_step, **row}
+        cells = [csv_cell(row.get(name, '')) for name in self.columns]
+        line = ','.join(cells) + '\n'
         self.log_text += line
-        self.log_file.write(line)
+        if self.saved_step is not None:
+            with open(self.log_path, 'a') as file:
+                file.write(line)
         if self.wandb:
             self.wandb.log(row, step=step)
 
@@ -109,10 +104,16 @@ class RunFolder:
              optimizers: list[Optimizer]) -> None:
         """Write ckpt.pt, with all that resuming needs; copy it to best.pt if it is the best yet.
 
-        val_loss is None if there was no evaluation.
+        val_loss is None if there was no evaluation. FloatingPointError if a weight or a moment is
+        not finite.
         """
         if val_loss is None and step == self.saved_step:  # saved already, perhaps with its loss
             return
+        tensors = list(model.parameters())
+        for optimizer in optimizers:
+            for moments in optimizer.state.values():
+                tensors.extend(moments.values())
+        check_finite(step, tensors)
         is_best = val_loss is not None and val_loss <= self.best_val_loss
         if is_best:
             self.best_val_loss = val_loss
@@ -123,52 +124,47 @@ class RunFolder:
                 'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
                 'val_loss': math.inf if val_loss is None else val_loss,
                 'best_val_loss': self.best_val_loss,
-                'seconds': time.perf_counter() - self.start,
                 'threads': torch.get_num_threads(),
                 'log': self.log_text})
-            if self.saved_step is None:  # the first checkpoint replaces those of an older run
-                for path in checkpoints_in(self.path.parent):
-                    if path != self.path:
-                        path.unlink()
+            if self.saved_step is None:
+                self.replace_older_run()
         self.saved_step = step
-        self.evaluated_step = step if val_loss is not None else None
+        self.evaluated_step = None
+        if val_loss is not None:
+            self.evaluated_step = step
         if self.is_open and is_best:
             ckpt.copy_to_best(self.path)
 
+    def replace_older_run(self) -> None:
+        """Delete the other checkpoints in the folder, and write log.csv anew."""
+        for path in checkpoints_in(self.path.parent):
+            if path != self.path:
+                path.unlink()
+        self.log_path.write_text(self.log_text)
+
     def keep(self, step: int, model: Backpack | GPT) -> None:
         """Write the weights to ckpt-STEP.pt, which later steps do not replace."""
+        check_finite(step, list(model.parameters()))
         if self.is_open:
             path = self.path.with_stem(f'ckpt-{step}')
             state = self.facts | {'step': step, 'model': model.state_dict()}
             ckpt.save_checkpoint(path, state)
 
     def close(self) -> None:
-        """Close the log and unlock the folder."""
+        """Unlock the folder."""
         if self.is_open:
-            with suppress(OSError):  # a full disk: it was reported when the row was written
-                if self.log_file:
-                    self.log_file.close()
             os.close(self.lock)
 
 
-def check_finite(step: int, what: str, value: float, model: Backpack | GPT,
-                 optimizers: list[Optimizer]) -> None:
-    """Raise FloatingPointError if a value, weight or moment is not finite: it must not be saved."""
-    if not math.isfinite(value):
-        raise FloatingPointError(f'step {step}: the {what} is {value}')
-    tensors = list(model.parameters())
-    for optimizer in optimizers:
-        for moments in optimizer.state.values():
-            tensors.extend(moments.values())
+def check_finite(step: int, tensors: list[Tensor]) -> None:
+    """Raise FloatingPointError if a weight or moment is not finite: it must not be saved."""
     is_finite = [tensor.isfinite().all() for tensor in tensors]
     if not torch.stack(is_finite).all():
         raise FloatingPointError(f'step {step}: a weight or an optimizer moment is not finite')
 
 
-def csv_cell(value: float | None) -> str:
+def csv_cell(value: float | str) -> str:
     """Format a number for log.csv; floats get six significant digits."""
-    if value is None:
-        return ''
     if isinstance(value, float):
         return f'{value:.6g}'
     return str(value)

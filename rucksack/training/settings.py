@@ -10,10 +10,9 @@ from rucksack import HOME
 from rucksack.cli import Parser, UserError, number, reading
 
 
-def setting(default, meaning: str, low: float = 0, high: float = 1 << 31, choices: tuple = ()):
-    """Make a field of a settings dataclass: default, line of --help, range of a number, choices."""
-    metadata = {'meaning': meaning, 'low': low, 'high': high, 'choices': choices or None}
-    return field(default=default, metadata=metadata)
+def setting(default, meaning: str, low: float = 0, choices: tuple | None = None):
+    """Make a field of a settings dataclass: default, line of --help, least number, choices."""
+    return field(default=default, metadata={'meaning': meaning, 'low': low, 'choices': choices})
 
 
 def true_or_false(text: str) -> bool:
@@ -26,18 +25,17 @@ def true_or_false(text: str) -> bool:
 class SettingsParser(Parser):
     """Parses --key=value into a dataclass's settings; omits those that are not given."""
 
-    def __init__(self, kind: type, prog: str, description: str):
-        super().__init__(prog, f'{prog} [config.py ...] [--key=value ...]', description,
+    def __init__(self, kind: type):
+        super().__init__('train.py', 'train.py [config.py ...] [--key=value ...]',
                          allow_abbrev=False, argument_default=argparse.SUPPRESS)
         self.add_argument('configs', nargs='*', metavar='config.py', default=[],
                           help='files of key = value lines')
-        self.names = [f.name for f in fields(kind)]
         for f in fields(kind):
             options = {'type': f.type}
             if f.type is bool:
                 options = {'type': true_or_false, 'nargs': '?', 'const': True}
             elif f.type is not str:
-                options = {'type': number(f.type, f.metadata['low'], f.metadata['high'])}
+                options = {'type': number(f.type, f.metadata['low'])}
             meaning = f'{f.metadata["meaning"]} [{f.default}]'.replace('%', '%%')
             self.add_argument(f'--{f.name}', choices=f.metadata['choices'], help=meaning,
                               metavar=f.type.__name__, **options)
@@ -46,10 +44,9 @@ class SettingsParser(Parser):
         """Parse settings in words, config files as 'configs'; UserError for an unknown one."""
         args, unknown = self.parse_known_intermixed_args(self.as_declared(words))
         if unknown:
-            name = unknown[0].partition('=')[0].lstrip('-')
-            near = difflib.get_close_matches(name, self.names, 1, cutoff=0.75)
-            hint = f'did you mean {near[0]}?' if near else '--help lists all'
-            raise UserError(f'there is no setting {name}; {hint}')
+            flag = unknown[0].partition('=')[0]
+            nearest = difflib.get_close_matches(flag, self._option_string_actions, 1, cutoff=0)
+            raise UserError(f'there is no {flag}; {nearest[0]} is the nearest, --help lists all')
         return vars(args)
 
 
@@ -60,31 +57,22 @@ def read_config(path: str | Path, parser: SettingsParser) -> dict:
     """
     if not Path(path).exists() and (HOME / path).exists():
         path = HOME / path
+    words = []
     with reading(path, 'a config file has only key = value lines, and a flag is --key=value'):
-        words = []
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
-            name, value = key_and_value(line)
-            words.append(f'--{name}={value}')
+            name, = line.targets
+            words.append(f'--{name.id}={ast.literal_eval(line.value)}')
         settings = parser.parse(words)
     del settings['configs']
     return settings
 
 
-def key_and_value(line: ast.stmt) -> tuple[str, object]:
-    """Parse a key = value line; UserError for any other code."""
-    code = ast.unparse(line).splitlines()[0][:100]
-    with reading(f'line {line.lineno}, {code},', problem='is not key = value'):
-        target, = line.targets
-        return target.id, ast.literal_eval(line.value)
-
-
-def parse_settings(kind: type, prog: str, description: str, argv: list[str]
-                   ) -> tuple[dict, set[str], list[str]]:
-    """Read settings from config files, then from flags.
+def parse_settings(kind: type, argv: list[str]) -> tuple[dict, set[str], list[str]]:
+    """Read the settings of a dataclass from config files, then from flags.
 
     Returns the settings given, the names set by flags, and the paths of the config files.
     """
-    parser = SettingsParser(kind, prog, description)
+    parser = SettingsParser(kind)
     flags = parser.parse(argv)
     configs = flags.pop('configs')
     settings = {}

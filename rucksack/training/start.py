@@ -1,18 +1,14 @@
 """What a training run starts from: nothing, its own checkpoint, or given weights."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
-
-import torch
 
 from rucksack.cli import UserError, reading
 from rucksack.model import GPT, Backpack, Config
 from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine
-from rucksack.training.report import how_to_restart
 
 # The settings that a model's Config takes, n_sense = 0 for a GPT.
 SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size', 'dropout')
@@ -25,12 +21,17 @@ STEERING = {'max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', '
             'log_interval', 'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name'}
 
 
-def shape_of(settings: dict) -> dict[str, float]:
-    """Select a model's SHAPE from the settings of a run."""
+def config_of(settings: dict, n_vocab: int) -> Config:
+    """Make the Config of a model from the settings of a run, for data with n_vocab ids.
+
+    UserError if the numbers do not fit together.
+    """
     shape = {name: settings[name] for name in SHAPE}
     if settings['model'] == 'gpt':
         shape['n_sense'] = 0
-    return shape
+    rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
+    with reading('this model', problem='cannot be made'):
+        return Config(vocab_size=rows, n_vocab=n_vocab, **shape)
 
 
 def out_dir_of(dataset: str, model: str, configs: list[str]) -> str:
@@ -53,43 +54,29 @@ def warmup_of(warmup_iters: int, max_iters: int, machine: Machine) -> int:
     return warmup_iters
 
 
-def resumed_settings(typed: Settings, flags: Iterable[str], state: dict, path: Path) -> Settings:
+def resumed_settings(typed: Settings, flags: set[str], state: dict, path: Path) -> Settings:
     """Return the settings saved in the state of a run, but for flags that steer it.
 
     flags names the settings in typed that were given on the command line. UserError if one that
     does not steer differs from the saved one.
     """
     saved = dict(state['settings'])
-    for name in sorted(flags):
+    for name in sorted(flags - STEERING):
         value = getattr(typed, name)
-        if name in STEERING:
-            saved[name] = value
-        elif saved.get(name) != value:
-            raise UserError(f'{path} was trained with {name}={saved.get(name)}, not {value}; '
-                            f'drop --{name}, or {how_to_restart(path)}')
-    for name in ('out_dir', 'init_from', 'overwrite'):
+        if saved.get(name) != value:
+            raise UserError(f'{path} was trained with {name}={saved.get(name)}; '
+                            f'drop --{name}={value}')
+    steering = flags & STEERING
+    steering |= {'out_dir', 'init_from', 'overwrite'}
+    for name in steering:
         saved[name] = getattr(typed, name)
-    with reading(path, how_to_restart(path)):
-        resumed = replace(typed, **saved)
-    if resumed.max_iters < state['step']:
-        raise UserError(f'{path} is already at step {state["step"]}; '
-                        f'set --max_iters to at least {state["step"]}')
-    return resumed
+    return replace(typed, **saved)
 
 
 def check_data(state: dict, data: str, dataset: str, path: Path) -> None:
     """Raise UserError unless the state of a run, in path, was trained on the same data."""
     if state['data'] != data:
-        raise UserError(f'data/{dataset} differs from the data that {path} was trained on; '
-                        f'restore it, or {how_to_restart(path)}')
-
-
-def new_model(seed: int, n_vocab: int, shape: dict[str, float]) -> Backpack | GPT:
-    """Make an untrained model of a SHAPE; UserError if the numbers do not fit together."""
-    torch.manual_seed(seed)
-    rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
-    with reading('this model', problem='cannot be made'):
-        return make_model(Config(vocab_size=rows, n_vocab=n_vocab, **shape))
+        raise UserError(f'data/{dataset} is not the data that {path} was trained on; restore it')
 
 
 def settings_of_weights(source: str, config: Config, given: dict[str, object]) -> dict[str, object]:
@@ -98,21 +85,23 @@ def settings_of_weights(source: str, config: Config, given: dict[str, object]) -
     Transformer weights start a Transformer, unless given, the settings that a person chose, has
     model='backpack'; n_sense and sense_hidden are then free. UserError if given contradicts.
     """
-    decided = {name: getattr(config, name) for name in ('n_layer', 'n_head', 'n_embd')}
+    decided = {
+        'n_layer': config.n_layer,
+        'n_head': config.n_head,
+        'n_embd': config.n_embd,
+        'block_size': config.block_size}
     if config.n_sense:
         decided['model'] = 'backpack'
         decided['n_sense'] = config.n_sense
         decided['sense_hidden'] = config.sense_hidden
     elif 'model' not in given:
         decided['model'] = 'gpt'
+    if given.get('block_size', math.inf) < config.block_size:  # shorter texts are fine
+        decided['block_size'] = given['block_size']
     for name, value in decided.items():
         if given.get(name, value) != value:
             raise UserError(f'{source} has {name}={value}; drop {name}={given[name]}')
-    block_size = given.get('block_size', config.block_size)
-    if block_size > config.block_size:
-        raise UserError(f'{source} has block_size={config.block_size}, and --block_size is '
-                        f'{block_size}; set it to {config.block_size} or less')
-    return {**decided, 'block_size': block_size}
+    return decided
 
 
 def check_vocabulary(source: str, config: Config, tokenizer: dict | None, meta: dict, dataset: str
@@ -124,29 +113,22 @@ def check_vocabulary(source: str, config: Config, tokenizer: dict | None, meta: 
                         f'prepare.py {dataset} --text FILE --like {source} --overwrite')
 
 
-def start_from(weights: Backpack | GPT, source: str, seed: int, n_vocab: int,
-               shape: dict[str, float], machine: Machine) -> Backpack | GPT:
-    """Make a model of a SHAPE that starts from weights, for data with n_vocab ids.
+def start_from(weights: Backpack | GPT, config: Config) -> Backpack | GPT:
+    """Make a model that starts from weights.
 
     A Backpack gets its embeddings, blocks and ln_f from a Transformer; its senses are new, and it
-    reads no more than block_size. Otherwise the weights keep their own block_size. UserError if
-    n_sense does not divide n_embd.
+    reads no more than block_size. Otherwise the weights keep their own block_size.
     """
-    torch.manual_seed(seed)  # for newly initialized weights
     state = weights.state_dict()
     block_size = weights.config.block_size
-    is_new_backpack = shape['n_sense'] > 0 and isinstance(weights, GPT)
+    is_new_backpack = config.n_sense > 0 and isinstance(weights, GPT)
     if is_new_backpack:  # it will be trained only on such texts
-        block_size = shape['block_size']
+        block_size = config.block_size
         state['contextualizer.wpe.weight'] = weights.contextualizer.wpe.weight[:block_size]
-    shape = {**shape, 'block_size': block_size}
-    with reading(source, problem='cannot start this model'):
-        config = Config(vocab_size=weights.config.vocab_size, n_vocab=n_vocab, **shape)
+    config = replace(config, vocab_size=weights.config.vocab_size, block_size=block_size)
     model = make_model(config)
     model.load_state_dict(state, strict=False)
     if is_new_backpack:
-        machine.print0(f'embeddings, blocks and ln_f come from {source}; '
-                       'sense_network and sense_weights are new')
         # Trained embeddings are larger than new ones, whose standard deviation is 0.02. Smaller
         # senses keep the first logits as small as from scratch.
         model.sense_network.final_mlp.c_proj.weight.data *= 0.02 / weights.wte.weight.std()
