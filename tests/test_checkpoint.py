@@ -234,3 +234,12 @@ def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
     assert not Path('marker').exists()
     torch.load(bad, weights_only=False)
     assert Path('marker').exists()  # the bait works where pickles are run
+
+
+def test_a_moment_of_another_shape_is_refused(tiny, capsys):
+    """A fused kernel would write past it."""
+    train.main(RUN)
+    state = checkpoint()
+    state['optimizers']['AdamW']['state'][0]['exp_avg'] = torch.zeros(())
+    torch.save(state, CKPT)
+    assert str(CKPT) in error_of(train, capsys, *RESUME)

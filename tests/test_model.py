@@ -331,3 +331,24 @@ def test_ids_are_drawn_by_softmax_of_the_top_k(top_k, kept):
     shares = drawn.flatten().bincount(minlength=4) / 40_000
     assert_close(shares, odds / odds.sum(), rtol=0, atol=0.01)
     assert (shares[odds == 0] == 0).all()
+
+
+@pytest.mark.parametrize('setting', ['temperature', 'top_k'])
+def test_generate_draws_as_it_is_asked_to(setting):
+    """A high temperature draws other ids than the likeliest; so does a top_k of 2, of the top 2."""
+    model = lively().float()
+    options = {'temperature': {'temperature': 50.0}, 'top_k': {'temperature': 50.0, 'top_k': 2}}
+    torch.manual_seed(0)
+    out = model.generate(text(4, 50), 5, **options[setting])
+    logits = model(out[:, :-1])[:, 3:]  # (50, 5, V)
+    drawn = out[:, 4:, None]
+    rank = (logits > logits.gather(-1, drawn)).sum(-1)  # (50, 5)
+    assert rank.max() > 0
+    assert (rank.max() > 1) == (setting == 'temperature')
+
+
+def test_a_backpack_without_senses_is_refused():
+    """n_sense = 0 is for a GPT, which has no senses whatever its config says."""
+    with pytest.raises(ValueError, match='n_sense'):
+        Backpack(Config(n_embd=24, n_head=2, n_sense=0))
+    assert GPT(Config(n_layer=1, n_embd=24, n_head=2, n_sense=3)).config.n_sense == 0

@@ -419,3 +419,24 @@ def test_a_killed_prepare_leaves_nothing_that_looks_complete(halfway):
     assert not set(os.listdir('data/own')).intersection(['train.bin', 'val.bin', 'meta.json'])
     train, val = make('own', '--text', 'a.jsonl')
     assert len(train + val) == 3000
+
+
+@pytest.mark.parametrize('last', ['train.bin', 'val.bin'])
+def test_overwrite_that_is_interrupted_is_found(last, monkeypatch, capsys):
+    """Where a file does not get its final name, the checksums refuse the folder."""
+    Path('a.txt').write_text(BOOK)
+    make('a', '--text', 'a.txt')
+    replace = os.replace
+
+    def stopping(old, new):
+        if new.name == last:
+            raise OSError('stopped')
+        replace(old, new)
+
+    monkeypatch.setattr(os, 'replace', stopping)
+    argv = ['a', *MERGES, '--text', 'a.txt', '--seed', '1', '--overwrite']
+    assert 'stopped' in error_of(prepare, capsys, *argv, printed=0)
+    folder = Path('data/a')
+    assert sorted(os.listdir(folder)) == ['meta.json', 'train.bin', 'val.bin']
+    with pytest.raises(ValueError, match='checksum'):
+        read_bin(folder, 'val', read_meta(folder))

@@ -1,8 +1,10 @@
 """Claims about training: gradients, processes, resuming, fine-tuning, the log, how a run ends."""
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
 from rucksack.train import Settings, share_of_peak
 from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine
+from rucksack.training.report import evaluation_lines
 from rucksack.training.start import start_from
 
 RESUME = [*SMALL, '--init_from=resume']
@@ -465,3 +468,43 @@ def test_keep_every_keeps_no_weights_that_are_not_finite(tiny, capsys):
     assert kept()
     for name in kept():
         assert_finite(Path('out/run', name))
+
+
+@pytest.mark.parametrize('step, counts, advised, advice', [
+    (5, (0, 3), False, False), (6, (0, 3), False, True), (6, (2, 0), False, True),
+    (6, (0, 3), True, False), (6, (0, 0), False, False)])
+def test_stuck_senses_after_the_warmup_get_advice_once(step, counts, advised, advice):
+    """Until warmup_iters they are normal."""
+    row = {'val_loss': 1.0, 'senses_on_current_token': counts[0], 'senses_by_position': counts[1]}
+    said, now_advised = evaluation_lines(step, row, 5, advised)
+    assert ('--optimizer=muon' in said) == advice
+    assert ('normal' in said) == (step <= 5)
+    assert now_advised == (advice or advised)
+
+
+def test_wandb_log_gets_what_is_logged(tiny, monkeypatch):
+    """The same rows, as numbers, under their steps, and the settings of the run."""
+    asked = {}
+    sent = []
+
+    def init(**facts):
+        asked.update(facts)
+        return SimpleNamespace(log=lambda row, step: sent.append((step, row)))
+
+    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init))
+    train.main([*RUN, '--wandb_log', '--wandb_project=p'])
+    assert asked['project'] == 'p'
+    assert asked['config'] == checkpoint()['settings']
+    for logged, (step, row) in zip(log(), sent, strict=True):
+        numbers = {name: float(text) for name, text in logged.items() if text}
+        given = {name: row[name] for name in numbers}
+        assert numbers == pytest.approx(given, rel=1e-5)
+        assert row['step'] == step
+
+
+def test_warmup_iters_that_never_end_are_said(tiny, capsys):
+    """Before the first step; the run goes on."""
+    train.main([*SMALL, '--warmup_iters=5000', '--max_iters=2'])
+    said, _, _ = capsys.readouterr().out.partition('step 0:')
+    assert 'warmup_iters=5000' in said
+    assert checkpoint()['step'] == 2
