@@ -351,3 +351,34 @@ def write_benchmarks(folder: Path) -> Path:
     pages = '\n'.join(['\ufeff ', *(page['page'] for page in PAGES)])
     (folder / 'wiki.test.raw').write_bytes(pages.replace('\n', '\r\n').encode())
     return folder
+
+
+# -----------------------------------------------------------------------------
+# What pages show.
+
+
+def is_close(shown: str, printed: str) -> bool:
+    """Two words are equal, or two numbers nearly so."""
+    shown = shown.strip(',;')
+    digits = len(shown.partition('.')[2])
+    try:
+        number = float(printed.strip(',;'))
+        near = min(0.003, 2 * 10 ** -digits)
+        return float(shown) == pytest.approx(number, rel=0.02, abs=near)
+    except ValueError:
+        return shown == printed.strip(',;')
+
+
+def is_printed(shown: str, text: str) -> bool:
+    """A line of the text begins with what is shown, but for rounding; ... ends a cut line."""
+    words = shown.removesuffix('...').split()
+    for line in text.splitlines():
+        printed = line.split()[:len(words)]
+        if len(printed) == len(words) and all(map(is_close, words, printed)):
+            return True
+    return False
+
+
+def not_printed(shown: list[str], text: str) -> list[str]:
+    """The lines shown that are not in the text."""
+    return [line for line in shown if not is_printed(line, text)]

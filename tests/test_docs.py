@@ -10,7 +10,7 @@ import socket
 import pytest
 import tiktoken
 import torch
-from helpers import ROOT, SHARED, offline
+from helpers import ROOT, SHARED, not_printed, offline
 
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
@@ -101,33 +101,6 @@ def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):
 
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 DOCS = {path.name: path.read_text(encoding='utf-8') for path in ROOT.glob('docs/*.md')}
-
-
-def is_close(shown: str, printed: str) -> bool:
-    """Two words are equal, or two numbers nearly so."""
-    shown = shown.strip(',;')
-    digits = len(shown.partition('.')[2])
-    try:
-        number = float(printed.strip(',;'))
-        near = min(0.003, 2 * 10 ** -digits)
-        return float(shown) == pytest.approx(number, rel=0.02, abs=near)
-    except ValueError:
-        return shown == printed.strip(',;')
-
-
-def is_printed(shown: str, text: str) -> bool:
-    """A line of the text begins with what is shown, but for rounding; ... ends a cut line."""
-    words = shown.removesuffix('...').split()
-    for line in text.splitlines():
-        printed = line.split()[:len(words)]
-        if len(printed) == len(words) and all(map(is_close, words, printed)):
-            return True
-    return False
-
-
-def not_printed(shown: list[str], text: str) -> list[str]:
-    """The lines shown that are not in the text."""
-    return [line for line in shown if not is_printed(line, text)]
 
 
 def anchors(path) -> set[str]:
