@@ -15,7 +15,6 @@ import torch
 from helpers import (
     ROOT,
     RUN,
-    SMALL,
     assert_same_run,
     at_change,
     checkpoint,
@@ -159,13 +158,6 @@ def test_overwrite_keeps_a_run_until_the_new_one_has_saved(tiny):
         train.main([*RUN, '--overwrite', '--init_from=nan.pt'])
     assert stop.value.code == 1
     assert {path.name: path.read_bytes() for path in Path('out/run').iterdir()} == before
-
-
-def test_a_run_can_start_again_from_its_own_weights(tiny):
-    """--init_from and --out_dir name one folder: the weights are read before they are replaced."""
-    train.main(RUN)
-    train.main([*SMALL, '--init_from=out/run', '--overwrite', '--max_iters=0'])
-    assert checkpoint()['step'] == 0
 
 
 def test_what_a_killed_run_has_half_written_goes(tiny):

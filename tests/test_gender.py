@@ -9,7 +9,6 @@ from helpers import toy_subject
 from torch import Tensor
 from torch.testing import assert_close
 
-from rucksack import toy
 from rucksack.loaded import Subject
 from rucksack.paper import gender
 from rucksack.paper.gender import FRACTIONS
@@ -24,11 +23,6 @@ def last_logits(subject: Subject, text: str, edit: Edit | None = None) -> Tensor
     idx = torch.tensor([subject.encode(text)])
     C = senses_after(subject.model, idx, edit)
     return subject.model(idx, C=C)[0, -1]
-
-
-def test_the_toy_world_speaks_of_the_papers_nouns():
-    """Its roles are the nouns of Table 5, in the same order."""
-    assert list(toy.ROLES) == gender.NOUNS
 
 
 def test_bias_ratio_of_a_made_distribution():

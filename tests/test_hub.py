@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ROOT, error_of, lively, same, save
+from helpers import ROOT, error_of, lively, same
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -128,24 +128,6 @@ def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
             i = int(name.split('.h.')[1][0])
             weight[..., :model.config.n_embd] /= i + 1
     same(state, published)
-
-
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize('n_sense', [0, 3])
-def test_export_with_a_dtype_comes_back(n_sense, dtype, tmp_path):
-    """The weights, rounded once, the config and the tokenizer are the same, for evaluation."""
-    tokenizer = words_tokenizer(['é nurse'])
-    model = lively(n_sense=n_sense, vocab_size=260, n_vocab=259, dropout=0.25).float()
-    save(str(tmp_path / 'run'), model, tokenizer)
-    sample.main(['--from', str(tmp_path / 'run'), '--export', str(tmp_path / 'out'),
-                 '--dtype', str(dtype).removeprefix('torch.')])
-    _, state = read(tmp_path / 'out')
-    assert {weight.dtype for weight in state.values()} == {dtype}
-    again, found = from_pretrained(tmp_path / 'out')
-    same(again.state_dict(), model.to(dtype).float().state_dict())
-    assert again.config == model.config
-    assert found == tokenizer
-    assert not again.training
 
 
 @pytest.mark.parametrize('last', ['\u0120g azed', '\u0120g azes'])

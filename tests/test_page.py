@@ -249,13 +249,6 @@ def test_greedy_text_is_pytorchs(prompt, shared_tab, toy):
     assert found == world.encoding.decode(new)
 
 
-def test_a_seed_fixes_the_text(shared_tab):
-    """A seed writes the same text again, another seed another text."""
-    first = write(shared_tab, seed=1)
-    assert write(shared_tab, seed=1) == first
-    assert write(shared_tab, seed=2) != first
-
-
 @pytest.mark.parametrize('line, offending', [
     ('zebra:0', '“zebra”'), ('nurse:16', '16'), ('nurse', '“nurse”'), ('nurse:x', '“nurse:x”'),
     ('nurse:3,', '“nurse:3,”'), ('nurse:1,5-3', '“5-3”'), ('*:she/he', '“*:she/he”'),
@@ -375,14 +368,6 @@ def test_the_page_opens_on_the_word_that_decides(toy_tab, world):
     assert_shows(toy_tab, world.probs())
 
 
-def test_in_8_bits_a_weight_moves_half_a_step():
-    """Rounding to 8 bits moves no weight by more than half of its row's scale."""
-    weights = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
-    scale, whole = in_8_bits(weights)
-    error = (scale[:, None] * whole - weights).abs().amax(1)  # (50,)
-    assert (error <= 0.501 * scale).all()
-
-
 @torch.no_grad()
 def test_a_larger_model_is_rounded(tab, tmp_path):
     """Above two million parameters, the page is PyTorch's model in 8 bits, and says so."""
@@ -429,16 +414,6 @@ def test_lines_in_the_box_are_edits(toy_tab, world):
     assert '“zebra”' in toy_tab.text_content('#said')
     assert_shows(toy_tab, world.probs(edit_of(lines, world)))
     assert toy_tab.input_value('#lines').endswith('zebra:1')
-
-
-@pytest.mark.slow
-def test_a_token_that_is_no_word_has_cards_without_sliders(tab, tmp_path):
-    """Such as a no-break space, which no line of an edit can name."""
-    write_page(small_subject(gpt2_tokenizer(16384)), 'a\u00a0', tmp_path / 'page.html')
-    load(tab, tmp_path / 'page.html')
-    open_token(tab, 1)
-    assert tab.locator('#cards article').count() == 1
-    assert tab.locator('#cards input').count() == 0
 
 
 @pytest.mark.slow
@@ -598,23 +573,6 @@ def test_every_control_has_a_name(shared_tab):
 
 # -----------------------------------------------------------------------------
 # The file.
-
-
-def test_a_full_disk_leaves_the_old_page(out, capsys, monkeypatch):
-    """A page is replaced whole or not at all."""
-    page = Path('page.html')
-    say(sample, capsys, '--html', 'page.html')
-    before = page.read_bytes()
-
-    def fill_disk(path, text, **how):
-        path.write_bytes(text[:100].encode())
-        raise OSError(28, 'No space left on device')
-
-    monkeypatch.setattr(Path, 'write_text', fill_disk)
-    error = error_of(sample, capsys, '--html', 'page.html', '--start', 'nurse')
-    assert 'No space left' in error
-    assert page.read_bytes() == before
-    assert sorted(path.name for path in Path().iterdir()) == ['out', 'page.html']
 
 
 def test_a_model_too_large_is_refused(out, capsys, monkeypatch):

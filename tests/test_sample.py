@@ -162,16 +162,6 @@ def test_probs_are_those_of_each_prompt(out, capsys):
     assert_same(ask(capsys, *argv, '--probs', 'she,he'), {'probs': expected})
 
 
-def test_probs_of_any_words_have_columns_of_their_own(out, capsys):
-    """Words that are also names of columns, and words given twice."""
-    say(sample, capsys, '--probs', 'table,she,table', '--csv', 't.csv')
-    with open('t.csv', newline='') as file:
-        row, = csv.DictReader(file)
-    assert list(row) == ['table', 'prompt', 'p(table)', 'p(she)', 'log odds']
-    log_odds = math.log(float(row['p(table)']) / float(row['p(she)']))
-    assert float(row['log odds']) == pytest.approx(log_odds, abs=1e-5)
-
-
 def test_find_has_a_row_for_each_of_words(world, capsys):
     """The separation of each sense, and what it adds in the prompt: alpha times that, in all."""
     model = world.model
@@ -420,10 +410,3 @@ def test_control_characters_do_not_reach_the_terminal(out, capsys):
     said += say(sample, capsys, '--start', evil, *SHORT)
     said += error_of(sample, capsys, '--from', evil)
     assert not set(evil).intersection(said).intersection('\x1b\x07\u202e')
-
-
-def test_a_transformer_writes_text(out, capsys):
-    """It is called what it is, and continues the prompt."""
-    said = say(sample, capsys, '--from', 'english_gpt', '--max-new-tokens', '1')
-    assert said.startswith('Transformer english_gpt: ')
-    assert '\n1: When the nurse' in said

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from rucksack.cli import progress
 from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
 from rucksack.table import Table
-from rucksack.training.machine import Machine
+from rucksack.training.machine import Machine, flops_per_token
 from rucksack.training.optimizers import make_optimizers
 
 Work = Callable[[], object]
@@ -109,10 +109,15 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
     other = GPT(config).to(machine.device, machine.weight_dtype)
     works = works_of(ours, idx, machine, compile)
     works_of_other = works_of(other, idx, machine, compile)
+    distinct = len(idx.unique()) / idx.numel()
+    operations = flops_per_token(other)
+    by_operations = {
+        'forward pass': flops_per_token(ours) / operations,
+        'training step': flops_per_token(ours, distinct) / operations}
     rows = []
     for what, work in works.items():
         first, second = alternate([work, works_of_other[what]], what)
-        rows.append([what, first, second, first / second])
+        rows.append([what, first, second, first / second, by_operations.get(what)])
     how = 'compiled' if compile and machine.can_compile() else 'not compiled'
     title = (f'Time (Table 7): median ms, in turn; {len(idx)} x {length} tokens, '
              f'{config.n_layer} layers of width {config.n_embd}, {config.n_sense} senses, '
@@ -121,9 +126,11 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
         'work': '',
         'Backpack': ',.1f',
         'Transformer': ',.1f',
-        'ratio': '.2f'}
+        'ratio': '.2f',
+        'by operations': '.2f'}
     notes = [
         f'{machine.name}, {machine.dtype} ({machine.why}), {how}, torch {torch.__version__}.',
         'A training step computes the senses of each distinct id once, a forward pass those of '
-        'every token.']
+        'every token.',
+        'By operations: the ratio of floating point operations.']
     return Table(title, columns, rows, notes)
