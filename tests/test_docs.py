@@ -17,8 +17,7 @@ from rucksack import prepare, sample, train
 from rucksack.hub import from_pretrained
 from rucksack.tokenizer import ENGLISH
 
-PAGES = [ROOT / 'docs' / 'python.md', ROOT / 'docs' / 'extend.md']
-TEXT = '\n'.join(path.read_text(encoding='utf-8') for path in PAGES)
+TEXT = (ROOT / 'docs' / 'python.md').read_text(encoding='utf-8')
 RECIPES = dict(re.findall(r'^## (.*?)$.*?^```python\n(.*?)^```', TEXT, re.MULTILINE | re.DOTALL))
 RENUMBER = 'Renumber the senses'
 TRAIN = 'Train on your own text'
@@ -100,7 +99,6 @@ def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):
 # README.md, and links.
 
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
-DOCS = {path.name: path.read_text(encoding='utf-8') for path in ROOT.glob('docs/*.md')}
 
 
 def anchors(path) -> set[str]:
@@ -109,11 +107,12 @@ def anchors(path) -> set[str]:
     return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
 
 
-@pytest.mark.parametrize('name', ['README.md', *(f'docs/{name}' for name in DOCS),
-                                  'pretrained/english/README.md'])
-def test_links_lead_somewhere(name):
+PAGES = [ROOT / 'README.md', *ROOT.glob('docs/**/*.md'), *ROOT.glob('pretrained/**/*.md')]
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
     """To a file of this repository, and to a heading in it."""
-    page = ROOT / name
     for link in re.findall(r'\]\((?!https:)([^)]+)\)', page.read_text(encoding='utf-8')):
         path, _, anchor = link.partition('#')
         target = page.parent / path if path else page
@@ -196,8 +195,8 @@ def test_a_days_work_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
 
 
 def test_the_flags_that_readme_lists_are_flags():
-    """Each of "More edits" can be parsed."""
+    """Each can be parsed."""
     listed = re.findall(r'^- `(--[^`]+)`', README, re.MULTILINE)
-    assert len(listed) == 6
+    assert len(listed) == 5
     for flags in listed:
         sample.parse_args(shlex.split(flags))

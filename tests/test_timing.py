@@ -1,4 +1,4 @@
-"""Claims about the operations of a step: they are those of docs/speed.md, and torch's own count."""
+"""The claim about the operations of a step: torch counts as many."""
 
 import pytest
 import torch
