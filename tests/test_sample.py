@@ -285,15 +285,6 @@ def test_export_writes_what_from_reads(out, capsys):
     assert exported == own
 
 
-def test_an_export_overwrites_nothing(out, capsys):
-    """A folder that holds files is named, and stays as it was."""
-    mine = Path('exported/mine')
-    mine.parent.mkdir()
-    mine.touch()
-    assert 'exported' in error_of(sample, capsys, '--export', 'exported')
-    assert list(Path('exported').iterdir()) == [mine]
-
-
 # -----------------------------------------------------------------------------
 # Looks.
 

@@ -8,7 +8,6 @@ from helpers import toy_subject
 from torch.nn import functional as F
 
 from rucksack import toy
-from rucksack.cli import UserError
 from rucksack.paper import similarity
 from rucksack.paper.similarity import similarities, similarity_data
 
@@ -79,10 +78,3 @@ def test_a_file_of_your_own_pairs_has_its_own_name(content, tmp_path):
     file = tmp_path / 'mine.tsv'
     file.write_text(content)
     assert similarity_data(toy_subject(), str(file)) == {'mine': [('nurse', 'doctor', 7.0)]}
-
-
-def test_a_damaged_file_of_pairs_is_named(tmp_path):
-    """A line without a score is an error that names the file."""
-    (tmp_path / 'RG65.csv').write_text('cord;smile;1\nrooster;voyage\n')
-    with pytest.raises(UserError, match='RG65.csv'):
-        similarity_data(toy_subject(), str(tmp_path))
