@@ -34,8 +34,9 @@ def test_the_solutions_of_the_exercise_pass_its_checks(capsys):
 
 
 @pytest.mark.parametrize('right, wrong', [
-    ('e + self.ln_0(e)', 'self.ln_0(e)'), ('triu(1)', 'triu(2)'), ('blij,bjld', 'blji,bjld'),
-    ('linear(o,', 'linear(e,'), ('C.clone()', 'C')])
+    ('e + self.ln_0(e)', 'self.ln_0(e)'), ('triu(1)', 'triu(2)'), ('key.shape[-1]', 'self.n_sense'),
+    ('blij,bjld', 'blji,bjld'), ('linear(o,', 'linear(e,'), ('if C is None', 'if True'),
+    ('C.clone()', 'C'), ('*= factor', '= factor')])
 def test_a_wrong_solution_of_the_exercise_fails(right, wrong):
     """One mistake in each step."""
     assert SOLUTIONS.count(right) == 1
