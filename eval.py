@@ -1,6 +1,6 @@
 """Print the tables of "Backpack Language Models" (arXiv 2305.16765) for a Backpack and a baseline.
 
-    python eval.py all                                    every table whose data you have
+    python eval.py all                each table of the paper whose data you have
     python eval.py gender --from out/small --baseline out/small_gpt
 
     loss         Tables 2, 8 perplexity on held-out text
@@ -54,7 +54,7 @@ def shared_flags() -> Parser:
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name (default: the newest Backpack in out/, else english)')
     add('--baseline', metavar='MODEL',
-        help='Transformer to compare with (default for out/NAME, if it exists: out/NAME_gpt)')
+        help='Transformer to compare with (default: NAME_gpt beside the model NAME, if it exists)')
     add('--data', metavar='PATH',
         help='benchmark file, or a folder to search for it (default: the Hub; similarity: none, '
              'but a toy model has its own pairs). For loss and senses, a text file, a folder in '
@@ -63,7 +63,7 @@ def shared_flags() -> Parser:
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision of losses, generated texts and timing (default: bfloat16 on CUDA, else '
-             'float32; timing: that of the training, else auto)')
+             'float32; timing: the training dtype, else auto)')
     add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv loss.csv')
     return shared
 

@@ -237,7 +237,7 @@ class Backpack(nn.Module):
     """A Backpack language model; ValueError if config has no senses.
 
     contextualizer is any module (B, T, d) -> (B, T, d) that does not look ahead, such as a wrapped
-    LSTM (section 8); by default a GPT-2. It is not initialized again.
+    LSTM (section 8); by default a GPT-2. One that you pass keeps its weights.
     """
 
     def __init__(self, config: Config, contextualizer: nn.Module | None = None):
@@ -296,7 +296,7 @@ def distinct_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DistinctIds(nn.Module):
-    """The form of a model that train.py trains. Plain form: model(idx, targets)."""
+    """The faster form that train.py trains. It computes model(idx, targets)."""
 
     def __init__(self, model: Backpack | GPT):
         super().__init__()
@@ -339,7 +339,7 @@ class Cache:
 
 
 def contextualize(contextualizer: Contextualizer, x: Tensor, cache: Cache) -> Tensor:
-    """Compute h (B, T, d) of T new tokens. Plain form: contextualizer(x of all S)[:, -T:]."""
+    """Compute h (B, T, d) of T new tokens. Equals contextualizer(x of all S)[:, -T:]."""
     T = x.shape[1]
     assert cache.length == 0 or T == 1  # a whole prompt: causal mask; one new token: no mask
     x = x + contextualizer.wpe.weight[cache.length:cache.length + T]  # (B, T, d)
@@ -355,7 +355,7 @@ def contextualize(contextualizer: Contextualizer, x: Tensor, cache: Cache) -> Te
 
 
 def next_logits(model: Backpack | GPT, text: Tensor, cache: Cache, edit: Callable | None) -> Tensor:
-    """Compute logits (B, V) after text (B, S). Plain form: model(text, C=edit(text, C))[:, -1]."""
+    """Compute logits (B, V) after text (B, S). Equals model(text, C=edit(text, C))[:, -1]."""
     new = text[:, cache.length:]  # (B, T)
     if isinstance(model.contextualizer, Contextualizer):
         h = contextualize(model.contextualizer, model.wte(new), cache)  # (B, T, d)
@@ -398,8 +398,8 @@ def generate(model: Backpack | GPT, idx: Tensor, n: int, temperature: float = 1.
     """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer with stop.
 
     temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. It stops once every
-    text has drawn the id stop. Of a long prompt it reads the last block_size tokens; when new
-    tokens make a text longer, its last block_size // 2.
+    text has drawn the id stop. Of a longer prompt, it reads the last block_size tokens. When new
+    tokens exceed block_size, it goes on from the last block_size // 2.
     """
     assert edit is None or isinstance(model, Backpack)  # a GPT has no senses to edit
     block_size = model.config.block_size

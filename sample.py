@@ -6,8 +6,8 @@
     python sample.py --start "My {} said that" --words nurse,guard --probs she,he --csv odds.csv
     python sample.py --start "The nurse said that" --html page.html
 
-With a flag that looks or explains, sample.py prints only tables. Otherwise it generates text; if
-you give edits, it does so both without and with them.
+With --show, --find, --similar, --explain, --probs or --sweep, sample.py prints only tables.
+Otherwise it generates text; with edits, it generates text before and after them.
 
 A word of an edit can be a list: nurse,teacher,guard, or @FILE with one word per line. Equations,
 tables and figures are those of "Backpack Language Models", https://arxiv.org/abs/2305.16765.

@@ -207,7 +207,7 @@ def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
 
 
 # -----------------------------------------------------------------------------
-# Look. Pass some ids or, a slice at a time, the whole vocabulary: one row each comes back.
+# Look at senses. Pass some ids, or the whole vocabulary in slices; each id gives one row.
 
 
 @torch.no_grad()
@@ -283,8 +283,8 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
     """Turn up the senses that favour a topic, Eq. 15, until the text has expressed the topic.
 
     scores (V, k) are the affinities of all ids for one bag, computed once for all texts and
-    strengths; weights are a row of STRENGTHS, and delta is the one for a sense's score (a score
-    equal to a quantile counts as above it). The edit multiplies the sense by delta', an annealed
+    strengths; weights are a row of STRENGTHS. The score of a sense selects its factor, delta (a
+    score equal to a quantile counts as above it). The edit multiplies the sense by delta', an annealed
     delta. As in the published code, for sense l of position j:
 
         a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how far the text expresses this sense

@@ -41,7 +41,7 @@ from rucksack.training.settings import parse_settings, setting
 class Settings:
     """All settings of a run."""
 
-    out_dir: str = setting('', 'folder for the run (empty: out/NAME of the config or dataset)')
+    out_dir: str = setting('', 'folder for the run (empty: out/NAME, or out/NAME_gpt for a gpt)')
     init_from: str = setting('scratch', 'scratch, resume, or a checkpoint, folder or Hub name')
     overwrite: bool = setting(False, 'replace the run in out_dir once this one has saved')
     dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
@@ -54,7 +54,7 @@ class Settings:
     block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
     dropout: float = setting(0.0, 'dropout in the contextualizer')
     batch_size: int = setting(32, 'sequences per micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, over processes', low=1)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, of all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('muon', 'muon for matrices, or adamw', choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')

@@ -32,7 +32,7 @@ def toy(tmp_path_factory):
 @pytest.fixture(scope='session')
 def trained_toy(tmp_path_factory):
     """The toy model as config/train_toy.py trains it, unless TOY_SEED or TOY_STEPS are set."""
-    return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 1900)))
+    return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 3000)))
 
 
 @pytest.fixture

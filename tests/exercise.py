@@ -77,5 +77,6 @@ class Backpack(nn.Module):
 def scale(idx, C, word, sense, factor):
     """Step 5: a copy of C in which one sense of one word is scaled."""
     edited = C.clone()
-    edited[..., sense, :][idx == word] *= factor
+    chosen = edited[:, :, sense]  # (B, T, d), a view
+    chosen[idx == word] *= factor
     return edited
