@@ -284,8 +284,8 @@ def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
 
     scores (V, k) are the affinities of all ids for one bag, computed once for all texts and
     strengths; weights are a row of STRENGTHS. The score of a sense selects its factor, delta (a
-    score equal to a quantile counts as above it). The edit multiplies the sense by delta', an annealed
-    delta. As in the published code, for sense l of position j:
+    score equal to a quantile counts as above it). The edit multiplies the sense by delta', an
+    annealed delta. As in the published code, for sense l of position j:
 
         a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how far the text expresses this sense
         b = sigmoid(6 - f a) (1 + j / 100)     Eq. 19: f = max(weights) / 7.5; grows with j
