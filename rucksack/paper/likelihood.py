@@ -143,7 +143,12 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
         path = Path(data)
     if path.is_file() and path.suffix != '.bin':
         with reading(path, 'choose a text file, a folder or a .bin'):
-            return subject.encode(path.read_text('utf-8-sig')), path
+            ids = subject.encode(path.read_text('utf-8-sig'))
+            if not ids:
+                raise ValueError('it is empty')
+            return ids, path
+    if not path.exists():
+        raise UserError(f'there is no {data} and no {path}; choose a text file, a folder or a .bin')
     if path.suffix != '.bin':
         path = path / 'val.bin'
     meta = read_meta(path.parent)

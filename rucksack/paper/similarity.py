@@ -29,7 +29,7 @@ def read_pairs(path: Path) -> Pairs:
     Fields are separated by tabs, semicolons or commas. A first line without a number is a header.
     """
     pairs = []
-    with reading(path, 'a line is WORD, WORD, SCORE'):
+    with reading(path, 'a line is WORD, WORD, SCORE, separated by tabs, semicolons or commas'):
         lines = path.read_text('utf-8-sig').splitlines()
         separator = max('\t;,', key=lines[0].count)
         for line in filter(str.strip, lines):

@@ -29,9 +29,11 @@ def evaluation_lines(step: int, row: dict, warmup_iters: int, advised: bool) -> 
     stuck = (row['senses_on_current_token'], row['senses_by_position'])
     lines += (f'\nstuck senses: {stuck[0]} attend only to the current token, '
               f'{stuck[1]} depend only on position')
+    if max(stuck) == 0:
+        return lines, advised
     if step <= warmup_iters:
         return f'{lines} (normal at first)', advised
-    if max(stuck) > 0 and not advised:
+    if not advised:
         lines += ('\nA stuck sense does not read the text: it adds little to the model, and seldom '
                   'recovers. Start again with --optimizer=muon, or with lower learning rates.')
         advised = True
