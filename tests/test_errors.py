@@ -63,7 +63,7 @@ ROWS = [
     ('prepare', 'x --text none.txt', 'none.txt', 'tiny'),
     ('prepare', 'x --text data/tiny/val.bin', 'val.bin', 'tiny'),
     ('prepare', 'toy --merges 300', '--merges', 'tiny'),
-    ('prepare', 'x --hub stories', 'stories', 'tiny')]
+    ('prepare', 'x --hub stories --merges 300', 'stories', 'tiny')]
 
 
 @pytest.mark.parametrize('script, arguments, fact, fixture', ROWS)
