@@ -222,14 +222,15 @@ def read_texts(source: str, field: str, cache: str):
 
 
 def openwebtext_files() -> list[str]:
-    """Download OpenWebText to the Hub's cache: its Parquet files or, without any, its archives."""
+    """Download OpenWebText to the Hub's cache: its Parquet files if whole, else its archives."""
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
     with reading('OpenWebText', 'connect to the internet, or use --text FILE...'):
         names = sorted(file.rfilename for file in hub.HfApi().dataset_info(repo).siblings)
         parquet = [name for name in names if name.endswith('.parquet')]
+        is_whole = any(name.endswith(f'-of-{len(parquet):05d}.parquet') for name in parquet)
         archives = [name for name in names if name.endswith('.tar')]
         files = []
-        for name in parquet or archives:
+        for name in parquet if is_whole else archives:
             files.append(hub.hf_hub_download(repo, name, repo_type='dataset'))
         return files

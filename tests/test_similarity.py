@@ -60,7 +60,7 @@ FORMS = {  # name -> file, its contents, the pair in it
     'WS353': ('WS353.csv', 'Word 1,Word 2,Human (mean)\nlove,sex,6.77\n', ('love', 'sex', 6.77))}
 OWN = {
     'tabs': 'first\tsecond\trating\nnurse\tdoctor\t7\n',
-    'semicolons': 'nurse; doctor; 7\n',
+    'semicolons': 'nurse; doctor; 7.\n',
     'commas': 'nurse,doctor,noun,7\n\n'}
 
 

@@ -21,6 +21,7 @@ SETS = {  # files of the paper's sets -> their names in the paper
     'RG65.csv': 'RG65',
     'WS353.csv': 'WS353',
 }
+NUMBER = r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?'  # as people write scores: 7, 7., .7, 7e-1
 
 
 def read_pairs(path: Path) -> Pairs:
@@ -34,7 +35,7 @@ def read_pairs(path: Path) -> Pairs:
         separator = max('\t;,', key=lines[0].count)
         for line in filter(str.strip, lines):
             a, b, *others = [field.strip() for field in line.split(separator)]
-            numbers = [float(field) for field in others if re.fullmatch(r'-?\d*\.?\d+', field)]
+            numbers = [float(field) for field in others if re.fullmatch(NUMBER, field)]
             if numbers:
                 pairs.append((a, b, numbers[0]))
             elif line != lines[0]:
