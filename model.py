@@ -62,11 +62,13 @@ class Config:
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
         self.sense_hidden = self.sense_hidden or 4 * self.n_embd
+        too_large = {'dropout': 1, 'n_vocab': self.vocab_size + 1}
         for name, value in vars(self).items():
             least = 0 if name in ('n_sense', 'dropout') else 1
             is_right_type = type(value) is int or name == 'dropout'
-            if not (is_right_type and value >= least):  # NaN is not
-                raise ValueError(f'{name} is {value!r}; sizes are whole numbers >= {least}')
+            is_in_range = least <= value < too_large.get(name, math.inf)  # NaN is not
+            if not (is_right_type and is_in_range):
+                raise ValueError(f'{name} is {value!r}, which is no such size or rate: {self}')
         if self.n_embd % self.n_head or self.n_embd % (self.n_sense or 1):
             raise ValueError(f'n_head and n_sense must divide n_embd: {self}')
 
@@ -185,7 +187,7 @@ class GPT(nn.Module):
 class SenseNetwork(nn.Module):
     """Eq. 10, C(x) = FF(E[x]): the embedding of a token (.., d) -> its k senses (.., k, d).
 
-    Appendix A.1 calls ln_2 and the residual unintended; published weights need both. No dropout.
+    A.1 calls ln_2 and the residual around mlp unintended; published weights need both. No dropout.
     """
 
     def __init__(self, config: Config):
@@ -208,9 +210,8 @@ class SenseNetwork(nn.Module):
 class SenseWeights(nn.Module):
     """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), causal attention without values.
 
-    One head per sense: alpha_l is the softmax over j <= i of query_l key_l^T / sqrt(d/k). So the
-    weights of each sense sum to 1, and all weights to k: senses do not compete. The division and
-    the bias of c_attn follow the published code; the paper has neither.
+    One head per sense: alpha_l is the softmax over j <= i of query_l key_l^T / sqrt(d/k), so each
+    sense's weights sum to 1. The paper has no division and no bias; its published code has both.
     """
 
     def __init__(self, config: Config):
@@ -397,9 +398,8 @@ def generate(model: Backpack | GPT, idx: Tensor, n: int, temperature: float = 1.
              ) -> Tensor:
     """Continue the prompts idx (B, P) by n ids: (B, P + n), or fewer with stop.
 
-    temperature 0 takes the likeliest id; top_k draws from the top_k likeliest. It stops once every
-    text has drawn the id stop. Of a longer prompt, it reads the last block_size tokens. When new
-    tokens exceed block_size, it goes on from the last block_size // 2.
+    Greedy at temperature 0. It stops once every text has drawn the id stop. A longer prompt is cut
+    to its last block_size tokens; a text that outgrows block_size, to its last block_size // 2.
     """
     assert edit is None or isinstance(model, Backpack)  # a GPT has no senses to edit
     block_size = model.config.block_size

@@ -47,11 +47,6 @@ def run(title: str) -> dict:
     return variables
 
 
-def test_every_heading_has_a_recipe():
-    """No two headings are alike, so that no recipe hides another."""
-    assert len(RECIPES) == TEXT.count('\n## ') == TEXT.count('```python')
-
-
 @pytest.mark.parametrize('title', ALONE)
 def test_a_recipe_runs_alone(title, capsys):
     """In an empty folder, and it prints something."""

@@ -75,8 +75,8 @@ def test_a_later_token_changes_nothing_earlier(n_sense):
 
 
 @pytest.mark.parametrize('change', [
-    {'block_size': 0}, {'n_head': 2.0}, {'n_layer': 0}, {'dropout': float('nan')},
-    {'n_embd': 770}, {'n_sense': 5}, {'n_sense': -1}], ids=str)
+    {'block_size': 0}, {'n_head': 2.0}, {'n_layer': 0}, {'dropout': float('nan')}, {'dropout': 1.0},
+    {'n_vocab': 50258}, {'n_embd': 770}, {'n_sense': 5}, {'n_sense': -1}], ids=str)
 def test_a_config_with_impossible_numbers_is_refused(change):
     """Of a config.json, say: it would fail later, or mean something else."""
     with pytest.raises(ValueError):

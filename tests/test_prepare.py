@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet
@@ -24,6 +25,7 @@ from tiktoken_ext.openai_public import r50k_pat_str
 
 from rucksack import prepare
 from rucksack.data import read_bin, read_meta
+from rucksack.documents import openwebtext_files
 from rucksack.tokenizer import CHARACTER_OF, GPT2, gpt2_tokenizer, load_tokenizer, words_tokenizer
 
 MERGES = ['--merges', '300']  # a vocabulary that comes with the code
@@ -129,6 +131,16 @@ def test_hub_takes_a_config_and_a_split(split, text):
         (folder / f'{name}.jsonl').write_text('\n'.join(rows))
     train, val = make('hub', '--hub', f'owner/stories{split}', '--field', 'body')
     assert sorted(train + val) == sorted(f'{text} {i}.' for i in range(200))
+
+
+@pytest.mark.parametrize('n, kind', [(2, 'parquet'), (1, 'tar')])
+def test_openwebtext_is_parquet_only_if_whole(n, kind, monkeypatch):
+    """Of two Parquet files both must be there, or the archives are read."""
+    names = [*(f'{i:05d}-of-00002.parquet' for i in range(n)), '00.tar']
+    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
+    monkeypatch.setattr('huggingface_hub.HfApi.dataset_info', lambda self, repo: info)
+    monkeypatch.setattr('huggingface_hub.hf_hub_download', lambda repo, name, repo_type: name)
+    assert {name.rpartition('.')[2] for name in openwebtext_files()} == {kind}
 
 
 def test_archives_of_openwebtext_are_read_as_published():
