@@ -68,7 +68,7 @@ class Config:
             is_right_type = type(value) is int or name == 'dropout'
             is_in_range = least <= value < too_large.get(name, math.inf)  # NaN is not
             if not (is_right_type and is_in_range):
-                raise ValueError(f'{name} is {value!r}, which is no such size or rate: {self}')
+                raise ValueError(f'{name} is {value!r}, which is out of range')
         if self.n_embd % self.n_head or self.n_embd % (self.n_sense or 1):
             raise ValueError(f'n_head and n_sense must divide n_embd: {self}')
 
