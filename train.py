@@ -277,11 +277,11 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
             if is_last:
                 break
 
-            # Set this step's learning rates: share * peak * the group's factor, if it has one.
+            # Set this step's learning rates: share * peak * the group's factor.
             share = share_of_peak(iter_num, s)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
-                    group['lr'] = share * optimizer.defaults['lr'] * group.get('factor', 1.0)
+                    group['lr'] = share * optimizer.defaults['lr'] * group['factor']
 
             # Forward and backward through all micro-batches, then clip and update.
             loss = forward_backward(ddp_model, train_data, iter_num, s, machine)

@@ -7,12 +7,12 @@ from rucksack.model import Backpack
 
 
 @torch.no_grad()
-def sense_gauge(model: Backpack, idx: Tensor) -> tuple[Tensor, Tensor]:
+def sense_gauge(model: Backpack, idx: Tensor) -> Tensor:
     """Measure on the texts idx (B, T) how far each sense's weights (Eq. 12) depend on the text.
 
-    on_current (k,): the weight of the current token. Near 1, the sense never looks back.
-    moved (k,): total variation distance by which the weights move when the tokens of a text are
-    shuffled: 0 is unchanged, 1 is no overlap. Near 0, the weights depend only on position.
+    Returns (2, k). First, the weight of the current token: near 1, the sense never looks back.
+    Second, the total variation distance by which the weights move when the tokens of a text are
+    shuffled, 0 unchanged to 1 no overlap: near 0, the weights depend only on position.
     Both are means over texts and positions. They leave out the first 32 positions of a text (half
     of a text shorter than 64), which have few tokens to choose from.
     """
@@ -26,10 +26,8 @@ def sense_gauge(model: Backpack, idx: Tensor) -> tuple[Tensor, Tensor]:
         other = model.alpha(text[:, shuffled])[0, :, first:]
         current = alpha.diagonal(first, -2, -1)  # (k, T - first)
         distance = (alpha - other).abs().sum(-1) / 2  # (k, T - first), total variation
-        both = torch.stack([current, distance])  # (2, k, T - first)
-        measured.append(both.mean(-1))  # (2, k)
-    on_current, moved = torch.stack(measured).mean(0)  # (k,) each
-    return on_current, moved
+        measured.append(torch.stack([current, distance]).mean(-1))  # (2, k)
+    return torch.stack(measured).mean(0)
 
 
 def stuck_senses(model: Backpack, idx: Tensor) -> dict[str, int]:
@@ -40,8 +38,6 @@ def stuck_senses(model: Backpack, idx: Tensor) -> dict[str, int]:
     are often of the second kind.
     """
     on_current, moved = sense_gauge(model, idx)  # (k,) each
-    is_on_current = on_current > 0.97
-    is_by_position = moved < 0.05
     return {
-        'senses_on_current_token': is_on_current.sum().item(),
-        'senses_by_position': is_by_position.sum().item()}
+        'senses_on_current_token': (on_current > 0.97).sum().item(),
+        'senses_by_position': (moved < 0.05).sum().item()}

@@ -22,56 +22,31 @@ def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weig
     of a matrix outruns the others. With AdamW, the scores of SenseWeights can grow until a softmax
     is saturated, and that sense stops learning.
     weight_decay is on matrices (embeddings optional), never on biases and norms.
-    Unless loaded_lr is 1, each group has a 'factor' by which the caller multiplies learning rates:
-    loaded_lr for embeddings and contextualizer, 1 for senses and their weights.
+    Each group has a 'factor' by which the caller multiplies its learning rate: 1 for senses and
+    their weights, loaded_lr for embeddings and contextualizer.
     """
-    embeddings = []
-    linears = {}
+    for_adamw = defaultdict(list)  # (weight decay, factor) -> parameters
+    for_muon = defaultdict(list)  # (rows, columns, factor) of a part -> matrices with such parts
     for path, module in model.named_modules():
-        if isinstance(module, nn.Embedding):
-            embeddings.append(module.weight)
-        if isinstance(module, nn.Linear):
-            linears[path] = module
-    biases_and_norms = [p for p in model.parameters() if p.dim() == 1]
-    matrices = [module.weight for module in linears.values()]
-    known = {*embeddings, *biases_and_norms, *matrices}
-    others = [p for p in model.parameters() if p not in known]  # such as the matrices of an LSTM
-    embedding_decay = weight_decay if decay_embeddings else 0.0
-    groups = [
-        {'params': biases_and_norms, 'weight_decay': 0.0},
-        {'params': embeddings, 'weight_decay': embedding_decay}]
-    if name == 'adamw':
-        others = matrices + others
-    if others:
-        groups.append({'params': others, 'weight_decay': weight_decay})
-    groups = with_factors(groups, model, loaded_lr)
+        factor = 1.0 if path.startswith('sense_') else loaded_lr
+        for p in module.parameters(recurse=False):
+            if name == 'muon' and isinstance(module, nn.Linear) and p.dim() == 2:
+                rows = module.out_features
+                if path.endswith(('c_attn', 'final_mlp.c_proj')):  # queries, keys, values; k senses
+                    rows = model.config.n_embd
+                for_muon[rows, module.in_features, factor].append(p)
+            elif p.dim() == 1 or (isinstance(module, nn.Embedding) and not decay_embeddings):
+                for_adamw[0.0, factor].append(p)
+            else:
+                for_adamw[weight_decay, factor].append(p)
+    groups = [{'params': params, 'weight_decay': decay, 'factor': factor}
+              for (decay, factor), params in for_adamw.items()]
     adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
     if name == 'adamw':
         return [adamw]
-
-    of_shape = defaultdict(list)  # (rows, columns) of a part -> matrices with such parts
-    for path, module in linears.items():
-        rows = module.out_features
-        if path.endswith(('c_attn', 'final_mlp.c_proj')):  # queries, keys and values; k senses
-            rows = model.config.n_embd
-        of_shape[rows, module.in_features].append(module.weight)
-    for_muon = [{'params': matrices, 'rows': rows} for (rows, _), matrices in of_shape.items()]
-    for_muon = with_factors(for_muon, model, loaded_lr)
-    return [adamw, Muon(for_muon, {'lr': muon_lr, 'weight_decay': weight_decay})]
-
-
-def with_factors(groups: list[dict], model: Backpack | GPT, loaded_lr: float) -> list[dict]:
-    """Split each group by its factor on the learning rate; unsplit if loaded_lr is 1."""
-    if loaded_lr == 1:
-        return groups
-    new = {p for name, p in model.named_parameters() if name.startswith('sense_')}
-    split = []
-    for group in groups:
-        senses = [p for p in group['params'] if p in new]
-        loaded = [p for p in group['params'] if p not in new]
-        split.append({**group, 'params': senses, 'factor': 1.0})
-        split.append({**group, 'params': loaded, 'factor': loaded_lr})
-    return [group for group in split if group['params']]
+    groups = [{'params': matrices, 'rows': rows, 'factor': factor}
+              for (rows, _, factor), matrices in for_muon.items()]
+    return [adamw, Muon(groups, {'lr': muon_lr, 'weight_decay': weight_decay})]
 
 
 class Muon(Optimizer):
@@ -115,7 +90,7 @@ def orthogonalized(X: Tensor) -> Tensor:
     if is_tall:
         # Transposed, X X^T is smaller. Contiguous, a matrix rounds the same alone or in a batch.
         X = X.mT.contiguous()
-    if X.dtype == torch.float32 and bfloat16_unit(str(X.device)):
+    if bfloat16_unit(str(X.device)):
         X = X.bfloat16()  # five iterations are no more exact than bfloat16
     norm = X.norm(dim=(1, 2), keepdim=True)  # (n, 1, 1), at least the largest singular value
     X = X / norm.clamp(min=1e-7)
