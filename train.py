@@ -76,8 +76,8 @@ class Settings:
     wandb_project: str = setting('rucksack', 'project in Weights & Biases')
     wandb_run_name: str = setting('', 'run name in Weights & Biases (empty: a generated one)')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
-    dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32, bfloat16 or float64',
-                         choices=('auto', 'float32', 'bfloat16', 'float64'))
+    dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32 or bfloat16',
+                         choices=('auto', 'float32', 'bfloat16'))
     compile: bool = setting(True, 'use torch.compile, on CUDA and on CPUs with a C++ compiler')
     seed: int = setting(1337, 'random seed for weights, data order and dropout')
 
@@ -220,14 +220,13 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
         model = ckpt.from_checkpoint(state, s.path)
     else:
         model = start.start_from(weights, config)
-    model.to(machine.device, machine.weight_dtype).train()
+    model.to(machine.device).train()
 
     # The optimizers. A resumed run restores the exact weights and the moments.
     optimizers = make_optimizers(
         model, s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
         decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr, loaded_lr=s.loaded_lr)
     if state:
-        model.load_state_dict(state['model'])  # from_checkpoint returns float32, this float64 too
         ckpt.load_optimizers(optimizers, state['optimizers'], s.path)
 
     # Compiled, the loss is one graph; DDP around it averages the gradients of all processes.

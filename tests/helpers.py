@@ -178,6 +178,7 @@ def work(folder: Path, said: str, prepared, env: dict, argv: tuple[str, ...]) ->
     os.chdir(folder)
     os.environ.update(env)
     sys.stdout = sys.stderr = open(said, 'a')
+    torch.set_default_dtype(getattr(torch, env.get('DTYPE', 'float32')))
     torch.set_num_threads(1)
     if prepared:
         prepared()
@@ -217,7 +218,7 @@ def at_change(n: int, act) -> None:
     sys.addaudithook(hook)
 
 
-def ranks(*commands: list[str]) -> list[int | None]:
+def ranks(*commands: list[str], **more: str) -> list[int | None]:
     """The exit codes of processes that train together, as under torchrun.
 
     Only the first may change files: another that is about to leaves with the code 77.
@@ -225,7 +226,8 @@ def ranks(*commands: list[str]) -> list[int | None]:
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         _, port = s.getsockname()
-    env = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), 'WORLD_SIZE': str(len(commands))}
+    env = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), 'WORLD_SIZE': str(len(commands)),
+           **more}
     leave_at_change = partial(at_change, 1, partial(os._exit, 77))
     processes = []
     for rank, argv in enumerate(commands):

@@ -105,8 +105,8 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
     config = replace(config, dropout=0.0, block_size=length)
     batch = 32 if machine.on_gpu else max(1, 4096 // length)
     idx = text_like(config.n_vocab, batch, length)
-    ours = Backpack(config).to(machine.device, machine.weight_dtype)
-    other = GPT(config).to(machine.device, machine.weight_dtype)
+    ours = Backpack(config).to(machine.device)
+    other = GPT(config).to(machine.device)
     works = works_of(ours, idx, machine, compile)
     works_of_other = works_of(other, idx, machine, compile)
     distinct = len(idx.unique()) / idx.numel()
@@ -129,7 +129,7 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
         'ratio': '.2f',
         'by operations': '.2f'}
     notes = [
-        f'{machine.name}, {machine.dtype} ({machine.why}), {how}, torch {torch.__version__}.',
+        f'{machine.name}, {machine.dtype}, {how}, torch {torch.__version__}.',
         'A training step computes the senses of each distinct id once, a forward pass those of '
         'every token.',
         'By operations: the ratio of floating point operations.']

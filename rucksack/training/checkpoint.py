@@ -32,10 +32,11 @@ def make_model(config: Config) -> Backpack | GPT:
 
 
 def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
-    """Make a model, in float32, with given weights; torch raises an error unless all fit."""
+    """Make a model with given weights, in float32; torch raises an error unless all fit."""
     with torch.device('meta'):
         model = make_model(config)
-    own = {name: weight.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    dtype = torch.get_default_dtype()
+    own = {name: weight.to(dtype, copy=True, memory_format=torch.contiguous_format)
            for name, weight in weights.items()}
     model.load_state_dict(own, assign=True)
     return model.eval()
@@ -103,7 +104,7 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict[str, d
                     shape = () if name == 'step' else p.shape
                     if moment.shape != shape:
                         raise ValueError(f'{name} has the shape {tuple(moment.shape)}')
-                    own = torch.empty_like(p) if shape else torch.empty((), device=p.device)
+                    own = torch.empty(shape, device=p.device)
                     optimizer.state[p][name] = own.copy_(moment)
 
 

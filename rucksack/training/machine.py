@@ -33,18 +33,16 @@ class Machine:
     dtype: str
     rank: int
     world: int
-    why: str = 'as set or saved'  # why this dtype
 
     def __post_init__(self) -> None:
         self.on_gpu = self.device.startswith('cuda')
-        self.name = f'{self.device} ({torch.get_num_threads()} threads)'
+        unit = bfloat16_unit(self.device)
+        self.name = f'{self.device} ({torch.get_num_threads()} threads, fast bfloat16: {unit})'
         if self.on_gpu:
             self.name = torch.cuda.get_device_name(self.device)
-        # bfloat16 is only for products: weights stay in float32.
-        self.weight_dtype = torch.float64 if self.dtype == 'float64' else torch.float32
 
     def autocast(self) -> torch.autocast:
-        """Return the autocast context of a forward pass."""
+        """Return the autocast context of a forward pass: bfloat16 is only for products."""
         kind = torch.device(self.device).type
         return torch.autocast(kind, torch.bfloat16, enabled=self.dtype == 'bfloat16')
 
@@ -87,9 +85,8 @@ class Machine:
 
     def check_agreement(self, facts: str, folders: str) -> None:
         """Raise UserError unless all processes read the same facts in the folders."""
-        checksum = torch.tensor(zlib.crc32(facts.encode()))
-        own = checksum.item()
-        if self.sum_over_processes(checksum) != self.world * own:
+        checksum = zlib.crc32(facts.encode())
+        if self.sum_over_processes(torch.tensor(checksum)) != self.world * checksum:
             raise UserError(f'the processes see different files in {folders}: share them')
 
     def to_device(self, *tensors: Tensor) -> list[Tensor]:
@@ -104,8 +101,9 @@ class Machine:
 
     def can_compile(self) -> bool:
         """Tell whether torch.compile works here."""
-        has_compiler = shutil.which('g++') or shutil.which('clang++')
-        return self.on_gpu or (self.device == 'cpu' and has_compiler is not None)
+        if self.device == 'cpu':
+            return bool(shutil.which('g++') or shutil.which('clang++'))
+        return self.on_gpu
 
     def compile(self, module: Callable) -> Callable:
         """Compile a module or function, or return it unchanged where it cannot be compiled."""
@@ -147,18 +145,15 @@ def find_machine(device: str, dtype: str, micro_batches: int = 0) -> Machine:
         torch.set_num_threads(min(2, torch.get_num_threads()))  # more would slow other runs down
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision('high')  # TF32
-    why = Machine.why
     if dtype == 'auto':
-        unit = bfloat16_unit(device)
-        dtype = 'bfloat16' if unit else 'float32'
-        why = f'the device has {unit}' if unit else 'the device has no fast bfloat16'
+        dtype = 'bfloat16' if bfloat16_unit(device) else 'float32'
     if device == 'cpu':
         keep_freed_memory()
         if dtype == 'bfloat16':  # flash attention in it is slower than plain matmuls here
             torch.backends.cuda.enable_flash_sdp(False)
     if world > 1:
         dist.init_process_group('cpu:gloo,cuda:nccl' if on_gpu else 'gloo')
-    return Machine(device, dtype, rank, world, why)
+    return Machine(device, dtype, rank, world)
 
 
 def leave_processes(code: int) -> None:
@@ -174,11 +169,10 @@ def leave_processes(code: int) -> None:
 
 def keep_freed_memory() -> None:
     """Let glibc reuse memory instead of returning it to the system, since new pages take time."""
-    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
     libc = ctypes.CDLL(None)
     if hasattr(libc, 'mallopt'):
-        libc.mallopt(M_TRIM_THRESHOLD, 0x7fffffff)  # the largest int: never
-        libc.mallopt(M_MMAP_THRESHOLD, 0x7fffffff)
+        for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            libc.mallopt(threshold, 0x7fffffff)  # the largest int: never
 
 
 def flops_per_token(model: Backpack | GPT, distinct: float = 1.0) -> float:

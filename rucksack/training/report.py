@@ -15,7 +15,7 @@ def describe(model: Backpack | GPT, machine: Machine) -> str:
     """Say in a line what a run trains, and where."""
     millions = count_parameters(model)['total'] / 1e6
     return (f'{type(model).__name__}, {millions:.1f}M parameters, on {machine.world} x '
-            f'{machine.name} in {machine.dtype} ({machine.why})')
+            f'{machine.name} in {machine.dtype}')
 
 
 def evaluation_lines(step: int, row: dict, warmup_iters: int, advised: bool) -> tuple[str, bool]:
