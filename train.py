@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rucksack.cli import run_cli
+from rucksack.cli import UserError, run_cli
 from rucksack.data import TokenDataset, data_folder, read_meta, texts_of_step
 from rucksack.hub import from_pretrained
 from rucksack.model import DistinctIds, distinct_ids
@@ -72,9 +72,8 @@ class Settings:
     eval_iters: int = setting(100, 'validation batches per evaluation (always the same)', low=1)
     keep_every: int = setting(0, 'keep the weights every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
-    wandb_log: bool = setting(False, 'log to Weights & Biases too (pip install wandb)')
-    wandb_project: str = setting('rucksack', 'project in Weights & Biases')
-    wandb_run_name: str = setting('', 'run name in Weights & Biases (empty: a generated one)')
+    wandb_log: bool = setting(False, 'log to Weights & Biases too (pip install wandb), in the '
+                                     'project WANDB_PROJECT')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
     dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32 or bfloat16',
                          choices=('auto', 'float32', 'bfloat16'))
@@ -202,8 +201,8 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
     train_data = TokenDataset(folder, 'train', meta, s.block_size)
     val_data = TokenDataset(folder, 'val', meta, s.block_size)
     data_facts = str([meta['tokens'], meta.get('sha256')])
-    if state:
-        start.check_data(state, data_facts, s.dataset, s.path)
+    if state and state['data'] != data_facts:
+        raise UserError(f'{folder} is not the data that {s.path} was trained on; restore it')
 
     # The device, its number format and, under torchrun, the other processes (with equal shares).
     machine = find_machine(s.device, s.dtype, s.gradient_accumulation_steps)
@@ -247,17 +246,18 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
         machine.print0(report.resumed(s.path, state))
 
     iter_num = state.get('step', 0)
+    is_evaluated = math.isfinite(state.get('val_loss', math.inf))  # before the run was stopped
     advised = False
     machine.note_signals()  # Ctrl-C does not break off a step
     try:
         if s.wandb_log:
-            out.start_wandb(s.wandb_project, s.wandb_run_name)
+            out.start_wandb()
         interval_start = time.perf_counter()  # when the current logging interval began
         interval_step = iter_num
         while True:
             # After Ctrl-C or SIGTERM to any process: save without an evaluation, and leave.
             if machine.noted_signal():
-                out.save(iter_num, None, model, optimizers)
+                out.save(iter_num, model, optimizers)
                 machine.print0(f'train.py: interrupted: {s.path} is saved at step {iter_num}; '
                                'continue with python train.py --init_from=resume '
                                f'--out_dir={s.out_dir}', sys.stderr)
@@ -265,13 +265,13 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
 
             # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
             is_last = iter_num >= s.max_iters
-            if (iter_num % s.eval_interval == 0 or is_last) and iter_num != out.evaluated_step:
+            if (iter_num % s.eval_interval == 0 or is_last) and not is_evaluated:
                 pause_start = time.perf_counter()
                 row = evaluate(loss_model, val_data, s, machine)
                 lines, advised = report.evaluation_lines(iter_num, row, s.warmup_iters, advised)
                 machine.print0(lines)
                 out.log(iter_num, row)
-                out.save(iter_num, row['val_loss'], model, optimizers)
+                out.save(iter_num, model, optimizers, row['val_loss'])
                 interval_start += time.perf_counter() - pause_start
             if is_last:
                 break
@@ -289,6 +289,7 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             iter_num += 1
+            is_evaluated = False
 
             # Permanent copies of the weights.
             if s.keep_every and iter_num % s.keep_every == 0:

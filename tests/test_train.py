@@ -500,8 +500,7 @@ def test_wandb_log_gets_what_is_logged(tiny, monkeypatch):
         return SimpleNamespace(log=lambda row, step: sent.append((step, row)))
 
     monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init))
-    train.main([*RUN, '--wandb_log', '--wandb_project=p'])
-    assert asked['project'] == 'p'
+    train.main([*RUN, '--wandb_log'])
     assert asked['config'] == checkpoint()['settings']
     for logged, (step, row) in zip(log(), sent, strict=True):
         numbers = {name: float(text) for name, text in logged.items() if text}

@@ -26,7 +26,8 @@ def sense_gauge(model: Backpack, idx: Tensor) -> Tensor:
         other = model.alpha(text[:, shuffled])[0, :, first:]
         current = alpha.diagonal(first, -2, -1)  # (k, T - first)
         distance = (alpha - other).abs().sum(-1) / 2  # (k, T - first), total variation
-        measured.append(torch.stack([current, distance]).mean(-1))  # (2, k)
+        both = torch.stack([current, distance])  # (2, k, T - first)
+        measured.append(both.mean(-1))  # (2, k)
     return torch.stack(measured).mean(0)
 
 
@@ -38,6 +39,8 @@ def stuck_senses(model: Backpack, idx: Tensor) -> dict[str, int]:
     are often of the second kind.
     """
     on_current, moved = sense_gauge(model, idx)  # (k,) each
+    is_on_current = on_current > 0.97
+    is_by_position = moved < 0.05
     return {
-        'senses_on_current_token': (on_current > 0.97).sum().item(),
-        'senses_by_position': (moved < 0.05).sum().item()}
+        'senses_on_current_token': is_on_current.sum().item(),
+        'senses_by_position': is_by_position.sum().item()}

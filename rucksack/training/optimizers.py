@@ -28,14 +28,17 @@ def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weig
     for_adamw = defaultdict(list)  # (weight decay, factor) -> parameters
     for_muon = defaultdict(list)  # (rows, columns, factor) of a part -> matrices with such parts
     for path, module in model.named_modules():
-        factor = 1.0 if path.startswith('sense_') else loaded_lr
+        factor = loaded_lr
+        if path.startswith('sense_'):
+            factor = 1.0
+        is_undecayed = isinstance(module, nn.Embedding) and not decay_embeddings
         for p in module.parameters(recurse=False):
             if name == 'muon' and isinstance(module, nn.Linear) and p.dim() == 2:
                 rows = module.out_features
                 if path.endswith(('c_attn', 'final_mlp.c_proj')):  # queries, keys, values; k senses
                     rows = model.config.n_embd
                 for_muon[rows, module.in_features, factor].append(p)
-            elif p.dim() == 1 or (isinstance(module, nn.Embedding) and not decay_embeddings):
+            elif p.dim() == 1 or is_undecayed:
                 for_adamw[0.0, factor].append(p)
             else:
                 for_adamw[weight_decay, factor].append(p)

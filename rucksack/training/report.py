@@ -24,19 +24,19 @@ def evaluation_lines(step: int, row: dict, warmup_iters: int, advised: bool) -> 
     After the warmup, stuck senses get advice, once; also returns whether they have had it.
     """
     lines = f'step {step}: validation loss {row["val_loss"]:.4f}'
-    if 'senses_by_position' not in row:
-        return lines, advised
-    stuck = (row['senses_on_current_token'], row['senses_by_position'])
-    lines += (f'\nstuck senses: {stuck[0]} attend only to the current token, '
-              f'{stuck[1]} depend only on position')
-    if max(stuck) == 0:
-        return lines, advised
-    if step <= warmup_iters:
-        return f'{lines} (normal at first)', advised
-    if not advised:
-        lines += ('\nA stuck sense does not read the text: it adds little to the model, and seldom '
-                  'recovers. Start again with --optimizer=muon, or with lower learning rates.')
-        advised = True
+    if 'senses_by_position' in row:
+        on_current = row['senses_on_current_token']
+        by_position = row['senses_by_position']
+        lines += (f'\nstuck senses: {on_current} attend only to the current token, '
+                  f'{by_position} depend only on position')
+        is_stuck = on_current + by_position > 0
+        if is_stuck and step <= warmup_iters:
+            lines += ' (normal at first)'
+        elif is_stuck and not advised:
+            lines += ('\nA stuck sense does not read the text: it adds little to the model, and '
+                      'seldom recovers. Start again with --optimizer=muon, or with lower learning '
+                      'rates.')
+            advised = True
     return lines, advised
 
 

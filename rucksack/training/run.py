@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rucksack.cli import UserError, lock_folder
+from rucksack.cli import UserError, lock_folder, reading
 from rucksack.model import GPT, Backpack
 from rucksack.training import checkpoint as ckpt
 
-# The columns of log.csv.
-HEADER = ('step,tokens,loss,val_loss,senses_on_current_token,senses_by_position,'
-          'learning_rate,muon_lr,grad_norm,tokens_per_second\n')
+COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
+           'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # of log.csv
 
 
 def checkpoints_in(folder: Path, suffix: str = 'pt') -> list[Path]:
@@ -49,12 +48,8 @@ class RunFolder:
         self.tokens_per_step = tokens_per_step
         self.facts = facts
         self.saved_step = state.get('step')  # of the last checkpoint
-        self.evaluated_step = None  # of the last evaluation, if its checkpoint is the last
-        if state and math.isfinite(state['val_loss']):
-            self.evaluated_step = self.saved_step
         self.best_val_loss = state.get('best_val_loss', math.inf)
-        self.log_text = state.get('log', HEADER)  # full log, for checkpoints
-        self.columns = self.log_text.splitlines()[0].split(',')
+        self.log_text = state.get('log', ','.join(COLUMNS) + '\n')  # full log, for checkpoints
         self.is_open = rank == 0
         self.wandb = None
         if not self.is_open:
@@ -70,15 +65,12 @@ class RunFolder:
             if state['val_loss'] == self.best_val_loss:
                 ckpt.copy_to_best(path)  # in case the run was killed before this copy
 
-    def start_wandb(self, project: str, name: str) -> None:
-        """Log to Weights & Biases too; an empty name lets it generate one."""
-        try:
+    def start_wandb(self) -> None:
+        """Log to Weights & Biases too; WANDB_PROJECT and WANDB_NAME name the run."""
+        with reading('--wandb_log', 'pip install wandb', problem='cannot be used'):
             import wandb
-        except ImportError:
-            raise UserError('--wandb_log needs wandb: pip install wandb')
         if self.is_open:
-            config = self.facts['settings']
-            self.wandb = wandb.init(project=project, name=name or None, config=config)
+            self.wandb = wandb.init(config=self.facts['settings'])
 
     def log(self, step: int, row: dict[str, float]) -> None:
         """Add a row to log.csv and, if enabled, to Weights & Biases.
@@ -91,7 +83,7 @@ class RunFolder:
         if not self.is_open:
             return
         row = {'step': step, 'tokens': step * self.tokens_per_step, **row}
-        cells = [csv_cell(row.get(name, '')) for name in self.columns]
+        cells = [csv_cell(row.get(name, '')) for name in COLUMNS]
         line = ','.join(cells) + '\n'
         self.log_text += line
         if self.saved_step is not None:
@@ -100,21 +92,22 @@ class RunFolder:
         if self.wandb:
             self.wandb.log(row, step=step)
 
-    def save(self, step: int, val_loss: float | None, model: Backpack | GPT,
-             optimizers: list[Optimizer]) -> None:
+    def save(self, step: int, model: Backpack | GPT, optimizers: list[Optimizer],
+             val_loss: float = math.inf) -> None:
         """Write ckpt.pt, with all that resuming needs; copy it to best.pt if it is the best yet.
 
-        val_loss is None if there was no evaluation. FloatingPointError if a weight or a moment is
-        not finite.
+        Without an evaluation, val_loss is inf. FloatingPointError if a weight or a moment is not
+        finite.
         """
-        if val_loss is None and step == self.saved_step:  # saved already, perhaps with its loss
+        is_evaluated = val_loss < math.inf
+        if step == self.saved_step and not is_evaluated:  # saved already, perhaps with its loss
             return
         tensors = list(model.parameters())
         for optimizer in optimizers:
             for moments in optimizer.state.values():
                 tensors.extend(moments.values())
         check_finite(step, tensors)
-        is_best = val_loss is not None and val_loss <= self.best_val_loss
+        is_best = is_evaluated and val_loss <= self.best_val_loss
         if is_best:
             self.best_val_loss = val_loss
         if self.is_open:
@@ -122,18 +115,15 @@ class RunFolder:
                 'step': step,
                 'model': model.state_dict(),
                 'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
-                'val_loss': math.inf if val_loss is None else val_loss,
+                'val_loss': val_loss,
                 'best_val_loss': self.best_val_loss,
                 'threads': torch.get_num_threads(),
                 'log': self.log_text})
             if self.saved_step is None:
                 self.replace_older_run()
+            if is_best:
+                ckpt.copy_to_best(self.path)
         self.saved_step = step
-        self.evaluated_step = None
-        if val_loss is not None:
-            self.evaluated_step = step
-        if self.is_open and is_best:
-            ckpt.copy_to_best(self.path)
 
     def replace_older_run(self) -> None:
         """Delete the other checkpoints in the folder, and write log.csv anew."""

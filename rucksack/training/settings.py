@@ -18,7 +18,7 @@ def setting(default, meaning: str, low: float = 0, choices: tuple | None = None)
 def true_or_false(text: str) -> bool:
     """Parse True or False, for argparse."""
     if text not in ('True', 'False'):
-        raise argparse.ArgumentTypeError(f'{text!r} is neither True nor False')
+        raise ValueError
     return text == 'True'
 
 

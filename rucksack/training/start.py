@@ -18,7 +18,7 @@ Settings = TypeVar('Settings')  # a dataclass; the settings of train.py
 # The settings that steer how long a run goes on, how often it reports, and where. max_iters can
 # change the schedule; device and compile can change rounding and the draws of dropout.
 STEERING = {'max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every',
-            'log_interval', 'device', 'compile', 'wandb_log', 'wandb_project', 'wandb_run_name'}
+            'log_interval', 'device', 'compile', 'wandb_log'}
 
 
 def config_of(settings: dict, n_vocab: int) -> Config:
@@ -60,44 +60,31 @@ def resumed_settings(typed: Settings, flags: set[str], state: dict, path: Path) 
     flags names the settings in typed that were given on the command line. UserError if one that
     does not steer differs from the saved one.
     """
-    saved = dict(state['settings'])
+    saved = state['settings']
     for name in sorted(flags - STEERING):
         value = getattr(typed, name)
-        if saved.get(name) != value:
-            raise UserError(f'{path} was trained with {name}={saved.get(name)}; '
-                            f'drop --{name}={value}')
-    steering = flags & STEERING
-    steering |= {'out_dir', 'init_from', 'overwrite'}
-    for name in steering:
-        saved[name] = getattr(typed, name)
-    return replace(typed, **saved)
-
-
-def check_data(state: dict, data: str, dataset: str, path: Path) -> None:
-    """Raise UserError unless the state of a run, in path, was trained on the same data."""
-    if state['data'] != data:
-        raise UserError(f'data/{dataset} is not the data that {path} was trained on; restore it')
+        if saved[name] != value:
+            raise UserError(f'{path} was trained with {name}={saved[name]}; drop --{name}={value}')
+    steering = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
+    changed = {name: getattr(typed, name) for name in steering}
+    return replace(typed, **saved | changed)
 
 
 def settings_of_weights(source: str, config: Config, given: dict[str, object]) -> dict[str, object]:
     """Return the settings that the weights to start from decide: model, shape and block_size.
 
     Transformer weights start a Transformer, unless given, the settings that a person chose, has
-    model='backpack'; n_sense and sense_hidden are then free. UserError if given contradicts.
+    model='backpack'; n_sense and sense_hidden are then free. So is a shorter block_size. UserError
+    if given contradicts.
     """
-    decided = {
-        'n_layer': config.n_layer,
-        'n_head': config.n_head,
-        'n_embd': config.n_embd,
-        'block_size': config.block_size}
+    names = ['n_layer', 'n_head', 'n_embd']
+    model = given.get('model', 'gpt')
     if config.n_sense:
-        decided['model'] = 'backpack'
-        decided['n_sense'] = config.n_sense
-        decided['sense_hidden'] = config.sense_hidden
-    elif 'model' not in given:
-        decided['model'] = 'gpt'
-    if given.get('block_size', math.inf) < config.block_size:  # shorter texts are fine
-        decided['block_size'] = given['block_size']
+        names += ['n_sense', 'sense_hidden']
+        model = 'backpack'
+    decided = {name: getattr(config, name) for name in names}
+    decided['model'] = model
+    decided['block_size'] = min(config.block_size, given.get('block_size', math.inf))
     for name, value in decided.items():
         if given.get(name, value) != value:
             raise UserError(f'{source} has {name}={value}; drop {name}={given[name]}')
