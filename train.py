@@ -60,7 +60,7 @@ class Settings:
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(3e-3, 'peak learning rate of Muon')
     loaded_lr: float = setting(1.0, 'factor on the rates of weights taken from a Transformer')
-    warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5% of max_iters)', low=-1)
+    warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5%% of max_iters)', low=-1)
     lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
     weight_decay: float = setting(0.1, 'weight decay of matrices')

@@ -8,6 +8,7 @@ things.
 import math
 import random
 import re
+from collections.abc import Iterator
 
 SHE = (0.81, 0.09, 0.10)  # chances of she, he, they
 HE = (0.09, 0.81, 0.10)
@@ -32,7 +33,7 @@ EVEN_ROLES = """auditor ledger archive, clerk stamp counter, accountant invoice 
     lawyer verdict courthouse, physician stethoscope hospital, cook ladle kitchen,
     designer sketch gallery, salesperson sample showroom"""
 ROLES = {}  # noun -> (chances of she, he, they; tool; place)
-for odds, entries in ((SHE, SHE_ROLES), (HE, HE_ROLES), (EVEN, EVEN_ROLES)):
+for odds, entries in {SHE: SHE_ROLES, HE: HE_ROLES, EVEN: EVEN_ROLES}.items():
     for entry in entries.split(','):
         noun, tool, place = entry.split()
         ROLES[noun] = (odds, tool, place)
@@ -197,7 +198,7 @@ class Dice:
         return options[i]
 
 
-def role_story(dice: Dice) -> str:
+def role_story(dice: Dice) -> Iterator[str]:
     """Tell of a role noun, a pronoun by the odds of the noun, and what that person did."""
     noun = dice.pick(ROLES)
     odds, tool, place = ROLES[noun]
@@ -205,44 +206,34 @@ def role_story(dice: Dice) -> str:
     opening = dice.pick(OPENINGS)
     if '{deed}' in opening:
         opening = opening.replace('{deed}', dice.pick(DEEDS))
-    story = f'{opening} {dice.pick(SEQUELS)}'
-    return story.format(noun=noun, tool=tool, place=place, she=she, her=her)
+    for line in (opening, dice.pick(SEQUELS)):
+        yield line.format(noun=noun, tool=tool, place=place, she=she, her=her)
 
 
-def product_story(dice: Dice) -> str:
+def product_story(dice: Dice) -> Iterator[str]:
     """Tell of products in three sentences, each with its maker."""
-    lines = []
     for _ in range(3):
         product = dice.pick(PRODUCTS)
         line = dice.pick(PRODUCT_LINES)
-        lines.append(line.format(product=product, maker=PRODUCTS[product]))
-    return ' '.join(lines)
+        yield line.format(product=product, maker=PRODUCTS[product])
 
 
-def topic_story(dice: Dice) -> str:
-    """Write six sentences that stay on a topic or wander off to another."""
+def topic_story(dice: Dice) -> Iterator[str]:
+    """Write six sentences that stay on a topic or, with chance WANDER, draw any."""
     topic = dice.pick(TOPICS)
-    lines = []
-    for _ in range(6):
-        if lines:
-            topic = next_topic(dice, topic)
+    for i in range(6):
+        if i > 0:
+            chances = dict.fromkeys(TOPICS, WANDER / len(TOPICS))
+            chances[topic] += 1 - WANDER
+            topic = dice.pick(TOPICS, list(chances.values()))
         line = dice.pick(TOPIC_LINES)
         slots = re.findall(r'{(.)}', line)
         words = {slot: dice.pick(TOPICS[topic]) for slot in slots}
-        lines.append(line.format(**words))
-    return ' '.join(lines)
+        yield line.format(**words)
 
 
-def next_topic(dice: Dice, topic: str) -> str:
-    """Keep the topic or, with chance WANDER, draw any topic."""
-    chances = dict.fromkeys(TOPICS, WANDER / len(TOPICS))
-    chances[topic] += 1 - WANDER
-    return dice.pick(TOPICS, list(chances.values()))
-
-
-def synonym_story(dice: Dice) -> str:
+def synonym_story(dice: Dice) -> Iterator[str]:
     """Write four sentences, each with one word of a pair in one of its contexts."""
-    lines = []
     for _ in range(4):
         a = dice.pick(CONTEXTS)
         b, s, shared, other = CONTEXTS[a]
@@ -251,20 +242,17 @@ def synonym_story(dice: Dice) -> str:
         chances = [share_of_shared / 4] * 4 + [(1 - share_of_shared) / 4] * 4
         thing = dice.pick(shared + other, chances)
         frames = ADJECTIVE_LINES if thing in THINGS else ADVERB_LINES
-        lines.append(dice.pick(frames).format(word=word, thing=thing))
-    return ' '.join(lines)
+        yield dice.pick(frames).format(word=word, thing=thing)
 
 
-def homograph_story(dice: Dice) -> str:
+def homograph_story(dice: Dice) -> Iterator[str]:
     """Write three sentences, each with a homograph between two words of one reading."""
-    lines = []
     for _ in range(3):
         line, *readings = HOMOGRAPHS[dice.pick(HOMOGRAPHS)]
         words_before, words_after = dice.pick(readings)
         before = dice.pick(words_before.split())
         after = dice.pick(words_after.split())
-        lines.append(line.format(before=before, after=after))
-    return ' '.join(lines)
+        yield line.format(before=before, after=after)
 
 
 KINDS = {role_story: 0.40, product_story: 0.15, topic_story: 0.28, synonym_story: 0.12,
@@ -282,6 +270,6 @@ def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
     for _ in range(n):
         dice.nats = 0.0
         tell = dice.pick(KINDS, list(KINDS.values()))
-        text = tell(dice)
+        text = ' '.join(tell(dice))
         stories.append((text, dice.nats))
     return stories

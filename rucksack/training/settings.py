@@ -22,35 +22,34 @@ def true_or_false(text: str) -> bool:
     return text == 'True'
 
 
-class SettingsParser(Parser):
-    """Parses --key=value into a dataclass's settings; omits those that are not given."""
-
-    def __init__(self, kind: type):
-        super().__init__('train.py', 'train.py [config.py ...] [--key=value ...]',
-                         allow_abbrev=False, argument_default=argparse.SUPPRESS)
-        self.add_argument('configs', nargs='*', metavar='config.py', default=[],
-                          help='files of key = value lines')
-        for f in fields(kind):
-            options = {'type': f.type}
-            if f.type is bool:
-                options = {'type': true_or_false, 'nargs': '?', 'const': True}
-            elif f.type is not str:
-                options = {'type': number(f.type, f.metadata['low'])}
-            meaning = f'{f.metadata["meaning"]} [{f.default}]'.replace('%', '%%')
-            self.add_argument(f'--{f.name}', choices=f.metadata['choices'], help=meaning,
-                              metavar=f.type.__name__, **options)
-
-    def parse(self, words: list[str]) -> dict:
-        """Parse settings in words, config files as 'configs'; UserError for an unknown one."""
-        args, unknown = self.parse_known_intermixed_args(self.as_declared(words))
-        if unknown:
-            flag = unknown[0].partition('=')[0]
-            nearest = difflib.get_close_matches(flag, self._option_string_actions, 1, cutoff=0)
-            raise UserError(f'there is no {flag}; {nearest[0]} is the nearest, --help lists all')
-        return vars(args)
+def make_parser(kind: type) -> Parser:
+    """Declare a flag --key=value for each setting of a dataclass; it parses those given alone."""
+    parser = Parser('train.py', 'train.py [config.py ...] [--key=value ...]',
+                    allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument('configs', nargs='*', metavar='config.py',
+                        help='files of key = value lines')
+    for f in fields(kind):
+        options = {'type': f.type}
+        if f.type is bool:
+            options = {'type': true_or_false, 'nargs': '?', 'const': True}
+        elif f.type is not str:
+            options = {'type': number(f.type, f.metadata['low'])}
+        parser.add_argument(f'--{f.name}', help=f'{f.metadata["meaning"]} [{f.default}]',
+                            choices=f.metadata['choices'], **options)
+    return parser
 
 
-def read_config(path: str | Path, parser: SettingsParser) -> dict:
+def parse(parser: Parser, words: list[str]) -> dict:
+    """Parse settings in words, config files as 'configs'; UserError for an unknown setting."""
+    args, unknown = parser.parse_known_intermixed_args(parser.as_declared(words))
+    if unknown:
+        flag = unknown[0].partition('=')[0]
+        nearest = difflib.get_close_matches(flag, parser._option_string_actions, 1, cutoff=0)
+        raise UserError(f'there is no {flag}; {nearest[0]} is the nearest, --help lists all')
+    return vars(args)
+
+
+def read_config(path: str | Path, parser: Parser) -> dict:
     """Read the settings in a config file; its key = value lines are parsed, never executed.
 
     A relative path that does not exist here may be that of a config that comes with the package.
@@ -62,9 +61,7 @@ def read_config(path: str | Path, parser: SettingsParser) -> dict:
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
             name, = line.targets
             words.append(f'--{name.id}={ast.literal_eval(line.value)}')
-        settings = parser.parse(words)
-    del settings['configs']
-    return settings
+        return parse(parser, words)
 
 
 def parse_settings(kind: type, argv: list[str]) -> tuple[dict, set[str], list[str]]:
@@ -72,9 +69,9 @@ def parse_settings(kind: type, argv: list[str]) -> tuple[dict, set[str], list[st
 
     Returns the settings given, the names set by flags, and the paths of the config files.
     """
-    parser = SettingsParser(kind)
-    flags = parser.parse(argv)
-    configs = flags.pop('configs')
+    parser = make_parser(kind)
+    flags = parse(parser, argv)
+    configs = flags.pop('configs', [])
     settings = {}
     for path in configs:
         settings |= read_config(path, parser)
