@@ -2,11 +2,9 @@
 
 import math
 import os
-import re
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from rucksack.cli import UserError, lock_folder, reading
@@ -17,22 +15,13 @@ COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'sen
            'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # of log.csv
 
 
-def checkpoints_in(folder: Path, suffix: str = 'pt') -> list[Path]:
-    """List the checkpoints in the folder of a run: ckpt.pt, best.pt and every ckpt-STEP.pt."""
-    names = rf'(ckpt(-\d+)?|best)\.{suffix}'
-    found = []
-    for path in sorted(folder.glob('*')):
-        if re.fullmatch(names, path.name):
-            found.append(path)
-    return found
-
-
 def refuse_to_replace(path: Path) -> None:
     """Raise UserError if the folder of a checkpoint holds checkpoints or a log already."""
-    found = [*checkpoints_in(path.parent), *path.parent.glob('log.csv')]
-    if found:
-        raise UserError(f'{found[0]} exists; continue it with --init_from=resume, '
-                        'replace it with --overwrite, or choose another --out_dir')
+    for name in ('ckpt.pt', 'best.pt', 'log.csv'):
+        file = path.with_name(name)
+        if file.exists():
+            raise UserError(f'{file} exists; continue it with --init_from=resume, '
+                            'replace it with --overwrite, or choose another --out_dir')
 
 
 class RunFolder:
@@ -58,8 +47,9 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         busy = f'another process is training in {folder}; choose another --out_dir'
         self.lock = lock_folder(folder, busy)
-        for partial in checkpoints_in(folder, r'pt(\.\d+)?\.partial'):  # left by a killed run
-            partial.unlink()
+        for name in ('ckpt', 'best'):
+            for partial in folder.glob(f'{name}.pt.*partial'):  # left by a killed run
+                partial.unlink()
         if state:
             self.log_path.write_text(self.log_text)  # without the rows after the checkpoint
             if state['val_loss'] == self.best_val_loss:
@@ -83,7 +73,12 @@ class RunFolder:
         if not self.is_open:
             return
         row = {'step': step, 'tokens': step * self.tokens_per_step, **row}
-        cells = [csv_cell(row.get(name, '')) for name in COLUMNS]
+        cells = []
+        for name in COLUMNS:
+            value = row.get(name, '')
+            if isinstance(value, float):
+                value = f'{value:.6g}'
+            cells.append(str(value))
         line = ','.join(cells) + '\n'
         self.log_text += line
         if self.saved_step is not None:
@@ -106,7 +101,9 @@ class RunFolder:
         for optimizer in optimizers:
             for moments in optimizer.state.values():
                 tensors.extend(moments.values())
-        check_finite(step, tensors)
+        is_finite = [tensor.isfinite().all() for tensor in tensors]
+        if not torch.stack(is_finite).all():
+            raise FloatingPointError(f'step {step}: a weight or an optimizer moment is not finite')
         is_best = is_evaluated and val_loss <= self.best_val_loss
         if is_best:
             self.best_val_loss = val_loss
@@ -119,42 +116,14 @@ class RunFolder:
                 'best_val_loss': self.best_val_loss,
                 'threads': torch.get_num_threads(),
                 'log': self.log_text})
-            if self.saved_step is None:
-                self.replace_older_run()
-            if is_best:
-                ckpt.copy_to_best(self.path)
+            if self.saved_step is None:  # it has replaced an older run's, whose others go too
+                self.path.with_name('best.pt').unlink(missing_ok=True)
+                self.log_path.write_text(self.log_text)
         self.saved_step = step
-
-    def replace_older_run(self) -> None:
-        """Delete the other checkpoints in the folder, and write log.csv anew."""
-        for path in checkpoints_in(self.path.parent):
-            if path != self.path:
-                path.unlink()
-        self.log_path.write_text(self.log_text)
-
-    def keep(self, step: int, model: Backpack | GPT) -> None:
-        """Write the weights to ckpt-STEP.pt, which later steps do not replace."""
-        check_finite(step, list(model.parameters()))
-        if self.is_open:
-            path = self.path.with_stem(f'ckpt-{step}')
-            state = self.facts | {'step': step, 'model': model.state_dict()}
-            ckpt.save_checkpoint(path, state)
+        if self.is_open and is_best:
+            ckpt.copy_to_best(self.path)
 
     def close(self) -> None:
         """Unlock the folder."""
         if self.is_open:
             os.close(self.lock)
-
-
-def check_finite(step: int, tensors: list[Tensor]) -> None:
-    """Raise FloatingPointError if a weight or moment is not finite: it must not be saved."""
-    is_finite = [tensor.isfinite().all() for tensor in tensors]
-    if not torch.stack(is_finite).all():
-        raise FloatingPointError(f'step {step}: a weight or an optimizer moment is not finite')
-
-
-def csv_cell(value: float | str) -> str:
-    """Format a number for log.csv; floats get six significant digits."""
-    if isinstance(value, float):
-        return f'{value:.6g}'
-    return str(value)

@@ -17,8 +17,8 @@ Settings = TypeVar('Settings')  # a dataclass; the settings of train.py
 
 # The settings that steer how long a run goes on, how often it reports, and where. max_iters can
 # change the schedule; device and compile can change rounding and the draws of dropout.
-STEERING = {'max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'keep_every',
-            'log_interval', 'device', 'compile', 'wandb_log'}
+STEERING = {'max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'log_interval',
+            'device', 'compile', 'wandb_log'}
 
 
 def config_of(settings: dict, n_vocab: int) -> Config:
