@@ -46,9 +46,9 @@ class Settings:
     overwrite: bool = setting(False, 'replace the run in out_dir once this one has saved')
     dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
     model: str = setting('backpack', 'backpack, or gpt, its baseline', choices=('backpack', 'gpt'))
-    n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)', low=1)
-    n_head: int = setting(12, 'attention heads', low=1)
-    n_embd: int = setting(768, 'width d', low=1)
+    n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)')
+    n_head: int = setting(12, 'attention heads')
+    n_embd: int = setting(768, 'width d')
     n_sense: int = setting(16, 'senses per token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
     block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
@@ -61,7 +61,6 @@ class Settings:
     muon_lr: float = setting(3e-3, 'peak learning rate of Muon')
     loaded_lr: float = setting(1.0, 'factor on the rates of weights taken from a Transformer')
     warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5%% of max_iters)', low=-1)
-    lr_decay_iters: int = setting(0, 'step at which the linear decay ends (0: max_iters)')
     min_lr: float = setting(0.0, 'learning rate at the end of the decay')
     weight_decay: float = setting(0.1, 'weight decay of matrices')
     decay_embeddings: bool = setting(True, 'apply weight decay to the embeddings too')
@@ -110,8 +109,7 @@ def share_of_peak(step: int, s: Settings) -> float:
     """
     if step < s.warmup_iters:
         return (step + 1) / s.warmup_iters
-    last = s.lr_decay_iters or s.max_iters
-    progress = min(1.0, (step - s.warmup_iters) / max(1, last - s.warmup_iters))
+    progress = (step - s.warmup_iters) / (s.max_iters - s.warmup_iters)
     floor = s.min_lr / s.learning_rate if s.learning_rate else 0.0
     return 1 + progress * (floor - 1)
 

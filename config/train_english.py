@@ -12,8 +12,7 @@ n_embd = 256
 block_size = 256
 batch_size = 64  # texts, 16,384 tokens a step
 max_iters = 20_000
-optimizer = 'muon'  # with AdamW for all, senses get stuck: docs/dev/notes.md
-muon_lr = 3e-3
+# With AdamW for all, senses get stuck: docs/dev/notes.md.
 learning_rate = 1.5e-3  # for AdamW, which trains embeddings, biases and norms
 beta2 = 0.999  # as published
 warmup_iters = 300

@@ -34,12 +34,12 @@ ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / 'shared' / 'data'  # real data, where it is at hand
 VOCABULARY = SHARED / 'tiktoken'
 
-# Settings of a tiny run, on data/tiny.
+# Settings of a tiny run, on data/tiny. Its rate stays at the peak: more max_iters change no step.
 SMALL = [
     '--dataset=tiny', '--n_layer=2', '--n_head=2', '--n_embd=16', '--n_sense=4', '--block_size=8',
     '--batch_size=4', '--warmup_iters=2', '--eval_iters=2', '--log_interval=1', '--device=cpu',
-    '--compile=False', '--dtype=float32', '--out_dir=out/run', '--lr_decay_iters=20',
-    '--learning_rate=0.01', '--optimizer=adamw']
+    '--compile=False', '--dtype=float32', '--out_dir=out/run',
+    '--learning_rate=0.01', '--min_lr=0.01', '--optimizer=adamw']
 
 
 # -----------------------------------------------------------------------------

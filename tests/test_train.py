@@ -76,12 +76,10 @@ def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
     assert loss == pytest.approx(np.mean(each), rel=1e-12)
 
 
-@pytest.mark.parametrize('lr_decay_iters, step, share', [
-    (14, 0, 0.25), (14, 4, 1.0), (14, 9, 0.75), (14, 19, 0.5), (0, 14, 0.75), (0, 24, 0.5)])
-def test_the_rate_decays_to_min_lr_at_lr_decay_iters(lr_decay_iters, step, share):
-    """Linear up to the peak in warmup_iters, down to min_lr, flat after it; 0 is max_iters."""
-    schedule = Settings(warmup_iters=4, lr_decay_iters=lr_decay_iters, min_lr=0.01,
-                        learning_rate=0.02, max_iters=24)
+@pytest.mark.parametrize('step, share', [(0, 0.25), (3, 1.0), (4, 1.0), (14, 0.75), (24, 0.5)])
+def test_the_rate_decays_to_min_lr_at_max_iters(step, share):
+    """Linear up to the peak in warmup_iters, then down to min_lr."""
+    schedule = Settings(warmup_iters=4, min_lr=0.01, learning_rate=0.02, max_iters=24)
     assert share_of_peak(step, schedule) == share
 
 
@@ -101,9 +99,9 @@ def test_muon_lr_and_loaded_lr_set_the_rates_of_a_step(tiny):
     min_lr is AdamW's last rate; Muon's is the same share of muon_lr. The log has both.
     """
     train_a_run('gpt')
-    train.main([*WARM, '--max_iters=19', '--optimizer=muon', '--muon_lr=0.03', '--loaded_lr=0.1',
+    train.main([*WARM, '--max_iters=20', '--optimizer=muon', '--muon_lr=0.03', '--loaded_lr=0.1',
                 '--min_lr=0.001'])
-    share = 0.1 + 0.9 * 2 / 18  # two steps before the end of an 18-step decay
+    share = 0.1 + 0.9 * 1 / 18  # one step before the end of an 18-step decay
     for name, peak, column in (('AdamW', 0.01, 'learning_rate'), ('Muon', 0.03, 'muon_lr')):
         groups = checkpoint('out/tuned')['optimizers'][name]['param_groups']
         rates = {group['factor']: group['lr'] for group in groups}
@@ -166,7 +164,7 @@ def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
     pytest.param('--compile=True', marks=pytest.mark.slow)])
 def test_a_run_resumed_with_more_max_iters_has_the_same_bits(option, tiny):
     """It ends as a run that was so long from its start, which had its best state early."""
-    run = [*SMALL, option, '--eval_interval=5', '--learning_rate=.2']
+    run = [*SMALL, option, '--eval_interval=5', '--learning_rate=.2', '--min_lr=.2']
     train.main([*run, '--max_iters=20', '--out_dir=out/whole'])
     train.main([*run, '--max_iters=10'])
     train.main([*run, '--max_iters=20', '--init_from=resume'])
@@ -414,7 +412,7 @@ def assert_finite(path: Path) -> None:
 
 
 WILD = [*SMALL, '--learning_rate=3', '--weight_decay=3', '--grad_clip=0', '--warmup_iters=100',
-        '--max_iters=60', '--lr_decay_iters=0', '--eval_interval=3']
+        '--max_iters=60', '--eval_interval=3']
 
 
 def test_a_run_that_diverges_keeps_its_best_and_last_state(tiny, capsys):

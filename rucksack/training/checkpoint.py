@@ -1,5 +1,6 @@
 """Checkpoints of train.py: loaded without running code, written whole, resumed bit for bit."""
 
+import os
 import shutil
 import zipfile
 from dataclasses import dataclass
@@ -68,8 +69,7 @@ def training_of(checkpoint: dict) -> Training:
 
 def newest_backpack() -> Path | None:
     """Find the folder in out/ with the Backpack saved last; None if there is none."""
-    checkpoints = sorted(Path('out').glob('*/ckpt.pt'), key=lambda path: path.stat().st_mtime)
-    for path in reversed(checkpoints):
+    for path in sorted(Path('out').glob('*/ckpt.pt'), key=os.path.getmtime, reverse=True):
         if load_file(path).get('model_config', {}).get('n_sense'):  # nanoGPT's have no such part
             return path.parent
     return None
@@ -114,7 +114,7 @@ def save_checkpoint(path: Path, state: dict) -> None:
         with appearing_whole(path) as partial, open(partial, 'wb') as file:
             torch.save(state, file)
     except RuntimeError as error:  # torch.save hides a full disk behind an error of its own
-        raise error.__context__ if isinstance(error.__context__, OSError) else error
+        raise error.__context__ or error
 
 
 def copy_to_best(path: Path) -> None:

@@ -183,11 +183,11 @@ def flops_per_token(model: Backpack | GPT, distinct: float = 1.0) -> float:
     the share of tokens whose senses are computed.
     """
     c = model.config
-    weights = c.vocab_size * c.n_embd  # Eq. 9
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
+    weights = 0
+    for name, p in model.named_parameters():
+        if p.dim() == 2 and not name.endswith('wpe.weight'):  # E too: Eq. 9
             share = distinct if name.startswith('sense_network.') else 1
-            weights += module.weight.numel() * share
+            weights += p.numel() * share
     weights += 2 * c.n_layer * c.block_size * c.n_embd  # attention: scores, sum of values
     if c.n_sense:
         weights += (1 + c.n_sense) * c.block_size * c.n_embd  # Eq. 12: scores, Eq. 2: sum

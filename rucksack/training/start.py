@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from rucksack.cli import UserError, reading
 from rucksack.model import GPT, Backpack, Config
@@ -12,8 +11,6 @@ from rucksack.training.machine import Machine
 
 # The settings that a model's Config takes, n_sense = 0 for a GPT.
 SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size', 'dropout')
-
-Settings = TypeVar('Settings')  # a dataclass; the settings of train.py
 
 # The settings that steer how long a run goes on, how often it reports, and where. max_iters can
 # change the schedule; device and compile can change rounding and the draws of dropout.
@@ -54,11 +51,11 @@ def warmup_of(warmup_iters: int, max_iters: int, machine: Machine) -> int:
     return warmup_iters
 
 
-def resumed_settings(typed: Settings, flags: set[str], state: dict, path: Path) -> Settings:
+def resumed_settings(typed: object, flags: set[str], state: dict, path: Path) -> object:
     """Return the settings saved in the state of a run, but for flags that steer it.
 
-    flags names the settings in typed that were given on the command line. UserError if one that
-    does not steer differs from the saved one.
+    typed are the Settings of train.py; flags names those given on the command line. UserError if
+    one that does not steer differs from the saved one.
     """
     saved = state['settings']
     for name in sorted(flags - STEERING):
@@ -111,7 +108,7 @@ def start_from(weights: Backpack | GPT, config: Config) -> Backpack | GPT:
     is_new_backpack = config.n_sense > 0 and isinstance(weights, GPT)
     if is_new_backpack:  # it will be trained only on such texts
         block_size = config.block_size
-        state['contextualizer.wpe.weight'] = weights.contextualizer.wpe.weight[:block_size]
+        state['contextualizer.wpe.weight'] = state['contextualizer.wpe.weight'][:block_size]
     config = replace(config, vocab_size=weights.config.vocab_size, block_size=block_size)
     model = make_model(config)
     model.load_state_dict(state, strict=False)
