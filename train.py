@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from rucksack.cli import UserError, run_cli
 from rucksack.data import TokenDataset, data_folder, read_meta, texts_of_step
-from rucksack.hub import from_pretrained
 from rucksack.model import DistinctIds, distinct_ids
 from rucksack.training import checkpoint as ckpt
 from rucksack.training import report, start
@@ -186,14 +185,13 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
     state = {}
     if s.init_from == 'resume':
         state = ckpt.read_state(s.path)
-        s = start.resumed_settings(s, flags, state, s.path)
+        s = start.resumed_settings(s, flags, state['settings'])
     elif not s.overwrite:
         refuse_to_replace(s.path)
     folder = data_folder(s.dataset)
     meta = read_meta(folder)
     if s.init_from not in ('scratch', 'resume'):
-        weights, tokenizer = from_pretrained(s.init_from)
-        start.check_vocabulary(s.init_from, weights.config, tokenizer, meta, s.dataset)
+        weights = start.load_weights(s.init_from, meta, s.dataset)
         s = replace(s, **start.settings_of_weights(s.init_from, weights.config, given))
     train_data = TokenDataset(folder, 'train', meta, s.block_size)
     val_data = TokenDataset(folder, 'val', meta, s.block_size)
@@ -235,12 +233,10 @@ def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
     facts = {'model_config': asdict(model.config), 'tokenizer': meta['tokenizer'],
              'settings': asdict(s), 'data': data_facts}  # stored in every checkpoint
     out = RunFolder(s.path, s.tokens_per_step, facts, state, machine.rank)
-    machine.print0(report.describe(model, machine))
+    machine.print0(report.describe(model, machine, state))
     epochs = s.max_iters * s.tokens_per_step / len(train_data.tokens)
     machine.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
                    f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
-    if state:
-        machine.print0(report.resumed(s.path, state))
 
     iter_num = state.get('step', 0)
     is_evaluated = math.isfinite(state.get('val_loss', math.inf))  # before the run was stopped

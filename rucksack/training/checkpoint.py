@@ -103,7 +103,7 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict[str, d
                 for name, moment in moments.items():
                     shape = () if name == 'step' else p.shape
                     if moment.shape != shape:
-                        raise ValueError(f'{name} has the shape {tuple(moment.shape)}')
+                        raise ValueError(f'the shape of {name}')
                     own = torch.empty(shape, device=p.device)
                     optimizer.state[p][name] = own.copy_(moment)
 

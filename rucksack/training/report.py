@@ -11,11 +11,18 @@ from rucksack.model import GPT, Backpack
 from rucksack.training.machine import Machine
 
 
-def describe(model: Backpack | GPT, machine: Machine) -> str:
-    """Say in a line what a run trains, and where."""
+def describe(model: Backpack | GPT, machine: Machine, state: dict) -> str:
+    """Say what a run trains, and where; with the state of a resumed run, if it rounds as before."""
     millions = count_parameters(model)['total'] / 1e6
-    return (f'{type(model).__name__}, {millions:.1f}M parameters, on {machine.world} x '
+    text = (f'{type(model).__name__}, {millions:.1f}M parameters, on {machine.world} x '
             f'{machine.name} in {machine.dtype}')
+    threads = torch.get_num_threads()
+    if state:
+        text += f'\nresumed after step {state["step"]}'
+    if state.get('threads', threads) != threads:
+        text += (f'\nit was trained with {state["threads"]} threads, and there are {threads} now: '
+                 f'for the same bits, set OMP_NUM_THREADS={state["threads"]}')
+    return text
 
 
 def evaluation_lines(step: int, row: dict, warmup_iters: int, advised: bool) -> tuple[str, bool]:
@@ -49,16 +56,6 @@ def log_line(step: int, row: dict, tokens_left: int) -> str:
         rates += f' (Muon {row["muon_lr"]:.2e})'
     return (f'step {step}: loss {row["loss"]:.4f}, {rates}, grad norm '
             f'{row["grad_norm"]:.2f}, {speed:,} tokens/s, {time_left} left')
-
-
-def resumed(path: Path, state: dict) -> str:
-    """Say which state a run goes on from, and whether it will round as it did."""
-    text = f'resumed from {path} after step {state["step"]}'
-    threads = torch.get_num_threads()
-    if state['threads'] != threads:
-        text += (f'\nit was trained with {state["threads"]} threads, and there are {threads} now: '
-                 f'for the same bits, set OMP_NUM_THREADS={state["threads"]}')
-    return text
 
 
 def stopped(error: Exception, path: Path, saved_step: int | None, rank: int) -> str:

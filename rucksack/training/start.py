@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rucksack.cli import UserError, reading
+from rucksack.hub import from_pretrained
 from rucksack.model import GPT, Backpack, Config
 from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine
@@ -51,20 +52,30 @@ def warmup_of(warmup_iters: int, max_iters: int, machine: Machine) -> int:
     return warmup_iters
 
 
-def resumed_settings(typed: object, flags: set[str], state: dict, path: Path) -> object:
-    """Return the settings saved in the state of a run, but for flags that steer it.
+def resumed_settings(typed: object, flags: set[str], saved: dict[str, object]) -> object:
+    """Return the settings that a run has saved, but for flags that steer it.
 
     typed are the Settings of train.py; flags names those given on the command line. UserError if
     one that does not steer differs from the saved one.
     """
-    saved = state['settings']
     for name in sorted(flags - STEERING):
         value = getattr(typed, name)
         if saved[name] != value:
-            raise UserError(f'{path} was trained with {name}={saved[name]}; drop --{name}={value}')
+            raise UserError(f'this run has {name}={saved[name]}; drop --{name}={value}')
     steering = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
     changed = {name: getattr(typed, name) for name in steering}
     return replace(typed, **saved | changed)
+
+
+def load_weights(source: str, meta: dict, dataset: str) -> Backpack | GPT:
+    """Load weights to start from; UserError unless they can read the ids of data/NAME."""
+    weights, tokenizer = from_pretrained(source)
+    n_vocab = weights.config.n_vocab
+    if tokenizer not in (None, meta['tokenizer']) or n_vocab < meta['vocab_size']:
+        raise UserError(f'{source} ({n_vocab:,} ids) and data/{dataset} '
+                        f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
+                        f'prepare.py {dataset} --text FILE --like {source} --overwrite')
+    return weights
 
 
 def settings_of_weights(source: str, config: Config, given: dict[str, object]) -> dict[str, object]:
@@ -86,15 +97,6 @@ def settings_of_weights(source: str, config: Config, given: dict[str, object]) -
         if given.get(name, value) != value:
             raise UserError(f'{source} has {name}={value}; drop {name}={given[name]}')
     return decided
-
-
-def check_vocabulary(source: str, config: Config, tokenizer: dict | None, meta: dict, dataset: str
-                     ) -> None:
-    """Raise UserError unless weights from source can read the ids of data/NAME, called dataset."""
-    if tokenizer not in (None, meta['tokenizer']) or config.n_vocab < meta['vocab_size']:
-        raise UserError(f'{source} ({config.n_vocab:,} ids) and data/{dataset} '
-                        f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
-                        f'prepare.py {dataset} --text FILE --like {source} --overwrite')
 
 
 def start_from(weights: Backpack | GPT, config: Config) -> Backpack | GPT:
