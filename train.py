@@ -88,7 +88,7 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-def parse_args(argv: list[str]) -> tuple[Settings, dict[str, object], set[str]]:
+def parse_args(argv: list[str]) -> tuple[Settings, dict, set[str]]:
     """Read all settings; also returns those that were given, and the names of typed flags."""
     given, flags, configs = parse_settings(Settings, argv)
     s = Settings(**given)
@@ -179,7 +179,7 @@ def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine
 # The loop.
 
 
-def train(s: Settings, given: dict[str, object], flags: set[str]) -> int:
+def train(s: Settings, given: dict, flags: set[str]) -> int:
     """Train, with the result of parse_args; returns the exit code."""
     # The checkpoint to resume, or the weights to start from, and the data.
     state = {}

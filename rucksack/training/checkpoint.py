@@ -88,7 +88,7 @@ def read_state(path: Path) -> dict:
     return state
 
 
-def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict[str, dict],
+def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict,
                     path: Path) -> None:
     """Copy the moments of each parameter from a checkpoint; betas and the like stay as set.
 

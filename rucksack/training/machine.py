@@ -20,7 +20,6 @@ from rucksack.cli import (
     bfloat16_unit,
     discard_output,
     find_device,
-    printable,
 )
 from rucksack.model import GPT, Backpack
 
@@ -50,7 +49,7 @@ class Machine:
         """Print once, whatever the number of processes."""
         if self.rank == 0:
             try:
-                print(printable(text), file=file, flush=True)
+                print(text, file=file, flush=True)
             except BrokenPipeError:  # whoever read this has left; the run goes on
                 discard_output()
 

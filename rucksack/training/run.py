@@ -62,14 +62,14 @@ class RunFolder:
         if self.is_open:
             self.wandb = wandb.init(config=self.facts['settings'])
 
-    def log(self, step: int, row: dict[str, float]) -> None:
+    def log(self, step: int, row: dict) -> None:
         """Add a row to log.csv and, if enabled, to Weights & Biases.
 
         FloatingPointError if its loss is not finite.
         """
-        for name in ('loss', 'val_loss'):
-            if not math.isfinite(row.get(name, 0.0)):
-                raise FloatingPointError(f'step {step}: {name} is {row[name]}')
+        loss = row.get('loss', row.get('val_loss'))
+        if not math.isfinite(loss):
+            raise FloatingPointError(f'step {step}: the loss is {loss}')
         if not self.is_open:
             return
         row = {'step': step, 'tokens': step * self.tokens_per_step, **row}

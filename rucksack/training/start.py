@@ -52,7 +52,7 @@ def warmup_of(warmup_iters: int, max_iters: int, machine: Machine) -> int:
     return warmup_iters
 
 
-def resumed_settings(typed: object, flags: set[str], saved: dict[str, object]) -> object:
+def resumed_settings(typed: object, flags: set[str], saved: dict) -> object:
     """Return the settings that a run has saved, but for flags that steer it.
 
     typed are the Settings of train.py; flags names those given on the command line. UserError if
@@ -78,7 +78,7 @@ def load_weights(source: str, meta: dict, dataset: str) -> Backpack | GPT:
     return weights
 
 
-def settings_of_weights(source: str, config: Config, given: dict[str, object]) -> dict[str, object]:
+def settings_of_weights(source: str, config: Config, given: dict) -> dict:
     """Return the settings that the weights to start from decide: model, shape and block_size.
 
     Transformer weights start a Transformer, unless given, the settings that a person chose, has
