@@ -88,13 +88,13 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-def parse_args(argv: list[str]) -> tuple[Settings, dict, set[str]]:
-    """Read all settings; also returns those that were given, and the names of typed flags."""
-    given, flags, configs = parse_settings(Settings, argv)
-    s = Settings(**given)
+def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
+    """Read all settings; also returns the names of those that were typed."""
+    settings, flags, configs = parse_settings(Settings, argv)
+    s = Settings(**settings)
     if not s.out_dir:
         s = replace(s, out_dir=start.out_dir_of(s.dataset, s.model, configs))
-    return s, given, flags
+    return s, flags
 
 
 # -----------------------------------------------------------------------------
@@ -179,20 +179,21 @@ def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine
 # The loop.
 
 
-def train(s: Settings, given: dict, flags: set[str]) -> int:
+def train(s: Settings, flags: set[str]) -> int:
     """Train, with the result of parse_args; returns the exit code."""
     # The checkpoint to resume, or the weights to start from, and the data.
     state = {}
     if s.init_from == 'resume':
         state = ckpt.read_state(s.path)
-        s = start.resumed_settings(s, flags, state['settings'])
+        s = start.with_decided(s, flags, start.settings_of_run(state['settings'], flags))
     elif not s.overwrite:
         refuse_to_replace(s.path)
     folder = data_folder(s.dataset)
     meta = read_meta(folder)
     if s.init_from not in ('scratch', 'resume'):
         weights = start.load_weights(s.init_from, meta, s.dataset)
-        s = replace(s, **start.settings_of_weights(s.init_from, weights.config, given))
+        decided = start.settings_of_weights(weights.config, s.block_size, flags)
+        s = start.with_decided(s, flags, decided)
     train_data = TokenDataset(folder, 'train', meta, s.block_size)
     val_data = TokenDataset(folder, 'val', meta, s.block_size)
     data_facts = str([meta['tokens'], meta.get('sha256')])

@@ -255,8 +255,13 @@ def homograph_story(dice: Dice) -> Iterator[str]:
         yield line.format(before=before, after=after)
 
 
-KINDS = {role_story: 0.40, product_story: 0.15, topic_story: 0.28, synonym_story: 0.12,
-         homograph_story: 0.05}
+KINDS = {
+    role_story: 0.40,
+    product_story: 0.15,
+    topic_story: 0.28,
+    synonym_story: 0.12,
+    homograph_story: 0.05,
+}
 
 
 def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:

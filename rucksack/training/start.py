@@ -52,21 +52,6 @@ def warmup_of(warmup_iters: int, max_iters: int, machine: Machine) -> int:
     return warmup_iters
 
 
-def resumed_settings(typed: object, flags: set[str], saved: dict) -> object:
-    """Return the settings that a run has saved, but for flags that steer it.
-
-    typed are the Settings of train.py; flags names those given on the command line. UserError if
-    one that does not steer differs from the saved one.
-    """
-    for name in sorted(flags - STEERING):
-        value = getattr(typed, name)
-        if saved[name] != value:
-            raise UserError(f'this run has {name}={saved[name]}; drop --{name}={value}')
-    steering = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
-    changed = {name: getattr(typed, name) for name in steering}
-    return replace(typed, **saved | changed)
-
-
 def load_weights(source: str, meta: dict, dataset: str) -> Backpack | GPT:
     """Load weights to start from; UserError unless they can read the ids of data/NAME."""
     weights, tokenizer = from_pretrained(source)
@@ -78,25 +63,42 @@ def load_weights(source: str, meta: dict, dataset: str) -> Backpack | GPT:
     return weights
 
 
-def settings_of_weights(source: str, config: Config, given: dict) -> dict:
+def settings_of_run(saved: dict, flags: set[str]) -> dict:
+    """Choose from the saved settings of a run those that it keeps when resumed.
+
+    Its place is as typed, and so are the steering settings that flags says were typed.
+    """
+    free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
+    return {name: value for name, value in saved.items() if name not in free}
+
+
+def settings_of_weights(config: Config, block_size: int, flags: set[str]) -> dict:
     """Return the settings that the weights to start from decide: model, shape and block_size.
 
-    Transformer weights start a Transformer, unless given, the settings that a person chose, has
-    model='backpack'; n_sense and sense_hidden are then free. So is a shorter block_size. UserError
-    if given contradicts.
+    Texts may be shorter than the model's block_size. Transformer weights start a Transformer,
+    unless flags, the names of settings that were typed, has model; n_sense and sense_hidden are
+    then free.
     """
     names = ['n_layer', 'n_head', 'n_embd']
-    model = given.get('model', 'gpt')
+    decided = {'block_size': min(block_size, config.block_size)}
     if config.n_sense:
         names += ['n_sense', 'sense_hidden']
-        model = 'backpack'
-    decided = {name: getattr(config, name) for name in names}
-    decided['model'] = model
-    decided['block_size'] = min(config.block_size, given.get('block_size', math.inf))
-    for name, value in decided.items():
-        if given.get(name, value) != value:
-            raise UserError(f'{source} has {name}={value}; drop {name}={given[name]}')
-    return decided
+        decided['model'] = 'backpack'
+    elif 'model' not in flags:
+        decided['model'] = 'gpt'
+    return decided | {name: getattr(config, name) for name in names}
+
+
+def with_decided(typed: object, flags: set[str], decided: dict) -> object:
+    """Replace decided settings in typed, the Settings of train.py.
+
+    UserError if one that was typed, as flags says, differs.
+    """
+    for name in sorted(flags & decided.keys()):
+        value = getattr(typed, name)
+        if value != decided[name]:
+            raise UserError(f'{name} is {decided[name]} here; drop --{name}={value}')
+    return replace(typed, **decided)
 
 
 def start_from(weights: Backpack | GPT, config: Config) -> Backpack | GPT:
