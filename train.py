@@ -217,7 +217,7 @@ def train(s: Settings, flags: set[str]) -> int:
         model = start.start_from(weights, config)
     model.to(machine.device).train()
 
-    # The optimizers. A resumed run restores the exact weights and the moments.
+    # The optimizers. A resumed run restores their moments.
     optimizers = make_optimizers(
         model, s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
         decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr, loaded_lr=s.loaded_lr)
