@@ -14,7 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rucksack.cli import LocalError, UserError, bfloat16_unit, discard_output, find_device
+from rucksack.cli import (
+    LocalError,
+    UserError,
+    bfloat16_unit,
+    discard_output,
+    find_device,
+)
 from rucksack.model import GPT, Backpack
 
 

@@ -15,8 +15,11 @@ SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size',
 
 # The settings that steer how long a run goes on, how often it reports, and where. max_iters can
 # change the schedule; device and compile can change rounding and the draws of dropout.
-STEERING = {'max_iters', 'out_dir', 'init_from', 'overwrite', 'eval_interval', 'log_interval',
-            'device', 'compile', 'wandb_log'}
+STEERING = {
+    'max_iters', 'eval_interval', 'log_interval',
+    'out_dir', 'init_from', 'overwrite',
+    'device', 'compile', 'wandb_log',
+}
 
 
 def config_of(settings: dict, n_vocab: int) -> Config:
@@ -56,7 +59,8 @@ def load_weights(source: str, meta: dict, dataset: str) -> Backpack | GPT:
     """Load weights to start from; UserError unless they can read the ids of data/NAME."""
     weights, tokenizer = from_pretrained(source)
     n_vocab = weights.config.n_vocab
-    if tokenizer not in (None, meta['tokenizer']) or n_vocab < meta['vocab_size']:
+    is_other = tokenizer not in (None, meta['tokenizer'])
+    if is_other or n_vocab < meta['vocab_size']:
         raise UserError(f'{source} ({n_vocab:,} ids) and data/{dataset} '
                         f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
                         f'prepare.py {dataset} --text FILE --like {source} --overwrite')
@@ -86,7 +90,8 @@ def settings_of_weights(config: Config, block_size: int, flags: set[str]) -> dic
         decided['model'] = 'backpack'
     elif 'model' not in flags:
         decided['model'] = 'gpt'
-    return decided | {name: getattr(config, name) for name in names}
+    shape = {name: getattr(config, name) for name in names}
+    return decided | shape
 
 
 def with_decided(typed: object, flags: set[str], decided: dict) -> object:
