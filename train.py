@@ -68,6 +68,7 @@ class Settings:
     grad_clip: float = setting(1.0, 'clip gradients to this norm (0: never)')
     eval_interval: int = setting(1000, 'steps between evaluations; each saves a checkpoint', low=1)
     eval_iters: int = setting(100, 'validation batches per evaluation (always the same)', low=1)
+    keep_every: int = setting(0, 'keep the weights every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
     wandb_log: bool = setting(False, 'log to Weights & Biases too (pip install wandb), in the '
                                      'project WANDB_PROJECT')
@@ -284,6 +285,10 @@ def train(s: Settings, flags: set[str]) -> int:
                 optimizer.zero_grad(set_to_none=True)
             iter_num += 1
             is_evaluated = False
+
+            # Permanent copies of the weights.
+            if s.keep_every and iter_num % s.keep_every == 0:
+                out.keep(iter_num, model)
 
             # A log line: the numbers of this step, and tokens per second since the last line,
             # evaluations excluded.

@@ -56,7 +56,7 @@ def finish_run(run: list[str]) -> None:
 @pytest.mark.parametrize('rate', [0.01, 0.2])  # each evaluation is the best so far; the first is
 def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
     """For every n it is killed before its n-th open, rename or removal, and then resumed."""
-    run = [*RUN, f'--learning_rate={rate}']
+    run = [*RUN, f'--learning_rate={rate}', '--keep_every=3']
     assert finish(start(*run, '--out_dir=out/whole')) == 0
     for n in itertools.count(1):
         die = partial(at_change, n, partial(signal.raise_signal, signal.SIGKILL))
@@ -136,7 +136,7 @@ def test_nobody_else_gets_into_the_folder_of_a_run(tiny, capsys, monkeypatch):
     assert_same_run('out/whole', 'out/run')
 
 
-@pytest.mark.parametrize('name', ['ckpt.pt', 'best.pt', 'log.csv'])
+@pytest.mark.parametrize('name', ['ckpt.pt', 'best.pt', 'ckpt-3.pt', 'log.csv'])
 def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
     """Weights in the folder, or a log that no run wrote, are named, and stay as they are."""
     path = Path('out/run', name)
@@ -149,7 +149,7 @@ def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
 
 def test_overwrite_keeps_a_run_until_the_new_one_has_saved(tiny):
     """A run whose first loss is NaN leaves every file of the older run as it was."""
-    train.main(RUN)
+    train.main([*RUN, '--keep_every=3'])
     before = {path.name: path.read_bytes() for path in Path('out/run').iterdir()}
     state = checkpoint()
     state['model']['wte.weight'].fill_(math.nan)
@@ -161,18 +161,18 @@ def test_overwrite_keeps_a_run_until_the_new_one_has_saved(tiny):
 
 
 def test_what_a_killed_run_has_half_written_goes(tiny):
-    """When the run goes on; files of others stay."""
+    """When the run goes on, also where other steps are kept; files of others stay."""
     train.main([*RUN, '--max_iters=2'])
-    for name in ('ckpt.pt.7.partial', 'best.pt.7.partial', 'mine.partial'):
+    for name in ('ckpt-3.pt.partial', 'best.pt.partial', 'mine.partial'):
         Path('out/run', name).touch()
-    train.main(RESUME)
+    train.main([*RESUME, '--keep_every=4'])
     assert sorted(Path('out/run').glob('*.partial')) == [Path('out/run/mine.partial')]
 
 
 def test_overwrite_leaves_other_files(tiny):
     """A file that no run wrote stays, whatever it is called."""
     train.main(RUN)
-    mine = [Path('out/run', name) for name in ('ckpt-mine.pt', 'mine.pt', 'notes.txt')]
+    mine = [Path('out/run', name) for name in ('ckpt-3-mine.pt', 'mine.pt', 'notes.txt')]
     for path in mine:
         path.touch()
     train.main([*RUN, '--overwrite'])

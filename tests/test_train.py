@@ -386,6 +386,27 @@ def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
 
 
 # -----------------------------------------------------------------------------
+# Weights that stay.
+
+RARELY = [*SMALL, '--eval_interval=10']
+
+
+def kept() -> list[str]:
+    """The names of the weights that stay."""
+    return sorted(path.name for path in Path('out/run').glob('ckpt-*.pt'))
+
+
+def test_keep_every_keeps_weights_and_changes_no_run(tiny):
+    """The same bits with and without them; a resumed run may keep others."""
+    train.main([*RARELY, '--max_iters=7', '--out_dir=out/whole'])
+    train.main([*RARELY, '--max_iters=3', '--keep_every=3'])
+    same(dict(weights_of('out/run/ckpt-3.pt')), dict(checkpoint()['model']))
+    train.main([*RARELY, '--max_iters=7', '--keep_every=5', '--init_from=resume'])
+    assert kept() == ['ckpt-3.pt', 'ckpt-5.pt']
+    same(checkpoint('out/whole')['model'], checkpoint()['model'])
+
+
+# -----------------------------------------------------------------------------
 # Runs that must stop.
 
 
@@ -444,6 +465,15 @@ def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
         assert fact in error
     assert checkpoint()['step'] == 0
     assert_finite(Path('out/run/ckpt.pt'))
+
+
+def test_keep_every_keeps_no_weights_that_are_not_finite(tiny, capsys):
+    """Where no evaluation and no line of the log is due, they are checked all the same."""
+    wild = [*RARELY, '--max_iters=7', '--learning_rate=1e9', '--weight_decay=1e9', '--grad_clip=0']
+    line_of_a_stopped_run(capsys, *wild, '--keep_every=1', '--log_interval=99')
+    assert kept()
+    for name in kept():
+        assert_finite(Path('out/run', name))
 
 
 @pytest.mark.parametrize('step, counts, advised, advice', [

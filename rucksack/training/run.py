@@ -2,9 +2,12 @@
 
 import math
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from rucksack.cli import UserError, lock_folder, reading
@@ -15,13 +18,24 @@ COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'sen
            'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # of log.csv
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """List the checkpoints in the folder of a run: ckpt.pt, best.pt and every ckpt-STEP.pt."""
+    files = sorted(folder.glob('*.pt'))
+    return [file for file in files if re.fullmatch(r'ckpt|ckpt-\d+|best', file.stem)]
+
+
 def refuse_to_replace(path: Path) -> None:
     """Raise UserError if the folder of a checkpoint holds checkpoints or a log already."""
-    for name in ('ckpt.pt', 'best.pt', 'log.csv'):
-        file = path.with_name(name)
-        if file.exists():
-            raise UserError(f'{file} exists; continue it with --init_from=resume, '
-                            'replace it with --overwrite, or choose another --out_dir')
+    for file in [*checkpoints_in(path.parent), *path.parent.glob('log.csv')]:
+        raise UserError(f'{file} exists; continue it with --init_from=resume, '
+                        'replace it with --overwrite, or choose another --out_dir')
+
+
+def check_finite(step: int, tensors: Iterable[Tensor]) -> None:
+    """Raise FloatingPointError if a weight or moment is not finite: it must not be saved."""
+    is_finite = [tensor.isfinite().all() for tensor in tensors]
+    if not torch.stack(is_finite).all():
+        raise FloatingPointError(f'step {step}: a weight or an optimizer moment is not finite')
 
 
 class RunFolder:
@@ -47,7 +61,7 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         busy = f'another process is training in {folder}; choose another --out_dir'
         self.lock = lock_folder(folder, busy)
-        for name in ('ckpt', 'best'):
+        for name in ('ckpt', 'ckpt-[0-9]*', 'best'):
             for partial in folder.glob(f'{name}.pt.*partial'):  # left by a killed run
                 partial.unlink()
         if state:
@@ -101,9 +115,7 @@ class RunFolder:
         for optimizer in optimizers:
             for moments in optimizer.state.values():
                 tensors.extend(moments.values())
-        is_finite = [tensor.isfinite().all() for tensor in tensors]
-        if not torch.stack(is_finite).all():
-            raise FloatingPointError(f'step {step}: a weight or an optimizer moment is not finite')
+        check_finite(step, tensors)
         is_best = is_evaluated and val_loss <= self.best_val_loss
         if is_best:
             self.best_val_loss = val_loss
@@ -117,11 +129,20 @@ class RunFolder:
                 'threads': torch.get_num_threads(),
                 'log': self.log_text})
             if self.saved_step is None:  # it has replaced an older run's, whose others go too
-                self.path.with_name('best.pt').unlink(missing_ok=True)
+                for file in checkpoints_in(self.path.parent):
+                    if file != self.path:
+                        file.unlink()
                 self.log_path.write_text(self.log_text)
         self.saved_step = step
         if self.is_open and is_best:
             ckpt.copy_to_best(self.path)
+
+    def keep(self, step: int, model: Backpack | GPT) -> None:
+        """Write the weights to ckpt-STEP.pt, which later steps do not replace."""
+        check_finite(step, model.parameters())
+        if self.is_open:
+            state = self.facts | {'step': step, 'model': model.state_dict()}
+            ckpt.save_checkpoint(self.path.with_stem(f'ckpt-{step}'), state)
 
     def close(self) -> None:
         """Unlock the folder."""

@@ -16,7 +16,7 @@ SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size',
 # The settings that steer how long a run goes on, how often it reports, and where. max_iters can
 # change the schedule; device and compile can change rounding and the draws of dropout.
 STEERING = {
-    'max_iters', 'eval_interval', 'log_interval',
+    'max_iters', 'eval_interval', 'keep_every', 'log_interval',
     'out_dir', 'init_from', 'overwrite',
     'device', 'compile', 'wandb_log',
 }
@@ -102,7 +102,8 @@ def with_decided(typed: object, flags: set[str], decided: dict) -> object:
     for name in sorted(flags & decided.keys()):
         value = getattr(typed, name)
         if value != decided[name]:
-            raise UserError(f'{name} is {decided[name]} here; drop --{name}={value}')
+            raise UserError(f'the saved weights have {name}={decided[name]}; '
+                            f'drop --{name}={value}')
     return replace(typed, **decided)
 
 
