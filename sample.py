@@ -52,9 +52,9 @@ def make_parser() -> Parser:
              f'[{PROMPT}]')
     add('--words', metavar='LIST',
         help='words for {} in --start, and for --find A/B: nurse,teacher,guard or @nouns.txt')
-    add('--num-samples', metavar='N', type=number(int, 0, 1000), default=2,
+    add('--num-samples', metavar='N', type=number(int, 0), default=2,
         help='texts to generate (0: tables only) [2]')
-    add('--max-new-tokens', metavar='N', type=number(int, 0, 100_000), default=60,
+    add('--max-new-tokens', metavar='N', type=number(int, 0), default=60,
         help='maximum new tokens per text [60]')
     add('--temperature', metavar='T', type=number(float, 0), default=0.8,
         help='sampling temperature (0: always take the likeliest token) [0.8]')
@@ -67,6 +67,7 @@ def make_parser() -> Parser:
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision for generation and export [float32; bfloat16 when generating on CUDA]')
     add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv odds.csv')
+    add = parser.add_mutually_exclusive_group().add_argument
     add('--html', metavar='FILE',
         help='write a web page that runs the model, with a slider for each sense, and exit')
     add('--export', metavar='DIR', help='export the model for Hugging Face transformers, and exit')
@@ -92,7 +93,7 @@ def add_looks(parser: Parser) -> None:
              'the logit of A minus the logit of B')
     add('--probs', metavar='LIST',
         help='the probability of these words, before and after edits, one row per prompt: she,he')
-    add('--sweep', metavar='WORD:SENSES', **SEVERAL,
+    add('--sweep', metavar='WORD[:SENSES]', **SEVERAL,
         help='the next words as these senses are scaled from 0 to 1 (Figure 3)')
 
 
@@ -175,7 +176,7 @@ def read_prompts(args: argparse.Namespace, subject: Subject) -> tuple[Prompts, l
     prompts = {}
     notices = []
     for start in args.start:
-        for word in args.words or ['{}']:
+        for word in args.words or ['{}']:  # without words, a prompt stays as it is
             text = start.replace('{}', word)
             ids, about = read_prompt(text, subject.encoding, block_size)
             prompts[text] = torch.tensor([ids], device=subject.device)
