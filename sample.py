@@ -146,7 +146,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def parse_look(text: str) -> SensesOf:
     """Parse WORD:SENSES, or WORD for all its senses."""
-    if ':' in text.strip(':'):
+    if ':' in text:
         return parse_senses(text)
     return SensesOf(text, [])
 
@@ -253,8 +253,8 @@ def print_samples(subject: Subject, prompt: str, idx: Tensor, args: argparse.Nam
 def run(argv: list[str]) -> None:
     """Load, describe, and print what was asked for. No table is printed before all are made."""
     args = parse_args(argv)
-    page = output_path('--html', args.html, '.html', '<!DOCTYPE html>\n<!-- ')
-    csv_file = output_path('--csv', args.csv, '.csv', 'table')
+    page = output_path('--html', args.html, '<!DOCTYPE html>\n<!-- ')
+    csv_file = output_path('--csv', args.csv, 'table')
     subject = load_subject(args.source, find_device(args.device), args.dtype)
     if args.of_senses or args.edits or page:
         subject.needs_senses('this command')

@@ -142,7 +142,7 @@ def parse_span(text: str) -> range:
     first, _, last = text.partition('-')
     numbers = range(int(first), int(last or first) + 1)
     if not numbers:
-        raise UserError(f'{text} has no sense; write 3-5')
+        raise UserError(f'senses {text}: give the smaller number first')
     return numbers
 
 

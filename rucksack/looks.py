@@ -76,7 +76,7 @@ def show(subject: Subject, chosen: SensesOf, edit: Edit | None) -> Table:
 def separate(subject: Subject, text: str, pairs: Pairs) -> Table:
     """Rank senses by how strongly they separate pairs of words, on average over the vocabulary."""
     score = mean_separation(subject, pairs)
-    scores = over_vocabulary(subject.model, 'separating', score)  # (V, k)
+    scores = over_vocabulary(subject.model, score)  # (V, k)
     sizes = scores.abs()
     mean_sizes = sizes.mean(0)  # (k,)
     order = mean_sizes.argsort(descending=True)
@@ -139,7 +139,7 @@ def similar(subject: Subject, word: str) -> Table:
     """Find the words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
     w = word_id(subject.encoding, word)
     compare = partial(senses.similarity, w=w)
-    cosines = over_vocabulary(subject.model, 'comparing', compare)  # (V, k)
+    cosines = over_vocabulary(subject.model, compare)  # (V, k)
     cosines[w] = -1  # a word is not its own neighbour
     k = cosines.shape[1]
     smallest = cosines.amin(-1, keepdim=True)  # (V, 1)

@@ -142,11 +142,10 @@ def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[i
 # Scores of the whole vocabulary.
 
 
-def over_vocabulary(model: Backpack, what: str, score: Callable[[Backpack, Tensor], Tensor]
-                    ) -> Tensor:
+def over_vocabulary(model: Backpack, score: Callable[[Backpack, Tensor], Tensor]) -> Tensor:
     """Score all V ids, a slice (n,) at a time, and show progress: (V, ..)."""
     ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
-    slices = progress(ids.split(IDS_AT_ONCE), what)
+    slices = progress(ids.split(IDS_AT_ONCE), 'vocabulary')
     return torch.cat([score(model, some_ids) for some_ids in slices])
 
 
@@ -156,4 +155,4 @@ def scores_of_bags(model: Backpack, bags: list[list[int]]) -> Tensor:
     is_large = model.config.n_vocab > 1 << 14
     in_bfloat16 = is_large and bfloat16_unit(str(device)) is not None
     with torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16):
-        return over_vocabulary(model, 'scoring senses', partial(affinities, bags=bags))
+        return over_vocabulary(model, partial(affinities, bags=bags))

@@ -40,7 +40,7 @@ ROWS = [
     ('sample', '--from english_gpt --show nurse', 'english_gpt', 'out'),
     ('sample', '--temperature -1', "'-1'", 'out'),
     ('sample', '--frobnicate', '--frobnicate', 'out'),
-    ('sample', '--probs she --csv x.txt', 'x.txt', 'out'),
+    ('sample', '--probs she --csv none/x.csv', 'none/x.csv', 'out'),
     ('sample', '--start @none.txt', '@none.txt', 'out'),
     ('sample', '--export x --show nurse', '--export', 'out'),
     ('sample', '--export out/toy', 'out/toy', 'out'),
