@@ -132,6 +132,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     if (args.export or args.html) and (args.edits or args.looks):
         parser.error('--export and --html take no look, explain or edit flags: they write the '
                      'unedited model')
+    if args.csv and not (args.looks or args.edits):
+        parser.error('--csv writes tables; add a flag that looks, explains or edits')
     args.edits = parse_edits(args.edits)
     args.words = word_list(args.words) if args.words else []
     args.probs = word_list(args.probs) if args.probs else []
@@ -141,6 +143,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args.sweep = {text: parse_look(text) for text in args.sweep}
     if args.explain is not None:
         args.explain = parse_words(args.explain)
+    has_place = any('{}' in start for start in args.start)
+    if args.words and not (has_place or args.find):
+        parser.error('--words needs {} in --start, or --find A/B')
     return args
 
 

@@ -80,11 +80,24 @@ def discard_output() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors."""
+    """argparse with one-line errors, for which --top-k and --top_k are the same flag."""
 
     def error(self, message: str) -> None:
         """Raise UserError, where argparse would print the usage and exit."""
         raise UserError(f'{message}; see python {self.prog} --help')
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse as argparse does, with each flag spelled as it was declared."""
+        return super().parse_known_args(self.as_declared(args), namespace)
+
+    def as_declared(self, words: list[str]) -> list[str]:
+        """Spell the flags among words as they were declared."""
+        declared = {flag.replace('_', '-'): flag for flag in self._option_string_actions}
+        spelled = []
+        for word in words:
+            flag, sign, value = word.partition('=')
+            spelled.append(declared.get(flag.replace('_', '-'), flag) + sign + value)
+        return spelled
 
 
 def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str], float]:

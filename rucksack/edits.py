@@ -169,10 +169,10 @@ def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding
         last_piece = pieces_of(encoding, senses.word)[-1:]
         ids = torch.tensor(last_piece, device=model.wte.weight.device)  # (1,)
         scores = separation(model, ids, a, b)[0]  # (k,)
-        best = scores.abs().argmax().item()
-        numbers = [best]
-        reason = (f', which most separates {" from ".join(senses.pair)} '
-                  f'(by {scores[best]:+.2f} logits)')
+        by_size = scores.abs().argsort(descending=True).tolist()
+        numbers = by_size[:1]
+        two_best = ', '.join(f'sense {l}: {scores[l]:+.2f} logits' for l in by_size[:2])
+        reason = f', which most separates {" from ".join(senses.pair)} ({two_best})'
     elif not numbers:
         numbers = list(range(k))
     if max(numbers) >= k:

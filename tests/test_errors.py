@@ -40,6 +40,8 @@ ROWS = [
     ('sample', '--from english_gpt --show nurse', 'english_gpt', 'out'),
     ('sample', '--temperature -1', "'-1'", 'out'),
     ('sample', '--frobnicate', '--frobnicate', 'out'),
+    ('sample', '--csv x.csv', '--csv', 'out'),
+    ('sample', '--words a,b', '--words', 'out'),
     ('sample', '--probs she --csv none/x.csv', 'none/x.csv', 'out'),
     ('sample', '--start @none.txt', '@none.txt', 'out'),
     ('sample', '--export x --show nurse', '--export', 'out'),

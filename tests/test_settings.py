@@ -31,10 +31,10 @@ def test_the_command_line_wins_over_files_over_defaults(folder):
 
 
 @pytest.mark.parametrize('words', [
-    '--n_head=5 --batch_size=3 --overwrite=True', '--n_head 5 --batch_size 3 --overwrite True',
-    '--overwrite --n_head=5 --batch_size=3'])
+    '--n-head=5 --batch-size=3 --overwrite=True', '--n_head 5 --batch_size 3 --overwrite True',
+    '--overwrite --n_head=5 --batch-size=3'])
 def test_a_setting_has_several_spellings(words):
-    """With = or a space; a switch alone is True."""
+    """With - or _, with = or a space; a switch alone is True."""
     s, _, _ = parse_args(words.split())
     assert s == Settings(n_head=5, batch_size=3, overwrite=True, out_dir='out/openwebtext')
 

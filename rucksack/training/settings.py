@@ -42,7 +42,7 @@ class SettingsParser(Parser):
 
     def parse(self, words: list[str]) -> dict:
         """Parse settings in words, config files as 'configs'; UserError for an unknown one."""
-        args, unknown = self.parse_known_intermixed_args(words)
+        args, unknown = self.parse_known_intermixed_args(self.as_declared(words))
         if unknown:
             flag = unknown[0].partition('=')[0]
             nearest = difflib.get_close_matches(flag, self._option_string_actions, 1, cutoff=0)
