@@ -193,7 +193,7 @@ def run(argv: list[str]) -> None:
     if (args.source or args.baseline or args.edits) and (args.size or args.runs):
         parser.error('--from, --baseline and --edit cannot be combined with --size or RUN')
     args.device = find_device(args.device)
-    csv_file = output_path('--csv', args.csv, '.csv', 'table')
+    csv_file = output_path('--csv', args.csv, 'table')
     subjects = []
     if not args.size:
         subjects = load_subjects(args)

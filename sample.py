@@ -18,29 +18,14 @@ import sys
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from rucksack import looks
-from rucksack.cli import (
-    Parser,
-    UserError,
-    find_device,
-    number,
-    output_path,
-    printable,
-    progress,
-    run_cli,
-)
-from rucksack.edits import (
-    SensesOf,
-    absent_words,
-    edited_words,
-    make_edit,
-    parse_edits,
-    parse_senses,
-)
+from rucksack.cli import Parser, find_device, number, output_path, printable, progress, run_cli
+from rucksack.edits import SensesOf, absent_words, make_edit, parse_edits, parse_senses
 from rucksack.hub import export
 from rucksack.loaded import Subject, load_subject
-from rucksack.looks import Prompt
+from rucksack.looks import Prompts
 from rucksack.page import write_page
 from rucksack.paper.lists import TOPICS
 from rucksack.senses import Edit
@@ -67,9 +52,9 @@ def make_parser() -> Parser:
              f'[{PROMPT}]')
     add('--words', metavar='LIST',
         help='words for {} in --start, and for --find A/B: nurse,teacher,guard or @nouns.txt')
-    add('--num-samples', metavar='N', type=number(int, 0, 1000), default=2,
+    add('--num-samples', metavar='N', type=number(int, 0), default=2,
         help='texts to generate (0: tables only) [2]')
-    add('--max-new-tokens', metavar='N', type=number(int, 0, 100_000), default=60,
+    add('--max-new-tokens', metavar='N', type=number(int, 0), default=60,
         help='maximum new tokens per text [60]')
     add('--temperature', metavar='T', type=number(float, 0), default=0.8,
         help='sampling temperature (0: always take the likeliest token) [0.8]')
@@ -82,6 +67,7 @@ def make_parser() -> Parser:
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision for generation and export [float32; bfloat16 when generating on CUDA]')
     add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv odds.csv')
+    add = parser.add_mutually_exclusive_group().add_argument
     add('--html', metavar='FILE',
         help='write a web page that runs the model, with a slider for each sense, and exit')
     add('--export', metavar='DIR', help='export the model for Hugging Face transformers, and exit')
@@ -107,7 +93,7 @@ def add_looks(parser: Parser) -> None:
              'the logit of A minus the logit of B')
     add('--probs', metavar='LIST',
         help='the probability of these words, before and after edits, one row per prompt: she,he')
-    add('--sweep', metavar='WORD:SENSES', **SEVERAL,
+    add('--sweep', metavar='WORD[:SENSES]', **SEVERAL,
         help='the next words as these senses are scaled from 0 to 1 (Figure 3)')
 
 
@@ -134,68 +120,48 @@ def add_edits(parser: Parser) -> None:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line; UserError if flags do not go together."""
+    """Parse the command line into objects; UserError for a bad value.
+
+    Values that name a table are keyed by the table's text.
+    """
     parser = make_parser()
     args = parser.parse_args(argv)
     args.of_senses = (
         args.show or args.find or args.similar or args.sweep or args.explain is not None)
     args.looks = args.of_senses or args.probs
-    if args.export is not None and (args.edits or args.looks or args.html):
-        parser.error('--export takes no look, explain or edit flags, nor --html: it writes the '
+    if (args.export or args.html) and (args.edits or args.looks):
+        parser.error('--export and --html take no look, explain or edit flags: they write the '
                      'unedited model')
-    if args.html and (args.edits or args.looks):
-        parser.error('--html takes no look, explain or edit flags: the page does all three')
     if args.csv and not (args.looks or args.edits):
         parser.error('--csv writes tables; add a flag that looks, explains or edits')
-    parse_values(args)
-    has_place = any('{}' in text for text in args.start)
-    has_pair = any(isinstance(words[0], tuple) for words in args.find.values())
-    if args.words and not (has_place or has_pair):
-        parser.error('--words needs {} in --start, or --find A/B')
-    if args.html and (len(args.start) > 1 or args.words):
-        parser.error('--html takes one prompt; drop --words, and give one --start')
-    return args
-
-
-def parse_values(args: argparse.Namespace) -> None:
-    """Parse the values of flags into objects; UserError for a bad value.
-
-    Values that name a table are keyed by the table's text.
-    """
     args.edits = parse_edits(args.edits)
     args.words = word_list(args.words) if args.words else []
     args.probs = word_list(args.probs) if args.probs else []
-    args.probs = list(dict.fromkeys(args.probs))  # no repeated column
     args.start = read_lines(args.start) if args.start[:1] == '@' else [args.start]
-    args.show = {text: parse_show(text) for text in args.show}
-    args.find = {text: parse_pairs_or_bag(text) for text in args.find}
-    args.sweep = {text: parse_one(text) for text in args.sweep}
+    args.show = {text: parse_look(text) for text in args.show}
+    args.find = {text: parse_find(text) for text in args.find}
+    args.sweep = {text: parse_look(text) for text in args.sweep}
     if args.explain is not None:
         args.explain = parse_words(args.explain)
+    has_place = any('{}' in start for start in args.start)
+    if args.words and not (has_place or args.find):
+        parser.error('--words needs {} in --start, or --find A/B')
+    return args
 
 
-def parse_pairs_or_bag(text: str) -> list[tuple[str, str]] | list[str]:
-    """Parse A/B, or @FILE with one A/B per line, or a bag of words."""
-    lines = read_lines(text) if text.startswith('@') else [text]
-    if '/' in lines[0]:
-        return [parse_pair(line) for line in lines]
+def parse_look(text: str) -> SensesOf:
+    """Parse WORD:SENSES, or WORD for all its senses."""
+    if ':' in text:
+        return parse_senses(text)
+    return SensesOf(text, [])
+
+
+def parse_find(text: str) -> list[tuple[str, str]] | list[str]:
+    """Parse pairs of words, A/B or @FILE with one A/B per line, or a bag of words."""
+    pairs = word_list(text)
+    if '/' in pairs[0]:
+        return [parse_pair(pair) for pair in pairs]
     return parse_bag(text)
-
-
-def parse_show(text: str) -> tuple[str, SensesOf | None]:
-    """Parse WORD, or WORD:SENSES with the senses to show."""
-    if ':' in text.strip(':'):
-        senses = parse_one(text)
-        return senses.word, senses
-    return text, None
-
-
-def parse_one(text: str) -> SensesOf:
-    """Parse WORD:SENSES; UserError for a list of words."""
-    senses = parse_senses(text)
-    if len(senses) > 1:
-        raise UserError(f'{text!r} has {len(senses)} words; give one for each table')
-    return senses[0]
 
 
 def parse_words(text: str) -> list[str]:
@@ -209,154 +175,129 @@ def parse_words(text: str) -> list[str]:
 # The program.
 
 
-def read_prompts(args: argparse.Namespace, subject: Subject) -> tuple[list[Prompt], list[str]]:
+def read_prompts(args: argparse.Namespace, subject: Subject) -> tuple[Prompts, list[str]]:
     """Read the prompts of --start, with each of --words in place of {}; also returns notices."""
-    prompts = []
+    block_size = subject.model.config.block_size
+    prompts = {}
     notices = []
-    for template in args.start:
-        words = args.words if '{}' in template else []
-        for word in words or ['']:
-            text = template.replace('{}', word) if words else template
-            ids, more = read_prompt(text, subject.encoding, subject.model.config.block_size)
-            idx = torch.tensor([ids], device=subject.device)  # (1, T)
-            prompts.append(Prompt(text, idx, template, word))
-            notices += more
+    for start in args.start:
+        for word in args.words or ['{}']:  # without words, a prompt stays as it is
+            text = start.replace('{}', word)
+            ids, about = read_prompt(text, subject.encoding, block_size)
+            prompts[text] = torch.tensor([ids], device=subject.device)
+            notices += about
     return prompts, list(dict.fromkeys(notices))
 
 
-def make_tables(args: argparse.Namespace, subject: Subject, prompts: list[Prompt],
+def make_tables(args: argparse.Namespace, subject: Subject, prompts: Prompts,
                 edit: Edit | None, absent: list[str]) -> dict[str, Table]:
     """Make the tables that the flags ask for, by name; for edits only, next words before and after.
 
     edit is None if there are no edits. Edits and sweeps of absent words alone have no table.
     """
     tables = {}
-    for text, (word, chosen) in args.show.items():
-        tables[f'show {text}'] = looks.show(subject, word, chosen, edit)
+    for text, chosen in args.show.items():
+        tables[f'show {text}'] = looks.show(subject, chosen, edit)
     for text, words in args.find.items():
-        tables |= tables_of_find(text, words, args, subject, prompts, edit)
+        if isinstance(words[0], str):
+            table = looks.speak_for(subject, words)
+        elif args.words:
+            table = looks.separate_words(subject, text, words, args.words)
+        else:
+            table = looks.separate(subject, text, words)
+        tables[f'find {text}'] = table
     for word in args.similar:
         tables[f'similar {word}'] = looks.similar(subject, word)
     if args.probs:
         tables['probs'] = looks.probabilities(subject, prompts, args.probs, edit)
-    for prompt in progress(prompts, 'prompts'):
-        for name, table in tables_after(prompt, args, subject, edit, absent).items():
+    for prompt, idx in progress(prompts.items(), 'prompts'):
+        for name, table in tables_after(idx, args, subject, edit, absent).items():
             if len(prompts) > 1:
-                name = f'{name}: {prompt.text}'
-                table.title = f'"{prompt.text}"\n{table.title}'
+                name = f'{name}: {prompt}'
+                table.title = f'"{prompt}"\n{table.title}'
             tables[name] = table
     return tables
 
 
-def tables_of_find(text: str, words: list[tuple[str, str]] | list[str], args: argparse.Namespace,
-                   subject: Subject, prompts: list[Prompt], edit: Edit | None) -> dict[str, Table]:
-    """Make the tables of --find: for a bag, or for pairs over all words or over --words."""
-    if isinstance(words[0], str):
-        return {f'find {text}': looks.speak_for(subject, words)}
-    if not args.words:
-        return {f'find {text}': looks.separate(subject, words)}
-    tables = {f'find {text}': looks.separate_words(subject, words, args.words)}
-    for template in args.start:
-        own = [prompt for prompt in prompts if prompt.template == template and prompt.word]
-        if own:
-            tables[f'adds {text}: {template}'] = looks.adds(subject, words, own, edit)
-    return tables
-
-
-def tables_after(prompt: Prompt, args: argparse.Namespace, subject: Subject, edit: Edit | None,
+def tables_after(idx: Tensor, args: argparse.Namespace, subject: Subject, edit: Edit | None,
                  absent: list[str]) -> dict[str, Table]:
-    """Make the tables that explain a prediction after a prompt, or show how an edit changes it."""
+    """Explain the prediction after a prompt (1, T), or show how an edit changes it, in tables."""
     tables = {}
     if args.explain is not None:
-        tables['explain'] = looks.explain(subject, args.explain, prompt.idx, edit)
+        tables['explain'] = looks.explain(subject, args.explain, idx, edit)
     for text, scaled in args.sweep.items():
         if scaled.word not in absent:
-            tables[f'sweep {text}'] = looks.sweep(subject, scaled, prompt.idx, edit)
-    has_effect = not set(edited_words(args.edits)).issubset(absent)
+            tables[f'sweep {text}'] = looks.sweep(subject, scaled, idx, edit)
+    has_effect = any(one.word not in absent for one in args.edits)
     if has_effect and not args.looks:
         before_and_after = {'before': None, 'after': edit}
         title = 'The next word before and after the edit'
-        tables['next words'] = looks.next_words(subject, title, prompt.idx, before_and_after)
+        tables['next words'] = looks.next_words(subject, title, idx, before_and_after)
     return tables
 
 
-def print_samples(subject: Subject, prompt: Prompt, args: argparse.Namespace, edit: Edit | None,
-                  title: str) -> None:
-    """Print continuations of the prompt, each up to its end-of-text."""
-    if subject.in_bfloat16:
-        subject.model.bfloat16()  # most of the time goes into reading weights
+def print_samples(subject: Subject, prompt: str, idx: Tensor, args: argparse.Namespace,
+                  edit: Edit | None, title: str) -> None:
+    """Print continuations of the prompt, ids (1, T), each up to its end-of-text."""
     torch.manual_seed(args.seed)
-    copies = prompt.idx.expand(args.num_samples, -1)
+    copies = idx.expand(args.num_samples, -1)
     texts = []
     for some in progress(copies.split(SAMPLES_AT_ONCE), 'texts'):
-        texts += subject.model.generate(
-            some, args.max_new_tokens, args.temperature, args.top_k, edit=edit, stop=subject.eot
-        ).tolist()
+        ids = subject.model.generate(
+            some, args.max_new_tokens, args.temperature, args.top_k, edit=edit, stop=subject.eot)
+        new = ids[:, idx.shape[1]:]
+        texts += new.tolist()
     for i, ids in enumerate(texts, 1):
-        if ids[0] == subject.eot:  # an empty prompt
-            ids = ids[1:]
         if subject.eot in ids:
             end = ids.index(subject.eot)
             ids = ids[:end]
         text = subject.encoding.decode(ids, errors='replace')
-        print(f'\n{title}{i}: {printable(text)}')
-
-
-def absent_from(prompts: list[Prompt], args: argparse.Namespace, subject: Subject) -> list[str]:
-    """List the words to edit or sweep that no prompt has."""
-    words = edited_words(args.edits) + [senses.word for senses in args.sweep.values()]
-    words = list(dict.fromkeys(words))
-    return absent_words(words, subject.encoding, [prompt.idx for prompt in prompts])
+        print(f'\n{title}{i}: {printable(prompt + text)}')
 
 
 def run(argv: list[str]) -> None:
     """Load, describe, and print what was asked for. No table is printed before all are made."""
     args = parse_args(argv)
-    page = output_path('--html', args.html, '.html', '<!DOCTYPE html>\n<!-- ')
-    csv_file = output_path('--csv', args.csv, '.csv', 'table')
+    page = output_path('--html', args.html, '<!DOCTYPE html>\n<!-- ')
+    csv_file = output_path('--csv', args.csv, 'table')
     subject = load_subject(args.source, find_device(args.device), args.dtype)
-    if args.export is not None:
-        print(subject.about())
-        dtype = getattr(torch, args.dtype or 'float32')
-        export(subject.model, subject.tokenizer, args.export, dtype)
-        print(f'{args.export}: written')
-        return
     if args.of_senses or args.edits or page:
         subject.needs_senses('this command')
-
-    prompts, notices = read_prompts(args, subject)
+    if args.export:
+        dtype = getattr(torch, args.dtype or 'float32')
+        export(subject.model, subject.tokenizer, args.export, dtype)
+        print(f'{subject.about()}\n{args.export}: written')
+        return
     if page:
-        print(subject.about())
-        ids = prompts[0].idx[0].tolist()
-        text = '' if ids == [subject.eot] else subject.encoding.decode(ids, errors='replace')
-        size = write_page(subject, text, page)
-        print(*notices, f'{args.html}: {size}', sep='\n')
+        size = write_page(subject, args.start[0], page)
+        print(f'{subject.about()}\n{args.html}: {size}')
         return
 
+    prompts, notices = read_prompts(args, subject)
     edit = None
     if args.edits:
         edit, lines = make_edit(args.edits, subject.model, subject.encoding)
         notices += lines
-    absent = absent_from(prompts, args, subject)
+    scaled = [*args.edits, *args.sweep.values()]
+    absent = absent_words(scaled, subject.encoding, prompts.values())
     if absent:  # first, as it is often a misspelled word
-        where = 'the prompt' if len(prompts) == 1 else 'any prompt'
-        print(f'Not in {where}, so without effect on the next word: {", ".join(absent)}')
+        print(f'Not in any prompt, so without effect on the next word: {", ".join(absent)}')
     print(subject.about())
     tables = make_tables(args, subject, prompts, edit, absent)
-    try:  # the file first, as printing into head ends the program
-        if csv_file:
-            write_csv(csv_file, tables)
-    finally:
-        for part in [*notices, *tables.values()]:
-            print(printable(str(part)))
+    if csv_file:  # the file first, as printing into head ends the program
+        write_csv(csv_file, tables)
+    for part in [*notices, *tables.values()]:
+        print(printable(str(part)))
     if args.looks or args.num_samples == 0:
         return
-    for prompt in prompts:
-        if args.edits:
-            print_samples(subject, prompt, args, None, 'before ')
-            print_samples(subject, prompt, args, edit, 'after ')
-        else:
-            print_samples(subject, prompt, args, None, '')
+    if subject.in_bfloat16:
+        subject.model.bfloat16()  # most of the time goes into reading weights
+    versions = {'': None}
+    if edit:
+        versions = {'before ': None, 'after ': edit}
+    for prompt, idx in prompts.items():
+        for title, one in versions.items():
+            print_samples(subject, prompt, idx, args, one, title)
 
 
 main = partial(run_cli, 'sample.py', run)

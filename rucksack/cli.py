@@ -150,18 +150,17 @@ def bfloat16_unit(device: str) -> str | None:
     return None
 
 
-def output_path(flag: str, path: str | None, suffix: str, begins: str) -> Path | None:
+def output_path(flag: str, path: str | None, begins: str) -> Path | None:
     """Return the path of a file to write, None if none is asked for.
 
-    UserError for another suffix, and for a file there that does not begin as ours do: a typo must
-    not replace a person's own file.
+    UserError for a file there that does not begin as ours do: a typo must not replace a person's
+    own file.
     """
     if path is None:
         return None
     file = Path(path)
-    if file.suffix.lower() != suffix or not file.parent.is_dir():
-        raise UserError(f'{flag} {path}: give a name that ends in {suffix}, '
-                        'in a folder that exists')
+    if not file.parent.is_dir():
+        raise UserError(f'{flag} {path}: give a name in a folder that exists')
     contents = file.read_bytes() if file.exists() else b''
     if contents and not contents.startswith(begins.encode()):
         raise UserError(f'{flag} would replace {path}, which is not of its kind; '

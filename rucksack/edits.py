@@ -13,8 +13,8 @@ turn words into ids and objects into one edit, in the order of the lines.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from tiktoken import Encoding
@@ -39,7 +39,6 @@ from rucksack.words import (
     parse_bag,
     parse_pair,
     pieces_of,
-    quoted,
     read_lines,
     scores_of_bags,
     word_forms,
@@ -58,19 +57,12 @@ FORMS = ('write nurse:10, nurse,teacher:3-5,10=0.5, nurse:she/he, *:3, "MacBook:
 
 @dataclass(frozen=True)
 class SensesOf:
-    """Senses of a word, as in nurse:10, *:3-5 or nurse:she/he."""
+    """Senses of a word to multiply by a factor, as in nurse:10, *:3-5=0.5 or nurse:she/he."""
 
     word: str
-    numbers: list[int]
+    numbers: list[int]  # [] is all
     pair: tuple[str, str] | None = None  # (A, B): the sense that most separates A from B
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Senses to multiply by a factor."""
-
-    senses: SensesOf
-    factor: float
+    factor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,9 +80,13 @@ class Topic:
 
     bag: list[str]
     weights: Sequence[float]
+    word: str = '*'
 
 
-def parse_edits(lines: list[str]) -> list[Scaling | Replacement | Topic]:
+Line = SensesOf | Replacement | Topic
+
+
+def parse_edits(lines: list[str]) -> list[Line]:
     """Parse edits, one a line; a line @FILE stands for the lines of a file."""
     edits = []
     for line in lines:
@@ -100,7 +96,7 @@ def parse_edits(lines: list[str]) -> list[Scaling | Replacement | Topic]:
     return edits
 
 
-def parse_edit(line: str) -> list[Scaling | Replacement | Topic]:
+def parse_edit(line: str) -> list[Line]:
     """Parse a line into one edit for each of its words; UserError lists the forms of a line."""
     strength = rf'[0-3]|{NUMBER}(?:,{NUMBER}){{3}}'
     of_topic = re.fullmatch(rf'topic\s+([^:=]+?)\s*(?:=\s*({strength}))?', line)
@@ -109,11 +105,10 @@ def parse_edit(line: str) -> list[Scaling | Replacement | Topic]:
         return [Topic(parse_bag(bag), parse_strength(strength or '2'))]
     of_replacement = re.fullmatch(r'(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)', line)
     if of_replacement:
-        words, old, new = of_replacement.groups()
-        return [Replacement(word, old, new) for word in word_list(words)]
-    senses, factor = re.fullmatch(rf'(.*?)(?:=\s*(-?{NUMBER}))?', line, re.DOTALL).groups()
-    parsed = parse_senses(senses, f'{line!r} is not an edit; {FORMS}')
-    return [Scaling(one, float(factor or 0)) for one in parsed]
+        edit = Replacement(*of_replacement.groups())
+    else:
+        edit = parse_senses(line)
+    return [replace(edit, word=word) for word in word_list(edit.word)]
 
 
 def parse_strength(text: str) -> tuple[float, ...]:
@@ -124,34 +119,31 @@ def parse_strength(text: str) -> tuple[float, ...]:
     return tuple(map(float, numbers))
 
 
-def parse_senses(text: str, complaint: str | None = None) -> list[SensesOf]:
-    """Parse WORD:SENSES for one word or a list; UserError, with the complaint, for other texts.
+def parse_senses(text: str) -> SensesOf:
+    """Parse WORD:SENSES or WORD:SENSES=FACTOR; UserError lists the forms of a line.
 
     *:A/B is refused, as the sense differs by word.
     """
-    complaint = complaint or (f'{text!r} is not WORD:SENSES, as in nurse:10, nurse:3-5,10, '
-                              'nurse:she/he or *:10')
     span = '[0-9]{1,4}(?:-[0-9]{1,4})?'
-    match = re.fullmatch(rf'(?!\*.*/)(.*\S)\s*:\s*({span}(?:\s*,\s*{span})*|[^/]+/[^/]+)\s*', text)
+    which = rf'{span}(?:\s*,\s*{span})*|[^/]+/[^/]+?'
+    match = re.fullmatch(rf'(?!\*.*/)(.*\S)\s*:\s*({which})\s*(?:=\s*(-?{NUMBER}))?\s*', text)
     if not match:
-        raise UserError(complaint)
-    words, which = match.groups()
-    pair = None
-    spans = []
+        raise UserError(f'{text!r} cannot be read; {FORMS}')
+    word, which, factor = match.groups()
+    factor = float(factor or 0)
     if '/' in which:
-        pair = parse_pair(which)
-    else:
-        spans = [parse_span(span) for span in which.split(',')]
-    if not all(spans):
-        raise UserError(complaint)
-    numbers = [number for span in spans for number in span]
-    return [SensesOf(word, numbers, pair) for word in word_list(words)]
+        return SensesOf(word, [], parse_pair(which), factor)
+    numbers = [number for span in which.split(',') for number in parse_span(span)]
+    return SensesOf(word, numbers, None, factor)
 
 
 def parse_span(text: str) -> range:
-    """Parse the sense numbers in 3 or 3-5; 5-3 has none."""
+    """Parse the sense numbers in 3 or 3-5; UserError for 5-3."""
     first, _, last = text.partition('-')
-    return range(int(first), int(last or first) + 1)
+    numbers = range(int(first), int(last or first) + 1)
+    if not numbers:
+        raise UserError(f'senses {text}: give the smaller number first')
+    return numbers
 
 
 # -----------------------------------------------------------------------------
@@ -169,79 +161,55 @@ def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding
                 ) -> tuple[Words, list[int], str]:
     """Find the ids of the word and the numbers of its senses, and describe them."""
     words, word = find_words(senses.word, encoding)
+    k = model.config.n_sense
     numbers = senses.numbers
     reason = ''
     if senses.pair:
-        last_piece = pieces_of(encoding, senses.word)[-1]
-        number, reason = separating_sense(last_piece, senses.pair, model, encoding)
-        numbers = [number]
-    last = model.config.n_sense - 1
-    if max(numbers) > last:
-        raise UserError(f'{senses.word} has no sense {max(numbers)}; choose from 0 to {last}')
+        a, b = (word_id(encoding, one) for one in senses.pair)
+        last_piece = pieces_of(encoding, senses.word)[-1:]
+        ids = torch.tensor(last_piece, device=model.wte.weight.device)  # (1,)
+        scores = separation(model, ids, a, b)[0]  # (k,)
+        by_size = scores.abs().argsort(descending=True).tolist()
+        numbers = by_size[:1]
+        two_best = ', '.join(f'sense {l}: {scores[l]:+.2f} logits' for l in by_size[:2])
+        reason = f', which most separates {" from ".join(senses.pair)} ({two_best})'
+    elif not numbers:
+        numbers = list(range(k))
+    if max(numbers) >= k:
+        raise UserError(f'{senses.word} has no sense {max(numbers)}; choose from 0 to {k - 1}')
     noun = 'sense' if len(numbers) == 1 else 'senses'
     return words, numbers, f'{noun} {", ".join(map(str, numbers))} of {word}{reason}'
 
 
-def separating_sense(w: int, pair: tuple[str, str], model: Backpack, encoding: Encoding
-                     ) -> tuple[int, str]:
-    """Find the sense of the id w that most separates a pair, and say by how much it does."""
-    a, b = (word_id(encoding, word) for word in pair)
-    ids = torch.tensor([w], device=model.wte.weight.device)
-    scores = separation(model, ids, a, b)[0]  # (k,)
-    by_size = scores.abs().argsort(descending=True).tolist()
-    best = by_size[0]
-    second = ''
-    if len(by_size) > 1:
-        second = f'; sense {by_size[1]}: {scores[by_size[1]]:+.2f}'
-    return best, (f', which most separates {quoted(encoding, a)} from {quoted(encoding, b)} '
-                  f'(by {scores[best]:+.2f} logits{second})')
-
-
-def make_edit(edits: list[Scaling | Replacement | Topic], model: Backpack, encoding: Encoding
-              ) -> tuple[Edit, list[str]]:
+def make_edit(edits: list[Line], model: Backpack, encoding: Encoding) -> tuple[Edit, list[str]]:
     """Make one edit that applies parsed edits in order; also returns a line about each."""
-    topics = [edit for edit in edits if isinstance(edit, Topic)]
-    bags = [bag_ids(encoding, edit.bag) for edit in topics]
-    scores = iter(scores_of_bags(model, bags).unbind(-1) if bags else [])  # (V, k) each
     steps = []
     lines = []
     for edit in edits:
         if isinstance(edit, Topic):
-            steps.append(topic(model, next(scores), edit.weights))
-            factors = ', '.join(f'{weight:g}' for weight in edit.weights)
+            bag = bag_ids(encoding, edit.bag)
+            scores = scores_of_bags(model, [bag])[..., 0]  # (V, k)
+            steps.append(topic(model, scores, edit.weights))
+            factors = ', '.join(map(str, edit.weights))
             lines.append(f'Topic: {", ".join(edit.bag)}; senses scaled by {factors}')
         elif isinstance(edit, Replacement):
             words, what = find_words(edit.word, encoding)
             old = word_id(encoding, edit.old)
             new = word_id(encoding, edit.new)
             steps.append(replace_word(model, words, old, new))
-            lines.append(f'Replaced: {what} gives {quoted(encoding, new)} '
-                         f'what it gave {quoted(encoding, old)}')
+            lines.append(f'Replaced: {what} gives {edit.new} what it gave {edit.old}')
         else:
-            words, numbers, what = find_senses(edit.senses, model, encoding)
+            words, numbers, what = find_senses(edit, model, encoding)
             steps.append(scale_senses(words, numbers, edit.factor))
             change = f'Times {edit.factor:g}' if edit.factor else 'Off'
             lines.append(f'{change}: {what}')
     return compose(steps), lines
 
 
-def edited_words(edits: list[Scaling | Replacement | Topic]) -> list[str]:
-    """List the words that edits change, each once; * if there is an edit of every word."""
-    words = []
-    for edit in edits:
-        if isinstance(edit, Topic):
-            words.append('*')
-        elif isinstance(edit, Replacement):
-            words.append(edit.word)
-        else:
-            words.append(edit.senses.word)
-    return list(dict.fromkeys(words))
-
-
-def absent_words(words: list[str], encoding: Encoding, prompts: Sequence[Tensor]) -> list[str]:
-    """Choose the words that none of the prompts, ids (1, T) each, has."""
+def absent_words(edits: list[Line], encoding: Encoding, prompts: Iterable[Tensor]) -> list[str]:
+    """Choose the edited words that none of the prompts, ids (1, T) each, has."""
     absent = []
-    for word in words:
+    for word in dict.fromkeys(edit.word for edit in edits):
         ids, _ = find_words(word, encoding)
         if not any(occurrences(idx, ids).any() for idx in prompts):
             absent.append(word)

@@ -16,6 +16,7 @@ from rucksack.cli import UserError, bfloat16_unit, progress, reading
 from rucksack.model import Backpack
 from rucksack.paper.lists import TOPICS
 from rucksack.senses import affinities
+from rucksack.table import Token
 from rucksack.tokenizer import encode
 
 PROMPT = 'When the nurse came into the room,'
@@ -39,10 +40,9 @@ def read_lines(text: str) -> list[str]:
 
 def word_list(text: str) -> list[str]:
     """List the words in a,b,c or in @FILE; a text with an empty part, such as ",", is one word."""
-    if re.match('@.', text):
-        return [line.strip() for line in read_lines(text)]
-    words = [word.strip() for word in text.split(',')]
-    return words if all(words) else [text]
+    parts = read_lines(text) if re.match('@.', text) else text.split(',')
+    words = [part.strip() for part in parts]
+    return list(dict.fromkeys(words)) if all(words) else [text]
 
 
 def parse_pair(text: str) -> tuple[str, str]:
@@ -67,14 +67,15 @@ def parse_bag(text: str) -> list[str]:
 # Words and ids.
 
 
-def token_text(encoding: Encoding, token: int) -> str:
+def token_text(encoding: Encoding, token: int) -> Token:
     """Return the text of a token; bytes that are only part of a character become U+FFFD."""
-    return encoding.decode_single_token_bytes(token).decode('utf-8', errors='replace')
+    text = encoding.decode_single_token_bytes(token)
+    return Token(text.decode('utf-8', errors='replace'))
 
 
-def quoted(encoding: Encoding, token: int) -> str:
-    """Write a token for people to read: in quotes, with control characters escaped."""
-    return repr(token_text(encoding, token))
+def quoted(encoding: Encoding, ids: list[int]) -> str:
+    """Write ids as tokens for people to read: in quotes, with control characters escaped."""
+    return ' + '.join(repr(token_text(encoding, v)) for v in ids)
 
 
 def pieces_of(encoding: Encoding, word: str) -> list[int]:
@@ -83,9 +84,7 @@ def pieces_of(encoding: Encoding, word: str) -> list[int]:
     A word is unknown if a tokenizer of whole words splits off the space and spells the rest out.
     """
     ids = encoding.encode_ordinary(f' {word}')
-    is_space_apart = encoding.decode_single_token_bytes(ids[0]) == b' '
-    is_spelled_out = is_space_apart and encoding.name == 'words'
-    if is_spelled_out or not word:
+    if encoding.name == 'words' and encoding.decode_single_token_bytes(ids[0]) == b' ':
         return [word_id(encoding, word)]
     return ids
 
@@ -94,8 +93,8 @@ def word_id(encoding: Encoding, word: str) -> int:
     """Find the id of a word inside a text, with its leading space; UserError if it has several."""
     ids = encoding.encode_ordinary(f' {word}')
     if len(ids) != 1 or not word:
-        pieces = ' + '.join(quoted(encoding, i) for i in ids)
-        raise UserError(f'{word!r} is not one token (it splits into {pieces}); choose another word')
+        raise UserError(f'{word!r} is not one token (it splits into {quoted(encoding, ids)}); '
+                        'choose another word')
     return ids[0]
 
 
@@ -112,10 +111,10 @@ def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
 
 def describe(encoding: Encoding, word: str) -> str:
     """Name the word; if it has several tokens, say where an edit of it applies."""
-    pieces = [quoted(encoding, i) for i in pieces_of(encoding, word)]
-    if len(pieces) == 1:
+    ids = pieces_of(encoding, word)
+    if len(ids) == 1:
         return word
-    return f"{word} (its last token {pieces[-1]}, after {' + '.join(pieces[:-1])})"
+    return f'{word} (the last of {quoted(encoding, ids)})'
 
 
 def bag_ids(encoding: Encoding, words: list[str]) -> list[int]:
@@ -136,38 +135,24 @@ def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[i
     if start.endswith(' '):
         notices.append('The prompt ends in a space, and the next word would begin with a second '
                        'one: drop it.')
-    if encoding.name == 'words':
-        words = dict.fromkeys(re.findall(r'\w+', start))
-        unknown = [word for word in words if is_unknown(encoding, word)]
-        if unknown:
-            notices.append(f'The model has never seen {", ".join(unknown[:8])}: '
-                           'it reads unknown words letter by letter.')
     return ids[-block_size:], notices
-
-
-def is_unknown(encoding: Encoding, word: str) -> bool:
-    """Tell whether a word is several tokens, both inside a text and at its start."""
-    inside = encoding.encode_ordinary(f' {word}')
-    at_start = encoding.encode_ordinary(word)
-    return len(inside) > 1 and len(at_start) > 1
 
 
 # -----------------------------------------------------------------------------
 # Scores of the whole vocabulary.
 
 
-def over_vocabulary(model: Backpack, what: str, score: Callable[[Backpack, Tensor], Tensor]
-                    ) -> Tensor:
+def over_vocabulary(model: Backpack, score: Callable[[Backpack, Tensor], Tensor]) -> Tensor:
     """Score all V ids, a slice (n,) at a time, and show progress: (V, ..)."""
     ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
-    slices = progress(ids.split(IDS_AT_ONCE), what)
+    slices = progress(ids.split(IDS_AT_ONCE), 'vocabulary')
     return torch.cat([score(model, some_ids) for some_ids in slices])
 
 
 def scores_of_bags(model: Backpack, bags: list[list[int]]) -> Tensor:
     """Compute Eq. 17 for all ids, (V, k, bags); in bfloat16 for a large vocabulary, if fast."""
-    E = model.wte.weight
-    is_large = model.config.n_vocab > 1 << 14 and E.dtype == torch.float32
-    in_bfloat16 = is_large and bfloat16_unit(str(E.device)) is not None
-    with torch.autocast(E.device.type, torch.bfloat16, enabled=in_bfloat16):
-        return over_vocabulary(model, 'scoring senses', partial(affinities, bags=bags))
+    device = model.wte.weight.device
+    is_large = model.config.n_vocab > 1 << 14
+    in_bfloat16 = is_large and bfloat16_unit(str(device)) is not None
+    with torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16):
+        return over_vocabulary(model, partial(affinities, bags=bags))

@@ -312,19 +312,12 @@ class World:
         return token_text(self.encoding, v).removeprefix(' ')
 
     def next_words(self, *columns: Tensor) -> list:
-        """The ten likeliest words of the first and the last column, and the six that differ most.
+        """The twelve likeliest words, by the largest probability that a column gives them.
 
         A row has the word, and its probability in each column.
         """
-        first = columns[0]
-        last = columns[-1]
-        moved = (last - first).abs()
-        ids = {*first.topk(10).indices.tolist(), *last.topk(10).indices.tolist()}
-        ids |= {v for v in moved.topk(6).indices.tolist() if moved[v] > 1e-4}
-        rows = []
-        for v in sorted(ids, key=lambda v: -max(p[v].item() for p in columns)):
-            rows.append([self.word(v), *(p[v].item() for p in columns)])
-        return rows
+        ids = sorted(range(len(self.E)), key=lambda v: -max(p[v].item() for p in columns))
+        return [[self.word(v), *(p[v].item() for p in columns)] for v in ids[:12]]
 
 
 # -----------------------------------------------------------------------------

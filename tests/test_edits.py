@@ -10,7 +10,6 @@ from torch.testing import assert_close
 from rucksack.cli import UserError
 from rucksack.edits import (
     Replacement,
-    Scaling,
     SensesOf,
     Topic,
     find_senses,
@@ -33,9 +32,9 @@ IST, A, X = 257, 258, 259  # 'ist', ' a', ' x'
 X_AT_START = PIECES.encode_ordinary('x')[0]
 
 
-def off(word: str, *numbers: int, factor: float = 0.0) -> Scaling:
+def off(word: str, *numbers: int, factor: float = 0.0) -> SensesOf:
     """The edit that turns senses of a word off, or multiplies them."""
-    return Scaling(SensesOf(word, [*numbers]), factor)
+    return SensesOf(word, [*numbers], factor=factor)
 
 
 @pytest.mark.parametrize('line, edits', [
@@ -47,7 +46,7 @@ def off(word: str, *numbers: int, factor: float = 0.0) -> Scaling:
     (',:3', [off(',', 3)]),
     ('::3', [off(':', 3)]),
     ('topic:3', [off('topic', 3)]),
-    ('nurse: she / he ', [Scaling(SensesOf('nurse', [], ('she', 'he')), 0.0)]),
+    ('nurse: she / he ', [SensesOf('nurse', [], ('she', 'he'))]),
     ('MacBook: Apple -> HP', [Replacement('MacBook', 'Apple', 'HP')]),
     ('a,*:Apple->HP', [Replacement(word, 'Apple', 'HP') for word in ('a', '*')]),
     ('topic music', [Topic(['music'], STRENGTHS[2])]),
@@ -81,7 +80,7 @@ def test_a_word_of_several_tokens_is_edited_at_its_last():
     """A pair looks at the senses of that token."""
     model = lively(vocab_size=PIECES.n_vocab)
     best = separation(model, torch.tensor([IST]), A, X).abs().argmax().item()
-    words, numbers, _ = find_senses(parse_senses('xist:a/x')[0], model, PIECES)
+    words, numbers, _ = find_senses(parse_senses('xist:a/x'), model, PIECES)
     assert words == [(X, IST), (X_AT_START, IST)]
     assert numbers == [best]
 

@@ -122,7 +122,7 @@ def test_all_edits_add_up_in_one_command(out, capsys):
     made = model.generate(world.idx, 60, temperature=0, edit=compose(edits))
     said = say(sample, capsys, *argv)
     assert f'\nafter 1: {up_to_its_end(world, made[0].tolist())}\n' in said
-    assert "Replaced: MacBook gives ' HP' what it gave ' Apple'\n" in said
+    assert '\nReplaced: MacBook gives HP what it gave Apple\n' in said
     assert '\nTopic: film, tv, ' in said
 
 
@@ -163,24 +163,14 @@ def test_probs_are_those_of_each_prompt(out, capsys):
 
 
 def test_find_has_a_row_for_each_of_words(world, capsys):
-    """The separation of each sense, and what it adds in the prompt: alpha times that, in all."""
-    model = world.model
-    tables = ask(capsys, '--find', 'she/he', '--words', 'nurse,sheriff', '--start', TEMPLATE)
+    """The separation of each sense."""
+    tables = ask(capsys, '--find', 'she/he', '--words', 'nurse,sheriff')
     apart = world.E[world.id('she')] - world.E[world.id('he')]  # (d,)
     separations = []
-    added = []
     for word in ('nurse', 'sheriff'):
-        C = model.senses(torch.tensor(world.id(word)))  # (k, d)
+        C = world.model.senses(torch.tensor(world.id(word)))  # (k, d)
         separations.append([word, *(C @ apart).tolist()])
-        own = World(prompt=TEMPLATE.format(word))
-        place = own.ids.index(own.id(word))
-        weights = model.alpha(own.idx)[0, :, -1, place]  # (k,)
-        terms = weights * (C @ apart)
-        p = own.probs()
-        log_odds = (p[own.id('she')] / p[own.id('he')]).log()
-        rest = log_odds - terms.sum()
-        added.append([word, *terms.tolist(), rest.item(), log_odds.item()])
-    assert_same(tables, {'find she/he': separations, f'adds she/he: {TEMPLATE}': added})
+    assert_same(tables, {'find she/he': separations})
 
 
 # -----------------------------------------------------------------------------
@@ -226,14 +216,13 @@ def test_samples_of_an_empty_prompt_begin_a_text(world, capsys):
 
 
 def test_what_becomes_of_a_prompt_is_said(out, capsys):
-    """Of one longer than block_size the last tokens are read; unknown words are named.
+    """Of one longer than block_size the last tokens are read.
 
-    So is a space at its end, where the next word would begin with another.
+    After a space at its end, the next word would begin with another.
     """
-    start = ' '.join(['The nurse smiled and the zebra waved. '] * 30)
+    start = ' '.join(['The nurse smiled and the sheriff waved. '] * 30)
     said = say(sample, capsys, '--start', start, '--max-new-tokens', '5')
     assert re.search(r'\nThe prompt has \d+ tokens; .* 64\.\n', said)
-    assert re.search(r'\nThe model has never seen zebra: ', said)
     assert re.search(r'\nThe prompt ends in a space', said)
 
 
@@ -290,14 +279,14 @@ def test_export_writes_what_from_reads(out, capsys):
 
 
 def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
-    """The largest and the smallest C . E, beside the norm of C; -2 C raises what C lowered."""
+    """The largest and the smallest C . E; -2 C raises what C lowered."""
     C = world.model.senses(torch.tensor(world.id('nurse')))  # (k, d)
     expected = []
     for l, own in ((9, -2 * C[9]), (3, C[3])):
         scores = world.E @ own
         lowered = [-cell if isinstance(cell, float) else cell for cell in world.top(-scores, 8)]
-        expected.append([l, own.norm().item(), '+', *world.top(scores, 8)])
-        expected.append([l, own.norm().item(), '-', *lowered])
+        expected.append([l, '+', *world.top(scores, 8)])
+        expected.append([l, '-', *lowered])
     tables = ask(capsys, '--edit', 'nurse:9=-2', '--show', 'nurse:9,3')
     assert_same(tables['show nurse:9,3'], expected)
 
