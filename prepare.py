@@ -24,7 +24,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -86,40 +86,39 @@ def cut_rows(rows: dict, size: int) -> dict:
     return {'text': pieces}
 
 
-def hold_out(n: int, n_held: int, seed: int) -> np.ndarray:
-    """Choose which of n documents to hold out, (n,): n_held at random, at least one."""
-    order = np.random.default_rng(seed).permutation(n)
-    return np.isin(np.arange(n), order[:max(1, n_held)])
+def hold_out(texts, n: float, seed: int) -> tuple:
+    """Split texts into those to train on and about n held out, at least one; the order stays."""
+    order = np.random.default_rng(seed).permutation(len(texts))
+    n = max(1, round(n))
+    return texts.select(np.sort(order[n:])), texts.select(np.sort(order[:n]))
 
 
-def encoded(texts, encoding: Encoding, num_threads: int) -> Iterator[list[int]]:
-    """Yield the ids of each document, end-of-text included."""
-    with ThreadPoolExecutor(num_threads) as pool:
-        for batch in texts.iter(batch_size=1000):
-            for ids in pool.map(partial(encode, encoding), batch['text']):
-                yield [*ids, encoding.eot_token]
+def write_bin(path: Path, texts: Sequence[str], encoding: Encoding, num_threads: int) -> None:
+    """Write the ids of texts to a file, with the end-of-text id after each text."""
+    writing = reading(path.parent, problem='cannot be written')
+    with writing, open(path, 'wb') as file, ThreadPoolExecutor(num_threads) as pool:
+        for start in progress(range(0, len(texts), 1000), 'encoding'):
+            for ids in pool.map(partial(encode, encoding), texts[start:start + 1000]):
+                file.write(np.array([*ids, encoding.eot_token], BIN_DTYPE).tobytes())
 
 
-def write_bins(files: dict[str, Path], documents: Iterable[list[int]], is_held: np.ndarray) -> dict:
-    """Write ids to files['train'], or to files['val'] if held out; returns counts and checksums."""
-    tokens = {'train': 0, 'val': 0}
-    sums = {'train': hashlib.sha256(), 'val': hashlib.sha256()}
-    writing = reading(files['train'].parent, problem='cannot be written')
-    with writing, open(files['train'], 'wb') as train, open(files['val'], 'wb') as val:
-        outputs = {'train': train, 'val': val}
-        for ids, held in zip(documents, progress(is_held, 'encoding')):
-            name = 'val' if held else 'train'
-            data = np.array(ids, BIN_DTYPE).tobytes()
-            outputs[name].write(data)
-            sums[name].update(data)
-            tokens[name] += len(ids)
-    return {
-        'documents': len(is_held),
-        'tokens': tokens,
-        'sha256': {name: digest.hexdigest() for name, digest in sums.items()}}
+def write_bins(files: dict[str, Path], texts: dict[str, Sequence[str]], encoding: Encoding,
+               num_threads: int) -> dict:
+    """Write the ids of texts['train'] and texts['val'] to two files; returns counts, checksums."""
+    tokens = {}
+    sums = {}
+    for name, path in files.items():
+        if not len(texts[name]):
+            raise UserError('too little text to hold some out; add more, or --val FILE')
+        write_bin(path, texts[name], encoding, num_threads)
+        ids = np.memmap(path, BIN_DTYPE, mode='r')
+        tokens[name] = len(ids)
+        sums[name] = hashlib.sha256(ids).hexdigest()
+    documents = sum(map(len, texts.values()))
+    return {'documents': documents, 'tokens': tokens, 'sha256': sums}
 
 
-def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: Path) -> dict:
+def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: str) -> dict:
     """Write the bins of text files, by way of a folder cache; returns the facts for meta.json."""
     import datasets
     tokenizer = gpt2_tokenizer(args.merges)
@@ -130,33 +129,26 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: Path) 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     sources = args.sources or openwebtext_files()
-    parts = []
-    skipped = Counter(args.skipped)
-    for source in [*sources, *args.val]:
-        texts, skipped_rows = read_texts(source, args.field, str(cache))
-        parts.append(texts)
-        skipped += skipped_rows
-    texts = datasets.concatenate_datasets(parts)
+    train = read_texts(sources, args.field, args.skipped, cache)
     if args.val:
-        n_train = sum(map(len, parts[:len(sources)]))
-        is_held = np.arange(len(texts)) >= n_train
+        val = read_texts(args.val, args.field, args.skipped, cache)
     elif args.name == 'openwebtext':
-        is_held = hold_out(len(texts), round(0.0005 * len(texts)), args.seed)
+        train, val = hold_out(train, 0.0005 * len(train), args.seed)
     else:
-        texts = cut(texts)
-        n_held = max(len(texts) / 100, min(len(texts) / 10, 10))
-        is_held = hold_out(len(texts), round(n_held), args.seed)
-    facts = write_bins(files, encoded(texts, encoding, args.num_proc), is_held)
-    return {'tokenizer': tokenizer, **facts, 'skipped': dict(skipped)}
+        train = cut(train)
+        n_held = max(len(train) / 100, min(len(train) / 10, 10))
+        train, val = hold_out(train, n_held, args.seed)
+    texts = {'train': train['text'], 'val': val['text']}
+    facts = write_bins(files, texts, encoding, args.num_proc)
+    return {'tokenizer': tokenizer, **facts, 'skipped': args.skipped}
 
 
-def write_toy(files: dict[str, Path], seed: int) -> dict:
+def write_toy(files: dict[str, Path], args: argparse.Namespace) -> dict:
     """Write the bins of the toy world; returns the facts for meta.json, entropy included."""
-    texts, nats = zip(*toy_stories(seed, TOY_TRAIN + TOY_VAL))
-    tokenizer = words_tokenizer(texts)
-    encoding = load_tokenizer(tokenizer)
-    documents = [encoding.encode_ordinary(text) + [encoding.eot_token] for text in texts]
-    facts = write_bins(files, documents, np.arange(len(texts)) >= TOY_TRAIN)
+    stories, nats = zip(*toy_stories(args.seed, TOY_TRAIN + TOY_VAL))
+    tokenizer = words_tokenizer(stories)
+    texts = {'train': stories[:TOY_TRAIN], 'val': stories[TOY_TRAIN:]}
+    facts = write_bins(files, texts, load_tokenizer(tokenizer), args.num_proc)
     tokens = facts['tokens']
     return {
         'tokenizer': tokenizer,
@@ -167,7 +159,7 @@ def write_toy(files: dict[str, Path], seed: int) -> dict:
                         'exact, each has one derivation'}
 
 
-def write_data(folder: Path, args: argparse.Namespace, cache: Path) -> dict:
+def write_data(folder: Path, args: argparse.Namespace, cache: str) -> dict:
     """Write the three files of data/NAME, each whole or not at all; returns the facts in meta.json.
 
     The last file here appears first. A run killed after it leaves checksums that do not fit the
@@ -178,11 +170,9 @@ def write_data(folder: Path, args: argparse.Namespace, cache: Path) -> dict:
           appearing_whole(folder / 'meta.json') as meta):
         files = {'train': train, 'val': val}
         if args.name == 'toy':
-            facts = write_toy(files, args.seed)
+            facts = write_toy(files, args)
         else:
             facts = write_corpus(files, args, cache)
-        if not all(facts['tokens'].values()):
-            raise UserError('too little text to hold some out; add more, or --val FILE')
         facts['vocab_size'] = vocab_size(facts['tokenizer'])
         facts['dtype'] = 'uint16'
         meta.write_text(json.dumps(facts, indent=1), encoding='utf-8')
@@ -191,14 +181,6 @@ def write_data(folder: Path, args: argparse.Namespace, cache: Path) -> dict:
 
 # -----------------------------------------------------------------------------
 # The program.
-
-
-def warn_of_shared_files(text: list[str], val: list[str]) -> None:
-    """Print a line for each file that is both trained on and held out."""
-    for file in val:
-        if any(os.path.samefile(file, other) for other in text):
-            print(f'{file} is in both --text and --val: the validation loss will be measured on '
-                  'text that the model was trained on')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -230,16 +212,18 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         help='random seed for the toy world and the split [0]')
     add('--overwrite', action='store_true', help='replace the three files in data/NAME')
     args = parser.parse_args(argv)
-    text, skipped = files_in(args.text)
-    args.val, skipped_of_val = files_in(args.val)
-    args.skipped = skipped + skipped_of_val
-    for file in text + args.val:
+    args.skipped = Counter()
+    args.sources = files_in(args.text, args.skipped)
+    args.val = files_in(args.val, args.skipped)
+    for file in args.sources + args.val:
         if not os.path.isfile(file) or not reader_of(file):
             parser.error(f'{file} is missing or of an unknown kind; give {FORMATS}')
-    warn_of_shared_files(text, args.val)
-    args.sources = text
+    for file in set(map(os.path.realpath, args.sources)).intersection(
+            map(os.path.realpath, args.val)):
+        print(f'{file} is in both --text and --val: the validation loss will be measured on text '
+              'that the model was trained on')
     if args.hub:
-        args.sources = [*text, f'hub:{args.hub}']
+        args.sources.append(f'hub:{args.hub}')
     if args.name == 'toy' and (args.sources or args.val or args.like or args.merges):
         parser.error('toy takes no --text, --hub, --val, --like or --merges')
     if args.name not in ('toy', 'openwebtext') and not args.sources:
@@ -263,7 +247,7 @@ def run(argv: list[str]) -> None:
             for partial_file in folder.glob(f'{name}.[0-9]*.partial'):  # left by a killed run
                 partial_file.unlink()
         shutil.rmtree(cache, ignore_errors=True)
-        facts = write_data(folder, args, cache)
+        facts = write_data(folder, args, str(cache))
     finally:
         os.close(lock)
         shutil.rmtree(cache, ignore_errors=True)

@@ -137,8 +137,7 @@ def test_hub_takes_a_config_and_a_split(split, text):
 def test_openwebtext_is_parquet_only_if_whole(n, kind, monkeypatch):
     """Of two Parquet files both must be there, or the archives are read."""
     names = [*(f'{i:05d}-of-00002.parquet' for i in range(n)), '00.tar']
-    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
-    monkeypatch.setattr('huggingface_hub.HfApi.dataset_info', lambda self, repo: info)
+    monkeypatch.setattr('huggingface_hub.list_repo_files', lambda repo, repo_type: names)
     monkeypatch.setattr('huggingface_hub.hf_hub_download', lambda repo, name, repo_type: name)
     assert {name.rpartition('.')[2] for name in openwebtext_files()} == {kind}
 
