@@ -17,7 +17,7 @@ from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
     GPT2_VOCAB,
-    end_of_text,
+    load_tokenizer,
     read_json,
     read_tokenizer,
     tokenizer_files,
@@ -45,7 +45,8 @@ FIXED = {  # settings of a config.json and their allowed values; export writes t
     'sense_intermediate_scale': (4,)}
 SIZES = {  # settings of a config.json -> fields of our Config
     'n_positions': 'block_size', 'vocab_size': 'vocab_size', 'n_vocab': 'n_vocab',
-    'n_layer': 'n_layer', 'n_head': 'n_head', 'n_embd': 'n_embd'}
+    'n_layer': 'n_layer', 'n_head': 'n_head', 'n_embd': 'n_embd', 'num_senses': 'n_sense',
+    'resid_pdrop': 'dropout'}
 
 
 # -----------------------------------------------------------------------------
@@ -144,35 +145,37 @@ def renamed(name: str, prefixes: dict[str, str]) -> str:
     return name
 
 
-def transposed(name: str, weight: Tensor) -> Tensor:
-    """Convert a weight, given its name in our format, to the published format or back."""
-    if weight.dim() == 2 and name.startswith(TRANSPOSED):
-        return weight.t()
-    return weight
+def transposed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert weights, by our names, to the published format or back."""
+    converted = {}
+    for name, weight in weights.items():
+        if weight.dim() == 2 and name.startswith(TRANSPOSED):
+            weight = weight.t()
+        converted[name] = weight
+    return converted
 
 
 def published(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, Tensor]:
     """List the weights by their published names, on the CPU."""
     body = BODY if model.config.n_sense else 'transformer.'
     state = {}
-    for name, weight in model.state_dict().items():
+    for name, weight in transposed(model.state_dict()).items():
         theirs = renamed(name, NAMES)
         if not theirs.startswith('backpack.'):
             theirs = body + theirs
-        state[theirs] = transposed(name, weight).to(dtype).contiguous().cpu()
+        state[theirs] = weight.to(dtype).contiguous().cpu()
     return state
 
 
-def own_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename published weights to our names; ValueError if copies of tied weights differ."""
+def own_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename weights to our names; ValueError if copies of tied weights differ."""
     names = {theirs: ours for ours, theirs in NAMES.items()}
     own = {}
     for theirs, weight in state.items():
         if theirs.endswith(('.attn.bias', '.attn.masked_bias')):  # a mask
             continue
-        theirs = theirs.removeprefix('transformer.').removeprefix(BODY)
+        theirs = theirs.removeprefix('_orig_mod.').removeprefix('transformer.').removeprefix(BODY)
         name = renamed(COPIES.get(theirs, theirs), names)
-        weight = transposed(name, weight)
         if name in own and not torch.equal(own[name], weight):
             raise ValueError(f'{theirs} differs from another copy of {name}')
         own[name] = weight
@@ -181,18 +184,16 @@ def own_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
     """Load a published Backpack or GPT-2, and its tokenizer, from its folder."""
-    path = folder / WEIGHTS[0]
-    if not path.exists():
-        path = folder / WEIGHTS[1]
-    if not path.exists() and list(folder.glob('*.index.json')):
-        raise UserError(f'{folder} has its weights in shards; save them in one file, with a large '
-                        'max_shard_size')
-    state = load_file(path)
+    files = [folder / name for name in WEIGHTS if (folder / name).exists()]
+    if not files:
+        raise UserError(f'{folder} has no {" or ".join(WEIGHTS)}; save weights in shards in one '
+                        'file, with a large max_shard_size')
+    state = load_file(files[0])
     with reading(folder, problem='is neither a Backpack nor a GPT-2'):
         settings = read_json(folder / 'config.json')
         tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
         config = config_of(settings, tokenizer)
-        model = model_with(config, own_weights(state))
+        model = model_with(config, transposed(own_names(state)))
     # In the published class, layer i divides its scores by i + 1 unless the config says no.
     if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
         for i, block in enumerate(model.contextualizer.blocks):
@@ -206,11 +207,10 @@ def config_of(settings: dict, tokenizer: dict | None) -> Config:
     for name, allowed in FIXED.items():
         if settings.get(name, allowed[0]) not in allowed:
             raise ValueError(f'its {name} is {settings[name]}; it must be {allowed[0]}')
-    settings = {'n_vocab': 0, 'num_senses': 0, 'resid_pdrop': 0.0} | settings
+    n_vocab = n_vocab_of(settings['vocab_size'], tokenizer)
+    settings = {'n_vocab': n_vocab, 'num_senses': 0, 'resid_pdrop': 0.0} | settings
     sizes = {ours: settings[theirs] for theirs, ours in SIZES.items()}
-    if sizes['n_vocab'] == 0:
-        sizes['n_vocab'] = n_vocab_of(sizes['vocab_size'], tokenizer)
-    return Config(**sizes, n_sense=settings['num_senses'], dropout=settings['resid_pdrop'])
+    return Config(**sizes)
 
 
 def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
@@ -234,17 +234,12 @@ def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
         args = dict(checkpoint['model_args'])
         has_biases = args.pop('bias')
         config = Config(**args, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
-        state = {name.removeprefix('_orig_mod.'): w for name, w in checkpoint['model'].items()}
-        weights = {}
-        for name, weight in own_weights(state).items():  # for transposed weights: nanoGPT's are not
-            weights[name] = transposed(name, weight)
+        weights = own_names(checkpoint['model'])
         if not has_biases:
             print(f'{path} has no biases; they are 0', file=sys.stderr)
-            with torch.device('meta'):
-                names = GPT(config).state_dict()
-            for name, weight in names.items():
+            for name, weight in GPT(config).state_dict().items():
                 if name.endswith('.bias'):
-                    weights[name] = torch.zeros(weight.shape)
+                    weights[name] = torch.zeros_like(weight)
         return model_with(config, weights)
 
 
@@ -265,7 +260,7 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
         raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load '
                         f'4 * n_embd = {4 * c.n_embd}')
-    end = end_of_text(tokenizer) if tokenizer else c.n_vocab - 1
+    end = load_tokenizer(tokenizer).eot_token if tokenizer else c.n_vocab - 1
     files = {'config.json': settings_of(c, end)}
     if tokenizer:
         files |= tokenizer_files(tokenizer)

@@ -72,15 +72,10 @@ def tokens_of(description: dict) -> list[bytes]:
 
 
 def vocab_size(description: dict) -> int:
-    """Count the ids, end-of-text included."""
+    """Count the ids, special tokens included."""
     if description == GPT2:
         return GPT2_VOCAB  # known without a download
-    return description.get('size', len(tokens_of(description)) + 1)
-
-
-def end_of_text(description: dict) -> int:
-    """Return the id of end-of-text, the last one unless the description says otherwise."""
-    return description.get('end', vocab_size(description) - 1)
+    return load_tokenizer(description).n_vocab
 
 
 def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
@@ -96,11 +91,15 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
     name = description['name']
     tokens = tokens_of(description)
     ids = description.get('ids', range(len(tokens)))
+    end = description.get('end', len(tokens))
+    special = {END_OF_TEXT: end}
+    for i in set(range(description.get('size', 0))).difference(ids, [end]):
+        special[f'<|special {i}|>'] = i  # we do not keep their names
     return tiktoken.Encoding(
         name,
         pat_str={'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}[name],
         mergeable_ranks=dict(zip(tokens, ids)),  # ids rise with merges: the lowest comes first
-        special_tokens={END_OF_TEXT: end_of_text(description)})
+        special_tokens=special)
 
 
 def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
@@ -160,14 +159,13 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
     encoding = load_tokenizer(description)
     of_words = description['name'] == 'words'
     pre_tokenizers = pre_tokenizers_of(of_words)
-    vocab = spelled_vocab(description)
-    special = {encoding.eot_token: END_OF_TEXT}
-    for i in set(range(vocab_size(description))).difference(vocab.values(), special):
-        special[i] = f'<|special {i}|>'  # we do not keep their names
     flags = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
     added_tokens = []
-    for i in sorted(special):
-        added_tokens.append({'id': i, 'content': special[i], 'special': True, **flags})
+    for content, i in encoding._special_tokens.items():
+        added_tokens.append({'id': i, 'content': content, 'special': True, **flags})
+    vocab = {spell(token): i for token, i in encoding._mergeable_ranks.items()}
+    if 'ids' in description:  # transformers would number special tokens from the end
+        vocab |= encoding._special_tokens
     bpe = {
         'type': 'BPE',
         'vocab': vocab,
@@ -192,12 +190,6 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
         'tokenizer.json': tokenizer,
         'tokenizer_config.json': config,
         'generation_config.json': generation}
-
-
-def spelled_vocab(description: dict) -> dict[str, int]:
-    """Map every token except special ones, as GPT-2's files spell it, to its id."""
-    ids = load_tokenizer(description)._mergeable_ranks
-    return {spell(token): i for token, i in ids.items()}
 
 
 def pre_tokenizers_of(of_words: bool) -> list[dict]:
@@ -234,8 +226,8 @@ def read_tokenizer(folder: Path, end: int | None = None) -> dict | None:
         else:
             return None
         config = folder / 'tokenizer_config.json'
-        if config.is_file() and read_json(config).get('add_prefix_space'):
-            raise ValueError('add_prefix_space is set in tokenizer_config.json')
+        settings = read_json(config) if config.is_file() else {}
+        check_parts(tokenizer, settings)
         return description_of(tokenizer, end)
 
 
@@ -245,51 +237,48 @@ def read_json(path: Path) -> dict:
 
 
 def description_of(tokenizer: dict, end: int | None) -> dict:
-    """Describe the contents of a tokenizer.json; ValueError names the part that we do not have."""
+    """Describe the contents of a tokenizer.json; ValueError if tiktoken cannot merge by its ids."""
     bpe = tokenizer['model']
     vocab = bpe['vocab']
-    of_words = bool(bpe.get('ignore_merges'))
-    check_parts(tokenizer, of_words)
-    if of_words:
+    if bpe.get('ignore_merges'):
         tokens = sorted(vocab, key=vocab.get)
         pieces = [unspell(token).decode() for token in tokens if len(token) > 1]
         description = {'name': 'words', 'pieces': pieces}
-        if vocab != spelled_vocab(description):
-            raise ValueError('its ids are in another order')
-        return description
-    merges = bpe['merges']
-    if merges and isinstance(merges[0], list):  # as newer versions of tokenizers write them
-        merges = [' '.join(pair) for pair in merges]
-    longer = [merge.replace(' ', '') for merge in merges]
-    ids = [vocab[token] for token in [*BYTE_OF, *longer]]
+    else:
+        merges = bpe['merges']
+        if isinstance(merges[0], list):  # as newer versions of tokenizers write them
+            merges = [' '.join(pair) for pair in merges]
+        description = GPT2 | {'merges': merges}
+    ids = [vocab[spell(token)] for token in tokens_of(description)]
     if ids[256:] != sorted(ids[256:]):
         raise ValueError('its ids do not rise in the order of its merges')
-    special = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
-    special = {**vocab, **special}
-    if end is None:
-        end = len(ids)
-    end = special.get(END_OF_TEXT, end)
-    size = 1 + max(*special.values(), end)
-    description = GPT2 | {'merges': merges}
-    if ids != list(range(len(ids))) or end != len(ids) or size != end + 1:
+    added = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
+    all_ids = {**vocab, **added}
+    if end is None or END_OF_TEXT in all_ids:
+        end = all_ids[END_OF_TEXT]
+    size = 1 + max(*all_ids.values(), end)
+    if [*ids, end] != list(range(size)):
         return description | {'ids': ids, 'end': end, 'size': size}
     is_gpt2 = vocab.get('\u0120gazed') == 50255  # its last token
     return GPT2 if is_gpt2 else description
 
 
-def check_parts(tokenizer: dict, of_words: bool) -> None:
-    """Raise ValueError, naming the part, if transformers would cut a text otherwise than we do."""
-    found = tokenizer['pre_tokenizer']
-    parts = list(found.get('pretokenizers', [found]))
+def check_parts(tokenizer: dict, settings: dict) -> None:
+    """Raise ValueError, naming the part, if transformers would cut a text otherwise than we do.
+
+    tokenizer and settings are the contents of tokenizer.json and tokenizer_config.json.
+    """
+    settings = settings | tokenizer | tokenizer['model']
+    parts = settings['pre_tokenizer']
+    parts = list(parts.get('pretokenizers', [parts]))
     parts[-1] = {'use_regex': True, **parts[-1], 'trim_offsets': False}
-    if parts != pre_tokenizers_of(of_words):
-        raise ValueError(f'its pre_tokenizer is {json.dumps(found)}')
-    processor = tokenizer.get('post_processor') or {'type': 'ByteLevel'}
-    if processor['type'] != 'ByteLevel' and processor.get('special_tokens', True):
-        raise ValueError(f'its post_processor adds tokens: {json.dumps(processor)}')
-    settings = tokenizer['model'] | {'normalizer': tokenizer.get('normalizer')}
-    for name in ('normalizer', 'dropout', 'continuing_subword_prefix', 'end_of_word_suffix',
-                 'byte_fallback'):
+    if parts == pre_tokenizers_of(bool(settings.get('ignore_merges'))):
+        del settings['pre_tokenizer']
+    processor = settings.get('post_processor') or {'type': 'ByteLevel'}
+    if processor['type'] == 'ByteLevel' or processor.get('special_tokens') == {}:
+        settings['post_processor'] = None
+    for name in ('pre_tokenizer', 'post_processor', 'add_prefix_space', 'normalizer', 'dropout',
+                 'continuing_subword_prefix', 'end_of_word_suffix', 'byte_fallback'):
         if settings.get(name):
             raise ValueError(f'its {name} is {json.dumps(settings[name])}')
     for token in tokenizer.get('added_tokens', []):

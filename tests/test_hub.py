@@ -26,7 +26,6 @@ from rucksack.tokenizer import (
     CHARACTER_OF,
     ENGLISH,
     GPT2,
-    end_of_text,
     load_tokenizer,
     read_tokenizer,
     tokenizer_files,
@@ -147,7 +146,7 @@ def test_english_has_the_settings_that_export_writes(name):
     """Made anew from its merges and its shape they are the same, and so is the code."""
     folder = BUNDLED[name]
     model, tokenizer = from_pretrained(name)
-    settings = settings_of(model.config, end_of_text(tokenizer))
+    settings = settings_of(model.config, load_tokenizer(tokenizer).eot_token)
     files = tokenizer_files(tokenizer) | {'config.json': settings}
     for file, content in files.items():
         assert json.loads((folder / file).read_text(encoding='utf-8')) == content
@@ -225,10 +224,11 @@ tokenizer.save_pretrained(again)
 json.dump(answer, open(folder + '.json', 'w'))
 """
 ASKED = ['the nurse said', " I'm  don't\n\n1234 é 😀 x\u0301", ' a the\tnurses', 'שלום']
+MERGES = ['\u0120 t', 'h e', '\u0120t he', 'n u', 'r s', 'nu rs']
 VOCABULARIES = {
     'words': words_tokenizer([' a', ' nurse', ' the', 'é']),
-    'merges': {'name': 'gpt2',
-               'merges': ['\u0120 t', 'h e', '\u0120t he', 'n u', 'r s', 'nu rs']}}
+    'merges': {'name': 'gpt2', 'merges': MERGES},
+    'ids': {'name': 'gpt2', 'merges': MERGES, 'ids': [*range(1, 263)], 'end': 0, 'size': 266}}
 
 
 def ask_transformers(folder: Path, again: Path, idx: Tensor) -> dict:
