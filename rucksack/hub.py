@@ -45,8 +45,7 @@ FIXED = {  # settings of a config.json and their allowed values; export writes t
     'sense_intermediate_scale': (4,)}
 SIZES = {  # settings of a config.json -> fields of our Config
     'n_positions': 'block_size', 'vocab_size': 'vocab_size', 'n_vocab': 'n_vocab',
-    'n_layer': 'n_layer', 'n_head': 'n_head', 'n_embd': 'n_embd', 'num_senses': 'n_sense',
-    'resid_pdrop': 'dropout'}
+    'n_layer': 'n_layer', 'n_head': 'n_head', 'n_embd': 'n_embd', 'resid_pdrop': 'dropout'}
 
 
 # -----------------------------------------------------------------------------
@@ -210,7 +209,7 @@ def config_of(settings: dict, tokenizer: dict | None) -> Config:
     n_vocab = n_vocab_of(settings['vocab_size'], tokenizer)
     settings = {'n_vocab': n_vocab, 'num_senses': 0, 'resid_pdrop': 0.0} | settings
     sizes = {ours: settings[theirs] for theirs, ours in SIZES.items()}
-    return Config(**sizes)
+    return Config(**sizes, n_sense=settings['num_senses'])
 
 
 def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
@@ -247,7 +246,7 @@ def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
 # Export.
 
 
-def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
+def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
            dtype: torch.dtype = torch.float32) -> None:
     """Write a Backpack in the format of stanfordnlp/backpack-gpt2, a Transformer in gpt2's.
 
@@ -260,22 +259,17 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
         raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load '
                         f'4 * n_embd = {4 * c.n_embd}')
-    end = load_tokenizer(tokenizer).eot_token if tokenizer else c.n_vocab - 1
-    files = {'config.json': settings_of(c, end)}
-    if tokenizer:
-        files |= tokenizer_files(tokenizer)
-    kind = 'Backpack' if c.n_sense else 'Transformer'
-    millions = sum(p.numel() for p in model.parameters()) / 1e6
-    card = CARD.read_text(encoding='utf-8').format(kind=kind, c=c, n=millions)
+    files = tokenizer_files(tokenizer)
+    files['config.json'] = settings_of(c, load_tokenizer(tokenizer).eot_token)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as temporary:
         new = Path(temporary, folder.name)
         new.mkdir()
-        weights = save(published(model, dtype), {'format': 'pt'})
-        (new / WEIGHTS[0]).write_bytes(weights)
+        (new / WEIGHTS[0]).write_bytes(save(published(model, dtype), {'format': 'pt'}))
         for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False) + '\n'
             (new / name).write_text(text, encoding='utf-8')
+        card = CARD.read_text(encoding='utf-8').format(c=c)
         (new / 'README.md').write_text(card, encoding='utf-8')
         if c.n_sense:
             shutil.copyfile(CODE, new / CODE.name)
@@ -287,7 +281,7 @@ def settings_of(c: Config, end: int) -> dict:
     settings = {name: allowed[0] for name, allowed in FIXED.items()}
     settings |= {'architectures': ['GPT2LMHeadModel'], 'scale_attn_by_inverse_layer_idx': False}
     settings |= {theirs: getattr(c, ours) for theirs, ours in SIZES.items()}
-    settings |= dict.fromkeys(['attn_pdrop', 'embd_pdrop', 'resid_pdrop'], c.dropout)
+    settings |= dict.fromkeys(['attn_pdrop', 'embd_pdrop'], c.dropout)
     settings |= dict.fromkeys(['bos_token_id', 'eos_token_id'], end)
     if c.n_sense:
         settings |= {

@@ -277,10 +277,9 @@ def check_parts(tokenizer: dict, settings: dict) -> None:
     processor = settings.get('post_processor') or {'type': 'ByteLevel'}
     if processor['type'] == 'ByteLevel' or processor.get('special_tokens') == {}:
         settings['post_processor'] = None
+    added = tokenizer.get('added_tokens', [])
+    settings['added token'] = [token['content'] for token in added if not token['special']]
     for name in ('pre_tokenizer', 'post_processor', 'add_prefix_space', 'normalizer', 'dropout',
-                 'continuing_subword_prefix', 'end_of_word_suffix', 'byte_fallback'):
+                 'continuing_subword_prefix', 'end_of_word_suffix', 'byte_fallback', 'added token'):
         if settings.get(name):
             raise ValueError(f'its {name} is {json.dumps(settings[name])}')
-    for token in tokenizer.get('added_tokens', []):
-        if not token['special']:
-            raise ValueError(f'its added token {token["content"]!r} is cut out of texts')

@@ -116,7 +116,7 @@ def test_files_with_other_keys_are_the_same_model(folder, tmp_path):
 def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
     """All but copies of tied weights; queries are divided by what divided the scores."""
     model, _ = from_pretrained(folder)
-    export(model, None, tmp_path / 'out')
+    export(model, words_tokenizer(['a nurse']), tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
     assert not settings['scale_attn_by_inverse_layer_idx']
     _, published = read(folder)
