@@ -1,7 +1,7 @@
 """Turn text into tokens: write data/NAME/train.bin, val.bin and meta.json for train.py.
 
     python prepare.py toy                                  the toy world, a grammar; no download
-    python prepare.py openwebtext --num-proc 16            the paper's corpus, from the Hub
+    python prepare.py openwebtext                          the paper's corpus, from the Hub
     python prepare.py NAME --text FILE... [--val FILE...]  your .jsonl, .parquet, .tar, .txt or .md
     python prepare.py NAME --hub wikimedia/wikipedia:20231101.simple     any text dataset on the Hub
     python prepare.py NAME --text FILE --like english      to fine-tune a model: use its tokenizer
@@ -93,29 +93,27 @@ def hold_out(texts, n: float, seed: int) -> tuple:
     return texts.select(np.sort(order[n:])), texts.select(np.sort(order[:n]))
 
 
-def write_bin(path: Path, texts: Sequence[str], encoding: Encoding, num_threads: int) -> None:
+def write_bin(path: Path, texts: Sequence[str], encoding: Encoding) -> None:
     """Write the ids of texts to a file, with the end-of-text id after each text."""
     writing = reading(path.parent, problem='cannot be written')
-    with writing, open(path, 'wb') as file, ThreadPoolExecutor(num_threads) as pool:
+    with writing, open(path, 'wb') as file, ThreadPoolExecutor() as pool:
         for start in progress(range(0, len(texts), 1000), 'encoding'):
             for ids in pool.map(partial(encode, encoding), texts[start:start + 1000]):
                 file.write(np.array([*ids, encoding.eot_token], BIN_DTYPE).tobytes())
 
 
-def write_bins(files: dict[str, Path], texts: dict[str, Sequence[str]], encoding: Encoding,
-               num_threads: int) -> dict:
+def write_bins(files: dict[str, Path], texts: dict[str, Sequence[str]], encoding: Encoding) -> dict:
     """Write the ids of texts['train'] and texts['val'] to two files; returns counts, checksums."""
     tokens = {}
     sums = {}
     for name, path in files.items():
         if not len(texts[name]):
             raise UserError('too little text to hold some out; add more, or --val FILE')
-        write_bin(path, texts[name], encoding, num_threads)
+        write_bin(path, texts[name], encoding)
         ids = np.memmap(path, BIN_DTYPE, mode='r')
         tokens[name] = len(ids)
         sums[name] = hashlib.sha256(ids).hexdigest()
-    documents = sum(map(len, texts.values()))
-    return {'documents': documents, 'tokens': tokens, 'sha256': sums}
+    return {'documents': sum(map(len, texts.values())), 'tokens': tokens, 'sha256': sums}
 
 
 def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: str) -> dict:
@@ -128,27 +126,25 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: str) -
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    sources = args.sources or openwebtext_files()
-    train = read_texts(sources, args.field, args.skipped, cache)
+    train = read_texts(args.sources or openwebtext_files(), args.field, args.skipped, cache)
     if args.val:
         val = read_texts(args.val, args.field, args.skipped, cache)
-    elif args.name == 'openwebtext':
-        train, val = hold_out(train, 0.0005 * len(train), args.seed)
     else:
-        train = cut(train)
-        n_held = max(len(train) / 100, min(len(train) / 10, 10))
+        n_held = 0.0005 * len(train)
+        if args.name != 'openwebtext':
+            train = cut(train)
+            n_held = max(len(train) / 100, min(len(train) / 10, 10))
         train, val = hold_out(train, n_held, args.seed)
-    texts = {'train': train['text'], 'val': val['text']}
-    facts = write_bins(files, texts, encoding, args.num_proc)
+    facts = write_bins(files, {'train': train['text'], 'val': val['text']}, encoding)
     return {'tokenizer': tokenizer, **facts, 'skipped': args.skipped}
 
 
-def write_toy(files: dict[str, Path], args: argparse.Namespace) -> dict:
+def write_toy(files: dict[str, Path], seed: int) -> dict:
     """Write the bins of the toy world; returns the facts for meta.json, entropy included."""
-    stories, nats = zip(*toy_stories(args.seed, TOY_TRAIN + TOY_VAL))
+    stories, nats = zip(*toy_stories(seed, TOY_TRAIN + TOY_VAL))
     tokenizer = words_tokenizer(stories)
     texts = {'train': stories[:TOY_TRAIN], 'val': stories[TOY_TRAIN:]}
-    facts = write_bins(files, texts, load_tokenizer(tokenizer), args.num_proc)
+    facts = write_bins(files, texts, load_tokenizer(tokenizer))
     tokens = facts['tokens']
     return {
         'tokenizer': tokenizer,
@@ -170,7 +166,7 @@ def write_data(folder: Path, args: argparse.Namespace, cache: str) -> dict:
           appearing_whole(folder / 'meta.json') as meta):
         files = {'train': train, 'val': val}
         if args.name == 'toy':
-            facts = write_toy(files, args)
+            facts = write_toy(files, args.seed)
         else:
             facts = write_corpus(files, args, cache)
         facts['vocab_size'] = vocab_size(facts['tokenizer'])
@@ -206,8 +202,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         '--like', metavar='MODEL',
         help='use the tokenizer of the model to fine-tune: --like english, or a checkpoint, '
              'folder or Hub name')
-    add('--num-proc', type=number(int, 1), metavar='N', default=os.cpu_count(),
-        help='threads for encoding (default: all cores)')
     add('--seed', type=number(int, 0), metavar='S', default=0,
         help='random seed for the toy world and the split [0]')
     add('--overwrite', action='store_true', help='replace the three files in data/NAME')
@@ -218,8 +212,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for file in args.sources + args.val:
         if not os.path.isfile(file) or not reader_of(file):
             parser.error(f'{file} is missing or of an unknown kind; give {FORMATS}')
-    for file in set(map(os.path.realpath, args.sources)).intersection(
-            map(os.path.realpath, args.val)):
+    for file in set(args.sources).intersection(args.val):
         print(f'{file} is in both --text and --val: the validation loss will be measured on text '
               'that the model was trained on')
     if args.hub:
@@ -254,11 +247,9 @@ def run(argv: list[str]) -> None:
         with suppress(OSError):  # unless they are empty
             os.removedirs(folder)
     train, val = facts['tokens'].values()
-    skipped = [f'{n:,} {why}' for why, n in facts.get('skipped', {}).items()]
+    skipped = [f'{n:,} {why}' for why, n in args.skipped.items()]
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
           f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {", ".join(skipped) or "none"}')
-    if 'entropy_per_token' in facts:
-        print(f'The entropy of this world is {facts["entropy_per_token"]:.4f} nats per token.')
 
 
 main = partial(run_cli, 'prepare.py', run)

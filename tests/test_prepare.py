@@ -184,16 +184,16 @@ def test_hub_without_a_network_is_one_line(argv, named, capsys):
 
 
 def test_seed_alone_chooses_the_one_percent_that_is_held_out():
-    """In any number of threads; the rest keeps its order, and no document is lost."""
+    """The rest keeps its order, and no document is lost."""
     texts = [f'{i} ' + 'word ' * (i % 60) for i in range(2000)]
     Path('a.jsonl').write_bytes(jsonl(texts))
-    train, val = make('a', '--text', 'a.jsonl', '--num-proc', '1')
+    train, val = make('a', '--text', 'a.jsonl')
     _, other_val = make('b', '--text', 'a.jsonl', '--seed', '1')
     assert len(val) == 20
     assert set(val) <= set(texts)
     assert train == [text for text in texts if text not in val]
     assert other_val != val
-    assert make('c', '--text', 'a.jsonl', '--num-proc', '5') == (train, val)
+    assert make('c', '--text', 'a.jsonl') == (train, val)
 
 
 BOOK = '\n\n'.join(f'Paragraph {i} of a book. ' + 'It goes on. ' * 30 for i in range(300))
