@@ -67,23 +67,23 @@ TOY_VAL = 4_000
 def cut(texts):
     """Cut documents over LONGEST characters into pieces, so that text of all kinds is held out.
 
-    If there are fewer than 100 documents, the pieces are smaller: about a hundred in all.
+    They are cut at paragraphs, lines or words. If there are fewer than 100 documents, the pieces
+    are smaller: about a hundred in all.
     """
     size = LONGEST
     if len(texts) < 100:
         characters = sum(map(len, texts['text']))
         size = min(size, max(100, characters // 100))
-    return texts.map(cut_rows, batched=True, batch_size=100, fn_kwargs={'size': size})
-
-
-def cut_rows(rows: dict, size: int) -> dict:
-    """Cut documents into pieces of up to size characters, at paragraphs, lines or words."""
     ends = [r'\Z', r'\n\s*\n', r'\n', r'\s', '.']  # the first that works
     piece = re.compile('|'.join(f'.{{0,{size}}}{end}' for end in ends), re.DOTALL)
-    pieces = []
-    for document in rows['text']:
-        pieces.extend(text for text in piece.findall(document) if text)
-    return {'text': pieces}
+
+    def pieces(rows: dict) -> dict:
+        found = []
+        for document in rows['text']:
+            found.extend(text for text in piece.findall(document) if text)
+        return {'text': found}
+
+    return texts.map(pieces, batched=True, batch_size=100)
 
 
 def hold_out(texts, n: float, seed: int) -> tuple:

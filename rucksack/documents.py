@@ -71,12 +71,12 @@ def read_parquet(path: str, field: str, skipped: Counter) -> Iterator[str | None
         yield from texts_of_tables(ParquetFile(file).iter_batches(batch_size=1000), field)
 
 
-def read_hub(name: str, field: str, cache: str) -> Iterator[str | None]:
-    """Yield a column of OWNER/DATASET[:CONFIG[:SPLIT]], by way of a folder cache."""
+def read_hub(source: str, field: str, skipped: Counter) -> Iterator[str | None]:
+    """Yield a column of hub:OWNER/DATASET[:CONFIG[:SPLIT]]."""
     import datasets
     quiet_hub()
-    dataset, config, split = (name.split(':') + ['', ''])[:3]
-    rows = datasets.load_dataset(dataset, config or None, split=split or 'train', cache_dir=cache)
+    dataset, config, split = (source.split(':') + ['', ''])[1:4]
+    rows = datasets.load_dataset(dataset, config or None, split=split or 'train')
     yield from texts_of_tables(rows.with_format('arrow').iter(batch_size=1000), field)
 
 
@@ -124,20 +124,17 @@ READERS = {
     '': read_text}
 
 
-def reader_of(path: str) -> Callable | None:
-    """Return the reader of files with this extension; None if there is none."""
-    unpacked = re.sub(r'\.[gx]z$', '', path.lower())
+def reader_of(source: str) -> Callable | None:
+    """Return the reader of hub:DATASET or of files with this extension; None if there is none."""
+    if source.startswith('hub:'):
+        return read_hub
+    unpacked = re.sub(r'\.[gx]z$', '', source.lower())
     return READERS.get(Path(unpacked).suffix)
 
 
-def is_hidden(path: str) -> bool:
-    """Tell whether a file, or a folder on the way to it, is hidden, like ._NAME of macOS."""
-    return any(part.startswith('.') for part in Path(path).parts)
-
-
-def why_skipped(name: str, is_file: bool, is_known: bool) -> str:
+def why_skipped(name: str, is_file: bool, is_known: object) -> str:
     """Say why a file of a folder, or a member of a tar, is not read; an empty text if it is."""
-    if is_hidden(name):
+    if re.search(r'(^|/)\.[^/]', name):  # like ._NAME of macOS
         return 'hidden'
     if not is_file:
         return 'not a file'
@@ -171,24 +168,18 @@ def files_below(folder: str, seen: set[str], skipped: Counter) -> Iterator[str]:
     seen.add(real)
     for name in os.listdir(folder):
         file = os.path.join(folder, name)
-        why = why_skipped(name, os.path.isfile(file), reader_of(file) is not None)
-        if os.path.isdir(file) and not is_hidden(name):
-            yield from files_below(file, seen, skipped)
-        elif why:
+        is_folder = os.path.isdir(file)
+        why = why_skipped(name, is_folder or os.path.isfile(file), is_folder or reader_of(file))
+        if why:
             skipped[why] += 1
+        elif is_folder:
+            yield from files_below(file, seen, skipped)
         else:
             yield file
 
 
-def texts_of(source: str, field: str, skipped: Counter, cache: str) -> Iterator[str | None]:
-    """Yield the texts of a file or of hub:OWNER/DATASET[:CONFIG[:SPLIT]]."""
-    if source.startswith('hub:'):
-        return read_hub(source.removeprefix('hub:'), field, cache)
-    return reader_of(source)(source, field, skipped)
-
-
 def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
-    """Read all texts of sources that texts_of takes into a datasets.Dataset with a column, text.
+    """Read all texts of sources that reader_of knows into a datasets.Dataset with a column, text.
 
     The dataset is in the folder cache. Documents without text are counted in skipped.
     """
@@ -197,7 +188,7 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
     def rows() -> Iterator[dict]:
         for source in sources:
             with reading(source):
-                for text in texts_of(source, field, skipped, cache):
+                for text in reader_of(source)(source, field, skipped):
                     if text:
                         yield {'text': text}
                     else:

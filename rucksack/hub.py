@@ -144,21 +144,13 @@ def renamed(name: str, prefixes: dict[str, str]) -> str:
     return name
 
 
-def transposed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights, by our names, to the published format or back."""
-    converted = {}
-    for name, weight in weights.items():
-        if weight.dim() == 2 and name.startswith(TRANSPOSED):
-            weight = weight.t()
-        converted[name] = weight
-    return converted
-
-
 def published(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, Tensor]:
     """List the weights by their published names, on the CPU."""
     body = BODY if model.config.n_sense else 'transformer.'
     state = {}
-    for name, weight in transposed(model.state_dict()).items():
+    for name, weight in model.state_dict().items():
+        if weight.dim() == 2 and name.startswith(TRANSPOSED):
+            weight = weight.t()
         theirs = renamed(name, NAMES)
         if not theirs.startswith('backpack.'):
             theirs = body + theirs
@@ -166,8 +158,11 @@ def published(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, Tensor]:
     return state
 
 
-def own_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename weights to our names; ValueError if copies of tied weights differ."""
+def own_weights(state: dict[str, Tensor], transposed: tuple[str, ...]) -> dict[str, Tensor]:
+    """Rename weights to our names, and transpose those with the given prefixes.
+
+    ValueError if copies of tied weights differ.
+    """
     names = {theirs: ours for ours, theirs in NAMES.items()}
     own = {}
     for theirs, weight in state.items():
@@ -175,6 +170,8 @@ def own_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         theirs = theirs.removeprefix('_orig_mod.').removeprefix('transformer.').removeprefix(BODY)
         name = renamed(COPIES.get(theirs, theirs), names)
+        if weight.dim() == 2 and name.startswith(transposed):
+            weight = weight.t()
         if name in own and not torch.equal(own[name], weight):
             raise ValueError(f'{theirs} differs from another copy of {name}')
         own[name] = weight
@@ -192,7 +189,7 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
         settings = read_json(folder / 'config.json')
         tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
         config = config_of(settings, tokenizer)
-        model = model_with(config, transposed(own_names(state)))
+        model = model_with(config, own_weights(state, TRANSPOSED))
     # In the published class, layer i divides its scores by i + 1 unless the config says no.
     if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
         for i, block in enumerate(model.contextualizer.blocks):
@@ -233,7 +230,7 @@ def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
         args = dict(checkpoint['model_args'])
         has_biases = args.pop('bias')
         config = Config(**args, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
-        weights = own_names(checkpoint['model'])
+        weights = own_weights(checkpoint['model'], transposed=())
         if not has_biases:
             print(f'{path} has no biases; they are 0', file=sys.stderr)
             for name, weight in GPT(config).state_dict().items():
@@ -258,7 +255,7 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
     folder = Path(folder)
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
         raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load '
-                        f'4 * n_embd = {4 * c.n_embd}')
+                        '4 * n_embd')
     files = tokenizer_files(tokenizer)
     files['config.json'] = settings_of(c, load_tokenizer(tokenizer).eot_token)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -278,11 +275,15 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
 
 def settings_of(c: Config, end: int) -> dict:
     """Make the contents of config.json for our config and the id of end-of-text."""
-    settings = {name: allowed[0] for name, allowed in FIXED.items()}
-    settings |= {'architectures': ['GPT2LMHeadModel'], 'scale_attn_by_inverse_layer_idx': False}
+    settings = {
+        'architectures': ['GPT2LMHeadModel'],
+        'scale_attn_by_inverse_layer_idx': False,
+        'attn_pdrop': c.dropout,
+        'embd_pdrop': c.dropout,
+        'bos_token_id': end,
+        'eos_token_id': end}
+    settings |= {name: allowed[0] for name, allowed in FIXED.items()}
     settings |= {theirs: getattr(c, ours) for theirs, ours in SIZES.items()}
-    settings |= dict.fromkeys(['attn_pdrop', 'embd_pdrop'], c.dropout)
-    settings |= dict.fromkeys(['bos_token_id', 'eos_token_id'], end)
     if c.n_sense:
         settings |= {
             'architectures': ['BackpackForCausalLM'], 'model_type': 'backpack-gpt2',
