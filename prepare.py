@@ -123,7 +123,6 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: str) -
     if args.like is not None:
         _, tokenizer = from_pretrained(args.like)
     encoding = load_tokenizer(tokenizer)
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     train = read_texts(args.sources or openwebtext_files(), args.field, args.skipped, cache)
@@ -136,7 +135,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: str) -
             n_held = max(len(train) / 100, min(len(train) / 10, 10))
         train, val = hold_out(train, n_held, args.seed)
     facts = write_bins(files, {'train': train['text'], 'val': val['text']}, encoding)
-    return {'tokenizer': tokenizer, **facts, 'skipped': args.skipped}
+    return {'tokenizer': tokenizer, **facts}
 
 
 def write_toy(files: dict[str, Path], seed: int) -> dict:

@@ -34,9 +34,8 @@ def read_meta(folder: Path) -> dict:
     if (folder / 'meta.pkl').exists():
         raise UserError(f'{folder} has a meta.pkl: its ids are characters, not GPT-2 tokens; '
                         f'run python prepare.py {folder.name} --text input.txt --overwrite')
-    tokens = {}
-    for file in sorted(folder.glob('*.bin')):
-        tokens[file.stem] = file.stat().st_size // BIN_DTYPE.itemsize
+    files = sorted(folder.glob('*.bin'))
+    tokens = {file.stem: file.stat().st_size // BIN_DTYPE.itemsize for file in files}
     return {'tokenizer': GPT2, 'vocab_size': GPT2_VOCAB, 'tokens': tokens}
 
 

@@ -18,6 +18,7 @@ from rucksack.cli import UserError, quiet_hub, reading
 
 FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')
+Texts = Iterator[str | None]  # of documents; None or '' for an empty one
 
 
 def open_unpacked(path: str):
@@ -29,7 +30,7 @@ def open_unpacked(path: str):
 # Rows with fields, one of which holds the text.
 
 
-def texts_of_rows(rows: Iterable, field: str, parse: Callable = dict) -> Iterator[str | None]:
+def texts_of_rows(rows: Iterable, field: str, parse: Callable = dict) -> Texts:
     """Yield a field of each row, which parse makes a dictionary; UserError has the row's number."""
     row = {}
     is_found = False
@@ -53,7 +54,7 @@ def others(row: dict) -> str:
     return f'; choose one with --field: {", ".join(names)}' if names else ''
 
 
-def read_json(path: str, field: str, skipped: Counter) -> Iterator[str | None]:
+def read_json(path: str, field: str, skipped: Counter) -> Texts:
     """Yield a field of each object in a file: one object a line, or a list of objects."""
     with open_unpacked(path) as file:
         is_list = re.match(rb'(\xef\xbb\xbf)?\s*\[', file.read(100))
@@ -64,24 +65,22 @@ def read_json(path: str, field: str, skipped: Counter) -> Iterator[str | None]:
             yield from texts_of_rows(filter(bytes.strip, file), field, json.loads)
 
 
-def read_parquet(path: str, field: str, skipped: Counter) -> Iterator[str | None]:
+def read_parquet(path: str, field: str, skipped: Counter) -> Texts:
     """Yield a column of a Parquet file."""
     from pyarrow.parquet import ParquetFile  # comes with datasets
     with open_unpacked(path) as file:
-        yield from texts_of_tables(ParquetFile(file).iter_batches(batch_size=1000), field)
+        tables = ParquetFile(file).iter_batches(batch_size=1000)
+        rows = (row for table in tables for row in table.to_pylist())
+        yield from texts_of_rows(rows, field)
 
 
-def read_hub(source: str, field: str, skipped: Counter) -> Iterator[str | None]:
+def read_hub(source: str, field: str, skipped: Counter) -> Texts:
     """Yield a column of hub:OWNER/DATASET[:CONFIG[:SPLIT]]."""
     import datasets
     quiet_hub()
     dataset, config, split = (source.split(':') + ['', ''])[1:4]
-    rows = datasets.load_dataset(dataset, config or None, split=split or 'train')
-    yield from texts_of_tables(rows.with_format('arrow').iter(batch_size=1000), field)
-
-
-def texts_of_tables(tables: Iterable, field: str) -> Iterator[str | None]:
-    """Yield a column of Arrow tables."""
+    found = datasets.load_dataset(dataset, config or None, split=split or 'train')
+    tables = found.with_format('arrow').iter(batch_size=1000)
     rows = (row for table in tables for row in table.to_pylist())
     return texts_of_rows(rows, field)
 
@@ -90,13 +89,13 @@ def texts_of_tables(tables: Iterable, field: str) -> Iterator[str | None]:
 # Text files, alone or in a tar.
 
 
-def read_text(path: str, field: str, skipped: Counter) -> Iterator[str]:
+def read_text(path: str, field: str, skipped: Counter) -> Texts:
     """Yield a text file as one document."""
     with open_unpacked(path) as file:
         yield file.read().decode('utf-8-sig')
 
 
-def read_tar(path: str, field: str, skipped: Counter, file=None) -> Iterator[str]:
+def read_tar(path: str, field: str, skipped: Counter, file=None) -> Texts:
     """Yield the .txt files in a tar and in its .xz tars, with white space as in OpenWebText."""
     with tarfile.open(path, 'r|*', file) as tar:
         for member in tar:

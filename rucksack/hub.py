@@ -66,6 +66,7 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
 def load_weights(source: str | Path) -> tuple[Backpack | GPT, dict | None, Training | None]:
     """Load a model and its tokenizer, and how a checkpoint of train.py was trained."""
     path = find(source)
+    tokenizer = None
     training = None
     if path.is_dir():
         model, tokenizer = from_published(path)
@@ -73,7 +74,6 @@ def load_weights(source: str | Path) -> tuple[Backpack | GPT, dict | None, Train
         checkpoint = load_file(path)
         if 'model_args' in checkpoint:
             model = from_nanogpt(checkpoint, path)
-            tokenizer = None
         else:
             model = from_checkpoint(checkpoint, path)
             tokenizer = checkpoint['tokenizer']
@@ -158,7 +158,7 @@ def published(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, Tensor]:
     return state
 
 
-def own_weights(state: dict[str, Tensor], transposed: tuple[str, ...]) -> dict[str, Tensor]:
+def own_weights(state: dict[str, Tensor], transposed: tuple) -> dict[str, Tensor]:
     """Rename weights to our names, and transpose those with the given prefixes.
 
     ValueError if copies of tied weights differ.

@@ -121,8 +121,9 @@ def test_text_takes_files_of_all_formats_together():
 
 
 @pytest.mark.parametrize('split, text', [('', 'A story'), (':default:test', 'A test')])
-def test_hub_takes_a_config_and_a_split(split, text):
+def test_hub_takes_a_config_and_a_split(split, text, monkeypatch):
     """--field says where the text of a row is."""
+    monkeypatch.setattr('datasets.config.HF_DATASETS_CACHE', 'cache')
     folder = Path('owner/stories')  # a folder can stand for a repository of the Hub
     folder.mkdir(parents=True)
     for name, body in (('train', 'A story'), ('test', 'A test')):
