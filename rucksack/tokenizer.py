@@ -91,9 +91,8 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
     name = description['name']
     tokens = tokens_of(description)
     ids = description.get('ids', range(len(tokens)))
-    end = description.get('end', len(tokens))
-    special = {END_OF_TEXT: end}
-    for i in set(range(description.get('size', 0))).difference(ids, [end]):
+    special = {END_OF_TEXT: description.get('end', len(tokens))}
+    for i in set(range(description.get('size', 0))).difference(ids, special.values()):
         special[f'<|special {i}|>'] = i  # we do not keep their names
     return tiktoken.Encoding(
         name,
@@ -226,8 +225,9 @@ def read_tokenizer(folder: Path, end: int | None = None) -> dict | None:
         else:
             return None
         config = folder / 'tokenizer_config.json'
-        settings = read_json(config) if config.is_file() else {}
-        check_parts(tokenizer, settings)
+        if config.is_file():
+            tokenizer = read_json(config) | tokenizer
+        check_parts(tokenizer)
         return description_of(tokenizer, end)
 
 
@@ -237,7 +237,10 @@ def read_json(path: Path) -> dict:
 
 
 def description_of(tokenizer: dict, end: int | None) -> dict:
-    """Describe the contents of a tokenizer.json; ValueError if tiktoken cannot merge by its ids."""
+    """Describe the contents of a tokenizer.json; end is end-of-text if no token is called so.
+
+    ValueError if tiktoken cannot merge by its ids.
+    """
     bpe = tokenizer['model']
     vocab = bpe['vocab']
     if bpe.get('ignore_merges'):
@@ -253,22 +256,18 @@ def description_of(tokenizer: dict, end: int | None) -> dict:
     if ids[256:] != sorted(ids[256:]):
         raise ValueError('its ids do not rise in the order of its merges')
     added = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
-    all_ids = {**vocab, **added}
-    if end is None or END_OF_TEXT in all_ids:
-        end = all_ids[END_OF_TEXT]
-    size = 1 + max(*all_ids.values(), end)
+    all_ids = {END_OF_TEXT: end, **vocab, **added}
+    end = all_ids[END_OF_TEXT]
+    size = 1 + max(all_ids.values())
     if [*ids, end] != list(range(size)):
         return description | {'ids': ids, 'end': end, 'size': size}
     is_gpt2 = vocab.get('\u0120gazed') == 50255  # its last token
     return GPT2 if is_gpt2 else description
 
 
-def check_parts(tokenizer: dict, settings: dict) -> None:
-    """Raise ValueError, naming the part, if transformers would cut a text otherwise than we do.
-
-    tokenizer and settings are the contents of tokenizer.json and tokenizer_config.json.
-    """
-    settings = settings | tokenizer | tokenizer['model']
+def check_parts(tokenizer: dict) -> None:
+    """Raise ValueError, naming the part, if transformers would cut a text otherwise than we do."""
+    settings = tokenizer | tokenizer['model']
     parts = settings['pre_tokenizer']
     parts = list(parts.get('pretokenizers', [parts]))
     parts[-1] = {'use_regex': True, **parts[-1], 'trim_offsets': False}
