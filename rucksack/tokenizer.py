@@ -4,11 +4,11 @@ A tokenizer is described by a dictionary, stored in meta.json and in checkpoints
 
     {'name': 'gpt2'}                        GPT-2's BPE, which tiktoken downloads once
     {'name': 'gpt2', 'merges': ['Ġ t', ..]} the same, cut after these merges; no download
-    {'name': 'gpt2', 'merges': .., 'ids': [..], 'end': 0, 'size': 50257}   another byte-level BPE
+    {'name': 'gpt2', 'merges': .., 'ids': [..], 'special': {..}}   another byte-level BPE
     {'name': 'words', 'pieces': [..]}       every piece, such as ' nurse', is one token
 
-Ids run from 0 to n_vocab - 1; unless 'end' says otherwise, the end-of-text id is the last. 'ids'
-are those of the 256 bytes, in GPT-2's order, and of the merges; 'size' counts special tokens too.
+Ids run from 0 to n_vocab - 1; the end-of-text id is the last, unless 'special' has the ids of
+special tokens. 'ids' are those of the 256 bytes, in GPT-2's order, and of the merges.
 """
 
 import json
@@ -91,14 +91,11 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
     name = description['name']
     tokens = tokens_of(description)
     ids = description.get('ids', range(len(tokens)))
-    special = {END_OF_TEXT: description.get('end', len(tokens))}
-    for i in set(range(description.get('size', 0))).difference(ids, special.values()):
-        special[f'<|special {i}|>'] = i  # we do not keep their names
     return tiktoken.Encoding(
         name,
         pat_str={'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}[name],
         mergeable_ranks=dict(zip(tokens, ids)),  # ids rise with merges: the lowest comes first
-        special_tokens=special)
+        special_tokens=description.get('special', {END_OF_TEXT: len(tokens)}))
 
 
 def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
@@ -257,10 +254,10 @@ def description_of(tokenizer: dict, end: int | None) -> dict:
         raise ValueError('its ids do not rise in the order of its merges')
     added = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
     all_ids = {END_OF_TEXT: end, **vocab, **added}
-    end = all_ids[END_OF_TEXT]
-    size = 1 + max(all_ids.values())
-    if [*ids, end] != list(range(size)):
-        return description | {'ids': ids, 'end': end, 'size': size}
+    of_tokens = set(ids)
+    special = {content: i for content, i in all_ids.items() if i not in of_tokens}
+    if ids != list(range(len(ids))) or special != {END_OF_TEXT: len(ids)}:
+        return description | {'ids': ids, 'special': special}
     is_gpt2 = vocab.get('\u0120gazed') == 50255  # its last token
     return GPT2 if is_gpt2 else description
 

@@ -228,7 +228,8 @@ MERGES = ['\u0120 t', 'h e', '\u0120t he', 'n u', 'r s', 'nu rs']
 VOCABULARIES = {
     'words': words_tokenizer([' a', ' nurse', ' the', 'é']),
     'merges': {'name': 'gpt2', 'merges': MERGES},
-    'ids': {'name': 'gpt2', 'merges': MERGES, 'ids': [*range(1, 263)], 'end': 0, 'size': 266}}
+    'ids': {'name': 'gpt2', 'merges': MERGES, 'ids': [*range(1, 263)],
+            'special': {'<|endoftext|>': 0, '[PAD]': 265}}}
 
 
 def ask_transformers(folder: Path, again: Path, idx: Tensor) -> dict:
