@@ -80,17 +80,10 @@ def cut(texts):
     def pieces(rows: dict) -> dict:
         found = []
         for document in rows['text']:
-            found.extend(text for text in piece.findall(document) if text)
+            found.extend(filter(None, piece.findall(document)))
         return {'text': found}
 
     return texts.map(pieces, batched=True, batch_size=100)
-
-
-def hold_out(texts, n: float, seed: int) -> tuple:
-    """Split texts into those to train on and about n held out, at least one; the order stays."""
-    order = np.random.default_rng(seed).permutation(len(texts))
-    n = max(1, round(n))
-    return texts.select(np.sort(order[n:])), texts.select(np.sort(order[:n]))
 
 
 def write_bin(path: Path, texts: Sequence[str], encoding: Encoding) -> None:
@@ -120,7 +113,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: str) -
     """Write the bins of text files, by way of a folder cache; returns the facts for meta.json."""
     import datasets
     tokenizer = gpt2_tokenizer(args.merges)
-    if args.like is not None:
+    if args.like:
         _, tokenizer = from_pretrained(args.like)
     encoding = load_tokenizer(tokenizer)
     if not sys.stderr.isatty():
@@ -133,7 +126,10 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: str) -
         if args.name != 'openwebtext':
             train = cut(train)
             n_held = max(len(train) / 100, min(len(train) / 10, 10))
-        train, val = hold_out(train, n_held, args.seed)
+        n_held = max(1, round(n_held))
+        order = np.random.default_rng(args.seed).permutation(len(train))
+        val = train.select(np.sort(order[:n_held]))
+        train = train.select(np.sort(order[n_held:]))
     facts = write_bins(files, {'train': train['text'], 'val': val['text']}, encoding)
     return {'tokenizer': tokenizer, **facts}
 

@@ -24,7 +24,6 @@ from rucksack.tokenizer import (
     vocab_size,
 )
 from rucksack.training.checkpoint import (
-    Training,
     from_checkpoint,
     load_file,
     model_with,
@@ -63,8 +62,8 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
     return model, tokenizer
 
 
-def load_weights(source: str | Path) -> tuple[Backpack | GPT, dict | None, Training | None]:
-    """Load a model and its tokenizer, and how a checkpoint of train.py was trained."""
+def load_weights(source: str | Path) -> tuple:
+    """Load a model, its tokenizer, and the Training of a checkpoint of train.py (else None)."""
     path = find(source)
     tokenizer = None
     training = None
@@ -227,7 +226,7 @@ def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
 def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
     """Load a Transformer that nanoGPT's train.py saved."""
     with reading(path, problem='is no checkpoint of nanoGPT'):
-        args = dict(checkpoint['model_args'])
+        args = checkpoint['model_args']
         has_biases = args.pop('bias')
         config = Config(**args, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
         weights = own_weights(checkpoint['model'], transposed=())
@@ -266,8 +265,7 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
         for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False) + '\n'
             (new / name).write_text(text, encoding='utf-8')
-        card = CARD.read_text(encoding='utf-8').format(c=c)
-        (new / 'README.md').write_text(card, encoding='utf-8')
+        shutil.copyfile(CARD, new / 'README.md')
         if c.n_sense:
             shutil.copyfile(CODE, new / CODE.name)
         new.rename(folder)  # complete, or not there; OSError if it holds files

@@ -211,8 +211,9 @@ def read_tokenizer(folder: Path, end: int | None = None) -> dict | None:
     """
     hint = "give a byte-level BPE that cuts text as GPT-2's does"
     with reading('its tokenizer', hint):
-        if (folder / 'tokenizer.json').is_file():
-            tokenizer = read_json(folder / 'tokenizer.json')
+        path = folder / 'tokenizer.json'
+        if path.is_file():
+            tokenizer = read_json(path)
         elif (folder / 'vocab.json').is_file():
             lines = (folder / 'merges.txt').read_text(encoding='utf-8-sig').split('\n')
             merges = [line for line in lines if line and not line.startswith('#version')]
