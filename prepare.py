@@ -1,7 +1,7 @@
 """Turn text into tokens: write data/NAME/train.bin, val.bin and meta.json for train.py.
 
     python prepare.py toy                                  the toy world, a grammar; no download
-    python prepare.py openwebtext --num-proc 16            the paper's corpus, from the Hub
+    python prepare.py openwebtext                          the paper's corpus, from the Hub
     python prepare.py NAME --text FILE... [--val FILE...]  your .jsonl, .parquet, .tar, .txt or .md
     python prepare.py NAME --hub wikimedia/wikipedia:20231101.simple     any text dataset on the Hub
     python prepare.py NAME --text FILE --like english      to fine-tune a model: use its tokenizer
@@ -24,7 +24,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -67,96 +67,79 @@ TOY_VAL = 4_000
 def cut(texts):
     """Cut documents over LONGEST characters into pieces, so that text of all kinds is held out.
 
-    If there are fewer than 100 documents, the pieces are smaller: about a hundred in all.
+    They are cut at paragraphs, lines or words. If there are fewer than 100 documents, the pieces
+    are smaller: about a hundred in all.
     """
     size = LONGEST
     if len(texts) < 100:
         characters = sum(map(len, texts['text']))
         size = min(size, max(100, characters // 100))
-    return texts.map(cut_rows, batched=True, batch_size=100, fn_kwargs={'size': size})
-
-
-def cut_rows(rows: dict, size: int) -> dict:
-    """Cut documents into pieces of up to size characters, at paragraphs, lines or words."""
     ends = [r'\Z', r'\n\s*\n', r'\n', r'\s', '.']  # the first that works
     piece = re.compile('|'.join(f'.{{0,{size}}}{end}' for end in ends), re.DOTALL)
-    pieces = []
-    for document in rows['text']:
-        pieces.extend(text for text in piece.findall(document) if text)
-    return {'text': pieces}
+
+    def pieces(rows: dict) -> dict:
+        found = []
+        for document in rows['text']:
+            found.extend(filter(None, piece.findall(document)))
+        return {'text': found}
+
+    return texts.map(pieces, batched=True, batch_size=100)
 
 
-def hold_out(n: int, n_held: int, seed: int) -> np.ndarray:
-    """Choose which of n documents to hold out, (n,): n_held at random, at least one."""
-    order = np.random.default_rng(seed).permutation(n)
-    return np.isin(np.arange(n), order[:max(1, n_held)])
+def write_bin(path: Path, texts: Sequence[str], encoding: Encoding) -> None:
+    """Write the ids of texts to a file, with the end-of-text id after each text."""
+    writing = reading(path.parent, problem='cannot be written')
+    with writing, open(path, 'wb') as file, ThreadPoolExecutor() as pool:
+        for start in progress(range(0, len(texts), 1000), 'encoding'):
+            for ids in pool.map(partial(encode, encoding), texts[start:start + 1000]):
+                file.write(np.array([*ids, encoding.eot_token], BIN_DTYPE).tobytes())
 
 
-def encoded(texts, encoding: Encoding, num_threads: int) -> Iterator[list[int]]:
-    """Yield the ids of each document, end-of-text included."""
-    with ThreadPoolExecutor(num_threads) as pool:
-        for batch in texts.iter(batch_size=1000):
-            for ids in pool.map(partial(encode, encoding), batch['text']):
-                yield [*ids, encoding.eot_token]
+def write_bins(files: dict[str, Path], texts: dict[str, Sequence[str]], encoding: Encoding) -> dict:
+    """Write the ids of texts['train'] and texts['val'] to two files; returns counts, checksums."""
+    tokens = {}
+    sums = {}
+    for name, path in files.items():
+        if not len(texts[name]):
+            raise UserError('too little text to hold some out; add more, or --val FILE')
+        write_bin(path, texts[name], encoding)
+        ids = np.memmap(path, BIN_DTYPE, mode='r')
+        tokens[name] = len(ids)
+        sums[name] = hashlib.sha256(ids).hexdigest()
+    return {'documents': sum(map(len, texts.values())), 'tokens': tokens, 'sha256': sums}
 
 
-def write_bins(files: dict[str, Path], documents: Iterable[list[int]], is_held: np.ndarray) -> dict:
-    """Write ids to files['train'], or to files['val'] if held out; returns counts and checksums."""
-    tokens = {'train': 0, 'val': 0}
-    sums = {'train': hashlib.sha256(), 'val': hashlib.sha256()}
-    writing = reading(files['train'].parent, problem='cannot be written')
-    with writing, open(files['train'], 'wb') as train, open(files['val'], 'wb') as val:
-        outputs = {'train': train, 'val': val}
-        for ids, held in zip(documents, progress(is_held, 'encoding')):
-            name = 'val' if held else 'train'
-            data = np.array(ids, BIN_DTYPE).tobytes()
-            outputs[name].write(data)
-            sums[name].update(data)
-            tokens[name] += len(ids)
-    return {
-        'documents': len(is_held),
-        'tokens': tokens,
-        'sha256': {name: digest.hexdigest() for name, digest in sums.items()}}
-
-
-def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: Path) -> dict:
+def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: str) -> dict:
     """Write the bins of text files, by way of a folder cache; returns the facts for meta.json."""
     import datasets
     tokenizer = gpt2_tokenizer(args.merges)
-    if args.like is not None:
+    if args.like:
         _, tokenizer = from_pretrained(args.like)
     encoding = load_tokenizer(tokenizer)
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    sources = args.sources or openwebtext_files()
-    parts = []
-    skipped = Counter(args.skipped)
-    for source in [*sources, *args.val]:
-        texts, skipped_rows = read_texts(source, args.field, str(cache))
-        parts.append(texts)
-        skipped += skipped_rows
-    texts = datasets.concatenate_datasets(parts)
+    train = read_texts(args.sources or openwebtext_files(), args.field, args.skipped, cache)
     if args.val:
-        n_train = sum(map(len, parts[:len(sources)]))
-        is_held = np.arange(len(texts)) >= n_train
-    elif args.name == 'openwebtext':
-        is_held = hold_out(len(texts), round(0.0005 * len(texts)), args.seed)
+        val = read_texts(args.val, args.field, args.skipped, cache)
     else:
-        texts = cut(texts)
-        n_held = max(len(texts) / 100, min(len(texts) / 10, 10))
-        is_held = hold_out(len(texts), round(n_held), args.seed)
-    facts = write_bins(files, encoded(texts, encoding, args.num_proc), is_held)
-    return {'tokenizer': tokenizer, **facts, 'skipped': dict(skipped)}
+        n_held = 0.0005 * len(train)
+        if args.name != 'openwebtext':
+            train = cut(train)
+            n_held = max(len(train) / 100, min(len(train) / 10, 10))
+        n_held = max(1, round(n_held))
+        order = np.random.default_rng(args.seed).permutation(len(train))
+        val = train.select(np.sort(order[:n_held]))
+        train = train.select(np.sort(order[n_held:]))
+    facts = write_bins(files, {'train': train['text'], 'val': val['text']}, encoding)
+    return {'tokenizer': tokenizer, **facts}
 
 
 def write_toy(files: dict[str, Path], seed: int) -> dict:
     """Write the bins of the toy world; returns the facts for meta.json, entropy included."""
-    texts, nats = zip(*toy_stories(seed, TOY_TRAIN + TOY_VAL))
-    tokenizer = words_tokenizer(texts)
-    encoding = load_tokenizer(tokenizer)
-    documents = [encoding.encode_ordinary(text) + [encoding.eot_token] for text in texts]
-    facts = write_bins(files, documents, np.arange(len(texts)) >= TOY_TRAIN)
+    stories, nats = zip(*toy_stories(seed, TOY_TRAIN + TOY_VAL))
+    tokenizer = words_tokenizer(stories)
+    texts = {'train': stories[:TOY_TRAIN], 'val': stories[TOY_TRAIN:]}
+    facts = write_bins(files, texts, load_tokenizer(tokenizer))
     tokens = facts['tokens']
     return {
         'tokenizer': tokenizer,
@@ -167,7 +150,7 @@ def write_toy(files: dict[str, Path], seed: int) -> dict:
                         'exact, each has one derivation'}
 
 
-def write_data(folder: Path, args: argparse.Namespace, cache: Path) -> dict:
+def write_data(folder: Path, args: argparse.Namespace, cache: str) -> dict:
     """Write the three files of data/NAME, each whole or not at all; returns the facts in meta.json.
 
     The last file here appears first. A run killed after it leaves checksums that do not fit the
@@ -181,8 +164,6 @@ def write_data(folder: Path, args: argparse.Namespace, cache: Path) -> dict:
             facts = write_toy(files, args.seed)
         else:
             facts = write_corpus(files, args, cache)
-        if not all(facts['tokens'].values()):
-            raise UserError('too little text to hold some out; add more, or --val FILE')
         facts['vocab_size'] = vocab_size(facts['tokenizer'])
         facts['dtype'] = 'uint16'
         meta.write_text(json.dumps(facts, indent=1), encoding='utf-8')
@@ -191,14 +172,6 @@ def write_data(folder: Path, args: argparse.Namespace, cache: Path) -> dict:
 
 # -----------------------------------------------------------------------------
 # The program.
-
-
-def warn_of_shared_files(text: list[str], val: list[str]) -> None:
-    """Print a line for each file that is both trained on and held out."""
-    for file in val:
-        if any(os.path.samefile(file, other) for other in text):
-            print(f'{file} is in both --text and --val: the validation loss will be measured on '
-                  'text that the model was trained on')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -224,22 +197,21 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         '--like', metavar='MODEL',
         help='use the tokenizer of the model to fine-tune: --like english, or a checkpoint, '
              'folder or Hub name')
-    add('--num-proc', type=number(int, 1), metavar='N', default=os.cpu_count(),
-        help='threads for encoding (default: all cores)')
     add('--seed', type=number(int, 0), metavar='S', default=0,
         help='random seed for the toy world and the split [0]')
     add('--overwrite', action='store_true', help='replace the three files in data/NAME')
     args = parser.parse_args(argv)
-    text, skipped = files_in(args.text)
-    args.val, skipped_of_val = files_in(args.val)
-    args.skipped = skipped + skipped_of_val
-    for file in text + args.val:
+    args.skipped = Counter()
+    args.sources = files_in(args.text, args.skipped)
+    args.val = files_in(args.val, args.skipped)
+    for file in args.sources + args.val:
         if not os.path.isfile(file) or not reader_of(file):
             parser.error(f'{file} is missing or of an unknown kind; give {FORMATS}')
-    warn_of_shared_files(text, args.val)
-    args.sources = text
+    for file in set(args.sources).intersection(args.val):
+        print(f'{file} is in both --text and --val: the validation loss will be measured on text '
+              'that the model was trained on')
     if args.hub:
-        args.sources = [*text, f'hub:{args.hub}']
+        args.sources.append(f'hub:{args.hub}')
     if args.name == 'toy' and (args.sources or args.val or args.like or args.merges):
         parser.error('toy takes no --text, --hub, --val, --like or --merges')
     if args.name not in ('toy', 'openwebtext') and not args.sources:
@@ -263,18 +235,16 @@ def run(argv: list[str]) -> None:
             for partial_file in folder.glob(f'{name}.[0-9]*.partial'):  # left by a killed run
                 partial_file.unlink()
         shutil.rmtree(cache, ignore_errors=True)
-        facts = write_data(folder, args, cache)
+        facts = write_data(folder, args, str(cache))
     finally:
         os.close(lock)
         shutil.rmtree(cache, ignore_errors=True)
         with suppress(OSError):  # unless they are empty
             os.removedirs(folder)
     train, val = facts['tokens'].values()
-    skipped = [f'{n:,} {why}' for why, n in facts.get('skipped', {}).items()]
+    skipped = [f'{n:,} {why}' for why, n in args.skipped.items()]
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
           f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {", ".join(skipped) or "none"}')
-    if 'entropy_per_token' in facts:
-        print(f'The entropy of this world is {facts["entropy_per_token"]:.4f} nats per token.')
 
 
 main = partial(run_cli, 'prepare.py', run)

@@ -28,15 +28,15 @@ def read_meta(folder: Path) -> dict:
     """Read a data folder's meta.json; without one (as in nanoGPT), the tokens are GPT-2's."""
     if not folder.is_dir():
         raise UserError(f'{folder} is not a folder; python prepare.py --help says how to make it')
-    if (folder / 'meta.json').exists():
-        with reading(folder / 'meta.json', MAKE_IT_AGAIN):
-            return json.loads((folder / 'meta.json').read_text(encoding='utf-8'))
+    path = folder / 'meta.json'
+    if path.exists():
+        with reading(path, MAKE_IT_AGAIN):
+            return json.loads(path.read_text(encoding='utf-8'))
     if (folder / 'meta.pkl').exists():
         raise UserError(f'{folder} has a meta.pkl: its ids are characters, not GPT-2 tokens; '
                         f'run python prepare.py {folder.name} --text input.txt --overwrite')
-    tokens = {}
-    for file in sorted(folder.glob('*.bin')):
-        tokens[file.stem] = file.stat().st_size // BIN_DTYPE.itemsize
+    files = sorted(folder.glob('*.bin'))
+    tokens = {file.stem: file.stat().st_size // BIN_DTYPE.itemsize for file in files}
     return {'tokenizer': GPT2, 'vocab_size': GPT2_VOCAB, 'tokens': tokens}
 
 

@@ -1,9 +1,9 @@
 """Read documents for prepare.py: text files, JSON lines, Parquet, tars, datasets of the Hub.
 
-A reader yields a row for each document, {'text': .., 'why': ..}; why says why a row has no text.
+A reader yields the text of each document, or None. It counts in skipped what it does not read, by
+reason.
 """
 
-import codecs
 import json
 import os
 import re
@@ -18,6 +18,7 @@ from rucksack.cli import UserError, quiet_hub, reading
 
 FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')
+Texts = Iterator[str | None]  # of documents; None or '' for an empty one
 
 
 def open_unpacked(path: str):
@@ -25,28 +26,24 @@ def open_unpacked(path: str):
     return fsspec.open(path, compression='infer')
 
 
-def row_of(text: str | None) -> dict:
-    """Make the row of a document, which may have no text."""
-    return {'text': text or '', 'why': '' if text else 'empty'}
-
-
 # -----------------------------------------------------------------------------
 # Rows with fields, one of which holds the text.
 
 
-def rows_of_fields(rows: Iterable[dict], field: str) -> Iterator[dict]:
-    """Yield the text in a field of each row; UserError names a row by its number."""
+def texts_of_rows(rows: Iterable, field: str, parse: Callable = dict) -> Texts:
+    """Yield a field of each row, which parse makes a dictionary; UserError has the row's number."""
     row = {}
     is_found = False
     for n, row in enumerate(rows, 1):
         with reading(f'row {n}', problem='is no object with text'):
+            row = parse(row)
             text = row.get(field)
             is_found = is_found or field in row
             if not isinstance(text, str | None):
                 kind = type(text).__name__
                 raise UserError(f'"{field}" is of type {kind}, not text{others(row)}')
             (text or '').encode()  # UnicodeEncodeError for half of a surrogate pair
-        yield row_of(text)
+        yield text
     if row and not is_found:
         raise UserError(f'no row has a field "{field}"{others(row)}')
 
@@ -57,59 +54,48 @@ def others(row: dict) -> str:
     return f'; choose one with --field: {", ".join(names)}' if names else ''
 
 
-def rows_of_json(path: str, field: str) -> Iterator[dict]:
+def read_json(path: str, field: str, skipped: Counter) -> Texts:
     """Yield a field of each object in a file: one object a line, or a list of objects."""
-    yield from rows_of_fields(objects_in(path), field)
-
-
-def objects_in(path: str) -> Iterator[dict]:
-    """Yield the objects in a JSON file."""
     with open_unpacked(path) as file:
-        start = file.read(100).removeprefix(codecs.BOM_UTF8)
+        is_list = re.match(rb'(\xef\xbb\xbf)?\s*\[', file.read(100))
         file.seek(0)
-        if start.lstrip()[:1] == b'[':
-            yield from json.loads(file.read())
-            return
-        lines = (line for line in file if line.strip())
-        for n, line in enumerate(lines, 1):
-            with reading(f'row {n}'):
-                row = json.loads(line)
-            yield row
+        if is_list:
+            yield from texts_of_rows(json.load(file), field)
+        else:
+            yield from texts_of_rows(filter(bytes.strip, file), field, json.loads)
 
 
-def rows_of_parquet(path: str, field: str) -> Iterator[dict]:
+def read_parquet(path: str, field: str, skipped: Counter) -> Texts:
     """Yield a column of a Parquet file."""
     from pyarrow.parquet import ParquetFile  # comes with datasets
     with open_unpacked(path) as file:
-        yield from rows_of_tables(ParquetFile(file).iter_batches(batch_size=1000), field)
+        tables = ParquetFile(file).iter_batches(batch_size=1000)
+        rows = (row for table in tables for row in table.to_pylist())
+        yield from texts_of_rows(rows, field)
 
 
-def rows_of_hub(name: str, field: str, cache: str) -> Iterator[dict]:
-    """Yield a column of OWNER/DATASET[:CONFIG[:SPLIT]], by way of a folder cache."""
+def read_hub(source: str, field: str, skipped: Counter) -> Texts:
+    """Yield a column of hub:OWNER/DATASET[:CONFIG[:SPLIT]]."""
     import datasets
     quiet_hub()
-    dataset, config, split = (name.split(':') + ['', ''])[:3]
-    rows = datasets.load_dataset(dataset, config or None, split=split or 'train', cache_dir=cache)
-    yield from rows_of_tables(rows.with_format('arrow').iter(batch_size=1000), field)
-
-
-def rows_of_tables(tables: Iterable, field: str) -> Iterator[dict]:
-    """Yield a column of Arrow tables."""
-    objects = (row for table in tables for row in table.to_pylist())
-    yield from rows_of_fields(objects, field)
+    dataset, config, split = (source.split(':') + ['', ''])[1:4]
+    found = datasets.load_dataset(dataset, config or None, split=split or 'train')
+    tables = found.with_format('arrow').iter(batch_size=1000)
+    rows = (row for table in tables for row in table.to_pylist())
+    return texts_of_rows(rows, field)
 
 
 # -----------------------------------------------------------------------------
 # Text files, alone or in a tar.
 
 
-def rows_of_text(path: str, field: str) -> Iterator[dict]:
+def read_text(path: str, field: str, skipped: Counter) -> Texts:
     """Yield a text file as one document."""
     with open_unpacked(path) as file:
-        yield row_of(file.read().decode('utf-8-sig'))
+        yield file.read().decode('utf-8-sig')
 
 
-def rows_of_tar(path: str, field: str, file=None) -> Iterator[dict]:
+def read_tar(path: str, field: str, skipped: Counter, file=None) -> Texts:
     """Yield the .txt files in a tar and in its .xz tars, with white space as in OpenWebText."""
     with tarfile.open(path, 'r|*', file) as tar:
         for member in tar:
@@ -118,39 +104,36 @@ def rows_of_tar(path: str, field: str, file=None) -> Iterator[dict]:
             is_known = member.name.endswith(('.xz', '.txt'))
             why = why_skipped(member.name, member.isreg(), is_known)
             if why:
-                yield {'text': '', 'why': why}
+                skipped[why] += 1
             elif member.name.endswith('.xz'):
-                yield from rows_of_tar(path, field, tar.extractfile(member))
+                yield from read_tar(path, field, skipped, tar.extractfile(member))
             else:
                 with reading(member.name):
                     text = tar.extractfile(member).read().decode('utf-8-sig')
-                yield row_of(re.sub(r'\n{3,}', '\n\n', text).strip())
+                yield re.sub(r'\n{3,}', '\n\n', text).strip()
 
 
 READERS = {
-    '.jsonl': rows_of_json,
-    '.json': rows_of_json,
-    '.parquet': rows_of_parquet,
-    '.tar': rows_of_tar,
-    '.txt': rows_of_text,
-    '.md': rows_of_text,
-    '': rows_of_text}
+    '.jsonl': read_json,
+    '.json': read_json,
+    '.parquet': read_parquet,
+    '.tar': read_tar,
+    '.txt': read_text,
+    '.md': read_text,
+    '': read_text}
 
 
-def reader_of(path: str) -> Callable | None:
-    """Return the reader of files with this extension; None if there is none."""
-    unpacked = re.sub(r'\.[gx]z$', '', path.lower())
+def reader_of(source: str) -> Callable | None:
+    """Return the reader of hub:DATASET or of files with this extension; None if there is none."""
+    if source.startswith('hub:'):
+        return read_hub
+    unpacked = re.sub(r'\.[gx]z$', '', source.lower())
     return READERS.get(Path(unpacked).suffix)
 
 
-def is_hidden(path: str) -> bool:
-    """Tell whether a file, or a folder on the way to it, is hidden, like ._NAME of macOS."""
-    return any(part.startswith('.') for part in Path(path).parts)
-
-
-def why_skipped(name: str, is_file: bool, is_known: bool) -> str:
+def why_skipped(name: str, is_file: bool, is_known: object) -> str:
     """Say why a file of a folder, or a member of a tar, is not read; an empty text if it is."""
-    if is_hidden(name):
+    if re.search(r'(^|/)\.[^/]', name):  # like ._NAME of macOS
         return 'hidden'
     if not is_file:
         return 'not a file'
@@ -161,64 +144,57 @@ def why_skipped(name: str, is_file: bool, is_known: bool) -> str:
 # The files of folders, the documents of a source.
 
 
-def files_in(paths: list[str]) -> tuple[list[str], Counter]:
-    """List files and, for folders, all files below them; counts those skipped, by reason."""
+def files_in(paths: list[str], skipped: Counter) -> list[str]:
+    """List files and, for folders, all files below them; count those skipped, by reason."""
     files = []
-    skipped = Counter()
     for path in paths:
         if os.path.isdir(path):
-            files += sorted(files_below(path, skipped)) or [path]
+            files += sorted(files_below(path, set(), skipped)) or [path]
         else:
             files.append(path)
-    return files, skipped
+    return files
 
 
-def files_below(path: str, skipped: Counter) -> Iterator[str]:
-    """Yield the files below a folder, also behind links; count those skipped, by reason.
+def files_below(folder: str, seen: set[str], skipped: Counter) -> Iterator[str]:
+    """Yield the files below a folder, also behind links; seen has the folders read already.
 
     A hidden folder counts once.
     """
-    seen = set()
-    for folder, subfolders, names in os.walk(path, followlinks=True):
-        if os.path.realpath(folder) in seen:  # two links, or one that leads back
-            skipped['a folder that was read already'] += 1
-            subfolders.clear()
-            continue
-        seen.add(os.path.realpath(folder))
-        skipped['hidden'] += sum(map(is_hidden, subfolders))
-        subfolders[:] = [name for name in subfolders if not is_hidden(name)]
-        for name in names:
-            file = os.path.join(folder, name)
-            why = why_skipped(name, os.path.isfile(file), reader_of(file) is not None)
-            if why:
-                skipped[why] += 1
-            else:
-                yield file
+    real = os.path.realpath(folder)
+    if real in seen:  # two links, or one that leads back
+        skipped['a folder that was read already'] += 1
+        return
+    seen.add(real)
+    for name in os.listdir(folder):
+        file = os.path.join(folder, name)
+        is_folder = os.path.isdir(file)
+        why = why_skipped(name, is_folder or os.path.isfile(file), is_folder or reader_of(file))
+        if why:
+            skipped[why] += 1
+        elif is_folder:
+            yield from files_below(file, seen, skipped)
+        else:
+            yield file
 
 
-def rows_of(source: str, field: str, cache: str) -> Iterator[dict]:
-    """Yield a row for each document of a file or of hub:OWNER/DATASET[:CONFIG[:SPLIT]]."""
-    if source.startswith('hub:'):
-        yield from rows_of_hub(source.removeprefix('hub:'), field, cache)
-    else:
-        yield from reader_of(source)(source, field)
+def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
+    """Read all texts of sources that reader_of knows into a datasets.Dataset with a column, text.
 
-
-def read_texts(source: str, field: str, cache: str):
-    """Read the texts of a source that rows_of takes, by way of a folder cache.
-
-    Returns a datasets.Dataset on disk with one column, text, and counts of the rows that are
-    skipped, by reason.
+    The dataset is in the folder cache. Documents without text are counted in skipped.
     """
     from datasets import Dataset, Features, Value
-    features = Features(text=Value('string'), why=Value('string'))
-    arguments = dict(source=source, field=field, cache=cache)
-    with reading(source):
-        rows = Dataset.from_generator(rows_of, features, cache, gen_kwargs=arguments)
-    skipped = Counter(rows['why'][:])
-    del skipped['']
-    texts = rows.filter(lambda why: not why, input_columns='why')
-    return texts.select_columns('text'), skipped
+
+    def rows() -> Iterator[dict]:
+        for source in sources:
+            with reading(source):
+                for text in reader_of(source)(source, field, skipped):
+                    if text:
+                        yield {'text': text}
+                    else:
+                        skipped['empty'] += 1
+
+    with reading('text'):
+        return Dataset.from_generator(rows, Features(text=Value('string')), cache)
 
 
 def openwebtext_files() -> list[str]:
@@ -226,11 +202,9 @@ def openwebtext_files() -> list[str]:
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
     with reading('OpenWebText', 'connect to the internet, or use --text FILE...'):
-        names = sorted(file.rfilename for file in hub.HfApi().dataset_info(repo).siblings)
-        parquet = [name for name in names if name.endswith('.parquet')]
-        is_whole = any(name.endswith(f'-of-{len(parquet):05d}.parquet') for name in parquet)
-        archives = [name for name in names if name.endswith('.tar')]
-        files = []
-        for name in parquet if is_whole else archives:
-            files.append(hub.hf_hub_download(repo, name, repo_type='dataset'))
-        return files
+        names = sorted(hub.list_repo_files(repo, repo_type='dataset'))
+        files = [name for name in names if name.endswith('.parquet')]
+        is_whole = any(name.endswith(f'-of-{len(files):05d}.parquet') for name in files)
+        if not is_whole:
+            files = [name for name in names if name.endswith('.tar')]
+        return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in files]

@@ -17,14 +17,13 @@ from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
     GPT2_VOCAB,
-    end_of_text,
+    load_tokenizer,
     read_json,
     read_tokenizer,
     tokenizer_files,
     vocab_size,
 )
 from rucksack.training.checkpoint import (
-    Training,
     from_checkpoint,
     load_file,
     model_with,
@@ -45,7 +44,7 @@ FIXED = {  # settings of a config.json and their allowed values; export writes t
     'sense_intermediate_scale': (4,)}
 SIZES = {  # settings of a config.json -> fields of our Config
     'n_positions': 'block_size', 'vocab_size': 'vocab_size', 'n_vocab': 'n_vocab',
-    'n_layer': 'n_layer', 'n_head': 'n_head', 'n_embd': 'n_embd'}
+    'n_layer': 'n_layer', 'n_head': 'n_head', 'n_embd': 'n_embd', 'resid_pdrop': 'dropout'}
 
 
 # -----------------------------------------------------------------------------
@@ -63,9 +62,10 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
     return model, tokenizer
 
 
-def load_weights(source: str | Path) -> tuple[Backpack | GPT, dict | None, Training | None]:
-    """Load a model and its tokenizer, and how a checkpoint of train.py was trained."""
+def load_weights(source: str | Path) -> tuple:
+    """Load a model, its tokenizer, and the Training of a checkpoint of train.py (else None)."""
     path = find(source)
+    tokenizer = None
     training = None
     if path.is_dir():
         model, tokenizer = from_published(path)
@@ -73,7 +73,6 @@ def load_weights(source: str | Path) -> tuple[Backpack | GPT, dict | None, Train
         checkpoint = load_file(path)
         if 'model_args' in checkpoint:
             model = from_nanogpt(checkpoint, path)
-            tokenizer = None
         else:
             model = from_checkpoint(checkpoint, path)
             tokenizer = checkpoint['tokenizer']
@@ -144,35 +143,34 @@ def renamed(name: str, prefixes: dict[str, str]) -> str:
     return name
 
 
-def transposed(name: str, weight: Tensor) -> Tensor:
-    """Convert a weight, given its name in our format, to the published format or back."""
-    if weight.dim() == 2 and name.startswith(TRANSPOSED):
-        return weight.t()
-    return weight
-
-
 def published(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, Tensor]:
     """List the weights by their published names, on the CPU."""
     body = BODY if model.config.n_sense else 'transformer.'
     state = {}
     for name, weight in model.state_dict().items():
+        if weight.dim() == 2 and name.startswith(TRANSPOSED):
+            weight = weight.t()
         theirs = renamed(name, NAMES)
         if not theirs.startswith('backpack.'):
             theirs = body + theirs
-        state[theirs] = transposed(name, weight).to(dtype).contiguous().cpu()
+        state[theirs] = weight.to(dtype).contiguous().cpu()
     return state
 
 
-def own_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename published weights to our names; ValueError if copies of tied weights differ."""
+def own_weights(state: dict[str, Tensor], transposed: tuple) -> dict[str, Tensor]:
+    """Rename weights to our names, and transpose those with the given prefixes.
+
+    ValueError if copies of tied weights differ.
+    """
     names = {theirs: ours for ours, theirs in NAMES.items()}
     own = {}
     for theirs, weight in state.items():
         if theirs.endswith(('.attn.bias', '.attn.masked_bias')):  # a mask
             continue
-        theirs = theirs.removeprefix('transformer.').removeprefix(BODY)
+        theirs = theirs.removeprefix('_orig_mod.').removeprefix('transformer.').removeprefix(BODY)
         name = renamed(COPIES.get(theirs, theirs), names)
-        weight = transposed(name, weight)
+        if weight.dim() == 2 and name.startswith(transposed):
+            weight = weight.t()
         if name in own and not torch.equal(own[name], weight):
             raise ValueError(f'{theirs} differs from another copy of {name}')
         own[name] = weight
@@ -181,18 +179,16 @@ def own_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
     """Load a published Backpack or GPT-2, and its tokenizer, from its folder."""
-    path = folder / WEIGHTS[0]
-    if not path.exists():
-        path = folder / WEIGHTS[1]
-    if not path.exists() and list(folder.glob('*.index.json')):
-        raise UserError(f'{folder} has its weights in shards; save them in one file, with a large '
-                        'max_shard_size')
-    state = load_file(path)
+    files = [folder / name for name in WEIGHTS if (folder / name).exists()]
+    if not files:
+        raise UserError(f'{folder} has no {" or ".join(WEIGHTS)}; save weights in shards in one '
+                        'file, with a large max_shard_size')
+    state = load_file(files[0])
     with reading(folder, problem='is neither a Backpack nor a GPT-2'):
         settings = read_json(folder / 'config.json')
         tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
         config = config_of(settings, tokenizer)
-        model = model_with(config, own_weights(state))
+        model = model_with(config, own_weights(state, TRANSPOSED))
     # In the published class, layer i divides its scores by i + 1 unless the config says no.
     if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
         for i, block in enumerate(model.contextualizer.blocks):
@@ -206,11 +202,10 @@ def config_of(settings: dict, tokenizer: dict | None) -> Config:
     for name, allowed in FIXED.items():
         if settings.get(name, allowed[0]) not in allowed:
             raise ValueError(f'its {name} is {settings[name]}; it must be {allowed[0]}')
-    settings = {'n_vocab': 0, 'num_senses': 0, 'resid_pdrop': 0.0} | settings
+    n_vocab = n_vocab_of(settings['vocab_size'], tokenizer)
+    settings = {'n_vocab': n_vocab, 'num_senses': 0, 'resid_pdrop': 0.0} | settings
     sizes = {ours: settings[theirs] for theirs, ours in SIZES.items()}
-    if sizes['n_vocab'] == 0:
-        sizes['n_vocab'] = n_vocab_of(sizes['vocab_size'], tokenizer)
-    return Config(**sizes, n_sense=settings['num_senses'], dropout=settings['resid_pdrop'])
+    return Config(**sizes, n_sense=settings['num_senses'])
 
 
 def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
@@ -231,20 +226,15 @@ def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
 def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
     """Load a Transformer that nanoGPT's train.py saved."""
     with reading(path, problem='is no checkpoint of nanoGPT'):
-        args = dict(checkpoint['model_args'])
+        args = checkpoint['model_args']
         has_biases = args.pop('bias')
         config = Config(**args, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
-        state = {name.removeprefix('_orig_mod.'): w for name, w in checkpoint['model'].items()}
-        weights = {}
-        for name, weight in own_weights(state).items():  # for transposed weights: nanoGPT's are not
-            weights[name] = transposed(name, weight)
+        weights = own_weights(checkpoint['model'], transposed=())
         if not has_biases:
             print(f'{path} has no biases; they are 0', file=sys.stderr)
-            with torch.device('meta'):
-                names = GPT(config).state_dict()
-            for name, weight in names.items():
+            for name, weight in GPT(config).state_dict().items():
                 if name.endswith('.bias'):
-                    weights[name] = torch.zeros(weight.shape)
+                    weights[name] = torch.zeros_like(weight)
         return model_with(config, weights)
 
 
@@ -252,7 +242,7 @@ def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
 # Export.
 
 
-def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
+def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
            dtype: torch.dtype = torch.float32) -> None:
     """Write a Backpack in the format of stanfordnlp/backpack-gpt2, a Transformer in gpt2's.
 
@@ -264,24 +254,18 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
     folder = Path(folder)
     if c.n_sense and c.sense_hidden != 4 * c.n_embd:
         raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load '
-                        f'4 * n_embd = {4 * c.n_embd}')
-    end = end_of_text(tokenizer) if tokenizer else c.n_vocab - 1
-    files = {'config.json': settings_of(c, end)}
-    if tokenizer:
-        files |= tokenizer_files(tokenizer)
-    kind = 'Backpack' if c.n_sense else 'Transformer'
-    millions = sum(p.numel() for p in model.parameters()) / 1e6
-    card = CARD.read_text(encoding='utf-8').format(kind=kind, c=c, n=millions)
+                        '4 * n_embd')
+    files = tokenizer_files(tokenizer)
+    files['config.json'] = settings_of(c, load_tokenizer(tokenizer).eot_token)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as temporary:
         new = Path(temporary, folder.name)
         new.mkdir()
-        weights = save(published(model, dtype), {'format': 'pt'})
-        (new / WEIGHTS[0]).write_bytes(weights)
+        (new / WEIGHTS[0]).write_bytes(save(published(model, dtype), {'format': 'pt'}))
         for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False) + '\n'
             (new / name).write_text(text, encoding='utf-8')
-        (new / 'README.md').write_text(card, encoding='utf-8')
+        shutil.copyfile(CARD, new / 'README.md')
         if c.n_sense:
             shutil.copyfile(CODE, new / CODE.name)
         new.rename(folder)  # complete, or not there; OSError if it holds files
@@ -289,11 +273,15 @@ def export(model: Backpack | GPT, tokenizer: dict | None, folder: str | Path,
 
 def settings_of(c: Config, end: int) -> dict:
     """Make the contents of config.json for our config and the id of end-of-text."""
-    settings = {name: allowed[0] for name, allowed in FIXED.items()}
-    settings |= {'architectures': ['GPT2LMHeadModel'], 'scale_attn_by_inverse_layer_idx': False}
+    settings = {
+        'architectures': ['GPT2LMHeadModel'],
+        'scale_attn_by_inverse_layer_idx': False,
+        'attn_pdrop': c.dropout,
+        'embd_pdrop': c.dropout,
+        'bos_token_id': end,
+        'eos_token_id': end}
+    settings |= {name: allowed[0] for name, allowed in FIXED.items()}
     settings |= {theirs: getattr(c, ours) for theirs, ours in SIZES.items()}
-    settings |= dict.fromkeys(['attn_pdrop', 'embd_pdrop', 'resid_pdrop'], c.dropout)
-    settings |= dict.fromkeys(['bos_token_id', 'eos_token_id'], end)
     if c.n_sense:
         settings |= {
             'architectures': ['BackpackForCausalLM'], 'model_type': 'backpack-gpt2',

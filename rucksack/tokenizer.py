@@ -4,11 +4,11 @@ A tokenizer is described by a dictionary, stored in meta.json and in checkpoints
 
     {'name': 'gpt2'}                        GPT-2's BPE, which tiktoken downloads once
     {'name': 'gpt2', 'merges': ['Ġ t', ..]} the same, cut after these merges; no download
-    {'name': 'gpt2', 'merges': .., 'ids': [..], 'end': 0, 'size': 50257}   another byte-level BPE
+    {'name': 'gpt2', 'merges': .., 'ids': [..], 'special': {..}}   another byte-level BPE
     {'name': 'words', 'pieces': [..]}       every piece, such as ' nurse', is one token
 
-Ids run from 0 to n_vocab - 1; unless 'end' says otherwise, the end-of-text id is the last. 'ids'
-are those of the 256 bytes, in GPT-2's order, and of the merges; 'size' counts special tokens too.
+Ids run from 0 to n_vocab - 1; the end-of-text id is the last, unless 'special' has the ids of
+special tokens. 'ids' are those of the 256 bytes, in GPT-2's order, and of the merges.
 """
 
 import json
@@ -72,15 +72,10 @@ def tokens_of(description: dict) -> list[bytes]:
 
 
 def vocab_size(description: dict) -> int:
-    """Count the ids, end-of-text included."""
+    """Count the ids, special tokens included."""
     if description == GPT2:
         return GPT2_VOCAB  # known without a download
-    return description.get('size', len(tokens_of(description)) + 1)
-
-
-def end_of_text(description: dict) -> int:
-    """Return the id of end-of-text, the last one unless the description says otherwise."""
-    return description.get('end', vocab_size(description) - 1)
+    return load_tokenizer(description).n_vocab
 
 
 def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
@@ -100,7 +95,7 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
         name,
         pat_str={'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}[name],
         mergeable_ranks=dict(zip(tokens, ids)),  # ids rise with merges: the lowest comes first
-        special_tokens={END_OF_TEXT: end_of_text(description)})
+        special_tokens=description.get('special', {END_OF_TEXT: len(tokens)}))
 
 
 def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
@@ -160,14 +155,13 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
     encoding = load_tokenizer(description)
     of_words = description['name'] == 'words'
     pre_tokenizers = pre_tokenizers_of(of_words)
-    vocab = spelled_vocab(description)
-    special = {encoding.eot_token: END_OF_TEXT}
-    for i in set(range(vocab_size(description))).difference(vocab.values(), special):
-        special[i] = f'<|special {i}|>'  # we do not keep their names
     flags = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
     added_tokens = []
-    for i in sorted(special):
-        added_tokens.append({'id': i, 'content': special[i], 'special': True, **flags})
+    for content, i in encoding._special_tokens.items():
+        added_tokens.append({'id': i, 'content': content, 'special': True, **flags})
+    vocab = {spell(token): i for token, i in encoding._mergeable_ranks.items()}
+    if 'ids' in description:  # transformers would number special tokens from the end
+        vocab |= encoding._special_tokens
     bpe = {
         'type': 'BPE',
         'vocab': vocab,
@@ -194,12 +188,6 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
         'generation_config.json': generation}
 
 
-def spelled_vocab(description: dict) -> dict[str, int]:
-    """Map every token except special ones, as GPT-2's files spell it, to its id."""
-    ids = load_tokenizer(description)._mergeable_ranks
-    return {spell(token): i for token, i in ids.items()}
-
-
 def pre_tokenizers_of(of_words: bool) -> list[dict]:
     """Describe how transformers cuts a text before BPE: GPT-2's way, or into words."""
     byte_level = {
@@ -223,8 +211,9 @@ def read_tokenizer(folder: Path, end: int | None = None) -> dict | None:
     """
     hint = "give a byte-level BPE that cuts text as GPT-2's does"
     with reading('its tokenizer', hint):
-        if (folder / 'tokenizer.json').is_file():
-            tokenizer = read_json(folder / 'tokenizer.json')
+        path = folder / 'tokenizer.json'
+        if path.is_file():
+            tokenizer = read_json(path)
         elif (folder / 'vocab.json').is_file():
             lines = (folder / 'merges.txt').read_text(encoding='utf-8-sig').split('\n')
             merges = [line for line in lines if line and not line.startswith('#version')]
@@ -234,8 +223,9 @@ def read_tokenizer(folder: Path, end: int | None = None) -> dict | None:
         else:
             return None
         config = folder / 'tokenizer_config.json'
-        if config.is_file() and read_json(config).get('add_prefix_space'):
-            raise ValueError('add_prefix_space is set in tokenizer_config.json')
+        if config.is_file():
+            tokenizer = read_json(config) | tokenizer
+        check_parts(tokenizer)
         return description_of(tokenizer, end)
 
 
@@ -245,53 +235,48 @@ def read_json(path: Path) -> dict:
 
 
 def description_of(tokenizer: dict, end: int | None) -> dict:
-    """Describe the contents of a tokenizer.json; ValueError names the part that we do not have."""
+    """Describe the contents of a tokenizer.json; end is end-of-text if no token is called so.
+
+    ValueError if tiktoken cannot merge by its ids.
+    """
     bpe = tokenizer['model']
     vocab = bpe['vocab']
-    of_words = bool(bpe.get('ignore_merges'))
-    check_parts(tokenizer, of_words)
-    if of_words:
+    if bpe.get('ignore_merges'):
         tokens = sorted(vocab, key=vocab.get)
         pieces = [unspell(token).decode() for token in tokens if len(token) > 1]
         description = {'name': 'words', 'pieces': pieces}
-        if vocab != spelled_vocab(description):
-            raise ValueError('its ids are in another order')
-        return description
-    merges = bpe['merges']
-    if merges and isinstance(merges[0], list):  # as newer versions of tokenizers write them
-        merges = [' '.join(pair) for pair in merges]
-    longer = [merge.replace(' ', '') for merge in merges]
-    ids = [vocab[token] for token in [*BYTE_OF, *longer]]
+    else:
+        merges = bpe['merges']
+        if isinstance(merges[0], list):  # as newer versions of tokenizers write them
+            merges = [' '.join(pair) for pair in merges]
+        description = GPT2 | {'merges': merges}
+    ids = [vocab[spell(token)] for token in tokens_of(description)]
     if ids[256:] != sorted(ids[256:]):
         raise ValueError('its ids do not rise in the order of its merges')
-    special = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
-    special = {**vocab, **special}
-    if end is None:
-        end = len(ids)
-    end = special.get(END_OF_TEXT, end)
-    size = 1 + max(*special.values(), end)
-    description = GPT2 | {'merges': merges}
-    if ids != list(range(len(ids))) or end != len(ids) or size != end + 1:
-        return description | {'ids': ids, 'end': end, 'size': size}
+    added = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
+    all_ids = {END_OF_TEXT: end, **vocab, **added}
+    of_tokens = set(ids)
+    special = {content: i for content, i in all_ids.items() if i not in of_tokens}
+    if ids != list(range(len(ids))) or special != {END_OF_TEXT: len(ids)}:
+        return description | {'ids': ids, 'special': special}
     is_gpt2 = vocab.get('\u0120gazed') == 50255  # its last token
     return GPT2 if is_gpt2 else description
 
 
-def check_parts(tokenizer: dict, of_words: bool) -> None:
+def check_parts(tokenizer: dict) -> None:
     """Raise ValueError, naming the part, if transformers would cut a text otherwise than we do."""
-    found = tokenizer['pre_tokenizer']
-    parts = list(found.get('pretokenizers', [found]))
+    settings = tokenizer | tokenizer['model']
+    parts = settings['pre_tokenizer']
+    parts = list(parts.get('pretokenizers', [parts]))
     parts[-1] = {'use_regex': True, **parts[-1], 'trim_offsets': False}
-    if parts != pre_tokenizers_of(of_words):
-        raise ValueError(f'its pre_tokenizer is {json.dumps(found)}')
-    processor = tokenizer.get('post_processor') or {'type': 'ByteLevel'}
-    if processor['type'] != 'ByteLevel' and processor.get('special_tokens', True):
-        raise ValueError(f'its post_processor adds tokens: {json.dumps(processor)}')
-    settings = tokenizer['model'] | {'normalizer': tokenizer.get('normalizer')}
-    for name in ('normalizer', 'dropout', 'continuing_subword_prefix', 'end_of_word_suffix',
-                 'byte_fallback'):
+    if parts == pre_tokenizers_of(bool(settings.get('ignore_merges'))):
+        del settings['pre_tokenizer']
+    processor = settings.get('post_processor') or {'type': 'ByteLevel'}
+    if processor['type'] == 'ByteLevel' or processor.get('special_tokens') == {}:
+        settings['post_processor'] = None
+    added = tokenizer.get('added_tokens', [])
+    settings['added token'] = [token['content'] for token in added if not token['special']]
+    for name in ('pre_tokenizer', 'post_processor', 'add_prefix_space', 'normalizer', 'dropout',
+                 'continuing_subword_prefix', 'end_of_word_suffix', 'byte_fallback', 'added token'):
         if settings.get(name):
             raise ValueError(f'its {name} is {json.dumps(settings[name])}')
-    for token in tokenizer.get('added_tokens', []):
-        if not token['special']:
-            raise ValueError(f'its added token {token["content"]!r} is cut out of texts')

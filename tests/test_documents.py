@@ -17,14 +17,15 @@ pytestmark = pytest.mark.usefixtures('folder')
 
 def texts_of(path: str, field: str = 'text') -> tuple[list[str], Counter]:
     """The texts of a file, and what was skipped."""
-    rows, skipped = read_texts(path, field, 'cache')
+    skipped = Counter()
+    rows = read_texts([path], field, skipped, 'cache')
     return rows['text'][:], skipped
 
 
 def error_of(path: str, field: str = 'text') -> str:
     """What is said of a file that cannot be read."""
     with pytest.raises(UserError) as error:
-        read_texts(path, field, 'cache')
+        read_texts([path], field, Counter(), 'cache')
     return str(error.value)
 
 
@@ -106,7 +107,8 @@ def test_links_to_folders_are_followed_once():
     Path('in/linked').symlink_to('../out')
     Path('in/sub/loop').symlink_to('../../in')
     Path('in/broken.txt').symlink_to('nowhere')
-    files, skipped = files_in(['in'])
+    skipped = Counter()
+    files = files_in(['in'], skipped)
     assert files == ['in/a.txt', 'in/linked/c.txt', 'in/sub/b.md']
     assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1,
                        'a folder that was read already': 1}

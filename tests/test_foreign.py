@@ -18,7 +18,6 @@ from rucksack.tokenizer import (
     GPT2,
     load_tokenizer,
     read_tokenizer,
-    spelled_vocab,
     tokenizer_files,
     vocab_size,
     words_tokenizer,
@@ -39,6 +38,11 @@ def a_gpt(**changes) -> GPT:
     return make_model(Config(**{**shape, **changes}))
 
 
+def vocab_of(description: dict) -> dict[str, int]:
+    """The ids of the tokens, spelled as in the files of a GPT-2, without special tokens."""
+    return tokenizer_files(description)['tokenizer.json']['model']['vocab']
+
+
 def write_vocabulary(vocab: dict[str, int], merges: list[str]) -> None:
     """Write the two files of a GPT-2."""
     Path('vocab.json').write_text(json.dumps(vocab), encoding='utf-8-sig')
@@ -47,7 +51,7 @@ def write_vocabulary(vocab: dict[str, int], merges: list[str]) -> None:
 
 def test_a_vocabulary_of_other_ids_is_read_as_it_is():
     """End-of-text first: every id is one more than in the same vocabulary with it last."""
-    vocab = {token: i + 1 for token, i in spelled_vocab(CUT).items()}
+    vocab = {token: i + 1 for token, i in vocab_of(CUT).items()}
     write_vocabulary(vocab | {'<|endoftext|>': 0}, MERGES)
     description = read_tokenizer(Path())
     encoding = load_tokenizer(description)
@@ -60,7 +64,7 @@ def test_a_vocabulary_of_other_ids_is_read_as_it_is():
 
 def test_special_tokens_have_ids_and_never_stand_for_text():
     """Of any name and number; end-of-text is then what config.json calls so."""
-    vocab = spelled_vocab(CUT) | {'</s>': 259, '[PAD]': 300}
+    vocab = vocab_of(CUT) | {'</s>': 259, '[PAD]': 300}
     write_vocabulary(vocab, MERGES)
     description = read_tokenizer(Path(), end=259)
     encoding = load_tokenizer(description)
@@ -72,7 +76,7 @@ def test_special_tokens_have_ids_and_never_stand_for_text():
 
 def test_another_vocabulary_goes_all_the_way(capsys):
     """Exported and read again, and prepared for, it is the same; a page would mix up its ids."""
-    vocab = {token: i + 1 for token, i in spelled_vocab(CUT).items()}
+    vocab = {token: i + 1 for token, i in vocab_of(CUT).items()}
     write_vocabulary(vocab | {'<|endoftext|>': 0, '[PAD]': 265}, MERGES)
     description = read_tokenizer(Path())
     export(a_gpt(vocab_size=266, n_sense=2), description, 'out')
@@ -89,7 +93,7 @@ def test_another_vocabulary_goes_all_the_way(capsys):
 
 def test_ids_that_do_not_rise_with_merges_are_refused():
     """tiktoken merges by id, so it would give other tokens."""
-    vocab = spelled_vocab(CUT)
+    vocab = vocab_of(CUT)
     vocab['he'], vocab['\u0120t'] = vocab['\u0120t'], vocab['he']
     write_vocabulary(vocab, MERGES)
     with pytest.raises(UserError, match='order of its merges'):
@@ -151,7 +155,8 @@ def test_rows_beyond_the_ids_of_the_tokenizer_are_padding():
 
 def test_gpt2s_tokenizer_is_said_to_be_assumed(capsys):
     """Where a folder has as many ids as GPT-2 and no tokenizer."""
-    export(a_gpt(vocab_size=50257), None, 'bare')
+    export(a_gpt(vocab_size=50257), CUT, 'bare')
+    Path('bare/tokenizer.json').unlink()
     capsys.readouterr()
     _, tokenizer = from_pretrained('bare')
     assert tokenizer == GPT2
@@ -164,7 +169,7 @@ def test_gpt2s_tokenizer_is_said_to_be_assumed(capsys):
 
 def as_nanogpt(model: GPT, bias: bool) -> dict:
     """The checkpoint that nanoGPT would write of a model, compiled."""
-    export(model, None, 'exported')
+    export(model, CUT, 'exported')
     state = {}
     for name, weight in load_file('exported/model.safetensors').items():
         is_linear = weight.dim() == 2 and '.h.' in name

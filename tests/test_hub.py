@@ -26,7 +26,6 @@ from rucksack.tokenizer import (
     CHARACTER_OF,
     ENGLISH,
     GPT2,
-    end_of_text,
     load_tokenizer,
     read_tokenizer,
     tokenizer_files,
@@ -117,7 +116,7 @@ def test_files_with_other_keys_are_the_same_model(folder, tmp_path):
 def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
     """All but copies of tied weights; queries are divided by what divided the scores."""
     model, _ = from_pretrained(folder)
-    export(model, None, tmp_path / 'out')
+    export(model, words_tokenizer(['a nurse']), tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
     assert not settings['scale_attn_by_inverse_layer_idx']
     _, published = read(folder)
@@ -147,7 +146,7 @@ def test_english_has_the_settings_that_export_writes(name):
     """Made anew from its merges and its shape they are the same, and so is the code."""
     folder = BUNDLED[name]
     model, tokenizer = from_pretrained(name)
-    settings = settings_of(model.config, end_of_text(tokenizer))
+    settings = settings_of(model.config, load_tokenizer(tokenizer).eot_token)
     files = tokenizer_files(tokenizer) | {'config.json': settings}
     for file, content in files.items():
         assert json.loads((folder / file).read_text(encoding='utf-8')) == content
@@ -225,10 +224,12 @@ tokenizer.save_pretrained(again)
 json.dump(answer, open(folder + '.json', 'w'))
 """
 ASKED = ['the nurse said', " I'm  don't\n\n1234 é 😀 x\u0301", ' a the\tnurses', 'שלום']
+MERGES = ['\u0120 t', 'h e', '\u0120t he', 'n u', 'r s', 'nu rs']
 VOCABULARIES = {
     'words': words_tokenizer([' a', ' nurse', ' the', 'é']),
-    'merges': {'name': 'gpt2',
-               'merges': ['\u0120 t', 'h e', '\u0120t he', 'n u', 'r s', 'nu rs']}}
+    'merges': {'name': 'gpt2', 'merges': MERGES},
+    'ids': {'name': 'gpt2', 'merges': MERGES, 'ids': [*range(1, 263)],
+            'special': {'<|endoftext|>': 0, '[PAD]': 265}}}
 
 
 def ask_transformers(folder: Path, again: Path, idx: Tensor) -> dict:

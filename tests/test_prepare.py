@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet
@@ -122,8 +121,9 @@ def test_text_takes_files_of_all_formats_together():
 
 
 @pytest.mark.parametrize('split, text', [('', 'A story'), (':default:test', 'A test')])
-def test_hub_takes_a_config_and_a_split(split, text):
+def test_hub_takes_a_config_and_a_split(split, text, monkeypatch):
     """--field says where the text of a row is."""
+    monkeypatch.setattr('datasets.config.HF_DATASETS_CACHE', 'cache')
     folder = Path('owner/stories')  # a folder can stand for a repository of the Hub
     folder.mkdir(parents=True)
     for name, body in (('train', 'A story'), ('test', 'A test')):
@@ -137,8 +137,7 @@ def test_hub_takes_a_config_and_a_split(split, text):
 def test_openwebtext_is_parquet_only_if_whole(n, kind, monkeypatch):
     """Of two Parquet files both must be there, or the archives are read."""
     names = [*(f'{i:05d}-of-00002.parquet' for i in range(n)), '00.tar']
-    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
-    monkeypatch.setattr('huggingface_hub.HfApi.dataset_info', lambda self, repo: info)
+    monkeypatch.setattr('huggingface_hub.list_repo_files', lambda repo, repo_type: names)
     monkeypatch.setattr('huggingface_hub.hf_hub_download', lambda repo, name, repo_type: name)
     assert {name.rpartition('.')[2] for name in openwebtext_files()} == {kind}
 
@@ -186,16 +185,16 @@ def test_hub_without_a_network_is_one_line(argv, named, capsys):
 
 
 def test_seed_alone_chooses_the_one_percent_that_is_held_out():
-    """In any number of threads; the rest keeps its order, and no document is lost."""
+    """The rest keeps its order, and no document is lost."""
     texts = [f'{i} ' + 'word ' * (i % 60) for i in range(2000)]
     Path('a.jsonl').write_bytes(jsonl(texts))
-    train, val = make('a', '--text', 'a.jsonl', '--num-proc', '1')
+    train, val = make('a', '--text', 'a.jsonl')
     _, other_val = make('b', '--text', 'a.jsonl', '--seed', '1')
     assert len(val) == 20
     assert set(val) <= set(texts)
     assert train == [text for text in texts if text not in val]
     assert other_val != val
-    assert make('c', '--text', 'a.jsonl', '--num-proc', '5') == (train, val)
+    assert make('c', '--text', 'a.jsonl') == (train, val)
 
 
 BOOK = '\n\n'.join(f'Paragraph {i} of a book. ' + 'It goes on. ' * 30 for i in range(300))
