@@ -17,7 +17,8 @@ from rucksack.paper import gender, timing
 from rucksack.tokenizer import words_tokenizer
 
 say = partial(helpers.say, tables)
-ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--step-sizes=.05']
+ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--step-sizes=.05',
+       '--dtype=float32']
 
 
 @pytest.fixture(autouse=True)

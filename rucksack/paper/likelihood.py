@@ -2,12 +2,11 @@
 
 import json
 import re
-import tarfile
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,7 +15,6 @@ from torch.nn.utils.rnn import pad_sequence
 from rucksack.cli import UserError, progress, quiet_hub, reading
 from rucksack.data import read_bin, read_meta
 from rucksack.loaded import Subject, count_parameters
-from rucksack.model import DistinctIds, distinct_ids
 from rucksack.senses import scale_senses, touched
 from rucksack.table import Table
 
@@ -33,10 +31,9 @@ Pair = tuple[list[int], list[int]]  # ids of a context, and of its continuation;
 class Scores(NamedTuple):
     """How likely n continuations are after their contexts, (n,) each."""
 
-    logp: Tensor      # log-probability, in nats
-    greedy: Tensor    # whether all tokens are the likeliest
-    n_scored: Tensor  # tokens of the continuation
-    touched: Tensor   # tokens, context included, whose senses the subject's edit changed
+    logp: Tensor     # log-probability, in nats
+    greedy: Tensor   # whether all tokens are the likeliest
+    touched: Tensor  # tokens before a scored one whose senses the subject's edit changed
 
 
 @torch.no_grad()
@@ -69,30 +66,24 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
     """Score one batch: n texts with their targets, padded to the same length T."""
     model = subject.model
     idx, targets = zip(*texts)
-    lengths = torch.tensor([len(ids) for ids in idx])
     idx = pad_sequence(idx, batch_first=True).to(subject.device)  # (n, T)
-    n_touched = torch.zeros(len(idx), dtype=torch.long)
     targets = pad_sequence(targets, batch_first=True, padding_value=-1).to(subject.device)
     is_scored = targets != -1  # (n, T)
+    is_touched = torch.zeros_like(is_scored)
     with subject.autocast():
         if subject.edit:
             before = model.senses(idx)  # (n, T, k, d)
             C = subject.edit(idx, before)
-            is_text = torch.arange(idx.shape[1]) < lengths[:, None]  # (n, T), no padding
-            n_touched = (touched(before, C).cpu() & is_text).sum(1)
-            logits = model(idx, C=C)[is_scored]  # (m, V)
+            is_touched = touched(before, C)
+            logits = model(idx, C=C)
         else:
-            fast = DistinctIds(model)
-            logits = fast(idx, None, *distinct_ids(idx))[is_scored]  # (m, V)
-    logits = logits[:, :model.config.n_vocab].float()
-    wanted = targets[is_scored]  # (m,)
-    nats = torch.zeros(idx.shape, device=subject.device)
-    nats[is_scored] = F.cross_entropy(logits, wanted, reduction='none')
-    is_likeliest = ~is_scored
-    is_likeliest[is_scored] = logits.argmax(-1) == wanted
+            logits = model(idx)
+    logits = logits[..., :model.config.n_vocab].float()  # (n, T, V)
+    nats = F.cross_entropy(logits.mT, targets, ignore_index=-1, reduction='none')  # (n, T)
+    is_likeliest = (logits.argmax(-1) == targets) | ~is_scored
     logp = -nats.sum(1)  # (n,)
-    return Scores(
-        logp.cpu().double(), is_likeliest.all(1).cpu(), is_scored.sum(1).cpu(), n_touched)
+    n_touched = (is_touched & is_scored).sum(1)
+    return Scores(logp.cpu().double(), is_likeliest.all(1).cpu(), n_touched.cpu())
 
 
 def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> list[Pair]:
@@ -139,7 +130,7 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
         raise UserError(f'{subject.name} does not say what it was trained on; '
                         'give a folder with --data')
     path = Path('data', data)
-    if Path(data).exists() and not path.exists():
+    if not path.exists():
         path = Path(data)
     if path.is_file() and path.suffix != '.bin':
         with reading(path, 'choose a text file, a folder or a .bin'):
@@ -147,16 +138,13 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
             if not ids:
                 raise ValueError('it is empty')
             return ids, path
-    if not path.exists():
-        raise UserError(f'there is no {data} and no {path}; choose a text file, a folder or a .bin')
     if path.suffix != '.bin':
         path = path / 'val.bin'
     meta = read_meta(path.parent)
     ids = read_bin(path.parent, path.stem, meta)
     if meta['tokenizer'] != subject.tokenizer:
-        raise UserError(f'{path} ({meta["vocab_size"]:,} ids) and {subject.name} '
-                        f'({subject.encoding.n_vocab:,} ids) have different tokenizers; '
-                        f'prepare the data with --like {subject.name}')
+        raise UserError(f'{path} and {subject.name} have different tokenizers; prepare the data '
+                        f'with --like {subject.name}')
     return ids.tolist(), path
 
 
@@ -207,48 +195,43 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
 
 
 @torch.no_grad()
-def sense_sizes(subject: Subject, ids: list[int]) -> Tensor:
-    """Measure how much of o each sense makes, and its weight on the token itself: (k, 2).
+def sense_shares(subject: Subject, ids: list[int]) -> Tensor:
+    """Measure how much of o each sense makes, (k,): the mean over positions of |o_l| / sum |o_l|.
 
-    The first is |o_l| over the sum of all senses' |o_l|, where o_l is the part of o that sense l
-    adds; the second alpha_lii. Both are means over positions.
+    o_l is the part of o that sense l adds.
     """
     model = subject.model
-    total = torch.zeros(model.config.n_sense, 2)
+    total = torch.zeros(model.config.n_sense)
     for context, block in windows(ids, subject.eot, model.config.block_size, look_back=False):
         idx = torch.tensor([context + block[:-1]], device=subject.device)  # (1, T)
-        alpha = model.alpha(idx)  # (1, k, T, T)
-        C = model.senses(idx)  # (1, T, k, d)
-        parts = torch.einsum('blij,bjld->bild', alpha, C)  # (1, T, k, d), o_l
+        parts = torch.einsum('blij,bjld->bild', model.alpha(idx), model.senses(idx))  # o_l
         sizes = parts.norm(dim=-1)  # (1, T, k)
-        share = sizes / sizes.sum(-1, keepdim=True)
-        on_itself = alpha.diagonal(dim1=-2, dim2=-1).mT  # (1, T, k)
-        total += torch.stack([share, on_itself], dim=-1).sum((0, 1)).cpu()
+        shares = sizes / sizes.sum(-1, keepdim=True)
+        total += shares.sum((0, 1)).cpu()
     return total / len(ids)
 
 
-def senses_table(subject: Subject, data: str | None) -> Table:
-    """Measure the loss on a text with each sense turned off for every word, a row per sense."""
+def senses_table(subjects: list[Subject], data: str | None) -> Table:
+    """Measure the loss of the first subject with each sense turned off for every word."""
+    subject = subjects[0]
     ids, path = held_out(subject, data)
     unedited = score_texts(subject, [ids], 'loss', look_back=False).logp
-    rows = [['none', perplexity(unedited, len(ids)), 0.0, None, None]]
-    for l, sizes in enumerate(sense_sizes(subject, ids)):
+    rows = [['none', perplexity(unedited, len(ids)), 0.0, None]]
+    for l, share in enumerate(sense_shares(subject, ids).tolist()):
         edited = replace(subject, edit=scale_senses(None, [l], 0.0))
         logp = score_texts(edited, [ids], f'sense {l} off', look_back=False).logp
         cost = (unedited - logp).sum().item() / len(ids)
-        rows.append([str(l), perplexity(logp, len(ids)), cost, *(100 * sizes).tolist()])
+        rows.append([str(l), perplexity(logp, len(ids)), cost, 100 * share])
     columns = {
         'sense off': '',
         'perplexity': '.3f',
         'nats per token': '+.4f',
-        'share of o %': '.1f',
-        'alpha on itself %': '.1f'}
+        'share of o %': '.1f'}
     title = f'What each sense of {subject.name} is worth, on the {len(ids):,} tokens of {path}'
     notes = [
         'Nats per token: how much the loss grows without this sense of every word.',
         "Share of o: the sense's part of the weighted sum, by norm. (Its share of alpha is always "
-        f'1/{len(rows) - 1}: the weights of each sense sum to 1.)',
-        'Alpha on itself: the weight that a position gives to this sense of its own token.']
+        f'1/{len(rows) - 1}: the weights of each sense sum to 1.)']
     return Table(title, columns, rows, notes)
 
 
@@ -279,12 +262,13 @@ WIKITEXT = Benchmark(
     'unzip it')
 BLIMP = Benchmark(
     'BLiMP', 'nyu-mll/blimp', None, 'train',
-    ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad'], r'\.jsonl$|^blimp.*\.tar',
+    ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad'],
+    r'^(?!lambada_).*\.jsonl$',  # beside LAMBADA, in a folder of all benchmarks
     'git clone https://github.com/alexwarstadt/blimp')
 
 
-def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tuple]:
-    """Read the columns of each row, from a file or a folder of such files; data=None is the Hub."""
+def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> pandas.DataFrame:
+    """Read the columns of a benchmark from a file or a folder of its files; None is the Hub."""
     if data is None and subject.is_toy:
         raise UserError(f'{benchmark.title} is English, and {subject.name} '
                         'knows only the toy world; choose an English model with --from')
@@ -297,7 +281,7 @@ def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tu
             rows = rows_in(Path(data), benchmark)
         if not rows:
             raise ValueError('it has no rows')
-        return [tuple(str(row[column]) for column in benchmark.columns) for row in rows]
+        return pandas.DataFrame(rows)[benchmark.columns]
 
 
 def rows_of_hub(benchmark: Benchmark) -> list[dict]:
@@ -317,36 +301,20 @@ def rows_in(path: Path, benchmark: Benchmark) -> list[dict]:
     """Read the rows of a file, or of a benchmark's files in the first folder that has any."""
     files = [path]
     if path.is_dir():
-        found = [file for file in sorted(path.rglob('*')) if belongs_to(benchmark, file)]
+        found = [file for file in sorted(path.rglob('*'))
+                 if re.search(benchmark.pattern, file.name)]
         files = [file for file in found if file.parent == found[0].parent]
     return [row for file in files for row in rows_of_file(file)]
 
 
-def belongs_to(benchmark: Benchmark, file: Path) -> bool:
-    """Tell whether a file has a benchmark's name and, in line 1 of a .jsonl, its last column."""
-    if not file.is_file() or not re.search(benchmark.pattern, file.name):
-        return False
-    if file.suffix != '.jsonl':
-        return True
-    with file.open('rb') as lines:
-        return benchmark.columns[-1].encode() in lines.readline()
-
-
 def rows_of_file(path: Path) -> list[dict]:
-    """Read the rows of a file: JSON lines, an archive of them, or the raw text of WikiText."""
-    lines = []
+    """Read the rows of a file: JSON lines, or the raw text of WikiText."""
+    text = path.read_text('utf-8-sig')
     if path.suffix == '.jsonl':
-        lines = path.read_bytes().splitlines()
-    elif '.tar' in path.suffixes:
-        with tarfile.open(path) as tar:
-            for member in tar:
-                if member.name.endswith('.jsonl'):
-                    lines += tar.extractfile(member)
-    else:
-        title = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
-        pages = re.split(title, path.read_text('utf-8-sig'), flags=re.MULTILINE)
-        return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
-    return [json.loads(line) for line in lines if line.strip()]
+        return [json.loads(line) for line in text.split('\n') if line.strip()]
+    title = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
+    pages = re.split(title, text, flags=re.MULTILINE)
+    return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
 
 
 # -----------------------------------------------------------------------------
@@ -355,13 +323,12 @@ def rows_of_file(path: Path) -> list[dict]:
 
 def lambada_table(subjects: list[Subject], data: str | None) -> Table:
     """Score OpenAI's variant of LAMBADA (Table 2): all tokens of the last word of a passage."""
-    passages = []
-    for text, in rows_of(LAMBADA, subjects[0], data):
-        passages.append(text.strip().rpartition(' '))
+    passages = rows_of(LAMBADA, subjects[0], data)['text']
     rows = []
     for subject in subjects:
         pairs = []
-        for context, _, word in passages:
+        for text in passages:
+            context, _, word = text.strip().rpartition(' ')
             context_ids = subject.encode(context) or [subject.eot]
             pairs.append((context_ids, subject.encode(f' {word}')))
         scores = score(subject, pairs, 'LAMBADA')
@@ -413,19 +380,16 @@ def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
 
     The model reads detokenized pages; words are counted in the original ones.
     """
-    pages = [page for page, in rows_of(WIKITEXT, subjects[0], data)]
+    pages = rows_of(WIKITEXT, subjects[0], data)['page']
     n_words = sum(len(re.split(r'\s+', page)) for page in pages)
     rows = []
     for subject in subjects:
         texts = [subject.encode(detokenized(page)) for page in pages]
         scores = score_texts(subject, texts, 'WikiText', look_back=True)
-        n_tokens = sum(map(len, texts))
-        logp = scores.logp
-        rows.append([str(subject), perplexity(logp, n_words), perplexity(logp, n_tokens)])
+        rows.append([str(subject), perplexity(scores.logp, n_words)])
     title = f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words'
-    columns = {'model': '', 'perplexity per word': '.1f', 'per token': '.1f'}
-    notes = ['Per word: comparable between tokenizers. Per token: comparable only within one.']
-    return Table(title, columns, rows, notes)
+    columns = {'model': '', 'perplexity per word': '.1f'}
+    return Table(title, columns, rows, ['Perplexities per word compare between tokenizers.'])
 
 
 def blimp_table(subjects: list[Subject], data: str | None) -> Table:
@@ -434,27 +398,22 @@ def blimp_table(subjects: list[Subject], data: str | None) -> Table:
     Each sentence is read after an end-of-text.
     """
     items = rows_of(BLIMP, subjects[0], data)
-    sentences = [sentence for _, _, good, bad in items for sentence in (good, bad)]
-    right = []
     for subject in subjects:
-        pairs = [([subject.eot], subject.encode(sentence)) for sentence in sentences]
-        longest = max(len(ids) for _, ids in pairs)
-        subject.needs_length(longest, 'a sentence has')
-        scores = score(subject, pairs, 'BLiMP')
-        right.append(scores.logp[0::2] > scores.logp[1::2])
-    percent = 100 * torch.stack(right, dim=1).double()  # (items, subjects), 0 or 100
-    paradigms = defaultdict(list)  # (phenomenon, paradigm) -> places of its items
-    for i, (phenomenon, paradigm, _, _) in enumerate(items):
-        paradigms[phenomenon, paradigm].append(i)
-    groups = defaultdict(list)  # phenomenon -> accuracies (subjects,) in each of its paradigms
-    for (phenomenon, _), chosen in sorted(paradigms.items()):
-        groups[phenomenon].append(percent[chosen].mean(0))
-    groups['mean of all'] = sum(groups.values(), [])
-    rows = []
-    for label, accuracies in groups.items():
-        means = torch.stack(accuracies).mean(0)
-        rows.append([f'{label} ({len(accuracies)})', *means.tolist()])
+        logp = {}
+        for kind in ('sentence_good', 'sentence_bad'):
+            pairs = [([subject.eot], subject.encode(sentence)) for sentence in items[kind]]
+            longest = max(len(ids) for _, ids in pairs)
+            subject.needs_length(longest, 'a sentence has')
+            logp[kind] = score(subject, pairs, 'BLiMP').logp
+        is_right = logp['sentence_good'] > logp['sentence_bad']
+        items[str(subject)] = 100.0 * is_right.numpy()
+    names = [str(subject) for subject in subjects]
+    paradigms = items.groupby(['linguistics_term', 'UID'])[names].mean()
+    phenomena = paradigms.groupby('linguistics_term')
+    means = phenomena.mean()
+    means.index = [f'{name} ({n})' for name, n in phenomena.size().items()]
+    means.loc[f'mean of all ({len(paradigms)})'] = paradigms.mean()
     title = (f'BLiMP (Table 2): % of {len(items):,} pairs whose good sentence is likelier, '
              'means over (n) paradigms')
-    columns = {'phenomenon': ''} | {str(subject): '.1f' for subject in subjects}
-    return Table(title, columns, rows)
+    columns = {'phenomenon': ''} | dict.fromkeys(names, '.1f')
+    return Table(title, columns, means.reset_index().to_numpy().tolist())

@@ -53,7 +53,6 @@ class Training:
 
     dataset: str
     tokens: int
-    dtype: str
     compile: bool
 
 
@@ -62,7 +61,7 @@ def training_of(checkpoint: dict) -> Training:
     s = checkpoint['settings']
     tokens_per_step = s['batch_size'] * s['gradient_accumulation_steps'] * s['block_size']
     tokens = checkpoint['step'] * tokens_per_step
-    return Training(s['dataset'], tokens, s['dtype'], s['compile'])
+    return Training(s['dataset'], tokens, s['compile'])
 
 
 def newest_backpack() -> Path | None:
