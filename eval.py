@@ -86,8 +86,7 @@ def make_parser() -> Parser:
     shared = shared_flags()
     of = {}
     for name in ('all', *IN_ALL, 'senses'):
-        of[name] = commands.add_parser(name, prog='eval.py', usage=f'eval.py {name} [flags]',
-                                       parents=[shared])
+        of[name] = commands.add_parser(name, parents=[shared])
     for name in ('topic', 'all'):
         add = of[name].add_argument
         add('--texts', type=number(int, 1), metavar='N', default=100,

@@ -66,7 +66,8 @@ def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
     model = subject.model
     E = model.wte.weight
     she, he, _ = pronouns(subject)
-    unit = F.normalize(E[he] - E[she], dim=0)  # (d,)
+    v = E[he] - E[she]  # (d,)
+    unit = F.normalize(v, dim=0)
     x = model.wte(prompts.idx)  # (n, T, d)
     along = (x @ unit) * prompts.is_noun  # (n, T)
     part = along[..., None] * unit  # (n, T, d)
@@ -117,8 +118,9 @@ def measure(subject: Subject, noun: str, intervene: Callable[[NounPrompts], Tens
     ratio = bias_ratio(logits, she, he)  # (3,)
     p = logits.cpu().double().softmax(-1)  # (3, prompts, V)
     p_she_or_he = p[..., she] + p[..., he]  # (3, prompts)
-    share = 100 * p[..., they] / p_she_or_he
-    return torch.stack([ratio, share.mean(-1)], dim=-1)
+    share = p[..., they] / p_she_or_he
+    percent = 100 * share.mean(-1)  # (3,)
+    return torch.stack([ratio, percent], dim=-1)
 
 
 def gender_rows(subject: Subject) -> list[tuple]:
@@ -132,10 +134,12 @@ def gender_rows(subject: Subject) -> list[tuple]:
         sense = choose_sense(subject)
         change = f'without sense {sense}'
         intervene = partial(without_sense, subject, sense)
-    work = progress(NOUNS, f'gender, {subject.name}')
-    found = torch.stack([measure(subject, noun, intervene) for noun in work])  # (nouns, 3, 2)
-    singles = [NOUNS.index(noun) for noun in subject.single_tokens(NOUNS)]
+    found = []
+    for noun in progress(NOUNS, f'gender, {subject.name}'):
+        found.append(measure(subject, noun, intervene))
+    found = torch.stack(found)  # (nouns, 3 fractions, 2)
     ratio, they_share = found.mean(0).T  # (3,) each
+    singles = [NOUNS.index(noun) for noun in subject.single_tokens(NOUNS)]
     ratio_single = found[singles, :, 0].mean(0)
     columns = [
         [str(subject), f'{subject}, {change}', f'{subject}, the best fraction'],

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rucksack.cli import UserError, progress, quiet_hub, reading
 from rucksack.data import read_bin, read_meta
 from rucksack.loaded import Subject, count_parameters
+from rucksack.model import DistinctIds, distinct_ids
 from rucksack.senses import scale_senses, touched
 from rucksack.table import Table
 
@@ -77,10 +78,14 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
             is_touched = touched(before, C)
             logits = model(idx, C=C)
         else:
-            logits = model(idx)
-    logits = logits[..., :model.config.n_vocab].float()  # (n, T, V)
-    nats = F.cross_entropy(logits.mT, targets, ignore_index=-1, reduction='none')  # (n, T)
-    is_likeliest = (logits.argmax(-1) == targets) | ~is_scored
+            fast = DistinctIds(model)
+            logits = fast(idx, None, *distinct_ids(idx))
+    logits = logits[is_scored][:, :model.config.n_vocab].float()  # (m, V)
+    wanted = targets[is_scored]  # (m,)
+    nats = torch.zeros(idx.shape, device=subject.device)
+    nats[is_scored] = F.cross_entropy(logits, wanted, reduction='none')
+    is_likeliest = ~is_scored
+    is_likeliest[is_scored] = logits.argmax(-1) == wanted
     logp = -nats.sum(1)  # (n,)
     n_touched = (is_touched & is_scored).sum(1)
     return Scores(logp.cpu().double(), is_likeliest.all(1).cpu(), n_touched.cpu())
@@ -158,9 +163,6 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         ids, path = held_out(subject, data)
         paths.append(str(path))
         n = count_parameters(subject.model)
-        seen = None
-        if subject.training:
-            seen = subject.training.tokens / 1e6
         scores = score_texts(subject, [ids], 'loss', look_back=False)
         if subject.edit:
             cost = (unedited.logp - scores.logp).sum().item() / len(ids)
@@ -172,7 +174,6 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
             subject.model.config.n_sense or None,
             n['total'] / 1e6,
             n['contextualizer'] / 1e6,
-            seen,
             perplexity(scores.logp, len(ids)),
             len(ids)])
     columns = {
@@ -180,13 +181,11 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         'senses': 'd',
         'parameters, M': '.2f',
         'contextual, M': '.2f',
-        'tokens seen, M': ',.2f',
         'perplexity': '.3f',
         'on tokens': ','}
     title = f'Loss (Tables 2 and 8) on all of {", ".join(dict.fromkeys(paths))}'
-    explained = ('Contextual: parameters outside the sense network. Tokens seen: in training, '
-                 'repeats included. Perplexity: exp of the mean loss in nats, in blocks of '
-                 'block_size tokens.')
+    explained = ('Contextual: parameters outside the sense network. Perplexity: exp of the mean '
+                 'loss in nats, in blocks of block_size tokens.')
     return Table(title, columns, rows, [*notes, explained])
 
 

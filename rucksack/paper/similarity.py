@@ -106,8 +106,6 @@ def similarity_table(subjects: list[Subject], data: str | None) -> Table:
         columns = {name: correlations(subject, pairs) for name, pairs in sets.items()}
         found = pandas.DataFrame(columns)
         rows += found.reset_index().to_numpy().tolist()
-    counts = [f'{len(pairs)} {name}' for name, pairs in sets.items()]
-    title = ("Similarity (Table 4): Spearman's correlation with scores of word pairs "
-             f'({", ".join(counts)})')
+    title = "Similarity (Table 4): Spearman's correlation with scores of word pairs"
     columns = {'vectors': ''} | dict.fromkeys(sets, '.3f')
     return Table(title, columns, rows, ['A word of several tokens has the mean of their vectors.'])

@@ -94,7 +94,7 @@ def steer(model: GPT, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, s
         loss = KL_SCALE * divergence - probs[:, bag].sum(-1).log()  # (n,)
         gradient, = torch.autograd.grad(loss.sum(), delta)
         gradient[:, :, WINDOW_LENGTH:] = 0
-        norm = gradient.square().sum((2, 3), keepdim=True).sqrt()
+        norm = gradient.norm(dim=(2, 3), keepdim=True)
         torch.maximum(norms, norm, out=norms)
         delta = (delta - step * gradient / norms ** GAMMA).detach()
     return past + delta
@@ -135,8 +135,9 @@ def has_topic(words: list[str], label: str, topics: dict[str, list[str]]) -> boo
     counts = {}
     for name, keywords in topics.items():
         counts[name] = sum(word in keywords for word in words)
-    most = counts.pop(label)
-    return most > max(counts.values())
+    own = counts.pop(label)
+    most = max(counts.values())
+    return own > most
 
 
 def read_texts(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], int]:
@@ -161,7 +162,8 @@ def read_texts(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], i
 # The table.
 
 
-def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_texts: int) -> list:
+def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_texts: int
+              ) -> list:
     """Make a row of the table from texts generated on each topic.
 
     generators maps a topic to a function from first tokens (n, 1) to texts (n, 1 + length).
@@ -197,7 +199,8 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
     if own.is_toy:
         labels = toy.TOPICS
         steps = TOY_STEP_SIZES
-    length = min(length, *(subject.model.config.block_size - 1 for subject in subjects))
+    for subject in subjects:
+        length = min(length, subject.model.config.block_size - 1)
     bags = {label: bag_ids(own.encoding, TOPICS[label]) for label in labels}
     scores = scores_of_bags(own.model, list(bags.values()))  # (V, k, bags)
     rows = []
