@@ -1,7 +1,7 @@
 """Print the tables of "Backpack Language Models" (arXiv 2305.16765) for a Backpack and a baseline.
 
     python eval.py all                each table of the paper whose data you have
-    python eval.py gender --from out/small
+    python eval.py gender --from out/small --baseline out/small_gpt
     python eval.py loss out/small out/small_4
 
     loss         Tables 2, 8 perplexity on held-out text
@@ -14,7 +14,7 @@
     timing       Table 7     forward pass, training step and generation
     senses                   the loss on a text without each sense, and its part in the sum
 
---from NAME also measures the Transformer NAME_gpt beside it, if there is one.
+Without --baseline, it is the Transformer NAME_gpt beside the model NAME, if there is one.
 """
 
 import argparse
@@ -62,6 +62,8 @@ def shared_flags() -> Parser:
     add = shared.add_argument
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name (default: the newest Backpack in out/, else english)')
+    add('--baseline', metavar='MODEL',
+        help='Transformer to compare with (default: NAME_gpt beside the model NAME, if it exists)')
     add('--data', metavar='PATH',
         help='benchmark file, or a folder to search for it (default: the Hub; similarity: none, '
              'but a toy model has its own pairs). For loss and senses, a text file, a folder in '
@@ -107,19 +109,22 @@ def make_parser() -> Parser:
 
 
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
-    """Load the runs named, or the model of --from and its Transformer; add the first under edits.
+    """Load the runs named, or the model of --from and a baseline; add the first under edits.
 
-    UserError if the Transformer has other tokens.
+    UserError if the baseline is a Backpack or has other tokens.
     """
     load = partial(load_subject, device=args.device, dtype=args.dtype)
     subjects = [load(name) for name in args.runs or [args.source]]
     own = subjects[0]
-    beside = f'{own.name}_gpt'
-    exists = beside in BUNDLED or Path(beside).exists()
+    name = args.baseline or f'{own.name}_gpt'
+    exists = args.baseline or name in BUNDLED or Path(name).exists()
     if exists and not args.runs and args.table not in OF_ONE:
-        baseline = load(beside)
+        baseline = load(name)
+        if baseline.model.config.n_sense:
+            raise UserError(f'{name} is a Backpack; --baseline takes a Transformer')
         if baseline.tokenizer != own.tokenizer:
-            raise UserError(f'{beside} and {own.name} have different vocabularies')
+            raise UserError(f'{name} and {own.name} have different vocabularies; '
+                            'choose another --baseline')
         subjects.append(baseline)
     if args.edits:
         subjects.insert(1, under_edit(own, args.edits))
@@ -171,8 +176,8 @@ def run(argv: list[str]) -> None:
     """Print a table, or all that can be made; write the numbers after each."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    if args.source and (args.size or args.runs):
-        parser.error('--from cannot be combined with --size or RUN')
+    if (args.source or args.baseline) and (args.size or args.runs):
+        parser.error('--from and --baseline cannot be combined with --size or RUN')
     args.device = find_device(args.device)
     csv_file = output_path('--csv', args.csv, '.csv', 'table')
     subjects = []

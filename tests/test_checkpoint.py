@@ -217,9 +217,10 @@ def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
     for path in (bad, published):
         torch.save({'model': Evil()}, path, _use_new_zipfile_serialization=zipped)
     for source, file in (('out/bad', bad), ('published', published)):
+        baseline = ['loss', '--from=out/good', f'--baseline={source}']
         assert str(file) in error_of(train, capsys, *RUN, f'--init_from={source}')
         assert str(file) in error_of(sample, capsys, f'--from={source}')
-        assert str(file) in error_of(eval, capsys, 'loss', source)
+        assert str(file) in error_of(eval, capsys, *baseline)
     assert str(bad) in error_of(train, capsys, *RESUME, '--out_dir=out/bad')
     assert str(bad) in error_of(sample, capsys)  # the newest run
     assert not Path('marker').exists()

@@ -49,6 +49,7 @@ ROWS = [
     ('sample', '--html out/toy/ckpt.pt', 'out/toy/ckpt.pt', 'out'),
     ('eval', 'loss --data nowhere', 'nowhere', 'out'),
     ('eval', 'loss --edit "topic music"', 'topic', 'out'),
+    ('eval', 'gender --baseline out/toy', 'out/toy', 'out'),
     ('eval', 'loss --csv no/x.csv', 'no/x.csv', 'out'),
     ('eval', 'loss out/toy --from out/toy', '--from', 'out'),
     ('eval', 'gender --from english_gpt --edit nurse:10', '--edit', 'out'),

@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+import tarfile
 from dataclasses import replace
 
 import datasets
@@ -139,10 +140,19 @@ def test_lambada_by_hand(tmp_path):
     assert numbers == pytest.approx([math.exp(nats / 3), 100 * hits / 3], rel=1e-4)
 
 
-def test_blimp_by_hand(tmp_path):
-    """A pair is right where the good sentence is likelier, and means are over paradigms."""
+@pytest.mark.parametrize('packed', [False, True])
+def test_blimp_by_hand(packed, tmp_path):
+    """A pair is right where the good sentence is likelier, and means are over paradigms.
+
+    Pairs come from files in a folder or in an archive.
+    """
     subject = toy_subject(seed=1)
     data = write_benchmarks(tmp_path / 'bench')
+    if packed:
+        folder = data / 'pairs'
+        data = tmp_path / 'archive.tar.xz'
+        with tarfile.open(data, 'w:xz') as tar:
+            tar.add(folder)
     scores = []
     for pair in PAIRS:
         good, _ = by_hand(subject, [subject.eot], subject.encode(pair['sentence_good']))
@@ -178,12 +188,16 @@ def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
     pages = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ',
              ' = Two =\nend.\n']
     nats = 0.0
+    n_tokens = 0
     for page in pages:
-        logp, _ = by_hand(subject, [subject.eot], subject.encode(page))
+        ids = subject.encode(page)
+        logp, _ = by_hand(subject, [subject.eot], ids)
         nats -= logp
+        n_tokens += len(ids)
     n_words = 27 + 7
-    (_, number), = likelihood.wikitext_table([subject], data).rows
-    assert number == pytest.approx(math.exp(nats / n_words), rel=1e-4)
+    (_, *numbers), = likelihood.wikitext_table([subject], data).rows
+    wanted = [math.exp(nats / n_words), math.exp(nats / n_tokens)]
+    assert numbers == pytest.approx(wanted, rel=1e-4)
 
 
 @pytest.mark.parametrize('raw, clean', [

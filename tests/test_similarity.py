@@ -51,6 +51,15 @@ def test_pairs_of_the_toy_are_its_synonyms():
     assert found['adjectives'] + found['adverbs'] == toy.SYNONYMS
 
 
+def test_the_best_sense_of_each_set_is_named():
+    """It is the one whose similarities agree most with people's."""
+    *rows, (label, *best) = similarity.similarity_table([toy_subject()], None).rows
+    of_senses = [row for row in rows if row[0].startswith('sense ')]
+    assert label == 'the best'
+    for column, name in enumerate(best, 1):
+        assert name == max(of_senses, key=lambda row: row[column])[0]
+
+
 FORMS = {  # name -> file, its contents, the pair in it
     'SimLex-999': (
         'SimLex-999.txt', 'word1\tword2\tPOS\tSimLex999\tconc(w1)\nold\tnew\tA\t1.58\t2.72\n',

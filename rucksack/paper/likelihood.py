@@ -2,6 +2,7 @@
 
 import json
 import re
+import tarfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -194,19 +195,23 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
 
 
 @torch.no_grad()
-def sense_shares(subject: Subject, ids: list[int]) -> Tensor:
-    """Measure how much of o each sense makes, (k,): the mean over positions of |o_l| / sum |o_l|.
+def sense_sizes(subject: Subject, ids: list[int]) -> Tensor:
+    """Measure how much of o each sense makes, and its weight on the token itself: (k, 2).
 
-    o_l is the part of o that sense l adds.
+    The first is |o_l| over the sum of all senses' |o_l|, where o_l is the part of o that sense l
+    adds; the second alpha_lii. Both are means over positions.
     """
     model = subject.model
-    total = torch.zeros(model.config.n_sense)
+    total = torch.zeros(model.config.n_sense, 2)
     for context, block in windows(ids, subject.eot, model.config.block_size, look_back=False):
         idx = torch.tensor([context + block[:-1]], device=subject.device)  # (1, T)
-        parts = torch.einsum('blij,bjld->bild', model.alpha(idx), model.senses(idx))  # o_l
+        alpha = model.alpha(idx)  # (1, k, T, T)
+        C = model.senses(idx)  # (1, T, k, d)
+        parts = torch.einsum('blij,bjld->bild', alpha, C)  # (1, T, k, d), o_l
         sizes = parts.norm(dim=-1)  # (1, T, k)
-        shares = sizes / sizes.sum(-1, keepdim=True)
-        total += shares.sum((0, 1)).cpu()
+        share = sizes / sizes.sum(-1, keepdim=True)
+        on_itself = alpha.diagonal(dim1=-2, dim2=-1).mT  # (1, T, k)
+        total += torch.stack([share, on_itself], dim=-1).sum((0, 1)).cpu()
     return total / len(ids)
 
 
@@ -215,22 +220,24 @@ def senses_table(subjects: list[Subject], data: str | None) -> Table:
     subject = subjects[0]
     ids, path = held_out(subject, data)
     unedited = score_texts(subject, [ids], 'loss', look_back=False).logp
-    rows = [['none', perplexity(unedited, len(ids)), 0.0, None]]
-    for l, share in enumerate(sense_shares(subject, ids).tolist()):
+    rows = [['none', perplexity(unedited, len(ids)), 0.0, None, None]]
+    for l, sizes in enumerate(sense_sizes(subject, ids)):
         edited = replace(subject, edit=scale_senses(None, [l], 0.0))
         logp = score_texts(edited, [ids], f'sense {l} off', look_back=False).logp
         cost = (unedited - logp).sum().item() / len(ids)
-        rows.append([str(l), perplexity(logp, len(ids)), cost, 100 * share])
+        rows.append([str(l), perplexity(logp, len(ids)), cost, *(100 * sizes).tolist()])
     columns = {
         'sense off': '',
         'perplexity': '.3f',
         'nats per token': '+.4f',
-        'share of o %': '.1f'}
+        'share of o %': '.1f',
+        'alpha on itself %': '.1f'}
     title = f'What each sense of {subject.name} is worth, on the {len(ids):,} tokens of {path}'
     notes = [
         'Nats per token: how much the loss grows without this sense of every word.',
         "Share of o: the sense's part of the weighted sum, by norm. (Its share of alpha is always "
-        f'1/{len(rows) - 1}: the weights of each sense sum to 1.)']
+        f'1/{len(rows) - 1}: the weights of each sense sum to 1.)',
+        'Alpha on itself: the weight that a position gives to this sense of its own token.']
     return Table(title, columns, rows, notes)
 
 
@@ -261,8 +268,7 @@ WIKITEXT = Benchmark(
     'unzip it')
 BLIMP = Benchmark(
     'BLiMP', 'nyu-mll/blimp', None, 'train',
-    ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad'],
-    r'^(?!lambada_).*\.jsonl$',  # beside LAMBADA, in a folder of all benchmarks
+    ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad'], r'\.jsonl$|^blimp.*\.tar',
     'git clone https://github.com/alexwarstadt/blimp')
 
 
@@ -300,14 +306,30 @@ def rows_in(path: Path, benchmark: Benchmark) -> list[dict]:
     """Read the rows of a file, or of a benchmark's files in the first folder that has any."""
     files = [path]
     if path.is_dir():
-        found = [file for file in sorted(path.rglob('*'))
-                 if re.search(benchmark.pattern, file.name)]
+        found = [file for file in sorted(path.rglob('*')) if belongs_to(benchmark, file)]
         files = [file for file in found if file.parent == found[0].parent]
     return [row for file in files for row in rows_of_file(file)]
 
 
+def belongs_to(benchmark: Benchmark, file: Path) -> bool:
+    """Tell whether a file has a benchmark's name and, in line 1 of a .jsonl, its last column."""
+    if not file.is_file() or not re.search(benchmark.pattern, file.name):
+        return False
+    if file.suffix != '.jsonl':
+        return True
+    with file.open('rb') as lines:
+        return benchmark.columns[-1].encode() in lines.readline()
+
+
 def rows_of_file(path: Path) -> list[dict]:
-    """Read the rows of a file: JSON lines, or the raw text of WikiText."""
+    """Read the rows of a file: JSON lines, an archive of them, or the raw text of WikiText."""
+    if '.tar' in path.suffixes:
+        lines = []
+        with tarfile.open(path) as tar:
+            for member in tar:
+                if member.name.endswith('.jsonl'):
+                    lines += tar.extractfile(member)
+        return [json.loads(line) for line in lines if line.strip()]
     text = path.read_text('utf-8-sig')
     if path.suffix == '.jsonl':
         return [json.loads(line) for line in text.split('\n') if line.strip()]
@@ -385,10 +407,13 @@ def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
     for subject in subjects:
         texts = [subject.encode(detokenized(page)) for page in pages]
         scores = score_texts(subject, texts, 'WikiText', look_back=True)
-        rows.append([str(subject), perplexity(scores.logp, n_words)])
+        n_tokens = sum(map(len, texts))
+        logp = scores.logp
+        rows.append([str(subject), perplexity(logp, n_words), perplexity(logp, n_tokens)])
     title = f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words'
-    columns = {'model': '', 'perplexity per word': '.1f'}
-    return Table(title, columns, rows, ['Perplexities per word compare between tokenizers.'])
+    columns = {'model': '', 'perplexity per word': '.1f', 'per token': '.1f'}
+    notes = ['Per word: comparable between tokenizers. Per token: comparable only within one.']
+    return Table(title, columns, rows, notes)
 
 
 def blimp_table(subjects: list[Subject], data: str | None) -> Table:

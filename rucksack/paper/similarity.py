@@ -106,6 +106,9 @@ def similarity_table(subjects: list[Subject], data: str | None) -> Table:
         columns = {name: correlations(subject, pairs) for name, pairs in sets.items()}
         found = pandas.DataFrame(columns)
         rows += found.reset_index().to_numpy().tolist()
+        of_senses = found.filter(like='sense ', axis=0)
+        if len(of_senses):
+            rows.append(['the best', *of_senses.fillna(-1).idxmax()])
     title = "Similarity (Table 4): Spearman's correlation with scores of word pairs"
     columns = {'vectors': ''} | dict.fromkeys(sets, '.3f')
     return Table(title, columns, rows, ['A word of several tokens has the mean of their vectors.'])
