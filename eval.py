@@ -2,6 +2,7 @@
 
     python eval.py all                each table of the paper whose data you have
     python eval.py gender --from out/small --baseline out/small_gpt
+    python eval.py loss out/small out/small_4
 
     loss         Tables 2, 8 perplexity on held-out text
     lambada      Table 2     predicting the last word of a passage
@@ -13,12 +14,11 @@
     timing       Table 7     forward pass, training step and generation
     senses                   the loss on a text without each sense, and its part in the sum
 
-loss and gender accept several models: eval.py loss out/small out/small_gpt
+Without --baseline, it is the Transformer NAME_gpt beside the model NAME, if there is one.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,8 +43,17 @@ from rucksack.table import Table, write_csv
 from rucksack.training.machine import find_machine
 
 IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'timing']
-OF_SENSES = ['similarity', 'gender', 'topic', 'timing', 'senses']  # tables that need a Backpack
+OF_SENSES = ['similarity', 'topic', 'timing', 'senses']  # tables that need a Backpack
 OF_ONE = ['timing', 'senses']  # tables of one model
+OF_TEXTS = ['loss', 'lambada', 'wikitext', 'blimp', 'gender']  # tables of any models and edits
+OF_DATA = {  # tables of --data
+    'loss': loss_table,
+    'lambada': lambada_table,
+    'wikitext': wikitext_table,
+    'blimp': blimp_table,
+    'similarity': similarity_table,
+    'senses': senses_table,
+}
 
 
 def shared_flags() -> Parser:
@@ -63,7 +72,7 @@ def shared_flags() -> Parser:
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision of losses, generated texts and timing (default: bfloat16 on CUDA, else '
-             'float32; timing: the training dtype, else auto)')
+             'float32; timing: auto, as in train.py)')
     add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv loss.csv')
     return shared
 
@@ -79,8 +88,7 @@ def make_parser() -> Parser:
     shared = shared_flags()
     of = {}
     for name in ('all', *IN_ALL, 'senses'):
-        of[name] = commands.add_parser(name, prog='eval.py', usage=f'eval.py {name} [flags]',
-                                       parents=[shared])
+        of[name] = commands.add_parser(name, parents=[shared])
     for name in ('topic', 'all'):
         add = of[name].add_argument
         add('--texts', type=number(int, 1), metavar='N', default=100,
@@ -89,48 +97,38 @@ def make_parser() -> Parser:
             help='tokens per text [100]')
         add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
             help="step sizes of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
-        add('--seed', type=number(int, 0), metavar='S', default=0,
-            help='random seed for the texts [0]')
     of['timing'].add_argument('--size', choices=SIZES,
                               help='a size from the paper, in place of --from')
-    for name in ('loss', 'gender'):
-        of[name].add_argument('runs', nargs='*', metavar='RUN',
-                              help='models to compare (default: --from and its baseline)')
-    for name in ('loss', 'lambada', 'wikitext', 'blimp', 'gender'):
-        of[name].add_argument('--edit', '--senses-off', dest='edits', metavar='LINE', nargs='+',
-                              action='extend', default=[],
-                              help='also score the model with these edits: nurse:10, or @FILE '
-                                   'with one per line; sample.py --help lists the forms')
+    for name in OF_TEXTS:
+        add = of[name].add_argument
+        add('runs', nargs='*', metavar='RUN', help='models to compare, in place of --from')
+        add('--edit', '--senses-off', dest='edits', metavar='LINE', nargs='+', action='extend',
+            default=[], help='also score the first model with these edits: nurse:10, or @FILE '
+                             'with one per line; sample.py --help lists the forms')
     return parser
 
 
 def load_subjects(args: argparse.Namespace) -> list[Subject]:
-    """Load the runs named, or the model of --from (also with its edits) and any baseline."""
+    """Load the runs named, or the model of --from and a baseline; add the first under edits.
+
+    UserError if the baseline is a Backpack or has other tokens.
+    """
     load = partial(load_subject, device=args.device, dtype=args.dtype)
-    if args.runs:
-        return [load(name) for name in args.runs]
-    own = load(args.source)
-    subjects = [own]
-    if args.baseline:
-        subjects.append(load_baseline(args.baseline, own, load))
-    elif args.baseline is None and args.table not in OF_ONE:
-        beside = f'{own.name}_gpt'
-        if beside in BUNDLED or Path(beside).exists():
-            subjects.append(load_baseline(beside, own, load))
+    subjects = [load(name) for name in args.runs or [args.source]]
+    own = subjects[0]
+    name = args.baseline or f'{own.name}_gpt'
+    exists = args.baseline or name in BUNDLED or Path(name).exists()
+    if exists and not args.runs and args.table not in OF_ONE:
+        baseline = load(name)
+        if baseline.model.config.n_sense:
+            raise UserError(f'{name} is a Backpack; --baseline takes a Transformer')
+        if baseline.tokenizer != own.tokenizer:
+            raise UserError(f'{name} and {own.name} have different vocabularies; '
+                            'choose another --baseline')
+        subjects.append(baseline)
     if args.edits:
         subjects.insert(1, under_edit(own, args.edits))
     return subjects
-
-
-def load_baseline(name: str, own: Subject, load: Callable[[str], Subject]) -> Subject:
-    """Load the Transformer to compare with; UserError if it is a Backpack or has other tokens."""
-    baseline = load(name)
-    if baseline.kind == 'Backpack':
-        raise UserError(f'{name} is a Backpack; --baseline takes a Transformer')
-    if baseline.tokenizer != own.tokenizer:
-        raise UserError(f'{name} and {own.name} have different vocabularies; '
-                        'choose another --baseline')
-    return baseline
 
 
 def under_edit(subject: Subject, lines: list[str]) -> Subject:
@@ -146,52 +144,40 @@ def under_edit(subject: Subject, lines: list[str]) -> Subject:
 
 
 def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Make the table called name, one of IN_ALL."""
-    if args.size:
-        machine = find_machine(args.device, args.dtype or 'auto')
-        # Rows of the embedding matrix as in train.py, a multiple of 64.
-        return timing_table(Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size]), machine)
-    if name in OF_SENSES and not args.runs:
+    """Make the table called name."""
+    if name == 'gender':
+        return gender_table(subjects)
+    if name in OF_SENSES and subjects:
         subjects[0].needs_senses(name)
+    if name == 'timing':
+        return time_model(subjects, args)
+    if name == 'topic':
+        return topic_table(subjects, args.texts, args.length, args.step_sizes)
     data = args.data
     has_its_own = name == 'loss' or (name == 'similarity' and subjects[0].is_toy)
     if args.table == 'all' and has_its_own:
         data = None  # with all, --data is for the English benchmarks
-    if name == 'similarity':
-        return similarity_table(subjects, data)
-    if name == 'gender':
-        return gender_table(subjects)
-    if name == 'topic':
-        return topic_table(subjects, args.texts, args.length, args.step_sizes, args.seed)
-    if name == 'timing':
-        return time_subject(subjects[0], args)
-    if name == 'senses':
-        return senses_table(subjects[0], data)
-    likelihood_tables = {
-        'loss': loss_table,
-        'lambada': lambada_table,
-        'wikitext': wikitext_table,
-        'blimp': blimp_table}
-    return likelihood_tables[name](subjects, data)
+    return OF_DATA[name](subjects, data)
 
 
-def time_subject(subject: Subject, args: argparse.Namespace) -> Table:
-    """Make Table 7 for a model's shape, with the dtype and compile settings of its training."""
-    dtype = 'auto'
-    compile = True
-    if subject.training:
-        dtype = subject.training.dtype
-        compile = subject.training.compile
-    machine = find_machine(args.device, args.dtype or dtype)
-    return timing_table(subject.model.config, machine, compile)
+def time_model(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Make Table 7 for a size of the paper, or for a model, compiled if its training was."""
+    machine = find_machine(args.device, args.dtype or 'auto')
+    if args.size:
+        # Rows of the embedding matrix as in train.py, a multiple of 64.
+        config = Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size])
+        return timing_table(config, machine)
+    training = subjects[0].training
+    compile = training is None or training.compile
+    return timing_table(subjects[0].model.config, machine, compile)
 
 
 def run(argv: list[str]) -> None:
     """Print a table, or all that can be made; write the numbers after each."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    if (args.source or args.baseline or args.edits) and (args.size or args.runs):
-        parser.error('--from, --baseline and --edit cannot be combined with --size or RUN')
+    if (args.source or args.baseline) and (args.size or args.runs):
+        parser.error('--from and --baseline cannot be combined with --size or RUN')
     args.device = find_device(args.device)
     csv_file = output_path('--csv', args.csv, 'table')
     subjects = []

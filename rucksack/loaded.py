@@ -26,7 +26,6 @@ class Subject:
 
     def __post_init__(self) -> None:
         self.encoding = load_tokenizer(self.tokenizer)
-        self.kind = 'Backpack' if self.model.config.n_sense else 'Transformer'
         self.is_toy = self.encoding.name == 'words'  # its texts are from rucksack/toy.py
         self.device = self.model.wte.weight.device
         self.eot = self.encoding.eot_token
@@ -35,7 +34,8 @@ class Subject:
             self.in_bfloat16 = self.device.type == 'cuda'
 
     def __str__(self) -> str:
-        return f'{self.kind} {self.name}'
+        kind = 'Backpack' if self.model.config.n_sense else 'Transformer'
+        return f'{kind} {self.name}'
 
     def encode(self, text: str) -> list[int]:
         """Encode a text."""
@@ -86,9 +86,10 @@ def load_subject(name: str | None, device: str, dtype: str | None = None) -> Sub
 
 
 def count_parameters(model: Backpack | GPT) -> dict[str, int]:
-    """Count parameters: the sense network ('senses'), the rest ('contextualizer'), 'total'."""
-    total = sum(p.numel() for p in model.parameters())
-    senses = 0
-    if isinstance(model, Backpack):
-        senses = sum(p.numel() for p in model.sense_network.parameters())
-    return {'contextualizer': total - senses, 'senses': senses, 'total': total}
+    """Count the parameters, in 'total' and outside the sense network ('contextualizer')."""
+    counts = {'total': 0, 'contextualizer': 0}
+    for name, p in model.named_parameters():
+        counts['total'] += p.numel()
+        if not name.startswith('sense_network.'):
+            counts['contextualizer'] += p.numel()
+    return counts

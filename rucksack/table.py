@@ -1,7 +1,5 @@
 """Print tables, and write them to CSV files."""
 
-import csv
-import io
 import math
 import shutil
 from collections.abc import Callable
@@ -33,29 +31,37 @@ class Table:
     bars: tuple[str, ...] = ()   # columns of probabilities to draw as bars too
 
     def __str__(self) -> str:
-        formats = list(self.columns.values())
-        lines = [[*self.columns, *(f'{name}:' for name in self.bars)]]
-        for row in self.rows[:self.most]:
-            values = dict(zip(self.columns, row))
-            cells = [cell(value, how) for value, how in zip(row, formats)]
-            lines.append([*cells, *(bar(values[name]) for name in self.bars)])
-        widths = [max(map(len, column)) for column in zip(*lines)]
+        rows = self.rows[:self.most]
+        places = {name: i for i, name in enumerate(self.columns)}
+        columns = []
+        for name, how in self.columns.items():
+            i = places[name]
+            cells = [cell(row[i], how) for row in rows]
+            to_the_left = i == 0 or how == '<' or callable(how)
+            columns.append(justified([name, *cells], to_the_left))
+        for name in self.bars:
+            i = places[name]
+            cells = ['█' * round(20 * row[i]) for row in rows]
+            columns.append(justified([f'{name}:', *cells], to_the_left=True))
         if self.clip:
-            widths = widths[:columns_that_fit(widths)]
-        formats += ['<'] * len(self.bars)
-        text = ['', self.title]
-        for line in lines:
-            cells = []
-            for i, width in enumerate(widths):
-                to_the_left = i == 0 or formats[i] == '<' or callable(formats[i])
-                cells.append(line[i].ljust(width) if to_the_left else line[i].rjust(width))
-            text.append('  '.join(cells).rstrip())
-        return printable('\n'.join(text + self.notes))
+            columns = columns[:columns_that_fit(columns)]
+        lines = ['', self.title]
+        for cells in zip(*columns):
+            lines.append('  '.join(cells).rstrip())
+        return printable('\n'.join(lines + self.notes))
+
+
+def justified(cells: list[str], to_the_left: bool) -> list[str]:
+    """Fill the cells of a column with spaces, to the same width."""
+    width = max(map(len, cells))
+    if to_the_left:
+        return [text.ljust(width) for text in cells]
+    return [text.rjust(width) for text in cells]
 
 
 def cell(value, how: str | Callable) -> str:
     """Format a value."""
-    if value is None or is_not_finite(value):
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return '-'
     if callable(how):
         return how(value)
@@ -66,23 +72,14 @@ def cell(value, how: str | Callable) -> str:
     return format(value, how.strip('<'))
 
 
-def is_not_finite(value) -> bool:
-    """Tell whether a value is infinity or NaN."""
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def bar(p: float) -> str:
-    """Draw a probability as a bar."""
-    return '█' * round(20 * p)
-
-
-def columns_that_fit(widths: list[int]) -> int:
-    """Count the columns of these widths that fit a terminal, with two spaces between them."""
-    room = shutil.get_terminal_size((110, 24)).columns
-    n = len(widths)
-    while n and sum(widths[:n]) + 2 * (n - 1) > room:
-        n -= 1
-    return n
+def columns_that_fit(columns: list[list[str]]) -> int:
+    """Count the columns that fit a terminal, with two spaces between them."""
+    room = shutil.get_terminal_size((110, 24)).columns + 2
+    for n, cells in enumerate(columns):
+        room -= len(cells[0]) + 2
+        if room < 0:
+            return n
+    return len(columns)
 
 
 def write_csv(path: Path, tables: dict[str, Table]) -> None:
@@ -90,16 +87,14 @@ def write_csv(path: Path, tables: dict[str, Table]) -> None:
 
     The first column, "table", has the name of the table; a column that a table lacks is empty.
     """
+    import pandas  # slow to import
     rows = []
     for name, table in tables.items():
         for row in table.rows:
             rows.append({'table': name} | csv_row(table, row))
     columns = dict.fromkeys(['table', *(name for row in rows for name in row)])
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval='', lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(rows)
-    write_file(path, text.getvalue())
+    frame = pandas.DataFrame(rows, columns=list(columns), dtype=object)
+    write_file(path, frame.to_csv(index=False))
 
 
 def csv_row(table: Table, row: list) -> dict:

@@ -270,15 +270,14 @@ def toy_subject(k: int = 4, padding: int = 0, seed: int = 0, **shape) -> Subject
     model = make_model(Config(n_sense=k, vocab_size=n_vocab + padding, **shape))
     for p in model.parameters():
         p.data += 0.1 * torch.randn_like(p)
-    training = Training('tiny', 480, 'float32', False)
+    training = Training('tiny', False)
     return Subject('toy', model.eval(), tokenizer, training=training)
 
 
 def save(folder: str, model: Backpack | GPT, tokenizer: dict, dataset: str = 'tiny') -> None:
-    """A checkpoint with what eval.py reads of one: 10 steps of 48 tokens."""
+    """A checkpoint with what eval.py reads of one."""
     Path(folder).mkdir(parents=True)
-    settings = {'dataset': dataset, 'batch_size': 3, 'gradient_accumulation_steps': 2,
-                'block_size': 8, 'dtype': 'float32', 'compile': False}
+    settings = {'dataset': dataset, 'compile': False}
     state = {'model': model.state_dict(), 'model_config': asdict(model.config),
              'settings': settings, 'step': 10, 'tokenizer': tokenizer}
     torch.save(state, f'{folder}/ckpt.pt')

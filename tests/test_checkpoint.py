@@ -98,9 +98,9 @@ def test_a_signal_right_after_a_save_changes_no_checkpoint(tiny, monkeypatch):
 
 
 def test_a_checkpoint_says_how_it_was_trained(tiny):
-    """Its data, 6 steps of 4 x 8 tokens, its number format, and whether it was compiled."""
+    """Its data, and whether it was compiled."""
     train.main(RUN)
-    assert training_of(checkpoint()) == Training('tiny', 6 * 4 * 8, 'float32', False)
+    assert training_of(checkpoint()) == Training('tiny', False)
 
 
 @pytest.mark.parametrize('share', [0.4, 0.99])

@@ -17,7 +17,8 @@ from rucksack.paper import gender, timing
 from rucksack.tokenizer import words_tokenizer
 
 say = partial(helpers.say, tables)
-ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--step-sizes=.05']
+ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--step-sizes=.05',
+       '--dtype=float32']
 
 
 @pytest.fixture(autouse=True)
@@ -94,12 +95,10 @@ def test_data_of_a_loss_can_be_anywhere(data, capsys):
 
 
 def test_losses_of_named_runs_have_a_row_each(capsys):
-    """A row has the senses of a model, the tokens it has seen, and the loss that --from finds."""
+    """A row has the senses of a model, and the loss that --from finds."""
     own, other = rows_of(capsys, 'loss', 'out/run_2', 'out/run')
     alone, _ = rows_of(capsys, 'loss', '--from=out/run')
-    seen = 10 * 3 * 2 * 8 / 1e6  # steps, texts, micro-batches, tokens of a text; in millions
     assert own['senses'] == '2'
-    assert float(own['tokens seen, M']) == seen
     assert other == alone
 
 

@@ -97,21 +97,18 @@ def test_the_fraction_is_chosen_on_other_prompts():
     assert with_best[0].item() == pytest.approx(own[best].item())
 
 
-def test_they_is_counted_by_itself_and_relative_to_she_and_he(monkeypatch):
-    """Both are means over nouns and prompts, in percent."""
+def test_they_is_counted_relative_to_she_and_he(monkeypatch):
+    """The mean over nouns and prompts, in percent."""
     s = toy_subject(block_size=128)
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
     she, he, they = (word_id(s.encoding, word) for word in ('she', 'he', 'they'))
-    chances = []
     shares = []
     for noun in ('nurse', 'music'):
         for prompt in gender.PROMPTS:
             p = last_logits(s, prompt.format(noun)).double().softmax(-1)
-            chances.append(p[they].item())
             shares.append((p[they] / (p[she] + p[he])).item())
     as_it_is, *_ = gender.gender_rows(s)
-    assert as_it_is.they == pytest.approx(100 * sum(chances) / len(chances), rel=1e-4)
-    assert as_it_is.they_share == pytest.approx(100 * sum(shares) / len(shares), rel=1e-4)
+    assert as_it_is[-1] == pytest.approx(100 * sum(shares) / len(shares), rel=1e-4)
 
 
 def bias_left(subject: Subject, nouns: list[str]) -> list[float]:
@@ -145,7 +142,7 @@ def test_the_sense_that_leaves_least_bias_is_chosen(nouns, choosing, seed, monke
     left = bias_left(s, choosing)
     best = left.index(min(left))
     _, off, _ = gender.gender_rows(s)
-    assert off.change == f'without sense {best}'
+    assert off[0].endswith(f', without sense {best}')
     if nouns != choosing:
         left_by_all = bias_left(s, nouns)
         assert left_by_all.index(min(left_by_all)) != best

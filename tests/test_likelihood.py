@@ -80,7 +80,8 @@ def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
         logp_of_block, _ = by_hand(subject, context, text[start:start + 24])
         logp += logp_of_block
     scores = likelihood.score_texts(subject, [ids], '', look_back)
-    assert scores.n_scored.sum() == n
+    blocks = [block for _, block in likelihood.windows(ids, subject.eot, 24, look_back)]
+    assert sum(blocks, []) == ids
     assert likelihood.perplexity(scores.logp, n) == pytest.approx(math.exp(-logp / n), rel=1e-5)
 
 
@@ -115,7 +116,7 @@ def test_senses_are_worth_what_the_loss_grows_without_them(tmp_path):
     file.write_text('The nurse smiled. ' * 12)
     subject = toy_subject()
     ids = torch.tensor([subject.encode('The nurse smiled. ' * 12)])
-    rows = likelihood.senses_table(subject, str(file)).rows
+    rows = likelihood.senses_table([subject], str(file)).rows
     without = replace(subject, edit=scale_senses(None, [2], 0.0))
     logp = likelihood.score_texts(without, ids.tolist(), '', look_back=False).logp
     assert [row[0] for row in rows] == ['none', '0', '1', '2', '3']

@@ -1,16 +1,14 @@
 """Table 5: which pronoun follows a role noun, with and without one sense of the noun."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rucksack.cli import progress, reading
+from rucksack.cli import progress
 from rucksack.loaded import Subject
 from rucksack.paper.lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.senses import at_last, ends_of, pad, senses_after
@@ -27,18 +25,6 @@ class NounPrompts:
     idx: Tensor      # ids (n, T)
     last: Tensor     # last position of each prompt (n,)
     is_noun: Tensor  # whether a token is part of the noun (n, T)
-
-
-class GenderRow(NamedTuple):
-    """A row of Table 5, means over nouns and prompts; fields are in the order of its columns."""
-
-    change: str              # what was removed from nouns; '' for the unchanged model
-    ratio: float             # p(she) / p(he) or its inverse, whichever is larger
-    reduction: float         # % of the ratio's excess over 1 that is gone; NaN if unchanged
-    ratio_single: float      # the same two, over single-token nouns
-    reduction_single: float
-    they: float              # probability of they, %
-    they_share: float        # p(they) / (p(she) + p(he)), %
 
 
 def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
@@ -80,7 +66,8 @@ def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
     model = subject.model
     E = model.wte.weight
     she, he, _ = pronouns(subject)
-    unit = F.normalize(E[he] - E[she], dim=0)  # (d,)
+    v = E[he] - E[she]  # (d,)
+    unit = F.normalize(v, dim=0)
     x = model.wte(prompts.idx)  # (n, T, d)
     along = (x @ unit) * prompts.is_noun  # (n, T)
     part = along[..., None] * unit  # (n, T, d)
@@ -99,9 +86,8 @@ def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
 
 
 def pronouns(subject: Subject) -> list[int]:
-    """Find the ids of she, he and they; UserError, naming the model, if it lacks one."""
-    with reading(subject.name):
-        return [word_id(subject.encoding, word) for word in ('she', 'he', 'they')]
+    """Find the ids of she, he and they; UserError if one is missing."""
+    return [word_id(subject.encoding, word) for word in ('she', 'he', 'they')]
 
 
 def choose_sense(subject: Subject) -> int:
@@ -120,7 +106,7 @@ def choose_sense(subject: Subject) -> int:
 
 
 def measure(subject: Subject, noun: str, intervene: Callable[[NounPrompts], Tensor]) -> Tensor:
-    """Measure ratio, p(they) and p(they) / (p(she) + p(he)) after a noun: (3 fractions, 3 numbers).
+    """Measure the bias ratio and p(they) / (p(she) + p(he)) in % after a noun: (3 fractions, 2).
 
     The fractions removed are none, all, and the one that works best on the prompts of Table 15.
     """
@@ -128,16 +114,16 @@ def measure(subject: Subject, noun: str, intervene: Callable[[NounPrompts], Tens
     estimate = intervene(prompts_on(subject, noun, ESTIMATION_PROMPTS))  # (fractions, n, V)
     best = bias_ratio(estimate, she, he).argmin().item()
     logits = intervene(prompts_on(subject, noun, PROMPTS))  # (fractions, prompts, V)
-    V = subject.model.config.n_vocab
-    logits = logits[[0, -1, best], :, :V]  # (3, prompts, V)
+    logits = logits[[0, -1, best]]  # (3, prompts, V)
     ratio = bias_ratio(logits, she, he)  # (3,)
     p = logits.cpu().double().softmax(-1)  # (3, prompts, V)
-    p_they = p[..., they]  # (3, prompts)
-    share = p_they / (p[..., she] + p[..., he])
-    return torch.stack([ratio, p_they.mean(-1), share.mean(-1)], dim=-1)
+    p_she_or_he = p[..., she] + p[..., he]  # (3, prompts)
+    share = p[..., they] / p_she_or_he
+    percent = 100 * share.mean(-1)  # (3,)
+    return torch.stack([ratio, percent], dim=-1)
 
 
-def gender_rows(subject: Subject) -> list[GenderRow]:
+def gender_rows(subject: Subject) -> list[tuple]:
     """Make the rows of a model: unchanged, after the intervention, and after its best fraction.
 
     The intervention removes the chosen sense from nouns or, in a Transformer, the direction v.
@@ -148,37 +134,35 @@ def gender_rows(subject: Subject) -> list[GenderRow]:
         sense = choose_sense(subject)
         change = f'without sense {sense}'
         intervene = partial(without_sense, subject, sense)
-    work = progress(NOUNS, f'gender, {subject.name}')
-    found = torch.stack([measure(subject, noun, intervene) for noun in work])  # (nouns, 3, 3)
+    found = []
+    for noun in progress(NOUNS, f'gender, {subject.name}'):
+        found.append(measure(subject, noun, intervene))
+    found = torch.stack(found)  # (nouns, 3 fractions, 2)
+    ratio, they_share = found.mean(0).T  # (3,) each
     singles = [NOUNS.index(noun) for noun in subject.single_tokens(NOUNS)]
-    ratio, they, they_share = found.mean(0).T  # (3 fractions,) each
     ratio_single = found[singles, :, 0].mean(0)
     columns = [
-        ratio,
-        reductions(ratio),
-        ratio_single,
-        reductions(ratio_single),
-        100 * they,
-        100 * they_share]
-    changes = ['', change, 'the best fraction']
-    rows = torch.stack(columns, dim=1).tolist()
-    return [GenderRow(change, *row) for change, row in zip(changes, rows)]
+        [str(subject), f'{subject}, {change}', f'{subject}, the best fraction'],
+        ratio.tolist(),
+        reductions(ratio).tolist(),
+        ratio_single.tolist(),
+        reductions(ratio_single).tolist(),
+        they_share.tolist()]
+    return [*zip(*columns)]
 
 
 def reductions(ratio: Tensor) -> Tensor:
-    """Compute how much of each ratio's excess over 1 is gone, in %, (n,); NaN for the first."""
-    gone = 100 * (ratio[0] - ratio) / (ratio[0] - 1)
-    gone[0] = math.nan
-    return gone
+    """Compute how much of the first ratio's excess over 1 is gone from each ratio (n,), in %."""
+    excess = ratio[0] - 1
+    gone = ratio[0] - ratio
+    return 100 * gone / excess
 
 
 def gender_table(subjects: list[Subject]) -> Table:
     """Make Table 5: how biased the pronoun after a role noun is."""
     rows = []
     for subject in subjects:
-        for row in gender_rows(subject):
-            label = f'{subject}, {row.change}' if row.change else str(subject)
-            rows.append([label, *row[1:]])
+        rows += gender_rows(subject)
     title = (f'Gender (Table 5): the larger of p(she) / p(he) and p(he) / p(she), {len(NOUNS)} '
              f'nouns in {len(PROMPTS)} prompts')
     columns = {
@@ -187,12 +171,9 @@ def gender_table(subjects: list[Subject]) -> Table:
         'reduction %': '.0f',
         'single-token': '.2f',
         'its reduction %': '.0f',
-        'they %': '.2f',
         'they / (she + he) %': '.2f'}
-    counts = sorted({len(subject.single_tokens(NOUNS)) for subject in subjects})
-    n = ' or '.join(map(str, counts))  # models with other tokenizers have other nouns
     notes = [
-        f"Single-token: the average over the {n} nouns that are one token, as in the paper's code.",
+        "Single-token: the average over nouns that are one token, as in the paper's code.",
         'Reductions are of the excess over 1.',
         'Five other prompts (Table 15) choose the sense and, for each noun, its best fraction:',
         "0, 0.05 .. 1. (The paper's code sets no bounds, but penalizes large fractions.)"]

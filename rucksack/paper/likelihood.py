@@ -3,11 +3,11 @@
 import json
 import re
 import tarfile
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,10 +33,9 @@ Pair = tuple[list[int], list[int]]  # ids of a context, and of its continuation;
 class Scores(NamedTuple):
     """How likely n continuations are after their contexts, (n,) each."""
 
-    logp: Tensor      # log-probability, in nats
-    greedy: Tensor    # whether all tokens are the likeliest
-    n_scored: Tensor  # tokens of the continuation
-    touched: Tensor   # tokens, context included, whose senses the subject's edit changed
+    logp: Tensor     # log-probability, in nats
+    greedy: Tensor   # whether all tokens are the likeliest
+    touched: Tensor  # tokens before a scored one whose senses the subject's edit changed
 
 
 @torch.no_grad()
@@ -69,30 +68,28 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
     """Score one batch: n texts with their targets, padded to the same length T."""
     model = subject.model
     idx, targets = zip(*texts)
-    lengths = torch.tensor([len(ids) for ids in idx])
     idx = pad_sequence(idx, batch_first=True).to(subject.device)  # (n, T)
-    n_touched = torch.zeros(len(idx), dtype=torch.long)
     targets = pad_sequence(targets, batch_first=True, padding_value=-1).to(subject.device)
     is_scored = targets != -1  # (n, T)
+    is_touched = torch.zeros_like(is_scored)
     with subject.autocast():
         if subject.edit:
             before = model.senses(idx)  # (n, T, k, d)
             C = subject.edit(idx, before)
-            is_text = torch.arange(idx.shape[1]) < lengths[:, None]  # (n, T), no padding
-            n_touched = (touched(before, C).cpu() & is_text).sum(1)
-            logits = model(idx, C=C)[is_scored]  # (m, V)
+            is_touched = touched(before, C)
+            logits = model(idx, C=C)
         else:
             fast = DistinctIds(model)
-            logits = fast(idx, None, *distinct_ids(idx))[is_scored]  # (m, V)
-    logits = logits[:, :model.config.n_vocab].float()
+            logits = fast(idx, None, *distinct_ids(idx))
+    logits = logits[is_scored][:, :model.config.n_vocab].float()  # (m, V)
     wanted = targets[is_scored]  # (m,)
     nats = torch.zeros(idx.shape, device=subject.device)
     nats[is_scored] = F.cross_entropy(logits, wanted, reduction='none')
     is_likeliest = ~is_scored
     is_likeliest[is_scored] = logits.argmax(-1) == wanted
     logp = -nats.sum(1)  # (n,)
-    return Scores(
-        logp.cpu().double(), is_likeliest.all(1).cpu(), is_scored.sum(1).cpu(), n_touched)
+    n_touched = (is_touched & is_scored).sum(1)
+    return Scores(logp.cpu().double(), is_likeliest.all(1).cpu(), n_touched.cpu())
 
 
 def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> list[Pair]:
@@ -139,7 +136,7 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
         raise UserError(f'{subject.name} does not say what it was trained on; '
                         'give a folder with --data')
     path = Path('data', data)
-    if Path(data).exists() and not path.exists():
+    if not path.exists():
         path = Path(data)
     if path.is_file() and path.suffix != '.bin':
         with reading(path, 'choose a text file, a folder or a .bin'):
@@ -147,16 +144,13 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
             if not ids:
                 raise ValueError('it is empty')
             return ids, path
-    if not path.exists():
-        raise UserError(f'there is no {data} and no {path}; choose a text file, a folder or a .bin')
     if path.suffix != '.bin':
         path = path / 'val.bin'
     meta = read_meta(path.parent)
     ids = read_bin(path.parent, path.stem, meta)
     if meta['tokenizer'] != subject.tokenizer:
-        raise UserError(f'{path} ({meta["vocab_size"]:,} ids) and {subject.name} '
-                        f'({subject.encoding.n_vocab:,} ids) have different tokenizers; '
-                        f'prepare the data with --like {subject.name}')
+        raise UserError(f'{path} and {subject.name} have different tokenizers; prepare the data '
+                        f'with --like {subject.name}')
     return ids.tolist(), path
 
 
@@ -170,9 +164,6 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         ids, path = held_out(subject, data)
         paths.append(str(path))
         n = count_parameters(subject.model)
-        seen = None
-        if subject.training:
-            seen = subject.training.tokens / 1e6
         scores = score_texts(subject, [ids], 'loss', look_back=False)
         if subject.edit:
             cost = (unedited.logp - scores.logp).sum().item() / len(ids)
@@ -184,7 +175,6 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
             subject.model.config.n_sense or None,
             n['total'] / 1e6,
             n['contextualizer'] / 1e6,
-            seen,
             perplexity(scores.logp, len(ids)),
             len(ids)])
     columns = {
@@ -192,13 +182,11 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         'senses': 'd',
         'parameters, M': '.2f',
         'contextual, M': '.2f',
-        'tokens seen, M': ',.2f',
         'perplexity': '.3f',
         'on tokens': ','}
     title = f'Loss (Tables 2 and 8) on all of {", ".join(dict.fromkeys(paths))}'
-    explained = ('Contextual: parameters outside the sense network. Tokens seen: in training, '
-                 'repeats included. Perplexity: exp of the mean loss in nats, in blocks of '
-                 'block_size tokens.')
+    explained = ('Contextual: parameters outside the sense network. Perplexity: exp of the mean '
+                 'loss in nats, in blocks of block_size tokens.')
     return Table(title, columns, rows, [*notes, explained])
 
 
@@ -227,8 +215,9 @@ def sense_sizes(subject: Subject, ids: list[int]) -> Tensor:
     return total / len(ids)
 
 
-def senses_table(subject: Subject, data: str | None) -> Table:
-    """Measure the loss on a text with each sense turned off for every word, a row per sense."""
+def senses_table(subjects: list[Subject], data: str | None) -> Table:
+    """Measure the loss of the first subject with each sense turned off for every word."""
+    subject = subjects[0]
     ids, path = held_out(subject, data)
     unedited = score_texts(subject, [ids], 'loss', look_back=False).logp
     rows = [['none', perplexity(unedited, len(ids)), 0.0, None, None]]
@@ -283,8 +272,8 @@ BLIMP = Benchmark(
     'git clone https://github.com/alexwarstadt/blimp')
 
 
-def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tuple]:
-    """Read the columns of each row, from a file or a folder of such files; data=None is the Hub."""
+def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> pandas.DataFrame:
+    """Read the columns of a benchmark from a file or a folder of its files; None is the Hub."""
     if data is None and subject.is_toy:
         raise UserError(f'{benchmark.title} is English, and {subject.name} '
                         'knows only the toy world; choose an English model with --from')
@@ -297,7 +286,7 @@ def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> list[tu
             rows = rows_in(Path(data), benchmark)
         if not rows:
             raise ValueError('it has no rows')
-        return [tuple(str(row[column]) for column in benchmark.columns) for row in rows]
+        return pandas.DataFrame(rows)[benchmark.columns]
 
 
 def rows_of_hub(benchmark: Benchmark) -> list[dict]:
@@ -334,19 +323,19 @@ def belongs_to(benchmark: Benchmark, file: Path) -> bool:
 
 def rows_of_file(path: Path) -> list[dict]:
     """Read the rows of a file: JSON lines, an archive of them, or the raw text of WikiText."""
-    lines = []
-    if path.suffix == '.jsonl':
-        lines = path.read_bytes().splitlines()
-    elif '.tar' in path.suffixes:
+    if '.tar' in path.suffixes:
+        lines = []
         with tarfile.open(path) as tar:
             for member in tar:
                 if member.name.endswith('.jsonl'):
                     lines += tar.extractfile(member)
-    else:
-        title = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
-        pages = re.split(title, path.read_text('utf-8-sig'), flags=re.MULTILINE)
-        return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
-    return [json.loads(line) for line in lines if line.strip()]
+        return [json.loads(line) for line in lines if line.strip()]
+    text = path.read_text('utf-8-sig')
+    if path.suffix == '.jsonl':
+        return [json.loads(line) for line in text.split('\n') if line.strip()]
+    title = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
+    pages = re.split(title, text, flags=re.MULTILINE)
+    return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
 
 
 # -----------------------------------------------------------------------------
@@ -355,13 +344,12 @@ def rows_of_file(path: Path) -> list[dict]:
 
 def lambada_table(subjects: list[Subject], data: str | None) -> Table:
     """Score OpenAI's variant of LAMBADA (Table 2): all tokens of the last word of a passage."""
-    passages = []
-    for text, in rows_of(LAMBADA, subjects[0], data):
-        passages.append(text.strip().rpartition(' '))
+    passages = rows_of(LAMBADA, subjects[0], data)['text']
     rows = []
     for subject in subjects:
         pairs = []
-        for context, _, word in passages:
+        for text in passages:
+            context, _, word = text.strip().rpartition(' ')
             context_ids = subject.encode(context) or [subject.eot]
             pairs.append((context_ids, subject.encode(f' {word}')))
         scores = score(subject, pairs, 'LAMBADA')
@@ -413,7 +401,7 @@ def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
 
     The model reads detokenized pages; words are counted in the original ones.
     """
-    pages = [page for page, in rows_of(WIKITEXT, subjects[0], data)]
+    pages = rows_of(WIKITEXT, subjects[0], data)['page']
     n_words = sum(len(re.split(r'\s+', page)) for page in pages)
     rows = []
     for subject in subjects:
@@ -434,27 +422,22 @@ def blimp_table(subjects: list[Subject], data: str | None) -> Table:
     Each sentence is read after an end-of-text.
     """
     items = rows_of(BLIMP, subjects[0], data)
-    sentences = [sentence for _, _, good, bad in items for sentence in (good, bad)]
-    right = []
     for subject in subjects:
-        pairs = [([subject.eot], subject.encode(sentence)) for sentence in sentences]
-        longest = max(len(ids) for _, ids in pairs)
-        subject.needs_length(longest, 'a sentence has')
-        scores = score(subject, pairs, 'BLiMP')
-        right.append(scores.logp[0::2] > scores.logp[1::2])
-    percent = 100 * torch.stack(right, dim=1).double()  # (items, subjects), 0 or 100
-    paradigms = defaultdict(list)  # (phenomenon, paradigm) -> places of its items
-    for i, (phenomenon, paradigm, _, _) in enumerate(items):
-        paradigms[phenomenon, paradigm].append(i)
-    groups = defaultdict(list)  # phenomenon -> accuracies (subjects,) in each of its paradigms
-    for (phenomenon, _), chosen in sorted(paradigms.items()):
-        groups[phenomenon].append(percent[chosen].mean(0))
-    groups['mean of all'] = sum(groups.values(), [])
-    rows = []
-    for label, accuracies in groups.items():
-        means = torch.stack(accuracies).mean(0)
-        rows.append([f'{label} ({len(accuracies)})', *means.tolist()])
+        logp = {}
+        for kind in ('sentence_good', 'sentence_bad'):
+            pairs = [([subject.eot], subject.encode(sentence)) for sentence in items[kind]]
+            longest = max(len(ids) for _, ids in pairs)
+            subject.needs_length(longest, 'a sentence has')
+            logp[kind] = score(subject, pairs, 'BLiMP').logp
+        is_right = logp['sentence_good'] > logp['sentence_bad']
+        items[str(subject)] = 100.0 * is_right.numpy()
+    names = [str(subject) for subject in subjects]
+    paradigms = items.groupby(['linguistics_term', 'UID'])[names].mean()
+    phenomena = paradigms.groupby('linguistics_term')
+    means = phenomena.mean()
+    means.index = [f'{name} ({n})' for name, n in phenomena.size().items()]
+    means.loc[f'mean of all ({len(paradigms)})'] = paradigms.mean()
     title = (f'BLiMP (Table 2): % of {len(items):,} pairs whose good sentence is likelier, '
              'means over (n) paradigms')
-    columns = {'phenomenon': ''} | {str(subject): '.1f' for subject in subjects}
-    return Table(title, columns, rows)
+    columns = {'phenomenon': ''} | dict.fromkeys(names, '.1f')
+    return Table(title, columns, means.reset_index().to_numpy().tolist())

@@ -15,12 +15,7 @@ from rucksack.table import Table
 
 Pairs = list[tuple[str, str, float]]  # two words and how similar people find them
 
-SETS = {  # files of the paper's sets -> their names in the paper
-    'SimLex-999.txt': 'SL999',
-    'SimVerb-3500.txt': 'SV3500',
-    'RG65.csv': 'RG65',
-    'WS353.csv': 'WS353',
-}
+SETS = ['SimLex-999.txt', 'SimVerb-3500.txt', 'RG65.csv', 'WS353.csv']  # of the paper
 NUMBER = r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?'  # as people write scores: 7, 7., .7, 7e-1
 
 
@@ -34,10 +29,10 @@ def read_pairs(path: Path) -> Pairs:
         lines = path.read_text('utf-8-sig').splitlines()
         separator = max('\t;,', key=lines[0].count)
         for line in filter(str.strip, lines):
-            a, b, *others = [field.strip() for field in line.split(separator)]
-            numbers = [float(field) for field in others if re.fullmatch(NUMBER, field)]
+            fields = [field.strip() for field in line.split(separator)]
+            numbers = [field for field in fields[2:] if re.fullmatch(NUMBER, field)]
             if numbers:
-                pairs.append((a, b, numbers[0]))
+                pairs.append((fields[0], fields[1], float(numbers[0])))
             elif line != lines[0]:
                 raise ValueError(f'{line!r} has no score')
         if not pairs:
@@ -62,7 +57,7 @@ def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
         raise UserError('similarity needs --data with a file of WORD, WORD, SCORE or a folder with '
                         f'{" or ".join(SETS)} (given: {data}); the last four are in '
                         'https://github.com/john-hewitt/backpacks-flash-attn, in training/data')
-    return {SETS.get(file.name, file.stem): read_pairs(file) for file in files}
+    return {file.stem: read_pairs(file) for file in files}
 
 
 @torch.no_grad()
@@ -95,19 +90,12 @@ def similarities(subject: Subject, pairs: Pairs) -> dict[str, Tensor]:
     return rows
 
 
-def correlations(subject: Subject, pairs: Pairs) -> dict[str, float]:
+def correlations(subject: Subject, pairs: Pairs) -> pandas.Series:
     """Compute Spearman's correlation of each kind of similarity with the reference scores."""
-    columns = {row: x.numpy() for row, x in similarities(subject, pairs).items()}
-    found = pandas.DataFrame(columns)
-    found['people'] = [score for _, _, score in pairs]
-    correlation = found.corr(method='spearman')
-    return correlation['people'].drop('people').to_dict()
-
-
-def best_sense(column: dict[str, float], k: int) -> str:
-    """Name the row of the best of k senses. NaN counts as worst."""
-    senses = pandas.Series(column)[:k]
-    return senses.fillna(-1).idxmax()
+    found = pandas.DataFrame(similarities(subject, pairs))
+    people = pandas.Series([score for _, _, score in pairs])
+    ranks = found.rank()
+    return ranks.corrwith(people.rank())  # Spearman's correlation is that of ranks
 
 
 def similarity_table(subjects: list[Subject], data: str | None) -> Table:
@@ -115,13 +103,12 @@ def similarity_table(subjects: list[Subject], data: str | None) -> Table:
     sets = similarity_data(subjects[0], data)
     rows = []
     for subject in subjects:
-        k = subject.model.config.n_sense
-        columns = [correlations(subject, pairs) for pairs in sets.values()]
-        for row in columns[0]:
-            rows.append([row, *(column[row] for column in columns)])
-        if k:
-            rows.insert(k, ['the best', *(best_sense(column, k) for column in columns)])
-    counts = ', '.join(f'{len(pairs)} {name}' for name, pairs in sets.items())
-    title = f"Similarity (Table 4): Spearman's correlation with scores of word pairs ({counts})"
+        columns = {name: correlations(subject, pairs) for name, pairs in sets.items()}
+        found = pandas.DataFrame(columns)
+        rows += found.reset_index().to_numpy().tolist()
+        of_senses = found.filter(like='sense ', axis=0)
+        if len(of_senses):
+            rows.append(['the best', *of_senses.fillna(-1).idxmax()])
+    title = "Similarity (Table 4): Spearman's correlation with scores of word pairs"
     columns = {'vectors': ''} | dict.fromkeys(sets, '.3f')
     return Table(title, columns, rows, ['A word of several tokens has the mean of their vectors.'])

@@ -9,13 +9,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from rucksack.cli import progress
 from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
 from rucksack.table import Table
 from rucksack.training.machine import Machine, flops_per_token
-from rucksack.training.optimizers import make_optimizers
 
 Work = Callable[[], object]
 
@@ -29,33 +27,26 @@ SIZES = {  # the paper's model sizes (section 4.1, Table 9)
 
 def seconds_of(work: Work) -> float:
     """Time one call, with all its work on the device."""
-    wait_for_device()
     start = time.perf_counter()
     work()
-    wait_for_device()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
     return time.perf_counter() - start
 
 
-def wait_for_device() -> None:
-    """Wait until a GPU, if there is one, has finished."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-
-
-def alternate(works: list[Work], what: str, budget: float = 30) -> list[float]:
+def alternate(works: list[Work], what: str) -> list[float]:
     """Time each function: the median, in ms, of calls in turn after two warm-up rounds.
 
-    Each is called 100 times, or as often as fits into a budget of seconds, but at least 3 times.
+    Each is called 100 times, or as often as fits into 30 seconds, but at least 3 times.
     """
     for work in works:
-        work()
-    seconds_of_a_round = sum(seconds_of(work) for work in works)
-    n = int(budget / seconds_of_a_round)
-    times = [[] for _ in works]
-    for _ in progress(range(min(100, max(3, n))), what):
-        for work, times_of_work in zip(works, times):
-            times_of_work.append(seconds_of(work))
-    return [1000 * statistics.median(seconds) for seconds in times]
+        seconds_of(work)
+    seconds_of_a_round = sum(map(seconds_of, works))
+    n = min(100, max(3, int(30 / seconds_of_a_round)))
+    rounds = []
+    for _ in progress(range(n), what):
+        rounds.append([1000 * seconds_of(work) for work in works])
+    return [statistics.median(times) for times in zip(*rounds)]
 
 
 def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
@@ -66,44 +57,42 @@ def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
     return ids.view(batch, length)
 
 
-@torch.no_grad()
-def forward_pass(machine: Machine, model: Callable, idx: Tensor) -> Tensor:
-    """Compute logits without gradients, in the machine's number format."""
-    with machine.autocast():
-        return model(idx)
-
-
-def training_step(machine: Machine, model: Callable, optimizer: Optimizer, *inputs: Tensor
-                  ) -> None:
-    """Compute a loss in the machine's number format and its gradients, and update the weights."""
-    with machine.autocast():
-        loss = model(*inputs)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def works_of(model: Backpack | GPT, idx: Tensor, machine: Machine, compile: bool
              ) -> dict[str, Work]:
     """List what to time of a model that reads texts idx (B, T)."""
-    compiled = machine.compile if compile else lambda module: module
+    predict = model
+    loss = DistinctIds(model)
+    if compile:
+        predict = machine.compile(predict)
+        loss = machine.compile(loss)
     inputs = machine.to_device(idx, idx, *distinct_ids(idx))
-    optimizer, = make_optimizers(model, 'adamw', 1e-5, 0.1, (0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     writer = copy.deepcopy(model).to(getattr(torch, machine.dtype))
     half = idx.shape[1] // 2
-    prompt = inputs[0][:1, :half]
+
+    @torch.no_grad()
+    def forward_pass() -> None:
+        with machine.autocast():
+            predict(inputs[0])
+
+    def training_step() -> None:
+        with machine.autocast():
+            mean_loss = loss(*inputs)
+        mean_loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
     return {
-        'forward pass': partial(forward_pass, machine, compiled(model), inputs[0]),
-        'training step': partial(
-            training_step, machine, compiled(DistinctIds(model)), optimizer, *inputs),
-        f'{half} new tokens': partial(writer.generate, prompt, half)}
+        'forward pass': forward_pass,
+        'training step': training_step,
+        f'{half} new tokens': partial(writer.generate, inputs[0][:1, :half], half)}
 
 
 def timing_table(config: Config, machine: Machine, compile: bool = True) -> Table:
     """Make Table 7: the times of a Backpack and of a Transformer of its shape."""
     length = min(512, config.block_size)
     config = replace(config, dropout=0.0, block_size=length)
-    batch = 32 if machine.on_gpu else max(1, 4096 // length)
+    batch = 32 if machine.on_gpu else 4096 // length
     idx = text_like(config.n_vocab, batch, length)
     ours = Backpack(config).to(machine.device)
     other = GPT(config).to(machine.device)
@@ -119,7 +108,7 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
         first, second = alternate([work, works_of_other[what]], what)
         rows.append([what, first, second, first / second, by_operations.get(what)])
     how = 'compiled' if compile and machine.can_compile() else 'not compiled'
-    title = (f'Time (Table 7): median ms, in turn; {len(idx)} x {length} tokens, '
+    title = (f'Time (Table 7): median ms, in turn; {batch} x {length} tokens, '
              f'{config.n_layer} layers of width {config.n_embd}, {config.n_sense} senses, '
              f'{config.n_vocab:,} ids')
     columns = {

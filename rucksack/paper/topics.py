@@ -1,7 +1,6 @@
 """Table 12: topic control, compared with PPLM on the Transformer."""
 
 import re
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -95,7 +94,7 @@ def steer(model: GPT, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, s
         loss = KL_SCALE * divergence - probs[:, bag].sum(-1).log()  # (n,)
         gradient, = torch.autograd.grad(loss.sum(), delta)
         gradient[:, :, WINDOW_LENGTH:] = 0
-        norm = gradient.square().sum((2, 3), keepdim=True).sqrt()
+        norm = gradient.norm(dim=(2, 3), keepdim=True)
         torch.maximum(norms, norm, out=norms)
         delta = (delta - step * gradient / norms ** GAMMA).detach()
     return past + delta
@@ -136,8 +135,9 @@ def has_topic(words: list[str], label: str, topics: dict[str, list[str]]) -> boo
     counts = {}
     for name, keywords in topics.items():
         counts[name] = sum(word in keywords for word in words)
-    most = counts.pop(label)
-    return most > max(counts.values())
+    own = counts.pop(label)
+    most = max(counts.values())
+    return own > most
 
 
 def read_texts(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], int]:
@@ -162,8 +162,8 @@ def read_texts(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], i
 # The table.
 
 
-def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_texts: int,
-              seed: int) -> list:
+def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_texts: int
+              ) -> list:
     """Make a row of the table from texts generated on each topic.
 
     generators maps a topic to a function from first tokens (n, 1) to texts (n, 1 + length).
@@ -171,74 +171,61 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
     first_tokens = torch.full((n_texts, 1), subject.eot, device=subject.device)
     pairs = []
     right = 0
-    seconds = 0.0
     for i, label in enumerate(progress(generators, f'{subject}{name}')):
-        torch.manual_seed(seed + i)
-        started = time.perf_counter()
-        with subject.autocast():
-            batches = progress(first_tokens.split(TEXTS_AT_ONCE), label)
-            parts = [generators[label](part) for part in batches]
-        idx = torch.cat(parts).cpu()  # (n_texts, 1 + length)
-        seconds += time.perf_counter() - started
-        pairs_of_topic, n_right = read_texts(subject, idx, label)
-        pairs += pairs_of_topic
-        right += n_right
-    n = len(pairs)
-    share = right / n
-    standard_error = (share * (1 - share) / n) ** 0.5
+        torch.manual_seed(i)
+        for part in progress(first_tokens.split(TEXTS_AT_ONCE), label):
+            with subject.autocast():
+                idx = generators[label](part)  # (texts, 1 + length)
+            new_pairs, n_right = read_texts(subject, idx, label)
+            pairs += new_pairs
+            right += n_right
     logp = score(subject, pairs, 'judging').logp
     n_tokens = sum(len(ids) for _, ids in pairs)
-    n_drawn = n * (idx.shape[1] - 1)  # those after an end-of-text too
     return [
         f'{subject}{name}',
-        100 * share,
-        100 * standard_error,
-        perplexity(logp, n_tokens),
-        1000 * seconds / n_drawn]
+        100 * right / len(pairs),
+        perplexity(logp, n_tokens)]
 
 
 def topic_table(subjects: list[Subject], n_texts: int, length: int,
-                step_sizes: list[float] | None, seed: int) -> Table:
+                step_sizes: list[float] | None) -> Table:
     """Make Table 12: how often a text has the topic it should have, and its perplexity.
 
     The first subject is a Backpack; the others are Transformers, under PPLM with these step sizes.
     """
     own = subjects[0]
     labels = TOPICS
-    default_steps = PAPER_STEP_SIZES
+    steps = PAPER_STEP_SIZES
     if own.is_toy:
         labels = toy.TOPICS
-        default_steps = TOY_STEP_SIZES
-    length = min(length, *(subject.model.config.block_size - 1 for subject in subjects))
+        steps = TOY_STEP_SIZES
+    for subject in subjects:
+        length = min(length, subject.model.config.block_size - 1)
     bags = {label: bag_ids(own.encoding, TOPICS[label]) for label in labels}
     scores = scores_of_bags(own.model, list(bags.values()))  # (V, k, bags)
     rows = []
     for strength, weights in enumerate(STRENGTHS):
         generators = {}
         for i, label in enumerate(bags):
-            edit = topic(own.model, scores[..., i], weights) if strength else None
+            edit = topic(own.model, scores[..., i], weights)
             generators[label] = partial(own.model.generate, n=length, edit=edit)
-        rows.append(topic_row(own, f', strength {strength}', generators, n_texts, seed))
+        rows.append(topic_row(own, f', strength {strength}', generators, n_texts))
     for subject in subjects[1:]:
-        for step in (0.0, *(step_sizes or default_steps)):
+        for step in (0.0, *(step_sizes or steps)):
             generators = {}
             for label, bag in bags.items():
                 words = subject.single_tokens(TOPICS[label])
                 single = [word_id(subject.encoding, word) for word in words] or bag
                 generators[label] = partial(
                     pplm, subject.model, bag=single, step=step, length=length)
-            rows.append(topic_row(subject, f', PPLM {step:g}', generators, n_texts, seed))
+            rows.append(topic_row(subject, f', PPLM {step:g}', generators, n_texts))
     title = (f'Topic control (Table 12): {len(bags)} topics, {n_texts} texts of up to {length} '
              'tokens on each')
     columns = {
         'model': '',
         'on topic %': '.1f',
-        '+-': '.1f',
-        'perplexity': '.2f',
-        's per 1,000 tokens': '.2f'}
+        'perplexity': '.2f'}
     notes = [
         'On topic: a text has more words of its topic than of any other, by word lists (the paper '
-        'uses a RoBERTa classifier);',
-        '+- is a standard error. Perplexity is measured with the same model without control.',
-        f'{min(n_texts, TEXTS_AT_ONCE)} texts are generated at a time.']
+        'uses a RoBERTa classifier). Perplexity is measured with the same model without control.']
     return Table(title, columns, rows, notes)

@@ -54,17 +54,13 @@ class Training:
     """How a model was trained, as its checkpoint says."""
 
     dataset: str
-    tokens: int
-    dtype: str
     compile: bool
 
 
 def training_of(checkpoint: dict) -> Training:
     """Read how a checkpoint was trained."""
-    s = checkpoint['settings']
-    tokens_per_step = s['batch_size'] * s['gradient_accumulation_steps'] * s['block_size']
-    tokens = checkpoint['step'] * tokens_per_step
-    return Training(s['dataset'], tokens, s['dtype'], s['compile'])
+    settings = checkpoint['settings']
+    return Training(settings['dataset'], settings['compile'])
 
 
 def newest_backpack() -> Path | None:
