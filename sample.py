@@ -276,7 +276,7 @@ def run(argv: list[str]) -> None:
     subject = load_subject(args.source, find_device(args.device), args.dtype)
     if args.of_senses or args.edits or page:
         subject.needs_senses('this command')
-    if args.export:
+    if args.export is not None:
         dtype = getattr(torch, args.dtype or 'float32')
         export(subject.model, subject.tokenizer, args.export, dtype)
         print(f'{subject.about()}\n{args.export}: written')
