@@ -178,6 +178,8 @@ def run(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     if (args.source or args.baseline) and (args.size or args.runs):
         parser.error('--from and --baseline cannot be combined with --size or RUN')
+    if args.baseline and args.table in OF_ONE:
+        parser.error(f'{args.table} is about one model; drop --baseline')
     args.device = find_device(args.device)
     csv_file = output_path('--csv', args.csv, 'table')
     subjects = []

@@ -207,7 +207,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for file in args.sources + args.val:
         if not os.path.isfile(file) or not reader_of(file):
             parser.error(f'{file} is missing or of an unknown kind; give {FORMATS}')
-    for file in set(args.sources).intersection(args.val):
+    real = map(os.path.realpath, args.sources)  # a file may have several names
+    for file in set(real).intersection(map(os.path.realpath, args.val)):
         print(f'{file} is in both --text and --val: the validation loss will be measured on text '
               'that the model was trained on')
     if args.hub:

@@ -21,7 +21,16 @@ import torch
 from torch import Tensor
 
 from rucksack import looks
-from rucksack.cli import Parser, find_device, number, output_path, printable, progress, run_cli
+from rucksack.cli import (
+    Parser,
+    UserError,
+    find_device,
+    number,
+    output_path,
+    printable,
+    progress,
+    run_cli,
+)
 from rucksack.edits import SensesOf, absent_words, make_edit, parse_edits, parse_senses
 from rucksack.hub import export
 from rucksack.loaded import Subject, load_subject
@@ -144,16 +153,20 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     if args.explain is not None:
         args.explain = parse_words(args.explain)
     has_place = any('{}' in start for start in args.start)
-    if args.words and not (has_place or args.find):
+    has_pairs = any(isinstance(found[0], tuple) for found in args.find.values())
+    if args.words and not (has_place or has_pairs):
         parser.error('--words needs {} in --start, or --find A/B')
+    if args.html and (args.words or len(args.start) > 1):
+        parser.error('--html takes one prompt, without --words')
     return args
 
 
 def parse_look(text: str) -> SensesOf:
-    """Parse WORD:SENSES, or WORD for all its senses."""
-    if ':' in text:
-        return parse_senses(text)
-    return SensesOf(text, [])
+    """Parse WORD:SENSES, or WORD for all its senses; UserError for a list or a factor."""
+    look = parse_senses(text) if ':' in text else SensesOf(text, [])
+    if look.factor or len(word_list(look.word)) > 1:
+        raise UserError(f'{text!r} is not WORD or WORD:SENSES; give one word, and no factor')
+    return look
 
 
 def parse_find(text: str) -> list[tuple[str, str]] | list[str]:
@@ -263,7 +276,7 @@ def run(argv: list[str]) -> None:
     subject = load_subject(args.source, find_device(args.device), args.dtype)
     if args.of_senses or args.edits or page:
         subject.needs_senses('this command')
-    if args.export:
+    if args.export is not None:
         dtype = getattr(torch, args.dtype or 'float32')
         export(subject.model, subject.tokenizer, args.export, dtype)
         print(f'{subject.about()}\n{args.export}: written')

@@ -185,13 +185,17 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
     from datasets import Dataset, Features, Value
 
     def rows() -> Iterator[dict]:
+        is_empty = True
         for source in sources:
             with reading(source):
                 for text in reader_of(source)(source, field, skipped):
                     if text:
+                        is_empty = False
                         yield {'text': text}
                     else:
                         skipped['empty'] += 1
+        if is_empty:
+            raise UserError(f'no document in {", ".join(sources)} has any')
 
     with reading('text'):
         return Dataset.from_generator(rows, Features(text=Value('string')), cache)

@@ -237,7 +237,7 @@ def read_json(path: Path) -> dict:
 def description_of(tokenizer: dict, end: int | None) -> dict:
     """Describe the contents of a tokenizer.json; end is end-of-text if no token is called so.
 
-    ValueError if tiktoken cannot merge by its ids.
+    Without either, end-of-text follows the tokens. ValueError if tiktoken cannot merge by its ids.
     """
     bpe = tokenizer['model']
     vocab = bpe['vocab']
@@ -254,9 +254,12 @@ def description_of(tokenizer: dict, end: int | None) -> dict:
     if ids[256:] != sorted(ids[256:]):
         raise ValueError('its ids do not rise in the order of its merges')
     added = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
+    if end is None:
+        end = len(ids)
     all_ids = {END_OF_TEXT: end, **vocab, **added}
     of_tokens = set(ids)
-    special = {content: i for content, i in all_ids.items() if i not in of_tokens}
+    special = {content: i for content, i in all_ids.items()
+               if i not in of_tokens or content == END_OF_TEXT}
     if ids != list(range(len(ids))) or special != {END_OF_TEXT: len(ids)}:
         return description | {'ids': ids, 'special': special}
     is_gpt2 = vocab.get('\u0120gazed') == 50255  # its last token

@@ -39,7 +39,7 @@ def read_lines(text: str) -> list[str]:
 
 
 def word_list(text: str) -> list[str]:
-    """List the words in a,b,c or in @FILE; a text with an empty part, such as ",", is one word."""
+    """List the words in a,b,c or @FILE, each once; a text with an empty part is one word."""
     parts = read_lines(text) if re.match('@.', text) else text.split(',')
     words = [part.strip() for part in parts]
     return list(dict.fromkeys(words)) if all(words) else [text]

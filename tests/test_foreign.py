@@ -62,14 +62,15 @@ def test_a_vocabulary_of_other_ids_is_read_as_it_is():
     assert vocab_size(description) == 260
 
 
-def test_special_tokens_have_ids_and_never_stand_for_text():
-    """Of any name and number; end-of-text is then what config.json calls so."""
+@pytest.mark.parametrize('end, eot', [(259, 259), (10, 10), (None, 259)])
+def test_special_tokens_have_ids_and_never_stand_for_text(end, eot):
+    """Of any name and number; end-of-text is what config.json calls so, or follows the merges."""
     vocab = vocab_of(CUT) | {'</s>': 259, '[PAD]': 300}
     write_vocabulary(vocab, MERGES)
-    description = read_tokenizer(Path(), end=259)
+    description = read_tokenizer(Path(), end)
     encoding = load_tokenizer(description)
     assert vocab_size(description) == 301
-    assert encoding.eot_token == 259
+    assert encoding.eot_token == eot
     assert encoding.encode_ordinary(TEXT) == load_tokenizer(CUT).encode_ordinary(TEXT)
     assert 300 not in encoding.encode_ordinary('[PAD]')
 

@@ -33,7 +33,7 @@ def make_model(config: Config) -> Backpack | GPT:
 
 
 def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
-    """Make a model with given weights, in float32; torch raises an error unless all fit."""
+    """Make a model with given weights, in the default dtype; torch complains unless all fit."""
     with torch.device('meta'):
         model = make_model(config)
     dtype = torch.get_default_dtype()

@@ -102,7 +102,7 @@ def with_decided(typed: object, flags: set[str], decided: dict) -> object:
     for name in sorted(flags & decided.keys()):
         value = getattr(typed, name)
         if value != decided[name]:
-            raise UserError(f'the saved weights have {name}={decided[name]}; '
+            raise UserError(f'the checkpoint has {name}={decided[name]}; '
                             f'drop --{name}={value}')
     return replace(typed, **decided)
 
