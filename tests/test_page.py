@@ -508,8 +508,7 @@ def test_markup_in_a_command_stays_text(out, capsys, tab):
     markup = '<script>document.body.innerHTML = "gone"</script></script><b>"&amp;\' the nurse'
     say(sample, capsys, '--html', 'page.html', '--start', markup, '--from', name)
     load(tab, Path('page.html'))
-    world = World(prompt=markup)
-    assert tab.input_value('#text') == world.encoding.decode(world.ids)
+    assert tab.input_value('#text') == markup
     assert name in tab.text_content('#model')
     assert tab.locator('script').count() == N_SCRIPTS
 
