@@ -44,7 +44,7 @@ from rucksack.cli import (
     run_cli,
 )
 from rucksack.data import BIN_DTYPE, data_folder
-from rucksack.documents import FORMATS, files_in, openwebtext_files, read_texts, reader_of
+from rucksack.documents import FORMATS, counted, files_in, openwebtext_files, read_texts, reader_of
 from rucksack.hub import from_pretrained
 from rucksack.tokenizer import (
     encode,
@@ -207,10 +207,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for file in args.sources + args.val:
         if not os.path.isfile(file) or not reader_of(file):
             parser.error(f'{file} is missing or of an unknown kind; give {FORMATS}')
-    real = map(os.path.realpath, args.sources)  # a file may have several names
-    for file in set(real).intersection(map(os.path.realpath, args.val)):
-        print(f'{file} is in both --text and --val: the validation loss will be measured on text '
-              'that the model was trained on')
+    trained_on = set(map(os.path.realpath, args.sources))
+    for file in args.val:
+        if os.path.realpath(file) in trained_on:
+            print(f'{file} is in both --text and --val: the validation loss will be measured on '
+                  'text that the model was trained on')
     if args.hub:
         args.sources.append(f'hub:{args.hub}')
     if args.name == 'toy' and (args.sources or args.val or args.like or args.merges):
@@ -243,9 +244,8 @@ def run(argv: list[str]) -> None:
         with suppress(OSError):  # unless they are empty
             os.removedirs(folder)
     train, val = facts['tokens'].values()
-    skipped = [f'{n:,} {why}' for why, n in args.skipped.items()]
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
-          f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {", ".join(skipped) or "none"}')
+          f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {counted(args.skipped)}')
 
 
 main = partial(run_cli, 'prepare.py', run)

@@ -101,11 +101,12 @@ def read_tar(path: str, field: str, skipped: Counter, file=None) -> Texts:
         for member in tar:
             if member.isdir():
                 continue
-            is_known = member.name.endswith(('.xz', '.txt'))
-            why = why_skipped(member.name, member.isreg(), is_known)
+            name = member.name.lower()
+            is_known = name.endswith(('.xz', '.txt'))
+            why = why_skipped(name, member.isreg(), is_known)
             if why:
                 skipped[why] += 1
-            elif member.name.endswith('.xz'):
+            elif name.endswith('.xz'):
                 yield from read_tar(path, field, skipped, tar.extractfile(member))
             else:
                 with reading(member.name):
@@ -177,6 +178,12 @@ def files_below(folder: str, seen: set[str], skipped: Counter) -> Iterator[str]:
             yield file
 
 
+def counted(skipped: Counter) -> str:
+    """Say how much was skipped, by reason."""
+    counts = [f'{n:,} {why}' for why, n in skipped.items()]
+    return ', '.join(counts) or 'none'
+
+
 def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
     """Read all texts of sources that reader_of knows into a datasets.Dataset with a column, text.
 
@@ -185,17 +192,17 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
     from datasets import Dataset, Features, Value
 
     def rows() -> Iterator[dict]:
-        is_empty = True
+        is_found = False
         for source in sources:
             with reading(source):
                 for text in reader_of(source)(source, field, skipped):
                     if text:
-                        is_empty = False
+                        is_found = True
                         yield {'text': text}
                     else:
                         skipped['empty'] += 1
-        if is_empty:
-            raise UserError(f'no document in {", ".join(sources)} has any')
+        if not is_found:
+            raise UserError(f'none in {", ".join(sources)}; skipped: {counted(skipped)}')
 
     with reading('text'):
         return Dataset.from_generator(rows, Features(text=Value('string')), cache)

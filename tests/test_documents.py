@@ -82,7 +82,7 @@ BOM = b'\xef\xbb\xbf'
 def test_a_tar_has_its_regular_files_that_are_not_hidden():
     """What is skipped is counted: the files of macOS, other kinds."""
     members = {'d/a.txt': BOM + b'a', 'd/._a.txt': b'\0\5\x16junk', '.git/x.txt': b'x',
-               'b.png': b'x', 'c.txt': b''}
+               'b.png': b'x', 'c.TXT': b''}
     Path('a.tar').write_bytes(tar(members))
     texts, skipped = texts_of('a.tar')
     assert texts == ['a']
