@@ -81,7 +81,7 @@ def load_weights(source: str | Path) -> tuple:
     if tokenizer is None and n_vocab == GPT2_VOCAB:
         print(f"{path} has no tokenizer; GPT-2's is assumed", file=sys.stderr)
         tokenizer = GPT2
-    if tokenizer is not None and vocab_size(tokenizer) != n_vocab:
+    if tokenizer and vocab_size(tokenizer) != n_vocab:
         raise UserError(f'{path}: its tokenizer has {vocab_size(tokenizer):,} ids, but its '
                         f'model has {n_vocab:,}; use the tokenizer of the model')
     return model, tokenizer, training
@@ -213,7 +213,7 @@ def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
 
     Without a tokenizer, rows beyond GPT-2's ids are padding if they are few, as in backpack-gpt2.
     """
-    if tokenizer is not None:
+    if tokenizer:
         return min(rows, vocab_size(tokenizer))
     is_padded = GPT2_VOCAB <= rows < GPT2_VOCAB + 256
     return GPT2_VOCAB if is_padded else rows

@@ -95,12 +95,10 @@ def separate_words(subject: Subject, text: str, pairs: Pairs, words: list[str]) 
     ids = torch.tensor(last_pieces, device=subject.device)
     score = mean_separation(subject, pairs)
     scores = score(subject.model, ids)  # (words, k)
+    rows = [[word, *of_word] for word, of_word in zip(words, scores.tolist())]
     columns = {'word': ''}
     for l in range(scores.shape[1]):
         columns[f's{l}'] = '+.2f'
-    rows = []
-    for word, of_word in zip(words, scores.tolist()):
-        rows.append([word, *of_word])
     title = f'How far each sense of these words separates {text} (+/-), in logits at weight 1'
     return Table(title, columns, rows)
 
@@ -168,7 +166,7 @@ def probabilities(subject: Subject, prompts: Prompts, words: list[str], edit: Ed
     """
     ids = word_ids(subject, words)
     edits = {'': None}
-    if edit is not None:
+    if edit:
         edits[' after'] = edit
     columns = {'prompt': shortened}
     for when in edits:

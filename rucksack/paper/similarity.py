@@ -49,7 +49,7 @@ def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
         n = len(toy.ADJECTIVES.split(','))
         return {'adjectives': toy.SYNONYMS[:n], 'adverbs': toy.SYNONYMS[n:]}
     files = []
-    if data is not None:
+    if data:
         files = [Path(data)]
         if files[0].is_dir():
             files = [file for name in SETS for file in files[0].rglob(name)]
