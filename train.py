@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rucksack.cli import UserError, run_cli
+from rucksack.cli import UserError, reading, run_cli
 from rucksack.data import TokenDataset, data_folder, read_meta, texts_of_step
 from rucksack.model import DistinctIds, distinct_ids
 from rucksack.training import checkpoint as ckpt
@@ -186,7 +186,8 @@ def train(s: Settings, flags: set[str]) -> int:
     state = {}
     if s.init_from == 'resume':
         state = ckpt.read_state(s.path)
-        s = start.with_decided(s, flags, start.settings_of_run(state['settings'], flags))
+        with reading(s.path, f'fine-tune its weights with --init_from={s.path}'):
+            s = start.with_decided(s, flags, start.settings_of_run(state['settings'], flags))
     elif not s.overwrite:
         refuse_to_replace(s.path)
     folder = data_folder(s.dataset)
@@ -241,7 +242,7 @@ def train(s: Settings, flags: set[str]) -> int:
                    f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
 
     iter_num = state.get('step', 0)
-    is_evaluated = math.isfinite(state.get('val_loss', math.inf))  # before the run was stopped
+    is_evaluated = math.isfinite(state.get('val_loss', math.inf))  # step iter_num has been
     advised = False
     machine.note_signals()  # Ctrl-C does not break off a step
     try:

@@ -144,6 +144,9 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
             if not ids:
                 raise ValueError('it is empty')
             return ids, path
+    if not path.exists():
+        raise UserError(f'there is no {data}, also not in data/; choose a text file, a folder or '
+                        'a .bin')
     if path.suffix != '.bin':
         path = path / 'val.bin'
     meta = read_meta(path.parent)
