@@ -170,12 +170,14 @@ def test_what_a_killed_run_has_half_written_goes(tiny):
 
 
 def test_overwrite_leaves_other_files(tiny):
-    """A file that no run wrote stays, whatever it is called."""
+    """A file that no run wrote stays, whatever it is called; an older run's weights go."""
     train.main(RUN)
     mine = [Path('out/run', name) for name in ('ckpt-3-mine.pt', 'mine.pt', 'notes.txt')]
     for path in mine:
         path.touch()
+    Path('out/run/ckpt-3.pt').touch()
     train.main([*RUN, '--overwrite'])
+    assert not Path('out/run/ckpt-3.pt').exists()
     for path in mine:
         assert path.exists(), path
 
