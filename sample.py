@@ -32,6 +32,7 @@ from rucksack.cli import (
     run_cli,
 )
 from rucksack.edits import SensesOf, absent_words, make_edit, parse_edits, parse_senses
+from rucksack.fast import Cached
 from rucksack.hub import export
 from rucksack.loaded import Subject, load_subject
 from rucksack.looks import Prompts
@@ -256,7 +257,7 @@ def print_samples(subject: Subject, prompt: str, idx: Tensor, args: argparse.Nam
     copies = idx.expand(args.num_samples, -1)
     texts = []
     for some in progress(copies.split(SAMPLES_AT_ONCE), 'texts'):
-        ids = subject.model.generate(
+        ids = Cached(subject.model).generate(
             some, args.max_new_tokens, args.temperature, args.top_k, edit=edit, stop=subject.eot)
         new = ids[:, idx.shape[1]:]
         texts += new.tolist()

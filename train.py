@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from rucksack.cli import UserError, reading, run_cli
 from rucksack.data import TokenDataset, data_folder, read_meta, texts_of_step
-from rucksack.model import DistinctIds, distinct_ids
+from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.training import checkpoint as ckpt
 from rucksack.training import report, start
 from rucksack.training.gauge import stuck_senses

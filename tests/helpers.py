@@ -19,7 +19,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rucksack import prepare, train
 from rucksack.hub import from_pretrained
@@ -254,6 +254,21 @@ def lively(seed: int = 0, **changes) -> Backpack | GPT:
 def text(n: int = 10, batch: int = 2, seed: int = 1) -> Tensor:
     """Random ids (batch, n)."""
     return torch.randint(40, (batch, n), generator=torch.Generator().manual_seed(seed))
+
+
+def some_targets(idx: Tensor) -> Tensor:
+    """Targets of the ids (B, T); about a fifth of them is -1, and does not count."""
+    targets = idx.roll(1, 1).where(torch.rand(idx.shape) < 0.8, -1)
+    targets[0, 0] = 3
+    return targets
+
+
+class Averages(nn.Linear):
+    """A contextualizer: h is a projection of the mean of the embeddings so far."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = torch.arange(1, x.shape[1] + 1)
+        return super().forward(x.cumsum(1) / n[:, None])
 
 
 WORDS = """the nurse said that she he they was music guitar song . table chair food dining sports

@@ -1,4 +1,4 @@
-"""Claims about model.py: equations, size, start, fast forms beside plain ones, generation."""
+"""Claims about model.py: equations, size, start, loss, generation."""
 
 import shutil
 import subprocess
@@ -7,16 +7,15 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import ROOT, lively, text
+from helpers import ROOT, Averages, lively, some_targets, text
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from rucksack.loaded import count_parameters
-from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids, draw, weighted_sum
+from rucksack.model import GPT, Backpack, Config, draw, weighted_sum
 from rucksack.paper.timing import SIZES
-from rucksack.senses import compose, next_word_probs, scale_senses, topic
+from rucksack.senses import scale_senses, senses_after
 from rucksack.training.checkpoint import make_model
-from rucksack.words import scores_of_bags
 
 # -----------------------------------------------------------------------------
 # The equations.
@@ -139,13 +138,6 @@ def test_dropout_is_in_the_contextualizer_alone():
     assert torch.equal(model.alpha(idx), model.alpha(idx))
 
 
-def some_targets(idx: Tensor) -> Tensor:
-    """Targets of the ids (B, T); about a fifth of them is -1, and does not count."""
-    targets = idx.roll(1, 1).where(torch.rand(idx.shape) < 0.8, -1)
-    targets[0, 0] = 3
-    return targets
-
-
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_the_loss_is_the_mean_over_targets_that_count(n_sense):
     """-log p of each target that is not -1, by a loop."""
@@ -173,115 +165,57 @@ print(list(m.generate(idx, 3).shape))
     assert done.stdout == '[2, 11]\n', done.stderr
 
 
-class Averages(nn.Linear):
-    """A contextualizer: h is a projection of the mean of the embeddings so far."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        n = torch.arange(1, x.shape[1] + 1)
-        return super().forward(x.cumsum(1) / n[:, None])
-
-
-def test_another_contextualizer_keeps_its_weights_and_generates():
-    """The likeliest text is that of whole passes over the text so far, without a cache."""
+def test_another_contextualizer_keeps_its_parameters():
+    """A module that is passed is not initialized again, and it makes the weights."""
     contextualizer = Averages(24, 24)
     nn.init.constant_(contextualizer.bias, 7.0)
     config = Config(12, 40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
     model = Backpack(config, contextualizer).double()
     assert (contextualizer.bias == 7).all()
-    edit = scale_senses(None, [0], 0.2)
-    made = model.generate(text(4), 30, temperature=0, edit=edit)
-    assert torch.equal(made, uncached(model, text(4), 30, edit))
-
-
-# -----------------------------------------------------------------------------
-# Distinct ids.
-
-# Ids (B, T): some repeat, one id alone, one token, all distinct, a larger batch, one text.
-TEXTS = [text(), torch.full((3, 7), 5), text(1, 1), torch.arange(12)[None], text(12, 8),
-         text(12, 1)]
-
-
-def loss_and_gradients(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
-    """The loss of a model, and the gradient of each parameter."""
-    loss = model(*inputs)
-    return [loss, *torch.autograd.grad(loss, [*model.parameters()])]
-
-
-@pytest.mark.parametrize('n_sense', [0, 3])
-@pytest.mark.parametrize('seed', range(6))
-def test_distinct_ids_change_no_loss_and_no_gradient(seed, n_sense):
-    """DistinctIds has the loss and the gradients of the plain form."""
-    model = lively(seed, n_sense=n_sense)
-    idx = TEXTS[seed]
-    targets = some_targets(idx)
-    found = loss_and_gradients(DistinctIds(model), idx, targets, *distinct_ids(idx))
-    assert_close(found, loss_and_gradients(model, idx, targets))
-
-
-@pytest.mark.parametrize('is_compiled', [
-    False, pytest.param(True, marks=pytest.mark.slow)])
-def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
-    """In bfloat16, 2,000 gradients of an id add up to those in float32, to 2%.
-
-    Summed in bfloat16, they would stop at 256 times the first.
-    """
-    model = lively(block_size=2000, n_layer=1).float()
-    idx = torch.full((1, 2000), 7)
-    distinct = DistinctIds(model)
-    bias = model.sense_network.final_mlp.c_proj.bias
-    exact, = torch.autograd.grad(distinct(idx, idx * 0 + 3, *distinct_ids(idx)), bias)
-    if is_compiled:
-        torch._dynamo.reset()
-        distinct = torch.compile(distinct)
-    with torch.autocast('cpu', torch.bfloat16):
-        loss = distinct(idx, idx * 0 + 3, *distinct_ids(idx))
-    found, = torch.autograd.grad(loss, bias)
-    assert_close(found, exact, rtol=0, atol=0.02 * exact.abs().max().item())
+    h = contextualizer(model.wte(text()))
+    assert torch.equal(model.alpha(text()), model.sense_weights(h))
 
 
 # -----------------------------------------------------------------------------
 # Generation.
 
 
-def edit_of(name: str, model: Backpack):
-    """An edit of a model, or None."""
-    if name == 'none':
-        return None
-    if name == 'factor':
-        return scale_senses(list(range(20)), [0, 2], 0.3)
-    scores = scores_of_bags(model, [[3, 5, 8]])[..., 0]
-    boost = topic(model, scores, (3.0, 2.5, 2.0, 1.0))
-    return compose([scale_senses(None, [1], 0.5), boost])
-
-
-def uncached(model: Backpack | GPT, idx: Tensor, n: int, edit) -> Tensor:
-    """Greedy text without a cache: of a prompt the last 12 tokens, past 12 tokens the last 6."""
-    kept = idx[:, -12:]
-    for _ in range(n):
-        if kept.shape[1] > 12:
-            kept = kept[:, -6:]
-        likeliest = next_word_probs(model, kept, edit).argmax(-1, keepdim=True)
-        kept = torch.cat([kept, likeliest], dim=1)
-        idx = torch.cat([idx, likeliest], dim=1)
-    return idx
-
-
 @torch.no_grad()
-@pytest.mark.parametrize('n_prompt', [4, 12, 13, 30])
-@pytest.mark.parametrize('n_sense, name', [(3, 'none'), (3, 'factor'), (3, 'both'), (0, 'none')])
-def test_the_cache_changes_no_text(n_sense, name, n_prompt):
-    """The likeliest text is the same without it, for prompts shorter and longer than block_size."""
-    model = lively(2, n_sense=n_sense).float()
-    edit = edit_of(name, model)
-    prompt = text(n_prompt, 3)
-    made = model.generate(prompt, 40, temperature=0, edit=edit)
-    assert torch.equal(made, uncached(model, prompt, 40, edit))
-    assert len(made.unique()) > 3
+@pytest.mark.parametrize('n_prompt', [4, 12, 30])
+@pytest.mark.parametrize('n_sense, edit', [
+    (3, None), (3, scale_senses([3, 4, 5], [0, 2], 0.3)), (0, None)])
+def test_the_likeliest_text_is_that_of_forward(n_sense, edit, n_prompt):
+    """Each id is the largest logit after the last 12 = block_size ids, edited or not."""
+    model = lively(2, n_sense=n_sense)
+    made = model.generate(text(n_prompt, 3), 20, temperature=0, edit=edit)
+    assert made.shape == (3, n_prompt + 20)
+    for n in range(n_prompt, n_prompt + 20):
+        read = made[:, max(0, n - 12):n]
+        logits = model(read)
+        if edit:
+            logits = model(read, C=senses_after(model, read, edit))
+        assert torch.equal(made[:, n], logits[:, -1].argmax(-1))
+
+
+def test_generation_calls_the_modules_so_that_hooks_fire():
+    """A hook that puts all weight on the current token changes what is written, token by token."""
+    model = lively()
+    plain = model.generate(text(4), 20, temperature=0)
+    calls = []
+
+    def look_at_itself(module, inputs, alpha):
+        calls.append(alpha.shape[-1])
+        return torch.eye(alpha.shape[-1]).double().expand_as(alpha)
+
+    model.sense_weights.register_forward_hook(look_at_itself)
+    hooked = model.generate(text(4), 20, temperature=0)
+    assert calls == [*range(4, 12), *[12] * 12]
+    assert not torch.equal(hooked, plain)
 
 
 def test_a_gpt_is_not_generated_from_under_an_edit():
     """It has no senses, so the edit is an error and not ignored."""
-    with pytest.raises(AssertionError):
+    with pytest.raises(AttributeError, match='senses'):
         lively(n_sense=0).generate(text(4), 2, edit=scale_senses(None, [0], 0.0))
 
 

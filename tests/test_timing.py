@@ -5,7 +5,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from rucksack.model import Config, DistinctIds, distinct_ids
+from rucksack.fast import DistinctIds, distinct_ids
+from rucksack.model import Config
 from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import flops_per_token
 

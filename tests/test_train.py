@@ -15,8 +15,9 @@ from torch.testing import assert_close
 
 from rucksack import train
 from rucksack.data import TokenDataset, read_meta, texts_of_step
+from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.hub import export, from_pretrained
-from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
+from rucksack.model import GPT, Backpack, Config
 from rucksack.train import Settings, share_of_peak
 from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine

@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.cli import UserError, progress, quiet_hub, reading
 from rucksack.data import read_bin, read_meta
+from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.loaded import Subject, count_parameters
-from rucksack.model import DistinctIds, distinct_ids
 from rucksack.senses import scale_senses, touched
 from rucksack.table import Table
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rucksack.cli import progress
-from rucksack.model import GPT, Backpack, Config, DistinctIds, distinct_ids
+from rucksack.fast import Cached, DistinctIds, distinct_ids
+from rucksack.model import GPT, Backpack, Config
 from rucksack.table import Table
 from rucksack.training.machine import Machine, flops_per_token
 
@@ -85,7 +86,7 @@ def works_of(model: Backpack | GPT, idx: Tensor, machine: Machine, compile: bool
     return {
         'forward pass': forward_pass,
         'training step': training_step,
-        f'{half} new tokens': partial(writer.generate, inputs[0][:1, :half], half)}
+        f'{half} new tokens': partial(Cached(writer).generate, inputs[0][:1, :half], half)}
 
 
 def timing_table(config: Config, machine: Machine, compile: bool = True) -> Table:

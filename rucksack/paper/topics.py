@@ -6,11 +6,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rucksack import toy
 from rucksack.cli import progress
+from rucksack.fast import Cache, Cached, contextualize
 from rucksack.loaded import Subject
-from rucksack.model import GPT, Cache, next_logits
+from rucksack.model import GPT
 from rucksack.paper.likelihood import Pair, perplexity, score
 from rucksack.paper.lists import TOPICS
 from rucksack.senses import STRENGTHS, topic
@@ -52,11 +54,10 @@ class PastCache(Cache):
     """A cache that lets gradients through; past (layers, n, t, 3*d) has queries, keys, values."""
 
     def __init__(self, past: Tensor):
-        self.length = past.shape[2]
         self.past = past
         self.longer = []  # the same of t + 1 tokens, layer by layer
 
-    def extend(self, key: object, new: Tensor) -> Tensor:
+    def extend(self, name: object, start: int, new: Tensor) -> Tensor:
         """Append new (n, 1, 3*d) to the next layer: (n, t + 1, 3*d)."""
         past = self.past[len(self.longer)]
         self.longer.append(torch.cat([past, new], dim=1))
@@ -69,9 +70,9 @@ def read_on(model: GPT, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
     Returns logits (n, V), and past with the new token.
     """
     cache = PastCache(past)
-    before = token.new_zeros(len(token), cache.length)  # not read: they are in the cache
-    text = torch.cat([before, token[:, None]], dim=1)  # (n, t + 1)
-    logits = next_logits(model, text, cache, edit=None)  # (n, V)
+    e = model.wte(token[:, None])  # (n, 1, d)
+    h = contextualize(model.contextualizer, e, past.shape[2], cache)  # (n, 1, d)
+    logits = F.linear(h[:, 0], model.wte.weight[:model.config.n_vocab])  # (n, V)
     return logits, torch.stack(cache.longer)
 
 
@@ -208,7 +209,7 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
         generators = {}
         for i, label in enumerate(bags):
             edit = topic(own.model, scores[..., i], weights)
-            generators[label] = partial(own.model.generate, n=length, edit=edit)
+            generators[label] = partial(Cached(own.model).generate, n=length, edit=edit)
         rows.append(topic_row(own, f', strength {strength}', generators, n_texts))
     for subject in subjects[1:]:
         for step in (0.0, *(step_sizes or steps)):

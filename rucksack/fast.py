@@ -1,0 +1,146 @@
+"""Fast forms of model.py. Each equals its plain form, and tests hold the two together.
+
+    fast form                  plain form             what it saves
+    DistinctIds(model)(..)     model(idx, targets)    the senses of an id are computed once a batch
+    Cached(model).generate     model.generate         each token is read once
+
+S counts the tokens of a text so far, and T those of them that are new: first the whole prompt, then
+one at a time. Other letters are as in model.py.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rucksack.model import GPT, Backpack, Contextualizer, split_heads, weighted_sum
+
+# -----------------------------------------------------------------------------
+# Distinct ids, for training. The caller finds them, because a compiled graph cannot depend on how
+# many there are.
+
+
+def distinct_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the distinct ids of texts idx (B, T): ids (n,) and places (B, T), idx = ids[places]."""
+    ids, places = idx.unique(return_inverse=True)
+    ids = F.pad(ids, (0, -len(ids) % 64))  # a multiple of 64, so that few shapes occur
+    return ids, places
+
+
+class DistinctIds(nn.Module):
+    """The form that train.py trains; a GPT, which has no senses, stays as it is."""
+
+    def __init__(self, model: Backpack | GPT):
+        super().__init__()
+        self.model = model
+
+    def forward(self, idx: Tensor, targets: Tensor | None, ids: Tensor, places: Tensor) -> Tensor:
+        """Return model(idx, targets) for texts (B, T), given the distinct_ids of idx."""
+        if isinstance(self.model, GPT):
+            return self.model(idx, targets)
+        senses = self.model.senses(ids).flatten(1)  # (n, k*d)
+        # senses[places] would sum the gradients of an id in bfloat16 under autocast, where 256 + 1
+        # is 256: a frequent id would lose most of its gradient. F.embedding in float32 does not.
+        table = senses.to(self.model.wte.weight.dtype)
+        C = F.embedding(places, table).to(senses.dtype)  # (B, T, k*d), senses of every token
+        C = C.unflatten(-1, (self.model.config.n_sense, -1))  # (B, T, k, d)
+        return self.model(idx, targets, C=C)
+
+
+# -----------------------------------------------------------------------------
+# Generation with a cache.
+
+
+class Cache:
+    """Tensors of the tokens read so far, by name, with room for so many tokens."""
+
+    def __init__(self, room: int):
+        self.room = room
+        self.tensors = {}
+
+    def extend(self, name: object, start: int, new: Tensor) -> Tensor:
+        """Put new (B, T, ..) behind the first start tokens of a name; return all (B, S, ..)."""
+        if name not in self.tensors:
+            self.tensors[name] = new.new_empty(len(new), self.room, *new.shape[2:])
+        S = start + new.shape[1]
+        self.tensors[name][:, start:S] = new
+        return self.tensors[name][:, :S]
+
+
+def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: Cache) -> Tensor:
+    """Compute Eq. 11 for T new tokens, after start tokens in the cache: e (B, T, d) -> h (B, T, d).
+
+    Equals contextualizer(e of all S tokens)[:, start:], without dropout.
+    """
+    T = e.shape[1]
+    assert start == 0 or T == 1  # a whole prompt: causal mask; one new token: no mask
+    h = e + contextualizer.wpe.weight[start:start + T]  # (B, T, d)
+    for block in contextualizer.blocks:
+        qkv = cache.extend(block, start, block.attn.c_attn(block.ln_1(h)))  # (B, S, 3*d)
+        query, key, value = split_heads(qkv, 3, block.attn.n_head)  # (B, n_head, S, d/n_head)
+        query = query[:, :, start:]  # (B, n_head, T, d/n_head), of the new tokens
+        y = F.scaled_dot_product_attention(query, key, value, is_causal=T > 1)
+        y = y.transpose(1, 2).flatten(2)  # (B, T, d), heads side by side
+        h = h + block.attn.c_proj(y)
+        h = h + block.mlp(block.ln_2(h))
+    return contextualizer.ln_f(h)
+
+
+class Cached:
+    """A model that continues texts without reading a token twice: Cached(model).generate(idx, n).
+
+    It draws the ids that model.generate draws. A text longer than block_size loses its first token
+    with each new one, so all others change position: then it is read anew.
+    """
+
+    generate = Backpack.generate
+
+    def __init__(self, model: Backpack | GPT):
+        self.model = model
+        self.config = model.config
+        self.cache = Cache(self.config.block_size)
+        self.read = torch.empty(0, 0)  # the ids (B, start) of the texts in the cache
+
+    def start_of(self, text: Tensor) -> int:
+        """Count the tokens of texts (B, S) that are in the cache; forget what does not fit them."""
+        start = self.read.shape[1]
+        if start >= text.shape[1] or not torch.equal(self.read, text[:, :start]):
+            self.cache = Cache(self.config.block_size)
+            self.read = text[:, :0]
+        return self.read.shape[1]
+
+    def senses(self, text: Tensor) -> Tensor:
+        """Return Eq. 10 for texts (B, S), a copy (B, S, k, d) that an edit may write into."""
+        return self.cached_senses(text, self.start_of(text)).clone()
+
+    def cached_senses(self, text: Tensor, start: int) -> Tensor:
+        """Compute Eq. 10 for the tokens of texts (B, S) after start: C (B, S, k, d) of all."""
+        ids, places = text[:, start:].unique(return_inverse=True)  # (n,) and (B, T)
+        new = self.model.senses(ids)[places]  # (B, T, k, d)
+        return self.cache.extend('C', start, new)
+
+    def __call__(self, text: Tensor, *, C: Tensor | None = None) -> Tensor:
+        """Return the logits (B, 1, vocab_size) of the token after texts (B, S), S >= 1.
+
+        C (B, S, k, d) are the senses to sum, as in Backpack.forward.
+        """
+        model = self.model
+        start = self.start_of(text)
+        new = text[:, start:]  # (B, T)
+        if isinstance(model.contextualizer, Contextualizer):
+            h = contextualize(model.contextualizer, model.wte(new), start, self.cache)
+        else:  # another contextualizer reads all S tokens each time
+            h = model.contextualizer(model.wte(text))[:, start:]  # (B, T, d)
+        o = h[:, -1:]  # (B, 1, d), what a GPT projects
+        if isinstance(model, Backpack):
+            if C is None:
+                C = self.cached_senses(text, start)  # (B, S, k, d), Eq. 10
+            qk = self.cache.extend('qk', start, model.sense_weights.c_attn(h))  # (B, S, 2*d)
+            query, key = split_heads(qk, 2, model.config.n_sense)  # (B, k, S, d/k) each
+            last = query[:, :, -1:]  # (B, k, 1, d/k)
+            scores = (last / math.sqrt(last.shape[-1])) @ key.mT  # (B, k, 1, S)
+            alpha = scores.softmax(dim=-1)  # (B, k, 1, S), Eq. 12
+            o = weighted_sum(alpha, C)  # (B, 1, d), Eq. 2
+        self.read = text
+        return F.linear(o, model.wte.weight)  # (B, 1, vocab_size), Eq. 9

@@ -1,0 +1,143 @@
+"""Claims about rucksack/fast.py: each fast form equals its plain form in model.py."""
+
+import pytest
+import torch
+from helpers import Averages, lively, some_targets, text
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from rucksack.fast import Cached, DistinctIds, distinct_ids
+from rucksack.model import Backpack, Config
+from rucksack.senses import Edit, compose, scale_senses, topic
+from rucksack.words import scores_of_bags
+
+# -----------------------------------------------------------------------------
+# Distinct ids.
+
+# Ids (B, T): some repeat, one id alone, one token, all distinct, a larger batch, one text.
+TEXTS = [text(), torch.full((3, 7), 5), text(1, 1), torch.arange(12)[None], text(12, 8),
+         text(12, 1)]
+
+
+def loss_and_gradients(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    """The loss of a model, and the gradient of each parameter."""
+    loss = model(*inputs)
+    return [loss, *torch.autograd.grad(loss, [*model.parameters()])]
+
+
+@pytest.mark.parametrize('n_sense', [0, 3])
+@pytest.mark.parametrize('seed', range(6))
+def test_distinct_ids_change_no_loss_and_no_gradient(seed, n_sense):
+    """DistinctIds has the loss and the gradients of the plain form."""
+    model = lively(seed, n_sense=n_sense)
+    idx = TEXTS[seed]
+    targets = some_targets(idx)
+    found = loss_and_gradients(DistinctIds(model), idx, targets, *distinct_ids(idx))
+    assert_close(found, loss_and_gradients(model, idx, targets))
+
+
+@pytest.mark.parametrize('is_compiled', [
+    False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
+    """In bfloat16, 2,000 gradients of an id add up to those in float32, to 2%.
+
+    Summed in bfloat16, they would stop at 256 times the first.
+    """
+    model = lively(block_size=2000, n_layer=1).float()
+    idx = torch.full((1, 2000), 7)
+    distinct = DistinctIds(model)
+    bias = model.sense_network.final_mlp.c_proj.bias
+    exact, = torch.autograd.grad(distinct(idx, idx * 0 + 3, *distinct_ids(idx)), bias)
+    if is_compiled:
+        torch._dynamo.reset()
+        distinct = torch.compile(distinct)
+    with torch.autocast('cpu', torch.bfloat16):
+        loss = distinct(idx, idx * 0 + 3, *distinct_ids(idx))
+    found, = torch.autograd.grad(loss, bias)
+    assert_close(found, exact, rtol=0, atol=0.02 * exact.abs().max().item())
+
+
+# -----------------------------------------------------------------------------
+# Generation with a cache.
+
+
+def edit_of(name: str, model: Backpack) -> Edit | None:
+    """An edit of a model, or None."""
+    if name == 'none':
+        return None
+    if name == 'factor':
+        return scale_senses(list(range(20)), [0, 2], 0.3)
+    scores = scores_of_bags(model, [[3, 5, 8]])[..., 0]
+    boost = topic(model, scores, (3.0, 2.5, 2.0, 1.0))
+    return compose([scale_senses(None, [1], 0.5), boost])
+
+
+@pytest.mark.parametrize('temperature, batch', [(0, 1), (0, 3), (1.3, 1), (1.3, 3)])
+@pytest.mark.parametrize('n_prompt', [4, 11, 12, 13, 30])
+@pytest.mark.parametrize('n_sense, name', [(3, 'none'), (3, 'factor'), (3, 'both'), (0, 'none')])
+def test_the_cache_changes_no_text(n_sense, name, n_prompt, temperature, batch):
+    """Below block_size, at it and past it, the ids are those of model.generate."""
+    model = lively(2, n_sense=n_sense).requires_grad_(False)
+    edit = edit_of(name, model)
+    prompt = text(n_prompt, batch)
+    texts = []
+    for generate in (model.generate, Cached(model).generate):
+        torch.manual_seed(0)
+        texts.append(generate(prompt, 40, temperature, edit=edit))
+    plain, cached = texts
+    assert torch.equal(cached, plain)
+    assert len(plain.unique()) > 3
+
+
+def test_the_cache_stops_where_plain_generation_stops():
+    """Once the last of three texts has drawn the id stop."""
+    model = lively()
+    whole = model.generate(text(4, 3), 200, temperature=2.0)
+    stop = next(v for v in range(40) if (whole[:, 4:] == v).any(1).all())
+    lengths = []
+    for generate in (model.generate, Cached(model).generate):
+        torch.manual_seed(3)
+        lengths.append(generate(text(4, 3), 400, temperature=2.0, stop=stop).shape[1])
+    plain, cached = lengths
+    assert cached == plain
+    assert plain < 404
+
+
+def test_a_cache_forgets_texts_that_do_not_go_on():
+    """One object continues a text, then another, more texts, its own text, and an edited one."""
+    model = lively()
+    cached = Cached(model)
+    own = cached.generate(text(3), 5, 0)
+    edit = scale_senses(None, [0], 0.2)
+    for prompt, one in ((text(5, seed=2), None), (text(6, 5), edit), (own, None), (text(), edit)):
+        plain = model.generate(prompt, 5, 0, edit=one)
+        assert torch.equal(cached.generate(prompt, 5, 0, edit=one), plain)
+
+
+def test_a_text_of_one_id_is_read_anew_past_block_size():
+    """Its last block_size ids are the same at each step, and so are the logits."""
+    model = lively()
+    cached = Cached(model)
+    ids = torch.full((1, 12), 7)
+    for _ in range(2):
+        assert_close(cached(ids), model(ids)[:, -1:])
+
+
+def writes_into_C(idx: Tensor, C: Tensor) -> Tensor:
+    """An edit that halves C in place, which an edit should not do."""
+    return C.mul_(0.5)
+
+
+def test_an_edit_that_writes_into_C_spoils_no_cache():
+    """Each step hands it a copy, so the text is that of plain generation."""
+    model = lively().requires_grad_(False)
+    plain = model.generate(text(4), 30, 0, edit=writes_into_C)
+    assert torch.equal(Cached(model).generate(text(4), 30, 0, edit=writes_into_C), plain)
+
+
+def test_another_contextualizer_generates():
+    """It reads the whole text for each token, and the cache serves the senses alone."""
+    model = Backpack(Config(12, 40, n_layer=2, n_head=2, n_embd=24, n_sense=3), Averages(24, 24))
+    edit = scale_senses(None, [0], 0.2)
+    plain = model.double().generate(text(4), 30, temperature=0, edit=edit)
+    assert torch.equal(Cached(model).generate(text(4), 30, temperature=0, edit=edit), plain)
