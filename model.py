@@ -5,8 +5,8 @@ Code: https://github.com/john-hewitt/backpacks-flash-attn; checkpoint: stanfordn
 
 A Backpack gives every token of the vocabulary k sense vectors, the same in every text.
 A Transformer reads the text only to give each sense of each token so far a weight alpha >= 0.
-The sum of all alpha * sense predicts the next token. So each logit is a sum of terms: read them,
-or edit a sense. An edit changes neither alpha nor any parameter.
+The sum of all alpha * sense predicts the next token. So each logit is a sum with one term for each
+sense of each token: read them, or edit a sense. Neither alpha nor any parameter changes.
 The model is five equations, numbered as in the paper. Backpack.forward has them as five lines.
 
     B         texts in a batch
@@ -25,7 +25,7 @@ The model is five equations, numbered as in the paper. Backpack.forward has them
 
 By hand (a test runs it): d is 2, where dimension 0 is skateboard and dimension 1 is health.
 C(trick) = [(1, 0), (0, 0)] and C(sick) = [(1, 0), (0, 1)]. At the end of "trick sick", sense 0 has
-the weights (1/2, 1/2). Sense 1 has (1, 0): they must sum to 1, and on trick they add nothing.
+weight 1/2 on both. Those of sense 1 must sum to 1 too: it has 1 on trick, where it adds nothing.
 o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 
@@ -66,7 +66,7 @@ class Config:
 
 
 class MLP(nn.Module):
-    """Two linear layers and a GELU, (.., n_in) -> (.., n_out). Each part below has one."""
+    """Two linear layers and a GELU, (.., n_in) -> (.., n_out); .. is any number of axes."""
 
     def __init__(self, n_in: int, n_hidden: int, n_out: int):
         super().__init__()
@@ -87,7 +87,7 @@ def split_heads(v: Tensor, parts: int, n: int) -> Tensor:
 # The Backpack: senses, their weights, and their sum.
 
 class SenseNetwork(nn.Module):
-    """Eq. 10, C(x) = FF(E[x]), as published: embeddings e (.., d) -> their senses (.., k, d)."""
+    """Eq. 10 as in the authors' code: embeddings e (.., d) -> the k senses of each (.., k, d)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -101,8 +101,8 @@ class SenseNetwork(nn.Module):
 
     def forward(self, e: Tensor) -> Tensor:
         r = e + self.ln_0(e)  # (.., d)
-        r = r + self.mlp(self.ln_1(r))  # (.., d); appendix A.1 calls this residual unintended
-        C = self.final_mlp(self.ln_2(r))  # (.., k*d), senses side by side; A.1: nor was ln_2 meant
+        r = r + self.mlp(self.ln_1(r))  # (.., d); appendix A.1 calls this "r +" unintended
+        C = self.final_mlp(self.ln_2(r))  # (.., k*d), senses side by side; ln_2 is unintended too
         return C.unflatten(-1, (self.n_sense, -1))  # (.., k, d), one row per sense
 
 
@@ -110,7 +110,7 @@ class SenseWeights(nn.Module):
     """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), causal attention without values.
 
     One head per sense: alpha_l is the softmax over j <= i of query_l key_l^T / sqrt(d/k), so the
-    weights of each sense sum to 1. Equation 12 has no division and no bias; the code has both.
+    weights of each sense sum to 1. The paper has no division and no bias; its code has both.
     """
 
     def __init__(self, config: Config):
@@ -123,13 +123,13 @@ class SenseWeights(nn.Module):
         scores = (query / math.sqrt(query.shape[-1])) @ key.mT  # (B, k, T, T)
         is_later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)  # (T, T), where j > i
         scores = scores.masked_fill(is_later, -math.inf)
-        return scores.softmax(dim=-1, dtype=self.c_attn.weight.dtype)  # in float32 under autocast
+        return scores.softmax(dim=-1, dtype=self.c_attn.weight.dtype)  # not in autocast's bfloat16
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
     """Compute Eq. 2, weights (B, k, T, T) and senses (B, T, k, d) -> o (B, T, d)."""
     B, k, _, T = alpha.shape
-    assert C.shape[:3] == (B, T, k)  # einsum would repeat an axis of size 1
+    assert C.shape[:3] == (B, T, k)  # einsum would broadcast an axis of size 1
     return torch.einsum('blij,bjld->bid', alpha, C)
 
 
@@ -137,7 +137,7 @@ class Backpack(nn.Module):
     """A Backpack language model; ValueError if config has no senses.
 
     contextualizer is any module (B, T, d) -> (B, T, d) that does not look ahead, such as a wrapped
-    LSTM (section 8), and keeps the parameters that it has; the default is a new GPT-2.
+    LSTM (section 8), and is not initialized again; the default is a new GPT-2.
     """
 
     def __init__(self, config: Config, contextualizer: nn.Module | None = None):
@@ -158,11 +158,11 @@ class Backpack(nn.Module):
         """Return the logits (B, T, vocab_size) of the token after each position of idx (B, T).
 
         With targets (B, T), the ids that follow or -1 to skip one, return their mean loss in nats.
-        C= passes the senses (B, T, k, d) to sum; the default is senses(idx).
+        C (B, T, k, d) are the senses to sum, such as edited ones; the default is senses(idx).
         """
-        h = self.contextualizer(self.wte(idx))        # (B, T, d)           Eq. 11, a GPT-2
-        C = self.senses(idx) if C is None else C      # (B, T, k, d)        Eq. 10, an MLP on each e
-        alpha = self.sense_weights(h)                 # (B, k, T, T)        Eq. 12, no values
+        h = self.contextualizer(self.wte(idx))        # (B, T, d)           Eq. 11, GPT-2
+        C = self.senses(idx) if C is None else C      # (B, T, k, d)        Eq. 10, MLPs
+        alpha = self.sense_weights(h)                 # (B, k, T, T)        Eq. 12, weights
         o = weighted_sum(alpha, C)                    # (B, T, d)           Eq. 2
         logits = self.project(o)                      # (B, T, vocab_size)  Eq. 9, o E^T
         return logits if targets is None else mean_loss(logits, targets)
@@ -182,9 +182,9 @@ class Backpack(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
                  edit: Callable | None = None, stop: int | None = None) -> Tensor:
-        """Continue the texts idx (B, T) by n ids: (B, T + n). Temperature 0 takes the likeliest.
+        """Continue texts idx (B, T) by n ids, or until each has drawn stop: (B, T + n) at most.
 
-        An edit is a function (text, C) -> C. Generation ends early once every text has had stop.
+        An edit is a function (text, C) -> C. Temperature 0 takes the likeliest id.
         """
         T = idx.shape[1]
         for _ in range(n):
@@ -200,59 +200,7 @@ class Backpack(nn.Module):
         return idx
 
 
-def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Average -log p of targets (B, T), but for those that are -1: a loss () in nats per token."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
-
-
-def draw(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
-    """Draw an id (B, 1) for each row of logits (B, V); top_k keeps the likeliest, None all."""
-    if temperature < 0 or (top_k is not None and top_k < 1):
-        raise ValueError(f'temperature is {temperature}, top_k {top_k}: they must be >= 0 and >= 1')
-    if temperature < 1e-30:  # 0, or nearly
-        return logits.argmax(-1, keepdim=True)
-    if top_k is not None:
-        top, ids = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k)
-        logits = torch.full_like(logits, -math.inf).scatter(-1, ids, top)  # (B, V), -inf elsewhere
-    probs = (logits / temperature).softmax(-1)
-    return torch.multinomial(probs, 1)
-
-
-# The contextualizer, a GPT-2: skip this if you know nanoGPT.
-
-class CausalSelfAttention(nn.Module):
-    """Multi-head attention in which position i sees positions j <= i, (B, T, d) -> (B, T, d)."""
-
-    def __init__(self, config: Config):
-        super().__init__()
-        self.n_head = config.n_head
-        self.dropout = config.dropout
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
-
-    def forward(self, h: Tensor) -> Tensor:
-        query, key, value = split_heads(self.c_attn(h), 3, self.n_head)  # (B, n_head, T, d/n_head)
-        dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        y = y.transpose(1, 2).flatten(2)  # (B, T, d), heads side by side
-        return self.c_proj(y)
-
-
-class Block(nn.Module):
-    """One pre-norm Transformer layer with residual connections, (B, T, d) -> (B, T, d)."""
-
-    def __init__(self, config: Config):
-        super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd)
-        self.attn = CausalSelfAttention(config)
-        self.ln_2 = nn.LayerNorm(config.n_embd)
-        self.mlp = MLP(config.n_embd, 4 * config.n_embd, config.n_embd)
-        self.drop = nn.Dropout(config.dropout)
-
-    def forward(self, h: Tensor) -> Tensor:
-        h = h + self.drop(self.attn(self.ln_1(h)))
-        return h + self.drop(self.mlp(self.ln_2(h)))
-
+# The contextualizer, a GPT-2, and what goes with it: skip the rest if you know nanoGPT.
 
 class Contextualizer(nn.Module):
     """Eq. 11, h = Transformer(E[x]): embeddings e (B, T, d) -> contextual vectors h (B, T, d)."""
@@ -272,14 +220,38 @@ class Contextualizer(nn.Module):
         return self.ln_f(h)
 
 
-def init_parameters(part: nn.Module, n_layer: int) -> None:
-    """Initialize as GPT-2 does: normal matrices, smaller in every c_proj, and zero biases."""
-    for name, module in part.named_modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            std = 0.02 / math.sqrt(2 * n_layer) if name.endswith('c_proj') else 0.02
-            nn.init.normal_(module.weight, std=std)
-        if isinstance(module, nn.Linear):
-            nn.init.zeros_(module.bias)
+class Block(nn.Module):
+    """One pre-norm Transformer layer with residual connections, (B, T, d) -> (B, T, d)."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.attn = CausalSelfAttention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.mlp = MLP(config.n_embd, 4 * config.n_embd, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = h + self.drop(self.attn(self.ln_1(h)))
+        return h + self.drop(self.mlp(self.ln_2(h)))
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention in which position i sees positions j <= i, (B, T, d) -> (B, T, d)."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.n_head = config.n_head
+        self.dropout = config.dropout
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, h: Tensor) -> Tensor:
+        query, key, value = split_heads(self.c_attn(h), 3, self.n_head)  # (B, n_head, T, d/n_head)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        y = y.transpose(1, 2).flatten(2)  # (B, T, d), heads side by side
+        return self.c_proj(y)
 
 
 class GPT(nn.Module):
@@ -298,3 +270,31 @@ class GPT(nn.Module):
         h = self.contextualizer(self.wte(idx))  # (B, T, d)
         logits = F.linear(h, self.wte.weight)  # (B, T, vocab_size)
         return logits if targets is None else mean_loss(logits, targets)
+
+
+def init_parameters(part: nn.Module, n_layer: int) -> None:
+    """Initialize as GPT-2 does: normal matrices, smaller in every c_proj, and zero biases."""
+    for name, module in part.named_modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            std = 0.02 / math.sqrt(2 * n_layer) if name.endswith('c_proj') else 0.02
+            nn.init.normal_(module.weight, std=std)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Average -log p(target) over targets (B, T) that are not -1: a scalar, in nats per token."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+def draw(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
+    """Draw an id (B, 1) for each row of logits (B, V); top_k keeps the likeliest, None all."""
+    if temperature < 0 or (top_k is not None and top_k < 1):
+        raise ValueError(f'temperature is {temperature}, top_k {top_k}: they must be >= 0 and >= 1')
+    if temperature < 1e-30:  # 0, or nearly
+        return logits.argmax(-1, keepdim=True)
+    if top_k is not None:
+        top, ids = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k)
+        logits = torch.full_like(logits, -math.inf).scatter(-1, ids, top)  # (B, V), -inf elsewhere
+    probs = (logits / temperature).softmax(-1)
+    return torch.multinomial(probs, 1)

@@ -39,12 +39,12 @@ class DistinctIds(nn.Module):
         """Return model(idx, targets) for texts (B, T), given the distinct_ids of idx."""
         if isinstance(self.model, GPT):
             return self.model(idx, targets)
-        senses = self.model.senses(ids).flatten(1)  # (n, k*d)
+        senses = self.model.senses(ids)  # (n, k, d)
         # senses[places] would sum the gradients of an id in bfloat16 under autocast, where 256 + 1
         # is 256: a frequent id would lose most of its gradient. F.embedding in float32 does not.
-        table = senses.to(self.model.wte.weight.dtype)
-        C = F.embedding(places, table).to(senses.dtype)  # (B, T, k*d), senses of every token
-        C = C.unflatten(-1, (self.model.config.n_sense, -1))  # (B, T, k, d)
+        table = senses.flatten(1).to(self.model.wte.weight.dtype)  # (n, k*d)
+        C = F.embedding(places, table)  # (B, T, k*d), senses of every token
+        C = C.to(senses.dtype).unflatten(-1, senses.shape[1:])  # (B, T, k, d)
         return self.model(idx, targets, C=C)
 
 
@@ -62,10 +62,12 @@ class Cache:
     def extend(self, name: object, start: int, new: Tensor) -> Tensor:
         """Put new (B, T, ..) behind the first start tokens of a name; return all (B, S, ..)."""
         if name not in self.tensors:
-            self.tensors[name] = new.new_empty(len(new), self.room, *new.shape[2:])
+            B, _, *rest = new.shape
+            self.tensors[name] = new.new_empty(B, self.room, *rest)
+        tensor = self.tensors[name]  # (B, room, ..)
         S = start + new.shape[1]
-        self.tensors[name][:, start:S] = new
-        return self.tensors[name][:, :S]
+        tensor[:, start:S] = new
+        return tensor[:, :S]
 
 
 def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: Cache) -> Tensor:
@@ -77,12 +79,14 @@ def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: 
     assert start == 0 or T == 1  # a whole prompt: causal mask; one new token: no mask
     h = e + contextualizer.wpe.weight[start:start + T]  # (B, T, d)
     for block in contextualizer.blocks:
-        qkv = cache.extend(block, start, block.attn.c_attn(block.ln_1(h)))  # (B, S, 3*d)
-        query, key, value = split_heads(qkv, 3, block.attn.n_head)  # (B, n_head, S, d/n_head)
+        attn = block.attn
+        qkv = attn.c_attn(block.ln_1(h))  # (B, T, 3*d)
+        qkv = cache.extend(block, start, qkv)  # (B, S, 3*d)
+        query, key, value = split_heads(qkv, 3, attn.n_head)  # (B, n_head, S, d/n_head) each
         query = query[:, :, start:]  # (B, n_head, T, d/n_head), of the new tokens
         y = F.scaled_dot_product_attention(query, key, value, is_causal=T > 1)
         y = y.transpose(1, 2).flatten(2)  # (B, T, d), heads side by side
-        h = h + block.attn.c_proj(y)
+        h = h + attn.c_proj(y)
         h = h + block.mlp(block.ln_2(h))
     return contextualizer.ln_f(h)
 
@@ -99,48 +103,61 @@ class Cached:
     def __init__(self, model: Backpack | GPT):
         self.model = model
         self.config = model.config
-        self.cache = Cache(self.config.block_size)
-        self.read = torch.empty(0, 0)  # the ids (B, start) of the texts in the cache
+        self.read = None  # the texts (B, start) in the cache
 
     def start_of(self, text: Tensor) -> int:
-        """Count the tokens of texts (B, S) that are in the cache; forget what does not fit them."""
-        start = self.read.shape[1]
-        if start >= text.shape[1] or not torch.equal(self.read, text[:, :start]):
-            self.cache = Cache(self.config.block_size)
-            self.read = text[:, :0]
-        return self.read.shape[1]
+        """Count the tokens of texts (B, S) in the cache; empty it if they do not go on from it."""
+        if self.read is not None:
+            start = self.read.shape[1]
+            before = text[:, :start]
+            if start < text.shape[1] and torch.equal(before, self.read):
+                return start
+        self.cache = Cache(self.config.block_size)
+        self.read = text[:, :0]
+        return 0
 
     def senses(self, text: Tensor) -> Tensor:
-        """Return Eq. 10 for texts (B, S), a copy (B, S, k, d) that an edit may write into."""
-        return self.cached_senses(text, self.start_of(text)).clone()
+        """Compute Eq. 10 for texts (B, S): C (B, S, k, d), a copy that an edit may write into."""
+        start = self.start_of(text)
+        return self.all_senses(text, start).clone()
 
-    def cached_senses(self, text: Tensor, start: int) -> Tensor:
-        """Compute Eq. 10 for the tokens of texts (B, S) after start: C (B, S, k, d) of all."""
+    def all_senses(self, text: Tensor, start: int) -> Tensor:
+        """Compute Eq. 10 for texts (B, S), of which start tokens are in the cache: (B, S, k, d)."""
         ids, places = text[:, start:].unique(return_inverse=True)  # (n,) and (B, T)
-        new = self.model.senses(ids)[places]  # (B, T, k, d)
-        return self.cache.extend('C', start, new)
+        C = self.model.senses(ids)  # (n, k, d)
+        return self.cache.extend('C', start, C[places])
+
+    def contextual(self, text: Tensor, start: int) -> Tensor:
+        """Compute Eq. 11 for the tokens of texts (B, S) from start on: h (B, T, d)."""
+        wte = self.model.wte
+        contextualizer = self.model.contextualizer
+        if isinstance(contextualizer, Contextualizer):
+            e = wte(text[:, start:])  # (B, T, d)
+            return contextualize(contextualizer, e, start, self.cache)
+        h = contextualizer(wte(text))  # (B, S, d), as this one has no cache
+        return h[:, start:]
+
+    def last_alpha(self, h: Tensor, start: int) -> Tensor:
+        """Compute Eq. 12 for the last position, given new h (B, T, d): alpha (B, k, 1, S)."""
+        qk = self.model.sense_weights.c_attn(h)  # (B, T, 2*d)
+        qk = self.cache.extend('qk', start, qk)  # (B, S, 2*d)
+        query, key = split_heads(qk, 2, self.config.n_sense)  # (B, k, S, d/k) each
+        last = query[:, :, -1:]  # (B, k, 1, d/k)
+        scores = (last / math.sqrt(last.shape[-1])) @ key.mT  # (B, k, 1, S)
+        return scores.softmax(dim=-1)
 
     def __call__(self, text: Tensor, *, C: Tensor | None = None) -> Tensor:
-        """Return the logits (B, 1, vocab_size) of the token after texts (B, S), S >= 1.
+        """Return the logits (B, 1, vocab_size) of the token after texts (B, S).
 
         C (B, S, k, d) are the senses to sum, as in Backpack.forward.
         """
-        model = self.model
         start = self.start_of(text)
-        new = text[:, start:]  # (B, T)
-        if isinstance(model.contextualizer, Contextualizer):
-            h = contextualize(model.contextualizer, model.wte(new), start, self.cache)
-        else:  # another contextualizer reads all S tokens each time
-            h = model.contextualizer(model.wte(text))[:, start:]  # (B, T, d)
+        h = self.contextual(text, start)  # (B, T, d)
         o = h[:, -1:]  # (B, 1, d), what a GPT projects
-        if isinstance(model, Backpack):
+        if isinstance(self.model, Backpack):
             if C is None:
-                C = self.cached_senses(text, start)  # (B, S, k, d), Eq. 10
-            qk = self.cache.extend('qk', start, model.sense_weights.c_attn(h))  # (B, S, 2*d)
-            query, key = split_heads(qk, 2, model.config.n_sense)  # (B, k, S, d/k) each
-            last = query[:, :, -1:]  # (B, k, 1, d/k)
-            scores = (last / math.sqrt(last.shape[-1])) @ key.mT  # (B, k, 1, S)
-            alpha = scores.softmax(dim=-1)  # (B, k, 1, S), Eq. 12
+                C = self.all_senses(text, start)  # (B, S, k, d)
+            alpha = self.last_alpha(h, start)  # (B, k, 1, S)
             o = weighted_sum(alpha, C)  # (B, 1, d), Eq. 2
         self.read = text
-        return F.linear(o, model.wte.weight)  # (B, 1, vocab_size), Eq. 9
+        return F.linear(o, self.model.wte.weight)  # (B, 1, vocab_size), Eq. 9
