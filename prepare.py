@@ -26,7 +26,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from rucksack.cli import (
     Parser,
     UserError,
     appearing_whole,
-    lock_folder,
+    locked_folder,
     number,
     progress,
     reading,
@@ -226,10 +225,8 @@ def run(argv: list[str]) -> None:
     """Make data/NAME and print a summary. Nothing else in the folder is touched."""
     args = parse_args(argv)
     folder = data_folder(args.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(folder, f'another prepare.py is making {folder}; wait for it')
     cache = folder / '.prepare-cache'
-    try:
+    with locked_folder(folder, f'another prepare.py is making {folder}; wait for it'):
         for name in ('train.bin', 'val.bin', 'meta.json'):
             if (folder / name).exists() and not args.overwrite:
                 raise UserError(f'{folder / name} exists; add --overwrite to make it again, '
@@ -237,12 +234,10 @@ def run(argv: list[str]) -> None:
             for partial_file in folder.glob(f'{name}.[0-9]*.partial'):  # left by a killed run
                 partial_file.unlink()
         shutil.rmtree(cache, ignore_errors=True)
-        facts = write_data(folder, args, str(cache))
-    finally:
-        os.close(lock)
-        shutil.rmtree(cache, ignore_errors=True)
-        with suppress(OSError):  # unless they are empty
-            os.removedirs(folder)
+        try:
+            facts = write_data(folder, args, str(cache))
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
     train, val = facts['tokens'].values()
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
           f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {counted(args.skipped)}')

@@ -5,9 +5,9 @@
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
 Settings come from the class Settings, then from config files (key = value lines), then from
---key=value. A run writes out/<run>/ckpt.pt (the latest state), best.pt (the lowest validation
-loss) and log.csv. On a CPU, with one or two processes, a run that was killed and resumed ends with
-the same weights as an uninterrupted one, bit for bit.
+--key=value. A run writes ckpt.pt (the latest state), best.pt (the lowest validation loss) and
+log.csv to its folder in out/. On a CPU, with one or two processes, a run that was killed and
+resumed ends as an uninterrupted one, bit for bit.
 """
 
 import math
@@ -20,17 +20,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
-from rucksack.cli import UserError, reading, run_cli
-from rucksack.data import TokenDataset, data_folder, read_meta, texts_of_step
+from rucksack.cli import run_cli
+from rucksack.data import TokenDataset, data_folder, facts_of, read_meta, texts_of_step
 from rucksack.fast import DistinctIds, distinct_ids
-from rucksack.training import checkpoint as ckpt
-from rucksack.training import report, start
+from rucksack.model import GPT, Backpack
+from rucksack.training import report
 from rucksack.training.gauge import stuck_senses
 from rucksack.training.machine import Machine, find_machine, leave_processes
-from rucksack.training.optimizers import make_optimizers
-from rucksack.training.run import RunFolder, refuse_to_replace
-from rucksack.training.settings import parse_settings, setting
+from rucksack.training.optimizers import make_optimizers, set_rates
+from rucksack.training.run import RunFolder, locked, refuse_to_replace
+from rucksack.training.settings import parse_settings, setting, with_decided
+from rucksack.training.start import config_of, find_start, out_dir_of, warmup_of
 
 # -----------------------------------------------------------------------------
 # Settings.
@@ -60,7 +63,7 @@ class Settings:
     muon_lr: float = setting(3e-3, 'peak learning rate of Muon')
     loaded_lr: float = setting(1.0, 'factor on the rates of weights taken from a Transformer')
     warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5%% of max_iters)', low=-1)
-    min_lr: float = setting(0.0, 'learning rate at the end of the decay')
+    min_lr: float = setting(0.0, 'learning rate that the decay reaches one step after the last')
     weight_decay: float = setting(0.1, 'weight decay of matrices')
     decay_embeddings: bool = setting(True, 'apply weight decay to the embeddings too')
     beta1: float = setting(0.9, 'first beta of AdamW')
@@ -70,18 +73,12 @@ class Settings:
     eval_iters: int = setting(100, 'validation batches per evaluation (always the same)', low=1)
     keep_every: int = setting(0, 'keep the weights every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
-    wandb_log: bool = setting(False, 'log to Weights & Biases too (pip install wandb), in the '
-                                     'project WANDB_PROJECT')
+    wandb_log: bool = setting(False, 'log to Weights & Biases too, in the project WANDB_PROJECT')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
     dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32 or bfloat16',
                          choices=('auto', 'float32', 'bfloat16'))
     compile: bool = setting(True, 'use torch.compile, on CUDA and on CPUs with a C++ compiler')
     seed: int = setting(1337, 'random seed for weights, data order and dropout')
-
-    @property
-    def path(self) -> Path:
-        """Return the path of the run's latest checkpoint."""
-        return Path(self.out_dir) / 'ckpt.pt'
 
     @property
     def tokens_per_step(self) -> int:
@@ -94,7 +91,7 @@ def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
     settings, flags, configs = parse_settings(Settings, argv)
     s = Settings(**settings)
     if not s.out_dir:
-        s = replace(s, out_dir=start.out_dir_of(s.dataset, s.model, configs))
+        s = replace(s, out_dir=out_dir_of(s.dataset, s.model, configs))
     return s, flags
 
 
@@ -105,7 +102,8 @@ def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
 def share_of_peak(step: int, s: Settings) -> float:
     """Compute a step's learning rate, as a share of its peak: linear warmup, then linear decay.
 
-    min_lr is AdamW's last rate; Muon's is the same share of its own peak. Steps count from 0.
+    Steps count from 0, so the decay would reach min_lr at the step max_iters, one after the last.
+    min_lr is a rate of AdamW; Muon's is the same share of its own peak.
     """
     if step < s.warmup_iters:
         return (step + 1) / s.warmup_iters
@@ -115,20 +113,21 @@ def share_of_peak(step: int, s: Settings) -> float:
 
 
 # -----------------------------------------------------------------------------
-# A step.
+# A step, and an evaluation.
 
 
-def loss_of(model: nn.Module, data: TokenDataset, texts: np.ndarray, machine: Machine) -> Tensor:
-    """Compute the mean loss () of chosen texts; model is DistinctIds(model), or it in DDP."""
+def loss_of(loss_model: nn.Module, data: TokenDataset, texts: np.ndarray, machine: Machine
+            ) -> Tensor:
+    """Compute the mean loss () of chosen texts in nats per token."""
     idx, targets = data(texts)  # (B, T) each
     ids, places = distinct_ids(idx)  # (n,) and (B, T); the senses of an id are computed once
     idx, targets, ids, places = machine.to_device(idx, targets, ids, places)
     with machine.autocast():
-        return model(idx, targets, ids, places)
+        return loss_model(idx, targets, ids, places)
 
 
-def forward_backward(model: nn.Module, data: TokenDataset, step: int, s: Settings, machine: Machine
-                     ) -> Tensor:
+def forward_backward(loss_model: nn.Module, data: TokenDataset, step: int, s: Settings,
+                     machine: Machine) -> Tensor:
     """Add the gradients of a step's mean loss to the parameters.
 
     Returns the mean loss of this process's micro-batches. Processes take the micro-batches
@@ -142,186 +141,185 @@ def forward_backward(model: nn.Module, data: TokenDataset, step: int, s: Setting
     for i in own:
         torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends only on this seed
         if machine.world > 1:
-            model.require_backward_grad_sync = i == own[-1]  # as with DDP's no_sync
-        loss = loss_of(model, data, micro_batches[i], machine) / len(own)
+            loss_model.require_backward_grad_sync = i == own[-1]  # as with DDP's no_sync
+        loss = loss_of(loss_model, data, micro_batches[i], machine) / len(own)
         loss.backward()
         losses.append(loss.detach())
     return torch.stack(losses).sum()
 
 
-# -----------------------------------------------------------------------------
-# Evaluation.
-
-
 @torch.no_grad()
-def evaluate(model: nn.Module, data: TokenDataset, s: Settings, machine: Machine) -> dict:
-    """Make a row of the log: the mean loss in nats per token and, for a Backpack, its stuck senses.
+def evaluate(loss_model: nn.Module, data: TokenDataset, s: Settings, machine: Machine
+             ) -> float | None:
+    """Compute the mean loss in nats per token on texts spread over the data, always the same.
 
-    The texts are always the same, spread over the data.
+    None if a signal breaks it off.
     """
     texts = data.spread(s.eval_iters * s.batch_size)
     batches = np.split(texts, range(s.batch_size, len(texts), s.batch_size))
     total = 0.0
-    model.eval()
-    for batch in batches[machine.rank::machine.world]:
-        loss = loss_of(model, data, batch, machine)
-        total += loss.item() * len(batch)
+    loss_model.eval()
+    for i in range(0, len(batches), machine.world):  # a batch for each process
+        if machine.noted_signal():
+            return None
+        own = i + machine.rank
+        for batch in batches[own:own + 1]:  # none, maybe, in the last round
+            loss = loss_of(loss_model, data, batch, machine)
+            total += loss.item() * len(batch)
+    loss_model.train()
     total = machine.sum_over_processes(torch.tensor(total, dtype=torch.float64))
-    row = {'val_loss': total / len(texts)}
-    if s.model == 'backpack':
-        idx, _ = data(data.spread(16))  # (16, block_size)
-        with machine.autocast():
-            row |= stuck_senses(model.model, idx.to(machine.device))
-    model.train()
-    return row
+    return total / len(texts)
 
 
 # -----------------------------------------------------------------------------
-# The loop.
+# A run.
 
 
-def train(s: Settings, flags: set[str]) -> int:
-    """Train, with the result of parse_args; returns the exit code."""
-    # The checkpoint to resume, or the weights to start from, and the data.
-    state = {}
-    if s.init_from == 'resume':
-        state = ckpt.read_state(s.path)
-        with reading(s.path, f'fine-tune its weights with --init_from={s.path}'):
-            s = start.with_decided(s, flags, start.settings_of_run(state['settings'], flags))
-    elif not s.overwrite:
-        refuse_to_replace(s.path)
-    folder = data_folder(s.dataset)
-    meta = read_meta(folder)
-    if s.init_from not in ('scratch', 'resume'):
-        weights = start.load_weights(s.init_from, meta, s.dataset)
-        decided = start.settings_of_weights(weights.config, s.block_size, flags)
-        s = start.with_decided(s, flags, decided)
-    train_data = TokenDataset(folder, 'train', meta, s.block_size)
-    val_data = TokenDataset(folder, 'val', meta, s.block_size)
-    data_facts = str([meta['tokens'], meta.get('sha256')])
-    if state and state['data'] != data_facts:
-        raise UserError(f'{folder} is not the data that {s.path} was trained on; restore it')
+@dataclass
+class Run:
+    """What the loop works with."""
+
+    settings: Settings
+    machine: Machine
+    folder: RunFolder
+    model: Backpack | GPT
+    loss_model: nn.Module  # the model as it is trained: compiled, in DDP; returns the loss
+    optimizers: list[Optimizer]
+    train_data: TokenDataset
+    val_data: TokenDataset
+    last: tuple[int, float]  # step and time of the last log line or evaluation, for the speed
+
+    def save_and_evaluate(self, step: int) -> None:
+        """Save, then evaluate: a run that is broken off meanwhile resumes here.
+
+        Step 0 is saved after its evaluation, as there is nothing to lose but an older run.
+        """
+        if step > 0:
+            self.folder.save(step)
+        if step in self.folder.val_losses:  # it was evaluated before it was resumed
+            return
+        loss = evaluate(self.loss_model, self.val_data, self.settings, self.machine)
+        if loss is None:
+            return
+        row = {'tokens': step * self.settings.tokens_per_step, 'val_loss': loss}
+        if isinstance(self.model, Backpack):
+            row |= stuck_senses(self.model, self.val_data, self.machine)
+        self.machine.print0(report.evaluation_lines(step, row, self.settings.warmup_iters))
+        self.folder.log(step, row)
+        self.folder.save(step)
+        self.folder.copy_if_best(step)
+        self.last = step, time.perf_counter()
+
+    def log_step(self, step: int, loss: Tensor, norm: Tensor, share: float) -> None:
+        """Print and log the numbers of a step, and its tokens per second without evaluations."""
+        s = self.settings
+        loss = self.machine.sum_over_processes(loss) / self.machine.world  # waits for the device
+        last_step, last_time = self.last
+        self.last = step, time.perf_counter()
+        speed = (step - last_step) * s.tokens_per_step / (self.last[1] - last_time)
+        row = {
+            'tokens': step * s.tokens_per_step,
+            'loss': loss,
+            'learning_rate': share * s.learning_rate,
+            'grad_norm': norm.item(),
+            'tokens_per_second': round(speed)}
+        if s.optimizer == 'muon':
+            row['muon_lr'] = share * s.muon_lr
+        tokens_left = (s.max_iters - step) * s.tokens_per_step
+        self.machine.print0(report.log_line(step, row, tokens_left))
+        self.folder.log(step, row)
+
+
+def set_up(s: Settings, flags: set[str]) -> Run:
+    """Make what the loop works with. The folder of the run must be locked."""
+    # What the run starts from decides some settings.
+    begin = find_start(s.init_from, Path(s.out_dir), s.dataset, s.block_size, flags)
+    s = with_decided(s, flags, begin.settings)
+    if s.init_from != 'resume' and not s.overwrite:
+        refuse_to_replace(Path(s.out_dir))
+    data = data_folder(s.dataset)
+    meta = read_meta(data)
+    train_data = TokenDataset(data, 'train', meta, s.block_size)
+    val_data = TokenDataset(data, 'val', meta, s.block_size)
 
     # The device, its number format and, under torchrun, the other processes (with equal shares).
     machine = find_machine(s.device, s.dtype, s.gradient_accumulation_steps)
-    machine.check_agreement(f'{state.get("log")} {data_facts}', f'{s.out_dir} and {folder}')
-    warmup_iters = start.warmup_of(s.warmup_iters, s.max_iters, machine)
+    machine.check_agreement(f'{begin.state.get("log")} {facts_of(meta)}', f'{s.out_dir}, {data}')
+    warmup_iters = warmup_of(s.warmup_iters, s.max_iters, machine)
     s = replace(s, dtype=machine.dtype, warmup_iters=warmup_iters)
 
-    # The model: from scratch, from the checkpoint to resume, or from given weights.
+    # The model and its optimizers. Compiled, the loss is one graph; DDP averages gradients.
     torch.manual_seed(s.seed)
-    config = start.config_of(asdict(s), meta['vocab_size'])
-    if s.init_from == 'scratch':
-        model = ckpt.make_model(config)
-    elif s.init_from == 'resume':
-        model = ckpt.from_checkpoint(state, s.path)
-    else:
-        model = start.start_from(weights, config)
+    model = begin.make(config_of(asdict(s), meta['vocab_size']))
     model.to(machine.device).train()
-
-    # The optimizers. A resumed run restores their moments.
     optimizers = make_optimizers(
         model, s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
         decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr, loaded_lr=s.loaded_lr)
-    if state:
-        ckpt.load_optimizers(optimizers, state['optimizers'], s.path)
+    begin.restore(optimizers)
+    loss_model = machine.wrap(DistinctIds(model), s.compile)
 
-    # Compiled, the loss is one graph; DDP around it averages the gradients of all processes.
-    loss_model = DistinctIds(model)
-    if s.compile:
-        loss_model = machine.compile(loss_model)
-    ddp_model = machine.distribute(loss_model)
-
-    # Lock the folder of the run, and restore its log. Print a summary of the run.
     facts = {'model_config': asdict(model.config), 'tokenizer': meta['tokenizer'],
-             'settings': asdict(s), 'data': data_facts}  # stored in every checkpoint
-    out = RunFolder(s.path, s.tokens_per_step, facts, state, machine.rank)
-    machine.print0(report.describe(model, machine, state))
-    epochs = s.max_iters * s.tokens_per_step / len(train_data.tokens)
-    machine.print0(f'{s.max_iters:,} steps of {s.tokens_per_step:,} tokens: {epochs:.3f} epochs of '
-                   f'data/{s.dataset}; log and checkpoints in {s.out_dir}')
+             'settings': asdict(s), 'data': facts_of(meta)}  # stored in every checkpoint
+    folder = RunFolder(Path(s.out_dir), model, optimizers, facts, begin.state, machine.rank)
+    machine.print0(report.describe(model, machine, begin.state))
+    machine.print0(report.plan(s.max_iters, s.tokens_per_step, len(train_data.tokens), data))
+    last = begin.state.get('step', 0), time.perf_counter()
+    return Run(s, machine, folder, model, loss_model, optimizers, train_data, val_data, last)
 
-    iter_num = state.get('step', 0)
-    is_evaluated = math.isfinite(state.get('val_loss', math.inf))  # step iter_num has been
-    advised = False
-    machine.note_signals()  # Ctrl-C does not break off a step
+
+def train(run: Run) -> int:
+    """Train a model that is set up; returns the exit code."""
+    s = run.settings
+    machine = run.machine
+    step, _ = run.last
+    machine.note_signals()  # Ctrl-C and SIGTERM do not break off a step
     try:
-        if s.wandb_log:
-            out.start_wandb()
-        interval_start = time.perf_counter()  # when the current logging interval began
-        interval_step = iter_num
         while True:
-            # After Ctrl-C or SIGTERM to any process: save without an evaluation, and leave.
-            if machine.noted_signal():
-                out.save(iter_num, model, optimizers)
-                machine.print0(f'train.py: interrupted: {s.path} is saved at step {iter_num}; '
-                               'continue with python train.py --init_from=resume '
-                               f'--out_dir={s.out_dir}', sys.stderr)
-                return 128 + machine.noted_signal()
-
-            # Evaluate and save a checkpoint: at the start, every eval_interval steps, at the end.
-            is_last = iter_num >= s.max_iters
-            if (iter_num % s.eval_interval == 0 or is_last) and not is_evaluated:
-                pause_start = time.perf_counter()
-                row = evaluate(loss_model, val_data, s, machine)
-                lines, advised = report.evaluation_lines(iter_num, row, s.warmup_iters, advised)
-                machine.print0(lines)
-                out.log(iter_num, row)
-                out.save(iter_num, model, optimizers, row['val_loss'])
-                interval_start += time.perf_counter() - pause_start
-            if is_last:
+            # Save and evaluate: at the start, every eval_interval steps, and at the end.
+            is_done = step >= s.max_iters
+            if step % s.eval_interval == 0 or is_done:
+                run.save_and_evaluate(step)
+            if is_done or machine.noted_signal():
                 break
 
-            # Set this step's learning rates: share * peak * the group's factor.
-            share = share_of_peak(iter_num, s)
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group['lr'] = share * optimizer.defaults['lr'] * group['factor']
+            share = share_of_peak(step, s)
+            set_rates(run.optimizers, share)
 
-            # Forward and backward through all micro-batches, then clip and update.
-            loss = forward_backward(ddp_model, train_data, iter_num, s, machine)
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip or math.inf)
-            for optimizer in optimizers:
+            # Forward and backward through all micro-batches; then clip and update.
+            loss = forward_backward(run.loss_model, run.train_data, step, s, machine)
+            norm = clip_grad_norm_(run.model.parameters(), s.grad_clip or math.inf)
+            for optimizer in run.optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-            iter_num += 1
-            is_evaluated = False
+            step += 1
 
-            # Permanent copies of the weights.
-            if s.keep_every and iter_num % s.keep_every == 0:
-                out.keep(iter_num, model)
+            # Log the step, and keep a permanent copy of the parameters, if these are due.
+            if step % s.log_interval == 0 or step == s.max_iters:
+                run.log_step(step, loss, norm, share)
+            if s.keep_every and step % s.keep_every == 0:
+                run.folder.keep(step)
 
-            # A log line: the numbers of this step, and tokens per second since the last line,
-            # evaluations excluded.
-            if iter_num % s.log_interval == 0 or iter_num == s.max_iters:
-                loss = machine.sum_over_processes(loss) / machine.world  # waits for the device
-                tokens = (iter_num - interval_step) * s.tokens_per_step
-                seconds = time.perf_counter() - interval_start
-                row = {
-                    'loss': loss,
-                    'learning_rate': share * s.learning_rate,
-                    'grad_norm': norm.item(),
-                    'tokens_per_second': round(tokens / seconds)}
-                if s.optimizer == 'muon':
-                    row['muon_lr'] = share * s.muon_lr
-                tokens_left = (s.max_iters - iter_num) * s.tokens_per_step
-                machine.print0(report.log_line(iter_num, row, tokens_left))
-                out.log(iter_num, row)
-                interval_start = time.perf_counter()
-                interval_step = iter_num
-        machine.print0(f'done: {s.path}')
+        signal = machine.noted_signal()
+        if signal:
+            run.folder.save(step)
+            machine.print0(report.interrupted(step, s.out_dir), sys.stderr)
+            return 128 + signal
+        machine.print0(f'done: {s.out_dir}/ckpt.pt')
         return 0
-    except (RuntimeError, FloatingPointError, OSError) as error:
-        machine.print0(report.stopped(error, s.path, out.saved_step, machine.rank), sys.stderr)
+    except RuntimeError as error:
+        raise report.explained(error, machine.rank, run.folder.what_is_saved())
+    except (FloatingPointError, OSError) as error:
+        machine.print0(f'train.py: stopped: {error}; {run.folder.what_is_saved()}', sys.stderr)
         return 1
     finally:
         machine.forget_signals()
-        out.close()
 
 
 def run(argv: list[str]) -> int:
     """Run the command line; returns the exit code."""
-    code = train(*parse_args(argv))
+    s, flags = parse_args(argv)
+    with locked(Path(s.out_dir)):  # before anyone looks into it
+        code = train(set_up(s, flags))
     leave_processes(code)
     return code
 

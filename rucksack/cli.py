@@ -5,7 +5,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -210,3 +210,21 @@ def lock_folder(folder: Path, busy: str) -> int:
     except OSError:
         pass  # a file system without locks
     return descriptor
+
+
+@contextmanager
+def locked_folder(folder: Path, busy: str) -> Iterator[None]:
+    """Make a folder if need be, and lock it; UserError(busy) if it is locked.
+
+    Folders that this has made go again if they are empty in the end.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder, busy)
+    try:
+        yield
+    finally:
+        os.close(lock)
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()

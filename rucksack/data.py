@@ -40,6 +40,11 @@ def read_meta(folder: Path) -> dict:
     return {'tokenizer': GPT2, 'vocab_size': GPT2_VOCAB, 'tokens': tokens}
 
 
+def facts_of(meta: dict) -> str:
+    """Tell the data of one meta.json from other data: the tokens and the checksums of its bins."""
+    return str([meta['tokens'], meta.get('sha256')])
+
+
 def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
     """Map the ids in NAME.bin into memory; UserError if its checksum or an id does not fit meta."""
     path = folder / f'{name}.bin'

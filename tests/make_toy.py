@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-from helpers import ROOT, train_toy
+from helpers import ROOT, log, train_toy
 
 FIXTURE = ROOT / 'tests' / 'fixtures' / 'toy.pt'
-KEPT = ('model_config', 'tokenizer', 'settings', 'step', 'val_loss')
+KEPT = ('model_config', 'tokenizer', 'settings', 'step')
 
 
 def make_toy(file: Path, steps: int = 400) -> None:
@@ -20,8 +20,10 @@ def make_toy(file: Path, steps: int = 400) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = train_toy(Path(folder), steps) / 'out' / 'toy'
         state = torch.load(run / 'ckpt.pt', weights_only=True)
+        val_loss = float(log(run)[-1]['val_loss'])
     weights = {name: weight.bfloat16() for name, weight in state['model'].items()}
-    torch.save({name: state[name] for name in KEPT} | {'model': weights}, file)
+    kept = {name: state[name] for name in KEPT}
+    torch.save(kept | {'model': weights, 'val_loss': val_loss}, file)
 
 
 if __name__ == '__main__':

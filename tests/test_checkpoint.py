@@ -82,6 +82,28 @@ def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
     finish_run(RUN)
 
 
+@pytest.mark.parametrize('signal_at, step', [(1, 0), (3, 4)])
+def test_a_signal_breaks_off_an_evaluation(signal_at, step, tiny, monkeypatch):
+    """Its step is saved by then, and the run goes on with the same bits."""
+    train.main([*RUN, '--out_dir=out/whole'])
+    real = train.evaluate
+    evaluations = []
+
+    def evaluate(*args):
+        evaluations.append(args)
+        if len(evaluations) == signal_at:
+            signal.raise_signal(signal.SIGTERM)
+        return real(*args)
+
+    monkeypatch.setattr(train, 'evaluate', evaluate)
+    with pytest.raises(SystemExit) as stop:
+        train.main(RUN)
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert checkpoint()['step'] == step
+    train.main(RESUME)
+    assert_same_run('out/whole', 'out/run')
+
+
 def test_a_signal_right_after_a_save_changes_no_checkpoint(tiny, monkeypatch):
     """Its evaluation would be made again, and logged twice."""
     train.main([*RUN, '--max_iters=2'])
@@ -134,6 +156,33 @@ def test_nobody_else_gets_into_the_folder_of_a_run(tiny, capsys, monkeypatch):
     monkeypatch.setattr(train, 'forward_backward', forward_backward)
     train.main(RUN)
     assert_same_run('out/whole', 'out/run')
+
+
+@pytest.mark.parametrize('more', [[], ['--init_from=resume', '--max_iters=9']])
+def test_a_run_locks_its_folder_before_it_looks_into_it(more, tiny, capsys, monkeypatch):
+    """A second run that starts meanwhile is refused, not overwritten, whichever is slower."""
+    if more:
+        train.main(RUN)
+    real = train.find_start
+
+    def find_start(*args):
+        monkeypatch.setattr(train, 'find_start', real)
+        assert 'out/run' in error_of(train, capsys, *RUN, *more)
+        return real(*args)
+
+    monkeypatch.setattr(train, 'find_start', find_start)
+    train.main([*RUN, *more])
+    assert checkpoint()['step'] == (9 if more else 6)
+
+
+@pytest.mark.parametrize('is_there', [False, True])
+def test_a_refused_run_leaves_the_folders_there_were(is_there, tiny, capsys):
+    """Those that it has made go, and a person's own empty folder stays."""
+    if is_there:
+        Path('out/run').mkdir(parents=True)
+    error_of(train, capsys, *RUN, '--init_from=missing.pt')
+    assert Path('out/run').exists() == is_there
+    assert Path('out').exists() == is_there
 
 
 @pytest.mark.parametrize('name', ['ckpt.pt', 'best.pt', 'ckpt-3.pt', 'log.csv'])

@@ -71,7 +71,8 @@ def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
     model = DistinctIds(a_model(dropout=0.5))
     data = dataset('val')
     s = Settings(batch_size=7, eval_iters=eval_iters)
-    loss = train.evaluate(model.train(), data, s, ALONE)['val_loss']
+    ALONE.note_signals()
+    loss = train.evaluate(model.train(), data, s, ALONE)
     plain = model.model.eval()
     each = [plain(*data(np.array([i]))).item() for i in chosen]
     assert loss == pytest.approx(np.mean(each), rel=1e-12)
@@ -125,15 +126,18 @@ def test_grad_clip_clips_gradients_after_they_are_logged(tiny):
     assert logged[1] == logged[0]
 
 
+DTYPES = ('float32', 'bfloat16')
+
+
 def test_bfloat16_is_for_products_alone(tiny):
     """Weights stay in float32; the loss after two steps is near float32's and is not the same."""
-    for dtype in ('float32', 'bfloat16'):
+    for dtype in DTYPES:
         train.main([*SMALL, f'--dtype={dtype}', '--max_iters=2', f'--out_dir=out/{dtype}'])
     state = checkpoint('out/bfloat16')
-    exact = checkpoint('out/float32')['val_loss']
+    exact, rounded = (evaluations(f'out/{dtype}')[-1]['val_loss'] for dtype in DTYPES)
     assert {weight.dtype for weight in state['model'].values()} == {torch.float32}
-    assert state['val_loss'] == pytest.approx(exact, abs=0.02)
-    assert state['val_loss'] != exact
+    assert float(rounded) == pytest.approx(float(exact), abs=0.02)
+    assert rounded != exact
 
 
 @pytest.mark.slow
@@ -447,7 +451,6 @@ def test_a_run_that_diverges_keeps_its_best_and_last_state(tiny, capsys):
     assert_finite(Path('out/run/ckpt.pt'))
     losses = {int(row['step']): float(row['val_loss']) for row in evaluations()}
     assert losses[best['step']] == min(losses.values())
-    assert best['val_loss'] == pytest.approx(min(losses.values()), rel=1e-5)
     assert 0 < best['step'] < last['step']
 
 
@@ -477,16 +480,13 @@ def test_keep_every_keeps_no_weights_that_are_not_finite(tiny, capsys):
         assert_finite(Path('out/run', name))
 
 
-@pytest.mark.parametrize('step, counts, advised, advice', [
-    (5, (0, 3), False, False), (6, (0, 3), False, True), (6, (2, 0), False, True),
-    (6, (0, 3), True, False), (6, (0, 0), False, False)])
-def test_stuck_senses_after_the_warmup_get_advice_once(step, counts, advised, advice):
+@pytest.mark.parametrize('step, counts, said', [
+    (5, (0, 3), 'normal at first'), (6, (0, 3), 'docs/training.md'),
+    (6, (2, 0), 'docs/training.md'), (6, (0, 0), 'only on position')])
+def test_stuck_senses_after_the_warmup_get_advice(step, counts, said):
     """Until warmup_iters they are normal."""
     row = {'val_loss': 1.0, 'senses_on_current_token': counts[0], 'senses_by_position': counts[1]}
-    said, now_advised = evaluation_lines(step, row, 5, advised)
-    assert ('--optimizer=muon' in said) == advice
-    assert ('normal' in said) == (step <= 5)
-    assert now_advised == (advice or advised)
+    assert said in evaluation_lines(step, row, 5).removesuffix(')')[-20:]
 
 
 def test_wandb_log_gets_what_is_logged(tiny, monkeypatch):

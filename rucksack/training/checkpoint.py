@@ -1,7 +1,6 @@
 """Checkpoints of train.py: loaded without running code, written whole, resumed bit for bit."""
 
 import os
-import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 from safetensors.torch import load_file as load_safetensors
 from torch import Tensor
 
-from rucksack.cli import UserError, appearing_whole, reading
+from rucksack.cli import UserError, reading
 from rucksack.model import GPT, Backpack, Config
 
 # -----------------------------------------------------------------------------
@@ -76,7 +75,7 @@ def newest_backpack() -> Path | None:
 
 
 def read_state(path: Path) -> dict:
-    """Read the checkpoint of a run, to resume it; UserError for one with weights alone."""
+    """Read the checkpoint of a run, to resume it; UserError for one with parameters alone."""
     state = load_file(path)
     if 'optimizers' not in state:
         raise UserError(f'{path} holds weights but no run to resume; '
@@ -84,36 +83,28 @@ def read_state(path: Path) -> dict:
     return state
 
 
-def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict,
-                    path: Path) -> None:
+def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict) -> None:
     """Copy the moments of each parameter from a checkpoint; betas and the like stay as set.
 
-    Moments of another shape would make a fused kernel write past them.
+    Moments of another shape would make a fused kernel write past them: ValueError.
     """
-    with reading(path, f'fine-tune its weights with --init_from={path}'):
-        for optimizer in optimizers:
-            params = [p for group in optimizer.param_groups for p in group['params']]
-            saved = states[type(optimizer).__name__]['state']
-            for i, moments in saved.items():
-                p = params[i]
-                for name, moment in moments.items():
-                    shape = () if name == 'step' else p.shape
-                    if moment.shape != shape:
-                        raise ValueError(f'the shape of {name}')
-                    own = torch.empty(shape, device=p.device)
-                    optimizer.state[p][name] = own.copy_(moment)
+    for optimizer in optimizers:
+        params = [p for group in optimizer.param_groups for p in group['params']]
+        saved = states[type(optimizer).__name__]['state']
+        for i, moments in saved.items():
+            p = params[i]
+            for name, moment in moments.items():
+                shape = () if name == 'step' else p.shape
+                if moment.shape != shape:
+                    raise ValueError(f'the shape of {name}')
+                own = torch.empty(shape, device=p.device)
+                optimizer.state[p][name] = own.copy_(moment)
 
 
-def save_checkpoint(path: Path, state: dict) -> None:
-    """Write a state, whole or not at all."""
+def write_state(path: Path, state: dict) -> None:
+    """Write a state to a file; OSError if the disk is full."""
     try:
-        with appearing_whole(path) as partial, open(partial, 'wb') as file:
+        with open(path, 'wb') as file:
             torch.save(state, file)
     except RuntimeError as error:  # torch.save hides a full disk behind an error of its own
         raise error.__context__ or error
-
-
-def copy_to_best(path: Path) -> None:
-    """Make best.pt a copy of a checkpoint."""
-    with appearing_whole(path.with_name('best.pt')) as partial:
-        shutil.copyfile(path, partial)

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from rucksack.data import TokenDataset
 from rucksack.model import Backpack
+from rucksack.training.machine import Machine
 
 
 @torch.no_grad()
@@ -31,14 +33,16 @@ def sense_gauge(model: Backpack, idx: Tensor) -> Tensor:
     return torch.stack(measured).mean(0)
 
 
-def stuck_senses(model: Backpack, idx: Tensor) -> dict[str, int]:
-    """Count the senses that do not read the texts idx (B, T), as columns of the log.
+def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> dict[str, int]:
+    """Count the senses that do not read 16 texts of the data, as columns of the log.
 
     These are senses that give over 0.97 of their weight to the current token, and senses whose
     weights depend only on position; a sense can be both. In the first steps from scratch, senses
     are often of the second kind.
     """
-    on_current, moved = sense_gauge(model, idx)  # (k,) each
+    idx, _ = data(data.spread(16))  # (16, block_size)
+    with machine.autocast():
+        on_current, moved = sense_gauge(model, idx.to(machine.device))  # (k,) each
     is_on_current = on_current > 0.97
     is_by_position = moved < 0.05
     return {

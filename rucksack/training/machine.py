@@ -117,11 +117,13 @@ class Machine:
         self.print0('compiling, which takes a minute or two ...')
         return torch.compile(module)
 
-    def distribute(self, module: nn.Module) -> nn.Module:
-        """Wrap a module in DDP if there are several processes; it averages their gradients."""
-        if self.world == 1:
-            return module
-        return DistributedDataParallel(module, [self.device] if self.on_gpu else None)
+    def wrap(self, module: nn.Module, compile: bool) -> nn.Module:
+        """Compile a module if asked to, and put DDP around it if there are several processes."""
+        if compile:
+            module = self.compile(module)
+        if self.world > 1:
+            module = DistributedDataParallel(module, [self.device] if self.on_gpu else None)
+        return module
 
 
 def find_machine(device: str, dtype: str, micro_batches: int = 0) -> Machine:

@@ -52,6 +52,13 @@ def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weig
     return [adamw, Muon(groups, {'lr': muon_lr, 'weight_decay': weight_decay})]
 
 
+def set_rates(optimizers: list[Optimizer], share: float) -> None:
+    """Set the learning rate of each group: share * its optimizer's peak * the group's factor."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group['lr'] = share * optimizer.defaults['lr'] * group['factor']
+
+
 class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for stacked matrices: each part is updated by itself.
 

@@ -1,4 +1,4 @@
-"""What a training run prints: its summary, the lines of its log, and what to do if it stops."""
+"""What a training run prints: its summary, and the lines of its log."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -25,26 +25,24 @@ def describe(model: Backpack | GPT, machine: Machine, state: dict) -> str:
     return text
 
 
-def evaluation_lines(step: int, row: dict, warmup_iters: int, advised: bool) -> tuple[str, bool]:
-    """Format the log's row of an evaluation for the terminal, a line on stuck senses included.
+def plan(n_steps: int, tokens_per_step: int, n_tokens: int, data: Path) -> str:
+    """Say how much a run reads, of data with n_tokens."""
+    epochs = n_steps * tokens_per_step / n_tokens
+    return f'{n_steps:,} steps of {tokens_per_step:,} tokens: {epochs:.3f} epochs of {data}'
 
-    After the warmup, stuck senses get advice, once; also returns whether they have had it.
-    """
+
+def evaluation_lines(step: int, row: dict, warmup_iters: int) -> str:
+    """Format the log's row of an evaluation for the terminal."""
     lines = f'step {step}: validation loss {row["val_loss"]:.4f}'
     if 'senses_by_position' in row:
         on_current = row['senses_on_current_token']
         by_position = row['senses_by_position']
         lines += (f'\nstuck senses: {on_current} attend only to the current token, '
                   f'{by_position} depend only on position')
-        is_stuck = on_current + by_position > 0
-        if is_stuck and step <= warmup_iters:
-            lines += ' (normal at first)'
-        elif is_stuck and not advised:
-            lines += ('\nA stuck sense does not read the text: it adds little to the model, and '
-                      'seldom recovers. Start again with --optimizer=muon, or with lower learning '
-                      'rates.')
-            advised = True
-    return lines, advised
+        if on_current + by_position > 0:
+            is_warm = step > warmup_iters
+            lines += ' (what to do: docs/training.md)' if is_warm else ' (normal at first)'
+    return lines
 
 
 def log_line(step: int, row: dict, tokens_left: int) -> str:
@@ -58,19 +56,16 @@ def log_line(step: int, row: dict, tokens_left: int) -> str:
             f'{row["grad_norm"]:.2f}, {speed:,} tokens/s, {time_left} left')
 
 
-def stopped(error: Exception, path: Path, saved_step: int | None, rank: int) -> str:
-    """Say why a run stopped, and what it has saved: the checkpoint at path, of saved_step.
+def interrupted(step: int, out_dir: str) -> str:
+    """Say where an interrupted run is saved, and how to go on with it."""
+    return (f'train.py: interrupted: {out_dir}/ckpt.pt is saved at step {step}; continue with '
+            f'python train.py --init_from=resume --out_dir={out_dir}')
 
-    LocalError, raised from here, for a device without enough memory; any other RuntimeError is
-    raised again.
-    """
-    saved = 'nothing was saved'
-    if saved_step is not None:
-        saved = f'the last good checkpoint is {path}, from step {saved_step}'
+
+def explained(error: RuntimeError, rank: int, saved: str) -> Exception:
+    """Say in a LocalError that a device has not enough memory; any other error stays as it is."""
     # A CPU's allocator has no error of its own.
     if isinstance(error, torch.OutOfMemoryError) or 'allocate memory' in str(error):
-        raise LocalError(f'process {rank}: out of memory; lower --batch_size and raise '
-                         f'--gradient_accumulation_steps to match; {saved}')
-    if isinstance(error, RuntimeError):
-        raise error
-    return f'train.py: stopped: {error}; {saved}'
+        return LocalError(f'process {rank}: out of memory; lower --batch_size and raise '
+                          f'--gradient_accumulation_steps to match; {saved}')
+    return error

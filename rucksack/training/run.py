@@ -1,21 +1,39 @@
 """The folder of a training run: locked while the run trains; its checkpoints and its log."""
 
+import csv
 import math
 import os
 import re
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rucksack.cli import UserError, lock_folder, reading
+from rucksack.cli import UserError, appearing_whole, locked_folder, reading, write_file
 from rucksack.model import GPT, Backpack
 from rucksack.training import checkpoint as ckpt
 
 COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
            'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # of log.csv
+HEADER = ','.join(COLUMNS) + '\n'
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the folder of a run, which is made if need be; UserError if a run trains in it.
+
+    Of several processes, the first one locks it for all.
+    """
+    if os.environ.get('RANK', '0') != '0':
+        yield
+        return
+    busy = f'another process is training in {folder}; choose another --out_dir'
+    with locked_folder(folder, busy):
+        yield
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -24,57 +42,78 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [file for file in files if re.fullmatch(r'ckpt|ckpt-\d+|best', file.stem)]
 
 
-def refuse_to_replace(path: Path) -> None:
-    """Raise UserError if the folder of a checkpoint holds checkpoints or a log already."""
-    for file in [*checkpoints_in(path.parent), *path.parent.glob('log.csv')]:
+def refuse_to_replace(folder: Path) -> None:
+    """Raise UserError if the folder of a run holds checkpoints or a log already."""
+    for file in [*checkpoints_in(folder), *folder.glob('log.csv')]:
         raise UserError(f'{file} exists; continue it with --init_from=resume, '
                         'replace it with --overwrite, or choose another --out_dir')
 
 
+def read_log(folder: Path, step: int) -> str:
+    """Read log.csv up to a step, with its header; without the file, there is a header alone."""
+    path = folder / 'log.csv'
+    if not path.exists():
+        return HEADER
+    with reading(path, 'move it away'):
+        header, *rows = path.read_text(encoding='utf-8').splitlines(keepends=True)
+        return header + ''.join(row for row in rows if int(row.split(',')[0]) <= step)
+
+
+def val_losses_in(log: str) -> dict[int, float]:
+    """Find the validation losses in the text of a log.csv: step -> loss."""
+    losses = {}
+    for row in csv.DictReader(log.splitlines()):
+        if row['val_loss']:
+            losses[int(row['step'])] = float(row['val_loss'])
+    return losses
+
+
 def check_finite(step: int, tensors: Iterable[Tensor]) -> None:
-    """Raise FloatingPointError if a weight or moment is not finite: it must not be saved."""
+    """Raise FloatingPointError if a parameter or moment is not finite: it must not be saved."""
     is_finite = [tensor.isfinite().all() for tensor in tensors]
     if not torch.stack(is_finite).all():
-        raise FloatingPointError(f'step {step}: a weight or an optimizer moment is not finite')
+        raise FloatingPointError(f'step {step}: a parameter or an optimizer moment is not finite')
 
 
 class RunFolder:
-    """The folder of a run, in which path is the latest checkpoint; only the first process writes.
+    """The folder of a run, with ckpt.pt, best.pt and log.csv; only the first process writes.
 
-    facts are stored in every checkpoint beside the weights; state is the checkpoint to resume, or
-    {}. Until a new run has saved its first checkpoint, nothing of an older run is touched.
+    facts are stored in every checkpoint beside the parameters; state is the checkpoint to resume,
+    or {}. Until a new run has saved its first checkpoint, nothing of an older run is touched.
     """
 
-    def __init__(self, path: Path, tokens_per_step: int, facts: dict, state: dict, rank: int):
-        self.path = path
-        self.log_path = path.with_name('log.csv')
-        self.tokens_per_step = tokens_per_step
+    def __init__(self, folder: Path, model: Backpack | GPT, optimizers: list[Optimizer],
+                 facts: dict, state: dict, rank: int):
+        self.folder = folder
+        self.checkpoint = folder / 'ckpt.pt'
+        self.model = model
+        self.optimizers = optimizers
         self.facts = facts
+        self.is_writer = rank == 0
+        self.wandb = self.start_wandb() if facts['settings']['wandb_log'] else None
         self.saved_step = state.get('step')  # of the last checkpoint
-        self.best_val_loss = state.get('best_val_loss', math.inf)
-        self.log_text = state.get('log', ','.join(COLUMNS) + '\n')  # full log, for checkpoints
-        self.is_open = rank == 0
-        self.wandb = None
-        if not self.is_open:
+        self.unwritten = state.get('log', HEADER)  # lines that log.csv has yet to get
+        self.val_losses = val_losses_in(self.unwritten)  # step -> loss, as log.csv has it
+        self.best_val_loss = min([state.get('best_val_loss', math.inf), *self.val_losses.values()])
+        if not self.is_writer:
             return
-        folder = path.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        busy = f'another process is training in {folder}; choose another --out_dir'
-        self.lock = lock_folder(folder, busy)
-        for name in ('ckpt', 'ckpt-[0-9]*', 'best'):
-            for partial in folder.glob(f'{name}.pt.*partial'):  # left by a killed run
+        for name in ('ckpt', 'ckpt-[0-9]*', 'best', 'log'):
+            for partial in folder.glob(f'{name}.*.partial'):  # left by a killed run
                 partial.unlink()
         if state:
-            self.log_path.write_text(self.log_text)  # without the rows after the checkpoint
-            if state['val_loss'] == self.best_val_loss:
-                ckpt.copy_to_best(path)  # in case the run was killed before this copy
+            self.start_log()  # without the rows after the checkpoint
+            self.copy_if_best(self.saved_step)  # in case the run was killed before this copy
 
-    def start_wandb(self) -> None:
-        """Log to Weights & Biases too; WANDB_PROJECT and WANDB_NAME name the run."""
+    def start_wandb(self):
+        """Begin a run of Weights & Biases; WANDB_PROJECT and WANDB_NAME name it."""
         with reading('--wandb_log', 'pip install wandb', problem='cannot be used'):
             import wandb
-        if self.is_open:
-            self.wandb = wandb.init(config=self.facts['settings'])
+            return wandb.init(config=self.facts['settings']) if self.is_writer else None
+
+    def start_log(self) -> None:
+        """Write log.csv from its beginning."""
+        write_file(self.folder / 'log.csv', self.unwritten)
+        self.unwritten = ''
 
     def log(self, step: int, row: dict) -> None:
         """Add a row to log.csv and, if enabled, to Weights & Biases.
@@ -84,67 +123,76 @@ class RunFolder:
         loss = row.get('loss', row.get('val_loss'))
         if not math.isfinite(loss):
             raise FloatingPointError(f'step {step}: the loss is {loss}')
-        if not self.is_open:
-            return
-        row = {'step': step, 'tokens': step * self.tokens_per_step, **row}
+        row = {'step': step, **row}
         cells = []
         for name in COLUMNS:
             value = row.get(name, '')
             if isinstance(value, float):
                 value = f'{value:.6g}'
             cells.append(str(value))
-        line = ','.join(cells) + '\n'
-        self.log_text += line
-        if self.saved_step is not None:
-            with open(self.log_path, 'a') as file:
-                file.write(line)
+        self.unwritten += ','.join(cells) + '\n'
+        if 'val_loss' in row:
+            self.val_losses[step] = float(f'{loss:.6g}')
+        if self.is_writer and self.saved_step is not None:
+            with open(self.folder / 'log.csv', 'a') as file:
+                file.write(self.unwritten)
+            self.unwritten = ''
         if self.wandb:
             self.wandb.log(row, step=step)
 
-    def save(self, step: int, model: Backpack | GPT, optimizers: list[Optimizer],
-             val_loss: float = math.inf) -> None:
-        """Write ckpt.pt, with all that resuming needs; copy it to best.pt if it is the best yet.
+    def save(self, step: int) -> None:
+        """Write ckpt.pt, with all that resuming needs, unless it has this step.
 
-        Without an evaluation, val_loss is inf. FloatingPointError if a weight or a moment is not
-        finite.
+        FloatingPointError if a parameter or a moment is not finite.
         """
-        is_evaluated = val_loss < math.inf
-        if step == self.saved_step and not is_evaluated:  # saved already, perhaps with its loss
+        if step == self.saved_step:
             return
-        tensors = list(model.parameters())
-        for optimizer in optimizers:
+        tensors = list(self.model.parameters())
+        for optimizer in self.optimizers:
             for moments in optimizer.state.values():
                 tensors.extend(moments.values())
         check_finite(step, tensors)
-        is_best = is_evaluated and val_loss <= self.best_val_loss
-        if is_best:
-            self.best_val_loss = val_loss
-        if self.is_open:
-            ckpt.save_checkpoint(self.path, self.facts | {
+        if self.is_writer:
+            state = self.facts | {
                 'step': step,
-                'model': model.state_dict(),
-                'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
-                'val_loss': val_loss,
+                'model': self.model.state_dict(),
+                'optimizers': {type(o).__name__: o.state_dict() for o in self.optimizers},
                 'best_val_loss': self.best_val_loss,
-                'threads': torch.get_num_threads(),
-                'log': self.log_text})
-            if self.saved_step is None:  # it has replaced an older run's, whose others go too
-                for file in checkpoints_in(self.path.parent):
-                    if file != self.path:
-                        file.unlink()
-                self.log_path.write_text(self.log_text)
+                'threads': torch.get_num_threads()}
+            with appearing_whole(self.checkpoint) as partial:
+                ckpt.write_state(partial, state)
+                if self.saved_step is None:  # an older run goes when the new one is on the disk
+                    self.remove_older_run()
+            if self.saved_step is None:
+                self.start_log()
         self.saved_step = step
-        if self.is_open and is_best:
-            ckpt.copy_to_best(self.path)
 
-    def keep(self, step: int, model: Backpack | GPT) -> None:
-        """Write the weights to ckpt-STEP.pt, which later steps do not replace."""
-        check_finite(step, model.parameters())
-        if self.is_open:
-            state = self.facts | {'step': step, 'model': model.state_dict()}
-            ckpt.save_checkpoint(self.path.with_stem(f'ckpt-{step}'), state)
+    def remove_older_run(self) -> None:
+        """Remove what a run has left in the folder, but for ckpt.pt, which is to be replaced."""
+        for file in [*checkpoints_in(self.folder), *self.folder.glob('log.csv')]:
+            if file != self.checkpoint:
+                file.unlink()
 
-    def close(self) -> None:
-        """Unlock the folder."""
-        if self.is_open:
-            os.close(self.lock)
+    def copy_if_best(self, step: int) -> None:
+        """Make best.pt a copy of ckpt.pt if the loss of this step is the lowest so far."""
+        loss = self.val_losses.get(step, math.inf)
+        if loss > self.best_val_loss:
+            return
+        self.best_val_loss = loss
+        if self.is_writer and loss < math.inf:
+            with appearing_whole(self.folder / 'best.pt') as partial:
+                shutil.copyfile(self.checkpoint, partial)
+
+    def keep(self, step: int) -> None:
+        """Write the parameters to ckpt-STEP.pt, which later steps do not replace."""
+        check_finite(step, self.model.parameters())
+        if self.is_writer:
+            state = self.facts | {'step': step, 'model': self.model.state_dict()}
+            with appearing_whole(self.folder / f'ckpt-{step}.pt') as partial:
+                ckpt.write_state(partial, state)
+
+    def what_is_saved(self) -> str:
+        """Say which checkpoint there is."""
+        if self.saved_step is None:
+            return 'nothing was saved'
+        return f'the last good checkpoint is {self.checkpoint}, from step {self.saved_step}'

@@ -3,11 +3,14 @@
 import argparse
 import ast
 import difflib
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 from rucksack import HOME
 from rucksack.cli import Parser, UserError, number, reading
+
+Settings = TypeVar('Settings')  # a dataclass of settings
 
 
 def setting(default, meaning: str, low: float = 0, choices: tuple | None = None):
@@ -76,3 +79,16 @@ def parse_settings(kind: type, argv: list[str]) -> tuple[dict, set[str], list[st
     for path in configs:
         settings |= read_config(path, parser)
     return settings | flags, set(flags), configs
+
+
+def with_decided(settings: Settings, flags: set[str], decided: dict) -> Settings:
+    """Replace the settings that a checkpoint decides.
+
+    UserError if one that was typed, as flags says, differs.
+    """
+    for name in sorted(flags & decided.keys()):
+        value = getattr(settings, name)
+        if value != decided[name]:
+            raise UserError(f'the checkpoint has {name}={decided[name]}; '
+                            f'drop --{name}={value}')
+    return replace(settings, **decided)

@@ -1,14 +1,20 @@
-"""What a training run starts from: nothing, its own checkpoint, or given weights."""
+"""What a training run starts from: nothing, its own checkpoint, or given parameters."""
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+from torch.optim import Optimizer
+
 from rucksack.cli import UserError, reading
+from rucksack.data import data_folder, facts_of, read_meta
 from rucksack.hub import from_pretrained
 from rucksack.model import GPT, Backpack, Config
-from rucksack.training.checkpoint import make_model
+from rucksack.training.checkpoint import from_checkpoint, load_optimizers, make_model, read_state
 from rucksack.training.machine import Machine
+from rucksack.training.run import read_log
 
 # The settings that a model's Config takes, n_sense = 0 for a GPT.
 SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size', 'dropout')
@@ -55,16 +61,62 @@ def warmup_of(warmup_iters: int, max_iters: int, machine: Machine) -> int:
     return warmup_iters
 
 
-def load_weights(source: str, meta: dict, dataset: str) -> Backpack | GPT:
-    """Load weights to start from; UserError unless they can read the ids of data/NAME."""
-    weights, tokenizer = from_pretrained(source)
-    n_vocab = weights.config.n_vocab
+@dataclass(frozen=True)
+class Start:
+    """What a run starts from."""
+
+    name: str  # of the checkpoint or the parameters
+    make: Callable[[Config], Backpack | GPT]  # makes its model
+    settings: dict = field(default_factory=dict)  # that it decides
+    state: dict = field(default_factory=dict)  # of the checkpoint to resume, with its log
+
+    def restore(self, optimizers: list[Optimizer]) -> None:
+        """Give the optimizers of a resumed run their moments."""
+        if self.state:
+            with reading(self.name, f'fine-tune its weights with --init_from={self.name}'):
+                load_optimizers(optimizers, self.state['optimizers'])
+
+
+def find_start(init_from: str, folder: Path, dataset: str, block_size: int, flags: set[str]
+               ) -> Start:
+    """Find what init_from names: nothing, the checkpoint in the run's folder, or given parameters.
+
+    flags are the settings that were typed. UserError if it cannot be read or if the data do not
+    fit it.
+    """
+    if init_from == 'scratch':
+        return Start('', make_model)
+    if init_from == 'resume':
+        return start_of_run(folder, flags)
+    given = load_given(init_from, dataset)
+    decided = settings_of_given(given.config, block_size, flags)
+    return Start(init_from, partial(start_from, given), decided)
+
+
+def start_of_run(folder: Path, flags: set[str]) -> Start:
+    """Read the checkpoint of a run, with its log; UserError if its data have changed."""
+    path = folder / 'ckpt.pt'
+    state = read_state(path)
+    with reading(path, f'fine-tune its weights with --init_from={path}'):
+        decided = settings_of_run(state['settings'], flags)
+        state['log'] = read_log(folder, state['step'])
+        data = data_folder(decided['dataset'])
+    if state['data'] != facts_of(read_meta(data)):
+        raise UserError(f'{data} is not the data that {path} was trained on; restore it')
+    return Start(str(path), lambda config: from_checkpoint(state, path), decided, state)
+
+
+def load_given(source: str, dataset: str) -> Backpack | GPT:
+    """Load a model to start from; UserError unless it can read the ids of data/NAME."""
+    given, tokenizer = from_pretrained(source)
+    meta = read_meta(data_folder(dataset))
+    n_vocab = given.config.n_vocab
     is_other = tokenizer not in (None, meta['tokenizer'])
     if is_other or n_vocab < meta['vocab_size']:
         raise UserError(f'{source} ({n_vocab:,} ids) and data/{dataset} '
                         f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
                         f'prepare.py {dataset} --text FILE --like {source} --overwrite')
-    return weights
+    return given
 
 
 def settings_of_run(saved: dict, flags: set[str]) -> dict:
@@ -76,12 +128,11 @@ def settings_of_run(saved: dict, flags: set[str]) -> dict:
     return {name: value for name, value in saved.items() if name not in free}
 
 
-def settings_of_weights(config: Config, block_size: int, flags: set[str]) -> dict:
-    """Return the settings that the weights to start from decide: model, shape and block_size.
+def settings_of_given(config: Config, block_size: int, flags: set[str]) -> dict:
+    """Return the settings that a given model decides: model, shape and block_size.
 
-    Texts may be shorter than the model's block_size. Transformer weights start a Transformer,
-    unless flags, the names of settings that were typed, has model; n_sense and sense_hidden are
-    then free.
+    Texts may be shorter than the model's block_size. A Transformer starts a Transformer, unless
+    flags, the names of settings that were typed, has model; n_sense and sense_hidden are then free.
     """
     names = ['n_layer', 'n_head', 'n_embd']
     decided = {'block_size': min(block_size, config.block_size)}
@@ -94,36 +145,23 @@ def settings_of_weights(config: Config, block_size: int, flags: set[str]) -> dic
     return decided | shape
 
 
-def with_decided(typed: object, flags: set[str], decided: dict) -> object:
-    """Replace decided settings in typed, the Settings of train.py.
-
-    UserError if one that was typed, as flags says, differs.
-    """
-    for name in sorted(flags & decided.keys()):
-        value = getattr(typed, name)
-        if value != decided[name]:
-            raise UserError(f'the checkpoint has {name}={decided[name]}; '
-                            f'drop --{name}={value}')
-    return replace(typed, **decided)
-
-
-def start_from(weights: Backpack | GPT, config: Config) -> Backpack | GPT:
-    """Make a model that starts from weights.
+def start_from(given: Backpack | GPT, config: Config) -> Backpack | GPT:
+    """Make a model that starts from a given one.
 
     A Backpack gets its embeddings, blocks and ln_f from a Transformer; its senses are new, and it
-    reads no more than block_size. Otherwise the weights keep their own block_size.
+    reads no more than block_size. Otherwise the model keeps its block_size.
     """
-    state = weights.state_dict()
-    block_size = weights.config.block_size
-    is_new_backpack = config.n_sense > 0 and isinstance(weights, GPT)
+    state = given.state_dict()
+    block_size = given.config.block_size
+    is_new_backpack = config.n_sense > 0 and isinstance(given, GPT)
     if is_new_backpack:  # it will be trained only on such texts
         block_size = config.block_size
         state['contextualizer.wpe.weight'] = state['contextualizer.wpe.weight'][:block_size]
-    config = replace(config, vocab_size=weights.config.vocab_size, block_size=block_size)
+    config = replace(config, vocab_size=given.config.vocab_size, block_size=block_size)
     model = make_model(config)
     model.load_state_dict(state, strict=False)
     if is_new_backpack:
         # Trained embeddings are larger than new ones, whose standard deviation is 0.02. Smaller
         # senses keep the first logits as small as from scratch.
-        model.sense_network.final_mlp.c_proj.weight.data *= 0.02 / weights.wte.weight.std()
+        model.sense_network.final_mlp.c_proj.weight.data *= 0.02 / given.wte.weight.std()
     return model
