@@ -153,7 +153,7 @@ def evaluate(loss_model: nn.Module, data: TokenDataset, s: Settings, machine: Ma
              ) -> float | None:
     """Compute the mean loss in nats per token on texts spread over the data, always the same.
 
-    None if a signal breaks it off.
+    None if a signal breaks it off. The model is in evaluation mode afterwards.
     """
     texts = data.spread(s.eval_iters * s.batch_size)
     batches = np.split(texts, range(s.batch_size, len(texts), s.batch_size))
@@ -166,7 +166,6 @@ def evaluate(loss_model: nn.Module, data: TokenDataset, s: Settings, machine: Ma
         for batch in batches[own:own + 1]:  # none, maybe, in the last round
             loss = loss_of(loss_model, data, batch, machine)
             total += loss.item() * len(batch)
-    loss_model.train()
     total = machine.sum_over_processes(torch.tensor(total, dtype=torch.float64))
     return total / len(texts)
 
@@ -204,6 +203,7 @@ class Run:
         row = {'tokens': step * self.settings.tokens_per_step, 'val_loss': loss}
         if isinstance(self.model, Backpack):
             row |= stuck_senses(self.model, self.val_data, self.machine)
+        self.loss_model.train()
         self.machine.print0(report.evaluation_lines(step, row, self.settings.warmup_iters))
         self.folder.log(step, row)
         self.folder.save(step)
