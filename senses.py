@@ -1,9 +1,16 @@
 """Explain a prediction sense by sense, edit senses, and look at what they say.
 
+    >>> import rucksack
+    >>> model, encoding = rucksack.load('english')
+    >>> C = model.senses(torch.tensor(rucksack.word_id(encoding, 'nurse')))  # (k, d), Eq. 10
+    >>> ids, added = extremes(model, C[10], 4)  # what sense 10 raises and lowers most
+    >>> encoding.decode(ids[:4].tolist())
+    ' she eager herself her'
+
     code              paper                    what it gives
     explain           Eq. 2 and 9              weights and scores; their products sum to a logit
     scale_senses      section 6.2, Figure 3    edit: turn senses of words down, off or up
-    replace_word      section 6.3              edit: give NEW what a word gave OLD
+    replace_word      section 6.3              edit: a word says of NEW what it said of OLD
     topic             Eq. 15 and 18-20         edit: turn up the senses that favour a topic
     separation        section 6.2, Table 13    how far each sense favours one word over another
     affinities        Eq. 17                   how strongly each sense favours a bag of words
@@ -12,14 +19,13 @@
 
 Looking: a sense C adds alpha (C . E_v) to the logit of the id v. Only the weight alpha >= 0
 depends on the text.
-Editing: an edit takes ids (B, S) and their senses C (B, S, k, d) and returns the senses to sum
+Editing: an edit takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to sum
 instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
 model.generate(idx, n, edit=edit). No parameter of the model changes. An edit that asks for no
 change (factor 1, strength 0) leaves the prediction bit-identical.
 
 Pass words as token ids (see rucksack.word_id). Edits also take a tuple of ids for a word
-of several tokens; they then apply at the last of these tokens. B, T, S, V, k and d are as in
-model.py.
+of several tokens; they then apply at the last of these tokens. Letters are as in model.py.
 """
 
 from collections.abc import Callable
@@ -31,7 +37,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.model import GPT, Backpack
 
-# An edit: ids (B, S) and their senses C (B, S, k, d) -> the senses to sum instead. It must not
+# An edit: ids (B, T) and their senses C (B, T, k, d) -> the senses to sum instead. It must not
 # write into C.
 Edit = Callable[[Tensor, Tensor], Tensor]
 
@@ -53,15 +59,8 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
     logit of w as the next token (Eq. 2 and 9); for v = E_a - E_b it is the log odds of a to b.
     C (B, T, k, d) are the senses to sum, edited or not; the default is senses(idx). last (B,) are
     the positions to explain; the default is T - 1 (see pad).
-
-    A sense with the score 8 and the weight 1/4 adds 2:
-
-    >>> class Model:
-    ...     def senses(self, idx): return torch.tensor([[[[8.]], [[-4.]]]])  # (1, 2, 1, 1)
-    ...     def alpha(self, idx): return torch.tensor([[[[1., 0.], [0.25, 0.75]]]])  # (1, 1, 2, 2)
-    >>> alpha, scores = explain(Model(), torch.tensor([[5, 7]]), direction=torch.tensor([1.]))
-    >>> (alpha * scores).flatten().tolist()
-    [2.0, -3.0]
+    A sense with the score 8 and the weight 1/4 adds 2 to the logit; one with the score -4 and the
+    weight 3/4 takes 3 away.
     """
     if C is None:
         C = model.senses(idx)
@@ -85,13 +84,13 @@ def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
         k = C.shape[2]
         is_chosen = torch.zeros(k, 1, dtype=torch.bool, device=idx.device)
         is_chosen[senses] = True
-        is_scaled = occurrences(idx, words) & is_chosen  # (B, S, k, 1)
-        return torch.where(is_scaled, factor * C, C)  # (B, S, k, d)
+        is_scaled = occurrences(idx, words) & is_chosen  # (B, T, k, 1)
+        return torch.where(is_scaled, factor * C, C)  # (B, T, k, d)
     return edit
 
 
 def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
-    """Make an edit that gives the id new what words gave the id old, section 6.3.
+    """Make an edit after which words say of the id new what they said of old, section 6.3.
 
     With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2). This removes the part
     of C along r and adds a multiple of a that raises new as much as C raised old. In all, old
@@ -99,13 +98,8 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     whose embedding is orthogonal to both are unaffected. The paper divides by the squared norm of
     a sense of old; the published code divides by |r|^2, and so do we.
 
-    With r = (2, 0) and a = (0, 1), the sense (3, 5) gives old 6, new 5; afterwards 0 and 11:
-
-    >>> class Model:
-    ...     wte = torch.nn.Embedding.from_pretrained(torch.tensor([[2., 0.], [0., 1.]]))
-    >>> edit = replace_word(Model(), words=[7], old=0, new=1)
-    >>> edit(torch.tensor([[7]]), torch.tensor([[[[3., 5.]]]])).flatten().tolist()
-    [0.0, 11.0]
+    With r = (2, 0) and a = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to that of
+    new. It becomes (0, 11), and adds 0 and 11.
     """
     E = model.wte.weight.detach()
     r = E[old]  # (d,)
@@ -115,8 +109,8 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     move = a_part - r_part
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        along_r = C @ r.to(C)  # (B, S, k)
-        moved = C + along_r[..., None] * move.to(C)  # (B, S, k, d)
+        along_r = C @ r.to(C)  # (B, T, k)
+        moved = C + along_r[..., None] * move.to(C)  # (B, T, k, d)
         return torch.where(occurrences(idx, words), moved, C)
     return edit
 
@@ -142,19 +136,19 @@ def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None
     edit.
     """
     if edit is None:
-        logits = model(idx)  # (B, T, V)
+        logits = model(idx)  # (B, T, vocab_size)
     else:
         C = senses_after(model, idx, edit)  # (B, T, k, d)
-        logits = model(idx, C=C)  # (B, T, V)
-    logits = at_last(logits, last)  # (B, V)
-    return logits[:, :model.config.n_vocab].softmax(-1)
+        logits = model(idx, C=C)  # (B, T, vocab_size)
+    logits = at_last(logits, last)  # (B, vocab_size)
+    return logits[:, :model.config.n_vocab].softmax(-1)  # (B, V)
 
 
 def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Put texts of different lengths into one batch: idx (B, T), and their last positions (B,).
 
     Shorter texts end in id 0, which changes no prediction, as no position sees a later one. (A
-    topic edit does: it needs texts of one length.)
+    topic edit does: it needs texts of one length.) Pass last on; generate would go on from the end.
 
     >>> idx, last = pad([[5, 7, 9], [8]])
     >>> idx.tolist(), last.tolist()
@@ -174,22 +168,16 @@ def at_last(x: Tensor, last: Tensor | None) -> Tensor:
 
 def compose(edits: list[Edit]) -> Edit:
     """Apply the edits from left to right."""
-    def edit(idx: Tensor, C: Tensor) -> Tensor:  # C is (B, S, k, d) throughout
+    def edit(idx: Tensor, C: Tensor) -> Tensor:  # C is (B, T, k, d) throughout
         for one in edits:
             C = one(idx, C)
         return C
     return edit
 
 
-def touched(before: Tensor, after: Tensor) -> Tensor:
-    """Find the tokens whose senses an edit changed: (B, T, k, d) twice -> (B, T)."""
-    is_changed = before != after
-    return is_changed.flatten(2).any(-1)
-
-
 def occurrences(idx: Tensor, words: Words) -> Tensor:
-    """Find where in idx (B, S) one of the words ends, shaped to select senses: (B, S, 1, 1)."""
-    ends = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, S)
+    """Find where in idx (B, T) one of the words ends, shaped to select senses: (B, T, 1, 1)."""
+    ends = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, T)
     for word in words or []:
         pieces = (word,) if isinstance(word, int) else word
         ends |= ends_of(idx, pieces)
@@ -197,12 +185,12 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
 
 
 def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
-    """Find where in idx (B, S) a sequence of ids ends: (B, S)."""
-    S = idx.shape[1]
+    """Find where in idx (B, T) a sequence of ids ends: (B, T)."""
+    T = idx.shape[1]
     ends = torch.ones_like(idx, dtype=torch.bool)
     for back, piece in enumerate(reversed(pieces)):
         is_piece = idx == piece
-        ends &= F.pad(is_piece, (back, 0))[:, :S]  # shifted to the position of the last id
+        ends &= F.pad(is_piece, (back, 0))[:, :T]  # shifted to the position of the last id
     return ends
 
 
@@ -214,11 +202,11 @@ def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
 def separation(model: Backpack, ids: Tensor, a: int | list[int], b: int | list[int]) -> Tensor:
     """Measure how far each sense of ids (n,) favours the id a over b, C . (E_a - E_b): (n, k).
 
-    The unit is logits at weight 1. For two lists, which make p pairs, the result is (n, k, p).
+    The unit is logits at weight 1. For lists of ids a and b, it is the mean over the pairs.
     """
     E = model.wte.weight
-    direction = E[a] - E[b]  # (d,), or (p, d)
-    return F.linear(model.senses(ids), direction)
+    directions = (E[a] - E[b]).view(-1, E.shape[1])  # (pairs, d)
+    return model.senses(ids) @ directions.mean(0)  # (n, k)
 
 
 @torch.no_grad()
@@ -243,7 +231,8 @@ def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     """
     V = model.config.n_vocab
     dtype = model.wte.weight.dtype
-    logits = model.project(model.senses(ids))[..., :V]  # (n, k, V)
+    C = model.senses(ids)  # (n, k, d)
+    logits = model.project(C)[..., :V]  # (n, k, V)
     largest = logits.amax(-1).to(dtype)  # (n, k)
     largest = largest.clamp(min=1e-6)  # bounds the score if no logit is positive
     scores = []
@@ -279,37 +268,37 @@ STRENGTHS = [
     (3.3, 3.3, 3, 1)]
 
 
-def topic(model: Backpack, scores: Tensor, weights: tuple[float, ...]) -> Edit:
+def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     """Turn up the senses that favour a topic, Eq. 15, until the text has expressed the topic.
 
-    scores (V, k) are the affinities of all ids for one bag, computed once for all texts and
-    strengths; weights are a row of STRENGTHS. The score of a sense selects its factor, delta (a
+    scores (V, k) are the affinities of all ids for the bag of the topic, the same for all texts
+    and strengths; factors are a row of STRENGTHS. The score of a sense selects its factor, delta (a
     score equal to a quantile counts as above it). The edit multiplies the sense by delta', an
     annealed delta. As in the published code, for sense l of position j:
 
         a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how far the text expresses this sense
-        b = sigmoid(6 - f a) (1 + j / 100)     Eq. 19: f = max(weights) / 7.5; grows with j
+        b = sigmoid(6 - f a) (1 + j / 100)     Eq. 19: f = max(factors) / 7.5; grows with j
         delta' = 1 + b (delta - 1)             Eq. 20: delta = 1 changes nothing
 
-    In the paper, f is 7.5 / max(weights), Eq. 19's second factor is (1 + j) / 100, and delta' is
+    In the paper, f is 7.5 / max(factors), Eq. 19's second factor is (1 + j) / 100, and delta' is
     b delta + (1 - a). Since i runs over all of idx, every position but the last sees later tokens;
     generate uses only the last.
     """
     E = model.wte.weight.detach()
-    f = max(weights) / 7.5
+    f = max(factors) / 7.5
     scores = scores.float()
     quantiles = scores.new_tensor([0.60, 0.80, 0.95])
     edges = scores.flatten().quantile(quantiles)  # (3,)
     reached = (scores[..., None] >= edges).sum(-1)  # (V, k), quantiles reached: 0 to 3
-    ascending = scores.new_tensor(weights[::-1])
+    ascending = scores.new_tensor(factors[::-1])
     delta = ascending[reached]  # (V, k)
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        said = torch.einsum('bjld,bid->bjli', C, E[idx].to(C))  # (B, S, k, S)
-        a = said.relu().sum(-1)  # (B, S, k)
-        j = torch.arange(idx.shape[1], device=idx.device)  # (S,)
+        said = torch.einsum('bjld,bid->bjli', C, E[idx].to(C))  # (B, T, k, T)
+        a = said.relu().sum(-1)  # (B, T, k)
+        j = torch.arange(idx.shape[1], device=idx.device)  # (T,)
         growth = 1 + j / 100
-        b = torch.sigmoid(6 - f * a) * growth[:, None]  # (B, S, k)
-        annealed = 1 + b * (delta[idx] - 1)  # (B, S, k)
+        b = torch.sigmoid(6 - f * a) * growth[:, None]  # (B, T, k)
+        annealed = 1 + b * (delta[idx] - 1)  # (B, T, k)
         return C * annealed.to(C)[..., None]
     return edit

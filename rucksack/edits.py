@@ -79,7 +79,7 @@ class Topic:
     """A bag of words, and the four factors of its strength (Table 11)."""
 
     bag: list[str]
-    weights: Sequence[float]
+    factors: Sequence[float]
     word: str = '*'
 
 
@@ -188,9 +188,9 @@ def make_edit(edits: list[Line], model: Backpack, encoding: Encoding) -> tuple[E
     for edit in edits:
         if isinstance(edit, Topic):
             bag = bag_ids(encoding, edit.bag)
-            scores = scores_of_bags(model, [bag])[..., 0]  # (V, k)
-            steps.append(topic(model, scores, edit.weights))
-            factors = ', '.join(map(str, edit.weights))
+            scores, = scores_of_bags(model, [bag])  # (V, k)
+            steps.append(topic(model, scores, edit.factors))
+            factors = ', '.join(map(str, edit.factors))
             lines.append(f'Topic: {", ".join(edit.bag)}; senses scaled by {factors}')
         elif isinstance(edit, Replacement):
             words, what = find_words(edit.word, encoding)

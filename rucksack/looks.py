@@ -106,7 +106,7 @@ def separate_words(subject: Subject, text: str, pairs: Pairs, words: list[str]) 
 def mean_separation(subject: Subject, pairs: Pairs) -> Callable:
     """Make the function (model, ids (n,)) -> mean separation over the pairs (n, k)."""
     a, b = (word_ids(subject, words) for words in zip(*pairs))
-    return lambda model, ids: senses.separation(model, ids, a, b).mean(-1)
+    return partial(senses.separation, a=a, b=b)
 
 
 def word_ids(subject: Subject, words: Iterable[str]) -> list[int]:
@@ -118,7 +118,7 @@ def speak_for(subject: Subject, words: list[str]) -> Table:
     """Find the senses that most favour a bag of words (Eq. 17), and what they raise."""
     model = subject.model
     bag = bag_ids(subject.encoding, words)
-    scores = scores_of_bags(model, [bag])[..., 0]  # (V, k)
+    scores, = scores_of_bags(model, [bag])  # (V, k)
     k = scores.shape[1]
     best = scores.flatten().topk(20)  # of V * k
     w = best.indices // k  # (20,)

@@ -92,13 +92,13 @@ def test_lines_apply_in_the_order_given():
     """They become one edit, with a sentence about each line."""
     model = lively(vocab_size=ENCODING.n_vocab).requires_grad_(False)
     idx = torch.tensor([[NURSE, SHE, APPLE, NURSE, HP, HE]])
-    scores = scores_of_bags(model, [[HE, SHE], [HP]])
+    of_pronouns, of_hp = scores_of_bags(model, [[HE, SHE], [HP]])
     expected = model.senses(idx)
     for edit in (
-            topic(model, scores[..., 0], (3.3, 3.3, 3, 1)),
+            topic(model, of_pronouns, (3.3, 3.3, 3, 1)),
             scale_senses([NURSE], [1], 0.0),
             scale_senses(None, [0], 0.5),
-            topic(model, scores[..., 1], (2, 1.5, 1, 0.5)),
+            topic(model, of_hp, (2, 1.5, 1, 0.5)),
             replace_word(model, [NURSE], APPLE, HP)):
         expected = edit(idx, expected)
     edit, sentences = make_edit(parse_edits(LINES), model, ENCODING)

@@ -67,7 +67,7 @@ def edit_of(name: str, model: Backpack) -> Edit | None:
         return None
     if name == 'factor':
         return scale_senses(list(range(20)), [0, 2], 0.3)
-    scores = scores_of_bags(model, [[3, 5, 8]])[..., 0]
+    scores = scores_of_bags(model, [[3, 5, 8]])[0]
     boost = topic(model, scores, (3.0, 2.5, 2.0, 1.0))
     return compose([scale_senses(None, [1], 0.5), boost])
 

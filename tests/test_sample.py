@@ -104,8 +104,8 @@ def test_all_edits_add_up_in_one_command(out, capsys):
     model = world.model
     macbook, apple, hp, iphone, sony, verb = (
         world.id(word) for word in ('MacBook', 'Apple', 'HP', 'iPhone', 'Sony', 'is'))
-    film = scores_of_bags(model, [bag_ids(world.encoding, ['film', 'tv', 'video'])])[..., 0]
-    food = scores_of_bags(model, [bag_ids(world.encoding, ['food', 'soup'])])[..., 0]
+    film = scores_of_bags(model, [bag_ids(world.encoding, ['film', 'tv', 'video'])])[0]
+    food = scores_of_bags(model, [bag_ids(world.encoding, ['food', 'soup'])])[0]
     edits = [
         scale_senses(None, [2], 0.0),
         scale_senses([verb], [3, 4, 5], 0.5),

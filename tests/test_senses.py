@@ -3,6 +3,7 @@
 import doctest
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def edit_of(kind: str, model: Backpack) -> Edit:
         return scale_senses(None, [0, 2], 1.7)
     if kind == 'replace':
         return replace_word(model, EVEN, 5, 6)
-    return topic(model, scores_of_bags(model, [[7, 8]])[..., 0], STRENGTHS[3])
+    return topic(model, scores_of_bags(model, [[7, 8]])[0], STRENGTHS[3])
 
 
 # -----------------------------------------------------------------------------
@@ -87,9 +88,9 @@ def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
     """In bfloat16 they are off by at most 2% of the largest, by 0.2% in the median."""
     model = lively(vocab_size=17_000, n_vocab=16_900, n_layer=1).float()
     monkeypatch.setattr(scoring, 'bfloat16_unit', lambda device: None)
-    exact = scores_of_bags(model, [[2, 300]])
+    exact, = scores_of_bags(model, [[2, 300]])
     monkeypatch.setattr(scoring, 'bfloat16_unit', lambda device: 'AMX')
-    fast = scores_of_bags(model, [[2, 300]])
+    fast, = scores_of_bags(model, [[2, 300]])
     off = (fast - exact).abs()
     largest = exact.abs().max()
     assert fast.dtype == torch.float32
@@ -100,7 +101,7 @@ def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
 
 def test_the_examples_in_the_docstrings():
     """What senses.py shows is what Python prints."""
-    assert doctest.testmod(senses) == (0, 11)
+    assert doctest.testmod(senses) == (0, 10)
 
 
 @pytest.mark.parametrize('kind', [None, *KINDS])
@@ -135,12 +136,12 @@ def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
         assert_close((alpha * scores)[i].sum(), (weights * its_scores).sum())
 
 
-def test_separation_of_several_pairs_is_that_of_each(model):
-    """Lists of ids give (n, k, p), a column for each pair."""
+def test_separation_of_several_pairs_is_their_mean(model):
+    """Lists of ids give what their pairs give one by one."""
     ids = torch.arange(V)
-    both = senses.separation(model, ids, [3, 5], [8, 2])
-    assert_close(both[..., 0], senses.separation(model, ids, 3, 8))
-    assert_close(both[..., 1], senses.separation(model, ids, 5, 2))
+    one = senses.separation(model, ids, 3, 8)  # (V, k)
+    other = senses.separation(model, ids, 5, 2)
+    assert_close(senses.separation(model, ids, [3, 5], [8, 2]), (one + other) / 2)
 
 
 # -----------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def test_separation_of_several_pairs_is_that_of_each(model):
 
 def edits_without_change(model: Backpack) -> dict[str, Edit]:
     """Edits that ask for no change, by what they say."""
-    scores = scores_of_bags(model, [[3]])[..., 0]
+    scores = scores_of_bags(model, [[3]])[0]
     return {
         'factor 1': scale_senses(None, [0, 1], 1.0),
         'strength 0': topic(model, scores, STRENGTHS[0]),
@@ -216,6 +217,13 @@ def test_a_word_of_several_pieces_is_edited_in_its_last(model):
     assert torch.equal(scale_senses([(7, 5, 3), 9], [1], 0.0)(PIECES, C), expected)
 
 
+def test_the_example_of_replace_word():
+    """With r = (2, 0) and a = (0, 1), the sense (3, 5) becomes (0, 11)."""
+    wte = torch.nn.Embedding.from_pretrained(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+    edit = replace_word(SimpleNamespace(wte=wte), words=[7], old=0, new=1)
+    assert edit(torch.tensor([[7]]), torch.tensor([[[[3.0, 5.0]]]])).flatten().tolist() == [0, 11]
+
+
 def test_a_replaced_word_loses_and_gains_what_section_63_says(model):
     """It loses C.r (1 - a.r/|a|^2) on r and gains C.r (1 - a.r/|r|^2) on a; nothing else moves."""
     C = model.senses(IDX)
@@ -242,7 +250,7 @@ def test_topic_control_is_the_loop_of_eq_15_to_20(model):
     projection = model.sense_network.final_mlp.c_proj
     projection.weight[:D] = 0  # sense 0 is the zero vector, so its scores are equal
     projection.bias[:D] = 0
-    scores = scores_of_bags(model, [[7, 8]])[..., 0].round()  # many are equal, to the quantiles too
+    scores = scores_of_bags(model, [[7, 8]])[0].round()  # many are equal, to the quantiles too
     edges = scores.flatten().quantile(torch.tensor([0.95, 0.80, 0.60]).double())
     assert max((scores == edge).sum() for edge in edges) > 1
 

@@ -118,4 +118,4 @@ def test_each_row_has_its_strength_and_each_text_its_topic(monkeypatch):
         for label, (scores, found) in edits.items():
             assert found == weights
             bag = bag_ids(s.encoding, TOPICS[label])
-            assert_close(scores, scores_of_bags(s.model, [bag])[..., 0])
+            assert_close(scores, scores_of_bags(s.model, [bag])[0])

@@ -343,7 +343,7 @@ def test_topic_control_raises_the_share_of_the_topic(backpack):
     for i, label in enumerate(labels):
         of_topic = torch.tensor([word_id(encoding, word) for word in world.TOPICS[label]])
         bag = bag_ids(encoding, TOPICS[label])
-        scores = scores_of_bags(model, [bag])[..., 0]
+        scores = scores_of_bags(model, [bag])[0]
         for strength, weights in enumerate(STRENGTHS):
             n = TEXTS if strength == 2 else TEXTS // 4  # most where the claim is
             texts, is_story, loss[i, strength] = plain

@@ -203,12 +203,12 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
     for subject in subjects:
         length = min(length, subject.model.config.block_size - 1)
     bags = {label: bag_ids(own.encoding, TOPICS[label]) for label in labels}
-    scores = scores_of_bags(own.model, list(bags.values()))  # (V, k, bags)
+    scores = scores_of_bags(own.model, list(bags.values()))  # (V, k) for each bag
     rows = []
-    for strength, weights in enumerate(STRENGTHS):
+    for strength, factors in enumerate(STRENGTHS):
         generators = {}
-        for i, label in enumerate(bags):
-            edit = topic(own.model, scores[..., i], weights)
+        for label, of_bag in zip(bags, scores):
+            edit = topic(own.model, of_bag, factors)
             generators[label] = partial(Cached(own.model).generate, n=length, edit=edit)
         rows.append(topic_row(own, f', strength {strength}', generators, n_texts))
     for subject in subjects[1:]:
