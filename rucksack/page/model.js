@@ -510,12 +510,8 @@ function* generate({string, lines, n, temperature, seed}) {
   const edit = new Edit(lines);
   const prompt = idsOf(string).slice(-block_size);
   const ids = prompt.slice();
-  let start = 0;  // the first token that is still read
   while (ids.length < prompt.length + n) {
-    if (ids.length - start > block_size) {
-      start = ids.length - Math.max(1, Math.floor(block_size / 2));
-    }
-    text.read(ids.slice(start));
+    text.read(ids.slice(-block_size));
     const probs = text.probs(edit, Math.max(temperature, 1e-9));  // 0 takes the likeliest id
     const id = idAt(probs, draw());
     if (id === tokenizer.end) return;
