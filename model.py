@@ -4,20 +4,20 @@ Paper: Hewitt, Thickstun, Manning, Liang, ACL 2023, https://arxiv.org/abs/2305.1
 Code: https://github.com/john-hewitt/backpacks-flash-attn; checkpoint: stanfordnlp/backpack-gpt2
 
 A Backpack gives every token of the vocabulary k sense vectors, the same in every text.
-A Transformer reads the text only to give each sense of each token so far a weight alpha >= 0.
+A Transformer reads the text only to weight each sense of each token so far, by alpha >= 0.
 The sum of all alpha * sense predicts the next token. So each logit is a sum with one term for each
-sense of each token: read them, or edit a sense. Neither alpha nor any parameter changes.
+sense of each token. You can read them, or edit a sense, and neither alpha nor a parameter changes.
 The model is five equations, numbered as in the paper. Backpack.forward has them as five lines.
 
     B         texts in a batch
     T         tokens in each text
-    V         ids that the tokenizer knows, n_vocab
+    V         number of ids that the tokenizer knows, n_vocab
     d         width of a vector, n_embd
     k         senses per token, n_sense
     idx       token ids (B, T); x_j is the one at position j
-    i, j, l   position i predicts the next token; j <= i is a position; l is the number of a sense
+    i, j, l   position i predicts the next token from all positions j <= i; l numbers the senses
     E         token embeddings (vocab_size, d), also the output layer; rows from V on are padding
-    h         Eq. 11, what a Transformer makes of the embeddings E[idx]: (B, T, d)
+    h         Eq. 11, the output of a Transformer for the embeddings E[idx]: (B, T, d)
     C         Eq. 10, the senses (B, T, k, d): C(x_j)_l depends on the embedding of x_j alone
     alpha     Eq. 12, the weights (B, k, T, T): i gives alpha[b, l, i, j] to sense l of token j
     o         Eq. 2, the weighted sum (B, T, d): o_i = sum_j sum_l alpha_lij C(x_j)_l
@@ -25,7 +25,7 @@ The model is five equations, numbered as in the paper. Backpack.forward has them
 
 By hand (a test runs it): d is 2, where dimension 0 is skateboard and dimension 1 is health.
 C(trick) = [(1, 0), (0, 0)] and C(sick) = [(1, 0), (0, 1)]. At the end of "trick sick", sense 0 has
-weight 1/2 on both. Those of sense 1 must sum to 1 too: it has 1 on trick, where it adds nothing.
+weight 1/2 on both. The weights of sense 1 also sum to 1: all is on trick, whose sense 1 is zero.
 o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 
@@ -50,7 +50,7 @@ class Config:
     n_embd: int = 768        # d
     n_sense: int = 16        # k (0: a GPT, which has no senses)
     sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 n_embd, as published)
-    dropout: float = 0.0     # dropout rate in the contextualizer; senses must not vary
+    dropout: float = 0.0     # dropout rate in the contextualizer; senses have none
 
     def __post_init__(self) -> None:
         self.n_vocab = self.n_vocab or self.vocab_size
@@ -100,9 +100,9 @@ class SenseNetwork(nn.Module):
         self.final_mlp = MLP(d, config.sense_hidden, config.n_sense * d)
 
     def forward(self, e: Tensor) -> Tensor:
-        r = e + self.ln_0(e)  # (.., d)
-        r = r + self.mlp(self.ln_1(r))  # (.., d); appendix A.1 calls this "r +" unintended
-        C = self.final_mlp(self.ln_2(r))  # (.., k*d), senses side by side; ln_2 is unintended too
+        r = e + self.ln_0(e)  # (.., d), an embedding plus its own LayerNorm
+        r = r + self.mlp(self.ln_1(r))  # (.., d); this residual was not intended (appendix A.1)
+        C = self.final_mlp(self.ln_2(r))  # (.., k*d), senses side by side; nor was this ln_2
         return C.unflatten(-1, (self.n_sense, -1))  # (.., k, d), one row per sense
 
 
@@ -123,7 +123,7 @@ class SenseWeights(nn.Module):
         scores = (query / math.sqrt(query.shape[-1])) @ key.mT  # (B, k, T, T)
         is_later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)  # (T, T), where j > i
         scores = scores.masked_fill(is_later, -math.inf)
-        return scores.softmax(dim=-1, dtype=self.c_attn.weight.dtype)  # not in autocast's bfloat16
+        return scores.softmax(dim=-1, dtype=self.c_attn.weight.dtype)  # even under autocast
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Backpack(nn.Module):
     """A Backpack language model; ValueError if config has no senses.
 
     contextualizer is any module (B, T, d) -> (B, T, d) that does not look ahead, such as a wrapped
-    LSTM (section 8), and is not initialized again; the default is a new GPT-2.
+    LSTM (the paper's section 8). Its parameters are kept. The default is a new GPT-2.
     """
 
     def __init__(self, config: Config, contextualizer: nn.Module | None = None):
@@ -157,7 +157,7 @@ class Backpack(nn.Module):
                 ) -> Tensor:
         """Return the logits (B, T, vocab_size) of the token after each position of idx (B, T).
 
-        With targets (B, T), the ids that follow or -1 to skip one, return their mean loss in nats.
+        With targets (B, T), the next ids (-1 skips one), return their mean loss in nats per token.
         C (B, T, k, d) are the senses to sum, such as edited ones; the default is senses(idx).
         """
         h = self.contextualizer(self.wte(idx))        # (B, T, d)           Eq. 11, GPT-2
@@ -182,25 +182,25 @@ class Backpack(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
                  edit: Callable | None = None, stop: int | None = None) -> Tensor:
-        """Continue texts idx (B, T) by n ids, or until each has drawn stop: (B, T + n) at most.
+        """Continue texts idx (B, T) by n ids: (B, T + n), or fewer once all have drawn stop.
 
         An edit is a function (text, C) -> C. Temperature 0 takes the likeliest id.
         """
-        T = idx.shape[1]
+        n_prompt = idx.shape[1]
         for _ in range(n):
-            text = idx[:, -self.config.block_size:]  # all that the model can read
+            text = idx[:, -self.config.block_size:]  # (B, T), what the model can read
             if edit is None:
                 logits = self(text)  # (B, T, vocab_size)
             else:
                 logits = self(text, C=edit(text, self.senses(text)))
             logits = logits[:, -1, :self.config.n_vocab]  # (B, V), of the next token
             idx = torch.cat([idx, draw(logits, temperature, top_k)], dim=1)  # one token longer
-            if stop is not None and (idx[:, T:] == stop).any(dim=1).all():
+            if stop is not None and (idx[:, n_prompt:] == stop).any(dim=1).all():
                 break
         return idx
 
 
-# The contextualizer, a GPT-2, and what goes with it: skip the rest if you know nanoGPT.
+# The contextualizer is a GPT-2. If you know nanoGPT, skip the rest, the baseline GPT included.
 
 class Contextualizer(nn.Module):
     """Eq. 11, h = Transformer(E[x]): embeddings e (B, T, d) -> contextual vectors h (B, T, d)."""
@@ -273,7 +273,7 @@ class GPT(nn.Module):
 
 
 def init_parameters(part: nn.Module, n_layer: int) -> None:
-    """Initialize as GPT-2 does: normal matrices, smaller in every c_proj, and zero biases."""
+    """Initialize as GPT-2 does: normal entries, smaller ones in every c_proj, zero biases."""
     for name, module in part.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             std = 0.02 / math.sqrt(2 * n_layer) if name.endswith('c_proj') else 0.02

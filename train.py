@@ -69,7 +69,7 @@ class Settings:
     beta1: float = setting(0.9, 'first beta of AdamW')
     beta2: float = setting(0.95, 'second beta of AdamW')
     grad_clip: float = setting(1.0, 'clip gradients to this norm (0: never)')
-    eval_interval: int = setting(1000, 'steps between evaluations; each saves a checkpoint', low=1)
+    eval_interval: int = setting(1000, 'steps between checkpoints, which are evaluated', low=1)
     eval_iters: int = setting(100, 'validation batches per evaluation (always the same)', low=1)
     keep_every: int = setting(0, 'keep the weights every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
@@ -102,7 +102,7 @@ def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
 def share_of_peak(step: int, s: Settings) -> float:
     """Compute a step's learning rate, as a share of its peak: linear warmup, then linear decay.
 
-    Steps count from 0, so the decay would reach min_lr at the step max_iters, one after the last.
+    Steps count from 0, so the decay would reach min_lr at step max_iters, one after the last.
     min_lr is a rate of AdamW; Muon's is the same share of its own peak.
     """
     if step < s.warmup_iters:
@@ -118,7 +118,7 @@ def share_of_peak(step: int, s: Settings) -> float:
 
 def loss_of(loss_model: nn.Module, data: TokenDataset, texts: np.ndarray, machine: Machine
             ) -> Tensor:
-    """Compute the mean loss () of chosen texts in nats per token."""
+    """Compute the mean loss of texts, given by their numbers: a scalar, in nats per token."""
     idx, targets = data(texts)  # (B, T) each
     ids, places = distinct_ids(idx)  # (n,) and (B, T); the senses of an id are computed once
     idx, targets, ids, places = machine.to_device(idx, targets, ids, places)
@@ -160,10 +160,10 @@ def evaluate(loss_model: nn.Module, data: TokenDataset, s: Settings, machine: Ma
     total = 0.0
     loss_model.eval()
     for i in range(0, len(batches), machine.world):  # a batch for each process
-        if machine.noted_signal():
+        if machine.noted_signal():  # to any process; all get the same answer
             return None
-        own = i + machine.rank
-        for batch in batches[own:own + 1]:  # none, maybe, in the last round
+        index = i + machine.rank
+        for batch in batches[index:index + 1]:  # in the last round, there may be none
             loss = loss_of(loss_model, data, batch, machine)
             total += loss.item() * len(batch)
     total = machine.sum_over_processes(torch.tensor(total, dtype=torch.float64))
@@ -175,7 +175,7 @@ def evaluate(loss_model: nn.Module, data: TokenDataset, s: Settings, machine: Ma
 
 
 @dataclass
-class Run:
+class Trainer:
     """What the loop works with."""
 
     settings: Settings
@@ -191,7 +191,7 @@ class Run:
     def save_and_evaluate(self, step: int) -> None:
         """Save, then evaluate: a run that is broken off meanwhile resumes here.
 
-        Step 0 is saved after its evaluation, as there is nothing to lose but an older run.
+        Step 0 is evaluated first: until a new run has saved, an older one in its folder stays.
         """
         if step > 0:
             self.folder.save(step)
@@ -211,7 +211,7 @@ class Run:
         self.last = step, time.perf_counter()
 
     def log_step(self, step: int, loss: Tensor, norm: Tensor, share: float) -> None:
-        """Print and log the numbers of a step, and its tokens per second without evaluations."""
+        """Print and log the numbers of a step, and its tokens per second, evaluations excluded."""
         s = self.settings
         loss = self.machine.sum_over_processes(loss) / self.machine.world  # waits for the device
         last_step, last_time = self.last
@@ -225,16 +225,15 @@ class Run:
             'tokens_per_second': round(speed)}
         if s.optimizer == 'muon':
             row['muon_lr'] = share * s.muon_lr
-        tokens_left = (s.max_iters - step) * s.tokens_per_step
-        self.machine.print0(report.log_line(step, row, tokens_left))
+        self.machine.print0(report.log_line(step, row, (s.max_iters - step) * s.tokens_per_step))
         self.folder.log(step, row)
 
 
-def set_up(s: Settings, flags: set[str]) -> Run:
+def set_up(s: Settings, typed: set[str]) -> Trainer:
     """Make what the loop works with. The folder of the run must be locked."""
     # What the run starts from decides some settings.
-    begin = find_start(s.init_from, Path(s.out_dir), s.dataset, s.block_size, flags)
-    s = with_decided(s, flags, begin.settings)
+    begin = find_start(s.init_from, Path(s.out_dir), s.dataset, s.block_size, typed)
+    s = with_decided(s, typed, begin.settings)
     if s.init_from != 'resume' and not s.overwrite:
         refuse_to_replace(Path(s.out_dir))
     data = data_folder(s.dataset)
@@ -242,7 +241,7 @@ def set_up(s: Settings, flags: set[str]) -> Run:
     train_data = TokenDataset(data, 'train', meta, s.block_size)
     val_data = TokenDataset(data, 'val', meta, s.block_size)
 
-    # The device, its number format and, under torchrun, the other processes (with equal shares).
+    # The device, its number format and, under torchrun, the other processes.
     machine = find_machine(s.device, s.dtype, s.gradient_accumulation_steps)
     machine.check_agreement(f'{begin.state.get("log")} {facts_of(meta)}', f'{s.out_dir}, {data}')
     warmup_iters = warmup_of(s.warmup_iters, s.max_iters, machine)
@@ -264,52 +263,53 @@ def set_up(s: Settings, flags: set[str]) -> Run:
     machine.print0(report.describe(model, machine, begin.state))
     machine.print0(report.plan(s.max_iters, s.tokens_per_step, len(train_data.tokens), data))
     last = begin.state.get('step', 0), time.perf_counter()
-    return Run(s, machine, folder, model, loss_model, optimizers, train_data, val_data, last)
+    return Trainer(s, machine, folder, model, loss_model, optimizers, train_data, val_data, last)
 
 
-def train(run: Run) -> int:
+def train(trainer: Trainer) -> int:
     """Train a model that is set up; returns the exit code."""
-    s = run.settings
-    machine = run.machine
-    step, _ = run.last
+    s = trainer.settings
+    machine = trainer.machine
+    step = trainer.folder.saved_step or 0
     machine.note_signals()  # Ctrl-C and SIGTERM do not break off a step
     try:
         while True:
-            # Save and evaluate: at the start, every eval_interval steps, and at the end.
+            # Save and evaluate: at step 0, every eval_interval steps, and at the end.
             is_done = step >= s.max_iters
             if step % s.eval_interval == 0 or is_done:
-                run.save_and_evaluate(step)
+                trainer.save_and_evaluate(step)
             if is_done or machine.noted_signal():
                 break
 
             share = share_of_peak(step, s)
-            set_rates(run.optimizers, share)
+            set_rates(trainer.optimizers, share)
 
             # Forward and backward through all micro-batches; then clip and update.
-            loss = forward_backward(run.loss_model, run.train_data, step, s, machine)
-            norm = clip_grad_norm_(run.model.parameters(), s.grad_clip or math.inf)
-            for optimizer in run.optimizers:
+            loss = forward_backward(trainer.loss_model, trainer.train_data, step, s, machine)
+            norm = clip_grad_norm_(trainer.model.parameters(), s.grad_clip or math.inf)
+            for optimizer in trainer.optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             step += 1
 
             # Log the step, and keep a permanent copy of the parameters, if these are due.
             if step % s.log_interval == 0 or step == s.max_iters:
-                run.log_step(step, loss, norm, share)
+                trainer.log_step(step, loss, norm, share)
             if s.keep_every and step % s.keep_every == 0:
-                run.folder.keep(step)
+                trainer.folder.keep(step)
 
         signal = machine.noted_signal()
         if signal:
-            run.folder.save(step)
-            machine.print0(report.interrupted(step, s.out_dir), sys.stderr)
+            if step > 0:
+                trainer.folder.save(step)
+            machine.print0(f'train.py: {trainer.folder.interrupted()}', sys.stderr)
             return 128 + signal
         machine.print0(f'done: {s.out_dir}/ckpt.pt')
         return 0
     except RuntimeError as error:
-        raise report.explained(error, machine.rank, run.folder.what_is_saved())
+        raise report.explained(error, machine.rank, trainer.folder.what_is_saved())
     except (FloatingPointError, OSError) as error:
-        machine.print0(f'train.py: stopped: {error}; {run.folder.what_is_saved()}', sys.stderr)
+        machine.print0(f'train.py: stopped: {error}; {trainer.folder.what_is_saved()}', sys.stderr)
         return 1
     finally:
         machine.forget_signals()
@@ -317,9 +317,9 @@ def train(run: Run) -> int:
 
 def run(argv: list[str]) -> int:
     """Run the command line; returns the exit code."""
-    s, flags = parse_args(argv)
+    s, typed = parse_args(argv)
     with locked(Path(s.out_dir)):  # before anyone looks into it
-        code = train(set_up(s, flags))
+        code = train(set_up(s, typed))
     leave_processes(code)
     return code
 

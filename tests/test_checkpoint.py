@@ -82,7 +82,7 @@ def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
     finish_run(RUN)
 
 
-@pytest.mark.parametrize('signal_at, step', [(1, 0), (3, 4)])
+@pytest.mark.parametrize('signal_at, step', [(2, 2), (3, 4)])
 def test_a_signal_breaks_off_an_evaluation(signal_at, step, tiny, monkeypatch):
     """Its step is saved by then, and the run goes on with the same bits."""
     train.main([*RUN, '--out_dir=out/whole'])
@@ -102,6 +102,17 @@ def test_a_signal_breaks_off_an_evaluation(signal_at, step, tiny, monkeypatch):
     assert checkpoint()['step'] == step
     train.main(RESUME)
     assert_same_run('out/whole', 'out/run')
+
+
+def test_a_signal_in_the_first_evaluation_leaves_an_older_run(tiny, monkeypatch):
+    """Ctrl-C right after a mistaken --overwrite: nothing is saved, and nothing has gone."""
+    train.main([*RUN, '--keep_every=3'])
+    before = {path.name: path.read_bytes() for path in Path('out/run').iterdir()}
+    monkeypatch.setattr(Machine, 'noted_signal', lambda machine: signal.SIGINT)
+    with pytest.raises(SystemExit) as stop:
+        train.main([*RUN, '--overwrite', '--seed=2'])
+    assert stop.value.code == 130
+    assert {path.name: path.read_bytes() for path in Path('out/run').iterdir()} == before
 
 
 def test_a_signal_right_after_a_save_changes_no_checkpoint(tiny, monkeypatch):

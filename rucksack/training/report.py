@@ -56,12 +56,6 @@ def log_line(step: int, row: dict, tokens_left: int) -> str:
             f'{row["grad_norm"]:.2f}, {speed:,} tokens/s, {time_left} left')
 
 
-def interrupted(step: int, out_dir: str) -> str:
-    """Say where an interrupted run is saved, and how to go on with it."""
-    return (f'train.py: interrupted: {out_dir}/ckpt.pt is saved at step {step}; continue with '
-            f'python train.py --init_from=resume --out_dir={out_dir}')
-
-
 def explained(error: RuntimeError, rank: int, saved: str) -> Exception:
     """Say in a LocalError that a device has not enough memory; any other error stays as it is."""
     # A CPU's allocator has no error of its own.

@@ -195,4 +195,9 @@ class RunFolder:
         """Say which checkpoint there is."""
         if self.saved_step is None:
             return 'nothing was saved'
-        return f'the last good checkpoint is {self.checkpoint}, from step {self.saved_step}'
+        return f'{self.checkpoint} is saved at step {self.saved_step}'
+
+    def interrupted(self) -> str:
+        """Say how to go on with a run that was interrupted."""
+        return (f'interrupted: {self.what_is_saved()}; continue with python train.py '
+                f'--init_from=resume --out_dir={self.folder}')
