@@ -23,10 +23,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rucksack.cli import Parser, UserError, find_device, number, output_path, printable, run_cli
-from rucksack.edits import Topic, make_edit, parse_edits
-from rucksack.hub import BUNDLED
-from rucksack.loaded import Subject, load_subject
+from rucksack.cli import Parser, UserError, number, printable, run_cli
+from rucksack.device import find_device
+from rucksack.edits import Topic, make_edit, parse_lines
+from rucksack.files import output_path
 from rucksack.model import Config
 from rucksack.paper.gender import gender_table
 from rucksack.paper.likelihood import (
@@ -39,8 +39,10 @@ from rucksack.paper.likelihood import (
 from rucksack.paper.similarity import similarity_table
 from rucksack.paper.timing import SIZES, timing_table
 from rucksack.paper.topics import topic_table
+from rucksack.subject import Subject, load_subject
 from rucksack.table import Table, write_csv
-from rucksack.training.machine import find_machine
+from rucksack.training.machine import configure_machine
+from rucksack.weights import BUNDLED
 
 IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'timing']
 OF_SENSES = ['similarity', 'topic', 'timing', 'senses']  # tables that need a Backpack
@@ -134,7 +136,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
 def under_edit(subject: Subject, lines: list[str]) -> Subject:
     """Put a model under edits, one a line; UserError if an edit would see later tokens."""
     subject.needs_senses('--edit')
-    edits = parse_edits(lines)
+    edits = parse_lines(lines)
     if any(isinstance(edit, Topic) for edit in edits):
         raise UserError('an edit of a topic would see the later tokens of each text; use other '
                         'edits here, or sample.py')
@@ -162,7 +164,7 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
 
 def time_model(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Make Table 7 for a size of the paper, or for a model, compiled if its training was."""
-    machine = find_machine(args.device, args.dtype or 'auto')
+    machine = configure_machine(args.device, args.dtype or 'auto')
     if args.size:
         # Rows of the embedding matrix as in train.py, a multiple of 64.
         config = Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size])

@@ -32,27 +32,13 @@ from pathlib import Path
 import numpy as np
 from tiktoken import Encoding
 
-from rucksack.cli import (
-    Parser,
-    UserError,
-    appearing_whole,
-    locked_folder,
-    number,
-    progress,
-    reading,
-    run_cli,
-)
+from rucksack.cli import Parser, UserError, number, progress, reading, run_cli
 from rucksack.data import BIN_DTYPE, data_folder
 from rucksack.documents import FORMATS, counted, files_in, openwebtext_files, read_texts, reader_of
-from rucksack.hub import from_pretrained
-from rucksack.tokenizer import (
-    encode,
-    gpt2_tokenizer,
-    load_tokenizer,
-    vocab_size,
-    words_tokenizer,
-)
+from rucksack.files import appearing_whole, locked_folder
+from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer, vocab_size, words_tokenizer
 from rucksack.toy import toy_stories
+from rucksack.weights import from_pretrained
 
 LONGEST = 20_000  # characters; longer documents are cut
 TOY_TRAIN = 60_000  # stories

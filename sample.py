@@ -21,25 +21,18 @@ import torch
 from torch import Tensor
 
 from rucksack import looks
-from rucksack.cli import (
-    Parser,
-    UserError,
-    find_device,
-    number,
-    output_path,
-    printable,
-    progress,
-    run_cli,
-)
-from rucksack.edits import SensesOf, absent_words, make_edit, parse_edits, parse_senses
+from rucksack.cli import Parser, UserError, number, printable, progress, run_cli
+from rucksack.device import find_device
+from rucksack.edits import SensesOf, absent_words, make_edit, parse_lines, parse_senses
 from rucksack.fast import Cached
-from rucksack.hub import export
-from rucksack.loaded import Subject, load_subject
+from rucksack.files import output_path
+from rucksack.lists import BAGS
 from rucksack.looks import Prompts
 from rucksack.page import write_page
-from rucksack.paper.lists import TOPICS
 from rucksack.senses import Edit
+from rucksack.subject import Subject, load_subject
 from rucksack.table import Table, write_csv
+from rucksack.weights import export
 from rucksack.words import PROMPT, parse_bag, parse_pair, read_lines, read_prompt, word_list
 
 # -----------------------------------------------------------------------------
@@ -119,7 +112,7 @@ A LINE is one of these; quote lines with spaces or *.
   topic jazz, piano            or words; strength 0 to 3 [2], or four factors
   @FILE                        a file with one LINE per line; @FILE:10 lists words
 
-Topics: {', '.join(TOPICS)}"""
+Topics: {', '.join(BAGS)}"""
 
 
 def add_edits(parser: Parser) -> None:
@@ -144,7 +137,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
                      'unedited model')
     if args.csv and not (args.looks or args.edits):
         parser.error('--csv writes tables; add a flag that looks, explains or edits')
-    args.edits = parse_edits(args.edits)
+    args.edits = parse_lines(args.edits)
     args.words = word_list(args.words) if args.words else []
     args.probs = word_list(args.probs) if args.probs else []
     args.start = read_lines(args.start) if args.start[:1] == '@' else [args.start]
@@ -238,7 +231,7 @@ def tables_after(idx: Tensor, args: argparse.Namespace, subject: Subject, edit: 
     """Explain the prediction after a prompt (1, T), or show how an edit changes it, in tables."""
     tables = {}
     if args.explain is not None:
-        tables['explain'] = looks.explain(subject, args.explain, idx, edit)
+        tables['explain'] = looks.explanation(subject, args.explain, idx, edit)
     for text, scaled in args.sweep.items():
         if scaled.word not in absent:
             tables[f'sweep {text}'] = looks.sweep(subject, scaled, idx, edit)

@@ -28,12 +28,12 @@ from rucksack.data import TokenDataset, data_folder, facts_of, read_meta, texts_
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.model import GPT, Backpack
 from rucksack.training import report
-from rucksack.training.gauge import stuck_senses
-from rucksack.training.machine import Machine, find_machine, leave_processes
+from rucksack.training.machine import Machine, configure_machine, leave_processes
 from rucksack.training.optimizers import make_optimizers, set_rates
 from rucksack.training.run import RunFolder, locked, refuse_to_replace
 from rucksack.training.settings import parse_settings, setting, with_decided
-from rucksack.training.start import config_of, find_start, out_dir_of, warmup_of
+from rucksack.training.start import config_of_run, find_start, out_dir_of, warmup_of
+from rucksack.training.stuck import stuck_senses
 
 # -----------------------------------------------------------------------------
 # Settings.
@@ -242,14 +242,14 @@ def set_up(s: Settings, typed: set[str]) -> Trainer:
     val_data = TokenDataset(data, 'val', meta, s.block_size)
 
     # The device, its number format and, under torchrun, the other processes.
-    machine = find_machine(s.device, s.dtype, s.gradient_accumulation_steps)
+    machine = configure_machine(s.device, s.dtype, s.gradient_accumulation_steps)
     machine.check_agreement(f'{begin.state.get("log")} {facts_of(meta)}', f'{s.out_dir}, {data}')
     warmup_iters = warmup_of(s.warmup_iters, s.max_iters, machine)
     s = replace(s, dtype=machine.dtype, warmup_iters=warmup_iters)
 
     # The model and its optimizers. Compiled, the loss is one graph; DDP averages gradients.
     torch.manual_seed(s.seed)
-    model = begin.make(config_of(asdict(s), meta['vocab_size']))
+    model = begin.make(config_of_run(asdict(s), meta['vocab_size']))
     model.to(machine.device).train()
     optimizers = make_optimizers(
         model, s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
@@ -260,7 +260,7 @@ def set_up(s: Settings, typed: set[str]) -> Trainer:
     facts = {'model_config': asdict(model.config), 'tokenizer': meta['tokenizer'],
              'settings': asdict(s), 'data': facts_of(meta)}  # stored in every checkpoint
     folder = RunFolder(Path(s.out_dir), model, optimizers, facts, begin.state, machine.rank)
-    machine.print0(report.describe(model, machine, begin.state))
+    machine.print0(report.summary(model, machine, begin.state))
     machine.print0(report.plan(s.max_iters, s.tokens_per_step, len(train_data.tokens), data))
     last = begin.state.get('step', 0), time.perf_counter()
     return Trainer(s, machine, folder, model, loss_model, optimizers, train_data, val_data, last)

@@ -4,11 +4,9 @@ In a clone, the lessons, the scripts, config/ and pretrained/ stand in the folde
 rucksack.model is ../model.py. Installed, all of them are in this folder.
 """
 
-from pathlib import Path
+from rucksack.cli import HOME
 
-HOME = Path(__file__).parent  # where the lessons are
-if not (HOME / 'model.py').exists():
-    HOME = HOME.parent
+if str(HOME) not in __path__:
     __path__.append(str(HOME))
 
 
@@ -18,8 +16,8 @@ def load(name: str):
     name is a checkpoint, the folder of a run or an export, a model on the Hugging Face Hub, or
     'english', the bundled model.
     """
-    from rucksack.hub import from_pretrained  # here, so that scripts without torch start fast
     from rucksack.tokenizer import load_tokenizer
+    from rucksack.weights import from_pretrained  # here, so that scripts without torch start fast
     model, tokenizer = from_pretrained(name)
     return model, load_tokenizer(tokenizer)
 

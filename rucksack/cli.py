@@ -1,12 +1,16 @@
-"""What every script needs: UserError, command-line parsing, atomic writes, the device."""
+"""What every script stands on: the place of the lessons, errors for people, command lines."""
 
 import argparse
 import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+
+HOME = Path(__file__).parent  # where the lessons, the scripts, config/ and pretrained/ are
+if not (HOME / 'model.py').exists():  # in a clone, not installed
+    HOME = HOME.parent
 
 
 class UserError(ValueError):
@@ -122,109 +126,3 @@ def quiet_hub() -> None:
     """Stop the Hub's client from printing a line for each retry."""
     import huggingface_hub  # comes with datasets
     huggingface_hub.utils.logging.set_verbosity_error()
-
-
-def find_device(name: str) -> str:
-    """Choose the device; auto is CUDA, else MPS, else the CPU. UserError if it does not work."""
-    import torch
-    if name == 'auto':
-        if torch.cuda.is_available():
-            return 'cuda'
-        if torch.backends.mps.is_available():
-            return 'mps'
-        return 'cpu'
-    with reading(f'device {name}', 'use auto or cpu', problem='cannot be used'):
-        torch.ones(1, device=name).item()
-    return name
-
-
-def bfloat16_unit(device: str) -> str | None:
-    """Name the hardware that multiplies bfloat16 much faster than float32; None without any."""
-    import torch
-    if device.startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False):
-        return 'tensor cores'
-    if device == 'cpu' and torch.cpu._is_amx_tile_supported():
-        return 'AMX'
-    if device == 'cpu' and torch.cpu._is_avx512_bf16_supported():
-        return 'AVX512-BF16'
-    return None
-
-
-def output_path(flag: str, path: str | None, begins: str) -> Path | None:
-    """Return the path of a file to write, None if none is asked for.
-
-    UserError for a file there that does not begin as ours do: a typo must not replace a person's
-    own file.
-    """
-    if path is None:
-        return None
-    file = Path(path)
-    if not file.parent.is_dir():
-        raise UserError(f'{flag} {path}: give a name in a folder that exists')
-    contents = file.read_bytes() if file.exists() else b''
-    if contents and not contents.startswith(begins.encode()):
-        raise UserError(f'{flag} would replace {path}, which is not of its kind; '
-                        'give another name')
-    return file
-
-
-@contextmanager
-def appearing_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, in place of path; path appears only when complete.
-
-    The temporary path is this process's own. A link stays, and the file that it leads to is
-    replaced.
-    """
-    path = Path(os.path.realpath(path))
-    partial = Path(f'{path}.{os.getpid()}.partial')
-    try:
-        yield partial
-        sync(partial)
-        os.replace(partial, path)
-        sync(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a text file that appears only when complete."""
-    with appearing_whole(path) as partial:
-        partial.write_text(text, encoding='utf-8', errors='replace')
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
-
-
-def lock_folder(folder: Path, busy: str) -> int:
-    """Lock a folder until the returned descriptor is closed; UserError(busy) if it is locked."""
-    import fcntl  # Linux, macOS or WSL
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(busy)
-    except OSError:
-        pass  # a file system without locks
-    return descriptor
-
-
-@contextmanager
-def locked_folder(folder: Path, busy: str) -> Iterator[None]:
-    """Make a folder if need be, and lock it; UserError(busy) if it is locked.
-
-    Folders that this has made go again if they are empty in the end.
-    """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(folder, busy)
-    try:
-        yield
-    finally:
-        os.close(lock)
-        with suppress(OSError):
-            for path in made:
-                path.rmdir()

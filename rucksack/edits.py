@@ -86,17 +86,17 @@ class Topic:
 Line = SensesOf | Replacement | Topic
 
 
-def parse_edits(lines: list[str]) -> list[Line]:
+def parse_lines(lines: list[str]) -> list[Line]:
     """Parse edits, one a line; a line @FILE stands for the lines of a file."""
     edits = []
     for line in lines:
         is_file = re.fullmatch('@[^:]+', line)
         for one in read_lines(line) if is_file else [line]:
-            edits += parse_edit(one.strip())
+            edits += parse_line(one.strip())
     return edits
 
 
-def parse_edit(line: str) -> list[Line]:
+def parse_line(line: str) -> list[Line]:
     """Parse a line into one edit for each of its words; UserError lists the forms of a line."""
     strength = rf'[0-3]|{NUMBER}(?:,{NUMBER}){{3}}'
     of_topic = re.fullmatch(rf'topic\s+([^:=]+?)\s*(?:=\s*({strength}))?', line)

@@ -11,9 +11,9 @@ from torch import Tensor
 from rucksack import senses
 from rucksack.cli import progress
 from rucksack.edits import SensesOf, find_senses
-from rucksack.loaded import Subject
 from rucksack.model import Backpack
 from rucksack.senses import Edit
+from rucksack.subject import Subject
 from rucksack.table import Table, Token
 from rucksack.words import (
     bag_ids,
@@ -231,7 +231,7 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
     return columns
 
 
-def explain(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) -> Table:
+def explanation(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) -> Table:
     """List all terms alpha * C . E of the logit of A, or of the logit of A minus B's.
 
     The table prints the largest 15. words are [A], [A, B], or [] for the likeliest word.

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rucksack.cli import printable, write_file
+from rucksack.cli import printable
+from rucksack.files import write_file
 
 
 class Token(str):

@@ -19,8 +19,7 @@ import tiktoken
 from tiktoken._educational import bpe_encode
 from tiktoken_ext.openai_public import r50k_pat_str
 
-from rucksack import HOME
-from rucksack.cli import UserError, reading
+from rucksack.cli import HOME, UserError, reading
 
 GPT2 = {'name': 'gpt2'}
 GPT2_VOCAB = 50257
@@ -213,23 +212,23 @@ def read_tokenizer(folder: Path, end: int | None = None) -> dict | None:
     with reading('its tokenizer', hint):
         path = folder / 'tokenizer.json'
         if path.is_file():
-            tokenizer = read_json(path)
+            tokenizer = load_json(path)
         elif (folder / 'vocab.json').is_file():
             lines = (folder / 'merges.txt').read_text(encoding='utf-8-sig').split('\n')
             merges = [line for line in lines if line and not line.startswith('#version')]
             tokenizer = {
-                'model': {'vocab': read_json(folder / 'vocab.json'), 'merges': merges},
+                'model': {'vocab': load_json(folder / 'vocab.json'), 'merges': merges},
                 'pre_tokenizer': pre_tokenizers_of(False)[0]}
         else:
             return None
         config = folder / 'tokenizer_config.json'
         if config.is_file():
-            tokenizer = read_json(config) | tokenizer
+            tokenizer = load_json(config) | tokenizer
         check_parts(tokenizer)
         return description_of(tokenizer, end)
 
 
-def read_json(path: Path) -> dict:
+def load_json(path: Path) -> dict:
     """Read a JSON file in UTF-8, with or without a byte order mark."""
     return json.loads(path.read_text(encoding='utf-8-sig'))
 

@@ -12,9 +12,10 @@ import torch
 from tiktoken import Encoding
 from torch import Tensor
 
-from rucksack.cli import UserError, bfloat16_unit, progress, reading
+from rucksack.cli import UserError, progress, reading
+from rucksack.device import bfloat16_unit
+from rucksack.lists import BAGS
 from rucksack.model import Backpack
-from rucksack.paper.lists import TOPICS
 from rucksack.senses import affinities
 from rucksack.table import Token
 from rucksack.tokenizer import encode
@@ -57,7 +58,7 @@ def parse_bag(text: str) -> list[str]:
     """Parse the words in "A, B", A+B, A B or @FILE, or take the words of a topic of Table 10."""
     if re.match('@.', text):
         return word_list(text)
-    words = TOPICS.get(text.strip(), re.findall(r'[^\s,+]+', text))
+    words = BAGS.get(text.strip(), re.findall(r'[^\s,+]+', text))
     if not words:
         raise UserError('the bag of words is empty; give words, as in music+guitar')
     return words

@@ -22,12 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from rucksack import prepare, train
-from rucksack.hub import from_pretrained
-from rucksack.loaded import Subject
 from rucksack.model import GPT, Backpack, Config
 from rucksack.senses import compose, senses_after
+from rucksack.subject import Subject
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
-from rucksack.training.checkpoint import Training, make_model
+from rucksack.weights import Training, from_pretrained, make_model
 from rucksack.words import PROMPT, read_prompt, token_text, word_id
 
 ROOT = Path(__file__).parent.parent

@@ -26,9 +26,8 @@ from helpers import (
 import eval
 from rucksack import sample, train
 from rucksack.cli import UserError
-from rucksack.hub import from_pretrained
-from rucksack.training.checkpoint import Training, training_of
 from rucksack.training.machine import Machine
+from rucksack.weights import Training, from_pretrained, training_of
 
 RESUME = [*RUN, '--init_from=resume']
 CKPT = Path('out/run/ckpt.pt')

@@ -14,8 +14,8 @@ from helpers import ROOT, SHARED, not_printed, offline
 
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
-from rucksack.hub import from_pretrained
 from rucksack.tokenizer import ENGLISH
+from rucksack.weights import from_pretrained
 
 TEXT = (ROOT / 'docs' / 'python.md').read_text(encoding='utf-8')
 RECIPES = dict(re.findall(r'^## (.*?)$.*?^```python\n(.*?)^```', TEXT, re.MULTILINE | re.DOTALL))

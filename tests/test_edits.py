@@ -14,7 +14,7 @@ from rucksack.edits import (
     Topic,
     find_senses,
     make_edit,
-    parse_edits,
+    parse_lines,
     parse_senses,
 )
 from rucksack.senses import STRENGTHS, replace_word, scale_senses, separation, topic
@@ -55,14 +55,14 @@ def off(word: str, *numbers: int, factor: float = 0.0) -> SensesOf:
 ])
 def test_a_line_is_one_edit_for_each_of_its_words(line, edits):
     """It scales senses, replaces a fact, or turns up a topic."""
-    assert parse_edits([line]) == edits
+    assert parse_lines([line]) == edits
 
 
 def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
     """A file named before senses is a list of words, and one after topic is a bag."""
     Path('words.txt').write_text('\ufeffnurse\r\n\n  guard \n', encoding='utf-8')
     Path('edits.txt').write_text('she:3\n\n@words.txt:1\ntopic @words.txt\n')
-    assert parse_edits(['he:0', '@edits.txt', 'he:2']) == [
+    assert parse_lines(['he:0', '@edits.txt', 'he:2']) == [
         off('he', 0), off('she', 3), off('nurse', 1), off('guard', 1),
         Topic(['nurse', 'guard'], STRENGTHS[2]), off('he', 2)]
 
@@ -73,7 +73,7 @@ def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
 def test_a_line_that_cannot_be_read_is_no_edit(line):
     """It is refused, and not read as something else."""
     with pytest.raises(UserError):
-        parse_edits([line])
+        parse_lines([line])
 
 
 def test_a_word_of_several_tokens_is_edited_at_its_last():
@@ -101,7 +101,7 @@ def test_lines_apply_in_the_order_given():
             topic(model, of_hp, (2, 1.5, 1, 0.5)),
             replace_word(model, [NURSE], APPLE, HP)):
         expected = edit(idx, expected)
-    edit, sentences = make_edit(parse_edits(LINES), model, ENCODING)
+    edit, sentences = make_edit(parse_lines(LINES), model, ENCODING)
     assert_close(edit(idx, model.senses(idx)), expected)
     assert [sentence.split(':')[0] for sentence in sentences] == [
         'Topic', 'Off', 'Times 0.5', 'Topic', 'Replaced']

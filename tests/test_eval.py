@@ -12,9 +12,9 @@ import torch
 from helpers import WORDS, error_of, make_data, save, toy_subject, write_benchmarks
 
 from rucksack import eval as tables
-from rucksack.hub import BUNDLED
 from rucksack.paper import gender, timing
 from rucksack.tokenizer import words_tokenizer
+from rucksack.weights import BUNDLED
 
 say = partial(helpers.say, tables)
 ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--step-sizes=.05',

@@ -12,7 +12,6 @@ from torch import Tensor
 from rucksack import prepare, sample
 from rucksack.cli import UserError
 from rucksack.data import read_bin, read_meta
-from rucksack.hub import export, from_pretrained
 from rucksack.model import GPT, Config
 from rucksack.tokenizer import (
     GPT2,
@@ -22,7 +21,7 @@ from rucksack.tokenizer import (
     vocab_size,
     words_tokenizer,
 )
-from rucksack.training.checkpoint import make_model
+from rucksack.weights import export, from_pretrained, make_model
 
 MERGES = ['\u0120 t', 'h e', '\u0120t he']
 CUT = GPT2 | {'merges': MERGES}  # 256 bytes, 3 merges and end-of-text

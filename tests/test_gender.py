@@ -9,10 +9,10 @@ from helpers import toy_subject
 from torch import Tensor
 from torch.testing import assert_close
 
-from rucksack.loaded import Subject
 from rucksack.paper import gender
 from rucksack.paper.gender import FRACTIONS
 from rucksack.senses import Edit, scale_senses, senses_after
+from rucksack.subject import Subject
 from rucksack.words import word_id
 
 TEMPLATES = ['the {} said', 'that {}']

@@ -19,9 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rucksack import sample
-from rucksack.hub import BUNDLED, CODE, COPIES, export, from_pretrained, settings_of
-from rucksack.loaded import load_subject
 from rucksack.paper.gender import gender_rows
+from rucksack.subject import load_subject
 from rucksack.tokenizer import (
     CHARACTER_OF,
     ENGLISH,
@@ -31,6 +30,7 @@ from rucksack.tokenizer import (
     tokenizer_files,
     words_tokenizer,
 )
+from rucksack.weights import BUNDLED, CODE, COPIES, export, from_pretrained, settings_of
 
 BACKPACK = ROOT / 'tests' / 'fixtures' / 'backpack-gpt2-tiny'  # made by the published code
 GPT = ROOT / 'tests' / 'fixtures' / 'gpt2-tiny'  # made by transformers

@@ -13,10 +13,10 @@ import torch
 from helpers import PAGES, PAIRS, PASSAGES, make_data, toy_subject, write_benchmarks
 
 from rucksack.cli import UserError
-from rucksack.loaded import Subject
 from rucksack.paper import likelihood
 from rucksack.paper.likelihood import BLIMP, LAMBADA, WIKITEXT
 from rucksack.senses import scale_senses
+from rucksack.subject import Subject
 
 TABLES = [(LAMBADA, likelihood.lambada_table), (WIKITEXT, likelihood.wikitext_table),
           (BLIMP, likelihood.blimp_table)]

@@ -11,11 +11,10 @@ from helpers import ROOT, Averages, lively, some_targets, text
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from rucksack.loaded import count_parameters
 from rucksack.model import GPT, Backpack, Config, draw, weighted_sum
 from rucksack.paper.timing import SIZES
 from rucksack.senses import scale_senses, senses_after
-from rucksack.training.checkpoint import make_model
+from rucksack.weights import count_parameters, make_model
 
 # -----------------------------------------------------------------------------
 # The equations.

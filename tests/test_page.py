@@ -18,12 +18,13 @@ from torch import Tensor
 
 from rucksack import page as page_module
 from rucksack import sample
-from rucksack.edits import make_edit, parse_edits
-from rucksack.loaded import Subject, count_parameters, load_subject
+from rucksack.edits import make_edit, parse_lines
 from rucksack.model import Backpack, Config
 from rucksack.page import in_8_bits, write_page
 from rucksack.senses import Edit, explain, scale_senses
+from rucksack.subject import Subject, load_subject
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
+from rucksack.weights import count_parameters
 from rucksack.words import PROMPT, word_forms
 
 WITHIN = 1e-4  # a probability of the page against PyTorch's
@@ -208,7 +209,7 @@ EDITS = {
 
 def edit_of(lines: list[str], world: World) -> Edit:
     """The edit that sample.py makes of the same lines."""
-    edit, _ = make_edit(parse_edits(lines), world.model, world.encoding)
+    edit, _ = make_edit(parse_lines(lines), world.model, world.encoding)
     return edit
 
 

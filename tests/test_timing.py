@@ -7,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.model import Config
-from rucksack.training.checkpoint import make_model
-from rucksack.training.machine import flops_per_token
+from rucksack.paper.timing import flops_per_token
+from rucksack.weights import make_model
 
 
 @pytest.mark.parametrize('n_sense', [0, 4])

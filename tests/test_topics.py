@@ -9,10 +9,10 @@ from helpers import toy_subject
 from torch.testing import assert_close
 
 from rucksack import toy
-from rucksack.loaded import Subject
+from rucksack.lists import BAGS
 from rucksack.paper import topics
-from rucksack.paper.lists import TOPICS
 from rucksack.senses import STRENGTHS
+from rucksack.subject import Subject
 from rucksack.words import bag_ids, scores_of_bags
 
 MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
@@ -117,5 +117,5 @@ def test_each_row_has_its_strength_and_each_text_its_topic(monkeypatch):
     for weights, edits in zip(STRENGTHS, rows, strict=True):
         for label, (scores, found) in edits.items():
             assert found == weights
-            bag = bag_ids(s.encoding, TOPICS[label])
+            bag = bag_ids(s.encoding, BAGS[label])
             assert_close(scores, scores_of_bags(s.model, [bag])[0])

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 
 from rucksack import prepare
 from rucksack import toy as world
-from rucksack.hub import from_pretrained
-from rucksack.paper.lists import TOPICS
+from rucksack.lists import BAGS
 from rucksack.senses import STRENGTHS, replace_word, scale_senses, senses_after, separation, topic
 from rucksack.tokenizer import load_tokenizer
+from rucksack.weights import from_pretrained
 from rucksack.words import bag_ids, scores_of_bags, word_forms, word_id
 
 N_STORIES = 64_000
@@ -342,7 +342,7 @@ def test_topic_control_raises_the_share_of_the_topic(backpack):
     loss = torch.zeros(len(labels), 4)
     for i, label in enumerate(labels):
         of_topic = torch.tensor([word_id(encoding, word) for word in world.TOPICS[label]])
-        bag = bag_ids(encoding, TOPICS[label])
+        bag = bag_ids(encoding, BAGS[label])
         scores = scores_of_bags(model, [bag])[0]
         for strength, weights in enumerate(STRENGTHS):
             n = TEXTS if strength == 2 else TEXTS // 4  # most where the claim is

@@ -16,13 +16,12 @@ from torch.testing import assert_close
 from rucksack import train
 from rucksack.data import TokenDataset, read_meta, texts_of_step
 from rucksack.fast import DistinctIds, distinct_ids
-from rucksack.hub import export, from_pretrained
 from rucksack.model import GPT, Backpack, Config
 from rucksack.train import Settings, share_of_peak
-from rucksack.training.checkpoint import make_model
 from rucksack.training.machine import Machine
 from rucksack.training.report import evaluation_lines
 from rucksack.training.start import start_from
+from rucksack.weights import export, from_pretrained, make_model
 
 RESUME = [*SMALL, '--init_from=resume']
 ALONE = Machine('cpu', 'float32', 0, 1)

@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rucksack.cli import UserError, write_file
-from rucksack.loaded import Subject, count_parameters
+from rucksack.cli import UserError
+from rucksack.files import write_file
 from rucksack.model import Backpack
+from rucksack.subject import Subject
 from rucksack.tokenizer import tokens_by_rank
+from rucksack.weights import count_parameters
 
 HERE = Path(__file__).parent
 LARGEST = 40_000_000  # parameters

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack.cli import progress
-from rucksack.loaded import Subject
-from rucksack.paper.lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
+from rucksack.lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.senses import at_last, ends_of, pad, senses_after
+from rucksack.subject import Subject
 from rucksack.table import Table
 from rucksack.words import word_id
 

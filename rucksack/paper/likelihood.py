@@ -16,9 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 from rucksack.cli import UserError, progress, quiet_hub, reading
 from rucksack.data import read_bin, read_meta
 from rucksack.fast import DistinctIds, distinct_ids
-from rucksack.loaded import Subject, count_parameters
 from rucksack.senses import scale_senses
+from rucksack.subject import Subject
 from rucksack.table import Table
+from rucksack.weights import count_parameters
 
 LOGITS_AT_ONCE = 1 << 26  # per batch: 256 MiB of float32
 TOKENS_AT_ONCE = 1 << 14

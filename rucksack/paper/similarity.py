@@ -10,16 +10,16 @@ from torch.nn import functional as F
 
 from rucksack import toy
 from rucksack.cli import UserError, reading
-from rucksack.loaded import Subject
+from rucksack.subject import Subject
 from rucksack.table import Table
 
-Pairs = list[tuple[str, str, float]]  # two words and how similar people find them
+ScoredPairs = list[tuple[str, str, float]]  # two words and how similar people find them
 
 SETS = ['SimLex-999.txt', 'SimVerb-3500.txt', 'RG65.csv', 'WS353.csv']  # of the paper
-NUMBER = r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?'  # as people write scores: 7, 7., .7, 7e-1
+SCORE = r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?'  # as people write scores: 7, 7., .7, 7e-1
 
 
-def read_pairs(path: Path) -> Pairs:
+def read_pairs(path: Path) -> ScoredPairs:
     """Read word pairs, one a line: two words and, as the first number after them, their score.
 
     Fields are separated by tabs, semicolons or commas. A first line without a number is a header.
@@ -30,7 +30,7 @@ def read_pairs(path: Path) -> Pairs:
         separator = max('\t;,', key=lines[0].count)
         for line in filter(str.strip, lines):
             fields = [field.strip() for field in line.split(separator)]
-            numbers = [field for field in fields[2:] if re.fullmatch(NUMBER, field)]
+            numbers = [field for field in fields[2:] if re.fullmatch(SCORE, field)]
             if numbers:
                 pairs.append((fields[0], fields[1], float(numbers[0])))
             elif line != lines[0]:
@@ -40,7 +40,7 @@ def read_pairs(path: Path) -> Pairs:
     return pairs
 
 
-def similarity_data(subject: Subject, data: str | None) -> dict[str, Pairs]:
+def similarity_data(subject: Subject, data: str | None) -> dict[str, ScoredPairs]:
     """Read word pairs by set: those of a file, or of the paper's four sets in a folder.
 
     Without data, a model of the toy world gets that world's pairs. UserError if there are none.
@@ -71,7 +71,7 @@ def word_vectors(subject: Subject, word: str) -> Tensor:
     return vectors.mean(0)
 
 
-def similarities(subject: Subject, pairs: Pairs) -> dict[str, Tensor]:
+def similarities(subject: Subject, pairs: ScoredPairs) -> dict[str, Tensor]:
     """Measure how similar the two words of n pairs are, (n,) each.
 
     There is one row for each sense (Eq. 13), one for the least similar sense (Eq. 14), and one for
@@ -90,7 +90,7 @@ def similarities(subject: Subject, pairs: Pairs) -> dict[str, Tensor]:
     return rows
 
 
-def correlations(subject: Subject, pairs: Pairs) -> pandas.Series:
+def correlations(subject: Subject, pairs: ScoredPairs) -> pandas.Series:
     """Compute Spearman's correlation of each kind of similarity with the reference scores."""
     found = pandas.DataFrame(similarities(subject, pairs))
     people = pandas.Series([score for _, _, score in pairs])

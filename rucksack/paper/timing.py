@@ -14,7 +14,7 @@ from rucksack.cli import progress
 from rucksack.fast import Cached, DistinctIds, distinct_ids
 from rucksack.model import GPT, Backpack, Config
 from rucksack.table import Table
-from rucksack.training.machine import Machine, flops_per_token
+from rucksack.training.machine import Machine
 
 Work = Callable[[], object]
 
@@ -87,6 +87,25 @@ def works_of(model: Backpack | GPT, idx: Tensor, machine: Machine, compile: bool
         'forward pass': forward_pass,
         'training step': training_step,
         f'{half} new tokens': partial(Cached(writer).generate, inputs[0][:1, :half], half)}
+
+
+def flops_per_token(model: Backpack | GPT, distinct: float = 1.0) -> float:
+    """Count the operations to train on one token of a text of the model's block_size.
+
+    Each weight costs a multiplication and an addition, three times: forward, backward to weights,
+    backward to inputs. Attention and Eqs. 2 and 12 count as if they were not causal. distinct is
+    the share of tokens whose senses are computed.
+    """
+    c = model.config
+    weights = 0
+    for name, p in model.named_parameters():
+        if p.dim() == 2 and not name.endswith('wpe.weight'):  # E too: Eq. 9
+            share = distinct if name.startswith('sense_network.') else 1
+            weights += p.numel() * share
+    weights += 2 * c.n_layer * c.block_size * c.n_embd  # attention: scores, sum of values
+    if c.n_sense:
+        weights += (1 + c.n_sense) * c.block_size * c.n_embd  # Eq. 12: scores, Eq. 2: sum
+    return 3 * 2 * weights
 
 
 def timing_table(config: Config, machine: Machine, compile: bool = True) -> Table:

@@ -11,29 +11,47 @@ from torch.nn import functional as F
 from rucksack import toy
 from rucksack.cli import progress
 from rucksack.fast import Cache, Cached, contextualize
-from rucksack.loaded import Subject
+from rucksack.lists import BAGS
 from rucksack.model import GPT
 from rucksack.paper.likelihood import Pair, perplexity, score
-from rucksack.paper.lists import TOPICS
 from rucksack.senses import STRENGTHS, topic
+from rucksack.subject import Subject
 from rucksack.table import Table
 from rucksack.words import bag_ids, scores_of_bags, word_id
 
-# Words that has_topic counts, for topics missing from the toy world.
-MORE_KEYWORDS = """\
-arts_culture: arts culture artist artists museum gallery painting paintings sculpture theatre poetry
-business_entrepreneurs: business entrepreneurs company companies market investors profit sales
-celebrity_pop_culture: celebrity pop culture celebrities actress fans stars fame gossip hollywood
-diaries_daily_life: diaries daily life diary morning today woke breakfast bed routine sleep evening
-family: family mother father parents children son daughter brother sister grandmother baby
-news_social_concern: news social concern government police minister law protest rights election war
-other_hobbies: hobbies hobby garden gardening photography knitting collecting fishing crafts puzzle
-relationships: relationships relationship love boyfriend girlfriend dating marriage partner couple
+# What has_topic counts as words of a topic. In the toy world, they are those of rucksack/toy.py.
+KEYWORDS_OF_TOPICS = """\
+arts_culture: arts culture artist artists museum gallery painting paintings sculpture theatre
+    poetry;
+business_entrepreneurs: business entrepreneurs company companies market investors profit sales;
+celebrity_pop_culture: celebrity pop culture celebrities actress fans stars fame gossip hollywood;
+diaries_daily_life: diaries daily life diary morning today woke breakfast bed routine sleep
+    evening;
+family: family mother father parents children son daughter brother sister grandmother baby;
+fashion_style: fashion style dress sandals velvet jacket perfume runway silk necklace boutique
+    scarf handbag;
+film_tv_video: film tv video actor cinema screenplay director trailer sequel comedy camera scene
+    villain;
+fitness_health: fitness health yoga treadmill muscles stretching protein jogging squats pulse
+    stamina barbell cardio;
+food_dining: food dining pasta soup cheese dessert recipe bread salad pizza spices sauce pancakes;
+gaming: gaming console quest joystick avatar dungeon pixels arcade multiplayer boss level loot
+    controller;
+music: music guitar melody concert drums singer album rhythm piano chorus violin jazz lyrics;
+news_social_concern: news social concern government police minister law protest rights election
+    war;
+other_hobbies: hobbies hobby garden gardening photography knitting collecting fishing crafts
+    puzzle;
+relationships: relationships relationship love boyfriend girlfriend dating marriage partner couple;
+sports: sports football tennis goal league match referee marathon hockey champion racket sprint
+    medal;
+travel_adventure: travel adventure airport luggage passport beach hostel voyage map island
+    suitcase souvenir canyon;
 youth_student_life: youth student life students school college university teacher campus exam"""
-KEYWORDS = dict(toy.TOPICS)  # label -> words that has_topic counts
-for line in MORE_KEYWORDS.splitlines():
-    label, words = line.split(':')
-    KEYWORDS[label] = words.split()
+KEYWORDS = {}  # label -> words
+for entry in KEYWORDS_OF_TOPICS.split(';'):
+    label, words = entry.split(':')
+    KEYWORDS[label.strip()] = words.split()
 
 TEXTS_AT_ONCE = 50
 # Settings of PPLM, named as in its code.
@@ -141,7 +159,7 @@ def has_topic(words: list[str], label: str, topics: dict[str, list[str]]) -> boo
     return own > most
 
 
-def read_texts(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], int]:
+def read_generated(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], int]:
     """Read texts idx (n, 1 + length) that begin with an end-of-text and should have a topic.
 
     Returns the ids of each, up to its next end-of-text, and how many texts have the topic.
@@ -177,7 +195,7 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
         for part in progress(first_tokens.split(TEXTS_AT_ONCE), label):
             with subject.autocast():
                 idx = generators[label](part)  # (texts, 1 + length)
-            new_pairs, n_right = read_texts(subject, idx, label)
+            new_pairs, n_right = read_generated(subject, idx, label)
             pairs += new_pairs
             right += n_right
     logp = score(subject, pairs, 'judging').logp
@@ -195,14 +213,14 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
     The first subject is a Backpack; the others are Transformers, under PPLM with these step sizes.
     """
     own = subjects[0]
-    labels = TOPICS
+    labels = BAGS
     steps = PAPER_STEP_SIZES
     if own.is_toy:
         labels = toy.TOPICS
         steps = TOY_STEP_SIZES
     for subject in subjects:
         length = min(length, subject.model.config.block_size - 1)
-    bags = {label: bag_ids(own.encoding, TOPICS[label]) for label in labels}
+    bags = {label: bag_ids(own.encoding, BAGS[label]) for label in labels}
     scores = scores_of_bags(own.model, list(bags.values()))  # (V, k) for each bag
     rows = []
     for strength, factors in enumerate(STRENGTHS):
@@ -215,7 +233,7 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
         for step in (0.0, *(step_sizes or steps)):
             generators = {}
             for label, bag in bags.items():
-                words = subject.single_tokens(TOPICS[label])
+                words = subject.single_tokens(BAGS[label])
                 single = [word_id(subject.encoding, word) for word in words] or bag
                 generators[label] = partial(
                     pplm, subject.model, bag=single, step=step, length=length)

@@ -14,14 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rucksack.cli import (
-    LocalError,
-    UserError,
-    bfloat16_unit,
-    discard_output,
-    find_device,
-)
-from rucksack.model import GPT, Backpack
+from rucksack.cli import LocalError, UserError, discard_output
+from rucksack.device import bfloat16_unit, find_device
 
 
 @dataclass
@@ -126,7 +120,7 @@ class Machine:
         return module
 
 
-def find_machine(device: str, dtype: str, micro_batches: int = 0) -> Machine:
+def configure_machine(device: str, dtype: str, micro_batches: int = 0) -> Machine:
     """Choose device and dtype, and join the other processes where torchrun started several.
 
     UserError unless the processes can share the micro-batches of a step.
@@ -174,22 +168,3 @@ def keep_freed_memory() -> None:
     if hasattr(libc, 'mallopt'):
         for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
             libc.mallopt(threshold, 0x7fffffff)  # the largest int: never
-
-
-def flops_per_token(model: Backpack | GPT, distinct: float = 1.0) -> float:
-    """Count the operations to train on one token of a text of the model's block_size.
-
-    Each weight costs a multiplication and an addition, three times: forward, backward to weights,
-    backward to inputs. Attention and Eqs. 2 and 12 count as if they were not causal. distinct is
-    the share of tokens whose senses are computed.
-    """
-    c = model.config
-    weights = 0
-    for name, p in model.named_parameters():
-        if p.dim() == 2 and not name.endswith('wpe.weight'):  # E too: Eq. 9
-            share = distinct if name.startswith('sense_network.') else 1
-            weights += p.numel() * share
-    weights += 2 * c.n_layer * c.block_size * c.n_embd  # attention: scores, sum of values
-    if c.n_sense:
-        weights += (1 + c.n_sense) * c.block_size * c.n_embd  # Eq. 12: scores, Eq. 2: sum
-    return 3 * 2 * weights

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rucksack.cli import bfloat16_unit
+from rucksack.device import bfloat16_unit
 from rucksack.model import GPT, Backpack
 
 MOMENTUM = 0.95  # as in torch's Muon

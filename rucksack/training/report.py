@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from rucksack.cli import LocalError
-from rucksack.loaded import count_parameters
 from rucksack.model import GPT, Backpack
 from rucksack.training.machine import Machine
+from rucksack.weights import count_parameters
 
 
-def describe(model: Backpack | GPT, machine: Machine, state: dict) -> str:
+def summary(model: Backpack | GPT, machine: Machine, state: dict) -> str:
     """Say what a run trains, and where; with the state of a resumed run, if it rounds as before."""
     millions = count_parameters(model)['total'] / 1e6
     text = (f'{type(model).__name__}, {millions:.1f}M parameters, on {machine.world} x '

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rucksack.cli import UserError, appearing_whole, locked_folder, reading, write_file
+from rucksack.cli import UserError, reading
+from rucksack.files import appearing_whole, locked_folder, write_file
 from rucksack.model import GPT, Backpack
-from rucksack.training import checkpoint as ckpt
+from rucksack.weights import load_file
 
 COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
            'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # of log.csv
@@ -73,6 +74,42 @@ def check_finite(step: int, tensors: Iterable[Tensor]) -> None:
     is_finite = [tensor.isfinite().all() for tensor in tensors]
     if not torch.stack(is_finite).all():
         raise FloatingPointError(f'step {step}: a parameter or an optimizer moment is not finite')
+
+
+def read_state(path: Path) -> dict:
+    """Read the checkpoint of a run, to resume it; UserError for one with parameters alone."""
+    state = load_file(path)
+    if 'optimizers' not in state:
+        raise UserError(f'{path} holds weights but no run to resume; '
+                        f'fine-tune them with --init_from={path}')
+    return state
+
+
+def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict) -> None:
+    """Copy the moments of each parameter from a checkpoint; betas and the like stay as set.
+
+    Moments of another shape would make a fused kernel write past them: ValueError.
+    """
+    for optimizer in optimizers:
+        params = [p for group in optimizer.param_groups for p in group['params']]
+        saved = states[type(optimizer).__name__]['state']
+        for i, moments in saved.items():
+            p = params[i]
+            for name, moment in moments.items():
+                shape = () if name == 'step' else p.shape
+                if moment.shape != shape:
+                    raise ValueError(f'the shape of {name}')
+                own = torch.empty(shape, device=p.device)
+                optimizer.state[p][name] = own.copy_(moment)
+
+
+def write_state(path: Path, state: dict) -> None:
+    """Write a state to a file; OSError if the disk is full."""
+    try:
+        with open(path, 'wb') as file:
+            torch.save(state, file)
+    except RuntimeError as error:  # torch.save hides a full disk behind an error of its own
+        raise error.__context__ or error
 
 
 class RunFolder:
@@ -160,7 +197,7 @@ class RunFolder:
                 'best_val_loss': self.best_val_loss,
                 'threads': torch.get_num_threads()}
             with appearing_whole(self.checkpoint) as partial:
-                ckpt.write_state(partial, state)
+                write_state(partial, state)
                 if self.saved_step is None:  # an older run goes when the new one is on the disk
                     self.remove_older_run()
             if self.saved_step is None:
@@ -189,7 +226,7 @@ class RunFolder:
         if self.is_writer:
             state = self.facts | {'step': step, 'model': self.model.state_dict()}
             with appearing_whole(self.folder / f'ckpt-{step}.pt') as partial:
-                ckpt.write_state(partial, state)
+                write_state(partial, state)
 
     def what_is_saved(self) -> str:
         """Say which checkpoint there is."""

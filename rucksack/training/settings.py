@@ -7,8 +7,7 @@ from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
-from rucksack import HOME
-from rucksack.cli import Parser, UserError, number, reading
+from rucksack.cli import HOME, Parser, UserError, number, reading
 
 Settings = TypeVar('Settings')  # a dataclass of settings
 

@@ -10,11 +10,10 @@ from torch.optim import Optimizer
 
 from rucksack.cli import UserError, reading
 from rucksack.data import data_folder, facts_of, read_meta
-from rucksack.hub import from_pretrained
 from rucksack.model import GPT, Backpack, Config
-from rucksack.training.checkpoint import from_checkpoint, load_optimizers, make_model, read_state
 from rucksack.training.machine import Machine
-from rucksack.training.run import read_log
+from rucksack.training.run import load_optimizers, read_log, read_state
+from rucksack.weights import from_checkpoint, from_pretrained, make_model
 
 # The settings that a model's Config takes, n_sense = 0 for a GPT.
 SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size', 'dropout')
@@ -28,7 +27,7 @@ STEERING = {
 }
 
 
-def config_of(settings: dict, n_vocab: int) -> Config:
+def config_of_run(settings: dict, n_vocab: int) -> Config:
     """Make the Config of a model from the settings of a run, for data with n_vocab ids.
 
     UserError if the numbers do not fit together.

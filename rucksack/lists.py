@@ -33,4 +33,4 @@ TOPIC_LABELS = """arts_culture business_entrepreneurs celebrity_pop_culture
     news_social_concern other_hobbies relationships sports travel_adventure
     youth_student_life""".split()
 # Table 10: label -> bag of words
-TOPICS = {label: label.removeprefix('other_').split('_') for label in TOPIC_LABELS}
+BAGS = {label: label.removeprefix('other_').split('_') for label in TOPIC_LABELS}

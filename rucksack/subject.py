@@ -1,15 +1,16 @@
 """The model that a command works on: its weights on a device, its tokenizer, its name."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from rucksack.cli import UserError
-from rucksack.hub import load_weights
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
 from rucksack.tokenizer import load_tokenizer
-from rucksack.training.checkpoint import Training, newest_backpack
+from rucksack.weights import Training, load_file, load_weights
 
 
 @dataclass
@@ -85,11 +86,9 @@ def load_subject(name: str | None, device: str, dtype: str | None = None) -> Sub
     return Subject(name, model.to(device), tokenizer, dtype, why, training=training)
 
 
-def count_parameters(model: Backpack | GPT) -> dict[str, int]:
-    """Count the parameters, in 'total' and outside the sense network ('contextualizer')."""
-    counts = {'total': 0, 'contextualizer': 0}
-    for name, p in model.named_parameters():
-        counts['total'] += p.numel()
-        if not name.startswith('sense_network.'):
-            counts['contextualizer'] += p.numel()
-    return counts
+def newest_backpack() -> Path | None:
+    """Find the folder in out/ with the Backpack saved last; None if there is none."""
+    for path in sorted(Path('out').glob('*/ckpt.pt'), key=os.path.getmtime, reverse=True):
+        if load_file(path).get('model_config', {}).get('n_sense'):  # nanoGPT's have no such part
+            return path.parent
+    return None

@@ -1,13 +1,16 @@
-"""Load weights by name; read and write the format of the published weights."""
+"""Find, read, name and write parameters: our checkpoints, published formats, nanoGPT's, the Hub."""
 
 import json
 import re
 import shutil
 import sys
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from safetensors.torch import load_file as load_safetensors
 from safetensors.torch import save
 from torch import Tensor
 
@@ -17,17 +20,11 @@ from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
     GPT2_VOCAB,
+    load_json,
     load_tokenizer,
-    read_json,
     read_tokenizer,
     tokenizer_files,
     vocab_size,
-)
-from rucksack.training.checkpoint import (
-    from_checkpoint,
-    load_file,
-    model_with,
-    training_of,
 )
 
 CODE = Path(__file__).with_name('modeling_backpack.py')  # exported, for transformers to run
@@ -42,7 +39,7 @@ FIXED = {  # settings of a config.json and their allowed values; export writes t
     'scale_attn_weights': (True,),
     'tie_word_embeddings': (True,),
     'sense_intermediate_scale': (4,)}
-SIZES = {  # settings of a config.json -> fields of our Config
+SIZE_NAMES = {  # settings of a config.json -> fields of our Config
     'n_positions': 'block_size', 'vocab_size': 'vocab_size', 'n_vocab': 'n_vocab',
     'n_layer': 'n_layer', 'n_head': 'n_head', 'n_embd': 'n_embd', 'resid_pdrop': 'dropout'}
 
@@ -117,6 +114,66 @@ def download(name: str) -> Path:
 
 
 # -----------------------------------------------------------------------------
+# Files, and the models in them.
+
+
+def load_file(path: Path) -> dict:
+    """Load the dictionary in a .safetensors or a torch.save file; no code in it is run."""
+    with reading(path):
+        if path.suffix == '.safetensors':
+            return load_safetensors(path)
+        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # torch ignores CRCs
+            raise ValueError('a checksum is wrong')
+        return dict(torch.load(path, map_location='cpu', weights_only=True))
+
+
+def make_model(config: Config) -> Backpack | GPT:
+    """Make an untrained model: a Backpack or, without senses, a GPT."""
+    return Backpack(config) if config.n_sense else GPT(config)
+
+
+def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
+    """Make a model with given weights, in the default dtype; torch complains unless all fit."""
+    with torch.device('meta'):
+        model = make_model(config)
+    dtype = torch.get_default_dtype()
+    own = {name: weight.to(dtype, copy=True, memory_format=torch.contiguous_format)
+           for name, weight in weights.items()}
+    model.load_state_dict(own, assign=True)
+    return model.eval()
+
+
+def from_checkpoint(checkpoint: dict, path: Path) -> Backpack | GPT:
+    """Load the model inside a checkpoint of train.py."""
+    with reading(path):
+        return model_with(Config(**checkpoint['model_config']), checkpoint['model'])
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model was trained, as its checkpoint says."""
+
+    dataset: str
+    compile: bool
+
+
+def training_of(checkpoint: dict) -> Training:
+    """Read how a checkpoint was trained."""
+    settings = checkpoint['settings']
+    return Training(settings['dataset'], settings['compile'])
+
+
+def count_parameters(model: Backpack | GPT) -> dict[str, int]:
+    """Count the parameters, in 'total' and outside the sense network ('contextualizer')."""
+    counts = {'total': 0, 'contextualizer': 0}
+    for name, p in model.named_parameters():
+        counts['total'] += p.numel()
+        if not name.startswith('sense_network.'):
+            counts['contextualizer'] += p.numel()
+    return counts
+
+
+# -----------------------------------------------------------------------------
 # The published format. Its Conv1D layers store transposed weights; its sense_weights is a Linear.
 
 BODY = 'backpack.gpt2_model.'  # which GPT-2's own format calls 'transformer.', or leaves out
@@ -185,9 +242,9 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
                         'file, with a large max_shard_size')
     state = load_file(files[0])
     with reading(folder, problem='is neither a Backpack nor a GPT-2'):
-        settings = read_json(folder / 'config.json')
+        settings = load_json(folder / 'config.json')
         tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
-        config = config_of(settings, tokenizer)
+        config = config_from_json(settings, tokenizer)
         model = model_with(config, own_weights(state, TRANSPOSED))
     # In the published class, layer i divides its scores by i + 1 unless the config says no.
     if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
@@ -197,14 +254,14 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
     return model, tokenizer
 
 
-def config_of(settings: dict, tokenizer: dict | None) -> Config:
+def config_from_json(settings: dict, tokenizer: dict | None) -> Config:
     """Make our config for a config.json; ValueError if it describes a different architecture."""
     for name, allowed in FIXED.items():
         if settings.get(name, allowed[0]) not in allowed:
             raise ValueError(f'its {name} is {settings[name]}; it must be {allowed[0]}')
     n_vocab = n_vocab_of(settings['vocab_size'], tokenizer)
     settings = {'n_vocab': n_vocab, 'num_senses': 0, 'resid_pdrop': 0.0} | settings
-    sizes = {ours: settings[theirs] for theirs, ours in SIZES.items()}
+    sizes = {ours: settings[theirs] for theirs, ours in SIZE_NAMES.items()}
     return Config(**sizes, n_sense=settings['num_senses'])
 
 
@@ -281,7 +338,7 @@ def settings_of(c: Config, end: int) -> dict:
         'bos_token_id': end,
         'eos_token_id': end}
     settings |= {name: allowed[0] for name, allowed in FIXED.items()}
-    settings |= {theirs: getattr(c, ours) for theirs, ours in SIZES.items()}
+    settings |= {theirs: getattr(c, ours) for theirs, ours in SIZE_NAMES.items()}
     if c.n_sense:
         settings |= {
             'architectures': ['BackpackForCausalLM'], 'model_type': 'backpack-gpt2',

@@ -1,0 +1,88 @@
+"""Files that appear whole or not at all, and folders that one process locks."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rucksack.cli import UserError
+
+
+def output_path(flag: str, path: str | None, begins: str) -> Path | None:
+    """Return the path of a file to write, None if none is asked for.
+
+    UserError for a file there that does not begin as ours do: a typo must not replace a person's
+    own file.
+    """
+    if path is None:
+        return None
+    file = Path(path)
+    if not file.parent.is_dir():
+        raise UserError(f'{flag} {path}: give a name in a folder that exists')
+    contents = file.read_bytes() if file.exists() else b''
+    if contents and not contents.startswith(begins.encode()):
+        raise UserError(f'{flag} would replace {path}, which is not of its kind; '
+                        'give another name')
+    return file
+
+
+@contextmanager
+def appearing_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to, in place of path; path appears only when complete.
+
+    The temporary path is this process's own. A link stays, and the file that it leads to is
+    replaced.
+    """
+    path = Path(os.path.realpath(path))
+    partial = Path(f'{path}.{os.getpid()}.partial')
+    try:
+        yield partial
+        sync(partial)
+        os.replace(partial, path)
+        sync(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text file that appears only when complete."""
+    with appearing_whole(path) as partial:
+        partial.write_text(text, encoding='utf-8', errors='replace')
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def lock_folder(folder: Path, busy: str) -> int:
+    """Lock a folder until the returned descriptor is closed; UserError(busy) if it is locked."""
+    import fcntl  # Linux, macOS or WSL
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(busy)
+    except OSError:
+        pass  # a file system without locks
+    return descriptor
+
+
+@contextmanager
+def locked_folder(folder: Path, busy: str) -> Iterator[None]:
+    """Make a folder if need be, and lock it; UserError(busy) if it is locked.
+
+    Folders that this has made go again if they are empty in the end.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder, busy)
+    try:
+        yield
+    finally:
+        os.close(lock)
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
