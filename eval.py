@@ -4,22 +4,13 @@
     python eval.py gender --from out/small --baseline out/small_gpt
     python eval.py loss out/small out/small_4
 
-    loss         Tables 2, 8 perplexity on held-out text
-    lambada      Table 2     predicting the last word of a passage
-    wikitext     Table 2     perplexity per word of WikiText's raw test set
-    blimp        Table 2     choosing the grammatical one of two sentences
-    similarity   Table 4     word similarity, by each sense
-    gender       Table 5     she or he after a role noun, with and without a sense
-    topic        Table 12    topic control, compared with PPLM on the Transformer
-    timing       Table 7     forward pass, training step and generation
-    senses                   the loss on a text without each sense, and its part in the sum
-
 Without --baseline, it is the Transformer NAME_gpt beside the model NAME, if there is one.
 """
 
 import argparse
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,18 +35,83 @@ from rucksack.table import Table, write_csv
 from rucksack.training.machine import configure_machine
 from rucksack.weights import BUNDLED
 
-IN_ALL = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic', 'timing']
-OF_SENSES = ['similarity', 'topic', 'timing', 'senses']  # tables that need a Backpack
-OF_ONE = ['timing', 'senses']  # tables of one model
-OF_TEXTS = ['loss', 'lambada', 'wikitext', 'blimp', 'gender']  # tables of any models and edits
-OF_DATA = {  # tables of --data
-    'loss': loss_table,
-    'lambada': lambada_table,
-    'wikitext': wikitext_table,
-    'blimp': blimp_table,
-    'similarity': similarity_table,
-    'senses': senses_table,
-}
+# -----------------------------------------------------------------------------
+# The tables.
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What eval.py knows of a table. make takes the models and the command line."""
+
+    make: Callable[[list[Subject], argparse.Namespace], Table]
+    about: str                  # table of the paper, and contents, for --help
+    needs_senses: bool = False  # the first model must be a Backpack
+    is_of_one: bool = False     # it is about one model, without a baseline
+    takes_edits: bool = False   # it takes --edit, and any number of models
+    in_all: bool = True         # eval.py all prints it
+
+
+def of_data(table: Callable[[list[Subject], str | None], Table]) -> Callable:
+    """Make a table from --data alone."""
+    return lambda subjects, args: table(subjects, args.data)
+
+
+def gender(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Make Table 5."""
+    return gender_table(subjects)
+
+
+def topic(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Make Table 12."""
+    return topic_table(subjects, args.texts, args.length, args.step_sizes)
+
+
+def timing(subjects: list[Subject], args: argparse.Namespace) -> Table:
+    """Make Table 7 for a size of the paper, or for a model, compiled if its training was."""
+    compile = True
+    if args.size:
+        # Rows of the embedding matrix as in train.py, a multiple of 64.
+        config = Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size])
+    else:
+        config = subjects[0].model.config
+        training = subjects[0].training
+        compile = training is None or training.compile
+    machine = configure_machine(args.device, args.dtype or 'auto')
+    return timing_table(config, machine, compile)
+
+
+TABLES = {
+    'loss': Kind(
+        of_data(loss_table), takes_edits=True,
+        about='Tables 2, 8 perplexity on held-out text'),
+    'lambada': Kind(
+        of_data(lambada_table), takes_edits=True,
+        about='Table 2     predicting the last word of a passage'),
+    'wikitext': Kind(
+        of_data(wikitext_table), takes_edits=True,
+        about="Table 2     perplexity per word of WikiText's raw test set"),
+    'blimp': Kind(
+        of_data(blimp_table), takes_edits=True,
+        about='Table 2     choosing the grammatical one of two sentences'),
+    'similarity': Kind(
+        of_data(similarity_table), needs_senses=True,
+        about='Table 4     word similarity, by each sense'),
+    'gender': Kind(
+        gender, takes_edits=True,
+        about='Table 5     she or he after a role noun, with and without a sense'),
+    'topic': Kind(
+        topic, needs_senses=True,
+        about='Table 12    topic control, compared with PPLM on the Transformer'),
+    'timing': Kind(
+        timing, needs_senses=True, is_of_one=True,
+        about='Table 7     forward pass, training step and generation'),
+    'senses': Kind(
+        of_data(senses_table), needs_senses=True, is_of_one=True, in_all=False,
+        about='            the loss on a text without each sense, and its part in the sum')}
+
+
+# -----------------------------------------------------------------------------
+# The command line.
 
 
 def shared_flags() -> Parser:
@@ -81,16 +137,15 @@ def shared_flags() -> Parser:
 
 def make_parser() -> Parser:
     """Declare the flags that all tables share, and those of each table."""
-    parser = Parser(prog='eval.py', description=__doc__,
+    listed = '\n'.join(f'    {name:<12} {kind.about}' for name, kind in TABLES.items())
+    parser = Parser(prog='eval.py', description=f'{__doc__}\n{listed}',
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(runs=[], size=None, edits=[])
     commands = parser.add_subparsers(
         dest='table', metavar='TABLE', required=True,
-        help='one of the above, or all; eval.py TABLE --help lists its flags')
+        help='one of those above, or all; eval.py TABLE --help lists its flags')
     shared = shared_flags()
-    of = {}
-    for name in ('all', *IN_ALL, 'senses'):
-        of[name] = commands.add_parser(name, parents=[shared])
+    of = {name: commands.add_parser(name, parents=[shared]) for name in ('all', *TABLES)}
     for name in ('topic', 'all'):
         add = of[name].add_argument
         add('--texts', type=number(int, 1), metavar='N', default=100,
@@ -101,7 +156,9 @@ def make_parser() -> Parser:
             help="step sizes of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
     of['timing'].add_argument('--size', choices=SIZES,
                               help='a size from the paper, in place of --from')
-    for name in OF_TEXTS:
+    for name, kind in TABLES.items():
+        if not kind.takes_edits:
+            continue
         add = of[name].add_argument
         add('runs', nargs='*', metavar='RUN', help='models to compare, in place of --from')
         add('--edit', '--senses-off', dest='edits', metavar='LINE', nargs='+', action='extend',
@@ -110,7 +167,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def load_subjects(args: argparse.Namespace) -> list[Subject]:
+def load_subjects(args: argparse.Namespace, takes_baseline: bool) -> list[Subject]:
     """Load the runs named, or the model of --from and a baseline; add the first under edits.
 
     UserError if the baseline is a Backpack or has other tokens.
@@ -120,7 +177,7 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
     own = subjects[0]
     name = args.baseline or f'{own.name}_gpt'
     exists = args.baseline or name in BUNDLED or Path(name).exists()
-    if exists and not args.runs and args.table not in OF_ONE:
+    if exists and takes_baseline and not args.runs:
         baseline = load(name)
         if baseline.model.config.n_sense:
             raise UserError(f'{name} is a Backpack; --baseline takes a Transformer')
@@ -136,42 +193,24 @@ def load_subjects(args: argparse.Namespace) -> list[Subject]:
 def under_edit(subject: Subject, lines: list[str]) -> Subject:
     """Put a model under edits, one a line; UserError if an edit would see later tokens."""
     subject.needs_senses('--edit')
-    edits = parse_lines(lines)
-    if any(isinstance(edit, Topic) for edit in edits):
+    changes = parse_lines(lines)
+    if any(isinstance(change, Topic) for change in changes):
         raise UserError('an edit of a topic would see the later tokens of each text; use other '
                         'edits here, or sample.py')
-    edit, _ = make_edit(edits, subject.model, subject.encoding)
+    edit, _ = make_edit(changes, subject.model, subject.encoding)
     name = f'{subject.name} under {", ".join(lines)}'
     return replace(subject, name=name, edit=edit, why='')
 
 
 def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Make the table called name."""
-    if name == 'gender':
-        return gender_table(subjects)
-    if name in OF_SENSES and subjects:
+    """Make the table called name; UserError if the first model or the data are not for it."""
+    kind = TABLES[name]
+    if kind.needs_senses and subjects:
         subjects[0].needs_senses(name)
-    if name == 'timing':
-        return time_model(subjects, args)
-    if name == 'topic':
-        return topic_table(subjects, args.texts, args.length, args.step_sizes)
-    data = args.data
     has_its_own = name == 'loss' or (name == 'similarity' and subjects[0].is_toy)
-    if args.table == 'all' and has_its_own:
-        data = None  # with all, --data is for the English benchmarks
-    return OF_DATA[name](subjects, data)
-
-
-def time_model(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Make Table 7 for a size of the paper, or for a model, compiled if its training was."""
-    machine = configure_machine(args.device, args.dtype or 'auto')
-    if args.size:
-        # Rows of the embedding matrix as in train.py, a multiple of 64.
-        config = Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size])
-        return timing_table(config, machine)
-    training = subjects[0].training
-    compile = training is None or training.compile
-    return timing_table(subjects[0].model.config, machine, compile)
+    if args.table == 'all' and has_its_own:  # there, --data is for the English benchmarks
+        args = argparse.Namespace(**vars(args) | {'data': None})
+    return kind.make(subjects, args)
 
 
 def run(argv: list[str]) -> None:
@@ -180,17 +219,21 @@ def run(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     if (args.source or args.baseline) and (args.size or args.runs):
         parser.error('--from and --baseline cannot be combined with --size or RUN')
-    if args.baseline and args.table in OF_ONE:
+    names = [args.table]
+    if args.table == 'all':
+        names = [name for name, kind in TABLES.items() if kind.in_all]
+    is_of_one = all(TABLES[name].is_of_one for name in names)
+    if args.baseline and is_of_one:
         parser.error(f'{args.table} is about one model; drop --baseline')
     args.device = find_device(args.device)
     csv_file = output_path('--csv', args.csv, 'table')
     subjects = []
     if not args.size:
-        subjects = load_subjects(args)
+        subjects = load_subjects(args, takes_baseline=not is_of_one)
     for subject in subjects:
         print(subject.about())
     tables = {}
-    for name in IN_ALL if args.table == 'all' else [args.table]:
+    for name in names:
         try:
             tables[name] = make_table(name, subjects, args)
             text = str(tables[name])

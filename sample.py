@@ -15,6 +15,7 @@ tables and figures are those of "Backpack Language Models", https://arxiv.org/ab
 
 import argparse
 import sys
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,7 +24,15 @@ from torch import Tensor
 from rucksack import looks
 from rucksack.cli import Parser, UserError, number, printable, progress, run_cli
 from rucksack.device import find_device
-from rucksack.edits import SensesOf, absent_words, make_edit, parse_lines, parse_senses
+from rucksack.edits import (
+    FORMS,
+    Change,
+    SensesOf,
+    absent_words,
+    make_edit,
+    parse_lines,
+    parse_senses,
+)
 from rucksack.fast import Cached
 from rucksack.files import output_path
 from rucksack.lists import BAGS
@@ -100,19 +109,10 @@ def add_looks(parser: Parser) -> None:
         help='the next words as these senses are scaled from 0 to 1 (Figure 3)')
 
 
-EDIT_HELP = f"""\
-A LINE is one of these; quote lines with spaces or *.
-
-  nurse:10                     turn sense 10 of nurse off
-  nurse,teacher:3-5,10=0.5     multiply senses by 0.5
-  nurse:she/he                 the sense that most separates she from he
-  *:3                          sense 3 of every word
-  MacBook: Apple -> HP         give HP what MacBook gave Apple
-  topic music=2                turn up the senses that favour a topic of Table 10
-  topic jazz, piano            or words; strength 0 to 3 [2], or four factors
-  @FILE                        a file with one LINE per line; @FILE:10 lists words
-
-Topics: {', '.join(BAGS)}"""
+EDIT_HELP = '\n'.join([
+    'A LINE is one of these; quote lines with spaces or *.\n',
+    *(f'  {form:<28} {meaning}' for form, meaning in FORMS.items()),
+    f'\nTopics: {", ".join(BAGS)}'])
 
 
 def add_edits(parser: Parser) -> None:
@@ -122,37 +122,71 @@ def add_edits(parser: Parser) -> None:
                        help='change senses')
 
 
-def parse_args(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line into objects; UserError for a bad value.
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks for. Values that name a table are keyed by the table's text."""
 
-    Values that name a table are keyed by the table's text.
-    """
+    flags: argparse.Namespace  # the values that need no parsing
+    changes: list[Change]
+    starts: list[str]
+    words: list[str]
+    show: dict[str, SensesOf]
+    find: dict[str, list]      # pairs of words, or a bag of words
+    sweep: dict[str, SensesOf]
+    explain: list[str] | None  # one word or two, or [] for the likeliest; None: no explanation
+    probs: list[str]
+
+    @property
+    def needs_senses(self) -> bool:
+        """Tell whether it looks at senses or changes them."""
+        return bool(self.changes or self.show or self.find or self.sweep or self.flags.similar
+                    or self.explain is not None or self.flags.html)
+
+    @property
+    def is_look(self) -> bool:
+        """Tell whether it wants tables alone, and no text."""
+        return bool(self.show or self.find or self.sweep or self.flags.similar or self.probs
+                    or self.explain is not None)
+
+
+def parse_args(argv: list[str]) -> Request:
+    """Parse the command line; UserError for a bad value, or flags that do not fit together."""
     parser = make_parser()
-    args = parser.parse_args(argv)
-    args.of_senses = (
-        args.show or args.find or args.similar or args.sweep or args.explain is not None)
-    args.looks = args.of_senses or args.probs
-    if (args.export or args.html) and (args.edits or args.looks):
+    flags = parser.parse_args(argv)
+    explain = None
+    if flags.explain is not None:
+        explain = parse_words(flags.explain)
+    starts = [flags.start]
+    if flags.start.startswith('@'):
+        starts = read_lines(flags.start)
+    request = Request(
+        flags,
+        changes=parse_lines(flags.edits),
+        starts=starts,
+        words=word_list(flags.words) if flags.words else [],
+        show={text: parse_look(text) for text in flags.show},
+        find={text: parse_find(text) for text in flags.find},
+        sweep={text: parse_look(text) for text in flags.sweep},
+        explain=explain,
+        probs=word_list(flags.probs) if flags.probs else [])
+    refuse_misfits(request, parser)
+    return request
+
+
+def refuse_misfits(request: Request, parser: Parser) -> None:
+    """Raise UserError for flags that would do nothing beside others."""
+    flags = request.flags
+    if (flags.export or flags.html) and (request.changes or request.is_look):
         parser.error('--export and --html take no look, explain or edit flags: they write the '
                      'unedited model')
-    if args.csv and not (args.looks or args.edits):
+    if flags.csv and not (request.is_look or request.changes):
         parser.error('--csv writes tables; add a flag that looks, explains or edits')
-    args.edits = parse_lines(args.edits)
-    args.words = word_list(args.words) if args.words else []
-    args.probs = word_list(args.probs) if args.probs else []
-    args.start = read_lines(args.start) if args.start[:1] == '@' else [args.start]
-    args.show = {text: parse_look(text) for text in args.show}
-    args.find = {text: parse_find(text) for text in args.find}
-    args.sweep = {text: parse_look(text) for text in args.sweep}
-    if args.explain is not None:
-        args.explain = parse_words(args.explain)
-    has_place = any('{}' in start for start in args.start)
-    has_pairs = any(isinstance(found[0], tuple) for found in args.find.values())
-    if args.words and not (has_place or has_pairs):
+    has_place = any('{}' in start for start in request.starts)
+    has_pairs = any(isinstance(found[0], tuple) for found in request.find.values())
+    if request.words and not (has_place or has_pairs):
         parser.error('--words needs {} in --start, or --find A/B')
-    if args.html and (args.words or len(args.start) > 1):
+    if flags.html and (request.words or len(request.starts) > 1):
         parser.error('--html takes one prompt, without --words')
-    return args
 
 
 def parse_look(text: str) -> SensesOf:
@@ -182,13 +216,13 @@ def parse_words(text: str) -> list[str]:
 # The program.
 
 
-def read_prompts(args: argparse.Namespace, subject: Subject) -> tuple[Prompts, list[str]]:
+def read_prompts(request: Request, subject: Subject) -> tuple[Prompts, list[str]]:
     """Read the prompts of --start, with each of --words in place of {}; also returns notices."""
     block_size = subject.model.config.block_size
     prompts = {}
     notices = []
-    for start in args.start:
-        for word in args.words or ['{}']:  # without words, a prompt stays as it is
+    for start in request.starts:
+        for word in request.words or ['{}']:  # without words, a prompt stays as it is
             text = start.replace('{}', word)
             ids, about = read_prompt(text, subject.encoding, block_size)
             prompts[text] = torch.tensor([ids], device=subject.device)
@@ -196,29 +230,29 @@ def read_prompts(args: argparse.Namespace, subject: Subject) -> tuple[Prompts, l
     return prompts, list(dict.fromkeys(notices))
 
 
-def make_tables(args: argparse.Namespace, subject: Subject, prompts: Prompts,
+def make_tables(request: Request, subject: Subject, prompts: Prompts,
                 edit: Edit | None, absent: list[str]) -> dict[str, Table]:
     """Make the tables that the flags ask for, by name; for edits only, next words before and after.
 
     edit is None if there are no edits. Edits and sweeps of absent words alone have no table.
     """
     tables = {}
-    for text, chosen in args.show.items():
+    for text, chosen in request.show.items():
         tables[f'show {text}'] = looks.show(subject, chosen, edit)
-    for text, words in args.find.items():
+    for text, words in request.find.items():
         if isinstance(words[0], str):
             table = looks.speak_for(subject, words)
-        elif args.words:
-            table = looks.separate_words(subject, text, words, args.words)
+        elif request.words:
+            table = looks.separate_words(subject, text, words, request.words)
         else:
             table = looks.separate(subject, text, words)
         tables[f'find {text}'] = table
-    for word in args.similar:
+    for word in request.flags.similar:
         tables[f'similar {word}'] = looks.similar(subject, word)
-    if args.probs:
-        tables['probs'] = looks.probabilities(subject, prompts, args.probs, edit)
+    if request.probs:
+        tables['probs'] = looks.probabilities(subject, prompts, request.probs, edit)
     for prompt, idx in progress(prompts.items(), 'prompts'):
-        for name, table in tables_after(idx, args, subject, edit, absent).items():
+        for name, table in tables_after(idx, request, subject, edit, absent).items():
             if len(prompts) > 1:
                 name = f'{name}: {prompt}'
                 table.title = f'"{prompt}"\n{table.title}'
@@ -226,32 +260,32 @@ def make_tables(args: argparse.Namespace, subject: Subject, prompts: Prompts,
     return tables
 
 
-def tables_after(idx: Tensor, args: argparse.Namespace, subject: Subject, edit: Edit | None,
+def tables_after(idx: Tensor, request: Request, subject: Subject, edit: Edit | None,
                  absent: list[str]) -> dict[str, Table]:
     """Explain the prediction after a prompt (1, T), or show how an edit changes it, in tables."""
     tables = {}
-    if args.explain is not None:
-        tables['explain'] = looks.explanation(subject, args.explain, idx, edit)
-    for text, scaled in args.sweep.items():
+    if request.explain is not None:
+        tables['explain'] = looks.explanation(subject, request.explain, idx, edit)
+    for text, scaled in request.sweep.items():
         if scaled.word not in absent:
             tables[f'sweep {text}'] = looks.sweep(subject, scaled, idx, edit)
-    has_effect = any(one.word not in absent for one in args.edits)
-    if has_effect and not args.looks:
+    has_effect = any(change.word not in absent for change in request.changes)
+    if has_effect and not request.is_look:
         before_and_after = {'before': None, 'after': edit}
         title = 'The next word before and after the edit'
         tables['next words'] = looks.next_words(subject, title, idx, before_and_after)
     return tables
 
 
-def print_samples(subject: Subject, prompt: str, idx: Tensor, args: argparse.Namespace,
+def print_samples(subject: Subject, prompt: str, idx: Tensor, flags: argparse.Namespace,
                   edit: Edit | None, title: str) -> None:
     """Print continuations of the prompt, ids (1, T), each up to its end-of-text."""
-    torch.manual_seed(args.seed)
-    copies = idx.expand(args.num_samples, -1)
+    torch.manual_seed(flags.seed)
+    copies = idx.expand(flags.num_samples, -1)
     texts = []
     for some in progress(copies.split(SAMPLES_AT_ONCE), 'texts'):
         ids = Cached(subject.model).generate(
-            some, args.max_new_tokens, args.temperature, args.top_k, edit=edit, stop=subject.eot)
+            some, flags.max_new_tokens, flags.temperature, flags.top_k, edit=edit, stop=subject.eot)
         new = ids[:, idx.shape[1]:]
         texts += new.tolist()
     for i, ids in enumerate(texts, 1):
@@ -264,47 +298,48 @@ def print_samples(subject: Subject, prompt: str, idx: Tensor, args: argparse.Nam
 
 def run(argv: list[str]) -> None:
     """Load, describe, and print what was asked for. No table is printed before all are made."""
-    args = parse_args(argv)
-    page = output_path('--html', args.html, '<!DOCTYPE html>\n<!-- ')
-    csv_file = output_path('--csv', args.csv, 'table')
-    subject = load_subject(args.source, find_device(args.device), args.dtype)
-    if args.of_senses or args.edits or page:
+    request = parse_args(argv)
+    flags = request.flags
+    page = output_path('--html', flags.html, '<!DOCTYPE html>\n<!-- ')
+    csv_file = output_path('--csv', flags.csv, 'table')
+    subject = load_subject(flags.source, find_device(flags.device), flags.dtype)
+    if request.needs_senses:
         subject.needs_senses('this command')
-    if args.export is not None:
-        dtype = getattr(torch, args.dtype or 'float32')
-        export(subject.model, subject.tokenizer, args.export, dtype)
-        print(f'{subject.about()}\n{args.export}: written')
+    if flags.export is not None:
+        dtype = getattr(torch, flags.dtype or 'float32')
+        export(subject.model, subject.tokenizer, flags.export, dtype)
+        print(f'{subject.about()}\n{flags.export}: written')
         return
     if page:
-        size = write_page(subject, args.start[0], page)
-        print(f'{subject.about()}\n{args.html}: {size}')
+        size = write_page(subject, request.starts[0], page)
+        print(f'{subject.about()}\n{flags.html}: {size}')
         return
 
-    prompts, notices = read_prompts(args, subject)
+    prompts, notices = read_prompts(request, subject)
     edit = None
-    if args.edits:
-        edit, lines = make_edit(args.edits, subject.model, subject.encoding)
-        notices += lines
-    scaled = [*args.edits, *args.sweep.values()]
+    if request.changes:
+        edit, sentences = make_edit(request.changes, subject.model, subject.encoding)
+        notices += sentences
+    scaled = [*request.changes, *request.sweep.values()]
     absent = absent_words(scaled, subject.encoding, prompts.values())
     if absent:  # first, as it is often a misspelled word
         print(f'Not in any prompt, so without effect on the next word: {", ".join(absent)}')
     print(subject.about())
-    tables = make_tables(args, subject, prompts, edit, absent)
+    tables = make_tables(request, subject, prompts, edit, absent)
     if csv_file:  # the file first, as printing into head ends the program
         write_csv(csv_file, tables)
     for part in [*notices, *tables.values()]:
         print(printable(str(part)))
-    if args.looks or args.num_samples == 0:
+    if request.is_look or flags.num_samples == 0:
         return
     if subject.in_bfloat16:
-        subject.model.bfloat16()  # most of the time goes into reading weights
+        subject.model.bfloat16()  # most of the time goes into reading parameters
     versions = {'': None}
     if edit:
         versions = {'before ': None, 'after ': edit}
     for prompt, idx in prompts.items():
         for title, one in versions.items():
-            print_samples(subject, prompt, idx, args, one, title)
+            print_samples(subject, prompt, idx, flags, one, title)
 
 
 main = partial(run_cli, 'sample.py', run)

@@ -1,15 +1,7 @@
-"""One edit a line: turn the lines that people type or keep in files into an edit of the senses.
+"""One change a line: turn the lines that people type or keep in files into an edit of the senses.
 
-    nurse:10                        turn sense 10 of nurse off
-    nurse,teacher:3-5,10=0.5        multiply senses of two words by 0.5; @FILE:10 lists words
-    nurse:she/he                    turn off the sense of nurse that most separates she from he
-    *:3                             turn sense 3 of every word off
-    MacBook: Apple -> HP            give HP what MacBook gave Apple
-    topic music=2                   turn up the senses that favour a topic or words, "topic A, B"
-    @FILE                           the lines of a file
-
-First, each line is parsed into objects, before a model is loaded. Then the model and its encoding
-turn words into ids and objects into one edit, in the order of the lines.
+First, each line is parsed into changes, before a model is loaded. Then the model and its encoding
+turn words into ids and changes into one edit, in the order of the lines. FORMS are those of a line.
 """
 
 import re
@@ -47,12 +39,19 @@ from rucksack.words import (
 )
 
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
-FORMS = ('write nurse:10, nurse,teacher:3-5,10=0.5, nurse:she/he, *:3, "MacBook: Apple -> HP", '
-         '"topic music=2" (strength 0 to 3, or four factors) or @FILE')
+FORMS = {  # form of a line -> what it does
+    'nurse:10': 'turn sense 10 of nurse off',
+    'nurse,teacher:3-5,10=0.5': 'multiply senses by 0.5',
+    'nurse:she/he': 'the sense that most separates she from he',
+    '*:3': 'sense 3 of every word',
+    'MacBook: Apple -> HP': 'give HP what MacBook gave Apple',
+    'topic music=2': 'turn up the senses that favour a topic of Table 10',
+    'topic jazz, piano': 'or words; strength 0 to 3 [2], or four factors',
+    '@FILE': 'a file with one LINE per line; @FILE:10 lists words'}
 
 
 # -----------------------------------------------------------------------------
-# From lines to objects.
+# From lines to changes.
 
 
 @dataclass(frozen=True)
@@ -83,21 +82,21 @@ class Topic:
     word: str = '*'
 
 
-Line = SensesOf | Replacement | Topic
+Change = SensesOf | Replacement | Topic
 
 
-def parse_lines(lines: list[str]) -> list[Line]:
-    """Parse edits, one a line; a line @FILE stands for the lines of a file."""
-    edits = []
+def parse_lines(lines: list[str]) -> list[Change]:
+    """Parse lines; a line @FILE stands for the lines of a file."""
+    changes = []
     for line in lines:
         is_file = re.fullmatch('@[^:]+', line)
         for one in read_lines(line) if is_file else [line]:
-            edits += parse_line(one.strip())
-    return edits
+            changes += parse_line(one.strip())
+    return changes
 
 
-def parse_line(line: str) -> list[Line]:
-    """Parse a line into one edit for each of its words; UserError lists the forms of a line."""
+def parse_line(line: str) -> list[Change]:
+    """Parse a line into one change for each of its words; UserError lists the forms of a line."""
     strength = rf'[0-3]|{NUMBER}(?:,{NUMBER}){{3}}'
     of_topic = re.fullmatch(rf'topic\s+([^:=]+?)\s*(?:=\s*({strength}))?', line)
     if of_topic:
@@ -105,10 +104,10 @@ def parse_line(line: str) -> list[Line]:
         return [Topic(parse_bag(bag), parse_strength(strength or '2'))]
     of_replacement = re.fullmatch(r'(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)', line)
     if of_replacement:
-        edit = Replacement(*of_replacement.groups())
+        change = Replacement(*of_replacement.groups())
     else:
-        edit = parse_senses(line)
-    return [replace(edit, word=word) for word in word_list(edit.word)]
+        change = parse_senses(line)
+    return [replace(change, word=word) for word in word_list(change.word)]
 
 
 def parse_strength(text: str) -> tuple[float, ...]:
@@ -128,7 +127,7 @@ def parse_senses(text: str) -> SensesOf:
     which = rf'{span}(?:\s*,\s*{span})*|[^/]+/[^/]+?'
     match = re.fullmatch(rf'(?!\*.*/)(.*\S)\s*:\s*({which})\s*(?:=\s*(-?{NUMBER}))?\s*', text)
     if not match:
-        raise UserError(f'{text!r} cannot be read; {FORMS}')
+        raise UserError(f'{text!r} cannot be read; write one of {", ".join(map(repr, FORMS))}')
     word, which, factor = match.groups()
     factor = float(factor or 0)
     if '/' in which:
@@ -147,7 +146,7 @@ def parse_span(text: str) -> range:
 
 
 # -----------------------------------------------------------------------------
-# From objects to an edit.
+# From changes to an edit.
 
 
 def find_words(word: str, encoding: Encoding) -> tuple[Words, str]:
@@ -181,35 +180,35 @@ def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding
     return words, numbers, f'{noun} {", ".join(map(str, numbers))} of {word}{reason}'
 
 
-def make_edit(edits: list[Line], model: Backpack, encoding: Encoding) -> tuple[Edit, list[str]]:
-    """Make one edit that applies parsed edits in order; also returns a line about each."""
+def make_edit(changes: list[Change], model: Backpack, encoding: Encoding) -> tuple[Edit, list[str]]:
+    """Make one edit that applies changes in order; also returns a sentence about each."""
     steps = []
-    lines = []
-    for edit in edits:
-        if isinstance(edit, Topic):
-            bag = bag_ids(encoding, edit.bag)
+    sentences = []
+    for change in changes:
+        if isinstance(change, Topic):
+            bag = bag_ids(encoding, change.bag)
             scores, = scores_of_bags(model, [bag])  # (V, k)
-            steps.append(topic(model, scores, edit.factors))
-            factors = ', '.join(map(str, edit.factors))
-            lines.append(f'Topic: {", ".join(edit.bag)}; senses scaled by {factors}')
-        elif isinstance(edit, Replacement):
-            words, what = find_words(edit.word, encoding)
-            old = word_id(encoding, edit.old)
-            new = word_id(encoding, edit.new)
+            steps.append(topic(model, scores, change.factors))
+            factors = ', '.join(map(str, change.factors))
+            sentences.append(f'Topic: {", ".join(change.bag)}; senses scaled by {factors}')
+        elif isinstance(change, Replacement):
+            words, what = find_words(change.word, encoding)
+            old = word_id(encoding, change.old)
+            new = word_id(encoding, change.new)
             steps.append(replace_word(model, words, old, new))
-            lines.append(f'Replaced: {what} gives {edit.new} what it gave {edit.old}')
+            sentences.append(f'Replaced: {what} gives {change.new} what it gave {change.old}')
         else:
-            words, numbers, what = find_senses(edit, model, encoding)
-            steps.append(scale_senses(words, numbers, edit.factor))
-            change = f'Times {edit.factor:g}' if edit.factor else 'Off'
-            lines.append(f'{change}: {what}')
-    return compose(steps), lines
+            words, numbers, what = find_senses(change, model, encoding)
+            steps.append(scale_senses(words, numbers, change.factor))
+            verb = f'Times {change.factor:g}' if change.factor else 'Off'
+            sentences.append(f'{verb}: {what}')
+    return compose(steps), sentences
 
 
-def absent_words(edits: list[Line], encoding: Encoding, prompts: Iterable[Tensor]) -> list[str]:
-    """Choose the edited words that none of the prompts, ids (1, T) each, has."""
+def absent_words(changes: list[Change], encoding: Encoding, prompts: Iterable[Tensor]) -> list[str]:
+    """Choose the changed words that none of the prompts, ids (1, T) each, has."""
     absent = []
-    for word in dict.fromkeys(edit.word for edit in edits):
+    for word in dict.fromkeys(change.word for change in changes):
         ids, _ = find_words(word, encoding)
         if not any(occurrences(idx, ids).any() for idx in prompts):
             absent.append(word)
