@@ -56,16 +56,6 @@ def of_data(table: Callable[[list[Subject], str | None], Table]) -> Callable:
     return lambda subjects, args: table(subjects, args.data)
 
 
-def gender(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Make Table 5."""
-    return gender_table(subjects)
-
-
-def topic(subjects: list[Subject], args: argparse.Namespace) -> Table:
-    """Make Table 12."""
-    return topic_table(subjects, args.texts, args.length, args.step_sizes)
-
-
 def timing(subjects: list[Subject], args: argparse.Namespace) -> Table:
     """Make Table 7 for a size of the paper, or for a model, compiled if its training was."""
     compile = True
@@ -97,10 +87,11 @@ TABLES = {
         of_data(similarity_table), needs_senses=True,
         about='Table 4     word similarity, by each sense'),
     'gender': Kind(
-        gender, takes_edits=True,
+        lambda subjects, args: gender_table(subjects), takes_edits=True,
         about='Table 5     she or he after a role noun, with and without a sense'),
     'topic': Kind(
-        topic, needs_senses=True,
+        lambda subjects, args: topic_table(subjects, args.texts, args.length, args.step_sizes),
+        needs_senses=True,
         about='Table 12    topic control, compared with PPLM on the Transformer'),
     'timing': Kind(
         timing, needs_senses=True, is_of_one=True,

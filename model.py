@@ -6,7 +6,7 @@ Code: https://github.com/john-hewitt/backpacks-flash-attn; checkpoint: stanfordn
 A Backpack gives every token of the vocabulary k sense vectors, the same in every text.
 A Transformer reads the text only to weight each sense of each token so far, by alpha >= 0.
 The sum of all alpha * sense predicts the next token. So each logit is a sum with one term for each
-sense of each token. You can read them, or edit a sense, and neither alpha nor a parameter changes.
+sense of each token. You can read them, or pass edited senses; alpha and all parameters stay.
 The model is five equations, numbered as in the paper. Backpack.forward has them as five lines.
 
     B         texts in a batch
@@ -25,7 +25,7 @@ The model is five equations, numbered as in the paper. Backpack.forward has them
 
 By hand (a test runs it): d is 2, where dimension 0 is skateboard and dimension 1 is health.
 C(trick) = [(1, 0), (0, 0)] and C(sick) = [(1, 0), (0, 1)]. At the end of "trick sick", sense 0 has
-weight 1/2 on both. The weights of sense 1 also sum to 1: all is on trick, whose sense 1 is zero.
+weight 1/2 on both. Sense 1 has weight 1 on trick, where its vector is zero: weights must sum to 1.
 o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
 """
 

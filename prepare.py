@@ -26,6 +26,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from tiktoken import Encoding
 
 from rucksack.cli import Parser, UserError, number, progress, reading, run_cli
 from rucksack.data import BIN_DTYPE, data_folder
-from rucksack.documents import FORMATS, counted, files_in, openwebtext_files, read_texts, reader_of
+from rucksack.documents import FORMATS, counted, files_in, openwebtext_files, read_texts
 from rucksack.files import appearing_whole, locked_folder
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer, vocab_size, words_tokenizer
 from rucksack.toy import toy_stories
@@ -43,6 +44,30 @@ from rucksack.weights import from_pretrained
 LONGEST = 20_000  # characters; longer documents are cut
 TOY_TRAIN = 60_000  # stories
 TOY_VAL = 4_000
+
+
+@dataclass
+class Sources:
+    """What a corpus is made of: files to train on and to hold out, and what is skipped, by reason.
+
+    UserError for a file that is missing.
+    """
+
+    train: list[str]
+    val: list[str]
+    skipped: Counter = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.train = files_in(self.train, self.skipped)
+        self.val = files_in(self.val, self.skipped)
+        for file in self.train + self.val:
+            if not os.path.isfile(file):
+                raise UserError(f'there is no file {file}; give {FORMATS}')
+        trained_on = set(map(os.path.realpath, self.train))
+        for file in self.val:
+            if os.path.realpath(file) in trained_on:
+                print(f'{file} is in both --text and --val: the validation loss will be measured '
+                      'on text that the model was trained on')
 
 
 # -----------------------------------------------------------------------------
@@ -94,8 +119,9 @@ def write_bins(files: dict[str, Path], texts: dict[str, Sequence[str]], encoding
     return {'documents': sum(map(len, texts.values())), 'tokens': tokens, 'sha256': sums}
 
 
-def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: str) -> dict:
-    """Write the bins of text files, by way of a folder cache; returns the facts for meta.json."""
+def write_corpus(files: dict[str, Path], args: argparse.Namespace, sources: Sources, cache: str
+                 ) -> dict:
+    """Write the bins of a corpus, by way of a folder cache; returns the facts for meta.json."""
     import datasets
     tokenizer = gpt2_tokenizer(args.merges)
     if args.like:
@@ -103,9 +129,13 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, cache: str) -
     encoding = load_tokenizer(tokenizer)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    train = read_texts(args.sources or openwebtext_files(), args.field, args.skipped, cache)
-    if args.val:
-        val = read_texts(args.val, args.field, args.skipped, cache)
+    files_to_read = sources.train
+    if args.hub:
+        files_to_read = [*sources.train, f'hub:{args.hub}']
+    train = read_texts(
+        files_to_read or openwebtext_files(), args.field, sources.skipped, cache)
+    if sources.val:
+        val = read_texts(sources.val, args.field, sources.skipped, cache)
     else:
         n_held = 0.0005 * len(train)
         if args.name != 'openwebtext':
@@ -135,7 +165,7 @@ def write_toy(files: dict[str, Path], seed: int) -> dict:
                         'exact, each has one derivation'}
 
 
-def write_data(folder: Path, args: argparse.Namespace, cache: str) -> dict:
+def write_data(folder: Path, args: argparse.Namespace, sources: Sources, cache: str) -> dict:
     """Write the three files of data/NAME, each whole or not at all; returns the facts in meta.json.
 
     The last file here appears first. A run killed after it leaves checksums that do not fit the
@@ -148,7 +178,7 @@ def write_data(folder: Path, args: argparse.Namespace, cache: str) -> dict:
         if args.name == 'toy':
             facts = write_toy(files, args.seed)
         else:
-            facts = write_corpus(files, args, cache)
+            facts = write_corpus(files, args, sources, cache)
         facts['vocab_size'] = vocab_size(facts['tokenizer'])
         facts['dtype'] = 'uint16'
         meta.write_text(json.dumps(facts, indent=1), encoding='utf-8')
@@ -185,31 +215,19 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add('--seed', type=number(int, 0), metavar='S', default=0,
         help='random seed for the toy world and the split [0]')
     add('--overwrite', action='store_true', help='replace the three files in data/NAME')
-    args = parser.parse_args(argv)
-    args.skipped = Counter()
-    args.sources = files_in(args.text, args.skipped)
-    args.val = files_in(args.val, args.skipped)
-    for file in args.sources + args.val:
-        if not os.path.isfile(file) or not reader_of(file):
-            parser.error(f'{file} is missing or of an unknown kind; give {FORMATS}')
-    trained_on = set(map(os.path.realpath, args.sources))
-    for file in args.val:
-        if os.path.realpath(file) in trained_on:
-            print(f'{file} is in both --text and --val: the validation loss will be measured on '
-                  'text that the model was trained on')
-    if args.hub:
-        args.sources.append(f'hub:{args.hub}')
-    if args.name == 'toy' and (args.sources or args.val or args.like or args.merges):
+    flags = parser.parse_args(argv)
+    if flags.name == 'toy' and (flags.text or flags.hub or flags.val or flags.like or flags.merges):
         parser.error('toy takes no --text, --hub, --val, --like or --merges')
-    if args.name not in ('toy', 'openwebtext') and not args.sources:
-        parser.error(f'NAME is {args.name!r}; any name but toy and openwebtext needs '
+    if flags.name not in ('toy', 'openwebtext') and not (flags.text or flags.hub):
+        parser.error(f'NAME is {flags.name!r}; any name but toy and openwebtext needs '
                      '--text or --hub')
-    return args
+    return flags
 
 
 def run(argv: list[str]) -> None:
     """Make data/NAME and print a summary. Nothing else in the folder is touched."""
     args = parse_args(argv)
+    sources = Sources(args.text, args.val)
     folder = data_folder(args.name)
     cache = folder / '.prepare-cache'
     with locked_folder(folder, f'another prepare.py is making {folder}; wait for it'):
@@ -221,12 +239,12 @@ def run(argv: list[str]) -> None:
                 partial_file.unlink()
         shutil.rmtree(cache, ignore_errors=True)
         try:
-            facts = write_data(folder, args, str(cache))
+            facts = write_data(folder, args, sources, str(cache))
         finally:
             shutil.rmtree(cache, ignore_errors=True)
     train, val = facts['tokens'].values()
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
-          f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {counted(args.skipped)}')
+          f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {counted(sources.skipped)}')
 
 
 main = partial(run_cli, 'prepare.py', run)

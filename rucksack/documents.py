@@ -1,10 +1,11 @@
 """Read documents for prepare.py: text files, JSON lines, Parquet, tars, datasets of the Hub.
 
-A reader yields the text of each document, or None. It counts in skipped what it does not read, by
-reason.
+A reader yields the text of each document, or None, or a Skipped for what it does not read.
 """
 
+import gzip
 import json
+import lzma
 import os
 import re
 import tarfile
@@ -12,18 +13,32 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import fsspec
-
 from rucksack.cli import UserError, quiet_hub, reading
 
 FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')
-Texts = Iterator[str | None]  # of documents; None or '' for an empty one
+END_OF_TEXT = r'^<\|endoftext\|>[ \t]*$'  # a line between the documents of a text file
+
+
+class Skipped(str):
+    """Why something is not read."""
+
+
+Texts = Iterator[str | Skipped | None]  # of documents; None or '' for an empty one
 
 
 def open_unpacked(path: str):
     """Open a file to read its bytes, unpacked if it is a .gz or .xz."""
-    return fsspec.open(path, compression='infer')
+    opener = {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix.lower(), open)
+    return opener(path, 'rb')
+
+
+def decoded(content: bytes) -> str:
+    """Decode UTF-8, with \\n at the end of each line; ValueError for NULs."""
+    text = content.decode('utf-8-sig').replace('\r\n', '\n')
+    if '\0' in text:
+        raise ValueError('it holds NULs, as UTF-16 does; save it as UTF-8')
+    return text
 
 
 # -----------------------------------------------------------------------------
@@ -35,7 +50,7 @@ def texts_of_rows(rows: Iterable, field: str, parse: Callable = dict) -> Texts:
     row = {}
     is_found = False
     for n, row in enumerate(rows, 1):
-        with reading(f'row {n}', problem='is no object with text'):
+        with reading(f'row {n}', problem='is no object with text, on one line'):
             row = parse(row)
             text = row.get(field)
             is_found = is_found or field in row
@@ -54,7 +69,7 @@ def others(row: dict) -> str:
     return f'; choose one with --field: {", ".join(names)}' if names else ''
 
 
-def read_json(path: str, field: str, skipped: Counter) -> Texts:
+def read_json(path: str, field: str) -> Texts:
     """Yield a field of each object in a file: one object a line, or a list of objects."""
     with open_unpacked(path) as file:
         is_list = re.match(rb'(\xef\xbb\xbf)?\s*\[', file.read(100))
@@ -65,7 +80,7 @@ def read_json(path: str, field: str, skipped: Counter) -> Texts:
             yield from texts_of_rows(filter(bytes.strip, file), field, json.loads)
 
 
-def read_parquet(path: str, field: str, skipped: Counter) -> Texts:
+def read_parquet(path: str, field: str) -> Texts:
     """Yield a column of a Parquet file."""
     from pyarrow.parquet import ParquetFile  # comes with datasets
     with open_unpacked(path) as file:
@@ -74,7 +89,7 @@ def read_parquet(path: str, field: str, skipped: Counter) -> Texts:
         yield from texts_of_rows(rows, field)
 
 
-def read_hub(source: str, field: str, skipped: Counter) -> Texts:
+def read_hub(source: str, field: str) -> Texts:
     """Yield a column of hub:OWNER/DATASET[:CONFIG[:SPLIT]]."""
     import datasets
     quiet_hub()
@@ -89,15 +104,38 @@ def read_hub(source: str, field: str, skipped: Counter) -> Texts:
 # Text files, alone or in a tar.
 
 
-def read_text(path: str, field: str, skipped: Counter) -> Texts:
-    """Yield a text file as one document."""
+def read_text(path: str, field: str) -> Texts:
+    """Yield a text file as one document, or as several with lines of END_OF_TEXT between them."""
     with open_unpacked(path) as file:
-        yield file.read().decode('utf-8-sig')
+        documents = re.split(END_OF_TEXT, decoded(file.read()), flags=re.MULTILINE)
+    if len(documents) == 1:
+        yield documents[0]
+        return
+    print(f'{path}: a line <|endoftext|> ends a document, {len(documents) - 1:,} times')
+    for text in documents:
+        yield text.strip()
 
 
-def read_tar(path: str, field: str, skipped: Counter, file=None) -> Texts:
+class Header(tarfile.TarInfo):
+    """A header in a tar. Where tarfile would end without a word, it says that the tar is broken."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        """Read the next header; ReadError for a broken one, or if the end of the tar is missing."""
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # a block of zeros, the end; another tar may follow
+            archive.has_end = True
+            raise
+        except tarfile.HeaderError as error:
+            if isinstance(error, tarfile.EmptyHeaderError) and getattr(archive, 'has_end', False):
+                raise
+            raise tarfile.ReadError(f'{error} at byte {archive.offset:,}')
+
+
+def read_tar(path: str, field: str, file=None) -> Texts:
     """Yield the .txt files in a tar and in its .xz tars, with white space as in OpenWebText."""
-    with tarfile.open(path, 'r|*', file) as tar:
+    with tarfile.open(path, 'r|*', file, tarinfo=Header, ignore_zeros=True) as tar:
         for member in tar:
             if member.isdir():
                 continue
@@ -105,12 +143,12 @@ def read_tar(path: str, field: str, skipped: Counter, file=None) -> Texts:
             is_known = name.endswith(('.xz', '.txt'))
             why = why_skipped(name, member.isreg(), is_known)
             if why:
-                skipped[why] += 1
+                yield Skipped(why)
             elif name.endswith('.xz'):
-                yield from read_tar(path, field, skipped, tar.extractfile(member))
+                yield from read_tar(path, field, tar.extractfile(member))
             else:
                 with reading(member.name):
-                    text = tar.extractfile(member).read().decode('utf-8-sig')
+                    text = decoded(tar.extractfile(member).read())
                 yield re.sub(r'\n{3,}', '\n\n', text).strip()
 
 
@@ -146,27 +184,32 @@ def why_skipped(name: str, is_file: bool, is_known: object) -> str:
 
 
 def files_in(paths: list[str], skipped: Counter) -> list[str]:
-    """List files and, for folders, all files below them; count those skipped, by reason."""
+    """List files and, for folders, all files below them, each once; count those skipped."""
     files = []
-    for path in paths:
+    seen = set()
+    for path in map(os.path.expanduser, paths):
         if os.path.isdir(path):
-            files += sorted(files_below(path, set(), skipped)) or [path]
-        else:
+            files += sorted(files_below(path, seen, skipped)) or [path]
+        elif is_new(path, seen, skipped):
             files.append(path)
     return files
 
 
-def files_below(folder: str, seen: set[str], skipped: Counter) -> Iterator[str]:
-    """Yield the files below a folder, also behind links; seen has the folders read already.
-
-    A hidden folder counts once.
-    """
-    real = os.path.realpath(folder)
-    if real in seen:  # two links, or one that leads back
-        skipped['a folder that was read already'] += 1
-        return
+def is_new(path: str, seen: set[str], skipped: Counter) -> bool:
+    """Tell whether a file or folder is not in seen, by whatever name, and add it."""
+    real = os.path.realpath(path)
+    if real in seen:  # two names, or a link that leads back
+        skipped['read already'] += 1
+        return False
     seen.add(real)
-    for name in os.listdir(folder):
+    return True
+
+
+def files_below(folder: str, seen: set[str], skipped: Counter) -> Iterator[str]:
+    """Yield the files below a folder, also behind links. A hidden folder counts once."""
+    if not is_new(folder, seen, skipped):
+        return
+    for name in sorted(os.listdir(folder)):
         file = os.path.join(folder, name)
         is_folder = os.path.isdir(file)
         why = why_skipped(name, is_folder or os.path.isfile(file), is_folder or reader_of(file))
@@ -174,7 +217,7 @@ def files_below(folder: str, seen: set[str], skipped: Counter) -> Iterator[str]:
             skipped[why] += 1
         elif is_folder:
             yield from files_below(file, seen, skipped)
-        else:
+        elif is_new(file, seen, skipped):
             yield file
 
 
@@ -185,7 +228,7 @@ def counted(skipped: Counter) -> str:
 
 
 def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
-    """Read all texts of sources that reader_of knows into a datasets.Dataset with a column, text.
+    """Read all texts of sources into a datasets.Dataset with a column, text.
 
     The dataset is in the folder cache. Documents without text are counted in skipped.
     """
@@ -195,8 +238,11 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
         is_found = False
         for source in sources:
             with reading(source):
-                for text in reader_of(source)(source, field, skipped):
-                    if text:
+                read = reader_of(source) or read_text  # a file that was named, whatever its kind
+                for text in read(source, field):
+                    if isinstance(text, Skipped):
+                        skipped[text] += 1
+                    elif text:
                         is_found = True
                         yield {'text': text}
                     else:

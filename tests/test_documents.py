@@ -1,6 +1,8 @@
 """Claims about reading documents: nothing is left out, or taken for text, without a word."""
 
+import gzip
 import json
+import lzma
 from collections import Counter
 from pathlib import Path
 
@@ -111,4 +113,69 @@ def test_links_to_folders_are_followed_once():
     files = files_in(['in'], skipped)
     assert files == ['in/a.txt', 'in/linked/c.txt', 'in/sub/b.md']
     assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1,
-                       'a folder that was read already': 1}
+                       'read already': 1}
+
+
+def tar_of(n: int) -> bytes:
+    """A tar of n texts, of three blocks each."""
+    return tar({f'{i:02}.txt': f'text {i} '.encode() * 100 for i in range(n)})
+
+
+BROKEN = {
+    'a bad checksum': lambda whole: whole.replace(b'05.txt', b'99.txt'),
+    'a header of zeros': lambda whole: whole[:512 * 9] + bytes(512) + whole[512 * 10:],
+    'no end': lambda whole: whole[:512 * 9],
+    'cut in a text': lambda whole: whole[:512 * 10 + 100]}
+
+
+@pytest.mark.parametrize('name', BROKEN)
+@pytest.mark.parametrize('packed', ['in.tar', 'in.tar.gz', 'nested.tar'])
+def test_a_broken_tar_is_refused_by_name(packed, name, folder):
+    """tarfile would end at the damage without a word, and the rest be left out."""
+    content = BROKEN[name](tar_of(8))
+    if packed == 'in.tar.gz':
+        content = gzip.compress(content)
+    if packed == 'nested.tar':
+        content = tar({'00.xz': lzma.compress(content)})
+    Path(packed).write_bytes(content)
+    with pytest.raises(UserError, match=packed):
+        texts_of(packed)
+
+
+def test_a_tar_behind_a_tar_is_read(folder):
+    """As cat makes it."""
+    Path('two.tar').write_bytes(tar_of(3) + tar_of(2))
+    assert len(texts_of('two.tar')[0]) == 5
+
+
+@pytest.mark.parametrize('text', ['x'.encode('utf-16-le').decode() * 9, 'one\0two'])
+def test_text_with_nuls_is_refused(text, folder):
+    """UTF-16 without a byte order mark, say, whose every second byte would be a token."""
+    Path('a.txt').write_text(text)
+    with pytest.raises(UserError, match='UTF-8'):
+        texts_of('a.txt')
+
+
+def test_a_line_of_end_of_text_ends_a_document(folder, capsys):
+    """As between the stories of TinyStories, and it is said; within a line it is text."""
+    Path('a.txt').write_bytes(b'one\r\n<|endoftext|>\r\ntwo <|endoftext|> three\n')
+    assert texts_of('a.txt')[0] == ['one', 'two <|endoftext|> three']
+    assert 'a.txt' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name', ['a::b.txt', 'file:z.txt', 'wiki.train.tokens', 'a.log'])
+def test_a_file_that_is_named_is_read_whatever_its_name(name, folder):
+    """Names that mean something to a library, and endings that nobody knows."""
+    Path(name).write_text('mine')
+    Path('a').write_text('not mine')
+    assert texts_of(name)[0] == ['mine']
+
+
+def test_a_file_is_read_once(folder):
+    """Also if it is named twice, or linked."""
+    Path('in').mkdir()
+    Path('in/a.txt').write_text('x')
+    Path('in/b.txt').symlink_to('a.txt')
+    skipped = Counter()
+    assert files_in(['in', 'in/a.txt'], skipped) == ['in/a.txt']
+    assert skipped == {'read already': 2}
