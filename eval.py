@@ -217,7 +217,7 @@ def run(argv: list[str]) -> None:
     if args.baseline and is_of_one:
         parser.error(f'{args.table} is about one model; drop --baseline')
     args.device = find_device(args.device)
-    csv_file = output_path('--csv', args.csv, 'table')
+    csv_file = output_path('--csv', args.csv, 'table,')
     subjects = []
     if not args.size:
         subjects = load_subjects(args, takes_baseline=not is_of_one)

@@ -37,7 +37,7 @@ from rucksack.fast import Cached
 from rucksack.files import output_path
 from rucksack.lists import BAGS
 from rucksack.looks import Prompts
-from rucksack.page import write_page
+from rucksack.page import PAGE_BEGINS, write_page
 from rucksack.senses import Edit
 from rucksack.subject import Subject, load_subject
 from rucksack.table import Table, write_csv
@@ -300,8 +300,8 @@ def run(argv: list[str]) -> None:
     """Load, describe, and print what was asked for. No table is printed before all are made."""
     request = parse_args(argv)
     flags = request.flags
-    page = output_path('--html', flags.html, '<!DOCTYPE html>\n<!-- ')
-    csv_file = output_path('--csv', flags.csv, 'table')
+    page = output_path('--html', flags.html, PAGE_BEGINS)
+    csv_file = output_path('--csv', flags.csv, 'table,')
     subject = load_subject(flags.source, find_device(flags.device), flags.dtype)
     if request.needs_senses:
         subject.needs_senses('this command')

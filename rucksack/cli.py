@@ -36,11 +36,14 @@ def one_line(error: object) -> str:
 def reading(what: object, hint: str = '', problem: str = 'cannot be read') -> Iterator[None]:
     """Turn any error in reading a file into a UserError: what it is, the library's words, a hint.
 
-    Damaged files and failing downloads raise errors of many types. A full disk stays what it is.
+    Damaged files and failing downloads raise errors of many types; that of a library in Rust is no
+    Exception. A full disk stays what it is.
     """
     try:
         yield
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
         cause = error.__cause__ or error
         if isinstance(cause, UserError):
             raise UserError(f'{what}: {cause}')

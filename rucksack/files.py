@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, and folders that one process locks."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,8 @@ def output_path(flag: str, path: str | None, begins: str) -> Path | None:
     file = Path(path)
     if not file.parent.is_dir():
         raise UserError(f'{flag} {path}: give a name in a folder that exists')
+    if file.exists() and not file.is_file():
+        raise UserError(f'{flag} {path} is no regular file; give another name')
     contents = file.read_bytes() if file.exists() else b''
     if contents and not contents.startswith(begins.encode()):
         raise UserError(f'{flag} would replace {path}, which is not of its kind; '
@@ -51,10 +54,15 @@ def write_file(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Wait until a file or folder is on the disk; some file systems cannot sync a folder."""
     descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def lock_folder(folder: Path, busy: str) -> int:

@@ -9,7 +9,7 @@ import torch
 from rucksack.cli import UserError
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
-from rucksack.tokenizer import load_tokenizer
+from rucksack.tokenizer import encode, load_tokenizer
 from rucksack.weights import Training, load_file, load_weights
 
 
@@ -39,8 +39,8 @@ class Subject:
         return f'{kind} {self.name}'
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text."""
-        return self.encoding.encode_ordinary(text)
+        """Encode a text of any length."""
+        return encode(self.encoding, text)
 
     def single_tokens(self, words: list[str]) -> list[str]:
         """Choose the words that are one token inside a text."""

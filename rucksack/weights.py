@@ -32,6 +32,7 @@ CARD = Path(__file__).with_name('card.md')
 BUNDLED = {'english': ENGLISH, 'english_gpt': ENGLISH.with_name('english_gpt')}  # name -> folder
 WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # the first of these that a folder has
 HUB_NAME = r'(?!out/|data/)(gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+)'
+LEVANTER = 'BackpackGPT2LMHeadModel'  # as its JAX code writes architectures; others write a list
 FIXED = {  # settings of a config.json and their allowed values; export writes the first
     'model_type': ('gpt2', 'backpack-gpt2'),
     'activation_function': ('gelu_new',),
@@ -140,6 +141,9 @@ def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
     own = {name: weight.to(dtype, copy=True, memory_format=torch.contiguous_format)
            for name, weight in weights.items()}
     model.load_state_dict(own, assign=True)
+    for name, p in model.named_parameters():
+        if not p.isfinite().all():
+            raise ValueError(f'{name} is not finite everywhere')
     return model.eval()
 
 
@@ -246,6 +250,9 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
         tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
         config = config_from_json(settings, tokenizer)
         model = model_with(config, own_weights(state, TRANSPOSED))
+    if settings.get('architectures') == LEVANTER:
+        for part in model.sense_network.final_mlp.c_proj.parameters():
+            part.data /= config.n_sense  # Levanter divides Eq. 2's sum by k
     # In the published class, layer i divides its scores by i + 1 unless the config says no.
     if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
         for i, block in enumerate(model.contextualizer.blocks):

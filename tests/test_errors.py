@@ -50,6 +50,7 @@ ROWS = [
     ('sample', '--export out/toy', 'out/toy', 'out'),
     ('sample', '--html none/x.html', 'none/x.html', 'out'),
     ('sample', '--html out/toy/ckpt.pt', 'out/toy/ckpt.pt', 'out'),
+    ('sample', '--probs she --csv out/toy', 'out/toy', 'out'),
     ('eval', 'loss --data nowhere', 'nowhere', 'out'),
     ('eval', 'loss --edit "topic music"', 'topic', 'out'),
     ('eval', 'gender --baseline out/toy', 'out/toy', 'out'),
@@ -74,3 +75,13 @@ def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, ca
     common = SMALL if script == 'train' else []
     assert fact in error_of(SCRIPTS[script], capsys, *common, *shlex.split(arguments))
     assert sorted(Path().rglob('*')) == before
+
+
+@pytest.mark.parametrize('flags, mine', [
+    ('--html', '<!DOCTYPE html>\n<!-- saved from url=(0014)about:internet -->\n'),
+    ('--probs she --csv', 'tableau,value\n')])
+def test_a_file_of_ones_own_is_not_replaced(flags, mine, out, capsys):
+    """Though it begins much as ours do."""
+    Path('mine').write_text(mine)
+    assert 'mine' in error_of(sample, capsys, *flags.split(), 'mine')
+    assert Path('mine').read_text() == mine

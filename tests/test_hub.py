@@ -34,6 +34,7 @@ from rucksack.weights import BUNDLED, CODE, COPIES, export, from_pretrained, set
 
 BACKPACK = ROOT / 'tests' / 'fixtures' / 'backpack-gpt2-tiny'  # made by the published code
 GPT = ROOT / 'tests' / 'fixtures' / 'gpt2-tiny'  # made by transformers
+LEVANTER = ROOT / 'tests' / 'fixtures' / 'levanter-tiny'  # made by Levanter, which divides o by k
 needs_english = pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
 
 
@@ -73,7 +74,7 @@ def assert_near(a: Tensor, b: Tensor) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize('without', ['nothing', 'scale_attn_by_inverse_layer_idx'])
-@pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
+@pytest.mark.parametrize('folder', [BACKPACK, GPT, LEVANTER], ids=lambda folder: folder.name)
 def test_our_logits_are_those_of_the_reference(folder, without, tmp_path):
     """By default too, where a Backpack divides the scores by the layer and a GPT-2 does not."""
     settings, state = read(folder)
@@ -81,6 +82,17 @@ def test_our_logits_are_those_of_the_reference(folder, without, tmp_path):
     model, _ = from_pretrained(write(tmp_path / 'published', settings, state))
     idx, expected = reference(folder)
     assert_near(model(idx), expected['logits'])
+
+
+@pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
+def test_parameters_that_are_not_finite_are_refused(folder, tmp_path, capsys):
+    """In one line with the file, whatever is asked of the model."""
+    settings, state = read(folder)
+    state[next(name for name in state if name.endswith('ln_f.weight'))][3] = np.nan
+    path = write(tmp_path / 'published', settings, state)
+    error = error_of(sample, capsys, f'--from={path}', '--export=out')
+    assert str(path) in error
+    assert 'ln_f.weight' in error
 
 
 @torch.no_grad()

@@ -17,6 +17,9 @@ from rucksack.tokenizer import tokens_by_rank
 from rucksack.weights import count_parameters
 
 HERE = Path(__file__).parent
+PAGE_BEGINS = """<!DOCTYPE html>
+<!-- The template for sample.py --html FILE, which fills in weights and scripts. -->
+"""  # by which a page of ours is told from others
 LARGEST = 40_000_000  # parameters
 LARGEST_IN_FLOAT32 = 2_000_000
 

@@ -14,8 +14,8 @@ MOMENTUM = 0.95  # as in torch's Muon
 
 
 def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weight_decay: float,
-                    betas: tuple[float, float], *, decay_embeddings: bool = True,
-                    muon_lr: float = 6e-3, loaded_lr: float = 1.0) -> list[Optimizer]:
+                    betas: tuple[float, float], *, muon_lr: float, decay_embeddings: bool = True,
+                    loaded_lr: float = 1.0) -> list[Optimizer]:
     """Make AdamW ('adamw'), or AdamW and Muon ('muon').
 
     Muon takes every matrix but the embeddings. It orthogonalizes each update, so that no direction
@@ -75,7 +75,10 @@ class Muon(Optimizer):
         """Update every part with its rows of the gradient."""
         for group in self.param_groups:
             updates = []
-            for matrix in group['params']:
+            trained = [p for p in group['params'] if p.grad is not None]  # others are frozen
+            if not trained:
+                continue
+            for matrix in trained:
                 state = self.state[matrix]
                 if not state:
                     state['momentum_buffer'] = torch.zeros_like(matrix)
@@ -85,7 +88,7 @@ class Muon(Optimizer):
             directions = orthogonalized(torch.cat(updates))  # (all parts, rows, columns)
             size = 0.2 * math.sqrt(max(directions.shape[1:]))  # for a root mean square of 0.2
             directions = directions.split([len(update) for update in updates])
-            for matrix, direction in zip(group['params'], directions):
+            for matrix, direction in zip(trained, directions):
                 direction = direction.flatten(0, 1)  # (parts * rows, columns)
                 matrix.mul_(1 - group['lr'] * group['weight_decay'])
                 matrix.sub_(direction, alpha=group['lr'] * size)
