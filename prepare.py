@@ -34,7 +34,7 @@ import numpy as np
 from tiktoken import Encoding
 
 from rucksack.cli import Parser, UserError, number, progress, reading, run_cli
-from rucksack.data import BIN_DTYPE, data_folder
+from rucksack.data import BIN_DTYPE, data_folder, sha256_of_start
 from rucksack.documents import FORMATS, counted, files_in, openwebtext_files, read_texts
 from rucksack.files import appearing_whole, locked_folder
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer, vocab_size, words_tokenizer
@@ -109,6 +109,7 @@ def write_bins(files: dict[str, Path], texts: dict[str, Sequence[str]], encoding
     """Write the ids of texts['train'] and texts['val'] to two files; returns counts, checksums."""
     tokens = {}
     sums = {}
+    starts = {}
     for name, path in files.items():
         if not len(texts[name]):
             raise UserError('too little text to hold some out; add more, or --val FILE')
@@ -116,7 +117,9 @@ def write_bins(files: dict[str, Path], texts: dict[str, Sequence[str]], encoding
         ids = np.memmap(path, BIN_DTYPE, mode='r')
         tokens[name] = len(ids)
         sums[name] = hashlib.sha256(ids).hexdigest()
-    return {'documents': sum(map(len, texts.values())), 'tokens': tokens, 'sha256': sums}
+        starts[name] = sha256_of_start(ids)
+    return {'documents': sum(map(len, texts.values())), 'tokens': tokens, 'sha256': sums,
+            'sha256_of_start': starts}
 
 
 def write_corpus(files: dict[str, Path], args: argparse.Namespace, sources: Sources, cache: str

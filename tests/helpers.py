@@ -98,12 +98,12 @@ def make_data(train_ids, val_ids, **changes) -> None:
     folder = Path('data/tiny')
     folder.mkdir(parents=True, exist_ok=True)
     meta = {'tokenizer': words_tokenizer(['']), 'vocab_size': 257, 'dtype': 'uint16', 'tokens': {},
-            'sha256': {}}
+            'sha256': {}, 'sha256_of_start': {}}
     for name, ids in (('train', train_ids), ('val', val_ids)):
         data = np.asarray(ids, dtype='<u2').tobytes()
         (folder / f'{name}.bin').write_bytes(data)
         meta['tokens'][name] = len(ids)
-        meta['sha256'][name] = hashlib.sha256(data).hexdigest()
+        meta['sha256'][name] = meta['sha256_of_start'][name] = hashlib.sha256(data).hexdigest()
     (folder / 'meta.json').write_text(json.dumps({**meta, **changes}))
 
 

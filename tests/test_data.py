@@ -51,20 +51,23 @@ def assert_refused(capsys, *facts: str) -> None:
 
 
 @pytest.mark.parametrize('name', ['train', 'val'])
-def test_a_bin_with_other_ids_has_another_checksum(name, tiny, capsys):
-    """A bin of the same size, changed since prepare.py wrote meta.json, is named."""
+@pytest.mark.parametrize('change', [lambda ids: bytes(len(ids)), lambda ids: ids[:-2]])
+def test_a_bin_that_meta_json_does_not_describe_is_refused(change, name, tiny, capsys):
+    """With other ids at its start, or of another length, it is named."""
     path = TINY / f'{name}.bin'
-    path.write_bytes(bytes(path.stat().st_size))
-    assert_refused(capsys, str(path), 'checksum')
+    path.write_bytes(change(path.read_bytes()))
+    assert_refused(capsys, str(path), 'meta.json')
 
 
 @pytest.mark.parametrize('name', ['train', 'val'])
 def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
-    """Though the checksum is right, the largest id is compared with the size of the vocabulary."""
+    """Though the checksum is right, the ids of a batch are compared with the vocabulary."""
     ids = {'train': [1] * 800, 'val': [1] * 800}
-    ids[name][-1] = 257
+    ids[name][:] = [257] * 800
     make_data(*ids.values())
-    assert_refused(capsys, str(TINY / f'{name}.bin'), '257')
+    error = error_of(train, capsys, *SMALL, '--max_iters=1')
+    for fact in (str(TINY / f'{name}.bin'), '257'):
+        assert fact in error
 
 
 def test_characters_of_nanogpt_are_not_read_as_gpt2s(tiny, capsys):

@@ -434,7 +434,7 @@ def test_a_killed_prepare_leaves_nothing_that_looks_complete(halfway):
 
 @pytest.mark.parametrize('last', ['train.bin', 'val.bin'])
 def test_overwrite_that_is_interrupted_is_found(last, monkeypatch, capsys):
-    """Where a file does not get its final name, the checksums refuse the folder."""
+    """Where a file does not get its final name, the checksums of the starts refuse the folder."""
     Path('a.txt').write_text(BOOK)
     make('a', '--text', 'a.txt')
     replace = os.replace
@@ -449,5 +449,5 @@ def test_overwrite_that_is_interrupted_is_found(last, monkeypatch, capsys):
     assert 'stopped' in error_of(prepare, capsys, *argv, printed=0)
     folder = Path('data/a')
     assert sorted(os.listdir(folder)) == ['meta.json', 'train.bin', 'val.bin']
-    with pytest.raises(ValueError, match='checksum'):
+    with pytest.raises(ValueError, match='meta.json'):
         read_bin(folder, 'val', read_meta(folder))

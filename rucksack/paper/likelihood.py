@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.cli import UserError, progress, quiet_hub, reading
-from rucksack.data import read_bin, read_meta
+from rucksack.data import check_ids, read_bin, read_meta
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.senses import scale_senses
 from rucksack.subject import Subject
@@ -152,6 +152,7 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
         path = path / 'val.bin'
     meta = read_meta(path.parent)
     ids = read_bin(path.parent, path.stem, meta)
+    check_ids(ids, meta, path)
     if meta['tokenizer'] != subject.tokenizer:
         raise UserError(f'{path} and {subject.name} have different tokenizers; prepare the data '
                         f'with --like {subject.name}')
