@@ -2,7 +2,9 @@
 
 import argparse
 import errno
+import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,13 +24,14 @@ class LocalError(UserError):
 
 
 def printable(text: str) -> str:
-    """Replace control characters by spaces, for a terminal."""
-    return ''.join(c if c.isprintable() or c == '\n' else ' ' for c in text)
+    """Replace by spaces the characters that steer a terminal: controls, and turns of direction."""
+    return re.sub('[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]', ' ', text)
 
 
 def one_line(error: object) -> str:
     """Return what an exception says in one line, at most 300 characters."""
     text = str(error) or type(error).__name__
+    text, _, _ = text.partition('In PyTorch 2.6')  # where torch advises to run what is in the file
     return ' '.join(text.split())[:300]
 
 
@@ -63,6 +66,8 @@ def complain(script: str, message: str) -> None:
 def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]) -> None:
     """Run a script; exit with 2 for errors the user can fix, 130 on Ctrl-C, else run's own code."""
     code = 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='replace')  # for a terminal without UTF-8
     try:
         code = run(argv)
         print(end='', flush=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rucksack.cli import UserError, reading
-from rucksack.tokenizer import GPT2, GPT2_VOCAB
+from rucksack.tokenizer import GPT2, GPT2_VOCAB, vocab_size
 
 BIN_DTYPE = np.dtype('<u2')
 MAKE_IT_AGAIN = 'repeat its prepare.py command with --overwrite'
@@ -31,7 +31,11 @@ def read_meta(folder: Path) -> dict:
     path = folder / 'meta.json'
     if path.exists():
         with reading(path, MAKE_IT_AGAIN):
-            return json.loads(path.read_text(encoding='utf-8'))
+            meta = json.loads(path.read_text(encoding='utf-8'))
+            n_vocab = vocab_size(meta['tokenizer'])
+            if meta['vocab_size'] != n_vocab:
+                raise ValueError(f'its tokenizer has {n_vocab:,} ids')
+            return meta
     if (folder / 'meta.pkl').exists():
         raise UserError(f'{folder} has a meta.pkl: its ids are characters, not GPT-2 tokens; '
                         f'run python prepare.py {folder.name} --text input.txt --overwrite')

@@ -72,9 +72,11 @@ def load_weights(source: str | Path) -> tuple:
         if 'model_args' in checkpoint:
             model = from_nanogpt(checkpoint, path)
         else:
-            model = from_checkpoint(checkpoint, path)
-            tokenizer = checkpoint['tokenizer']
-            training = training_of(checkpoint)
+            with reading(path):
+                model = from_checkpoint(checkpoint, path)
+                tokenizer = checkpoint['tokenizer']
+                training = training_of(checkpoint)
+                load_tokenizer(tokenizer)
     n_vocab = model.config.n_vocab
     if tokenizer is None and n_vocab == GPT2_VOCAB:
         print(f"{path} has no tokenizer; GPT-2's is assumed", file=sys.stderr)
@@ -89,6 +91,8 @@ def find(source: str | Path) -> Path:
     """Find the checkpoint or folder of published weights that a source names; may download it."""
     source = str(source)
     path = BUNDLED.get(source, Path(source))
+    if source in BUNDLED and Path(source).exists():
+        print(f'{source} is the bundled model; the folder here is ./{source}', file=sys.stderr)
     if (path / 'ckpt.pt').exists():
         return path / 'ckpt.pt'
     if path.is_file() or (path / 'config.json').exists():

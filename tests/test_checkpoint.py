@@ -275,6 +275,21 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
         from_pretrained('out/run')
 
 
+@pytest.mark.parametrize('change', [
+    {'settings': {}}, {'tokenizer': {'name': 'gpt2', 'merges': [1]}}], ids=str)
+def test_a_checkpoint_with_wrong_contents_is_one_line(change, tiny, capsys):
+    """Its checksums are right, and its parts are not."""
+    train.main([*RUN, '--max_iters=0'])
+    torch.save(checkpoint() | change, CKPT)
+    assert str(CKPT) in error_of(sample, capsys, '--from=out/run')
+
+
+def test_torchs_advice_to_run_a_file_is_not_passed_on(tiny, capsys):
+    """A file that is no checkpoint is refused without a word of weights_only=False."""
+    Path('tokenizer.json').write_text('{}')
+    assert 'weights_only' not in error_of(sample, capsys, '--from=tokenizer.json')
+
+
 class Evil:
     """Unpickled by whatever runs pickles, it writes a file."""
 

@@ -70,6 +70,14 @@ def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
         assert fact in error
 
 
+@pytest.mark.parametrize('content', ['{}', '"x"', '{"tokenizer": {"name": "words", "pieces": []}, '
+                                     '"vocab_size": 258, "tokens": {"train": 800, "val": 200}}'])
+def test_a_meta_json_that_describes_no_data_is_one_line(content, tiny, capsys):
+    """Empty, or of another vocabulary than its tokenizer's, whose checkpoint would never load."""
+    (TINY / 'meta.json').write_text(content)
+    assert_refused(capsys, str(TINY / 'meta.json'))
+
+
 def test_characters_of_nanogpt_are_not_read_as_gpt2s(tiny, capsys):
     """A folder with nanoGPT's meta.pkl has ids of characters, which GPT-2 would misread."""
     (TINY / 'meta.json').unlink()

@@ -18,6 +18,7 @@ ROWS = [
     ('train', '--n_layer=2.5', '2.5', 'tiny'),
     ('train', '--learning_rate=nan', 'nan', 'tiny'),
     ('train', '--compile=yes', 'yes', 'tiny'),
+    ('train', '--beta1=1', "'1'", 'tiny'),
     ('train', '--n_embd=18', '18', 'tiny'),
     ('train', '--dataset=none', 'data/none', 'tiny'),
     ('train', '--dataset=../data/tiny', '../data/tiny', 'tiny'),

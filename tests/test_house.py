@@ -9,6 +9,9 @@ from helpers import ROOT
 
 TRACKED = subprocess.run(
     ['git', 'ls-files', '*.py'], cwd=ROOT, capture_output=True, text=True).stdout.split()
+if not TRACKED:  # a copy without .git
+    TRACKED = [str(path.relative_to(ROOT)) for path in ROOT.glob('[!.]*/**/*.py')]
+    TRACKED += [path.name for path in ROOT.glob('*.py')]
 PATHS = [ROOT / name for name in TRACKED if '/' not in name or name.startswith('rucksack/')]
 IN_ROOT = {path.stem for path in PATHS if path.parent == ROOT}
 SCRIPTS = {'rucksack.train', 'rucksack.sample', 'rucksack.prepare', 'rucksack.eval'}

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack import sample
+from rucksack.cli import printable
 from rucksack.senses import (
     STRENGTHS,
     Edit,
@@ -390,3 +391,9 @@ def test_control_characters_do_not_reach_the_terminal(out, capsys):
     said += say(sample, capsys, '--start', evil, *SHORT)
     said += error_of(sample, capsys, '--from', evil)
     assert not set(evil).intersection(said).intersection('\x1b\x07\u202e')
+
+
+@pytest.mark.parametrize('text', ['a\u200db', 'a\tb', 'a\u00a0b', 'a\u3000b', 'a\u00adb'])
+def test_characters_of_other_scripts_stay(text):
+    """Joiners of emoji and Persian words, tabs of code, and spaces that are not ASCII's."""
+    assert printable(text) == text

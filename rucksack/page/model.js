@@ -442,7 +442,7 @@ function formsOf(word) {
 
 // The words in a,b,c; a text with an empty part, such as ",", is one word.
 function wordList(text) {
-  const words = text.split(',').map(word => word.trim());
+  const words = [...new Set(text.split(',').map(word => word.trim()))];
   return words.every(word => word !== '') ? words : [text];
 }
 

@@ -12,9 +12,11 @@ from rucksack.cli import HOME, Parser, UserError, number, reading
 Settings = TypeVar('Settings')  # a dataclass of settings
 
 
-def setting(default, meaning: str, low: float = 0, choices: tuple | None = None):
-    """Make a field of a settings dataclass: default, line of --help, least number, choices."""
-    return field(default=default, metadata={'meaning': meaning, 'low': low, 'choices': choices})
+def setting(default, meaning: str, low: float = 0, high: float = 2_147_483_648,
+            choices: tuple | None = None):
+    """Make a field of a settings dataclass: default, line of --help, range of a number, choices."""
+    return field(default=default, metadata={
+        'meaning': meaning, 'low': low, 'high': high, 'choices': choices})
 
 
 def true_or_false(text: str) -> bool:
@@ -35,7 +37,7 @@ def make_parser(kind: type) -> Parser:
         if f.type is bool:
             options = {'type': true_or_false, 'nargs': '?', 'const': True}
         elif f.type is not str:
-            options = {'type': number(f.type, f.metadata['low'])}
+            options = {'type': number(f.type, f.metadata['low'], f.metadata['high'])}
         parser.add_argument(f'--{f.name}', help=f'{f.metadata["meaning"]} [{f.default}]',
                             choices=f.metadata['choices'], **options)
     return parser
