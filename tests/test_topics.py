@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from rucksack import toy
 from rucksack.lists import BAGS
 from rucksack.paper import topics
-from rucksack.senses import STRENGTHS
+from rucksack.senses import STRENGTHS, topic
 from rucksack.subject import Subject
 from rucksack.words import bag_ids, scores_of_bags
 
@@ -101,21 +101,15 @@ def test_steering_raises_the_bag_in_every_text():
     assert (large > small).all()
 
 
-def test_each_row_has_its_strength_and_each_text_its_topic(monkeypatch):
-    """Row s of Table 12 has strength s; an edit has the scores of the topic it is for."""
-    rows = []
-
-    def topic_row(subject, name, generators, *more):
-        edits = {label: generator.keywords['edit'] for label, generator in generators.items()}
-        rows.append(edits)
-        return [name, 1.0, 1.0]
-
-    monkeypatch.setattr(topics, 'topic', lambda model, scores, weights: (scores, weights))
-    monkeypatch.setattr(topics, 'topic_row', topic_row)
+def test_each_row_has_its_strength_and_each_text_its_topic():
+    """Row s of Table 12 is that of texts under edits of strength s, each by the bag of its topic."""
     s = toy_subject()
-    topics.topic_table([s], 1, 4, None)
-    for weights, edits in zip(STRENGTHS, rows, strict=True):
-        for label, (scores, found) in edits.items():
-            assert found == weights
-            bag = bag_ids(s.encoding, BAGS[label])
-            assert_close(scores, scores_of_bags(s.model, [bag])[0])
+    rows = topics.topic_table([s], 3, 6, None).rows
+    for strength, factors in enumerate(STRENGTHS):
+        generators = {}
+        for label in toy.TOPICS:
+            scores, = scores_of_bags(s.model, [bag_ids(s.encoding, BAGS[label])])
+            edit = topic(s.model, scores, factors)
+            generators[label] = partial(s.model.generate, n=6, edit=edit)
+        row = topics.topic_row(s, f', strength {strength}', generators, 3)
+        assert rows[strength] == pytest.approx(row, nan_ok=True)
