@@ -103,6 +103,33 @@ def test_a_signal_breaks_off_an_evaluation(signal_at, step, tiny, monkeypatch):
     assert_same_run('out/whole', 'out/run')
 
 
+def test_a_step_is_saved_before_it_is_evaluated(tiny, monkeypatch):
+    """A run that is killed during an evaluation has lost nothing."""
+    def evaluate(*args):
+        assert CKPT.exists() == (len(evaluations) > 0)
+        evaluations.append(args)
+        if len(evaluations) == 3:
+            raise RuntimeError('killed')
+        return 1.0
+
+    evaluations = []
+    monkeypatch.setattr(train, 'evaluate', evaluate)
+    with pytest.raises(RuntimeError, match='killed'):
+        train.main(RUN)
+    assert checkpoint()['step'] == 4
+
+
+def test_a_resumed_run_cuts_its_log_at_the_checkpoint(tiny):
+    """Rows of steps that it has not got are made again, and stand there once."""
+    train.main([*RUN, '--out_dir=out/whole'])
+    train.main([*RUN, '--max_iters=2'])
+    shutil.copy(CKPT, 'two.pt')
+    train.main([*RESUME, '--max_iters=5'])
+    shutil.copy('two.pt', CKPT)
+    train.main(RESUME)
+    assert_same_run('out/whole', 'out/run')
+
+
 def test_a_signal_in_the_first_evaluation_leaves_an_older_run(tiny, monkeypatch):
     """Ctrl-C right after a mistaken --overwrite: nothing is saved, and nothing has gone."""
     train.main([*RUN, '--keep_every=3'])

@@ -109,7 +109,8 @@ def test_a_cache_forgets_texts_that_do_not_go_on():
     cached = Cached(model)
     own = cached.generate(text(3), 5, 0)
     edit = scale_senses(None, [0], 0.2)
-    for prompt, one in ((text(5, seed=2), None), (text(6, 5), edit), (own, None), (text(), edit)):
+    prompts = [(text(9, seed=2), None), (text(6, 5), edit), (own, None), (text(), edit)]
+    for prompt, one in prompts:
         plain = model.generate(prompt, 5, 0, edit=one)
         assert torch.equal(cached.generate(prompt, 5, 0, edit=one), plain)
 
