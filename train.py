@@ -233,7 +233,7 @@ def set_up(s: Settings, typed: set[str]) -> Trainer:
     """Make what the loop works with. The folder of the run must be locked."""
     # What the run starts from decides some settings.
     begin = find_start(s.init_from, Path(s.out_dir), s.dataset, s.block_size, typed)
-    s = with_decided(s, typed, begin.settings)
+    s = with_decided(s, typed, begin.settings, begin.name)
     if s.init_from != 'resume' and not s.overwrite:
         refuse_to_replace(Path(s.out_dir))
     data = data_folder(s.dataset)
@@ -261,7 +261,7 @@ def set_up(s: Settings, typed: set[str]) -> Trainer:
              'settings': asdict(s), 'data': facts_of(meta)}  # stored in every checkpoint
     folder = RunFolder(Path(s.out_dir), model, optimizers, facts, begin.state, machine.rank)
     machine.print0(report.summary(model, machine, begin.state))
-    machine.print0(report.plan(s.max_iters, s.tokens_per_step, len(train_data.tokens), data))
+    machine.print0(report.plan(s.max_iters, s.tokens_per_step, train_data, s.out_dir))
     last = begin.state.get('step', 0), time.perf_counter()
     return Trainer(s, machine, folder, model, loss_model, optimizers, train_data, val_data, last)
 

@@ -311,6 +311,15 @@ def test_a_checkpoint_with_wrong_contents_is_one_line(change, tiny, capsys):
     assert str(CKPT) in error_of(sample, capsys, '--from=out/run')
 
 
+def test_settings_of_another_version_are_one_line(tiny, capsys):
+    """A run that has a setting that we have not cannot be resumed; its weights can be."""
+    train.main([*RUN, '--max_iters=0'])
+    state = checkpoint()
+    state['settings']['lr_decay_iters'] = 5
+    torch.save(state, CKPT)
+    assert 'lr_decay_iters' in error_of(train, capsys, *RESUME)
+
+
 def test_torchs_advice_to_run_a_file_is_not_passed_on(tiny, capsys):
     """A file that is no checkpoint is refused without a word of weights_only=False."""
     Path('tokenizer.json').write_text('{}')

@@ -202,6 +202,7 @@ EDITS = {
     'none': [],
     'numbers': ['nurse:0,3-5=0.25', '*:2=1.5'],
     'off twice': ['nurse,teacher:3,3', 'nurse:3=0.25'],
+    'a word twice': ['nurse,nurse:0-3=2'],
     'pair': ['nurse:she/he=0.5'],
     'replacements in order': ['*: she -> he', 'nurse: he -> they'],
     'a replacement and a scaling': ['nurse: she -> he', 'nurse:1=-2']}
@@ -580,3 +581,10 @@ def test_a_model_too_large_is_refused(out, capsys, monkeypatch):
     monkeypatch.setattr(page_module, 'LARGEST', 1000)
     assert 'out/toy' in error_of(sample, capsys, '--html', 'page.html', '--from', 'out/toy')
     assert [path.name for path in Path().iterdir()] == ['out']
+
+
+def test_a_page_of_ours_may_be_replaced(out, capsys):
+    """It begins as the template does, by which it is known."""
+    for _ in range(2):
+        assert 'page.html' in say(sample, capsys, '--html', 'page.html')
+    assert Path('page.html').read_text(encoding='utf-8').startswith(page_module.PAGE_BEGINS)

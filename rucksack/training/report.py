@@ -1,11 +1,11 @@
 """What a training run prints: its summary, and the lines of its log."""
 
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 
 from rucksack.cli import LocalError
+from rucksack.data import TokenDataset
 from rucksack.model import GPT, Backpack
 from rucksack.training.machine import Machine
 from rucksack.weights import count_parameters
@@ -25,10 +25,11 @@ def summary(model: Backpack | GPT, machine: Machine, state: dict) -> str:
     return text
 
 
-def plan(n_steps: int, tokens_per_step: int, n_tokens: int, data: Path) -> str:
-    """Say how much a run reads, of data with n_tokens."""
-    epochs = n_steps * tokens_per_step / n_tokens
-    return f'{n_steps:,} steps of {tokens_per_step:,} tokens: {epochs:.3f} epochs of {data}'
+def plan(n_steps: int, tokens_per_step: int, data: TokenDataset, out_dir: str) -> str:
+    """Say how much a run reads, and where it writes."""
+    epochs = n_steps * tokens_per_step / len(data.tokens)
+    return (f'{n_steps:,} steps of {tokens_per_step:,} tokens: {epochs:.3f} epochs of '
+            f'{data.path.parent}; log and checkpoints in {out_dir}')
 
 
 def evaluation_lines(step: int, row: dict, warmup_iters: int) -> str:

@@ -82,14 +82,14 @@ def parse_settings(kind: type, argv: list[str]) -> tuple[dict, set[str], list[st
     return settings | flags, set(flags), configs
 
 
-def with_decided(settings: Settings, flags: set[str], decided: dict) -> Settings:
-    """Replace the settings that a checkpoint decides.
+def with_decided(settings: Settings, typed: set[str], decided: dict, source: str) -> Settings:
+    """Replace the settings that source, a checkpoint, decides.
 
-    UserError if one that was typed, as flags says, differs.
+    UserError if one that was typed differs, or if they are those of another version.
     """
-    for name in sorted(flags & decided.keys()):
-        value = getattr(settings, name)
-        if value != decided[name]:
-            raise UserError(f'the checkpoint has {name}={decided[name]}; '
-                            f'drop --{name}={value}')
-    return replace(settings, **decided)
+    with reading(source, f'fine-tune its weights with --init_from={source}'):
+        for name in sorted(typed & decided.keys()):
+            value = getattr(settings, name)
+            if value != decided[name]:
+                raise UserError(f'it has {name}={decided[name]}; drop --{name}={value}')
+        return replace(settings, **decided)
