@@ -63,7 +63,7 @@ ROWS = [
     ('prepare', 'stories', '--text', 'tiny'),
     ('prepare', '../x --text data/tiny/meta.json', '../x', 'tiny'),
     ('prepare', 'x --text none.txt', 'none.txt', 'tiny'),
-    ('prepare', 'x --text data/tiny/val.bin', 'val.bin', 'tiny'),
+    ('prepare', 'x --text data/tiny/val.bin --merges 300', 'val.bin', 'tiny'),
     ('prepare', 'toy --merges 300', '--merges', 'tiny'),
     ('prepare', 'x --hub stories --merges 300', 'stories', 'tiny')]
 

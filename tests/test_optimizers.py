@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import lively
+from helpers import lively, text
 from torch import nn
 
 from rucksack.model import Backpack, Config
@@ -78,7 +78,7 @@ def test_muon_passes_over_frozen_parameters():
     for p in model.contextualizer.parameters():
         p.requires_grad_(False)
     before = {name: p.clone() for name, p in model.named_parameters()}
-    model(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.long)).backward()
+    model(text(), text(seed=2)).backward()
     for optimizer in make_optimizers(model, 'muon', **RATES):
         optimizer.step()
     for name, p in model.named_parameters():
