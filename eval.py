@@ -31,7 +31,7 @@ from rucksack.paper.similarity import similarity_table
 from rucksack.paper.timing import SIZES, timing_table
 from rucksack.paper.topics import topic_table
 from rucksack.subject import Subject, load_subject
-from rucksack.table import Table, write_csv
+from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.training.machine import configure_machine
 from rucksack.weights import BUNDLED
 
@@ -217,7 +217,7 @@ def run(argv: list[str]) -> None:
     if args.baseline and is_of_one:
         parser.error(f'{args.table} is about one model; drop --baseline')
     args.device = find_device(args.device)
-    csv_file = output_path('--csv', args.csv, 'table,')
+    csv_file = output_path('--csv', args.csv, *CSV_BEGINS)
     subjects = []
     if not args.size:
         subjects = load_subjects(args, takes_baseline=not is_of_one)

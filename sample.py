@@ -40,7 +40,7 @@ from rucksack.looks import Prompts
 from rucksack.page import PAGE_BEGINS, write_page
 from rucksack.senses import Edit
 from rucksack.subject import Subject, load_subject
-from rucksack.table import Table, write_csv
+from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.weights import export
 from rucksack.words import PROMPT, parse_bag, parse_pair, read_lines, read_prompt, word_list
 
@@ -301,7 +301,7 @@ def run(argv: list[str]) -> None:
     request = parse_args(argv)
     flags = request.flags
     page = output_path('--html', flags.html, PAGE_BEGINS)
-    csv_file = output_path('--csv', flags.csv, 'table,')
+    csv_file = output_path('--csv', flags.csv, *CSV_BEGINS)
     subject = load_subject(flags.source, find_device(flags.device), flags.dtype)
     if request.needs_senses:
         subject.needs_senses('this command')

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rucksack.cli import UserError, reading
+from rucksack.cli import LocalError, UserError, reading
 from rucksack.tokenizer import GPT2, GPT2_VOCAB, vocab_size
 
 BIN_DTYPE = np.dtype('<u2')
@@ -76,10 +76,10 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
 
 
 def check_ids(ids: np.ndarray, meta: dict, path: Path) -> None:
-    """Raise UserError for an id beyond the vocabulary."""
+    """Raise LocalError for an id beyond the vocabulary, which one process alone may have read."""
     if ids.max() >= meta['vocab_size']:
-        raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
-                        f'{meta["vocab_size"]:,}; {MAKE_IT_AGAIN}')
+        raise LocalError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
+                         f'{meta["vocab_size"]:,}; {MAKE_IT_AGAIN}')
 
 
 class TokenDataset:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rucksack.cli import UserError
 
 
-def output_path(flag: str, path: str | None, begins: str) -> Path | None:
+def output_path(flag: str, path: str | None, *begins: str) -> Path | None:
     """Return the path of a file to write, None if none is asked for.
 
     UserError for a file there that does not begin as ours do: a typo must not replace a person's
@@ -23,7 +23,7 @@ def output_path(flag: str, path: str | None, begins: str) -> Path | None:
     if file.exists() and not file.is_file():
         raise UserError(f'{flag} {path} is no regular file; give another name')
     contents = file.read_bytes() if file.exists() else b''
-    if contents and not contents.startswith(begins.encode()):
+    if contents and not contents.startswith(tuple(text.encode() for text in begins)):
         raise UserError(f'{flag} would replace {path}, which is not of its kind; '
                         'give another name')
     return file

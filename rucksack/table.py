@@ -9,6 +9,8 @@ from pathlib import Path
 from rucksack.cli import printable
 from rucksack.files import write_file
 
+CSV_BEGINS = ('table,', 'table\n')  # with columns, or without any row; tells our files from others
+
 
 class Token(str):
     """The text of a token: printed in quotes, bare in a CSV file."""

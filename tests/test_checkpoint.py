@@ -130,7 +130,7 @@ def test_a_resumed_run_cuts_its_log_at_the_checkpoint(tiny):
     assert_same_run('out/whole', 'out/run')
 
 
-def test_a_signal_in_the_first_evaluation_leaves_an_older_run(tiny, monkeypatch):
+def test_a_signal_in_the_first_evaluation_leaves_an_older_run(tiny, capsys, monkeypatch):
     """Ctrl-C right after a mistaken --overwrite: nothing is saved, and nothing has gone."""
     train.main([*RUN, '--keep_every=3'])
     before = {path.name: path.read_bytes() for path in Path('out/run').iterdir()}
@@ -138,6 +138,7 @@ def test_a_signal_in_the_first_evaluation_leaves_an_older_run(tiny, monkeypatch)
     with pytest.raises(SystemExit) as stop:
         train.main([*RUN, '--overwrite', '--seed=2'])
     assert stop.value.code == 130
+    assert 'resume' not in capsys.readouterr().err  # which would go on with the older run
     assert {path.name: path.read_bytes() for path in Path('out/run').iterdir()} == before
 
 

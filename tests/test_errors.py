@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, error_of
+from helpers import SMALL, error_of, say
 
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
@@ -76,6 +76,14 @@ def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, ca
     common = SMALL if script == 'train' else []
     assert fact in error_of(SCRIPTS[script], capsys, *common, *shlex.split(arguments))
     assert sorted(Path().rglob('*')) == before
+
+
+@pytest.mark.parametrize('ours', ['table,word\nshow nurse,she\n', 'table\n'])
+def test_a_csv_of_ours_may_be_replaced(ours, out, capsys):
+    """With rows, or without any, as where every table was skipped."""
+    Path('x.csv').write_text(ours)
+    say(sample, capsys, '--probs', 'she', '--csv', 'x.csv')
+    assert Path('x.csv').read_text() != ours
 
 
 @pytest.mark.parametrize('flags, mine', [

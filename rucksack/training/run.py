@@ -235,6 +235,8 @@ class RunFolder:
         return f'{self.checkpoint} is saved at step {self.saved_step}'
 
     def interrupted(self) -> str:
-        """Say how to go on with a run that was interrupted."""
+        """Say what an interrupted run has saved and, if it has, how to go on with it."""
+        if self.saved_step is None:
+            return 'interrupted: nothing was saved'
         return (f'interrupted: {self.what_is_saved()}; continue with python train.py '
                 f'--init_from=resume --out_dir={self.folder}')
