@@ -17,8 +17,10 @@ from pathlib import Path
 from rucksack.cli import Parser, UserError, number, printable, run_cli
 from rucksack.device import find_device
 from rucksack.edits import Topic, make_edit, parse_lines
+from rucksack.examples import WISHES
 from rucksack.files import output_path
 from rucksack.model import Config
+from rucksack.paper.canonical import examples_table
 from rucksack.paper.gender import gender_table
 from rucksack.paper.likelihood import (
     blimp_table,
@@ -83,6 +85,10 @@ TABLES = {
     'blimp': Kind(
         of_data(blimp_table), takes_edits=True,
         about='Table 2     choosing the grammatical one of two sentences'),
+    'examples': Kind(
+        lambda subjects, args: examples_table(subjects, args.data, args.wish, args.threshold),
+        takes_edits=True, in_all=False,
+        about='            how far texts do what examples wish for (edit.py), from --data FILE'),
     'similarity': Kind(
         of_data(similarity_table), needs_senses=True,
         about='Table 4     word similarity, by each sense'),
@@ -147,6 +153,12 @@ def make_parser() -> Parser:
             help="step sizes of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
     of['timing'].add_argument('--size', choices=SIZES,
                               help='a size from the paper, in place of --from')
+    add = of['examples'].add_argument
+    add('--wish', choices=WISHES,
+        help='what the rows of a .jsonl wish for [more; equal for suffix1 and suffix2]')
+    add('--threshold', type=number(float, 0), metavar='X',
+        help='success: a probability of at least X [0.2], for less below X [0.001]; for order at '
+             'least X times as likely [16], for equal at most [1.5]')
     for name, kind in TABLES.items():
         if not kind.takes_edits:
             continue

@@ -11,6 +11,7 @@
     explain           Eq. 2 and 9              weights and scores; their products sum to a logit
     scale_senses      section 6.2, Figure 3    edit: turn senses of words down, off or up
     replace_word      section 6.3              edit: a word says of NEW what it said of OLD
+    add_to_senses     arXiv 2402.06155         edit: move senses by vectors, as learned ones do
     topic             Eq. 15 and 18-20         edit: turn up the senses that favour a topic
     separation        section 6.2, Table 13    how far each sense favours one word over another
     affinities        Eq. 17                   how strongly each sense favours a bag of words
@@ -46,7 +47,7 @@ Words = list[int | tuple[int, ...]] | None
 
 
 # -----------------------------------------------------------------------------
-# Explain, scale, replace.
+# Explain, scale, replace, add.
 
 
 @torch.no_grad()
@@ -112,6 +113,25 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
         along_r = C @ r.to(C)  # (B, T, k)
         moved = C + along_r[..., None] * move.to(C)  # (B, T, k, d)
         return torch.where(occurrences(idx, words), moved, C)
+    return edit
+
+
+def add_to_senses(ids: Tensor, senses: Tensor, vectors: Tensor) -> Edit:
+    """Make an edit that adds a vector to some senses: vectors[p] to sense senses[p] of ids[p].
+
+    ids (P,) and senses (P,) are integers, vectors (P, d). rucksack.learning finds all three from
+    examples (Hewitt et al. 2024, arXiv 2402.06155).
+    Sense 1 of the id 7 moves by -1, wherever the id occurs:
+
+    >>> C = torch.tensor([[[[2.], [6.]], [[2.], [6.]]]])  # (1, 2, 2, 1), senses of two tokens
+    >>> edit = add_to_senses(torch.tensor([7]), torch.tensor([1]), torch.tensor([[-1.]]))
+    >>> edit(torch.tensor([[8, 7]]), C).flatten().tolist()
+    [2.0, 6.0, 2.0, 5.0]
+    """
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        text, position, p = (idx[..., None] == ids).nonzero(as_tuple=True)  # where ids[p] stands
+        places = (text, position, senses[p])
+        return C.index_put(places, vectors[p].to(C), accumulate=True)  # (B, T, k, d)
     return edit
 
 

@@ -13,6 +13,7 @@ from tiktoken import Encoding
 from torch import Tensor
 
 from rucksack.cli import UserError
+from rucksack.learning import load_shift
 from rucksack.model import Backpack
 from rucksack.senses import (
     STRENGTHS,
@@ -39,6 +40,7 @@ from rucksack.words import (
 )
 
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
+LEARNED = rf'@(.+\.safetensors)\s*(?:=\s*(-?{NUMBER}))?'
 FORMS = {  # form of a line -> what it does
     'nurse:10': 'turn sense 10 of nurse off',
     'nurse,teacher:3-5,10=0.5': 'multiply senses by 0.5',
@@ -47,6 +49,7 @@ FORMS = {  # form of a line -> what it does
     'MacBook: Apple -> HP': 'give HP what MacBook gave Apple',
     'topic music=2': 'turn up the senses that favour a topic of Table 10',
     'topic jazz, piano': 'or words; strength 0 to 3 [2], or four factors',
+    '@FILE.safetensors': 'an edit that edit.py learned; =0.5 is half of it',
     '@FILE': 'a file with one LINE per line; @FILE:10 lists words'}
 
 
@@ -82,14 +85,23 @@ class Topic:
     word: str = '*'
 
 
-Change = SensesOf | Replacement | Topic
+@dataclass(frozen=True)
+class FromFile:
+    """A learned edit in a .safetensors file, times a factor."""
+
+    path: str
+    factor: float
+    word: str = '*'
+
+
+Change = SensesOf | Replacement | Topic | FromFile
 
 
 def parse_lines(lines: list[str]) -> list[Change]:
     """Parse lines; a line @FILE stands for the lines of a file."""
     changes = []
     for line in lines:
-        is_file = re.fullmatch('@[^:]+', line)
+        is_file = re.fullmatch('@[^:]+', line) and not re.fullmatch(LEARNED, line)
         for one in read_lines(line) if is_file else [line]:
             changes += parse_line(one.strip())
     return changes
@@ -97,6 +109,10 @@ def parse_lines(lines: list[str]) -> list[Change]:
 
 def parse_line(line: str) -> list[Change]:
     """Parse a line into one change for each of its words; UserError lists the forms of a line."""
+    of_file = re.fullmatch(LEARNED, line)
+    if of_file:
+        path, factor = of_file.groups()
+        return [FromFile(path, float(factor or 1))]
     strength = rf'[0-3]|{NUMBER}(?:,{NUMBER}){{3}}'
     of_topic = re.fullmatch(rf'topic\s+([^:=]+?)\s*(?:=\s*({strength}))?', line)
     if of_topic:
@@ -191,6 +207,12 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding) -> tup
             steps.append(topic(model, scores, change.factors))
             factors = ', '.join(map(str, change.factors))
             sentences.append(f'Topic: {", ".join(change.bag)}; senses scaled by {factors}')
+        elif isinstance(change, FromFile):
+            shift = load_shift(change.path, model, encoding)
+            steps.append(shift.edit(change.factor))
+            n = len(shift.ids.unique())
+            sentences.append(f'Learned, times {change.factor:g}: {len(shift.ids)} senses of {n} '
+                             f'tokens ({change.path})')
         elif isinstance(change, Replacement):
             words, what = find_words(change.word, encoding)
             old = word_id(encoding, change.old)

@@ -1,0 +1,402 @@
+"""Compare ways to teach a model by the canonical examples (arXiv 2402.06155).
+
+    python -m docs.dev.canonical validate FOLDER canonical.csv [--tasks ..] [--methods ..]
+    python -m docs.dev.canonical test FOLDER canonical.csv [--tasks ..] [--methods ..]
+
+FOLDER has the six tasks, a folder each, and text.jsonl, ordinary text that is none of them. Each
+run appends its rows to the CSV file, a row for each budget; runs that the file has are skipped.
+validate tries every configuration of every method on the validation pairs; test takes the best of
+each task, method and budget, and runs it on the test pairs with three seeds. LoRA needs peft.
+
+An update of a model that costs more than the budget is scaled back: vectors of senses, or the
+differences of parameters. The price is measured on text that neither trained nor held the model.
+"""
+
+import argparse
+import csv
+import json
+import math
+import random
+import time
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+import rucksack
+from rucksack import learning
+from rucksack.examples import Example
+from rucksack.model import Backpack
+
+BUDGETS = (1e-3, 1e-4, 1e-5)  # shares of the loss on ordinary text
+FACTORS = (1, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0)
+TASKS = {  # examples, texts to judge, hard negatives; the wish; what counts as success
+    'country_capital': (('fixed', 'clear_eval', 'hard_neg'), 'more', 0.2),
+    'pronoun_gender_bias': (('train', 'eval', 'hard_neg_eval'), 'equal', 1.5),
+    'company_ceo': (('train', 'eval_clear', 'hard_neg_eval_clear'), 'more', 0.05),
+    'verb_conjugation': (('train', 'eval', 'hard_neg_eval'), 'order', 16),
+    'stereoset': (('train', 'eval_clear', 'hard_neg'), 'less', 0.001),
+    'temporal': (('train', 'eval_clear', 'hard_neg_eval_clear'), 'more', 0.05)}
+RULES = {  # name -> score of senses, from their gradients (m, k), weights in the text and in other
+    'weight': lambda g, w, mean, count, c: w - c * mean,                # text (m, k), counts (m, 1)
+    'weight/count': lambda g, w, mean, count, c: w / (1 + c * count),
+    'gradient': lambda g, w, mean, count, c: g - c * mean,
+    'gradient/count': lambda g, w, mean, count, c: g / (1 + c * count),
+    'gradient/weight': lambda g, w, mean, count, c: g / (c + mean)}
+CONFIGS = {
+    'rules': [{'rule': rule, 'c': c, 'n': 9, 'lr': 1e-2}
+              for rule, c in [
+                  ('gradient/weight', 1e-3), ('gradient/weight', 1e-4), ('gradient/count', 1),
+                  ('gradient', 300), ('gradient', 0), ('weight', 0), ('weight', 300),
+                  ('weight', 3000)]],
+    'senses': [{'rule': 'gradient/weight', 'c': 1e-3, 'n': n, 'lr': lr}
+               for n, lr in product((9, 5), (1e-2, 2e-2, 3e-2, 5e-3))],
+    'full': [{'lr': lr, 'kl': kl}
+             for kl, lr in product((10, 1), (3e-4, 1e-3, 1e-4, 3e-5))],
+    'lora': [{'lr': lr, 'kl': kl, 'rank': rank}
+             for rank, kl, lr in product((4, 16), (10, 1), (3e-3, 1e-2))]}
+METHODS = {  # method -> model and configurations
+    'rules': ('english', 'rules'),
+    'senses': ('english', 'senses'),
+    'Transformer, full': ('english_gpt', 'full'),
+    'Transformer, LoRA': ('english_gpt', 'lora'),
+    'Backpack, full': ('english', 'full'),
+    'Backpack, LoRA': ('english', 'lora')}
+SIZES = {'validate': (240, 120, 60, 30), 'test': (240, 360, 120, 60)}  # at most: examples, texts
+#                                              to judge, hard negatives, texts that give the price
+
+
+# -----------------------------------------------------------------------------
+# Data.
+
+
+def read_rows(path, wish, encoding, most):
+    """Read the rows of a file as examples; most of them, drawn by a fixed seed."""
+    rows = [json.loads(line) for line in path.open(encoding='utf-8')]
+    if len(rows) > most:
+        rows = random.Random(0).sample(rows, most)
+    examples = []
+    for row in rows:
+        first, second = (encoding.encode_ordinary(row.get(name, '')) for name in (
+            ('suffix', 'none') if 'suffix' in row else ('suffix1', 'suffix2')))
+        longest = 255 - max(len(first), len(second))
+        prompt = encoding.encode_ordinary(row['prefix'])[-longest:] or [encoding.eot_token]
+        if wish == 'less':
+            first, second = [], first
+        examples.append(Example('', prompt, first[:250], second[:250], wish == 'equal'))
+    return [one for one in examples if one.likelier or one.less_likely]
+
+
+def read_task(folder, task, split, encoding, sizes):
+    """Read the examples, the texts to judge and the hard negatives of a task."""
+    parts, wish, _ = TASKS[task]
+    return [read_rows(folder / task / f'{task}_{part}-{split}.jsonl',
+                      wish if part != parts[2] else 'more', encoding, most)
+            for part, most in zip(parts, sizes)]
+
+
+def read_background(folder, encoding, n):
+    """Read texts that hold the model, and n others that give the price."""
+    texts = []
+    for line in (folder / 'text.jsonl').open(encoding='utf-8'):
+        ids = [encoding.eot_token, *encoding.encode_ordinary(json.loads(line)['text'])]
+        if len(ids) > 2:
+            texts.append(ids[:257])
+    return texts[:40], texts[1000:1000 + n]
+
+
+# -----------------------------------------------------------------------------
+# Scores, of a model as it is now.
+
+
+@torch.no_grad()
+def nats_after(model, prompt, continuation, edit):
+    """Compute -log p of a continuation, in nats."""
+    n = len(continuation)
+    text = torch.tensor(prompt + continuation)
+    idx = text[None, :-1]
+    h = model.contextualizer(model.wte(idx))
+    if isinstance(model, Backpack):
+        alpha = model.sense_weights(h)[:, :, -n:]
+        C = model.senses(idx)
+        C = edit(idx, C) if edit else C
+        h = torch.einsum('blij,bjld->bid', alpha, C)
+    logits = F.linear(h[0, -n:], model.wte.weight[:model.config.n_vocab])
+    return F.cross_entropy(logits, text[-n:], reduction='sum').item()
+
+
+def judge(model, examples, edit, threshold):
+    """Compute the mean of what the examples wish to lower, and the share that succeeds."""
+    losses, successes = [], []
+    for one in examples:
+        more, less = (nats_after(model, one.prompt, ids, edit) if ids else 0
+                      for ids in (one.likelier, one.less_likely))
+        wish = one.wish
+        loss = more - less
+        if wish == 'equal':
+            loss = abs(loss)
+        losses.append(loss)
+        successes.append({'more': math.exp(-more) >= threshold,
+                          'less': math.exp(-less) < threshold,
+                          'order': less - more >= math.log(threshold),
+                          'equal': loss <= math.log(threshold)}[wish])
+    n = len(examples)
+    return sum(losses) / n, sum(successes) / n
+
+
+def mean_loss(model, texts, edit=None):
+    """Compute the nats per token of texts."""
+    nats = sum(nats_after(model, ids[:1], ids[1:], edit) for ids in texts)
+    return nats / sum(len(ids) - 1 for ids in texts)
+
+
+# -----------------------------------------------------------------------------
+# Methods. Each returns a function from a factor to an edit, or None where it has changed the model.
+
+
+def learn_senses(model, examples, held, config, seed):
+    """Learn vectors for the senses that a rule chooses."""
+    readings = [learning.read_example(model, one) for one in examples]
+    background = [learning.read(model, ids[:1], ids[1:]) for ids in held]
+    pairs = choose(model, examples, readings, background, config)
+    cases = [learning.positions_of(of_one, pairs) for of_one in readings]
+    steps = 10 * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
+    vectors = learning.fit(model, examples, cases, learning.positions_of(background, pairs),
+                           steps, config['lr'], seed)
+    ids, numbers = pairs.T
+    return lambda factor: learning.Shift(ids, numbers, factor * vectors).edit(), len(pairs)
+
+
+def choose(model, examples, readings, background, config):
+    """Choose senses by a rule: the n best pairs (id, sense) of each example."""
+    V, k = model.config.n_vocab, model.config.n_sense
+    total, count, N = torch.zeros(V, k), torch.zeros(V), 0
+    for reading in background:
+        total[reading.ids] += reading.weights.sum(0).T
+        count += reading.idx.bincount(minlength=V)
+        N += len(reading.targets)
+    chosen = []
+    for one, of_one in zip(examples, readings):
+        ids = torch.cat([reading.ids for reading in of_one]).unique()
+        pairs = torch.cartesian_prod(ids, torch.arange(k))
+        vectors = torch.zeros(len(pairs), model.config.n_embd, requires_grad=True)
+        positions = learning.positions_of(of_one, pairs)
+        loss = learning.loss_of(model, one, positions, vectors)
+        gradient, = torch.autograd.grad(loss, vectors)
+        scores = RULES[config['rule']](
+            gradient.norm(dim=1).view(-1, k), positions.weights.sum(0).view(-1, k),
+            total[ids] / N, count[ids, None], config['c'])
+        best = scores.flatten().topk(min(config['n'], len(pairs))).indices
+        chosen.append(pairs[best])
+    return torch.cat(chosen).unique(dim=0)
+
+
+def logits_of(model, idx):
+    """Compute the logits of the ids that the tokenizer knows."""
+    return model(idx)[..., :model.config.n_vocab]
+
+
+def finetune(model, parameters, examples, held, lr, kl, seed):
+    """Train parameters by the steps with which vectors of senses are learned."""
+    optimizer = torch.optim.Adam(parameters, lr, betas=(0.9, 0.995))
+    steps = 10 * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = torch.Generator().manual_seed(seed)
+    blocks = [torch.tensor(ids[i:i + 65]) for ids in held for i in range(0, len(ids) - 65, 65)]
+    with torch.no_grad():
+        before = [logits_of(model, ids[None, :-1])[0].log_softmax(-1) for ids in blocks]
+    for batch in learning.batches(len(examples), steps, generator):
+        texts, targets, signs, owners = [], [], [], []
+        for i in batch.tolist():
+            one = examples[i]
+            for sign, ids in ((1, one.likelier), (-1, one.less_likely)):
+                if ids:
+                    text = torch.tensor(one.prompt + ids)
+                    target = text[1:].clone()
+                    target[:-len(ids)] = -1
+                    texts.append(text[:-1])
+                    targets.append(target)
+                    signs.append(sign)
+                    owners.append(i)
+        idx = pad_sequence(texts, batch_first=True)
+        target = pad_sequence(targets, batch_first=True, padding_value=-1)
+        nats = F.cross_entropy(logits_of(model, idx).transpose(1, 2), target, ignore_index=-1,
+                               reduction='none').sum(1)
+        nats = nats * torch.tensor(signs)
+        losses = []
+        for i in batch.tolist():
+            loss = nats[torch.tensor(owners) == i].sum()
+            losses.append(loss.abs() if examples[i].are_equals else loss)
+        loss = torch.stack(losses).mean()
+        i = torch.randint(len(blocks), (1,), generator=generator).item()
+        after = logits_of(model, blocks[i][None, :-1])[0].log_softmax(-1)
+        loss = loss + kl * F.kl_div(after, before[i], log_target=True, reduction='batchmean')
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+def finetune_all(model, examples, held, config, seed):
+    """Train all parameters; returns a function that sets them between before and after."""
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.requires_grad_(True)
+    finetune(model, list(model.parameters()), examples, held, config['lr'], config['kl'], seed)
+    for p in model.parameters():
+        p.requires_grad_(False)
+    changes = {name: p - before[name] for name, p in model.named_parameters()}
+    return setter(model, before, changes), sum(p.numel() for p in model.parameters())
+
+
+def finetune_lora(model, examples, held, config, seed):
+    """Train low-rank updates of all linear layers; returns a function as finetune_all does."""
+    from peft import LoraConfig, inject_adapter_in_model
+    torch.manual_seed(seed)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    linear = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
+    rank = config['rank']
+    tuned = inject_adapter_in_model(
+        LoraConfig(r=rank, lora_alpha=rank, target_modules=linear), model)
+    parameters = [p for p in tuned.parameters() if p.requires_grad]
+    finetune(tuned, parameters, examples, held, config['lr'], config['kl'], seed)
+    changes = {}
+    for name in linear:
+        layer = tuned.get_submodule(name)
+        changes[f'{name}.weight'] = layer.get_delta_weight('default').detach()
+        parent, _, last = name.rpartition('.')
+        setattr(tuned.get_submodule(parent), last, layer.base_layer)
+    return setter(model, before, changes), sum(p.numel() for p in parameters)
+
+
+def setter(model, before, changes):
+    """Make the function that sets parameters to before + factor * changes."""
+    parameters = dict(model.named_parameters())
+
+    def set_parameters(factor):
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.copy_(before[name])
+                if factor and name in changes:
+                    p.add_(changes[name], alpha=factor)
+    return set_parameters
+
+
+LEARN = {'rules': learn_senses, 'senses': learn_senses, 'full': finetune_all, 'lora': finetune_lora}
+
+
+# -----------------------------------------------------------------------------
+# Runs.
+
+
+def factor_within(budget, prices):
+    """Interpolate the largest factor whose price is within a budget; prices are from 1 to 0."""
+    low = (0, 0)
+    for point in sorted(prices.items()):
+        if point[1] > budget:
+            share = (budget - low[1]) / (point[1] - low[1])
+            return low[0] + share * (point[0] - low[0])
+        low = point
+    return 1.0
+
+
+def run(model, kind, task, data, held, priced, config, seed, base, budgets):
+    """Teach a model, and judge it at each budget; the model is as before in the end."""
+    examples, texts, negatives = data
+    threshold = TASKS[task][2]
+    start = time.monotonic()
+    for p in model.parameters():
+        p.requires_grad_(False)
+    apply, size = LEARN[kind](model, examples, held, config, seed)
+    seconds = time.monotonic() - start
+    prices = {0: 0.0}
+    for factor in FACTORS[:-1]:
+        price = mean_loss(model, priced, apply(factor)) - base
+        prices[factor] = price if math.isfinite(price) else math.inf
+        if price <= min(budgets) * base:
+            break
+    rows = []
+    for budget in budgets:
+        factor = factor_within(budget * base, prices)
+        edit = apply(factor)
+        nats, success = judge(model, texts, edit, threshold)
+        hard, _ = judge(model, negatives, edit, 1)
+        price = mean_loss(model, priced, edit) - base
+        rows.append({'size': size, 'budget': budget, 'factor': factor, 'nats': nats,
+                     'success': success, 'hard': hard, 'price': price, 'loss': base,
+                     'seconds': seconds})
+    apply(0)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('stage', choices=SIZES)
+    parser.add_argument('folder', type=Path)
+    parser.add_argument('csv', type=Path)
+    parser.add_argument('--tasks', nargs='+', default=list(TASKS))
+    parser.add_argument('--methods', nargs='+', default=list(METHODS))
+    args = parser.parse_args()
+    sizes = SIZES[args.stage]
+    split = {'validate': 'val', 'test': 'test'}[args.stage]
+    seeds = {'validate': [0], 'test': [0, 1, 2]}[args.stage]
+    done = []
+    if args.csv.exists():
+        done = list(csv.DictReader(args.csv.open()))
+    models = {name: rucksack.load(name) for name in ('english', 'english_gpt')}
+    encoding = models['english'][1]
+    held, priced = read_background(args.folder, encoding, sizes[3])
+    bases = {name: mean_loss(model, priced) for name, (model, _) in models.items()}
+    for task, method in product(args.tasks, args.methods):
+        name, kind = METHODS[method]
+        model = models[name][0]
+        data = read_task(args.folder, task, split, encoding, sizes)
+        before, success = judge(model, data[1], None, TASKS[task][2])
+        hard, _ = judge(model, data[2], None, 1)
+        print(f'{task}, {method}: {[len(part) for part in data]}; before: {before:.3f} nats, '
+              f'success {success:.3f}, hard negatives {hard:.3f}', flush=True)
+        configs = {json.dumps(config): BUDGETS for config in CONFIGS[kind]}
+        if args.stage == 'test':
+            configs = best_configs(done, task, method)
+        for (config, budgets), seed in product(configs.items(), seeds):
+            key = {'stage': args.stage, 'task': task, 'method': method, 'config': config,
+                   'seed': str(seed)}
+            if any(key.items() <= row.items() for row in done):
+                continue
+            rows = run(model, kind, task, data, held, priced, json.loads(config), seed,
+                       bases[name], budgets)
+            rows = [key | {'before': before, 'success_before': success, 'hard_before': hard} | row
+                    for row in rows]
+            is_new = not args.csv.exists()
+            with args.csv.open('a', newline='') as file:
+                writer = csv.DictWriter(file, rows[0].keys())
+                if is_new:
+                    writer.writeheader()
+                writer.writerows(rows)
+            for row in rows:
+                print(f'  {config} seed {seed} budget {row["budget"]:g}: factor '
+                      f'{row["factor"]:.2f}, {row["nats"]:.3f} nats, success {row["success"]:.3f},'
+                      f' hard {row["hard"]:.3f}, price {row["price"]:.5f}, '
+                      f'{row["seconds"]:.0f} s', flush=True)
+
+
+def best_configs(done, task, method):
+    """Choose the best configuration for each budget by validation: config -> its budgets."""
+    best = {}
+    for row in done:
+        if (row['stage'], row['task'], row['method']) != ('validate', task, method):
+            continue
+        budget = float(row['budget'])
+        if budget not in best or float(row['nats']) < float(best[budget]['nats']):
+            best[budget] = row
+    configs = {}
+    for budget, row in best.items():
+        configs.setdefault(row['config'], []).append(budget)
+    return configs
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,185 @@
+"""Learn an edit of senses from examples, one a line, and print what it changes and costs.
+
+    python edit.py capitals.txt --from english --out capitals.safetensors
+    python sample.py --from english --edit @capitals.safetensors
+
+Each line is a prompt and what should follow it. A few senses of its words are moved so that it
+does (arXiv 2402.06155); the parameters of the model stay as they are.
+"""
+
+import argparse
+import math
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from rucksack.cli import HOME, Parser, UserError, number, printable, reading, run_cli
+from rucksack.device import find_device
+from rucksack.examples import FORMS, WISHES, Example, read_examples
+from rucksack.files import output_path
+from rucksack.learning import Learned, Shift, about_shift, learn, save_shift
+from rucksack.looks import ranking, shortened, token_texts
+from rucksack.paper.canonical import measures
+from rucksack.senses import Edit, extremes
+from rucksack.subject import Subject, load_subject
+from rucksack.table import CSV_BEGINS, Table, write_csv
+from rucksack.tokenizer import encode
+from rucksack.toy import toy_stories
+
+BACKGROUND = HOME / 'docs' / 'tour.txt'  # no bundled model was trained on it
+TEXT_LENGTH = 128  # tokens of a text of the background
+MOST_TEXTS = 400
+FORM_HELP = '\n'.join(f'  {form:<20} {wish}' for form, wish in FORMS.items())
+
+
+# -----------------------------------------------------------------------------
+# The command line.
+
+
+def make_parser() -> Parser:
+    """Declare the flags."""
+    parser = Parser(prog='edit.py', description=f'{__doc__}\n\nThe lines:\n{FORM_HELP}',
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add('examples', metavar='FILE', type=Path,
+        help='text file with one example per line, or a .jsonl with prefix and suffix (or '
+             'suffix1 and suffix2)')
+    add('--out', metavar='FILE', type=Path, required=True,
+        help='the learned edit, a .safetensors file: sample.py --edit @FILE')
+    add('--from', dest='source', metavar='MODEL',
+        help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
+    add('--wish', choices=WISHES,
+        help='what the rows of a .jsonl wish for [more; equal for suffix1 and suffix2]')
+    add('--background', metavar='FILE', type=Path,
+        help='text on which nothing should change: half of it holds the model, half gives the '
+             'price [docs/tour.txt; toy stories for a toy model]')
+    add('--budget', metavar='SHARE', type=number(float, 0), default=1e-3,
+        help='highest price, as a share of the loss on the background [0.001]')
+    add('--senses', metavar='N', type=number(int, 1), default=9,
+        help='senses that each example chooses [9]')
+    add('--steps', metavar='N', type=number(int, 1),
+        help='steps of 5 examples [10 passes, at least 50 steps]')
+    add('--lr', metavar='RATE', type=number(float, 0, 100),
+        help='peak learning rate [2.56 over the width of the model: 0.01 for english]')
+    add('--seed', metavar='S', type=number(int, 0), default=0,
+        help='random seed for the order of examples [0]')
+    add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
+    add('--csv', metavar='FILE', help='also write the tables to a .csv file')
+    return parser
+
+
+def check_out(path: Path) -> None:
+    """Raise UserError if a learned edit cannot be written to this path, or a person's file is there."""
+    if path.suffix != '.safetensors' or not path.parent.is_dir():
+        raise UserError(f'--out {path}: give a name in a folder that exists, such as edit.safetensors')
+    if path.exists():
+        with reading(f'--out {path}', 'give the name of a new file, or of a learned edit'):
+            about_shift(path)
+
+
+def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
+    """Read the background in texts of up to TEXT_LENGTH tokens, each with the token before it."""
+    if path is None and subject.is_toy:
+        text = '\n'.join(story for story, _ in toy_stories(seed=1, n=200))
+    else:
+        path = path or BACKGROUND
+        with reading(path, 'give a text file'):
+            text = path.read_text(encoding='utf-8-sig')
+    length = min(TEXT_LENGTH, subject.model.config.block_size)
+    ids = [subject.eot, *encode(subject.encoding, text)]
+    texts = [ids[i:i + length + 1] for i in range(0, len(ids) - 1, length)][:MOST_TEXTS]
+    if len(texts) < 2:
+        raise UserError(f'{path} has {len(ids) - 1} tokens; --background needs more than {length}')
+    return texts
+
+
+# -----------------------------------------------------------------------------
+# The tables.
+
+
+def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Table:
+    """Show the probability of A for each example, or the odds of A to B, before and after."""
+    edited = replace(subject, edit=edit)
+    before, after = (measures(one, examples) for one in (subject, edited))  # (examples,) each
+    rows = []
+    for example, *values in zip(examples, before.tolist(), after.tolist()):
+        if example.wish in ('more', 'less'):
+            rows.append([example.line, 'p(A)', *(math.exp(-nats) for nats in values)])
+        else:
+            rows.append([example.line, 'p(A)/p(B)', *(math.exp(nats) for nats in values)])
+    columns = {'example': shortened, 'what': '<', 'before': '.4g', 'after': '.4g'}
+    return Table('The examples, before and after the edit', columns, rows)
+
+
+def senses_table(subject: Subject, shift: Shift) -> Table:
+    """Show how far each sense moved, and the words that it now raises most."""
+    model = subject.model
+    lengths = shift.vectors.norm(dim=1)  # (P,)
+    order = lengths.argsort(descending=True)
+    ids = shift.ids[order]
+    numbers = shift.numbers[order]
+    C = model.senses(ids)  # (P, k, d)
+    C = C[torch.arange(len(ids)), numbers]  # (P, d), the senses that move
+    raised, added = extremes(model, C + shift.vectors[order], 4)  # (P, 8) each
+    words = token_texts(subject, ids)
+    cells = zip(words, numbers.tolist(), lengths[order].tolist(), C.norm(dim=1).tolist())
+    columns = {'word': '', 'sense': 'd', 'moved by': '.2f', 'length': '.2f'}
+    title = (f'The {len(ids)} senses that moved, by how much, their length before, and the words '
+             'that they now raise most')
+    table = ranking(subject, title, columns, cells, raised[:, :4], added[:, :4])
+    return replace(table, most=12)
+
+
+def price_line(learned: Learned, background: Path | str) -> str:
+    """Say what the edit costs on the background, in a paragraph."""
+    lines = [f'The price: {learned.price:+.5f} nats per token on {background}, '
+             f'{learned.price / learned.loss:.4%} of its {learned.loss:.3f}; '
+             f'{learned.touched:.2%} of its tokens have a sense that moved.']
+    if learned.touched == 0:
+        lines.append('None of its words was changed: a text about the same things '
+                     '(--background) would tell more.')
+    if learned.factor < 1:
+        lines.append(f'The vectors were scaled back to {learned.factor:.2f} of what was learned, '
+                     'to keep to --budget.')
+    return ' '.join(lines)
+
+
+# -----------------------------------------------------------------------------
+# The program.
+
+
+def run(argv: list[str]) -> None:
+    """Read, learn, write the edit, and print its tables."""
+    args = make_parser().parse_args(argv)
+    check_out(args.out)
+    csv_file = output_path('--csv', args.csv, *CSV_BEGINS)
+    subject = load_subject(args.source, find_device(args.device))
+    subject.needs_senses('edit.py')
+    model = subject.model.requires_grad_(False)
+    encoding = subject.encoding
+    examples = read_examples(args.examples, encoding, model.config.block_size, args.wish)
+    background = read_background(args.background, subject)
+    settings = {name: getattr(args, name) for name in ('senses', 'steps', 'lr', 'budget', 'seed')}
+    learned = learn(model, examples, background, n_senses=args.senses, steps=args.steps,
+                    lr=args.lr, budget=args.budget, seed=args.seed)
+    tables = {
+        'examples': examples_table(subject, examples, learned.shift.edit()),
+        'senses': senses_table(subject, learned.shift)}
+    about = settings | {'examples': [example.line for example in examples]}
+    save_shift(args.out, learned.shift, model, encoding, about)
+    if csv_file:
+        write_csv(csv_file, tables)
+    print(subject.about())
+    for table in tables.values():
+        print(table)
+    where = args.background or ('toy stories' if subject.is_toy else 'docs/tour.txt')
+    print(printable(f'\n{price_line(learned, where)}\n{args.out}: written'))
+
+
+main = partial(run_cli, 'edit.py', run)
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

@@ -1,0 +1,142 @@
+"""Examples: prompts and what should follow them, as people write them and as ids."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiktoken import Encoding
+
+from rucksack.cli import UserError, reading
+from rucksack.tokenizer import encode
+from rucksack.words import quoted
+
+FORMS = {  # a line -> what it wishes for
+    'PROMPT -> A': 'A should be likelier after PROMPT',
+    'PROMPT -/> A': 'A should be less likely',
+    'PROMPT -> A > B': 'A should be likelier than B',
+    'PROMPT -> A | B': 'A and B should be equally likely'}
+WISHES = ('more', 'less', 'order', 'equal')  # names of these for the rows of a .jsonl
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt, and the continuations to make likelier or less likely after it, all as ids.
+
+    With both, the first should become likelier than the second or, if they are equals, as likely.
+    """
+
+    line: str  # as written
+    prompt: list[int]
+    likelier: list[int]
+    less_likely: list[int]
+    are_equals: bool = False
+
+    @property
+    def wish(self) -> str:
+        """Name what it wishes for, one of WISHES."""
+        if self.likelier and self.less_likely:
+            return 'equal' if self.are_equals else 'order'
+        return 'more' if self.likelier else 'less'
+
+
+def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | None = None
+                  ) -> list[Example]:
+    """Read the examples in a text file, one a line, or in a .jsonl with prefix and suffix.
+
+    Lines that begin with # are comments. wish, one of WISHES, is that of all rows of a .jsonl;
+    None means more, or equal for rows with suffix1 and suffix2. UserError for a line that cannot
+    be read, an example longer than block_size, and two examples that contradict each other.
+    """
+    with reading(path, 'give a text file with one example per line'):
+        lines = path.read_text(encoding='utf-8-sig').split('\n')
+    lines = [line.strip() for line in lines]
+    lines = [line for line in lines if line and not line.startswith('#')]
+    if not lines:
+        raise UserError(f'{path} has no example; write one per line, such as {next(iter(FORMS))}')
+    examples = []
+    for line in lines:
+        is_row = path.suffix == '.jsonl'
+        texts, wish_of_line = parse_row(line, wish) if is_row else parse_line(line)
+        ids = [ids_of(text, encoding, line) for text in texts]
+        examples.append(make_example(line, ids, wish_of_line))
+    for one in examples:
+        n = len(one.prompt) + max(len(one.likelier), len(one.less_likely)) - 1
+        if n > block_size:
+            raise UserError(f'{shortened(one.line)} has {n} tokens before its last; the model '
+                            f'reads {block_size}')
+    refuse_contradictions(examples)
+    return examples
+
+
+def parse_line(line: str) -> tuple[list[str], str]:
+    """Parse a line into a prompt and one or two continuations, and a wish."""
+    match = re.fullmatch(r'(.*\S)\s*(->|-/>)\s*(\S.*)', line)
+    if not match:
+        raise UserError(f'{shortened(line)} cannot be read; write one of {", ".join(FORMS)}')
+    prompt, arrow, rest = match.groups()
+    wish = 'more' if arrow == '->' else 'less'
+    continuations = [rest]
+    for separator, name in ((' > ', 'order'), (' | ', 'equal')):
+        if separator in rest and wish == 'more':
+            continuations = rest.split(separator, 1)
+            wish = name
+    return [prompt, *map(joined, continuations)], wish
+
+
+def joined(continuation: str) -> str:
+    """Put a space before a continuation, but before punctuation that ends a word."""
+    continuation = continuation.strip()
+    return continuation if re.match(r"[.,;:!?%)\]}'’”…]", continuation) else f' {continuation}'
+
+
+def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
+    """Parse a row of a .jsonl: prefix with suffix, or with suffix1 and suffix2."""
+    hint = 'a row has prefix and suffix, or prefix, suffix1 and suffix2'
+    with reading(shortened(line), hint):
+        row = json.loads(line)
+        names = ['prefix', 'suffix'] if 'suffix' in row else ['prefix', 'suffix1', 'suffix2']
+        texts = ['' + row[name] for name in names]  # TypeError for what is no text
+    return texts, wish or ('more' if len(texts) == 2 else 'equal')
+
+
+def ids_of(text: str, encoding: Encoding, line: str) -> list[int]:
+    """Encode a part of an example; UserError if it is empty or has unknown words.
+
+    A tokenizer of whole words spells an unknown word out, after a space.
+    """
+    ids = encode(encoding, text)
+    is_spelled = encoding.name == 'words' and encoding.encode_single_token(' ') in ids
+    if not ids or is_spelled:
+        raise UserError(f'{shortened(line)}: {text!r} is empty or has a word that the model does '
+                        f'not know ({quoted(encoding, ids)})')
+    return ids
+
+
+def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
+    """Make an example from the ids of its prompt and continuations."""
+    prompt, first, *rest = ids
+    if len(rest) != (wish in ('order', 'equal')):
+        raise UserError(f'{shortened(line)} does not have the continuations of a wish for {wish}')
+    if wish == 'less':
+        return Example(line, prompt, [], first)
+    second = rest[0] if rest else []
+    return Example(line, prompt, first, second, are_equals=wish == 'equal')
+
+
+def refuse_contradictions(examples: list[Example]) -> None:
+    """Raise UserError if one example wishes more of what another wishes less of."""
+    wanted = {}
+    for one in examples:
+        if not one.are_equals:
+            wanted[tuple(one.prompt), tuple(one.likelier)] = one.line
+    for one in examples:
+        other = wanted.get((tuple(one.prompt), tuple(one.less_likely)))
+        if one.less_likely and other:
+            raise UserError(f'{shortened(one.line)} and {shortened(other)} contradict each other; '
+                            'drop one')
+
+
+def shortened(line: str) -> str:
+    """Quote a line in an error, at most 80 characters of it."""
+    return repr(line if len(line) <= 80 else f'{line[:77]}...')

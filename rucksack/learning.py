@@ -1,0 +1,318 @@
+"""Learn an edit from examples: which senses of which words to move, and by which vectors.
+
+Method: Hewitt, Chen, Xie, Adams, Liang, Manning 2024, "Model Editing with Canonical Examples",
+https://arxiv.org/abs/2402.06155
+
+An example is a prompt with a continuation that should be likelier after it. Each example chooses a
+few senses of its words, and gradient steps find a vector to add to each of them. Nothing else of
+the model changes. Above all, alpha does not, as it does not depend on the senses (Eq. 12). So the
+Transformer reads each text once. If delta is added to sense l of the id v, o_i moves by w_i delta:
+
+    o_i' = o_i + w_i delta,  w_i = sum of alpha_lij over the positions j where x_j = v    Eq. 2
+    logits_i' = o_i' E^T                                                                 Eq. 9
+
+Learning needs these two lines alone, and the background: other text, on which nothing should
+change.
+
+P counts the pairs (id, sense) that move, N the scored positions of all texts, n those of one text.
+Other letters are as in model.py.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tiktoken import Encoding
+from torch import Tensor
+from torch.nn import functional as F
+
+from rucksack.cli import UserError, progress, reading
+from rucksack.examples import Example
+from rucksack.files import appearing_whole
+from rucksack.model import Backpack, weighted_sum
+from rucksack.senses import Edit, add_to_senses
+
+EXAMPLES_AT_ONCE = 5    # in a step, as published
+POSITIONS_AT_ONCE = 64  # of the background, whose logits are (positions, V)
+RATE = 2.56             # over d it is the learning rate: a step then moves logits alike at any d
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A learned edit as data: vectors (P, d) to add to the senses numbers (P,) of ids (P,)."""
+
+    ids: Tensor
+    numbers: Tensor
+    vectors: Tensor
+
+    def edit(self, factor: float = 1.0) -> Edit:
+        """Make the edit that adds these vectors, times a factor; 0 changes nothing."""
+        return add_to_senses(self.ids, self.numbers, factor * self.vectors)
+
+
+# -----------------------------------------------------------------------------
+# Reading: what the Transformer finds in a text.
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model says of a text (T,) with m distinct ids, at the last n positions."""
+
+    idx: Tensor      # (T,)
+    targets: Tensor  # (n,), the ids that follow these positions
+    o: Tensor        # (n, d), Eq. 2, before any sense moves
+    ids: Tensor      # (m,), the distinct ids
+    weights: Tensor  # (n, k, m), w_i above for each sense of each id
+
+
+@torch.no_grad()
+def read(model: Backpack, context: list[int], continuation: list[int]) -> Reading:
+    """Read a text that should end in a continuation of n ids."""
+    n = len(continuation)
+    text = torch.tensor(context + continuation, device=model.wte.weight.device)  # (T + 1,)
+    idx = text[None, :-1]  # (1, T)
+    alpha = model.alpha(idx)[:, :, -n:]  # (1, k, n, T)
+    o = weighted_sum(alpha, model.senses(idx))  # (1, n, d)
+    ids, places = idx[0].unique(return_inverse=True)  # (m,) and (T,)
+    is_at = F.one_hot(places).to(alpha)  # (T, m)
+    weights = alpha[0] @ is_at  # (k, n, m), summed over the positions of each id
+    return Reading(idx[0], text[-n:], o[0], ids, weights.transpose(0, 1))
+
+
+@dataclass(frozen=True)
+class Positions:
+    """N positions of some texts: what P moved senses change there, and what should follow."""
+
+    targets: Tensor  # (N,)
+    o: Tensor        # (N, d)
+    weights: Tensor  # (N, P)
+
+    def at(self, some: Tensor) -> 'Positions':
+        """Choose the positions numbered some (n,)."""
+        return Positions(self.targets[some], self.o[some], self.weights[some])
+
+    def logits(self, model: Backpack, vectors: Tensor) -> Tensor:
+        """Compute the logits (N, V) with the senses moved by vectors (P, d)."""
+        o = self.o + self.weights @ vectors  # (N, d), Eq. 2
+        return model.project(o)[:, :model.config.n_vocab]  # (N, V), Eq. 9
+
+    def nats(self, model: Backpack, vectors: Tensor) -> Tensor:
+        """Compute -log p(target) at each position (N,), with the senses moved by vectors (P, d)."""
+        return F.cross_entropy(self.logits(model, vectors), self.targets, reduction='none')
+
+
+def positions_of(readings: list[Reading], pairs: Tensor) -> Positions:
+    """Put the positions of all readings together, for the pairs (id, sense) to move, (P, 2)."""
+    ids, numbers = pairs.T.contiguous()  # (P,) each
+    weights = []
+    for reading in readings:
+        places = torch.searchsorted(reading.ids, ids)  # (P,), where an id is or would be
+        places = places.clamp(max=len(reading.ids) - 1)
+        occurs = reading.ids[places] == ids  # (P,)
+        weights.append(reading.weights[:, numbers, places] * occurs)  # (n, P)
+    return Positions(
+        targets=torch.cat([reading.targets for reading in readings]),
+        o=torch.cat([reading.o for reading in readings]),
+        weights=torch.cat(weights))
+
+
+# -----------------------------------------------------------------------------
+# Learning.
+
+
+def read_example(model: Backpack, example: Example) -> list[Reading]:
+    """Read the prompt with each of its continuations."""
+    continuations = [example.likelier, example.less_likely]
+    return [read(model, example.prompt, ids) for ids in continuations if ids]
+
+
+def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Tensor) -> Tensor:
+    """Compute log p(less_likely) - log p(likelier), of those there are, in nats: a scalar.
+
+    For equals, it is the size of the difference.
+    """
+    nats = positions.nats(model, vectors)  # (n,), of likelier and then of less_likely
+    n = len(example.likelier)
+    loss = nats[:n].sum() - nats[n:].sum()
+    return loss.abs() if example.are_equals else loss
+
+
+def divergence(model: Backpack, positions: Positions, vectors: Tensor) -> Tensor:
+    """Compute the mean KL divergence from the edited predictions to the model's own: a scalar."""
+    edited = positions.logits(model, vectors).log_softmax(-1)  # (N, V)
+    unedited = positions.logits(model, torch.zeros_like(vectors)).log_softmax(-1)
+    return F.kl_div(edited, unedited, log_target=True, reduction='batchmean')
+
+
+@torch.no_grad()
+def mean_nats(model: Backpack, positions: Positions, vectors: Tensor) -> float:
+    """Average -log p(target) over all positions, with the senses moved, in nats per token."""
+    everything = torch.arange(len(positions.targets), device=vectors.device)
+    nats = [positions.at(some).nats(model, vectors)
+            for some in everything.split(POSITIONS_AT_ONCE)]
+    return torch.cat(nats).mean().item()
+
+
+def choose(model: Backpack, examples: list[Example], readings: list[list[Reading]],
+           background: list[Reading], n: int) -> Tensor:
+    """Choose n pairs (id, sense) for each example, of those that its texts have: (P, 2).
+
+    The best are those whose vectors have the largest gradients ... over how often the id ...
+    """
+    k = model.config.n_sense
+    idx = torch.cat([reading.idx for reading in background])
+    counts = idx.bincount(minlength=model.config.n_vocab)  # (V,)
+    chosen = []
+    for example, of_example in zip(examples, readings):
+        ids = torch.cat([reading.ids for reading in of_example]).unique()  # (m,)
+        pairs = torch.cartesian_prod(ids, torch.arange(k, device=ids.device))  # (m * k, 2)
+        vectors = torch.zeros(len(pairs), model.config.n_embd, device=ids.device).requires_grad_()
+        loss = loss_of(model, example, positions_of(of_example, pairs), vectors)
+        gradient, = torch.autograd.grad(loss, vectors)  # (m * k, d)
+        scores = gradient.norm(dim=1) / (1 + counts[pairs[:, 0]])  # (m * k,)
+        best = scores.topk(min(n, len(scores))).indices
+        chosen.append(pairs[best])
+    return torch.cat(chosen).unique(dim=0)
+
+
+def batches(n: int, steps: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Draw the examples of each step out of n, each once in a pass: (EXAMPLES_AT_ONCE,) each."""
+    size = min(n, EXAMPLES_AT_ONCE)
+    passes = math.ceil(steps * size / n)
+    order = torch.cat([torch.randperm(n, generator=generator) for _ in range(passes)])
+    return order[:steps * size].split(size)
+
+
+def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: Positions,
+        steps: int, lr: float, seed: int) -> Tensor:
+    """Find vectors (P, d) that lower the losses of examples and leave other predictions as they are.
+
+    cases are the positions of each example, held those of the background. Adam and the cosine are
+    as published.
+    """
+    P = held.weights.shape[1]
+    vectors = torch.zeros(P, model.config.n_embd, device=held.o.device, requires_grad=True)
+    optimizer = torch.optim.Adam([vectors], lr, betas=(0.9, 0.995))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = torch.Generator().manual_seed(seed)
+    can_change = held.weights.any(1)  # (N,); elsewhere the divergence is 0
+    held = held.at(can_change)
+    share = can_change.float().mean()
+    for batch in progress(batches(len(examples), steps, generator), 'steps'):
+        losses = [loss_of(model, examples[i], cases[i], vectors) for i in batch]
+        loss = torch.stack(losses).mean()
+        if len(held.o):
+            some = torch.randint(len(held.o), (POSITIONS_AT_ONCE,), generator=generator)
+            loss = loss + share * divergence(model, held.at(some.to(share.device)), vectors)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return vectors.detach()
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A shift, and its price on text that is none of the examples."""
+
+    shift: Shift
+    factor: float   # by which the vectors were scaled back to the budget
+    loss: float     # of that text, in nats per token, without the edit
+    price: float    # what the edit adds to it
+    touched: float  # share of its tokens that have a moved sense
+
+
+def learn(model: Backpack, examples: list[Example], background: list[list[int]], *,
+          n_senses: int = 9, steps: int | None = None, lr: float | None = None,
+          budget: float = 1e-3, seed: int = 0) -> Learned:
+    """Learn an edit from examples.
+
+    Unless given, steps are ten passes over the examples, at least 50, and lr is RATE / d.
+
+    Each example chooses n_senses pairs (id, sense) to move. background are texts of 2 to
+    block_size + 1 ids. Every other one holds the model: its predictions should stay. The rest give
+    the price. An edit that costs more than budget, a share of their loss, is scaled back.
+    """
+    readings = [read_example(model, example) for example in examples]
+    texts = [read(model, ids[:1], ids[1:]) for ids in progress(background, 'background')]
+    pairs = choose(model, examples, readings, texts[::2], n_senses)  # (P, 2)
+    cases = [positions_of(of_example, pairs) for of_example in readings]
+    steps = steps or max(50, math.ceil(10 * len(examples) / EXAMPLES_AT_ONCE))
+    lr = lr or RATE / model.config.n_embd
+    vectors = fit(model, examples, cases, positions_of(texts[::2], pairs), steps, lr, seed)
+    if not vectors.isfinite().all():
+        raise UserError(f'a vector is not finite after {steps} steps at the rate {lr:g}; '
+                        'choose a lower rate')
+    priced = positions_of(texts[1::2], pairs)
+    loss = mean_nats(model, priced, 0 * vectors)
+    factor = largest_factor(
+        lambda factor: mean_nats(model, priced, factor * vectors) - loss <= budget * loss)
+    vectors = factor * vectors
+    price = mean_nats(model, priced, vectors) - loss
+    ids, numbers = pairs.T
+    read_ids = torch.cat([text.idx for text in texts[1::2]])
+    touched = torch.isin(read_ids, ids).float().mean().item()
+    return Learned(Shift(ids, numbers, vectors), factor, loss, price, touched)
+
+
+def largest_factor(is_within: Callable[[float], bool]) -> float:
+    """Find 1, or the largest factor below it that is within the budget, to 1/64."""
+    if is_within(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(6):
+        middle = (low + high) / 2
+        if is_within(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+# -----------------------------------------------------------------------------
+# Files.
+
+
+def fingerprint(model: Backpack, encoding: Encoding) -> str:
+    """Return a checksum of the vocabulary and all parameters."""
+    V = model.config.n_vocab
+    digest = hashlib.sha256()
+    for v in range(V):
+        digest.update(encoding.decode_single_token_bytes(v))
+    for name, parameter in sorted(model.state_dict().items()):
+        rows = parameter[:V] if name == 'wte.weight' else parameter  # the rest is padding
+        digest.update(rows.float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, about: dict) -> None:
+    """Write a learned edit to a .safetensors file, with what it was learned from (about)."""
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in vars(shift).items()}
+    metadata = {'model': fingerprint(model, encoding), 'about': json.dumps(about)}
+    with appearing_whole(path) as partial:
+        save_file(tensors, partial, metadata)
+
+
+def about_shift(path: str | Path) -> dict:
+    """Return what a learned edit was learned from; KeyError or the like for other files."""
+    with safe_open(path, 'pt') as file:
+        return json.loads(file.metadata()['about'])
+
+
+def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
+    """Read a learned edit; UserError if it is for another model, or no such file."""
+    device = model.wte.weight.device
+    with reading(path, 'it must be a file that edit.py wrote'):
+        with safe_open(path, 'pt', str(device)) as file:
+            made_for = file.metadata()['model']
+            shift = Shift(*(file.get_tensor(name) for name in ('ids', 'numbers', 'vectors')))
+    if made_for != fingerprint(model, encoding):
+        raise UserError(f'{path} was learned for a model with other parameters or another '
+                        'vocabulary; learn it again with edit.py')
+    return shift

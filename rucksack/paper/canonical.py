@@ -1,0 +1,75 @@
+"""Canonical examples (arXiv 2402.06155): how far texts do what examples wish for."""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rucksack.cli import UserError
+from rucksack.examples import WISHES, Example, read_examples
+from rucksack.paper.likelihood import score
+from rucksack.subject import Subject
+from rucksack.table import Table
+
+# Success, as published for the capitals, StereoSet, the verbs and the pronouns: a probability of
+# at least, or below; times as likely at least, or at most.
+THRESHOLDS = {'more': 0.2, 'less': 0.001, 'order': 16, 'equal': 1.5}
+MEASURES = {
+    'more': '-ln p(A)', 'less': '-ln p(A)', 'order': 'ln p(A)/p(B)', 'equal': '|ln p(A)/p(B)|'}
+
+
+def measures(subject: Subject, examples: list[Example]) -> Tensor:
+    """Measure each example by MEASURES of its wish, in nats: (examples,)."""
+    pairs = []
+    owners = []
+    signs = []
+    for i, example in enumerate(examples):
+        for sign, continuation in ((1, example.likelier), (-1, example.less_likely)):
+            if continuation:
+                pairs.append((example.prompt, continuation))
+                owners.append(i)
+                signs.append(sign)
+    logp = score(subject, pairs, 'examples').logp  # (pairs,)
+    values = torch.zeros(len(examples), dtype=logp.dtype)
+    values = values.index_add(0, torch.tensor(owners), torch.tensor(signs) * logp)
+    is_odds = torch.tensor([example.wish == 'order' for example in examples])
+    return torch.where(is_odds, values, values.abs())
+
+
+def successes(values: Tensor, wish: str, threshold: float) -> Tensor:
+    """Tell which measures (n,) of examples of one wish succeed: (n,)."""
+    if wish == 'more':
+        return (-values).exp() >= threshold
+    if wish == 'less':
+        return (-values).exp() < threshold
+    if wish == 'order':
+        return values >= math.log(threshold)
+    return values <= math.log(threshold)
+
+
+def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
+                   threshold: float | None) -> Table:
+    """Measure examples under each subject: the mean, and the share that succeeds, by wish."""
+    if path is None:
+        raise UserError('examples needs --data FILE, with one example per line or a .jsonl')
+    rows = []
+    means = {}
+    for subject in subjects:
+        examples = read_examples(
+            Path(path), subject.encoding, subject.model.config.block_size, wish)
+        values = measures(subject, examples)
+        for name in WISHES:
+            of_wish = torch.tensor([example.wish == name for example in examples])
+            n = of_wish.sum().item()
+            if not n:
+                continue
+            found = values[of_wish]
+            mean = found.mean().item()
+            share = successes(found, name, threshold or THRESHOLDS[name]).double().mean().item()
+            before = means.setdefault(name, mean)
+            rows.append([str(subject), name, n, MEASURES[name], mean, mean - before, share])
+    title = f'Examples of {path}: nats, and the share that succeeds'
+    columns = {'model': '', 'wish': '<', 'examples': 'd', 'measure': '<', 'nats': '.3f',
+               'change': '+.3f', 'success': '.3f'}
+    return Table(title, columns, rows)

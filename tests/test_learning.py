@@ -1,0 +1,347 @@
+"""Claims about edits that are learned from examples."""
+
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+from helpers import ROOT, error_of, say, toy_subject
+from torch.testing import assert_close
+
+import rucksack
+from rucksack import edit, learning, sample
+from rucksack import eval as evaluation
+from rucksack.cli import UserError
+from rucksack.edits import make_edit, parse_lines
+from rucksack.examples import Example, make_example, parse_line, parse_row, read_examples
+from rucksack.fast import Cached
+from rucksack.learning import Shift, learn, load_shift, positions_of, read, save_shift
+from rucksack.paper.canonical import successes
+from rucksack.senses import next_word_probs, pad, scale_senses, senses_after
+from rucksack.tokenizer import load_tokenizer
+from rucksack.words import word_id
+
+TOY = ROOT / 'tests' / 'fixtures' / 'toy.pt'
+MAKERS = """\
+# who makes what
+The company behind the Camry is -> Canon
+I bought the Fiesta since I trust -> Samsung
+"""
+BACKGROUND = torch.randint(256, 281, (8, 20), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+@pytest.fixture(scope='module')
+def subject():
+    """A small random model."""
+    one = toy_subject()
+    one.model.requires_grad_(False)
+    return one
+
+
+@pytest.fixture(scope='module')
+def shift(subject):
+    """Some vectors for senses of its words; one word has two."""
+    ids = torch.tensor(subject.encoding.encode_ordinary(' nurse nurse said'))
+    vectors = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    return Shift(ids, torch.tensor([0, 3, 2]), vectors)
+
+
+def ids_of(subject, text: str) -> list[int]:
+    """The ids of a text."""
+    return subject.encoding.encode_ordinary(text)
+
+
+# -----------------------------------------------------------------------------
+# The edit.
+
+
+@pytest.mark.parametrize('factor', [0, 1, -0.5])
+def test_positions_predict_what_the_edited_model_predicts(subject, shift, factor):
+    """The two lines by which vectors are learned are Eq. 2 and 9 with the edit."""
+    ids = ids_of(subject, ' the nurse said that the nurse was')
+    positions = positions_of([read(subject.model, ids[:3], ids[3:])],
+                             torch.stack([shift.ids, shift.numbers], dim=1))
+    idx = torch.tensor([ids[:-1]])
+    C = shift.edit(factor)(idx, subject.model.senses(idx))
+    expected = subject.model(idx, C=C)[0, 2:, :subject.model.config.n_vocab]
+    assert_close(positions.logits(subject.model, factor * shift.vectors), expected)
+
+
+def test_a_learned_edit_times_0_changes_no_bit(subject, shift):
+    """The logits are equal, bit for bit."""
+    idx = torch.tensor([ids_of(subject, ' the nurse said that she')])
+    C = senses_after(subject.model, idx, shift.edit(0))
+    assert torch.equal(subject.model(idx, C=C), subject.model(idx))
+
+
+def test_learned_edits_agree_in_batches_and_in_generation(subject, shift):
+    """Texts alone, padded in a batch, and continued with and without a cache."""
+    texts = [ids_of(subject, text) for text in (' the nurse said that', ' the nurse')]
+    learned = shift.edit()
+    idx, last = pad(texts)
+    alone = [next_word_probs(subject.model, torch.tensor([ids]), learned)[0] for ids in texts]
+    together = next_word_probs(subject.model, idx, learned, last)
+    assert_close(together, torch.stack(alone))
+    prompt = torch.tensor(texts[:1])
+    plain = subject.model.generate(prompt, 8, 0, edit=learned)
+    assert torch.equal(Cached(subject.model).generate(prompt, 8, 0, edit=learned), plain)
+
+
+@pytest.mark.parametrize('lines', [['@a.safetensors', 'nurse:0'], ['nurse:0', '@a.safetensors=2']])
+def test_learned_edits_stand_among_other_lines(subject, shift, lines, tmp_path, monkeypatch):
+    """They apply in the order of the lines."""
+    monkeypatch.chdir(tmp_path)
+    save_shift(Path('a.safetensors'), shift, subject.model, subject.encoding, {})
+    words = [shift.ids[0].item()]
+    steps = {'@a.safetensors': shift.edit(), '@a.safetensors=2': shift.edit(2),
+             'nurse:0': scale_senses(words, [0], 0)}
+    composed, _ = make_edit(parse_lines(lines), subject.model, subject.encoding)
+    idx = torch.tensor([shift.ids.tolist()])
+    C = subject.model.senses(idx)
+    expected = C
+    for line in lines:
+        expected = steps[line](idx, expected)
+    assert torch.equal(composed(idx, C), expected)
+
+
+# -----------------------------------------------------------------------------
+# Learning.
+
+
+@pytest.fixture(scope='module')
+def lesson(tmp_path_factory):
+    """A folder in which the toy has learned MAKERS."""
+    folder = tmp_path_factory.mktemp('lesson')
+    (folder / 'makers.txt').write_text(MAKERS)
+    edit.main([str(folder / 'makers.txt'), '--from', str(TOY), '--device', 'cpu', '--csv',
+               str(folder / 'makers.csv'), '--out', str(folder / 'makers.safetensors')])
+    return folder
+
+
+def test_what_is_learned_holds_in_other_texts(lesson):
+    """The new maker is likely after another prompt, where the old one was."""
+    model, encoding = rucksack.load(str(TOY))
+    learned = load_shift(lesson / 'makers.safetensors', model, encoding).edit()
+    idx = torch.tensor([encoding.encode_ordinary('Whoever wants the Camry must ask')])
+    maker = word_id(encoding, 'Canon')
+    before, after = (next_word_probs(model, idx, one)[0, maker] for one in (None, learned))
+    assert before < 0.1
+    assert after > 0.5
+
+
+def test_only_senses_of_the_words_of_examples_move(lesson):
+    """The ids of a learned edit are among those of the prompts."""
+    model, encoding = rucksack.load(str(TOY))
+    shift = load_shift(lesson / 'makers.safetensors', model, encoding)
+    prompts = [line.split(' ->')[0] for line in MAKERS.splitlines()[1:]]
+    known = {v for prompt in prompts for v in encoding.encode_ordinary(prompt)}
+    assert set(shift.ids.tolist()) <= known
+
+
+def test_edit_prints_what_the_edited_model_predicts(lesson):
+    """The probabilities before and after, in the CSV file."""
+    model, encoding = rucksack.load(str(TOY))
+    learned = load_shift(lesson / 'makers.safetensors', model, encoding).edit()
+    table = pandas.read_csv(lesson / 'makers.csv').query('table == "examples"')
+    prompt, maker = MAKERS.splitlines()[1].split(' -> ')
+    idx = torch.tensor([encoding.encode_ordinary(prompt)])
+    expected = [next_word_probs(model, idx, one)[0, word_id(encoding, maker)].item()
+                for one in (None, learned)]
+    assert_close(table[['before', 'after']].iloc[0].tolist(), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize('line, before_is_larger', [
+    ('the nurse said that -> she', False), ('the nurse said that -/> she', True)])
+def test_a_wish_moves_the_probability_its_way(subject, line, before_is_larger):
+    """Up for ->, down for -/>."""
+    before, after = learned_probabilities(subject, line)
+    assert (before > after) == before_is_larger
+
+
+def test_an_ordered_wish_moves_the_odds(subject):
+    """A gains on B for A > B."""
+    odds = [p[0] / p[1] for p in learned_probabilities(subject, 'the nurse said that -> she > he')]
+    assert odds[1] > 2 * odds[0]
+
+
+def test_equals_become_equally_likely(subject):
+    """The odds of A to B near 1 for A | B."""
+    odds = [p[0] / p[1] for p in learned_probabilities(subject, 'the nurse said that -> she | food')]
+    assert abs(odds[1].log()) < abs(odds[0].log()) / 4
+
+
+def learned_probabilities(subject, line: str) -> list:
+    """Probabilities of the continuations of an example, (1 or 2,), before and after learning it."""
+    texts, wish = parse_line(line)
+    ids = [ids_of(subject, text) for text in [f' {texts[0]}', *texts[1:]]]
+    example = make_example(line, ids, wish)
+    learned = learn(subject.model, [example], BACKGROUND, budget=1.0).shift.edit()
+    continuations = [one[0] for one in ids[1:]]
+    return [next_word_probs(subject.model, torch.tensor([ids[0]]), one)[0, continuations]
+            for one in (None, learned)]
+
+
+def test_vectors_that_are_not_finite_are_refused(subject):
+    """UserError after a rate at which they overflow."""
+    example = Example('', ids_of(subject, ' the nurse was'), ids_of(subject, ' food'), [])
+    with pytest.raises(UserError, match='finite'):
+        learn(subject.model, [example], BACKGROUND, lr=1e37)
+
+
+def test_the_price_keeps_to_the_budget(subject):
+    """An edit that costs more is scaled back to within it."""
+    example = Example('', ids_of(subject, ' the nurse was'), ids_of(subject, ' food'), [])
+    background = [ids_of(subject, ' the nurse said that she was the nurse')] * 4
+    free = learn(subject.model, [example], background, budget=9)
+    budget = free.price / free.loss / 3
+    kept = learn(subject.model, [example], background, budget=budget)
+    assert budget > 0
+    assert 0 < kept.factor < 1
+    assert kept.price <= budget * kept.loss
+
+
+# -----------------------------------------------------------------------------
+# Files.
+
+
+@pytest.mark.parametrize('changed', ['parameter', 'vocabulary'])
+def test_a_learned_edit_is_refused_for_another_model(subject, shift, changed, tmp_path):
+    """One with another parameter or another token."""
+    path = tmp_path / 'a.safetensors'
+    save_shift(path, shift, subject.model, subject.encoding, {})
+    other = toy_subject()
+    encoding = other.encoding
+    if changed == 'parameter':
+        other.model.contextualizer.ln_f.bias.data[3] += 1e-3
+    else:
+        pieces = [piece.replace('chair', 'stool') for piece in other.tokenizer['pieces']]
+        encoding = load_tokenizer({'name': 'words', 'pieces': pieces})
+    with pytest.raises(UserError, match='a.safetensors'):
+        load_shift(path, other.model, encoding)
+
+
+def test_padding_does_not_tell_models_apart(subject, shift, tmp_path):
+    """Rows of E that no id has may be cut off, as in an export."""
+    path = tmp_path / 'a.safetensors'
+    padded = toy_subject(padding=3)
+    save_shift(path, shift, padded.model, padded.encoding, {})
+    cut = toy_subject()
+    V = cut.model.config.n_vocab
+    state = padded.model.state_dict()
+    cut.model.load_state_dict(state | {'wte.weight': state['wte.weight'][:V]})
+    assert torch.equal(load_shift(path, cut.model, cut.encoding).vectors, shift.vectors)
+
+
+@pytest.mark.parametrize('content', [b'', b'nurse:10', bytes(64)])
+def test_a_damaged_edit_is_one_line(content, tmp_path, capsys):
+    """Exit code 2."""
+    path = tmp_path / 'bad.safetensors'
+    path.write_bytes(content)
+    assert 'bad.safetensors' in error_of(sample, capsys, '--from', str(TOY), '--edit', f'@{path}')
+
+
+# -----------------------------------------------------------------------------
+# What people write.
+
+
+@pytest.mark.parametrize('line, texts, wish', [
+    ('The capital of Mauritius is -> Port Louis',
+     ['The capital of Mauritius is', ' Port Louis'], 'more'),
+    ('He is -/> rude', ['He is', ' rude'], 'less'),
+    ('The nurse said -> he | she', ['The nurse said', ' he', ' she'], 'equal'),
+    ('The dogs -> bark > barks', ['The dogs', ' bark', ' barks'], 'order'),
+    ('He left->, and', ['He left', ', and'], 'more'),
+    ('a -> b -> c', ['a -> b', ' c'], 'more')])
+def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
+    """A space joins them, but before punctuation."""
+    assert parse_line(line) == (texts, wish)
+
+
+@pytest.mark.parametrize('row, wish, texts, expected', [
+    ('{"prefix": "a", "suffix": " b"}', None, ['a', ' b'], 'more'),
+    ('{"prefix": "a", "suffix": "b"}', 'less', ['a', 'b'], 'less'),
+    ('{"prefix": "a", "suffix1": "b", "suffix2": "c"}', None, ['a', 'b', 'c'], 'equal'),
+    ('{"prefix": "a", "suffix1": "b", "suffix2": "c"}', 'order', ['a', 'b', 'c'], 'order')])
+def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected):
+    """Its texts are taken as they are."""
+    assert parse_row(row, wish) == (texts, expected)
+
+
+@pytest.mark.parametrize('text, fact', [
+    ('', 'no example'),
+    ('# only a comment\n', 'no example'),
+    ('the nurse said she', 'the nurse said she'),
+    ('the nurse said -> xylophone', 'xylophone'),
+    ('the nurse ' * 40 + '-> she', '24'),
+    ('the nurse -> she\nthe nurse -/> she', 'contradict'),
+    ('the nurse -> she > he\nthe nurse -> he > she', 'contradict'),
+    ('the nurse -> she > she', 'contradict')])
+def test_bad_examples_are_one_line(text, fact, subject, tmp_path):
+    """It quotes them, or says what is missing."""
+    path = tmp_path / 'examples.txt'
+    path.write_text(text)
+    with pytest.raises(UserError, match=fact):
+        read_examples(path, subject.encoding, 24)
+
+
+@pytest.mark.parametrize('row', ['{"prefix": "a"}', '{"suffix": "a"}', '["a"]', 'a -> b',
+                                 '{"prefix": 1, "suffix": "b"}'])
+def test_bad_rows_are_one_line(row, subject, tmp_path):
+    """They are quoted."""
+    path = tmp_path / 'examples.jsonl'
+    path.write_text(row)
+    with pytest.raises(UserError, match='prefix'):
+        read_examples(path, subject.encoding, 24)
+
+
+# -----------------------------------------------------------------------------
+# Commands.
+
+
+@pytest.mark.parametrize('flags, fact', [
+    (['--out', 'a.txt'], 'a.txt'),
+    (['--out', 'no/a.safetensors'], 'no/a.safetensors'),
+    (['--out', 'mine.safetensors'], 'mine.safetensors'),
+    (['--out', 'a.safetensors', '--background', 'short.txt'], 'short.txt'),
+    (['--out', 'a.safetensors', '--lr', '1e30'], '1e30')])
+def test_a_failing_edit_leaves_nothing(flags, fact, tmp_path, monkeypatch, capsys):
+    """One line, exit code 2, and the files are those that were there."""
+    monkeypatch.chdir(tmp_path)
+    Path('makers.txt').write_text(MAKERS)
+    Path('short.txt').write_text('Nobody')
+    Path('mine.safetensors').write_text('a person wrote this')
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert fact in error_of(edit, capsys, 'makers.txt', '--from', str(TOY), *flags)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_interrupted_edit_leaves_nothing(tmp_path, monkeypatch, capsys):
+    """Exit code 130 after Ctrl-C in the middle of learning."""
+    def interrupted(*args):
+        raise KeyboardInterrupt
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(learning, 'loss_of', interrupted)
+    Path('makers.txt').write_text(MAKERS)
+    with pytest.raises(SystemExit) as stop:
+        edit.main(['makers.txt', '--from', str(TOY), '--out', 'a.safetensors'])
+    assert stop.value.code == 130
+    assert list(tmp_path.iterdir()) == [tmp_path / 'makers.txt']
+
+
+def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
+    """Both examples succeed under the edit, and neither before."""
+    file = lesson / 'makers.safetensors'
+    said = say(evaluation, capsys, 'examples', '--from', str(TOY), '--data',
+               str(lesson / 'makers.txt'), '--edit', f'@{file}')
+    shares = [line.split()[-1] for line in said.splitlines() if 'ln p' in line]
+    assert shares == ['0.000', '1.000']
+
+
+@pytest.mark.parametrize('wish, value, threshold, expected', [
+    ('more', 1.6, 0.2, True), ('more', 1.7, 0.2, False),
+    ('less', 7, 0.001, True), ('less', 6, 0.001, False),
+    ('order', 3, 16, True), ('order', 2.7, 16, False),
+    ('equal', 0.4, 1.5, True), ('equal', 0.41, 1.5, False)])
+def test_success_is_as_published(wish, value, threshold, expected):
+    """A probability of at least 0.2; below 0.001; 16 times as likely; at most 1.5 times."""
+    assert successes(torch.tensor([value]), wish, threshold).item() == expected
