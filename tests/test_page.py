@@ -456,11 +456,15 @@ def test_the_link_brings_everything_back(toy_tab, toy_page, toy):
 
 
 @pytest.mark.slow
-def test_a_bad_link_is_named_and_keeps_its_text(tab, toy_page):
-    """A link with an unknown word says which; its text is in the page."""
-    load(tab, toy_page, link('the nurse', 'zebra:0'))
-    assert 'zebra' in tab.text_content('#said')
-    assert tab.input_value('#text') == 'the nurse'
+@pytest.mark.parametrize('text, line, said', [
+    ('the nurse', 'zebra:0', 'zebra'), ('x' * 130_000, '', '10000'), ('x', 'x' * 130_000, '10000')],
+    ids=['unknown word', 'long text', 'long line'])
+def test_a_bad_link_is_named_and_keeps_its_text(text, line, said, tab, toy_page):
+    """An unknown word, or more letters than can be typed: the page says so, and works."""
+    load(tab, toy_page, link(text, line))
+    assert said in tab.text_content('#said')
+    assert tab.input_value('#text') == text[:10_000]
+    assert not tab.evaluate('document.body.inert')
 
 
 @pytest.mark.slow

@@ -2,21 +2,13 @@
 // A Backpack in plain JavaScript: tokenizer, forward pass, edits and generation.
 //
 // It runs in a worker of the page that sample.py --html writes, and answers the questions of ui.js.
-// Names, shapes and equation numbers are those of model.py:
+// Names, shapes and equation numbers are those of model.py. The page predicts only the token after
+// the last position, so two shapes lack the index i, and one is flat:
 //
-//     T         tokens in the text
-//     V         ids in the vocabulary, without unused rows
-//     d         width of a vector, n_embd
-//     k         senses per token, n_sense
-//     j         a position
-//     l         a sense
-//     wte       the token embeddings E (V, d): input, senses and output share them
-//     h         the contextualizer's output (d) at a position
-//     C         the senses (k*d) of a token, side by side
 //     alpha     the weights (T, k) that the last position gives to all senses of all tokens
 //     o         the weighted sum (d)
+//     C         the senses (k*d) of a token, side by side
 //
-// The page predicts only the token after the last position, so alpha and o have no index i here.
 // A vector is a typed array; a matrix is one typed array too, row after row.
 
 let model;  // of the page, as is its tokenizer; answers.load sets both
@@ -183,10 +175,6 @@ class Backpack {
     return part(this.weights['wte.weight'], id, this.config.n_embd);
   }
 
-  wpe(j) {
-    return part(this.weights['contextualizer.wpe.weight'], j, this.config.n_embd);
-  }
-
   linear(name, x) {
     return linear(this.weights[name + '.weight'], this.weights[name + '.bias'], x);
   }
@@ -275,7 +263,7 @@ class Text {
   // Eq. 11: h (d) at position j, by a GPT-2.
   contextualizer(j) {
     const x = model.wte(this.ids[j]).slice();
-    add(x, model.wpe(j));
+    add(x, part(model.weights['contextualizer.wpe.weight'], j, x.length));
     this.qkv.forEach((cache, i) => {
       const name = `contextualizer.blocks.${i}`;
       add(x, this.selfAttention(`${name}.attn`, model.layerNorm(`${name}.ln_1`, x), cache));
@@ -333,8 +321,8 @@ class Text {
     return softmax(logits.map(x => x / temperature));
   }
 
-  // For each token and each sense, what the sense adds to the log odds of a to b: the product
-  // alpha_jl * logits * factor, where logits = C(x_j)_l . (E_a - E_b), after replacements.
+  // For each token and each sense, what the sense adds to the log odds of a to b, and the same
+  // unscaled: alpha_jl * logits, where logits = C(x_j)_l . (E_a - E_b), after replacements.
   explain(edit, a, b) {
     const {n_embd: d, n_sense: k} = model.config;
     const direction = add(model.wte(a).slice(), model.wte(b), -1);
@@ -342,11 +330,11 @@ class Text {
     return this.ids.map((_, j) => {
       const C = edit.senses(this.ids, j);
       const factors = edit.factors(this.ids, j);
-      return Array.from({length: k}, (_, l) => ({
-        alpha: alpha[j * k + l],
-        logits: dot(part(C, l, d), direction),
-        factor: factors[l],
-      }));
+      return Array.from({length: k}, (_, l) => {
+        const logits = dot(part(C, l, d), direction);
+        const unscaled = alpha[j * k + l] * logits;
+        return {alpha: alpha[j * k + l], logits, unscaled, adds: unscaled * factors[l]};
+      });
     });
   }
 }
@@ -458,10 +446,9 @@ function sensesIn(span) {
 function separatingSense(forms, pair) {
   const [a, b] = tokenizer.pair(pair.split(/\s*\/\s*/));
   const C = model.senses(forms[0].at(-1));
-  const gaps = Array.from({length: model.config.n_sense}, (_, l) => {
-    const sense = part(C, l, model.config.n_embd);
-    return Math.abs(dot(sense, model.wte(a)) - dot(sense, model.wte(b)));
-  });
+  const direction = add(model.wte(a).slice(), model.wte(b), -1);  // (d)
+  const gaps = Array.from({length: model.config.n_sense}, (_, l) =>
+    Math.abs(dot(part(C, l, direction.length), direction)));
   return gaps.indexOf(Math.max(...gaps));
 }
 
@@ -470,15 +457,8 @@ function separatingSense(forms, pair) {
 
 // The ids, from firstId on, of the n largest scores (V), largest first; ties go to the lower id.
 function topIds(scores, n, firstId = 0) {
-  const ids = [];
-  for (let id = firstId; id < scores.length; id++) {
-    const isAmongThem = ids.length < n || scores[id] > scores[ids.at(-1)];
-    if (!isAmongThem) continue;
-    ids.push(id);
-    ids.sort((x, y) => scores[y] - scores[x]);
-    ids.splice(n);
-  }
-  return ids;
+  const ids = [...scores.keys()].slice(firstId);
+  return ids.sort((x, y) => scores[y] - scores[x]).slice(0, n);
 }
 
 // A function that draws numbers from 0 to 1 (mulberry32).
@@ -541,8 +521,7 @@ function comparedIds(words, probs) {
 function strongestPlace(tokens) {
   const strengths = tokens.map(({name, senses}) => {
     const isWord = name !== null && /[\p{L}\p{N}]/u.test(name);
-    const effects = senses.map(({alpha, logits}) => Math.abs(alpha * logits));
-    return isWord ? Math.max(...effects) : 0;
+    return isWord ? Math.max(...senses.map(({unscaled}) => Math.abs(unscaled))) : 0;
   });
   return strengths.indexOf(Math.max(...strengths));
 }

@@ -21,11 +21,8 @@ function ask(question, args) {
 
 worker.onmessage = ({data: {answer, error}}) => {
   const {resolve, reject} = waiting.shift();
-  if (error === undefined) {
-    resolve(answer);
-  } else {
-    reject(Error(error));
-  }
+  if (error !== undefined) reject(Error(error));
+  resolve(answer);  // without effect after reject
 };
 
 // What the worker is asked about: a text, edits, the words to compare (null: it chooses) and the
@@ -75,29 +72,15 @@ function say(text) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Drawing: numbers and elements.
+// Drawing: numbers and elements, the text and the prediction, a card for each sense.
 
 function sum(numbers) {
   return numbers.reduce((x, y) => x + y, 0);
 }
 
-function percent(p) {
-  return `${(100 * p).toFixed(1)}%`;
-}
-
 function signed(x) {
   const sign = x < 0 ? '−' : '+';
   return sign + Math.abs(x).toFixed(2);
-}
-
-// What a sense adds to the log odds of A to B.
-function effect({alpha, logits, factor}) {
-  return alpha * logits * factor;
-}
-
-// What the sense would add with its slider at 1.
-function effectAtWeight1({alpha, logits}) {
-  return alpha * logits;
 }
 
 // A new element. Children that are strings become text, so markup in a prompt has no effect.
@@ -111,9 +94,6 @@ function make(tag, properties, ...children) {
 function makeWord({label}, kind) {
   return make('bdi', {className: kind}, label);
 }
-
-// ------------------------------------------------------------------------------------------------
-// Drawing: the text and the prediction.
 
 function draw() {
   drawTokens();
@@ -133,7 +113,7 @@ function drawTokens() {
 }
 
 function tokenButton({label, isEdited, senses}, j) {
-  const effects = senses.map(effect);
+  const effects = senses.map(({adds}) => adds);
   const name = make('bdi', {className: isEdited ? 'edited' : ''}, label);
   const stripes = make('i', {});
   stripes.style.backgroundImage = `linear-gradient(${effects.map(stripe).join(', ')})`;
@@ -152,7 +132,7 @@ function stripe(x, l, {length: k}) {
 }
 
 function drawLegend() {
-  const total = sum(seen.tokens.flatMap(({senses}) => senses.map(effect)));
+  const total = sum(seen.tokens.flatMap(({senses}) => senses.map(({adds}) => adds)));
   byId('legend').replaceChildren(
     'Each stripe is a sense. ', make('span', {className: 'scale'}), ' Blue favours ',
     makeWord(seen.b, 'b'), ', orange ', makeWord(seen.a, 'a'), '. Full colour is 1 logit or more. ',
@@ -177,19 +157,16 @@ function nextRow(word, largest) {
   for (const p of [word.before, word.now]) {
     const bar = make('span', {});
     bar.style.width = `${100 * p / largest}%`;
-    const number = make('data', {value: p}, percent(p));
+    const number = make('data', {value: p}, `${(100 * p).toFixed(1)}%`);
     row.append(make('td', {}, number), make('td', {}, bar));
   }
   return row;
 }
 
-// ------------------------------------------------------------------------------------------------
-// Drawing: a card for each sense of the chosen token.
-
 // Lays new cards, those of the senses with the largest effect first.
 function layCards() {
   const {label, senses} = seen.tokens[seen.place];
-  const strengths = senses.map(sense => Math.abs(effectAtWeight1(sense)));
+  const strengths = senses.map(({unscaled}) => Math.abs(unscaled));
   const order = [...strengths.keys()].sort((l, m) => strengths[m] - strengths[l]);
   byId('word').textContent = label;
   byId('cards').replaceChildren(...order.map(newCard));
@@ -240,9 +217,9 @@ function drawCard(card) {
   card.querySelector('output').textContent = range.valueAsNumber.toFixed(2);
 }
 
-function effectInWords(sense) {
-  const isOff = sense.factor === 0;
-  const x = isOff ? effectAtWeight1(sense) : effect(sense);
+function effectInWords({adds, unscaled}) {
+  const isOff = adds === 0;
+  const x = isOff ? unscaled : adds;
   if (Math.abs(x) < 0.005) return ['no effect here'];
   const kind = x < 0 ? 'b' : 'a';
   const size = make('b', {className: kind}, Math.abs(x).toFixed(2));
@@ -257,18 +234,13 @@ function keyOf(l) {
   return `${seen.tokens[seen.place].name}:${l}`;
 }
 
-function isLineOf(line, l) {
-  return line.split('=')[0] === keyOf(l);
-}
-
 function scaleOf(l) {
-  const line = state.lines.find(line => isLineOf(line, l));
-  if (line === undefined) return 1;
-  return Number(line.split('=')[1] ?? 0);
+  const factors = state.lines.map(line => line.split('=')).filter(([key]) => key === keyOf(l));
+  return factors.length > 0 ? Number(factors[0][1] ?? 0) : 1;
 }
 
 function setScale(l, factor) {
-  const others = state.lines.filter(line => !isLineOf(line, l));
+  const others = state.lines.filter(line => line.split('=')[0] !== keyOf(l));
   const line = factor === '0' ? keyOf(l) : `${keyOf(l)}=${factor}`;
   state.lines = factor === '1' ? others : [...others, line];
   byId('lines').value = state.lines.join('\n');
@@ -286,10 +258,16 @@ function saveLink() {
 
 async function followLink() {
   const fragment = new URLSearchParams(location.hash.slice(1));
-  Object.assign(state, {string: fragment.get('text') ?? data.prompt, lines: [], place: -1});
+  const text = fragment.get('text') ?? data.prompt;
+  const lines = fragment.get('edit') ?? '';
+  const most = byId('text').maxLength;  // characters, also of what is typed
+  Object.assign(state, {string: text.slice(0, most), lines: [], place: -1});
   byId('text').value = state.string;
-  byId('lines').value = fragment.get('edit') ?? '';
+  byId('lines').value = lines.slice(0, most);
   await change({lines: linesIn(byId('lines').value)});
+  if (Math.max(text.length, lines.length) > most) {
+    say(`The link is too long: of its text and of its edits, only ${most} letters were read.`);
+  }
 }
 
 // ------------------------------------------------------------------------------------------------
