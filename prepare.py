@@ -5,6 +5,7 @@
     python prepare.py NAME --text FILE... [--val FILE...]  your .jsonl, .parquet, .tar, .txt or .md
     python prepare.py NAME --hub wikimedia/wikipedia:20231101.simple     any text dataset on the Hub
     python prepare.py NAME --text FILE --like english      to fine-tune a model: use its tokenizer
+    python prepare.py NAME --text FILE --like tokenizer.json   your own tokenizer: a byte-level BPE
 
 A .bin file holds only token ids, as little-endian uint16: no vocabulary here has more than 65,536
 ids. An end-of-text id follows each document. A document is one object of a .jsonl (field "text"),
@@ -37,7 +38,14 @@ from rucksack.cli import Parser, UserError, number, progress, reading, run_cli
 from rucksack.data import BIN_DTYPE, data_folder, sha256_of_start
 from rucksack.documents import FORMATS, counted, files_in, openwebtext_files, read_texts
 from rucksack.files import appearing_whole, locked_folder
-from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer, vocab_size, words_tokenizer
+from rucksack.tokenizer import (
+    encode,
+    gpt2_tokenizer,
+    load_tokenizer,
+    read_tokenizer,
+    vocab_size,
+    words_tokenizer,
+)
 from rucksack.toy import toy_stories
 from rucksack.weights import from_pretrained
 
@@ -122,13 +130,22 @@ def write_bins(files: dict[str, Path], texts: dict[str, Sequence[str]], encoding
             'sha256_of_start': starts}
 
 
+def choose_tokenizer(args: argparse.Namespace) -> dict:
+    """Describe the tokenizer of --like, or GPT-2's after --merges; UserError if there is none."""
+    if args.like is None:
+        return gpt2_tokenizer(args.merges)
+    if args.like.endswith('.json'):
+        with reading(args.like):
+            return read_tokenizer(Path(args.like))
+    _, tokenizer = from_pretrained(args.like)
+    return tokenizer
+
+
 def write_corpus(files: dict[str, Path], args: argparse.Namespace, sources: Sources, cache: str
                  ) -> dict:
     """Write the bins of a corpus, by way of a folder cache; returns the facts for meta.json."""
     import datasets
-    tokenizer = gpt2_tokenizer(args.merges)
-    if args.like:
-        _, tokenizer = from_pretrained(args.like)
+    tokenizer = choose_tokenizer(args)
     encoding = load_tokenizer(tokenizer)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
@@ -214,7 +231,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     vocabulary.add_argument(
         '--like', metavar='MODEL',
         help='use the tokenizer of the model to fine-tune: --like english, or a checkpoint, '
-             'folder or Hub name')
+             'folder or Hub name; or your own tokenizer.json')
     add('--seed', type=number(int, 0), metavar='S', default=0,
         help='random seed for the toy world and the split [0]')
     add('--overwrite', action='store_true', help='replace the three files in data/NAME')

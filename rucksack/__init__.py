@@ -22,6 +22,40 @@ def load(name: str):
     return model, load_tokenizer(tokenizer)
 
 
+def save(model, encoding, folder) -> None:
+    """Export a model and its tiktoken.Encoding to a new folder, which load and transformers read.
+
+    UserError, before anything is written, for a model that could not be loaded again: of another
+    contextualizer, of another vocabulary than the encoding, or with a parameter that is not finite.
+
+    >>> save(model, encoding, 'edited')
+    >>> model, encoding = load('edited')
+    """
+    from rucksack.cli import reading
+    from rucksack.tokenizer import describe
+    from rucksack.weights import export, model_with
+    with reading(folder, problem='is not written'):
+        model_with(model.config, model.state_dict())
+        if encoding.n_vocab != model.config.n_vocab:
+            raise ValueError(f'{encoding.n_vocab} ids for n_vocab={model.config.n_vocab}')
+    export(model, describe(encoding), folder)
+
+
+def word(encoding, text: str) -> int | tuple[int, ...]:
+    """Find what edits take for a word inside a text: its id, or the tuple of its ids.
+
+    ValueError for a word that a vocabulary of whole words lacks.
+
+    >>> word(encoding, 'nurse')
+    15849
+    >>> word(encoding, 'receptionist')
+    (16307, 396)
+    """
+    from rucksack.words import pieces_of
+    ids = pieces_of(encoding, text)
+    return ids[0] if len(ids) == 1 else tuple(ids)
+
+
 def word_id(encoding, word: str) -> int:
     """Find the id of a word inside a text, with its leading space; ValueError if it has several."""
     from rucksack.words import word_id

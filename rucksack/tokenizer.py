@@ -105,15 +105,16 @@ def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
 
 def merges_of(encoding: tiktoken.Encoding) -> list[str]:
     """List the merges 'a b' of a BPE by rank; a token not made of two smaller ones has no merge."""
-    ranks = dict(encoding._mergeable_ranks)
     tokens = tokens_by_rank(encoding)
+    ids = encoding._mergeable_ranks
+    smaller = {token: ids[token] for token in tokens if len(token) == 1}
     merges = []
-    for i, token in enumerate(tokens[256:], 256):
-        del ranks[token]  # so BPE stops before its last merge
-        parts = bpe_encode(ranks, token, visualise=None)  # ids
-        ranks[token] = i
+    for token in tokens:
+        parts = bpe_encode(smaller, token, visualise=None)  # ids
+        smaller[token] = ids[token]
         if len(parts) == 2:
-            merges.append(' '.join(spell(tokens[part]) for part in parts))
+            pair = encoding.decode_tokens_bytes(parts)
+            merges.append(' '.join(map(spell, pair)))
     return merges
 
 
@@ -152,26 +153,6 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
 def tokenizer_files(description: dict) -> dict[str, dict]:
     """Make the JSON files from which transformers makes a tokenizer, by name."""
     encoding = load_tokenizer(description)
-    of_words = description['name'] == 'words'
-    pre_tokenizers = pre_tokenizers_of(of_words)
-    flags = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
-    added_tokens = []
-    for content, i in encoding._special_tokens.items():
-        added_tokens.append({'id': i, 'content': content, 'special': True, **flags})
-    vocab = {spell(token): i for token, i in encoding._mergeable_ranks.items()}
-    if 'ids' in description:  # transformers would number special tokens from the end
-        vocab |= encoding._special_tokens
-    bpe = {
-        'type': 'BPE',
-        'vocab': vocab,
-        'merges': description.get('merges') or merges_of(encoding),
-        'ignore_merges': of_words}
-    tokenizer = {
-        'version': '1.0',
-        'added_tokens': added_tokens,
-        'model': bpe,
-        'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': pre_tokenizers},
-        'decoder': pre_tokenizers[-1]}
     config = {
         'tokenizer_class': 'PreTrainedTokenizerFast',
         'bos_token': END_OF_TEXT,
@@ -182,9 +163,39 @@ def tokenizer_files(description: dict) -> dict[str, dict]:
         'eos_token_id': encoding.eot_token,
         'pad_token_id': encoding.eot_token}
     return {
-        'tokenizer.json': tokenizer,
+        'tokenizer.json': tokenizer_json(encoding),
         'tokenizer_config.json': config,
         'generation_config.json': generation}
+
+
+def tokenizer_json(encoding: tiktoken.Encoding) -> dict:
+    """Make the contents of the tokenizer.json of an encoding."""
+    of_words = encoding.name == 'words'
+    special = encoding._special_tokens
+    pre_tokenizers = pre_tokenizers_of(of_words)
+    flags = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
+    added_tokens = []
+    for content, i in special.items():
+        added_tokens.append({'id': i, 'content': content, 'special': True, **flags})
+    vocab = {spell(token): i for token, i in encoding._mergeable_ranks.items()}
+    if special != {END_OF_TEXT: len(vocab)}:  # transformers would number them from the end
+        vocab |= special
+    bpe = {
+        'type': 'BPE',
+        'vocab': vocab,
+        'merges': merges_of(encoding),
+        'ignore_merges': of_words}
+    return {
+        'version': '1.0',
+        'added_tokens': added_tokens,
+        'model': bpe,
+        'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': pre_tokenizers},
+        'decoder': pre_tokenizers[-1]}
+
+
+def describe(encoding: tiktoken.Encoding) -> dict:
+    """Describe an encoding that load_tokenizer made, or GPT-2's."""
+    return description_of(tokenizer_json(encoding), None)
 
 
 def pre_tokenizers_of(of_words: bool) -> list[dict]:
@@ -202,30 +213,34 @@ def pre_tokenizers_of(of_words: bool) -> list[dict]:
     return [split, byte_level] if of_words else [byte_level]
 
 
-def read_tokenizer(folder: Path, end: int | None = None) -> dict | None:
-    """Describe the tokenizer in tokenizer.json, or in vocab.json and merges.txt; None without them.
+def read_tokenizer(path: Path, end: int | None = None) -> dict | None:
+    """Describe the tokenizer in a tokenizer.json or a folder; None for a folder without one.
 
     end is the id of end-of-text if no token is called so. UserError if transformers would give
     other tokens than our encoding of the files.
     """
-    hint = "give a byte-level BPE that cuts text as GPT-2's does"
-    with reading('its tokenizer', hint):
-        path = folder / 'tokenizer.json'
-        if path.is_file():
-            tokenizer = load_json(path)
-        elif (folder / 'vocab.json').is_file():
-            lines = (folder / 'merges.txt').read_text(encoding='utf-8-sig').split('\n')
-            merges = [line for line in lines if line and not line.startswith('#version')]
-            tokenizer = {
-                'model': {'vocab': load_json(folder / 'vocab.json'), 'merges': merges},
-                'pre_tokenizer': pre_tokenizers_of(False)[0]}
-        else:
+    with reading('its tokenizer', "give a byte-level BPE that cuts text as GPT-2's does"):
+        tokenizer = load_json(path) if path.suffix == '.json' else tokenizer_in(path)
+        if tokenizer is None:
             return None
-        config = folder / 'tokenizer_config.json'
-        if config.is_file():
-            tokenizer = load_json(config) | tokenizer
         check_parts(tokenizer)
         return description_of(tokenizer, end)
+
+
+def tokenizer_in(folder: Path) -> dict | None:
+    """Load tokenizer.json from a folder, or make it of vocab.json and merges.txt."""
+    if (folder / 'tokenizer.json').is_file():
+        tokenizer = load_json(folder / 'tokenizer.json')
+    elif (folder / 'vocab.json').is_file():
+        lines = (folder / 'merges.txt').read_text(encoding='utf-8-sig').split('\n')
+        merges = [line for line in lines if line and not line.startswith('#version')]
+        tokenizer = {
+            'model': {'vocab': load_json(folder / 'vocab.json'), 'merges': merges},
+            'pre_tokenizer': pre_tokenizers_of(False)[0]}
+    else:
+        return None
+    config = folder / 'tokenizer_config.json'
+    return load_json(config) | tokenizer if config.is_file() else tokenizer
 
 
 def load_json(path: Path) -> dict:
@@ -236,7 +251,7 @@ def load_json(path: Path) -> dict:
 def description_of(tokenizer: dict, end: int | None) -> dict:
     """Describe the contents of a tokenizer.json; end is end-of-text if no token is called so.
 
-    Without either, end-of-text follows the tokens. ValueError if tiktoken cannot merge by its ids.
+    ValueError if there is neither, or if tiktoken cannot merge by its ids.
     """
     bpe = tokenizer['model']
     vocab = bpe['vocab']
@@ -245,17 +260,20 @@ def description_of(tokenizer: dict, end: int | None) -> dict:
         pieces = [unspell(token).decode() for token in tokens if len(token) > 1]
         description = {'name': 'words', 'pieces': pieces}
     else:
-        merges = bpe['merges']
-        if isinstance(merges[0], list):  # as newer versions of tokenizers write them
-            merges = [' '.join(pair) for pair in merges]
+        merges = [merge if isinstance(merge, str) else ' '.join(merge)  # newer files have lists
+                  for merge in bpe['merges']]
         description = GPT2 | {'merges': merges}
-    ids = [vocab[spell(token)] for token in tokens_of(description)]
+    spelled = [spell(token) for token in tokens_of(description)]
+    for token in spelled:
+        if token not in vocab:
+            raise ValueError(f'it lacks {token!r}; each byte and each merge needs an id')
+    ids = [vocab[token] for token in spelled]
     if ids[256:] != sorted(ids[256:]):
         raise ValueError('its ids do not rise in the order of its merges')
     added = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
-    if end is None:
-        end = len(ids)
     all_ids = {END_OF_TEXT: end, **vocab, **added}
+    if all_ids[END_OF_TEXT] is None:
+        raise ValueError(f'none of its special tokens is {END_OF_TEXT}')
     of_tokens = set(ids)
     special = {content: i for content, i in all_ids.items()
                if i not in of_tokens or content == END_OF_TEXT}

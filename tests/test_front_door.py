@@ -1,0 +1,65 @@
+"""Claims about what stands in rucksack itself: load, word, save; and the scripts as verbs."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Averages, lively
+
+import rucksack
+from rucksack.__main__ import main
+from rucksack.model import Backpack, Config
+from rucksack.tokenizer import describe, gpt2_tokenizer, load_tokenizer, words_tokenizer
+
+pytestmark = pytest.mark.usefixtures('folder')
+ENCODING = load_tokenizer(gpt2_tokenizer(3))
+CONFIG = Config(block_size=8, vocab_size=260, n_layer=1, n_head=1, n_embd=8, n_sense=2)
+MERGES = ['\u0120 t', 'h e', '\u0120t he']
+DESCRIPTIONS = [
+    words_tokenizer(['the nurse, é']), gpt2_tokenizer(300), {'name': 'gpt2', 'merges': MERGES},
+    {'name': 'gpt2', 'merges': MERGES, 'ids': [*range(2, 261)],
+     'special': {'[PAD]': 0, '<|endoftext|>': 1, '[CLS]': 264}}]
+
+
+def test_the_examples_of_the_front_door_run():
+    """Those in its docstrings, of the bundled model."""
+    model, encoding = rucksack.load('english')
+    names = {'model': model, 'encoding': encoding}
+    assert doctest.testmod(rucksack, extraglobs=names) == (0, 4)
+
+
+@pytest.mark.parametrize('description', DESCRIPTIONS, ids=['words', 'merges', 'three', 'ids'])
+def test_an_encoding_is_described_as_it_was_made(description):
+    """From its tokens alone, as save does, which is given no description."""
+    assert describe(load_tokenizer(description)) == description
+
+
+NOT_FINITE = lively(vocab_size=260)
+NOT_FINITE.wte.weight.data[3, 3] = torch.nan
+REFUSED = {
+    'contextualizer': Backpack(CONFIG, contextualizer=Averages(8, 8)),
+    '260': lively(vocab_size=261),
+    'wte.weight': NOT_FINITE,
+    'sense_hidden': lively(vocab_size=260, sense_hidden=8)}
+
+
+@pytest.mark.parametrize('fact', REFUSED)
+def test_save_refuses_what_load_could_not_read(fact):
+    """It says what is wrong, and nothing is written."""
+    with pytest.raises(ValueError, match=fact) as refusal:
+        rucksack.save(REFUSED[fact], ENCODING, 'mine')
+    assert '\n' not in str(refusal.value)
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize('argv, named', [
+    ([], 'sample'), (['fly'], 'fly'), (['sample', '--temperature=-1'], '-1')])
+def test_a_bad_verb_is_one_line(argv, named, monkeypatch, capsys):
+    """And so is what the script of a verb refuses."""
+    monkeypatch.setattr('sys.argv', ['rucksack', *argv])
+    with pytest.raises(SystemExit, match='2'):
+        main()
+    line = capsys.readouterr().err
+    assert named in line
+    assert line.count('\n') == 1
