@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import importlib.util
 import io
 import itertools
 import json
@@ -32,6 +33,10 @@ from rucksack.words import PROMPT, read_prompt, token_text, word_id
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / 'shared' / 'data'  # real data, where it is at hand
 VOCABULARY = SHARED / 'tiktoken'
+
+TRANSFORMERS = os.environ.get('TRANSFORMERS_PYTHON')  # a Python that has it
+if not TRANSFORMERS and importlib.util.find_spec('transformers'):
+    TRANSFORMERS = sys.executable
 
 # Settings of a tiny run, on data/tiny. Its rate stays at the peak: more max_iters change no step.
 SMALL = [

@@ -1,11 +1,12 @@
 """Claims about other people's weights and vocabularies: read with their own tokens, or refused."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import error_of
+from helpers import TRANSFORMERS, error_of
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -61,15 +62,15 @@ def test_a_vocabulary_of_other_ids_is_read_as_it_is():
     assert vocab_size(description) == 260
 
 
-@pytest.mark.parametrize('end, eot', [(259, 259), (10, 10), (None, 259)])
-def test_special_tokens_have_ids_and_never_stand_for_text(end, eot):
-    """Of any name and number; end-of-text is what config.json calls so, or follows the merges."""
+@pytest.mark.parametrize('end', [259, 10])
+def test_special_tokens_have_ids_and_never_stand_for_text(end):
+    """Of any name and number; end-of-text is what config.json calls so."""
     vocab = vocab_of(CUT) | {'</s>': 259, '[PAD]': 300}
     write_vocabulary(vocab, MERGES)
     description = read_tokenizer(Path(), end)
     encoding = load_tokenizer(description)
     assert vocab_size(description) == 301
-    assert encoding.eot_token == eot
+    assert encoding.eot_token == end
     assert encoding.encode_ordinary(TEXT) == load_tokenizer(CUT).encode_ordinary(TEXT)
     assert 300 not in encoding.encode_ordinary('[PAD]')
 
@@ -106,6 +107,8 @@ def set_cut(tokenizer: dict, **changes) -> None:
 
 
 CHANGES = {
+    'endoftext': lambda t: t['added_tokens'].clear(),
+    'lacks': lambda t: t['model']['vocab'].pop('#'),
     'add_prefix_space': lambda t: set_cut(t, add_prefix_space=True),
     'use_regex': lambda t: set_cut(t, use_regex=False),
     'Digits': lambda t: t['pre_tokenizer']['pretokenizers'].insert(
@@ -128,6 +131,43 @@ def test_a_tokenizer_that_cuts_texts_otherwise_is_refused(part):
     Path('tokenizer.json').write_text(json.dumps(tokenizer))
     with pytest.raises(UserError, match=part):
         read_tokenizer(Path())
+
+
+TRAIN_THERE = """
+import json, sys
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, pre_tokenizers, trainers
+texts = json.load(open('texts.json'))
+first, last = ByteLevelBPETokenizer(), ByteLevelBPETokenizer()
+first.train_from_iterator(texts, vocab_size=400, special_tokens=['<|endoftext|>'])
+last.train_from_iterator(texts, vocab_size=400)
+last.add_special_tokens(['<|endoftext|>'])
+plain = Tokenizer(models.BPE())
+plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+plain.train_from_iterator(texts, trainers.BpeTrainer(
+    vocab_size=400, special_tokens=['<pad>', '<|endoftext|>'],
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+for name, tokenizer in {'first': first, 'last': last, 'plain': plain}.items():
+    tokenizer.save(name + '.json')
+    ids = [[*tokenizer.encode(text).ids, tokenizer.token_to_id('<|endoftext|>')] for text in texts]
+    json.dump(sum(ids, []), open(name + '.ids', 'w'))
+"""
+LANGUAGES = [
+    "I'm told the nurse's hen won't   lay.\n\n 12 eggs", 'Die Straße heißt »Öffnung«, nicht wahr?',
+    'Zażółć gęślą jaźń', 'Съешь ещё этих мягких булок', 'שלום עליכם', 'नमस्ते दुनिया', 'ภาษาไทย',
+    '日本語のテキスト 😀']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TRANSFORMERS, reason='no tokenizers')
+@pytest.mark.parametrize('name', ['first', 'last', 'plain'])
+def test_like_takes_a_tokenizer_trained_with_tokenizers(name):
+    """A bin has its ids, in eight languages, wherever its special tokens are."""
+    Path('texts.json').write_text(json.dumps(LANGUAGES * 9))
+    subprocess.run([TRANSFORMERS, '-c', TRAIN_THERE], check=True, capture_output=True)
+    Path('a.jsonl').write_text('\n'.join(json.dumps({'text': text}) for text in LANGUAGES * 9))
+    prepare.main(['a', '--text', 'a.jsonl', '--val', 'a.jsonl', '--like', f'{name}.json'])
+    found = read_bin(Path('data/a'), 'train', read_meta(Path('data/a')))
+    assert found.tolist() == json.loads(Path(f'{name}.ids').read_text())
 
 
 def test_words_cut_by_another_pattern_are_refused():

@@ -50,9 +50,17 @@ def test_the_installed_package_is_not_the_clone(python, elsewhere):
     assert str(python.parent.parent) in found
 
 
-def test_sample_runs_where_it_is_installed(python, elsewhere):
-    """As python -m rucksack.sample, with the bundled model."""
-    said = say(python, '-m', 'rucksack.sample', '--senses-off', 'nurse:10', '--num-samples', '0')
+COMMAND = """
+from importlib.metadata import entry_points
+command, = entry_points(name='rucksack')
+command.load()()
+"""
+
+
+@pytest.mark.parametrize('sample', [['-m', 'rucksack.sample'], ['-c', COMMAND, 'sample']])
+def test_sample_runs_where_it_is_installed(sample, python, elsewhere):
+    """As python -m rucksack.sample and as rucksack sample, with the bundled model."""
+    said = say(python, *sample, '--senses-off', 'nurse:10', '--num-samples', '0')
     assert "' she'" in said
 
 
