@@ -27,7 +27,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -52,30 +52,32 @@ from rucksack.weights import from_pretrained
 LONGEST = 20_000  # characters; longer documents are cut
 TOY_TRAIN = 60_000  # stories
 TOY_VAL = 4_000
+CACHE = '.prepare-cache'  # a folder in data/NAME, gone in the end
 
 
 @dataclass
 class Sources:
     """What a corpus is made of: files to train on and to hold out, and what is skipped, by reason.
 
-    UserError for a file that is missing.
+    train has hub:DATASET, too.
     """
 
     train: list[str]
     val: list[str]
-    skipped: Counter = field(default_factory=Counter)
+    skipped: Counter
 
-    def __post_init__(self) -> None:
-        self.train = files_in(self.train, self.skipped)
-        self.val = files_in(self.val, self.skipped)
-        for file in self.train + self.val:
-            if not os.path.isfile(file):
-                raise UserError(f'there is no file {file}; give {FORMATS}')
-        trained_on = set(map(os.path.realpath, self.train))
-        for file in self.val:
-            if os.path.realpath(file) in trained_on:
-                print(f'{file} is in both --text and --val: the validation loss will be measured '
-                      'on text that the model was trained on')
+
+def find_sources(args: argparse.Namespace) -> Sources:
+    """Find the files of --text and --val; UserError for one that is missing."""
+    skipped = Counter()
+    train = files_in(args.text, skipped)
+    val = files_in(args.val, skipped)
+    for file in set(map(os.path.realpath, train)).intersection(map(os.path.realpath, val)):
+        print(f'{file} is in both --text and --val: the validation loss will be measured on text '
+              'that the model was trained on')
+    if args.hub:
+        train.append(f'hub:{args.hub}')
+    return Sources(train, val, skipped)
 
 
 # -----------------------------------------------------------------------------
@@ -115,19 +117,17 @@ def write_bin(path: Path, texts: Sequence[str], encoding: Encoding) -> None:
 
 def write_bins(files: dict[str, Path], texts: dict[str, Sequence[str]], encoding: Encoding) -> dict:
     """Write the ids of texts['train'] and texts['val'] to two files; returns counts, checksums."""
-    tokens = {}
-    sums = {}
-    starts = {}
+    facts = {'documents': sum(map(len, texts.values())),
+             'tokens': {}, 'sha256': {}, 'sha256_of_start': {}}
     for name, path in files.items():
         if not len(texts[name]):
             raise UserError('too little text to hold some out; add more, or --val FILE')
         write_bin(path, texts[name], encoding)
         ids = np.memmap(path, BIN_DTYPE, mode='r')
-        tokens[name] = len(ids)
-        sums[name] = hashlib.sha256(ids).hexdigest()
-        starts[name] = sha256_of_start(ids)
-    return {'documents': sum(map(len, texts.values())), 'tokens': tokens, 'sha256': sums,
-            'sha256_of_start': starts}
+        facts['tokens'][name] = len(ids)
+        facts['sha256'][name] = hashlib.sha256(ids).hexdigest()
+        facts['sha256_of_start'][name] = sha256_of_start(ids)
+    return facts
 
 
 def choose_tokenizer(args: argparse.Namespace) -> dict:
@@ -141,21 +141,18 @@ def choose_tokenizer(args: argparse.Namespace) -> dict:
     return tokenizer
 
 
-def write_corpus(files: dict[str, Path], args: argparse.Namespace, sources: Sources, cache: str
-                 ) -> dict:
-    """Write the bins of a corpus, by way of a folder cache; returns the facts for meta.json."""
+def write_corpus(files: dict[str, Path], args: argparse.Namespace, sources: Sources) -> dict:
+    """Write the bins of a corpus, by way of the folder CACHE; returns the facts for meta.json."""
     import datasets
     tokenizer = choose_tokenizer(args)
     encoding = load_tokenizer(tokenizer)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    files_to_read = sources.train
-    if args.hub:
-        files_to_read = [*sources.train, f'hub:{args.hub}']
-    train = read_texts(
-        files_to_read or openwebtext_files(), args.field, sources.skipped, cache)
+    read = partial(read_texts, field=args.field, skipped=sources.skipped,
+                   cache=str(files['train'].with_name(CACHE)))
+    train = read(sources.train or openwebtext_files())
     if sources.val:
-        val = read_texts(sources.val, args.field, sources.skipped, cache)
+        val = read(sources.val)
     else:
         n_held = 0.0005 * len(train)
         if args.name != 'openwebtext':
@@ -185,7 +182,7 @@ def write_toy(files: dict[str, Path], seed: int) -> dict:
                         'exact, each has one derivation'}
 
 
-def write_data(folder: Path, args: argparse.Namespace, sources: Sources, cache: str) -> dict:
+def write_data(folder: Path, args: argparse.Namespace, sources: Sources) -> dict:
     """Write the three files of data/NAME, each whole or not at all; returns the facts in meta.json.
 
     The last file here appears first. A run killed after it leaves checksums that do not fit the
@@ -198,7 +195,7 @@ def write_data(folder: Path, args: argparse.Namespace, sources: Sources, cache: 
         if args.name == 'toy':
             facts = write_toy(files, args.seed)
         else:
-            facts = write_corpus(files, args, sources, cache)
+            facts = write_corpus(files, args, sources)
         facts['vocab_size'] = vocab_size(facts['tokenizer'])
         facts['dtype'] = 'uint16'
         meta.write_text(json.dumps(facts, indent=1), encoding='utf-8')
@@ -247,9 +244,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def run(argv: list[str]) -> None:
     """Make data/NAME and print a summary. Nothing else in the folder is touched."""
     args = parse_args(argv)
-    sources = Sources(args.text, args.val)
+    sources = find_sources(args)
     folder = data_folder(args.name)
-    cache = folder / '.prepare-cache'
     with locked_folder(folder, f'another prepare.py is making {folder}; wait for it'):
         for name in ('train.bin', 'val.bin', 'meta.json'):
             if (folder / name).exists() and not args.overwrite:
@@ -257,11 +253,12 @@ def run(argv: list[str]) -> None:
                                 'or choose another NAME')
             for partial_file in folder.glob(f'{name}.[0-9]*.partial'):  # left by a killed run
                 partial_file.unlink()
-        shutil.rmtree(cache, ignore_errors=True)
+        remove_cache = partial(shutil.rmtree, folder / CACHE, ignore_errors=True)
+        remove_cache()
         try:
-            facts = write_data(folder, args, sources, str(cache))
+            facts = write_data(folder, args, sources)
         finally:
-            shutil.rmtree(cache, ignore_errors=True)
+            remove_cache()
     train, val = facts['tokens'].values()
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
           f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {counted(sources.skipped)}')

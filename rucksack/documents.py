@@ -17,6 +17,7 @@ from rucksack.cli import UserError, quiet_hub, reading
 
 FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')
+LARGEST = 2**31 - 2  # bytes of a document, by pyarrow's limit
 END_OF_TEXT = r'^<\|endoftext\|>[ \t]*$'  # a line between the documents of a text file
 
 
@@ -69,6 +70,12 @@ def others(row: dict) -> str:
     return f'; choose one with --field: {", ".join(names)}' if names else ''
 
 
+def texts_of_tables(tables: Iterable, field: str) -> Texts:
+    """Yield a column of tables of pyarrow."""
+    rows = (row for table in tables for row in table.to_pylist())
+    return texts_of_rows(rows, field)
+
+
 def read_json(path: str, field: str) -> Texts:
     """Yield a field of each object in a file: one object a line, or a list of objects."""
     with open_unpacked(path) as file:
@@ -84,9 +91,7 @@ def read_parquet(path: str, field: str) -> Texts:
     """Yield a column of a Parquet file."""
     from pyarrow.parquet import ParquetFile  # comes with datasets
     with open_unpacked(path) as file:
-        tables = ParquetFile(file).iter_batches(batch_size=1000)
-        rows = (row for table in tables for row in table.to_pylist())
-        yield from texts_of_rows(rows, field)
+        yield from texts_of_tables(ParquetFile(file).iter_batches(batch_size=1000), field)
 
 
 def read_hub(source: str, field: str) -> Texts:
@@ -95,9 +100,7 @@ def read_hub(source: str, field: str) -> Texts:
     quiet_hub()
     dataset, config, split = (source.split(':') + ['', ''])[1:4]
     found = datasets.load_dataset(dataset, config or None, split=split or 'train')
-    tables = found.with_format('arrow').iter(batch_size=1000)
-    rows = (row for table in tables for row in table.to_pylist())
-    return texts_of_rows(rows, field)
+    return texts_of_tables(found.with_format('arrow').iter(batch_size=1000), field)
 
 
 # -----------------------------------------------------------------------------
@@ -184,41 +187,38 @@ def why_skipped(name: str, is_file: bool, is_known: object) -> str:
 
 
 def files_in(paths: list[str], skipped: Counter) -> list[str]:
-    """List files and, for folders, all files below them, each once; count those skipped."""
+    """List files and, for folders, all files below them, each once; count those skipped.
+
+    UserError for a path without a file.
+    """
     files = []
     seen = set()
     for path in map(os.path.expanduser, paths):
-        if os.path.isdir(path):
-            files += sorted(files_below(path, seen, skipped)) or [path]
-        elif is_new(path, seen, skipped):
-            files.append(path)
+        found = sorted(files_at(path, seen, skipped))
+        if not os.path.exists(path) or (os.path.isdir(path) and not found):
+            raise UserError(f'there is no file {path}; give {FORMATS}')
+        files += found
     return files
 
 
-def is_new(path: str, seen: set[str], skipped: Counter) -> bool:
-    """Tell whether a file or folder is not in seen, by whatever name, and add it."""
+def files_at(path: str, seen: set[str], skipped: Counter) -> Iterator[str]:
+    """Yield a file, or the files below a folder, also behind links; not those that were seen."""
     real = os.path.realpath(path)
     if real in seen:  # two names, or a link that leads back
         skipped['read already'] += 1
-        return False
-    seen.add(real)
-    return True
-
-
-def files_below(folder: str, seen: set[str], skipped: Counter) -> Iterator[str]:
-    """Yield the files below a folder, also behind links. A hidden folder counts once."""
-    if not is_new(folder, seen, skipped):
         return
-    for name in sorted(os.listdir(folder)):
-        file = os.path.join(folder, name)
+    seen.add(real)
+    if not os.path.isdir(path):
+        yield path
+        return
+    for name in sorted(os.listdir(path)):
+        file = os.path.join(path, name)
         is_folder = os.path.isdir(file)
         why = why_skipped(name, is_folder or os.path.isfile(file), is_folder or reader_of(file))
         if why:
             skipped[why] += 1
-        elif is_folder:
-            yield from files_below(file, seen, skipped)
-        elif is_new(file, seen, skipped):
-            yield file
+        else:
+            yield from files_at(file, seen, skipped)
 
 
 def counted(skipped: Counter) -> str:
@@ -242,6 +242,9 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
                 for text in read(source, field):
                     if isinstance(text, Skipped):
                         skipped[text] += 1
+                    elif text and len(text.encode()) > LARGEST:
+                        raise UserError(f'a document has more than {LARGEST:,} bytes; split it, '
+                                        'say with lines <|endoftext|>')
                     elif text:
                         is_found = True
                         yield {'text': text}

@@ -1,6 +1,5 @@
 """Files that appear whole or not at all, and folders that one process locks."""
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,12 +17,10 @@ def output_path(flag: str, path: str | None, *begins: str) -> Path | None:
     if path is None:
         return None
     file = Path(path)
-    if not file.parent.is_dir():
-        raise UserError(f'{flag} {path}: give a name in a folder that exists')
-    if file.exists() and not file.is_file():
-        raise UserError(f'{flag} {path} is no regular file; give another name')
+    if not file.parent.is_dir() or (file.exists() and not file.is_file()):
+        raise UserError(f'{flag} {path}: give the name of a file in a folder that exists')
     contents = file.read_bytes() if file.exists() else b''
-    if contents and not contents.startswith(tuple(text.encode() for text in begins)):
+    if contents and not contents.startswith(tuple(map(str.encode, begins))):
         raise UserError(f'{flag} would replace {path}, which is not of its kind; '
                         'give another name')
     return file
@@ -40,9 +37,9 @@ def appearing_whole(path: Path) -> Iterator[Path]:
     partial = Path(f'{path}.{os.getpid()}.partial')
     try:
         yield partial
-        sync(partial)
+        with open(partial, 'rb') as file:
+            os.fsync(file.fileno())  # on the disk before it has its name
         os.replace(partial, path)
-        sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -51,18 +48,6 @@ def write_file(path: Path, text: str) -> None:
     """Write a text file that appears only when complete."""
     with appearing_whole(path) as partial:
         partial.write_text(text, encoding='utf-8', errors='replace')
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk; some file systems cannot sync a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def lock_folder(folder: Path, busy: str) -> int:

@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import stat
 from functools import partial
 from pathlib import Path
 
@@ -176,21 +175,6 @@ def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
         assert fact in last_line
     assert not list(Path('out/run').glob('*.partial'))
     finish_run(RUN)
-
-
-@pytest.mark.parametrize('number', [errno.EINVAL, errno.ENOTSUP])
-def test_a_file_system_that_syncs_no_folder_is_no_error(number, tiny, monkeypatch):
-    """Shared folders of virtual machines say so; files are synced all the same."""
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(number, os.strerror(number))
-        real(descriptor)
-
-    monkeypatch.setattr(os, 'fsync', fsync)
-    train.main(RUN)
-    assert checkpoint()['step'] == 6
 
 
 # -----------------------------------------------------------------------------
