@@ -20,7 +20,6 @@ OpenWebText, which is not cut, 0.05% are held out.
 import argparse
 import hashlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -59,7 +58,7 @@ CACHE = '.prepare-cache'  # a folder in data/NAME, gone in the end
 class Sources:
     """What a corpus is made of: files to train on and to hold out, and what is skipped, by reason.
 
-    train has hub:DATASET, too.
+    train may have hub:DATASET.
     """
 
     train: list[str]
@@ -68,13 +67,11 @@ class Sources:
 
 
 def find_sources(args: argparse.Namespace) -> Sources:
-    """Find the files of --text and --val; UserError for one that is missing."""
+    """Find the files of --text and --val; those in both are held out."""
     skipped = Counter()
-    train = files_in(args.text, skipped)
-    val = files_in(args.val, skipped)
-    for file in set(map(os.path.realpath, train)).intersection(map(os.path.realpath, val)):
-        print(f'{file} is in both --text and --val: the validation loss will be measured on text '
-              'that the model was trained on')
+    seen = set()
+    val = files_in(args.val, seen, skipped)
+    train = files_in(args.text, seen, skipped)
     if args.hub:
         train.append(f'hub:{args.hub}')
     return Sources(train, val, skipped)
@@ -135,8 +132,7 @@ def choose_tokenizer(args: argparse.Namespace) -> dict:
     if args.like is None:
         return gpt2_tokenizer(args.merges)
     if args.like.endswith('.json'):
-        with reading(args.like):
-            return read_tokenizer(Path(args.like))
+        return read_tokenizer(Path(args.like))
     _, tokenizer = from_pretrained(args.like)
     return tokenizer
 

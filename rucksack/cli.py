@@ -1,7 +1,6 @@
 """What every script stands on: the place of the lessons, errors for people, command lines."""
 
 import argparse
-import errno
 import io
 import os
 import re
@@ -40,7 +39,7 @@ def reading(what: object, hint: str = '', problem: str = 'cannot be read') -> It
     """Turn any error in reading a file into a UserError: what it is, the library's words, a hint.
 
     Damaged files and failing downloads raise errors of many types; that of a library in Rust is no
-    Exception. A full disk stays what it is.
+    Exception.
     """
     try:
         yield
@@ -50,8 +49,6 @@ def reading(what: object, hint: str = '', problem: str = 'cannot be read') -> It
         cause = error.__cause__ or error
         if isinstance(cause, UserError):
             raise UserError(f'{what}: {cause}')
-        if getattr(cause, 'errno', None) == errno.ENOSPC:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(what))
         kind = type(cause).__name__
         line = f'{what} {problem} ({kind}: {one_line(cause)})'
         raise UserError(f'{line}; {hint}' if hint else line)

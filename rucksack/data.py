@@ -67,11 +67,9 @@ def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
         raise UserError(f'{path} is not the file that meta.json describes; {MAKE_IT_AGAIN}')
     if 'sha256' not in meta:  # not made by prepare.py
         start = ids[:1 << 20]
-        is_wide = start[0::2].any() != start[1::2].any()  # every second id is 0
-        is_npy = ids[:3].tobytes() == b'\x93NUMPY'
-        if is_wide or is_npy:
+        if start[0::2].any() != start[1::2].any():  # every second id is 0
             raise UserError(f'{path} does not hold uint16 ids, as nanoGPT writes them, but wider '
-                            'numbers or a .npy file')
+                            'numbers')
     return ids
 
 

@@ -56,18 +56,17 @@ def texts_of_rows(rows: Iterable, field: str, parse: Callable = dict) -> Texts:
             text = row.get(field)
             is_found = is_found or field in row
             if not isinstance(text, str | None):
-                kind = type(text).__name__
-                raise UserError(f'"{field}" is of type {kind}, not text{others(row)}')
+                raise UserError(f'"{field}" is no text; {choose_from(row)}')
             (text or '').encode()  # UnicodeEncodeError for half of a surrogate pair
         yield text
     if row and not is_found:
-        raise UserError(f'no row has a field "{field}"{others(row)}')
+        raise UserError(f'no row has a field "{field}"; {choose_from(row)}')
 
 
-def others(row: dict) -> str:
+def choose_from(row: dict) -> str:
     """Offer the fields of a row that hold text."""
     names = [name for name, value in row.items() if isinstance(value, str)]
-    return f'; choose one with --field: {", ".join(names)}' if names else ''
+    return f'choose one with --field: {", ".join(names)}'
 
 
 def texts_of_tables(tables: Iterable, field: str) -> Texts:
@@ -186,23 +185,24 @@ def why_skipped(name: str, is_file: bool, is_known: object) -> str:
 # The files of folders, the documents of a source.
 
 
-def files_in(paths: list[str], skipped: Counter) -> list[str]:
-    """List files and, for folders, all files below them, each once; count those skipped.
+def files_in(paths: list[str], seen: set[str], skipped: Counter) -> list[str]:
+    """List files and, for folders, all files below them, except those in seen; count those skipped.
 
-    UserError for a path without a file.
+    UserError for a path that does not exist, or if there is no file at all.
     """
     files = []
-    seen = set()
     for path in map(os.path.expanduser, paths):
-        found = sorted(files_at(path, seen, skipped))
-        if not os.path.exists(path) or (os.path.isdir(path) and not found):
+        if os.path.exists(path):
+            files += sorted(files_at(path, seen, skipped))
+        else:
             raise UserError(f'there is no file {path}; give {FORMATS}')
-        files += found
+    if paths and not files:
+        raise UserError(f'there is no new file in {", ".join(paths)}; give {FORMATS}')
     return files
 
 
 def files_at(path: str, seen: set[str], skipped: Counter) -> Iterator[str]:
-    """Yield a file, or the files below a folder, also behind links; not those that were seen."""
+    """Yield a file, or the files below a folder, also behind links; add them to seen."""
     real = os.path.realpath(path)
     if real in seen:  # two names, or a link that leads back
         skipped['read already'] += 1
@@ -258,13 +258,12 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
 
 
 def openwebtext_files() -> list[str]:
-    """Download OpenWebText to the Hub's cache: its Parquet files if whole, else its archives."""
+    """Download OpenWebText to the Hub's cache: its Parquet files or, without any, its tars."""
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
     with reading('OpenWebText', 'connect to the internet, or use --text FILE...'):
         names = sorted(hub.list_repo_files(repo, repo_type='dataset'))
         files = [name for name in names if name.endswith('.parquet')]
-        is_whole = any(name.endswith(f'-of-{len(files):05d}.parquet') for name in files)
-        if not is_whole:
+        if not files:
             files = [name for name in names if name.endswith('.tar')]
         return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in files]

@@ -219,7 +219,8 @@ def read_tokenizer(path: Path, end: int | None = None) -> dict | None:
     end is the id of end-of-text if no token is called so. UserError if transformers would give
     other tokens than our encoding of the files.
     """
-    with reading('its tokenizer', "give a byte-level BPE that cuts text as GPT-2's does"):
+    hint = "give a byte-level BPE that cuts text as GPT-2's does"
+    with reading(f'the tokenizer in {path}', hint):
         tokenizer = load_json(path) if path.suffix == '.json' else tokenizer_in(path)
         if tokenizer is None:
             return None
@@ -264,9 +265,10 @@ def description_of(tokenizer: dict, end: int | None) -> dict:
                   for merge in bpe['merges']]
         description = GPT2 | {'merges': merges}
     spelled = [spell(token) for token in tokens_of(description)]
-    for token in spelled:
-        if token not in vocab:
-            raise ValueError(f'it lacks {token!r}; each byte and each merge needs an id')
+    known = set(spelled)
+    missing = known.difference(vocab)
+    if missing:
+        raise ValueError(f'it lacks {min(missing)!r}; each byte and each merge needs an id')
     ids = [vocab[token] for token in spelled]
     if ids[256:] != sorted(ids[256:]):
         raise ValueError('its ids do not rise in the order of its merges')
@@ -274,9 +276,7 @@ def description_of(tokenizer: dict, end: int | None) -> dict:
     all_ids = {END_OF_TEXT: end, **vocab, **added}
     if all_ids[END_OF_TEXT] is None:
         raise ValueError(f'none of its special tokens is {END_OF_TEXT}')
-    of_tokens = set(ids)
-    special = {content: i for content, i in all_ids.items()
-               if i not in of_tokens or content == END_OF_TEXT}
+    special = {content: i for content, i in all_ids.items() if content not in known}
     if ids != list(range(len(ids))) or special != {END_OF_TEXT: len(ids)}:
         return description | {'ids': ids, 'special': special}
     is_gpt2 = vocab.get('\u0120gazed') == 50255  # its last token

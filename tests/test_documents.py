@@ -110,7 +110,7 @@ def test_links_to_folders_are_followed_once():
     Path('in/sub/loop').symlink_to('../../in')
     Path('in/broken.txt').symlink_to('nowhere')
     skipped = Counter()
-    files = files_in(['in'], skipped)
+    files = files_in(['in'], set(), skipped)
     assert files == ['in/a.txt', 'in/linked/c.txt', 'in/sub/b.md']
     assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1,
                        'read already': 1}
@@ -177,5 +177,5 @@ def test_a_file_is_read_once(folder):
     Path('in/a.txt').write_text('x')
     Path('in/b.txt').symlink_to('a.txt')
     skipped = Counter()
-    assert files_in(['in', 'in/a.txt'], skipped) == ['in/a.txt']
+    assert files_in(['in', 'in/a.txt'], set(), skipped) == ['in/a.txt']
     assert skipped == {'read already': 2}

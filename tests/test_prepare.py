@@ -111,12 +111,15 @@ FILES = {  # the content of a file, and the texts in it
 
 
 def test_text_takes_files_of_all_formats_together():
-    """Letter for letter and in order, though other columns differ; null and '' are no documents."""
+    """Letter for letter and in order, though other columns differ; null and '' are no documents.
+
+    A file of --val is not trained on, though --text names it too.
+    """
     for name, (content, _) in FILES.items():
         Path(name).write_bytes(content)
     Path('empty.txt').touch()
     train, val = make('all', '--text', *FILES, 'empty.txt', '--val', 'h')
-    assert train == [text for _, texts in FILES.values() for text in texts]
+    assert train == [text for name, (_, texts) in FILES.items() if name != 'h' for text in texts]
     assert val == [TEXTS[1]]
 
 
@@ -133,10 +136,9 @@ def test_hub_takes_a_config_and_a_split(split, text, monkeypatch):
     assert sorted(train + val) == sorted(f'{text} {i}.' for i in range(200))
 
 
-@pytest.mark.parametrize('n, kind', [(2, 'parquet'), (1, 'tar')])
-def test_openwebtext_is_parquet_only_if_whole(n, kind, monkeypatch):
-    """Of two Parquet files both must be there, or the archives are read."""
-    names = [*(f'{i:05d}-of-00002.parquet' for i in range(n)), '00.tar']
+@pytest.mark.parametrize('names, kind', [(['0.parquet', '0.tar'], 'parquet'), (['0.tar'], 'tar')])
+def test_openwebtext_is_one_set_of_its_files(names, kind, monkeypatch):
+    """Its Parquet files or, without any, its tars: never both, which hold the same texts."""
     monkeypatch.setattr('huggingface_hub.list_repo_files', lambda repo, repo_type: names)
     monkeypatch.setattr('huggingface_hub.hf_hub_download', lambda repo, name, repo_type: name)
     assert {name.rpartition('.')[2] for name in openwebtext_files()} == {kind}
