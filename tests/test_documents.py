@@ -6,8 +6,6 @@ import lzma
 from collections import Counter
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 from helpers import tar
 
@@ -70,14 +68,6 @@ def test_a_row_that_cannot_be_read_is_named_by_its_number(line):
     assert 'row 2' in error_of('a.jsonl')
 
 
-def test_a_column_that_is_no_text_is_not_read():
-    """Only columns of text are offered in its place."""
-    table = pyarrow.table({'text': [1, 2], 'body': ['b', 'c']})
-    pyarrow.parquet.write_table(table, 'a.parquet')
-    assert error_of('a.parquet').endswith('--field: body')
-    assert texts_of('a.parquet', 'body')[0] == ['b', 'c']
-
-
 BOM = b'\xef\xbb\xbf'
 
 
@@ -101,7 +91,7 @@ def test_a_byte_order_mark_is_no_text(name, data):
 
 
 def test_links_to_folders_are_followed_once():
-    """A loop ends; hidden files, broken links and unknown kinds are counted."""
+    """A loop ends, a file named twice is read once; what is skipped is counted by reason."""
     Path('in/sub').mkdir(parents=True)
     Path('out').mkdir()
     for name in ('in/a.txt', 'in/sub/b.md', 'out/c.txt', 'in/.d.txt', 'in/e.png'):
@@ -110,10 +100,10 @@ def test_links_to_folders_are_followed_once():
     Path('in/sub/loop').symlink_to('../../in')
     Path('in/broken.txt').symlink_to('nowhere')
     skipped = Counter()
-    files = files_in(['in'], set(), skipped)
+    files = files_in(['in', 'in/a.txt'], set(), skipped)
     assert files == ['in/a.txt', 'in/linked/c.txt', 'in/sub/b.md']
     assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1,
-                       'read already': 1}
+                       'read already': 2}
 
 
 def tar_of(n: int) -> bytes:
@@ -148,6 +138,16 @@ def test_a_tar_behind_a_tar_is_read(folder):
     assert len(texts_of('two.tar')[0]) == 5
 
 
+@pytest.mark.parametrize('text', ['a' * 11, '\u00e9' * 6])
+def test_a_document_too_large_for_arrow_is_refused_by_name(text, folder, monkeypatch):
+    """Of more bytes, not letters, than a cell can have; as many are read."""
+    monkeypatch.setattr('rucksack.documents.LARGEST', 10)
+    Path('a.txt').write_text(text)
+    Path('b.txt').write_text('a' * 10)
+    assert 'a.txt' in error_of('a.txt')
+    assert texts_of('b.txt')[0] == ['a' * 10]
+
+
 @pytest.mark.parametrize('text', ['x'.encode('utf-16-le').decode() * 9, 'one\0two'])
 def test_text_with_nuls_is_refused(text, folder):
     """UTF-16 without a byte order mark, say, whose every second byte would be a token."""
@@ -169,13 +169,3 @@ def test_a_file_that_is_named_is_read_whatever_its_name(name, folder):
     Path(name).write_text('mine')
     Path('a').write_text('not mine')
     assert texts_of(name)[0] == ['mine']
-
-
-def test_a_file_is_read_once(folder):
-    """Also if it is named twice, or linked."""
-    Path('in').mkdir()
-    Path('in/a.txt').write_text('x')
-    Path('in/b.txt').symlink_to('a.txt')
-    skipped = Counter()
-    assert files_in(['in', 'in/a.txt'], set(), skipped) == ['in/a.txt']
-    assert skipped == {'read already': 2}

@@ -8,6 +8,7 @@ from helpers import SMALL, error_of, say
 
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
+from rucksack.page import PAGE_BEGINS
 
 SCRIPTS = {'train': train, 'sample': sample, 'prepare': prepare, 'eval': evaluation}
 
@@ -15,10 +16,8 @@ SCRIPTS = {'train': train, 'sample': sample, 'prepare': prepare, 'eval': evaluat
 # working directory: tiny has data/tiny, out has the toy in out/toy.
 ROWS = [
     ('train', '--n_layr=3', 'n_layer', 'tiny'),
-    ('train', '--n_layer=2.5', '2.5', 'tiny'),
     ('train', '--learning_rate=nan', 'nan', 'tiny'),
     ('train', '--compile=yes', 'yes', 'tiny'),
-    ('train', '--beta1=1', "'1'", 'tiny'),
     ('train', '--n_embd=18', '18', 'tiny'),
     ('train', '--dataset=none', 'data/none', 'tiny'),
     ('train', '--dataset=../data/tiny', '../data/tiny', 'tiny'),
@@ -78,12 +77,14 @@ def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, ca
     assert sorted(Path().rglob('*')) == before
 
 
-@pytest.mark.parametrize('ours', ['table,word\nshow nurse,she\n', 'table\n'])
-def test_a_csv_of_ours_may_be_replaced(ours, out, capsys):
-    """With rows, or without any, as where every table was skipped."""
-    Path('x.csv').write_text(ours)
-    say(sample, capsys, '--probs', 'she', '--csv', 'x.csv')
-    assert Path('x.csv').read_text() != ours
+@pytest.mark.parametrize('flags, ours', [
+    ('--html', PAGE_BEGINS), ('--probs she --csv', 'table,word\nshow nurse,she\n'),
+    ('--probs she --csv', 'table\n')])
+def test_a_file_of_ours_may_be_replaced(flags, ours, out, capsys):
+    """A page, or a table: with rows, or without any, as where every table was skipped."""
+    Path('ours').write_text(ours)
+    say(sample, capsys, *flags.split(), 'ours')
+    assert Path('ours').read_text(encoding='utf-8') != ours
 
 
 @pytest.mark.parametrize('flags, mine', [

@@ -585,10 +585,3 @@ def test_a_model_too_large_is_refused(out, capsys, monkeypatch):
     monkeypatch.setattr(page_module, 'LARGEST', 1000)
     assert 'out/toy' in error_of(sample, capsys, '--html', 'page.html', '--from', 'out/toy')
     assert [path.name for path in Path().iterdir()] == ['out']
-
-
-def test_a_page_of_ours_may_be_replaced(out, capsys):
-    """It begins as the template does, by which it is known."""
-    for _ in range(2):
-        assert 'page.html' in say(sample, capsys, '--html', 'page.html')
-    assert Path('page.html').read_text(encoding='utf-8').startswith(page_module.PAGE_BEGINS)
