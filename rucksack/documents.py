@@ -56,17 +56,11 @@ def texts_of_rows(rows: Iterable, field: str, parse: Callable = dict) -> Texts:
             text = row.get(field)
             is_found = is_found or field in row
             if not isinstance(text, str | None):
-                raise UserError(f'"{field}" is no text; {choose_from(row)}')
+                raise UserError(f'"{field}" is no text; choose {", ".join(row)} with --field')
             (text or '').encode()  # UnicodeEncodeError for half of a surrogate pair
         yield text
     if row and not is_found:
-        raise UserError(f'no row has a field "{field}"; {choose_from(row)}')
-
-
-def choose_from(row: dict) -> str:
-    """Offer the fields of a row that hold text."""
-    names = [name for name, value in row.items() if isinstance(value, str)]
-    return f'choose one with --field: {", ".join(names)}'
+        raise UserError(f'no row has a field "{field}"; choose {", ".join(row)} with --field')
 
 
 def texts_of_tables(tables: Iterable, field: str) -> Texts:
