@@ -529,8 +529,8 @@ SIZES = {'page': (1280, 790), 'huge': (1920, 1080), 'phone': (390, 844), 'landsc
 
 BOXES = '''
     elements => elements.filter(element => element.checkVisibility()).map(element => {
-        const {left, top, right, bottom} = element.getBoundingClientRect();
-        return {html: element.outerHTML, left, top, right, bottom};
+        const {left, right} = element.getBoundingClientRect();
+        return {html: element.outerHTML, left, right};
     })'''
 
 HAS_NO_NAME = '''
@@ -540,18 +540,11 @@ HAS_NO_NAME = '''
     }).map(element => element.outerHTML)'''
 
 
-def overlap(one: dict, other: dict) -> float:
-    """How many pixels two boxes overlap, in the direction in which they overlap less."""
-    width = min(one['right'], other['right']) - max(one['left'], other['left'])
-    height = min(one['bottom'], other['bottom']) - max(one['top'], other['top'])
-    return min(width, height)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
 @pytest.mark.parametrize('size', SIZES)
-def test_nothing_overlaps(size, scheme, chromium, english_page):
-    """Controls and headings lie apart, inside the window. A folder in SCREENSHOTS gets pictures."""
+def test_nothing_sticks_out(size, scheme, chromium, english_page):
+    """Controls and headings lie inside the window. A folder in SCREENSHOTS gets pictures."""
     width, height = SIZES[size]
     viewport = {'width': width, 'height': height}
     is_phone = min(width, height) < 500
@@ -564,9 +557,6 @@ def test_nothing_overlaps(size, scheme, chromium, english_page):
         boxes = tab.locator('main button, main input, main h3, #text').evaluate_all(BOXES)
     outside = [box['html'] for box in boxes if box['left'] < -1 or box['right'] > width + 1]
     assert outside == []
-    overlapping = [(one['html'], other['html']) for one, other in itertools.combinations(boxes, 2)
-                   if overlap(one, other) >= 2]
-    assert overlapping == []
 
 
 @pytest.mark.slow

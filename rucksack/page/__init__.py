@@ -72,11 +72,9 @@ def write_page(subject: Subject, prompt: str, file: Path) -> str:
         'about': f'{replace(subject, why="").about()}. {precision}',
         'tokenizer': {'tokens': tokens, 'words': subject.encoding.name == 'words'}}
     text = json.dumps(data, ensure_ascii=False, separators=(',', ':'))
-    parts = {
-        'model.js': (HERE / 'model.js').read_text(encoding='utf-8'),
-        'ui.js': (HERE / 'ui.js').read_text(encoding='utf-8'),
-        'DATA': text.replace('<', '\\u003c'),
-        'WEIGHTS': base64.b64encode(blob).decode()}
-    page = (HERE / 'page.html').read_text(encoding='utf-8')
-    write_file(file, re.sub(r'{{([\w.]+)}}', lambda name: parts[name[1]], page))
+    parts = {name: (HERE / name).read_text(encoding='utf-8')
+             for name in ('page.html', 'model.js', 'ui.js')}
+    parts['DATA'] = text.replace('<', '\\u003c')
+    parts['WEIGHTS'] = base64.b64encode(blob).decode()
+    write_file(file, re.sub(r'{{([\w.]+)}}', lambda name: parts[name[1]], parts['page.html']))
     return f'{file.stat().st_size / 1e6:.1f} MB, {n / 1e6:.1f}M parameters. {precision}'
