@@ -157,7 +157,8 @@ def test_like_takes_a_tokenizer_trained_with_tokenizers(name):
     Path('texts.json').write_text(json.dumps(LANGUAGES * 9))
     subprocess.run([TRANSFORMERS, '-c', TRAIN_THERE], check=True, capture_output=True)
     Path('a.jsonl').write_text('\n'.join(json.dumps({'text': text}) for text in LANGUAGES * 9))
-    prepare.main(['a', '--text', 'a.jsonl', '--val', 'a.jsonl', '--like', f'{name}.json'])
+    Path('val.txt').write_text('held out')
+    prepare.main(['a', '--text', 'a.jsonl', '--val', 'val.txt', '--like', f'{name}.json'])
     found = read_bin(Path('data/a'), 'train', read_meta(Path('data/a')))
     assert found.tolist() == json.loads(Path(f'{name}.ids').read_text())
 
