@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rucksack.cli import UserError, reading
-from rucksack.model import GPT, Backpack, Config
+from rucksack.model import GPT, Backpack, Config, Contextualizer
 from rucksack.tokenizer import (
     ENGLISH,
     GPT2,
@@ -42,7 +42,8 @@ FIXED = {  # settings of a config.json and their allowed values; export writes t
     'sense_intermediate_scale': (4,)}
 SIZE_NAMES = {  # settings of a config.json -> fields of our Config
     'n_positions': 'block_size', 'vocab_size': 'vocab_size', 'n_vocab': 'n_vocab',
-    'n_layer': 'n_layer', 'n_head': 'n_head', 'n_embd': 'n_embd', 'resid_pdrop': 'dropout'}
+    'n_layer': 'n_layer', 'n_head': 'n_head', 'n_embd': 'n_embd', 'resid_pdrop': 'dropout',
+    'num_senses': 'n_sense', 'sense_hidden': 'sense_hidden'}
 
 
 # -----------------------------------------------------------------------------
@@ -104,18 +105,35 @@ def find(source: str | Path) -> Path:
 
 
 def download(name: str) -> Path:
-    """Fetch a repository from the Hugging Face Hub, once; returns its folder in the cache."""
-    from huggingface_hub import model_info, snapshot_download, try_to_load_from_cache
-    with reading(name, problem='was not found locally, and downloading it failed'):
-        for weights in WEIGHTS:
-            cached = try_to_load_from_cache(name, weights)
-            if isinstance(cached, str):
-                return Path(cached).parent
-        # Ask first with a timeout: behind a firewall, snapshot_download would wait forever.
-        files = [file.rfilename for file in model_info(name, timeout=10).siblings]
-        weights = WEIGHTS[0] if WEIGHTS[0] in files else WEIGHTS[1]
-        patterns = ['config.json', '*tokenizer*.json', 'vocab.json', 'merges.txt', weights]
-        return Path(snapshot_download(name, allow_patterns=patterns))
+    """Fetch from the Hugging Face Hub what the cache lacks; returns the folder in the cache."""
+    config = fetch(name, 'config.json')
+    if config is None:
+        raise UserError(f'{name} has no config.json')
+    folder = config.parent  # named after a commit, to which all files belong
+    fetch(name, 'tokenizer_config.json', folder.name)
+    if not fetch(name, 'tokenizer.json', folder.name):
+        fetch(name, 'vocab.json', folder.name)
+        fetch(name, 'merges.txt', folder.name)
+    for file in WEIGHTS:
+        if not weights_in(folder):
+            fetch(name, file, folder.name)
+    return folder
+
+
+def fetch(name: str, file: str, commit: str = 'main') -> Path | None:
+    """Fetch a file of a repository once; None if it has none, which the cache remembers."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    path = try_to_load_from_cache(name, file, revision=commit)
+    if path is None:  # nor is it known to be missing
+        with reading(f'{name}: {file}', problem='is not in the cache, and downloading it failed'):
+            try:
+                path = hf_hub_download(name, file, revision=commit)
+            except LocalEntryNotFoundError:  # offline
+                raise
+            except EntryNotFoundError:
+                return None
+    return Path(path) if isinstance(path, str) else None
 
 
 # -----------------------------------------------------------------------------
@@ -139,6 +157,8 @@ def make_model(config: Config) -> Backpack | GPT:
 
 def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
     """Make a model with given weights, in the default dtype; torch complains unless all fit."""
+    if config.n_layer > len(weights):  # before making them takes minutes
+        raise ValueError(f'it has {len(weights)} tensors for {config.n_layer:,} layers')
     with torch.device('meta'):
         model = make_model(config)
     dtype = torch.get_default_dtype()
@@ -242,9 +262,14 @@ def own_weights(state: dict[str, Tensor], transposed: tuple) -> dict[str, Tensor
     return own
 
 
+def weights_in(folder: Path) -> list[Path]:
+    """List the files of weights in a folder; the first one counts."""
+    return [folder / name for name in WEIGHTS if (folder / name).exists()]
+
+
 def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
     """Load a published Backpack or GPT-2, and its tokenizer, from its folder."""
-    files = [folder / name for name in WEIGHTS if (folder / name).exists()]
+    files = weights_in(folder)
     if not files:
         raise UserError(f'{folder} has no {" or ".join(WEIGHTS)}; save weights in shards in one '
                         'file, with a large max_shard_size')
@@ -271,9 +296,9 @@ def config_from_json(settings: dict, tokenizer: dict | None) -> Config:
         if settings.get(name, allowed[0]) not in allowed:
             raise ValueError(f'its {name} is {settings[name]}; it must be {allowed[0]}')
     n_vocab = n_vocab_of(settings['vocab_size'], tokenizer)
-    settings = {'n_vocab': n_vocab, 'num_senses': 0, 'resid_pdrop': 0.0} | settings
-    sizes = {ours: settings[theirs] for theirs, ours in SIZE_NAMES.items()}
-    return Config(**sizes, n_sense=settings['num_senses'])
+    defaults = {'n_vocab': n_vocab, 'num_senses': 0, 'sense_hidden': 0, 'resid_pdrop': 0.0}
+    settings = defaults | settings
+    return Config(**{ours: settings[theirs] for theirs, ours in SIZE_NAMES.items()})
 
 
 def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
@@ -295,14 +320,13 @@ def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
     """Load a Transformer that nanoGPT's train.py saved."""
     with reading(path, problem='is no checkpoint of nanoGPT'):
         args = checkpoint['model_args']
-        has_biases = args.pop('bias')
-        config = Config(**args, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
         weights = own_weights(checkpoint['model'], transposed=())
-        if not has_biases:
+        if not args.pop('bias'):
             print(f'{path} has no biases; they are 0', file=sys.stderr)
-            for name, weight in GPT(config).state_dict().items():
-                if name.endswith('.bias'):
-                    weights[name] = torch.zeros_like(weight)
+            for name, weight in list(weights.items()):
+                if not name.endswith(('wte.weight', 'wpe.weight')):
+                    weights[name.replace('.weight', '.bias')] = torch.zeros(len(weight))
+        config = Config(**args, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
         return model_with(config, weights)
 
 
@@ -315,14 +339,13 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
     """Write a Backpack in the format of stanfordnlp/backpack-gpt2, a Transformer in gpt2's.
 
     tokenizer is a description, as from_pretrained returns it; weights are written in dtype.
-    OSError if the folder holds files or cannot be made, UserError if the published code cannot load
-    the model.
+    OSError if the folder holds files or cannot be made, UserError if the contextualizer is no
+    GPT-2. The published code itself can load a Backpack only if sense_hidden is 4 * n_embd.
     """
     c = model.config
     folder = Path(folder)
-    if c.n_sense and c.sense_hidden != 4 * c.n_embd:
-        raise UserError(f'sense_hidden is {c.sense_hidden}; the published code can only load '
-                        '4 * n_embd')
+    if not isinstance(model.contextualizer, Contextualizer):
+        raise UserError('only a Backpack whose contextualizer is a GPT-2 can be exported')
     files = tokenizer_files(tokenizer)
     files['config.json'] = settings_of(c, load_tokenizer(tokenizer).eot_token)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -353,7 +376,6 @@ def settings_of(c: Config, end: int) -> dict:
     if c.n_sense:
         settings |= {
             'architectures': ['BackpackForCausalLM'], 'model_type': 'backpack-gpt2',
-            'num_senses': c.n_sense,
             'auto_map': {
                 'AutoConfig': f'{CODE.stem}.BackpackConfig',
                 'AutoModelForCausalLM': f'{CODE.stem}.BackpackForCausalLM'}}

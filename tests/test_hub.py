@@ -5,18 +5,20 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ROOT, TRANSFORMERS, error_of, lively, same
+from helpers import ROOT, TRANSFORMERS, Averages, error_of, lively, offline, same
+from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from rucksack import sample
+from rucksack.cli import UserError
+from rucksack.model import Backpack, Config
 from rucksack.paper.gender import gender_rows
 from rucksack.subject import load_subject
 from rucksack.tokenizer import (
@@ -221,15 +223,23 @@ with torch.no_grad():
     labels = idx.clone()
     labels[:, 3] = -100
     loss = model(idx, labels=labels).loss
-answer = {'logits': logits.clamp(min=-1e9).tolist(),
-          'padded': padded.clamp(min=-1e9).tolist(),
+    refused = []
+    for name in asked['unknown']:
+        try:
+            model(idx, **{name: True})
+        except TypeError:
+            refused.append(name)
+answer = {'logits': logits.tolist(),
+          'padded': padded.tolist(),
           'written': written,
+          'refused': refused,
           'loss': loss.item(),
           'ids': [tokenizer(text)['input_ids'] for text in asked['texts']]}
 model.save_pretrained(again)
 tokenizer.save_pretrained(again)
 json.dump(answer, open(folder + '.json', 'w'))
 """
+UNKNOWN = ['position_ids', 'attention_masks', 'output_hidden_states', 'use_cache']
 ASKED = ['the nurse said', " I'm  don't\n\n1234 é 😀 x\u0301", ' a the\tnurses', 'שלום']
 MERGES = ['\u0120 t', 'h e', '\u0120t he', 'n u', 'r s', 'nu rs']
 VOCABULARIES = {
@@ -242,7 +252,7 @@ VOCABULARIES = {
 def ask_transformers(folder: Path, again: Path, idx: Tensor) -> dict:
     """What transformers, offline, computes from a folder, whose model it then saves in another."""
     file = Path(f'{folder}.json')
-    file.write_text(json.dumps({'idx': idx.tolist(), 'texts': ASKED}))
+    file.write_text(json.dumps({'idx': idx.tolist(), 'texts': ASKED, 'unknown': UNKNOWN}))
     env = os.environ | {'HF_HUB_OFFLINE': '1', 'HF_HOME': f'{folder}-hf'}
     argv = [TRANSFORMERS, '-c', THERE, folder, again]
     done = subprocess.run(argv, env=env, capture_output=True, text=True)
@@ -253,28 +263,34 @@ def ask_transformers(folder: Path, again: Path, idx: Tensor) -> dict:
 @torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.skipif(not TRANSFORMERS, reason='no transformers; TRANSFORMERS_PYTHON can name it')
-@pytest.mark.parametrize('n_sense', [3, 0])
+@pytest.mark.parametrize('n_sense, hidden', [(3, 96), (3, 40), (0, 96)])
 @pytest.mark.parametrize('words', VOCABULARIES)
-def test_transformers_runs_what_we_export(words, n_sense, tmp_path):
-    """Our logits, loss, ids, text and padding, offline; what it saves is our model exactly."""
+def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
+    """Our logits, loss, ids, text and padding, offline; what it saves is our model exactly.
+
+    A Backpack has a logit for each id, none for unused rows; it refuses what it cannot do.
+    """
     tokenizer = VOCABULARIES[words]
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
-    model = lively(vocab_size=320, n_vocab=n_vocab, n_sense=n_sense).float()
+    model = lively(vocab_size=320, n_vocab=n_vocab, n_sense=n_sense,
+                   sense_hidden=hidden).float()
     export(model, tokenizer, tmp_path / 'out')
     torch.manual_seed(0)
     idx = torch.randint(n_vocab, (2, 9))
     answer = ask_transformers(tmp_path / 'out', tmp_path / 'again', idx)
     logits = model(idx)[..., :n_vocab]
-    theirs = torch.tensor(answer['logits'])[..., :n_vocab]
-    assert torch.allclose(theirs, logits, rtol=0, atol=1e-4)
+    theirs = torch.tensor(answer['logits'])
+    assert torch.allclose(theirs[..., :n_vocab], logits, rtol=0, atol=1e-4)
     assert answer['ids'] == [encoding.encode_ordinary(text) for text in ASKED]
     if n_sense:  # GPT-2 of transformers counts padding as positions, and unused rows as ids
+        assert theirs.shape == logits.shape
+        assert answer['refused'] == UNKNOWN
         targets = idx[:, 1:].clone()
         targets[:, 2] = -100  # the label at position 3
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten())
         assert answer['loss'] == pytest.approx(loss.item(), abs=1e-4)
-        padded = torch.tensor(answer['padded'])[..., :n_vocab]
+        padded = torch.tensor(answer['padded'])
         assert torch.allclose(padded, logits[:, -1], rtol=0, atol=1e-4)
         assert answer['written'] == 3 * [model.generate(idx, 4, temperature=0.0).tolist()]
     again, found = from_pretrained(tmp_path / 'again')
@@ -319,24 +335,56 @@ def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
     assert resized == '16642 16642 tensor(True)'
 
 
-def test_a_hub_name_is_fetched(tmp_path, monkeypatch):
-    """Of the files of a repository we ask for those that its model needs."""
+def test_another_contextualizer_is_not_exported(tmp_path):
+    """transformers would not run it; nothing is written."""
+    config = Config(12, 264, n_vocab=258, n_layer=1, n_head=1, n_embd=24, n_sense=3)
+    with pytest.raises(UserError, match='contextualizer'):
+        export(Backpack(config, Averages(24, 24)), words_tokenizer(['a nurse']), tmp_path / 'out')
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A repository owner/tiny with a model; hub(*names) puts some of its files into the cache."""
     model = lively(vocab_size=264, n_vocab=258).float()
-    tokenizer = words_tokenizer(['a nurse'])
-    export(model, tokenizer, tmp_path / 'there')
-    siblings = [SimpleNamespace(rfilename=path.name) for path in (tmp_path / 'there').iterdir()]
+    export(model, words_tokenizer(['a nurse']), tmp_path / 'there')
+    snapshot = tmp_path / 'cache' / 'models--owner--tiny' / 'snapshots' / 'main'
+    snapshot.mkdir(parents=True)
+    monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
 
-    def snapshot_download(name, allow_patterns):
-        (tmp_path / name).mkdir(parents=True)
-        for pattern in allow_patterns:
-            for path in (tmp_path / 'there').glob(pattern):
-                shutil.copy(path, tmp_path / name)
-        return tmp_path / name
+    def cache(*names: str) -> Path:
+        for name in names:
+            shutil.copy(tmp_path / 'there' / name, snapshot)
+        return snapshot
 
-    info = SimpleNamespace(siblings=siblings)
-    monkeypatch.setattr(huggingface_hub, 'try_to_load_from_cache', lambda *args: None)
-    monkeypatch.setattr(huggingface_hub, 'model_info', lambda name, timeout: info)
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
-    found, its_tokenizer = from_pretrained('owner/tiny')
-    same(found.state_dict(), model.state_dict())
-    assert its_tokenizer == tokenizer
+    return cache
+
+
+@pytest.mark.parametrize('cached', [[], ['config.json', 'model.safetensors']], ids=len)
+def test_a_hub_name_is_fetched(cached, hub, monkeypatch):
+    """What the cache lacks of a model and its tokenizer, once; then no network is asked."""
+    asked = []
+
+    def hf_hub_download(name, file, revision):
+        asked.append(file)
+        if file in ('vocab.json', 'merges.txt', 'pytorch_model.bin'):
+            raise EntryNotFoundError(file)
+        return str(hub(file) / file)
+
+    hub(*cached)
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', hf_hub_download)
+    model, tokenizer = from_pretrained('owner/tiny')
+    assert tokenizer == words_tokenizer(['a nurse'])
+    wanted = ['config.json', 'tokenizer_config.json', 'tokenizer.json', 'model.safetensors']
+    assert asked == [file for file in wanted if file not in cached]
+    asked.clear()
+    again, _ = from_pretrained('owner/tiny')
+    same(again.state_dict(), model.state_dict())
+    assert asked == []
+
+
+def test_offline_what_the_cache_lacks_is_named(hub, monkeypatch, capsys):
+    """transformers leaves a model without its tokenizer: no other vocabulary is assumed."""
+    offline(monkeypatch)
+    hub('config.json', 'model.safetensors', 'tokenizer_config.json')
+    assert 'owner/tiny: tokenizer.json' in error_of(sample, capsys, '--from=owner/tiny')

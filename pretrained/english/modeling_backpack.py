@@ -14,14 +14,20 @@ from transformers import GenerationMixin, GPT2Config, GPT2Model, GPT2PreTrainedM
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import can_return_tuple
 
 
 class BackpackConfig(GPT2Config):
-    """GPT-2's settings, num_senses (k) and n_vocab (ids in use; None: all rows of embeddings)."""
+    """GPT-2's settings and num_senses (k).
+
+    n_vocab is the number of ids in use (None: all rows of the embeddings); sense_hidden is the
+    hidden size of both sense MLPs (None: 4 n_embd).
+    """
 
     model_type = 'backpack-gpt2'
     num_senses = 16
     n_vocab = None
+    sense_hidden = None
 
 
 class SenseNetwork(nn.Module):
@@ -30,14 +36,15 @@ class SenseNetwork(nn.Module):
     def __init__(self, config: BackpackConfig):
         super().__init__()
         d = config.n_embd
+        hidden = config.sense_hidden or 4 * d
         self.k = config.num_senses
         self.ln = nn.LayerNorm(d)
         self.block = nn.Module()
         self.block.ln_1 = nn.LayerNorm(d)
         self.block.ln_2 = nn.LayerNorm(d)
-        self.block.mlp = GPT2MLP(4 * d, config)
-        self.final_mlp = GPT2MLP(4 * d, config)
-        self.final_mlp.c_proj = Conv1D(self.k * d, 4 * d)
+        self.block.mlp = GPT2MLP(hidden, config)
+        self.final_mlp = GPT2MLP(hidden, config)
+        self.final_mlp.c_proj = Conv1D(self.k * d, hidden)
 
     def forward(self, e):
         r = e + self.ln(e)  # (B, T, d)
@@ -114,19 +121,20 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         """All tokens, for transformers: there is no cache, whatever it asks for."""
         return {'input_ids': input_ids, 'attention_mask': attention_mask}
 
-    def forward(self, input_ids, attention_mask=None, labels=None, C=None, **unused):
+    @can_return_tuple
+    def forward(self, input_ids, attention_mask=None, labels=None, C=None, *, use_cache=False,
+                past_key_values=None):
         """Logits (B, T, V) for input_ids (B, T), and the loss of labels (B, T); -100 is ignored.
 
         C (B, T, k, d) are the senses to sum, such as edited ones; the default is senses(input_ids).
         """
-        E = self.backpack.gpt2_model.wte.weight  # (V, d)
+        if use_cache or past_key_values is not None:
+            raise TypeError('a Backpack has no cache: pass use_cache=False')
         C = self.senses(input_ids) if C is None else C  # (B, T, k, d), Eq. 10
         alpha = self.alpha(input_ids, attention_mask)  # (B, k, T, T), Eqs. 11 and 12
         o = torch.einsum('blij,bjld->bid', alpha, C)  # (B, T, d), Eq. 2
+        E = self.get_input_embeddings().weight[:self.config.n_vocab]  # (V, d)
         logits = F.linear(o, E)  # (B, T, V), Eq. 9
-        n_vocab = self.config.n_vocab or len(E)
-        is_unused = torch.arange(len(E), device=E.device) >= n_vocab
-        logits = logits.masked_fill(is_unused, -math.inf)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, len(E))
