@@ -6,17 +6,18 @@ from helpers import lively, text
 from torch import nn
 
 from rucksack.model import Backpack, Config
+from rucksack.train import Settings
 from rucksack.training.optimizers import make_optimizers
 
 EMBEDDINGS = ('wte.weight', 'wpe.weight')
-RATES = dict(learning_rate=1e-3, weight_decay=0.1, betas=(0.9, 0.95), muon_lr=3e-3)
 
 
 @pytest.mark.parametrize('decay_embeddings', [True, False])
 def test_adamw_decays_matrices_and_embeddings_if_asked(decay_embeddings):
     """Weight decay is on matrices, never on biases and norms; decay_embeddings decides on E."""
     model = lively(n_sense=3)
-    adamw, = make_optimizers(model, 'adamw', **RATES, decay_embeddings=decay_embeddings)
+    adamw, = make_optimizers(
+        model, Settings(optimizer='adamw', decay_embeddings=decay_embeddings))
     decays = {}
     for group in adamw.param_groups:
         decays |= dict.fromkeys(group['params'], group['weight_decay'])
@@ -31,7 +32,7 @@ def test_adamw_decays_matrices_and_embeddings_if_asked(decay_embeddings):
 def test_muon_takes_all_matrices_but_the_embeddings(n_sense):
     """A Backpack's and a Transformer's; AdamW has the rest, as each parameter is in one group."""
     model = lively(n_sense=n_sense)
-    _, muon = make_optimizers(model, 'muon', **RATES)
+    _, muon = make_optimizers(model, Settings())
     moved = {p for group in muon.param_groups for p in group['params']}
     for name, p in model.named_parameters():
         is_for_muon = p.dim() == 2 and not name.endswith(EMBEDDINGS)
@@ -46,7 +47,7 @@ def test_muon_moves_each_part_of_a_stack_by_itself(name, n_parts):
     model = lively(n_sense=3)
     n_embd = model.config.n_embd
     weight = model.get_submodule(name).weight
-    _, muon = make_optimizers(model, 'muon', **RATES | {'muon_lr': 0.02})
+    _, muon = make_optimizers(model, Settings(muon_lr=0.02))
     parts = [nn.Parameter(part.clone()) for part in weight.detach().split(n_embd)]
     alone = torch.optim.Muon(parts, lr=0.02, weight_decay=0.1, adjust_lr_fn='match_rms_adamw')
     for _ in range(3):  # the first step has no momentum yet
@@ -67,7 +68,7 @@ def test_every_parameter_is_in_one_group(loaded_lr, name):
     """Those of a contextualizer that is no GPT-2 too, such as the matrices of an LSTM."""
     config = Config(8, 40, n_layer=1, n_head=1, n_embd=8, n_sense=2)
     model = Backpack(config, contextualizer=nn.LSTM(8, 8))
-    optimizers = make_optimizers(model, name, **RATES, loaded_lr=loaded_lr)
+    optimizers = make_optimizers(model, Settings(optimizer=name, loaded_lr=loaded_lr))
     found = [p for own in optimizers for group in own.param_groups for p in group['params']]
     assert sorted(map(id, found)) == sorted(map(id, model.parameters()))
 
@@ -79,7 +80,7 @@ def test_muon_passes_over_frozen_parameters():
         p.requires_grad_(False)
     before = {name: p.clone() for name, p in model.named_parameters()}
     model(text(), text(seed=2)).backward()
-    for optimizer in make_optimizers(model, 'muon', **RATES):
+    for optimizer in make_optimizers(model, Settings()):
         optimizer.step()
     for name, p in model.named_parameters():
         is_frozen = name.startswith('contextualizer.')

@@ -2,20 +2,32 @@
 
 import math
 from collections import defaultdict
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rucksack.device import bfloat16_unit
-from rucksack.model import GPT, Backpack
+from rucksack.model import GPT, Backpack, CausalSelfAttention, SenseWeights
 
 MOMENTUM = 0.95  # as in torch's Muon
 
 
-def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weight_decay: float,
-                    betas: tuple[float, float], *, muon_lr: float, decay_embeddings: bool = True,
-                    loaded_lr: float = 1.0) -> list[Optimizer]:
+class Rates(Protocol):
+    """The settings of train.py that optimizers read."""
+
+    optimizer: str
+    learning_rate: float
+    muon_lr: float
+    loaded_lr: float
+    weight_decay: float
+    decay_embeddings: bool
+    beta1: float
+    beta2: float
+
+
+def make_optimizers(model: Backpack | GPT, s: Rates) -> list[Optimizer]:
     """Make AdamW ('adamw'), or AdamW and Muon ('muon').
 
     Muon takes every matrix but the embeddings. It orthogonalizes each update, so that no direction
@@ -25,31 +37,33 @@ def make_optimizers(model: Backpack | GPT, name: str, learning_rate: float, weig
     Each group has a 'factor' by which the caller multiplies its learning rate: 1 for senses and
     their weights, loaded_lr for embeddings and contextualizer.
     """
+    stacked = [module.c_attn for module in model.modules()  # queries, keys and values
+               if isinstance(module, (CausalSelfAttention, SenseWeights))]
+    if isinstance(model, Backpack):
+        stacked.append(model.sense_network.final_mlp.c_proj)  # k senses
     for_adamw = defaultdict(list)  # (weight decay, factor) -> parameters
     for_muon = defaultdict(list)  # (rows, columns, factor) of a part -> matrices with such parts
     for path, module in model.named_modules():
-        factor = loaded_lr
+        factor = s.loaded_lr
         if path.startswith('sense_'):
             factor = 1.0
-        is_undecayed = isinstance(module, nn.Embedding) and not decay_embeddings
+        is_undecayed = isinstance(module, nn.Embedding) and not s.decay_embeddings
         for p in module.parameters(recurse=False):
-            if name == 'muon' and isinstance(module, nn.Linear) and p.dim() == 2:
-                rows = module.out_features
-                if path.endswith(('c_attn', 'final_mlp.c_proj')):  # queries, keys, values; k senses
-                    rows = model.config.n_embd
+            if s.optimizer == 'muon' and isinstance(module, nn.Linear) and p.dim() == 2:
+                rows = model.config.n_embd if module in stacked else module.out_features
                 for_muon[rows, module.in_features, factor].append(p)
             elif p.dim() == 1 or is_undecayed:
                 for_adamw[0.0, factor].append(p)
             else:
-                for_adamw[weight_decay, factor].append(p)
+                for_adamw[s.weight_decay, factor].append(p)
     groups = [{'params': params, 'weight_decay': decay, 'factor': factor}
               for (decay, factor), params in for_adamw.items()]
-    adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
-    if name == 'adamw':
+    adamw = torch.optim.AdamW(groups, lr=s.learning_rate, betas=(s.beta1, s.beta2), fused=True)
+    if s.optimizer == 'adamw':
         return [adamw]
     groups = [{'params': matrices, 'rows': rows, 'factor': factor}
               for (rows, _, factor), matrices in for_muon.items()]
-    return [adamw, Muon(groups, {'lr': muon_lr, 'weight_decay': weight_decay})]
+    return [adamw, Muon(groups, {'lr': s.muon_lr, 'weight_decay': s.weight_decay})]
 
 
 def set_rates(optimizers: list[Optimizer], share: float) -> None:
