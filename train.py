@@ -23,16 +23,16 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from rucksack.cli import run_cli
+from rucksack.cli import reading, run_cli
 from rucksack.data import TokenDataset, data_folder, facts_of, read_meta, texts_of_step
 from rucksack.fast import DistinctIds, distinct_ids
-from rucksack.model import GPT, Backpack
+from rucksack.model import GPT, Backpack, Config
 from rucksack.training import report
 from rucksack.training.machine import Machine, configure_machine, leave_processes
 from rucksack.training.optimizers import make_optimizers, set_rates
-from rucksack.training.run import RunFolder, locked, refuse_to_replace
+from rucksack.training.run import RunFolder, check_loss, locked, refuse_to_replace
 from rucksack.training.settings import parse_settings, setting, with_decided
-from rucksack.training.start import config_of_run, find_start, out_dir_of, warmup_of
+from rucksack.training.start import find_start, out_dir_of, warmup_of
 from rucksack.training.stuck import stuck_senses
 
 # -----------------------------------------------------------------------------
@@ -48,15 +48,17 @@ class Settings:
     overwrite: bool = setting(False, 'replace the run in out_dir once this one has saved')
     dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
     model: str = setting('backpack', 'backpack, or gpt, its baseline', choices=('backpack', 'gpt'))
-    n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)')
+    n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)',
+                           high=10_000)
     n_head: int = setting(12, 'attention heads')
     n_embd: int = setting(768, 'width d')
     n_sense: int = setting(16, 'senses per token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
     block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
     dropout: float = setting(0.0, 'dropout in the contextualizer')
-    batch_size: int = setting(32, 'sequences per micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, of all processes', low=1)
+    batch_size: int = setting(32, 'sequences per micro-batch', low=1, high=100_000)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, of all processes',
+                                               low=1, high=100_000)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('muon', 'muon for matrices, or adamw', choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
@@ -85,14 +87,20 @@ class Settings:
         """Count the tokens of all micro-batches of all processes."""
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
+    def config(self, n_vocab: int) -> Config:
+        """Make the config of a model for data with n_vocab ids; ValueError if sizes do not fit."""
+        rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
+        n_sense = 0 if self.model == 'gpt' else self.n_sense
+        return Config(self.block_size, rows, n_vocab, self.n_layer, self.n_head, self.n_embd,
+                      n_sense, self.sense_hidden, self.dropout)
+
 
 def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
     """Read all settings; also returns the names of those that were typed."""
-    settings, flags, configs = parse_settings(Settings, argv)
-    s = Settings(**settings)
+    s, typed, configs = parse_settings(Settings, argv)
     if not s.out_dir:
         s = replace(s, out_dir=out_dir_of(s.dataset, s.model, configs))
-    return s, flags
+    return s, typed
 
 
 # -----------------------------------------------------------------------------
@@ -195,7 +203,7 @@ class Trainer:
         """
         if step > 0:
             self.folder.save(step)
-        if step in self.folder.val_losses:  # it was evaluated before it was resumed
+        if step == self.folder.evaluated_step:  # before the run was resumed
             return
         loss = evaluate(self.loss_model, self.val_data, self.settings, self.machine)
         if loss is None:
@@ -205,15 +213,14 @@ class Trainer:
             row |= stuck_senses(self.model, self.val_data, self.machine)
         self.loss_model.train()
         self.machine.print0(report.evaluation_lines(step, row, self.settings.warmup_iters))
-        self.folder.log(step, row)
-        self.folder.save(step)
-        self.folder.copy_if_best(step)
+        self.folder.log_evaluation(step, row)
         self.last = step, time.perf_counter()
 
     def log_step(self, step: int, loss: Tensor, norm: Tensor, share: float) -> None:
         """Print and log the numbers of a step, and its tokens per second, evaluations excluded."""
         s = self.settings
         loss = self.machine.sum_over_processes(loss) / self.machine.world  # waits for the device
+        check_loss(step, loss)
         last_step, last_time = self.last
         self.last = step, time.perf_counter()
         speed = (step - last_step) * s.tokens_per_step / (self.last[1] - last_time)
@@ -249,11 +256,9 @@ def set_up(s: Settings, typed: set[str]) -> Trainer:
 
     # The model and its optimizers. Compiled, the loss is one graph; DDP averages gradients.
     torch.manual_seed(s.seed)
-    model = begin.make(config_of_run(asdict(s), meta['vocab_size']))
-    model.to(machine.device).train()
-    optimizers = make_optimizers(
-        model, s.optimizer, s.learning_rate, s.weight_decay, (s.beta1, s.beta2),
-        decay_embeddings=s.decay_embeddings, muon_lr=s.muon_lr, loaded_lr=s.loaded_lr)
+    with reading('this model', problem='cannot be made'):
+        model = begin.make(s.config(meta['vocab_size'])).to(machine.device).train()
+    optimizers = make_optimizers(model, s)
     begin.restore(optimizers)
     loss_model = machine.wrap(DistinctIds(model), s.compile)
 
@@ -306,8 +311,8 @@ def train(trainer: Trainer) -> int:
             return 128 + signal
         machine.print0(f'done: {s.out_dir}/ckpt.pt')
         return 0
-    except RuntimeError as error:
-        raise report.explained(error, machine.rank, trainer.folder.what_is_saved())
+    except (RuntimeError, MemoryError) as error:
+        raise report.explained(error, trainer.folder.what_is_saved())
     except (FloatingPointError, OSError) as error:
         machine.print0(f'train.py: stopped: {error}; {trainer.folder.what_is_saved()}', sys.stderr)
         return 1

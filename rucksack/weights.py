@@ -158,7 +158,7 @@ def make_model(config: Config) -> Backpack | GPT:
 def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
     """Make a model with given weights, in the default dtype; torch complains unless all fit."""
     if config.n_layer > len(weights):  # before making them takes minutes
-        raise ValueError(f'it has {len(weights)} tensors for {config.n_layer:,} layers')
+        raise ValueError(f'its n_layer is {config.n_layer:,}, but it has {len(weights)} tensors')
     with torch.device('meta'):
         model = make_model(config)
     dtype = torch.get_default_dtype()

@@ -26,6 +26,8 @@ ROWS = [
     ('train', '--device=abacus', 'abacus', 'tiny'),
     ('train', 'config/none.py', 'config/none.py', 'tiny'),
     ('train', '--n_sense=0', "'0'", 'tiny'),
+    ('train', '--n_layer=2000000', '2000000', 'tiny'),
+    ('train', '--n_embd=2147483648', 'this model', 'tiny'),
     ('train', '--init_from=english', 'english', 'tiny'),
     ('train', '--out_dir=out/toy', 'out/toy/ckpt.pt', 'out'),
     ('train', '--init_from=resume --out_dir=out/toy', '--init_from=out/toy/ckpt.pt', 'out'),

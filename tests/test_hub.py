@@ -183,6 +183,7 @@ CHANGES = {  # the name of a weight or of a setting, and what it becomes (None: 
     'h.0.mlp.c_fc.bias': None,
     'x.y': torch.zeros(3),
     'lm_head.weight': torch.zeros(64, 32),  # no copy of wte.weight
+    'n_layer': 2_000_000,  # which would take minutes to make
     'activation_function': 'relu'}
 
 

@@ -1,6 +1,5 @@
 """Claims about settings: where they come from, how they are spelled, the configs of the project."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from helpers import ROOT, SMALL, error_of
 from rucksack import train
 from rucksack.paper.timing import SIZES
 from rucksack.train import Settings, parse_args
-from rucksack.training.start import config_of_run
 
 CONFIGS = sorted(path.stem for path in (ROOT / 'config').glob('*.py'))
 AS_PUBLISHED = ['train_micro', 'train_mini', 'train_small', 'senses']
@@ -52,8 +50,7 @@ def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
 def test_every_config_makes_a_model(name, model, end):
     """A run's folder says which model it has."""
     s, _ = parse_args([f'{ROOT}/config/{name}.py', f'--model={model}'])
-    config = config_of_run(asdict(s), 50257)
-    assert config.n_sense == (16 if model == 'backpack' else 0)
+    assert s.config(50257).n_sense == (16 if model == 'backpack' else 0)
     assert s.out_dir == f'out/{name.removeprefix("train_")}{end}'
 
 

@@ -2,7 +2,9 @@
 
 import math
 import sys
+import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -488,20 +490,73 @@ def test_stuck_senses_after_the_warmup_get_advice(step, counts, said):
     assert said in evaluation_lines(step, row, 5).removesuffix(')')[-20:]
 
 
-def test_wandb_log_gets_what_is_logged(tiny, monkeypatch):
+@pytest.fixture
+def wandb(monkeypatch):
+    """A Weights & Biases whose runs hold what they were asked for, and the rows they were sent."""
+    runs = []
+
+    def init(**asked):
+        rows = []
+        run = SimpleNamespace(**asked, rows=rows, log=lambda row, step: rows.append((step, row)))
+        run.id = asked['id'] or 'r1'
+        runs.append(run)
+        return run
+
+    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init, runs=runs))
+    return sys.modules['wandb']
+
+
+def test_wandb_log_gets_what_is_logged(wandb, tiny):
     """The same rows, as numbers, under their steps, and the settings of the run."""
-    asked = {}
-    sent = []
-
-    def init(**facts):
-        asked.update(facts)
-        return SimpleNamespace(log=lambda row, step: sent.append((step, row)))
-
-    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init))
     train.main([*RUN, '--wandb_log'])
-    assert asked['config'] == checkpoint()['settings']
-    for logged, (step, row) in zip(log(), sent, strict=True):
+    run, = wandb.runs
+    assert run.config == checkpoint()['settings']
+    for logged, (step, row) in zip(log(), run.rows, strict=True):
         numbers = {name: float(text) for name, text in logged.items() if text}
         given = {name: row[name] for name in numbers}
         assert numbers == pytest.approx(given, rel=1e-5)
         assert row['step'] == step
+
+
+def test_a_resumed_run_goes_on_with_its_wandb_run(wandb, tiny):
+    """Also where it was resumed without wandb in between."""
+    train.main([*RUN, '--max_iters=2', '--wandb_log'])
+    train.main([*RESUME, '--max_iters=4', '--wandb_log=False'])
+    train.main([*RESUME, '--max_iters=6', '--wandb_log'])
+    assert [run.id for run in wandb.runs] == ['r1', 'r1']
+    assert [step for step, _ in wandb.runs[1].rows] == [5, 6, 6]
+    assert wandb.runs[1].resume == 'allow'
+
+
+def test_a_wandb_that_fails_is_one_line(wandb, tiny, capsys):
+    """Without a login, say, and before anything is trained."""
+    wandb.init = None
+    assert '--wandb_log' in error_of(train, capsys, *RUN, '--wandb_log')
+    assert not Path('out').exists()
+
+
+# -----------------------------------------------------------------------------
+# Odd machines.
+
+
+def test_without_a_compiler_that_works_a_run_says_so(tiny, capsys, monkeypatch):
+    """It goes on without torch.compile."""
+    def compile(function):
+        return partial(error, function)
+
+    def error(*args):
+        raise RuntimeError('no Python.h')
+
+    monkeypatch.setattr(torch, 'compile', compile)
+    train.main([*SMALL, '--compile=True', '--max_iters=1'])
+    assert 'without torch.compile' in capsys.readouterr().out
+    assert checkpoint()['step'] == 1
+
+
+def test_a_run_in_a_thread_is_as_any_other(tiny):
+    """Python lets only the main thread handle signals."""
+    train.main([*RUN, '--out_dir=out/whole'])
+    thread = threading.Thread(target=train.main, args=[RUN])
+    thread.start()
+    thread.join()
+    assert_same_run('out/whole', 'out/run')

@@ -3,8 +3,8 @@
 import ctypes
 import gc
 import os
-import shutil
 import signal
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,13 +61,11 @@ class Machine:
             self.signal = number
             self.forget_signals()
 
-        signal.signal(signal.SIGINT, note)
-        signal.signal(signal.SIGTERM, note)
+        handle_signals(note, note)
 
     def forget_signals(self) -> None:
         """Let signals act as Python has them act."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        handle_signals(signal.default_int_handler, signal.SIG_DFL)
 
     def noted_signal(self) -> int:
         """Return the signal that any of the processes has noted, 0 for none."""
@@ -93,21 +91,21 @@ class Machine:
         return tensors
 
     def can_compile(self) -> bool:
-        """Tell whether torch.compile works here."""
-        if self.device == 'cpu':
-            return bool(shutil.which('g++') or shutil.which('clang++'))
-        return self.on_gpu
+        """Tell whether torch.compile works here: try it on a function."""
+        if self.device == 'mps':
+            return False
+        try:
+            torch.compile(torch.sin)(torch.ones(2, device=self.device))
+        except Exception:  # of many types: no compiler, no Python.h, a folder with a space
+            return False
+        return True
 
     def compile(self, module: Callable) -> Callable:
         """Compile a module or function, or return it unchanged where it cannot be compiled."""
         if not self.can_compile():
-            self.print0(f'{self.device}: training without torch.compile, '
-                        'which needs CUDA or a C++ compiler')
+            self.print0(f'{self.device}: without torch.compile, which fails here; it needs CUDA, '
+                        'or a C++ compiler and the headers of Python')
             return module
-        if self.device == 'cpu':
-            # Without this, threads sum gradients in any order, and slowly.
-            torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False
         self.print0('compiling, which takes a minute or two ...')
         return torch.compile(module)
 
@@ -118,6 +116,13 @@ class Machine:
         if self.world > 1:
             module = DistributedDataParallel(module, [self.device] if self.on_gpu else None)
         return module
+
+
+def handle_signals(interrupt: Callable, terminate: Callable | signal.Handlers) -> None:
+    """Set what SIGINT and SIGTERM do; in a thread, where Python cannot, nothing changes."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, terminate)
 
 
 def configure_machine(device: str, dtype: str, micro_batches: int = 0) -> Machine:
@@ -144,6 +149,9 @@ def configure_machine(device: str, dtype: str, micro_batches: int = 0) -> Machin
         dtype = 'bfloat16' if bfloat16_unit(device) else 'float32'
     if device == 'cpu':
         keep_freed_memory()
+        # Without this, threads of a compiled model sum gradients in any order, and slowly.
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
         if dtype == 'bfloat16':  # flash attention in it is slower than plain matmuls here
             torch.backends.cuda.enable_flash_sdp(False)
     if world > 1:

@@ -57,10 +57,11 @@ def log_line(step: int, row: dict, tokens_left: int) -> str:
             f'{row["grad_norm"]:.2f}, {speed:,} tokens/s, {time_left} left')
 
 
-def explained(error: RuntimeError, rank: int, saved: str) -> Exception:
+def explained(error: RuntimeError | MemoryError, saved: str) -> Exception:
     """Say in a LocalError that a device has not enough memory; any other error stays as it is."""
-    # A CPU's allocator has no error of its own.
-    if isinstance(error, torch.OutOfMemoryError) or 'allocate memory' in str(error):
-        return LocalError(f'process {rank}: out of memory; lower --batch_size and raise '
+    # The CPU's allocator of torch has no error of its own.
+    of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    if of_memory or 'allocate memory' in str(error):
+        return LocalError('out of memory; lower --batch_size and raise '
                           f'--gradient_accumulation_steps to match; {saved}')
     return error

@@ -69,6 +69,12 @@ def val_losses_in(log: str) -> dict[int, float]:
     return losses
 
 
+def check_loss(step: int, loss: float) -> None:
+    """Raise FloatingPointError if the loss of a step is not finite."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(f'step {step}: the loss is {loss}')
+
+
 def check_finite(step: int, tensors: Iterable[Tensor]) -> None:
     """Raise FloatingPointError if a parameter or moment is not finite: it must not be saved."""
     is_finite = [tensor.isfinite().all() for tensor in tensors]
@@ -125,41 +131,38 @@ class RunFolder:
         self.checkpoint = folder / 'ckpt.pt'
         self.model = model
         self.optimizers = optimizers
-        self.facts = facts
+        self.facts = {'wandb_id': state.get('wandb_id'), **facts}
         self.is_writer = rank == 0
-        self.wandb = self.start_wandb() if facts['settings']['wandb_log'] else None
         self.saved_step = state.get('step')  # of the last checkpoint
-        self.unwritten = state.get('log', HEADER)  # lines that log.csv has yet to get
-        self.val_losses = val_losses_in(self.unwritten)  # step -> loss, as log.csv has it
-        self.best_val_loss = min([state.get('best_val_loss', math.inf), *self.val_losses.values()])
+        log = state.get('log', HEADER)
+        losses = val_losses_in(log)
+        self.evaluated_step = max(losses, default=None)  # the last one
+        self.best_val_loss = min([state.get('best_val_loss', math.inf), *losses.values()])
+        self.wandb = None
         if not self.is_writer:
             return
+        if facts['settings']['wandb_log']:
+            self.start_wandb()
         for name in ('ckpt', 'ckpt-[0-9]*', 'best', 'log'):
             for partial in folder.glob(f'{name}.*.partial'):  # left by a killed run
                 partial.unlink()
         if state:
-            self.start_log()  # without the rows after the checkpoint
-            self.copy_if_best(self.saved_step)  # in case the run was killed before this copy
+            write_file(folder / 'log.csv', log)  # without the rows after the checkpoint
 
-    def start_wandb(self):
-        """Begin a run of Weights & Biases; WANDB_PROJECT and WANDB_NAME name it."""
-        with reading('--wandb_log', 'pip install wandb', problem='cannot be used'):
+    def start_wandb(self) -> None:
+        """Begin a run of Weights & Biases, or go on with one; WANDB_PROJECT and WANDB_NAME name it.
+
+        UserError if there is no wandb, or no login.
+        """
+        hint = 'pip install wandb and log in, or leave it out'
+        with reading('--wandb_log', hint, problem='cannot be used'):
             import wandb
-            return wandb.init(config=self.facts['settings']) if self.is_writer else None
-
-    def start_log(self) -> None:
-        """Write log.csv from its beginning."""
-        write_file(self.folder / 'log.csv', self.unwritten)
-        self.unwritten = ''
+            self.wandb = wandb.init(
+                config=self.facts['settings'], id=self.facts['wandb_id'], resume='allow')
+        self.facts['wandb_id'] = self.wandb.id
 
     def log(self, step: int, row: dict) -> None:
-        """Add a row to log.csv and, if enabled, to Weights & Biases.
-
-        FloatingPointError if its loss is not finite.
-        """
-        loss = row.get('loss', row.get('val_loss'))
-        if not math.isfinite(loss):
-            raise FloatingPointError(f'step {step}: the loss is {loss}')
+        """Add a row to log.csv and, if enabled, to Weights & Biases."""
         row = {'step': step, **row}
         cells = []
         for name in COLUMNS:
@@ -167,15 +170,26 @@ class RunFolder:
             if isinstance(value, float):
                 value = f'{value:.6g}'
             cells.append(str(value))
-        self.unwritten += ','.join(cells) + '\n'
-        if 'val_loss' in row:
-            self.val_losses[step] = float(f'{loss:.6g}')
-        if self.is_writer and self.saved_step is not None:
+        if self.is_writer:
             with open(self.folder / 'log.csv', 'a') as file:
-                file.write(self.unwritten)
-            self.unwritten = ''
+                file.write(','.join(cells) + '\n')
         if self.wandb:
             self.wandb.log(row, step=step)
+
+    def log_evaluation(self, step: int, row: dict) -> None:
+        """Log an evaluation; if its loss is the lowest so far, make best.pt a copy of ckpt.pt.
+
+        A new run is saved first. FloatingPointError if the loss is not finite.
+        """
+        loss = float(f'{row["val_loss"]:.6g}')  # as in log.csv
+        check_loss(step, loss)
+        self.save(step)
+        if loss <= self.best_val_loss:
+            self.best_val_loss = loss
+            if self.is_writer:
+                with appearing_whole(self.folder / 'best.pt') as partial:
+                    shutil.copyfile(self.checkpoint, partial)
+        self.log(step, row)
 
     def save(self, step: int) -> None:
         """Write ckpt.pt, with all that resuming needs, unless it has this step.
@@ -201,7 +215,7 @@ class RunFolder:
                 if self.saved_step is None:  # an older run goes when the new one is on the disk
                     self.remove_older_run()
             if self.saved_step is None:
-                self.start_log()
+                write_file(self.folder / 'log.csv', HEADER)
         self.saved_step = step
 
     def remove_older_run(self) -> None:
@@ -209,16 +223,6 @@ class RunFolder:
         for file in [*checkpoints_in(self.folder), *self.folder.glob('log.csv')]:
             if file != self.checkpoint:
                 file.unlink()
-
-    def copy_if_best(self, step: int) -> None:
-        """Make best.pt a copy of ckpt.pt if the loss of this step is the lowest so far."""
-        loss = self.val_losses.get(step, math.inf)
-        if loss > self.best_val_loss:
-            return
-        self.best_val_loss = loss
-        if self.is_writer and loss < math.inf:
-            with appearing_whole(self.folder / 'best.pt') as partial:
-                shutil.copyfile(self.checkpoint, partial)
 
     def keep(self, step: int) -> None:
         """Write the parameters to ckpt-STEP.pt, which later steps do not replace."""

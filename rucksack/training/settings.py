@@ -68,10 +68,10 @@ def read_config(path: str | Path, parser: Parser) -> dict:
         return parse(parser, words)
 
 
-def parse_settings(kind: type, argv: list[str]) -> tuple[dict, set[str], list[str]]:
+def parse_settings(kind: type[Settings], argv: list[str]) -> tuple[Settings, set[str], list[str]]:
     """Read the settings of a dataclass from config files, then from flags.
 
-    Returns the settings given, the names set by flags, and the paths of the config files.
+    Returns the settings, the names set by flags, and the paths of the config files.
     """
     parser = make_parser(kind)
     flags = parse(parser, argv)
@@ -79,7 +79,7 @@ def parse_settings(kind: type, argv: list[str]) -> tuple[dict, set[str], list[st
     settings = {}
     for path in configs:
         settings |= read_config(path, parser)
-    return settings | flags, set(flags), configs
+    return kind(**settings | flags), set(flags), configs
 
 
 def with_decided(settings: Settings, typed: set[str], decided: dict, source: str) -> Settings:

@@ -1,6 +1,5 @@
 """What a training run starts from: nothing, its own checkpoint, or given parameters."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,29 +14,10 @@ from rucksack.training.machine import Machine
 from rucksack.training.run import load_optimizers, read_log, read_state
 from rucksack.weights import from_checkpoint, from_pretrained, make_model
 
-# The settings that a model's Config takes, n_sense = 0 for a GPT.
-SHAPE = ('n_layer', 'n_head', 'n_embd', 'n_sense', 'sense_hidden', 'block_size', 'dropout')
-
 # The settings that steer how long a run goes on, how often it reports, and where. max_iters can
 # change the schedule; device and compile can change rounding and the draws of dropout.
 STEERING = {
-    'max_iters', 'eval_interval', 'keep_every', 'log_interval',
-    'out_dir', 'init_from', 'overwrite',
-    'device', 'compile', 'wandb_log',
-}
-
-
-def config_of_run(settings: dict, n_vocab: int) -> Config:
-    """Make the Config of a model from the settings of a run, for data with n_vocab ids.
-
-    UserError if the numbers do not fit together.
-    """
-    shape = {name: settings[name] for name in SHAPE}
-    if settings['model'] == 'gpt':
-        shape['n_sense'] = 0
-    rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
-    with reading('this model', problem='cannot be made'):
-        return Config(vocab_size=rows, n_vocab=n_vocab, **shape)
+    'max_iters', 'eval_interval', 'keep_every', 'log_interval', 'device', 'compile', 'wandb_log'}
 
 
 def out_dir_of(dataset: str, model: str, configs: list[str]) -> str:
