@@ -48,17 +48,15 @@ class Settings:
     overwrite: bool = setting(False, 'replace the run in out_dir once this one has saved')
     dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
     model: str = setting('backpack', 'backpack, or gpt, its baseline', choices=('backpack', 'gpt'))
-    n_layer: int = setting(12, 'layers of the contextualizer (a loaded model keeps its own)',
-                           high=10_000)
+    n_layer: int = setting(12, 'layers (a loaded model keeps its own sizes)', high=10_000)
     n_head: int = setting(12, 'attention heads')
     n_embd: int = setting(768, 'width d')
     n_sense: int = setting(16, 'senses per token, k', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
     block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
     dropout: float = setting(0.0, 'dropout in the contextualizer')
-    batch_size: int = setting(32, 'sequences per micro-batch', low=1, high=100_000)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, of all processes',
-                                               low=1, high=100_000)
+    batch_size: int = setting(32, 'sequences per micro-batch', low=1)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, of all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('muon', 'muon for matrices, or adamw', choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
@@ -98,9 +96,8 @@ class Settings:
 def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
     """Read all settings; also returns the names of those that were typed."""
     s, typed, configs = parse_settings(Settings, argv)
-    if not s.out_dir:
-        s = replace(s, out_dir=out_dir_of(s.dataset, s.model, configs))
-    return s, typed
+    out_dir = s.out_dir or out_dir_of(s.dataset, s.model, configs)
+    return replace(s, out_dir=out_dir), typed
 
 
 # -----------------------------------------------------------------------------
@@ -142,8 +139,7 @@ def forward_backward(loss_model: nn.Module, data: TokenDataset, step: int, s: Se
     round-robin, and synchronise once, after their last one.
     """
     n = s.gradient_accumulation_steps
-    texts = texts_of_step(s.seed, step, n * s.batch_size, data.n)
-    micro_batches = texts.reshape(n, s.batch_size)
+    micro_batches = texts_of_step(s.seed, step, n * s.batch_size, data.n).reshape(n, -1)
     own = range(machine.rank, n, machine.world)
     losses = []
     for i in own:
@@ -174,8 +170,7 @@ def evaluate(loss_model: nn.Module, data: TokenDataset, s: Settings, machine: Ma
         for batch in batches[index:index + 1]:  # in the last round, there may be none
             loss = loss_of(loss_model, data, batch, machine)
             total += loss.item() * len(batch)
-    total = machine.sum_over_processes(torch.tensor(total, dtype=torch.float64))
-    return total / len(texts)
+    return machine.sum_over_processes(torch.tensor(total, dtype=torch.float64)) / len(texts)
 
 
 # -----------------------------------------------------------------------------
@@ -212,7 +207,7 @@ class Trainer:
         if isinstance(self.model, Backpack):
             row |= stuck_senses(self.model, self.val_data, self.machine)
         self.loss_model.train()
-        self.machine.print0(report.evaluation_lines(step, row, self.settings.warmup_iters))
+        self.machine.print0(report.evaluation_lines(step, row))
         self.folder.log_evaluation(step, row)
         self.last = step, time.perf_counter()
 
@@ -264,7 +259,7 @@ def set_up(s: Settings, typed: set[str]) -> Trainer:
 
     facts = {'model_config': asdict(model.config), 'tokenizer': meta['tokenizer'],
              'settings': asdict(s), 'data': facts_of(meta)}  # stored in every checkpoint
-    folder = RunFolder(Path(s.out_dir), model, optimizers, facts, begin.state, machine.rank)
+    folder = RunFolder(Path(s.out_dir), model, optimizers, facts, begin.state, machine.rank == 0)
     machine.print0(report.summary(model, machine, begin.state))
     machine.print0(report.plan(s.max_iters, s.tokens_per_step, train_data, s.out_dir))
     last = begin.state.get('step', 0), time.perf_counter()

@@ -76,7 +76,8 @@ def load_weights(source: str | Path) -> tuple:
             with reading(path):
                 model = from_checkpoint(checkpoint, path)
                 tokenizer = checkpoint['tokenizer']
-                training = training_of(checkpoint)
+                settings = checkpoint['settings']
+                training = Training(settings['dataset'], settings['compile'])
                 load_tokenizer(tokenizer)
     n_vocab = model.config.n_vocab
     if tokenizer is None and n_vocab == GPT2_VOCAB:
@@ -183,12 +184,6 @@ class Training:
 
     dataset: str
     compile: bool
-
-
-def training_of(checkpoint: dict) -> Training:
-    """Read how a checkpoint was trained."""
-    settings = checkpoint['settings']
-    return Training(settings['dataset'], settings['compile'])
 
 
 def count_parameters(model: Backpack | GPT) -> dict[str, int]:

@@ -26,7 +26,7 @@ import eval
 from rucksack import sample, train
 from rucksack.cli import UserError
 from rucksack.training.machine import Machine
-from rucksack.weights import Training, from_pretrained, training_of
+from rucksack.weights import Training, from_pretrained, load_weights
 
 RESUME = [*RUN, '--init_from=resume']
 CKPT = Path('out/run/ckpt.pt')
@@ -102,22 +102,6 @@ def test_a_signal_breaks_off_an_evaluation(signal_at, step, tiny, monkeypatch):
     assert_same_run('out/whole', 'out/run')
 
 
-def test_a_step_is_saved_before_it_is_evaluated(tiny, monkeypatch):
-    """A run that is killed during an evaluation has lost nothing."""
-    def evaluate(*args):
-        assert CKPT.exists() == (len(evaluations) > 0)
-        evaluations.append(args)
-        if len(evaluations) == 3:
-            raise RuntimeError('killed')
-        return 1.0
-
-    evaluations = []
-    monkeypatch.setattr(train, 'evaluate', evaluate)
-    with pytest.raises(RuntimeError, match='killed'):
-        train.main(RUN)
-    assert checkpoint()['step'] == 4
-
-
 def test_a_resumed_run_cuts_its_log_at_the_checkpoint(tiny):
     """Rows of steps that it has not got are made again, and stand there once."""
     train.main([*RUN, '--out_dir=out/whole'])
@@ -141,17 +125,6 @@ def test_a_signal_in_the_first_evaluation_leaves_an_older_run(tiny, capsys, monk
     assert {path.name: path.read_bytes() for path in Path('out/run').iterdir()} == before
 
 
-def test_a_signal_right_after_a_save_changes_no_checkpoint(tiny, monkeypatch):
-    """Its evaluation would be made again, and logged twice."""
-    train.main([*RUN, '--max_iters=2'])
-    before = CKPT.read_bytes()
-    monkeypatch.setattr(Machine, 'noted_signal', lambda machine: signal.SIGINT)
-    with pytest.raises(SystemExit) as stop:
-        train.main(RESUME)
-    assert stop.value.code == 130
-    assert CKPT.read_bytes() == before
-
-
 # -----------------------------------------------------------------------------
 # What a run saves.
 
@@ -159,7 +132,8 @@ def test_a_signal_right_after_a_save_changes_no_checkpoint(tiny, monkeypatch):
 def test_a_checkpoint_says_how_it_was_trained(tiny):
     """Its data, and whether it was compiled."""
     train.main(RUN)
-    assert training_of(checkpoint()) == Training('tiny', False)
+    _, _, training = load_weights('out/run')
+    assert training == Training('tiny', False)
 
 
 @pytest.mark.parametrize('share', [0.4, 0.99])
@@ -179,20 +153,6 @@ def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
 
 # -----------------------------------------------------------------------------
 # One run a folder.
-
-
-def test_nobody_else_gets_into_the_folder_of_a_run(tiny, capsys, monkeypatch):
-    """At every step a second run is refused, and the first ends as it does alone."""
-    real = train.forward_backward
-
-    def forward_backward(*args):
-        assert 'out/run' in error_of(train, capsys, *RESUME)
-        return real(*args)
-
-    train.main([*RUN, '--out_dir=out/whole'])
-    monkeypatch.setattr(train, 'forward_backward', forward_backward)
-    train.main(RUN)
-    assert_same_run('out/whole', 'out/run')
 
 
 @pytest.mark.parametrize('more', [[], ['--init_from=resume', '--max_iters=9']])

@@ -21,7 +21,6 @@ from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.model import GPT, Backpack, Config
 from rucksack.train import Settings, share_of_peak
 from rucksack.training.machine import Machine
-from rucksack.training.report import evaluation_lines
 from rucksack.training.start import start_from
 from rucksack.weights import export, from_pretrained, make_model
 
@@ -84,16 +83,6 @@ def test_the_rate_decays_to_min_lr_at_max_iters(step, share):
     """Linear up to the peak in warmup_iters, then down to min_lr."""
     schedule = Settings(warmup_iters=4, min_lr=0.01, learning_rate=0.02, max_iters=24)
     assert share_of_peak(step, schedule) == share
-
-
-def test_decay_embeddings_is_what_the_optimizer_gets(tiny):
-    """Under strong weight decay E shrinks; with --decay_embeddings=False it does not."""
-    run = [*SMALL, '--max_iters=3', '--weight_decay=50']
-    train.main([*run, '--decay_embeddings=True', '--out_dir=out/both'])
-    train.main([*run, '--decay_embeddings=False', '--out_dir=out/one'])
-    both = checkpoint('out/both')['model']['wte.weight']
-    one = checkpoint('out/one')['model']['wte.weight']
-    assert both.norm() < 0.7 * one.norm()
 
 
 def test_muon_lr_and_loaded_lr_set_the_rates_of_a_step(tiny):
@@ -236,14 +225,6 @@ def test_init_from_starts_with_the_weights_and_their_sizes(kind, is_exported, ti
     assert first['val_loss'] == evaluations('out/run')[-1]['val_loss']
     sizes = checkpoint('out/run')['model_config']
     assert checkpoint('out/tuned')['model_config'] == sizes | {'dropout': 0.3}
-
-
-def test_fine_tuning_refuses_another_n_embd(tiny, capsys):
-    """The setting is named, and no run begins."""
-    train_a_run('backpack')
-    error = error_of(train, capsys, *TUNE, '--init_from=out/run', '--n_embd=32')
-    assert 'n_embd=32' in error
-    assert not Path('out/tuned').exists()
 
 
 NEW_SENSES = ['--model=backpack', '--n_sense=2', '--sense_hidden=24']
@@ -479,15 +460,6 @@ def test_keep_every_keeps_no_weights_that_are_not_finite(tiny, capsys):
     assert kept()
     for name in kept():
         assert_finite(Path('out/run', name))
-
-
-@pytest.mark.parametrize('step, counts, said', [
-    (5, (0, 3), 'normal at first'), (6, (0, 3), 'docs/training.md'),
-    (6, (2, 0), 'docs/training.md'), (6, (0, 0), 'only on position')])
-def test_stuck_senses_after_the_warmup_get_advice(step, counts, said):
-    """Until warmup_iters they are normal."""
-    row = {'val_loss': 1.0, 'senses_on_current_token': counts[0], 'senses_by_position': counts[1]}
-    assert said in evaluation_lines(step, row, 5).removesuffix(')')[-20:]
 
 
 @pytest.fixture

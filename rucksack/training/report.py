@@ -16,12 +16,11 @@ def summary(model: Backpack | GPT, machine: Machine, state: dict) -> str:
     millions = count_parameters(model)['total'] / 1e6
     text = (f'{type(model).__name__}, {millions:.1f}M parameters, on {machine.world} x '
             f'{machine.name} in {machine.dtype}')
-    threads = torch.get_num_threads()
     if state:
         text += f'\nresumed after step {state["step"]}'
-    if state.get('threads', threads) != threads:
-        text += (f'\nit was trained with {state["threads"]} threads, and there are {threads} now: '
-                 f'for the same bits, set OMP_NUM_THREADS={state["threads"]}')
+    threads = state.get('threads')  # of the run so far
+    if threads not in (None, torch.get_num_threads()):
+        text += f'; it had {threads} threads: for the same bits, set OMP_NUM_THREADS={threads}'
     return text
 
 
@@ -32,17 +31,13 @@ def plan(n_steps: int, tokens_per_step: int, data: TokenDataset, out_dir: str) -
             f'{data.path.parent}; log and checkpoints in {out_dir}')
 
 
-def evaluation_lines(step: int, row: dict, warmup_iters: int) -> str:
+def evaluation_lines(step: int, row: dict) -> str:
     """Format the log's row of an evaluation for the terminal."""
     lines = f'step {step}: validation loss {row["val_loss"]:.4f}'
     if 'senses_by_position' in row:
-        on_current = row['senses_on_current_token']
-        by_position = row['senses_by_position']
-        lines += (f'\nstuck senses: {on_current} attend only to the current token, '
-                  f'{by_position} depend only on position')
-        if on_current + by_position > 0:
-            is_warm = step > warmup_iters
-            lines += ' (what to do: docs/training.md)' if is_warm else ' (normal at first)'
+        lines += ('\nstuck senses (normal at first, else see docs/training.md): '
+                  f'{row["senses_on_current_token"]} attend only to the current token, '
+                  f'{row["senses_by_position"]} depend only on position')
     return lines
 
 
@@ -50,11 +45,9 @@ def log_line(step: int, row: dict, tokens_left: int) -> str:
     """Format a row of the log for the terminal, with the time left."""
     speed = row['tokens_per_second']
     time_left = timedelta(seconds=tokens_left // max(1, speed))
-    rates = f'lr {row["learning_rate"]:.2e}'
-    if 'muon_lr' in row:
-        rates += f' (Muon {row["muon_lr"]:.2e})'
-    return (f'step {step}: loss {row["loss"]:.4f}, {rates}, grad norm '
-            f'{row["grad_norm"]:.2f}, {speed:,} tokens/s, {time_left} left')
+    muon = f' (Muon {row["muon_lr"]:.2e})' if 'muon_lr' in row else ''
+    return (f'step {step}: loss {row["loss"]:.4f}, lr {row["learning_rate"]:.2e}{muon}, '
+            f'grad norm {row["grad_norm"]:.2f}, {speed:,} tokens/s, {time_left} left')
 
 
 def explained(error: RuntimeError | MemoryError, saved: str) -> Exception:

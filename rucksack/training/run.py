@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +17,6 @@ from torch.optim import Optimizer
 from rucksack.cli import UserError, reading
 from rucksack.files import appearing_whole, locked_folder, write_file
 from rucksack.model import GPT, Backpack
-from rucksack.weights import load_file
 
 COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
            'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # of log.csv
@@ -37,15 +37,18 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
-    """List the checkpoints in the folder of a run: ckpt.pt, best.pt and every ckpt-STEP.pt."""
-    files = sorted(folder.glob('*.pt'))
-    return [file for file in files if re.fullmatch(r'ckpt|ckpt-\d+|best', file.stem)]
+def files_of_run(folder: Path, end: str = '') -> list[Path]:
+    """List what a run has written: log.csv, ckpt.pt, best.pt and every ckpt-STEP.pt.
+
+    With end, a pattern, list files whose names go on so.
+    """
+    names = rf'(log\.csv|(ckpt|ckpt-\d+|best)\.pt){end}'
+    return [file for file in sorted(folder.glob('*')) if re.fullmatch(names, file.name)]
 
 
 def refuse_to_replace(folder: Path) -> None:
     """Raise UserError if the folder of a run holds checkpoints or a log already."""
-    for file in [*checkpoints_in(folder), *folder.glob('log.csv')]:
+    for file in files_of_run(folder):
         raise UserError(f'{file} exists; continue it with --init_from=resume, '
                         'replace it with --overwrite, or choose another --out_dir')
 
@@ -82,15 +85,6 @@ def check_finite(step: int, tensors: Iterable[Tensor]) -> None:
         raise FloatingPointError(f'step {step}: a parameter or an optimizer moment is not finite')
 
 
-def read_state(path: Path) -> dict:
-    """Read the checkpoint of a run, to resume it; UserError for one with parameters alone."""
-    state = load_file(path)
-    if 'optimizers' not in state:
-        raise UserError(f'{path} holds weights but no run to resume; '
-                        f'fine-tune them with --init_from={path}')
-    return state
-
-
 def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict) -> None:
     """Copy the moments of each parameter from a checkpoint; betas and the like stay as set.
 
@@ -118,6 +112,7 @@ def write_state(path: Path, state: dict) -> None:
         raise error.__context__ or error
 
 
+@dataclass
 class RunFolder:
     """The folder of a run, with ckpt.pt, best.pt and log.csv; only the first process writes.
 
@@ -125,29 +120,30 @@ class RunFolder:
     or {}. Until a new run has saved its first checkpoint, nothing of an older run is touched.
     """
 
-    def __init__(self, folder: Path, model: Backpack | GPT, optimizers: list[Optimizer],
-                 facts: dict, state: dict, rank: int):
-        self.folder = folder
-        self.checkpoint = folder / 'ckpt.pt'
-        self.model = model
-        self.optimizers = optimizers
-        self.facts = {'wandb_id': state.get('wandb_id'), **facts}
-        self.is_writer = rank == 0
+    folder: Path
+    model: Backpack | GPT
+    optimizers: list[Optimizer]
+    facts: dict
+    state: InitVar[dict]
+    is_writer: bool
+
+    def __post_init__(self, state: dict) -> None:
+        self.checkpoint = self.folder / 'ckpt.pt'
         self.saved_step = state.get('step')  # of the last checkpoint
         log = state.get('log', HEADER)
         losses = val_losses_in(log)
         self.evaluated_step = max(losses, default=None)  # the last one
         self.best_val_loss = min([state.get('best_val_loss', math.inf), *losses.values()])
+        self.facts['wandb_id'] = state.get('wandb_id')
         self.wandb = None
         if not self.is_writer:
             return
-        if facts['settings']['wandb_log']:
+        if self.facts['settings']['wandb_log']:
             self.start_wandb()
-        for name in ('ckpt', 'ckpt-[0-9]*', 'best', 'log'):
-            for partial in folder.glob(f'{name}.*.partial'):  # left by a killed run
-                partial.unlink()
+        for partial in files_of_run(self.folder, r'\..*partial'):  # left by a killed run
+            partial.unlink()
         if state:
-            write_file(folder / 'log.csv', log)  # without the rows after the checkpoint
+            write_file(self.folder / 'log.csv', log)  # without the rows after the checkpoint
 
     def start_wandb(self) -> None:
         """Begin a run of Weights & Biases, or go on with one; WANDB_PROJECT and WANDB_NAME name it.
@@ -213,16 +209,15 @@ class RunFolder:
             with appearing_whole(self.checkpoint) as partial:
                 write_state(partial, state)
                 if self.saved_step is None:  # an older run goes when the new one is on the disk
-                    self.remove_older_run()
-            if self.saved_step is None:
-                write_file(self.folder / 'log.csv', HEADER)
+                    self.replace_older_run()
         self.saved_step = step
 
-    def remove_older_run(self) -> None:
-        """Remove what a run has left in the folder, but for ckpt.pt, which is to be replaced."""
-        for file in [*checkpoints_in(self.folder), *self.folder.glob('log.csv')]:
+    def replace_older_run(self) -> None:
+        """Remove what a run has left in the folder, but for ckpt.pt, and begin log.csv."""
+        for file in files_of_run(self.folder):
             if file != self.checkpoint:
                 file.unlink()
+        write_file(self.folder / 'log.csv', HEADER)
 
     def keep(self, step: int) -> None:
         """Write the parameters to ckpt-STEP.pt, which later steps do not replace."""

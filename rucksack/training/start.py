@@ -11,8 +11,8 @@ from rucksack.cli import UserError, reading
 from rucksack.data import data_folder, facts_of, read_meta
 from rucksack.model import GPT, Backpack, Config
 from rucksack.training.machine import Machine
-from rucksack.training.run import load_optimizers, read_log, read_state
-from rucksack.weights import from_checkpoint, from_pretrained, make_model
+from rucksack.training.run import load_optimizers, read_log
+from rucksack.weights import from_checkpoint, from_pretrained, load_file, make_model
 
 # The settings that steer how long a run goes on, how often it reports, and where. max_iters can
 # change the schedule; device and compile can change rounding and the draws of dropout.
@@ -75,9 +75,13 @@ def find_start(init_from: str, folder: Path, dataset: str, block_size: int, flag
 def start_of_run(folder: Path, flags: set[str]) -> Start:
     """Read the checkpoint of a run, with its log; UserError if its data have changed."""
     path = folder / 'ckpt.pt'
-    state = read_state(path)
+    state = load_file(path)
+    if 'optimizers' not in state:
+        raise UserError(f'{path} has parameters alone; fine-tune them with --init_from={path}')
     with reading(path, f'fine-tune its weights with --init_from={path}'):
-        decided = settings_of_run(state['settings'], flags)
+        # Its place is as typed, and so are the steering settings that were typed.
+        free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
+        decided = {name: value for name, value in state['settings'].items() if name not in free}
         state['log'] = read_log(folder, state['step'])
         data = data_folder(decided['dataset'])
     if state['data'] != facts_of(read_meta(data)):
@@ -96,15 +100,6 @@ def load_given(source: str, dataset: str) -> Backpack | GPT:
                         f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
                         f'prepare.py {dataset} --text FILE --like {source} --overwrite')
     return given
-
-
-def settings_of_run(saved: dict, flags: set[str]) -> dict:
-    """Choose from the saved settings of a run those that it keeps when resumed.
-
-    Its place is as typed, and so are the steering settings that flags says were typed.
-    """
-    free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
-    return {name: value for name, value in saved.items() if name not in free}
 
 
 def settings_of_given(config: Config, block_size: int, flags: set[str]) -> dict:
