@@ -209,15 +209,16 @@ class RunFolder:
             with appearing_whole(self.checkpoint) as partial:
                 write_state(partial, state)
                 if self.saved_step is None:  # an older run goes when the new one is on the disk
-                    self.replace_older_run()
+                    self.remove_older_run()
+            if self.saved_step is None:
+                write_file(self.folder / 'log.csv', HEADER)
         self.saved_step = step
 
-    def replace_older_run(self) -> None:
-        """Remove what a run has left in the folder, but for ckpt.pt, and begin log.csv."""
+    def remove_older_run(self) -> None:
+        """Remove what a run has left in the folder, but for ckpt.pt, which is to be replaced."""
         for file in files_of_run(self.folder):
             if file != self.checkpoint:
                 file.unlink()
-        write_file(self.folder / 'log.csv', HEADER)
 
     def keep(self, step: int) -> None:
         """Write the parameters to ckpt-STEP.pt, which later steps do not replace."""
