@@ -341,13 +341,6 @@ def test_warmup_iters_is_5_percent_of_the_steps_unless_given(given, steps, tiny)
     assert checkpoint()['settings']['warmup_iters'] == steps
 
 
-def test_a_rank_without_a_world_is_refused(tiny, capsys, monkeypatch):
-    """It would train nothing."""
-    monkeypatch.setenv('RANK', '1')
-    assert 'torchrun' in error_of(train, capsys, *SMALL)
-    assert not Path('out').exists()
-
-
 # -----------------------------------------------------------------------------
 # The log.
 

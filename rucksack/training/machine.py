@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rucksack.cli import LocalError, UserError, discard_output
+from rucksack.cli import UserError, discard_output
 from rucksack.device import bfloat16_unit, find_device
 
 
@@ -130,10 +130,8 @@ def configure_machine(device: str, dtype: str, micro_batches: int = 0) -> Machin
 
     UserError unless the processes can share the micro-batches of a step.
     """
-    if ('RANK' in os.environ) != ('WORLD_SIZE' in os.environ):
-        raise LocalError('RANK and WORLD_SIZE come as a pair; torchrun sets both')
-    rank = int(os.environ.get('RANK', 0))
     world = int(os.environ.get('WORLD_SIZE', 1))
+    rank = int(os.environ.get('RANK', 0)) if world > 1 else 0
     if micro_batches % world != 0:
         raise UserError(f'gradient_accumulation_steps is {micro_batches}; it must be a multiple '
                         f'of {world}, the number of processes')
