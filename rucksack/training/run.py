@@ -86,7 +86,7 @@ def check_finite(step: int, tensors: Iterable[Tensor]) -> None:
 
 
 def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict) -> None:
-    """Copy the moments of each parameter from a checkpoint; betas and the like stay as set.
+    """Take the moments of each parameter from a checkpoint; betas and the like stay as set.
 
     Moments of another shape would make a fused kernel write past them: ValueError.
     """
@@ -99,8 +99,7 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict) -> No
                 shape = () if name == 'step' else p.shape
                 if moment.shape != shape:
                     raise ValueError(f'the shape of {name}')
-                own = torch.empty(shape, device=p.device)
-                optimizer.state[p][name] = own.copy_(moment)
+                optimizer.state[p][name] = moment.to(p.device)
 
 
 def write_state(path: Path, state: dict) -> None:

@@ -43,8 +43,6 @@ def stuck_senses(model: Backpack, data: TokenDataset, machine: Machine) -> dict[
     idx, _ = data(data.spread(16))  # (16, block_size)
     with machine.autocast():
         on_current, moved = sense_gauge(model, idx.to(machine.device))  # (k,) each
-    is_on_current = on_current > 0.97
-    is_by_position = moved < 0.05
     return {
-        'senses_on_current_token': is_on_current.sum().item(),
-        'senses_by_position': is_by_position.sum().item()}
+        'senses_on_current_token': (on_current > 0.97).sum().item(),
+        'senses_by_position': (moved < 0.05).sum().item()}
