@@ -111,10 +111,10 @@ def download(name: str) -> Path:
     if config is None:
         raise UserError(f'{name} has no config.json')
     folder = config.parent  # named after a commit, to which all files belong
-    fetch(name, 'tokenizer_config.json', folder.name)
     if not fetch(name, 'tokenizer.json', folder.name):
         fetch(name, 'vocab.json', folder.name)
         fetch(name, 'merges.txt', folder.name)
+    fetch(name, 'tokenizer_config.json', folder.name)
     for file in WEIGHTS:
         if not weights_in(folder):
             fetch(name, file, folder.name)

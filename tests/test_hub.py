@@ -376,7 +376,7 @@ def test_a_hub_name_is_fetched(cached, hub, monkeypatch):
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', hf_hub_download)
     model, tokenizer = from_pretrained('owner/tiny')
     assert tokenizer == words_tokenizer(['a nurse'])
-    wanted = ['config.json', 'tokenizer_config.json', 'tokenizer.json', 'model.safetensors']
+    wanted = ['config.json', 'tokenizer.json', 'tokenizer_config.json', 'model.safetensors']
     assert asked == [file for file in wanted if file not in cached]
     asked.clear()
     again, _ = from_pretrained('owner/tiny')
@@ -387,5 +387,5 @@ def test_a_hub_name_is_fetched(cached, hub, monkeypatch):
 def test_offline_what_the_cache_lacks_is_named(hub, monkeypatch, capsys):
     """transformers leaves a model without its tokenizer: no other vocabulary is assumed."""
     offline(monkeypatch)
-    hub('config.json', 'model.safetensors', 'tokenizer_config.json')
+    hub('config.json', 'model.safetensors')
     assert 'owner/tiny: tokenizer.json' in error_of(sample, capsys, '--from=owner/tiny')

@@ -44,9 +44,7 @@ def make_optimizers(model: Backpack | GPT, s: Rates) -> list[Optimizer]:
     for_adamw = defaultdict(list)  # (weight decay, factor) -> parameters
     for_muon = defaultdict(list)  # (rows, columns, factor) of a part -> matrices with such parts
     for path, module in model.named_modules():
-        factor = s.loaded_lr
-        if path.startswith('sense_'):
-            factor = 1.0
+        factor = 1.0 if path.startswith('sense_') else s.loaded_lr
         is_undecayed = isinstance(module, nn.Embedding) and not s.decay_embeddings
         for p in module.parameters(recurse=False):
             if s.optimizer == 'muon' and isinstance(module, nn.Linear) and p.dim() == 2:
