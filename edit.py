@@ -72,9 +72,10 @@ def make_parser() -> Parser:
 
 
 def check_out(path: Path) -> None:
-    """Raise UserError if a learned edit cannot be written to this path, or a person's file is there."""
+    """Raise UserError if a path cannot have a learned edit, or has a person's file."""
     if path.suffix != '.safetensors' or not path.parent.is_dir():
-        raise UserError(f'--out {path}: give a name in a folder that exists, such as edit.safetensors')
+        raise UserError(f'--out {path}: give a name in a folder that exists, that ends in '
+                        '.safetensors')
     if path.exists():
         with reading(f'--out {path}', 'give the name of a new file, or of a learned edit'):
             about_shift(path)
@@ -92,7 +93,7 @@ def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
     ids = [subject.eot, *encode(subject.encoding, text)]
     texts = [ids[i:i + length + 1] for i in range(0, len(ids) - 1, length)][:MOST_TEXTS]
     if len(texts) < 2:
-        raise UserError(f'{path} has {len(ids) - 1} tokens; --background needs more than {length}')
+        raise UserError(f'{path} has {len(ids) - 1} tokens; a background needs more than {length}')
     return texts
 
 

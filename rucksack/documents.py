@@ -252,12 +252,13 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
 
 
 def openwebtext_files() -> list[str]:
-    """Download OpenWebText to the Hub's cache: its Parquet files or, without any, its tars."""
+    """Download OpenWebText to the Hub's cache: its Parquet files if whole, else its archives."""
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
     with reading('OpenWebText', 'connect to the internet, or use --text FILE...'):
         names = sorted(hub.list_repo_files(repo, repo_type='dataset'))
         files = [name for name in names if name.endswith('.parquet')]
-        if not files:
+        is_whole = any(name.endswith(f'-of-{len(files):05d}.parquet') for name in files)
+        if not is_whole:
             files = [name for name in names if name.endswith('.tar')]
         return [hub.hf_hub_download(repo, name, repo_type='dataset') for name in files]

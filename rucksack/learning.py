@@ -111,14 +111,14 @@ def positions_of(readings: list[Reading], pairs: Tensor) -> Positions:
     """Put the positions of all readings together, for the pairs (id, sense) to move, (P, 2)."""
     ids, numbers = pairs.T.contiguous()  # (P,) each
     weights = []
-    for reading in readings:
-        places = torch.searchsorted(reading.ids, ids)  # (P,), where an id is or would be
-        places = places.clamp(max=len(reading.ids) - 1)
-        occurs = reading.ids[places] == ids  # (P,)
-        weights.append(reading.weights[:, numbers, places] * occurs)  # (n, P)
+    for text in readings:
+        places = torch.searchsorted(text.ids, ids)  # (P,), where an id is or would be
+        places = places.clamp(max=len(text.ids) - 1)
+        occurs = text.ids[places] == ids  # (P,)
+        weights.append(text.weights[:, numbers, places] * occurs)  # (n, P)
     return Positions(
-        targets=torch.cat([reading.targets for reading in readings]),
-        o=torch.cat([reading.o for reading in readings]),
+        targets=torch.cat([text.targets for text in readings]),
+        o=torch.cat([text.o for text in readings]),
         weights=torch.cat(weights))
 
 
@@ -191,7 +191,7 @@ def batches(n: int, steps: int, generator: torch.Generator) -> tuple[Tensor, ...
 
 def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: Positions,
         steps: int, lr: float, seed: int) -> Tensor:
-    """Find vectors (P, d) that lower the losses of examples and leave other predictions as they are.
+    """Find vectors (P, d) that lower the losses of examples and keep other predictions.
 
     cases are the positions of each example, held those of the background. Adam and the cosine are
     as published.
