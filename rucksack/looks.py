@@ -74,19 +74,38 @@ def show(subject: Subject, chosen: SensesOf, edit: Edit | None) -> Table:
 
 
 def separate(subject: Subject, text: str, pairs: Pairs) -> Table:
-    """Rank senses by how strongly they separate pairs of words, on average over the vocabulary."""
+    """Rank senses by how strongly they separate pairs of words, on average over the vocabulary.
+
+    A long sense separates any two words by many logits. So senses are ranked by the ratio of this
+    mean to their spread, the standard deviation of what they add to the logits of all words.
+    """
+    E = subject.model.wte.weight[:subject.model.config.n_vocab]  # (V, d)
+    measure = partial(spreads, covariance=E.T.cov())
+    spread = over_vocabulary(subject.model, measure).mean(0)  # (k,)
     score = mean_separation(subject, pairs)
     scores = over_vocabulary(subject.model, score)  # (V, k)
     sizes = scores.abs()
     mean_sizes = sizes.mean(0)  # (k,)
-    order = mean_sizes.argsort(descending=True)
+    ratio = mean_sizes / spread
+    order = ratio.argsort(descending=True)
     ids = sizes.topk(8, dim=0).indices  # (8, k)
     extremes = scores.gather(0, ids)  # (8, k)
-    cells = zip(order.tolist(), mean_sizes[order].tolist())
-    title = (f'How far each sense separates {text} (+/-): mean absolute value over all words, '
-             'and the most extreme words')
-    columns = {'sense': 'd', 'mean': '.2f'}
+    cells = zip(order.tolist(), mean_sizes[order].tolist(), ratio[order].tolist())
+    title = (f'How far each sense separates {text} (+/-): mean absolute value over all words, its '
+             "ratio to the spread of the sense's logits, and the most extreme words")
+    columns = {'sense': 'd', 'mean': '.2f', 'ratio': '.2f'}
     return ranking(subject, title, columns, cells, ids.T[order], extremes.T[order])
+
+
+@torch.no_grad()
+def spreads(model: Backpack, ids: Tensor, covariance: Tensor) -> Tensor:
+    """Compute the standard deviation of the V logits that each sense of ids (n,) adds: (n, k).
+
+    That is sqrt(C S C^T), for the covariance S (d, d) of embeddings.
+    """
+    C = model.senses(ids)  # (n, k, d)
+    variance = (C @ covariance * C).sum(-1)
+    return variance.sqrt()
 
 
 def separate_words(subject: Subject, text: str, pairs: Pairs, words: list[str]) -> Table:

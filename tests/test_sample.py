@@ -293,15 +293,19 @@ def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
 
 
 def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
-    """By mean size over all words, and the words in which the size is largest."""
+    """By the mean size over all words, as a share of the standard deviation of a sense's logits.
+
+    A row has the words in which the size is largest.
+    """
     a = world.id('she')
     b = world.id('he')
     C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
     apart = C @ (world.E[a] - world.E[b])  # (V, k)
     mean_size = apart.abs().mean(0)
+    ratio = mean_size / (C @ world.E.T).std(-1).mean(0)
     expected = []
-    for l in mean_size.argsort(descending=True).tolist():
-        row = [l, mean_size[l].item()]
+    for l in ratio.argsort(descending=True).tolist():
+        row = [l, mean_size[l].item(), ratio[l].item()]
         for w in apart[:, l].abs().topk(8).indices.tolist():
             row += [world.word(w), apart[w, l].item()]
         expected.append(row)
