@@ -237,8 +237,12 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
     """List the T * k terms of senses.explain for a text idx (1, T), with their labels.
 
     Returns arrays by name, as pandas.DataFrame takes them: adds = alpha * C.E, then alpha, C.E
-    (the score C . direction), and the token, its position and the number of the sense.
+    (the score C . direction), and the token, its position and the number of the sense. ValueError
+    unless idx is one text.
     """
+    idx = torch.as_tensor(idx, device=direction.device).long()
+    if idx.shape[:-1] != (1,) or not idx.numel():
+        raise ValueError(f'terms takes the ids of one text (1, T), not {tuple(idx.shape)}')
     alpha, scores = senses.explain(model, idx, direction, C)  # (1, T, k) each
     _, T, k = alpha.shape
     numbers = {'adds': alpha * scores, 'alpha': alpha, 'C.E': scores}

@@ -5,8 +5,10 @@ import math
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import World, error_of, save, say, toy_subject
@@ -15,6 +17,7 @@ from torch.nn import functional as F
 
 from rucksack import sample
 from rucksack.cli import printable
+from rucksack.looks import terms
 from rucksack.senses import (
     STRENGTHS,
     Edit,
@@ -385,6 +388,16 @@ def test_explain_has_terms_that_add_up(asked, words, world, capsys):
     assert_same(rows, expected)
     total = sum(float(row[0]) for row in rows)
     assert total == pytest.approx(expected_total.item(), abs=1e-4)
+
+
+def test_terms_take_the_ids_of_one_text_alone(world):
+    """As any integers; two texts, none, or ids without a batch are refused with their shape."""
+    explain = partial(terms, world.model, world.encoding, direction=world.E[0])
+    expected = explain(torch.tensor([[5, 7]]))
+    assert explain(np.array([[5, 7]], dtype=np.uint16))['adds'].tolist() == expected['adds'].tolist()
+    for ids in ([[5], [7]], [5, 7], [[]]):
+        with pytest.raises(ValueError, match=re.escape(str(tuple(torch.tensor(ids).shape)))):
+            explain(ids)
 
 
 def test_control_characters_do_not_reach_the_terminal(out, capsys):
