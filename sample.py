@@ -28,7 +28,7 @@ from rucksack.edits import (
     FORMS,
     Change,
     SensesOf,
-    absent_words,
+    count_words,
     make_edit,
     parse_lines,
     parse_senses,
@@ -163,12 +163,12 @@ def parse_args(argv: list[str]) -> Request:
         flags,
         changes=parse_lines(flags.edits),
         starts=starts,
-        words=word_list(flags.words) if flags.words else [],
+        words=[] if flags.words is None else word_list(flags.words),
         show={text: parse_look(text) for text in flags.show},
         find={text: parse_find(text) for text in flags.find},
         sweep={text: parse_look(text) for text in flags.sweep},
         explain=explain,
-        probs=word_list(flags.probs) if flags.probs else [])
+        probs=[] if flags.probs is None else word_list(flags.probs))
     refuse_misfits(request, parser)
     return request
 
@@ -231,10 +231,10 @@ def read_prompts(request: Request, subject: Subject) -> tuple[Prompts, list[str]
 
 
 def make_tables(request: Request, subject: Subject, prompts: Prompts,
-                edit: Edit | None, absent: list[str]) -> dict[str, Table]:
+                edit: Edit | None, has_effect: bool) -> dict[str, Table]:
     """Make the tables that the flags ask for, by name; for edits only, next words before and after.
 
-    edit is None if there are no edits. Edits and sweeps of absent words alone have no table.
+    edit is None if there are no edits. One without effect on the prompts has no table of its own.
     """
     tables = {}
     for text, chosen in request.show.items():
@@ -252,7 +252,7 @@ def make_tables(request: Request, subject: Subject, prompts: Prompts,
     if request.probs:
         tables['probs'] = looks.probabilities(subject, prompts, request.probs, edit)
     for prompt, idx in progress(prompts.items(), 'prompts'):
-        for name, table in tables_after(idx, request, subject, edit, absent).items():
+        for name, table in tables_after(idx, request, subject, edit, has_effect).items():
             if len(prompts) > 1:
                 name = f'{name}: {prompt}'
                 table.title = f'"{prompt}"\n{table.title}'
@@ -261,20 +261,27 @@ def make_tables(request: Request, subject: Subject, prompts: Prompts,
 
 
 def tables_after(idx: Tensor, request: Request, subject: Subject, edit: Edit | None,
-                 absent: list[str]) -> dict[str, Table]:
+                 has_effect: bool) -> dict[str, Table]:
     """Explain the prediction after a prompt (1, T), or show how an edit changes it, in tables."""
     tables = {}
     if request.explain is not None:
         tables['explain'] = looks.explanation(subject, request.explain, idx, edit)
     for text, scaled in request.sweep.items():
-        if scaled.word not in absent:
-            tables[f'sweep {text}'] = looks.sweep(subject, scaled, idx, edit)
-    has_effect = any(change.word not in absent for change in request.changes)
+        tables[f'sweep {text}'] = looks.sweep(subject, scaled, idx, edit)
     if has_effect and not request.is_look:
         before_and_after = {'before': None, 'after': edit}
         title = 'The next word before and after the edit'
         tables['next words'] = looks.next_words(subject, title, idx, before_and_after)
     return tables
+
+
+def changes_senses(subject: Subject, prompts: Prompts, edit: Edit) -> bool:
+    """Tell whether an edit changes a sense of any prompt."""
+    for idx in prompts.values():
+        C = subject.model.senses(idx)  # (1, T, k, d)
+        if not torch.equal(edit(idx, C), C):
+            return True
+    return False
 
 
 def print_samples(subject: Subject, prompt: str, idx: Tensor, flags: argparse.Namespace,
@@ -321,11 +328,18 @@ def run(argv: list[str]) -> None:
         edit, sentences = make_edit(request.changes, subject.model, subject.encoding)
         notices += sentences
     scaled = [*request.changes, *request.sweep.values()]
-    absent = absent_words(scaled, subject.encoding, prompts.values())
+    counts = count_words(scaled, subject.encoding, prompts.values())
+    absent = [word for word, (touched, _) in counts.items() if not touched]
+    longer = [word for word, (touched, whole) in counts.items() if touched > whole]
     if absent:  # first, as it is often a misspelled word
         print(f'Not in any prompt, so without effect on the next word: {", ".join(absent)}')
+    has_effect = edit is not None and changes_senses(subject, prompts, edit)
+    if edit and not absent and not has_effect:
+        print('The edit changes nothing in any prompt')
+    if longer:
+        print(f'Part of a longer word in a prompt, and edited there: {", ".join(longer)}')
     print(subject.about())
-    tables = make_tables(request, subject, prompts, edit, absent)
+    tables = make_tables(request, subject, prompts, edit, has_effect)
     if csv_file:  # the file first, as printing into head ends the program
         write_csv(csv_file, tables)
     for part in [*notices, *tables.values()]:

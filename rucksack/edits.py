@@ -28,6 +28,7 @@ from rucksack.senses import (
 )
 from rucksack.words import (
     bag_ids,
+    count_whole,
     describe,
     parse_bag,
     parse_pair,
@@ -227,11 +228,17 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding) -> tup
     return compose(steps), sentences
 
 
-def absent_words(changes: list[Change], encoding: Encoding, prompts: Iterable[Tensor]) -> list[str]:
-    """Choose the changed words that none of the prompts, ids (1, T) each, has."""
-    absent = []
-    for word in dict.fromkeys(change.word for change in changes):
+def count_words(changes: list[Change], encoding: Encoding, prompts: Iterable[Tensor]
+                ) -> dict[str, tuple[int, int]]:
+    """Count how often changes touch each of their words in prompts, ids (1, T) each.
+
+    The second number counts whole words; an edit of land touches Finland if its tokens are Fin and
+    land.
+    """
+    counts = {}
+    for word in dict.fromkeys(change.word for change in changes if change.word != '*'):
         ids, _ = find_words(word, encoding)
-        if not any(occurrences(idx, ids).any() for idx in prompts):
-            absent.append(word)
-    return absent
+        touched = [occurrences(idx, ids).sum().item() for idx in prompts]
+        whole = [count_whole(word, encoding.decode(idx[0].tolist())) for idx in prompts]
+        counts[word] = sum(touched), sum(whole)
+    return counts

@@ -40,7 +40,12 @@ def read_lines(text: str) -> list[str]:
 
 
 def word_list(text: str) -> list[str]:
-    """List the words in a,b,c or @FILE, each once; a text with an empty part is one word."""
+    """List the words in a,b,c or @FILE, each once; a text with an empty part is one word.
+
+    UserError for an empty text.
+    """
+    if not text.strip():
+        raise UserError(f'{text!r} has no words; give some, as in she,he')
     parts = read_lines(text) if re.match('@.', text) else text.split(',')
     words = [part.strip() for part in parts]
     return list(dict.fromkeys(words)) if all(words) else [text]
@@ -108,6 +113,12 @@ def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
     if len(forms[0]) == 1:
         return [ids[0] for ids in forms if len(ids) == 1]
     return [tuple(ids) for ids in forms if len(ids) > 1]
+
+
+def count_whole(word: str, text: str) -> int:
+    """Count a word in a text, but for places where it is part of a longer word."""
+    edge = r'(?!(?<=\w)(?=\w))'  # no place between two letters
+    return len(re.findall(edge + re.escape(word) + edge, text))
 
 
 def describe(encoding: Encoding, word: str) -> str:

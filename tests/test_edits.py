@@ -12,6 +12,7 @@ from rucksack.edits import (
     Replacement,
     SensesOf,
     Topic,
+    count_words,
     find_senses,
     make_edit,
     parse_lines,
@@ -83,6 +84,12 @@ def test_a_word_of_several_tokens_is_edited_at_its_last():
     words, numbers, _ = find_senses(parse_senses('xist:a/x'), model, PIECES)
     assert words == [(X, IST), (X_AT_START, IST)]
     assert numbers == [best]
+
+
+def test_tokens_of_a_word_inside_longer_words_are_counted_apart():
+    """An edit of "a" touches "xa" too; every word, *, is not counted."""
+    idx = torch.tensor([PIECES.encode_ordinary(' a, xa')])
+    assert count_words([off('a', 0), off('*', 0)], PIECES, [idx]) == {'a': (2, 1)}
 
 
 LINES = ['topic she, he=3', 'nurse:1', '*:0=0.5', 'topic HP=2,1.5,1,.5', 'nurse: Apple -> HP']

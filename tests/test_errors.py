@@ -41,6 +41,8 @@ ROWS = [
     ('sample', '--from out/tou', 'out/tou', 'out'),
     ('sample', '--from english_gpt --show nurse', 'english_gpt', 'out'),
     ('sample', '--temperature -1', "'-1'", 'out'),
+    ('sample', "--probs ''", "''", 'out'),
+    ('sample', "--words ''", "''", 'out'),
     ('sample', '--frobnicate', '--frobnicate', 'out'),
     ('sample', '--csv x.csv', '--csv', 'out'),
     ('sample', '--words a,b --find she+he', '--words', 'out'),

@@ -88,6 +88,14 @@ def test_edits_of_words_that_no_prompt_has_are_one_line(out, capsys):
     assert not re.search('\nnext word +before', said)
 
 
+@pytest.mark.parametrize('line', ['nurse:3=1', 'room: she -> she', 'topic music=0'])
+def test_an_edit_that_changes_nothing_is_said_to(line, out, capsys):
+    """In the first line, in place of the table."""
+    said = say(sample, capsys, '--edit', line, *SHORT)
+    assert 'nothing' in said.splitlines()[0]
+    assert not re.search('\nnext word +before', said)
+
+
 def test_a_pair_turns_off_the_sense_that_most_separates_it(world, capsys):
     """It is printed which, and what the chances are."""
     C = world.model.senses(torch.tensor(world.id('nurse')))  # (k, d)
@@ -393,8 +401,8 @@ def test_explain_has_terms_that_add_up(asked, words, world, capsys):
 def test_terms_take_the_ids_of_one_text_alone(world):
     """As any integers; two texts, none, or ids without a batch are refused with their shape."""
     explain = partial(terms, world.model, world.encoding, direction=world.E[0])
-    expected = explain(torch.tensor([[5, 7]]))
-    assert explain(np.array([[5, 7]], dtype=np.uint16))['adds'].tolist() == expected['adds'].tolist()
+    adds, expected = (explain(ids([[5, 7]]))['adds'] for ids in (np.uint16, torch.tensor))
+    assert adds.tolist() == expected.tolist()
     for ids in ([[5], [7]], [5, 7], [[]]):
         with pytest.raises(ValueError, match=re.escape(str(tuple(torch.tensor(ids).shape)))):
             explain(ids)
