@@ -5,6 +5,7 @@ import io
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,9 +123,23 @@ def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str
 
 
 def progress(items, what: str):
-    """Iterate over items; after two seconds, show a progress bar with the time left."""
+    """Iterate over items; after two seconds, show a progress bar with the time left.
+
+    Where standard error is no terminal, a line says how much there is to do instead.
+    """
     from tqdm import tqdm  # comes with datasets
-    return tqdm(items, what, delay=2, mininterval=1, leave=False, disable=None)
+    bar = tqdm(items, what, delay=2, mininterval=1, leave=False, disable=None)
+    return announced(items, what) if bar.disable else bar
+
+
+def announced(items, what: str):
+    """Iterate over items; after the first, print how long all will take if that is 10 s or more."""
+    start = time.monotonic()
+    for i, item in enumerate(items):
+        yield item
+        seconds = (time.monotonic() - start) * len(items)
+        if i == 0 and seconds >= 10:
+            print(f'{what}: {len(items)} steps, about {seconds:.0f} s', file=sys.stderr, flush=True)
 
 
 def quiet_hub() -> None:

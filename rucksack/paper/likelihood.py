@@ -226,7 +226,8 @@ def senses_table(subjects: list[Subject], data: str | None) -> Table:
     ids, path = held_out(subject, data)
     unedited = score_texts(subject, [ids], 'loss', look_back=False).logp
     rows = [['none', perplexity(unedited, len(ids)), 0.0, None, None]]
-    for l, sizes in enumerate(sense_sizes(subject, ids)):
+    sizes_of_all = sense_sizes(subject, ids)  # (k, 2)
+    for l, sizes in enumerate(progress(sizes_of_all, 'senses off')):
         edited = replace(subject, edit=scale_senses(None, [l], 0.0))
         logp = score_texts(edited, [ids], f'sense {l} off', look_back=False).logp
         cost = (unedited - logp).sum().item() / len(ids)
