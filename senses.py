@@ -13,6 +13,7 @@
     replace_word      section 6.3              edit: a word says of NEW what it said of OLD
     add_to_senses     arXiv 2402.06155         edit: move senses by vectors, as learned ones do
     topic             Eq. 15 and 18-20         edit: turn up the senses that favour a topic
+    probs_under       Eq. 9, softmax           the next words under several edits
     separation        section 6.2, Table 13    how far each sense favours one word over another
     affinities        Eq. 17                   how strongly each sense favours a bag of words
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
@@ -36,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from rucksack.model import GPT, Backpack
+from rucksack.model import GPT, Backpack, weighted_sum
 
 # An edit: ids (B, T) and their senses C (B, T, k, d) -> the senses to sum instead. It must not
 # write into C.
@@ -148,6 +149,33 @@ def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
 
 
 @torch.no_grad()
+def probs_under(model: Backpack | GPT, idx: Tensor, edits: list[Edit | None],
+                last: Tensor | None = None) -> Tensor:
+    """Predict the token after the texts idx (B, T) under each edit: probabilities (edits, B, V).
+
+    None is no edit; a GPT takes [None] alone. last (B,) is the last position of each text; the
+    default is T - 1 (see pad). No edit changes alpha: it is computed once, and so are the senses.
+    Only the last position is projected.
+
+    With off = scale_senses([nurse], [10], 0.0), probs_under(model, idx, [None, off])[:, 0, she] has
+    two numbers: p(she) after the first text, and p(she) without sense 10 of nurse.
+    """
+    if isinstance(model, GPT):
+        h = at_last(model.contextualizer(model.wte(idx)), last)  # (B, d)
+        logits = [F.linear(h, model.wte.weight)]  # (B, vocab_size)
+    else:
+        logits = []
+        alpha = model.alpha(idx).transpose(1, 2)  # (B, T, k, T)
+        alpha = at_last(alpha, last)[:, :, None]  # (B, k, 1, T), weights from the last position
+        C = model.senses(idx)  # (B, T, k, d)
+        for edit in edits:
+            edited = C if edit is None else edit(idx, C)  # (B, T, k, d)
+            o = weighted_sum(alpha, edited)[:, 0]  # (B, d)
+            logits.append(model.project(o))  # (B, vocab_size)
+    logits = torch.stack(logits)[..., :model.config.n_vocab]
+    return logits.softmax(-1)
+
+
 def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None,
                     last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T), with an edit or without: probabilities (B, V).
@@ -155,13 +183,7 @@ def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None
     last (B,) is the last position of each text; the default is T - 1 (see pad). A GPT takes no
     edit.
     """
-    if edit is None:
-        logits = model(idx)  # (B, T, vocab_size)
-    else:
-        C = senses_after(model, idx, edit)  # (B, T, k, d)
-        logits = model(idx, C=C)  # (B, T, vocab_size)
-    logits = at_last(logits, last)  # (B, vocab_size)
-    return logits[:, :model.config.n_vocab].softmax(-1)  # (B, V)
+    return probs_under(model, idx, [edit], last)[0]
 
 
 def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -195,8 +195,8 @@ def probabilities(subject: Subject, prompts: Prompts, words: list[str], edit: Ed
     rows = []
     for text, idx in progress(prompts.items(), 'prompts'):
         row = [text]
-        for one in edits.values():
-            p = senses.next_word_probs(subject.model, idx, one)[0, ids]  # (words,)
+        probs = senses.probs_under(subject.model, idx, list(edits.values()))  # (edits, 1, V)
+        for p in probs[:, 0, ids]:  # (words,)
             row += p.tolist()
             if len(ids) == 2:
                 log_odds = p[0].log() - p[1].log()
@@ -208,10 +208,8 @@ def probabilities(subject: Subject, prompts: Prompts, words: list[str], edit: Ed
 
 def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit | None]) -> Table:
     """Find the likeliest next words under some edits; the first and the last edit get bars."""
-    model = subject.model
     names = list(edits)
-    predictions = [senses.next_word_probs(model, idx, edit) for edit in edits.values()]
-    probs = torch.cat(predictions)  # (edits, V)
+    probs = senses.probs_under(subject.model, idx, list(edits.values()))[:, 0]  # (edits, V)
     ids = probs.amax(0).topk(12).indices  # (12,)
     rows = []
     for word, p in zip(token_texts(subject, ids), probs.T[ids].tolist()):

@@ -136,6 +136,16 @@ def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
         assert_close((alpha * scores)[i].sum(), (weights * its_scores).sum())
 
 
+def test_probabilities_under_edits_are_those_of_forward(model):
+    """A row an edit: the softmax of the logits at each text's last position."""
+    idx, last = senses.pad([[5, 7, 9, 2], [8]])
+    edits = [edit_of(kind, model) for kind in KINDS]
+    found = senses.probs_under(model, idx, [None, *edits], last)
+    for edit, probs in zip([None, *edits], found, strict=True):
+        logits = model(idx, C=senses_after(model, idx, edit))[[0, 1], last, :V]
+        assert_close(probs, logits.softmax(-1))
+
+
 def test_separation_of_several_pairs_is_their_mean(model):
     """Lists of ids give what their pairs give one by one."""
     ids = torch.arange(V)
