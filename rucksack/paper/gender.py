@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rucksack.cli import progress
 from rucksack.lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
-from rucksack.senses import at_last, ends_of, pad, senses_after
+from rucksack.senses import Edit, at_last, ends_of, pad, probs_under
 from rucksack.subject import Subject
 from rucksack.table import Table
 from rucksack.words import word_id
@@ -41,32 +41,39 @@ def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
     return NounPrompts(idx, last, is_noun)
 
 
-@torch.no_grad()
-def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
-    """Compute logits with fractions of a sense of the noun removed, after the subject's edit.
+def scale_in_noun(subject: Subject, prompts: NounPrompts, sense: int, factor: float) -> Edit:
+    """Make an edit that multiplies a sense of the noun by factor, after the subject's edit."""
+    def edit(idx: Tensor, C: Tensor) -> Tensor:
+        if subject.edit:
+            C = subject.edit(idx, C)
+        C = C.clone()
+        C[:, :, sense][prompts.is_noun] *= factor
+        return C
+    return edit
 
-    Returns (fractions, n, V). Logits are linear in the sense, so two passes give them all.
-    """
-    model = subject.model
-    C = senses_after(model, prompts.idx, subject.edit)  # (n, T, k, d)
-    whole = at_last(model(prompts.idx, C=C), prompts.last)  # (n, V)
-    C_off = C.clone()  # (n, T, k, d)
-    C_off[:, :, sense][prompts.is_noun] = 0.0
-    rest = at_last(model(prompts.idx, C=C_off), prompts.last)  # (n, V)
-    return torch.stack([whole + fraction * (rest - whole) for fraction in FRACTIONS])
+
+def log_probs_under(subject: Subject, prompts: NounPrompts, edits: list[Edit]) -> Tensor:
+    """Compute ln p of she, he and they after n prompts: (edits, n, 3)."""
+    probs = probs_under(subject.model, prompts.idx, edits, prompts.last)  # (edits, n, V)
+    return probs[..., pronouns(subject)].log()
+
+
+def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
+    """Compute ln p of she, he and they with fractions of a noun's sense gone: (fractions, n, 3)."""
+    edits = [scale_in_noun(subject, prompts, sense, 1 - fraction) for fraction in FRACTIONS]
+    return log_probs_under(subject, prompts, edits)
 
 
 @torch.no_grad()
 def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
-    """Compute logits of a Transformer with fractions of v = E_he - E_she (d,) removed.
+    """Compute a Transformer's logits of she, he and they with fractions of v = E_he - E_she gone.
 
-    v is removed from the input embeddings of the noun's tokens. With all of it removed, the
-    embeddings are orthogonal to v. Returns (fractions, n, V).
+    v (d,) is removed from the input embeddings of the noun's tokens. With all of it removed, the
+    embeddings are orthogonal to v. Returns (fractions, n, 3).
     """
     model = subject.model
-    E = model.wte.weight
-    she, he, _ = pronouns(subject)
-    v = E[he] - E[she]  # (d,)
+    E = model.wte.weight[pronouns(subject)]  # (3, d)
+    v = E[1] - E[0]  # (d,)
     unit = F.normalize(v, dim=0)
     x = model.wte(prompts.idx)  # (n, T, d)
     along = (x @ unit) * prompts.is_noun  # (n, T)
@@ -74,14 +81,13 @@ def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
     logits = []
     for fraction in FRACTIONS:
         h = model.contextualizer(x - fraction * part)  # (n, T, d)
-        h = at_last(h, prompts.last)  # (n, d)
-        logits.append(F.linear(h, E))  # (n, V)
+        logits.append(at_last(h, prompts.last) @ E.T)  # (n, 3)
     return torch.stack(logits)
 
 
-def bias_ratio(logits: Tensor, she: int, he: int) -> Tensor:
-    """Average max(p(she) / p(he), p(he) / p(she)) over n prompts: (.., n, V) -> (..)."""
-    log_odds = (logits[..., she] - logits[..., he]).cpu().double()
+def bias_ratio(logits: Tensor) -> Tensor:
+    """Average max(p(she) / p(he), p(he) / p(she)) over n prompts: (.., n, 3) -> (..)."""
+    log_odds = (logits[..., 0] - logits[..., 1]).cpu().double()
     return log_odds.abs().exp().mean(-1)
 
 
@@ -95,14 +101,13 @@ def choose_sense(subject: Subject) -> int:
 
     Only single-token nouns count, unless there are none.
     """
-    she, he, _ = pronouns(subject)
-    left = [0.0] * subject.model.config.n_sense
+    k = subject.model.config.n_sense
+    left = torch.zeros(k).double()
     for noun in subject.single_tokens(NOUNS) or NOUNS:
         prompts = prompts_on(subject, noun, ESTIMATION_PROMPTS)
-        for sense in range(len(left)):
-            off = without_sense(subject, sense, prompts)[-1]  # (n, V)
-            left[sense] += bias_ratio(off, she, he).item()
-    return left.index(min(left))
+        edits = [scale_in_noun(subject, prompts, sense, 0.0) for sense in range(k)]
+        left += bias_ratio(log_probs_under(subject, prompts, edits))  # (k,)
+    return left.argmin().item()
 
 
 def measure(subject: Subject, noun: str, intervene: Callable[[NounPrompts], Tensor]) -> Tensor:
@@ -110,17 +115,12 @@ def measure(subject: Subject, noun: str, intervene: Callable[[NounPrompts], Tens
 
     The fractions removed are none, all, and the one that works best on the prompts of Table 15.
     """
-    she, he, they = pronouns(subject)
-    estimate = intervene(prompts_on(subject, noun, ESTIMATION_PROMPTS))  # (fractions, n, V)
-    best = bias_ratio(estimate, she, he).argmin().item()
-    logits = intervene(prompts_on(subject, noun, PROMPTS))  # (fractions, prompts, V)
-    logits = logits[[0, -1, best]]  # (3, prompts, V)
-    ratio = bias_ratio(logits, she, he)  # (3,)
-    p = logits.cpu().double().softmax(-1)  # (3, prompts, V)
-    p_she_or_he = p[..., she] + p[..., he]  # (3, prompts)
-    share = p[..., they] / p_she_or_he
-    percent = 100 * share.mean(-1)  # (3,)
-    return torch.stack([ratio, percent], dim=-1)
+    estimate = intervene(prompts_on(subject, noun, ESTIMATION_PROMPTS))  # (fractions, n, 3)
+    best = bias_ratio(estimate).argmin().item()
+    logits = intervene(prompts_on(subject, noun, PROMPTS))[[0, -1, best]]  # (3, prompts, 3)
+    she, he, they = logits.cpu().double().exp().unbind(-1)  # (3, prompts) each
+    percent = 100 * (they / (she + he)).mean(-1)  # (3,)
+    return torch.stack([bias_ratio(logits), percent], dim=-1)
 
 
 def gender_rows(subject: Subject) -> list[tuple]:
@@ -134,10 +134,8 @@ def gender_rows(subject: Subject) -> list[tuple]:
         sense = choose_sense(subject)
         change = f'without sense {sense}'
         intervene = partial(without_sense, subject, sense)
-    found = []
-    for noun in progress(NOUNS, f'gender, {subject.name}'):
-        found.append(measure(subject, noun, intervene))
-    found = torch.stack(found)  # (nouns, 3 fractions, 2)
+    nouns = progress(NOUNS, f'gender, {subject.name}')
+    found = torch.stack([measure(subject, noun, intervene) for noun in nouns])  # (nouns, 3, 2)
     ratio, they_share = found.mean(0).T  # (3,) each
     singles = [NOUNS.index(noun) for noun in subject.single_tokens(NOUNS)]
     ratio_single = found[singles, :, 0].mean(0)
