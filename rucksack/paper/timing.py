@@ -89,25 +89,6 @@ def works_of(model: Backpack | GPT, idx: Tensor, machine: Machine, compile: bool
         f'{half} new tokens': partial(Cached(writer).generate, inputs[0][:1, :half], half)}
 
 
-def flops_per_token(model: Backpack | GPT, distinct: float = 1.0) -> float:
-    """Count the operations to train on one token of a text of the model's block_size.
-
-    Each weight costs a multiplication and an addition, three times: forward, backward to weights,
-    backward to inputs. Attention and Eqs. 2 and 12 count as if they were not causal. distinct is
-    the share of tokens whose senses are computed.
-    """
-    c = model.config
-    weights = 0
-    for name, p in model.named_parameters():
-        if p.dim() == 2 and not name.endswith('wpe.weight'):  # E too: Eq. 9
-            share = distinct if name.startswith('sense_network.') else 1
-            weights += p.numel() * share
-    weights += 2 * c.n_layer * c.block_size * c.n_embd  # attention: scores, sum of values
-    if c.n_sense:
-        weights += (1 + c.n_sense) * c.block_size * c.n_embd  # Eq. 12: scores, Eq. 2: sum
-    return 3 * 2 * weights
-
-
 def timing_table(config: Config, machine: Machine, compile: bool = True) -> Table:
     """Make Table 7: the times of a Backpack and of a Transformer of its shape."""
     length = min(512, config.block_size)
@@ -118,28 +99,17 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
     other = GPT(config).to(machine.device)
     works = works_of(ours, idx, machine, compile)
     works_of_other = works_of(other, idx, machine, compile)
-    distinct = len(idx.unique()) / idx.numel()
-    operations = flops_per_token(other)
-    by_operations = {
-        'forward pass': flops_per_token(ours) / operations,
-        'training step': flops_per_token(ours, distinct) / operations}
     rows = []
     for what, work in works.items():
         first, second = alternate([work, works_of_other[what]], what)
-        rows.append([what, first, second, first / second, by_operations.get(what)])
+        rows.append([what, first, second, first / second])
     how = 'compiled' if compile and machine.can_compile() else 'not compiled'
     title = (f'Time (Table 7): median ms, in turn; {batch} x {length} tokens, '
              f'{config.n_layer} layers of width {config.n_embd}, {config.n_sense} senses, '
              f'{config.n_vocab:,} ids')
-    columns = {
-        'work': '',
-        'Backpack': ',.1f',
-        'Transformer': ',.1f',
-        'ratio': '.2f',
-        'by operations': '.2f'}
+    columns = {'work': '', 'Backpack': ',.1f', 'Transformer': ',.1f', 'ratio': '.2f'}
     notes = [
         f'{machine.name}, {machine.dtype}, {how}, torch {torch.__version__}.',
         'A training step computes the senses of each distinct id once, a forward pass those of '
-        'every token.',
-        'By operations: the ratio of floating point operations.']
+        'every token.']
     return Table(title, columns, rows, notes)
