@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from rucksack.cli import Parser, UserError, number, printable, run_cli
 from rucksack.device import find_device
 from rucksack.edits import Topic, make_edit, parse_lines
@@ -21,7 +23,7 @@ from rucksack.examples import WISHES
 from rucksack.files import output_path
 from rucksack.model import Config
 from rucksack.paper.canonical import examples_table
-from rucksack.paper.gender import gender_table
+from rucksack.paper.gender import estimation_prompts, gender_table
 from rucksack.paper.likelihood import (
     blimp_table,
     lambada_table,
@@ -189,18 +191,22 @@ def load_subjects(args: argparse.Namespace, takes_baseline: bool) -> list[Subjec
                             'choose another --baseline')
         subjects.append(baseline)
     if args.edits:
-        subjects.insert(1, under_edit(own, args.edits))
+        prompts = estimation_prompts(own) if args.table == 'gender' else []
+        subjects.insert(1, under_edit(own, args.edits, prompts))
     return subjects
 
 
-def under_edit(subject: Subject, lines: list[str]) -> Subject:
-    """Put a model under edits, one a line; UserError if an edit would see later tokens."""
+def under_edit(subject: Subject, lines: list[str], prompts: list[Tensor]) -> Subject:
+    """Put a model under edits, one a line; UserError if an edit would see later tokens.
+
+    prompts, ids (1, T) each, choose the sense in nurse:she/he.
+    """
     subject.needs_senses('--edit')
     changes = parse_lines(lines)
     if any(isinstance(change, Topic) for change in changes):
         raise UserError('an edit of a topic would see the later tokens of each text; use other '
                         'edits here, or sample.py')
-    edit, _ = make_edit(changes, subject.model, subject.encoding)
+    edit, _ = make_edit(changes, subject.model, subject.encoding, prompts)
     name = f'{subject.name} under {", ".join(lines)}'
     return replace(subject, name=name, edit=edit, why='')
 

@@ -325,7 +325,8 @@ def run(argv: list[str]) -> None:
     prompts, notices = read_prompts(request, subject)
     edit = None
     if request.changes:
-        edit, sentences = make_edit(request.changes, subject.model, subject.encoding)
+        edit, sentences = make_edit(
+            request.changes, subject.model, subject.encoding, list(prompts.values()))
         notices += sentences
     scaled = [*request.changes, *request.sweep.values()]
     counts = count_words(scaled, subject.encoding, prompts.values())

@@ -20,6 +20,7 @@ from rucksack.senses import (
     Edit,
     Words,
     compose,
+    explain,
     occurrences,
     replace_word,
     scale_senses,
@@ -45,7 +46,7 @@ LEARNED = rf'@(.+\.safetensors)\s*(?:=\s*(-?{NUMBER}))?'
 FORMS = {  # form of a line -> what it does
     'nurse:10': 'turn sense 10 of nurse off',
     'nurse,teacher:3-5,10=0.5': 'multiply senses by 0.5',
-    'nurse:she/he': 'the sense that most separates she from he',
+    'nurse:she/he': 'the sense that most separates she from he after the prompt',
     '*:3': 'sense 3 of every word',
     'MacBook: Apple -> HP': 'give HP what MacBook gave Apple',
     'topic music=2': 'turn up the senses that favour a topic of Table 10',
@@ -173,22 +174,22 @@ def find_words(word: str, encoding: Encoding) -> tuple[Words, str]:
     return word_forms(encoding, word), describe(encoding, word)
 
 
-def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding
-                ) -> tuple[Words, list[int], str]:
-    """Find the ids of the word and the numbers of its senses, and describe them."""
+def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding,
+                prompts: Sequence[Tensor] = ()) -> tuple[Words, list[int], str]:
+    """Find the ids of the word and the numbers of its senses, and describe them.
+
+    prompts, ids (1, T) each, choose the sense of a pair (see pair_scores).
+    """
     words, word = find_words(senses.word, encoding)
     k = model.config.n_sense
     numbers = senses.numbers
     reason = ''
     if senses.pair:
-        a, b = (word_id(encoding, one) for one in senses.pair)
-        last_piece = pieces_of(encoding, senses.word)[-1:]
-        ids = torch.tensor(last_piece, device=model.wte.weight.device)  # (1,)
-        scores = separation(model, ids, a, b)[0]  # (k,)
+        scores, where = pair_scores(senses, words, model, encoding, prompts)  # (k,)
         by_size = scores.abs().argsort(descending=True).tolist()
         numbers = by_size[:1]
         two_best = ', '.join(f'sense {l}: {scores[l]:+.2f} logits' for l in by_size[:2])
-        reason = f', which most separates {" from ".join(senses.pair)} ({two_best})'
+        reason = f', which most separates {" from ".join(senses.pair)} {where} ({two_best})'
     elif not numbers:
         numbers = list(range(k))
     if max(numbers) >= k:
@@ -197,8 +198,35 @@ def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding
     return words, numbers, f'{noun} {", ".join(map(str, numbers))} of {word}{reason}'
 
 
-def make_edit(changes: list[Change], model: Backpack, encoding: Encoding) -> tuple[Edit, list[str]]:
-    """Make one edit that applies changes in order; also returns a sentence about each."""
+def pair_scores(senses: SensesOf, words: Words, model: Backpack, encoding: Encoding,
+                prompts: Sequence[Tensor]) -> tuple[Tensor, str]:
+    """Measure how far each sense of a word separates A from B, in logits: (k,), and say where.
+
+    This is the sum of its terms alpha * C.(E_a - E_b), a mean over the prompts that have the word.
+    If none has it, it is C.(E_a - E_b), the term at weight 1.
+    """
+    a, b = (word_id(encoding, one) for one in senses.pair)
+    E = model.wte.weight.detach()
+    found = [idx for idx in prompts if occurrences(idx, words).any()]
+    if not found:
+        last_piece = pieces_of(encoding, senses.word)[-1:]
+        ids = torch.tensor(last_piece, device=E.device)  # (1,)
+        return separation(model, ids, a, b)[0], 'at weight 1'
+    total = E.new_zeros(model.config.n_sense)
+    for idx in found:
+        alpha, scores = explain(model, idx, E[a] - E[b])  # (1, T, k) each
+        terms = alpha * scores * occurrences(idx, words)[..., 0]
+        total += terms.sum((0, 1))
+    return total / len(found), 'after the prompt'
+
+
+def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
+              prompts: Sequence[Tensor] = ()) -> tuple[Edit, list[str]]:
+    """Make one edit that applies changes in order; also returns a sentence about each.
+
+    prompts, ids (1, T) each, choose the sense in nurse:she/he; without them, it is the one that
+    separates most at weight 1.
+    """
     steps = []
     sentences = []
     for change in changes:
@@ -221,7 +249,7 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding) -> tup
             steps.append(replace_word(model, words, old, new))
             sentences.append(f'Replaced: {what} gives {change.new} what it gave {change.old}')
         else:
-            words, numbers, what = find_senses(change, model, encoding)
+            words, numbers, what = find_senses(change, model, encoding, prompts)
             steps.append(scale_senses(words, numbers, change.factor))
             verb = f'Times {change.factor:g}' if change.factor else 'Off'
             sentences.append(f'{verb}: {what}')

@@ -220,7 +220,7 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
 
 def sweep(subject: Subject, scaled: SensesOf, idx: Tensor, edit: Edit | None) -> Table:
     """Show the next words as senses go from off to full weight, on top of the edit (Figure 3)."""
-    words, numbers, what = find_senses(scaled, subject.model, subject.encoding)
+    words, numbers, what = find_senses(scaled, subject.model, subject.encoding, [idx])
     before = [edit] if edit else []
     edits = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):

@@ -18,7 +18,14 @@ from rucksack.edits import (
     parse_lines,
     parse_senses,
 )
-from rucksack.senses import STRENGTHS, replace_word, scale_senses, separation, topic
+from rucksack.senses import (
+    STRENGTHS,
+    explain,
+    replace_word,
+    scale_senses,
+    separation,
+    topic,
+)
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
 from rucksack.words import scores_of_bags
 
@@ -75,6 +82,20 @@ def test_a_line_that_cannot_be_read_is_no_edit(line):
     """It is refused, and not read as something else."""
     with pytest.raises(UserError):
         parse_lines([line])
+
+
+def test_prompts_choose_the_sense_of_a_pair():
+    """It adds most to the log odds over those that have the word, and another does at weight 1."""
+    model = lively(3, vocab_size=ENCODING.n_vocab, block_size=8)
+    texts = [torch.tensor([ids]) for ids in ([NURSE, SHE, NURSE, HP], [APPLE, NURSE], [HE, APPLE])]
+    total = torch.zeros(3)
+    for idx in texts:
+        alpha, scores = explain(model, idx, model.wte.weight[SHE] - model.wte.weight[HE])
+        total += (alpha * scores)[idx == NURSE].sum(0)
+    _, at_weight_1, _ = find_senses(parse_senses('nurse:she/he'), model, ENCODING, texts[2:])
+    _, numbers, _ = find_senses(parse_senses('nurse:she/he'), model, ENCODING, texts)
+    assert numbers == [total.abs().argmax().item()]
+    assert numbers != at_weight_1
 
 
 def test_a_word_of_several_tokens_is_edited_at_its_last():

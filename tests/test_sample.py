@@ -96,11 +96,12 @@ def test_an_edit_that_changes_nothing_is_said_to(line, out, capsys):
     assert not re.search('\nnext word +before', said)
 
 
-def test_a_pair_turns_off_the_sense_that_most_separates_it(world, capsys):
+def test_a_pair_turns_off_the_sense_that_adds_most_to_it(world, capsys):
     """It is printed which, and what the chances are."""
     C = world.model.senses(torch.tensor(world.id('nurse')))  # (k, d)
     direction = world.E[world.id('she')] - world.E[world.id('he')]
-    best = (C @ direction).abs().argmax().item()
+    alpha = world.model.alpha(world.idx)[0, :, -1, world.ids.index(world.id('nurse'))]  # (k,)
+    best = (alpha * (C @ direction)).abs().argmax().item()
     after = world.probs(scale_senses([world.id('nurse')], [best], 0.0))
     expected = world.next_words(world.probs(), after)
     said = say(sample, capsys, '--senses-off', 'nurse:he/she', *SHORT)

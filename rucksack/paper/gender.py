@@ -27,11 +27,22 @@ class NounPrompts:
     is_noun: Tensor  # whether a token is part of the noun (n, T)
 
 
-def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
+def encoded(subject: Subject, noun: str, prompts: list[str]) -> list[list[int]]:
     """Encode the prompts with a noun in them; UserError if the model cannot read them."""
     texts = [subject.encode(prompt.format(noun)) for prompt in prompts]
     subject.needs_length(max(map(len, texts)), 'a prompt has')
-    idx, last = pad(texts)
+    return texts
+
+
+def estimation_prompts(subject: Subject) -> list[Tensor]:
+    """Encode the prompts of Table 15 with each noun: ids (1, T) each."""
+    texts = [ids for noun in NOUNS for ids in encoded(subject, noun, ESTIMATION_PROMPTS)]
+    return [torch.tensor([ids], device=subject.device) for ids in texts]
+
+
+def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
+    """Encode prompts with a noun in them and find it; UserError if the model cannot read them."""
+    idx, last = pad(encoded(subject, noun, prompts))
     idx = idx.to(subject.device)  # (n, T)
     pieces = subject.encode(f' {noun}')
     end = ends_of(idx, tuple(pieces))  # (n, T)
