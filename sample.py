@@ -37,6 +37,7 @@ from rucksack.fast import Cached
 from rucksack.files import output_path
 from rucksack.lists import BAGS
 from rucksack.looks import Prompts
+from rucksack.model import Backpack
 from rucksack.page import PAGE_BEGINS, write_page
 from rucksack.senses import Edit
 from rucksack.subject import Subject, load_subject
@@ -137,16 +138,15 @@ class Request:
     probs: list[str]
 
     @property
-    def needs_senses(self) -> bool:
-        """Tell whether it looks at senses or changes them."""
-        return bool(self.changes or self.show or self.find or self.sweep or self.flags.similar
-                    or self.explain is not None or self.flags.html)
+    def looks_at_senses(self) -> bool:
+        """Tell whether it asks for a table that only a Backpack has."""
+        return bool(self.show or self.find or self.sweep or self.flags.similar
+                    or self.explain is not None)
 
     @property
     def is_look(self) -> bool:
         """Tell whether it wants tables alone, and no text."""
-        return bool(self.show or self.find or self.sweep or self.flags.similar or self.probs
-                    or self.explain is not None)
+        return self.looks_at_senses or bool(self.probs)
 
 
 def parse_args(argv: list[str]) -> Request:
@@ -275,10 +275,27 @@ def tables_after(idx: Tensor, request: Request, subject: Subject, edit: Edit | N
     return tables
 
 
-def changes_senses(subject: Subject, prompts: Prompts, edit: Edit) -> bool:
+def warnings_of(request: Request, subject: Subject, prompts: Prompts, has_effect: bool
+                ) -> list[str]:
+    """Say which words the edits and sweeps miss, or find inside others, and if nothing changes."""
+    scaled = [*request.changes, *request.sweep.values()]
+    counts = count_words(scaled, subject.encoding, prompts.values())
+    absent = [word for word, (touched, _) in counts.items() if not touched]
+    longer = [word for word, (touched, whole) in counts.items() if touched > whole]
+    lines = []
+    if absent:
+        lines.append(f'Not in any prompt, so without effect on the next word: {", ".join(absent)}')
+    elif request.changes and not has_effect:
+        lines.append('The edit changes nothing in any prompt')
+    if longer:
+        lines.append(f'Part of a longer word in a prompt, and edited there: {", ".join(longer)}')
+    return lines
+
+
+def changes_any(model: Backpack, prompts: Prompts, edit: Edit) -> bool:
     """Tell whether an edit changes a sense of any prompt."""
     for idx in prompts.values():
-        C = subject.model.senses(idx)  # (1, T, k, d)
+        C = model.senses(idx)  # (1, T, k, d)
         if not torch.equal(edit(idx, C), C):
             return True
     return False
@@ -310,7 +327,7 @@ def run(argv: list[str]) -> None:
     page = output_path('--html', flags.html, PAGE_BEGINS)
     csv_file = output_path('--csv', flags.csv, *CSV_BEGINS)
     subject = load_subject(flags.source, find_device(flags.device), flags.dtype)
-    if request.needs_senses:
+    if request.looks_at_senses or request.changes or page:
         subject.needs_senses('this command')
     if flags.export is not None:
         dtype = getattr(torch, flags.dtype or 'float32')
@@ -324,21 +341,14 @@ def run(argv: list[str]) -> None:
 
     prompts, notices = read_prompts(request, subject)
     edit = None
+    has_effect = False
     if request.changes:
         edit, sentences = make_edit(
             request.changes, subject.model, subject.encoding, list(prompts.values()))
+        has_effect = changes_any(subject.model, prompts, edit)
         notices += sentences
-    scaled = [*request.changes, *request.sweep.values()]
-    counts = count_words(scaled, subject.encoding, prompts.values())
-    absent = [word for word, (touched, _) in counts.items() if not touched]
-    longer = [word for word, (touched, whole) in counts.items() if touched > whole]
-    if absent:  # first, as it is often a misspelled word
-        print(f'Not in any prompt, so without effect on the next word: {", ".join(absent)}')
-    has_effect = edit is not None and changes_senses(subject, prompts, edit)
-    if edit and not absent and not has_effect:
-        print('The edit changes nothing in any prompt')
-    if longer:
-        print(f'Part of a longer word in a prompt, and edited there: {", ".join(longer)}')
+    for line in warnings_of(request, subject, prompts, has_effect):  # first: often misspelled words
+        print(line)
     print(subject.about())
     tables = make_tables(request, subject, prompts, edit, has_effect)
     if csv_file:  # the file first, as printing into head ends the program
