@@ -150,21 +150,15 @@ def gender_rows(subject: Subject) -> list[tuple]:
     ratio, they_share = found.mean(0).T  # (3,) each
     singles = [NOUNS.index(noun) for noun in subject.single_tokens(NOUNS)]
     ratio_single = found[singles, :, 0].mean(0)
-    columns = [
-        [str(subject), f'{subject}, {change}', f'{subject}, the best fraction'],
-        ratio.tolist(),
-        reductions(ratio).tolist(),
-        ratio_single.tolist(),
-        reductions(ratio_single).tolist(),
-        they_share.tolist()]
-    return [*zip(*columns)]
+    names = [str(subject), f'{subject}, {change}', f'{subject}, the best fraction']
+    numbers = [
+        ratio, reductions(ratio), ratio_single, reductions(ratio_single), they_share]  # (3,) each
+    return list(zip(names, *torch.stack(numbers).tolist()))
 
 
 def reductions(ratio: Tensor) -> Tensor:
     """Compute how much of the first ratio's excess over 1 is gone from each ratio (n,), in %."""
-    excess = ratio[0] - 1
-    gone = ratio[0] - ratio
-    return 100 * gone / excess
+    return 100 * (ratio[0] - ratio) / (ratio[0] - 1)
 
 
 def gender_table(subjects: list[Subject]) -> Table:

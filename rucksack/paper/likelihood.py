@@ -286,10 +286,7 @@ def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> pandas.
     source = data or benchmark.hub_name
     hint = f'run {benchmark.command} and give the file or a folder with --data'
     with reading(f'{benchmark.title} in {source}', hint):
-        if data is None:
-            rows = rows_of_hub(benchmark)
-        else:
-            rows = rows_in(Path(data), benchmark)
+        rows = rows_of_hub(benchmark) if data is None else rows_in(Path(data), benchmark)
         if not rows:
             raise ValueError('it has no rows')
         return pandas.DataFrame(rows)[benchmark.columns]
@@ -335,13 +332,13 @@ def rows_of_file(path: Path) -> list[dict]:
             for member in tar:
                 if member.name.endswith('.jsonl'):
                     lines += tar.extractfile(member)
-        return [json.loads(line) for line in lines if line.strip()]
-    text = path.read_text('utf-8-sig')
-    if path.suffix == '.jsonl':
-        return [json.loads(line) for line in text.split('\n') if line.strip()]
-    title = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
-    pages = re.split(title, text, flags=re.MULTILINE)
-    return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
+    elif path.suffix == '.jsonl':
+        lines = path.read_text('utf-8-sig').split('\n')
+    else:
+        title = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
+        pages = re.split(title, path.read_text('utf-8-sig'), flags=re.MULTILINE)
+        return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
+    return [json.loads(line) for line in lines if line.strip()]
 
 
 # -----------------------------------------------------------------------------
