@@ -15,7 +15,7 @@ tables and figures are those of "Backpack Language Models", https://arxiv.org/ab
 
 import argparse
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -26,7 +26,6 @@ from rucksack.cli import Parser, UserError, number, printable, progress, run_cli
 from rucksack.device import find_device
 from rucksack.edits import (
     FORMS,
-    Change,
     SensesOf,
     count_words,
     make_edit,
@@ -60,10 +59,10 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
-    add('--start', metavar='TEXT', default=PROMPT,
+    add('--start', metavar='TEXT', type=parsed(parse_start), default=PROMPT,
         help='the prompt, or @FILE with one prompt per line; {} stands for each of --words '
              f'[{PROMPT}]')
-    add('--words', metavar='LIST',
+    add('--words', metavar='LIST', type=parsed(word_list), default=[],
         help='words for {} in --start, and for --find A/B: nurse,teacher,guard or @nouns.txt')
     add('--num-samples', metavar='N', type=number(int, 0), default=2,
         help='texts to generate (0: tables only) [2]')
@@ -92,21 +91,21 @@ def make_parser() -> Parser:
 def add_looks(parser: Parser) -> None:
     """Declare the flags that look at senses or explain a prediction."""
     add = parser.add_argument_group('look at senses (--show applies your edits)').add_argument
-    add('--show', metavar='WORD[:SENSES]', **SEVERAL,
+    add('--show', metavar='WORD[:SENSES]', type=parsed(parse_look), **SEVERAL,
         help='the words that each sense of WORD raises and lowers most')
-    add('--find', metavar='A/B|A+B', **SEVERAL,
+    add('--find', metavar='A/B|A+B', type=parsed(parse_find), **SEVERAL,
         help='senses that best separate A from B (or the pairs in @FILE, one A/B per line), or '
              'favour A and B (Eq. 17); with --words, how far each sense of these words separates '
              'A from B')
     add('--similar', metavar='WORD', **SEVERAL,
         help='the words most like WORD in each sense (Eq. 13, Eq. 14)')
     add = parser.add_argument_group('explain the prediction after the prompt').add_argument
-    add('--explain', metavar='WORD|A/B', nargs='?', const='',
+    add('--explain', metavar='WORD|A/B', type=parsed(parse_words), nargs='?', const='',
         help='what each sense of each token adds to the logit of WORD [the likeliest], or to '
              'the logit of A minus the logit of B')
-    add('--probs', metavar='LIST',
+    add('--probs', metavar='LIST', type=parsed(word_list), default=[],
         help='the probability of these words, before and after edits, one row per prompt: she,he')
-    add('--sweep', metavar='WORD[:SENSES]', **SEVERAL,
+    add('--sweep', metavar='WORD[:SENSES]', type=parsed(parse_look), **SEVERAL,
         help='the next words as these senses are scaled from 0 to 1 (Figure 3)')
 
 
@@ -123,86 +122,72 @@ def add_edits(parser: Parser) -> None:
                        help='change senses')
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a command line asks for. Values that name a table are keyed by the table's text."""
-
-    flags: argparse.Namespace  # the values that need no parsing
-    changes: list[Change]
-    starts: list[str]
-    words: list[str]
-    show: dict[str, SensesOf]
-    find: dict[str, list]      # pairs of words, or a bag of words
-    sweep: dict[str, SensesOf]
-    explain: list[str] | None  # one word or two, or [] for the likeliest; None: no explanation
-    probs: list[str]
-
-    @property
-    def looks_at_senses(self) -> bool:
-        """Tell whether it asks for a table that only a Backpack has."""
-        return bool(self.show or self.find or self.sweep or self.flags.similar
-                    or self.explain is not None)
-
-    @property
-    def is_look(self) -> bool:
-        """Tell whether it wants tables alone, and no text."""
-        return self.looks_at_senses or bool(self.probs)
-
-
-def parse_args(argv: list[str]) -> Request:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line; UserError for a bad value, or flags that do not fit together."""
     parser = make_parser()
     flags = parser.parse_args(argv)
-    explain = None
-    if flags.explain is not None:
-        explain = parse_words(flags.explain)
-    starts = [flags.start]
-    if flags.start.startswith('@'):
-        starts = read_lines(flags.start)
-    request = Request(
-        flags,
-        changes=parse_lines(flags.edits),
-        starts=starts,
-        words=[] if flags.words is None else word_list(flags.words),
-        show={text: parse_look(text) for text in flags.show},
-        find={text: parse_find(text) for text in flags.find},
-        sweep={text: parse_look(text) for text in flags.sweep},
-        explain=explain,
-        probs=[] if flags.probs is None else word_list(flags.probs))
-    refuse_misfits(request, parser)
-    return request
-
-
-def refuse_misfits(request: Request, parser: Parser) -> None:
-    """Raise UserError for flags that would do nothing beside others."""
-    flags = request.flags
-    if (flags.export or flags.html) and (request.changes or request.is_look):
+    flags.changes = parse_lines(flags.edits)
+    is_edit_or_look = flags.changes or is_look(flags)
+    if (flags.export or flags.html) and is_edit_or_look:
         parser.error('--export and --html take no look, explain or edit flags: they write the '
                      'unedited model')
-    if flags.csv and not (request.is_look or request.changes):
+    if flags.csv and not is_edit_or_look:
         parser.error('--csv writes tables; add a flag that looks, explains or edits')
-    has_place = any('{}' in start for start in request.starts)
-    has_pairs = any(isinstance(found[0], tuple) for found in request.find.values())
-    if request.words and not (has_place or has_pairs):
+    has_place = any('{}' in start for start in flags.start)
+    has_pairs = any(isinstance(words[0], tuple) for _, words in flags.find)
+    if flags.words and not (has_place or has_pairs):
         parser.error('--words needs {} in --start, or --find A/B')
-    if flags.html and (request.words or len(request.starts) > 1):
+    if flags.html and (flags.words or len(flags.start) > 1):
         parser.error('--html takes one prompt, without --words')
+    return flags
 
 
-def parse_look(text: str) -> SensesOf:
-    """Parse WORD:SENSES, or WORD for all its senses; UserError for a list or a factor."""
+def looks_at_senses(flags: argparse.Namespace) -> bool:
+    """Tell whether a command asks for a table that only a Backpack has."""
+    return bool(flags.show or flags.find or flags.sweep or flags.similar
+                or flags.explain is not None)
+
+
+def is_look(flags: argparse.Namespace) -> bool:
+    """Tell whether a command wants tables alone, and no text."""
+    return looks_at_senses(flags) or bool(flags.probs)
+
+
+def parsed(parse: Callable) -> Callable:
+    """Make an argparse type of a function, so that argparse prints its UserError."""
+    def value(text: str):
+        try:
+            return parse(text)
+        except UserError as error:
+            raise argparse.ArgumentTypeError(error)
+    return value
+
+
+def parse_start(text: str) -> list[str]:
+    """Parse a prompt, or @FILE with one prompt per line."""
+    return read_lines(text) if text.startswith('@') else [text]
+
+
+def parse_look(text: str) -> tuple[str, SensesOf]:
+    """Parse WORD:SENSES, or WORD for all its senses; UserError for a list or a factor.
+
+    The text names the table.
+    """
     look = parse_senses(text) if ':' in text else SensesOf(text, [])
     if look.factor or len(word_list(look.word)) > 1:
         raise UserError(f'{text!r} is not WORD or WORD:SENSES; give one word, and no factor')
-    return look
+    return text, look
 
 
-def parse_find(text: str) -> list[tuple[str, str]] | list[str]:
-    """Parse pairs of words, A/B or @FILE with one A/B per line, or a bag of words."""
+def parse_find(text: str) -> tuple[str, list]:
+    """Parse pairs of words, A/B or @FILE with one A/B per line, or a bag of words.
+
+    The text names the table.
+    """
     pairs = word_list(text)
     if '/' in pairs[0]:
-        return [parse_pair(pair) for pair in pairs]
-    return parse_bag(text)
+        return text, [parse_pair(pair) for pair in pairs]
+    return text, parse_bag(text)
 
 
 def parse_words(text: str) -> list[str]:
@@ -216,13 +201,13 @@ def parse_words(text: str) -> list[str]:
 # The program.
 
 
-def read_prompts(request: Request, subject: Subject) -> tuple[Prompts, list[str]]:
+def read_prompts(flags: argparse.Namespace, subject: Subject) -> tuple[Prompts, list[str]]:
     """Read the prompts of --start, with each of --words in place of {}; also returns notices."""
     block_size = subject.model.config.block_size
     prompts = {}
     notices = []
-    for start in request.starts:
-        for word in request.words or ['{}']:  # without words, a prompt stays as it is
+    for start in flags.start:
+        for word in flags.words or ['{}']:  # without words, a prompt stays as it is
             text = start.replace('{}', word)
             ids, about = read_prompt(text, subject.encoding, block_size)
             prompts[text] = torch.tensor([ids], device=subject.device)
@@ -230,29 +215,29 @@ def read_prompts(request: Request, subject: Subject) -> tuple[Prompts, list[str]
     return prompts, list(dict.fromkeys(notices))
 
 
-def make_tables(request: Request, subject: Subject, prompts: Prompts,
+def make_tables(flags: argparse.Namespace, subject: Subject, prompts: Prompts,
                 edit: Edit | None, has_effect: bool) -> dict[str, Table]:
     """Make the tables that the flags ask for, by name; for edits only, next words before and after.
 
     edit is None if there are no edits. One without effect on the prompts has no table of its own.
     """
     tables = {}
-    for text, chosen in request.show.items():
+    for text, chosen in flags.show:
         tables[f'show {text}'] = looks.show(subject, chosen, edit)
-    for text, words in request.find.items():
+    for text, words in flags.find:
         if isinstance(words[0], str):
             table = looks.speak_for(subject, words)
-        elif request.words:
-            table = looks.separate_words(subject, text, words, request.words)
+        elif flags.words:
+            table = looks.separate_words(subject, text, words, flags.words)
         else:
             table = looks.separate(subject, text, words)
         tables[f'find {text}'] = table
-    for word in request.flags.similar:
+    for word in flags.similar:
         tables[f'similar {word}'] = looks.similar(subject, word)
-    if request.probs:
-        tables['probs'] = looks.probabilities(subject, prompts, request.probs, edit)
+    if flags.probs:
+        tables['probs'] = looks.probabilities(subject, prompts, flags.probs, edit)
     for prompt, idx in progress(prompts.items(), 'prompts'):
-        for name, table in tables_after(idx, request, subject, edit, has_effect).items():
+        for name, table in tables_after(idx, flags, subject, edit, has_effect).items():
             if len(prompts) > 1:
                 name = f'{name}: {prompt}'
                 table.title = f'"{prompt}"\n{table.title}'
@@ -260,32 +245,32 @@ def make_tables(request: Request, subject: Subject, prompts: Prompts,
     return tables
 
 
-def tables_after(idx: Tensor, request: Request, subject: Subject, edit: Edit | None,
+def tables_after(idx: Tensor, flags: argparse.Namespace, subject: Subject, edit: Edit | None,
                  has_effect: bool) -> dict[str, Table]:
     """Explain the prediction after a prompt (1, T), or show how an edit changes it, in tables."""
     tables = {}
-    if request.explain is not None:
-        tables['explain'] = looks.explanation(subject, request.explain, idx, edit)
-    for text, scaled in request.sweep.items():
+    if flags.explain is not None:
+        tables['explain'] = looks.explanation(subject, flags.explain, idx, edit)
+    for text, scaled in flags.sweep:
         tables[f'sweep {text}'] = looks.sweep(subject, scaled, idx, edit)
-    if has_effect and not request.is_look:
+    if has_effect and not is_look(flags):
         before_and_after = {'before': None, 'after': edit}
         title = 'The next word before and after the edit'
         tables['next words'] = looks.next_words(subject, title, idx, before_and_after)
     return tables
 
 
-def warnings_of(request: Request, subject: Subject, prompts: Prompts, has_effect: bool
+def warnings_of(flags: argparse.Namespace, subject: Subject, prompts: Prompts, has_effect: bool
                 ) -> list[str]:
     """Say which words the edits and sweeps miss, or find inside others, and if nothing changes."""
-    scaled = [*request.changes, *request.sweep.values()]
+    scaled = [*flags.changes, *dict(flags.sweep).values()]
     counts = count_words(scaled, subject.encoding, prompts.values())
     absent = [word for word, (touched, _) in counts.items() if not touched]
     longer = [word for word, (touched, whole) in counts.items() if touched > whole]
     lines = []
     if absent:
         lines.append(f'Not in any prompt, so without effect on the next word: {", ".join(absent)}')
-    elif request.changes and not has_effect:
+    elif flags.changes and not has_effect:
         lines.append('The edit changes nothing in any prompt')
     if longer:
         lines.append(f'Part of a longer word in a prompt, and edited there: {", ".join(longer)}')
@@ -322,12 +307,11 @@ def print_samples(subject: Subject, prompt: str, idx: Tensor, flags: argparse.Na
 
 def run(argv: list[str]) -> None:
     """Load, describe, and print what was asked for. No table is printed before all are made."""
-    request = parse_args(argv)
-    flags = request.flags
+    flags = parse_args(argv)
     page = output_path('--html', flags.html, PAGE_BEGINS)
     csv_file = output_path('--csv', flags.csv, *CSV_BEGINS)
     subject = load_subject(flags.source, find_device(flags.device), flags.dtype)
-    if request.looks_at_senses or request.changes or page:
+    if looks_at_senses(flags) or flags.changes or page:
         subject.needs_senses('this command')
     if flags.export is not None:
         dtype = getattr(torch, flags.dtype or 'float32')
@@ -335,27 +319,27 @@ def run(argv: list[str]) -> None:
         print(f'{subject.about()}\n{flags.export}: written')
         return
     if page:
-        size = write_page(subject, request.starts[0], page)
+        size = write_page(subject, flags.start[0], page)
         print(f'{subject.about()}\n{flags.html}: {size}')
         return
 
-    prompts, notices = read_prompts(request, subject)
+    prompts, notices = read_prompts(flags, subject)
     edit = None
     has_effect = False
-    if request.changes:
+    if flags.changes:
         edit, sentences = make_edit(
-            request.changes, subject.model, subject.encoding, list(prompts.values()))
+            flags.changes, subject.model, subject.encoding, list(prompts.values()))
         has_effect = changes_any(subject.model, prompts, edit)
         notices += sentences
-    for line in warnings_of(request, subject, prompts, has_effect):  # first: often misspelled words
+    for line in warnings_of(flags, subject, prompts, has_effect):  # first: often misspelled words
         print(line)
     print(subject.about())
-    tables = make_tables(request, subject, prompts, edit, has_effect)
+    tables = make_tables(flags, subject, prompts, edit, has_effect)
     if csv_file:  # the file first, as printing into head ends the program
         write_csv(csv_file, tables)
     for part in [*notices, *tables.values()]:
         print(printable(str(part)))
-    if request.is_look or flags.num_samples == 0:
+    if is_look(flags) or flags.num_samples == 0:
         return
     if subject.in_bfloat16:
         subject.model.bfloat16()  # most of the time goes into reading parameters
