@@ -82,13 +82,13 @@ def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, ca
 
 
 @pytest.mark.parametrize('flags, ours', [
-    ('--html', PAGE_BEGINS), ('--probs she --csv', 'table,word\nshow nurse,she\n'),
-    ('--probs she --csv', 'table\n')])
+    ('--probs she --csv', 'table,word\nshow nurse,she\n'), ('--probs she --csv', 'table\n'),
+    ('--html', PAGE_BEGINS), ('--html', '')])
 def test_a_file_of_ours_may_be_replaced(flags, ours, out, capsys):
-    """A page, or a table: with rows, or without any, as where every table was skipped."""
-    Path('ours').write_text(ours)
-    say(sample, capsys, *flags.split(), 'ours')
-    assert Path('ours').read_text(encoding='utf-8') != ours
+    """A table without rows too, as where every table was skipped, and an empty file."""
+    Path('x').write_text(ours)
+    say(sample, capsys, *flags.split(), 'x')
+    assert Path('x').read_text() != ours
 
 
 @pytest.mark.parametrize('flags, mine', [
