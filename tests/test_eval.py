@@ -124,20 +124,11 @@ def test_the_baseline_is_the_transformer_beside_it(source, baseline, capsys, mon
     assert f'\nTransformer {baseline}: ' in text
 
 
-def give_other_words(folder: str) -> None:
-    """Make a checkpoint one of another tokenizer, of as many ids."""
-    state = torch.load(f'{folder}/ckpt.pt')
+@pytest.mark.parametrize('changed, source, named', [
+    ('out/run_gpt', 'out/run', 'out/run_gpt'), ('out/run_2', 'out/run_2', 'data/tiny')])
+def test_other_words_are_not_compared(changed, source, named, capsys):
+    """A baseline or data with as many other words are refused by name: ids would mislead."""
+    state = torch.load(f'{changed}/ckpt.pt')
     state['tokenizer'] = words_tokenizer([f' {word.upper()}' for word in WORDS.split()])
-    torch.save(state, f'{folder}/ckpt.pt')
-
-
-def test_a_baseline_of_other_words_is_not_compared(capsys):
-    """The line names it."""
-    give_other_words('out/run_gpt')
-    assert 'out/run_gpt' in error_of(tables, capsys, 'loss', '--from=out/run')
-
-
-def test_data_of_other_words_is_refused(capsys):
-    """Ids would mean other words to the model; the line names the data."""
-    give_other_words('out/run_2')
-    assert 'data/tiny' in error_of(tables, capsys, 'loss', '--from=out/run_2', '--data=tiny')
+    torch.save(state, f'{changed}/ckpt.pt')
+    assert named in error_of(tables, capsys, 'loss', '--from', source, '--data=tiny')
