@@ -9,7 +9,6 @@ from tiktoken import Encoding
 
 from rucksack.cli import UserError, reading
 from rucksack.tokenizer import encode
-from rucksack.words import quoted
 
 FORMS = {  # a line -> what it wishes for
     'PROMPT -> A': 'A should be likelier after PROMPT',
@@ -108,8 +107,8 @@ def ids_of(text: str, encoding: Encoding, line: str) -> list[int]:
     ids = encode(encoding, text)
     is_spelled = encoding.name == 'words' and encoding.encode_single_token(' ') in ids
     if not ids or is_spelled:
-        raise UserError(f'{shortened(line)}: {text!r} is empty or has a word that the model does '
-                        f'not know ({quoted(encoding, ids)})')
+        raise UserError(f'{shortened(line)}: {text!r} is empty, or has a word that the model does '
+                        'not know')
     return ids
 
 

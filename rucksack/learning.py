@@ -161,21 +161,26 @@ def mean_nats(model: Backpack, positions: Positions, vectors: Tensor) -> float:
 
 def choose(model: Backpack, examples: list[Example], readings: list[list[Reading]],
            background: list[Reading], n: int) -> Tensor:
-    """Choose n pairs (id, sense) for each example, of those that its texts have: (P, 2).
+    """Choose n pairs (id, sense) for each example, of those in its texts: (P, 2).
 
-    The best are those whose vectors have the largest gradients ... over how often the id ...
+    The score of a pair is what moving its sense does for the example, over what it does elsewhere:
+    the size of the gradient of the loss with respect to the vector, over 0.001 plus the mean weight
+    that a position of the background gives to the sense. (Published: the weight that the
+    continuation gives to the sense, less a multiple of that mean.)
     """
-    k = model.config.n_sense
-    idx = torch.cat([reading.idx for reading in background])
-    counts = idx.bincount(minlength=model.config.n_vocab)  # (V,)
+    V, k = model.config.n_vocab, model.config.n_sense
+    elsewhere = torch.zeros(V, k, device=model.wte.weight.device)
+    for text in background:
+        elsewhere[text.ids] += text.weights.sum(0).T  # (m, k)
+    elsewhere /= sum(len(text.targets) for text in background)
     chosen = []
     for example, of_example in zip(examples, readings):
-        ids = torch.cat([reading.ids for reading in of_example]).unique()  # (m,)
+        ids = torch.cat([text.ids for text in of_example]).unique()  # (m,)
         pairs = torch.cartesian_prod(ids, torch.arange(k, device=ids.device))  # (m * k, 2)
         vectors = torch.zeros(len(pairs), model.config.n_embd, device=ids.device).requires_grad_()
         loss = loss_of(model, example, positions_of(of_example, pairs), vectors)
-        gradient, = torch.autograd.grad(loss, vectors)  # (m * k, d)
-        scores = gradient.norm(dim=1) / (1 + counts[pairs[:, 0]])  # (m * k,)
+        gradients, = torch.autograd.grad(loss, vectors)  # (m * k, d)
+        scores = gradients.norm(dim=1) / (0.001 + elsewhere[ids].flatten())  # (m * k,)
         best = scores.topk(min(n, len(scores))).indices
         chosen.append(pairs[best])
     return torch.cat(chosen).unique(dim=0)

@@ -101,7 +101,7 @@ def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
 
 def test_the_examples_in_the_docstrings():
     """What senses.py shows is what Python prints."""
-    assert doctest.testmod(senses) == (0, 10)
+    assert doctest.testmod(senses) == (0, 13)
 
 
 @pytest.mark.parametrize('kind', [None, *KINDS])
