@@ -40,8 +40,7 @@ NOT_FINITE.wte.weight.data[3, 3] = torch.nan
 REFUSED = {
     'contextualizer': Backpack(CONFIG, contextualizer=Averages(8, 8)),
     '260': lively(vocab_size=261),
-    'wte.weight': NOT_FINITE,
-    'sense_hidden': lively(vocab_size=260, sense_hidden=8)}
+    'wte.weight': NOT_FINITE}
 
 
 @pytest.mark.parametrize('fact', REFUSED)
