@@ -153,18 +153,18 @@ class Backpack(nn.Module):
             if part is not contextualizer:
                 init_parameters(part, config.n_layer)
 
-    def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None
-                ) -> Tensor:
+    def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None,
+                alpha: Tensor | None = None) -> Tensor:
         """Return the logits (B, T, vocab_size) of the token after each position of idx (B, T).
 
         With targets (B, T), the next ids (-1 skips one), return their mean loss in nats per token.
-        C (B, T, k, d) are the senses to sum, such as edited ones; the default is senses(idx).
+        C (B, T, k, d) and alpha (B, k, T, T) replace senses(idx) and alpha(idx), as to edit them.
         """
-        h = self.contextualizer(self.wte(idx))        # (B, T, d)           Eq. 11, GPT-2
-        C = self.senses(idx) if C is None else C      # (B, T, k, d)        Eq. 10, MLPs
-        alpha = self.sense_weights(h)                 # (B, k, T, T)        Eq. 12, weights
-        o = weighted_sum(alpha, C)                    # (B, T, d)           Eq. 2
-        logits = self.project(o)                      # (B, T, vocab_size)  Eq. 9, o E^T
+        h = self.contextualizer(self.wte(idx))                     # (B, T, d)           Eq. 11
+        C = self.senses(idx) if C is None else C                   # (B, T, k, d)        Eq. 10
+        alpha = self.sense_weights(h) if alpha is None else alpha  # (B, k, T, T)        Eq. 12
+        o = weighted_sum(alpha, C)                                 # (B, T, d)           Eq. 2
+        logits = self.project(o)                                   # (B, T, vocab_size)  Eq. 9
         return logits if targets is None else mean_loss(logits, targets)
 
     def senses(self, idx: Tensor) -> Tensor:

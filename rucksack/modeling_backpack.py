@@ -122,16 +122,17 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         return {'input_ids': input_ids, 'attention_mask': attention_mask}
 
     @can_return_tuple
-    def forward(self, input_ids, attention_mask=None, labels=None, C=None, *, use_cache=False,
-                past_key_values=None):
+    def forward(self, input_ids, attention_mask=None, labels=None, C=None, alpha=None, *,
+                use_cache=False, past_key_values=None):
         """Logits (B, T, V) for input_ids (B, T), and the loss of labels (B, T); -100 is ignored.
 
-        C (B, T, k, d) are the senses to sum, such as edited ones; the default is senses(input_ids).
+        C (B, T, k, d) and alpha (B, k, T, T) are senses and weights to use in place of the model's.
         """
         if use_cache or past_key_values is not None:
             raise TypeError('a Backpack has no cache: pass use_cache=False')
         C = self.senses(input_ids) if C is None else C  # (B, T, k, d), Eq. 10
-        alpha = self.alpha(input_ids, attention_mask)  # (B, k, T, T), Eqs. 11 and 12
+        if alpha is None:
+            alpha = self.alpha(input_ids, attention_mask)  # (B, k, T, T), Eqs. 11 and 12
         o = torch.einsum('blij,bjld->bid', alpha, C)  # (B, T, d), Eq. 2
         E = self.get_input_embeddings().weight[:self.config.n_vocab]  # (V, d)
         logits = F.linear(o, E)  # (B, T, V), Eq. 9

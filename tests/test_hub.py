@@ -315,7 +315,8 @@ with torch.no_grad():
         probs = model(idx, C=C).logits[0, -1].softmax(-1)
         print(f'she {probs[she]:.3f}, he {probs[he]:.3f}')
     alpha = model.alpha(idx)
-    print(alpha.shape == (1, 16, 4, 4), torch.allclose(alpha.sum(-1), torch.ones(1, 16, 4)))
+    print(alpha.shape == (1, 16, 4, 4), torch.allclose(alpha.sum(-1), torch.ones(1, 16, 4)),
+          torch.equal(model(idx, alpha=0 * alpha).logits, 0 * model(idx).logits))
     model.resize_token_embeddings(len(tokenizer) + 1)
     print(model(idx).logits.shape[-1], model.config.n_vocab, model(idx).logits.isfinite().all())
 """
@@ -332,7 +333,7 @@ def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
     *edit, alpha, resized = done.stdout.splitlines()
     assert '\n'.join(edit) in readme
-    assert alpha == 'True True'
+    assert alpha == 'True True True'
     assert resized == '16642 16642 tensor(True)'
 
 

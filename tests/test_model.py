@@ -89,6 +89,15 @@ def test_alpha_sums_to_1_under_autocast_on_a_cpu():
     assert (sums - 1).abs().max() < 1e-6
 
 
+def test_alpha_may_be_given():
+    """Logits are linear in it, and the same bits for the model's own."""
+    model = lively()
+    idx = text()
+    alpha = model.alpha(idx)
+    assert torch.equal(model(idx, alpha=alpha), model(idx))
+    assert_close(model(idx, alpha=-2 * alpha), -2 * model(idx))
+
+
 @pytest.mark.parametrize('shape', [(1, 10, 3, 24), (2, 1, 3, 24), (2, 10, 1, 24)])
 def test_senses_of_another_shape_are_refused(shape):
     """An einsum would spread one text, position or sense over all, and drop nothing else."""
