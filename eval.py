@@ -95,7 +95,7 @@ TABLES = {
         of_data(similarity_table), needs_senses=True,
         about='Table 4     word similarity, by each sense'),
     'gender': Kind(
-        lambda subjects, args: gender_table(subjects), takes_edits=True,
+        of_data(gender_table), takes_edits=True,
         about='Table 5     she or he after a role noun, with and without a sense'),
     'topic': Kind(
         lambda subjects, args: topic_table(subjects, args.texts, args.length, args.step_sizes),
@@ -124,7 +124,8 @@ def shared_flags() -> Parser:
     add('--data', metavar='PATH',
         help='benchmark file, or a folder to search for it (default: the Hub; similarity: none, '
              'but a toy model has its own pairs). For loss and senses, a text file, a folder in '
-             'data/ or a .bin file (default: val.bin of the training data)')
+             'data/ or a .bin file (default: val.bin of the training data). For gender, a text '
+             'file with a noun or a prompt with {} on each line (default: those of the paper)')
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
@@ -191,7 +192,7 @@ def load_subjects(args: argparse.Namespace, takes_baseline: bool) -> list[Subjec
                             'choose another --baseline')
         subjects.append(baseline)
     if args.edits:
-        prompts = estimation_prompts(own) if args.table == 'gender' else []
+        prompts = estimation_prompts(own, args.data) if args.table == 'gender' else []
         subjects.insert(1, under_edit(own, args.edits, prompts))
     return subjects
 
@@ -216,7 +217,7 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
     kind = TABLES[name]
     if kind.needs_senses and subjects:
         subjects[0].needs_senses(name)
-    has_its_own = name == 'loss' or (name == 'similarity' and subjects[0].is_toy)
+    has_its_own = name in ('loss', 'gender') or (name == 'similarity' and subjects[0].is_toy)
     if args.table == 'all' and has_its_own:  # there, --data is for the English benchmarks
         args = argparse.Namespace(**vars(args) | {'data': None})
     return kind.make(subjects, args)

@@ -9,6 +9,7 @@ from helpers import toy_subject
 from torch import Tensor
 from torch.testing import assert_close
 
+from rucksack.lists import NOUNS, PROMPTS
 from rucksack.paper import gender
 from rucksack.paper.gender import FRACTIONS
 from rucksack.senses import Edit, scale_senses, senses_after
@@ -92,21 +93,20 @@ def test_the_fraction_is_chosen_on_other_prompts():
     own = ratios(gender.PROMPTS)  # (fractions,)
     assert 0 < best < len(FRACTIONS) - 1
     assert best != own.argmin()
-    _, _, with_best = gender.measure(s, 'nurse', intervene)
+    _, _, with_best = gender.measure(s, 'nurse', PROMPTS, intervene)
     assert with_best[0].item() == pytest.approx(own[best].item())
 
 
-def test_they_is_counted_relative_to_she_and_he(monkeypatch):
+def test_they_is_counted_relative_to_she_and_he():
     """The mean over nouns and prompts, in percent."""
     s = toy_subject(block_size=128)
-    monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'music'])
     she, he, they = (word_id(s.encoding, word) for word in ('she', 'he', 'they'))
     shares = []
     for noun in ('nurse', 'music'):
         for prompt in gender.PROMPTS:
             p = log_probs(s, prompt.format(noun)).double().exp()
             shares.append((p[they] / (p[she] + p[he])).item())
-    as_it_is, *_ = gender.gender_rows(s)
+    as_it_is, *_ = gender.gender_rows(s, gender.Lists(['nurse', 'music'], PROMPTS))
     assert as_it_is[-1] == pytest.approx(100 * sum(shares) / len(shares), rel=1e-4)
 
 
@@ -134,14 +134,29 @@ SPELLED = ['xy', 'yz']
 @pytest.mark.parametrize('seed', [1, 2])
 @pytest.mark.parametrize('nouns, choosing', [
     (SINGLES, SINGLES), (SPELLED, SPELLED), ([*SINGLES, 'sheriff', 'xy', 'yz', 'zx'], SINGLES)])
-def test_the_sense_that_leaves_least_bias_is_chosen(nouns, choosing, seed, monkeypatch):
+def test_the_sense_that_leaves_least_bias_is_chosen(nouns, choosing, seed):
     """Nouns of one token choose it where there are any, though all nouns would choose another."""
-    monkeypatch.setattr(gender, 'NOUNS', nouns)
     s = toy_subject(seed=seed, block_size=128)
     left = bias_left(s, choosing)
     best = left.index(min(left))
-    _, off, _ = gender.gender_rows(s)
+    _, off, _ = gender.gender_rows(s, gender.Lists(nouns, PROMPTS))
     assert off[0].endswith(f', without sense {best}')
     if nouns != choosing:
         left_by_all = bias_left(s, nouns)
         assert left_by_all.index(min(left_by_all)) != best
+
+
+def test_nouns_and_prompts_of_a_file_are_measured(tmp_path):
+    """The mean of two nouns is that of the tables of each; what the file lacks is the paper's."""
+    s = toy_subject(block_size=128)
+    prompts = ['the {} said', 'that {} was']
+
+    def ratio(*lines: str) -> float:
+        (tmp_path / 'mine.txt').write_text('\n'.join(lines))
+        return gender.gender_table([s], tmp_path / 'mine.txt').rows[0][1]
+
+    nouns = [['nurse'], ['food'], ['nurse', 'food']]
+    one, other, both = (ratio(*some, *prompts) for some in nouns)
+    assert both == pytest.approx((one + other) / 2)
+    assert gender.read_lists(tmp_path / 'mine.txt').nouns == ['nurse', 'food']
+    assert gender.read_lists(None) == gender.Lists(NOUNS, PROMPTS)

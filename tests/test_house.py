@@ -14,7 +14,7 @@ if not TRACKED:  # a copy without .git
     TRACKED += [path.name for path in ROOT.glob('*.py')]
 PATHS = [ROOT / name for name in TRACKED if '/' not in name or name.startswith('rucksack/')]
 IN_ROOT = {path.stem for path in PATHS if path.parent == ROOT}
-SCRIPTS = {'rucksack.train', 'rucksack.sample', 'rucksack.prepare', 'rucksack.edit', 'rucksack.eval'}
+SCRIPTS = {f'rucksack.{name}' for name in ('prepare', 'train', 'sample', 'edit', 'eval')}
 
 
 def module_of(path) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from rucksack import sample
 from rucksack.cli import UserError
 from rucksack.model import Backpack, Config
-from rucksack.paper.gender import gender_rows
+from rucksack.paper.gender import gender_rows, read_lists
 from rucksack.subject import load_subject
 from rucksack.tokenizer import (
     CHARACTER_OF,
@@ -170,7 +170,7 @@ def test_english_has_the_settings_that_export_writes(name):
 @needs_english
 def test_sense_10_of_english_holds_nearly_half_of_the_bias():
     """eval.py gender chooses it by the paper's other prompts; the numbers are README's."""
-    as_it_is, without, _ = gender_rows(load_subject('english', 'cpu'))
+    as_it_is, without, _ = gender_rows(load_subject('english', 'cpu'), read_lists(None))
     assert without[0] == 'Backpack english, without sense 10'
     assert as_it_is[3] == pytest.approx(5.81, abs=0.02)
     assert without[3:5] == pytest.approx([3.51, 48], rel=0.02)

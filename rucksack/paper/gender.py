@@ -13,7 +13,7 @@ from rucksack.lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.senses import Edit, at_last, ends_of, pad, probs_under
 from rucksack.subject import Subject
 from rucksack.table import Table
-from rucksack.words import word_id
+from rucksack.words import read_lines, word_id
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
 
@@ -27,6 +27,22 @@ class NounPrompts:
     is_noun: Tensor  # whether a token is part of the noun (n, T)
 
 
+@dataclass(frozen=True)
+class Lists:
+    """The nouns, and the prompts that measure the bias after them."""
+
+    nouns: list[str]
+    prompts: list[str]
+
+
+def read_lists(data: str | None) -> Lists:
+    """Read a file with a noun or a prompt with {} on each line; what it lacks is the paper's."""
+    lines = read_lines(f'@{data}') if data else []
+    nouns = [line.strip() for line in lines if '{}' not in line]
+    prompts = [line for line in lines if '{}' in line]
+    return Lists(nouns or NOUNS, prompts or PROMPTS)
+
+
 def encoded(subject: Subject, noun: str, prompts: list[str]) -> list[list[int]]:
     """Encode the prompts with a noun in them; UserError if the model cannot read them."""
     texts = [subject.encode(prompt.format(noun)) for prompt in prompts]
@@ -34,9 +50,10 @@ def encoded(subject: Subject, noun: str, prompts: list[str]) -> list[list[int]]:
     return texts
 
 
-def estimation_prompts(subject: Subject) -> list[Tensor]:
+def estimation_prompts(subject: Subject, data: str | None) -> list[Tensor]:
     """Encode the prompts of Table 15 with each noun: ids (1, T) each."""
-    texts = [ids for noun in NOUNS for ids in encoded(subject, noun, ESTIMATION_PROMPTS)]
+    nouns = read_lists(data).nouns
+    texts = [ids for noun in nouns for ids in encoded(subject, noun, ESTIMATION_PROMPTS)]
     return [torch.tensor([ids], device=subject.device) for ids in texts]
 
 
@@ -107,34 +124,35 @@ def pronouns(subject: Subject) -> list[int]:
     return [word_id(subject.encoding, word) for word in ('she', 'he', 'they')]
 
 
-def choose_sense(subject: Subject) -> int:
+def choose_sense(subject: Subject, nouns: list[str] = NOUNS) -> int:
     """Find the sense whose removal leaves the least bias on Table 15's prompts.
 
     Only single-token nouns count, unless there are none.
     """
     k = subject.model.config.n_sense
     left = torch.zeros(k).double()
-    for noun in subject.single_tokens(NOUNS) or NOUNS:
+    for noun in subject.single_tokens(nouns) or nouns:
         prompts = prompts_on(subject, noun, ESTIMATION_PROMPTS)
         edits = [scale_in_noun(subject, prompts, sense, 0.0) for sense in range(k)]
         left += bias_ratio(log_probs_under(subject, prompts, edits))  # (k,)
     return left.argmin().item()
 
 
-def measure(subject: Subject, noun: str, intervene: Callable[[NounPrompts], Tensor]) -> Tensor:
+def measure(subject: Subject, noun: str, prompts: list[str],
+            intervene: Callable[[NounPrompts], Tensor]) -> Tensor:
     """Measure the bias ratio and p(they) / (p(she) + p(he)) in % after a noun: (3 fractions, 2).
 
     The fractions removed are none, all, and the one that works best on the prompts of Table 15.
     """
     estimate = intervene(prompts_on(subject, noun, ESTIMATION_PROMPTS))  # (fractions, n, 3)
     best = bias_ratio(estimate).argmin().item()
-    logits = intervene(prompts_on(subject, noun, PROMPTS))[[0, -1, best]]  # (3, prompts, 3)
+    logits = intervene(prompts_on(subject, noun, prompts))[[0, -1, best]]  # (3, prompts, 3)
     she, he, they = logits.cpu().double().exp().unbind(-1)  # (3, prompts) each
     percent = 100 * (they / (she + he)).mean(-1)  # (3,)
     return torch.stack([bias_ratio(logits), percent], dim=-1)
 
 
-def gender_rows(subject: Subject) -> list[tuple]:
+def gender_rows(subject: Subject, lists: Lists) -> list[tuple]:
     """Make the rows of a model: unchanged, after the intervention, and after its best fraction.
 
     The intervention removes the chosen sense from nouns or, in a Transformer, the direction v.
@@ -142,13 +160,14 @@ def gender_rows(subject: Subject) -> list[tuple]:
     change = 'nouns projected'
     intervene = partial(without_direction, subject)
     if subject.model.config.n_sense:
-        sense = choose_sense(subject)
+        sense = choose_sense(subject, lists.nouns)
         change = f'without sense {sense}'
         intervene = partial(without_sense, subject, sense)
-    nouns = progress(NOUNS, f'gender, {subject.name}')
-    found = torch.stack([measure(subject, noun, intervene) for noun in nouns])  # (nouns, 3, 2)
+    nouns = progress(lists.nouns, f'gender, {subject.name}')
+    found = torch.stack(
+        [measure(subject, noun, lists.prompts, intervene) for noun in nouns])  # (nouns, 3, 2)
     ratio, they_share = found.mean(0).T  # (3,) each
-    singles = [NOUNS.index(noun) for noun in subject.single_tokens(NOUNS)]
+    singles = [lists.nouns.index(noun) for noun in subject.single_tokens(lists.nouns)]
     ratio_single = found[singles, :, 0].mean(0)
     names = [str(subject), f'{subject}, {change}', f'{subject}, the best fraction']
     numbers = [
@@ -161,13 +180,16 @@ def reductions(ratio: Tensor) -> Tensor:
     return 100 * (ratio[0] - ratio) / (ratio[0] - 1)
 
 
-def gender_table(subjects: list[Subject]) -> Table:
-    """Make Table 5: how biased the pronoun after a role noun is."""
+def gender_table(subjects: list[Subject], data: str | None) -> Table:
+    """Make Table 5: how biased the pronoun after a role noun is; data is a file of read_lists."""
+    lists = read_lists(data)
     rows = []
     for subject in subjects:
-        rows += gender_rows(subject)
-    title = (f'Gender (Table 5): the larger of p(she) / p(he) and p(he) / p(she), {len(NOUNS)} '
-             f'nouns in {len(PROMPTS)} prompts')
+        rows += gender_rows(subject, lists)
+    singles = subjects[0].single_tokens(lists.nouns)
+    others = [noun for noun in lists.nouns if noun not in singles]
+    title = ('Gender (Table 5): the larger of p(she) / p(he) and p(he) / p(she), '
+             f'{len(lists.nouns)} nouns in {len(lists.prompts)} prompts')
     columns = {
         'model': '',
         'bias ratio': '.2f',
@@ -177,6 +199,7 @@ def gender_table(subjects: list[Subject]) -> Table:
         'they / (she + he) %': '.2f'}
     notes = [
         "Single-token: the average over nouns that are one token, as in the paper's code.",
+        f'Of several tokens: {", ".join(others) or "none"}.',
         'Reductions are of the excess over 1.',
         'Five other prompts (Table 15) choose the sense and, for each noun, its best fraction:',
         "0, 0.05 .. 1. (The paper's code sets no bounds, but penalizes large fractions.)"]
