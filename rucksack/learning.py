@@ -99,8 +99,9 @@ class Positions:
 
     def logits(self, model: Backpack, vectors: Tensor) -> Tensor:
         """Compute the logits (N, V) with the senses moved by vectors (P, d)."""
+        E = model.wte.weight.detach()[:model.config.n_vocab]  # (V, d), which does not learn
         o = self.o + self.weights @ vectors  # (N, d), Eq. 2
-        return model.project(o)[:, :model.config.n_vocab]  # (N, V), Eq. 9
+        return o @ E.T  # (N, V), Eq. 9
 
     def nats(self, model: Backpack, vectors: Tensor) -> Tensor:
         """Compute -log p(target) at each position (N,), with the senses moved by vectors (P, d)."""
@@ -236,34 +237,38 @@ class Learned:
 def learn(model: Backpack, examples: list[Example], background: list[list[int]], *,
           n_senses: int = 9, steps: int | None = None, lr: float | None = None,
           budget: float = 1e-3, seed: int = 0) -> Learned:
-    """Learn an edit from examples.
-
-    Unless given, steps are ten passes over the examples, at least 50, and lr is RATE / d.
+    """Learn an edit from examples, in steps (default: ten passes, at least 50) at the rate lr.
 
     Each example chooses n_senses pairs (id, sense) to move. background are texts of 2 to
     block_size + 1 ids. Every other one holds the model: its predictions should stay. The rest give
     the price. An edit that costs more than budget, a share of their loss, is scaled back.
+    UserError if a vector is not finite.
     """
-    readings = [read_example(model, example) for example in examples]
-    texts = [read(model, ids[:1], ids[1:]) for ids in progress(background, 'background')]
-    pairs = choose(model, examples, readings, texts[::2], n_senses)  # (P, 2)
-    cases = [positions_of(of_example, pairs) for of_example in readings]
     steps = steps or max(50, math.ceil(10 * len(examples) / EXAMPLES_AT_ONCE))
     lr = lr or RATE / model.config.n_embd
-    vectors = fit(model, examples, cases, positions_of(texts[::2], pairs), steps, lr, seed)
+    readings = [read_example(model, example) for example in examples]
+    texts = [read(model, ids[:1], ids[1:]) for ids in progress(background, 'background')]
+    held = texts[::2]
+    others = texts[1::2]
+    pairs = choose(model, examples, readings, held, n_senses)  # (P, 2)
+    cases = [positions_of(of_example, pairs) for of_example in readings]
+    vectors = fit(model, examples, cases, positions_of(held, pairs), steps, lr, seed)
     if not vectors.isfinite().all():
         raise UserError(f'a vector is not finite after {steps} steps at the rate {lr:g}; '
                         'choose a lower rate')
-    priced = positions_of(texts[1::2], pairs)
+
+    priced = positions_of(others, pairs)
     loss = mean_nats(model, priced, 0 * vectors)
-    factor = largest_factor(
-        lambda factor: mean_nats(model, priced, factor * vectors) - loss <= budget * loss)
-    vectors = factor * vectors
-    price = mean_nats(model, priced, vectors) - loss
+
+    def price(factor: float) -> float:
+        return mean_nats(model, priced, factor * vectors) - loss
+
+    factor = largest_factor(lambda factor: price(factor) <= budget * loss)
     ids, numbers = pairs.T
-    read_ids = torch.cat([text.idx for text in texts[1::2]])
-    touched = torch.isin(read_ids, ids).float().mean().item()
-    return Learned(Shift(ids, numbers, vectors), factor, loss, price, touched)
+    idx = torch.cat([text.idx for text in others])
+    touched = torch.isin(idx, ids).float().mean().item()
+    shift = Shift(ids, numbers, factor * vectors)
+    return Learned(shift, factor, loss, price(factor), touched)
 
 
 def largest_factor(is_within: Callable[[float], bool]) -> float:

@@ -70,7 +70,8 @@ def test_all_skips_the_table_of_a_damaged_file_alone(capsys):
 
 
 @pytest.mark.parametrize('name, data, n_rows', [
-    ('loss', 'tiny', 1), ('lambada', 'bench', 1), ('wikitext', 'bench', 1), ('gender', 'nouns.txt', 3)])
+    ('loss', 'tiny', 1), ('lambada', 'bench', 1), ('wikitext', 'bench', 1),
+    ('gender', 'nouns.txt', 3)])
 def test_edit_adds_rows_and_changes_no_other(name, data, n_rows, capsys):
     """They follow those of the model as it is."""
     Path('nouns.txt').write_text('nurse\ntable\n')
