@@ -19,8 +19,7 @@
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
     extremes          Tables 1 and 3           the words that a sense raises and lowers most
 
-Looking: a sense C adds alpha (C . E_v) to the logit of the id v. Only the weight alpha >= 0
-depends on the text.
+Looking: a sense C adds alpha (C . E_v) to the logit of the id v; only alpha depends on the text.
 Editing: an edit takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to sum
 instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
 model.generate(idx, n, edit=edit). No parameter of the model changes. An edit that asks for no
@@ -31,6 +30,7 @@ of several tokens; they then apply at the last of these tokens. Letters are as i
 """
 
 from collections.abc import Callable
+from operator import index
 
 import torch
 from torch import Tensor
@@ -39,10 +39,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.model import GPT, Backpack, weighted_sum
 
-# An edit: ids (B, T) and their senses C (B, T, k, d) -> the senses to sum instead. It must not
-# write into C.
+# An edit: ids (B, T), senses C (B, T, k, d) -> the senses to sum instead, not written into C.
 Edit = Callable[[Tensor, Tensor], Tensor]
-
 # The words of an edit: ids, and tuples of ids for words of several tokens; None is every id.
 Words = list[int | tuple[int, ...]] | None
 
@@ -59,10 +57,9 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
     Returns the weights alpha (B, T, k) that the last position gives to all senses of all tokens,
     and the scores C . v (B, T, k) of these senses. For v = E_w, the sum of alpha * (C . v) is the
     logit of w as the next token (Eq. 2 and 9); for v = E_a - E_b it is the log odds of a to b.
+    A sense with the score 8 and the weight 1/4 adds 2 to it.
     C (B, T, k, d) are the senses to sum, edited or not; the default is senses(idx). last (B,) are
     the positions to explain; the default is T - 1 (see pad).
-    A sense with the score 8 and the weight 1/4 adds 2 to the logit; one with the score -4 and the
-    weight 3/4 takes 3 away.
     """
     if C is None:
         C = model.senses(idx)
@@ -96,9 +93,8 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
 
     With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2). This removes the part
     of C along r and adds a multiple of a that raises new as much as C raised old. In all, old
-    loses C.r (1 - a.r / |a|^2) and new gains C.r (1 - a.r / |r|^2), in logits at weight 1. Ids
-    whose embedding is orthogonal to both are unaffected. The paper divides by the squared norm of
-    a sense of old; the published code divides by |r|^2, and so do we.
+    loses C.r (1 - a.r / |a|^2) and new gains C.r (1 - a.r / |r|^2), in logits at weight 1. As the
+    published code, we divide by |r|^2, where the paper has the squared norm of a sense of old.
 
     With r = (2, 0) and a = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to that of
     new. It becomes (0, 11), and adds 0 and 11.
@@ -120,9 +116,8 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
 def add_to_senses(ids: Tensor, senses: Tensor, vectors: Tensor) -> Edit:
     """Make an edit that adds a vector to some senses: vectors[p] to sense senses[p] of ids[p].
 
-    ids (P,) and senses (P,) are integers, vectors (P, d). rucksack.learning finds all three from
-    examples (Hewitt et al. 2024, arXiv 2402.06155).
-    Sense 1 of the id 7 moves by -1, wherever the id occurs:
+    ids (P,) and senses (P,) are integers, vectors (P, d); rucksack.learning finds all three from
+    examples (arXiv 2402.06155). Here sense 1 of the id 7 moves by -1, wherever the id occurs:
 
     >>> C = torch.tensor([[[[2.], [6.]], [[2.], [6.]]]])  # (1, 2, 2, 1), senses of two tokens
     >>> edit = add_to_senses(torch.tensor([7]), torch.tensor([1]), torch.tensor([[-1.]]))
@@ -155,10 +150,8 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: list[Edit | None],
 
     None is no edit; a GPT takes [None] alone. last (B,) is the last position of each text; the
     default is T - 1 (see pad). No edit changes alpha: it is computed once, and so are the senses.
-    Only the last position is projected.
-
-    With off = scale_senses([nurse], [10], 0.0), probs_under(model, idx, [None, off])[:, 0, she] has
-    two numbers: p(she) after the first text, and p(she) without sense 10 of nurse.
+    For one text and off = scale_senses([nurse], [10], 0.0), probs_under(model, idx, [None, off])
+    [:, 0, she] has p(she) before and after.
     """
     if isinstance(model, GPT):
         h = at_last(model.contextualizer(model.wte(idx)), last)  # (B, d)
@@ -169,7 +162,7 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: list[Edit | None],
         alpha = at_last(alpha, last)[:, :, None]  # (B, k, 1, T), weights from the last position
         C = model.senses(idx)  # (B, T, k, d)
         for edit in edits:
-            edited = C if edit is None else edit(idx, C)  # (B, T, k, d)
+            edited = C if edit is None else edit(idx, C.clone())  # (B, T, k, d)
             o = weighted_sum(alpha, edited)[:, 0]  # (B, d)
             logits.append(model.project(o))  # (B, vocab_size)
     logits = torch.stack(logits)[..., :model.config.n_vocab]
@@ -178,11 +171,7 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: list[Edit | None],
 
 def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None,
                     last: Tensor | None = None) -> Tensor:
-    """Predict the token after the texts idx (B, T), with an edit or without: probabilities (B, V).
-
-    last (B,) is the last position of each text; the default is T - 1 (see pad). A GPT takes no
-    edit.
-    """
+    """Predict the token after the texts idx (B, T) as probs_under does, for one edit: (B, V)."""
     return probs_under(model, idx, [edit], last)[0]
 
 
@@ -221,7 +210,7 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
     """Find where in idx (B, T) one of the words ends, shaped to select senses: (B, T, 1, 1)."""
     ends = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, T)
     for word in words or []:
-        pieces = (word,) if isinstance(word, int) else word
+        pieces = word if isinstance(word, tuple) else (word,)
         ends |= ends_of(idx, pieces)
     return ends[..., None, None]
 
@@ -231,7 +220,7 @@ def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
     T = idx.shape[1]
     ends = torch.ones_like(idx, dtype=torch.bool)
     for back, piece in enumerate(reversed(pieces)):
-        is_piece = idx == piece
+        is_piece = idx == index(piece)  # TypeError for text
         ends &= F.pad(is_piece, (back, 0))[:, :T]  # shifted to the position of the last id
     return ends
 
@@ -257,8 +246,7 @@ def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
 
     Its minimum over l is Eq. 14.
     """
-    w = torch.tensor(w, device=ids.device)
-    C_w = model.senses(w)  # (k, d)
+    C_w = model.senses(torch.tensor(w, device=ids.device))  # (k, d)
     C = model.senses(ids)  # (n, k, d)
     return F.cosine_similarity(C, C_w, dim=-1)
 
@@ -303,11 +291,7 @@ def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
 # Topics.
 
 # Table 11, strengths 0 to 3: factors for the top 5% of scores, next 15%, next 20%, and the rest.
-STRENGTHS = [
-    (1, 1, 1, 1),
-    (1.5, 1.5, 1.3, 1),
-    (2.2, 2.2, 1.5, 1),
-    (3.3, 3.3, 3, 1)]
+STRENGTHS = [(1, 1, 1, 1), (1.5, 1.5, 1.3, 1), (2.2, 2.2, 1.5, 1), (3.3, 3.3, 3, 1)]
 
 
 def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:

@@ -5,6 +5,7 @@ import math
 from itertools import product
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from helpers import lively, text
@@ -216,6 +217,22 @@ def test_a_scaled_sense_is_scaled_where_its_word_stands(words, model):
 
 # The word (7, 5, 3) ends at [0, 2] and [1, 5]; the word 9 stands at [0, 3].
 PIECES = torch.tensor([[7, 5, 3, 9, 3, 7, 5, 5, 3], [3, 5, 3, 7, 5, 3, 3, 7, 5]])
+
+
+@pytest.mark.parametrize('words', [['nurse'], 'nurse', [('a', 'b')], [1.5]])
+def test_words_that_are_no_ids_are_refused(words, model):
+    """TypeError, where text would be found nowhere."""
+    with pytest.raises(TypeError, match='integer'):
+        senses_after(model, text(), scale_senses(words, [0], 0.0))
+
+
+def test_ids_of_numpy_are_ids(model):
+    """Alone, in tuples, and as numbers of senses."""
+    idx = text()
+    three, four = np.array([3, 4])
+    a = senses_after(model, idx, scale_senses([three, (four, three)], np.array([1, 2]), 0.5))
+    b = senses_after(model, idx, scale_senses([3, (4, 3)], [1, 2], 0.5))
+    assert torch.equal(a, b)
 
 
 def test_a_word_of_several_pieces_is_edited_in_its_last(model):
