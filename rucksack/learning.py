@@ -40,6 +40,9 @@ from rucksack.senses import Edit, add_to_senses
 
 EXAMPLES_AT_ONCE = 5    # in a step, as published
 POSITIONS_AT_ONCE = 64  # of the background, whose logits are (positions, V)
+PENALTY = 3000          # in choosing senses, for the weight that other text gives them
+ENOUGH = {  # the loss at which a wish is fulfilled
+    'more': 0.0, 'equal': 0.0, 'less': math.log(1e-4), 'order': -math.log(100)}
 RATE = 2.56             # over d it is the learning rate: a step then moves logits alike at any d
 
 
@@ -136,12 +139,14 @@ def read_example(model: Backpack, example: Example) -> list[Reading]:
 def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Tensor) -> Tensor:
     """Compute log p(less_likely) - log p(likelier), of those there are, in nats: a scalar.
 
-    For equals, it is the size of the difference.
+    For equals, it is the size of the difference. The loss ends at ENOUGH of the wish.
     """
     nats = positions.nats(model, vectors)  # (n,), of likelier and then of less_likely
     n = len(example.likelier)
     loss = nats[:n].sum() - nats[n:].sum()
-    return loss.abs() if example.are_equals else loss
+    if example.are_equals:
+        loss = loss.abs()
+    return loss.clamp(min=ENOUGH[example.wish])
 
 
 def divergence(model: Backpack, positions: Positions, vectors: Tensor) -> Tensor:
@@ -164,10 +169,10 @@ def choose(model: Backpack, examples: list[Example], readings: list[list[Reading
            background: list[Reading], n: int) -> Tensor:
     """Choose n pairs (id, sense) for each example, of those in its texts: (P, 2).
 
-    The score of a pair is what moving its sense does for the example, over what it does elsewhere:
-    the size of the gradient of the loss with respect to the vector, over 0.001 plus the mean weight
+    The score of a pair is what moving its sense does for the example, the length of the gradient of
+    the loss with respect to its vector, less PENALTY times what it does elsewhere, the mean weight
     that a position of the background gives to the sense. (Published: the weight that the
-    continuation gives to the sense, less a multiple of that mean.)
+    continuation gives to the sense, in place of the gradient.)
     """
     V, k = model.config.n_vocab, model.config.n_sense
     elsewhere = torch.zeros(V, k, device=model.wte.weight.device)
@@ -181,7 +186,7 @@ def choose(model: Backpack, examples: list[Example], readings: list[list[Reading
         vectors = torch.zeros(len(pairs), model.config.n_embd, device=ids.device).requires_grad_()
         loss = loss_of(model, example, positions_of(of_example, pairs), vectors)
         gradients, = torch.autograd.grad(loss, vectors)  # (m * k, d)
-        scores = gradients.norm(dim=1) / (0.001 + elsewhere[ids].flatten())  # (m * k,)
+        scores = gradients.norm(dim=1) - PENALTY * elsewhere[ids].flatten()  # (m * k,)
         best = scores.topk(min(n, len(scores))).indices
         chosen.append(pairs[best])
     return torch.cat(chosen).unique(dim=0)

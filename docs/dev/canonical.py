@@ -48,11 +48,10 @@ RULES = {  # name -> score of senses, from their gradients (m, k), weights in th
 CONFIGS = {
     'rules': [{'rule': rule, 'c': c, 'n': 9, 'lr': 1e-2}
               for rule, c in [
-                  ('gradient/weight', 1e-3), ('gradient/weight', 1e-4), ('gradient/count', 1),
-                  ('gradient', 300), ('gradient', 0), ('weight', 0), ('weight', 300),
-                  ('weight', 3000)]],
-    'senses': [{'rule': 'gradient/weight', 'c': 1e-3, 'n': n, 'lr': lr}
-               for n, lr in product((9, 5), (1e-2, 2e-2, 3e-2, 5e-3))],
+                  ('gradient', 3000), ('weight', 3000), ('gradient/weight', 1e-5), ('weight', 300),
+                  ('gradient/weight', 1e-3), ('gradient', 0), ('weight', 0)]],
+    'senses': [{'rule': 'gradient', 'c': 3000, 'n': n, 'lr': lr}
+               for n, lr in product((9, 5), (1e-2, 3e-2, 2e-2, 5e-3))],
     'full': [{'lr': lr, 'kl': kl}
              for kl, lr in product((10, 1), (3e-4, 1e-3, 1e-4, 3e-5))],
     'lora': [{'lr': lr, 'kl': kl, 'rank': rank}
@@ -64,7 +63,7 @@ METHODS = {  # method -> model and configurations
     'Transformer, LoRA': ('english_gpt', 'lora'),
     'Backpack, full': ('english', 'full'),
     'Backpack, LoRA': ('english', 'lora')}
-SIZES = {'validate': (240, 120, 60, 30), 'test': (240, 360, 120, 60)}  # at most: examples, texts
+SIZES = {'validate': (120, 120, 60, 30), 'test': (120, 360, 120, 60)}  # at most: examples, texts
 #                                              to judge, hard negatives, texts that give the price
 
 
@@ -262,6 +261,7 @@ def finetune_lora(model, examples, held, config, seed):
         LoraConfig(r=rank, lora_alpha=rank, target_modules=linear), model)
     parameters = [p for p in tuned.parameters() if p.requires_grad]
     finetune(tuned, parameters, examples, held, config['lr'], config['kl'], seed)
+    del tuned.peft_config
     changes = {}
     for name in linear:
         layer = tuned.get_submodule(name)
