@@ -1,6 +1,6 @@
 """Read documents for prepare.py: text files, JSON lines, Parquet, tars, datasets of the Hub.
 
-A reader yields the text of each document, or None, or a Skipped for what it does not read.
+A reader yields the text of each document: None or '' if it is empty, a Skipped if it was not read.
 """
 
 import gzip
@@ -47,7 +47,7 @@ def decoded(content: bytes) -> str:
 
 
 def texts_of_rows(rows: Iterable, field: str, parse: Callable = dict) -> Texts:
-    """Yield a field of each row, which parse makes a dictionary; UserError has the row's number."""
+    """Yield a field of each row, which parse turns into a dictionary; errors name the row."""
     row = {}
     is_found = False
     for n, row in enumerate(rows, 1):
@@ -70,7 +70,7 @@ def texts_of_tables(tables: Iterable, field: str) -> Texts:
 
 
 def read_json(path: str, field: str) -> Texts:
-    """Yield a field of each object in a file: one object a line, or a list of objects."""
+    """Yield a field of each object in a file that has one object per line, or a list of them."""
     with open_unpacked(path) as file:
         is_list = re.match(rb'(\xef\xbb\xbf)?\s*\[', file.read(100))
         file.seek(0)
@@ -101,7 +101,7 @@ def read_hub(source: str, field: str) -> Texts:
 
 
 def read_text(path: str, field: str) -> Texts:
-    """Yield a text file as one document, or as several with lines of END_OF_TEXT between them."""
+    """Yield the documents of a text file: one, or several with END_OF_TEXT lines between them."""
     with open_unpacked(path) as file:
         documents = re.split(END_OF_TEXT, decoded(file.read()), flags=re.MULTILINE)
     if len(documents) == 1:
@@ -113,11 +113,11 @@ def read_text(path: str, field: str) -> Texts:
 
 
 class Header(tarfile.TarInfo):
-    """A header in a tar. Where tarfile would end without a word, it says that the tar is broken."""
+    """A header in a tar that raises ReadError where tarfile would silently stop reading."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        """Read the next header; ReadError for a broken one, or if the end of the tar is missing."""
+        """Read the next header; ReadError if it is broken, or if the tar has no end."""
         try:
             return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # a block of zeros, the end; another tar may follow
@@ -130,7 +130,7 @@ class Header(tarfile.TarInfo):
 
 
 def read_tar(path: str, field: str, file=None) -> Texts:
-    """Yield the .txt files in a tar and in its .xz tars, with white space as in OpenWebText."""
+    """Yield the .txt files in a tar and in .xz tars inside it, with OpenWebText's white space."""
     with tarfile.open(path, 'r|*', file, tarinfo=Header, ignore_zeros=True) as tar:
         for member in tar:
             if member.isdir():
@@ -167,7 +167,7 @@ def reader_of(source: str) -> Callable | None:
 
 
 def why_skipped(name: str, is_file: bool, is_known: object) -> str:
-    """Say why a file of a folder, or a member of a tar, is not read; an empty text if it is."""
+    """Say why a file in a folder or a tar is skipped; return '' if it is read."""
     if re.search(r'(^|/)\.[^/]', name):  # like ._NAME of macOS
         return 'hidden'
     if not is_file:
@@ -180,9 +180,9 @@ def why_skipped(name: str, is_file: bool, is_known: object) -> str:
 
 
 def files_in(paths: list[str], seen: set[str], skipped: Counter) -> list[str]:
-    """List files and, for folders, all files below them, except those in seen; count those skipped.
+    """List the given files and all files below the given folders, but none that is in seen.
 
-    UserError for a path that does not exist, or if there is no file at all.
+    Count those skipped. UserError for a path that does not exist, or if there is no file at all.
     """
     files = []
     for path in map(os.path.expanduser, paths):
@@ -196,7 +196,7 @@ def files_in(paths: list[str], seen: set[str], skipped: Counter) -> list[str]:
 
 
 def files_at(path: str, seen: set[str], skipped: Counter) -> Iterator[str]:
-    """Yield a file, or the files below a folder, also behind links; add them to seen."""
+    """Yield a file, or all files below a folder, links included; add them to seen."""
     real = os.path.realpath(path)
     if real in seen:  # two names, or a link that leads back
         skipped['read already'] += 1
@@ -216,15 +216,15 @@ def files_at(path: str, seen: set[str], skipped: Counter) -> Iterator[str]:
 
 
 def counted(skipped: Counter) -> str:
-    """Say how much was skipped, by reason."""
+    """Say how many were skipped for each reason."""
     counts = [f'{n:,} {why}' for why, n in skipped.items()]
     return ', '.join(counts) or 'none'
 
 
 def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
-    """Read all texts of sources into a datasets.Dataset with a column, text.
+    """Read the texts of all sources into a datasets.Dataset with one column, text.
 
-    The dataset is in the folder cache. Documents without text are counted in skipped.
+    Its file is in the folder cache. Count documents without text in skipped.
     """
     from datasets import Dataset, Features, Value
 
@@ -252,7 +252,7 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
 
 
 def openwebtext_files() -> list[str]:
-    """Download OpenWebText to the Hub's cache: its Parquet files if whole, else its archives."""
+    """Download OpenWebText to the Hub's cache: its Parquet files if complete, else its tars."""
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
     with reading('OpenWebText', 'connect to the internet, or use --text FILE...'):

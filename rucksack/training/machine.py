@@ -20,7 +20,7 @@ from rucksack.device import bfloat16_unit, find_device
 
 @dataclass
 class Machine:
-    """This process's device and number format, and its place among the processes."""
+    """The device and number format of this process, its rank, and the number of processes."""
 
     device: str
     dtype: str
@@ -35,12 +35,12 @@ class Machine:
             self.name = torch.cuda.get_device_name(self.device)
 
     def autocast(self) -> torch.autocast:
-        """Return the autocast context of a forward pass: bfloat16 is only for products."""
+        """Return the context of a forward pass, which computes products in dtype."""
         kind = torch.device(self.device).type
         return torch.autocast(kind, torch.bfloat16, enabled=self.dtype == 'bfloat16')
 
     def print0(self, text: str, file=None) -> None:
-        """Print once, whatever the number of processes."""
+        """Print from the first process alone."""
         if self.rank == 0:
             try:
                 print(text, file=file, flush=True)
@@ -54,7 +54,7 @@ class Machine:
         return x.item()
 
     def note_signals(self) -> None:
-        """From now on, note a first SIGINT or SIGTERM; a second one acts at once."""
+        """Note the next SIGINT or SIGTERM instead of stopping; a second one stops at once."""
         self.signal = 0
 
         def note(number: int, frame) -> None:
@@ -64,25 +64,25 @@ class Machine:
         handle_signals(note, note)
 
     def forget_signals(self) -> None:
-        """Let signals act as Python has them act."""
+        """Give SIGINT and SIGTERM back their default handlers."""
         handle_signals(signal.default_int_handler, signal.SIG_DFL)
 
     def noted_signal(self) -> int:
-        """Return the signal that any of the processes has noted, 0 for none."""
+        """Return the number of a signal that any process has noted, or 0."""
         number = torch.tensor(self.signal)
         if self.world > 1:
             dist.all_reduce(number, dist.ReduceOp.MAX)
         return number.item()
 
     def check_agreement(self, facts: str, folders: str) -> None:
-        """Raise UserError unless all processes read the same facts in the folders."""
+        """Raise UserError unless all processes read the same facts from the folders."""
         checksum = zlib.crc32(facts.encode())
         if self.sum_over_processes(torch.tensor(checksum)) != self.world * checksum:
             raise UserError(f'the processes see different files in {folders}: share them')
 
     def to_device(self, *tensors: Tensor) -> list[Tensor]:
-        """Copy the tensors of a batch to the device, while it still computes the last batch."""
-        if self.on_gpu:  # nobody waits for copies from pinned memory
+        """Copy the tensors of a batch to the device, without waiting for the step before."""
+        if self.on_gpu:  # copies from pinned memory run in the background
             tensors = [tensor.contiguous().pin_memory() for tensor in tensors]
         tensors = [tensor.to(self.device, non_blocking=self.on_gpu) for tensor in tensors]
         for tensor in tensors:
@@ -91,7 +91,7 @@ class Machine:
         return tensors
 
     def can_compile(self) -> bool:
-        """Tell whether torch.compile works here: try it on a function."""
+        """Tell whether torch.compile works here, by compiling a small function."""
         if self.device == 'mps':
             return False
         try:
@@ -119,16 +119,16 @@ class Machine:
 
 
 def handle_signals(interrupt: Callable, terminate: Callable | signal.Handlers) -> None:
-    """Set what SIGINT and SIGTERM do; in a thread, where Python cannot, nothing changes."""
+    """Set the handlers of SIGINT and SIGTERM; do nothing in a thread, where Python cannot."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, terminate)
 
 
 def configure_machine(device: str, dtype: str, micro_batches: int = 0) -> Machine:
-    """Choose device and dtype, and join the other processes where torchrun started several.
+    """Choose device and dtype, and join the other processes if torchrun started several.
 
-    UserError unless the processes can share the micro-batches of a step.
+    UserError unless the number of processes divides micro_batches.
     """
     world = int(os.environ.get('WORLD_SIZE', 1))
     rank = int(os.environ.get('RANK', 0)) if world > 1 else 0
@@ -147,10 +147,10 @@ def configure_machine(device: str, dtype: str, micro_batches: int = 0) -> Machin
         dtype = 'bfloat16' if bfloat16_unit(device) else 'float32'
     if device == 'cpu':
         keep_freed_memory()
-        # Without this, threads of a compiled model sum gradients in any order, and slowly.
+        # Otherwise the threads of a compiled model sum gradients slowly, in no fixed order.
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
-        if dtype == 'bfloat16':  # flash attention in it is slower than plain matmuls here
+        if dtype == 'bfloat16':  # in bfloat16, flash attention is slower than matrix products
             torch.backends.cuda.enable_flash_sdp(False)
     if world > 1:
         dist.init_process_group('cpu:gloo,cuda:nccl' if on_gpu else 'gloo')
@@ -160,7 +160,7 @@ def configure_machine(device: str, dtype: str, micro_batches: int = 0) -> Machin
 def leave_processes(code: int) -> None:
     """Wait for the other processes, if there are any, and close the connections to them.
 
-    After a failure (code 1) others may never get here, so nobody waits.
+    After a failure (code 1), do not wait: the others may never get here.
     """
     if dist.is_initialized() and code != 1:
         dist.barrier()  # until all have finished writing
