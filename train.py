@@ -61,7 +61,7 @@ class Settings:
     optimizer: str = setting('muon', 'muon for matrices, or adamw', choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(3e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'factor on the rates of weights taken from a Transformer')
+    loaded_lr: float = setting(1.0, 'factor on the rates of the contextualizer and embeddings')
     warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5%% of max_iters)', low=-1)
     min_lr: float = setting(0.0, 'learning rate that the decay reaches one step after the last')
     weight_decay: float = setting(0.1, 'weight decay of matrices')

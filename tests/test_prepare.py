@@ -134,9 +134,10 @@ def test_hub_takes_a_config_and_a_split(split, text, monkeypatch):
     assert sorted(train + val) == sorted(f'{text} {i}.' for i in range(200))
 
 
-@pytest.mark.parametrize('names, kind', [(['0.parquet', '0.tar'], 'parquet'), (['0.tar'], 'tar')])
-def test_openwebtext_is_one_set_of_its_files(names, kind, monkeypatch):
-    """Its Parquet files or, without any, its tars: never both, which hold the same texts."""
+@pytest.mark.parametrize('n, kind', [(2, 'parquet'), (1, 'tar')])
+def test_openwebtext_is_parquet_only_if_whole(n, kind, monkeypatch):
+    """Of two Parquet files both must be there, or the archives are read."""
+    names = [*(f'{i:05d}-of-00002.parquet' for i in range(n)), '00.tar']
     monkeypatch.setattr('huggingface_hub.list_repo_files', lambda repo, repo_type: names)
     monkeypatch.setattr('huggingface_hub.hf_hub_download', lambda repo, name, repo_type: name)
     assert {name.rpartition('.')[2] for name in openwebtext_files()} == {kind}
