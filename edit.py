@@ -16,13 +16,14 @@ from pathlib import Path
 
 import torch
 
-from rucksack.cli import HOME, Parser, UserError, number, printable, reading, run_cli
+from rucksack.cli import HOME, Parser, number, printable, run_cli
 from rucksack.device import find_device
+from rucksack.errors import UserError, reading
 from rucksack.examples import FORMS, WISHES, Example, read_examples
 from rucksack.files import output_path
 from rucksack.learning import Learned, Shift, about_shift, learn, save_shift
-from rucksack.looks import ranking, shortened, token_texts
 from rucksack.paper.canonical import measures
+from rucksack.sample_tables import ranking, shortened, token_texts
 from rucksack.senses import Edit, extremes
 from rucksack.subject import Subject, load_subject
 from rucksack.table import CSV_BEGINS, Table, write_csv

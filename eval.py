@@ -16,9 +16,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rucksack.cli import Parser, UserError, number, printable, run_cli
+from rucksack.cli import Parser, number, printable, run_cli
 from rucksack.device import find_device
 from rucksack.edits import Topic, make_edit, parse_lines
+from rucksack.errors import UserError
 from rucksack.examples import WISHES
 from rucksack.files import output_path
 from rucksack.model import Config

@@ -33,9 +33,10 @@ from pathlib import Path
 import numpy as np
 from tiktoken import Encoding
 
-from rucksack.cli import Parser, UserError, number, progress, reading, run_cli
+from rucksack.cli import Parser, number, progress, run_cli
 from rucksack.data import BIN_DTYPE, data_folder, sha256_of_start
 from rucksack.documents import FORMATS, counted, files_in, openwebtext_files, read_texts
+from rucksack.errors import UserError, reading
 from rucksack.files import appearing_whole, locked_folder
 from rucksack.tokenizer import (
     encode,

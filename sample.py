@@ -21,8 +21,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rucksack import looks
-from rucksack.cli import Parser, UserError, number, printable, progress, run_cli
+from rucksack import sample_tables
+from rucksack.cli import Parser, number, printable, progress, run_cli
 from rucksack.device import find_device
 from rucksack.edits import (
     FORMS,
@@ -32,12 +32,13 @@ from rucksack.edits import (
     parse_lines,
     parse_senses,
 )
+from rucksack.errors import UserError
 from rucksack.fast import Cached
 from rucksack.files import output_path
-from rucksack.lists import BAGS
-from rucksack.looks import Prompts
 from rucksack.model import Backpack
 from rucksack.page import PAGE_BEGINS, write_page
+from rucksack.paper_lists import BAGS
+from rucksack.sample_tables import Prompts
 from rucksack.senses import Edit
 from rucksack.subject import Subject, load_subject
 from rucksack.table import CSV_BEGINS, Table, write_csv
@@ -223,19 +224,19 @@ def make_tables(flags: argparse.Namespace, subject: Subject, prompts: Prompts,
     """
     tables = {}
     for text, chosen in flags.show:
-        tables[f'show {text}'] = looks.show(subject, chosen, edit)
+        tables[f'show {text}'] = sample_tables.show(subject, chosen, edit)
     for text, words in flags.find:
         if isinstance(words[0], str):
-            table = looks.speak_for(subject, words)
+            table = sample_tables.speak_for(subject, words)
         elif flags.words:
-            table = looks.separate_words(subject, text, words, flags.words)
+            table = sample_tables.separate_words(subject, text, words, flags.words)
         else:
-            table = looks.separate(subject, text, words)
+            table = sample_tables.separate(subject, text, words)
         tables[f'find {text}'] = table
     for word in flags.similar:
-        tables[f'similar {word}'] = looks.similar(subject, word)
+        tables[f'similar {word}'] = sample_tables.similar(subject, word)
     if flags.probs:
-        tables['probs'] = looks.probabilities(subject, prompts, flags.probs, edit)
+        tables['probs'] = sample_tables.probabilities(subject, prompts, flags.probs, edit)
     for prompt, idx in progress(prompts.items(), 'prompts'):
         for name, table in tables_after(idx, flags, subject, edit, has_effect).items():
             if len(prompts) > 1:
@@ -250,13 +251,13 @@ def tables_after(idx: Tensor, flags: argparse.Namespace, subject: Subject, edit:
     """Explain the prediction after a prompt (1, T), or show how an edit changes it, in tables."""
     tables = {}
     if flags.explain is not None:
-        tables['explain'] = looks.explanation(subject, flags.explain, idx, edit)
+        tables['explain'] = sample_tables.explanation(subject, flags.explain, idx, edit)
     for text, scaled in flags.sweep:
-        tables[f'sweep {text}'] = looks.sweep(subject, scaled, idx, edit)
+        tables[f'sweep {text}'] = sample_tables.sweep(subject, scaled, idx, edit)
     if has_effect and not is_look(flags):
         before_and_after = {'before': None, 'after': edit}
         title = 'The next word before and after the edit'
-        tables['next words'] = looks.next_words(subject, title, idx, before_and_after)
+        tables['next words'] = sample_tables.next_words(subject, title, idx, before_and_after)
     return tables
 
 

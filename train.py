@@ -23,14 +23,15 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from rucksack.cli import reading, run_cli
+from rucksack.cli import run_cli
 from rucksack.data import TokenDataset, data_folder, facts_of, read_meta, texts_of_step
+from rucksack.errors import reading
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.model import GPT, Backpack, Config
 from rucksack.training import report
 from rucksack.training.machine import Machine, configure_machine, leave_processes
 from rucksack.training.optimizers import make_optimizers, set_rates
-from rucksack.training.run import RunFolder, check_loss, locked, refuse_to_replace
+from rucksack.training.run_folder import RunFolder, check_loss, locked, refuse_to_replace
 from rucksack.training.settings import parse_settings, setting, with_decided
 from rucksack.training.start import find_start, out_dir_of, warmup_of
 from rucksack.training.stuck import stuck_senses

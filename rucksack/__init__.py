@@ -31,7 +31,7 @@ def save(model, encoding, folder) -> None:
     >>> save(model, encoding, 'edited')
     >>> model, encoding = load('edited')
     """
-    from rucksack.cli import reading
+    from rucksack.errors import reading
     from rucksack.tokenizer import describe
     from rucksack.weights import export, model_with
     with reading(folder, problem='is not written'):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rucksack.cli import LocalError, UserError, reading
+from rucksack.errors import LocalError, UserError, reading
 from rucksack.tokenizer import GPT2, GPT2_VOCAB, vocab_size
 
 BIN_DTYPE = np.dtype('<u2')

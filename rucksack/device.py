@@ -2,7 +2,7 @@
 
 import torch
 
-from rucksack.cli import reading
+from rucksack.errors import reading
 
 
 def find_device(name: str) -> str:

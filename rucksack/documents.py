@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rucksack.cli import UserError, quiet_hub, reading
+from rucksack.cli import quiet_hub
+from rucksack.errors import UserError, reading
 
 FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')

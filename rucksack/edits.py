@@ -12,7 +12,7 @@ import torch
 from tiktoken import Encoding
 from torch import Tensor
 
-from rucksack.cli import UserError
+from rucksack.errors import UserError
 from rucksack.learning import load_shift
 from rucksack.model import Backpack
 from rucksack.senses import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tiktoken import Encoding
 
-from rucksack.cli import UserError, reading
+from rucksack.errors import UserError, reading
 from rucksack.tokenizer import encode
 
 FORMS = {  # a line -> what it wishes for

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rucksack.cli import UserError
+from rucksack.errors import UserError
 
 
 def output_path(flag: str, path: str | None, *begins: str) -> Path | None:

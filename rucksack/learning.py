@@ -32,7 +32,8 @@ from tiktoken import Encoding
 from torch import Tensor
 from torch.nn import functional as F
 
-from rucksack.cli import UserError, progress, reading
+from rucksack.cli import progress
+from rucksack.errors import UserError, reading
 from rucksack.examples import Example
 from rucksack.files import appearing_whole
 from rucksack.model import Backpack, weighted_sum

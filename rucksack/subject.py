@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rucksack.cli import UserError
+from rucksack.errors import UserError
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
 from rucksack.tokenizer import encode, load_tokenizer

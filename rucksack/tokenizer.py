@@ -19,7 +19,8 @@ import tiktoken
 from tiktoken._educational import bpe_encode
 from tiktoken_ext.openai_public import r50k_pat_str
 
-from rucksack.cli import HOME, UserError, reading
+from rucksack.cli import HOME
+from rucksack.errors import UserError, reading
 
 GPT2 = {'name': 'gpt2'}
 GPT2_VOCAB = 50257

@@ -14,7 +14,7 @@ from safetensors.torch import load_file as load_safetensors
 from safetensors.torch import save
 from torch import Tensor
 
-from rucksack.cli import UserError, reading
+from rucksack.errors import UserError, reading
 from rucksack.model import GPT, Backpack, Config, Contextualizer
 from rucksack.tokenizer import (
     ENGLISH,

@@ -12,10 +12,11 @@ import torch
 from tiktoken import Encoding
 from torch import Tensor
 
-from rucksack.cli import UserError, progress, reading
+from rucksack.cli import progress
 from rucksack.device import bfloat16_unit
-from rucksack.lists import BAGS
+from rucksack.errors import UserError, reading
 from rucksack.model import Backpack
+from rucksack.paper_lists import BAGS
 from rucksack.senses import affinities
 from rucksack.table import Token
 from rucksack.tokenizer import encode

@@ -24,7 +24,7 @@ from helpers import (
 
 import eval
 from rucksack import sample, train
-from rucksack.cli import UserError
+from rucksack.errors import UserError
 from rucksack.training.machine import Machine
 from rucksack.weights import Training, from_pretrained, load_weights
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import tar
 
-from rucksack.cli import UserError
 from rucksack.documents import files_in, read_texts
+from rucksack.errors import UserError
 
 pytestmark = pytest.mark.usefixtures('folder')
 

@@ -7,7 +7,6 @@ import torch
 from helpers import lively
 from torch.testing import assert_close
 
-from rucksack.cli import UserError
 from rucksack.edits import (
     Replacement,
     SensesOf,
@@ -18,6 +17,7 @@ from rucksack.edits import (
     parse_lines,
     parse_senses,
 )
+from rucksack.errors import UserError
 from rucksack.senses import (
     STRENGTHS,
     explain,

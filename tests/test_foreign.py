@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rucksack import prepare, sample
-from rucksack.cli import UserError
 from rucksack.data import read_bin, read_meta
+from rucksack.errors import UserError
 from rucksack.model import GPT, Config
 from rucksack.tokenizer import (
     GPT2,

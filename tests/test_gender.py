@@ -9,9 +9,9 @@ from helpers import toy_subject
 from torch import Tensor
 from torch.testing import assert_close
 
-from rucksack.lists import NOUNS, PROMPTS
 from rucksack.paper import gender
 from rucksack.paper.gender import FRACTIONS
+from rucksack.paper_lists import NOUNS, PROMPTS
 from rucksack.senses import Edit, scale_senses, senses_after
 from rucksack.subject import Subject
 from rucksack.words import word_id

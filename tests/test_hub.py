@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rucksack import sample
-from rucksack.cli import UserError
+from rucksack.errors import UserError
 from rucksack.model import Backpack, Config
 from rucksack.paper.gender import gender_rows, read_lists
 from rucksack.subject import load_subject

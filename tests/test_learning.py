@@ -11,8 +11,8 @@ from torch.testing import assert_close
 import rucksack
 from rucksack import edit, learning, sample
 from rucksack import eval as evaluation
-from rucksack.cli import UserError
 from rucksack.edits import make_edit, parse_lines
+from rucksack.errors import UserError
 from rucksack.examples import Example, make_example, parse_line, parse_row, read_examples
 from rucksack.fast import Cached
 from rucksack.learning import Shift, learn, load_shift, positions_of, read, save_shift

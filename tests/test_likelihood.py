@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import PAGES, PAIRS, PASSAGES, make_data, toy_subject, write_benchmarks
 
-from rucksack.cli import UserError
+from rucksack.errors import UserError
 from rucksack.paper import likelihood
 from rucksack.paper.likelihood import BLIMP, LAMBADA, WIKITEXT
 from rucksack.senses import scale_senses

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rucksack import page as page_module
 from rucksack import sample
-from rucksack.edits import make_edit, parse_lines
+from rucksack.edits import find_senses, make_edit, parse_lines
 from rucksack.model import Backpack, Config
 from rucksack.page import in_8_bits, write_page
 from rucksack.senses import Edit, explain, scale_senses
@@ -210,7 +210,7 @@ EDITS = {
 
 def edit_of(lines: list[str], world: World) -> Edit:
     """The edit that sample.py makes of the same lines."""
-    edit, _ = make_edit(parse_lines(lines), world.model, world.encoding)
+    edit, _ = make_edit(parse_lines(lines), world.model, world.encoding, [world.idx])
     return edit
 
 
@@ -225,6 +225,18 @@ def test_the_page_predicts_what_pytorch_does(lines, prompt, shared_tab, toy):
     assert values == pytest.approx(probs.topk(10).values.tolist(), abs=WITHIN)
     by_token = {world.encoding.decode([v]): p for v, p in enumerate(probs.tolist())}
     assert [by_token[token] for token, _ in found] == pytest.approx(values, abs=WITHIN)
+
+
+@pytest.mark.parametrize('prompt, where', [
+    (PROMPTS['longer than block_size'], 'after this text'), ('The', 'at weight 1')])
+def test_the_page_says_which_sense_separates_a_pair(prompt, where, tab, toy_page, toy):
+    """It is the one that sample.py takes: after the text or, if that lacks the word, at weight 1."""
+    load(tab, toy_page, link(prompt, 'nurse:she/he'))
+    world = toy_world(toy, prompt)
+    change, = parse_lines(['nurse:she/he'])
+    _, (sense,), _ = find_senses(change, world.model, world.encoding, [world.idx])
+    said = f'Sense {sense} of nurse most separates she/he {where}'
+    assert tab.text_content('#notes').startswith(said)
 
 
 def test_a_word_of_several_tokens_is_edited_at_its_last(tab, english_page):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from rucksack import sample
 from rucksack.cli import printable
-from rucksack.looks import terms
+from rucksack.sample_tables import terms
 from rucksack.senses import (
     STRENGTHS,
     Edit,

@@ -9,8 +9,8 @@ from helpers import toy_subject
 from torch.testing import assert_close
 
 from rucksack import toy
-from rucksack.lists import BAGS
 from rucksack.paper import topics
+from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, topic
 from rucksack.subject import Subject
 from rucksack.words import bag_ids, scores_of_bags

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from rucksack import prepare
 from rucksack import toy as world
-from rucksack.lists import BAGS
+from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, replace_word, scale_senses, senses_after, separation, topic
 from rucksack.tokenizer import load_tokenizer
 from rucksack.weights import from_pretrained

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rucksack.cli import UserError
+from rucksack.errors import UserError
 from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
 from rucksack.words import bag_ids, read_lines, read_prompt, word_forms, word_list
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rucksack.cli import UserError
+from rucksack.errors import UserError
 from rucksack.files import write_file
 from rucksack.model import Backpack
 from rucksack.subject import Subject

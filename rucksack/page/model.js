@@ -243,10 +243,11 @@ function unpack(arrays, blob) {
 // A text: what the model has computed for each token, kept while the text grows or is cut short.
 
 class Text {
-  constructor() {
+  constructor(ids) {
     this.ids = [];
     this.qkv = Array.from({length: model.config.n_layer}, () => []);  // of each layer, (3*d) each
     this.queryAndKey = [];  // of the sense weights, (2*d) each
+    this.read(ids);
   }
 
   read(ids) {
@@ -353,14 +354,14 @@ const REPLACEMENT = /^(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)$/;
 const FORMS = 'write nurse:10, nurse,teacher:3-5,10=0.5, nurse:she/he, *:3 or MacBook: Apple -> HP';
 
 class Edit {
-  constructor(lines) {
-    this.steps = lines.flatMap(parse);
+  // The text chooses the sense in nurse:she/he.
+  constructor(lines, text) {
+    this.steps = lines.flatMap(line => parse(line, text));
   }
 
   // The steps that act at position j of a text.
   stepsAt(ids, j) {
-    const endsHere = form => form.every((id, i) => ids[j - form.length + 1 + i] === id);
-    return this.steps.filter(({forms}) => forms === null || forms.some(endsHere));
+    return this.steps.filter(({forms}) => forms === null || endsAt(ids, j, forms));
   }
 
   // What the senses at position j are multiplied by, (k).
@@ -390,8 +391,13 @@ class Edit {
   }
 }
 
+// Whether a word, given by its forms, ends at position j of ids.
+function endsAt(ids, j, forms) {
+  return forms.some(form => form.every((id, i) => ids[j - form.length + 1 + i] === id));
+}
+
 // The steps of a line, one for each of its words.
-function parse(line) {
+function parse(line, text) {
   const needsPython = /^@|^topic\s[^:]*$/.test(line);
   if (needsPython) throw Error(`“${line}” works in sample.py only: a page reads no files and ` +
     'turns up no topics');
@@ -403,15 +409,33 @@ function parse(line) {
   const scaling = SCALING.exec(line);
   if (!scaling) throw Error(`“${line}” is not an edit; ${FORMS}`);
   const [, words, which, factor = '0'] = scaling;
-  return wordList(words).map(word => scaleSenses(word, which, Number(factor)));
+  const scale = which.includes('/') ? scaleSeparating : scaleSenses;
+  return wordList(words).map(word => scale(word, which, Number(factor), text));
 }
 
-// Multiplies senses: those in spans, such as 3-5,10, or the one that separates a pair most.
-function scaleSenses(word, which, factor) {
+// Multiplies the senses in spans, such as 3-5,10.
+function scaleSenses(word, spans, factor) {
+  const senses = spans.split(',').flatMap(sensesIn);
+  return {forms: formsOf(word), senses: new Set(senses), factor};
+}
+
+// Multiplies the sense that most separates a from b: its terms alpha * C . (E_a - E_b) have the
+// largest sum over the text, whatever the sign.
+function scaleSeparating(word, pair, factor, text) {
   const forms = formsOf(word);
-  const isPair = which.includes('/');
-  const senses = isPair ? [separatingSense(forms, which)] : which.split(',').flatMap(sensesIn);
-  return {forms, senses: new Set(senses), factor};
+  const [a, b] = tokenizer.pair(pair.split(/\s*\/\s*/));
+  const unedited = new Edit([]);
+  let rows = text.explain(unedited, a, b).filter((_, j) => endsAt(text.ids, j, forms));
+  let where = 'after this text';
+  if (rows.length === 0) {
+    rows = new Text(forms[0].slice(-1)).explain(unedited, a, b);  // one token: all weights are 1
+    where = `at weight 1, as the text has no ${word}`;
+  }
+  const sums = rows[0].map((_, l) => rows.reduce((sum, row) => sum + row[l].adds, 0));
+  const sizes = sums.map(Math.abs);
+  const l = sizes.indexOf(Math.max(...sizes));
+  const note = `Sense ${l} of ${word} most separates ${pair} ${where}.`;
+  return {forms, senses: [l], factor, note};
 }
 
 // Section 6.3, with r = E_old and a = E_now: move = a / |a|^2 - r / |r|^2.
@@ -440,16 +464,6 @@ function sensesIn(span) {
   const k = model.config.n_sense;
   if (first > last || last >= k) throw Error(`“${span}” is not among the senses 0 to ${k - 1}`);
   return Array.from({length: last - first + 1}, (_, i) => first + i);
-}
-
-// The sense l of a word's last token whose C_l . (E_a - E_b) is largest, whatever its sign.
-function separatingSense(forms, pair) {
-  const [a, b] = tokenizer.pair(pair.split(/\s*\/\s*/));
-  const C = model.senses(forms[0].at(-1));
-  const direction = add(model.wte(a).slice(), model.wte(b), -1);  // (d)
-  const gaps = Array.from({length: model.config.n_sense}, (_, l) =>
-    Math.abs(dot(part(C, l, direction.length), direction)));
-  return gaps.indexOf(Math.max(...gaps));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -486,9 +500,9 @@ function idAt(probs, u) {
 function* generate({string, lines, n, temperature, seed}) {
   const {block_size} = model.config;
   const draw = randomNumbers(seed);
-  const text = new Text();
-  const edit = new Edit(lines);
   const prompt = idsOf(string).slice(-block_size);
+  const text = new Text(prompt);
+  const edit = new Edit(lines, text);
   const ids = prompt.slice();
   while (ids.length < prompt.length + n) {
     text.read(ids.slice(-block_size));
@@ -549,7 +563,7 @@ const answers = {
     for (let i = 0; i < blob.length; i++) blob[i] = binary.charCodeAt(i);
     model = new Backpack(data, blob);
     tokenizer = new Tokenizer(data.tokenizer);
-    pageText = new Text();
+    pageText = new Text([]);
   },
 
   // Everything that the page shows about a prediction. place is the position of the chosen token;
@@ -558,7 +572,7 @@ const answers = {
     const allIds = idsOf(string);
     const ids = allIds.slice(-model.config.block_size);
     pageText.read(ids);
-    const edit = new Edit(lines);
+    const edit = new Edit(lines, pageText);
     const before = pageText.probs(new Edit([]));
     const now = pageText.probs(edit);
     const [a, b] = comparedIds(compare, before);
@@ -583,6 +597,7 @@ const answers = {
       place: chosen,
       words: withWords ? wordsMoved(edit.senses(ids, chosen)) : null,
       next: topIds(now, 10).map(describe),
+      notes: edit.steps.map(({note = ''}) => note),
       a: describe(a),
       b: describe(b),
     };

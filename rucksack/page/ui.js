@@ -101,6 +101,7 @@ function draw() {
   drawNext();
   if (seen.words !== null) layCards();
   for (const card of byId('cards').children) drawCard(card);
+  byId('notes').textContent = seen.notes.join(' ');
   byId('a').value = seen.a.label;
   byId('b').value = seen.b.label;
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rucksack.cli import UserError
+from rucksack.errors import UserError
 from rucksack.examples import WISHES, Example, read_examples
 from rucksack.paper.likelihood import score
 from rucksack.subject import Subject

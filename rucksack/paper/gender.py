@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack.cli import progress
-from rucksack.lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
+from rucksack.paper_lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.senses import Edit, at_last, ends_of, pad, probs_under
 from rucksack.subject import Subject
 from rucksack.table import Table

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from rucksack.cli import UserError, progress, quiet_hub, reading
+from rucksack.cli import progress, quiet_hub
 from rucksack.data import check_ids, read_bin, read_meta
+from rucksack.errors import UserError, reading
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.senses import scale_senses
 from rucksack.subject import Subject

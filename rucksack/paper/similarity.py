@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack import toy
-from rucksack.cli import UserError, reading
+from rucksack.errors import UserError, reading
 from rucksack.subject import Subject
 from rucksack.table import Table
 

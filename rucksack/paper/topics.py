@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from rucksack import toy
 from rucksack.cli import progress
 from rucksack.fast import Cache, Cached, contextualize
-from rucksack.lists import BAGS
 from rucksack.model import GPT
 from rucksack.paper.likelihood import Pair, perplexity, score
+from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, topic
 from rucksack.subject import Subject
 from rucksack.table import Table

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rucksack.cli import UserError, discard_output
+from rucksack.cli import discard_output
 from rucksack.device import bfloat16_unit, find_device
+from rucksack.errors import UserError
 
 
 @dataclass

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import torch
 
-from rucksack.cli import LocalError
 from rucksack.data import TokenDataset
+from rucksack.errors import LocalError
 from rucksack.model import GPT, Backpack
 from rucksack.training.machine import Machine
 from rucksack.weights import count_parameters

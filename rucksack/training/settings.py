@@ -7,7 +7,8 @@ from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
-from rucksack.cli import HOME, Parser, UserError, number, reading
+from rucksack.cli import HOME, Parser, number
+from rucksack.errors import UserError, reading
 
 Settings = TypeVar('Settings')  # a dataclass of settings
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch.optim import Optimizer
 
-from rucksack.cli import UserError, reading
 from rucksack.data import data_folder, facts_of, read_meta
+from rucksack.errors import UserError, reading
 from rucksack.model import GPT, Backpack, Config
 from rucksack.training.machine import Machine
-from rucksack.training.run import load_optimizers, read_log
+from rucksack.training.run_folder import load_optimizers, read_log
 from rucksack.weights import from_checkpoint, from_pretrained, load_file, make_model
 
 # The settings that steer how long a run goes on, how often it reports, and where. max_iters can

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rucksack.cli import UserError, reading
+from rucksack.errors import UserError, reading
 from rucksack.files import appearing_whole, locked_folder, write_file
 from rucksack.model import GPT, Backpack
 
