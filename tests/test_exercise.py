@@ -33,12 +33,30 @@ def test_the_solutions_of_the_exercise_pass_its_checks(capsys):
     assert f'`{said[4]}`' in PAGE
 
 
-@pytest.mark.parametrize('right, wrong', [
-    ('e + self.ln_0(e)', 'self.ln_0(e)'), ('triu(1)', 'triu(2)'), ('key.shape[-1]', 'self.n_sense'),
-    ('blij,bjld', 'blji,bjld'), ('linear(o,', 'linear(e,'), ('if C is None', 'if True'),
-    ('C.clone()', 'C'), ('*= factor', '= factor')])
-def test_a_wrong_solution_of_the_exercise_fails(right, wrong):
-    """One mistake in each step."""
+MISTAKES = {
+    'no residual': (1, 'e + self.ln_0(e)', 'self.ln_0(e)'),
+    'senses split wrongly': (1, 'C.unflatten(-1, (self.n_sense, -1))',
+                             'C.unflatten(-1, (-1, self.n_sense)).mT'),
+    'no mask': (2, 'scores.masked_fill(is_later, -math.inf)', 'scores'),
+    'mask hides itself too': (2, 'triu(1)', 'triu()'),
+    'no square root': (2, 'math.sqrt(key.shape[-1])', 'key.shape[-1]'),
+    'root of k': (2, 'key.shape[-1]', 'self.n_sense'),
+    'softmax over queries': (2, '.softmax(-1)', '.softmax(-2)'),
+    'keys before queries': (2, 'query, key =', 'key, query ='),
+    'alpha transposed': (3, 'blij,bjld', 'blji,bjld'),
+    'logits of e': (4, 'linear(o,', 'linear(e,'),
+    'senses of h': (4, 'self.sense_network(e)', 'self.sense_network(self.contextualizer(e))'),
+    'C ignored': (4, 'if C is None', 'if True'),
+    'C changed in place': (5, 'C.clone()', 'C'),
+    'sense counted from 1': (5, '[:, :, sense]', '[:, :, sense - 1]'),
+    'every word scaled': (5, 'chosen[idx == word] *=', 'chosen *='),
+    'scaled by the rest': (5, '*= factor', '*= 1 - factor')}
+
+
+@pytest.mark.parametrize('step, right, wrong', MISTAKES.values(), ids=MISTAKES)
+def test_a_wrong_solution_of_the_exercise_fails(step, right, wrong, capsys):
+    """Each mistake fails the check of its step."""
     assert SOLUTIONS.count(right) == 1
     with pytest.raises(AssertionError):
         pass_checks(SOLUTIONS.replace(right, wrong))
+    assert capsys.readouterr().out.count('ok') == step - 1
