@@ -230,7 +230,7 @@ def test_the_page_predicts_what_pytorch_does(lines, prompt, shared_tab, toy):
 @pytest.mark.parametrize('prompt, where', [
     (PROMPTS['longer than block_size'], 'after this text'), ('The', 'at weight 1')])
 def test_the_page_says_which_sense_separates_a_pair(prompt, where, tab, toy_page, toy):
-    """It is the one that sample.py takes: after the text or, if that lacks the word, at weight 1."""
+    """It is sample.py's: the one after the text or, if that lacks the word, at weight 1."""
     load(tab, toy_page, link(prompt, 'nurse:she/he'))
     world = toy_world(toy, prompt)
     change, = parse_lines(['nurse:she/he'])
@@ -266,7 +266,9 @@ def test_greedy_text_is_pytorchs(prompt, shared_tab, toy):
 @pytest.mark.parametrize('line, offending', [
     ('zebra:0', '“zebra”'), ('nurse:16', '16'), ('nurse', '“nurse”'), ('nurse:x', '“nurse:x”'),
     ('nurse:3,', '“nurse:3,”'), ('nurse:1,5-3', '“5-3”'), ('*:she/he', '“*:she/he”'),
-    ('nurse:she/she', '“she/she”'), ('topic music', '“topic music”'), ('@x', '“@x”')])
+    ('nurse:she/she', '“she/she”'), ('topic music', '“topic music” works in sample.py only'),
+    ('@x', '“@x” works in sample.py only'),
+    ('@x.safetensors=0.5', '“@x.safetensors=0.5” works in sample.py only')])
 def test_a_line_of_an_edit_that_cannot_be_read_is_named(line, offending, shared_tab):
     """An unknown word or sense, another form, or a line that only sample.py can read."""
     script = 'line => rucksack.predict("The", [line]).catch(error => error.message)'
@@ -382,6 +384,17 @@ def test_the_page_opens_on_the_word_that_decides(toy_tab, world):
     assert_shows(toy_tab, world.probs())
 
 
+@pytest.mark.parametrize('prompt', [
+    PROMPT, 'He went to Paris, the capital of', 'The United States of America'])
+def test_the_page_compares_likely_words(prompt, tab, english_page):
+    """It compares she with he if both are among the ten likeliest, or else the two likeliest."""
+    load(tab, english_page, link(prompt))
+    world = World('english', prompt)
+    likely = [word for word in world.top(world.probs(), 10)[::2] if word.isalpha()]
+    pair = ['she', 'he'] if {'she', 'he'} <= set(likely) else likely[:2]
+    assert [tab.input_value('#a'), tab.input_value('#b')] == pair
+
+
 @torch.no_grad()
 def test_a_larger_model_is_rounded(tab, tmp_path):
     """Above two million parameters, the page is PyTorch's model in 8 bits, and says so."""
@@ -411,7 +424,8 @@ def test_a_slider_writes_its_line(toy_tab, world):
     card.locator('input').press('ArrowRight')
     settle(toy_tab)
     assert toy_tab.input_value('#lines') == f'{line}=1.01'
-    card.locator('button').click()
+    card.locator('input').press('Home')
+    settle(toy_tab)
     assert toy_tab.input_value('#lines') == line
     assert_shows(toy_tab, world.probs(edit_of([line], world)))
     press(toy_tab, 'Undo all edits')

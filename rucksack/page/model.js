@@ -307,8 +307,7 @@ class Text {
     const {n_embd: d, n_sense: k} = model.config;
     const o = new Float32Array(d);
     this.ids.forEach((_, j) => {
-      const C = edit.senses(this.ids, j);
-      const factors = edit.factors(this.ids, j);
+      const {C, factors} = edit.at(this.ids, j);
       for (let l = 0; l < k; l++) add(o, part(C, l, d), alpha[j * k + l] * factors[l]);
     });
     return o;
@@ -329,8 +328,7 @@ class Text {
     const direction = add(model.wte(a).slice(), model.wte(b), -1);
     const alpha = this.alpha();
     return this.ids.map((_, j) => {
-      const C = edit.senses(this.ids, j);
-      const factors = edit.factors(this.ids, j);
+      const {C, factors} = edit.at(this.ids, j);
       return Array.from({length: k}, (_, l) => {
         const logits = dot(part(C, l, d), direction);
         const unscaled = alpha[j * k + l] * logits;
@@ -346,10 +344,8 @@ class Text {
 
 const NUMBER = String.raw`(?:\d{1,4}(?:\.\d*)?|\.\d+)`;
 const SPAN = String.raw`\d{1,4}(?:-\d{1,4})?`;
-const SPANS = String.raw`${SPAN}(?:\s*,\s*${SPAN})*`;
-const PAIR = String.raw`[^\s/=]+\s*/\s*[^\s/=]+`;
-const SCALING = RegExp(
-  String.raw`^(?!\*.*/)(.*\S)\s*:\s*(${SPANS}|${PAIR})\s*(?:=\s*(-?${NUMBER}))?$`);
+const WHICH = String.raw`${SPAN}(?:\s*,\s*${SPAN})*|[^\s/=]+\s*/\s*[^\s/=]+`;
+const SCALING = RegExp(String.raw`^(?!\*.*/)(.*\S)\s*:\s*(${WHICH})\s*(?:=\s*(-?${NUMBER}))?$`);
 const REPLACEMENT = /^(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)$/;
 const FORMS = 'write nurse:10, nurse,teacher:3-5,10=0.5, nurse:she/he, *:3 or MacBook: Apple -> HP';
 
@@ -359,48 +355,26 @@ class Edit {
     this.steps = lines.flatMap(line => parse(line, text));
   }
 
-  // The steps that act at position j of a text.
-  stepsAt(ids, j) {
-    return this.steps.filter(({forms}) => forms === null || endsAt(ids, j, forms));
-  }
-
-  // What the senses at position j are multiplied by, (k).
-  factors(ids, j) {
+  // The senses C (k*d) at position j after replacements, and the factors (k) that scale them.
+  at(ids, j) {
+    const C = model.senses(ids[j]).slice();
     const factors = new Float32Array(model.config.n_sense).fill(1);
-    for (const {senses = [], factor} of this.stepsAt(ids, j)) {
-      for (const l of senses) factors[l] *= factor;
-    }
-    return factors;
-  }
-
-  // The senses C (k*d) at position j after replacements.
-  // Section 6.3, with r = E_old: C' = C + (C . r) move.
-  senses(ids, j) {
-    const {n_embd: d, n_sense: k} = model.config;
-    const C = model.senses(ids[j]);
-    const replacements = this.stepsAt(ids, j).filter(({move}) => move);
-    if (replacements.length === 0) return C;
-    const edited = C.slice();
-    for (const {r, move} of replacements) {
-      for (let l = 0; l < k; l++) {
-        const sense = part(edited, l, d);
-        add(sense, move, dot(sense, r));
-      }
-    }
-    return edited;
+    const steps = this.steps.filter(({forms}) => endsAt(ids, j, forms));
+    for (const {apply} of steps) apply(C, factors);
+    return {C, factors, isEdited: steps.length > 0};
   }
 }
 
-// Whether a word, given by its forms, ends at position j of ids.
+// Whether one of a word's forms ends at position j of ids; null is every word.
 function endsAt(ids, j, forms) {
-  return forms.some(form => form.every((id, i) => ids[j - form.length + 1 + i] === id));
+  const endsHere = form => form.every((id, i) => ids[j - form.length + 1 + i] === id);
+  return forms === null || forms.some(endsHere);
 }
 
 // The steps of a line, one for each of its words.
 function parse(line, text) {
   const needsPython = /^@|^topic\s[^:]*$/.test(line);
-  if (needsPython) throw Error(`“${line}” works in sample.py only: a page reads no files and ` +
-    'turns up no topics');
+  if (needsPython) throw Error(`“${line}” works in sample.py only: pages take no files or topics`);
   const replacement = REPLACEMENT.exec(line);
   if (replacement) {
     const [, words, old, now] = replacement;
@@ -409,20 +383,21 @@ function parse(line, text) {
   const scaling = SCALING.exec(line);
   if (!scaling) throw Error(`“${line}” is not an edit; ${FORMS}`);
   const [, words, which, factor = '0'] = scaling;
-  const scale = which.includes('/') ? scaleSeparating : scaleSenses;
-  return wordList(words).map(word => scale(word, which, Number(factor), text));
+  return wordList(words).map(word => scaleSenses(word, which, Number(factor), text));
 }
 
-// Multiplies the senses in spans, such as 3-5,10.
-function scaleSenses(word, spans, factor) {
-  const senses = spans.split(',').flatMap(sensesIn);
-  return {forms: formsOf(word), senses: new Set(senses), factor};
-}
-
-// Multiplies the sense that most separates a from b: its terms alpha * C . (E_a - E_b) have the
-// largest sum over the text, whatever the sign.
-function scaleSeparating(word, pair, factor, text) {
+// Multiplies senses: those in spans, such as 3-5,10, or the one that most separates a pair.
+function scaleSenses(word, which, factor, text) {
   const forms = formsOf(word);
+  const isPair = which.includes('/');
+  const {senses, note} = isPair ? separatingSense(word, forms, which, text) : sensesIn(which);
+  const apply = (C, factors) => senses.forEach(l => { factors[l] *= factor; });
+  return {forms, apply, note};
+}
+
+// The sense of a word that most separates a from b: its terms alpha * C . (E_a - E_b) have the
+// largest sum over the text, whatever the sign.
+function separatingSense(word, forms, pair, text) {
   const [a, b] = tokenizer.pair(pair.split(/\s*\/\s*/));
   const unedited = new Edit([]);
   let rows = text.explain(unedited, a, b).filter((_, j) => endsAt(text.ids, j, forms));
@@ -434,17 +409,22 @@ function scaleSeparating(word, pair, factor, text) {
   const sums = rows[0].map((_, l) => rows.reduce((sum, row) => sum + row[l].adds, 0));
   const sizes = sums.map(Math.abs);
   const l = sizes.indexOf(Math.max(...sizes));
-  const note = `Sense ${l} of ${word} most separates ${pair} ${where}.`;
-  return {forms, senses: [l], factor, note};
+  return {senses: [l], note: `Sense ${l} of ${word} most separates ${pair} ${where}.`};
 }
 
-// Section 6.3, with r = E_old and a = E_now: move = a / |a|^2 - r / |r|^2.
+// Section 6.3, with r = E_old and a = E_now: C' = C + (C . r) (a / |a|^2 - r / |r|^2).
 function replaceWord(word, old, now) {
   const r = model.wte(tokenizer.id(old));
   const a = model.wte(tokenizer.id(now));
   const move = r.map(x => -x / dot(r, r));  // (d)
   add(move, a, 1 / dot(a, a));
-  return {forms: formsOf(word), r, move};
+  const apply = C => {
+    for (let l = 0; l < model.config.n_sense; l++) {
+      const sense = part(C, l, r.length);
+      add(sense, move, dot(sense, r));
+    }
+  };
+  return {forms: formsOf(word), apply};
 }
 
 // The forms of a word; null is every word.
@@ -458,12 +438,16 @@ function wordList(text) {
   return words.every(word => word !== '') ? words : [text];
 }
 
-// The numbers of senses in a span, 3-5 or 3.
-function sensesIn(span) {
-  const [first, last = first] = span.split('-').map(Number);
+// The senses in spans, such as 3-5,10.
+function sensesIn(spans) {
   const k = model.config.n_sense;
-  if (first > last || last >= k) throw Error(`“${span}” is not among the senses 0 to ${k - 1}`);
-  return Array.from({length: last - first + 1}, (_, i) => first + i);
+  const senses = new Set();
+  for (const span of spans.split(',')) {
+    const [first, last = first] = span.split('-').map(Number);
+    if (first > last || last >= k) throw Error(`“${span}” is not among the senses 0 to ${k - 1}`);
+    for (let l = first; l <= last; l++) senses.add(l);
+  }
+  return {senses};
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -523,20 +507,24 @@ function idsOf(string) {
   return ids.length > 0 ? ids : [tokenizer.end];
 }
 
-// The ids of the two words to compare; by default she and he or, if these are unknown, the two
-// likeliest.
+// The ids of the two words to compare; by default she and he where both are among the ten likeliest
+// next words, and elsewhere the two likeliest.
 function comparedIds(words, probs) {
   if (words !== null) return tokenizer.pair(words);
-  const ids = ['she', 'he'].flatMap(word => tokenizer.encode(' ' + word));
-  return ids.length === 2 ? ids : topIds(probs, 2, tokenizer.firstWord);
+  const ids = topIds(probs, probs.length, tokenizer.firstWord);
+  const likely = ids.slice(0, 10).map(id => tokenizer.tokens[id]);
+  if (likely.includes(' she') && likely.includes(' he')) return tokenizer.pair(['she', 'he']);
+  const isWord = id => /^ \p{L}/u.test(tokenizer.decode([id]));
+  const a = ids.find(isWord);
+  const b = ids.find(id => id !== a && isWord(id));
+  return [a, b];
 }
 
 // The position of the word with the sense that decides most between the two words.
 function strongestPlace(tokens) {
-  const strengths = tokens.map(({name, senses}) => {
-    const isWord = name !== null && /[\p{L}\p{N}]/u.test(name);
-    return isWord ? Math.max(...senses.map(({unscaled}) => Math.abs(unscaled))) : 0;
-  });
+  const isWord = ({name}) => /[\p{L}\p{N}]/u.test(name ?? '');
+  const strength = ({senses}) => Math.max(...senses.map(({unscaled}) => Math.abs(unscaled)));
+  const strengths = tokens.map(token => isWord(token) ? strength(token) : 0);
   return strengths.indexOf(Math.max(...strengths));
 }
 
@@ -580,7 +568,7 @@ const answers = {
     const tokens = ids.map((id, j) => ({
       label: tokenizer.label(id),
       name: tokenizer.word(id),
-      isEdited: edit.stepsAt(ids, j).length > 0,
+      isEdited: edit.at(ids, j).isEdited,
       senses: rows[j],
     }));
     const chosen = place in tokens ? place : strongestPlace(tokens);
@@ -595,7 +583,7 @@ const answers = {
       nDropped: allIds.length - ids.length,
       tokens,
       place: chosen,
-      words: withWords ? wordsMoved(edit.senses(ids, chosen)) : null,
+      words: withWords ? wordsMoved(edit.at(ids, chosen).C) : null,
       next: topIds(now, 10).map(describe),
       notes: edit.steps.map(({note = ''}) => note),
       a: describe(a),
@@ -603,12 +591,9 @@ const answers = {
     };
   },
 
-  startWriting({title, settings}) {
-    writers[title] = generate(settings);
-  },
-
-  // The new text after one more token; undefined at its end.
-  write({title}) {
+  // The new text after one more token; undefined at its end. With settings, it begins anew.
+  write({title, settings}) {
+    if (settings) writers[title] = generate(settings);
     return writers[title].next().value;
   },
 };

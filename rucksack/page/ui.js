@@ -42,7 +42,6 @@ async function refresh({withCards} = {withCards: true}) {
   say('');
   if (isAsking) return;
   isAsking = true;
-  document.body.ariaBusy = true;
   while (isOld) {
     const question = {...state, withWords: areCardsOld};
     isOld = false;
@@ -51,7 +50,6 @@ async function refresh({withCards} = {withCards: true}) {
     draw();
   }
   isAsking = false;
-  document.body.ariaBusy = false;
 }
 
 // Takes changes of the state, such as {lines}, or says why they are wrong and leaves it as it was.
@@ -135,8 +133,8 @@ function stripe(x, l, {length: k}) {
 function drawLegend() {
   const total = sum(seen.tokens.flatMap(({senses}) => senses.map(({adds}) => adds)));
   byId('legend').replaceChildren(
-    'Each stripe is a sense. ', make('span', {className: 'scale'}), ' Blue favours ',
-    makeWord(seen.b, 'b'), ', orange ', makeWord(seen.a, 'a'), '. Full colour is 1 logit or more. ',
+    'Each stripe is a sense: blue favours ', makeWord(seen.b, 'b'), ', orange ',
+    makeWord(seen.a, 'a'), '; full colour is 1 logit or more. ',
     `The numbers add up to ${signed(total)}: the logit of `, makeWord(seen.a, 'a'),
     ' minus the logit of ', makeWord(seen.b, 'b'), '.');
   if (seen.nDropped > 0) {
@@ -199,12 +197,7 @@ function slider(l, name) {
   const range = make('input', {
     type: 'range', min: 0, max: 2, step: 0.01, ariaLabel: `Weight of sense ${l} of ${name}`});
   range.addEventListener('input', () => setScale(l, range.value));
-  const off = make('button', {type: 'button', ariaLabel: `Turn sense ${l} of ${name} off`}, 'off');
-  off.addEventListener('click', () => {
-    setScale(l, scaleOf(l) === 0 ? '1' : '0');
-    saveLink();
-  });
-  return make('div', {className: 'slider'}, off, range, make('output', {}));
+  return make('div', {className: 'slider'}, range, make('output', {}));
 }
 
 // What a slider changes on its card.
@@ -214,7 +207,6 @@ function drawCard(card) {
   const range = card.querySelector('input');
   if (range === null) return;
   range.value = scaleOf(l);
-  card.querySelector('button').ariaPressed = scaleOf(l) === 0;
   card.querySelector('output').textContent = range.valueAsNumber.toFixed(2);
 }
 
@@ -286,17 +278,17 @@ byId('text').addEventListener('input', () => {
   refresh();
 });
 
-byId('edit').addEventListener('submit', async event => {
-  event.preventDefault();
-  await change({lines: linesIn(byId('lines').value)});
+async function changeLines(lines) {
+  await change({lines});
   saveLink();
+}
+
+byId('edit').addEventListener('submit', event => {
+  event.preventDefault();
+  changeLines(linesIn(byId('lines').value));
 });
 
-byId('reset').addEventListener('click', async () => {
-  byId('lines').value = '';
-  await change({lines: []});
-  saveLink();
-});
+byId('edit').addEventListener('reset', () => changeLines([]));  // the browser empties the box
 
 byId('compare').addEventListener('submit', event => {
   event.preventDefault();
@@ -323,10 +315,6 @@ byId('write').addEventListener('submit', event => {
   if (state.lines.length > 0) writeColumn('now', {...settings, lines: state.lines});
 });
 
-byId('stop').addEventListener('click', () => {
-  latestRun++;
-});
-
 // Adds a column in which the model continues the text; a later run ends it.
 async function writeColumn(title, settings) {
   const run = latestRun;
@@ -334,8 +322,7 @@ async function writeColumn(title, settings) {
   const continuation = make('b', {});
   const column = make('div', {}, make('h2', {}, title), make('p', {}, prompt, continuation));
   byId('written').append(column);
-  await ask('startWriting', {title, settings});
-  let text = '';
+  let text = await ask('write', {title, settings});
   while (text !== undefined && run === latestRun) {
     continuation.textContent = text;
     text = await ask('write', {title});
