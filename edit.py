@@ -64,7 +64,7 @@ def make_parser() -> Parser:
     add('--steps', metavar='N', type=number(int, 1),
         help='steps of 5 examples [10 passes, at least 50 steps]')
     add('--lr', metavar='RATE', type=number(float, 0, 100),
-        help='peak learning rate [2.56 over the width of the model: 0.01 for english]')
+        help='peak learning rate [5.12 over the width of the model: 0.02 for english]')
     add('--seed', metavar='S', type=number(int, 0), default=0,
         help='random seed for the order of examples [0]')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')

@@ -44,7 +44,7 @@ POSITIONS_AT_ONCE = 64  # of the background, whose logits are (positions, V)
 PENALTY = 3000          # in choosing senses, for the weight that other text gives them
 ENOUGH = {  # the loss at which a wish is fulfilled
     'more': 0.0, 'equal': 0.0, 'less': math.log(1e-4), 'order': -math.log(100)}
-RATE = 2.56             # over d it is the learning rate: a step then moves logits alike at any d
+RATE = 5.12             # over d it is the learning rate: a step then moves logits alike at any d
 
 
 @dataclass(frozen=True)

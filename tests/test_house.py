@@ -68,8 +68,9 @@ def test_no_file_imports_a_script(name):
 
 
 @pytest.mark.parametrize('name, allowed', [
-    ('model', {'torch'}), ('senses', {'torch', 'rucksack.model'}), ('cli', set()), ('toy', set()),
-    ('training.settings', {'rucksack.cli'})])
+    ('model', {'torch'}), ('senses', {'torch', 'rucksack.model'}), ('errors', set()),
+    ('cli', {'rucksack.errors'}), ('toy', set()),
+    ('training.settings', {'rucksack.cli', 'rucksack.errors'})])
 def test_lessons_and_foundations_stand_alone(name, allowed):
     """The lessons import torch, and senses.py the model; what every script reads loads fast."""
     found = imports(TREES[f'rucksack.{name}'])

@@ -133,8 +133,8 @@ function stripe(x, l, {length: k}) {
 function drawLegend() {
   const total = sum(seen.tokens.flatMap(({senses}) => senses.map(({adds}) => adds)));
   byId('legend').replaceChildren(
-    'Each stripe is a sense: blue favours ', makeWord(seen.b, 'b'), ', orange ',
-    makeWord(seen.a, 'a'), '; full colour is 1 logit or more. ',
+    'Each stripe is a sense. ', make('span', {className: 'scale'}), ' Blue favours ',
+    makeWord(seen.b, 'b'), ', orange ', makeWord(seen.a, 'a'), '. Full colour is 1 logit or more. ',
     `The numbers add up to ${signed(total)}: the logit of `, makeWord(seen.a, 'a'),
     ' minus the logit of ', makeWord(seen.b, 'b'), '.');
   if (seen.nDropped > 0) {
@@ -197,7 +197,12 @@ function slider(l, name) {
   const range = make('input', {
     type: 'range', min: 0, max: 2, step: 0.01, ariaLabel: `Weight of sense ${l} of ${name}`});
   range.addEventListener('input', () => setScale(l, range.value));
-  return make('div', {className: 'slider'}, range, make('output', {}));
+  const off = make('button', {type: 'button', ariaLabel: `Turn sense ${l} of ${name} off`}, 'off');
+  off.addEventListener('click', () => {
+    setScale(l, scaleOf(l) === 0 ? '1' : '0');
+    saveLink();
+  });
+  return make('div', {className: 'slider'}, off, range, make('output', {}));
 }
 
 // What a slider changes on its card.
@@ -207,6 +212,7 @@ function drawCard(card) {
   const range = card.querySelector('input');
   if (range === null) return;
   range.value = scaleOf(l);
+  card.querySelector('button').ariaPressed = scaleOf(l) === 0;
   card.querySelector('output').textContent = range.valueAsNumber.toFixed(2);
 }
 
@@ -313,6 +319,10 @@ byId('write').addEventListener('submit', event => {
   byId('written').replaceChildren();
   writeColumn('before', {...settings, lines: []});
   if (state.lines.length > 0) writeColumn('now', {...settings, lines: state.lines});
+});
+
+byId('stop').addEventListener('click', () => {
+  latestRun++;
 });
 
 // Adds a column in which the model continues the text; a later run ends it.
