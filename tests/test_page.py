@@ -256,10 +256,11 @@ def test_greedy_text_is_pytorchs(prompt, shared_tab, toy):
     """At temperature 0 the page writes what generate writes, under an edit and past block_size."""
     world = toy_world(toy, prompt)
     eot = world.encoding.eot_token
-    edit = scale_senses(word_forms(world.encoding, 'nurse'), [0], 0.0)
-    written = world.model.generate(world.idx, 100, 0.0, edit=edit, stop=eot)[0].tolist()
+    lines = ['nurse:she/he=-9']  # the prompt alone chooses the sense
+    written = world.model.generate(
+        world.idx, 100, 0.0, edit=edit_of(lines, world), stop=eot)[0].tolist()
     new = [v for v in written[len(world.ids):] if v != eot]
-    found = write(shared_tab, string=prompt, n=100, temperature=0, lines=['nurse:0'])
+    found = write(shared_tab, string=prompt, n=100, temperature=0, lines=lines)
     assert found == world.encoding.decode(new)
 
 
