@@ -33,6 +33,8 @@ from rucksack.toy import toy_stories
 BACKGROUND = HOME / 'docs' / 'tour.txt'  # no bundled model was trained on it
 TEXT_LENGTH = 128  # tokens of a text of the background
 MOST_TEXTS = 400
+FEW_TOKENS = 20
+MOST_SENSES = 12  # in the printed table
 FORM_HELP = '\n'.join(f'  {form:<20} {wish}' for form, wish in FORMS.items())
 
 
@@ -129,20 +131,21 @@ def senses_table(subject: Subject, shift: Shift) -> Table:
     words = token_texts(subject, ids)
     cells = zip(words, numbers.tolist(), lengths[order].tolist(), C.norm(dim=1).tolist())
     columns = {'word': '', 'sense': 'd', 'moved by': '.2f', 'length': '.2f'}
-    title = (f'The {len(ids)} senses that moved, by how much, their length before, and the words '
-             'that they now raise most')
+    title = (f'The {len(ids)} senses that moved (at most {MOST_SENSES} printed), by how much, '
+             'their length before, and the words that they now raise most')
     table = ranking(subject, title, columns, cells, raised[:, :4], added[:, :4])
-    return replace(table, most=12)
+    return replace(table, most=MOST_SENSES)
 
 
 def price_line(learned: Learned, background: Path | str) -> str:
     """Say what the edit costs on the background, in a paragraph."""
-    lines = [f'The price: {learned.price:+.5f} nats per token on {background}, '
-             f'{learned.price / learned.loss:.4%} of its {learned.loss:.3f}; '
-             f'{learned.touched:.2%} of its tokens have a sense that moved.']
-    if learned.touched == 0:
-        lines.append('None of its words was changed: a text about the same things '
-                     '(--background) would tell more.')
+    price = round(learned.price, 5) + 0.0  # no -0.0
+    lines = [f'The price: {price:+.5f} nats per token on half of {background}, '
+             f'{price / learned.loss:.4%} of its {learned.loss:.3f}; {learned.n_touched:,} of its '
+             f'{learned.n_tokens:,} tokens have a sense that moved.']
+    if learned.n_touched < FEW_TOKENS:
+        lines.append('These are few: text that uses your words (--background) costs more, and '
+                     'would tell how much.')
     if learned.factor < 1:
         lines.append(f'The vectors were scaled back to {learned.factor:.2f} of what was learned, '
                      'to keep to --budget.')

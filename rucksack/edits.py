@@ -34,6 +34,7 @@ from rucksack.words import (
     parse_bag,
     parse_pair,
     pieces_of,
+    quoted,
     read_lines,
     scores_of_bags,
     word_forms,
@@ -103,7 +104,7 @@ def parse_lines(lines: list[str]) -> list[Change]:
     """Parse lines; a line @FILE stands for the lines of a file."""
     changes = []
     for line in lines:
-        is_file = re.fullmatch('@[^:]+', line) and not re.fullmatch(LEARNED, line)
+        is_file = re.fullmatch('@[^:]+', line) and '.safetensors' not in line
         for one in read_lines(line) if is_file else [line]:
             changes += parse_line(one.strip())
     return changes
@@ -239,9 +240,10 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
         elif isinstance(change, FromFile):
             shift = load_shift(change.path, model, encoding)
             steps.append(shift.edit(change.factor))
-            n = len(shift.ids.unique())
-            sentences.append(f'Learned, times {change.factor:g}: {len(shift.ids)} senses of {n} '
-                             f'tokens ({change.path})')
+            ids = shift.ids.unique().tolist()
+            others = f' and {len(ids) - 8} more' if len(ids) > 8 else ''
+            sentences.append(f'Learned, times {change.factor:g}: {len(shift.ids)} senses of '
+                             f'{quoted(encoding, ids[:8])}{others} ({change.path})')
         elif isinstance(change, Replacement):
             words, what = find_words(change.word, encoding)
             old = word_id(encoding, change.old)

@@ -16,6 +16,7 @@ FORMS = {  # a line -> what it wishes for
     'PROMPT -> A > B': 'A should be likelier than B',
     'PROMPT -> A | B': 'A and B should be equally likely'}
 WISHES = ('more', 'less', 'order', 'equal')  # names of these for the rows of a .jsonl
+ARROWS = {('->', None): 'more', ('-/>', None): 'less', ('->', '>'): 'order', ('->', '|'): 'equal'}
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,14 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
     examples = []
     for line in lines:
         is_row = path.suffix == '.jsonl'
-        texts, wish_of_line = parse_row(line, wish) if is_row else parse_line(line)
+        if wish and not is_row:
+            raise UserError('--wish is for the rows of a .jsonl; in a text file, each line has '
+                            f'its own form: {", ".join(FORMS)}')
+        if is_row:
+            texts, wish_of_line = parse_row(line, wish)
+            line = as_line(texts, wish_of_line)
+        else:
+            texts, wish_of_line = parse_line(line)
         ids = [ids_of(text, encoding, line) for text in texts]
         examples.append(make_example(line, ids, wish_of_line))
     for one in examples:
@@ -70,17 +78,13 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
 
 def parse_line(line: str) -> tuple[list[str], str]:
     """Parse a line into a prompt and one or two continuations, and a wish."""
-    match = re.fullmatch(r'(.*\S)\s*(->|-/>)\s*(\S.*)', line)
-    if not match:
+    prompt = r'((?:(?!-/?>).)*\S)'  # without an arrow
+    match = re.fullmatch(rf'{prompt}\s*(-/?>)\s*([^>|]+?)(?:\s+([>|])\s*([^>|]+))?', line)
+    wish = match and ARROWS.get((match[2], match[4]))
+    if not wish:
         raise UserError(f'{shortened(line)} cannot be read; write one of {", ".join(FORMS)}')
-    prompt, arrow, rest = match.groups()
-    wish = 'more' if arrow == '->' else 'less'
-    continuations = [rest]
-    for separator, name in ((' > ', 'order'), (' | ', 'equal')):
-        if separator in rest and wish == 'more':
-            continuations = rest.split(separator, 1)
-            wish = name
-    return [prompt, *map(joined, continuations)], wish
+    continuations = [text for text in match.group(3, 5) if text]
+    return [match[1], *map(joined, continuations)], wish
 
 
 def joined(continuation: str) -> str:
@@ -97,6 +101,14 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
         names = ['prefix', 'suffix'] if 'suffix' in row else ['prefix', 'suffix1', 'suffix2']
         texts = ['' + row[name] for name in names]  # TypeError for what is no text
     return texts, wish or ('more' if len(texts) == 2 else 'equal')
+
+
+def as_line(texts: list[str], wish: str) -> str:
+    """Write the texts of a row as a line of a text file has them."""
+    prompt, *continuations = texts
+    arrow = ' -/>' if wish == 'less' else ' ->'
+    separator = ' >' if wish == 'order' else ' |'
+    return prompt + arrow + separator.join(continuations)
 
 
 def ids_of(text: str, encoding: Encoding, line: str) -> list[int]:
@@ -124,10 +136,10 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
 
 
 def refuse_contradictions(examples: list[Example]) -> None:
-    """Raise UserError if one example wishes more of what another wishes less of."""
+    """Raise UserError if one example wishes more of what it or another wishes less of."""
     wanted = {}
     for one in examples:
-        if not one.are_equals:
+        if not one.are_equals or one.likelier == one.less_likely:
             wanted[tuple(one.prompt), tuple(one.likelier)] = one.line
     for one in examples:
         other = wanted.get((tuple(one.prompt), tuple(one.less_likely)))

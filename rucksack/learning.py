@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tiktoken import Encoding
 from torch import Tensor
 from torch.nn import functional as F
@@ -237,7 +237,8 @@ class Learned:
     factor: float   # by which the vectors were scaled back to the budget
     loss: float     # of that text, in nats per token, without the edit
     price: float    # what the edit adds to it
-    touched: float  # share of its tokens that have a moved sense
+    n_tokens: int   # of that text
+    n_touched: int  # those that have a moved sense
 
 
 def learn(model: Backpack, examples: list[Example], background: list[list[int]], *,
@@ -248,7 +249,7 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
     Each example chooses n_senses pairs (id, sense) to move. background are texts of 2 to
     block_size + 1 ids. Every other one holds the model: its predictions should stay. The rest give
     the price. An edit that costs more than budget, a share of their loss, is scaled back.
-    UserError if a vector is not finite.
+    UserError if a vector is not finite, or if nothing of the edit keeps to the budget.
     """
     steps = steps or max(50, math.ceil(10 * len(examples) / EXAMPLES_AT_ONCE))
     lr = lr or RATE / model.config.n_embd
@@ -270,11 +271,14 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
         return mean_nats(model, priced, factor * vectors) - loss
 
     factor = largest_factor(lambda factor: price(factor) <= budget * loss)
+    if factor == 0:
+        raise UserError(f'however small, the edit costs more than {budget:g} of the loss on the '
+                        'background; choose a larger budget')
     ids, numbers = pairs.T
     idx = torch.cat([text.idx for text in others])
-    touched = torch.isin(idx, ids).float().mean().item()
+    n_touched = torch.isin(idx, ids).sum().item()
     shift = Shift(ids, numbers, factor * vectors)
-    return Learned(shift, factor, loss, price(factor), touched)
+    return Learned(shift, factor, loss, price(factor), len(idx), n_touched)
 
 
 def largest_factor(is_within: Callable[[float], bool]) -> float:
@@ -312,7 +316,7 @@ def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, ab
     tensors = {name: tensor.cpu().contiguous() for name, tensor in vars(shift).items()}
     metadata = {'model': fingerprint(model, encoding), 'about': json.dumps(about)}
     with appearing_whole(path) as partial:
-        save_file(tensors, partial, metadata)
+        partial.write_bytes(save(tensors, metadata))
 
 
 def about_shift(path: str | Path) -> dict:

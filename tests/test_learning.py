@@ -13,7 +13,14 @@ from rucksack import edit, learning, sample
 from rucksack import eval as evaluation
 from rucksack.edits import make_edit, parse_lines
 from rucksack.errors import UserError
-from rucksack.examples import Example, make_example, parse_line, parse_row, read_examples
+from rucksack.examples import (
+    Example,
+    as_line,
+    make_example,
+    parse_line,
+    parse_row,
+    read_examples,
+)
 from rucksack.fast import Cached
 from rucksack.learning import Shift, learn, load_shift, positions_of, read, save_shift
 from rucksack.paper.canonical import successes
@@ -254,7 +261,7 @@ def test_a_damaged_edit_is_one_line(content, tmp_path, capsys):
     ('The nurse said -> he | she', ['The nurse said', ' he', ' she'], 'equal'),
     ('The dogs -> bark > barks', ['The dogs', ' bark', ' barks'], 'order'),
     ('He left->, and', ['He left', ', and'], 'more'),
-    ('a -> b -> c', ['a -> b', ' c'], 'more')])
+    ('He left -> .', ['He left', '.'], 'more')])
 def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     """A space joins them, but before punctuation."""
     assert parse_line(line) == (texts, wish)
@@ -275,10 +282,13 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected):
     ('# only a comment\n', 'no example'),
     ('the nurse said she', 'the nurse said she'),
     ('the nurse said -> xylophone', 'xylophone'),
+    *((line, 'cannot be read') for line in ('a -> b -> c', '-> b', 'a ->', 'a -> b >',
+                                            'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
     ('the nurse ' * 40 + '-> she', '24'),
     ('the nurse -> she\nthe nurse -/> she', 'contradict'),
     ('the nurse -> she > he\nthe nurse -> he > she', 'contradict'),
-    ('the nurse -> she > she', 'contradict')])
+    ('the nurse -> she > she', 'contradict'),
+    ('the nurse -> she | she', 'contradict')])
 def test_bad_examples_are_one_line(text, fact, subject, tmp_path):
     """It quotes them, or says what is missing."""
     path = tmp_path / 'examples.txt'
@@ -297,6 +307,13 @@ def test_bad_rows_are_one_line(row, subject, tmp_path):
         read_examples(path, subject.encoding, 24)
 
 
+@pytest.mark.parametrize('line', ['the nurse -> she', 'the nurse -/> she', 'the nurse -> she > he',
+                                  'the nurse -> she | he'])
+def test_a_row_is_shown_as_a_line(line):
+    """The line that has the same texts and wish."""
+    assert as_line(*parse_line(line)) == line
+
+
 # -----------------------------------------------------------------------------
 # Commands.
 
@@ -306,7 +323,9 @@ def test_bad_rows_are_one_line(row, subject, tmp_path):
     (['--out', 'no/a.safetensors'], 'no/a.safetensors'),
     (['--out', 'mine.safetensors'], 'mine.safetensors'),
     (['--out', 'a.safetensors', '--background', 'short.txt'], 'short.txt'),
-    (['--out', 'a.safetensors', '--lr', '1e30'], '1e30')])
+    (['--out', 'a.safetensors', '--lr', '1e30'], '1e30'),
+    (['--out', 'a.safetensors', '--wish', 'less'], '--wish'),
+    (['--out', 'a.safetensors', '--budget', '-1'], '-1')])
 def test_a_failing_edit_leaves_nothing(flags, fact, tmp_path, monkeypatch, capsys):
     """One line, exit code 2, and the files are those that were there."""
     monkeypatch.chdir(tmp_path)

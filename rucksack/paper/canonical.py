@@ -15,6 +15,11 @@ from rucksack.table import Table
 # Success, as published for the capitals, StereoSet, the verbs and the pronouns: a probability of
 # at least, or below; times as likely at least, or at most.
 THRESHOLDS = {'more': 0.2, 'less': 0.001, 'order': 16, 'equal': 1.5}
+SUCCESS = {
+    'more': 'p(A) is at least 0.2',
+    'less': 'p(A) is below 0.001',
+    'order': 'A is at least 16 times as likely as B',
+    'equal': 'one is at most 1.5 times as likely as the other'}
 MEASURES = {
     'more': '-ln p(A)', 'less': '-ln p(A)', 'order': 'ln p(A)/p(B)', 'equal': '|ln p(A)/p(B)|'}
 
@@ -72,4 +77,7 @@ def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
     title = f'Examples of {path}: nats, and the share that succeeds'
     columns = {'model': '', 'wish': '<', 'examples': 'd', 'measure': '<', 'nats': '.3f',
                'change': '+.3f', 'success': '.3f'}
-    return Table(title, columns, rows)
+    notes = []
+    if threshold is None:
+        notes = [f'Success of {name}: {SUCCESS[name]}.' for name in means]
+    return Table(title, columns, rows, notes)
