@@ -67,10 +67,11 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self.as_declared(args), namespace)
 
     def as_declared(self, words: list[str]) -> list[str]:
-        """Spell the flags among words as they were declared."""
+        """Spell the flags among words as they were declared, and ~/ as the home folder."""
         declared = {flag.replace('_', '-'): flag for flag in self._option_string_actions}
         spelled = []
         for word in words:
+            word = re.sub('^(-[^=]*=)?(@?)~/', rf'\1\2{Path.home()}/', word)
             flag, sign, value = word.partition('=')
             spelled.append(declared.get(flag.replace('_', '-'), flag) + sign + value)
         return spelled

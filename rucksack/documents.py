@@ -29,10 +29,12 @@ class Skipped(str):
 Texts = Iterator[str | Skipped | None]  # of documents; None or '' for an empty one
 
 
-def open_unpacked(path: str):
-    """Open a file to read its bytes, unpacked if it is a .gz or .xz."""
-    opener = {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix.lower(), open)
-    return opener(path, 'rb')
+def open_unpacked(path: str, file=None):
+    """Open a path, or a file of that name, to read its bytes, unpacked if it is a .gz or .xz."""
+    opener = {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix.lower())
+    if opener:
+        return opener(file or path, 'rb')
+    return file or open(path, 'rb')
 
 
 def decoded(content: bytes) -> str:
@@ -132,7 +134,8 @@ class Header(tarfile.TarInfo):
 
 def read_tar(path: str, field: str, file=None) -> Texts:
     """Yield the .txt files in a tar and in .xz tars inside it, with OpenWebText's white space."""
-    with tarfile.open(path, 'r|*', file, tarinfo=Header, ignore_zeros=True) as tar:
+    with (open_unpacked(path, file) as unpacked,  # whole, where tarfile reads one member of a .gz
+          tarfile.open(path, 'r|', unpacked, tarinfo=Header, ignore_zeros=True) as tar):
         for member in tar:
             if member.isdir():
                 continue
@@ -142,7 +145,7 @@ def read_tar(path: str, field: str, file=None) -> Texts:
             if why:
                 yield Skipped(why)
             elif name.endswith('.xz'):
-                yield from read_tar(path, field, tar.extractfile(member))
+                yield from read_tar(member.name, field, tar.extractfile(member))
             else:
                 with reading(member.name):
                     text = decoded(tar.extractfile(member).read())

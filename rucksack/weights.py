@@ -32,7 +32,7 @@ CARD = Path(__file__).with_name('card.md')
 BUNDLED = {'english': ENGLISH, 'english_gpt': ENGLISH.with_name('english_gpt')}  # name -> folder
 WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # the first of these that a folder has
 HUB_NAME = r'(?!out/|data/)(gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+)'
-LEVANTER = 'BackpackGPT2LMHeadModel'  # as its JAX code writes architectures; others write a list
+LEVANTER = 'backpack_model.'  # the module of its auto_map; also, its architectures is no list
 FIXED = {  # settings of a config.json and their allowed values; export writes the first
     'model_type': ('gpt2', 'backpack-gpt2'),
     'activation_function': ('gelu_new',),
@@ -269,12 +269,12 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
         raise UserError(f'{folder} has no {" or ".join(WEIGHTS)}; save weights in shards in one '
                         'file, with a large max_shard_size')
     state = load_file(files[0])
-    with reading(folder, problem='is neither a Backpack nor a GPT-2'):
+    with reading(folder, problem='cannot be loaded as a Backpack or a GPT-2'):
         settings = load_json(folder / 'config.json')
         tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
         config = config_from_json(settings, tokenizer)
         model = model_with(config, own_weights(state, TRANSPOSED))
-    if settings.get('architectures') == LEVANTER:
+    if LEVANTER in str(settings.get('auto_map')) or isinstance(settings.get('architectures'), str):
         for part in model.sense_network.final_mlp.c_proj.parameters():
             part.data /= config.n_sense  # Levanter divides Eq. 2's sum by k
     # In the published class, layer i divides its scores by i + 1 unless the config says no.

@@ -131,10 +131,12 @@ def test_a_broken_tar_is_refused_by_name(packed, name, folder):
         texts_of(packed)
 
 
-def test_a_tar_behind_a_tar_is_read(folder):
-    """As cat makes it."""
-    Path('two.tar').write_bytes(tar_of(3) + tar_of(2))
-    assert len(texts_of('two.tar')[0]) == 5
+@pytest.mark.parametrize('name, pack', [
+    ('two.tar', bytes), ('two.tar.gz', gzip.compress), ('two.tar.xz', lzma.compress)])
+def test_a_tar_behind_a_tar_is_read(name, pack, folder):
+    """As cat makes it, packed or not."""
+    Path(name).write_bytes(pack(tar_of(3)) + pack(tar_of(2)))
+    assert len(texts_of(name)[0]) == 5
 
 
 @pytest.mark.parametrize('text', ['a' * 11, '\u00e9' * 6])

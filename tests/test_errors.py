@@ -99,3 +99,10 @@ def test_a_file_of_ones_own_is_not_replaced(flags, mine, out, capsys):
     Path('mine').write_text(mine)
     assert 'mine' in error_of(sample, capsys, *flags.split(), 'mine')
     assert Path('mine').read_text() == mine
+
+
+@pytest.mark.parametrize('words', [['--csv', '~/x.csv'], ['--csv=~/x.csv']])
+def test_a_path_in_the_home_folder_may_begin_with_a_tilde(words, monkeypatch, tmp_path):
+    """Where the shell leaves it to the program, as behind a sign of equality."""
+    monkeypatch.setenv('HOME', str(tmp_path))
+    assert sample.make_parser().parse_args(words).csv == str(tmp_path / 'x.csv')

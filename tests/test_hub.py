@@ -84,6 +84,17 @@ def test_our_logits_are_those_of_the_reference(folder, without, tmp_path):
     assert_near(model(idx), expected['logits'])
 
 
+@pytest.mark.parametrize('lost', ['architectures', 'auto_map'])
+def test_levanters_models_are_told_by_either_sign(lost, tmp_path):
+    """Its auto_map, and architectures that is no list, as it is after transformers saved it."""
+    settings, state = read(LEVANTER)
+    settings |= {'architectures': [settings['architectures']]} if lost == 'architectures' else {}
+    settings |= {'auto_map': {}} if lost == 'auto_map' else {}
+    model, _ = from_pretrained(write(tmp_path / 'published', settings, state))
+    idx, expected = reference(LEVANTER)
+    assert_near(model(idx), expected['logits'])
+
+
 @pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
 def test_parameters_that_are_not_finite_are_refused(folder, tmp_path, capsys):
     """In one line with the file, whatever is asked of the model."""
