@@ -167,13 +167,14 @@ def run(argv: list[str]) -> None:
     encoding = subject.encoding
     examples = read_examples(args.examples, encoding, model.config.block_size, args.wish)
     background = read_background(args.background, subject)
-    settings = {name: getattr(args, name) for name in ('senses', 'steps', 'lr', 'budget', 'seed')}
     learned = learn(model, examples, background, n_senses=args.senses, steps=args.steps,
                     lr=args.lr, budget=args.budget, seed=args.seed)
     tables = {
         'examples': examples_table(subject, examples, learned.shift.edit()),
         'senses': senses_table(subject, learned.shift)}
-    about = settings | {'examples': [example.line for example in examples]}
+    about = {'examples': [example.line for example in examples], 'senses': args.senses,
+             'steps': learned.steps, 'lr': learned.lr, 'factor': learned.factor,
+             'budget': args.budget, 'seed': args.seed}
     save_shift(args.out, learned.shift, model, encoding, about)
     if csv_file:
         write_csv(csv_file, tables)

@@ -70,7 +70,7 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
     for one in examples:
         n = len(one.prompt) + max(len(one.likelier), len(one.less_likely)) - 1
         if n > block_size:
-            raise UserError(f'{shortened(one.line)} has {n} tokens before its last; the model '
+            raise UserError(f'{quoted_start(one.line)} has {n} tokens before its last; the model '
                             f'reads {block_size}')
     refuse_contradictions(examples)
     return examples
@@ -82,7 +82,7 @@ def parse_line(line: str) -> tuple[list[str], str]:
     match = re.fullmatch(rf'{prompt}\s*(-/?>)\s*([^>|]+?)(?:\s+([>|])\s*([^>|]+))?', line)
     wish = match and ARROWS.get((match[2], match[4]))
     if not wish:
-        raise UserError(f'{shortened(line)} cannot be read; write one of {", ".join(FORMS)}')
+        raise UserError(f'{quoted_start(line)} cannot be read; write one of {", ".join(FORMS)}')
     continuations = [text for text in match.group(3, 5) if text]
     return [match[1], *map(joined, continuations)], wish
 
@@ -96,7 +96,7 @@ def joined(continuation: str) -> str:
 def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
     """Parse a row of a .jsonl: prefix with suffix, or with suffix1 and suffix2."""
     hint = 'a row has prefix and suffix, or prefix, suffix1 and suffix2'
-    with reading(shortened(line), hint):
+    with reading(quoted_start(line), hint):
         row = json.loads(line)
         names = ['prefix', 'suffix'] if 'suffix' in row else ['prefix', 'suffix1', 'suffix2']
         texts = ['' + row[name] for name in names]  # TypeError for what is no text
@@ -119,8 +119,8 @@ def ids_of(text: str, encoding: Encoding, line: str) -> list[int]:
     ids = encode(encoding, text)
     is_spelled = encoding.name == 'words' and encoding.encode_single_token(' ') in ids
     if not ids or is_spelled:
-        raise UserError(f'{shortened(line)}: {text!r} is empty, or has a word that the model does '
-                        'not know')
+        raise UserError(f'{quoted_start(line)}: {text!r} is empty, or has a word that the model '
+                        'does not know')
     return ids
 
 
@@ -128,7 +128,8 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
     """Make an example from the ids of its prompt and continuations."""
     prompt, first, *rest = ids
     if len(rest) != (wish in ('order', 'equal')):
-        raise UserError(f'{shortened(line)} does not have the continuations of a wish for {wish}')
+        raise UserError(f'{quoted_start(line)} does not have the continuations of the wish '
+                        f'{wish}')
     if wish == 'less':
         return Example(line, prompt, [], first)
     second = rest[0] if rest else []
@@ -144,10 +145,10 @@ def refuse_contradictions(examples: list[Example]) -> None:
     for one in examples:
         other = wanted.get((tuple(one.prompt), tuple(one.less_likely)))
         if one.less_likely and other:
-            raise UserError(f'{shortened(one.line)} and {shortened(other)} contradict each other; '
-                            'drop one')
+            raise UserError(f'{quoted_start(one.line)} and {quoted_start(other)} contradict each '
+                            'other; drop one')
 
 
-def shortened(line: str) -> str:
+def quoted_start(line: str) -> str:
     """Quote a line in an error, at most 80 characters of it."""
     return repr(line if len(line) <= 80 else f'{line[:77]}...')

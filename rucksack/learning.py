@@ -61,12 +61,12 @@ class Shift:
 
 
 # -----------------------------------------------------------------------------
-# Reading: what the Transformer finds in a text.
+# Traces: what the Transformer finds in a text.
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a model says of a text (T,) with m distinct ids, at the last n positions."""
+class Trace:
+    """What a model finds in a text (T,) with m distinct ids, at the last n positions."""
 
     idx: Tensor      # (T,)
     targets: Tensor  # (n,), the ids that follow these positions
@@ -76,8 +76,8 @@ class Reading:
 
 
 @torch.no_grad()
-def read(model: Backpack, context: list[int], continuation: list[int]) -> Reading:
-    """Read a text that should end in a continuation of n ids."""
+def trace(model: Backpack, context: list[int], continuation: list[int]) -> Trace:
+    """Read a context and the n ids that should follow it, once."""
     n = len(continuation)
     text = torch.tensor(context + continuation, device=model.wte.weight.device)  # (T + 1,)
     idx = text[None, :-1]  # (1, T)
@@ -86,7 +86,7 @@ def read(model: Backpack, context: list[int], continuation: list[int]) -> Readin
     ids, places = idx[0].unique(return_inverse=True)  # (m,) and (T,)
     is_at = F.one_hot(places).to(alpha)  # (T, m)
     weights = alpha[0] @ is_at  # (k, n, m), summed over the positions of each id
-    return Reading(idx[0], text[-n:], o[0], ids, weights.transpose(0, 1))
+    return Trace(idx[0], text[-n:], o[0], ids, weights.transpose(0, 1))
 
 
 @dataclass(frozen=True)
@@ -112,18 +112,18 @@ class Positions:
         return F.cross_entropy(self.logits(model, vectors), self.targets, reduction='none')
 
 
-def positions_of(readings: list[Reading], pairs: Tensor) -> Positions:
-    """Put the positions of all readings together, for the pairs (id, sense) to move, (P, 2)."""
+def positions_of(traces: list[Trace], pairs: Tensor) -> Positions:
+    """Put the positions of all traces together, for the pairs (id, sense) to move, (P, 2)."""
     ids, numbers = pairs.T.contiguous()  # (P,) each
     weights = []
-    for text in readings:
-        places = torch.searchsorted(text.ids, ids)  # (P,), where an id is or would be
-        places = places.clamp(max=len(text.ids) - 1)
-        occurs = text.ids[places] == ids  # (P,)
-        weights.append(text.weights[:, numbers, places] * occurs)  # (n, P)
+    for one in traces:
+        places = torch.searchsorted(one.ids, ids)  # (P,), where an id is or would be
+        places = places.clamp(max=len(one.ids) - 1)
+        occurs = one.ids[places] == ids  # (P,)
+        weights.append(one.weights[:, numbers, places] * occurs)  # (n, P)
     return Positions(
-        targets=torch.cat([text.targets for text in readings]),
-        o=torch.cat([text.o for text in readings]),
+        targets=torch.cat([one.targets for one in traces]),
+        o=torch.cat([one.o for one in traces]),
         weights=torch.cat(weights))
 
 
@@ -131,10 +131,10 @@ def positions_of(readings: list[Reading], pairs: Tensor) -> Positions:
 # Learning.
 
 
-def read_example(model: Backpack, example: Example) -> list[Reading]:
+def trace_example(model: Backpack, example: Example) -> list[Trace]:
     """Read the prompt with each of its continuations."""
     continuations = [example.likelier, example.less_likely]
-    return [read(model, example.prompt, ids) for ids in continuations if ids]
+    return [trace(model, example.prompt, ids) for ids in continuations if ids]
 
 
 def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Tensor) -> Tensor:
@@ -166,8 +166,8 @@ def mean_nats(model: Backpack, positions: Positions, vectors: Tensor) -> float:
     return torch.cat(nats).mean().item()
 
 
-def choose(model: Backpack, examples: list[Example], readings: list[list[Reading]],
-           background: list[Reading], n: int) -> Tensor:
+def choose(model: Backpack, examples: list[Example], traces: list[list[Trace]],
+           background: list[Trace], n: int) -> Tensor:
     """Choose n pairs (id, sense) for each example, of those in its texts: (P, 2).
 
     The score of a pair is what moving its sense does for the example, the length of the gradient of
@@ -177,12 +177,12 @@ def choose(model: Backpack, examples: list[Example], readings: list[list[Reading
     """
     V, k = model.config.n_vocab, model.config.n_sense
     elsewhere = torch.zeros(V, k, device=model.wte.weight.device)
-    for text in background:
-        elsewhere[text.ids] += text.weights.sum(0).T  # (m, k)
-    elsewhere /= sum(len(text.targets) for text in background)
+    for one in background:
+        elsewhere[one.ids] += one.weights.sum(0).T  # (m, k)
+    elsewhere /= sum(len(one.targets) for one in background)
     chosen = []
-    for example, of_example in zip(examples, readings):
-        ids = torch.cat([text.ids for text in of_example]).unique()  # (m,)
+    for example, of_example in zip(examples, traces):
+        ids = torch.cat([one.ids for one in of_example]).unique()  # (m,)
         pairs = torch.cartesian_prod(ids, torch.arange(k, device=ids.device))  # (m * k, 2)
         vectors = torch.zeros(len(pairs), model.config.n_embd, device=ids.device).requires_grad_()
         loss = loss_of(model, example, positions_of(of_example, pairs), vectors)
@@ -234,6 +234,8 @@ class Learned:
     """A shift, and its price on text that is none of the examples."""
 
     shift: Shift
+    steps: int
+    lr: float       # peak learning rate
     factor: float   # by which the vectors were scaled back to the budget
     loss: float     # of that text, in nats per token, without the edit
     price: float    # what the edit adds to it
@@ -253,12 +255,12 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
     """
     steps = steps or max(50, math.ceil(10 * len(examples) / EXAMPLES_AT_ONCE))
     lr = lr or RATE / model.config.n_embd
-    readings = [read_example(model, example) for example in examples]
-    texts = [read(model, ids[:1], ids[1:]) for ids in progress(background, 'background')]
+    traces = [trace_example(model, example) for example in examples]
+    texts = [trace(model, ids[:1], ids[1:]) for ids in progress(background, 'background')]
     held = texts[::2]
     others = texts[1::2]
-    pairs = choose(model, examples, readings, held, n_senses)  # (P, 2)
-    cases = [positions_of(of_example, pairs) for of_example in readings]
+    pairs = choose(model, examples, traces, held, n_senses)  # (P, 2)
+    cases = [positions_of(of_example, pairs) for of_example in traces]
     vectors = fit(model, examples, cases, positions_of(held, pairs), steps, lr, seed)
     if not vectors.isfinite().all():
         raise UserError(f'a vector is not finite after {steps} steps at the rate {lr:g}; '
@@ -275,10 +277,10 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
         raise UserError(f'however small, the edit costs more than {budget:g} of the loss on the '
                         'background; choose a larger budget')
     ids, numbers = pairs.T
-    idx = torch.cat([text.idx for text in others])
+    idx = torch.cat([one.idx for one in others])
     n_touched = torch.isin(idx, ids).sum().item()
     shift = Shift(ids, numbers, factor * vectors)
-    return Learned(shift, factor, loss, price(factor), len(idx), n_touched)
+    return Learned(shift, steps, lr, factor, loss, price(factor), len(idx), n_touched)
 
 
 def largest_factor(is_within: Callable[[float], bool]) -> float:

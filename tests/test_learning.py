@@ -22,9 +22,9 @@ from rucksack.examples import (
     read_examples,
 )
 from rucksack.fast import Cached
-from rucksack.learning import Shift, learn, load_shift, positions_of, read, save_shift
+from rucksack.learning import Shift, learn, load_shift, positions_of, save_shift, trace
 from rucksack.paper.canonical import successes
-from rucksack.senses import next_word_probs, pad, scale_senses, senses_after
+from rucksack.senses import add_to_senses, next_word_probs, pad, scale_senses, senses_after
 from rucksack.tokenizer import load_tokenizer
 from rucksack.words import word_id
 
@@ -66,7 +66,7 @@ def ids_of(subject, text: str) -> list[int]:
 def test_positions_predict_what_the_edited_model_predicts(subject, shift, factor):
     """The two lines by which vectors are learned are Eq. 2 and 9 with the edit."""
     ids = ids_of(subject, ' the nurse said that the nurse was')
-    positions = positions_of([read(subject.model, ids[:3], ids[3:])],
+    positions = positions_of([trace(subject.model, ids[:3], ids[3:])],
                              torch.stack([shift.ids, shift.numbers], dim=1))
     idx = torch.tensor([ids[:-1]])
     C = shift.edit(factor)(idx, subject.model.senses(idx))
@@ -158,6 +158,47 @@ def test_edit_prints_what_the_edited_model_predicts(lesson):
     assert_close(table[['before', 'after']].iloc[0].tolist(), expected, rtol=1e-4, atol=0)
 
 
+def test_senses_are_chosen_by_their_gradient_less_their_weight_elsewhere(subject):
+    """By the definition: every sense of the prompt is moved in a forward pass of its own."""
+    model = subject.model
+    prompt, target = ids_of(subject, ' the nurse said that'), ids_of(subject, ' music')
+    other = ids_of(subject, ' the song was the music')
+    idx = torch.tensor([prompt])
+    alpha = model.alpha(torch.tensor([other[:-1]]))[0]  # (k, T, T)
+    scores = {}
+    for v in prompt:
+        is_word = torch.tensor(other[:-1]) == v
+        for l in range(model.config.n_sense):
+            vector = torch.zeros(1, model.config.n_embd, requires_grad=True)
+            C = add_to_senses(torch.tensor([v]), torch.tensor([l]), vector)(idx, model.senses(idx))
+            logits = model(idx, C=C)[0, -1, :model.config.n_vocab]
+            gradient, = torch.autograd.grad(-logits.log_softmax(-1)[target[0]], vector)
+            weight = alpha[l][:, is_word].sum(1).mean()
+            scores[v, l] = (gradient.norm() - 0.5 * weight).item()
+    best = sorted(scores, key=scores.get)[-5:]
+    example = Example('', prompt, target, [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learning, 'PENALTY', 0.5)  # for which both parts of the score count
+        chosen = learning.choose(model, [example], [[trace(model, prompt, target)]],
+                                 [trace(model, other[:1], other[1:])], 5)
+    assert set(map(tuple, chosen.tolist())) == set(best)
+
+
+def test_the_background_holds_its_predictions(subject):
+    """Vectors that were fitted with it diverge less from the model there."""
+    model = subject.model
+    example = Example('', ids_of(subject, ' the nurse was'), ids_of(subject, ' food'), [])
+    pairs = torch.tensor([[example.prompt[1], l] for l in range(model.config.n_sense)])
+    cases = [positions_of(learning.trace_example(model, example), pairs)]
+    other = ids_of(subject, ' she said that the nurse was music')
+    held = positions_of([trace(model, other[:1], other[1:])], pairs)
+    nothing = held.at(torch.tensor([], dtype=torch.long))
+    with_hold, without = (
+        learning.divergence(model, held, learning.fit(model, [example], cases, one, 50, 0.1, 0))
+        for one in (held, nothing))
+    assert 0 < with_hold < without
+
+
 @pytest.mark.parametrize('line, before_is_larger', [
     ('the nurse said that -> she', False), ('the nurse said that -/> she', True)])
 def test_a_wish_moves_the_probability_its_way(subject, line, before_is_larger):
@@ -188,6 +229,49 @@ def learned_probabilities(subject, line: str) -> list:
     continuations = [one[0] for one in ids[1:]]
     return [next_word_probs(subject.model, torch.tensor([ids[0]]), one)[0, continuations]
             for one in (None, learned)]
+
+
+@pytest.mark.parametrize('likelier, less_likely, wish', [([], [5], 'less'), ([7], [5], 'order')])
+def test_a_fulfilled_wish_asks_no_more(likelier, less_likely, wish, subject):
+    """Its loss stays at ENOUGH, without a gradient."""
+    example = Example('', [3], likelier, less_likely)
+    E = subject.model.wte.weight.detach()
+    o = -100 * (E[5] / E[5].norm()).repeat(2, 1)  # far from 5, the less likely one
+    o[0] += 100 * E[7] / E[7].norm()
+    targets = torch.tensor([*likelier, *less_likely])
+    vectors = torch.zeros(1, E.shape[1], requires_grad=True)
+    n = len(targets)
+    positions = learning.Positions(targets, o[-n:], torch.ones(n, 1))
+    loss = learning.loss_of(subject.model, example, positions, vectors)
+    gradient, = torch.autograd.grad(loss, vectors)
+    assert loss.item() == pytest.approx(learning.ENOUGH[wish])
+    assert not gradient.any()
+
+
+def test_each_example_is_drawn_once_in_a_pass():
+    """Of 7, in steps of 5: two passes are the first 14 that are drawn."""
+    drawn = torch.cat(learning.batches(7, 3, torch.Generator().manual_seed(0)))
+    assert sorted(drawn[:7].tolist()) == list(range(7))
+    assert sorted(drawn[7:14].tolist()) == list(range(7))
+
+
+def test_the_price_is_that_of_every_second_text(subject):
+    """The others hold the model; no text does both."""
+    example = Example('', ids_of(subject, ' nurse'), ids_of(subject, ' food'), [])
+    with_word = ids_of(subject, ' the nurse was the nurse')
+    without = ids_of(subject, ' the song was')
+    learned = learn(subject.model, [example], [with_word, without] * 2)
+    assert (learned.price, learned.n_touched, learned.n_tokens) == (0, 0, 4)
+    learned = learn(subject.model, [example], [without, with_word] * 2, budget=9)
+    assert (learned.n_touched, learned.n_tokens) == (2, 8)
+
+
+def test_an_edit_that_costs_too_much_at_any_size_is_refused(subject):
+    """UserError, where nothing is left of it within the budget."""
+    example = Example('', ids_of(subject, ' the nurse was'), ids_of(subject, ' food'), [])
+    background = [ids_of(subject, ' the nurse said that she was the nurse')] * 4
+    with pytest.raises(UserError, match='budget'):
+        learn(subject.model, [example], background, budget=-1)
 
 
 def test_vectors_that_are_not_finite_are_refused(subject, monkeypatch):

@@ -157,10 +157,10 @@ def mean_loss(model, texts, edit=None):
 
 def learn_senses(model, examples, held, config, seed):
     """Learn vectors for the senses that a rule chooses."""
-    readings = [learning.read_example(model, one) for one in examples]
-    background = [learning.read(model, ids[:1], ids[1:]) for ids in held]
-    pairs = choose(model, examples, readings, background, config)
-    cases = [learning.positions_of(of_one, pairs) for of_one in readings]
+    traces = [learning.trace_example(model, one) for one in examples]
+    background = [learning.trace(model, ids[:1], ids[1:]) for ids in held]
+    pairs = choose(model, examples, traces, background, config)
+    cases = [learning.positions_of(of_one, pairs) for of_one in traces]
     steps = 10 * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
     vectors = learning.fit(model, examples, cases, learning.positions_of(background, pairs),
                            steps, config['lr'], seed)
@@ -168,17 +168,17 @@ def learn_senses(model, examples, held, config, seed):
     return lambda factor: learning.Shift(ids, numbers, factor * vectors).edit(), len(pairs)
 
 
-def choose(model, examples, readings, background, config):
+def choose(model, examples, traces, background, config):
     """Choose senses by a rule: the n best pairs (id, sense) of each example."""
     V, k = model.config.n_vocab, model.config.n_sense
     total, count, N = torch.zeros(V, k), torch.zeros(V), 0
-    for reading in background:
-        total[reading.ids] += reading.weights.sum(0).T
-        count += reading.idx.bincount(minlength=V)
-        N += len(reading.targets)
+    for text in background:
+        total[text.ids] += text.weights.sum(0).T
+        count += text.idx.bincount(minlength=V)
+        N += len(text.targets)
     chosen = []
-    for one, of_one in zip(examples, readings):
-        ids = torch.cat([reading.ids for reading in of_one]).unique()
+    for one, of_one in zip(examples, traces):
+        ids = torch.cat([text.ids for text in of_one]).unique()
         pairs = torch.cartesian_prod(ids, torch.arange(k))
         vectors = torch.zeros(len(pairs), model.config.n_embd, requires_grad=True)
         positions = learning.positions_of(of_one, pairs)
