@@ -85,7 +85,6 @@ def split_heads(v: Tensor, parts: int, n: int) -> Tensor:
 
 
 # The Backpack: senses, their weights, and their sum.
-
 class SenseNetwork(nn.Module):
     """Eq. 10 as in the authors' code: embeddings e (.., d) -> the k senses of each (.., k, d)."""
 
@@ -192,7 +191,9 @@ class Backpack(nn.Module):
             if edit is None:
                 logits = self(text)  # (B, T, vocab_size)
             else:
-                logits = self(text, C=edit(text, self.senses(text)))
+                C = edit(text, self.senses(text))  # (B, T, k, d)
+                assert C is not None  # forward would take the senses as they are
+                logits = self(text, C=C)
             logits = logits[:, -1, :self.config.n_vocab]  # (B, V), of the next token
             idx = torch.cat([idx, draw(logits, temperature, top_k)], dim=1)  # one token longer
             if stop is not None and (idx[:, n_prompt:] == stop).any(dim=1).all():
@@ -201,7 +202,6 @@ class Backpack(nn.Module):
 
 
 # The contextualizer is a GPT-2. If you know nanoGPT, skip the rest, the baseline GPT included.
-
 class Contextualizer(nn.Module):
     """Eq. 11, h = Transformer(E[x]): embeddings e (B, T, d) -> contextual vectors h (B, T, d)."""
 

@@ -22,8 +22,7 @@
 Looking: a sense C adds alpha (C . E_v) to the logit of the id v; only alpha depends on the text.
 Editing: an edit takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to sum
 instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
-model.generate(idx, n, edit=edit). No parameter of the model changes. An edit that asks for no
-change (factor 1, strength 0) leaves the prediction bit-identical.
+model.generate(idx, n, edit=edit). One that asks for no change changes no bit of the prediction.
 
 Pass words as token ids (see rucksack.word_id). Edits also take a tuple of ids for a word
 of several tokens; they then apply at the last of these tokens. Letters are as in model.py.
@@ -140,6 +139,7 @@ def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
     C = model.senses(idx)
     if edit is not None:
         C = edit(idx, C)
+        assert C is not None  # forward would take the senses as they are
     return C
 
 
@@ -163,8 +163,8 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: list[Edit | None],
         C = model.senses(idx)  # (B, T, k, d)
         for edit in edits:
             edited = C if edit is None else edit(idx, C.clone())  # (B, T, k, d)
-            o = weighted_sum(alpha, edited)[:, 0]  # (B, d)
-            logits.append(model.project(o))  # (B, vocab_size)
+            o = weighted_sum(alpha, edited)  # (B, 1, d)
+            logits.append(model.project(o[:, 0]))  # (B, vocab_size)
     logits = torch.stack(logits)[..., :model.config.n_vocab]
     return logits.softmax(-1)
 
@@ -185,7 +185,8 @@ def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
     >>> idx.tolist(), last.tolist()
     ([[5, 7, 9], [8, 0, 0]], [2, 0])
     """
-    idx = pad_sequence([torch.tensor(ids) for ids in texts], batch_first=True)  # (B, T)
+    tensors = [torch.tensor(ids) for ids in texts]
+    idx = pad_sequence(tensors, batch_first=True)  # (B, T)
     last = torch.tensor([len(ids) - 1 for ids in texts])
     return idx, last
 
@@ -194,7 +195,8 @@ def at_last(x: Tensor, last: Tensor | None) -> Tensor:
     """Take the last position of each text, by default T - 1: (B, T, ..) -> (B, ..)."""
     if last is None:
         return x[:, -1]
-    return x[torch.arange(len(x)), last]
+    every = torch.arange(len(x))
+    return x[every, last]
 
 
 def compose(edits: list[Edit]) -> Edit:
@@ -242,11 +244,9 @@ def separation(model: Backpack, ids: Tensor, a: int | list[int], b: int | list[i
 
 @torch.no_grad()
 def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
-    """Compute Eq. 13, Sim_l(w, v) = cossim(C(w)_l, C(v)_l), for each v of ids (n,): (n, k).
-
-    Its minimum over l is Eq. 14.
-    """
-    C_w = model.senses(torch.tensor(w, device=ids.device))  # (k, d)
+    """Compute Eq. 13, cossim(C(w)_l, C(v)_l), for v in ids (n,): (n, k). Its minimum: Eq. 14."""
+    w = torch.tensor(w, device=ids.device)
+    C_w = model.senses(w)  # (k, d)
     C = model.senses(ids)  # (n, k, d)
     return F.cosine_similarity(C, C_w, dim=-1)
 
@@ -287,20 +287,20 @@ def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return ids, added
 
 
-# -----------------------------------------------------------------------------
-# Topics.
-
 # Table 11, strengths 0 to 3: factors for the top 5% of scores, next 15%, next 20%, and the rest.
-STRENGTHS = [(1, 1, 1, 1), (1.5, 1.5, 1.3, 1), (2.2, 2.2, 1.5, 1), (3.3, 3.3, 3, 1)]
+STRENGTHS = [
+    (1, 1, 1, 1),
+    (1.5, 1.5, 1.3, 1),
+    (2.2, 2.2, 1.5, 1),
+    (3.3, 3.3, 3, 1)]
 
 
 def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     """Turn up the senses that favour a topic, Eq. 15, until the text has expressed the topic.
 
-    scores (V, k) are the affinities of all ids for the bag of the topic, the same for all texts
-    and strengths; factors are a row of STRENGTHS. The score of a sense selects its factor, delta (a
-    score equal to a quantile counts as above it). The edit multiplies the sense by delta', an
-    annealed delta. As in the published code, for sense l of position j:
+    scores (V, k) are the affinities of all ids for the bag of the topic; factors are a row of
+    STRENGTHS. The score of a sense selects its factor, delta (at a quantile, the one above it). The
+    edit multiplies the sense by an annealed delta'. As published, for sense l of position j:
 
         a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how far the text expresses this sense
         b = sigmoid(6 - f a) (1 + j / 100)     Eq. 19: f = max(factors) / 7.5; grows with j

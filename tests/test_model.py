@@ -11,6 +11,7 @@ from helpers import ROOT, Averages, lively, some_targets, text
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from rucksack.fast import Cached
 from rucksack.model import GPT, Backpack, Config, draw, weighted_sum
 from rucksack.paper.timing import SIZES
 from rucksack.senses import scale_senses, senses_after
@@ -293,3 +294,10 @@ def test_a_backpack_without_senses_is_refused():
     with pytest.raises(ValueError, match='n_sense'):
         Backpack(Config(n_embd=24, n_head=2, n_sense=0))
     assert GPT(Config(n_layer=1, n_embd=24, n_head=2, n_sense=3)).config.n_sense == 0
+
+
+@pytest.mark.parametrize('generator', [lively(), Cached(lively())], ids=['plain', 'cached'])
+def test_an_edit_that_returns_nothing_is_refused(generator):
+    """It would leave the senses as they are, without a word."""
+    with pytest.raises(AssertionError):
+        generator.generate(text(), 2, edit=lambda idx, C: None)
