@@ -274,7 +274,9 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
         tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
         config = config_from_json(settings, tokenizer)
         model = model_with(config, own_weights(state, TRANSPOSED))
-    if LEVANTER in str(settings.get('auto_map')) or isinstance(settings.get('architectures'), str):
+    is_levanters = (LEVANTER in str(settings.get('auto_map'))
+                    or isinstance(settings.get('architectures'), str))
+    if config.n_sense and is_levanters:
         for part in model.sense_network.final_mlp.c_proj.parameters():
             part.data /= config.n_sense  # Levanter divides Eq. 2's sum by k
     # In the published class, layer i divides its scores by i + 1 unless the config says no.

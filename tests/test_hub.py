@@ -84,6 +84,7 @@ def test_our_logits_are_those_of_the_reference(folder, without, tmp_path):
     assert_near(model(idx), expected['logits'])
 
 
+@torch.no_grad()
 @pytest.mark.parametrize('lost', ['architectures', 'auto_map'])
 def test_levanters_models_are_told_by_either_sign(lost, tmp_path):
     """Its auto_map, and architectures that is no list, as it is after transformers saved it."""
@@ -92,6 +93,16 @@ def test_levanters_models_are_told_by_either_sign(lost, tmp_path):
     settings |= {'auto_map': {}} if lost == 'auto_map' else {}
     model, _ = from_pretrained(write(tmp_path / 'published', settings, state))
     idx, expected = reference(LEVANTER)
+    assert_near(model(idx), expected['logits'])
+
+
+@torch.no_grad()
+def test_a_gpt2_may_have_one_architecture(tmp_path):
+    """As a bare string, which tells Levanter's Backpacks from others."""
+    settings, state = read(GPT)
+    settings['architectures'] = 'GPT2LMHeadModel'
+    model, _ = from_pretrained(write(tmp_path / 'published', settings, state))
+    idx, expected = reference(GPT)
     assert_near(model(idx), expected['logits'])
 
 
