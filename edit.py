@@ -22,7 +22,7 @@ from rucksack.errors import UserError, reading
 from rucksack.examples import FORMS, WISHES, Example, read_examples
 from rucksack.files import output_path
 from rucksack.learning import Learned, Shift, about_shift, learn, save_shift
-from rucksack.paper.canonical import measures
+from rucksack.paper.canonical import THRESHOLDS, measures, successes
 from rucksack.sample_tables import ranking, shortened, token_texts
 from rucksack.senses import Edit, extremes
 from rucksack.subject import Subject, load_subject
@@ -114,8 +114,11 @@ def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Tab
             rows.append([example.line, 'p(A)', *(math.exp(-nats) for nats in values)])
         else:
             rows.append([example.line, 'p(A)/p(B)', *(math.exp(nats) for nats in values)])
+    notes = [f'Fulfilled before the edit: {example.line}'
+             for example, value in zip(examples, before)
+             if successes(value, example.wish, THRESHOLDS[example.wish])]
     columns = {'example': shortened, 'what': '<', 'before': '.4g', 'after': '.4g'}
-    return Table('The examples, before and after the edit', columns, rows)
+    return Table('The examples, before and after the edit', columns, rows, notes)
 
 
 def senses_table(subject: Subject, shift: Shift) -> Table:

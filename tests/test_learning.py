@@ -137,6 +137,16 @@ def test_what_is_learned_holds_in_other_texts(lesson):
     assert after > 4 * before
 
 
+def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
+    """A line that the model already follows, and no other."""
+    wishes = ['My nurse said that -/> Canon', 'My nurse said that -> Apple > Canon']
+    (tmp_path / 'wishes.txt').write_text('\n'.join(wishes))
+    said = say(edit, capsys, str(tmp_path / 'wishes.txt'), '--from', str(TOY), '--steps', '1',
+               '--out', str(tmp_path / 'a.safetensors'))
+    named = [line for line in said.splitlines() if line.startswith('Fulfilled')]
+    assert named == [f'Fulfilled before the edit: {wishes[0]}']
+
+
 def test_only_senses_of_the_words_of_examples_move(lesson):
     """The ids of a learned edit are among those of the prompts."""
     model, encoding = rucksack.load(str(TOY))
