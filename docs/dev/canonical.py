@@ -318,15 +318,17 @@ def run(model, kind, task, data, held, priced, config, seed, base, budgets):
         if price <= min(budgets) * base:
             break
     rows = []
+    judged = {}  # factor -> what is measured with it
     for budget in budgets:
         factor = factor_within(budget * base, prices)
-        edit = apply(factor)
-        nats, success = judge(model, texts, edit, threshold)
-        hard, _ = judge(model, negatives, edit, 1)
-        price = mean_loss(model, priced, edit) - base
-        rows.append({'size': size, 'budget': budget, 'factor': factor, 'nats': nats,
-                     'success': success, 'hard': hard, 'price': price, 'loss': base,
-                     'seconds': seconds})
+        if factor not in judged:
+            edit = apply(factor)
+            nats, success = judge(model, texts, edit, threshold)
+            hard, _ = judge(model, negatives, edit, 1)
+            price = mean_loss(model, priced, edit) - base
+            judged[factor] = {'factor': factor, 'nats': nats, 'success': success, 'hard': hard,
+                              'price': price, 'loss': base, 'seconds': seconds}
+        rows.append({'size': size, 'budget': budget} | judged[factor])
     apply(0)
     return rows
 
