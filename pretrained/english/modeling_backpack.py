@@ -109,6 +109,8 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         T = input_ids.shape[1]
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)  # (B, T), 0: padding
+        if attention_mask.shape != input_ids.shape or attention_mask.max() > 1:
+            raise ValueError('attention_mask is not (B, T) of 0 and 1; texts cannot be packed')
         position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # (B, T)
         causal = torch.ones(T, T, dtype=torch.bool, device=input_ids.device).tril()
         seen = causal & attention_mask[:, None, None].bool()  # (B, 1, T, T)
@@ -117,9 +119,11 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
             use_cache=False)[0]  # (B, T, d), Eq. 11
         return self.backpack.sense_weight_net(h, seen)
 
-    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **unused):
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **options):
         """All tokens, for transformers: there is no cache, whatever it asks for."""
-        return {'input_ids': input_ids, 'attention_mask': attention_mask}
+        refused = ('position_ids', 'output_hidden_states', 'output_attentions')  # by forward
+        given = {name: options[name] for name in refused if name in options}
+        return {'input_ids': input_ids, 'attention_mask': attention_mask, **given}
 
     @can_return_tuple
     def forward(self, input_ids, attention_mask=None, labels=None, C=None, alpha=None, *,
@@ -130,6 +134,8 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         """
         if use_cache or past_key_values is not None:
             raise TypeError('a Backpack has no cache: pass use_cache=False')
+        if self.config.output_hidden_states or self.config.output_attentions:
+            raise TypeError('a Backpack returns no hidden states and no attentions; see alpha')
         C = self.senses(input_ids) if C is None else C  # (B, T, k, d), Eq. 10
         if alpha is None:
             alpha = self.alpha(input_ids, attention_mask)  # (B, k, T, T), Eqs. 11 and 12
