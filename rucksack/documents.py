@@ -15,11 +15,11 @@ from pathlib import Path
 
 from rucksack.cli import quiet_hub
 from rucksack.errors import UserError, reading
+from rucksack.tokenizer import END_OF_TEXT
 
 FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')
 LARGEST = 2**31 - 2  # bytes of a document, by pyarrow's limit
-END_OF_TEXT = r'^<\|endoftext\|>[ \t]*$'  # a line between the documents of a text file
 
 
 class Skipped(str):
@@ -39,10 +39,9 @@ def open_unpacked(path: str, file=None):
 
 def decoded(content: bytes) -> str:
     """Decode UTF-8, with \\n at the end of each line; ValueError for NULs."""
-    text = content.decode('utf-8-sig').replace('\r\n', '\n')
-    if '\0' in text:
+    if b'\0' in content:
         raise ValueError('it holds NULs, as UTF-16 does; save it as UTF-8')
-    return text
+    return content.decode('utf-8-sig').replace('\r\n', '\n')
 
 
 # -----------------------------------------------------------------------------
@@ -104,13 +103,13 @@ def read_hub(source: str, field: str) -> Texts:
 
 
 def read_text(path: str, field: str) -> Texts:
-    """Yield the documents of a text file: one, or several with END_OF_TEXT lines between them."""
+    """Yield the documents of a text file: one, or several with END_OF_TEXT between them."""
     with open_unpacked(path) as file:
-        documents = re.split(END_OF_TEXT, decoded(file.read()), flags=re.MULTILINE)
+        documents = decoded(file.read()).split(END_OF_TEXT)
     if len(documents) == 1:
         yield documents[0]
         return
-    print(f'{path}: a line <|endoftext|> ends a document, {len(documents) - 1:,} times')
+    print(f'{path}: {END_OF_TEXT} ends a document, {len(documents) - 1:,} times')
     for text in documents:
         yield text.strip()
 
@@ -164,7 +163,7 @@ READERS = {
 
 def reader_of(source: str) -> Callable | None:
     """Return the reader of hub:DATASET or of files with this extension; None if there is none."""
-    if source.startswith('hub:'):
+    if source.startswith('hub:') and not os.path.exists(source):
         return read_hub
     unpacked = re.sub(r'\.[gx]z$', '', source.lower())
     return READERS.get(Path(unpacked).suffix)
@@ -183,7 +182,7 @@ def why_skipped(name: str, is_file: bool, is_known: object) -> str:
 # The files of folders, the documents of a source.
 
 
-def files_in(paths: list[str], seen: set[str], skipped: Counter) -> list[str]:
+def files_in(paths: list[str], seen: set, skipped: Counter) -> list[str]:
     """List the given files and all files below the given folders, but none that is in seen.
 
     Count those skipped. UserError for a path that does not exist, or if there is no file at all.
@@ -199,13 +198,14 @@ def files_in(paths: list[str], seen: set[str], skipped: Counter) -> list[str]:
     return files
 
 
-def files_at(path: str, seen: set[str], skipped: Counter) -> Iterator[str]:
+def files_at(path: str, seen: set, skipped: Counter) -> Iterator[str]:
     """Yield a file, or all files below a folder, links included; add them to seen."""
-    real = os.path.realpath(path)
-    if real in seen:  # two names, or a link that leads back
+    file = os.stat(path)
+    number = (file.st_dev, file.st_ino)
+    if number in seen:  # two names, or a link that leads back
         skipped['read already'] += 1
         return
-    seen.add(real)
+    seen.add(number)
     if not os.path.isdir(path):
         yield path
         return
@@ -242,7 +242,7 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
                         skipped[text] += 1
                     elif text and len(text.encode()) > LARGEST:
                         raise UserError(f'a document has more than {LARGEST:,} bytes; split it, '
-                                        'say with lines <|endoftext|>')
+                                        f'say with {END_OF_TEXT}')
                     elif text:
                         is_found = True
                         yield {'text': text}

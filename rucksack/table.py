@@ -9,7 +9,8 @@ from pathlib import Path
 from rucksack.cli import printable
 from rucksack.files import write_file
 
-CSV_BEGINS = ('table,', 'table\n')  # with columns, or without any row; tells our files from others
+NAMES = 'rucksack_table'  # first column of a CSV file, by which ours are told from others
+CSV_BEGINS = (f'{NAMES},', f'{NAMES}\n')  # with columns, or without any row
 
 
 class Token(str):
@@ -88,14 +89,14 @@ def columns_that_fit(columns: list[list[str]]) -> int:
 def write_csv(path: Path, tables: dict[str, Table]) -> None:
     """Write the rows of all tables under one header; the file appears only when complete.
 
-    The first column, "table", has the name of the table; a column that a table lacks is empty.
+    The first column has the name of the table; a column that a table lacks is empty.
     """
     import pandas  # slow to import
     rows = []
     for name, table in tables.items():
         for row in table.rows:
-            rows.append({'table': name} | csv_row(table, row))
-    columns = dict.fromkeys(['table', *(name for row in rows for name in row)])
+            rows.append({NAMES: name} | csv_row(table, row))
+    columns = dict.fromkeys([NAMES, *(name for row in rows for name in row)])
     frame = pandas.DataFrame(rows, columns=list(columns), dtype=object)
     write_file(path, frame.to_csv(index=False))
 

@@ -95,6 +95,7 @@ def test_links_to_folders_are_followed_once():
     Path('out').mkdir()
     for name in ('in/a.txt', 'in/sub/b.md', 'out/c.txt', 'in/.d.txt', 'in/e.png'):
         Path(name).write_text('x')
+    Path('in/hard.txt').hardlink_to('in/a.txt')
     Path('in/linked').symlink_to('../out')
     Path('in/sub/loop').symlink_to('../../in')
     Path('in/broken.txt').symlink_to('nowhere')
@@ -102,7 +103,7 @@ def test_links_to_folders_are_followed_once():
     files = files_in(['in', 'in/a.txt'], set(), skipped)
     assert files == ['in/a.txt', 'in/linked/c.txt', 'in/sub/b.md']
     assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1,
-                       'read already': 2}
+                       'read already': 3}
 
 
 def tar_of(n: int) -> bytes:
@@ -149,22 +150,22 @@ def test_a_document_too_large_for_arrow_is_refused_by_name(text, folder, monkeyp
     assert texts_of('b.txt')[0] == ['a' * 10]
 
 
-@pytest.mark.parametrize('text', ['x'.encode('utf-16-le').decode() * 9, 'one\0two'])
+@pytest.mark.parametrize('text', ['x'.encode('utf-16-le') * 9, 'é'.encode('utf-16') + b'n', b'one\0two'])
 def test_text_with_nuls_is_refused(text, folder):
-    """UTF-16 without a byte order mark, say, whose every second byte would be a token."""
-    Path('a.txt').write_text(text)
-    with pytest.raises(UserError, match='UTF-8'):
+    """UTF-16, say, whose every second byte would be a token; the line guesses so."""
+    Path('a.txt').write_bytes(text)
+    with pytest.raises(UserError, match='UTF-16'):
         texts_of('a.txt')
 
 
-def test_a_line_of_end_of_text_ends_a_document(folder, capsys):
-    """As between the stories of TinyStories, and it is said; within a line it is text."""
-    Path('a.txt').write_bytes(b'one\r\n<|endoftext|>\r\ntwo <|endoftext|> three\n')
-    assert texts_of('a.txt')[0] == ['one', 'two <|endoftext|> three']
+def test_an_end_of_text_in_a_file_ends_a_document(folder, capsys):
+    """As between the stories of TinyStories, on a line of its own or not; and it is said."""
+    Path('a.txt').write_bytes(b'one\r\n<|endoftext|>\r\ntwo<|endoftext|>three\n')
+    assert texts_of('a.txt')[0] == ['one', 'two', 'three']
     assert 'a.txt' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('name', ['a::b.txt', 'file:z.txt', 'wiki.train.tokens', 'a.log'])
+@pytest.mark.parametrize('name', ['a::b.txt', 'file:z.txt', 'hub:w.txt', 'wiki.train.tokens', 'a.log'])
 def test_a_file_that_is_named_is_read_whatever_its_name(name, folder):
     """Names that mean something to a library, and endings that nobody knows."""
     Path(name).write_text('mine')

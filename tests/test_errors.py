@@ -82,7 +82,8 @@ def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, ca
 
 
 @pytest.mark.parametrize('flags, ours', [
-    ('--probs she --csv', 'table,word\nshow nurse,she\n'), ('--probs she --csv', 'table\n'),
+    ('--probs she --csv', 'rucksack_table,word\nshow nurse,she\n'),
+    ('--probs she --csv', 'rucksack_table\n'),
     ('--html', PAGE_BEGINS), ('--html', '')])
 def test_a_file_of_ours_may_be_replaced(flags, ours, out, capsys):
     """A table without rows too, as where every table was skipped, and an empty file."""
@@ -93,7 +94,7 @@ def test_a_file_of_ours_may_be_replaced(flags, ours, out, capsys):
 
 @pytest.mark.parametrize('flags, mine', [
     ('--html', '<!DOCTYPE html>\n<!-- saved from url=(0014)about:internet -->\n'),
-    ('--probs she --csv', 'tableau,value\n')])
+    ('--probs she --csv', 'table,word\n')])
 def test_a_file_of_ones_own_is_not_replaced(flags, mine, out, capsys):
     """Though it begins much as ours do."""
     Path('mine').write_text(mine)

@@ -52,8 +52,8 @@ def test_all_writes_every_table_to_csv(capsys):
     """The loss is on the data of the training: --data is for the English benchmarks."""
     rows = rows_of(capsys, *ALL)
     losses = rows_of(capsys, 'loss', '--from=out/run')
-    time = next(row for row in rows if row['table'] == 'timing')
-    assert list(dict.fromkeys(row['table'] for row in rows)) == IN_ALL
+    time = next(row for row in rows if row['rucksack_table'] == 'timing')
+    assert list(dict.fromkeys(row['rucksack_table'] for row in rows)) == IN_ALL
     assert [row['perplexity'] for row in rows[:2]] == [row['perplexity'] for row in losses]
     assert [time['Backpack'], time['Transformer'], time['ratio']] == ['2000.0', '1000.0', '2.0']
 
@@ -66,7 +66,7 @@ def test_all_skips_the_table_of_a_damaged_file_alone(capsys):
     assert skipped.startswith('lambada: ')
     assert 'bench' in skipped
     found = {line.split(',')[0] for line in Path('x.csv').read_text().splitlines()}
-    assert found == {'table', *IN_ALL} - {'lambada'}
+    assert found == {'rucksack_table', *IN_ALL} - {'lambada'}
 
 
 @pytest.mark.parametrize('name, data, n_rows', [

@@ -92,7 +92,7 @@ def parquet(texts: list) -> bytes:
 
 ROWS = [None, *TEXTS, '', None]
 JSON = json.dumps([{'text': text} for text in ROWS]).encode()
-PROSE = TEXTS[1].encode()
+PROSE = TEXTS[0].encode()
 STRIPPED = [text.strip() for text in TEXTS[:3]]
 TAR = tar({f'{i}.txt': text.encode() for i, text in enumerate(STRIPPED)})
 FILES = {  # the content of a file, and the texts in it
@@ -101,9 +101,9 @@ FILES = {  # the content of a file, and the texts in it
     'c.json.gz': (gzip.compress(JSON, mtime=0), TEXTS),
     'd.parquet': (parquet(ROWS), TEXTS),
     'e.parquet.xz': (lzma.compress(parquet(ROWS)), TEXTS),
-    'f.txt': (PROSE, [TEXTS[1]]),
-    'g.md.gz': (gzip.compress(PROSE, mtime=0), [TEXTS[1]]),
-    'h': (PROSE, [TEXTS[1]]),
+    'f.txt': (PROSE, [TEXTS[0]]),
+    'g.md.gz': (gzip.compress(PROSE, mtime=0), [TEXTS[0]]),
+    'h': (PROSE, [TEXTS[0]]),
     'i.tar': (TAR, STRIPPED),
     'j.tar.gz': (gzip.compress(TAR, mtime=0), STRIPPED)}
 
@@ -118,7 +118,7 @@ def test_text_takes_files_of_all_formats_together():
     Path('empty.txt').touch()
     train, val = make('all', '--text', *FILES, 'empty.txt', '--val', 'h')
     assert train == [text for name, (_, texts) in FILES.items() if name != 'h' for text in texts]
-    assert val == [TEXTS[1]]
+    assert val == [TEXTS[0]]
 
 
 @pytest.mark.parametrize('split, text', [('', 'A story'), (':default:test', 'A test')])

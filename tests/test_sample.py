@@ -45,7 +45,7 @@ def ask(capsys, *argv: str) -> dict[str, list]:
     tables = {}
     with open('tables.csv', newline='') as file:
         for row in csv.DictReader(file):
-            rows = tables.setdefault(row.pop('table'), [])
+            rows = tables.setdefault(row.pop('rucksack_table'), [])
             rows.append([cell for cell in row.values() if cell != ''])
     return tables
 

@@ -82,7 +82,7 @@ def start_of_run(folder: Path, flags: set[str]) -> Start:
         # Its place is as typed, and so are the steering settings that were typed.
         free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
         decided = {name: value for name, value in state['settings'].items() if name not in free}
-        state['log'] = read_log(folder, state['step'])
+        state['log'] = read_log(folder, int(state['step']))
         data = data_folder(decided['dataset'])
     if state['data'] != facts_of(read_meta(data)):
         raise UserError(f'{data} is not the data that {path} was trained on; restore it')
