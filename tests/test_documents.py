@@ -150,7 +150,7 @@ def test_a_document_too_large_for_arrow_is_refused_by_name(text, folder, monkeyp
     assert texts_of('b.txt')[0] == ['a' * 10]
 
 
-@pytest.mark.parametrize('text', ['x'.encode('utf-16-le') * 9, 'é'.encode('utf-16') + b'n', b'one\0two'])
+@pytest.mark.parametrize('text', ['x'.encode('utf-16-le') * 9, 'x'.encode('utf-16'), b'1\0002'])
 def test_text_with_nuls_is_refused(text, folder):
     """UTF-16, say, whose every second byte would be a token; the line guesses so."""
     Path('a.txt').write_bytes(text)
@@ -165,7 +165,8 @@ def test_an_end_of_text_in_a_file_ends_a_document(folder, capsys):
     assert 'a.txt' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('name', ['a::b.txt', 'file:z.txt', 'hub:w.txt', 'wiki.train.tokens', 'a.log'])
+@pytest.mark.parametrize('name', [
+    'a::b.txt', 'file:z.txt', 'hub:w.txt', 'wiki.train.tokens', 'a.log'])
 def test_a_file_that_is_named_is_read_whatever_its_name(name, folder):
     """Names that mean something to a library, and endings that nobody knows."""
     Path(name).write_text('mine')
