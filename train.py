@@ -4,10 +4,9 @@
     python train.py config/train_toy.py --model=gpt --max_iters=500
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
-Settings come from the class Settings, then from config files (key = value lines), then from
---key=value. A run writes ckpt.pt (the latest state), best.pt (the lowest validation loss) and
-log.csv to its folder in out/. On a CPU, with one or two processes, a run that was killed and
-resumed ends as an uninterrupted one, bit for bit.
+Settings come from the class Settings, then from config files, then from --key=value. A run writes
+ckpt.pt (the latest state), best.pt (the lowest validation loss) and log.csv to its folder in out/.
+On a CPU with one or two processes, a run killed and resumed ends as if uninterrupted, bit for bit.
 """
 
 import math

@@ -338,8 +338,8 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
     """Write a Backpack in the format of stanfordnlp/backpack-gpt2, a Transformer in gpt2's.
 
     tokenizer is a description, as from_pretrained returns it; weights are written in dtype.
-    OSError if the folder holds files or cannot be made, UserError if the contextualizer is no
-    GPT-2. The published code itself can load a Backpack only if sense_hidden is 4 * n_embd.
+    UserError if the folder holds files or cannot be made, or if the contextualizer is no GPT-2. The
+    published code itself can load a Backpack only if sense_hidden is 4 * n_embd.
     """
     c = replace(model.config, vocab_size=model.config.n_vocab)
     folder = Path(folder)
@@ -358,7 +358,8 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
         shutil.copyfile(CARD, new / 'README.md')
         if c.n_sense:
             shutil.copyfile(CODE, new / CODE.name)
-        new.rename(folder)  # complete, or not there; OSError if it holds files
+        with reading(folder, 'give the name of a new folder', problem='cannot be made'):
+            new.rename(folder)  # complete, or not there; OSError if it holds files
 
 
 def settings_of(c: Config, end: int) -> dict:
