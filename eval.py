@@ -46,9 +46,9 @@ from rucksack.weights import BUNDLED
 
 @dataclass(frozen=True)
 class Kind:
-    """What eval.py knows of a table. make takes the models and the command line."""
+    """What eval.py knows of a table. make takes the models, the data and the command line."""
 
-    make: Callable[[list[Subject], argparse.Namespace], Table]
+    make: Callable[[list[Subject], str | None, argparse.Namespace], Table]
     about: str                  # table of the paper, and contents, for --help
     needs_senses: bool = False  # the first model must be a Backpack
     is_of_one: bool = False     # it is about one model, without a baseline
@@ -57,11 +57,11 @@ class Kind:
 
 
 def of_data(table: Callable[[list[Subject], str | None], Table]) -> Callable:
-    """Make a table from --data alone."""
-    return lambda subjects, args: table(subjects, args.data)
+    """Make a table from the data alone."""
+    return lambda subjects, data, args: table(subjects, data)
 
 
-def timing(subjects: list[Subject], args: argparse.Namespace) -> Table:
+def timing(subjects: list[Subject], data: None, args: argparse.Namespace) -> Table:
     """Make Table 7 for a size of the paper, or for a model, compiled if its training was."""
     compile = True
     if args.size:
@@ -89,7 +89,7 @@ TABLES = {
         of_data(blimp_table), takes_edits=True,
         about='Table 2     choosing the grammatical one of two sentences'),
     'examples': Kind(
-        lambda subjects, args: examples_table(subjects, args.data, args.wish, args.threshold),
+        lambda subjects, data, args: examples_table(subjects, data, args.wish, args.threshold),
         takes_edits=True, in_all=False,
         about='            how far texts do what examples wish for (edit.py), from --data FILE'),
     'similarity': Kind(
@@ -99,7 +99,8 @@ TABLES = {
         of_data(gender_table), takes_edits=True,
         about='Table 5     she or he after a role noun, with and without a sense'),
     'topic': Kind(
-        lambda subjects, args: topic_table(subjects, args.texts, args.length, args.step_sizes),
+        lambda subjects, data, args: topic_table(
+            subjects, args.texts, args.length, args.step_sizes),
         needs_senses=True,
         about='Table 12    topic control, compared with PPLM on the Transformer'),
     'timing': Kind(
@@ -218,10 +219,11 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
     kind = TABLES[name]
     if kind.needs_senses and subjects:
         subjects[0].needs_senses(name)
+    data = args.data
     has_its_own = name in ('loss', 'gender') or (name == 'similarity' and subjects[0].is_toy)
-    if args.table == 'all' and has_its_own:  # there, --data is for the English benchmarks
-        args = argparse.Namespace(**vars(args) | {'data': None})
-    return kind.make(subjects, args)
+    if args.table == 'all' and has_its_own:
+        data = None  # --data is for the English benchmarks
+    return kind.make(subjects, data, args)
 
 
 def run(argv: list[str]) -> None:
