@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import lively
-from torch.testing import assert_close
 
 from rucksack.edits import (
     Replacement,
@@ -13,21 +12,12 @@ from rucksack.edits import (
     Topic,
     count_words,
     find_senses,
-    make_edit,
     parse_lines,
     parse_senses,
 )
 from rucksack.errors import UserError
-from rucksack.senses import (
-    STRENGTHS,
-    explain,
-    replace_word,
-    scale_senses,
-    separation,
-    topic,
-)
+from rucksack.senses import STRENGTHS, explain, separation
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
-from rucksack.words import scores_of_bags
 
 ENCODING = load_tokenizer(words_tokenizer(
     ['The nurse said that she met Apple and HP, and he met The nurse.']))
@@ -111,25 +101,3 @@ def test_tokens_of_a_word_inside_longer_words_are_counted_apart():
     """An edit of "a" touches "xa" too; every word, *, is not counted."""
     idx = torch.tensor([PIECES.encode_ordinary(' a, xa')])
     assert count_words([off('a', 0), off('*', 0)], PIECES, [idx]) == {'a': (2, 1)}
-
-
-LINES = ['topic she, he=3', 'nurse:1', '*:0=0.5', 'topic HP=2,1.5,1,.5', 'nurse: Apple -> HP']
-
-
-def test_lines_apply_in_the_order_given():
-    """They become one edit, with a sentence about each line."""
-    model = lively(vocab_size=ENCODING.n_vocab).requires_grad_(False)
-    idx = torch.tensor([[NURSE, SHE, APPLE, NURSE, HP, HE]])
-    of_pronouns, of_hp = scores_of_bags(model, [[HE, SHE], [HP]])
-    expected = model.senses(idx)
-    for edit in (
-            topic(model, of_pronouns, (3.3, 3.3, 3, 1)),
-            scale_senses([NURSE], [1], 0.0),
-            scale_senses(None, [0], 0.5),
-            topic(model, of_hp, (2, 1.5, 1, 0.5)),
-            replace_word(model, [NURSE], APPLE, HP)):
-        expected = edit(idx, expected)
-    edit, sentences = make_edit(parse_lines(LINES), model, ENCODING)
-    assert_close(edit(idx, model.senses(idx)), expected)
-    assert [sentence.split(':')[0] for sentence in sentences] == [
-        'Topic', 'Off', 'Times 0.5', 'Topic', 'Replaced']

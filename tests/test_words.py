@@ -55,12 +55,13 @@ def test_a_bag_has_all_tokens_of_its_words_once():
 
 
 def test_a_prompt_is_cut_to_its_end():
-    """A notice says how many tokens are read."""
-    start = 'The nurse said that zebra met she and zebra'
-    ids, (cut,) = read_prompt(start, ENCODING, 5)
+    """A notice says how many tokens are read, and another that it ends in a space."""
+    start = 'The nurse said that zebra met she and '
+    ids, (cut, ends) = read_prompt(start, ENCODING, 5)
     all_ids = ENCODING.encode_ordinary(start)
     assert ids == all_ids[-5:]
     assert f' {len(all_ids)} tokens' in cut
+    assert 'space' in ends
 
 
 @pytest.mark.parametrize('n_before', [0, 3])
