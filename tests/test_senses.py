@@ -3,7 +3,6 @@
 import doctest
 import math
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,24 +136,6 @@ def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
         assert_close((alpha * scores)[i].sum(), (weights * its_scores).sum())
 
 
-def test_probabilities_under_edits_are_those_of_forward(model):
-    """A row an edit: the softmax of the logits at each text's last position."""
-    idx, last = senses.pad([[5, 7, 9, 2], [8]])
-    edits = [edit_of(kind, model) for kind in KINDS]
-    found = senses.probs_under(model, idx, [None, *edits], last)
-    for edit, probs in zip([None, *edits], found, strict=True):
-        logits = model(idx, C=senses_after(model, idx, edit))[[0, 1], last, :V]
-        assert_close(probs, logits.softmax(-1))
-
-
-def test_separation_of_several_pairs_is_their_mean(model):
-    """Lists of ids give what their pairs give one by one."""
-    ids = torch.arange(V)
-    one = senses.separation(model, ids, 3, 8)  # (V, k)
-    other = senses.separation(model, ids, 5, 2)
-    assert_close(senses.separation(model, ids, [3, 5], [8, 2]), (one + other) / 2)
-
-
 # -----------------------------------------------------------------------------
 # Editing.
 
@@ -242,13 +223,6 @@ def test_a_word_of_several_pieces_is_edited_in_its_last(model):
     for b, t in ((0, 2), (0, 3), (1, 5)):
         expected[b, t, 1] = 0
     assert torch.equal(scale_senses([(7, 5, 3), 9], [1], 0.0)(PIECES, C), expected)
-
-
-def test_the_example_of_replace_word():
-    """With r = (2, 0) and a = (0, 1), the sense (3, 5) becomes (0, 11)."""
-    wte = torch.nn.Embedding.from_pretrained(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
-    edit = replace_word(SimpleNamespace(wte=wte), words=[7], old=0, new=1)
-    assert edit(torch.tensor([[7]]), torch.tensor([[[[3.0, 5.0]]]])).flatten().tolist() == [0, 11]
 
 
 def test_a_replaced_word_loses_and_gains_what_section_63_says(model):
