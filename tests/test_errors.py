@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, error_of, say
+from helpers import SMALL, error_of, offline, say
 
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
@@ -68,12 +68,14 @@ ROWS = [
     ('prepare', 'x --text none.txt', 'none.txt', 'tiny'),
     ('prepare', 'x --text data/tiny/val.bin --merges 300', 'val.bin', 'tiny'),
     ('prepare', 'toy --merges 300', '--merges', 'tiny'),
+    ('prepare', 'openwebtext --merges 300', 'OpenWebText', 'tiny'),
     ('prepare', 'x --hub stories --merges 300', 'stories', 'tiny')]
 
 
 @pytest.mark.parametrize('script, arguments, fact, fixture', ROWS)
-def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, capsys):
+def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, monkeypatch, capsys):
     """The line has what cannot be used, and no file is written."""
+    offline(monkeypatch)
     request.getfixturevalue(fixture)
     before = sorted(Path().rglob('*'))
     common = SMALL if script == 'train' else []

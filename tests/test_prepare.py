@@ -162,23 +162,6 @@ def test_archives_of_openwebtext_are_read_as_published():
     assert train == [text for text in expected if text not in val]
 
 
-@pytest.mark.parametrize('name, content', [
-    ('latin.txt', b'\xff\xfe'), ('cut.txt.gz', gzip.compress(b'ab' * 999, mtime=0)[:-9])])
-def test_text_that_cannot_be_read_is_one_line(name, content, capsys):
-    """The file is named, though a good one comes before it, and nothing stays behind."""
-    Path('good.txt').write_text('good')
-    Path(name).write_bytes(content)
-    line = error_of(prepare, capsys, 'bad', *MERGES, '--text', 'good.txt', name, printed=0)
-    assert name in line
-    assert not Path('data').exists()
-
-
-def test_openwebtext_without_a_network_is_one_line(capsys):
-    """It is named, and nothing stays behind."""
-    assert 'OpenWebText' in error_of(prepare, capsys, 'openwebtext', *MERGES, printed=0)
-    assert not Path('data').exists()
-
-
 # -----------------------------------------------------------------------------
 # What is held out.
 
