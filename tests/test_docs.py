@@ -14,7 +14,6 @@ from helpers import ROOT, SHARED, not_printed, offline
 
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
-from rucksack.tokenizer import ENGLISH
 from rucksack.weights import from_pretrained
 
 TEXT = (ROOT / 'docs' / 'python.md').read_text(encoding='utf-8')
@@ -24,8 +23,6 @@ TRAIN = 'Train on your own text'
 LSTM = 'Another contextualizer'
 DRAW = 'Draw losses'
 ALONE = [title for title in RECIPES if title not in (RENUMBER, DRAW, TRAIN, LSTM)]
-
-pytestmark = pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
 
 
 @pytest.fixture(autouse=True)
