@@ -57,20 +57,16 @@ def say(script, capsys, *argv: str) -> str:
     return capsys.readouterr().out
 
 
-def error_of(script, capsys, *argv: str, printed: int = 99) -> str:
-    """The one line that a script says on standard error as it leaves with exit code 2.
-
-    At most so many lines are on standard output by then.
-    """
+def error_of(script, capsys, *argv: str) -> str:
+    """The one line that a script says on standard error as it leaves with exit code 2."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         script.main(list(argv))
-    shown, text = capsys.readouterr()
+    text = capsys.readouterr().err
     assert stop.value.code == 2
     assert text.count('\n') == 1, text
     name = script.__name__.removeprefix('rucksack.')
     assert text.startswith(f'{name}.py: '), text
-    assert shown.count('\n') <= printed
     return text
 
 
@@ -82,15 +78,12 @@ def offline(monkeypatch) -> None:
 
 def train_toy(folder: Path, steps: int) -> Path:
     """Make data/toy and out/toy in a folder: config/train_toy.py in so many steps, decay to fit."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    seed = os.environ.get('TOY_SEED', 1337)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         prepare.main(['toy'])
-        seed = os.environ.get('TOY_SEED', 1337)
         train.main([str(ROOT / 'config' / 'train_toy.py'), f'--seed={seed}', f'--max_iters={steps}',
                     f'--weight_decay={1710 / steps}', '--eval_interval=10000', '--device=cpu'])
-    finally:
-        os.chdir(before)
     return folder
 
 
@@ -147,25 +140,13 @@ def same(a: dict, b: dict) -> None:
             assert a[key] == b[key], key
 
 
-def lasting(path: Path) -> dict:
-    """What a checkpoint holds but for its settings; the log is compared elsewhere."""
-    state = torch.load(path, weights_only=True)
-    return {name: value for name, value in state.items()
-            if name not in ('log', 'settings')}
-
-
 def assert_same_run(a: str, b: str) -> None:
-    """Assert that two runs have the same bits and the same log, without a gap or a torn line."""
+    """Assert that two runs have the same bits but for their settings, and the same whole log."""
     for name in ('ckpt.pt', 'best.pt'):
-        same(lasting(Path(a, name)), lasting(Path(b, name)))
+        one, other = (torch.load(Path(run, name), weights_only=True) for run in (a, b))
+        same(one | {'log': None, 'settings': None}, other | {'log': None, 'settings': None})
     assert log(a) == log(b)
-    for line in Path(b, 'log.csv').read_text().splitlines(keepends=True):
-        assert line.count(',') == 9
-        assert line.endswith('\n')
-    rows = [(int(row['step']), row['val_loss'] != '') for row in log(b)]
-    assert rows == sorted(set(rows))
-    trained = [step for step, is_evaluation in rows if not is_evaluation]
-    assert trained == list(range(1, rows[-1][0] + 1))
+    assert Path(b, 'log.csv').read_text().count('\n') == 1 + len(log(b))
 
 
 # -----------------------------------------------------------------------------

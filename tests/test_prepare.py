@@ -305,7 +305,7 @@ def test_overwrite_alone_replaces_and_only_if_it_succeeds(argv, named, capsys):
     Path('bad.jsonl').write_text('{"te')
     make('a', '--text', 'a.txt')
     before = contents('data/a')
-    assert named in error_of(prepare, capsys, 'a', *MERGES, *argv, printed=0)
+    assert named in error_of(prepare, capsys, 'a', *MERGES, *argv)
     assert contents('data/a') == before
     assert os.listdir('data') == ['a']
 
@@ -368,7 +368,7 @@ def halfway():
 def test_a_second_prepare_gives_way(halfway, capsys):
     """It is refused in one line, and the first one makes all of it."""
     argv = ['own', *MERGES, '--text', 'a.jsonl', '--overwrite']
-    assert 'data/own' in error_of(prepare, capsys, *argv, printed=0)
+    assert 'data/own' in error_of(prepare, capsys, *argv)
     assert not Path('data/own/meta.json').exists()
     halfway.send_signal(signal.SIGCONT)
     _, said = halfway.communicate(timeout=120)
@@ -413,7 +413,7 @@ def test_overwrite_that_is_interrupted_is_found(last, monkeypatch, capsys):
 
     monkeypatch.setattr(os, 'replace', stopping)
     argv = ['a', *MERGES, '--text', 'a.txt', '--seed', '1', '--overwrite']
-    assert 'stopped' in error_of(prepare, capsys, *argv, printed=0)
+    assert 'stopped' in error_of(prepare, capsys, *argv)
     folder = Path('data/a')
     assert sorted(os.listdir(folder)) == ['meta.json', 'train.bin', 'val.bin']
     with pytest.raises(ValueError, match='meta.json'):
