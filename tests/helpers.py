@@ -1,6 +1,5 @@
 """What test files share: tiny data, random models, benchmarks, and how a script is called."""
 
-import csv
 import hashlib
 import importlib.util
 import io
@@ -18,6 +17,7 @@ from pathlib import Path
 import datasets
 import huggingface_hub
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor, nn
@@ -123,9 +123,8 @@ def checkpoint(folder: str = 'out/run') -> dict:
 
 def log(folder: str = 'out/run') -> list[dict]:
     """The rows of a run's log, without the clock."""
-    with open(Path(folder) / 'log.csv', newline='') as file:
-        return [{name: value for name, value in row.items() if name != 'tokens_per_second'}
-                for row in csv.DictReader(file)]
+    rows = pandas.read_csv(f'{folder}/log.csv', dtype=str, keep_default_na=False)
+    return rows.drop(columns='tokens_per_second').to_dict('records')
 
 
 def same(a: dict, b: dict) -> None:
@@ -363,16 +362,12 @@ def is_close(shown: str, printed: str) -> bool:
         return shown == printed.strip(',;')
 
 
-def is_printed(shown: str, text: str) -> bool:
-    """A line of the text begins with what is shown, but for rounding; ... ends a cut line."""
-    words = shown.removesuffix('...').split()
-    for line in text.splitlines():
-        printed = line.split()[:len(words)]
-        if len(printed) == len(words) and all(map(is_close, words, printed)):
-            return True
-    return False
-
-
 def not_printed(shown: list[str], text: str) -> list[str]:
-    """The lines shown that are not in the text."""
-    return [line for line in shown if not is_printed(line, text)]
+    """The lines shown that begin no line of the text, but for rounding; ... ends a cut line."""
+    missing = []
+    for line in shown:
+        words = line.removesuffix('...').split()
+        starts = [printed.split()[:len(words)] for printed in text.splitlines()]
+        if not any(len(s) == len(words) and all(map(is_close, words, s)) for s in starts):
+            missing.append(line)
+    return missing
