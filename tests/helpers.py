@@ -203,10 +203,7 @@ def at_change(n: int, act) -> None:
 
 
 def ranks(*commands: list[str], **more: str) -> list[int | None]:
-    """The exit codes of processes that train together, as under torchrun.
-
-    Only the first may change files: another that is about to leaves with the code 77.
-    """
+    """The exit codes, as under torchrun; one that changes files beside the first leaves with 77."""
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         _, port = s.getsockname()
@@ -310,10 +307,7 @@ class World:
         return token_text(self.encoding, v).removeprefix(' ')
 
     def next_words(self, *columns: Tensor) -> list:
-        """The twelve likeliest words, by the largest probability that a column gives them.
-
-        A row has the word, and its probability in each column.
-        """
+        """The twelve words likeliest in any column, each with its probability in each column."""
         ids = sorted(range(len(self.E)), key=lambda v: -max(p[v].item() for p in columns))
         return [[self.word(v), *(p[v].item() for p in columns)] for v in ids[:12]]
 

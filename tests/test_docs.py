@@ -1,12 +1,12 @@
 """Claims about README.md and docs/: code runs, commands print what is shown."""
 
-import csv
 import json
 import lzma
 import re
 import shlex
 import socket
 
+import pandas
 import pytest
 import tiktoken
 import torch
@@ -87,9 +87,6 @@ def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):
     assert torch.equal(variables['again'](idx), variables['model'](idx))
 
 
-# -----------------------------------------------------------------------------
-# README.md, and links.
-
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
@@ -120,11 +117,10 @@ def test_the_python_of_readme_prints_what_it_shows(capsys):
     assert not_printed(shown.splitlines(), capsys.readouterr().out) == []
 
 
-with open(ROOT / 'docs' / 'results.csv', newline='') as file:
-    RESULTS = list(csv.DictReader(file))
+RESULTS = pandas.read_csv(ROOT / 'docs' / 'results.csv', dtype=str, keep_default_na=False)
 
 
-@pytest.mark.parametrize('result', RESULTS, ids=lambda result: result['measure'])
+@pytest.mark.parametrize('result', RESULTS.to_dict('records'), ids=lambda row: row['measure'])
 def test_results_of_readme_are_those_of_results_csv(result):
     """Its table has each number of a row, rounded as it stands there."""
     row, = [line for line in README.splitlines() if line.startswith(f'| {result["measure"]} |')]
@@ -143,9 +139,6 @@ def test_readme_shows_what_is_printed(flags, capsys):
     sample.main(['--from', 'english', *flags.split()])
     assert not_printed(shown, capsys.readouterr().out) == []
 
-
-# -----------------------------------------------------------------------------
-# A day's work, in docs/senses.md.
 
 SCRIPTS = {'prepare.py': prepare, 'train.py': train, 'sample.py': sample, 'eval.py': evaluation}
 ARTICLES = SHARED / 'text' / 'enwiki2018.jsonl.xz'

@@ -104,10 +104,6 @@ def test_tokens_of_a_word_inside_longer_words_are_counted_apart():
     assert count_words([off('a', 0), off('*', 0)], PIECES, [idx]) == {'a': (2, 1)}
 
 
-# -----------------------------------------------------------------------------
-# Words.
-
-
 def test_a_file_ends_its_lines_at_newlines_alone(folder):
     """Not at a form feed, nor at other characters that Python's splitlines takes for an end."""
     line = 'The nurse\x85said\u2028that\x0cshe'

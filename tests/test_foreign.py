@@ -62,10 +62,7 @@ def test_special_tokens_have_ids_and_never_stand_for_text(end):
 
 
 def test_another_vocabulary_goes_all_the_way(capsys):
-    """End-of-text first, every id is one more; exported, read again and prepared for, it is so.
-
-    A page would mix up its ids.
-    """
+    """Ids that begin with end-of-text are exported, read and prepared for; there is no page."""
     vocab = {token: i + 1 for token, i in vocab_of(CUT).items()}
     write_vocabulary(vocab | {'<|endoftext|>': 0, '[PAD]': 265}, MERGES)
     description = read_tokenizer(Path())
@@ -175,10 +172,6 @@ def test_rows_beyond_the_ids_of_the_tokenizer_are_padding():
         from_pretrained('short')
 
 
-# -----------------------------------------------------------------------------
-# nanoGPT.
-
-
 def as_nanogpt(model: GPT, bias: bool) -> dict:
     """The checkpoint that nanoGPT would write of a model, compiled."""
     export(model, CUT, 'exported')
@@ -201,10 +194,7 @@ def logits(model: GPT) -> Tensor:
 
 @pytest.mark.parametrize('bias', [True, False])
 def test_a_checkpoint_of_nanogpt_is_a_transformer(bias, capsys):
-    """Compiled, with biases or without; 50,304 rows are GPT-2's ids, padded.
-
-    It is said where biases are missing, and that GPT-2's tokenizer is assumed.
-    """
+    """50,304 rows are GPT-2's ids, padded; what is missing or assumed is said."""
     model = a_gpt(vocab_size=50304)
     torch.save(as_nanogpt(model, bias), 'ckpt.pt')
     capsys.readouterr()

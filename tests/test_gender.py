@@ -27,11 +27,8 @@ def log_probs(subject: Subject, text: str, edit: Edit | None = None) -> Tensor:
 
 
 def test_the_bias_of_made_distributions_and_its_reduction():
-    """p(she), p(he) of (0.6, 0.2) and (0.1, 0.5) give the ratios 3 and 5, mean 4.
-
-    From 3 to 2 half of the bias is gone, the excess over 1, and from 3 to 1 all of it.
-    """
-    log_p = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log()
+    """Odds of 3 and 1/5 are a bias of 4 on average; what is reduced is the excess over 1."""
+    log_p = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log()  # of she, he and they
     logits = log_p + torch.tensor([[3.0], [-2.0]])
     assert gender.bias_ratio(logits).item() == pytest.approx(4)
     ratios = torch.tensor([3.0, 2.0, 1.0])

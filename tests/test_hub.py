@@ -77,10 +77,7 @@ BY_DEFAULT = {'scale_attn_by_inverse_layer_idx': None}  # None: the setting is g
     (GPT, {'architectures': 'GPT2LMHeadModel'}), (LEVANTER, {}), (LEVANTER, BY_DEFAULT),
     (LEVANTER, {'auto_map': {}}), (LEVANTER, {'architectures': ['BackpackLMHeadModel']})])
 def test_our_logits_are_those_of_the_reference(folder, changes, tmp_path):
-    """By default a Backpack divides the scores by the layer, and a GPT-2 does not.
-
-    Levanter's are told by auto_map or, as long as transformers has not saved them, architectures.
-    """
+    """Whatever the scores are divided by, and by whichever sign Levanter's models are told."""
     settings, state = read(folder)
     settings = {name: x for name, x in (settings | changes).items() if x is not None}
     model, _ = from_pretrained(write(tmp_path / 'published', settings, state))
@@ -258,10 +255,7 @@ def ask_transformers(folder: Path, again: Path, idx: Tensor) -> dict:
 @pytest.mark.parametrize('n_sense, hidden', [(3, 96), (3, 40), (0, 96)])
 @pytest.mark.parametrize('words', VOCABULARIES)
 def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
-    """Our logits, loss, ids, text and padding, offline; what it saves is our model exactly.
-
-    A Backpack has a logit for each id, none for unused rows; it refuses what it cannot do.
-    """
+    """Our logits, loss, ids, text, padding and refusals; what it saves is our model exactly."""
     tokenizer = VOCABULARIES[words]
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab

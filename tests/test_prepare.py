@@ -1,7 +1,6 @@
 """Claims about prepare.py: what goes into bins, what is held out, what a failure leaves behind."""
 
 import gzip
-import io
 import json
 import lzma
 import os
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet
+import pandas
 import pytest
 import regex
 import tiktoken
@@ -76,19 +75,12 @@ def jsonl(texts: list, **fields) -> bytes:
     return ''.join(json.dumps({'text': text, **fields}) + '\n\n' for text in texts).encode()
 
 
-def parquet(texts: list) -> bytes:
-    """A .parquet of texts, as large strings, with another column."""
-    columns = {'other': [0.5] * len(texts), 'text': pyarrow.array(texts, 'large_string')}
-    file = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), file)
-    return file.getvalue()
-
-
 # -----------------------------------------------------------------------------
 # Formats.
 
 ROWS = [None, *TEXTS, '', None]
 JSON = json.dumps([{'text': text} for text in ROWS]).encode()
+PARQUET = pandas.DataFrame({'other': 0.5, 'text': ROWS}).to_parquet()
 PROSE = TEXTS[1].encode()
 STRIPPED = [text.strip() for text in TEXTS[:3]]
 TAR = tar({f'{i}.txt': text.encode() for i, text in enumerate(STRIPPED)})
@@ -96,8 +88,8 @@ FILES = {  # the content of a file, and the texts in it
     'a[1].JSONL': (jsonl(ROWS, id=3), TEXTS),
     'b.jsonl.xz': (lzma.compress(jsonl(ROWS, id='x')), TEXTS),
     'c.json.gz': (gzip.compress(JSON, mtime=0), TEXTS),
-    'd.parquet': (parquet(ROWS), TEXTS),
-    'e.parquet.xz': (lzma.compress(parquet(ROWS)), TEXTS),
+    'd.parquet': (PARQUET, TEXTS),
+    'e.parquet.xz': (lzma.compress(PARQUET), TEXTS),
     'f.txt': (PROSE, [TEXTS[1]]),
     'g.md.gz': (gzip.compress(PROSE, mtime=0), [TEXTS[1]]),
     'h': (PROSE, [TEXTS[1]]),
@@ -106,10 +98,7 @@ FILES = {  # the content of a file, and the texts in it
 
 
 def test_text_takes_files_of_all_formats_together():
-    """Letter for letter and in order, though other columns differ; null and '' are no documents.
-
-    A file of --val is not trained on, though --text names it too.
-    """
+    """Letter for letter, in order, without null and ''; a file of --val too is not trained on."""
     for name, (content, _) in FILES.items():
         Path(name).write_bytes(content)
     Path('empty.txt').touch()
@@ -141,10 +130,7 @@ def test_openwebtext_is_parquet_only_if_whole(n, kind, monkeypatch):
 
 
 def test_archives_of_openwebtext_are_read_as_published():
-    """Tars of .xz tars give stripped documents, newlines at most two; 0.0005 are held out.
-
-    Long ones stay whole.
-    """
+    """Tars of .xz tars give whole documents, two newlines at most; 0.0005 are held out."""
     raw = [f'\n\n Story {i}\n\n\n\nends.\n\nReally\n' for i in range(3000)]
     raw[7] = 'word ' * 10_000
     members = {}

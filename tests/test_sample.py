@@ -1,6 +1,5 @@
 """Claims about sample.py on a trained toy: it prints what the model and its senses say."""
 
-import csv
 import math
 import os
 import re
@@ -9,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from helpers import World, error_of, save, say, toy_subject
@@ -43,10 +43,10 @@ def ask(capsys, *argv: str) -> dict[str, list]:
     """The rows of the tables of a command, as --csv writes them."""
     say(sample, capsys, *argv, '--csv', 'tables.csv', *SHORT)
     tables = {}
-    with open('tables.csv', newline='') as file:
-        for row in csv.DictReader(file):
-            rows = tables.setdefault(row.pop('table'), [])
-            rows.append([cell for cell in row.values() if cell != ''])
+    found = pandas.read_csv('tables.csv', dtype=str, keep_default_na=False)
+    for row in found.to_dict('records'):
+        rows = tables.setdefault(row.pop('table'), [])
+        rows.append([cell for cell in row.values() if cell != ''])
     return tables
 
 
@@ -60,10 +60,6 @@ def assert_same(found, expected) -> None:
         assert found == expected
     else:
         assert float(found) == pytest.approx(expected, abs=1e-4, rel=0)
-
-
-# -----------------------------------------------------------------------------
-# Edits.
 
 
 @pytest.mark.parametrize('flags', [
@@ -124,9 +120,6 @@ def test_all_edits_apply_in_order_in_one_command(out, capsys):
     assert '\nTopic: film, tv, ' in said
 
 
-# -----------------------------------------------------------------------------
-# Lists of words and prompts.
-
 TEMPLATE = 'My {} said that'
 
 
@@ -174,9 +167,6 @@ def test_find_has_a_row_for_each_of_words(pairs, world, capsys):
     found = ask(capsys, '--find', pairs, '--words', 'nurse,sheriff')
     assert_same(found[f'find {pairs}'], rows)
 
-
-# -----------------------------------------------------------------------------
-# Texts.
 
 DRAWN = ['--seed', '3', '--num-samples', '3', '--temperature', '0.7', '--top-k', '5']
 
@@ -246,10 +236,6 @@ def test_export_writes_what_from_reads(out, capsys):
     assert exported == own
 
 
-# -----------------------------------------------------------------------------
-# Looks.
-
-
 def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
     """The largest and the smallest C . E; -2 C raises what C lowered."""
     C = world.model.senses(torch.tensor(world.id('nurse')))  # (k, d)
@@ -264,10 +250,7 @@ def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
 
 
 def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
-    """By the mean size over all words, as a share of the standard deviation of a sense's logits.
-
-    A row has the words in which the size is largest.
-    """
+    """By the mean size over all words, as a share of the standard deviation of a sense's logits."""
     a = world.id('she')
     b = world.id('he')
     C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)

@@ -52,10 +52,6 @@ def edit_of(kind: str, model: Backpack) -> Edit:
     return topic(model, scores_of_bags(model, [[7, 8]])[0], STRENGTHS[3])
 
 
-# -----------------------------------------------------------------------------
-# Looking.
-
-
 def test_affinities_are_those_of_each_word_and_sense(model):
     """The logits of a bag over the largest logit, by a loop over all ids without padding."""
     model.wte.weight[V:] *= 100
@@ -134,10 +130,6 @@ def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
         weights, its_scores = senses.explain(model, alone, model.wte.weight[3], C[i:i + 1, :n])
         assert_close(together[i:i + 1], probs)
         assert_close((alpha * scores)[i].sum(), (weights * its_scores).sum())
-
-
-# -----------------------------------------------------------------------------
-# Editing.
 
 
 def edits_without_change(model: Backpack) -> dict[str, Edit]:
@@ -267,15 +259,8 @@ def test_topic_control_is_the_loop_of_eq_15_to_20(model):
     assert_close(topic(model, scores, weights)(IDX, C), expected)
 
 
-# -----------------------------------------------------------------------------
-# Weights of senses.
-
-
 def made_alpha(idx: Tensor) -> Tensor:
-    """The weights (1, 3, T, T) of three senses made by hand, for a text (1, T).
-
-    One keeps to the current token, one weighs all positions alike, one looks for the largest id.
-    """
+    """Weights (1, 3, T, T) on the current token, on all alike, and on the largest id."""
     T = idx.shape[1]
     current = torch.eye(T)
     alike = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]

@@ -13,10 +13,7 @@ from rucksack.paper.similarity import similarities, similarity_data
 
 
 def test_correlations_are_spearmans(monkeypatch):
-    """By hand, ranks are (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5); they correlate by 6 / 9.5.
-
-    Opposites have -1, and a constant has no ranks to compare.
-    """
+    """By hand, ranks (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5) correlate by 6 / 9.5."""
     x = torch.tensor([1.0, 2, 2, 4, 5])
     found = {'ties': x, 'opposite': torch.tensor([3.0, 5, 4, 1, 1]), 'constant': torch.ones(5)}
     monkeypatch.setattr(similarity, 'similarities', lambda subject, pairs: found)
