@@ -15,6 +15,7 @@ from helpers import ROOT, TRANSFORMERS, error_of, lively, offline, same
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.testing import assert_close
 
 from rucksack import sample
 from rucksack.paper.gender import gender_rows, read_lists
@@ -51,10 +52,6 @@ def write(folder: Path, settings: dict, state: dict) -> Path:
     return folder
 
 
-# -----------------------------------------------------------------------------
-# Reading: the fixtures hold what the reference computes.
-
-
 def reference(folder: Path) -> tuple[Tensor, dict[str, Tensor]]:
     """Ids (B, T), and what the reference computes for them."""
     arrays = np.load(folder / 'expected.npz')
@@ -62,12 +59,7 @@ def reference(folder: Path) -> tuple[Tensor, dict[str, Tensor]]:
     return found.pop('input_ids'), found
 
 
-def assert_near(a: Tensor, b: Tensor) -> None:
-    """Assert that no two numbers differ by 1e-4 or more."""
-    assert a.shape == b.shape
-    assert (a - b).abs().max() < 1e-4
-
-
+NEAR = {'rtol': 0, 'atol': 1e-4}
 BY_DEFAULT = {'scale_attn_by_inverse_layer_idx': None}  # None: the setting is gone
 
 
@@ -82,7 +74,7 @@ def test_our_logits_are_those_of_the_reference(folder, changes, tmp_path):
     settings = {name: x for name, x in (settings | changes).items() if x is not None}
     model, _ = from_pretrained(write(tmp_path / 'published', settings, state))
     idx, expected = reference(folder)
-    assert_near(model(idx), expected['logits'])
+    assert_close(model(idx), expected['logits'], **NEAR)
 
 
 @torch.no_grad()
@@ -90,8 +82,8 @@ def test_our_alpha_and_senses_are_those_of_the_reference():
     """To 1e-4; the reference has the senses of all tokens side by side, (B, k, T, d)."""
     idx, expected = reference(BACKPACK)
     model, _ = from_pretrained(BACKPACK)
-    assert_near(model.alpha(idx), expected['contextualization'])
-    assert_near(model.senses(idx).transpose(1, 2), expected['senses'])
+    assert_close(model.alpha(idx), expected['contextualization'], **NEAR)
+    assert_close(model.senses(idx).transpose(1, 2), expected['senses'], **NEAR)
 
 
 @torch.no_grad()
@@ -108,10 +100,6 @@ def test_files_with_other_keys_are_the_same_model(folder, tmp_path):
     found, _ = from_pretrained(write(tmp_path / 'other', settings, other))
     model, _ = from_pretrained(folder)
     same(found.state_dict(), model.state_dict())
-
-
-# -----------------------------------------------------------------------------
-# Writing.
 
 
 @pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
@@ -164,9 +152,6 @@ def test_sense_10_of_english_holds_nearly_half_of_the_bias():
     assert without[3:5] == pytest.approx([3.51, 48], rel=0.02)
 
 
-# -----------------------------------------------------------------------------
-# Other architectures.
-
 CHANGES = {  # the name of a weight or of a setting, and what it becomes (None: it is gone)
     'h.0.mlp.c_fc.bias': None,
     'x.y': torch.zeros(3),
@@ -187,9 +172,6 @@ def test_another_architecture_is_refused_by_name(name, tmp_path, capsys):
     assert str(folder) in line
     assert name.removeprefix('h.0.') in line
 
-
-# -----------------------------------------------------------------------------
-# Hugging Face transformers, and the Hub.
 
 THERE = """
 import json, sys, torch
@@ -267,7 +249,7 @@ def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
     answer = ask_transformers(tmp_path / 'out', tmp_path / 'again', idx)
     logits = model(idx)[..., :n_vocab]
     theirs = torch.tensor(answer['logits'])
-    assert torch.allclose(theirs[..., :n_vocab], logits, rtol=0, atol=1e-4)
+    assert_close(theirs[..., :n_vocab], logits, **NEAR)
     assert answer['ids'] == [encoding.encode_ordinary(text) for text in ASKED]
     if n_sense:  # GPT-2 of transformers counts padding as positions, and unused rows as ids
         assert theirs.shape == logits.shape
@@ -276,8 +258,7 @@ def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
         targets[:, 2] = -100  # the label at position 3
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten())
         assert answer['loss'] == pytest.approx(loss.item(), abs=1e-4)
-        padded = torch.tensor(answer['padded'])
-        assert torch.allclose(padded, logits[:, -1], rtol=0, atol=1e-4)
+        assert_close(torch.tensor(answer['padded']), logits[:, -1], **NEAR)
         assert answer['written'] == 3 * [model.generate(idx, 4, temperature=0.0).tolist()]
     again, found = from_pretrained(tmp_path / 'again')
     assert found == tokenizer
