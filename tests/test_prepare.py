@@ -75,9 +75,6 @@ def jsonl(texts: list, **fields) -> bytes:
     return ''.join(json.dumps({'text': text, **fields}) + '\n\n' for text in texts).encode()
 
 
-# -----------------------------------------------------------------------------
-# Formats.
-
 ROWS = [None, *TEXTS, '', None]
 JSON = json.dumps([{'text': text} for text in ROWS]).encode()
 PARQUET = pandas.DataFrame({'other': 0.5, 'text': ROWS}).to_parquet()
@@ -145,10 +142,6 @@ def test_archives_of_openwebtext_are_read_as_published():
     assert train == [text for text in expected if text not in val]
 
 
-# -----------------------------------------------------------------------------
-# What is held out.
-
-
 def test_seed_alone_chooses_the_one_percent_that_is_held_out():
     """The rest keeps its order, and no document is lost."""
     texts = [f'{i} ' + 'word ' * (i % 60) for i in range(2000)]
@@ -196,9 +189,6 @@ def test_a_lone_text_is_cut_where_it_hurts_least(unit, end, count):
     assert sum(len(piece) for piece in pieces) == len(text)
     assert all(piece in text for piece in pieces)
 
-
-# -----------------------------------------------------------------------------
-# Vocabularies.
 
 SENTENCES = ['An unhappy nurse.', "I'd  go, she'll stay.", *(text[:40] for text in TEXTS)]
 VOCAB_BPE = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe'
@@ -270,10 +260,6 @@ def test_like_takes_the_tokenizer_of_a_model(tokenizer):
     assert sorted(''.join(texts)) == sorted(BOOK)
 
 
-# -----------------------------------------------------------------------------
-# A folder that is there.
-
-
 def contents(folder: str) -> dict[str, bytes]:
     """What each file of a folder holds."""
     return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
@@ -320,10 +306,6 @@ def test_overwrite_goes_where_links_lead():
     assert Path('data/a/val.bin').is_symlink()
     assert sorted(os.listdir('disk')) == ['old', 'val_elsewhere']
     assert sorted(os.listdir('disk/old')) == ['meta.json', 'mine', 'train.bin', 'val.bin']
-
-
-# -----------------------------------------------------------------------------
-# Kills, two at once.
 
 
 def start(*argv: str) -> subprocess.Popen:
