@@ -8,7 +8,6 @@ import pytest
 import torch
 from helpers import TRANSFORMERS, error_of
 from safetensors.torch import load_file
-from torch import Tensor
 
 from rucksack import prepare, sample
 from rucksack.data import read_bin, read_meta
@@ -89,16 +88,13 @@ def test_ids_that_do_not_rise_with_merges_are_refused():
         read_tokenizer(Path())
 
 
-def set_cut(tokenizer: dict, **changes) -> None:
-    """Change how a tokenizer cuts a text."""
-    tokenizer['pre_tokenizer']['pretokenizers'][-1] |= changes
-
-
 CHANGES = {
     'endoftext': lambda t: t['added_tokens'].clear(),
     'lacks': lambda t: t['model']['vocab'].pop('#'),
-    'add_prefix_space': lambda t: set_cut(t, add_prefix_space=True),
-    'use_regex': lambda t: set_cut(t, use_regex=False),
+    'add_prefix_space': lambda t: t['pre_tokenizer']['pretokenizers'][-1].update(
+        add_prefix_space=True),
+    'use_regex': lambda t: t['pre_tokenizer']['pretokenizers'][-1].update(use_regex=False),
+    'ByteLevel': lambda t: t['model'].update(ignore_merges=True),  # words, cut as a BPE's are
     'Digits': lambda t: t['pre_tokenizer']['pretokenizers'].insert(
         0, {'type': 'Digits', 'individual_digits': True}),
     'normalizer': lambda t: t.update(normalizer={'type': 'NFC'}),
@@ -187,11 +183,6 @@ def as_nanogpt(model: GPT, bias: bool) -> dict:
     return {'model': state, 'model_args': args, 'iter_num': 5, 'optimizer': {}, 'config': {}}
 
 
-def logits(model: GPT) -> Tensor:
-    """What a model says after some ids."""
-    return model.eval()(torch.arange(8)[None])
-
-
 @pytest.mark.parametrize('bias', [True, False])
 def test_a_checkpoint_of_nanogpt_is_a_transformer(bias, capsys):
     """50,304 rows are GPT-2's ids, padded; what is missing or assumed is said."""
@@ -199,7 +190,8 @@ def test_a_checkpoint_of_nanogpt_is_a_transformer(bias, capsys):
     torch.save(as_nanogpt(model, bias), 'ckpt.pt')
     capsys.readouterr()
     found, tokenizer = from_pretrained('ckpt.pt')
-    assert torch.equal(logits(found), logits(model))  # new biases are 0
+    idx = torch.arange(8)[None]
+    assert torch.equal(found(idx), model.eval()(idx))  # new biases are 0
     assert found.config.n_vocab == 50257
     assert tokenizer == GPT2
     said = capsys.readouterr().err
