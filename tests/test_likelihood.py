@@ -79,17 +79,12 @@ def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
     assert likelihood.perplexity(scores.logp, n) == pytest.approx(math.exp(-logp / n), rel=1e-5)
 
 
-def under(subject: Subject, words: list[int]) -> Subject:
-    """The subject without sense 1 of some words."""
-    return replace(subject, name='edited', edit=scale_senses(words, [1], 0.0))
-
-
 def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
     """Nats per token more than without it, by hand, and the tokens that it touched."""
     subject = toy_subject()
     ids = np.random.default_rng(2).integers(0, 9, 24 * 6 + 5)
     make_data(ids, ids, tokenizer=subject.tokenizer, vocab_size=subject.encoding.n_vocab)
-    edited = under(subject, [0, 4])  # padding is 0 too
+    edited = replace(subject, name='edited', edit=scale_senses([0, 4], [1], 0.0))  # 0 pads too
     added = 0.0
     for context, block in likelihood.windows(ids.tolist(), subject.eot, 24, look_back=False):
         idx = torch.tensor([[*context, *block[:-1]]])
