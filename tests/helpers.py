@@ -46,10 +46,6 @@ SMALL = [
     '--learning_rate=0.01', '--min_lr=0.01', '--optimizer=adamw']
 
 
-# -----------------------------------------------------------------------------
-# Scripts.
-
-
 def say(script, capsys, *argv: str) -> str:
     """What a script prints, on the CPU."""
     capsys.readouterr()
@@ -311,10 +307,6 @@ class World:
         ids = sorted(range(len(self.E)), key=lambda v: -max(p[v].item() for p in columns))
         return [[self.word(v), *(p[v].item() for p in columns)] for v in ids[:12]]
 
-
-# -----------------------------------------------------------------------------
-# Small benchmarks.
-
 PASSAGES = [{'text': 'He took the ball and threw the ball'}, {'text': ' A song\n'},
             {'text': 'It was sick'}]
 PAIRS = [
@@ -338,10 +330,6 @@ def write_benchmarks(folder: Path) -> Path:
     pages = '\n'.join(['\ufeff ', *(page['page'] for page in PAGES)])
     (folder / 'wiki.test.raw').write_bytes(pages.replace('\n', '\r\n').encode())
     return folder
-
-
-# -----------------------------------------------------------------------------
-# What pages show.
 
 
 def is_close(shown: str, printed: str) -> bool:
