@@ -308,18 +308,13 @@ def test_overwrite_goes_where_links_lead():
     assert sorted(os.listdir('disk/old')) == ['meta.json', 'mine', 'train.bin', 'val.bin']
 
 
-def start(*argv: str) -> subprocess.Popen:
-    """Run prepare.py in a process of its own."""
-    return subprocess.Popen([sys.executable, ROOT / 'prepare.py', *argv], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
 @pytest.fixture
 def halfway():
     """A prepare.py that makes data/own of 3,000 documents, stopped as it encodes them."""
     texts = [f'{i} {i * i} {i ** 3} ' * 500 for i in range(3000)]
     Path('a.jsonl').write_bytes(jsonl(texts))
-    process = start('own', *MERGES, '--text', 'a.jsonl')
+    argv = [sys.executable, ROOT / 'prepare.py', 'own', *MERGES, '--text', 'a.jsonl']
+    process = subprocess.Popen(argv, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while not list(Path().glob('data/own/train.bin.*.partial')):
         assert process.poll() is None
         time.sleep(0.01)
