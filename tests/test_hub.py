@@ -220,15 +220,12 @@ VOCABULARIES = {
             'special': {'<|endoftext|>': 0, '[PAD]': 265}}}
 
 
-def ask_transformers(folder: Path, again: Path, idx: Tensor) -> dict:
-    """What transformers, offline, computes from a folder, whose model it then saves in another."""
-    file = Path(f'{folder}.json')
-    file.write_text(json.dumps({'idx': idx.tolist(), 'texts': ASKED, 'unknown': UNKNOWN}))
-    env = os.environ | {'HF_HUB_OFFLINE': '1', 'HF_HOME': f'{folder}-hf'}
-    argv = [TRANSFORMERS, '-c', THERE, folder, again]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True)
+def run_there(home: Path, *argv: str) -> str:
+    """What a Python that has transformers prints, offline; home is its cache."""
+    env = os.environ | {'HF_HUB_OFFLINE': '1', 'HF_HOME': str(home)}
+    done = subprocess.run([TRANSFORMERS, '-c', *argv], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(file.read_text())
+    return done.stdout
 
 
 @torch.no_grad()
@@ -246,7 +243,10 @@ def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
     export(model, tokenizer, tmp_path / 'out')
     torch.manual_seed(0)
     idx = torch.randint(n_vocab, (2, 9))
-    answer = ask_transformers(tmp_path / 'out', tmp_path / 'again', idx)
+    file = tmp_path / 'out.json'
+    file.write_text(json.dumps({'idx': idx.tolist(), 'texts': ASKED, 'unknown': UNKNOWN}))
+    run_there(tmp_path / 'hf', THERE, tmp_path / 'out', tmp_path / 'again')
+    answer = json.loads(file.read_text())
     logits = model(idx)[..., :n_vocab]
     theirs = torch.tensor(answer['logits'])
     assert_close(theirs[..., :n_vocab], logits, **NEAR)
@@ -292,12 +292,8 @@ with torch.no_grad():
 @pytest.mark.skipif(not TRANSFORMERS, reason='no transformers')
 def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
     """Its numbers are README's; alpha and new rows are there too."""
-    offline = os.environ | {'HF_HUB_OFFLINE': '1', 'HF_HOME': str(tmp_path)}
-    done = subprocess.run([TRANSFORMERS, '-c', EDIT_THERE, ENGLISH], cwd=tmp_path, env=offline,
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
-    *edit, alpha, resized = done.stdout.splitlines()
+    *edit, alpha, resized = run_there(tmp_path, EDIT_THERE, ENGLISH).splitlines()
     assert '\n'.join(edit) in readme
     assert alpha == 'True True True'
     assert resized == '16642 16642 tensor(True)'
