@@ -13,13 +13,7 @@ from rucksack import prepare, sample
 from rucksack.data import read_bin, read_meta
 from rucksack.errors import UserError
 from rucksack.model import GPT, Config
-from rucksack.tokenizer import (
-    GPT2,
-    load_tokenizer,
-    read_tokenizer,
-    tokenizer_files,
-    vocab_size,
-)
+from rucksack.tokenizer import GPT2, load_tokenizer, read_tokenizer, tokenizer_files, vocab_size
 from rucksack.weights import export, from_pretrained, make_model
 
 MERGES = ['\u0120 t', 'h e', '\u0120t he']
