@@ -132,17 +132,6 @@ def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
         assert_close((alpha * scores)[i].sum(), (weights * its_scores).sum())
 
 
-def edits_without_change(model: Backpack) -> dict[str, Edit]:
-    """Edits that ask for no change, by what they say."""
-    scores = scores_of_bags(model, [[3]])[0]
-    return {
-        'factor 1': scale_senses(None, [0, 1], 1.0),
-        'strength 0': topic(model, scores, STRENGTHS[0]),
-        'no edit': compose([]),
-        'a word by itself': replace_word(model, list(range(V)), 5, 5),
-        'no word': scale_senses([], [0], 0.0)}
-
-
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
 def test_edits_that_ask_for_no_change_are_bit_identical(model, dtype):
     """They change no bit of the logits, and none of a text that is drawn."""
@@ -150,7 +139,13 @@ def test_edits_that_ask_for_no_change_are_bit_identical(model, dtype):
     logits = model(IDX)
     torch.manual_seed(0)
     made = model.generate(IDX, 20)
-    for name, edit in edits_without_change(model).items():
+    edits = {
+        'factor 1': scale_senses(None, [0, 1], 1.0),
+        'strength 0': topic(model, scores_of_bags(model, [[3]])[0], STRENGTHS[0]),
+        'no edit': compose([]),
+        'a word by itself': replace_word(model, list(range(V)), 5, 5),
+        'no word': scale_senses([], [0], 0.0)}
+    for name, edit in edits.items():
         assert torch.equal(model(IDX, C=senses_after(model, IDX, edit)), logits), name
         torch.manual_seed(0)
         assert torch.equal(model.generate(IDX, 20, edit=edit), made), name
