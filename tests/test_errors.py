@@ -41,6 +41,7 @@ ROWS = [
     ('sample', '--from english_gpt --show nurse', 'english_gpt', 'out'),
     ('sample', '--temperature -1', "'-1'", 'out'),
     ('sample', "--probs ''", "''", 'out'),
+    ('sample', "--words ''", "''", 'out'),
     ('sample', '--csv x.csv', '--csv', 'out'),
     ('sample', '--words a,b --find she+he', '--words', 'out'),
     ('sample', '--start {} --words a,b --html x.html', '--html', 'out'),
