@@ -186,8 +186,7 @@ def test_a_lone_text_is_cut_where_it_hurts_least(unit, end, count):
     assert len(val) == 10
     assert max(len(piece) for piece in pieces) <= 20_002
     assert sum(piece.endswith(end) for piece in pieces) >= len(pieces) - 1
-    assert sum(len(piece) for piece in pieces) == len(text)
-    assert all(piece in text for piece in pieces)
+    assert sorted(''.join(pieces)) == sorted(text)
 
 
 SENTENCES = ['An unhappy nurse.', "I'd  go, she'll stay.", *(text[:40] for text in TEXTS)]
