@@ -36,7 +36,6 @@ ROWS = [
     ('sample', '--edit Wii:HP->Xerox', "'Xerox'", 'out'),
     ('sample', '--edit zebra:1', "'zebra'", 'out'),
     ('sample', '--edit @none.txt', '@none.txt', 'out'),
-    ('sample', '--edit "topic music=4"', 'topic music=4', 'out'),
     ('sample', '--from out/tou', 'out/tou', 'out'),
     ('sample', '--from english_gpt --show nurse', 'english_gpt', 'out'),
     ('sample', '--temperature -1', "'-1'", 'out'),
