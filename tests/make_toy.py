@@ -4,7 +4,6 @@ It trains config/train_toy.py for 400 steps, so that it has learned a little, an
 in bfloat16, with what else a checkpoint says of a model, to tests/fixtures/toy.pt.
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -15,16 +14,11 @@ FIXTURE = ROOT / 'tests' / 'fixtures' / 'toy.pt'
 KEPT = ('model_config', 'tokenizer', 'settings', 'step')
 
 
-def make_toy(file: Path, steps: int = 400) -> None:
-    """Train a toy model and write its weights to a file."""
+if __name__ == '__main__':
     with tempfile.TemporaryDirectory() as folder:
-        run = train_toy(Path(folder), steps) / 'out' / 'toy'
+        run = train_toy(Path(folder), 400) / 'out' / 'toy'
         state = torch.load(run / 'ckpt.pt', weights_only=True)
         val_loss = float(log(run)[-1]['val_loss'])
     weights = {name: weight.bfloat16() for name, weight in state['model'].items()}
     kept = {name: state[name] for name in KEPT}
-    torch.save(kept | {'model': weights, 'val_loss': val_loss}, file)
-
-
-if __name__ == '__main__':
-    make_toy(Path(sys.argv[1]) if len(sys.argv) > 1 else FIXTURE)
+    torch.save(kept | {'model': weights, 'val_loss': val_loss}, FIXTURE)

@@ -1,12 +1,12 @@
 """Claims about README.md and docs/: code runs, commands print what is shown."""
 
-import csv
 import json
 import lzma
 import re
 import shlex
 import socket
 
+import pandas
 import pytest
 import tiktoken
 import torch
@@ -14,7 +14,6 @@ from helpers import ROOT, SHARED, not_printed, offline
 
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
-from rucksack.tokenizer import ENGLISH
 from rucksack.weights import from_pretrained
 
 TEXT = (ROOT / 'docs' / 'python.md').read_text(encoding='utf-8')
@@ -24,8 +23,6 @@ TRAIN = 'Train on your own text'
 LSTM = 'Another contextualizer'
 DRAW = 'Draw losses'
 ALONE = [title for title in RECIPES if title not in (RENUMBER, DRAW, TRAIN, LSTM)]
-
-pytestmark = pytest.mark.skipif(not ENGLISH.is_dir(), reason='no Backpack in pretrained/')
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +87,6 @@ def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):
     assert torch.equal(variables['again'](idx), variables['model'](idx))
 
 
-# -----------------------------------------------------------------------------
-# README.md, and links.
-
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
@@ -123,11 +117,10 @@ def test_the_python_of_readme_prints_what_it_shows(capsys):
     assert not_printed(shown.splitlines(), capsys.readouterr().out) == []
 
 
-with open(ROOT / 'docs' / 'results.csv', newline='') as file:
-    RESULTS = list(csv.DictReader(file))
+RESULTS = pandas.read_csv(ROOT / 'docs' / 'results.csv', dtype=str, keep_default_na=False)
 
 
-@pytest.mark.parametrize('result', RESULTS, ids=lambda result: result['measure'])
+@pytest.mark.parametrize('result', RESULTS.to_dict('records'), ids=lambda row: row['measure'])
 def test_results_of_readme_are_those_of_results_csv(result):
     """Its table has each number of a row, rounded as it stands there."""
     row, = [line for line in README.splitlines() if line.startswith(f'| {result["measure"]} |')]
@@ -146,9 +139,6 @@ def test_readme_shows_what_is_printed(flags, capsys):
     sample.main(['--from', 'english', *flags.split()])
     assert not_printed(shown, capsys.readouterr().out) == []
 
-
-# -----------------------------------------------------------------------------
-# A day's work, in docs/senses.md.
 
 SCRIPTS = {'prepare.py': prepare, 'train.py': train, 'sample.py': sample, 'eval.py': evaluation}
 ARTICLES = SHARED / 'text' / 'enwiki2018.jsonl.xz'

@@ -1,6 +1,5 @@
 """Claims about eval.py: each command end to end, on random models."""
 
-import csv
 import itertools
 import os
 import shutil
@@ -8,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import helpers
+import pandas
 import pytest
 import torch
 from helpers import WORDS, error_of, make_data, save, toy_subject, write_benchmarks
@@ -27,10 +27,7 @@ IN_ALL = [name for name, kind in tables.TABLES.items() if kind.in_all]
 
 @pytest.fixture(autouse=True)
 def runs(folder, monkeypatch):
-    """The working directory of the test, with a Backpack, its Transformer, a Backpack, and data.
-
-    Measuring is made fast: two nouns, and times that nobody took.
-    """
+    """A working directory with models, data, benchmarks, two nouns, and times nobody took."""
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table'])
     monkeypatch.setattr(timing, 'alternate', lambda *args: [2000.0, 1000.0])
     for name, n_sense in (('run', 4), ('run_gpt', 0), ('run_2', 2)):
@@ -44,8 +41,7 @@ def runs(folder, monkeypatch):
 def rows_of(capsys, *argv: str) -> list[dict]:
     """The rows of a command's tables, as --csv writes them."""
     say(capsys, *argv, '--csv=x.csv')
-    with open('x.csv', newline='') as file:
-        return list(csv.DictReader(file))
+    return pandas.read_csv('x.csv', dtype=str, keep_default_na=False).to_dict('records')
 
 
 def test_all_writes_every_table_to_csv(capsys):

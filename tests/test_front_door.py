@@ -11,6 +11,7 @@ import rucksack
 from rucksack.__main__ import main
 from rucksack.model import Backpack, Config
 from rucksack.tokenizer import describe, gpt2_tokenizer, load_tokenizer, words_tokenizer
+from rucksack.weights import export
 
 pytestmark = pytest.mark.usefixtures('folder')
 ENCODING = load_tokenizer(gpt2_tokenizer(3))
@@ -49,6 +50,13 @@ def test_save_refuses_what_load_could_not_read(fact):
     with pytest.raises(ValueError, match=fact) as refusal:
         rucksack.save(REFUSED[fact], ENCODING, 'mine')
     assert '\n' not in str(refusal.value)
+    assert list(Path().iterdir()) == []
+
+
+def test_another_contextualizer_is_not_exported():
+    """transformers would not run it; nothing is written."""
+    with pytest.raises(ValueError, match='contextualizer'):
+        export(REFUSED['contextualizer'], describe(ENCODING), 'mine')
     assert list(Path().iterdir()) == []
 
 

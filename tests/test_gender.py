@@ -26,15 +26,11 @@ def log_probs(subject: Subject, text: str, edit: Edit | None = None) -> Tensor:
     return subject.model(idx, C=C)[0, -1].log_softmax(-1)
 
 
-def test_bias_ratio_of_a_made_distribution():
-    """p(she), p(he) of (0.6, 0.2) and (0.1, 0.5) give the ratios 3 and 5, mean 4."""
-    log_p = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log()
+def test_the_bias_of_made_distributions_and_its_reduction():
+    """Odds of 3 and 1/5 are a bias of 4 on average; what is reduced is the excess over 1."""
+    log_p = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log()  # of she, he and they
     logits = log_p + torch.tensor([[3.0], [-2.0]])
     assert gender.bias_ratio(logits).item() == pytest.approx(4)
-
-
-def test_a_reduction_is_of_the_excess_over_1():
-    """From 3 to 2 half of the bias is gone, from 3 to 1 all of it."""
     ratios = torch.tensor([3.0, 2.0, 1.0])
     assert gender.reductions(ratios)[1:].tolist() == pytest.approx([50, 100])
 
@@ -114,16 +110,12 @@ def bias_left(subject: Subject, nouns: list[str]) -> list[float]:
     """The bias that is left without each sense of the nouns, summed over Table 15's prompts."""
     she, he, _ = gender.pronouns(subject)
     left = [0.0] * subject.model.config.n_sense
-    for noun, prompt in itertools.product(nouns, gender.ESTIMATION_PROMPTS):
-        before, _ = prompt.split(' {}')
-        start = len(subject.encode(before))
-        end = start + len(subject.encode(f' {noun}'))
-        idx = torch.tensor([subject.encode(prompt.format(noun))])
-        for l in range(len(left)):
-            C = subject.model.senses(idx).detach()
-            C[:, start:end, l] = 0.0
-            logits = subject.model(idx, C=C)[0, -1]
-            left[l] += (logits[she] - logits[he]).abs().exp().item()
+    for noun, l in itertools.product(nouns, range(len(left))):
+        prompts = gender.prompts_on(subject, noun, gender.ESTIMATION_PROMPTS)
+        C = subject.model.senses(prompts.idx).detach()
+        C[:, :, l][prompts.is_noun] = 0.0
+        logits = subject.model(prompts.idx, C=C)[range(len(C)), prompts.last]
+        left[l] += (logits[:, she] - logits[:, he]).abs().exp().sum().item()
     return left
 
 

@@ -41,10 +41,7 @@ def by_hand(subject: Subject, context: list[int], continuation: list[int]) -> tu
 
 @pytest.mark.parametrize('tokens_at_once', [1 << 14, 60])
 def test_scores_are_those_of_one_token_at_a_time(tokens_at_once, monkeypatch):
-    """Continuations of any length score in padded batches as they do token by token.
-
-    The rows of padding in the embeddings take part in no probability.
-    """
+    """Continuations of any length score in padded batches as token by token, rows padded too."""
     monkeypatch.setattr(likelihood, 'TOKENS_AT_ONCE', tokens_at_once)
     subject = toy_subject(padding=90)
     n_vocab = subject.encoding.n_vocab
@@ -67,10 +64,7 @@ def test_scores_are_those_of_one_token_at_a_time(tokens_at_once, monkeypatch):
 @pytest.mark.parametrize('look_back', [False, True])
 @pytest.mark.parametrize('n', [1, 24, 25, 53])
 def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
-    """Every token is scored once, in blocks that otherwise have only the token before as context.
-
-    The perplexity of a text is exp of the mean of its tokens' losses.
-    """
+    """Every token is scored once, otherwise in blocks with only the token before as context."""
     subject = toy_subject(block_size=24)
     ids = np.random.default_rng(1).integers(0, 256, n).tolist()
     text = [subject.eot, *ids]
@@ -85,17 +79,12 @@ def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
     assert likelihood.perplexity(scores.logp, n) == pytest.approx(math.exp(-logp / n), rel=1e-5)
 
 
-def under(subject: Subject, words: list[int]) -> Subject:
-    """The subject without sense 1 of some words."""
-    return replace(subject, name='edited', edit=scale_senses(words, [1], 0.0))
-
-
 def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
     """Nats per token more than without it, by hand, and the tokens that it touched."""
     subject = toy_subject()
     ids = np.random.default_rng(2).integers(0, 9, 24 * 6 + 5)
     make_data(ids, ids, tokenizer=subject.tokenizer, vocab_size=subject.encoding.n_vocab)
-    edited = under(subject, [0, 4])  # padding is 0 too
+    edited = replace(subject, name='edited', edit=scale_senses([0, 4], [1], 0.0))  # 0 pads too
     added = 0.0
     for context, block in likelihood.windows(ids.tolist(), subject.eot, 24, look_back=False):
         idx = torch.tensor([[*context, *block[:-1]]])
@@ -142,10 +131,7 @@ def test_lambada_by_hand(tmp_path):
 
 @pytest.mark.parametrize('packed', [False, True])
 def test_blimp_by_hand(packed, tmp_path):
-    """A pair is right where the good sentence is likelier, and means are over paradigms.
-
-    Pairs come from files in a folder or in an archive.
-    """
+    """A pair is right where the good sentence is likelier; means are over paradigms."""
     subject = toy_subject(seed=1)
     data = write_benchmarks(tmp_path / 'bench')
     if packed:

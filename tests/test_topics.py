@@ -18,13 +18,6 @@ from rucksack.words import bag_ids, scores_of_bags
 MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
 
 
-def transformer(n_layer: int) -> Subject:
-    """A random Transformer with two heads of size 8."""
-    subject = toy_subject(k=0, n_layer=n_layer)
-    subject.model.requires_grad_(False)
-    return subject
-
-
 def log_probability(subject: Subject, ids: list[int]) -> float:
     """That of the tokens of a text after its first."""
     logits = subject.model(torch.tensor([ids]))[0]  # (T, V)
@@ -58,7 +51,7 @@ def test_a_row_has_the_share_and_the_perplexity_of_its_texts(monkeypatch):
 
 def test_a_transformer_that_reads_token_by_token_is_the_same():
     """Logits from kept keys and values equal those of a pass over the whole text, to 1e-5."""
-    s = transformer(n_layer=3)
+    s = toy_subject(k=0, n_layer=3)
     idx = torch.randint(s.encoding.n_vocab, (2, 9), generator=torch.Generator().manual_seed(0))
     past = torch.zeros(3, 2, 0, 48)
     whole = s.model(idx)
@@ -69,7 +62,7 @@ def test_a_transformer_that_reads_token_by_token_is_the_same():
 
 def test_pplm_without_a_step_is_plain_sampling():
     """Step 0 draws what generate draws, and a step something else."""
-    s = transformer(n_layer=2)
+    s = toy_subject(k=0, n_layer=2)
     start = torch.full((5, 1), s.eot)
     steered = partial(topics.pplm, s.model, start, s.encode(' music guitar'), length=12)
     torch.manual_seed(3)
@@ -82,7 +75,7 @@ def test_pplm_without_a_step_is_plain_sampling():
 
 def test_steering_raises_the_bag_in_every_text():
     """Step 0 leaves its probability as it is, and a larger step raises it more."""
-    s = transformer(n_layer=2)
+    s = toy_subject(k=0, n_layer=2)
     model = s.model.double()
     torch.manual_seed(3)
     token = torch.randint(s.encoding.n_vocab, (5,))
