@@ -92,20 +92,6 @@ def test_the_cache_changes_no_text(n_sense, name, n_prompt, temperature, batch):
     assert len(plain.unique()) > 3
 
 
-def test_the_cache_stops_where_plain_generation_stops():
-    """Once the last of three texts has drawn the id stop."""
-    model = lively()
-    whole = model.generate(text(4, 3), 200, temperature=2.0)
-    stop = next(v for v in range(40) if (whole[:, 4:] == v).any(1).all())
-    lengths = []
-    for generate in (model.generate, Cached(model).generate):
-        torch.manual_seed(3)
-        lengths.append(generate(text(4, 3), 400, temperature=2.0, stop=stop).shape[1])
-    plain, cached = lengths
-    assert cached == plain
-    assert plain < 404
-
-
 def test_a_cache_forgets_texts_that_do_not_go_on():
     """One object continues a text, then another, more texts, its own text, and an edited one."""
     model = lively()

@@ -434,7 +434,7 @@ def wandb(monkeypatch):
     def init(**asked):
         rows = []
         run = SimpleNamespace(**asked, rows=rows, log=lambda row, step: rows.append((step, row)))
-        run.id = asked['id'] or 'r1'
+        run.id = asked['id'] or f'r{len(runs)}'
         runs.append(run)
         return run
 
@@ -447,7 +447,7 @@ def test_wandb_log_gets_what_is_logged(wandb, tiny):
     train.main([*RUN, '--max_iters=2', '--wandb_log'])
     train.main([*RESUME, '--max_iters=4', '--wandb_log=False'])
     train.main([*RESUME, '--max_iters=6', '--wandb_log'])
-    assert [run.id for run in wandb.runs] == ['r1', 'r1']
+    assert [run.id for run in wandb.runs] == ['r0', 'r0']
     assert wandb.runs[1].config == checkpoint()['settings']
     rows = wandb.runs[0].rows + wandb.runs[1].rows
     logged = [row for row in log() if row['step'] not in ('3', '4')]
