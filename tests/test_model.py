@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from rucksack.fast import Cached
-from rucksack.model import Backpack, Config, draw, weighted_sum
+from rucksack.model import GPT, Backpack, Config, draw, weighted_sum
 from rucksack.paper.timing import SIZES
 from rucksack.senses import scale_senses, senses_after
 from rucksack.weights import count_parameters, make_model
@@ -253,6 +253,11 @@ def test_ids_are_drawn_by_softmax_of_the_top_k(top_k, kept):
     assert_close(shares, odds / odds.sum(), rtol=0, atol=0.01)
     assert (shares[odds == 0] == 0).all()
     assert draw(logits, 0, top_k).item() == 1
+
+
+def test_a_gpt_has_no_senses_whatever_its_config_says():
+    """A Config has 16 unless told otherwise."""
+    assert GPT(Config(n_layer=1, n_embd=24, n_head=2, n_sense=3)).config.n_sense == 0
 
 
 @pytest.mark.parametrize('generator', [lively(), Cached(lively())], ids=['plain', 'cached'])
