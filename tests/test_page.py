@@ -245,12 +245,13 @@ def test_a_larger_model_is_rounded(tab, english_page):
     load(tab, english_page)
     assert 'in 8 bits' in tab.text_content('#model')
     assert english_page.stat().st_size < 2 * count_parameters(World('english').model)['total']
-    world = World('english', 'The MacBook was made by')
+    prompt = 'The MacBook, not the FaceBook, was made by'
+    world = World('english', prompt)
     model = rounded(world.model)
     lines = ['MacBook: Apple -> HP', 'MacBook:3']
     C = edit_of(lines, world)(world.idx, model.senses(world.idx))
     probs = model(world.idx, C=C)[0, -1, :len(world.E)].softmax(-1)
-    found = predict(tab, 'The MacBook was made by', lines)
+    found = predict(tab, prompt, lines)
     assert [p for _, p in found] == pytest.approx(probs.topk(10).values.tolist(), abs=2e-3)
 
 
@@ -466,31 +467,22 @@ def test_it_writes_before_and_after_edits(tab, toy_page):
     assert now == PROMPT + write(tab, string=PROMPT, n=40, lines=['nurse:0'])
 
 
-# -----------------------------------------------------------------------------
-# Text stays text.
-
 N_SCRIPTS = 3  # that are in the page when it has started
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('text', NASTY, ids=ascii)
 def test_any_text_can_be_typed(text, shared_tab, world):
-    """Tokens and ten words follow markup, blanks, other scripts and nothing; no script gets in."""
+    """Its last tokens and ten words follow; how many are left out is said; no script gets in."""
     type_text(shared_tab, text)
     ids = encode(world.encoding, shared_tab.input_value('#text')) or [world.encoding.eot_token]
     n_read = min(len(ids), world.model.config.block_size)
     assert shared_tab.locator('#tokens button').count() == n_read
+    cut = f'The first {len(ids) - n_read} tokens are left out'
+    is_cut = cut in shared_tab.text_content('#legend')
+    assert is_cut == (n_read < len(ids))
     assert shared_tab.locator('#next tbody tr').count() == 10
     assert shared_tab.locator('script').count() == N_SCRIPTS
-
-
-@pytest.mark.slow
-def test_a_long_text_loses_its_beginning(shared_tab, world):
-    """The page reads the last block_size tokens, and says how many it leaves out."""
-    text = 'nurse said ' * 500
-    type_text(shared_tab, text)
-    n_dropped = len(world.encoding.encode(text)) - world.model.config.block_size
-    assert f' {n_dropped} ' in shared_tab.text_content('#legend')
 
 
 @pytest.mark.slow
@@ -514,12 +506,6 @@ def test_markup_in_a_command_stays_text(out, capsys, tab):
 # SCREENSHOTS=tests python -m pytest -m "" tests/test_page.py -k page
 SIZES = {'page': (1280, 790), 'phone': (390, 844), 'landscape': (844, 390), 'narrow': (320, 640)}
 
-HAS_NO_NAME = '''
-    elements => elements.filter(element => {
-        const isLabelled = element.labels && element.labels.length > 0;
-        return !element.ariaLabel && !isLabelled && element.textContent.trim() === "";
-    }).map(element => element.outerHTML)'''
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize('size', SIZES)
@@ -537,8 +523,9 @@ def test_nothing_sticks_out(size, chromium, english_page):
 @pytest.mark.slow
 def test_every_control_has_a_name(shared_tab):
     """Buttons and fields have a label or a text, for people who do not see the page."""
-    controls = shared_tab.locator('button, input, select, textarea')
-    assert controls.evaluate_all(HAS_NO_NAME) == []
+    name = 'x => x.ariaLabel ?? [x, ...x.labels].map(one => one.textContent).join("").trim()'
+    for control in shared_tab.locator('button, input, select, textarea').all():
+        assert control.evaluate(name)
 
 
 # -----------------------------------------------------------------------------
