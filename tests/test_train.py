@@ -2,7 +2,6 @@
 
 import math
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,28 +9,32 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import RUN, SMALL, assert_same_run, checkpoint, error_of, log, make_data, ranks, same
+from helpers import (
+    RUN,
+    SMALL,
+    assert_same_run,
+    checkpoint,
+    error_of,
+    lively,
+    log,
+    make_data,
+    ranks,
+    same,
+)
 from torch import Tensor
 from torch.testing import assert_close
 
 from rucksack import train
 from rucksack.data import TokenDataset, read_meta, texts_of_step
 from rucksack.fast import DistinctIds, distinct_ids
-from rucksack.model import GPT, Backpack, Config
+from rucksack.model import GPT, Config
 from rucksack.train import Settings, share_of_peak
 from rucksack.training.machine import Machine
 from rucksack.training.start import start_from
-from rucksack.weights import export, from_pretrained, make_model
+from rucksack.weights import export, from_pretrained
 
 RESUME = [*SMALL, '--init_from=resume']
 ALONE = Machine('cpu', 'float32', 0, 1)
-
-
-def a_model(**changes) -> Backpack:
-    """A small model in float64."""
-    torch.manual_seed(0)
-    shape = dict(block_size=8, vocab_size=40, n_layer=2, n_head=2, n_embd=16, n_sense=4) | changes
-    return make_model(Config(**shape)).double()
 
 
 def dataset(name: str) -> TokenDataset:
@@ -53,10 +56,10 @@ def evaluations(folder: str = 'out/run') -> list[dict]:
 def test_gradient_accumulation_steps_keep_the_gradients(batch_size, n, tiny):
     """One batch of 8, and four of 2, have the gradients of model(idx, targets) on all 8 texts."""
     data = dataset('train')
-    plain = a_model()
+    plain = lively(block_size=8)
     loss = plain(*data(texts_of_step(Settings.seed, 3, 8, 99)))
     loss.backward()
-    model = DistinctIds(a_model())
+    model = DistinctIds(lively(block_size=8))
     s = Settings(batch_size=batch_size, gradient_accumulation_steps=n)
     own = [train.forward_backward(model, data, 3, s, ALONE)]
     own += [p.grad for p in model.parameters()]
@@ -67,7 +70,7 @@ def test_gradient_accumulation_steps_keep_the_gradients(batch_size, n, tiny):
 @pytest.mark.parametrize('eval_iters, chosen', [(100, range(24)), (1, [0, 3, 6, 10, 13, 17, 20])])
 def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
     """Over all, or over some spread evenly over the bin, without dropout, each text by itself."""
-    model = DistinctIds(a_model(dropout=0.5))
+    model = DistinctIds(lively(block_size=8, dropout=0.5))
     data = dataset('val')
     s = Settings(batch_size=7, eval_iters=eval_iters)
     ALONE.note_signals()
@@ -85,10 +88,7 @@ def test_the_rate_decays_to_min_lr_at_max_iters(step, share):
 
 
 def test_muon_lr_and_loaded_lr_set_the_rates_of_a_step(tiny):
-    """Muon's peak is muon_lr; loaded parameters have loaded_lr times their optimizer's rate.
-
-    min_lr is AdamW's last rate; Muon's is the same share of muon_lr. The log has both.
-    """
+    """Muon decays from muon_lr by AdamW's shares; loaded parameters have loaded_lr times a rate."""
     train_a_run('gpt')
     train.main([*WARM, '--max_iters=20', '--optimizer=muon', '--muon_lr=0.03', '--loaded_lr=0.1',
                 '--min_lr=0.001'])
@@ -139,7 +139,7 @@ def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
         graphs.append(graph)
         return graph.forward
 
-    model = a_model(vocab_size=400, block_size=40, n_sense=n_sense)
+    model = lively(vocab_size=400, block_size=40, n_sense=n_sense)
     torch._dynamo.reset()
     compiled = torch.compile(DistinctIds(model), fullgraph=True, backend=backend)
     for n_ids in (1, 2, 20, 100, 300):
@@ -349,9 +349,6 @@ def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
     assert log()[2]['muon_lr'] == ''
 
 
-# -----------------------------------------------------------------------------
-# Weights that stay.
-
 def test_keep_every_keeps_weights_and_changes_no_run(tiny):
     """The same bits with and without them; a resumed run may keep others."""
     train.main([*SMALL, '--max_iters=7', '--out_dir=out/whole'])
@@ -465,9 +462,6 @@ def test_a_wandb_that_fails_is_one_line(wandb, tiny, capsys):
     assert not Path('out').exists()
 
 
-# -----------------------------------------------------------------------------
-# Odd machines.
-
 
 def test_without_a_compiler_that_works_a_run_says_so(tiny, capsys, monkeypatch):
     """It goes on without torch.compile."""
@@ -475,12 +469,3 @@ def test_without_a_compiler_that_works_a_run_says_so(tiny, capsys, monkeypatch):
     train.main([*SMALL, '--compile=True', '--max_iters=1'])
     assert 'without torch.compile' in capsys.readouterr().out
     assert checkpoint()['step'] == 1
-
-
-def test_a_run_in_a_thread_is_as_any_other(tiny):
-    """Python lets only the main thread handle signals."""
-    train.main([*RUN, '--out_dir=out/whole'])
-    thread = threading.Thread(target=train.main, args=[RUN])
-    thread.start()
-    thread.join()
-    assert_same_run('out/whole', 'out/run')
