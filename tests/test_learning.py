@@ -1,6 +1,7 @@
 """Claims about edits that are learned from examples."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pandas
@@ -15,10 +16,9 @@ from rucksack import eval as evaluation
 from rucksack.edits import make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import Example, as_line, parse_line, parse_row, read_examples
-from rucksack.fast import Cached
 from rucksack.learning import Shift, learn, load_shift, positions_of, save_shift, trace
 from rucksack.paper.canonical import measures, successes
-from rucksack.senses import add_to_senses, compose, next_word_probs, pad, scale_senses, senses_after
+from rucksack.senses import compose, next_word_probs, pad, scale_senses, senses_after
 from rucksack.tokenizer import load_tokenizer
 from rucksack.words import word_id
 
@@ -75,17 +75,13 @@ def test_a_learned_edit_times_0_changes_no_bit(subject, shift):
     assert torch.equal(subject.model(idx, C=C), subject.model(idx))
 
 
-def test_learned_edits_agree_in_batches_and_in_generation(subject, shift):
-    """Texts alone, padded in a batch, and continued with and without a cache."""
+def test_a_learned_edit_is_the_same_in_a_batch(subject, shift):
+    """Texts alone, and padded to one length."""
     texts = [ids_of(subject, text) for text in (' the nurse said that', ' the nurse')]
     learned = shift.edit()
     idx, last = pad(texts)
     alone = [next_word_probs(subject.model, torch.tensor([ids]), learned)[0] for ids in texts]
-    together = next_word_probs(subject.model, idx, learned, last)
-    assert_close(together, torch.stack(alone))
-    prompt = torch.tensor(texts[:1])
-    plain = subject.model.generate(prompt, 8, 0, edit=learned)
-    assert torch.equal(Cached(subject.model).generate(prompt, 8, 0, edit=learned), plain)
+    assert_close(next_word_probs(subject.model, idx, learned, last), torch.stack(alone))
 
 
 @pytest.mark.parametrize('lines', [['@a.safetensors', 'nurse:0'], ['nurse:0', '@a.safetensors=2']])
@@ -138,15 +134,6 @@ def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
     assert named == [f'Fulfilled before the edit: {wishes[0]}']
 
 
-def test_only_senses_of_the_words_of_examples_move(lesson):
-    """The ids of a learned edit are among those of the prompts."""
-    model, encoding = rucksack.load(str(TOY))
-    shift = load_shift(lesson / 'makers.safetensors', model, encoding)
-    prompts = [line.split(' ->')[0] for line in MAKERS.splitlines()[1:]]
-    known = {v for prompt in prompts for v in encoding.encode_ordinary(prompt)}
-    assert set(shift.ids.tolist()) <= known
-
-
 def test_edit_prints_what_the_edited_model_predicts(lesson):
     """The probabilities before and after, in the CSV file."""
     model, encoding = rucksack.load(str(TOY))
@@ -160,22 +147,20 @@ def test_edit_prints_what_the_edited_model_predicts(lesson):
 
 
 def test_senses_are_chosen_by_their_gradient_less_their_weight_elsewhere(subject):
-    """By the definition: every sense of the prompt is moved in a forward pass of its own."""
+    """By the definition, from the gradient of a forward pass with respect to C."""
     model = subject.model
     prompt, target = ids_of(subject, ' the nurse said that'), ids_of(subject, ' music')
     other = ids_of(subject, ' the song was the music')
     idx = torch.tensor([prompt])
     alpha = model.alpha(torch.tensor([other[:-1]]))[0]  # (k, T, T)
+    C = model.senses(idx).requires_grad_()
+    logp = model(idx, C=C)[0, -1, :model.config.n_vocab].log_softmax(-1)
+    gradient, = torch.autograd.grad(-logp[target[0]], C)  # (1, T, k, d)
     scores = {}
-    for v in prompt:
-        is_word = torch.tensor(other[:-1]) == v
-        for l in range(model.config.n_sense):
-            vector = torch.zeros(1, model.config.n_embd, requires_grad=True)
-            C = add_to_senses(torch.tensor([v]), torch.tensor([l]), vector)(idx, model.senses(idx))
-            logits = model(idx, C=C)[0, -1, :model.config.n_vocab]
-            gradient, = torch.autograd.grad(-logits.log_softmax(-1)[target[0]], vector)
-            weight = alpha[l][:, is_word].sum(1).mean()
-            scores[v, l] = (gradient.norm() - 0.5 * weight).item()
+    for v, l in product(prompt, range(model.config.n_sense)):
+        moved = gradient[idx == v][:, l].sum(0).norm()
+        weight = alpha[l][:, torch.tensor(other[:-1]) == v].sum(1).mean()
+        scores[v, l] = (moved - 0.5 * weight).item()
     best = sorted(scores, key=scores.get)[-5:]
     example = Example('', prompt, target, [])
     with pytest.MonkeyPatch.context() as patch:
@@ -320,14 +305,17 @@ def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     assert parse_line(line) == (texts, wish)
 
 
-@pytest.mark.parametrize('row, wish, texts, expected', [
-    ('{"prefix": "a", "suffix": " b"}', None, ['a', ' b'], 'more'),
-    ('{"prefix": "a", "suffix": "b"}', 'less', ['a', 'b'], 'less'),
-    ('{"prefix": "a", "suffix1": "b", "suffix2": "c"}', None, ['a', 'b', 'c'], 'equal'),
-    ('{"prefix": "a", "suffix1": "b", "suffix2": "c"}', 'order', ['a', 'b', 'c'], 'order')])
-def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected):
-    """Its texts are taken as they are."""
+@pytest.mark.parametrize('row, wish, texts, expected, line', [
+    ('{"prefix": "a", "suffix": " b"}', None, ['a', ' b'], 'more', 'a -> b'),
+    ('{"prefix": "a", "suffix": "b"}', 'less', ['a', 'b'], 'less', 'a -/>b'),
+    ('{"prefix": "a", "suffix1": " b", "suffix2": " c"}', None, ['a', ' b', ' c'], 'equal',
+     'a -> b | c'),
+    ('{"prefix": "a", "suffix1": " b", "suffix2": " c"}', 'order', ['a', ' b', ' c'], 'order',
+     'a -> b > c')])
+def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line):
+    """Its texts are taken as they are, and shown as a line of a text file has them."""
     assert parse_row(row, wish) == (texts, expected)
+    assert as_line(texts, expected) == line
 
 
 @pytest.mark.parametrize('text, fact', [
@@ -350,21 +338,11 @@ def test_bad_examples_are_one_line(text, fact, subject, tmp_path):
         read_examples(path, subject.encoding, 24)
 
 
-@pytest.mark.parametrize('row', ['{"prefix": "a"}', '{"suffix": "a"}', '["a"]', 'a -> b',
-                                 '{"prefix": 1, "suffix": "b"}'])
-def test_bad_rows_are_one_line(row, subject, tmp_path):
+@pytest.mark.parametrize('row', ['{"prefix": "a"}', 'a -> b', '{"prefix": 1, "suffix": "b"}'])
+def test_bad_rows_are_one_line(row):
     """They are quoted."""
-    path = tmp_path / 'examples.jsonl'
-    path.write_text(row)
     with pytest.raises(UserError, match='prefix'):
-        read_examples(path, subject.encoding, 24)
-
-
-@pytest.mark.parametrize('line', ['the nurse -> she', 'the nurse -/> she', 'the nurse -> she > he',
-                                  'the nurse -> she | he'])
-def test_a_row_is_shown_as_a_line(line):
-    """The line that has the same texts and wish."""
-    assert as_line(*parse_line(line)) == line
+        parse_row(row, None)
 
 
 # -----------------------------------------------------------------------------
@@ -378,7 +356,8 @@ def test_a_row_is_shown_as_a_line(line):
     (['--out', 'a.safetensors', '--background', 'short.txt'], 'short.txt'),
     (['--out', 'a.safetensors', '--lr', '1e30'], '1e30'),
     (['--out', 'a.safetensors', '--wish', 'less'], '--wish'),
-    (['--out', 'a.safetensors', '--budget', '-1'], '-1')])
+    (['--out', 'a.safetensors', '--budget', '-1'], '-1'),
+    (['--out', 'a.safetensors', '--budget', '0', '--lr', '9'], 'costs more')])
 def test_a_failing_edit_leaves_nothing(flags, fact, tmp_path, monkeypatch, capsys):
     """One line, exit code 2, and the files are those that were there."""
     monkeypatch.chdir(tmp_path)
