@@ -24,10 +24,7 @@ CKPT = Path('out/run/ckpt.pt')
 
 
 def finish_run(run: list[str]) -> None:
-    """Resume a killed run until it is done, or begin it where it has no checkpoint yet.
-
-    In the end it must be the run in out/whole.
-    """
+    """Resume a killed run, or begin it if it has no checkpoint: it ends as the run in out/whole."""
     code = finish(start(*run, '--init_from=resume'))
     if code != 0:
         assert code == 2
@@ -70,9 +67,6 @@ def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
     assert '--init_from=resume --out_dir=out/run' in said
     finish_run(RUN)
 
-
-# -----------------------------------------------------------------------------
-# What a run saves.
 
 
 def test_a_checkpoint_says_how_it_was_trained(tiny):
@@ -158,26 +152,15 @@ def test_overwrite_keeps_a_run_until_the_new_one_has_saved(code, tiny, capsys, m
     assert files() == before
 
 
-def test_what_a_killed_run_has_half_written_goes(tiny):
-    """When the run goes on, also where other steps are kept; files of others stay."""
-    train.main([*RUN, '--max_iters=2'])
-    for name in ('ckpt-3.pt.partial', 'best.pt.partial', 'mine.partial'):
-        Path('out/run', name).touch()
-    train.main([*RESUME, '--keep_every=4'])
-    assert sorted(Path('out/run').glob('*.partial')) == [Path('out/run/mine.partial')]
-
-
-def test_overwrite_leaves_other_files(tiny):
-    """A file that no run wrote stays, whatever it is called; an older run's weights go."""
+def test_overwrite_removes_the_files_of_a_run_alone(tiny):
+    """An older run's weights go, and what a killed one has half written; other files stay."""
     train.main(RUN)
-    mine = [Path('out/run', name) for name in ('ckpt-3-mine.pt', 'mine.pt', 'notes.txt')]
-    for path in mine:
-        path.touch()
-    Path('out/run/ckpt-3.pt').touch()
+    ours = ['ckpt-3.pt', 'ckpt-3.pt.7.partial', 'best.pt.partial']
+    mine = ['ckpt-3-mine.pt', 'mine.pt', 'notes.txt', 'mine.partial']
+    for name in ours + mine:
+        Path('out/run', name).touch()
     train.main([*RUN, '--overwrite'])
-    assert not Path('out/run/ckpt-3.pt').exists()
-    for path in mine:
-        assert path.exists(), path
+    assert sorted(files()) == sorted(['best.pt', 'ckpt.pt', 'log.csv', *mine])
 
 
 # -----------------------------------------------------------------------------
