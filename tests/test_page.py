@@ -245,13 +245,12 @@ def test_a_larger_model_is_rounded(tab, english_page):
     load(tab, english_page)
     assert 'in 8 bits' in tab.text_content('#model')
     assert english_page.stat().st_size < 2 * count_parameters(World('english').model)['total']
-    prompt = 'The MacBook, not the FaceBook, was made by'
-    world = World('english', prompt)
+    world = World('english', 'The MacBook was made by')
     model = rounded(world.model)
-    lines = ['MacBook: Apple -> HP', 'MacBook:3']
+    lines = ['MacBook: Apple -> HP', 'MacBook:0-15=3']
     C = edit_of(lines, world)(world.idx, model.senses(world.idx))
     probs = model(world.idx, C=C)[0, -1, :len(world.E)].softmax(-1)
-    found = predict(tab, prompt, lines)
+    found = predict(tab, 'The MacBook was made by', lines)
     assert [p for _, p in found] == pytest.approx(probs.topk(10).values.tolist(), abs=2e-3)
 
 
