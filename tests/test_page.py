@@ -527,10 +527,6 @@ def test_every_control_has_a_name(shared_tab):
         assert control.evaluate(name)
 
 
-# -----------------------------------------------------------------------------
-# The file.
-
-
 def test_a_model_too_large_is_refused(out, capsys, monkeypatch):
     """A model of more parameters than a page takes is named, and no page is written."""
     monkeypatch.setattr(page_module, 'LARGEST', 1000)
