@@ -325,10 +325,6 @@ def test_warmup_iters_is_5_percent_of_the_steps_unless_given(given, steps, tiny)
     assert checkpoint()['settings']['warmup_iters'] == steps
 
 
-# -----------------------------------------------------------------------------
-# The log.
-
-
 @pytest.mark.parametrize('kind, counts', [('backpack', ('0', '4')), ('gpt', ('', ''))])
 def test_every_evaluation_counts_stuck_senses(kind, counts, tiny):
     """Untrained, all 4 weigh by position alone; a Transformer has no senses to count."""
@@ -460,7 +456,6 @@ def test_a_wandb_that_fails_is_one_line(wandb, tiny, capsys):
     wandb.init = None
     assert '--wandb_log' in error_of(train, capsys, *RUN, '--wandb_log')
     assert not Path('out').exists()
-
 
 
 def test_without_a_compiler_that_works_a_run_says_so(tiny, capsys, monkeypatch):
