@@ -249,10 +249,6 @@ def test_the_price_keeps_to_the_budget(subject):
         learn(subject.model, [example], background, budget=-1)
 
 
-# -----------------------------------------------------------------------------
-# Files.
-
-
 @pytest.mark.parametrize('changed', ['parameter', 'vocabulary'])
 def test_a_learned_edit_is_refused_for_another_model(subject, shift, changed, tmp_path):
     """One with another parameter or another token."""
@@ -343,10 +339,6 @@ def test_bad_rows_are_one_line(row):
     """They are quoted."""
     with pytest.raises(UserError, match='prefix'):
         parse_row(row, None)
-
-
-# -----------------------------------------------------------------------------
-# Commands.
 
 
 @pytest.mark.parametrize('flags, fact', [
