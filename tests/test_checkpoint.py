@@ -68,7 +68,6 @@ def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
     finish_run(RUN)
 
 
-
 def test_a_checkpoint_says_how_it_was_trained(tiny):
     """Its data, and whether it was compiled."""
     train.main(RUN)
@@ -89,10 +88,6 @@ def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
         assert fact in last_line
     assert not list(Path('out/run').glob('*.partial'))
     finish_run(RUN)
-
-
-# -----------------------------------------------------------------------------
-# One run a folder.
 
 
 def test_a_run_locks_its_folder_before_it_looks_into_it(tiny, capsys, monkeypatch):
