@@ -146,7 +146,7 @@ def test_edit_prints_what_the_edited_model_predicts(lesson):
     assert_close(table[['before', 'after']].iloc[0].tolist(), expected, rtol=1e-4, atol=0)
 
 
-def test_senses_are_chosen_by_their_gradient_less_their_weight_elsewhere(subject):
+def test_senses_are_chosen_by_gradient_less_weight_elsewhere(subject):
     """By the definition, from the gradient of a forward pass with respect to C."""
     model = subject.model
     prompt, target = ids_of(subject, ' the nurse said that'), ids_of(subject, ' music')
