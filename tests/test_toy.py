@@ -232,7 +232,7 @@ def test_pronouns_follow_the_odds_of_the_world(backpack):
 
 @pytest.mark.slow
 def test_one_sense_carries_the_bias_and_little_else(backpack):
-    """Without it, 16 nouns lose over half of their bias ratio, other words under 2% of loss."""
+    """Without one sense, nouns lose over half of their bias ratio; other losses move under 2%."""
     model, encoding = backpack
     she = word_id(encoding, 'she')
     he = word_id(encoding, 'he')
@@ -304,7 +304,7 @@ def told(model, encoding, edit, n: int, seed: int) -> tuple[Tensor, Tensor, floa
 
 @pytest.mark.slow
 def test_topic_control_raises_the_share_of_the_topic(backpack):
-    """At strength 2 it is higher by 3 standard errors, and the loss of texts by at most 5%."""
+    """At strength 2 the share is 3 standard errors higher, and the loss of texts at most 5%."""
     model, encoding = backpack
     plain = told(model, encoding, None, 600, 0)
     labels = list(world.TOPICS)
