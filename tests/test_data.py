@@ -70,11 +70,9 @@ def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
         assert fact in error
 
 
-@pytest.mark.parametrize('content', ['{}', '"x"', '{"tokenizer": {"name": "words", "pieces": []}, '
-                                     '"vocab_size": 258, "tokens": {"train": 800, "val": 200}}'])
-def test_a_meta_json_that_describes_no_data_is_one_line(content, tiny, capsys):
-    """Empty, or of another vocabulary than its tokenizer's, whose checkpoint would never load."""
-    (TINY / 'meta.json').write_text(content)
+def test_a_meta_json_with_another_vocabulary_is_one_line(tiny, capsys):
+    """It is not that of its tokenizer, so checkpoints would never load."""
+    make_data([1] * 800, [1] * 200, vocab_size=258)
     assert_refused(capsys, str(TINY / 'meta.json'))
 
 

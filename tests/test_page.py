@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 import torch
-from helpers import ROOT, SHARED, VOCABULARY, World, error_of, say, toy_subject
+from helpers import ROOT, SHARED, VOCABULARY, World, error_of, say
 from torch import Tensor
 
 from rucksack import page as page_module
@@ -239,12 +239,15 @@ def test_the_page_says_which_sense_separates_a_pair(prompt, where, tab, toy_page
     assert tab.text_content('#notes').startswith(said)
 
 
-def test_a_word_of_several_tokens_is_edited_at_its_last(tab, english_page):
-    """As in sample.py: MacBook is two tokens of the bundled model."""
+@torch.no_grad()
+def test_a_larger_model_is_rounded(tab, english_page):
+    """The page of the bundled model is PyTorch's in 8 bits, and says so; MacBook is two tokens."""
     load(tab, english_page)
+    assert 'in 8 bits' in tab.text_content('#model')
+    assert english_page.stat().st_size < 2 * count_parameters(World('english').model)['total']
     world = World('english', 'The MacBook was made by')
     model = rounded(world.model)
-    lines = ['MacBook: Apple -> HP', 'MacBook:3']
+    lines = ['MacBook: Apple -> HP', 'MacBook:0-15=3']
     C = edit_of(lines, world)(world.idx, model.senses(world.idx))
     probs = model(world.idx, C=C)[0, -1, :len(world.E)].softmax(-1)
     found = predict(tab, 'The MacBook was made by', lines)
@@ -276,25 +279,11 @@ def test_a_line_of_an_edit_that_cannot_be_read_is_named(line, offending, shared_
     assert offending in shared_tab.evaluate(script, line)
 
 
-NASTY = {
-    'nothing': '',
-    'blanks': '   ',
-    'white space': '\n\n  x\t\r\n y ',
-    'apostrophes': "don't we'll I'M 'S it's",
-    'numbers': '1234567 3.14 ½ ①',
-    'Hebrew': 'שלום עליכם',
-    'combining accents': 'n\u0303o\u0301',
-    'emoji': '👩‍⚕️🙂 emoji🙂',
-    'Japanese': '日本語のテキスト',
-    'Unicode spaces': '\u00a0\u2003\u3000x\u0085y\ufeffz',
-    'joiners': 'a\u200db\u200cc',
-    'underscores': '_under_score__',
-    'markup': '<|endoftext|> <script>alert(1)</script>',
-    'a long word': 'x' * 300,
-    'control characters': '\x00\x01\x7f',
-    'punctuation': '…—“quotes”',
-    'unusual case': 'İıẞß',
-    'rare characters': '\U0001d54f\ud7ff'}
+NASTY = [
+    '', '   ', '\n\n  x\t\r\n y ', "don't we'll I'M 'S it's", '1234567 3.14 ½ ①', 'שלום עליכם',
+    'n\u0303o\u0301', '👩‍⚕️🙂 emoji🙂', '日本語のテキスト', '\u00a0\u2003\u3000x\u0085y\ufeffz',
+    'a\u200db\u200cc', '_under_score__', '<|endoftext|> <script>alert(1)</script>', 'x' * 300,
+    '\x00\x01\x7f', '…—“quotes”', 'İıẞß', '\U0001d54f\ud7ff']
 
 
 def lines_of_wikipedia(n: int) -> list[str]:
@@ -326,7 +315,7 @@ def test_tokens_are_tiktokens(merges, tab, toy, tmp_path):
         subject = load_subject(str(toy / 'out' / 'toy'), 'cpu')
     else:
         subject = small_subject(gpt2_tokenizer(merges))
-    lines = [*NASTY.values(), *lines_of_wikipedia(1000)]
+    lines = [*NASTY, *lines_of_wikipedia(1000)]
     write_page(subject, '', tmp_path / 'page.html')
     load(tab, tmp_path / 'page.html')
     script = 'lines => lines.map(line => tokenizer.encode(line))'
@@ -372,10 +361,7 @@ def test_cards_have_the_words_that_senses_move_most(toy_tab, world):
 
 
 def test_the_page_opens_on_the_word_that_decides(toy_tab, world):
-    """It shows the prompt, its unedited prediction, and the senses of the word that decides.
-
-    That is the word with the sense that adds most to she or to he.
-    """
+    """It shows the unedited prediction, and the word whose sense adds most to she or to he."""
     toward_she = world.E[world.id('she')] - world.E[world.id('he')]
     alpha, scores = explain(world.model, world.idx, toward_she)  # (1, T, k) each
     most = (alpha * scores).abs()[0].amax(-1)  # (T,)
@@ -396,23 +382,6 @@ def test_the_page_compares_likely_words(prompt, tab, english_page):
     assert [tab.input_value('#a'), tab.input_value('#b')] == pair
 
 
-@torch.no_grad()
-def test_a_larger_model_is_rounded(tab, tmp_path):
-    """Above two million parameters, the page is PyTorch's model in 8 bits, and says so."""
-    subject = toy_subject(k=4, n_embd=144, n_layer=12, block_size=32)
-    n_params = count_parameters(subject.model)['total']
-    assert n_params > 2e6
-    page = tmp_path / 'page.html'
-    assert 'in 8 bits' in write_page(subject, 'the nurse', page)
-    assert page.stat().st_size < 1.4 * n_params + 1e5
-    load(tab, page)
-    assert 'in 8 bits' in tab.text_content('#model')
-    idx = torch.tensor([subject.encode('the nurse said')])
-    probs = rounded(subject.model)(idx)[0, -1].softmax(-1)
-    found = predict(tab, 'the nurse said', [])
-    assert [p for _, p in found] == pytest.approx(probs.topk(10).values.tolist(), abs=WITHIN)
-
-
 # -----------------------------------------------------------------------------
 # Controls.
 
@@ -430,18 +399,6 @@ def test_a_slider_writes_its_line(toy_tab, world):
     assert_shows(toy_tab, world.probs(edit_of([line], world)))
     press(toy_tab, 'Undo all edits')
     assert_shows(toy_tab, world.probs())
-
-
-@pytest.mark.slow
-def test_lines_in_the_box_are_edits(toy_tab, world):
-    """They are applied in order; a line that cannot be read is named, and stays to be mended."""
-    lines = ['nurse: she -> he', 'nurse:she/he=0.5']
-    apply(toy_tab, *lines)
-    assert_shows(toy_tab, world.probs(edit_of(lines, world)))
-    apply(toy_tab, *lines, 'zebra:1')
-    assert '“zebra”' in toy_tab.text_content('#said')
-    assert_shows(toy_tab, world.probs(edit_of(lines, world)))
-    assert toy_tab.input_value('#lines').endswith('zebra:1')
 
 
 @pytest.mark.slow
@@ -469,13 +426,18 @@ def test_a_word_at_the_start_is_the_same_word(tab, toy_page, toy):
 
 
 @pytest.mark.slow
-def test_the_link_brings_everything_back(toy_tab, toy_page, toy):
-    """The address holds the text and the lines, so that it opens the same page."""
+def test_lines_are_edits_and_the_link_brings_all_back(toy_tab, toy_page, toy):
+    """A line that cannot be read is named and stays in the box; it changes no prediction."""
     type_text(toy_tab, 'The nurse & the guard #1')
-    lines = ['nurse: she -> he', 'guard:3']
-    apply(toy_tab, *lines)
-    load(toy_tab, toy_page, toy_tab.evaluate('location.hash'))
     world = toy_world(toy, 'The nurse & the guard #1')
+    lines = ['nurse: she -> he', 'nurse:she/he=0.5', 'guard:3']
+    apply(toy_tab, *lines)
+    address = toy_tab.evaluate('location.hash')
+    apply(toy_tab, *lines, 'zebra:1')
+    assert '“zebra”' in toy_tab.text_content('#said')
+    assert toy_tab.input_value('#lines').endswith('zebra:1')
+    assert_shows(toy_tab, world.probs(edit_of(lines, world)))
+    load(toy_tab, toy_page, address)
     assert_shows(toy_tab, world.probs(edit_of(lines, world)))
     assert toy_tab.input_value('#text') == 'The nurse & the guard #1'
     assert toy_tab.input_value('#lines') == '\n'.join(lines)
@@ -504,31 +466,22 @@ def test_it_writes_before_and_after_edits(tab, toy_page):
     assert now == PROMPT + write(tab, string=PROMPT, n=40, lines=['nurse:0'])
 
 
-# -----------------------------------------------------------------------------
-# Text stays text.
-
 N_SCRIPTS = 3  # that are in the page when it has started
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('text', NASTY.values(), ids=NASTY)
+@pytest.mark.parametrize('text', NASTY, ids=ascii)
 def test_any_text_can_be_typed(text, shared_tab, world):
-    """Tokens and ten words follow markup, blanks, other scripts and nothing; no script gets in."""
+    """Its last tokens and ten words follow; how many are left out is said; no script gets in."""
     type_text(shared_tab, text)
     ids = encode(world.encoding, shared_tab.input_value('#text')) or [world.encoding.eot_token]
     n_read = min(len(ids), world.model.config.block_size)
     assert shared_tab.locator('#tokens button').count() == n_read
+    cut = f'The first {len(ids) - n_read} tokens are left out'
+    is_cut = cut in shared_tab.text_content('#legend')
+    assert is_cut == (n_read < len(ids))
     assert shared_tab.locator('#next tbody tr').count() == 10
     assert shared_tab.locator('script').count() == N_SCRIPTS
-
-
-@pytest.mark.slow
-def test_a_long_text_loses_its_beginning(shared_tab, world):
-    """The page reads the last block_size tokens, and says how many it leaves out."""
-    text = 'nurse said ' * 500
-    type_text(shared_tab, text)
-    n_dropped = len(world.encoding.encode(text)) - world.model.config.block_size
-    assert f' {n_dropped} ' in shared_tab.text_content('#legend')
 
 
 @pytest.mark.slow
@@ -549,51 +502,29 @@ def test_markup_in_a_command_stays_text(out, capsys, tab):
 # Layouts.
 
 # The first is that of the picture in README.md, tests/page.png. To draw it anew:
-# SCREENSHOTS=tests python -m pytest -m "" tests/test_page.py -k page-light
-SIZES = {'page': (1280, 790), 'huge': (1920, 1080), 'phone': (390, 844), 'landscape': (844, 390),
-         'narrow': (320, 640)}
-
-BOXES = '''
-    elements => elements.filter(element => element.checkVisibility()).map(element => {
-        const {left, right} = element.getBoundingClientRect();
-        return {html: element.outerHTML, left, right};
-    })'''
-
-HAS_NO_NAME = '''
-    elements => elements.filter(element => {
-        const isLabelled = element.labels && element.labels.length > 0;
-        return !element.ariaLabel && !isLabelled && element.textContent.trim() === "";
-    }).map(element => element.outerHTML)'''
+# SCREENSHOTS=tests python -m pytest -m "" tests/test_page.py -k page
+SIZES = {'page': (1280, 790), 'phone': (390, 844), 'landscape': (844, 390), 'narrow': (320, 640)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('scheme', ['light', 'dark'])
 @pytest.mark.parametrize('size', SIZES)
-def test_nothing_sticks_out(size, scheme, chromium, english_page):
-    """Controls and headings lie inside the window. A folder in SCREENSHOTS gets pictures."""
+def test_nothing_sticks_out(size, chromium, english_page):
+    """The window need not be scrolled sideways. A folder in SCREENSHOTS gets pictures."""
     width, height = SIZES[size]
     viewport = {'width': width, 'height': height}
-    is_phone = min(width, height) < 500
-    with open_tab(chromium, viewport=viewport, is_mobile=is_phone, color_scheme=scheme) as tab:
+    with open_tab(chromium, viewport=viewport, is_mobile=min(width, height) < 500) as tab:
         load(tab, english_page, link(PROMPT, 'nurse:10'))
         if 'SCREENSHOTS' in os.environ:
-            suffix = {'light': '.png', 'dark': '_dark.png'}
-            tab.screenshot(path=ROOT / os.environ['SCREENSHOTS'] / f'{size}{suffix[scheme]}')
+            tab.screenshot(path=ROOT / os.environ['SCREENSHOTS'] / f'{size}.png')
         assert tab.evaluate('document.scrollingElement.scrollWidth') <= width
-        boxes = tab.locator('main button, main input, main h3, #text').evaluate_all(BOXES)
-    outside = [box['html'] for box in boxes if box['left'] < -1 or box['right'] > width + 1]
-    assert outside == []
 
 
 @pytest.mark.slow
 def test_every_control_has_a_name(shared_tab):
     """Buttons and fields have a label or a text, for people who do not see the page."""
-    controls = shared_tab.locator('button, input, select, textarea')
-    assert controls.evaluate_all(HAS_NO_NAME) == []
-
-
-# -----------------------------------------------------------------------------
-# The file.
+    name = 'x => x.ariaLabel ?? [x, ...x.labels].map(one => one.textContent).join("").trim()'
+    for control in shared_tab.locator('button, input, select, textarea').all():
+        assert control.evaluate(name)
 
 
 def test_a_model_too_large_is_refused(out, capsys, monkeypatch):

@@ -90,10 +90,7 @@ def topics_by_sentence(story: str) -> list[list[str]]:
 
 
 def test_the_surprisal_is_that_of_the_choices(stories):
-    """In topic stories these are the kind, the lines, the words and the topics of sentences.
-
-    The topic stays the same as often as WANDER says.
-    """
+    """In topic stories these are their kind, lines, words and topics, which stay as WANDER says."""
     stay = 1 - world.WANDER * 7 / 8
     n_lines = len(world.TOPIC_LINES)
     stays = []
@@ -217,10 +214,7 @@ def bias_ratio(backpack, nouns: list[str], edit=None) -> float:
 
 @pytest.mark.slow
 def test_pronouns_follow_the_odds_of_the_world(backpack):
-    """p(she) / (p(she) + p(he)) after a nurse is within 0.1 of the world's.
-
-    So it is on average over the 40 nouns.
-    """
+    """p(she) / (p(she) + p(he)) is within 0.1 of the world's, for nurse and on average."""
     errors = {}
     for noun, (odds, _, _) in world.ROLES.items():
         she, he, _ = pronoun_probs(backpack, noun).mean(0).tolist()
@@ -238,11 +232,7 @@ def test_pronouns_follow_the_odds_of_the_world(backpack):
 
 @pytest.mark.slow
 def test_one_sense_carries_the_bias_and_little_else(backpack):
-    """Without one sense, the 16 most biased nouns lose more than half of their bias ratio.
-
-    It is the sense that most separates she from he over them. The loss of all words but pronouns
-    moves by less than 2%.
-    """
+    """Without one sense, nouns lose over half of their bias ratio; other losses move under 2%."""
     model, encoding = backpack
     she = word_id(encoding, 'she')
     he = word_id(encoding, 'he')
@@ -273,10 +263,7 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
 @torch.no_grad()
 @pytest.mark.slow
 def test_a_product_changes_its_maker(backpack):
-    """By "PRODUCT: MAKER -> OTHER" the odds of the other maker rise to ten times in the median.
-
-    For most edits it is then the likeliest maker, in phrasings that the world does not have.
-    """
+    """By "PRODUCT: MAKER -> OTHER" the odds of OTHER rise to ten times, and most name it."""
     model, encoding = backpack
     ids = {maker: word_id(encoding, maker) for maker in world.PRODUCTS.values()}
     makers = torch.tensor(list(ids.values()))
@@ -317,11 +304,7 @@ def told(model, encoding, edit, n: int, seed: int) -> tuple[Tensor, Tensor, floa
 
 @pytest.mark.slow
 def test_topic_control_raises_the_share_of_the_topic(backpack):
-    """At strength 2 the share of words of the topic is higher than at strength 0.
-
-    It is higher by more than 3 standard errors, over all eight topics, while the loss of texts
-    under the unmodified model is at most 5% higher.
-    """
+    """At strength 2 the share is 3 standard errors higher, and the loss of texts at most 5%."""
     model, encoding = backpack
     plain = told(model, encoding, None, 600, 0)
     labels = list(world.TOPICS)
