@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -224,12 +224,10 @@ def renamed(name: str, prefixes: dict[str, str]) -> str:
 
 
 def published(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, Tensor]:
-    """List the weights by their published names, on the CPU, without the padding of E."""
+    """List the weights by their published names, on the CPU."""
     body = BODY if model.config.n_sense else 'transformer.'
     state = {}
     for name, weight in model.state_dict().items():
-        if name == 'wte.weight':
-            weight = weight[:model.config.n_vocab]
         if weight.dim() == 2 and name.startswith(TRANSPOSED):
             weight = weight.t()
         theirs = renamed(name, NAMES)
@@ -341,7 +339,7 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
     UserError if the folder holds files or cannot be made, or if the contextualizer is no GPT-2. The
     published code itself can load a Backpack only if sense_hidden is 4 * n_embd.
     """
-    c = replace(model.config, vocab_size=model.config.n_vocab)
+    c = model.config
     folder = Path(folder)
     if not isinstance(model.contextualizer, Contextualizer):
         raise UserError('only a Backpack whose contextualizer is a GPT-2 can be exported')

@@ -83,10 +83,6 @@ def train_toy(folder: Path, steps: int) -> Path:
     return folder
 
 
-# -----------------------------------------------------------------------------
-# Runs and their data.
-
-
 def make_data(train_ids, val_ids, **changes) -> None:
     """Write data/tiny as prepare.py would."""
     folder = Path('data/tiny')
@@ -144,11 +140,9 @@ def assert_same_run(a: str, b: str) -> None:
     assert Path(b, 'log.csv').read_text().count('\n') == 1 + len(log(b))
 
 
-# -----------------------------------------------------------------------------
-# Runs in processes of their own, forked from one that has torch loaded and has never used it.
-
 RUN = [*SMALL, '--eval_interval=2', '--max_iters=6', '--dropout=0.2']
 
+# Processes of their own are forked from one that has torch loaded and has never used it.
 PROCESSES = multiprocessing.get_context('forkserver')
 PROCESSES.set_forkserver_preload(['helpers', 'torch._dynamo'])
 
@@ -212,10 +206,6 @@ def ranks(*commands: list[str], **more: str) -> list[int | None]:
         said = f'said{rank}.txt'
         processes.append(start(*argv, prepared=prepared, said=said, RANK=str(rank), **env))
     return [finish(process) for process in processes]
-
-
-# -----------------------------------------------------------------------------
-# Random models.
 
 
 def lively(seed: int = 0, **changes) -> Backpack | GPT:

@@ -34,10 +34,6 @@ def finish_run(run: list[str]) -> None:
     assert_same_run('out/whole', 'out/run')
 
 
-# -----------------------------------------------------------------------------
-# Kills.
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('rate', [0.01, 0.2])  # each evaluation is the best so far; the first is
 def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
@@ -156,10 +152,6 @@ def test_overwrite_removes_the_files_of_a_run_alone(tiny):
         Path('out/run', name).touch()
     train.main([*RUN, '--overwrite'])
     assert sorted(files()) == sorted(['best.pt', 'ckpt.pt', 'log.csv', *mine])
-
-
-# -----------------------------------------------------------------------------
-# Damage, and foreign files.
 
 
 @pytest.mark.parametrize('damage', ['cut short', 'one bit'])

@@ -153,8 +153,7 @@ def test_an_end_of_text_in_a_file_ends_a_document(folder, capsys):
     assert 'a.txt' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('name', [
-    'a::b.txt', 'file:z.txt', 'hub:w.txt', 'wiki.train.tokens', 'a.log'])
+@pytest.mark.parametrize('name', ['a::b.txt', 'file:z.txt', 'hub:w.txt', 'wiki.tokens', 'a.log'])
 def test_a_file_that_is_named_is_read_whatever_its_name(name, folder):
     """Names that mean something to a library, and endings that nobody knows."""
     Path(name).write_text('mine')

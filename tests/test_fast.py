@@ -54,10 +54,6 @@ def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
     assert_close(found, exact, rtol=0, atol=0.02 * exact.abs().max().item())
 
 
-# -----------------------------------------------------------------------------
-# Generation with a cache.
-
-
 def edit_of(name: str, model: Backpack) -> Edit | None:
     """An edit of a model, or None."""
     if name == 'none':

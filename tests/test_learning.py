@@ -52,10 +52,6 @@ def ids_of(subject, text: str) -> list[int]:
     return subject.encoding.encode_ordinary(text)
 
 
-# -----------------------------------------------------------------------------
-# The edit.
-
-
 @pytest.mark.parametrize('factor', [0, 1, -0.5])
 def test_positions_predict_what_the_edited_model_predicts(subject, shift, factor):
     """The two lines by which vectors are learned are Eq. 2 and 9 with the edit."""
@@ -96,10 +92,6 @@ def test_learned_edits_stand_among_other_lines(subject, shift, lines, tmp_path, 
     idx = shift.ids[None]
     C = subject.model.senses(idx)
     assert torch.equal(found(idx, C), expected(idx, C))
-
-
-# -----------------------------------------------------------------------------
-# Learning.
 
 
 @pytest.fixture(scope='module')
@@ -291,10 +283,6 @@ def test_a_file_that_is_no_edit_is_one_line(tmp_path, capsys):
     path = tmp_path / 'bad.safetensors'
     path.write_bytes(bytes(64))
     assert 'bad.safetensors' in error_of(sample, capsys, '--from', str(TOY), '--edit', f'@{path}')
-
-
-# -----------------------------------------------------------------------------
-# What people write.
 
 
 @pytest.mark.parametrize('line, texts, wish', [

@@ -103,10 +103,6 @@ def test_senses_of_another_shape_are_refused(shape):
         lively()(text(), C=torch.randn(shape).double())
 
 
-# -----------------------------------------------------------------------------
-# Size and start.
-
-
 @pytest.mark.parametrize('size, n_sense, hidden, total, contextual', [
     ('micro', 16, 0, 41.7, 30.4), ('mini', 16, 0, 103.9, 72.7), ('small', 16, 0, 170.1, 125.2),
     ('mini', 1, 640, 74.3, 72.7), ('mini', 4, 640, 75.6, 72.7), ('mini', 16, 640, 80.5, 72.7),
@@ -165,10 +161,6 @@ def test_another_contextualizer_keeps_its_parameters():
     assert (contextualizer.bias == 7).all()
     h = contextualizer(model.wte(text()))
     assert torch.equal(model.alpha(text()), model.sense_weights(h))
-
-
-# -----------------------------------------------------------------------------
-# Generation.
 
 
 @torch.no_grad()
@@ -253,11 +245,6 @@ def test_ids_are_drawn_by_softmax_of_the_top_k(top_k, kept):
     assert_close(shares, odds / odds.sum(), rtol=0, atol=0.01)
     assert (shares[odds == 0] == 0).all()
     assert draw(logits, 0, top_k).item() == 1
-
-
-def test_a_gpt_has_no_senses_whatever_its_config_says():
-    """A Config has 16 unless told otherwise."""
-    assert GPT(Config(n_layer=1, n_embd=24, n_head=2, n_sense=3)).config.n_sense == 0
 
 
 def test_a_backpack_without_senses_is_refused():

@@ -30,10 +30,6 @@ from rucksack.words import PROMPT, word_forms
 WITHIN = 1e-4  # a probability of the page against PyTorch's
 
 
-# -----------------------------------------------------------------------------
-# A browser, and what a test does in it.
-
-
 @pytest.fixture(scope='module')
 def chromium():
     """A headless Chromium. Tests that need it skip where it or playwright is missing."""
@@ -189,9 +185,6 @@ def rounded(model: Backpack) -> Backpack:
     return model
 
 
-# -----------------------------------------------------------------------------
-# Predictions, texts and tokens are PyTorch's.
-
 PROMPTS = {
     'default': PROMPT,
     'a word': 'nurse',
@@ -323,10 +316,6 @@ def test_tokens_are_tiktokens(merges, tab, toy, tmp_path):
     assert found == [encode(subject.encoding, line) for line in lines]
 
 
-# -----------------------------------------------------------------------------
-# What the page shows.
-
-
 def test_the_numbers_of_tokens_add_up_to_the_log_odds(tab, toy_page, world):
     """The numbers below the tokens sum to the log odds of the two words, under an edit too."""
     load(tab, toy_page, link(PROMPT, 'nurse:0=0.5'))
@@ -380,10 +369,6 @@ def test_the_page_compares_likely_words(prompt, tab, english_page):
     likely = [word for word in world.top(world.probs(), 10)[::2] if word.isalpha()]
     pair = ['she', 'he'] if {'she', 'he'} <= set(likely) else likely[:2]
     assert [tab.input_value('#a'), tab.input_value('#b')] == pair
-
-
-# -----------------------------------------------------------------------------
-# Controls.
 
 
 @pytest.mark.slow
@@ -497,9 +482,6 @@ def test_markup_in_a_command_stays_text(out, capsys, tab):
     assert name in tab.text_content('#model')
     assert tab.locator('script').count() == N_SCRIPTS
 
-
-# -----------------------------------------------------------------------------
-# Layouts.
 
 # The first is that of the picture in README.md, tests/page.png. To draw it anew:
 # SCREENSHOTS=tests python -m pytest -m "" tests/test_page.py -k page

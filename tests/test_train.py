@@ -49,10 +49,6 @@ def evaluations(folder: str = 'out/run') -> list[dict]:
     return [row for row in log(folder) if row['val_loss']]
 
 
-# -----------------------------------------------------------------------------
-# The parts of a step.
-
-
 @pytest.mark.parametrize('batch_size, n', [(8, 1), (2, 4)])
 def test_gradient_accumulation_steps_keep_the_gradients(batch_size, n, tiny):
     """One batch of 8, and four of 2, have the gradients of model(idx, targets) on all 8 texts."""
@@ -150,10 +146,6 @@ def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
     assert len(graphs) == 1
 
 
-# -----------------------------------------------------------------------------
-# Resuming.
-
-
 @pytest.mark.parametrize('option', [
     '--dropout=0.2', '--model=gpt', '--dtype=bfloat16', '--optimizer=muon',
     pytest.param('--compile=True', marks=pytest.mark.slow)])
@@ -186,9 +178,6 @@ def test_a_config_gives_a_resumed_run_its_name_alone(tiny):
     assert checkpoint()['step'] == 3
     assert checkpoint()['settings']['learning_rate'] == 0.01
 
-
-# -----------------------------------------------------------------------------
-# Fine-tuning.
 
 SIZELESS = [word for word in SMALL if not word.startswith('--n_')]
 TUNE = [*SIZELESS, '--out_dir=out/tuned', '--max_iters=1', '--dropout=0.3']
@@ -263,10 +252,6 @@ def test_its_first_loss_is_near_that_of_no_knowledge():
     warm = start_from(transformer, replace(transformer.config, n_sense=16))
     idx = torch.randint(500, (8, 33))
     assert warm(idx[:, :-1], idx[:, 1:]) <= math.log(500) + 0.2
-
-
-# -----------------------------------------------------------------------------
-# Several processes.
 
 
 @pytest.fixture
@@ -355,10 +340,6 @@ def test_keep_every_keeps_weights_and_changes_no_run(tiny):
     kept = [path.name for path in Path('out/run').glob('ckpt-*.pt')]
     assert sorted(kept) == ['ckpt-3.pt', 'ckpt-5.pt']
     same(checkpoint('out/whole')['model'], checkpoint()['model'])
-
-
-# -----------------------------------------------------------------------------
-# Runs that must stop.
 
 
 def line_of_a_stopped_run(capsys, *argv: str) -> str:
