@@ -142,13 +142,17 @@ def senses_table(subject: Subject, shift: Shift) -> Table:
 
 def price_line(learned: Learned, background: Path | str) -> str:
     """Say what the edit costs on the background, in a paragraph."""
+    if learned.n_touched == 0:
+        return (f'The price is not known: none of the {learned.n_tokens:,} tokens of half of '
+                f'{background} has a sense that moved. Give text that uses your words with '
+                '--background.')
     price = round(learned.price, 5) + 0.0  # no -0.0
     lines = [f'The price: {price:+.5f} nats per token on half of {background}, '
              f'{price / learned.loss:.4%} of its {learned.loss:.3f}; {learned.n_touched:,} of its '
              f'{learned.n_tokens:,} tokens have a sense that moved.']
     if learned.n_touched < FEW_TOKENS:
-        lines.append('These are few: text that uses your words (--background) costs more, and '
-                     'would tell how much.')
+        lines.append('These are few, and text that uses your words costs more: give such a text '
+                     'with --background.')
     if learned.factor < 1:
         lines.append(f'The vectors were scaled back to {learned.factor:.2f} of what was learned, '
                      'to keep to --budget.')

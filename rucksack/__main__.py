@@ -3,18 +3,22 @@
 import sys
 from importlib import import_module
 
-from rucksack.cli import complain
+from rucksack.cli import Parser, run_cli
 
 SCRIPTS = ('prepare', 'train', 'sample', 'edit', 'eval')
 
 
-def main() -> None:
+def run(argv: list[str]) -> None:
     """Run the script that the first word names, with the other words as its arguments."""
-    verb = ''.join(sys.argv[1:2])
-    if verb not in SCRIPTS:
-        complain('rucksack', f'{verb!r} is no command; write rucksack {"|".join(SCRIPTS)} --help')
-        sys.exit(2)
-    import_module(f'rucksack.{verb}').main(sys.argv[2:])
+    parser = Parser(prog='rucksack', description='Run a script; rucksack SCRIPT --help tells more.')
+    parser.add_argument('script', choices=SCRIPTS, metavar='|'.join(SCRIPTS))
+    script = parser.parse_args(argv[:1]).script
+    import_module(f'rucksack.{script}').main(argv[1:])
+
+
+def main() -> None:
+    """Run the command line, as the command rucksack does."""
+    run_cli('rucksack', run, sys.argv[1:])
 
 
 if __name__ == '__main__':

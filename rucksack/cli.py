@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         """Raise UserError, where argparse would print the usage and exit."""
-        raise UserError(f'{message}; see python {self.prog} --help')
+        raise UserError(f'{message}; --help lists all')
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does, with each flag spelled as it was declared."""

@@ -12,7 +12,7 @@ import torch
 from tiktoken import Encoding
 from torch import Tensor
 
-from rucksack.errors import UserError
+from rucksack.errors import UserError, reading
 from rucksack.learning import load_shift
 from rucksack.model import Backpack
 from rucksack.senses import (
@@ -101,12 +101,17 @@ Change = SensesOf | Replacement | Topic | FromFile
 
 
 def parse_lines(lines: list[str]) -> list[Change]:
-    """Parse lines; a line @FILE stands for the lines of a file."""
+    """Parse lines; a line @FILE stands for the lines of a file, but for # comments."""
     changes = []
     for line in lines:
-        is_file = re.fullmatch('@[^:]+', line) and '.safetensors' not in line
-        for one in read_lines(line) if is_file else [line]:
-            changes += parse_line(one.strip())
+        if not re.fullmatch('@[^:]+', line) or '.safetensors' in line:
+            changes += parse_line(line.strip())
+            continue
+        lines_of_file = read_lines(line)
+        with reading(line):
+            for one in lines_of_file:
+                if not one.startswith('#'):
+                    changes += parse_line(one.strip())
     return changes
 
 

@@ -14,7 +14,7 @@ CSV_BEGINS = (f'{NAMES},', f'{NAMES}\n')  # with columns, or without any row
 
 
 class Token(str):
-    """The text of a token: printed in quotes, bare in a CSV file."""
+    """The text of a token: printed in quotes."""
 
 
 @dataclass
@@ -107,13 +107,7 @@ def csv_row(table: Table, row: list) -> dict:
     for name, value in zip(table.columns, row):
         if isinstance(value, tuple):
             word, score = value
-            values |= {name: bare(word), f'{name} score': score}
+            values |= {name: word, f'{name} score': score}
         else:
-            values[name] = bare(value)
+            values[name] = value
     return values
-
-
-def bare(value):
-    """Return the word of a token, without its space; any other value as it is."""
-    is_word = isinstance(value, Token) and len(value) > 1
-    return value.removeprefix(' ') if is_word else value

@@ -275,6 +275,7 @@ class World:
         self.ids = read_prompt(prompt, self.encoding, self.model.config.block_size)[0]
         self.idx, self.E = torch.tensor([self.ids]), self.model.wte.weight[:self.encoding.n_vocab]
         self.id = partial(word_id, self.encoding)
+        self.word = partial(token_text, self.encoding)
 
     def probs(self, *edits) -> Tensor:
         """Probabilities of the next word under edits one after another: (V,)."""
@@ -287,10 +288,6 @@ class World:
         for v in scores.topk(n).indices.tolist():
             cells += [self.word(v), scores[v].item()]
         return cells
-
-    def word(self, v: int) -> str:
-        """The text of a token without its space, as in a CSV file."""
-        return token_text(self.encoding, v).removeprefix(' ')
 
     def next_words(self, *columns: Tensor) -> list:
         """The twelve words likeliest in any column, each with its probability in each column."""

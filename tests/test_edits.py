@@ -18,7 +18,7 @@ from rucksack.edits import (
 from rucksack.errors import UserError
 from rucksack.senses import STRENGTHS, explain, separation
 from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
-from rucksack.words import bag_ids, read_lines, read_prompt, word_forms, word_list
+from rucksack.words import bag_ids, pieces_of, read_lines, read_prompt, word_forms, word_list
 
 ENCODING = load_tokenizer(words_tokenizer(
     ['The nurse said that she met Apple and HP, and he met The nurse.']))
@@ -58,9 +58,9 @@ def test_a_line_is_one_edit_for_each_of_its_words(line, edits):
 
 
 def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
-    """A file named before senses is a list of words, and one after topic is a bag."""
+    """A file named before senses is a list of words, one after topic is a bag; # is a comment."""
     Path('words.txt').write_text('\ufeffnurse\r\n\n  guard \n', encoding='utf-8')
-    Path('edits.txt').write_text('she:3\n\n@words.txt:1\ntopic @words.txt\n')
+    Path('edits.txt').write_text('# of she\nshe:3\n\n@words.txt:1\ntopic @words.txt\n')
     assert parse_lines(['he:0', '@edits.txt', 'he:2']) == [
         off('he', 0), off('she', 3), off('nurse', 1), off('guard', 1),
         Topic(['nurse', 'guard'], STRENGTHS[2]), off('he', 2)]
@@ -133,6 +133,13 @@ def test_a_word_of_several_tokens_has_forms_of_all_of_them():
     assert word_forms(PIECES, 'a xist')[0] == (A, X, IST)
     space, i = PIECES.encode_ordinary(' '), PIECES.encode_ordinary('\u00ed')
     assert word_forms(PIECES, '\u00edist') == [(*space, *i, IST), (*i, IST)]
+
+
+@pytest.mark.parametrize('word', ['', ' nurse'])
+def test_a_word_is_given_without_spaces(word):
+    """Its ids would be others, without a word."""
+    with pytest.raises(ValueError, match='no word'):
+        pieces_of(ENCODING, word)
 
 
 def test_a_bag_has_all_tokens_of_its_words_once():

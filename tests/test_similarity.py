@@ -73,10 +73,3 @@ def test_pairs_are_read_in_the_form_of_each_set(tmp_path):
         (tmp_path / file).write_text(content)
     wanted = {name: [pair] for name, (_, _, pair) in FORMS.items()}
     assert similarity_data(toy_subject(), str(tmp_path)) == wanted
-
-
-def test_a_file_of_your_own_pairs_has_its_own_name(tmp_path):
-    """The score is the first number after the two words."""
-    (tmp_path / 'mine.tsv').write_text('first; second\n nurse; doctor; noun; 7.; 2\n\n')
-    found = similarity_data(toy_subject(), str(tmp_path / 'mine.tsv'))
-    assert found == {'mine': [('nurse', 'doctor', 7.0)]}
