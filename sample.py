@@ -138,6 +138,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     has_pairs = any(isinstance(words[0], tuple) for _, words in flags.find)
     if flags.words and not (has_place or has_pairs):
         parser.error('--words needs {} in --start, or --find A/B')
+    if has_place and not flags.words:
+        parser.error('{} in --start needs --words, as in --words nurse,teacher')
     if flags.html and (flags.words or len(flags.start) > 1):
         parser.error('--html takes one prompt, without --words')
     return flags
@@ -208,7 +210,7 @@ def read_prompts(flags: argparse.Namespace, subject: Subject) -> tuple[Prompts, 
     prompts = {}
     notices = []
     for start in flags.start:
-        for word in flags.words or ['{}']:  # without words, a prompt stays as it is
+        for word in flags.words or ['']:
             text = start.replace('{}', word)
             ids, about = read_prompt(text, subject.encoding, block_size)
             prompts[text] = torch.tensor([ids], device=subject.device)

@@ -44,6 +44,7 @@ ROWS = [
     ('sample', '--csv x.csv', '--csv', 'out'),
     ('sample', '--words a,b --find she+he', '--words', 'out'),
     ('sample', '--start {} --words a,b --html x.html', '--html', 'out'),
+    ('sample', '--start {} --probs she', '--words', 'out'),
     ('sample', '--show nurse:1=2', "'nurse:1=2'", 'out'),
     ('sample', '--export x --show nurse', '--export', 'out'),
     ('sample', '--export out/toy', 'out/toy', 'out'),
