@@ -64,7 +64,7 @@ def make_parser() -> Parser:
     add('--senses', metavar='N', type=number(int, 1), default=9,
         help='senses that each example chooses [9]')
     add('--steps', metavar='N', type=number(int, 1),
-        help='steps of 5 examples [10 passes, at least 50 steps]')
+        help='steps of 5 examples [10 passes, at least 30 steps]')
     add('--lr', metavar='RATE', type=number(float, 0, 100),
         help='peak learning rate [5.12 over the width of the model: 0.02 for english]')
     add('--seed', metavar='S', type=number(int, 0), default=0,

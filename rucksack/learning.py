@@ -246,14 +246,14 @@ class Learned:
 def learn(model: Backpack, examples: list[Example], background: list[list[int]], *,
           n_senses: int = 9, steps: int | None = None, lr: float | None = None,
           budget: float = 1e-3, seed: int = 0) -> Learned:
-    """Learn an edit from examples, in steps (default: ten passes, at least 50) at the rate lr.
+    """Learn an edit from examples, in steps (default: ten passes, at least 30) at the rate lr.
 
     Each example chooses n_senses pairs (id, sense) to move. background are texts of 2 to
     block_size + 1 ids. Every other one holds the model: its predictions should stay. The rest give
     the price. An edit that costs more than budget, a share of their loss, is scaled back.
     UserError if a vector is not finite, or if nothing of the edit keeps to the budget.
     """
-    steps = steps or max(50, math.ceil(10 * len(examples) / EXAMPLES_AT_ONCE))
+    steps = steps or max(30, math.ceil(10 * len(examples) / EXAMPLES_AT_ONCE))
     lr = lr or RATE / model.config.n_embd
     traces = [trace_example(model, example) for example in examples]
     texts = [trace(model, ids[:1], ids[1:]) for ids in progress(background, 'background')]
