@@ -128,7 +128,7 @@ class SenseWeights(nn.Module):
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
     """Compute Eq. 2, weights (B, k, T, T) and senses (B, T, k, d) -> o (B, T, d)."""
     B, k, _, T = alpha.shape
-    assert C.shape[:3] == (B, T, k), (alpha.shape, C.shape)  # einsum would broadcast size 1
+    assert C.shape[:3] == (B, T, k), C.shape  # einsum would broadcast an axis of size 1
     return torch.einsum('blij,bjld->bid', alpha, C)
 
 
