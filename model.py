@@ -122,7 +122,7 @@ class SenseWeights(nn.Module):
         scores = (query / math.sqrt(query.shape[-1])) @ key.mT  # (B, k, T, T)
         is_later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)  # (T, T), where j > i
         scores = scores.masked_fill(is_later, -math.inf)
-        return scores.softmax(dim=-1, dtype=self.c_attn.weight.dtype)  # even under autocast
+        return scores.softmax(-1, dtype=self.c_attn.weight.dtype)  # even under autocast
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
