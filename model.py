@@ -196,7 +196,7 @@ class Backpack(nn.Module):
                 logits = self(text, C=C)
             logits = logits[:, -1, :self.config.n_vocab]  # (B, V), of the next token
             idx = torch.cat([idx, draw(logits, temperature, top_k)], dim=1)  # one token longer
-            if stop is not None and (idx[:, n_prompt:] == stop).any(dim=1).all():
+            if stop is not None and (idx[:, n_prompt:] == stop).any(1).all():
                 break
         return idx
 
