@@ -27,7 +27,6 @@ from rucksack.sample_tables import ranking, shortened, token_texts
 from rucksack.senses import Edit, extremes
 from rucksack.subject import Subject, load_subject
 from rucksack.table import CSV_BEGINS, Table, write_csv
-from rucksack.tokenizer import encode
 from rucksack.toy import toy_stories
 
 BACKGROUND = HOME / 'docs' / 'tour.txt'  # no bundled model was trained on it
@@ -63,9 +62,9 @@ def make_parser() -> Parser:
         help='highest price, as a share of the loss on the background [0.001]')
     add('--senses', metavar='N', type=number(int, 1), default=9,
         help='senses that each example chooses [9]')
-    add('--steps', metavar='N', type=number(int, 1),
+    add('--steps', metavar='N', type=number(int, 1, 100_000),
         help='steps of 5 examples [10 passes, at least 30 steps]')
-    add('--lr', metavar='RATE', type=number(float, 0, 100),
+    add('--lr', metavar='RATE', type=number(float, 1e-9, 100),
         help='peak learning rate [5.12 over the width of the model: 0.02 for english]')
     add('--seed', metavar='S', type=number(int, 0), default=0,
         help='random seed for the order of examples [0]')
@@ -87,14 +86,15 @@ def check_out(path: Path) -> None:
 def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
     """Read the background in texts of up to TEXT_LENGTH tokens, each with the token before it."""
     if path is None and subject.is_toy:
-        text = '\n'.join(story for story, _ in toy_stories(seed=1, n=200))
+        ids = subject.encode('\n'.join(story for story, _ in toy_stories(seed=1, n=200)))
     else:
         path = path or BACKGROUND
         with reading(path, 'give a text file'):
-            text = path.read_text(encoding='utf-8-sig')
+            ids = subject.read(path)
     length = min(TEXT_LENGTH, subject.model.config.block_size)
-    ids = [subject.eot, *encode(subject.encoding, text)]
-    texts = [ids[i:i + length + 1] for i in range(0, len(ids) - 1, length)][:MOST_TEXTS]
+    ids = [subject.eot, *ids]
+    texts = [ids[i:i + length + 1] for i in range(0, len(ids) - 1, length)]
+    texts = texts[::math.ceil(len(texts) / MOST_TEXTS)]  # spread over a long file
     if len(texts) < 2:
         raise UserError(f'{path} has {len(ids) - 1} tokens; a background needs more than {length}')
     return texts
@@ -143,13 +143,12 @@ def senses_table(subject: Subject, shift: Shift) -> Table:
 def price_line(learned: Learned, background: Path | str) -> str:
     """Say what the edit costs on the background, in a paragraph."""
     if learned.n_touched == 0:
-        return (f'The price is not known: none of the {learned.n_tokens:,} tokens of half of '
-                f'{background} has a sense that moved. Give text that uses your words with '
-                '--background.')
+        return (f'The price is not known: of {learned.n_tokens:,} tokens of {background}, none has '
+                'a sense that moved. Give text that uses your words with --background.')
     price = round(learned.price, 5) + 0.0  # no -0.0
-    lines = [f'The price: {price:+.5f} nats per token on half of {background}, '
-             f'{price / learned.loss:.4%} of its {learned.loss:.3f}; {learned.n_touched:,} of its '
-             f'{learned.n_tokens:,} tokens have a sense that moved.']
+    lines = [f'The price: {price:+.5f} nats per token on {learned.n_tokens:,} tokens of '
+             f'{background}, {price / learned.loss:.4%} of their {learned.loss:.3f}; '
+             f'{learned.n_touched:,} of them have a sense that moved.']
     if learned.n_touched < FEW_TOKENS:
         lines.append('These are few, and text that uses your words costs more: give such a text '
                      'with --background.')
@@ -167,7 +166,9 @@ def run(argv: list[str]) -> None:
     """Read, learn, write the edit, and print its tables."""
     args = make_parser().parse_args(argv)
     check_out(args.out)
-    csv_file = output_path('--csv', args.csv, *CSV_BEGINS)
+    csv_file = output_path('--csv', args.csv, CSV_BEGINS)
+    if csv_file and csv_file.resolve() == args.out.resolve():
+        raise UserError(f'--out and --csv are both {args.csv}; give two names')
     subject = load_subject(args.source, find_device(args.device))
     subject.needs_senses('edit.py')
     model = subject.model.requires_grad_(False)

@@ -23,7 +23,7 @@ from rucksack.errors import UserError
 from rucksack.examples import WISHES
 from rucksack.files import output_path
 from rucksack.model import Config
-from rucksack.paper.canonical import examples_table
+from rucksack.paper.canonical import example_prompts, examples_table
 from rucksack.paper.gender import estimation_prompts, gender_table
 from rucksack.paper.likelihood import (
     blimp_table,
@@ -161,7 +161,7 @@ def make_parser() -> Parser:
     add = of['examples'].add_argument
     add('--wish', choices=WISHES,
         help='what the rows of a .jsonl wish for [more; equal for suffix1 and suffix2]')
-    add('--threshold', type=number(float, 0), metavar='X',
+    add('--threshold', type=number(float, 1e-9), metavar='X',
         help='success: a probability of at least X [0.2], for less below X [0.001]; for order at '
              'least X times as likely [16], for equal at most [1.5]')
     for name, kind in TABLES.items():
@@ -194,7 +194,11 @@ def load_subjects(args: argparse.Namespace, takes_baseline: bool) -> list[Subjec
                             'choose another --baseline')
         subjects.append(baseline)
     if args.edits:
-        prompts = estimation_prompts(own, args.data) if args.table == 'gender' else []
+        prompts = []
+        if args.table == 'gender':
+            prompts = estimation_prompts(own, args.data)
+        if args.table == 'examples':
+            prompts = example_prompts(own, args.data, args.wish)
         subjects.insert(1, under_edit(own, args.edits, prompts))
     return subjects
 
@@ -209,9 +213,9 @@ def under_edit(subject: Subject, lines: list[str], prompts: list[Tensor]) -> Sub
     if any(isinstance(change, Topic) for change in changes):
         raise UserError('an edit of a topic would see the later tokens of each text; use other '
                         'edits here, or sample.py')
-    edit, _ = make_edit(changes, subject.model, subject.encoding, prompts)
+    edit, sentences = make_edit(changes, subject.model, subject.encoding, prompts)
     name = f'{subject.name} under {", ".join(lines)}'
-    return replace(subject, name=name, edit=edit, why='')
+    return replace(subject, name=name, edit=edit, why=f'; {"; ".join(sentences)}')
 
 
 def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
@@ -239,7 +243,7 @@ def run(argv: list[str]) -> None:
     if args.baseline and is_of_one:
         parser.error(f'{args.table} is about one model; drop --baseline')
     args.device = find_device(args.device)
-    csv_file = output_path('--csv', args.csv, *CSV_BEGINS)
+    csv_file = output_path('--csv', args.csv, CSV_BEGINS)
     subjects = []
     if not args.size:
         subjects = load_subjects(args, takes_baseline=not is_of_one)

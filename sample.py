@@ -168,7 +168,7 @@ def parsed(parse: Callable) -> Callable:
 
 def parse_start(text: str) -> list[str]:
     """Parse a prompt, or @FILE with one prompt per line."""
-    return read_lines(text) if text.startswith('@') else [text]
+    return read_lines(text, has_comments=False) if text.startswith('@') else [text]
 
 
 def parse_look(text: str) -> tuple[str, SensesOf]:
@@ -312,7 +312,7 @@ def run(argv: list[str]) -> None:
     """Load, describe, and print what was asked for. No table is printed before all are made."""
     flags = parse_args(argv)
     page = output_path('--html', flags.html, PAGE_BEGINS)
-    csv_file = output_path('--csv', flags.csv, *CSV_BEGINS)
+    csv_file = output_path('--csv', flags.csv, CSV_BEGINS)
     subject = load_subject(flags.source, find_device(flags.device), flags.dtype)
     if looks_at_senses(flags) or flags.changes or page:
         subject.needs_senses('this command')

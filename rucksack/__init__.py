@@ -26,19 +26,23 @@ def save(model, encoding, folder) -> None:
     """Export a model and its tiktoken.Encoding to a new folder, which load and transformers read.
 
     UserError, before anything is written, for a model that could not be loaded again: of another
-    contextualizer, of another vocabulary than the encoding, or with a parameter that is not finite.
+    contextualizer, of another vocabulary than the encoding, or with a parameter that is not finite;
+    and for an encoding that cuts texts neither as GPT-2 does nor into words.
 
     >>> save(model, encoding, 'edited')
     >>> model, encoding = load('edited')
     """
     from rucksack.errors import reading
-    from rucksack.tokenizer import describe
+    from rucksack.tokenizer import describe, load_tokenizer
     from rucksack.weights import export, model_with
     with reading(folder, problem='is not written'):
         model_with(model.config, model.state_dict())
         if encoding.n_vocab != model.config.n_vocab:
             raise ValueError(f'{encoding.n_vocab} ids for n_vocab={model.config.n_vocab}')
-    export(model, describe(encoding), folder)
+        tokenizer = describe(encoding)
+        if load_tokenizer(tokenizer)._pat_str != encoding._pat_str:
+            raise ValueError("its encoding cuts texts differently from GPT-2's")
+    export(model, tokenizer, folder)
 
 
 def word(encoding, text: str) -> int | tuple[int, ...]:

@@ -42,6 +42,7 @@ from rucksack.words import (
     word_list,
 )
 
+WORD = r'([^:]*[^:\s]|:)'  # a colon begins what happens to it
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
 LEARNED = rf'@(.+\.safetensors)\s*(?:=\s*(-?{NUMBER}))?'
 FORMS = {  # form of a line -> what it does
@@ -101,7 +102,7 @@ Change = SensesOf | Replacement | Topic | FromFile
 
 
 def parse_lines(lines: list[str]) -> list[Change]:
-    """Parse lines; a line @FILE stands for the lines of a file, but for # comments."""
+    """Parse lines; a line @FILE stands for the lines of a file."""
     changes = []
     for line in lines:
         if not re.fullmatch('@[^:]+', line) or '.safetensors' in line:
@@ -110,8 +111,7 @@ def parse_lines(lines: list[str]) -> list[Change]:
         lines_of_file = read_lines(line)
         with reading(line):
             for one in lines_of_file:
-                if not one.startswith('#'):
-                    changes += parse_line(one.strip())
+                changes += parse_line(one.strip())
     return changes
 
 
@@ -126,7 +126,7 @@ def parse_line(line: str) -> list[Change]:
     if of_topic:
         bag, strength = of_topic.groups()
         return [Topic(parse_bag(bag), parse_strength(strength or '2'))]
-    of_replacement = re.fullmatch(r'(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)', line)
+    of_replacement = re.fullmatch(rf'{WORD}\s*:\s*(\S.*?)\s*->\s*(\S.*)', line)
     if of_replacement:
         change = Replacement(*of_replacement.groups())
     else:
@@ -149,7 +149,7 @@ def parse_senses(text: str) -> SensesOf:
     """
     span = '[0-9]{1,4}(?:-[0-9]{1,4})?'
     which = rf'{span}(?:\s*,\s*{span})*|[^/]+/[^/]+?'
-    match = re.fullmatch(rf'(?!\*.*/)(.*\S)\s*:\s*({which})\s*(?:=\s*(-?{NUMBER}))?\s*', text)
+    match = re.fullmatch(rf'(?!\*.*/){WORD}\s*:\s*({which})\s*(?:=\s*(-?{NUMBER}))?\s*', text)
     if not match:
         raise UserError(f'{text!r} cannot be read; write one of {", ".join(map(repr, FORMS))}')
     word, which, factor = match.groups()

@@ -132,17 +132,17 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
                         f'{wish}')
     if wish == 'less':
         return Example(line, prompt, [], first)
+    if first in rest:
+        raise UserError(f'{quoted_start(line)}: A and B are the same')
     second = rest[0] if rest else []
     return Example(line, prompt, first, second, are_equals=wish == 'equal')
 
 
 def refuse_contradictions(examples: list[Example]) -> None:
-    """Raise UserError if one example wishes more of what it or another wishes less of."""
-    wanted = {}
-    for one in examples:
-        if not one.are_equals or one.likelier == one.less_likely:
-            wanted[tuple(one.prompt), tuple(one.likelier)] = one.line
-    for one in examples:
+    """Raise UserError if one example wishes more of what another wishes less of."""
+    unequal = [one for one in examples if not one.are_equals]
+    wanted = {(tuple(one.prompt), tuple(one.likelier)): one.line for one in unequal}
+    for one in unequal:
         other = wanted.get((tuple(one.prompt), tuple(one.less_likely)))
         if one.less_likely and other:
             raise UserError(f'{quoted_start(one.line)} and {quoted_start(other)} contradict each '

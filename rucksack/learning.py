@@ -253,9 +253,11 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
     the price. An edit that costs more than budget, a share of their loss, is scaled back.
     UserError if a vector is not finite, or if nothing of the edit keeps to the budget.
     """
-    steps = steps or max(30, math.ceil(10 * len(examples) / EXAMPLES_AT_ONCE))
-    lr = lr or RATE / model.config.n_embd
-    traces = [trace_example(model, example) for example in examples]
+    if steps is None:
+        steps = max(30, math.ceil(10 * len(examples) / EXAMPLES_AT_ONCE))
+    if lr is None:
+        lr = RATE / model.config.n_embd
+    traces = [trace_example(model, example) for example in progress(examples, 'examples')]
     texts = [trace(model, ids[:1], ids[1:]) for ids in progress(background, 'background')]
     held = texts[::2]
     others = texts[1::2]
@@ -334,6 +336,8 @@ def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
         with safe_open(path, 'pt', str(device)) as file:
             made_for = file.metadata()['model']
             shift = Shift(*(file.get_tensor(name) for name in ('ids', 'numbers', 'vectors')))
+        if not shift.vectors.isfinite().all():
+            raise ValueError('a vector is not finite')
     if made_for != fingerprint(model, encoding):
         raise UserError(f'{path} was learned for a model with other parameters or another '
                         'vocabulary; learn it again with edit.py')

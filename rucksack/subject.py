@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from rucksack.documents import read_text
 from rucksack.errors import UserError
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
@@ -41,6 +42,13 @@ class Subject:
     def encode(self, text: str) -> list[int]:
         """Encode a text of any length."""
         return encode(self.encoding, text)
+
+    def read(self, path: Path) -> list[int]:
+        """Encode a text file: its documents, with an end-of-text between them."""
+        ids = []
+        for text in read_text(str(path), ''):
+            ids += [self.eot, *self.encode(text)]
+        return ids[1:]
 
     def single_tokens(self, words: list[str]) -> list[str]:
         """Choose the words that are one token inside a text."""

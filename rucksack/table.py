@@ -1,5 +1,6 @@
 """Print tables, and write them to CSV files."""
 
+import csv
 import math
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from rucksack.cli import printable
 from rucksack.files import write_file
 
 NAMES = 'rucksack_table'  # first column of a CSV file, by which ours are told from others
-CSV_BEGINS = (f'{NAMES},', f'{NAMES}\n')  # with columns, or without any row
+CSV_BEGINS = f'"{NAMES}"'
 
 
 class Token(str):
@@ -45,7 +46,7 @@ class Table:
             columns.append(justified([name, *cells], to_the_left))
         for name in self.bars:
             i = places[name]
-            cells = ['█' * round(20 * row[i]) for row in rows]
+            cells = [bar(row[i]) for row in rows]
             columns.append(justified([f'{name}:', *cells], to_the_left=True))
         if self.clip:
             columns = columns[:columns_that_fit(columns)]
@@ -61,6 +62,11 @@ def justified(cells: list[str], to_the_left: bool) -> list[str]:
     if to_the_left:
         return [text.ljust(width) for text in cells]
     return [text.rjust(width) for text in cells]
+
+
+def bar(p: float) -> str:
+    """Draw a probability; nothing for NaN."""
+    return '█' * round(20 * p) if math.isfinite(p) else ''
 
 
 def cell(value, how: str | Callable) -> str:
@@ -98,7 +104,7 @@ def write_csv(path: Path, tables: dict[str, Table]) -> None:
             rows.append({NAMES: name} | csv_row(table, row))
     columns = dict.fromkeys([NAMES, *(name for row in rows for name in row)])
     frame = pandas.DataFrame(rows, columns=list(columns), dtype=object)
-    write_file(path, frame.to_csv(index=False))
+    write_file(path, frame.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
 
 
 def csv_row(table: Table, row: list) -> dict:

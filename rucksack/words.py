@@ -29,11 +29,16 @@ IDS_AT_ONCE = 128  # for Eq. 17 of Small, the senses of these have 103M logits
 # Lists, bags and pairs.
 
 
-def read_lines(text: str) -> list[str]:
-    """Read the lines of the file in @FILE, without blank ones; UserError if there are none."""
+def read_lines(text: str, has_comments: bool = True) -> list[str]:
+    """Read the lines of the file in @FILE, without blank ones; UserError if there are none.
+
+    With has_comments, lines that begin with # are left out too.
+    """
     path = text.removeprefix('@')
     with reading(text, '@FILE must be a text file, one item per line'):
         lines = Path(path).read_text(encoding='utf-8-sig').split('\n')
+    if has_comments:
+        lines = [line for line in lines if not line.lstrip().startswith('#')]
     lines = [line for line in lines if line.strip()]
     if not lines:
         raise UserError(f'{text}: the file is empty; write one item per line')

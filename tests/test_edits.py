@@ -68,7 +68,8 @@ def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
 
 @pytest.mark.parametrize('line', [
     ':1', 'nurse:', '*:she/he', 'nurse:one', 'nurse:1,', 'nurse:-1', 'nurse:2-1', 'nurse:1=nan',
-    ': he -> she', 'topic music=1,2,3', 'topic music=1,1,1,-1', 'nurse:he/he', 'topic ,'])
+    ': he -> she', 'topic music=1,2,3', 'topic music=1,1,1,-1', 'nurse:he/he', 'topic ,',
+    'nurse:1,guard:2'])
 def test_a_line_that_cannot_be_read_is_no_edit(line):
     """It is refused, and not read as something else."""
     with pytest.raises(UserError):

@@ -4,6 +4,7 @@ import doctest
 from pathlib import Path
 
 import pytest
+import tiktoken
 import torch
 from helpers import Averages, lively
 
@@ -51,6 +52,14 @@ def test_save_refuses_what_load_could_not_read(fact):
         rucksack.save(REFUSED[fact], ENCODING, 'mine')
     assert '\n' not in str(refusal.value)
     assert list(Path().iterdir()) == []
+
+
+def test_save_refuses_an_encoding_that_cuts_texts_otherwise():
+    """It could not be described, and load would cut them as GPT-2 does."""
+    other = tiktoken.Encoding('other', pat_str='.', mergeable_ranks=ENCODING._mergeable_ranks,
+                              special_tokens=ENCODING._special_tokens)
+    with pytest.raises(ValueError, match='cuts'):
+        rucksack.save(lively(vocab_size=other.n_vocab), other, 'mine')
 
 
 def test_another_contextualizer_is_not_exported():

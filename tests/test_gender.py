@@ -141,10 +141,10 @@ def test_the_sense_that_leaves_least_bias_is_chosen(nouns, choosing, seed):
 def test_nouns_and_prompts_of_a_file_are_measured(tmp_path):
     """The mean of two nouns is that of the tables of each; what the file lacks is the paper's."""
     s = toy_subject(block_size=128)
-    prompts = ['the {} said', 'that {} was']
+    prompts = ['the {} said {', 'that {} was']
 
     def ratio(*lines: str) -> float:
-        (tmp_path / 'mine.txt').write_text('\n'.join(lines))
+        (tmp_path / 'mine.txt').write_text('\n'.join(['# mine', *lines, lines[0]]))
         return gender.gender_table([s], tmp_path / 'mine.txt').rows[0][1]
 
     nouns = [['nurse'], ['food'], ['nurse', 'food']]

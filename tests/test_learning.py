@@ -266,23 +266,19 @@ def test_a_learned_edit_is_refused_for_another_model(subject, shift, changed, tm
         load_shift(path, other.model, encoding)
 
 
-def test_padding_does_not_tell_models_apart(subject, shift, tmp_path):
-    """Rows of E that no id has may be cut off, as in an export."""
-    path = tmp_path / 'a.safetensors'
-    padded = toy_subject(padding=3)
-    save_shift(path, shift, padded.model, padded.encoding, {})
-    cut = toy_subject()
-    V = cut.model.config.n_vocab
-    state = padded.model.state_dict()
-    cut.model.load_state_dict(state | {'wte.weight': state['wte.weight'][:V]})
-    assert torch.equal(load_shift(path, cut.model, cut.encoding).vectors, shift.vectors)
-
-
 def test_a_file_that_is_no_edit_is_one_line(tmp_path, capsys):
     """Exit code 2."""
     path = tmp_path / 'bad.safetensors'
     path.write_bytes(bytes(64))
     assert 'bad.safetensors' in error_of(sample, capsys, '--from', str(TOY), '--edit', f'@{path}')
+
+
+def test_vectors_of_a_file_are_finite(subject, shift, tmp_path):
+    """Whoever wrote them."""
+    path = tmp_path / 'a.safetensors'
+    save_shift(path, replace(shift, vectors=shift.vectors / 0), subject.model, subject.encoding, {})
+    with pytest.raises(UserError, match='finite'):
+        load_shift(path, subject.model, subject.encoding)
 
 
 @pytest.mark.parametrize('line, texts, wish', [
@@ -321,8 +317,7 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
     ('the nurse ' * 40 + '-> she', '24'),
     ('the nurse -> she\nthe nurse -/> she', 'contradict'),
     ('the nurse -> she > he\nthe nurse -> he > she', 'contradict'),
-    ('the nurse -> she > she', 'contradict'),
-    ('the nurse -> she | she', 'contradict')])
+    ('the nurse -> she > she', 'same'), ('the nurse -> she | she', 'same')])
 def test_bad_examples_are_one_line(text, fact, subject, tmp_path):
     """It quotes them, or says what is missing."""
     path = tmp_path / 'examples.txt'
@@ -344,6 +339,8 @@ def test_bad_rows_are_one_line(row):
     (['--out', 'mine.safetensors'], 'mine.safetensors'),
     (['--out', 'a.safetensors', '--background', 'short.txt'], 'short.txt'),
     (['--out', 'a.safetensors', '--lr', '1e30'], '1e30'),
+    (['--out', 'a.safetensors', '--lr', '0'], "'0'"),
+    (['--out', 'a.safetensors', '--csv', 'a.safetensors'], '--csv'),
     (['--out', 'a.safetensors', '--wish', 'less'], '--wish'),
     (['--out', 'a.safetensors', '--budget', '-1'], '-1')])
 def test_a_failing_edit_leaves_nothing(flags, fact, tmp_path, monkeypatch, capsys):
@@ -370,10 +367,11 @@ def test_an_interrupted_edit_leaves_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
-    """Both examples succeed under the edit, and neither before."""
+    """Both examples succeed under the edit, and neither before; their prompts choose a sense."""
     file = lesson / 'makers.safetensors'
     said = say(evaluation, capsys, 'examples', '--from', str(TOY), '--data',
-               str(lesson / 'makers.txt'), '--edit', f'@{file}')
+               str(lesson / 'makers.txt'), '--edit', f'@{file}', 'Camry:Canon/Toyota=1')
+    assert 'separates Canon from Toyota after the prompt' in said
     shares = [line.split()[-1] for line in said.splitlines() if 'ln p' in line]
     assert shares == ['0.000', '1.000']
 

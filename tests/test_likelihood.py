@@ -79,6 +79,13 @@ def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
     assert likelihood.perplexity(scores.logp, n) == pytest.approx(math.exp(-logp / n), rel=1e-5)
 
 
+def test_a_text_file_has_the_ids_that_prepare_writes(tmp_path):
+    """Its documents end where it says <|endoftext|>."""
+    s = toy_subject()
+    (tmp_path / 'a.txt').write_text('the nurse\n<|endoftext|>\nshe said')
+    assert s.read(tmp_path / 'a.txt') == [*s.encode('the nurse'), s.eot, *s.encode('she said')]
+
+
 def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
     """Nats per token more than without it, by hand, and the tokens that it touched."""
     subject = toy_subject()

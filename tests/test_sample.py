@@ -153,6 +153,12 @@ def test_probs_are_those_of_each_prompt(out, capsys):
     assert_same(ask(capsys, *argv, '--probs', 'she,he')['probs'], expected)
 
 
+def test_a_csv_holds_any_prompt(out, capsys):
+    """Line ends of all kinds, quotes and commas."""
+    prompt = 'The nurse\r\nsaid, "that'
+    assert ask(capsys, '--start', prompt, '--probs', 'she')['probs'][0][0] == prompt
+
+
 @pytest.mark.parametrize('pairs', ['she/he', '@pairs.txt'])
 def test_find_has_a_row_for_each_of_words(pairs, world, capsys):
     """How far each sense separates a pair, or the pairs of a file on average."""

@@ -7,7 +7,6 @@ import torch
 from helpers import toy_subject
 from torch.nn import functional as F
 
-from rucksack import toy
 from rucksack.paper import similarity
 from rucksack.paper.similarity import similarities, similarity_data
 
@@ -39,13 +38,6 @@ def test_similarity_is_the_cosine_of_each_sense():
     wanted = [*by_sense, min(by_sense), of_embeddings]
     assert len(xy) > 1
     assert torch.cat([*found.values()]).tolist() == pytest.approx(wanted, abs=1e-5)
-
-
-def test_pairs_of_the_toy_are_its_synonyms():
-    """Without data a model of the toy world is asked about all of them, adjectives and adverbs."""
-    found = similarity_data(toy_subject(), None)
-    assert list(found) == ['adjectives', 'adverbs']
-    assert found['adjectives'] + found['adverbs'] == toy.SYNONYMS
 
 
 def test_the_best_sense_of_each_set_is_named():

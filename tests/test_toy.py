@@ -30,10 +30,6 @@ N_STORIES = 64_000
 N_TRAIN = 60_000  # the others are held out
 
 
-# -----------------------------------------------------------------------------
-# The world.
-
-
 @pytest.fixture(scope='module')
 def stories():
     """Stories of the world, each with its surprisal in nats."""
@@ -131,10 +127,6 @@ def test_the_bins_are_the_stories_and_stay_as_they_are(folder):
     entropy = sum(nats) / sum(meta['tokens'].values())
     assert meta['val_entropy_per_token'] == pytest.approx(val_entropy)
     assert meta['entropy_per_token'] == pytest.approx(entropy)
-
-
-# -----------------------------------------------------------------------------
-# The paper's claims about a model of this world.
 
 
 PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} believes',

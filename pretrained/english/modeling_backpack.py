@@ -109,13 +109,14 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         T = input_ids.shape[1]
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)  # (B, T), 0: padding
-        if attention_mask.shape != input_ids.shape or attention_mask.max() > 1:
+        mask = attention_mask.bool()
+        if mask.shape != input_ids.shape or (mask != attention_mask).any():
             raise ValueError('attention_mask is not (B, T) of 0 and 1; texts cannot be packed')
-        position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # (B, T)
+        position_ids = (mask.cumsum(-1) - 1).clamp(min=0)  # (B, T)
         causal = torch.ones(T, T, dtype=torch.bool, device=input_ids.device).tril()
-        seen = causal & attention_mask[:, None, None].bool()  # (B, 1, T, T)
+        seen = causal & mask[:, None, None]  # (B, 1, T, T)
         h = self.backpack.gpt2_model(
-            input_ids, attention_mask=attention_mask, position_ids=position_ids,
+            input_ids, attention_mask=mask.long(), position_ids=position_ids,
             use_cache=False)[0]  # (B, T, d), Eq. 11
         return self.backpack.sense_weight_net(h, seen)
 

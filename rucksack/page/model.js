@@ -345,8 +345,9 @@ class Text {
 const NUMBER = String.raw`(?:\d{1,4}(?:\.\d*)?|\.\d+)`;
 const SPAN = String.raw`\d{1,4}(?:-\d{1,4})?`;
 const WHICH = String.raw`${SPAN}(?:\s*,\s*${SPAN})*|[^\s/=]+\s*/\s*[^\s/=]+`;
-const SCALING = RegExp(String.raw`^(?!\*.*/)(.*\S)\s*:\s*(${WHICH})\s*(?:=\s*(-?${NUMBER}))?$`);
-const REPLACEMENT = /^(.*\S)\s*:\s*(\S.*?)\s*->\s*(\S.*)$/;
+const WORD = String.raw`([^:]*[^:\s]|:)`;
+const SCALING = RegExp(String.raw`^(?!\*.*/)${WORD}\s*:\s*(${WHICH})\s*(?:=\s*(-?${NUMBER}))?$`);
+const REPLACEMENT = RegExp(String.raw`^${WORD}\s*:\s*(\S.*?)\s*->\s*(\S.*)$`);
 const FORMS = 'write nurse:10, nurse,teacher:3-5,10=0.5, nurse:she/he, *:3 or MacBook: Apple -> HP';
 
 class Edit {

@@ -53,16 +53,26 @@ def successes(values: Tensor, wish: str, threshold: float) -> Tensor:
     return values <= math.log(threshold)
 
 
+def examples_for(subject: Subject, path: str | None, wish: str | None) -> list[Example]:
+    """Read the examples in a file; UserError without one."""
+    if path is None:
+        raise UserError('examples needs --data FILE, with one example per line or a .jsonl')
+    return read_examples(Path(path), subject.encoding, subject.model.config.block_size, wish)
+
+
+def example_prompts(subject: Subject, path: str | None, wish: str | None) -> list[Tensor]:
+    """List the prompts of the examples in a file: ids (1, T) each."""
+    return [torch.tensor([example.prompt], device=subject.device)
+            for example in examples_for(subject, path, wish)]
+
+
 def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
                    threshold: float | None) -> Table:
     """Measure examples under each subject: the mean, and the share that succeeds, by wish."""
-    if path is None:
-        raise UserError('examples needs --data FILE, with one example per line or a .jsonl')
     rows = []
     means = {}
     for subject in subjects:
-        examples = read_examples(
-            Path(path), subject.encoding, subject.model.config.block_size, wish)
+        examples = examples_for(subject, path, wish)
         values = measures(subject, examples)
         for name in WISHES:
             of_wish = torch.tensor([example.wish == name for example in examples])

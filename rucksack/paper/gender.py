@@ -38,6 +38,7 @@ class Lists:
 def read_lists(data: str | None) -> Lists:
     """Read a file with a noun or a prompt with {} on each line; what it lacks is the paper's."""
     lines = read_lines(f'@{data}') if data else []
+    lines = list(dict.fromkeys(lines))
     nouns = [line.strip() for line in lines if '{}' not in line]
     prompts = [line for line in lines if '{}' in line]
     return Lists(nouns or NOUNS, prompts or PROMPTS)
@@ -45,7 +46,7 @@ def read_lists(data: str | None) -> Lists:
 
 def encoded(subject: Subject, noun: str, prompts: list[str]) -> list[list[int]]:
     """Encode the prompts with a noun in them; UserError if the model cannot read them."""
-    texts = [subject.encode(prompt.format(noun)) for prompt in prompts]
+    texts = [subject.encode(prompt.replace('{}', noun)) for prompt in prompts]
     subject.needs_length(max(map(len, texts)), 'a prompt has')
     return texts
 

@@ -142,7 +142,7 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
         path = Path(data)
     if path.is_file() and path.suffix != '.bin':
         with reading(path, 'choose a text file, a folder or a .bin'):
-            ids = subject.encode(path.read_text('utf-8-sig'))
+            ids = subject.read(path)
             if not ids:
                 raise ValueError('it is empty')
             return ids, path
