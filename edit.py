@@ -94,10 +94,9 @@ def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
     length = min(TEXT_LENGTH, subject.model.config.block_size)
     ids = [subject.eot, *ids]
     texts = [ids[i:i + length + 1] for i in range(0, len(ids) - 1, length)]
-    texts = texts[::math.ceil(len(texts) / MOST_TEXTS)]  # spread over a long file
     if len(texts) < 2:
         raise UserError(f'{path} has {len(ids) - 1} tokens; a background needs more than {length}')
-    return texts
+    return texts[::math.ceil(len(texts) / MOST_TEXTS)]  # spread over a long file
 
 
 # -----------------------------------------------------------------------------

@@ -139,14 +139,18 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
 
 
 def refuse_contradictions(examples: list[Example]) -> None:
-    """Raise UserError if one example wishes more of what another wishes less of."""
+    """Raise UserError if one example wishes more of what another wishes less, or equally, of."""
     unequal = [one for one in examples if not one.are_equals]
     wanted = {(tuple(one.prompt), tuple(one.likelier)): one.line for one in unequal}
-    for one in unequal:
-        other = wanted.get((tuple(one.prompt), tuple(one.less_likely)))
-        if one.less_likely and other:
-            raise UserError(f'{quoted_start(one.line)} and {quoted_start(other)} contradict each '
-                            'other; drop one')
+    for one in examples:
+        unwanted = [one.less_likely]
+        if one.are_equals:
+            unwanted.append(one.likelier)
+        for ids in unwanted:
+            other = wanted.get((tuple(one.prompt), tuple(ids)))
+            if ids and other:
+                raise UserError(f'{quoted_start(one.line)} and {quoted_start(other)} contradict '
+                                'each other; drop one')
 
 
 def quoted_start(line: str) -> str:

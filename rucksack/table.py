@@ -10,8 +10,8 @@ from pathlib import Path
 from rucksack.cli import printable
 from rucksack.files import write_file
 
-NAMES = 'rucksack_table'  # first column of a CSV file, by which ours are told from others
-CSV_BEGINS = f'"{NAMES}"'
+FIRST_COLUMN = 'rucksack_table'  # first column of a CSV file, by which ours are told from others
+CSV_BEGINS = f'"{FIRST_COLUMN}"'
 
 
 class Token(str):
@@ -101,8 +101,8 @@ def write_csv(path: Path, tables: dict[str, Table]) -> None:
     rows = []
     for name, table in tables.items():
         for row in table.rows:
-            rows.append({NAMES: name} | csv_row(table, row))
-    columns = dict.fromkeys([NAMES, *(name for row in rows for name in row)])
+            rows.append({FIRST_COLUMN: name} | csv_row(table, row))
+    columns = dict.fromkeys([FIRST_COLUMN, *(name for row in rows for name in row)])
     frame = pandas.DataFrame(rows, columns=list(columns), dtype=object)
     write_file(path, frame.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
 

@@ -96,7 +96,7 @@ def pieces_of(encoding: Encoding, word: str) -> list[int]:
     A word is unknown if a tokenizer of whole words splits off the space and spells the rest out.
     """
     if not word or word != word.strip():
-        raise UserError(f'{word!r} is no word; give one without the space before it')
+        raise UserError(f'{word!r} is no word; give one, without spaces around it')
     ids = encoding.encode_ordinary(f' {word}')
     if encoding.name == 'words' and encoding.decode_single_token_bytes(ids[0]) == b' ':
         return [word_id(encoding, word)]

@@ -317,6 +317,7 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
     ('the nurse ' * 40 + '-> she', '24'),
     ('the nurse -> she\nthe nurse -/> she', 'contradict'),
     ('the nurse -> she > he\nthe nurse -> he > she', 'contradict'),
+    ('the nurse -> she | he\nthe nurse -> she', 'contradict'),
     ('the nurse -> she > she', 'same'), ('the nurse -> she | she', 'same')])
 def test_bad_examples_are_one_line(text, fact, subject, tmp_path):
     """It quotes them, or says what is missing."""
@@ -338,11 +339,10 @@ def test_bad_rows_are_one_line(row):
     (['--out', 'no/a.safetensors'], 'no/a.safetensors'),
     (['--out', 'mine.safetensors'], 'mine.safetensors'),
     (['--out', 'a.safetensors', '--background', 'short.txt'], 'short.txt'),
-    (['--out', 'a.safetensors', '--lr', '1e30'], '1e30'),
+    (['--out', 'a.safetensors', '--background', '/dev/null'], '/dev/null'),
     (['--out', 'a.safetensors', '--lr', '0'], "'0'"),
     (['--out', 'a.safetensors', '--csv', 'a.safetensors'], '--csv'),
-    (['--out', 'a.safetensors', '--wish', 'less'], '--wish'),
-    (['--out', 'a.safetensors', '--budget', '-1'], '-1')])
+    (['--out', 'a.safetensors', '--wish', 'less'], '--wish')])
 def test_a_failing_edit_leaves_nothing(flags, fact, tmp_path, monkeypatch, capsys):
     """One line, exit code 2, and the files are those that were there."""
     monkeypatch.chdir(tmp_path)

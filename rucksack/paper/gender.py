@@ -36,12 +36,14 @@ class Lists:
 
 
 def read_lists(data: str | None) -> Lists:
-    """Read a file with a noun or a prompt with {} on each line; what it lacks is the paper's."""
+    """Read a file with a noun or a prompt with {} on each line, once each.
+
+    What it lacks is the paper's.
+    """
     lines = read_lines(f'@{data}') if data else []
-    lines = list(dict.fromkeys(lines))
-    nouns = [line.strip() for line in lines if '{}' not in line]
-    prompts = [line for line in lines if '{}' in line]
-    return Lists(nouns or NOUNS, prompts or PROMPTS)
+    nouns = dict.fromkeys(line.strip() for line in lines if '{}' not in line)
+    prompts = dict.fromkeys(line for line in lines if '{}' in line)
+    return Lists(list(nouns) or NOUNS, list(prompts) or PROMPTS)
 
 
 def encoded(subject: Subject, noun: str, prompts: list[str]) -> list[list[int]]:
