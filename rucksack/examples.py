@@ -132,9 +132,11 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
                         f'{wish}')
     if wish == 'less':
         return Example(line, prompt, [], first)
-    if first in rest:
-        raise UserError(f'{quoted_start(line)}: A and B are the same')
     second = rest[0] if rest else []
+    n = min(len(first), len(second))
+    if second and first[:n] == second[:n]:  # the longer one cannot be likelier
+        raise UserError(f'{quoted_start(line)}: as tokens, one of A and B is the beginning of '
+                        'the other; add the same next word to both')
     return Example(line, prompt, first, second, are_equals=wish == 'equal')
 
 
