@@ -334,6 +334,8 @@ def run(argv: list[str]) -> None:
             flags.changes, subject.model, subject.encoding, list(prompts.values()))
         has_effect = changes_any(subject.model, prompts, edit)
         notices += sentences
+        if flags.find or flags.similar:
+            notices.append('--find and --similar look at senses as they are without the edit.')
     for line in warnings_of(flags, subject, prompts, has_effect):  # first: often misspelled words
         print(line)
     print(subject.about())

@@ -108,8 +108,7 @@ def test_all_edits_apply_in_order_in_one_command(out, capsys):
         replace_word(model, [macbook], hp, by),
         topic(model, film, STRENGTHS[1])]
     argv = ['--start', start, '--temperature', '0', '--senses-off', '*:2', '--edit', 'is:3-5=0.5',
-            'MacBook: Apple -> HP', 'MacBook: HP -> by', '--senses-off',
-            'topic film_tv_video=1']
+            'MacBook: Apple -> HP', 'MacBook: HP -> by', '--senses-off', 'topic film_tv_video=1']
     rows = ask(capsys, *argv)['next words']
     assert_same(rows, world.next_words(world.probs(), world.probs(*edits)))
 
@@ -118,9 +117,6 @@ def test_all_edits_apply_in_order_in_one_command(out, capsys):
     assert f'\nafter 1: {up_to_its_end(world, made[0].tolist())}\n' in said
     assert '\nReplaced: MacBook gives HP what it gave Apple\n' in said
     assert '\nTopic: film, tv, ' in said
-
-
-TEMPLATE = 'My {} said that'
 
 
 def test_a_file_of_prompts_asks_about_each(out, capsys):
@@ -141,15 +137,14 @@ def test_probs_are_those_of_each_prompt(out, capsys):
     """A row a prompt, with the log odds of two words, before and after the edit."""
     expected = []
     for word in ('nurse', 'sheriff'):
-        world = World(prompt=TEMPLATE.format(word))
-        row = [TEMPLATE.format(word)]
+        row = [f'My {word} said that']
+        world = World(prompt=row[0])
         edit = scale_senses([world.id('nurse')], [3, 5], 0.0)
         for p in (world.probs(), world.probs(edit)):
-            she = p[world.id('she')].item()
-            he = p[world.id('he')].item()
+            she, he = p[[world.id('she'), world.id('he')]].tolist()
             row += [she, he, math.log(she / he)]
         expected.append(row)
-    argv = ['--start', TEMPLATE, '--words', 'nurse,sheriff', '--senses-off', 'nurse:3,5']
+    argv = ['--start', 'My {} said that', '--words', 'nurse,sheriff', '--senses-off', 'nurse:3,5']
     assert_same(ask(capsys, *argv, '--probs', 'she,he')['probs'], expected)
 
 
@@ -253,6 +248,11 @@ def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
         expected.append([l, '-', *lowered])
     tables = ask(capsys, '--edit', 'nurse:9=-2', '--show', 'nurse:9,3')
     assert_same(tables['show nurse:9,3'], expected)
+
+
+def test_looks_that_ignore_an_edit_say_so(out, capsys):
+    """Nothing in the table would tell."""
+    assert 'without the edit' in say(sample, capsys, '--edit', 'nurse:3', '--similar', 'quick')
 
 
 def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
