@@ -42,7 +42,7 @@ from rucksack.senses import Edit, add_to_senses
 EXAMPLES_AT_ONCE = 5    # in a step, as published
 POSITIONS_AT_ONCE = 64  # of the background, whose logits are (positions, V)
 PENALTY = 3000          # in choosing senses, for the weight that other text gives them
-ENOUGH = {  # the loss at which a wish is fulfilled
+ENOUGH = {  # the loss at which a wish is fulfilled, for each token of the longer continuation
     'more': 0.0, 'equal': 0.0, 'less': math.log(1e-4), 'order': -math.log(100)}
 RATE = 5.12             # over d it is the learning rate: a step then moves logits alike at any d
 
@@ -140,14 +140,16 @@ def trace_example(model: Backpack, example: Example) -> list[Trace]:
 def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Tensor) -> Tensor:
     """Compute log p(less_likely) - log p(likelier), of those there are, in nats: a scalar.
 
-    For equals, it is the size of the difference. The loss ends at ENOUGH of the wish.
+    For equals, it is the size of the difference. The loss ends at ENOUGH of the wish, as it would
+    otherwise ask for ever larger odds.
     """
     nats = positions.nats(model, vectors)  # (n,), of likelier and then of less_likely
     n = len(example.likelier)
     loss = nats[:n].sum() - nats[n:].sum()
     if example.are_equals:
         loss = loss.abs()
-    return loss.clamp(min=ENOUGH[example.wish])
+    n_tokens = max(n, len(example.less_likely))
+    return loss.clamp(min=n_tokens * ENOUGH[example.wish])
 
 
 def divergence(model: Backpack, positions: Positions, vectors: Tensor) -> Tensor:
