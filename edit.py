@@ -22,7 +22,7 @@ from rucksack.errors import UserError, reading
 from rucksack.examples import FORMS, WISHES, Example, read_examples
 from rucksack.files import output_path
 from rucksack.learning import Learned, Shift, about_shift, learn, save_shift
-from rucksack.paper.canonical import THRESHOLDS, measures, successes
+from rucksack.paper.canonical import THRESHOLDS, log_odds, measures, successes
 from rucksack.sample_tables import ranking, shortened, token_texts
 from rucksack.senses import Edit, extremes
 from rucksack.subject import Subject, load_subject
@@ -105,16 +105,14 @@ def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
 
 def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Table:
     """Show the probability of A for each example, or the odds of A to B, before and after."""
-    edited = replace(subject, edit=edit)
-    before, after = (measures(one, examples) for one in (subject, edited))  # (examples,) each
+    before = log_odds(subject, examples)  # (examples,)
+    after = log_odds(replace(subject, edit=edit), examples)
     rows = []
-    for example, *values in zip(examples, before.tolist(), after.tolist()):
-        if example.wish in ('more', 'less'):
-            rows.append([example.line, 'p(A)', *(math.exp(-nats) for nats in values)])
-        else:
-            rows.append([example.line, 'p(A)/p(B)', *(math.exp(nats) for nats in values)])
+    for example, *values in zip(examples, before.exp().tolist(), after.exp().tolist()):
+        what = 'p(A)/p(B)' if example.wish in ('order', 'equal') else 'p(A)'
+        rows.append([example.line, what, *values])
     notes = [f'Fulfilled before the edit: {example.line}'
-             for example, value in zip(examples, before)
+             for example, value in zip(examples, measures(before, examples))
              if successes(value, example.wish, THRESHOLDS[example.wish])]
     columns = {'example': shortened, 'what': '<', 'before': '.4g', 'after': '.4g'}
     return Table('The examples, before and after the edit', columns, rows, notes)
@@ -143,13 +141,14 @@ def price_line(learned: Learned, background: Path | str) -> str:
     """Say what the edit costs on the background, in a paragraph."""
     if learned.n_touched == 0:
         return (f'The price is not known: of {learned.n_tokens:,} tokens of {background}, none has '
-                'a sense that moved. Give text that uses your words with --background.')
+                'a sense that moved. With --background, give ordinary text in which your words '
+                'occur, but are rare: senses of its common words do not move.')
     price = round(learned.price, 5) + 0.0  # no -0.0
     lines = [f'The price: {price:+.5f} nats per token on {learned.n_tokens:,} tokens of '
              f'{background}, {price / learned.loss:.4%} of their {learned.loss:.3f}; '
              f'{learned.n_touched:,} of them have a sense that moved.']
     if learned.n_touched < FEW_TOKENS:
-        lines.append('These are few, and text that uses your words costs more: give such a text '
+        lines.append('These are few, and text that uses your words costs more: give more text '
                      'with --background.')
     if learned.factor < 1:
         lines.append(f'The vectors were scaled back to {learned.factor:.2f} of what was learned, '

@@ -71,7 +71,7 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
         n = len(one.prompt) + max(len(one.likelier), len(one.less_likely)) - 1
         if n > block_size:
             raise UserError(f'{quoted_start(one.line)} has {n} tokens before its last; the model '
-                            f'reads {block_size}')
+                            f'reads {block_size}: shorten its prompt')
     refuse_contradictions(examples)
     return examples
 
@@ -79,7 +79,7 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
 def parse_line(line: str) -> tuple[list[str], str]:
     """Parse a line into a prompt and one or two continuations, and a wish."""
     prompt = r'((?:(?!-/?>).)*\S)'  # without an arrow
-    match = re.fullmatch(rf'{prompt}\s*(-/?>)\s*([^>|]+?)(?:\s+([>|])\s*([^>|]+))?', line)
+    match = re.fullmatch(rf'{prompt}\s*(?<![-/])(-/?>)\s*([^>|]+?)(?:\s+([>|])\s*([^>|]+))?', line)
     wish = match and ARROWS.get((match[2], match[4]))
     if not wish:
         raise UserError(f'{quoted_start(line)} cannot be read; write one of {", ".join(FORMS)}')
@@ -141,16 +141,19 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
 
 
 def refuse_contradictions(examples: list[Example]) -> None:
-    """Raise UserError if one example wishes more of what another wishes less, or equally, of."""
-    unequal = [one for one in examples if not one.are_equals]
-    wanted = {(tuple(one.prompt), tuple(one.likelier)): one.line for one in unequal}
+    """Raise UserError if one example wishes for the opposite of another, or for equals of it."""
+    wanted = {}  # likelier and less likely after a prompt -> line
     for one in examples:
-        unwanted = [one.less_likely]
+        if not one.are_equals:
+            wanted[str([one.prompt, one.likelier, one.less_likely])] = one.line
+    for one in examples:
+        A, B = one.likelier, one.less_likely
+        unwanted = [[B, A]]
         if one.are_equals:
-            unwanted.append(one.likelier)
-        for ids in unwanted:
-            other = wanted.get((tuple(one.prompt), tuple(ids)))
-            if ids and other:
+            unwanted += [[A, B], [A, []], [B, []]]
+        for pair in unwanted:
+            other = wanted.get(str([one.prompt, *pair]))
+            if other:
                 raise UserError(f'{quoted_start(one.line)} and {quoted_start(other)} contradict '
                                 'each other; drop one')
 

@@ -3,7 +3,7 @@
 Method: Hewitt, Chen, Xie, Adams, Liang, Manning 2024, "Model Editing with Canonical Examples",
 https://arxiv.org/abs/2402.06155
 
-An example is a prompt with a continuation that should be likelier after it. Each example chooses a
+An example is a prompt and what should be likelier after it, or less likely. Each example chooses a
 few senses of its words, and gradient steps find a vector to add to each of them. Nothing else of
 the model changes. Above all, alpha does not, as it does not depend on the senses (Eq. 12). So the
 Transformer reads each text once. If delta is added to sense l of the id v, o_i moves by w_i delta:
@@ -11,8 +11,8 @@ Transformer reads each text once. If delta is added to sense l of the id v, o_i 
     o_i' = o_i + w_i delta,  w_i = sum of alpha_lij over the positions j where x_j = v    Eq. 2
     logits_i' = o_i' E^T                                                                 Eq. 9
 
-Learning needs these two lines alone, and the background: other text, on which nothing should
-change.
+With these two lines, a step computes the losses of some examples, and how far the predictions on
+the background move: other text, on which nothing should change.
 
 P counts the pairs (id, sense) that move, N the scored positions of all texts, n those of one text.
 Other letters are as in model.py.
@@ -72,7 +72,7 @@ class Trace:
     targets: Tensor  # (n,), the ids that follow these positions
     o: Tensor        # (n, d), Eq. 2, before any sense moves
     ids: Tensor      # (m,), the distinct ids
-    weights: Tensor  # (n, k, m), w_i above for each sense of each id
+    weights: Tensor  # (n, k, m), the sum of alpha over the positions of each id, for each sense
 
 
 @torch.no_grad()
@@ -153,7 +153,7 @@ def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Te
 
 
 def divergence(model: Backpack, positions: Positions, vectors: Tensor) -> Tensor:
-    """Compute the mean KL divergence from the edited predictions to the model's own: a scalar."""
+    """Average KL(p || q) over positions, p by the model and q by the edited model: a scalar."""
     edited = positions.logits(model, vectors).log_softmax(-1)  # (N, V)
     unedited = positions.logits(model, torch.zeros_like(vectors)).log_softmax(-1)
     return F.kl_div(edited, unedited, log_target=True, reduction='batchmean')
@@ -174,8 +174,9 @@ def choose(model: Backpack, examples: list[Example], traces: list[list[Trace]],
 
     The score of a pair is what moving its sense does for the example, the length of the gradient of
     the loss with respect to its vector, less PENALTY times what it does elsewhere, the mean weight
-    that a position of the background gives to the sense. (Published: the weight that the
-    continuation gives to the sense, in place of the gradient.)
+    that a position of the background gives to the sense. Lengths are about 1, mean weights up to
+    0.02: one occurrence in thousands of tokens can decide. (Published: the weight that the
+    continuation gives to the sense, in place of the gradient.) A fulfilled example chooses none.
     """
     V, k = model.config.n_vocab, model.config.n_sense
     elsewhere = torch.zeros(V, k, device=model.wte.weight.device)
@@ -189,8 +190,10 @@ def choose(model: Backpack, examples: list[Example], traces: list[list[Trace]],
         vectors = torch.zeros(len(pairs), model.config.n_embd, device=ids.device).requires_grad_()
         loss = loss_of(model, example, positions_of(of_example, pairs), vectors)
         gradients, = torch.autograd.grad(loss, vectors)  # (m * k, d)
-        scores = gradients.norm(dim=1) - PENALTY * elsewhere[ids].flatten()  # (m * k,)
-        best = scores.topk(min(n, len(scores))).indices
+        lengths = gradients.norm(dim=1)  # (m * k,), 0 once the wish is fulfilled
+        scores = lengths - PENALTY * elsewhere[ids].flatten()
+        scores[lengths == 0] = -math.inf
+        best = scores.topk(min(n, lengths.count_nonzero().item())).indices
         chosen.append(pairs[best])
     return torch.cat(chosen).unique(dim=0)
 
@@ -207,15 +210,15 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
         steps: int, lr: float, seed: int) -> Tensor:
     """Find vectors (P, d) that lower the losses of examples and keep other predictions.
 
-    cases are the positions of each example, held those of the background. Adam and the cosine are
-    as published.
+    cases are the positions of each example, held those of the background. Adam's betas are as
+    published, and the rate falls along a cosine.
     """
     P = held.weights.shape[1]
     vectors = torch.zeros(P, model.config.n_embd, device=held.o.device, requires_grad=True)
     optimizer = torch.optim.Adam([vectors], lr, betas=(0.9, 0.995))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
-    can_change = held.weights.any(1)  # (N,); elsewhere the divergence is 0
+    can_change = held.weights.any(1)  # (N,); elsewhere the divergence is 0, and no draw is spent
     held = held.at(can_change)
     share = can_change.float().mean()
     for batch in progress(batches(len(examples), steps, generator), 'steps'):
@@ -264,6 +267,8 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
     held = texts[::2]
     others = texts[1::2]
     pairs = choose(model, examples, traces, held, n_senses)  # (P, 2)
+    if not len(pairs):
+        raise UserError('every example is fulfilled already; there is nothing to learn')
     cases = [positions_of(of_example, pairs) for of_example in traces]
     vectors = fit(model, examples, cases, positions_of(held, pairs), steps, lr, seed)
     if not vectors.isfinite().all():
@@ -278,8 +283,8 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
 
     factor = largest_factor(lambda factor: price(factor) <= budget * loss)
     if factor == 0:
-        raise UserError(f'however small, the edit costs more than {budget:g} of the loss on the '
-                        'background; choose a larger budget')
+        raise UserError(f'even 1/64 of the edit costs more than {budget:g} of the loss on the '
+                        'background; choose a larger budget, a lower rate or fewer steps')
     ids, numbers = pairs.T
     idx = torch.cat([one.idx for one in others])
     n_touched = torch.isin(idx, ids).sum().item()
@@ -288,7 +293,7 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
 
 
 def largest_factor(is_within: Callable[[float], bool]) -> float:
-    """Find 1, or the largest factor below it that is within the budget, to 1/64."""
+    """Find 1, or the largest multiple of 1/64 within the budget if the price grows with it."""
     if is_within(1.0):
         return 1.0
     low, high = 0.0, 1.0
@@ -338,7 +343,9 @@ def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
         with safe_open(path, 'pt', str(device)) as file:
             made_for = file.metadata()['model']
             shift = Shift(*(file.get_tensor(name) for name in ('ids', 'numbers', 'vectors')))
-        if not shift.vectors.isfinite().all():
+        idx = shift.ids[None]  # (1, P)
+        moved = shift.edit()(idx, model.senses(idx))
+        if not moved.isfinite().all():
             raise ValueError('a vector is not finite')
     if made_for != fingerprint(model, encoding):
         raise UserError(f'{path} was learned for a model with other parameters or another '

@@ -1,5 +1,6 @@
 """Claims about edits that are learned from examples."""
 
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -11,13 +12,13 @@ from helpers import ROOT, error_of, say, toy_subject
 from torch.testing import assert_close
 
 import rucksack
-from rucksack import edit, learning, sample
+from rucksack import edit, learning
 from rucksack import eval as evaluation
 from rucksack.edits import make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import Example, as_line, parse_line, parse_row, read_examples
 from rucksack.learning import Shift, learn, load_shift, positions_of, save_shift, trace
-from rucksack.paper.canonical import measures, successes
+from rucksack.paper.canonical import log_odds, successes
 from rucksack.senses import compose, next_word_probs, pad, scale_senses, senses_after
 from rucksack.tokenizer import load_tokenizer
 from rucksack.words import word_id
@@ -117,13 +118,15 @@ def test_what_is_learned_holds_in_other_texts(lesson):
 
 
 def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
-    """A line that the model already follows, and no other."""
-    wishes = ['My nurse said that -/> Canon', 'My nurse said that -> Apple > Canon']
+    """A line that the model already follows, and no other; odds are those of A to B."""
+    wishes = ['My nurse said that -/> Canon', 'My nurse said that -> Apple > Canon',
+              'My nurse said that -> Canon > HP', 'My nurse said that -> he | she']
     (tmp_path / 'wishes.txt').write_text('\n'.join(wishes))
     said = say(edit, capsys, str(tmp_path / 'wishes.txt'), '--from', str(TOY), '--steps', '1',
                '--out', str(tmp_path / 'a.safetensors'))
     named = [line for line in said.splitlines() if line.startswith('Fulfilled')]
     assert named == [f'Fulfilled before the edit: {wishes[0]}']
+    assert float(re.search(r'he \| she +p\(A\)/p\(B\) +(\S+)', said)[1]) < 1  # she is likelier
 
 
 def test_edit_prints_what_the_edited_model_predicts(lesson):
@@ -178,16 +181,16 @@ def test_the_background_holds_its_predictions(subject):
 
 
 @pytest.mark.parametrize('line, least, most', [
-    ('the nurse said that -> she', 0, 1), ('the nurse said that -/> she', 10, 20),
-    ('the nurse said that -> she > he', 1, 20), ('the nurse said that -> she | food', 0, 0.02)])
-def test_a_wish_moves_its_measure_its_way(line, least, most, subject, tmp_path):
-    """-ln p(A) falls for -> and rises for -/>; log odds rise for A > B, and near 0 for A | B."""
+    ('the nurse said that -> she', -1, 0), ('the nurse said that -/> she', -20, -10),
+    ('the nurse said that -> she > he', 1, 20), ('the nurse said that -> food | she', -0.02, 0.02)])
+def test_a_wish_moves_its_odds_its_way(line, least, most, subject, tmp_path):
+    """ln p(A) rises for -> and falls for -/>; log odds rise for A > B, and near 0 for A | B."""
     path = tmp_path / 'wish.txt'
     path.write_text(line)
     examples = read_examples(path, subject.encoding, 24)
     learned = learn(subject.model, examples, BACKGROUND, budget=1.0).shift.edit()
-    before = measures(subject, examples).item()
-    after = measures(replace(subject, edit=learned), examples).item()
+    before = log_odds(subject, examples).item()
+    after = log_odds(replace(subject, edit=learned), examples).item()
     assert not least < before < most
     assert least < after < most
 
@@ -266,18 +269,14 @@ def test_a_learned_edit_is_refused_for_another_model(subject, shift, changed, tm
         load_shift(path, other.model, encoding)
 
 
-def test_a_file_that_is_no_edit_is_one_line(tmp_path, capsys):
-    """Exit code 2."""
-    path = tmp_path / 'bad.safetensors'
-    path.write_bytes(bytes(64))
-    assert 'bad.safetensors' in error_of(sample, capsys, '--from', str(TOY), '--edit', f'@{path}')
-
-
-def test_vectors_of_a_file_are_finite(subject, shift, tmp_path):
-    """Whoever wrote them."""
+@pytest.mark.parametrize('change', [
+    {'vectors': torch.ones(3, 16) / 0}, {'vectors': torch.ones(3, 8)},
+    {'numbers': torch.tensor([0, 3, 4])}])
+def test_a_file_that_does_not_fit_its_model_is_refused(change, subject, shift, tmp_path):
+    """Whoever wrote it: its vectors are finite and of width d, and its senses exist."""
     path = tmp_path / 'a.safetensors'
-    save_shift(path, replace(shift, vectors=shift.vectors / 0), subject.model, subject.encoding, {})
-    with pytest.raises(UserError, match='finite'):
+    save_shift(path, replace(shift, **change), subject.model, subject.encoding, {})
+    with pytest.raises(UserError, match='a.safetensors'):
         load_shift(path, subject.model, subject.encoding)
 
 
@@ -312,8 +311,9 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
     ('# only a comment\n', 'no example'),
     ('the nurse said she', 'the nurse said she'),
     ('the nurse said -> xylophone', 'xylophone'),
-    *((line, 'cannot be read') for line in ('a -> b -> c', '-> b', 'a ->', 'a -> b >',
-                                            'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
+    *((line, 'cannot be read') for line in (
+        'a -> b -> c', '-> b', 'a ->', 'a -> b >', 'a -> b > c > d', 'a -> b > c | d',
+        'a -/> b | c', 'a --> b')),
     ('the nurse ' * 40 + '-> she', '24'),
     ('the nurse -> she\nthe nurse -/> she', 'contradict'),
     ('the nurse -> she > he\nthe nurse -> he > she', 'contradict'),
@@ -335,22 +335,24 @@ def test_bad_rows_are_one_line(row):
 
 
 @pytest.mark.parametrize('flags, fact', [
-    (['--out', 'a.txt'], 'a.txt'),
-    (['--out', 'no/a.safetensors'], 'no/a.safetensors'),
-    (['--out', 'mine.safetensors'], 'mine.safetensors'),
-    (['--out', 'a.safetensors', '--background', 'short.txt'], 'short.txt'),
-    (['--out', 'a.safetensors', '--background', '/dev/null'], '/dev/null'),
-    (['--out', 'a.safetensors', '--lr', '0'], "'0'"),
-    (['--out', 'a.safetensors', '--csv', 'a.safetensors'], '--csv'),
-    (['--out', 'a.safetensors', '--wish', 'less'], '--wish')])
+    ('makers.txt --out a.txt', 'a.txt'),
+    ('makers.txt --out no/a.safetensors', 'no/a.safetensors'),
+    ('makers.txt --out mine.safetensors', 'mine.safetensors'),
+    ('makers.txt --out a.safetensors --background short.txt', 'short.txt'),
+    ('makers.txt --out a.safetensors --background /dev/null', '/dev/null'),
+    ('makers.txt --out a.safetensors --lr 0', "'0'"),
+    ('makers.txt --out a.safetensors --csv a.safetensors', '--csv'),
+    ('makers.txt --out a.safetensors --wish less', '--wish'),
+    ('fulfilled.txt --out a.safetensors', 'already')])
 def test_a_failing_edit_leaves_nothing(flags, fact, tmp_path, monkeypatch, capsys):
     """One line, exit code 2, and the files are those that were there."""
     monkeypatch.chdir(tmp_path)
     Path('makers.txt').write_text(MAKERS)
+    Path('fulfilled.txt').write_text('My nurse said that -/> Canon')
     Path('short.txt').write_text('Nobody')
     Path('mine.safetensors').write_text('a person wrote this')
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert fact in error_of(edit, capsys, 'makers.txt', '--from', str(TOY), *flags)
+    assert fact in error_of(edit, capsys, *flags.split(), '--from', str(TOY))
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

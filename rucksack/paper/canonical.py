@@ -24,22 +24,26 @@ MEASURES = {
     'more': '-ln p(A)', 'less': '-ln p(A)', 'order': 'ln p(A)/p(B)', 'equal': '|ln p(A)/p(B)|'}
 
 
-def measures(subject: Subject, examples: list[Example]) -> Tensor:
-    """Measure each example by MEASURES of its wish, in nats: (examples,)."""
+def log_odds(subject: Subject, examples: list[Example]) -> Tensor:
+    """Compute ln p(A) or, with two continuations, ln p(A)/p(B) for each example: (examples,)."""
     pairs = []
     owners = []
     signs = []
     for i, example in enumerate(examples):
-        for sign, continuation in ((1, example.likelier), (-1, example.less_likely)):
-            if continuation:
-                pairs.append((example.prompt, continuation))
-                owners.append(i)
-                signs.append(sign)
+        continuations = filter(None, [example.likelier, example.less_likely])
+        for sign, continuation in zip((1, -1), continuations):
+            pairs.append((example.prompt, continuation))
+            owners.append(i)
+            signs.append(sign)
     logp = score(subject, pairs, 'examples').logp  # (pairs,)
-    values = torch.zeros(len(examples), dtype=logp.dtype)
-    values = values.index_add(0, torch.tensor(owners), torch.tensor(signs) * logp)
-    is_odds = torch.tensor([example.wish == 'order' for example in examples])
-    return torch.where(is_odds, values, values.abs())
+    nothing = torch.zeros(len(examples), dtype=logp.dtype)
+    return nothing.index_add(0, torch.tensor(owners), torch.tensor(signs) * logp)
+
+
+def measures(log_odds: Tensor, examples: list[Example]) -> Tensor:
+    """Measure examples by MEASURES of their wishes, in nats, given their log_odds: (examples,)."""
+    is_order = torch.tensor([example.wish == 'order' for example in examples])
+    return torch.where(is_order, log_odds, log_odds.abs())
 
 
 def successes(values: Tensor, wish: str, threshold: float) -> Tensor:
@@ -73,7 +77,7 @@ def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
     means = {}
     for subject in subjects:
         examples = examples_for(subject, path, wish)
-        values = measures(subject, examples)
+        values = measures(log_odds(subject, examples), examples)
         for name in WISHES:
             of_wish = torch.tensor([example.wish == name for example in examples])
             n = of_wish.sum().item()
