@@ -89,8 +89,7 @@ def test_links_to_folders_are_followed_once():
     skipped = Counter()
     files = files_in(['in', 'in/a.txt'], set(), skipped)
     assert files == ['in/a.txt', 'in/linked/c.txt', 'in/sub/b.md']
-    assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1,
-                       'read already': 3}
+    assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1, 'read already': 3}
 
 
 def tar_of(n: int) -> bytes:

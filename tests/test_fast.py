@@ -36,8 +36,7 @@ def test_distinct_ids_change_no_loss_and_no_gradient(seed, n_sense):
     assert_close(found, loss_and_gradients(model, idx, targets))
 
 
-@pytest.mark.parametrize('is_compiled', [
-    False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('is_compiled', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
     """In bfloat16, 2,000 of an id add up to 2%; bfloat16 sums would stop at 256 times the first."""
     model = lively(block_size=2000, n_layer=1).float()

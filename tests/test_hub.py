@@ -242,8 +242,7 @@ def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
     tokenizer = VOCABULARIES[words]
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
-    model = lively(vocab_size=320, n_vocab=n_vocab, n_sense=n_sense,
-                   sense_hidden=hidden).float()
+    model = lively(vocab_size=320, n_vocab=n_vocab, n_sense=n_sense, sense_hidden=hidden).float()
     export(model, tokenizer, tmp_path / 'out')
     torch.manual_seed(0)
     idx = torch.randint(n_vocab, (2, 9))

@@ -16,8 +16,7 @@ EMBEDDINGS = ('wte.weight', 'wpe.weight')
 def test_adamw_decays_matrices_and_embeddings_if_asked(decay_embeddings):
     """Weight decay is on matrices, never on biases and norms; decay_embeddings decides on E."""
     model = lively(n_sense=3)
-    adamw, = make_optimizers(
-        model, Settings(optimizer='adamw', decay_embeddings=decay_embeddings))
+    adamw, = make_optimizers(model, Settings(optimizer='adamw', decay_embeddings=decay_embeddings))
     decays = {}
     for group in adamw.param_groups:
         decays |= dict.fromkeys(group['params'], group['weight_decay'])
