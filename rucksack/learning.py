@@ -140,16 +140,21 @@ def trace_example(model: Backpack, example: Example) -> list[Trace]:
 def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Tensor) -> Tensor:
     """Compute log p(less_likely) - log p(likelier), of those there are, in nats: a scalar.
 
-    For equals, it is the size of the difference. The loss ends at ENOUGH of the wish, as it would
-    otherwise ask for ever larger odds.
+    For equals, it is the size of the difference. The loss ends where the example is fulfilled, as
+    it would otherwise ask for ever larger odds.
     """
     nats = positions.nats(model, vectors)  # (n,), of likelier and then of less_likely
     n = len(example.likelier)
     loss = nats[:n].sum() - nats[n:].sum()
     if example.are_equals:
         loss = loss.abs()
-    n_tokens = max(n, len(example.less_likely))
-    return loss.clamp(min=n_tokens * ENOUGH[example.wish])
+    return loss.clamp(min=end_of(example))
+
+
+def end_of(example: Example) -> float:
+    """Return the loss at which an example is fulfilled, in nats."""
+    n_tokens = max(len(example.likelier), len(example.less_likely))
+    return n_tokens * ENOUGH[example.wish]
 
 
 def divergence(model: Backpack, positions: Positions, vectors: Tensor) -> Tensor:

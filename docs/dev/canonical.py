@@ -229,7 +229,8 @@ def finetune(model, parameters, examples, held, lr, kl, seed):
         losses = []
         for i in batch.tolist():
             loss = nats[torch.tensor(owners) == i].sum()
-            losses.append(loss.abs() if examples[i].are_equals else loss)
+            loss = loss.abs() if examples[i].are_equals else loss
+            losses.append(loss.clamp(min=learning.end_of(examples[i])))
         loss = torch.stack(losses).mean()
         i = torch.randint(len(blocks), (1,), generator=generator).item()
         after = logits_of(model, blocks[i][None, :-1])[0].log_softmax(-1)
