@@ -128,8 +128,8 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
     """Make an example from the ids of its prompt and continuations."""
     prompt, first, *rest = ids
     if len(rest) != (wish in ('order', 'equal')):
-        raise UserError(f'{quoted_start(line)} does not have the continuations of the wish '
-                        f'{wish}')
+        raise UserError(f'{quoted_start(line)} cannot wish for {wish}: order and equal take '
+                        'suffix1 and suffix2, more and less take suffix')
     if wish == 'less':
         return Example(line, prompt, [], first)
     second = rest[0] if rest else []
