@@ -40,10 +40,10 @@ def log_odds(subject: Subject, examples: list[Example]) -> Tensor:
     return nothing.index_add(0, torch.tensor(owners), torch.tensor(signs) * logp)
 
 
-def measures(log_odds: Tensor, examples: list[Example]) -> Tensor:
-    """Measure examples by MEASURES of their wishes, in nats, given their log_odds: (examples,)."""
+def measures(values: Tensor, examples: list[Example]) -> Tensor:
+    """Measure examples by MEASURES of their wishes, in nats, given log_odds of them: (examples,)."""
     is_order = torch.tensor([example.wish == 'order' for example in examples])
-    return torch.where(is_order, log_odds, log_odds.abs())
+    return torch.where(is_order, values, values.abs())
 
 
 def successes(values: Tensor, wish: str, threshold: float) -> Tensor:
