@@ -41,7 +41,7 @@ def log_odds(subject: Subject, examples: list[Example]) -> Tensor:
 
 
 def measures(values: Tensor, examples: list[Example]) -> Tensor:
-    """Measure examples by MEASURES of their wishes, in nats, given log_odds of them: (examples,)."""
+    """Measure examples by MEASURES of their wishes, in nats, from their log_odds: (examples,)."""
     is_order = torch.tensor([example.wish == 'order' for example in examples])
     return torch.where(is_order, values, values.abs())
 
