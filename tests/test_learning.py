@@ -278,6 +278,9 @@ def test_a_file_that_does_not_fit_its_model_is_refused(change, subject, shift, t
     save_shift(path, replace(shift, **change), subject.model, subject.encoding, {})
     with pytest.raises(UserError, match='a.safetensors'):
         load_shift(path, subject.model, subject.encoding)
+    path.write_bytes(bytes(64))
+    with pytest.raises(UserError, match='a.safetensors'):
+        load_shift(path, subject.model, subject.encoding)
 
 
 @pytest.mark.parametrize('line, texts, wish', [
@@ -311,9 +314,8 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
     ('# only a comment\n', 'no example'),
     ('the nurse said she', 'the nurse said she'),
     ('the nurse said -> xylophone', 'xylophone'),
-    *((line, 'cannot be read') for line in (
-        'a -> b -> c', '-> b', 'a ->', 'a -> b >', 'a -> b > c > d', 'a -> b > c | d',
-        'a -/> b | c', 'a --> b')),
+    *((line, 'cannot be read') for line in ('a -> b -> c', '-> b', 'a ->', 'a -> b >', 'a --> b',
+                                            'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
     ('the nurse ' * 40 + '-> she', '24'),
     ('the nurse -> she\nthe nurse -/> she', 'contradict'),
     ('the nurse -> she > he\nthe nurse -> he > she', 'contradict'),
