@@ -8,7 +8,7 @@ from pathlib import Path
 from rucksack.errors import UserError
 
 
-def output_path(flag: str, path: str | None, *begins: str) -> Path | None:
+def output_path(flag: str, path: str | None, begins: str) -> Path | None:
     """Return the path of a file to write, None if none is asked for.
 
     UserError for a file there that does not begin as ours do: a typo must not replace a person's
@@ -20,7 +20,7 @@ def output_path(flag: str, path: str | None, *begins: str) -> Path | None:
     if not file.parent.is_dir() or (file.exists() and not file.is_file()):
         raise UserError(f'{flag} {path}: give the name of a file in a folder that exists')
     contents = file.read_bytes() if file.exists() else b''
-    if contents and not contents.startswith(tuple(map(str.encode, begins))):
+    if contents and not contents.startswith(begins.encode()):
         raise UserError(f'{flag} would replace {path}, which is not of its kind; '
                         'give another name')
     return file
