@@ -50,28 +50,22 @@ def write_file(path: Path, text: str) -> None:
         partial.write_text(text, encoding='utf-8', errors='replace')
 
 
-def lock_folder(folder: Path, busy: str) -> int:
-    """Lock a folder until the returned descriptor is closed; UserError(busy) if it is locked."""
-    import fcntl  # Linux, macOS or WSL
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(busy)
-    except OSError:
-        pass  # a file system without locks
-    return descriptor
-
-
 @contextmanager
 def locked_folder(folder: Path, busy: str) -> Iterator[None]:
     """Make a folder if need be, and lock it; UserError(busy) if it is locked.
 
     Folders that this has made go again if they are empty in the end.
     """
+    import fcntl  # Linux, macOS or WSL
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(folder, busy)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(busy)
+    except OSError:
+        pass  # a file system without locks
     try:
         yield
     finally:
