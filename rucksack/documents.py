@@ -30,11 +30,9 @@ Texts = Iterator[str | Skipped | None]  # of documents; None or '' for an empty 
 
 
 def open_unpacked(path: str, file=None):
-    """Open a path, or a file of that name, to read its bytes, unpacked if it is a .gz or .xz."""
-    opener = {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix.lower())
-    if opener:
-        return opener(file or path, 'rb')
-    return file or open(path, 'rb')
+    """Open a path, or a packed file of that name, to read its bytes, those in a .gz or .xz."""
+    opener = {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix.lower(), open)
+    return opener(file or path, 'rb')
 
 
 def decoded(content: bytes) -> str:
