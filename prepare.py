@@ -26,7 +26,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -53,29 +52,6 @@ LONGEST = 20_000  # characters; longer documents are cut
 TOY_TRAIN = 60_000  # stories
 TOY_VAL = 4_000
 CACHE = '.prepare-cache'  # a folder in data/NAME, gone in the end
-
-
-@dataclass
-class Sources:
-    """What a corpus is made of: files to train on and to hold out, and what is skipped, by reason.
-
-    train may have hub:DATASET.
-    """
-
-    train: list[str]
-    val: list[str]
-    skipped: Counter
-
-
-def find_sources(args: argparse.Namespace) -> Sources:
-    """Find the files of --text and --val; those in both are held out."""
-    skipped = Counter()
-    seen = set()
-    val = files_in(args.val, seen, skipped)
-    train = files_in(args.text, seen, skipped)
-    if args.hub:
-        train.append(f'hub:{args.hub}')
-    return Sources(train, val, skipped)
 
 
 # -----------------------------------------------------------------------------
@@ -138,18 +114,26 @@ def choose_tokenizer(args: argparse.Namespace) -> dict:
     return tokenizer
 
 
-def write_corpus(files: dict[str, Path], args: argparse.Namespace, sources: Sources) -> dict:
-    """Write the bins of a corpus, by way of the folder CACHE; returns the facts for meta.json."""
+def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Counter) -> dict:
+    """Write the bins of a corpus, by way of the folder CACHE; returns the facts for meta.json.
+
+    Files of both --text and --val are held out. Count in skipped, by reason, what is not read.
+    """
     import datasets
+    seen = set()
+    val_files = files_in(args.val, seen, skipped)
+    sources = files_in(args.text, seen, skipped)
+    if args.hub:
+        sources.append(f'hub:{args.hub}')
     tokenizer = choose_tokenizer(args)
     encoding = load_tokenizer(tokenizer)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    read = partial(read_texts, field=args.field, skipped=sources.skipped,
+    read = partial(read_texts, field=args.field, skipped=skipped,
                    cache=str(files['train'].with_name(CACHE)))
-    train = read(sources.train or openwebtext_files())
-    if sources.val:
-        val = read(sources.val)
+    train = read(sources or openwebtext_files())
+    if val_files:
+        val = read(val_files)
     else:
         n_held = 0.0005 * len(train)
         if args.name != 'openwebtext':
@@ -179,7 +163,7 @@ def write_toy(files: dict[str, Path], seed: int) -> dict:
                         'exact, each has one derivation'}
 
 
-def write_data(folder: Path, args: argparse.Namespace, sources: Sources) -> dict:
+def write_data(folder: Path, args: argparse.Namespace, skipped: Counter) -> dict:
     """Write the three files of data/NAME, each whole or not at all; returns the facts in meta.json.
 
     The last file here appears first. A run killed after it leaves checksums that do not fit the
@@ -192,7 +176,7 @@ def write_data(folder: Path, args: argparse.Namespace, sources: Sources) -> dict
         if args.name == 'toy':
             facts = write_toy(files, args.seed)
         else:
-            facts = write_corpus(files, args, sources)
+            facts = write_corpus(files, args, skipped)
         facts['vocab_size'] = vocab_size(facts['tokenizer'])
         facts['dtype'] = 'uint16'
         meta.write_text(json.dumps(facts, indent=1), encoding='utf-8')
@@ -241,7 +225,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def run(argv: list[str]) -> None:
     """Make data/NAME and print a summary. Nothing else in the folder is touched."""
     args = parse_args(argv)
-    sources = find_sources(args)
+    skipped = Counter()
     folder = data_folder(args.name)
     with locked_folder(folder, f'another prepare.py is making {folder}; wait for it'):
         for name in ('train.bin', 'val.bin', 'meta.json'):
@@ -253,12 +237,12 @@ def run(argv: list[str]) -> None:
         remove_cache = partial(shutil.rmtree, folder / CACHE, ignore_errors=True)
         remove_cache()
         try:
-            facts = write_data(folder, args, sources)
+            facts = write_data(folder, args, skipped)
         finally:
             remove_cache()
     train, val = facts['tokens'].values()
     print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
-          f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {counted(sources.skipped)}')
+          f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {counted(skipped)}')
 
 
 main = partial(run_cli, 'prepare.py', run)
