@@ -162,10 +162,8 @@ def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
         raise ValueError(f'its n_layer is {config.n_layer:,}, but it has {len(weights)} tensors')
     with torch.device('meta'):
         model = make_model(config)
-    dtype = torch.get_default_dtype()
-    own = {name: weight.to(dtype, copy=True, memory_format=torch.contiguous_format)
-           for name, weight in weights.items()}
-    model.load_state_dict(own, assign=True)
+    model.to_empty(device='cpu')
+    model.load_state_dict(weights)
     for name, p in model.named_parameters():
         if not p.isfinite().all():
             raise ValueError(f'{name} is not finite everywhere')
