@@ -12,13 +12,6 @@ class LocalError(UserError):
     """A UserError that a single process of torchrun can have; each process prints its own."""
 
 
-def one_line(error: object) -> str:
-    """Return what an exception says in one line, at most 300 characters."""
-    text = str(error) or type(error).__name__
-    text, _, _ = text.partition('In PyTorch 2.6')  # where torch advises to run what is in the file
-    return ' '.join(text.split())[:300]
-
-
 @contextmanager
 def reading(what: object, hint: str = '', problem: str = 'cannot be read') -> Iterator[None]:
     """Turn any error in reading a file into a UserError: what it is, the library's words, a hint.
@@ -35,5 +28,7 @@ def reading(what: object, hint: str = '', problem: str = 'cannot be read') -> It
         if isinstance(cause, UserError):
             raise UserError(f'{what}: {cause}')
         kind = type(cause).__name__
-        line = f'{what} {problem} ({kind}: {one_line(cause)})'
+        said, _, _ = str(cause).partition('In PyTorch 2.6')  # torch advises to run the file
+        said = ' '.join(said.split())[:300]
+        line = f'{what} {problem} ({kind}: {said})'
         raise UserError(f'{line}; {hint}' if hint else line)
