@@ -166,20 +166,19 @@ ADVERB_LINES = ['Somebody {word} {thing} it.', 'Our neighbours {word} {thing} it
 
 
 def synonym_contexts(pairs: str, contexts: list[str], seed: int) -> dict:
-    """Map first word -> (second word, s, contexts of the first, contexts of only the second)."""
+    """Map first word -> (second word, s, 4 contexts of the first and 4 of only the second)."""
     rng = random.Random(seed)
     table = {}
     pairs = pairs.split(',')
     for i, pair in enumerate(pairs):
         a, b = pair.split()
         s = round(i / (len(pairs) - 1), 3)
-        drawn = rng.sample(contexts, 8)
-        table[a] = (b, s, drawn[:4], drawn[4:])
+        table[a] = (b, s, rng.sample(contexts, 8))
     return table
 
 
 CONTEXTS = synonym_contexts(ADJECTIVES, THINGS, seed=1) | synonym_contexts(ADVERBS, ACTS, seed=2)
-SYNONYMS = [(a, b, s) for a, (b, s, _, _) in CONTEXTS.items()]
+SYNONYMS = [(a, b, s) for a, (b, s, _) in CONTEXTS.items()]
 
 
 class Dice:
@@ -236,11 +235,11 @@ def synonym_story(dice: Dice) -> Iterator[str]:
     """Write four sentences, each with one word of a pair in one of its contexts."""
     for _ in range(4):
         a = dice.pick(CONTEXTS)
-        b, s, shared, other = CONTEXTS[a]
+        b, s, contexts = CONTEXTS[a]
         word = dice.pick((a, b))
         share_of_shared = 1 if word == a else s
         chances = [share_of_shared / 4] * 4 + [(1 - share_of_shared) / 4] * 4
-        thing = dice.pick(shared + other, chances)
+        thing = dice.pick(contexts, chances)
         frames = ADJECTIVE_LINES if thing in THINGS else ADVERB_LINES
         yield dice.pick(frames).format(word=word, thing=thing)
 
