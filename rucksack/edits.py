@@ -119,13 +119,13 @@ def parse_line(line: str) -> list[Change]:
     """Parse a line into one change for each of its words; UserError lists the forms of a line."""
     of_file = re.fullmatch(LEARNED, line)
     if of_file:
-        path, factor = of_file.groups()
-        return [FromFile(path, float(factor or 1))]
+        path, factor = of_file.groups('1')
+        return [FromFile(path, float(factor))]
     strength = rf'[0-3]|{NUMBER}(?:,{NUMBER}){{3}}'
     of_topic = re.fullmatch(rf'topic\s+([^:=]+?)\s*(?:=\s*({strength}))?', line)
     if of_topic:
-        bag, strength = of_topic.groups()
-        return [Topic(parse_bag(bag), parse_strength(strength or '2'))]
+        bag, strength = of_topic.groups('2')
+        return [Topic(parse_bag(bag), parse_strength(strength))]
     of_replacement = re.fullmatch(rf'{WORD}\s*:\s*(\S.*?)\s*->\s*(\S.*)', line)
     if of_replacement:
         change = Replacement(*of_replacement.groups())
@@ -152,12 +152,11 @@ def parse_senses(text: str) -> SensesOf:
     match = re.fullmatch(rf'(?!\*.*/){WORD}\s*:\s*({which})\s*(?:=\s*(-?{NUMBER}))?\s*', text)
     if not match:
         raise UserError(f'{text!r} cannot be read; write one of {", ".join(map(repr, FORMS))}')
-    word, which, factor = match.groups()
-    factor = float(factor or 0)
+    word, which, factor = match.groups('0')
     if '/' in which:
-        return SensesOf(word, [], parse_pair(which), factor)
+        return SensesOf(word, [], parse_pair(which), float(factor))
     numbers = [number for span in which.split(',') for number in parse_span(span)]
-    return SensesOf(word, numbers, None, factor)
+    return SensesOf(word, numbers, factor=float(factor))
 
 
 def parse_span(text: str) -> range:
