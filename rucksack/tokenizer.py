@@ -28,12 +28,12 @@ END_OF_TEXT = '<|endoftext|>'
 WORDS_PATTERN = r' ?\w+|[^\w\s]|\s+'
 ENGLISH = HOME / 'pretrained' / 'english'  # the bundled model
 
-# GPT-2 orders the 256 bytes, printable ones first; its files spell each byte as one character.
+# GPT-2 orders the 256 bytes, printable ones first; its files spell each byte as one character, the
+# other 68 as those from 256 on.
 BYTES = sorted(range(256), key=lambda byte: not chr(byte).isprintable() or byte == 32)
-N_PRINTABLE = 188
-CHARACTER_OF = {byte: chr(byte if i < N_PRINTABLE else 256 + i - N_PRINTABLE)
-                for i, byte in enumerate(BYTES)}
-BYTE_OF = {character: byte for byte, character in CHARACTER_OF.items()}
+CHARACTERS = [chr(i) for i in range(256 + 68) if chr(i).isprintable() and i != 32]
+CHARACTER_OF = dict(zip(BYTES, CHARACTERS))
+BYTE_OF = dict(zip(CHARACTERS, BYTES))
 
 
 def spell(token: bytes) -> str:
