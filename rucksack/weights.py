@@ -70,10 +70,10 @@ def load_weights(source: str | Path) -> tuple:
         model, tokenizer = from_published(path)
     else:
         checkpoint = load_file(path)
-        if 'model_args' in checkpoint:
-            model = from_nanogpt(checkpoint, path)
-        else:
-            with reading(path):
+        with reading(path):
+            if 'model_args' in checkpoint:
+                model = from_nanogpt(checkpoint, path)
+            else:
                 model = from_checkpoint(checkpoint, path)
                 tokenizer = checkpoint['tokenizer']
                 settings = checkpoint['settings']
@@ -313,16 +313,15 @@ def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
 
 def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
     """Load a Transformer that nanoGPT's train.py saved."""
-    with reading(path, problem='is no checkpoint of nanoGPT'):
-        args = checkpoint['model_args']
-        weights = own_weights(checkpoint['model'], transposed=())
-        if not args.pop('bias'):
-            print(f'{path} has no biases; they are 0', file=sys.stderr)
-            for name, weight in list(weights.items()):
-                if not name.endswith(('wte.weight', 'wpe.weight')):
-                    weights[name.replace('.weight', '.bias')] = torch.zeros(len(weight))
-        config = Config(**args, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
-        return model_with(config, weights)
+    args = checkpoint['model_args']
+    weights = own_weights(checkpoint['model'], transposed=())
+    if not args.pop('bias'):
+        print(f'{path} has no biases; they are 0', file=sys.stderr)
+        for name, weight in list(weights.items()):
+            if not name.endswith(('wte.weight', 'wpe.weight')):
+                weights[name.replace('.weight', '.bias')] = torch.zeros(len(weight))
+    config = Config(**args, n_vocab=n_vocab_of(args['vocab_size'], None), n_sense=0)
+    return model_with(config, weights)
 
 
 # -----------------------------------------------------------------------------
