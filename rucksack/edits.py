@@ -271,7 +271,7 @@ def count_words(changes: list[Change], encoding: Encoding, prompts: Iterable[Ten
     """
     counts = {}
     for word in dict.fromkeys(change.word for change in changes if change.word != '*'):
-        ids, _ = find_words(word, encoding)
+        ids = word_forms(encoding, word)
         touched = [occurrences(idx, ids).sum().item() for idx in prompts]
         whole = [count_whole(word, encoding.decode(idx[0].tolist())) for idx in prompts]
         counts[word] = sum(touched), sum(whole)
