@@ -114,7 +114,7 @@ def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Tab
     notes = [f'Fulfilled before the edit: {example.line}'
              for example, value in zip(examples, measures(before, examples))
              if successes(value, example.wish, THRESHOLDS[example.wish])]
-    columns = {'example': shortened, 'what': '<', 'before': '.4g', 'after': '.4g'}
+    columns = {'example': shortened, 'what': str, 'before': '.4g', 'after': '.4g'}
     return Table('The examples, before and after the edit', columns, rows, notes)
 
 
@@ -130,7 +130,7 @@ def senses_table(subject: Subject, shift: Shift) -> Table:
     raised, added = extremes(model, C + shift.vectors[order], 4)  # (P, 8) each
     words = token_texts(subject, ids)
     cells = zip(words, numbers.tolist(), lengths[order].tolist(), C.norm(dim=1).tolist())
-    columns = {'word': '', 'sense': 'd', 'moved by': '.2f', 'length': '.2f'}
+    columns = {'word': repr, 'sense': 'd', 'moved by': '.2f', 'length': '.2f'}
     title = (f'The {len(ids)} senses that moved (at most {MOST_SENSES} printed), by how much, '
              'their length before, and the words that they now raise most')
     table = ranking(subject, title, columns, cells, raised[:, :4], added[:, :4])

@@ -14,7 +14,7 @@ from rucksack.edits import SensesOf, find_senses
 from rucksack.model import Backpack
 from rucksack.senses import Edit
 from rucksack.subject import Subject
-from rucksack.table import Table, Token
+from rucksack.table import Table
 from rucksack.words import (
     bag_ids,
     describe,
@@ -45,7 +45,7 @@ def ranking(subject: Subject, title: str, columns: dict[str, str], cells: Iterab
     return Table(title, columns | ranks, rows, clip=True)
 
 
-def token_texts(subject: Subject, ids: Tensor) -> list[Token]:
+def token_texts(subject: Subject, ids: Tensor) -> list[str]:
     """List the texts of the tokens ids (n,)."""
     return [token_text(subject.encoding, v) for v in ids.tolist()]
 
@@ -148,7 +148,7 @@ def speak_for(subject: Subject, words: list[str]) -> Table:
     cells = zip(best.values.tolist(), tokens, l.tolist())
     title = (f'The senses that most favour {"+".join(words)} (Eq. 17), '
              'and the words they raise most')
-    columns = {'score': '.2f', 'word': '<', 'sense': 'd'}
+    columns = {'score': '.2f', 'word': repr, 'sense': 'd'}
     return ranking(subject, title, columns, cells, ids[:, :5], logits[:, :5])
 
 
@@ -214,7 +214,7 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
     rows = []
     for word, p in zip(token_texts(subject, ids), probs.T[ids].tolist()):
         rows.append([word, *p])
-    columns = {'next word': ''} | dict.fromkeys(names, '.3f')
+    columns = {'next word': repr} | dict.fromkeys(names, '.3f')
     return Table(title, columns, rows, bars=(names[0], names[-1]))
 
 
@@ -279,7 +279,7 @@ def explanation(subject: Subject, words: list[str], idx: Tensor, edit: Edit | No
         'adds': '+.3f',
         'alpha': '.3f',
         'C.E': '+.2f',
-        'token': '<',
+        'token': repr,
         'position': 'd',
         'sense': 'd'}
     notes = [f'{adds.sum():+.3f}  in all']

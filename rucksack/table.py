@@ -14,17 +14,13 @@ FIRST_COLUMN = 'rucksack_table'  # first column of a CSV file, by which ours are
 CSV_BEGINS = f'"{FIRST_COLUMN}"'
 
 
-class Token(str):
-    """The text of a token: printed in quotes."""
-
-
 @dataclass
 class Table:
     """Rows under columns.
 
     columns are name -> format: a format specification, or a function from a value to its text.
-    Text prints unchanged; None, infinity and NaN print as -. The first column is left-aligned, and
-    so are those with the format '<' or a function. A CSV file has all rows and columns.
+    Text prints unchanged under a specification; None, infinity and NaN print as -. The first column
+    is left-aligned, and so are those with a function. A CSV file has all rows and columns.
     """
 
     title: str
@@ -36,18 +32,15 @@ class Table:
     bars: tuple[str, ...] = ()   # columns of probabilities to draw as bars too
 
     def __str__(self) -> str:
-        rows = self.rows[:self.most]
-        places = {name: i for i, name in enumerate(self.columns)}
+        values = dict(zip(self.columns, zip(*self.rows[:self.most])))
         columns = []
         for name, how in self.columns.items():
-            i = places[name]
-            cells = [cell(row[i], how) for row in rows]
-            to_the_left = i == 0 or how == '<' or callable(how)
+            cells = [cell(value, how) for value in values[name]]
+            to_the_left = not columns or callable(how)
             columns.append(justified([name, *cells], to_the_left))
         for name in self.bars:
-            i = places[name]
-            cells = [bar(row[i]) for row in rows]
-            columns.append(justified([f'{name}:', *cells], to_the_left=True))
+            bars = [bar(p) for p in values[name]]
+            columns.append(justified([f'{name}:', *bars], to_the_left=True))
         if self.clip:
             columns = columns[:columns_that_fit(columns)]
         lines = ['', self.title]
@@ -75,11 +68,9 @@ def cell(value, how: str | Callable) -> str:
         return '-'
     if callable(how):
         return how(value)
-    if isinstance(value, Token):
-        return repr(value)
     if isinstance(value, str):
         return value
-    return format(value, how.strip('<'))
+    return format(value, how)
 
 
 def columns_that_fit(columns: list[list[str]]) -> int:

@@ -18,7 +18,6 @@ from rucksack.errors import UserError, reading
 from rucksack.model import Backpack
 from rucksack.paper_lists import BAGS
 from rucksack.senses import affinities
-from rucksack.table import Token
 from rucksack.tokenizer import encode
 
 PROMPT = 'When the nurse came into the room,'
@@ -79,10 +78,10 @@ def parse_bag(text: str) -> list[str]:
 # Words and ids.
 
 
-def token_text(encoding: Encoding, token: int) -> Token:
+def token_text(encoding: Encoding, token: int) -> str:
     """Return the text of a token; bytes that are only part of a character become U+FFFD."""
     text = encoding.decode_single_token_bytes(token)
-    return Token(text.decode('utf-8', errors='replace'))
+    return text.decode('utf-8', errors='replace')
 
 
 def quoted(encoding: Encoding, ids: list[int]) -> str:

@@ -89,7 +89,7 @@ def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
             before = means.setdefault(name, mean)
             rows.append([str(subject), name, n, MEASURES[name], mean, mean - before, share])
     title = f'Examples of {path}: nats, and the share that succeeds'
-    columns = {'model': '', 'wish': '<', 'examples': 'd', 'measure': '<', 'nats': '.3f',
+    columns = {'model': '', 'wish': str, 'examples': 'd', 'measure': str, 'nats': '.3f',
                'change': '+.3f', 'success': '.3f'}
     notes = []
     if threshold is None:
