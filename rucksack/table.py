@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from rucksack.cli import printable
@@ -76,11 +77,8 @@ def cell(value, how: str | Callable) -> str:
 def columns_that_fit(columns: list[list[str]]) -> int:
     """Count the columns that fit a terminal, with two spaces between them."""
     room = shutil.get_terminal_size((110, 24)).columns + 2
-    for n, cells in enumerate(columns):
-        room -= len(cells[0]) + 2
-        if room < 0:
-            return n
-    return len(columns)
+    ends = accumulate(len(cells[0]) + 2 for cells in columns)
+    return sum(end <= room for end in ends)
 
 
 def write_csv(path: Path, tables: dict[str, Table]) -> None:
@@ -89,13 +87,15 @@ def write_csv(path: Path, tables: dict[str, Table]) -> None:
     The first column has the name of the table; a column that a table lacks is empty.
     """
     import pandas  # slow to import
+    names = []
     rows = []
     for name, table in tables.items():
         for row in table.rows:
-            rows.append({FIRST_COLUMN: name} | csv_row(table, row))
-    columns = dict.fromkeys([FIRST_COLUMN, *(name for row in rows for name in row)])
-    frame = pandas.DataFrame(rows, columns=list(columns), dtype=object)
-    write_file(path, frame.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
+            names.append(name)
+            rows.append(csv_row(table, row))
+    frame = pandas.DataFrame(rows, names, dtype=object)
+    text = frame.to_csv(index_label=FIRST_COLUMN, quoting=csv.QUOTE_NONNUMERIC)
+    write_file(path, text)
 
 
 def csv_row(table: Table, row: list) -> dict:
