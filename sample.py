@@ -15,7 +15,6 @@ tables and figures are those of "Backpack Language Models", https://arxiv.org/ab
 
 import argparse
 import sys
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -60,10 +59,10 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
-    add('--start', metavar='TEXT', type=parsed(parse_start), default=PROMPT,
+    add('--start', metavar='TEXT', type=parse_start, default=PROMPT,
         help='the prompt, or @FILE with one prompt per line; {} stands for each of --words '
              f'[{PROMPT}]')
-    add('--words', metavar='LIST', type=parsed(word_list), default=[],
+    add('--words', metavar='LIST', type=word_list, default=[],
         help='words for {} in --start, and for --find A/B: nurse,teacher,guard or @nouns.txt')
     add('--num-samples', metavar='N', type=number(int, 0), default=2,
         help='texts to generate (0: tables only) [2]')
@@ -92,21 +91,21 @@ def make_parser() -> Parser:
 def add_looks(parser: Parser) -> None:
     """Declare the flags that look at senses or explain a prediction."""
     add = parser.add_argument_group('look at senses (--show applies your edits)').add_argument
-    add('--show', metavar='WORD[:SENSES]', type=parsed(parse_look), **SEVERAL,
+    add('--show', metavar='WORD[:SENSES]', type=parse_look, **SEVERAL,
         help='the words that each sense of WORD raises and lowers most')
-    add('--find', metavar='A/B|A+B', type=parsed(parse_find), **SEVERAL,
+    add('--find', metavar='A/B|A+B', type=parse_find, **SEVERAL,
         help='senses that best separate A from B (or the pairs in @FILE, one A/B per line), or '
              'favour A and B (Eq. 17); with --words, how far each sense of these words separates '
              'A from B')
     add('--similar', metavar='WORD', **SEVERAL,
         help='the words most like WORD in each sense (Eq. 13, Eq. 14)')
     add = parser.add_argument_group('explain the prediction after the prompt').add_argument
-    add('--explain', metavar='WORD|A/B', type=parsed(parse_words), nargs='?', const='',
+    add('--explain', metavar='WORD|A/B', type=parse_words, nargs='?', const='',
         help='what each sense of each token adds to the logit of WORD [the likeliest], or to '
              'the logit of A minus the logit of B')
-    add('--probs', metavar='LIST', type=parsed(word_list), default=[],
+    add('--probs', metavar='LIST', type=word_list, default=[],
         help='the probability of these words, before and after edits, one row per prompt: she,he')
-    add('--sweep', metavar='WORD[:SENSES]', type=parsed(parse_look), **SEVERAL,
+    add('--sweep', metavar='WORD[:SENSES]', type=parse_look, **SEVERAL,
         help='the next words as these senses are scaled from 0 to 1 (Figure 3)')
 
 
@@ -154,16 +153,6 @@ def looks_at_senses(flags: argparse.Namespace) -> bool:
 def is_look(flags: argparse.Namespace) -> bool:
     """Tell whether a command wants tables alone, and no text."""
     return looks_at_senses(flags) or bool(flags.probs)
-
-
-def parsed(parse: Callable) -> Callable:
-    """Make an argparse type of a function, so that argparse prints its UserError."""
-    def value(text: str):
-        try:
-            return parse(text)
-        except UserError as error:
-            raise argparse.ArgumentTypeError(error)
-    return value
 
 
 def parse_start(text: str) -> list[str]:

@@ -1,11 +1,15 @@
 """Errors for people: one line that says what was given, what is allowed, what to run."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class UserError(ValueError):
-    """An error the user can fix. It should say what was given, what is allowed, what to run."""
+class UserError(ArgumentTypeError, ValueError):
+    """An error the user can fix. It should say what was given, what is allowed, what to run.
+
+    In a function that parses the value of a flag, argparse adds the name of the flag.
+    """
 
 
 class LocalError(UserError):
