@@ -1,6 +1,7 @@
 """Canonical examples (arXiv 2402.06155): how far texts do what examples wish for."""
 
 import math
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -26,18 +27,15 @@ MEASURES = {
 
 def log_odds(subject: Subject, examples: list[Example]) -> Tensor:
     """Compute ln p(A) or, with two continuations, ln p(A)/p(B) for each example: (examples,)."""
-    pairs = []
-    owners = []
-    signs = []
-    for i, example in enumerate(examples):
-        continuations = filter(None, [example.likelier, example.less_likely])
-        for sign, continuation in zip((1, -1), continuations):
-            pairs.append((example.prompt, continuation))
-            owners.append(i)
-            signs.append(sign)
+    compares = [example.wish in ('order', 'equal') for example in examples]  # A with B
+    pairs = [(example.prompt, example.likelier or example.less_likely) for example in examples]
+    for example in compress(examples, compares):
+        pairs.append((example.prompt, example.less_likely))
     logp = score(subject, pairs, 'examples').logp  # (pairs,)
-    nothing = torch.zeros(len(examples), dtype=logp.dtype)
-    return nothing.index_add(0, torch.tensor(owners), torch.tensor(signs) * logp)
+    n = len(examples)
+    values = logp[:n]
+    values[torch.tensor(compares)] -= logp[n:]
+    return values
 
 
 def measures(values: Tensor, examples: list[Example]) -> Tensor:
@@ -48,13 +46,14 @@ def measures(values: Tensor, examples: list[Example]) -> Tensor:
 
 def successes(values: Tensor, wish: str, threshold: float) -> Tensor:
     """Tell which measures (n,) of examples of one wish succeed: (n,)."""
+    limit = math.log(threshold)
     if wish == 'more':
-        return (-values).exp() >= threshold
+        return values <= -limit
     if wish == 'less':
-        return (-values).exp() < threshold
+        return values > -limit
     if wish == 'order':
-        return values >= math.log(threshold)
-    return values <= math.log(threshold)
+        return values >= limit
+    return values <= limit
 
 
 def examples_for(subject: Subject, path: str | None, wish: str | None) -> list[Example]:

@@ -93,9 +93,8 @@ def similarities(subject: Subject, pairs: ScoredPairs) -> dict[str, Tensor]:
 def correlations(subject: Subject, pairs: ScoredPairs) -> pandas.Series:
     """Compute Spearman's correlation of each kind of similarity with the reference scores."""
     found = pandas.DataFrame(similarities(subject, pairs))
-    people = pandas.Series([score for _, _, score in pairs])
-    ranks = found.rank()
-    return ranks.corrwith(people.rank())  # Spearman's correlation is that of ranks
+    found['people'] = [score for _, _, score in pairs]
+    return found.corr('spearman')['people'].drop('people')
 
 
 def similarity_table(subjects: list[Subject], data: str | None) -> Table:
