@@ -15,9 +15,17 @@ Settings = TypeVar('Settings')  # a dataclass of settings
 
 def setting(default, meaning: str, low: float = 0, high: float = 2_147_483_648,
             choices: tuple | None = None):
-    """Make a field of a settings dataclass: default, line of --help, range of a number, choices."""
-    return field(default=default, metadata={
-        'meaning': meaning, 'low': low, 'high': high, 'choices': choices})
+    """Make a field of a settings dataclass: default, line of --help, range of a number, choices.
+
+    Its metadata are what argparse needs to know of its flag.
+    """
+    kind = type(default)
+    options = {'help': f'{meaning} [{default}]', 'choices': choices, 'type': kind}
+    if kind is bool:
+        options |= {'type': true_or_false, 'nargs': '?', 'const': True}
+    elif kind is not str:
+        options['type'] = number(kind, low, high)
+    return field(default=default, metadata=options)
 
 
 def true_or_false(text: str) -> bool:
@@ -34,13 +42,7 @@ def make_parser(kind: type) -> Parser:
     parser.add_argument('configs', nargs='*', metavar='config.py',
                         help='files of key = value lines')
     for f in fields(kind):
-        options = {'type': f.type}
-        if f.type is bool:
-            options = {'type': true_or_false, 'nargs': '?', 'const': True}
-        elif f.type is not str:
-            options = {'type': number(f.type, f.metadata['low'], f.metadata['high'])}
-        parser.add_argument(f'--{f.name}', help=f'{f.metadata["meaning"]} [{f.default}]',
-                            choices=f.metadata['choices'], **options)
+        parser.add_argument(f'--{f.name}', **f.metadata)
     return parser
 
 
