@@ -63,15 +63,6 @@ def read_log(folder: Path, step: int) -> str:
         return header + ''.join(row for row in rows if int(row.split(',')[0]) <= step)
 
 
-def val_losses_in(log: str) -> dict[int, float]:
-    """Find the validation losses in the text of a log.csv: step -> loss."""
-    losses = {}
-    for row in csv.DictReader(log.splitlines()):
-        if row['val_loss']:
-            losses[int(row['step'])] = float(row['val_loss'])
-    return losses
-
-
 def check_loss(step: int, loss: float) -> None:
     """Raise FloatingPointError if the loss of a step is not finite."""
     if not math.isfinite(loss):
@@ -130,7 +121,8 @@ class RunFolder:
         self.checkpoint = self.folder / 'ckpt.pt'
         self.saved_step = state.get('step')  # of the last checkpoint
         log = state.get('log', HEADER)
-        losses = val_losses_in(log)
+        rows = csv.DictReader(log.splitlines())
+        losses = {int(row['step']): float(row['val_loss']) for row in rows if row['val_loss']}
         self.evaluated_step = max(losses, default=None)  # the last one
         self.best_val_loss = min([state.get('best_val_loss', math.inf), *losses.values()])
         self.facts['wandb_id'] = state.get('wandb_id')
@@ -208,16 +200,11 @@ class RunFolder:
             with appearing_whole(self.checkpoint) as partial:
                 write_state(partial, state)
                 if self.saved_step is None:  # an older run goes when the new one is on the disk
-                    self.remove_older_run()
+                    for file in set(files_of_run(self.folder)) - {self.checkpoint}:
+                        file.unlink()
             if self.saved_step is None:
                 write_file(self.folder / 'log.csv', HEADER)
         self.saved_step = step
-
-    def remove_older_run(self) -> None:
-        """Remove what a run has left in the folder, but for ckpt.pt, which is to be replaced."""
-        for file in files_of_run(self.folder):
-            if file != self.checkpoint:
-                file.unlink()
 
     def keep(self, step: int) -> None:
         """Write the parameters to ckpt-STEP.pt, which later steps do not replace."""
@@ -235,7 +222,7 @@ class RunFolder:
 
     def interrupted(self) -> str:
         """Say what an interrupted run has saved and, if it has, how to go on with it."""
-        if self.saved_step is None:
-            return 'interrupted: nothing was saved'
-        return (f'interrupted: {self.what_is_saved()}; continue with python train.py '
-                f'--init_from=resume --out_dir={self.folder}')
+        line = f'interrupted: {self.what_is_saved()}'
+        if self.saved_step is not None:
+            line += f'; continue with python train.py --init_from=resume --out_dir={self.folder}'
+        return line
