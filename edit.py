@@ -23,6 +23,7 @@ from rucksack.examples import FORMS, WISHES, Example, read_examples
 from rucksack.files import output_path
 from rucksack.learning import Learned, Shift, about_shift, learn, save_shift
 from rucksack.paper.canonical import THRESHOLDS, log_odds, measures, successes
+from rucksack.paper.likelihood import windows
 from rucksack.sample_tables import ranking, shortened, token_texts
 from rucksack.senses import Edit, extremes
 from rucksack.subject import Subject, load_subject
@@ -92,10 +93,10 @@ def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
         with reading(path, 'give a text file'):
             ids = subject.read(path)
     length = min(TEXT_LENGTH, subject.model.config.block_size)
-    ids = [subject.eot, *ids]
-    texts = [ids[i:i + length + 1] for i in range(0, len(ids) - 1, length)]
-    if len(texts) < 2:
-        raise UserError(f'{path} has {len(ids) - 1} tokens; a background needs more than {length}')
+    if len(ids) <= length:
+        raise UserError(f'{path} has {len(ids)} tokens; a background needs more than {length}')
+    pairs = windows(ids, subject.eot, length, look_back=False)
+    texts = [context + continuation for context, continuation in pairs]
     return texts[::math.ceil(len(texts) / MOST_TEXTS)]  # spread over a long file
 
 
