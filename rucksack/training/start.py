@@ -1,7 +1,7 @@
 """What a training run starts from: nothing, its own checkpoint, or given parameters."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -46,8 +46,8 @@ class Start:
 
     name: str  # of the checkpoint or the parameters
     make: Callable[[Config], Backpack | GPT]  # makes its model
-    settings: dict = field(default_factory=dict)  # that it decides
-    state: dict = field(default_factory=dict)  # of the checkpoint to resume, with its log
+    settings: dict  # that it decides
+    state: dict  # of the checkpoint to resume, with its log; else {}
 
     def restore(self, optimizers: list[Optimizer]) -> None:
         """Give the optimizers of a resumed run their moments."""
@@ -64,12 +64,12 @@ def find_start(init_from: str, folder: Path, dataset: str, block_size: int, flag
     fit it.
     """
     if init_from == 'scratch':
-        return Start('', make_model)
+        return Start('', make_model, {}, {})
     if init_from == 'resume':
         return start_of_run(folder, flags)
     given = load_given(init_from, dataset)
     decided = settings_of_given(given.config, block_size, flags)
-    return Start(init_from, partial(start_from, given), decided)
+    return Start(init_from, partial(start_from, given), decided, {})
 
 
 def start_of_run(folder: Path, flags: set[str]) -> Start:
@@ -115,8 +115,7 @@ def settings_of_given(config: Config, block_size: int, flags: set[str]) -> dict:
         decided['model'] = 'backpack'
     elif 'model' not in flags:
         decided['model'] = 'gpt'
-    shape = {name: getattr(config, name) for name in names}
-    return decided | shape
+    return decided | {name: getattr(config, name) for name in names}
 
 
 def start_from(given: Backpack | GPT, config: Config) -> Backpack | GPT:
