@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rucksack.device import bfloat16_unit
-from rucksack.model import GPT, Backpack, CausalSelfAttention, SenseWeights
+from rucksack.model import GPT, Backpack
 
 MOMENTUM = 0.95  # as in torch's Muon
+STACKED = ('c_attn', 'final_mlp.c_proj')  # queries, keys and values; senses
 
 
 class Rates(Protocol):
@@ -37,10 +38,6 @@ def make_optimizers(model: Backpack | GPT, s: Rates) -> list[Optimizer]:
     Each group has a 'factor' by which the caller multiplies its learning rate: 1 for senses and
     their weights, loaded_lr for embeddings and contextualizer.
     """
-    stacked = [module.c_attn for module in model.modules()  # queries, keys and values
-               if isinstance(module, (CausalSelfAttention, SenseWeights))]
-    if isinstance(model, Backpack):
-        stacked.append(model.sense_network.final_mlp.c_proj)  # k senses
     for_adamw = defaultdict(list)  # (weight decay, factor) -> parameters
     for_muon = defaultdict(list)  # (rows, columns, factor) of a part -> matrices with such parts
     for path, module in model.named_modules():
@@ -48,7 +45,9 @@ def make_optimizers(model: Backpack | GPT, s: Rates) -> list[Optimizer]:
         is_undecayed = isinstance(module, nn.Embedding) and not s.decay_embeddings
         for p in module.parameters(recurse=False):
             if s.optimizer == 'muon' and isinstance(module, nn.Linear) and p.dim() == 2:
-                rows = model.config.n_embd if module in stacked else module.out_features
+                rows = module.out_features
+                if path.endswith(STACKED):
+                    rows = model.config.n_embd
                 for_muon[rows, module.in_features, factor].append(p)
             elif p.dim() == 1 or is_undecayed:
                 for_adamw[0.0, factor].append(p)
