@@ -5,8 +5,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 
@@ -23,18 +23,15 @@ COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'sen
 HEADER = ','.join(COLUMNS) + '\n'
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> AbstractContextManager:
     """Lock the folder of a run, which is made if need be; UserError if a run trains in it.
 
     Of several processes, the first one locks it for all.
     """
     if os.environ.get('RANK', '0') != '0':
-        yield
-        return
+        return nullcontext()
     busy = f'another process is training in {folder}; choose another --out_dir'
-    with locked_folder(folder, busy):
-        yield
+    return locked_folder(folder, busy)
 
 
 def files_of_run(folder: Path, end: str = '') -> list[Path]:
