@@ -278,7 +278,8 @@ def train(trainer: Trainer) -> int:
             is_done = step >= s.max_iters
             if step % s.eval_interval == 0 or is_done:
                 trainer.save_and_evaluate(step)
-            if is_done or machine.noted_signal():
+            signal = machine.noted_signal()
+            if is_done or signal:
                 break
 
             share = share_of_peak(step, s)
@@ -289,7 +290,7 @@ def train(trainer: Trainer) -> int:
             norm = clip_grad_norm_(trainer.model.parameters(), s.grad_clip or math.inf)
             for optimizer in trainer.optimizers:
                 optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+                optimizer.zero_grad()
             step += 1
 
             # Log the step, and keep a permanent copy of the parameters, if these are due.
@@ -298,7 +299,6 @@ def train(trainer: Trainer) -> int:
             if s.keep_every and step % s.keep_every == 0:
                 trainer.folder.keep(step)
 
-        signal = machine.noted_signal()
         if signal:
             if step > 0:
                 trainer.folder.save(step)
