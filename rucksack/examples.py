@@ -95,12 +95,17 @@ def joined(continuation: str) -> str:
 
 def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
     """Parse a row of a .jsonl: prefix with suffix, or with suffix1 and suffix2."""
-    hint = 'a row has prefix and suffix, or prefix, suffix1 and suffix2'
+    hint = ('more and less take prefix and suffix, order and equal take prefix, suffix1 and '
+            'suffix2')
     with reading(quoted_start(line), hint):
         row = json.loads(line)
-        names = ['prefix', 'suffix'] if 'suffix' in row else ['prefix', 'suffix1', 'suffix2']
+        if wish is None:
+            wish = 'more' if 'suffix' in row else 'equal'
+        names = ['prefix', 'suffix']
+        if wish in ('order', 'equal'):
+            names = ['prefix', 'suffix1', 'suffix2']
         texts = ['' + row[name] for name in names]  # TypeError for what is no text
-    return texts, wish or ('more' if len(texts) == 2 else 'equal')
+    return texts, wish
 
 
 def as_line(texts: list[str], wish: str) -> str:
@@ -127,9 +132,6 @@ def ids_of(text: str, encoding: Encoding, line: str) -> list[int]:
 def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
     """Make an example from the ids of its prompt and continuations."""
     prompt, first, *rest = ids
-    if len(rest) != (wish in ('order', 'equal')):
-        raise UserError(f'{quoted_start(line)} cannot wish for {wish}: order and equal take '
-                        'suffix1 and suffix2, more and less take suffix')
     if wish == 'less':
         return Example(line, prompt, [], first)
     second = rest[0] if rest else []
