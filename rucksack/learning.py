@@ -318,9 +318,7 @@ def largest_factor(is_within: Callable[[float], bool]) -> float:
 def fingerprint(model: Backpack, encoding: Encoding) -> str:
     """Return a checksum of the vocabulary and all parameters."""
     V = model.config.n_vocab
-    digest = hashlib.sha256()
-    for v in range(V):
-        digest.update(encoding.decode_single_token_bytes(v))
+    digest = hashlib.sha256(encoding.decode_bytes(range(V)))
     for name, parameter in sorted(model.state_dict().items()):
         rows = parameter[:V] if name == 'wte.weight' else parameter  # the rest is padding
         digest.update(rows.float().cpu().numpy().tobytes())
