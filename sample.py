@@ -290,10 +290,8 @@ def print_samples(subject: Subject, prompt: str, idx: Tensor, flags: argparse.Na
         new = ids[:, idx.shape[1]:]
         texts += new.tolist()
     for i, ids in enumerate(texts, 1):
-        if subject.eot in ids:
-            end = ids.index(subject.eot)
-            ids = ids[:end]
-        text = subject.encoding.decode(ids, errors='replace')
+        end = [*ids, subject.eot].index(subject.eot)
+        text = subject.encoding.decode(ids[:end])
         print(f'\n{title}{i}: {printable(prompt + text)}')
 
 

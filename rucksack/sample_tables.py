@@ -138,10 +138,8 @@ def speak_for(subject: Subject, words: list[str]) -> Table:
     model = subject.model
     bag = bag_ids(subject.encoding, words)
     scores, = scores_of_bags(model, [bag])  # (V, k)
-    k = scores.shape[1]
     best = scores.flatten().topk(20)  # of V * k
-    w = best.indices // k  # (20,)
-    l = best.indices % k  # (20,)
+    w, l = torch.unravel_index(best.indices, scores.shape)  # (20,) each
     C = model.senses(w)[range(20), l]  # (20, d)
     ids, logits = senses.extremes(model, C, 5)  # (20, 10) each
     tokens = token_texts(subject, w)

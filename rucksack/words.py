@@ -80,8 +80,7 @@ def parse_bag(text: str) -> list[str]:
 
 def token_text(encoding: Encoding, token: int) -> str:
     """Return the text of a token; bytes that are only part of a character become U+FFFD."""
-    text = encoding.decode_single_token_bytes(token)
-    return text.decode('utf-8', errors='replace')
+    return encoding.decode([token])
 
 
 def quoted(encoding: Encoding, ids: list[int]) -> str:

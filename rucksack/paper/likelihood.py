@@ -427,21 +427,18 @@ def blimp_table(subjects: list[Subject], data: str | None) -> Table:
     """
     items = rows_of(BLIMP, subjects[0], data)
     for subject in subjects:
-        logp = {}
-        for kind in ('sentence_good', 'sentence_bad'):
-            pairs = [([subject.eot], subject.encode(sentence)) for sentence in items[kind]]
-            longest = max(len(ids) for _, ids in pairs)
-            subject.needs_length(longest, 'a sentence has')
-            logp[kind] = score(subject, pairs, 'BLiMP').logp
-        is_right = logp['sentence_good'] > logp['sentence_bad']
-        items[str(subject)] = 100.0 * is_right.numpy()
-    names = [str(subject) for subject in subjects]
-    paradigms = items.groupby(['linguistics_term', 'UID'])[names].mean()
+        sentences = [*items['sentence_good'], *items['sentence_bad']]
+        pairs = [([subject.eot], subject.encode(sentence)) for sentence in sentences]
+        longest = max(len(ids) for _, ids in pairs)
+        subject.needs_length(longest, 'a sentence has')
+        good, bad = score(subject, pairs, 'BLiMP').logp.chunk(2)
+        items[str(subject)] = 100.0 * (good > bad).numpy()
+    paradigms = items.groupby(['linguistics_term', 'UID']).mean(numeric_only=True)
     phenomena = paradigms.groupby('linguistics_term')
     means = phenomena.mean()
     means.index = [f'{name} ({n})' for name, n in phenomena.size().items()]
     means.loc[f'mean of all ({len(paradigms)})'] = paradigms.mean()
     title = (f'BLiMP (Table 2): % of {len(items):,} pairs whose good sentence is likelier, '
              'means over (n) paradigms')
-    columns = {'phenomenon': ''} | dict.fromkeys(names, '.1f')
+    columns = {'phenomenon': ''} | dict.fromkeys(means, '.1f')
     return Table(title, columns, means.reset_index().to_numpy().tolist())

@@ -95,13 +95,11 @@ def timing_table(config: Config, machine: Machine, compile: bool = True) -> Tabl
     config = replace(config, dropout=0.0, block_size=length)
     batch = 32 if machine.on_gpu else 4096 // length
     idx = text_like(config.n_vocab, batch, length)
-    ours = Backpack(config).to(machine.device)
-    other = GPT(config).to(machine.device)
-    works = works_of(ours, idx, machine, compile)
-    works_of_other = works_of(other, idx, machine, compile)
+    models = [Backpack(config).to(machine.device), GPT(config).to(machine.device)]
+    works = [works_of(model, idx, machine, compile) for model in models]
     rows = []
-    for what, work in works.items():
-        first, second = alternate([work, works_of_other[what]], what)
+    for what in works[0]:
+        first, second = alternate([of_model[what] for of_model in works], what)
         rows.append([what, first, second, first / second])
     how = 'compiled' if compile and machine.can_compile() else 'not compiled'
     title = (f'Time (Table 7): median ms, in turn; {batch} x {length} tokens, '

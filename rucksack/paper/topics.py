@@ -68,30 +68,20 @@ TOY_STEP_SIZES = (0.2, 0.3, 0.5)
 # PPLM, plug-and-play control of a Transformer (Dathathri et al. 2020).
 
 
-class PastCache(Cache):
-    """A cache that lets gradients through; past (layers, n, t, 3*d) has queries, keys, values."""
-
-    def __init__(self, past: Tensor):
-        self.past = past
-        self.longer = []  # the same of t + 1 tokens, layer by layer
-
-    def extend(self, name: object, start: int, new: Tensor) -> Tensor:
-        """Append new (n, 1, 3*d) to the next layer: (n, t + 1, 3*d)."""
-        past = self.past[len(self.longer)]
-        self.longer.append(torch.cat([past, new], dim=1))
-        return self.longer[-1]
-
-
 def read_on(model: GPT, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    """Read one more token (n,) of n texts, after t tokens whose past is (layers, n, t, 3*d).
+    """Read one more token (n,) of n texts, after t tokens; gradients reach their past.
 
-    Returns logits (n, V), and past with the new token.
+    past (layers, n, t, 3*d) has their queries, keys and values. Returns logits (n, V), and past
+    with the new token.
     """
-    cache = PastCache(past)
+    t = past.shape[2]
+    cache = Cache(t + 1)
+    for block, of_layer in zip(model.contextualizer.blocks, past):
+        cache.tensors[block] = F.pad(of_layer, (0, 0, 0, 1))  # (n, t + 1, 3*d), with room for it
     e = model.wte(token[:, None])  # (n, 1, d)
-    h = contextualize(model.contextualizer, e, past.shape[2], cache)  # (n, 1, d)
+    h = contextualize(model.contextualizer, e, t, cache)  # (n, 1, d)
     logits = F.linear(h[:, 0], model.wte.weight[:model.config.n_vocab])  # (n, V)
-    return logits, torch.stack(cache.longer)
+    return logits, torch.stack(list(cache.tensors.values()))
 
 
 @torch.enable_grad()
