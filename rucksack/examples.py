@@ -79,7 +79,8 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
 def parse_line(line: str) -> tuple[list[str], str]:
     """Parse a line into a prompt and one or two continuations, and a wish."""
     prompt = r'((?:(?!-/?>).)*\S)'  # without an arrow
-    match = re.fullmatch(rf'{prompt}\s*(?<![-/])(-/?>)\s*([^>|]+?)(?:\s+([>|])\s*([^>|]+))?', line)
+    match = re.fullmatch(
+        rf'{prompt}\s*(?<![-/])(-/?>)\s*([^>|\s][^>|]*?)(?:\s+([>|])\s*([^>|\s][^>|]*))?', line)
     wish = match and ARROWS.get((match[2], match[4]))
     if not wish:
         raise UserError(f'{quoted_start(line)} cannot be read; write one of {", ".join(FORMS)}')
@@ -89,7 +90,6 @@ def parse_line(line: str) -> tuple[list[str], str]:
 
 def joined(continuation: str) -> str:
     """Put a space before a continuation, but before punctuation that ends a word."""
-    continuation = continuation.strip()
     return continuation if re.match(r"[.,;:!?%)\]}'’”…]", continuation) else f' {continuation}'
 
 
