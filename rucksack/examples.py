@@ -79,8 +79,8 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
 def parse_line(line: str) -> tuple[list[str], str]:
     """Parse a line into a prompt and one or two continuations, and a wish."""
     prompt = r'((?:(?!-/?>).)*\S)'  # without an arrow
-    match = re.fullmatch(
-        rf'{prompt}\s*(?<![-/])(-/?>)\s*([^>|\s][^>|]*?)(?:\s+([>|])\s*([^>|\s][^>|]*))?', line)
+    text = r'([^>|\s][^>|]*?)'  # a continuation
+    match = re.fullmatch(rf'{prompt}\s*(?<![-/])(-/?>)\s*{text}(?:\s+([>|])\s*{text})?', line)
     wish = match and ARROWS.get((match[2], match[4]))
     if not wish:
         raise UserError(f'{quoted_start(line)} cannot be read; write one of {", ".join(FORMS)}')

@@ -315,7 +315,7 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
     ('the nurse said she', 'the nurse said she'),
     ('the nurse said -> xylophone', 'xylophone'),
     *((line, 'cannot be read') for line in ('a -> b -> c', '-> b', 'a ->', 'a -> b >', 'a --> b',
-                                            'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
+        'a ->  | b', 'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
     ('the nurse ' * 40 + '-> she', '24'),
     ('the nurse -> she\nthe nurse -/> she', 'contradict'),
     ('the nurse -> she > he\nthe nurse -> he > she', 'contradict'),
