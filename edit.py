@@ -8,13 +8,13 @@ does (arXiv 2402.06155); the parameters of the model stay as they are.
 """
 
 import argparse
-import math
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from rucksack.cli import HOME, Parser, number, printable, run_cli
 from rucksack.device import find_device
@@ -97,7 +97,8 @@ def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
         raise UserError(f'{path} has {len(ids)} tokens; a background needs more than {length}')
     pairs = windows(ids, subject.eot, length, look_back=False)
     texts = [context + continuation for context, continuation in pairs]
-    return texts[::math.ceil(len(texts) / MOST_TEXTS)]  # spread over a long file
+    n = min(len(texts), MOST_TEXTS)
+    return [texts[i * len(texts) // n] for i in range(n)]  # spread over a long file
 
 
 # -----------------------------------------------------------------------------
@@ -112,11 +113,17 @@ def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Tab
     for example, *values in zip(examples, before.exp().tolist(), after.exp().tolist()):
         what = 'p(A)/p(B)' if example.wish in ('order', 'equal') else 'p(A)'
         rows.append([example.line, what, *values])
-    notes = [f'Fulfilled before the edit: {example.line}'
-             for example, value in zip(examples, measures(before, examples))
-             if successes(value, example.wish, THRESHOLDS[example.wish])]
+    notes = [f'Fulfilled before the edit: {line}' for line in fulfilled(examples, before)]
+    n_after = len(fulfilled(examples, after))
+    notes.append(f'Fulfilled after the edit: {n_after} of {len(examples)}')
     columns = {'example': shortened, 'what': str, 'before': '.4g', 'after': '.4g'}
     return Table('The examples, before and after the edit', columns, rows, notes)
+
+
+def fulfilled(examples: list[Example], odds: Tensor) -> list[str]:
+    """List the lines that their log odds (examples,) fulfil, by the thresholds of eval.py."""
+    return [example.line for example, value in zip(examples, measures(odds, examples))
+            if successes(value, example.wish, THRESHOLDS[example.wish])]
 
 
 def senses_table(subject: Subject, shift: Shift) -> Table:
@@ -141,9 +148,9 @@ def senses_table(subject: Subject, shift: Shift) -> Table:
 def price_line(learned: Learned, background: Path | str) -> str:
     """Say what the edit costs on the background, in a paragraph."""
     if learned.n_touched == 0:
-        return (f'The price is not known: of {learned.n_tokens:,} tokens of {background}, none has '
-                'a sense that moved. With --background, give ordinary text in which your words '
-                'occur, but are rare: senses of its common words do not move.')
+        return (f'The price is not known, nor held by --budget: of {learned.n_tokens:,} tokens of '
+                f'{background}, none has a sense that moved. With --background, give ordinary text '
+                'in which your words occur, but are rare: senses of its common words do not move.')
     price = round(learned.price, 5) + 0.0  # no -0.0
     lines = [f'The price: {price:+.5f} nats per token on {learned.n_tokens:,} tokens of '
              f'{background}, {price / learned.loss:.4%} of their {learned.loss:.3f}; '

@@ -90,7 +90,8 @@ def parse_line(line: str) -> tuple[list[str], str]:
 
 def joined(continuation: str) -> str:
     """Put a space before a continuation, but before punctuation that ends a word."""
-    return continuation if re.match(r"[.,;:!?%)\]}'’”…]", continuation) else f' {continuation}'
+    ends = r"[.,;:!?%)\]}’”…]|'(s|t|re|ve|m|ll|d)\b"  # 's goes on with a word, 'Yes' does not
+    return continuation if re.match(ends, continuation) else f' {continuation}'
 
 
 def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
@@ -99,12 +100,13 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
             'suffix2')
     with reading(quoted_start(line), hint):
         row = json.loads(line)
+        found = [name for name in ('suffix', 'suffix1', 'suffix2') if name in row]
         if wish is None:
-            wish = 'more' if 'suffix' in row else 'equal'
-        names = ['prefix', 'suffix']
-        if wish in ('order', 'equal'):
-            names = ['prefix', 'suffix1', 'suffix2']
-        texts = ['' + row[name] for name in names]  # TypeError for what is no text
+            wish = 'equal' if 'suffix1' in found else 'more'
+        names = ['suffix1', 'suffix2'] if wish in ('order', 'equal') else ['suffix']
+        if found != names:
+            raise ValueError(f'it has {found} for {wish}')
+        texts = ['' + row[name] for name in ['prefix', *names]]  # TypeError for what is no text
     return texts, wish
 
 

@@ -37,14 +37,11 @@ def off(word: str, *numbers: int, factor: float = 0.0) -> SensesOf:
 
 
 @pytest.mark.parametrize('line, edits', [
-    ('nurse:2', [off('nurse', 2)]),
-    ('nurse: 2, 0-1', [off('nurse', 2, 0, 1)]),
+    ('nurse:2', [off('nurse', 2)]), ('nurse: 2, 0-1', [off('nurse', 2, 0, 1)]),
     ('nurse,guard:3-5,10=0.5', [off(word, 3, 4, 5, 10, factor=0.5) for word in ('nurse', 'guard')]),
     ('nurse:1=-2', [off('nurse', 1, factor=-2.0)]),
-    ('*:1=.5', [off('*', 1, factor=0.5)]),
-    (',:3', [off(',', 3)]),
-    ('::3', [off(':', 3)]),
-    ('topic:3', [off('topic', 3)]),
+    ('*:1=.5', [off('*', 1, factor=0.5)]), (',:3', [off(',', 3)]),
+    ('::3', [off(':', 3)]), ('topic:3', [off('topic', 3)]),
     ('nurse: she / he ', [SensesOf('nurse', [], ('she', 'he'))]),
     ('MacBook: Apple -> HP', [Replacement('MacBook', 'Apple', 'HP')]),
     ('a,*:Apple->HP', [Replacement(word, 'Apple', 'HP') for word in ('a', '*')]),

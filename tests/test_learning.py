@@ -125,7 +125,7 @@ def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
     said = say(edit, capsys, str(tmp_path / 'wishes.txt'), '--from', str(TOY), '--steps', '1',
                '--out', str(tmp_path / 'a.safetensors'))
     named = [line for line in said.splitlines() if line.startswith('Fulfilled')]
-    assert named == [f'Fulfilled before the edit: {wishes[0]}']
+    assert named == [f'Fulfilled before the edit: {wishes[0]}', 'Fulfilled after the edit: 1 of 4']
     assert float(re.search(r'he \| she +p\(A\)/p\(B\) +(\S+)', said)[1]) < 1  # she is likelier
 
 
@@ -163,6 +163,13 @@ def test_senses_are_chosen_by_gradient_less_weight_elsewhere(subject):
         chosen = learning.choose(model, [example], [[trace(model, prompt, target)]],
                                  [trace(model, other[:1], other[1:])], 5)
     assert set(map(tuple, chosen.tolist())) == set(best)
+
+
+def test_a_long_background_is_read_evenly(subject, tmp_path, monkeypatch):
+    """Four pieces of five, not every second one."""
+    monkeypatch.setattr(edit, 'MOST_TEXTS', 4)
+    (tmp_path / 'b.txt').write_text(' nurse' * 5 * subject.model.config.block_size)
+    assert len(edit.read_background(tmp_path / 'b.txt', subject)) == 4
 
 
 def test_the_background_holds_its_predictions(subject):
@@ -289,8 +296,8 @@ def test_a_file_that_does_not_fit_its_model_is_refused(change, subject, shift, t
     ('He is -/> rude', ['He is', ' rude'], 'less'),
     ('The nurse said -> he | she', ['The nurse said', ' he', ' she'], 'equal'),
     ('The dogs -> bark > barks', ['The dogs', ' bark', ' barks'], 'order'),
-    ('He left->, and', ['He left', ', and'], 'more'),
-    ('He left -> .', ['He left', '.'], 'more')])
+    ('He left->, and', ['He left', ', and'], 'more'), ('He left -> .', ['He left', '.'], 'more'),
+    ("He said -> 'Yes' > 's", ['He said', " 'Yes'", "'s"], 'order')])
 def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     """A space joins them, but before punctuation."""
     assert parse_line(line) == (texts, wish)
@@ -310,14 +317,11 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
 
 
 @pytest.mark.parametrize('text, fact', [
-    ('', 'no example'),
-    ('# only a comment\n', 'no example'),
-    ('the nurse said she', 'the nurse said she'),
-    ('the nurse said -> xylophone', 'xylophone'),
+    ('', 'no example'), ('# only a comment\n', 'no example'),
+    ('the nurse said she', 'the nurse said she'), ('the nurse said -> xylophone', 'xylophone'),
     *((line, 'cannot be read') for line in ('a -> b -> c', '-> b', 'a ->', 'a -> b >', 'a --> b',
         'a ->  | b', 'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
-    ('the nurse ' * 40 + '-> she', '24'),
-    ('the nurse -> she\nthe nurse -/> she', 'contradict'),
+    ('the nurse ' * 40 + '-> she', '24'), ('the nurse -> she\nthe nurse -/> she', 'contradict'),
     ('the nurse -> she > he\nthe nurse -> he > she', 'contradict'),
     ('the nurse -> she | he\nthe nurse -> she', 'contradict'),
     ('the nurse -> she > she', 'she > she'), ('the nurse -> she | she was', 'she | she was')])
@@ -329,7 +333,8 @@ def test_bad_examples_are_one_line(text, fact, subject, tmp_path):
         read_examples(path, subject.encoding, 24)
 
 
-@pytest.mark.parametrize('row', ['{"prefix": "a"}', 'a -> b', '{"prefix": 1, "suffix": "b"}'])
+@pytest.mark.parametrize('row', ['{"prefix": "a"}', 'a -> b', '{"prefix": 1, "suffix": "b"}',
+                                 '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}'])
 def test_bad_rows_are_one_line(row):
     """They are quoted."""
     with pytest.raises(UserError, match='prefix'):
@@ -337,9 +342,8 @@ def test_bad_rows_are_one_line(row):
 
 
 @pytest.mark.parametrize('flags, fact', [
-    ('makers.txt --out a.txt', 'a.txt'),
+    ('makers.txt --out a.txt', 'a.txt'), ('makers.txt --out mine.safetensors', 'mine.safetensors'),
     ('makers.txt --out no/a.safetensors', 'no/a.safetensors'),
-    ('makers.txt --out mine.safetensors', 'mine.safetensors'),
     ('makers.txt --out a.safetensors --background short.txt', 'short.txt'),
     ('makers.txt --out a.safetensors --background /dev/null', '/dev/null'),
     ('makers.txt --out a.safetensors --lr 0', "'0'"),
