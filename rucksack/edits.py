@@ -53,7 +53,7 @@ FORMS = {  # form of a line -> what it does
     'MacBook: Apple -> HP': 'give HP what MacBook gave Apple',
     'topic music=2': 'turn up the senses that favour a topic of Table 10',
     'topic jazz, piano': 'or words; strength 0 to 3 [2], or four factors',
-    '@FILE.safetensors': 'an edit that edit.py learned; =0.5 is half of it',
+    '@FILE.safetensors=0.5': 'an edit that edit.py learned, times 0.5 [1]',
     '@FILE': 'a file with one LINE per line; @FILE:10 lists words'}
 
 
