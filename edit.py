@@ -120,9 +120,9 @@ def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Tab
     return Table('The examples, before and after the edit', columns, rows, notes)
 
 
-def fulfilled(examples: list[Example], odds: Tensor) -> list[str]:
-    """List the lines that their log odds (examples,) fulfil, by the thresholds of eval.py."""
-    return [example.line for example, value in zip(examples, measures(odds, examples))
+def fulfilled(examples: list[Example], values: Tensor) -> list[str]:
+    """List the lines whose log odds, values (examples,), reach the thresholds of eval.py."""
+    return [example.line for example, value in zip(examples, measures(values, examples))
             if successes(value, example.wish, THRESHOLDS[example.wish])]
 
 

@@ -30,7 +30,7 @@ Texts = Iterator[str | Skipped | None]  # of documents; None or '' for an empty 
 
 
 def open_unpacked(path: str, file=None):
-    """Open a path, or a packed file of that name, to read its bytes, those in a .gz or .xz."""
+    """Open a path to read its bytes, or those packed in a .gz or .xz, which may be open as file."""
     opener = {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix.lower(), open)
     return opener(file or path, 'rb')
 

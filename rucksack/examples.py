@@ -105,7 +105,7 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
             wish = 'equal' if 'suffix1' in found else 'more'
         names = ['suffix1', 'suffix2'] if wish in ('order', 'equal') else ['suffix']
         if found != names:
-            raise ValueError(f'it has {found} for {wish}')
+            raise ValueError(f'{wish} takes {names}, and it has {found}')
         texts = ['' + row[name] for name in ['prefix', *names]]  # TypeError for what is no text
     return texts, wish
 

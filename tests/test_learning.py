@@ -118,14 +118,14 @@ def test_what_is_learned_holds_in_other_texts(lesson):
 
 
 def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
-    """A line that the model already follows, and no other; odds are those of A to B."""
+    """A line that the model already follows; after, he | she counts too, by the odds of A to B."""
     wishes = ['My nurse said that -/> Canon', 'My nurse said that -> Apple > Canon',
               'My nurse said that -> Canon > HP', 'My nurse said that -> he | she']
     (tmp_path / 'wishes.txt').write_text('\n'.join(wishes))
-    said = say(edit, capsys, str(tmp_path / 'wishes.txt'), '--from', str(TOY), '--steps', '1',
+    said = say(edit, capsys, str(tmp_path / 'wishes.txt'), '--from', str(TOY), '--steps', '20',
                '--out', str(tmp_path / 'a.safetensors'))
     named = [line for line in said.splitlines() if line.startswith('Fulfilled')]
-    assert named == [f'Fulfilled before the edit: {wishes[0]}', 'Fulfilled after the edit: 1 of 4']
+    assert named == [f'Fulfilled before the edit: {wishes[0]}', 'Fulfilled after the edit: 2 of 4']
     assert float(re.search(r'he \| she +p\(A\)/p\(B\) +(\S+)', said)[1]) < 1  # she is likelier
 
 
