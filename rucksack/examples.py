@@ -90,7 +90,7 @@ def parse_line(line: str) -> tuple[list[str], str]:
 
 def joined(continuation: str) -> str:
     """Put a space before a continuation, but before punctuation that ends a word."""
-    ends = r"[.,;:!?%)\]}’”…]|'(s|t|re|ve|m|ll|d)\b"  # 's goes on with a word, 'Yes' does not
+    ends = r"[.,;:!?%)\]}’”…]|'(s|t|re|ve|m|ll|d)?(?!\w)"  # 's or a last quote, but not 'Yes'
     return continuation if re.match(ends, continuation) else f' {continuation}'
 
 

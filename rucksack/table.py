@@ -33,7 +33,8 @@ class Table:
     bars: tuple[str, ...] = ()   # columns of probabilities to draw as bars too
 
     def __str__(self) -> str:
-        values = dict(zip(self.columns, zip(*self.rows[:self.most])))
+        rows = self.rows[:self.most]
+        values = {name: [row[i] for row in rows] for i, name in enumerate(self.columns)}
         columns = []
         for name, how in self.columns.items():
             cells = [cell(value, how) for value in values[name]]

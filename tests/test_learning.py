@@ -297,7 +297,7 @@ def test_a_file_that_does_not_fit_its_model_is_refused(change, subject, shift, t
     ('The nurse said -> he | she', ['The nurse said', ' he', ' she'], 'equal'),
     ('The dogs -> bark > barks', ['The dogs', ' bark', ' barks'], 'order'),
     ('He left->, and', ['He left', ', and'], 'more'), ('He left -> .', ['He left', '.'], 'more'),
-    ("He said -> 'Yes' > 's", ['He said', " 'Yes'", "'s"], 'order')])
+    ("He -> 'Yes' > 's", ['He', " 'Yes'", "'s"], 'order'), ("'No -> '", ["'No", "'"], 'more')])
 def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     """A space joins them, but before punctuation."""
     assert parse_line(line) == (texts, wish)
