@@ -24,12 +24,12 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from datasets import Dataset, disable_progress_bars
 from tiktoken import Encoding
 
 from rucksack.cli import Parser, number, progress, run_cli
@@ -80,16 +80,16 @@ def cut(texts):
     return texts.map(pieces, batched=True, batch_size=100)
 
 
-def write_bin(path: Path, texts: Sequence[str], encoding: Encoding) -> None:
+def write_bin(path: Path, texts: Dataset, encoding: Encoding) -> None:
     """Write the ids of texts to a file, with the end-of-text id after each text."""
     writing = reading(path.parent, problem='cannot be written')
     with writing, open(path, 'wb') as file, ThreadPoolExecutor() as pool:
         for start in progress(range(0, len(texts), 1000), 'encoding'):
-            for ids in pool.map(partial(encode, encoding), texts[start:start + 1000]):
+            for ids in pool.map(partial(encode, encoding), texts[start:start + 1000]['text']):
                 file.write(np.array([*ids, encoding.eot_token], BIN_DTYPE).tobytes())
 
 
-def write_bins(files: dict[str, Path], texts: dict[str, Sequence[str]], encoding: Encoding) -> dict:
+def write_bins(files: dict[str, Path], texts: dict[str, Dataset], encoding: Encoding) -> dict:
     """Write the ids of texts['train'] and texts['val'] to two files; returns counts, checksums."""
     facts = {'documents': sum(map(len, texts.values())),
              'tokens': {}, 'sha256': {}, 'sha256_of_start': {}}
@@ -119,7 +119,6 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Coun
 
     Files of both --text and --val are held out. Count in skipped, by reason, what is not read.
     """
-    import datasets
     seen = set()
     val_files = files_in(args.val, seen, skipped)
     sources = files_in(args.text, seen, skipped)
@@ -128,7 +127,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Coun
     tokenizer = choose_tokenizer(args)
     encoding = load_tokenizer(tokenizer)
     if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
+        disable_progress_bars()
     read = partial(read_texts, field=args.field, skipped=skipped,
                    cache=str(files['train'].with_name(CACHE)))
     train = read(sources or openwebtext_files())
@@ -143,7 +142,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Coun
         order = np.random.default_rng(args.seed).permutation(len(train))
         val = train.select(np.sort(order[:n_held]))
         train = train.select(np.sort(order[n_held:]))
-    facts = write_bins(files, {'train': train['text'], 'val': val['text']}, encoding)
+    facts = write_bins(files, {'train': train, 'val': val}, encoding)
     return {'tokenizer': tokenizer, **facts}
 
 
@@ -151,7 +150,8 @@ def write_toy(files: dict[str, Path], seed: int) -> dict:
     """Write the bins of the toy world; returns the facts for meta.json, entropy included."""
     stories, nats = zip(*toy_stories(seed, TOY_TRAIN + TOY_VAL))
     tokenizer = words_tokenizer(stories)
-    texts = {'train': stories[:TOY_TRAIN], 'val': stories[TOY_TRAIN:]}
+    texts = {'train': Dataset.from_dict({'text': stories[:TOY_TRAIN]}),
+             'val': Dataset.from_dict({'text': stories[TOY_TRAIN:]})}
     facts = write_bins(files, texts, load_tokenizer(tokenizer))
     tokens = facts['tokens']
     return {
