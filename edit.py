@@ -21,7 +21,7 @@ from rucksack.device import find_device
 from rucksack.errors import UserError, reading
 from rucksack.examples import FORMS, WISHES, Example, read_examples
 from rucksack.files import output_path
-from rucksack.learning import Learned, Shift, about_shift, learn, save_shift
+from rucksack.learning import Learned, Shift, learn, lines_of_shift, save_shift
 from rucksack.paper.canonical import THRESHOLDS, log_odds, measures, successes
 from rucksack.paper.likelihood import windows
 from rucksack.sample_tables import ranking, shortened, token_texts
@@ -81,7 +81,7 @@ def check_out(path: Path) -> None:
                         '.safetensors')
     if path.exists():
         with reading(f'--out {path}', 'give the name of a new file, or of a learned edit'):
-            about_shift(path)
+            lines_of_shift(path)
 
 
 def read_background(path: Path | None, subject: Subject) -> list[list[int]]:

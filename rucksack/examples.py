@@ -107,6 +107,7 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
         if found != names:
             raise ValueError(f'{wish} takes {names}, and it has {found}')
         texts = ['' + row[name] for name in ['prefix', *names]]  # TypeError for what is no text
+        ''.join(texts).encode()  # UnicodeEncodeError for half of a surrogate pair
     return texts, wish
 
 

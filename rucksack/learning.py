@@ -333,10 +333,10 @@ def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, ab
         partial.write_bytes(save(tensors, metadata))
 
 
-def about_shift(path: str | Path) -> dict:
-    """Return what a learned edit was learned from; KeyError or the like for other files."""
+def lines_of_shift(path: str | Path) -> list[str]:
+    """List the lines that an edit was learned from; KeyError or the like for other files."""
     with safe_open(path, 'pt') as file:
-        return json.loads(file.metadata()['about'])
+        return json.loads(file.metadata()['about'])['examples']
 
 
 def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
@@ -348,8 +348,10 @@ def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
             shift = Shift(*(file.get_tensor(name) for name in ('ids', 'numbers', 'vectors')))
         idx = shift.ids[None]  # (1, P)
         moved = shift.edit()(idx, model.senses(idx))
-        if not moved.isfinite().all():
-            raise ValueError('a vector is not finite')
+        is_whole = shift.vectors.shape == (len(shift.ids), model.config.n_embd)  # (P, d)
+        if not is_whole or (shift.numbers < 0).any() or not moved.isfinite().all():
+            raise ValueError(f'its vectors are not finite, not of width {model.config.n_embd}, or '
+                             'for senses below 0')
     if made_for != fingerprint(model, encoding):
         raise UserError(f'{path} was learned for a model with other parameters or another '
                         'vocabulary; learn it again with edit.py')

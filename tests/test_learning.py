@@ -100,9 +100,8 @@ def lesson(tmp_path_factory):
     """A folder in which the toy has learned MAKERS."""
     folder = tmp_path_factory.mktemp('lesson')
     (folder / 'makers.txt').write_text(MAKERS)
-    edit.main([str(folder / 'makers.txt'), '--from', str(TOY), '--device', 'cpu', '--steps', '400',
-               '--lr', '0.1', '--csv', str(folder / 'makers.csv'), '--out',
-               str(folder / 'makers.safetensors')])
+    edit.main([*f'{folder}/makers.txt --from {TOY} --device cpu --steps 400 --lr 0.1'.split(),
+               '--csv', f'{folder}/makers.csv', '--out', f'{folder}/makers.safetensors'])
     return folder
 
 
@@ -277,8 +276,8 @@ def test_a_learned_edit_is_refused_for_another_model(subject, shift, changed, tm
 
 
 @pytest.mark.parametrize('change', [
-    {'vectors': torch.ones(3, 16) / 0}, {'vectors': torch.ones(3, 8)},
-    {'numbers': torch.tensor([0, 3, 4])}])
+    {'vectors': torch.ones(3, 16) / 0}, {'vectors': torch.ones(3, 1)},
+    {'numbers': torch.tensor([0, 3, 4])}, {'numbers': torch.tensor([0, 3, -1])}])
 def test_a_file_that_does_not_fit_its_model_is_refused(change, subject, shift, tmp_path):
     """Whoever wrote it: its vectors are finite and of width d, and its senses exist."""
     path = tmp_path / 'a.safetensors'
@@ -334,7 +333,8 @@ def test_bad_examples_are_one_line(text, fact, subject, tmp_path):
 
 
 @pytest.mark.parametrize('row', ['{"prefix": "a"}', 'a -> b', '{"prefix": 1, "suffix": "b"}',
-                                 '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}'])
+                                 '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}',
+                                 '{"prefix": "a\\ud83d", "suffix": "prefix"}'])
 def test_bad_rows_are_one_line(row):
     """They are quoted."""
     with pytest.raises(UserError, match='prefix'):
@@ -350,13 +350,13 @@ def test_bad_rows_are_one_line(row):
     ('makers.txt --out a.safetensors --csv a.safetensors', '--csv'),
     ('makers.txt --out a.safetensors --wish less', '--wish'),
     ('fulfilled.txt --out a.safetensors', 'already')])
-def test_a_failing_edit_leaves_nothing(flags, fact, tmp_path, monkeypatch, capsys):
+def test_a_failing_edit_leaves_nothing(flags, fact, subject, shift, tmp_path, monkeypatch, capsys):
     """One line, exit code 2, and the files are those that were there."""
     monkeypatch.chdir(tmp_path)
     Path('makers.txt').write_text(MAKERS)
     Path('fulfilled.txt').write_text('My nurse said that -/> Canon')
     Path('short.txt').write_text('Nobody')
-    Path('mine.safetensors').write_text('a person wrote this')
+    save_shift(Path('mine.safetensors'), shift, subject.model, subject.encoding, {'author': 'me'})
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert fact in error_of(edit, capsys, *flags.split(), '--from', str(TOY))
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
