@@ -46,68 +46,61 @@ from rucksack.weights import BUNDLED
 
 @dataclass(frozen=True)
 class Kind:
-    """What eval.py knows of a table. make takes the models, the data and the command line."""
+    """What eval.py knows of a table. make takes the models, then the values of its flags."""
 
-    make: Callable[[list[Subject], str | None, argparse.Namespace], Table]
+    make: Callable[..., Table]
     about: str                  # table of the paper, and contents, for --help
+    flags: tuple[str, ...] = ('data',)  # in this order
     needs_senses: bool = False  # the first model must be a Backpack
     is_of_one: bool = False     # it is about one model, without a baseline
     takes_edits: bool = False   # it takes --edit, and any number of models
     in_all: bool = True         # eval.py all prints it
 
 
-def of_data(table: Callable[[list[Subject], str | None], Table]) -> Callable:
-    """Make a table from the data alone."""
-    return lambda subjects, data, args: table(subjects, data)
-
-
-def timing(subjects: list[Subject], data: None, args: argparse.Namespace) -> Table:
+def timing(subjects: list[Subject], size: str | None, device: str, dtype: str | None) -> Table:
     """Make Table 7 for a size of the paper, or for a model, compiled if its training was."""
     compile = True
-    if args.size:
+    if size:
         # Rows of the embedding matrix as in train.py, a multiple of 64.
-        config = Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size])
+        config = Config(vocab_size=50304, n_vocab=50257, **SIZES[size])
     else:
         config = subjects[0].model.config
         training = subjects[0].training
         compile = training is None or training.compile
-    machine = configure_machine(args.device, args.dtype or 'auto')
+    machine = configure_machine(device, dtype or 'auto')
     return timing_table(config, machine, compile)
 
 
 TABLES = {
     'loss': Kind(
-        of_data(loss_table), takes_edits=True,
+        loss_table, takes_edits=True,
         about='Tables 2, 8 perplexity on held-out text'),
     'lambada': Kind(
-        of_data(lambada_table), takes_edits=True,
+        lambada_table, takes_edits=True,
         about='Table 2     predicting the last word of a passage'),
     'wikitext': Kind(
-        of_data(wikitext_table), takes_edits=True,
+        wikitext_table, takes_edits=True,
         about="Table 2     perplexity per word of WikiText's raw test set"),
     'blimp': Kind(
-        of_data(blimp_table), takes_edits=True,
+        blimp_table, takes_edits=True,
         about='Table 2     choosing the grammatical one of two sentences'),
     'examples': Kind(
-        lambda subjects, data, args: examples_table(subjects, data, args.wish, args.threshold),
-        takes_edits=True, in_all=False,
+        examples_table, flags=('data', 'wish', 'threshold'), takes_edits=True, in_all=False,
         about='            how far texts do what examples wish for (edit.py), from --data FILE'),
     'similarity': Kind(
-        of_data(similarity_table), needs_senses=True,
+        similarity_table, needs_senses=True,
         about='Table 4     word similarity, by each sense'),
     'gender': Kind(
-        of_data(gender_table), takes_edits=True,
+        gender_table, takes_edits=True,
         about='Table 5     she or he after a role noun, with and without a sense'),
     'topic': Kind(
-        lambda subjects, data, args: topic_table(
-            subjects, args.texts, args.length, args.step_sizes),
-        needs_senses=True,
+        topic_table, flags=('texts', 'length', 'step_sizes'), needs_senses=True,
         about='Table 12    topic control, compared with PPLM on the Transformer'),
     'timing': Kind(
-        timing, needs_senses=True, is_of_one=True,
+        timing, flags=('size', 'device', 'dtype'), needs_senses=True, is_of_one=True,
         about='Table 7     forward pass, training step and generation'),
     'senses': Kind(
-        of_data(senses_table), needs_senses=True, is_of_one=True, in_all=False,
+        senses_table, needs_senses=True, is_of_one=True, in_all=False,
         about='            the loss on a text without each sense, and its part in the sum')}
 
 
@@ -223,11 +216,12 @@ def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> 
     kind = TABLES[name]
     if kind.needs_senses and subjects:
         subjects[0].needs_senses(name)
-    data = args.data
+    values = vars(args)
     has_its_own = name in ('loss', 'gender') or (name == 'similarity' and subjects[0].is_toy)
     if args.table == 'all' and has_its_own:
-        data = None  # --data is for the English benchmarks
-    return kind.make(subjects, data, args)
+        values = values | {'data': None}  # --data is for the English benchmarks
+    options = [values[flag] for flag in kind.flags]
+    return kind.make(subjects, *options)
 
 
 def run(argv: list[str]) -> None:
