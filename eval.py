@@ -51,9 +51,8 @@ class Kind:
     make: Callable[..., Table]
     about: str                  # table of the paper, and contents, for --help
     flags: tuple[str, ...] = ('data',)  # in this order
-    needs_senses: bool = False  # the first model must be a Backpack
+    needs_senses: bool = False  # the first model must be a Backpack; else it takes RUN and --edit
     is_of_one: bool = False     # it is about one model, without a baseline
-    takes_edits: bool = False   # it takes --edit, and any number of models
     in_all: bool = True         # eval.py all prints it
 
 
@@ -73,25 +72,25 @@ def timing(subjects: list[Subject], size: str | None, device: str, dtype: str | 
 
 TABLES = {
     'loss': Kind(
-        loss_table, takes_edits=True,
+        loss_table,
         about='Tables 2, 8 perplexity on held-out text'),
     'lambada': Kind(
-        lambada_table, takes_edits=True,
+        lambada_table,
         about='Table 2     predicting the last word of a passage'),
     'wikitext': Kind(
-        wikitext_table, takes_edits=True,
+        wikitext_table,
         about="Table 2     perplexity per word of WikiText's raw test set"),
     'blimp': Kind(
-        blimp_table, takes_edits=True,
+        blimp_table,
         about='Table 2     choosing the grammatical one of two sentences'),
     'examples': Kind(
-        examples_table, flags=('data', 'wish', 'threshold'), takes_edits=True, in_all=False,
+        examples_table, flags=('data', 'wish', 'threshold'), in_all=False,
         about='            how far texts do what examples wish for (edit.py), from --data FILE'),
     'similarity': Kind(
         similarity_table, needs_senses=True,
         about='Table 4     word similarity, by each sense'),
     'gender': Kind(
-        gender_table, takes_edits=True,
+        gender_table,
         about='Table 5     she or he after a role noun, with and without a sense'),
     'topic': Kind(
         topic_table, flags=('texts', 'length', 'step_sizes'), needs_senses=True,
@@ -158,7 +157,7 @@ def make_parser() -> Parser:
         help='success: a probability of at least X [0.2], for less below X [0.001]; for order at '
              'least X times as likely [16], for equal at most [1.5]')
     for name, kind in TABLES.items():
-        if not kind.takes_edits:
+        if kind.needs_senses:
             continue
         add = of[name].add_argument
         add('runs', nargs='*', metavar='RUN', help='models to compare, in place of --from')
