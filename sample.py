@@ -34,7 +34,6 @@ from rucksack.edits import (
 from rucksack.errors import UserError
 from rucksack.fast import Cached
 from rucksack.files import output_path
-from rucksack.model import Backpack
 from rucksack.page import PAGE_BEGINS, write_page
 from rucksack.paper_lists import BAGS
 from rucksack.sample_tables import Prompts
@@ -208,14 +207,14 @@ def read_prompts(flags: argparse.Namespace, subject: Subject) -> tuple[Prompts, 
 
 
 def make_tables(flags: argparse.Namespace, subject: Subject, prompts: Prompts,
-                edit: Edit | None, has_effect: bool) -> dict[str, Table]:
+                has_effect: bool) -> dict[str, Table]:
     """Make the tables that the flags ask for, by name; for edits only, next words before and after.
 
-    edit is None if there are no edits. One without effect on the prompts has no table of its own.
+    An edit without effect on the prompts has no table of its own.
     """
     tables = {}
     for text, chosen in flags.show:
-        tables[f'show {text}'] = sample_tables.show(subject, chosen, edit)
+        tables[f'show {text}'] = sample_tables.show(subject, chosen)
     for text, words in flags.find:
         if isinstance(words[0], str):
             table = sample_tables.speak_for(subject, words)
@@ -227,9 +226,9 @@ def make_tables(flags: argparse.Namespace, subject: Subject, prompts: Prompts,
     for word in flags.similar:
         tables[f'similar {word}'] = sample_tables.similar(subject, word)
     if flags.probs:
-        tables['probs'] = sample_tables.probabilities(subject, prompts, flags.probs, edit)
+        tables['probs'] = sample_tables.probabilities(subject, prompts, flags.probs)
     for prompt, idx in progress(prompts.items(), 'prompts'):
-        for name, table in tables_after(idx, flags, subject, edit, has_effect).items():
+        for name, table in tables_after(idx, flags, subject, has_effect).items():
             if len(prompts) > 1:
                 name = f'{name}: {prompt}'
                 table.title = f'"{prompt}"\n{table.title}'
@@ -237,16 +236,16 @@ def make_tables(flags: argparse.Namespace, subject: Subject, prompts: Prompts,
     return tables
 
 
-def tables_after(idx: Tensor, flags: argparse.Namespace, subject: Subject, edit: Edit | None,
-                 has_effect: bool) -> dict[str, Table]:
+def tables_after(idx: Tensor, flags: argparse.Namespace, subject: Subject, has_effect: bool
+                 ) -> dict[str, Table]:
     """Explain the prediction after a prompt (1, T), or show how an edit changes it, in tables."""
     tables = {}
     if flags.explain is not None:
-        tables['explain'] = sample_tables.explanation(subject, flags.explain, idx, edit)
+        tables['explain'] = sample_tables.explanation(subject, flags.explain, idx)
     for text, scaled in flags.sweep:
-        tables[f'sweep {text}'] = sample_tables.sweep(subject, scaled, idx, edit)
+        tables[f'sweep {text}'] = sample_tables.sweep(subject, scaled, idx)
     if has_effect and not is_look(flags):
-        before_and_after = {'before': None, 'after': edit}
+        before_and_after = {'before': None, 'after': subject.edit}
         title = 'The next word before and after the edit'
         tables['next words'] = sample_tables.next_words(subject, title, idx, before_and_after)
     return tables
@@ -269,11 +268,11 @@ def warnings_of(flags: argparse.Namespace, subject: Subject, prompts: Prompts, h
     return lines
 
 
-def changes_any(model: Backpack, prompts: Prompts, edit: Edit) -> bool:
-    """Tell whether an edit changes a sense of any prompt."""
+def changes_any(subject: Subject, prompts: Prompts) -> bool:
+    """Tell whether the subject's edit changes a sense of any prompt."""
     for idx in prompts.values():
-        C = model.senses(idx)  # (1, T, k, d)
-        if not torch.equal(edit(idx, C), C):
+        C = subject.model.senses(idx)  # (1, T, k, d)
+        if not torch.equal(subject.edit(idx, C), C):
             return True
     return False
 
@@ -314,19 +313,18 @@ def run(argv: list[str]) -> None:
         return
 
     prompts, notices = read_prompts(flags, subject)
-    edit = None
     has_effect = False
     if flags.changes:
-        edit, sentences = make_edit(
+        subject.edit, sentences = make_edit(
             flags.changes, subject.model, subject.encoding, list(prompts.values()))
-        has_effect = changes_any(subject.model, prompts, edit)
+        has_effect = changes_any(subject, prompts)
         notices += sentences
         if flags.find or flags.similar:
             notices.append('--find and --similar look at senses as they are without the edit.')
     for line in warnings_of(flags, subject, prompts, has_effect):  # first: often misspelled words
         print(line)
     print(subject.about())
-    tables = make_tables(flags, subject, prompts, edit, has_effect)
+    tables = make_tables(flags, subject, prompts, has_effect)
     if csv_file:  # the file first, as printing into head ends the program
         write_csv(csv_file, tables)
     for part in [*notices, *tables.values()]:
@@ -336,8 +334,8 @@ def run(argv: list[str]) -> None:
     if subject.in_bfloat16:
         subject.model.bfloat16()  # most of the time goes into reading parameters
     versions = {'': None}
-    if edit:
-        versions = {'before ': None, 'after ': edit}
+    if subject.edit:
+        versions = {'before ': None, 'after ': subject.edit}
     for prompt, idx in prompts.items():
         for title, one in versions.items():
             print_samples(subject, prompt, idx, flags, one, title)

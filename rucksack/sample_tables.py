@@ -56,13 +56,13 @@ def word_and_score(pair: tuple[str, float]) -> str:
     return f'{word!r:.20} {score:+.2f}'
 
 
-def show(subject: Subject, chosen: SensesOf, edit: Edit | None) -> Table:
-    """Show the words that senses of a word move most (Tables 1, 3)."""
+def show(subject: Subject, chosen: SensesOf) -> Table:
+    """Show the words that senses of a word move most (Tables 1, 3), after the subject's edit."""
     model = subject.model
     encoding = subject.encoding
     _, numbers, _ = find_senses(chosen, model, encoding)
     idx = torch.tensor([pieces_of(encoding, chosen.word)], device=subject.device)  # (1, T)
-    C = senses.senses_after(model, idx, edit)[0, -1]  # (k, d)
+    C = senses.senses_after(model, idx, subject.edit)[0, -1]  # (k, d)
     ids, logits = senses.extremes(model, C[numbers], 8)  # (senses, 16) each
     ids = ids.view(-1, 8)  # two rows per sense
     logits = logits.view(-1, 8)
@@ -175,16 +175,15 @@ def shortened(text: str) -> str:
     return text.replace('\n', ' ')[-60:]
 
 
-def probabilities(subject: Subject, prompts: Prompts, words: list[str], edit: Edit | None
-                  ) -> Table:
-    """Show the probability that each word comes next, one row per prompt, before and after an edit.
+def probabilities(subject: Subject, prompts: Prompts, words: list[str]) -> Table:
+    """Show the probability that each word comes next, one row per prompt, also after the edit.
 
     Two words also get their log odds, ln(p(first) / p(second)).
     """
     ids = word_ids(subject, words)
     edits = {'': None}
-    if edit:
-        edits[' after'] = edit
+    if subject.edit:
+        edits[' after'] = subject.edit
     columns = {'prompt': shortened}
     for when in edits:
         columns |= {f'p({word}){when}': '.4f' for word in words}
@@ -216,10 +215,10 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
     return Table(title, columns, rows, bars=(names[0], names[-1]))
 
 
-def sweep(subject: Subject, scaled: SensesOf, idx: Tensor, edit: Edit | None) -> Table:
+def sweep(subject: Subject, scaled: SensesOf, idx: Tensor) -> Table:
     """Show the next words as senses go from off to full weight, on top of the edit (Figure 3)."""
     words, numbers, what = find_senses(scaled, subject.model, subject.encoding, [idx])
-    before = [edit] if edit else []
+    before = [subject.edit] if subject.edit else []
     edits = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
         scale = senses.scale_senses(words, numbers, factor)
@@ -250,13 +249,13 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
     return columns
 
 
-def explanation(subject: Subject, words: list[str], idx: Tensor, edit: Edit | None) -> Table:
-    """List all terms alpha * C . E of the logit of A, or of the logit of A minus B's.
+def explanation(subject: Subject, words: list[str], idx: Tensor) -> Table:
+    """List all terms alpha * C . E of the logit of A, or of A minus B's, after the subject's edit.
 
     The table prints the largest 15. words are [A], [A, B], or [] for the likeliest word.
     """
     model = subject.model
-    probs = senses.next_word_probs(model, idx, edit)[0]  # (V,)
+    probs = senses.next_word_probs(model, idx, subject.edit)[0]  # (V,)
     ids = word_ids(subject, words)
     if not ids:
         ids = [probs.argmax().item()]
@@ -264,7 +263,7 @@ def explanation(subject: Subject, words: list[str], idx: Tensor, edit: Edit | No
     v = E[ids[0]]  # (d,)
     if len(ids) == 2:
         v = v - E[ids[1]]
-    C = senses.senses_after(model, idx, edit)  # (1, T, k, d)
+    C = senses.senses_after(model, idx, subject.edit)  # (1, T, k, d)
     found = terms(model, subject.encoding, idx, v, C)  # (T * k,) each
     adds = found['adds']
     order = np.abs(adds).argsort()[::-1]  # largest first

@@ -23,7 +23,7 @@ class Subject:
     tokenizer: dict | None  # its description; the encoding is made from it
     dtype: str | None = None  # for scores and texts (None: bfloat16 on CUDA, else float32)
     why: str = ''  # why we chose this model, if the user named none
-    edit: Edit | None = None  # applied when the model scores texts
+    edit: Edit | None = None  # applied when the model scores or explains texts
     training: Training | None = None  # None for published weights
 
     def __post_init__(self) -> None:
