@@ -17,7 +17,6 @@ from pathlib import Path
 from torch import Tensor
 
 from rucksack.cli import Parser, number, printable, run_cli
-from rucksack.device import find_device
 from rucksack.edits import Topic, make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import WISHES
@@ -235,7 +234,6 @@ def run(argv: list[str]) -> None:
     is_of_one = all(TABLES[name].is_of_one for name in names)
     if args.baseline and is_of_one:
         parser.error(f'{args.table} is about one model; drop --baseline')
-    args.device = find_device(args.device)
     csv_file = output_path('--csv', args.csv, CSV_BEGINS)
     subjects = []
     if not args.size:

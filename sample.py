@@ -22,7 +22,6 @@ from torch import Tensor
 
 from rucksack import sample_tables
 from rucksack.cli import Parser, number, printable, progress, run_cli
-from rucksack.device import find_device
 from rucksack.edits import (
     FORMS,
     SensesOf,
@@ -299,7 +298,7 @@ def run(argv: list[str]) -> None:
     flags = parse_args(argv)
     page = output_path('--html', flags.html, PAGE_BEGINS)
     csv_file = output_path('--csv', flags.csv, CSV_BEGINS)
-    subject = load_subject(flags.source, find_device(flags.device), flags.dtype)
+    subject = load_subject(flags.source, flags.device, flags.dtype)
     if looks_at_senses(flags) or flags.changes or page:
         subject.needs_senses('this command')
     if flags.export is not None:

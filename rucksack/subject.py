@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from rucksack.device import find_device
 from rucksack.documents import read_text
 from rucksack.errors import UserError
 from rucksack.model import GPT, Backpack
@@ -79,10 +80,11 @@ class Subject:
 
 
 def load_subject(name: str | None, device: str, dtype: str | None = None) -> Subject:
-    """Load a model from a file, folder or Hub name onto a device.
+    """Load a model from a file, folder or Hub name onto a device, as find_device takes it.
 
     Without a name it is the newest Backpack in out/ or, if there is none, the bundled model.
     """
+    device = find_device(device)
     why = ''
     if name is None:
         name = 'english'
