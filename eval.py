@@ -8,7 +8,6 @@ Without --baseline, it is the Transformer NAME_gpt beside the model NAME, if the
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -259,4 +258,4 @@ def run(argv: list[str]) -> None:
 main = partial(run_cli, 'eval.py', run)
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    main()

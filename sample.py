@@ -14,7 +14,6 @@ tables and figures are those of "Backpack Language Models", https://arxiv.org/ab
 """
 
 import argparse
-import sys
 from functools import partial
 
 import torch
@@ -343,4 +342,4 @@ def run(argv: list[str]) -> None:
 main = partial(run_cli, 'sample.py', run)
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    main()

@@ -327,4 +327,4 @@ def run(argv: list[str]) -> int:
 main = partial(run_cli, 'train.py', run)
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    main()

@@ -1,6 +1,6 @@
 """The scripts as verbs: rucksack sample ARGUMENTS, or python -m rucksack sample ARGUMENTS."""
 
-import sys
+from functools import partial
 from importlib import import_module
 
 from rucksack.cli import Parser, run_cli
@@ -16,10 +16,7 @@ def run(argv: list[str]) -> None:
     import_module(f'rucksack.{script}').main(argv[1:])
 
 
-def main() -> None:
-    """Run the command line, as the command rucksack does."""
-    run_cli('rucksack', run, sys.argv[1:])
-
+main = partial(run_cli, 'rucksack', run)
 
 if __name__ == '__main__':
     main()

@@ -27,9 +27,15 @@ def complain(script: str, message: str) -> None:
     print(f'{script}: {line}', file=sys.stderr)
 
 
-def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]) -> None:
-    """Run a script; exit with 2 for errors the user can fix, 130 on Ctrl-C, else run's own code."""
+def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str] | None = None
+            ) -> None:
+    """Run a script; exit with 2 for errors the user can fix, 130 on Ctrl-C, else run's own code.
+
+    argv are its arguments; the default is those of the command line.
+    """
     code = 0
+    if argv is None:
+        argv = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='replace')  # for a terminal without UTF-8
     try:
