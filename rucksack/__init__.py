@@ -55,9 +55,8 @@ def word(encoding, text: str) -> int | tuple[int, ...]:
     >>> word(encoding, 'receptionist')
     (16307, 396)
     """
-    from rucksack.words import pieces_of
-    ids = pieces_of(encoding, text)
-    return ids[0] if len(ids) == 1 else tuple(ids)
+    from rucksack.words import word_forms
+    return word_forms(encoding, text)[0]
 
 
 def word_id(encoding, word: str) -> int:
