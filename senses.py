@@ -199,11 +199,12 @@ def at_last(x: Tensor, last: Tensor | None) -> Tensor:
     return x[every, last]
 
 
-def compose(edits: list[Edit]) -> Edit:
-    """Apply the edits from left to right."""
+def compose(edits: list[Edit | None]) -> Edit:
+    """Apply the edits from left to right; None is no edit."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:  # C is (B, T, k, d) throughout
         for one in edits:
-            C = one(idx, C)
+            if one is not None:
+                C = one(idx, C)
         return C
     return edit
 

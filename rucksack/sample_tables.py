@@ -218,11 +218,10 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
 def sweep(subject: Subject, scaled: SensesOf, idx: Tensor) -> Table:
     """Show the next words as senses go from off to full weight, on top of the edit (Figure 3)."""
     words, numbers, what = find_senses(scaled, subject.model, subject.encoding, [idx])
-    before = [subject.edit] if subject.edit else []
     edits = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
         scale = senses.scale_senses(words, numbers, factor)
-        edits[str(factor)] = senses.compose([*before, scale])
+        edits[str(factor)] = senses.compose([subject.edit, scale])
     title = f'The next words with {what} scaled by 0 to 1'
     return next_words(subject, title, idx, edits)
 

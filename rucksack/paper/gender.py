@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rucksack.cli import progress
 from rucksack.paper_lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
-from rucksack.senses import Edit, at_last, ends_of, pad, probs_under
+from rucksack.senses import Edit, at_last, compose, ends_of, pad, probs_under
 from rucksack.subject import Subject
 from rucksack.table import Table
 from rucksack.words import read_lines, word_id
@@ -74,13 +74,11 @@ def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
 
 def scale_in_noun(subject: Subject, prompts: NounPrompts, sense: int, factor: float) -> Edit:
     """Make an edit that multiplies a sense of the noun by factor, after the subject's edit."""
-    def edit(idx: Tensor, C: Tensor) -> Tensor:
-        if subject.edit:
-            C = subject.edit(idx, C)
+    def scale(idx: Tensor, C: Tensor) -> Tensor:
         C = C.clone()
         C[:, :, sense][prompts.is_noun] *= factor
         return C
-    return edit
+    return compose([subject.edit, scale])
 
 
 def log_probs_under(subject: Subject, prompts: NounPrompts, edits: list[Edit]) -> Tensor:
