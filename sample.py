@@ -47,6 +47,10 @@ from rucksack.words import PROMPT, parse_bag, parse_pair, read_lines, read_promp
 
 SAMPLES_AT_ONCE = 10
 SEVERAL = dict(nargs='+', action='extend', default=[])  # flags with several values, or repeated
+EDIT_HELP = '\n'.join([
+    'A LINE is one of these; quote lines with spaces or *.\n',
+    *(f'  {form:<28} {meaning}' for form, meaning in FORMS.items()),
+    f'\nTopics: {", ".join(BAGS)}'])
 
 
 def make_parser() -> Parser:
@@ -80,13 +84,12 @@ def make_parser() -> Parser:
     add('--html', metavar='FILE',
         help='write a web page that runs the model, with a slider for each sense, and exit')
     add('--export', metavar='DIR', help='export the model for Hugging Face transformers, and exit')
-    add_looks(parser)
-    add_edits(parser)
+    add_groups(parser)
     return parser
 
 
-def add_looks(parser: Parser) -> None:
-    """Declare the flags that look at senses or explain a prediction."""
+def add_groups(parser: Parser) -> None:
+    """Declare the flags that look at senses, explain a prediction or edit senses."""
     add = parser.add_argument_group('look at senses (--show applies your edits)').add_argument
     add('--show', metavar='WORD[:SENSES]', type=parse_look, **SEVERAL,
         help='the words that each sense of WORD raises and lowers most')
@@ -104,19 +107,8 @@ def add_looks(parser: Parser) -> None:
         help='the probability of these words, before and after edits, one row per prompt: she,he')
     add('--sweep', metavar='WORD[:SENSES]', type=parse_look, **SEVERAL,
         help='the next words as these senses are scaled from 0 to 1 (Figure 3)')
-
-
-EDIT_HELP = '\n'.join([
-    'A LINE is one of these; quote lines with spaces or *.\n',
-    *(f'  {form:<28} {meaning}' for form, meaning in FORMS.items()),
-    f'\nTopics: {", ".join(BAGS)}'])
-
-
-def add_edits(parser: Parser) -> None:
-    """Declare the flag that edits senses, under its two names."""
-    group = parser.add_argument_group('edit senses, in the order given', EDIT_HELP)
-    group.add_argument('--edit', '--senses-off', dest='edits', metavar='LINE', **SEVERAL,
-                       help='change senses')
+    add = parser.add_argument_group('edit senses, in the order given', EDIT_HELP).add_argument
+    add('--edit', '--senses-off', dest='edits', metavar='LINE', **SEVERAL, help='change senses')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
