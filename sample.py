@@ -321,7 +321,7 @@ def run(argv: list[str]) -> None:
         print(printable(str(part)))
     if is_look(flags) or flags.num_samples == 0:
         return
-    if subject.in_bfloat16:
+    if subject.dtype == 'bfloat16':
         subject.model.bfloat16()  # most of the time goes into reading parameters
     versions = {'': None}
     if subject.edit:

@@ -22,7 +22,7 @@ class Subject:
     name: str
     model: Backpack | GPT
     tokenizer: dict | None  # its description; the encoding is made from it
-    dtype: str | None = None  # for scores and texts (None: bfloat16 on CUDA, else float32)
+    dtype: str = 'float32'  # for scores and texts
     why: str = ''  # why we chose this model, if the user named none
     edit: Edit | None = None  # applied when the model scores or explains texts
     training: Training | None = None  # None for published weights
@@ -32,9 +32,6 @@ class Subject:
         self.is_toy = self.encoding.name == 'words'  # its texts are from rucksack/toy.py
         self.device = self.model.wte.weight.device
         self.eot = self.encoding.eot_token
-        self.in_bfloat16 = self.dtype == 'bfloat16'
-        if self.dtype is None:
-            self.in_bfloat16 = self.device.type == 'cuda'
 
     def __str__(self) -> str:
         kind = 'Backpack' if self.model.config.n_sense else 'Transformer'
@@ -57,7 +54,7 @@ class Subject:
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context in which the model scores and writes texts."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.in_bfloat16)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == 'bfloat16')
 
     def about(self) -> str:
         """Describe the model in a line."""
@@ -83,8 +80,11 @@ def load_subject(name: str | None, device: str, dtype: str | None = None) -> Sub
     """Load a model from a file, folder or Hub name onto a device, as find_device takes it.
 
     Without a name it is the newest Backpack in out/ or, if there is none, the bundled model.
+    Without a dtype it is bfloat16 on CUDA, else float32.
     """
     device = find_device(device)
+    if dtype is None:
+        dtype = 'bfloat16' if device.startswith('cuda') else 'float32'
     why = ''
     if name is None:
         name = 'english'
