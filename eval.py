@@ -62,8 +62,7 @@ def timing(subjects: list[Subject], size: str | None, device: str, dtype: str | 
         config = Config(vocab_size=50304, n_vocab=50257, **SIZES[size])
     else:
         config = subjects[0].model.config
-        training = subjects[0].training
-        compile = training is None or training.compile
+        compile = subjects[0].training.compile
     machine = configure_machine(device, dtype or 'auto')
     return timing_table(config, machine, compile)
 

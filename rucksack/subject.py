@@ -25,7 +25,7 @@ class Subject:
     dtype: str = 'float32'  # for scores and texts
     why: str = ''  # why we chose this model, if the user named none
     edit: Edit | None = None  # applied when the model scores or explains texts
-    training: Training | None = None  # None for published weights
+    training: Training = Training()
 
     def __post_init__(self) -> None:
         self.encoding = load_tokenizer(self.tokenizer)

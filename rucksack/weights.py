@@ -62,10 +62,10 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
 
 
 def load_weights(source: str | Path) -> tuple:
-    """Load a model, its tokenizer, and the Training of a checkpoint of train.py (else None)."""
+    """Load a model, its tokenizer, and its Training."""
     path = find(source)
     tokenizer = None
-    training = None
+    training = Training()
     if path.is_dir():
         model, tokenizer = from_published(path)
     else:
@@ -178,10 +178,10 @@ def from_checkpoint(checkpoint: dict, path: Path) -> Backpack | GPT:
 
 @dataclass(frozen=True)
 class Training:
-    """How a model was trained, as its checkpoint says."""
+    """How a model was trained, as its checkpoint says; the defaults are those of other weights."""
 
-    dataset: str
-    compile: bool
+    dataset: str | None = None
+    compile: bool = True
 
 
 def count_parameters(model: Backpack | GPT) -> dict[str, int]:

@@ -132,7 +132,7 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
     data is a text file, a folder in data/ or elsewhere, or a .bin in it; None means the training
     data's val.bin.
     """
-    if data is None and subject.training:
+    if data is None:
         data = subject.training.dataset
     if data is None:
         raise UserError(f'{subject.name} does not say what it was trained on; '
