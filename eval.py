@@ -70,34 +70,39 @@ def timing(subjects: list[Subject], size: str | None, device: str, dtype: str | 
 TABLES = {
     'loss': Kind(
         loss_table,
-        about='Tables 2, 8 perplexity on held-out text'),
+        'Tables 2, 8 perplexity on held-out text'),
     'lambada': Kind(
         lambada_table,
-        about='Table 2     predicting the last word of a passage'),
+        'Table 2     predicting the last word of a passage'),
     'wikitext': Kind(
         wikitext_table,
-        about="Table 2     perplexity per word of WikiText's raw test set"),
+        "Table 2     perplexity per word of WikiText's raw test set"),
     'blimp': Kind(
         blimp_table,
-        about='Table 2     choosing the grammatical one of two sentences'),
+        'Table 2     choosing the grammatical one of two sentences'),
     'examples': Kind(
-        examples_table, flags=('data', 'wish', 'threshold'), in_all=False,
-        about='            how far texts do what examples wish for (edit.py), from --data FILE'),
+        examples_table,
+        '            how far texts do what examples wish for (edit.py), from --data FILE',
+        flags=('data', 'wish', 'threshold'), in_all=False),
     'similarity': Kind(
-        similarity_table, needs_senses=True,
-        about='Table 4     word similarity, by each sense'),
+        similarity_table,
+        'Table 4     word similarity, by each sense',
+        needs_senses=True),
     'gender': Kind(
         gender_table,
-        about='Table 5     she or he after a role noun, with and without a sense'),
+        'Table 5     she or he after a role noun, with and without a sense'),
     'topic': Kind(
-        topic_table, flags=('texts', 'length', 'step_sizes'), needs_senses=True,
-        about='Table 12    topic control, compared with PPLM on the Transformer'),
+        topic_table,
+        'Table 12    topic control, compared with PPLM on the Transformer',
+        flags=('texts', 'length', 'step_sizes'), needs_senses=True),
     'timing': Kind(
-        timing, flags=('size', 'device', 'dtype'), needs_senses=True, is_of_one=True,
-        about='Table 7     forward pass, training step and generation'),
+        timing,
+        'Table 7     forward pass, training step and generation',
+        flags=('size', 'device', 'dtype'), needs_senses=True, is_of_one=True),
     'senses': Kind(
-        senses_table, needs_senses=True, is_of_one=True, in_all=False,
-        about='            the loss on a text without each sense, and its part in the sum')}
+        senses_table,
+        '            the loss on a text without each sense, and its part in the sum',
+        needs_senses=True, is_of_one=True, in_all=False)}
 
 
 # -----------------------------------------------------------------------------
