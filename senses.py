@@ -246,8 +246,7 @@ def separation(model: Backpack, ids: Tensor, a: int | list[int], b: int | list[i
 @torch.no_grad()
 def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
     """Compute Eq. 13, cossim(C(w)_l, C(v)_l), for v in ids (n,): (n, k). Its minimum: Eq. 14."""
-    w = torch.tensor(w, device=ids.device)
-    C_w = model.senses(w)  # (k, d)
+    C_w = model.senses(ids.new_tensor(w))  # (k, d)
     C = model.senses(ids)  # (n, k, d)
     return F.cosine_similarity(C, C_w, dim=-1)
 
