@@ -80,8 +80,7 @@ def separate(subject: Subject, text: str, pairs: Pairs) -> Table:
     mean to their spread, the standard deviation of what they add to the logits of all words.
     """
     E = subject.model.wte.weight[:subject.model.config.n_vocab]  # (V, d)
-    measure = partial(spreads, covariance=E.T.cov())
-    spread = over_vocabulary(subject.model, measure).mean(0)  # (k,)
+    spread = over_vocabulary(subject.model, spreads, covariance=E.T.cov()).mean(0)  # (k,)
     score = mean_separation(subject, pairs)
     scores = over_vocabulary(subject.model, score)  # (V, k)
     sizes = scores.abs()
@@ -153,8 +152,7 @@ def speak_for(subject: Subject, words: list[str]) -> Table:
 def similar(subject: Subject, word: str) -> Table:
     """Find the words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
     w = word_id(subject.encoding, word)
-    compare = partial(senses.similarity, w=w)
-    cosines = over_vocabulary(subject.model, compare)  # (V, k)
+    cosines = over_vocabulary(subject.model, senses.similarity, w=w)  # (V, k)
     cosines[w] = -1  # a word is not its own neighbour
     k = cosines.shape[1]
     smallest = cosines.amin(-1, keepdim=True)  # (V, 1)

@@ -5,7 +5,6 @@ Where a flag takes a word, it also takes a list: a,b,c, or @FILE with one word p
 
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -160,11 +159,11 @@ def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[i
 # Scores of the whole vocabulary.
 
 
-def over_vocabulary(model: Backpack, score: Callable[[Backpack, Tensor], Tensor]) -> Tensor:
-    """Score all V ids, a slice (n,) at a time, and show progress: (V, ..)."""
+def over_vocabulary(model: Backpack, score: Callable[..., Tensor], **options) -> Tensor:
+    """Compute score(model, ids, **options) for all V ids, a slice (n,) at a time: (V, ..)."""
     ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
     slices = progress(ids.split(IDS_AT_ONCE), 'vocabulary')
-    return torch.cat([score(model, some_ids) for some_ids in slices])
+    return torch.cat([score(model, some_ids, **options) for some_ids in slices])
 
 
 def scores_of_bags(model: Backpack, bags: list[list[int]]) -> list[Tensor]:
@@ -173,5 +172,5 @@ def scores_of_bags(model: Backpack, bags: list[list[int]]) -> list[Tensor]:
     is_large = model.config.n_vocab > 1 << 14
     in_bfloat16 = is_large and bfloat16_unit(str(device)) is not None
     with torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16):
-        scores = over_vocabulary(model, partial(affinities, bags=bags))  # (V, k, bags)
+        scores = over_vocabulary(model, affinities, bags=bags)  # (V, k, bags)
     return list(scores.unbind(-1))
