@@ -206,9 +206,8 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
     names = list(edits)
     probs = senses.probs_under(subject.model, idx, list(edits.values()))[:, 0]  # (edits, V)
     ids = probs.amax(0).topk(12).indices  # (12,)
-    rows = []
-    for word, p in zip(token_texts(subject, ids), probs.T[ids].tolist()):
-        rows.append([word, *p])
+    words = token_texts(subject, ids)
+    rows = [[word, *p] for word, p in zip(words, probs.T[ids].tolist())]
     columns = {'next word': repr} | dict.fromkeys(names, '.3f')
     return Table(title, columns, rows, bars=(names[0], names[-1]))
 
