@@ -8,7 +8,6 @@ does (arXiv 2402.06155); the parameters of the model stay as they are.
 """
 
 import argparse
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 from rucksack.cli import HOME, Parser, number, printable, run_cli
-from rucksack.device import find_device
 from rucksack.errors import UserError, reading
 from rucksack.examples import FORMS, WISHES, Example, read_examples
 from rucksack.files import output_path
@@ -175,7 +173,7 @@ def run(argv: list[str]) -> None:
     csv_file = output_path('--csv', args.csv, CSV_BEGINS)
     if csv_file and csv_file.resolve() == args.out.resolve():
         raise UserError(f'--out and --csv are both {args.csv}; give two names')
-    subject = load_subject(args.source, find_device(args.device))
+    subject = load_subject(args.source, args.device)
     subject.needs_senses('edit.py')
     model = subject.model.requires_grad_(False)
     encoding = subject.encoding
@@ -202,4 +200,4 @@ def run(argv: list[str]) -> None:
 main = partial(run_cli, 'edit.py', run)
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    main()

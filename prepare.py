@@ -248,4 +248,4 @@ def run(argv: list[str]) -> None:
 main = partial(run_cli, 'prepare.py', run)
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    main()
