@@ -312,7 +312,7 @@ def run(argv: list[str]) -> None:
         if flags.find or flags.similar:
             notices.append('--find and --similar look at senses as they are without the edit.')
     for line in warnings_of(flags, subject, prompts, has_effect):  # first: often misspelled words
-        print(line)
+        print(printable(line))
     print(subject.about())
     tables = make_tables(flags, subject, prompts, has_effect)
     if csv_file:  # the file first, as printing into head ends the program

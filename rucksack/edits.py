@@ -5,7 +5,7 @@ turn words into ids and changes into one edit, in the order of the lines. FORMS 
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -262,7 +262,7 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
     return compose(steps), sentences
 
 
-def count_words(changes: list[Change], encoding: Encoding, prompts: Iterable[Tensor]
+def count_words(changes: list[Change], encoding: Encoding, prompts: Collection[Tensor]
                 ) -> dict[str, tuple[int, int]]:
     """Count how often changes touch each of their words in prompts, ids (1, T) each.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from rucksack.cli import printable
 from rucksack.device import find_device
 from rucksack.documents import read_text
 from rucksack.errors import UserError
@@ -60,7 +61,7 @@ class Subject:
         """Describe the model in a line."""
         c = self.model.config
         shape = f'{c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, {c.n_vocab:,} ids'
-        return f'{self}: {shape}{self.why}'
+        return printable(f'{self}: {shape}{self.why}')
 
     def needs_senses(self, what: str) -> None:
         """Raise UserError if this is a Transformer; the message says what needs a Backpack."""
