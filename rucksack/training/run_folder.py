@@ -73,23 +73,6 @@ def check_finite(step: int, tensors: Iterable[Tensor]) -> None:
         raise FloatingPointError(f'step {step}: a parameter or an optimizer moment is not finite')
 
 
-def load_optimizers(optimizers: list[torch.optim.Optimizer], states: dict) -> None:
-    """Take the moments of each parameter from a checkpoint; betas and the like stay as set.
-
-    Moments of another shape would make a fused kernel write past them: ValueError.
-    """
-    for optimizer in optimizers:
-        params = [p for group in optimizer.param_groups for p in group['params']]
-        saved = states[type(optimizer).__name__]['state']
-        for i, moments in saved.items():
-            p = params[i]
-            for name, moment in moments.items():
-                shape = () if name == 'step' else p.shape
-                if moment.shape != shape:
-                    raise ValueError(f'the shape of {name}')
-                optimizer.state[p][name] = moment.to(p.device)
-
-
 def write_state(path: Path, state: dict) -> None:
     """Write a state to a file; OSError if the disk is full."""
     try:
@@ -104,7 +87,8 @@ class RunFolder:
     """The folder of a run, with ckpt.pt, best.pt and log.csv; only the first process writes.
 
     facts are stored in every checkpoint beside the parameters; state is the checkpoint to resume,
-    or {}. Until a new run has saved its first checkpoint, nothing of an older run is touched.
+    which gives the optimizers their moments, or {}. Until a new run has saved its first checkpoint,
+    nothing of an older run is touched.
     """
 
     folder: Path
@@ -116,6 +100,10 @@ class RunFolder:
 
     def __post_init__(self, state: dict) -> None:
         self.checkpoint = self.folder / 'ckpt.pt'
+        if state:
+            hint = f'fine-tune its weights with --init_from={self.checkpoint}'
+            with reading(self.checkpoint, hint):
+                self.restore(state['optimizers'])
         self.saved_step = state.get('step')  # of the last checkpoint
         log = state.get('log', HEADER)
         rows = csv.DictReader(log.splitlines())
@@ -132,6 +120,22 @@ class RunFolder:
             partial.unlink()
         if state:
             write_file(self.folder / 'log.csv', log)  # without the rows after the checkpoint
+
+    def restore(self, states: dict) -> None:
+        """Take the moments of each parameter from a checkpoint; betas and the like stay as set.
+
+        Moments of another shape would make a fused kernel write past them: ValueError.
+        """
+        for optimizer in self.optimizers:
+            params = [p for group in optimizer.param_groups for p in group['params']]
+            saved = states[type(optimizer).__name__]['state']
+            for i, moments in saved.items():
+                p = params[i]
+                for name, moment in moments.items():
+                    shape = () if name == 'step' else p.shape
+                    if moment.shape != shape:
+                        raise ValueError(f'the shape of {name}')
+                    optimizer.state[p][name] = moment.to(p.device)
 
     def start_wandb(self) -> None:
         """Begin a run of Weights & Biases, or go on with one; WANDB_PROJECT and WANDB_NAME name it.

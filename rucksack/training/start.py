@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from torch.optim import Optimizer
-
 from rucksack.data import data_folder, facts_of, read_meta
 from rucksack.errors import UserError, reading
 from rucksack.model import GPT, Backpack, Config
 from rucksack.training.machine import Machine
-from rucksack.training.run_folder import load_optimizers, read_log
+from rucksack.training.run_folder import read_log
 from rucksack.weights import from_checkpoint, from_pretrained, load_file, make_model
 
 # The settings that steer how long a run goes on, how often it reports, and where. max_iters can
@@ -48,12 +46,6 @@ class Start:
     make: Callable[[Config], Backpack | GPT]  # makes its model
     settings: dict  # that it decides
     state: dict  # of the checkpoint to resume, with its log; else {}
-
-    def restore(self, optimizers: list[Optimizer]) -> None:
-        """Give the optimizers of a resumed run their moments."""
-        if self.state:
-            with reading(self.name, f'fine-tune its weights with --init_from={self.name}'):
-                load_optimizers(optimizers, self.state['optimizers'])
 
 
 def find_start(init_from: str, folder: Path, dataset: str, block_size: int, flags: set[str]
