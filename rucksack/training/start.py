@@ -59,9 +59,7 @@ def find_start(init_from: str, folder: Path, dataset: str, block_size: int, flag
         return Start('', make_model, {}, {})
     if init_from == 'resume':
         return start_of_run(folder, flags)
-    given = load_given(init_from, dataset)
-    decided = settings_of_given(given.config, block_size, flags)
-    return Start(init_from, partial(start_from, given), decided, {})
+    return start_of_given(init_from, dataset, block_size, flags)
 
 
 def start_of_run(folder: Path, flags: set[str]) -> Start:
@@ -81,25 +79,21 @@ def start_of_run(folder: Path, flags: set[str]) -> Start:
     return Start(str(path), lambda config: from_checkpoint(state, path), decided, state)
 
 
-def load_given(source: str, dataset: str) -> Backpack | GPT:
-    """Load a model to start from; UserError unless it can read the ids of data/NAME."""
+def start_of_given(source: str, dataset: str, block_size: int, flags: set[str]) -> Start:
+    """Load a model to start from; UserError unless it can read the ids of data/NAME.
+
+    It decides the settings model, shape and block_size. Texts may be shorter than its block_size. A
+    Transformer starts a Transformer, unless flags, the names of settings that were typed, has
+    model; n_sense and sense_hidden are then free.
+    """
     given, tokenizer = from_pretrained(source)
+    config = given.config
     meta = read_meta(data_folder(dataset))
-    n_vocab = given.config.n_vocab
     is_other = tokenizer not in (None, meta['tokenizer'])
-    if is_other or n_vocab < meta['vocab_size']:
-        raise UserError(f'{source} ({n_vocab:,} ids) and data/{dataset} '
+    if is_other or config.n_vocab < meta['vocab_size']:
+        raise UserError(f'{source} ({config.n_vocab:,} ids) and data/{dataset} '
                         f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
                         f'prepare.py {dataset} --text FILE --like {source} --overwrite')
-    return given
-
-
-def settings_of_given(config: Config, block_size: int, flags: set[str]) -> dict:
-    """Return the settings that a given model decides: model, shape and block_size.
-
-    Texts may be shorter than the model's block_size. A Transformer starts a Transformer, unless
-    flags, the names of settings that were typed, has model; n_sense and sense_hidden are then free.
-    """
     names = ['n_layer', 'n_head', 'n_embd']
     decided = {'block_size': min(block_size, config.block_size)}
     if config.n_sense:
@@ -107,7 +101,8 @@ def settings_of_given(config: Config, block_size: int, flags: set[str]) -> dict:
         decided['model'] = 'backpack'
     elif 'model' not in flags:
         decided['model'] = 'gpt'
-    return decided | {name: getattr(config, name) for name in names}
+    decided |= {name: getattr(config, name) for name in names}
+    return Start(source, partial(start_from, given), decided, {})
 
 
 def start_from(given: Backpack | GPT, config: Config) -> Backpack | GPT:
