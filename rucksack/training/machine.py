@@ -4,9 +4,9 @@ import ctypes
 import gc
 import os
 import signal
-import threading
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -121,7 +121,7 @@ class Machine:
 
 def handle_signals(interrupt: Callable, terminate: Callable | signal.Handlers) -> None:
     """Set the handlers of SIGINT and SIGTERM; do nothing in a thread, where Python cannot."""
-    if threading.current_thread() is threading.main_thread():
+    with suppress(ValueError):
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, terminate)
 
