@@ -1,7 +1,6 @@
 """The folders that prepare.py makes, and the batches of a training step."""
 
 import hashlib
-import json
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rucksack.errors import LocalError, UserError, reading
-from rucksack.tokenizer import GPT2, GPT2_VOCAB, vocab_size
+from rucksack.tokenizer import GPT2, GPT2_VOCAB, load_json, vocab_size
 
 BIN_DTYPE = np.dtype('<u2')
 MAKE_IT_AGAIN = 'repeat its prepare.py command with --overwrite'
@@ -31,7 +30,7 @@ def read_meta(folder: Path) -> dict:
     path = folder / 'meta.json'
     if path.exists():
         with reading(path, MAKE_IT_AGAIN):
-            meta = json.loads(path.read_text(encoding='utf-8'))
+            meta = load_json(path)
             n_vocab = vocab_size(meta['tokenizer'])
             if meta['vocab_size'] != n_vocab:
                 raise ValueError(f'its tokenizer has {n_vocab:,} ids')
