@@ -35,17 +35,6 @@ def true_or_false(text: str) -> bool:
     return text == 'True'
 
 
-def make_parser(kind: type) -> Parser:
-    """Declare a flag --key=value for each setting of a dataclass; it parses those given alone."""
-    parser = Parser('train.py', 'train.py [config.py ...] [--key=value ...]',
-                    allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    parser.add_argument('configs', nargs='*', metavar='config.py',
-                        help='files of key = value lines')
-    for f in fields(kind):
-        parser.add_argument(f'--{f.name}', **f.metadata)
-    return parser
-
-
 def parse(parser: Parser, words: list[str]) -> dict:
     """Parse settings in words, config files as 'configs'; UserError for an unknown setting."""
     args, unknown = parser.parse_known_intermixed_args(parser.as_declared(words))
@@ -76,7 +65,12 @@ def parse_settings(kind: type[Settings], argv: list[str]) -> tuple[Settings, set
 
     Returns the settings, the names set by flags, and the paths of the config files.
     """
-    parser = make_parser(kind)
+    parser = Parser('train.py', 'train.py [config.py ...] [--key=value ...]',
+                    allow_abbrev=False, argument_default=argparse.SUPPRESS)  # no defaults
+    parser.add_argument('configs', nargs='*', metavar='config.py',
+                        help='files of key = value lines')
+    for f in fields(kind):
+        parser.add_argument(f'--{f.name}', **f.metadata)
     flags = parse(parser, argv)
     configs = flags.pop('configs', [])
     settings = {}
