@@ -53,16 +53,15 @@ def sha256_of_start(ids: np.ndarray) -> str:
     return hashlib.sha256(ids[:1 << 19]).hexdigest()
 
 
-def read_bin(folder: Path, name: str, meta: dict) -> np.ndarray:
-    """Map the ids in NAME.bin into memory; UserError if their number or start does not fit meta.
+def read_bin(path: Path, meta: dict) -> np.ndarray:
+    """Map the ids in a .bin into memory; UserError if their number or start does not fit meta.
 
     Of a large file only the start is read; check_ids looks at ids when they are used.
     """
-    path = folder / f'{name}.bin'
     with reading(path, MAKE_IT_AGAIN):
         ids = np.memmap(path, BIN_DTYPE, mode='r')  # ValueError for an empty file
-    checksum = meta.get('sha256_of_start', {}).get(name)
-    if len(ids) != meta['tokens'].get(name) or checksum not in (None, sha256_of_start(ids)):
+    checksum = meta.get('sha256_of_start', {}).get(path.stem)
+    if len(ids) != meta['tokens'].get(path.stem) or checksum not in (None, sha256_of_start(ids)):
         raise UserError(f'{path} is not the file that meta.json describes; {MAKE_IT_AGAIN}')
     if 'sha256' not in meta:  # not made by prepare.py
         start = ids[:1 << 20]
@@ -85,7 +84,7 @@ class TokenDataset:
     def __init__(self, folder: Path, name: str, meta: dict, block_size: int):
         self.path = folder / f'{name}.bin'
         self.meta = meta
-        self.tokens = read_bin(folder, name, meta)
+        self.tokens = read_bin(self.path, meta)
         self.block_size = block_size
         self.n = (len(self.tokens) - 1) // block_size
         if self.n < 1:

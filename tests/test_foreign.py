@@ -68,7 +68,7 @@ def test_another_vocabulary_goes_all_the_way(capsys):
     prepare.main(['own', '--text', 'a.txt', '--like', 'out'])
     meta = read_meta(Path('data/own'))
     assert meta['vocab_size'] == 266
-    assert read_bin(Path('data/own'), 'train', meta)[-1] == 0
+    assert read_bin(Path('data/own/train.bin'), meta)[-1] == 0
     assert 'page' in error_of(sample, capsys, '--from', 'out', '--html', 'a.html')
     assert not Path('a.html').exists()
 
@@ -144,7 +144,7 @@ def test_like_takes_a_tokenizer_trained_with_tokenizers(name):
     Path('a.jsonl').write_text('\n'.join(json.dumps({'text': text}) for text in LANGUAGES * 9))
     Path('val.txt').write_text('held out')
     prepare.main(['a', '--text', 'a.jsonl', '--val', 'val.txt', '--like', f'{name}.json'])
-    found = read_bin(Path('data/a'), 'train', read_meta(Path('data/a')))
+    found = read_bin(Path('data/a/train.bin'), read_meta(Path('data/a')))
     assert found.tolist() == json.loads(Path(f'{name}.ids').read_text())
 
 
@@ -198,4 +198,4 @@ def test_wider_numbers_without_a_meta_are_refused(kind):
     """Every second id of 16 bits would be 0."""
     Path('train.bin').write_bytes(torch.arange(1000).numpy().astype(kind).tobytes())
     with pytest.raises(UserError, match='train.bin'):
-        read_bin(Path(), 'train', read_meta(Path()))
+        read_bin(Path('train.bin'), read_meta(Path()))

@@ -53,7 +53,7 @@ def texts_in(name: str, split: str) -> list[str]:
     folder = Path('data', name)
     meta = read_meta(folder)
     encoding = load_tokenizer(meta['tokenizer'])
-    ids = read_bin(folder, split, meta)
+    ids = read_bin(folder / f'{split}.bin', meta)
     ends = np.flatnonzero(ids == encoding.eot_token)
     assert ends[-1] == len(ids) - 1
     return [encoding.decode(part[:-1].tolist()) for part in np.split(ids, ends[:-1] + 1)]
@@ -376,4 +376,4 @@ def test_overwrite_that_is_interrupted_is_found(last, monkeypatch, capsys):
     folder = Path('data/a')
     assert sorted(os.listdir(folder)) == ['meta.json', 'train.bin', 'val.bin']
     with pytest.raises(ValueError, match='meta.json'):
-        read_bin(folder, 'val', read_meta(folder))
+        read_bin(folder / 'val.bin', read_meta(folder))

@@ -152,7 +152,7 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
     if path.suffix != '.bin':
         path = path / 'val.bin'
     meta = read_meta(path.parent)
-    ids = read_bin(path.parent, path.stem, meta)
+    ids = read_bin(path, meta)
     check_ids(ids, meta, path)
     if meta['tokenizer'] != subject.tokenizer:
         raise UserError(f'{path} and {subject.name} have different tokenizers; prepare the data '
