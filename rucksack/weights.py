@@ -6,6 +6,7 @@ import shutil
 import sys
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -110,14 +111,15 @@ def download(name: str) -> Path:
     config = fetch(name, 'config.json')
     if config is None:
         raise UserError(f'{name} has no config.json')
-    folder = config.parent  # named after a commit, to which all files belong
-    if not fetch(name, 'tokenizer.json', folder.name):
-        fetch(name, 'vocab.json', folder.name)
-        fetch(name, 'merges.txt', folder.name)
-    fetch(name, 'tokenizer_config.json', folder.name)
+    folder = config.parent
+    fetch_file = partial(fetch, name, commit=folder.name)  # all files belong to the same commit
+    if not fetch_file('tokenizer.json'):
+        fetch_file('vocab.json')
+        fetch_file('merges.txt')
+    fetch_file('tokenizer_config.json')
     for file in WEIGHTS:
         if not weights_in(folder):
-            fetch(name, file, folder.name)
+            fetch_file(file)
     return folder
 
 
