@@ -175,9 +175,8 @@ def tokenizer_json(encoding: tiktoken.Encoding) -> dict:
     special = encoding._special_tokens
     pre_tokenizers = pre_tokenizers_of(of_words)
     flags = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
-    added_tokens = []
-    for content, i in special.items():
-        added_tokens.append({'id': i, 'content': content, 'special': True, **flags})
+    added_tokens = [{'id': i, 'content': content, 'special': True, **flags}
+                    for content, i in special.items()]
     vocab = {spell(token): i for token, i in encoding._mergeable_ranks.items()}
     if special != {END_OF_TEXT: len(vocab)}:  # transformers would number them from the end
         vocab |= special
