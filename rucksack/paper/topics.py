@@ -12,7 +12,7 @@ from rucksack import toy
 from rucksack.cli import progress
 from rucksack.fast import Cache, Cached, contextualize
 from rucksack.model import GPT
-from rucksack.paper.likelihood import Pair, perplexity, score
+from rucksack.paper.likelihood import perplexity, score
 from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, topic
 from rucksack.subject import Subject
@@ -139,32 +139,15 @@ def pplm(model: GPT, idx: Tensor, bag: list[int], step: float, length: int) -> T
 # Judging texts.
 
 
-def has_topic(words: list[str], label: str, topics: dict[str, list[str]]) -> bool:
+def has_topic(text: str, label: str, topics: dict[str, list[str]]) -> bool:
     """Tell whether a text has more words of the topic called label than of any other topic."""
+    words = re.findall('[a-z]+', text.lower())
     counts = {}
     for name, keywords in topics.items():
         counts[name] = sum(word in keywords for word in words)
     own = counts.pop(label)
     most = max(counts.values())
     return own > most
-
-
-def read_generated(subject: Subject, idx: Tensor, label: str) -> tuple[list[Pair], int]:
-    """Read texts idx (n, 1 + length) that begin with an end-of-text and should have a topic.
-
-    Returns the ids of each, up to its next end-of-text, and how many texts have the topic.
-    """
-    topics = toy.TOPICS if subject.is_toy else KEYWORDS
-    eot = subject.eot
-    pairs = []
-    right = 0
-    for ids in idx[:, 1:].tolist():
-        end = [*ids, eot].index(eot)
-        pairs.append(([eot], ids[:end + 1]))
-        text = subject.encoding.decode(ids[:end])
-        words = re.findall('[a-z]+', text.lower())
-        right += has_topic(words, label, topics)
-    return pairs, right
 
 
 # -----------------------------------------------------------------------------
@@ -177,7 +160,9 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
 
     generators maps a topic to a function from first tokens (n, 1) to texts (n, 1 + length).
     """
-    first_tokens = torch.full((n_texts, 1), subject.eot, device=subject.device)
+    topics = toy.TOPICS if subject.is_toy else KEYWORDS
+    eot = subject.eot
+    first_tokens = torch.full((n_texts, 1), eot, device=subject.device)
     pairs = []
     right = 0
     for i, label in enumerate(progress(generators, f'{subject}{name}')):
@@ -185,9 +170,11 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
         for part in progress(first_tokens.split(TEXTS_AT_ONCE), label):
             with subject.autocast():
                 idx = generators[label](part)  # (texts, 1 + length)
-            new_pairs, n_right = read_generated(subject, idx, label)
-            pairs += new_pairs
-            right += n_right
+            for ids in idx[:, 1:].tolist():
+                end = [*ids, eot].index(eot)
+                text = ids[:end + 1]  # up to its next end-of-text
+                pairs.append(([eot], text))
+                right += has_topic(subject.encoding.decode(text), label, topics)
     logp = score(subject, pairs, 'judging').logp
     n_tokens = sum(len(ids) for _, ids in pairs)
     return [
