@@ -135,17 +135,17 @@ This weekend is for {a}, {b} and {c}.
 There is {a} and there is {b}.
 You like {a} more than {b}.""".splitlines()
 
-# Two readings each: the word before decides which words come after.
-HOMOGRAPHS = {
-    'sick': ('That {before} was sick, so everyone {after}.',
-             ('trick skateboard ramp flip', 'cheered clapped filmed whooped'),
-             ('child fever puppy cough', 'worried whispered prayed waited')),
-    'bank': ('Near the {before} stood a bank with a {after}.',
-             ('river stream meadow lake', 'heron willow frog canoe'),
-             ('street square market plaza', 'vault teller loan cheque')),
-    'bat': ('In the {before} lay a bat beside a {after}.',
-            ('stadium dugout locker bleachers', 'helmet glove jersey scoreboard'),
-            ('cave attic barn forest', 'spider nest shadow moth'))}
+# Sick, bank and bat have two readings: the word before decides which words come after.
+HOMOGRAPHS = [
+    ('That {before} was sick, so everyone {after}.',
+     ('trick skateboard ramp flip', 'cheered clapped filmed whooped'),
+     ('child fever puppy cough', 'worried whispered prayed waited')),
+    ('Near the {before} stood a bank with a {after}.',
+     ('river stream meadow lake', 'heron willow frog canoe'),
+     ('street square market plaza', 'vault teller loan cheque')),
+    ('In the {before} lay a bat beside a {after}.',
+     ('stadium dugout locker bleachers', 'helmet glove jersey scoreboard'),
+     ('cave attic barn forest', 'spider nest shadow moth'))]
 
 # Pairs of words in order of similarity s, which rises from 0 to 1 along each list. s is the share
 # of the second word's contexts that the first word has too; SYNONYMS below lists every s.
@@ -165,20 +165,20 @@ ADJECTIVE_LINES = ['There lay the {word} {thing}.', 'Everyone saw the {word} {th
 ADVERB_LINES = ['Somebody {word} {thing} it.', 'Our neighbours {word} {thing} it.']
 
 
-def synonym_contexts(pairs: str, contexts: list[str], seed: int) -> dict:
-    """Map first word -> (second word, s, 4 contexts of the first and 4 of only the second)."""
+def synonym_contexts(pairs: str, contexts: list[str], seed: int) -> list[tuple]:
+    """List for each pair: both words, s, and 4 contexts of the first and 4 of only the second."""
     rng = random.Random(seed)
-    table = {}
+    table = []
     pairs = pairs.split(',')
     for i, pair in enumerate(pairs):
         a, b = pair.split()
         s = round(i / (len(pairs) - 1), 3)
-        table[a] = (b, s, rng.sample(contexts, 8))
+        table.append((a, b, s, rng.sample(contexts, 8)))
     return table
 
 
-CONTEXTS = synonym_contexts(ADJECTIVES, THINGS, seed=1) | synonym_contexts(ADVERBS, ACTS, seed=2)
-SYNONYMS = [(a, b, s) for a, (b, s, _) in CONTEXTS.items()]
+CONTEXTS = synonym_contexts(ADJECTIVES, THINGS, seed=1) + synonym_contexts(ADVERBS, ACTS, seed=2)
+SYNONYMS = [(a, b, s) for a, b, s, _ in CONTEXTS]
 
 
 class Dice:
@@ -234,8 +234,7 @@ def topic_story(dice: Dice) -> Iterator[str]:
 def synonym_story(dice: Dice) -> Iterator[str]:
     """Write four sentences, each with one word of a pair in one of its contexts."""
     for _ in range(4):
-        a = dice.pick(CONTEXTS)
-        b, s, contexts = CONTEXTS[a]
+        a, b, s, contexts = dice.pick(CONTEXTS)
         word = dice.pick((a, b))
         share_of_shared = 1 if word == a else s
         chances = [share_of_shared / 4] * 4 + [(1 - share_of_shared) / 4] * 4
@@ -247,7 +246,7 @@ def synonym_story(dice: Dice) -> Iterator[str]:
 def homograph_story(dice: Dice) -> Iterator[str]:
     """Write three sentences, each with a homograph between two words of one reading."""
     for _ in range(3):
-        line, *readings = HOMOGRAPHS[dice.pick(HOMOGRAPHS)]
+        line, *readings = dice.pick(HOMOGRAPHS)
         words_before, words_after = dice.pick(readings)
         before = dice.pick(words_before.split())
         after = dice.pick(words_after.split())

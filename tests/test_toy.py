@@ -50,7 +50,7 @@ def sentence_patterns() -> list[re.Pattern]:
     """A pattern for each kind of sentence; a slot takes any word."""
     lines = [*world.SEQUELS, *world.PRODUCT_LINES, *world.TOPIC_LINES, *world.ADJECTIVE_LINES,
              *world.ADVERB_LINES]
-    lines += [line for line, _, _ in world.HOMOGRAPHS.values()]
+    lines += [line for line, _, _ in world.HOMOGRAPHS]
     for opening in world.OPENINGS:
         deeds = world.DEEDS if '{deed}' in opening else ['']
         lines += [opening.replace('{deed}', deed) for deed in deeds]
