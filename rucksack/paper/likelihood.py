@@ -140,17 +140,17 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
     path = Path('data', data)
     if not path.exists():
         path = Path(data)
-    if path.is_file() and path.suffix != '.bin':
+    if not path.exists():
+        raise UserError(f'there is no {data}, also not in data/; choose a text file, a folder or '
+                        'a .bin')
+    if path.is_dir():
+        path = path / 'val.bin'
+    if path.suffix != '.bin':
         with reading(path, 'choose a text file, a folder or a .bin'):
             ids = subject.read(path)
             if not ids:
                 raise ValueError('it is empty')
             return ids, path
-    if not path.exists():
-        raise UserError(f'there is no {data}, also not in data/; choose a text file, a folder or '
-                        'a .bin')
-    if path.suffix != '.bin':
-        path = path / 'val.bin'
     meta = read_meta(path.parent)
     ids = read_bin(path, meta)
     check_ids(ids, meta, path)
