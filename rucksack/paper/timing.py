@@ -1,12 +1,12 @@
 """Table 7: how fast a Backpack is, compared with a Transformer of the same shape."""
 
 import copy
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +47,7 @@ def alternate(works: list[Work], what: str) -> list[float]:
     rounds = []
     for _ in progress(range(n), what):
         rounds.append([1000 * seconds_of(work) for work in works])
-    return [statistics.median(times) for times in zip(*rounds)]
+    return np.median(rounds, axis=0).tolist()
 
 
 def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
@@ -61,11 +61,8 @@ def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
 def works_of(model: Backpack | GPT, idx: Tensor, machine: Machine, compile: bool
              ) -> dict[str, Work]:
     """List what to time of a model that reads texts idx (B, T)."""
-    predict = model
-    loss = DistinctIds(model)
-    if compile:
-        predict = machine.compile(predict)
-        loss = machine.compile(loss)
+    predict = machine.wrap(model, compile)
+    loss = machine.wrap(DistinctIds(model), compile)
     inputs = machine.to_device(idx, idx, *distinct_ids(idx))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     writer = copy.deepcopy(model).to(getattr(torch, machine.dtype))
@@ -89,7 +86,7 @@ def works_of(model: Backpack | GPT, idx: Tensor, machine: Machine, compile: bool
         f'{half} new tokens': partial(Cached(writer).generate, inputs[0][:1, :half], half)}
 
 
-def timing_table(config: Config, machine: Machine, compile: bool = True) -> Table:
+def timing_table(config: Config, machine: Machine, compile: bool) -> Table:
     """Make Table 7: the times of a Backpack and of a Transformer of its shape."""
     length = min(512, config.block_size)
     config = replace(config, dropout=0.0, block_size=length)
