@@ -79,14 +79,13 @@ def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
         values = measures(log_odds(subject, examples), examples)
         for name in WISHES:
             of_wish = torch.tensor([example.wish == name for example in examples])
-            n = of_wish.sum().item()
-            if not n:
-                continue
             found = values[of_wish]
+            if not len(found):
+                continue
             mean = found.mean().item()
             share = successes(found, name, threshold or THRESHOLDS[name]).double().mean().item()
-            before = means.setdefault(name, mean)
-            rows.append([str(subject), name, n, MEASURES[name], mean, mean - before, share])
+            change = mean - means.setdefault(name, mean)
+            rows.append([str(subject), name, len(found), MEASURES[name], mean, change, share])
     title = f'Examples of {path}: nats, and the share that succeeds'
     columns = {'model': '', 'wish': str, 'examples': 'd', 'measure': str, 'nats': '.3f',
                'change': '+.3f', 'success': '.3f'}
