@@ -81,7 +81,7 @@ def test_steering_raises_the_bag_in_every_text():
     token = torch.randint(s.encoding.n_vocab, (5,))
     past = torch.randn(2, 5, 8, 48).double()  # of five texts of 8 tokens
     plain, _ = topics.read_on(model, token, past)
-    bag = torch.tensor(s.encode(' music guitar'))
+    bag = s.encode(' music guitar')
     chances = []
     for step in (0.0, 0.05, 0.2):
         norms = torch.zeros(2, 5, 1, 1).double()

@@ -85,8 +85,8 @@ def read_on(model: GPT, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.enable_grad()
-def steer(model: GPT, token: Tensor, past: Tensor, bag: Tensor, plain: Tensor, step: float,
-          norms: Tensor) -> Tensor:
+def steer(model: GPT, token: Tensor, past: Tensor, bag: list[int], plain: Tensor,
+          step: float, norms: Tensor) -> Tensor:
     """Move the keys and values of n texts against the gradient of a loss.
 
     The loss is low if the next token is in the bag and the probabilities are near the plain ones
@@ -118,7 +118,6 @@ def pplm(model: GPT, idx: Tensor, bag: list[int], step: float, length: int) -> T
     """
     c = model.config
     n = len(idx)
-    bag = torch.tensor(bag, device=idx.device)
     past = torch.zeros(c.n_layer, n, 0, 3 * c.n_embd, device=idx.device)
     plain_past = past
     norms = past.new_full((c.n_layer, n, 1, 1), 1e-15)
