@@ -20,7 +20,6 @@ from rucksack.edits import Topic, make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import WISHES
 from rucksack.files import output_path
-from rucksack.model import Config
 from rucksack.paper.canonical import example_prompts, examples_table
 from rucksack.paper.gender import estimation_prompts, gender_table
 from rucksack.paper.likelihood import (
@@ -35,7 +34,6 @@ from rucksack.paper.timing import SIZES, timing_table
 from rucksack.paper.topics import topic_table
 from rucksack.subject import Subject, load_subject
 from rucksack.table import CSV_BEGINS, Table, write_csv
-from rucksack.training.machine import configure_machine
 from rucksack.weights import BUNDLED
 
 # -----------------------------------------------------------------------------
@@ -52,19 +50,6 @@ class Kind:
     needs_senses: bool = False  # the first model must be a Backpack; else it takes RUN and --edit
     is_of_one: bool = False     # it is about one model, without a baseline
     in_all: bool = True         # eval.py all prints it
-
-
-def timing(subjects: list[Subject], size: str | None, device: str, dtype: str | None) -> Table:
-    """Make Table 7 for a size of the paper, or for a model, compiled if its training was."""
-    compile = True
-    if size:
-        # Rows of the embedding matrix as in train.py, a multiple of 64.
-        config = Config(vocab_size=50304, n_vocab=50257, **SIZES[size])
-    else:
-        config = subjects[0].model.config
-        compile = subjects[0].training.compile
-    machine = configure_machine(device, dtype or 'auto')
-    return timing_table(config, machine, compile)
 
 
 TABLES = {
@@ -96,7 +81,7 @@ TABLES = {
         'Table 12    topic control, compared with PPLM on the Transformer',
         flags=('texts', 'length', 'step_sizes'), needs_senses=True),
     'timing': Kind(
-        timing,
+        timing_table,
         'Table 7     forward pass, training step and generation',
         flags=('size', 'device', 'dtype'), needs_senses=True, is_of_one=True),
     'senses': Kind(

@@ -13,8 +13,9 @@ from torch import Tensor
 from rucksack.cli import progress
 from rucksack.fast import Cached, DistinctIds, distinct_ids
 from rucksack.model import GPT, Backpack, Config
+from rucksack.subject import Subject
 from rucksack.table import Table
-from rucksack.training.machine import Machine
+from rucksack.training.machine import Machine, configure_machine
 
 Work = Callable[[], object]
 
@@ -86,8 +87,21 @@ def works_of(model: Backpack | GPT, idx: Tensor, machine: Machine, compile: bool
         f'{half} new tokens': partial(Cached(writer).generate, inputs[0][:1, :half], half)}
 
 
-def timing_table(config: Config, machine: Machine, compile: bool) -> Table:
-    """Make Table 7: the times of a Backpack and of a Transformer of its shape."""
+def timing_table(subjects: list[Subject], size: str | None, device: str, dtype: str | None
+                 ) -> Table:
+    """Make Table 7: the times of a Backpack and of a Transformer of its shape.
+
+    The shape is a size of the paper or, without one, that of the first model. Then they are
+    compiled if its training was.
+    """
+    compile = True
+    if size:
+        # Rows of the embedding matrix as in train.py, a multiple of 64.
+        config = Config(vocab_size=50304, n_vocab=50257, **SIZES[size])
+    else:
+        config = subjects[0].model.config
+        compile = subjects[0].training.compile
+    machine = configure_machine(device, dtype or 'auto')
     length = min(512, config.block_size)
     config = replace(config, dropout=0.0, block_size=length)
     batch = 32 if machine.on_gpu else 4096 // length
