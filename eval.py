@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
+import torch
 
 from rucksack.cli import Parser, number, printable, run_cli
 from rucksack.edits import Topic, make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import WISHES
 from rucksack.files import output_path
-from rucksack.paper.canonical import example_prompts, examples_table
+from rucksack.paper.canonical import examples_for, examples_table
 from rucksack.paper.gender import estimation_prompts, gender_table
 from rucksack.paper.likelihood import (
     blimp_table,
@@ -177,22 +177,23 @@ def load_subjects(args: argparse.Namespace, takes_baseline: bool) -> list[Subjec
         if args.table == 'gender':
             prompts = estimation_prompts(own, args.data)
         if args.table == 'examples':
-            prompts = example_prompts(own, args.data, args.wish)
+            prompts = [example.prompt for example in examples_for(own, args.data, args.wish)]
         subjects.insert(1, under_edit(own, args.edits, prompts))
     return subjects
 
 
-def under_edit(subject: Subject, lines: list[str], prompts: list[Tensor]) -> Subject:
+def under_edit(subject: Subject, lines: list[str], prompts: list[list[int]]) -> Subject:
     """Put a model under edits, one a line; UserError if an edit would see later tokens.
 
-    prompts, ids (1, T) each, choose the sense in nurse:she/he.
+    prompts, the ids of each, choose the sense in nurse:she/he.
     """
     subject.needs_senses('--edit')
     changes = parse_lines(lines)
     if any(isinstance(change, Topic) for change in changes):
         raise UserError('an edit of a topic would see the later tokens of each text; use other '
                         'edits here, or sample.py')
-    edit, sentences = make_edit(changes, subject.model, subject.encoding, prompts)
+    texts = [torch.tensor([ids], device=subject.device) for ids in prompts]  # (1, T) each
+    edit, sentences = make_edit(changes, subject.model, subject.encoding, texts)
     name = f'{subject.name} under {", ".join(lines)}'
     return replace(subject, name=name, edit=edit, why=f'; {"; ".join(sentences)}')
 

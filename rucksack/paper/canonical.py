@@ -63,12 +63,6 @@ def examples_for(subject: Subject, path: str | None, wish: str | None) -> list[E
     return read_examples(Path(path), subject.encoding, subject.model.config.block_size, wish)
 
 
-def example_prompts(subject: Subject, path: str | None, wish: str | None) -> list[Tensor]:
-    """List the prompts of the examples in a file: ids (1, T) each."""
-    return [torch.tensor([example.prompt], device=subject.device)
-            for example in examples_for(subject, path, wish)]
-
-
 def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
                    threshold: float | None) -> Table:
     """Measure examples under each subject: the mean, and the share that succeeds, by wish."""

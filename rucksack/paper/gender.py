@@ -53,11 +53,10 @@ def encoded(subject: Subject, noun: str, prompts: list[str]) -> list[list[int]]:
     return texts
 
 
-def estimation_prompts(subject: Subject, data: str | None) -> list[Tensor]:
-    """Encode the prompts of Table 15 with each noun: ids (1, T) each."""
+def estimation_prompts(subject: Subject, data: str | None) -> list[list[int]]:
+    """Encode the prompts of Table 15 with each noun."""
     nouns = read_lists(data).nouns
-    texts = [ids for noun in nouns for ids in encoded(subject, noun, ESTIMATION_PROMPTS)]
-    return [torch.tensor([ids], device=subject.device) for ids in texts]
+    return [ids for noun in nouns for ids in encoded(subject, noun, ESTIMATION_PROMPTS)]
 
 
 def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
