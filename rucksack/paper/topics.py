@@ -145,8 +145,7 @@ def has_topic(text: str, label: str, topics: dict[str, list[str]]) -> bool:
     for name, keywords in topics.items():
         counts[name] = sum(word in keywords for word in words)
     own = counts.pop(label)
-    most = max(counts.values())
-    return own > most
+    return own > max(counts.values())
 
 
 # -----------------------------------------------------------------------------
