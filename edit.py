@@ -20,7 +20,7 @@ from rucksack.errors import UserError, reading
 from rucksack.examples import FORMS, WISHES, Example, read_examples
 from rucksack.files import output_path
 from rucksack.learning import Learned, Shift, learn, lines_of_shift, save_shift
-from rucksack.paper.canonical import THRESHOLDS, log_odds, measures, successes
+from rucksack.paper.canonical import THRESHOLDS, log_odds, successes
 from rucksack.paper.likelihood import windows
 from rucksack.sample_tables import ranking, shortened, token_texts
 from rucksack.senses import Edit, extremes
@@ -120,7 +120,7 @@ def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Tab
 
 def fulfilled(examples: list[Example], values: Tensor) -> list[str]:
     """List the lines whose log odds, values (examples,), reach the thresholds of eval.py."""
-    return [example.line for example, value in zip(examples, measures(values, examples))
+    return [example.line for example, value in zip(examples, values)
             if successes(value, example.wish, THRESHOLDS[example.wish])]
 
 

@@ -385,10 +385,10 @@ def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
 
 
 @pytest.mark.parametrize('wish, value, threshold, expected', [
-    ('more', 1.6, 0.2, True), ('more', 1.7, 0.2, False),
-    ('less', 7, 0.001, True), ('less', 6, 0.001, False),
+    ('more', -1.6, 0.2, True), ('more', -1.7, 0.2, False),
+    ('less', -7, 0.001, True), ('less', -6, 0.001, False),
     ('order', 3, 16, True), ('order', 2.7, 16, False),
-    ('equal', 0.4, 1.5, True), ('equal', 0.41, 1.5, False)])
+    ('equal', -0.4, 1.5, True), ('equal', -0.41, 1.5, False)])
 def test_success_is_as_published(wish, value, threshold, expected):
     """A probability of at least 0.2; below 0.001; 16 times as likely; at most 1.5 times."""
     assert successes(torch.tensor([value]), wish, threshold).item() == expected

@@ -38,22 +38,14 @@ def log_odds(subject: Subject, examples: list[Example]) -> Tensor:
     return values
 
 
-def measures(values: Tensor, examples: list[Example]) -> Tensor:
-    """Measure examples by MEASURES of their wishes, in nats, from their log_odds: (examples,)."""
-    is_order = torch.tensor([example.wish == 'order' for example in examples])
-    return torch.where(is_order, values, values.abs())
-
-
 def successes(values: Tensor, wish: str, threshold: float) -> Tensor:
-    """Tell which measures (n,) of examples of one wish succeed: (n,)."""
+    """Tell which log_odds (n,) of examples of one wish succeed: (n,)."""
     limit = math.log(threshold)
-    if wish == 'more':
-        return values <= -limit
     if wish == 'less':
-        return values > -limit
-    if wish == 'order':
-        return values >= limit
-    return values <= limit
+        return values < limit
+    if wish == 'equal':
+        return values.abs() <= limit
+    return values >= limit
 
 
 def examples_for(subject: Subject, path: str | None, wish: str | None) -> list[Example]:
@@ -70,14 +62,15 @@ def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
     means = {}
     for subject in subjects:
         examples = examples_for(subject, path, wish)
-        values = measures(log_odds(subject, examples), examples)
+        values = log_odds(subject, examples)  # (examples,)
         for name in WISHES:
             of_wish = torch.tensor([example.wish == name for example in examples])
             found = values[of_wish]
             if not len(found):
                 continue
-            mean = found.mean().item()
             share = successes(found, name, threshold or THRESHOLDS[name]).double().mean().item()
+            measured = found if name == 'order' else found.abs()  # as in MEASURES
+            mean = measured.mean().item()
             change = mean - means.setdefault(name, mean)
             rows.append([str(subject), name, len(found), MEASURES[name], mean, change, share])
     title = f'Examples of {path}: nats, and the share that succeeds'
