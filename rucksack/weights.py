@@ -75,7 +75,7 @@ def load_weights(source: str | Path) -> tuple:
             if 'model_args' in checkpoint:
                 model = from_nanogpt(checkpoint, path)
             else:
-                model = from_checkpoint(checkpoint, path)
+                model = from_checkpoint(checkpoint)
                 tokenizer = checkpoint['tokenizer']
                 settings = checkpoint['settings']
                 training = Training(settings['dataset'], settings['compile'])
@@ -172,10 +172,9 @@ def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
     return model.eval()
 
 
-def from_checkpoint(checkpoint: dict, path: Path) -> Backpack | GPT:
+def from_checkpoint(checkpoint: dict) -> Backpack | GPT:
     """Load the model inside a checkpoint of train.py."""
-    with reading(path):
-        return model_with(Config(**checkpoint['model_config']), checkpoint['model'])
+    return model_with(Config(**checkpoint['model_config']), checkpoint['model'])
 
 
 @dataclass(frozen=True)

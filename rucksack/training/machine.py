@@ -101,19 +101,17 @@ class Machine:
             return False
         return True
 
-    def compile(self, module: Callable) -> Callable:
-        """Compile a module or function, or return it unchanged where it cannot be compiled."""
-        if not self.can_compile():
+    def wrap(self, module: nn.Module, compile: bool) -> nn.Module:
+        """Compile a module if asked to, and put DDP around it if there are several processes.
+
+        Where it cannot be compiled, it stays as it is.
+        """
+        if compile and self.can_compile():
+            self.print0('compiling, which takes a minute or two ...')
+            module = torch.compile(module)
+        elif compile:
             self.print0(f'{self.device}: without torch.compile, which fails here; it needs CUDA, '
                         'or a C++ compiler and the headers of Python')
-            return module
-        self.print0('compiling, which takes a minute or two ...')
-        return torch.compile(module)
-
-    def wrap(self, module: nn.Module, compile: bool) -> nn.Module:
-        """Compile a module if asked to, and put DDP around it if there are several processes."""
-        if compile:
-            module = self.compile(module)
         if self.world > 1:
             module = DistributedDataParallel(module, [self.device] if self.on_gpu else None)
         return module

@@ -68,6 +68,8 @@ def start_of_run(folder: Path, flags: set[str]) -> Start:
     state = load_file(path)
     if 'optimizers' not in state:
         raise UserError(f'{path} has parameters alone; fine-tune them with --init_from={path}')
+    with reading(path):
+        model = from_checkpoint(state)
     with reading(path, f'fine-tune its weights with --init_from={path}'):
         # Its place is as typed, and so are the steering settings that were typed.
         free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
@@ -76,7 +78,7 @@ def start_of_run(folder: Path, flags: set[str]) -> Start:
         data = data_folder(decided['dataset'])
     if state['data'] != facts_of(read_meta(data)):
         raise UserError(f'{data} is not the data that {path} was trained on; restore it')
-    return Start(str(path), lambda config: from_checkpoint(state, path), decided, state)
+    return Start(str(path), lambda config: model, decided, state)
 
 
 def start_of_given(source: str, dataset: str, block_size: int, flags: set[str]) -> Start:
