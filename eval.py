@@ -162,7 +162,7 @@ def load_subjects(args: argparse.Namespace, takes_baseline: bool) -> list[Subjec
     load = partial(load_subject, device=args.device, dtype=args.dtype)
     subjects = [load(name) for name in args.runs or [args.source]]
     own = subjects[0]
-    name = args.baseline or f'{own.name}_gpt'
+    name = args.baseline or f'{own.name.rstrip("/")}_gpt'
     exists = args.baseline or name in BUNDLED or Path(name).exists()
     if exists and takes_baseline and not args.runs:
         baseline = load(name)

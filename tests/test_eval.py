@@ -112,7 +112,7 @@ def test_losses_of_named_runs_have_a_row_each(capsys):
 
 
 @pytest.mark.parametrize('source, baseline', [
-    ('out/run', 'out/run_gpt'), ('english', 'english_gpt')])
+    ('out/run', 'out/run_gpt'), ('out/run/', 'out/run_gpt'), ('english', 'english_gpt')])
 def test_the_baseline_is_the_transformer_beside_it(source, baseline, capsys, monkeypatch):
     """Its name is that of the Backpack, then _gpt."""
     monkeypatch.setitem(BUNDLED, 'english', Path('out/run'))
