@@ -22,11 +22,12 @@ from rucksack.files import output_path
 from rucksack.learning import Learned, Shift, learn, lines_of_shift, save_shift
 from rucksack.paper.canonical import THRESHOLDS, log_odds, successes
 from rucksack.paper.likelihood import windows
-from rucksack.sample_tables import ranking, shortened, token_texts
+from rucksack.sample_tables import ranking, shortened
 from rucksack.senses import Edit, extremes
 from rucksack.subject import Subject, load_subject
 from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.toy import toy_stories
+from rucksack.words import token_texts
 
 BACKGROUND = HOME / 'docs' / 'tour.txt'  # no bundled model was trained on it
 TEXT_LENGTH = 128  # tokens of a text of the background
@@ -134,7 +135,7 @@ def senses_table(subject: Subject, shift: Shift) -> Table:
     C = model.senses(ids)  # (P, k, d)
     C = C[torch.arange(len(ids)), numbers]  # (P, d), the senses that move
     raised, added = extremes(model, C + shift.vectors[order], 4)  # (P, 8) each
-    words = token_texts(subject, ids)
+    words = token_texts(subject.encoding, ids.tolist())
     cells = zip(words, numbers.tolist(), lengths[order].tolist(), C.norm(dim=1).tolist())
     columns = {'word': repr, 'sense': 'd', 'moved by': '.2f', 'length': '.2f'}
     title = (f'The {len(ids)} senses that moved (at most {MOST_SENSES} printed), by how much, '

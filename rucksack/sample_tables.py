@@ -22,7 +22,7 @@ from rucksack.words import (
     pieces_of,
     quoted,
     scores_of_bags,
-    token_text,
+    token_texts,
     word_id,
 )
 
@@ -39,15 +39,10 @@ def ranking(subject: Subject, title: str, columns: dict[str, str], cells: Iterab
     n = ids.shape[1]
     ranks = {str(i + 1): word_and_score for i in range(n)}
     rows = []
-    for first_cells, row_ids, row_scores in zip(cells, ids, scores.tolist()):
-        words = token_texts(subject, row_ids)
+    for first_cells, row_ids, row_scores in zip(cells, ids.tolist(), scores.tolist()):
+        words = token_texts(subject.encoding, row_ids)
         rows.append([*first_cells, *zip(words, row_scores)])
     return Table(title, columns | ranks, rows, clip=True)
-
-
-def token_texts(subject: Subject, ids: Tensor) -> list[str]:
-    """List the texts of the tokens ids (n,)."""
-    return [token_text(subject.encoding, v) for v in ids.tolist()]
 
 
 def word_and_score(pair: tuple[str, float]) -> str:
@@ -141,7 +136,7 @@ def speak_for(subject: Subject, words: list[str]) -> Table:
     w, l = torch.unravel_index(best.indices, scores.shape)  # (20,) each
     C = model.senses(w)[range(20), l]  # (20, d)
     ids, logits = senses.extremes(model, C, 5)  # (20, 10) each
-    tokens = token_texts(subject, w)
+    tokens = token_texts(subject.encoding, w.tolist())
     cells = zip(best.values.tolist(), tokens, l.tolist())
     title = (f'The senses that most favour {"+".join(words)} (Eq. 17), '
              'and the words they raise most')
@@ -206,7 +201,7 @@ def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit 
     names = list(edits)
     probs = senses.probs_under(subject.model, idx, list(edits.values()))[:, 0]  # (edits, V)
     ids = probs.amax(0).topk(12).indices  # (12,)
-    words = token_texts(subject, ids)
+    words = token_texts(subject.encoding, ids.tolist())
     rows = [[word, *p] for word, p in zip(words, probs.T[ids].tolist())]
     columns = {'next word': repr} | dict.fromkeys(names, '.3f')
     return Table(title, columns, rows, bars=(names[0], names[-1]))
@@ -238,7 +233,7 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
     _, T, k = alpha.shape
     numbers = {'adds': alpha * scores, 'alpha': alpha, 'C.E': scores}
     columns = {name: x.flatten().cpu().numpy() for name, x in numbers.items()}
-    tokens = [token_text(encoding, v) for v in idx[0].tolist()]
+    tokens = token_texts(encoding, idx[0].tolist())
     columns['token'] = np.array(tokens, dtype=object).repeat(k)
     columns['position'] = np.arange(T).repeat(k)
     columns['sense'] = np.tile(np.arange(k), T)

@@ -77,14 +77,14 @@ def parse_bag(text: str) -> list[str]:
 # Words and ids.
 
 
-def token_text(encoding: Encoding, token: int) -> str:
-    """Return the text of a token; bytes that are only part of a character become U+FFFD."""
-    return encoding.decode([token])
+def token_texts(encoding: Encoding, ids: list[int]) -> list[str]:
+    """List the texts of tokens; bytes that are only part of a character become U+FFFD."""
+    return [encoding.decode([v]) for v in ids]
 
 
 def quoted(encoding: Encoding, ids: list[int]) -> str:
     """Write ids as tokens for people to read: in quotes, with control characters escaped."""
-    return ' + '.join(repr(token_text(encoding, v)) for v in ids)
+    return ' + '.join(map(repr, token_texts(encoding, ids)))
 
 
 def pieces_of(encoding: Encoding, word: str) -> list[int]:

@@ -28,7 +28,7 @@ from rucksack.senses import compose, senses_after
 from rucksack.subject import Subject
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
 from rucksack.weights import Training, from_pretrained, make_model
-from rucksack.words import PROMPT, read_prompt, token_text, word_id
+from rucksack.words import PROMPT, read_prompt, token_texts, word_id
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / 'shared' / 'data'  # real data, where it is at hand
@@ -275,7 +275,7 @@ class World:
         self.ids = read_prompt(prompt, self.encoding, self.model.config.block_size)[0]
         self.idx, self.E = torch.tensor([self.ids]), self.model.wte.weight[:self.encoding.n_vocab]
         self.id = partial(word_id, self.encoding)
-        self.word = partial(token_text, self.encoding)
+        self.word = lambda v: token_texts(self.encoding, [v])[0]
 
     def probs(self, *edits) -> Tensor:
         """Probabilities of the next word under edits one after another: (V,)."""
