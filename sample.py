@@ -24,7 +24,7 @@ from rucksack.cli import Parser, number, printable, progress, run_cli
 from rucksack.edits import (
     FORMS,
     SensesOf,
-    count_words,
+    count_word,
     make_edit,
     parse_lines,
     parse_senses,
@@ -245,9 +245,14 @@ def warnings_of(flags: argparse.Namespace, subject: Subject, prompts: Prompts, h
                 ) -> list[str]:
     """Say which words the edits and sweeps miss, or find inside others, and if nothing changes."""
     scaled = [*flags.changes, *dict(flags.sweep).values()]
-    counts = count_words(scaled, subject.encoding, prompts.values())
-    absent = [word for word, (touched, _) in counts.items() if not touched]
-    longer = [word for word, (touched, whole) in counts.items() if touched > whole]
+    absent = []
+    longer = []
+    for word in dict.fromkeys(change.word for change in scaled if change.word != '*'):
+        touched, whole = count_word(word, subject.encoding, prompts.values())
+        if touched == 0:
+            absent.append(word)
+        if touched > whole:
+            longer.append(word)
     lines = []
     if absent:
         lines.append(f'Not in any prompt, so without effect on the next word: {", ".join(absent)}')

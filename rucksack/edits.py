@@ -262,17 +262,13 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
     return compose(steps), sentences
 
 
-def count_words(changes: list[Change], encoding: Encoding, prompts: Collection[Tensor]
-                ) -> dict[str, tuple[int, int]]:
-    """Count how often changes touch each of their words in prompts, ids (1, T) each.
+def count_word(word: str, encoding: Encoding, prompts: Collection[Tensor]) -> tuple[int, int]:
+    """Count how often an edit of a word touches prompts, ids (1, T) each.
 
     The second number counts whole words; an edit of land touches Finland if its tokens are Fin and
     land.
     """
-    counts = {}
-    for word in dict.fromkeys(change.word for change in changes if change.word != '*'):
-        ids = word_forms(encoding, word)
-        touched = [occurrences(idx, ids).sum().item() for idx in prompts]
-        whole = [count_whole(word, encoding.decode(idx[0].tolist())) for idx in prompts]
-        counts[word] = sum(touched), sum(whole)
-    return counts
+    ids = word_forms(encoding, word)
+    touched = [occurrences(idx, ids).sum().item() for idx in prompts]
+    whole = [count_whole(word, encoding.decode(idx[0].tolist())) for idx in prompts]
+    return sum(touched), sum(whole)
