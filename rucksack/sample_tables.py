@@ -198,13 +198,12 @@ def probabilities(subject: Subject, prompts: Prompts, words: list[str]) -> Table
 
 def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit | None]) -> Table:
     """Find the likeliest next words under some edits; the first and the last edit get bars."""
-    names = list(edits)
     probs = senses.probs_under(subject.model, idx, list(edits.values()))[:, 0]  # (edits, V)
     ids = probs.amax(0).topk(12).indices  # (12,)
     words = token_texts(subject.encoding, ids.tolist())
     rows = [[word, *p] for word, p in zip(words, probs.T[ids].tolist())]
-    columns = {'next word': repr} | dict.fromkeys(names, '.3f')
-    return Table(title, columns, rows, bars=(names[0], names[-1]))
+    columns = {'next word': repr} | dict.fromkeys(edits, '.3f')
+    return Table(title, columns, rows, bars=(1, -1))
 
 
 def sweep(subject: Subject, scaled: SensesOf, idx: Tensor) -> Table:

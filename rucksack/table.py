@@ -30,19 +30,20 @@ class Table:
     notes: list[str] = field(default_factory=list)
     clip: bool = False           # whether to print only columns that fit the terminal
     most: int | None = None      # rows to print; None: all
-    bars: tuple[str, ...] = ()   # columns of probabilities to draw as bars too
+    bars: tuple[int, ...] = ()   # numbers of columns of probabilities to draw as bars too
 
     def __str__(self) -> str:
         rows = self.rows[:self.most]
-        values = {name: [row[i] for row in rows] for i, name in enumerate(self.columns)}
+        names = list(self.columns)
         columns = []
-        for name, how in self.columns.items():
-            cells = [cell(value, how) for value in values[name]]
-            to_the_left = not columns or callable(how)
+        for i, name in enumerate(names):
+            how = self.columns[name]
+            cells = [cell(row[i], how) for row in rows]
+            to_the_left = i == 0 or callable(how)
             columns.append(justified([name, *cells], to_the_left))
-        for name in self.bars:
-            bars = [bar(p) for p in values[name]]
-            columns.append(justified([f'{name}:', *bars], to_the_left=True))
+        for i in self.bars:
+            bars = [bar(row[i]) for row in rows]
+            columns.append(justified([f'{names[i]}:', *bars], to_the_left=True))
         if self.clip:
             columns = columns[:columns_that_fit(columns)]
         lines = ['', self.title]
