@@ -166,11 +166,11 @@ def over_vocabulary(model: Backpack, score: Callable[..., Tensor], **options) ->
     return torch.cat([score(model, some_ids, **options) for some_ids in slices])
 
 
-def scores_of_bags(model: Backpack, bags: list[list[int]]) -> list[Tensor]:
-    """Compute Eq. 17 for all ids, (V, k) for each bag; in bfloat16 for many ids, if fast."""
+def scores_of_bags(model: Backpack, bags: list[list[int]]) -> Tensor:
+    """Compute Eq. 17 for all ids, (bags, V, k); in bfloat16 for many ids, if fast."""
     device = model.wte.weight.device
     is_large = model.config.n_vocab > 1 << 14
     in_bfloat16 = is_large and bfloat16_unit(str(device)) is not None
     with torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16):
         scores = over_vocabulary(model, affinities, bags=bags)  # (V, k, bags)
-    return list(scores.unbind(-1))
+    return scores.movedim(-1, 0)  # (bags, V, k)
