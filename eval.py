@@ -121,7 +121,7 @@ def make_parser() -> Parser:
     listed = '\n'.join(f'    {name:<12} {kind.about}' for name, kind in TABLES.items())
     parser = Parser(prog='eval.py', description=f'{__doc__}\n{listed}',
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(runs=[], size=None, edits=[])
+    parser.set_defaults(runs=[], size=None, edits=None)
     commands = parser.add_subparsers(
         dest='table', metavar='TABLE', required=True,
         help='one of those above, or all; eval.py TABLE --help lists its flags')
@@ -149,8 +149,8 @@ def make_parser() -> Parser:
         add = of[name].add_argument
         add('runs', nargs='*', metavar='RUN', help='models to compare, in place of --from')
         add('--edit', '--senses-off', dest='edits', metavar='LINE', nargs='+', action='extend',
-            default=[], help='also score the first model with these edits: nurse:10, or @FILE '
-                             'with one per line; sample.py --help lists the forms')
+            help='also score the first model with these edits: nurse:10, or @FILE with one per '
+                 'line; sample.py --help lists the forms')
     return parser
 
 
