@@ -166,7 +166,7 @@ def load_subjects(args: argparse.Namespace, takes_baseline: bool) -> list[Subjec
     exists = args.baseline or name in BUNDLED or Path(name).exists()
     if exists and takes_baseline and not args.runs:
         baseline = load(name)
-        if baseline.model.config.n_sense:
+        if baseline.config.n_sense:
             raise UserError(f'{name} is a Backpack; --baseline takes a Transformer')
         if baseline.tokenizer != own.tokenizer:
             raise UserError(f'{name} and {own.name} have different vocabularies; '

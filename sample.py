@@ -184,7 +184,7 @@ def parse_words(text: str) -> list[str]:
 
 def read_prompts(flags: argparse.Namespace, subject: Subject) -> tuple[Prompts, list[str]]:
     """Read the prompts of --start, with each of --words in place of {}; also returns notices."""
-    block_size = subject.model.config.block_size
+    block_size = subject.config.block_size
     prompts = {}
     notices = []
     for start in flags.start:

@@ -74,7 +74,7 @@ def separate(subject: Subject, text: str, pairs: Pairs) -> Table:
     A long sense separates any two words by many logits. So senses are ranked by the ratio of this
     mean to their spread, the standard deviation of what they add to the logits of all words.
     """
-    E = subject.model.wte.weight[:subject.model.config.n_vocab]  # (V, d)
+    E = subject.model.wte.weight[:subject.config.n_vocab]  # (V, d)
     spread = over_vocabulary(subject.model, spreads, covariance=E.T.cov()).mean(0)  # (k,)
     score = mean_separation(subject, pairs)
     scores = over_vocabulary(subject.model, score)  # (V, k)

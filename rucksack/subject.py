@@ -29,13 +29,14 @@ class Subject:
     training: Training = Training()
 
     def __post_init__(self) -> None:
+        self.config = self.model.config
         self.encoding = load_tokenizer(self.tokenizer)
         self.is_toy = self.encoding.name == 'words'  # its texts are from rucksack/toy.py
         self.device = self.model.wte.weight.device
         self.eot = self.encoding.eot_token
 
     def __str__(self) -> str:
-        kind = 'Backpack' if self.model.config.n_sense else 'Transformer'
+        kind = 'Backpack' if self.config.n_sense else 'Transformer'
         return f'{kind} {self.name}'
 
     def encode(self, text: str) -> list[int]:
@@ -59,19 +60,19 @@ class Subject:
 
     def about(self) -> str:
         """Describe the model in a line."""
-        c = self.model.config
+        c = self.config
         shape = f'{c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, {c.n_vocab:,} ids'
         return printable(f'{self}: {shape}{self.why}')
 
     def needs_senses(self, what: str) -> None:
         """Raise UserError if this is a Transformer; the message says what needs a Backpack."""
-        if not self.model.config.n_sense:
+        if not self.config.n_sense:
             raise UserError(f'{self.name} is a Transformer and has no senses; '
                             f'{what} needs a Backpack')
 
     def needs_length(self, n: int, what: str) -> None:
         """Raise UserError if the model cannot read n tokens; what is such as 'a prompt has'."""
-        block_size = self.model.config.block_size
+        block_size = self.config.block_size
         if n > block_size:
             raise UserError(f'{self.name} reads at most {block_size} tokens, but {what} {n}; '
                             'choose a model with a larger block_size')

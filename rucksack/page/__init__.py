@@ -66,7 +66,7 @@ def write_page(subject: Subject, prompt: str, file: Path) -> str:
     arrays, blob = packed(subject.model, in_bytes)
     tokens = [token.decode('latin-1') for token in tokens_by_rank(subject.encoding)]
     data = {
-        'config': asdict(subject.model.config),
+        'config': asdict(subject.config),
         'arrays': arrays,
         'prompt': prompt,
         'about': f'{replace(subject, why="").about()}. {precision}',
