@@ -91,7 +91,7 @@ def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
         path = path or BACKGROUND
         with reading(path, 'give a text file'):
             ids = subject.read(path)
-    length = min(TEXT_LENGTH, subject.model.config.block_size)
+    length = min(TEXT_LENGTH, subject.config.block_size)
     if len(ids) <= length:
         raise UserError(f'{path} has {len(ids)} tokens; a background needs more than {length}')
     pairs = windows(ids, subject.eot, length, look_back=False)

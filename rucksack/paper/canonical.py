@@ -52,7 +52,7 @@ def examples_for(subject: Subject, path: str | None, wish: str | None) -> list[E
     """Read the examples in a file; UserError without one."""
     if path is None:
         raise UserError('examples needs --data FILE, with one example per line or a .jsonl')
-    return read_examples(Path(path), subject.encoding, subject.model.config.block_size, wish)
+    return read_examples(Path(path), subject.encoding, subject.config.block_size, wish)
 
 
 def examples_table(subjects: list[Subject], path: str | None, wish: str | None,

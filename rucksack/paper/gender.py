@@ -129,7 +129,7 @@ def choose_sense(subject: Subject, nouns: list[str] = NOUNS) -> int:
 
     Only single-token nouns count, unless there are none.
     """
-    k = subject.model.config.n_sense
+    k = subject.config.n_sense
     left = torch.zeros(k).double()
     for noun in subject.single_tokens(nouns) or nouns:
         prompts = prompts_on(subject, noun, ESTIMATION_PROMPTS)
@@ -159,7 +159,7 @@ def gender_rows(subject: Subject, lists: Lists) -> list[tuple]:
     """
     change = 'nouns projected'
     intervene = partial(without_direction, subject)
-    if subject.model.config.n_sense:
+    if subject.config.n_sense:
         sense = choose_sense(subject, lists.nouns)
         change = f'without sense {sense}'
         intervene = partial(without_sense, subject, sense)

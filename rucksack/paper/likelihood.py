@@ -43,7 +43,7 @@ class Scores(NamedTuple):
 @torch.no_grad()
 def score(subject: Subject, pairs: list[Pair], what: str) -> Scores:
     """Score continuations; only the end of a pair longer than block_size is read."""
-    c = subject.model.config
+    c = subject.config
     texts = [inputs_and_targets(pair, c.block_size) for pair in pairs]
     lengths = torch.tensor([len(idx) for idx, _ in texts])
     # In order of length, so that batches need little padding.
@@ -113,7 +113,7 @@ def score_texts(subject: Subject, texts: list[list[int]], what: str, look_back: 
     """Score the windows of texts."""
     pairs = []
     for ids in texts:
-        pairs += windows(ids, subject.eot, subject.model.config.block_size, look_back)
+        pairs += windows(ids, subject.eot, subject.config.block_size, look_back)
     return score(subject, pairs, what)
 
 
@@ -178,7 +178,7 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         unedited = scores
         rows.append([
             str(subject),
-            subject.model.config.n_sense or None,
+            subject.config.n_sense or None,
             n['total'] / 1e6,
             n['contextualizer'] / 1e6,
             perplexity(scores.logp, len(ids)),

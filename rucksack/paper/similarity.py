@@ -65,7 +65,7 @@ def word_vectors(subject: Subject, word: str) -> Tensor:
     """Compute the embedding of a word, then its senses: (1 + k, d), the mean over its tokens."""
     ids = torch.tensor(subject.encode(f' {word}'), device=subject.device)
     vectors = subject.model.wte(ids)[:, None]  # (tokens, 1, d)
-    if subject.model.config.n_sense:
+    if subject.config.n_sense:
         C = subject.model.senses(ids)  # (tokens, k, d)
         vectors = torch.cat([vectors, C], dim=1)  # (tokens, 1 + k, d)
     return vectors.mean(0)

@@ -99,7 +99,7 @@ def timing_table(subjects: list[Subject], size: str | None, device: str, dtype: 
         # Rows of the embedding matrix as in train.py, a multiple of 64.
         config = Config(vocab_size=50304, n_vocab=50257, **SIZES[size])
     else:
-        config = subjects[0].model.config
+        config = subjects[0].config
         compile = subjects[0].training.compile
     machine = configure_machine(device, dtype or 'auto')
     length = min(512, config.block_size)

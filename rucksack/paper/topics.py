@@ -194,7 +194,7 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
         labels = toy.TOPICS
         steps = TOY_STEP_SIZES
     for subject in subjects:
-        length = min(length, subject.model.config.block_size - 1)
+        length = min(length, subject.config.block_size - 1)
     bags = {label: bag_ids(own.encoding, BAGS[label]) for label in labels}
     scores = scores_of_bags(own.model, list(bags.values()))  # (V, k) for each bag
     rows = []
