@@ -39,6 +39,7 @@ from rucksack.words import (
     scores_of_bags,
     word_forms,
     word_id,
+    word_ids,
     word_list,
 )
 
@@ -210,7 +211,7 @@ def pair_scores(senses: SensesOf, words: Words, model: Backpack, encoding: Encod
     This is the sum of its terms alpha * C.(E_a - E_b), a mean over the prompts that have the word.
     If none has it, it is C.(E_a - E_b), the term at weight 1.
     """
-    a, b = (word_id(encoding, one) for one in senses.pair)
+    a, b = word_ids(encoding, senses.pair)
     E = model.wte.weight.detach()
     found = [idx for idx in prompts if occurrences(idx, words).any()]
     if not found:

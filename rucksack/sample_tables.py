@@ -24,6 +24,7 @@ from rucksack.words import (
     scores_of_bags,
     token_texts,
     word_id,
+    word_ids,
 )
 
 Pairs = list[tuple[str, str]]  # of words
@@ -118,13 +119,8 @@ def separate_words(subject: Subject, text: str, pairs: Pairs, words: list[str]) 
 
 def mean_separation(subject: Subject, pairs: Pairs) -> Callable:
     """Make the function (model, ids (n,)) -> mean separation over the pairs (n, k)."""
-    a, b = (word_ids(subject, words) for words in zip(*pairs))
+    a, b = (word_ids(subject.encoding, words) for words in zip(*pairs))
     return partial(senses.separation, a=a, b=b)
-
-
-def word_ids(subject: Subject, words: Iterable[str]) -> list[int]:
-    """Find the ids of words; UserError unless each is one token."""
-    return [word_id(subject.encoding, word) for word in words]
 
 
 def speak_for(subject: Subject, words: list[str]) -> Table:
@@ -173,7 +169,7 @@ def probabilities(subject: Subject, prompts: Prompts, words: list[str]) -> Table
 
     Two words also get their log odds, ln(p(first) / p(second)).
     """
-    ids = word_ids(subject, words)
+    ids = word_ids(subject.encoding, words)
     edits = {'': None}
     if subject.edit:
         edits[' after'] = subject.edit
@@ -246,7 +242,7 @@ def explanation(subject: Subject, words: list[str], idx: Tensor) -> Table:
     """
     model = subject.model
     probs = senses.next_word_probs(model, idx, subject.edit)[0]  # (V,)
-    ids = word_ids(subject, words)
+    ids = word_ids(subject.encoding, words)
     if not ids:
         ids = [probs.argmax().item()]
     E = model.wte.weight.detach()  # (V, d)

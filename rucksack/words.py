@@ -4,7 +4,7 @@ Where a flag takes a word, it also takes a list: a,b,c, or @FILE with one word p
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -107,6 +107,11 @@ def word_id(encoding: Encoding, word: str) -> int:
         raise UserError(f'{word!r} is not one token (it splits into {quoted(encoding, ids)}); '
                         'choose another word')
     return ids[0]
+
+
+def word_ids(encoding: Encoding, words: Iterable[str]) -> list[int]:
+    """Find the ids of words inside a text; UserError unless each has one."""
+    return [word_id(encoding, word) for word in words]
 
 
 def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:

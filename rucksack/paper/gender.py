@@ -13,7 +13,7 @@ from rucksack.paper_lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.senses import Edit, at_last, compose, ends_of, pad, probs_under
 from rucksack.subject import Subject
 from rucksack.table import Table
-from rucksack.words import read_lines, word_id
+from rucksack.words import read_lines, word_ids
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
 
@@ -121,7 +121,7 @@ def bias_ratio(logits: Tensor) -> Tensor:
 
 def pronouns(subject: Subject) -> list[int]:
     """Find the ids of she, he and they; UserError if one is missing."""
-    return [word_id(subject.encoding, word) for word in ('she', 'he', 'they')]
+    return word_ids(subject.encoding, ('she', 'he', 'they'))
 
 
 def choose_sense(subject: Subject, nouns: list[str] = NOUNS) -> int:

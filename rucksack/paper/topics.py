@@ -17,7 +17,7 @@ from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, topic
 from rucksack.subject import Subject
 from rucksack.table import Table
-from rucksack.words import bag_ids, scores_of_bags, word_id
+from rucksack.words import bag_ids, scores_of_bags, word_ids
 
 # What has_topic counts as words of a topic. In the toy world, they are those of rucksack/toy.py.
 KEYWORDS_OF_TOPICS = """\
@@ -209,7 +209,7 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
             generators = {}
             for label, bag in bags.items():
                 words = subject.single_tokens(BAGS[label])
-                single = [word_id(subject.encoding, word) for word in words] or bag
+                single = word_ids(subject.encoding, words) or bag
                 generators[label] = partial(
                     pplm, subject.model, bag=single, step=step, length=length)
             rows.append(topic_row(subject, f', PPLM {step:g}', generators, n_texts))
