@@ -311,7 +311,7 @@ def run(argv: list[str]) -> None:
     has_effect = False
     if flags.changes:
         subject.edit, sentences = make_edit(
-            flags.changes, subject.model, subject.encoding, list(prompts.values()))
+            flags.changes, subject.model, subject.encoding, prompts.values())
         has_effect = changes_any(subject, prompts)
         notices += sentences
         if flags.find or flags.similar:

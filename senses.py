@@ -28,7 +28,7 @@ Pass words as token ids (see rucksack.word_id). Edits also take a tuple of ids f
 of several tokens; they then apply at the last of these tokens. Letters are as in model.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import index
 
 import torch
@@ -144,7 +144,7 @@ def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
 
 
 @torch.no_grad()
-def probs_under(model: Backpack | GPT, idx: Tensor, edits: list[Edit | None],
+def probs_under(model: Backpack | GPT, idx: Tensor, edits: Iterable[Edit | None],
                 last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T) under each edit: probabilities (edits, B, V).
 

@@ -181,7 +181,7 @@ def find_words(word: str, encoding: Encoding) -> tuple[Words, str]:
 
 
 def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding,
-                prompts: Sequence[Tensor] = ()) -> tuple[Words, list[int], str]:
+                prompts: Collection[Tensor] = ()) -> tuple[Words, list[int], str]:
     """Find the ids of the word and the numbers of its senses, and describe them.
 
     prompts, ids (1, T) each, choose the sense of a pair (see pair_scores).
@@ -205,14 +205,14 @@ def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding,
 
 
 def pair_scores(senses: SensesOf, words: Words, model: Backpack, encoding: Encoding,
-                prompts: Sequence[Tensor]) -> tuple[Tensor, str]:
+                prompts: Collection[Tensor]) -> tuple[Tensor, str]:
     """Measure how far each sense of a word separates A from B, in logits: (k,), and say where.
 
     This is the sum of its terms alpha * C.(E_a - E_b), a mean over the prompts that have the word.
     If none has it, it is C.(E_a - E_b), the term at weight 1.
     """
     a, b = word_ids(encoding, senses.pair)
-    E = model.wte.weight.detach()
+    E = model.wte.weight
     found = [idx for idx in prompts if occurrences(idx, words).any()]
     if not found:
         last_piece = pieces_of(encoding, senses.word)[-1:]
@@ -227,7 +227,7 @@ def pair_scores(senses: SensesOf, words: Words, model: Backpack, encoding: Encod
 
 
 def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
-              prompts: Sequence[Tensor] = ()) -> tuple[Edit, list[str]]:
+              prompts: Collection[Tensor] = ()) -> tuple[Edit, list[str]]:
     """Make one edit that applies changes in order; also returns a sentence about each.
 
     prompts, ids (1, T) each, choose the sense in nurse:she/he; without them, it is the one that

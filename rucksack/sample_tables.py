@@ -181,7 +181,7 @@ def probabilities(subject: Subject, prompts: Prompts, words: list[str]) -> Table
     rows = []
     for text, idx in progress(prompts.items(), 'prompts'):
         row = [text]
-        probs = senses.probs_under(subject.model, idx, list(edits.values()))  # (edits, 1, V)
+        probs = senses.probs_under(subject.model, idx, edits.values())  # (edits, 1, V)
         for p in probs[:, 0, ids]:  # (words,)
             row += p.tolist()
             if len(ids) == 2:
@@ -194,7 +194,7 @@ def probabilities(subject: Subject, prompts: Prompts, words: list[str]) -> Table
 
 def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit | None]) -> Table:
     """Find the likeliest next words under some edits; the first and the last edit get bars."""
-    probs = senses.probs_under(subject.model, idx, list(edits.values()))[:, 0]  # (edits, V)
+    probs = senses.probs_under(subject.model, idx, edits.values())[:, 0]  # (edits, V)
     ids = probs.amax(0).topk(12).indices  # (12,)
     words = token_texts(subject.encoding, ids.tolist())
     rows = [[word, *p] for word, p in zip(words, probs.T[ids].tolist())]
@@ -245,7 +245,7 @@ def explanation(subject: Subject, words: list[str], idx: Tensor) -> Table:
     ids = word_ids(subject.encoding, words)
     if not ids:
         ids = [probs.argmax().item()]
-    E = model.wte.weight.detach()  # (V, d)
+    E = model.wte.weight  # (vocab_size, d)
     v = E[ids[0]]  # (d,)
     if len(ids) == 2:
         v = v - E[ids[1]]
