@@ -166,7 +166,7 @@ def parse_find(text: str) -> tuple[str, list]:
     The text names the table.
     """
     pairs = word_list(text)
-    if '/' in pairs[0]:
+    if any('/' in pair for pair in pairs):
         return text, [parse_pair(pair) for pair in pairs]
     return text, parse_bag(text)
 

@@ -41,7 +41,7 @@ ROWS = [
     ('sample', '--temperature -1', "'-1'", 'out'),
     ('sample', "--probs ''", "''", 'out'),
     ('sample', "--words ''", "''", 'out'), ('sample', '--csv x.csv', '--csv', 'out'),
-    ('sample', '--words a,b --find she+he', '--words', 'out'),
+    ('sample', '--words a,b --find she+he', '--words', 'out'), ('sample', '--find a,b/c', "'a'", 'out'),
     ('sample', '--start {} --words a,b --html x.html', '--html', 'out'),
     ('sample', '--start {} --probs she', '--words', 'out'),
     ('sample', '--show nurse:1=2', "'nurse:1=2'", 'out'),
