@@ -301,14 +301,13 @@ def largest_factor(is_within: Callable[[float], bool]) -> float:
     """Find 1, or the largest multiple of 1/64 within the budget if the price grows with it."""
     if is_within(1.0):
         return 1.0
-    low, high = 0.0, 1.0
+    factor = 0.0
+    step = 0.5
     for _ in range(6):
-        middle = (low + high) / 2
-        if is_within(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+        if is_within(factor + step):
+            factor += step
+        step /= 2
+    return factor
 
 
 # -----------------------------------------------------------------------------
