@@ -167,7 +167,7 @@ def divergence(model: Backpack, positions: Positions, vectors: Tensor) -> Tensor
 @torch.no_grad()
 def mean_nats(model: Backpack, positions: Positions, vectors: Tensor) -> float:
     """Average -log p(target) over all positions, with the senses moved, in nats per token."""
-    everything = torch.arange(len(positions.targets), device=vectors.device)
+    everything = torch.arange(len(positions.targets))
     nats = [positions.at(some).nats(model, vectors)
             for some in everything.split(POSITIONS_AT_ONCE)]
     return torch.cat(nats).mean().item()
@@ -231,7 +231,7 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
         loss = torch.stack(losses).mean()
         if len(held.o):
             some = torch.randint(len(held.o), (POSITIONS_AT_ONCE,), generator=generator)
-            loss = loss + share * divergence(model, held.at(some.to(share.device)), vectors)
+            loss = loss + share * divergence(model, held.at(some), vectors)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
