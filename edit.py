@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from rucksack.cli import HOME, Parser, number, printable, run_cli
 from rucksack.errors import UserError, reading
@@ -105,24 +104,25 @@ def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
 
 
 def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Table:
-    """Show the probability of A for each example, or the odds of A to B, before and after."""
+    """Show the probability of A for each example, or the odds of A to B, before and after.
+
+    The notes say which examples reach the thresholds of eval.py.
+    """
     before = log_odds(subject, examples)  # (examples,)
     after = log_odds(replace(subject, edit=edit), examples)
     rows = []
-    for example, *values in zip(examples, before.exp().tolist(), after.exp().tolist()):
-        what = 'p(A)/p(B)' if example.wish in ('order', 'equal') else 'p(A)'
-        rows.append([example.line, what, *values])
-    notes = [f'Fulfilled before the edit: {line}' for line in fulfilled(examples, before)]
-    n_after = len(fulfilled(examples, after))
+    notes = []
+    n_after = 0
+    for example, old, new in zip(examples, before, after):
+        wish = example.wish
+        what = 'p(A)/p(B)' if wish in ('order', 'equal') else 'p(A)'
+        rows.append([example.line, what, old.exp().item(), new.exp().item()])
+        if successes(old, wish, THRESHOLDS[wish]):
+            notes.append(f'Fulfilled before the edit: {example.line}')
+        n_after += successes(new, wish, THRESHOLDS[wish]).item()
     notes.append(f'Fulfilled after the edit: {n_after} of {len(examples)}')
     columns = {'example': shortened, 'what': str, 'before': '.4g', 'after': '.4g'}
     return Table('The examples, before and after the edit', columns, rows, notes)
-
-
-def fulfilled(examples: list[Example], values: Tensor) -> list[str]:
-    """List the lines whose log odds, values (examples,), reach the thresholds of eval.py."""
-    return [example.line for example, value in zip(examples, values)
-            if successes(value, example.wish, THRESHOLDS[example.wish])]
 
 
 def senses_table(subject: Subject, shift: Shift) -> Table:
