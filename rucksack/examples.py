@@ -15,7 +15,8 @@ FORMS = {  # a line -> what it wishes for
     'PROMPT -/> A': 'A should be less likely',
     'PROMPT -> A > B': 'A should be likelier than B',
     'PROMPT -> A | B': 'A and B should be equally likely'}
-WISHES = ('more', 'less', 'order', 'equal')  # names of these for the rows of a .jsonl
+WISHES = {  # names of these for the rows of a .jsonl -> a line with their texts
+    'more': '{} ->{}', 'less': '{} -/>{}', 'order': '{} ->{} >{}', 'equal': '{} ->{} |{}'}
 ARROWS = {('->', None): 'more', ('-/>', None): 'less', ('->', '>'): 'order', ('->', '|'): 'equal'}
 
 
@@ -113,10 +114,7 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
 
 def as_line(texts: list[str], wish: str) -> str:
     """Write the texts of a row as a line of a text file has them."""
-    prompt, *continuations = texts
-    arrow = ' -/>' if wish == 'less' else ' ->'
-    separator = ' >' if wish == 'order' else ' |'
-    return prompt + arrow + separator.join(continuations)
+    return WISHES[wish].format(*texts)
 
 
 def ids_of(text: str, encoding: Encoding, line: str) -> list[int]:
