@@ -4,7 +4,6 @@ import math
 from itertools import compress
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from rucksack.errors import UserError
@@ -34,7 +33,7 @@ def log_odds(subject: Subject, examples: list[Example]) -> Tensor:
     logp = score(subject, pairs, 'examples').logp  # (pairs,)
     n = len(examples)
     values = logp[:n]
-    values[torch.tensor(compares)] -= logp[n:]
+    values[compares] -= logp[n:]
     return values
 
 
@@ -64,7 +63,7 @@ def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
         examples = examples_for(subject, path, wish)
         values = log_odds(subject, examples)  # (examples,)
         for name in WISHES:
-            of_wish = torch.tensor([example.wish == name for example in examples])
+            of_wish = [example.wish == name for example in examples]
             found = values[of_wish]
             if not len(found):
                 continue
