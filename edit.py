@@ -93,7 +93,7 @@ def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
     length = min(TEXT_LENGTH, subject.config.block_size)
     if len(ids) <= length:
         raise UserError(f'{path} has {len(ids)} tokens; a background needs more than {length}')
-    pairs = windows(ids, subject.eot, length, look_back=False)
+    pairs = windows(ids, subject.eot, length)
     texts = [context + continuation for context, continuation in pairs]
     n = min(len(texts), MOST_TEXTS)
     return [texts[i * len(texts) // n] for i in range(n)]  # spread over a long file

@@ -94,7 +94,7 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
     return Scores(logp.cpu().double(), is_likeliest.all(1).cpu(), n_touched.cpu())
 
 
-def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> list[Pair]:
+def windows(ids: list[int], before: int, block_size: int, look_back: bool = False) -> list[Pair]:
     """Split a text, which follows the token `before`, into pairs that score each token once.
 
     A continuation has block_size tokens; the last may have fewer. Its context is the token before
@@ -109,7 +109,8 @@ def windows(ids: list[int], before: int, block_size: int, look_back: bool) -> li
     return pairs
 
 
-def score_texts(subject: Subject, texts: list[list[int]], what: str, look_back: bool) -> Scores:
+def score_texts(subject: Subject, texts: list[list[int]], what: str, look_back: bool = False
+                ) -> Scores:
     """Score the windows of texts."""
     pairs = []
     for ids in texts:
@@ -170,7 +171,7 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         ids, path = held_out(subject, data)
         paths.append(str(path))
         n = count_parameters(subject.model)
-        scores = score_texts(subject, [ids], 'loss', look_back=False)
+        scores = score_texts(subject, [ids], 'loss')
         if subject.edit:
             cost = (unedited.logp - scores.logp).sum().item() / len(ids)
             notes.append(f'{subject.name}: {cost:+.5f} nats per token; touched '
@@ -209,7 +210,7 @@ def sense_sizes(subject: Subject, ids: list[int]) -> Tensor:
     """
     model = subject.model
     total = torch.zeros(model.config.n_sense, 2)
-    for context, block in windows(ids, subject.eot, model.config.block_size, look_back=False):
+    for context, block in windows(ids, subject.eot, model.config.block_size):
         idx = torch.tensor([context + block[:-1]], device=subject.device)  # (1, T)
         alpha = model.alpha(idx)  # (1, k, T, T)
         C = model.senses(idx)  # (1, T, k, d)
@@ -225,12 +226,12 @@ def senses_table(subjects: list[Subject], data: str | None) -> Table:
     """Measure the loss of the first subject with each sense turned off for every word."""
     subject = subjects[0]
     ids, path = held_out(subject, data)
-    unedited = score_texts(subject, [ids], 'loss', look_back=False).logp
+    unedited = score_texts(subject, [ids], 'loss').logp
     rows = [['none', perplexity(unedited, len(ids)), 0.0, None, None]]
     sizes_of_all = sense_sizes(subject, ids)  # (k, 2)
     for l, sizes in enumerate(progress(sizes_of_all, 'senses off')):
         edited = replace(subject, edit=scale_senses(None, [l], 0.0))
-        logp = score_texts(edited, [ids], f'sense {l} off', look_back=False).logp
+        logp = score_texts(edited, [ids], f'sense {l} off').logp
         cost = (unedited - logp).sum().item() / len(ids)
         rows.append([str(l), perplexity(logp, len(ids)), cost, *(100 * sizes).tolist()])
     columns = {
