@@ -15,7 +15,7 @@ FORMS = {  # a line -> what it wishes for
     'PROMPT -/> A': 'A should be less likely',
     'PROMPT -> A > B': 'A should be likelier than B',
     'PROMPT -> A | B': 'A and B should be equally likely'}
-WISHES = {  # names of these for the rows of a .jsonl -> a line with their texts
+WISHES = {  # their names, for the rows of a .jsonl -> a line, to be filled with the texts of a row
     'more': '{} ->{}', 'less': '{} -/>{}', 'order': '{} ->{} >{}', 'equal': '{} ->{} |{}'}
 ARROWS = {('->', None): 'more', ('-/>', None): 'less', ('->', '>'): 'order', ('->', '|'): 'equal'}
 
@@ -63,7 +63,7 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
                             f'its own form: {", ".join(FORMS)}')
         if is_row:
             texts, wish_of_line = parse_row(line, wish)
-            line = as_line(texts, wish_of_line)
+            line = WISHES[wish_of_line].format(*texts)
         else:
             texts, wish_of_line = parse_line(line)
         ids = [ids_of(text, encoding, line) for text in texts]
@@ -110,11 +110,6 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
         texts = ['' + row[name] for name in ['prefix', *names]]  # TypeError for what is no text
         ''.join(texts).encode()  # UnicodeEncodeError for half of a surrogate pair
     return texts, wish
-
-
-def as_line(texts: list[str], wish: str) -> str:
-    """Write the texts of a row as a line of a text file has them."""
-    return WISHES[wish].format(*texts)
 
 
 def ids_of(text: str, encoding: Encoding, line: str) -> list[int]:

@@ -16,7 +16,7 @@ from rucksack import edit, learning
 from rucksack import eval as evaluation
 from rucksack.edits import make_edit, parse_lines
 from rucksack.errors import UserError
-from rucksack.examples import Example, as_line, parse_line, parse_row, read_examples
+from rucksack.examples import WISHES, Example, parse_line, parse_row, read_examples
 from rucksack.learning import Shift, learn, load_shift, positions_of, save_shift, trace
 from rucksack.paper.canonical import log_odds, successes
 from rucksack.senses import compose, next_word_probs, pad, scale_senses, senses_after
@@ -312,7 +312,7 @@ def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
 def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line):
     """Its texts are taken as they are, and shown as a line of a text file has them."""
     assert parse_row(row, wish) == (texts, expected)
-    assert as_line(texts, expected) == line
+    assert WISHES[expected].format(*texts) == line
 
 
 @pytest.mark.parametrize('text, fact', [
