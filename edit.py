@@ -16,10 +16,10 @@ import torch
 
 from rucksack.cli import HOME, Parser, number, printable, run_cli
 from rucksack.errors import UserError, reading
-from rucksack.examples import FORMS, WISHES, Example, read_examples
+from rucksack.examples import FORMS, WISHES, Example
 from rucksack.files import output_path
 from rucksack.learning import Learned, Shift, learn, lines_of_shift, save_shift
-from rucksack.paper.canonical import THRESHOLDS, log_odds, successes
+from rucksack.paper.canonical import THRESHOLDS, examples_for, log_odds, successes
 from rucksack.paper.likelihood import windows
 from rucksack.sample_tables import ranking, shortened
 from rucksack.senses import Edit, extremes
@@ -45,7 +45,7 @@ def make_parser() -> Parser:
     parser = Parser(prog='edit.py', description=f'{__doc__}\n\nThe lines:\n{FORM_HELP}',
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add('examples', metavar='FILE', type=Path,
+    add('examples', metavar='FILE',
         help='text file with one example per line, or a .jsonl with prefix and suffix (or '
              'suffix1 and suffix2)')
     add('--out', metavar='FILE', type=Path, required=True,
@@ -177,8 +177,7 @@ def run(argv: list[str]) -> None:
     subject = load_subject(args.source, args.device)
     subject.needs_senses('edit.py')
     model = subject.model.requires_grad_(False)
-    encoding = subject.encoding
-    examples = read_examples(args.examples, encoding, model.config.block_size, args.wish)
+    examples = examples_for(subject, args.examples, args.wish)
     background = read_background(args.background, subject)
     learned = learn(model, examples, background, n_senses=args.senses, steps=args.steps,
                     lr=args.lr, budget=args.budget, seed=args.seed)
@@ -188,7 +187,7 @@ def run(argv: list[str]) -> None:
     about = {'examples': [example.line for example in examples], 'senses': args.senses,
              'steps': learned.steps, 'lr': learned.lr, 'factor': learned.factor,
              'budget': args.budget, 'seed': args.seed}
-    save_shift(args.out, learned.shift, model, encoding, about)
+    save_shift(args.out, learned.shift, model, subject.encoding, about)
     if csv_file:
         write_csv(csv_file, tables)
     print(subject.about())
