@@ -344,7 +344,7 @@ def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
     with reading(path, 'it must be a file that edit.py wrote'):
         with safe_open(path, 'pt', str(device)) as file:
             made_for = file.metadata()['model']
-            shift = Shift(*(file.get_tensor(name) for name in ('ids', 'numbers', 'vectors')))
+            shift = Shift(*map(file.get_tensor, ('ids', 'numbers', 'vectors')))
         idx = shift.ids[None]  # (1, P)
         moved = shift.edit()(idx, model.senses(idx))
         is_whole = shift.vectors.shape == (len(shift.ids), model.config.n_embd)  # (P, d)
