@@ -19,7 +19,7 @@ from rucksack.errors import UserError, reading
 from rucksack.examples import FORMS, WISHES, Example
 from rucksack.files import output_path
 from rucksack.learning import Learned, Shift, learn, lines_of_shift, save_shift
-from rucksack.paper.canonical import THRESHOLDS, examples_for, log_odds, successes
+from rucksack.paper.canonical import examples_for, log_odds, successes
 from rucksack.paper.likelihood import windows
 from rucksack.sample_tables import ranking, shortened
 from rucksack.senses import Edit, extremes
@@ -117,9 +117,9 @@ def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Tab
         wish = example.wish
         what = 'p(A)/p(B)' if wish in ('order', 'equal') else 'p(A)'
         rows.append([example.line, what, old.exp().item(), new.exp().item()])
-        if successes(old, wish, THRESHOLDS[wish]):
+        if successes(old, wish):
             notes.append(f'Fulfilled before the edit: {example.line}')
-        n_after += successes(new, wish, THRESHOLDS[wish]).item()
+        n_after += successes(new, wish).item()
     notes.append(f'Fulfilled after the edit: {n_after} of {len(examples)}')
     columns = {'example': shortened, 'what': str, 'before': '.4g', 'after': '.4g'}
     return Table('The examples, before and after the edit', columns, rows, notes)

@@ -37,9 +37,9 @@ def log_odds(subject: Subject, examples: list[Example]) -> Tensor:
     return values
 
 
-def successes(values: Tensor, wish: str, threshold: float) -> Tensor:
-    """Tell which log_odds (n,) of examples of one wish succeed: (n,)."""
-    limit = math.log(threshold)
+def successes(values: Tensor, wish: str, threshold: float | None = None) -> Tensor:
+    """Tell which log_odds (n,) of examples of one wish succeed, as published by default: (n,)."""
+    limit = math.log(threshold or THRESHOLDS[wish])
     if wish == 'less':
         return values < limit
     if wish == 'equal':
@@ -67,7 +67,7 @@ def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
             found = values[of_wish]
             if not len(found):
                 continue
-            share = successes(found, name, threshold or THRESHOLDS[name]).double().mean().item()
+            share = successes(found, name, threshold).double().mean().item()
             measured = found if name == 'order' else found.abs()  # as in MEASURES
             mean = measured.mean().item()
             change = mean - means.setdefault(name, mean)
