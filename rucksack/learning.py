@@ -183,16 +183,16 @@ def choose(model: Backpack, examples: list[Example], traces: list[list[Trace]],
     0.02: one occurrence in thousands of tokens can decide. (Published: the weight that the
     continuation gives to the sense, in place of the gradient.) A fulfilled example chooses none.
     """
-    V, k = model.config.n_vocab, model.config.n_sense
-    elsewhere = torch.zeros(V, k, device=model.wte.weight.device)
+    c = model.config
+    elsewhere = torch.zeros(c.n_vocab, c.n_sense, device=model.wte.weight.device)  # (V, k)
     for one in background:
         elsewhere[one.ids] += one.weights.sum(0).T  # (m, k)
     elsewhere /= sum(len(one.targets) for one in background)
     chosen = []
     for example, of_example in zip(examples, traces):
         ids = torch.cat([one.ids for one in of_example]).unique()  # (m,)
-        pairs = torch.cartesian_prod(ids, torch.arange(k, device=ids.device))  # (m * k, 2)
-        vectors = torch.zeros(len(pairs), model.config.n_embd, device=ids.device).requires_grad_()
+        pairs = torch.cartesian_prod(ids, torch.arange(c.n_sense, device=ids.device))  # (m * k, 2)
+        vectors = torch.zeros(len(pairs), c.n_embd, device=ids.device, requires_grad=True)
         loss = loss_of(model, example, positions_of(of_example, pairs), vectors)
         gradients, = torch.autograd.grad(loss, vectors)  # (m * k, d)
         lengths = gradients.norm(dim=1)  # (m * k,), 0 once the wish is fulfilled
