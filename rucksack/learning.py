@@ -114,13 +114,12 @@ class Positions:
 
 def positions_of(traces: list[Trace], pairs: Tensor) -> Positions:
     """Put the positions of all traces together, for the pairs (id, sense) to move, (P, 2)."""
-    ids, numbers = pairs.T.contiguous()  # (P,) each
+    ids, numbers = pairs.T  # (P,) each
     weights = []
     for one in traces:
-        places = torch.searchsorted(one.ids, ids)  # (P,), where an id is or would be
-        places = places.clamp(max=len(one.ids) - 1)
-        occurs = one.ids[places] == ids  # (P,)
-        weights.append(one.weights[:, numbers, places] * occurs)  # (n, P)
+        is_id = one.ids[:, None] == ids  # (m, P)
+        places = is_id.int().argmax(0)  # (P,), of the ids that occur
+        weights.append(one.weights[:, numbers, places] * is_id.any(0))  # (n, P)
     return Positions(
         targets=torch.cat([one.targets for one in traces]),
         o=torch.cat([one.o for one in traces]),
