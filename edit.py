@@ -128,15 +128,14 @@ def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Tab
 def senses_table(subject: Subject, shift: Shift) -> Table:
     """Show how far each sense moved, and the words that it now raises most."""
     model = subject.model
-    lengths = shift.vectors.norm(dim=1)  # (P,)
-    order = lengths.argsort(descending=True)
+    lengths, order = shift.vectors.norm(dim=1).sort(descending=True)  # (P,) each
     ids = shift.ids[order]
     numbers = shift.numbers[order]
     C = model.senses(ids)  # (P, k, d)
     C = C[torch.arange(len(ids)), numbers]  # (P, d), the senses that move
     raised, added = extremes(model, C + shift.vectors[order], 4)  # (P, 8) each
     words = token_texts(subject.encoding, ids.tolist())
-    cells = zip(words, numbers.tolist(), lengths[order].tolist(), C.norm(dim=1).tolist())
+    cells = zip(words, numbers.tolist(), lengths.tolist(), C.norm(dim=1).tolist())
     columns = {'word': repr, 'sense': 'd', 'moved by': '.2f', 'length': '.2f'}
     title = (f'The {len(ids)} senses that moved (at most {MOST_SENSES} printed), by how much, '
              'their length before, and the words that they now raise most')
