@@ -66,8 +66,8 @@ def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
     pieces = subject.encode(f' {noun}')
     end = ends_of(idx, tuple(pieces))  # (n, T)
     is_noun = torch.zeros_like(end)
-    for back in range(len(pieces)):
-        is_noun |= F.pad(end, (0, back))[:, back:]  # shifted to the piece that far before the end
+    for back in range(len(pieces)):  # as no noun ends in its first pieces, none rolls over
+        is_noun |= end.roll(-back, dims=1)  # shifted to the piece that far before the end
     return NounPrompts(idx, last, is_noun)
 
 
