@@ -105,7 +105,7 @@ def similarity_table(subjects: list[Subject], data: str | None) -> Table:
         columns = {name: correlations(subject, pairs) for name, pairs in sets.items()}
         found = pandas.DataFrame(columns)
         rows += found.reset_index().to_numpy().tolist()
-        of_senses = found.filter(like='sense ', axis=0)
+        of_senses = found.filter(regex='^sense ', axis=0)
         if len(of_senses):
             rows.append(['the best', *of_senses.fillna(-1).idxmax()])
     title = "Similarity (Table 4): Spearman's correlation with scores of word pairs"
