@@ -152,15 +152,10 @@ class RunFolder:
     def log(self, step: int, row: dict) -> None:
         """Add a row to log.csv and, if enabled, to Weights & Biases."""
         row = {'step': step, **row}
-        cells = []
-        for name in COLUMNS:
-            value = row.get(name, '')
-            if isinstance(value, float):
-                value = f'{value:.6g}'
-            cells.append(str(value))
+        rounded = {name: f'{x:.6g}' for name, x in row.items() if isinstance(x, float)}
         if self.is_writer:
             with open(self.folder / 'log.csv', 'a') as file:
-                file.write(','.join(cells) + '\n')
+                csv.DictWriter(file, COLUMNS, lineterminator='\n').writerow(row | rounded)
         if self.wandb:
             self.wandb.log(row, step=step)
 
