@@ -61,10 +61,12 @@ class SenseWeights(nn.Module):
         self.k = config.num_senses
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
 
-    def forward(self, h, seen):
+    def forward(self, h, mask):
         both = self.c_attn(h).unflatten(-1, (2, self.k, -1))  # (B, T, 2, k, d/k)
         query, key = both.permute(2, 0, 3, 1, 4)  # (B, k, T, d/k) each
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, k, T, T)
+        causal = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()  # (T, T)
+        seen = causal & mask[:, None, None]  # (B, 1, T, T)
         return scores.masked_fill(~seen, torch.finfo(h.dtype).min).softmax(-1)
 
 
@@ -106,19 +108,16 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
 
     def alpha(self, input_ids, attention_mask=None):
         """Eq. 12: the weights alpha (B, k, T, T) that each position gives to senses so far."""
-        T = input_ids.shape[1]
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)  # (B, T), 0: padding
         mask = attention_mask.bool()
         if mask.shape != input_ids.shape or (mask != attention_mask).any():
             raise ValueError('attention_mask is not (B, T) of 0 and 1; texts cannot be packed')
         position_ids = (mask.cumsum(-1) - 1).clamp(min=0)  # (B, T)
-        causal = torch.ones(T, T, dtype=torch.bool, device=input_ids.device).tril()
-        seen = causal & mask[:, None, None]  # (B, 1, T, T)
         h = self.backpack.gpt2_model(
             input_ids, attention_mask=mask.long(), position_ids=position_ids,
             use_cache=False)[0]  # (B, T, d), Eq. 11
-        return self.backpack.sense_weight_net(h, seen)
+        return self.backpack.sense_weight_net(h, mask)
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **options):
         """All tokens, for transformers: there is no cache, whatever it asks for."""
