@@ -96,14 +96,18 @@ def start_of_given(source: str, dataset: str, block_size: int, flags: set[str]) 
         raise UserError(f'{source} ({config.n_vocab:,} ids) and data/{dataset} '
                         f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
                         f'prepare.py {dataset} --text FILE --like {source} --overwrite')
-    names = ['n_layer', 'n_head', 'n_embd']
-    decided = {'block_size': min(block_size, config.block_size)}
+    decided = {
+        'block_size': min(block_size, config.block_size),
+        'n_layer': config.n_layer,
+        'n_head': config.n_head,
+        'n_embd': config.n_embd}
     if config.n_sense:
-        names += ['n_sense', 'sense_hidden']
-        decided['model'] = 'backpack'
+        decided |= {
+            'model': 'backpack',
+            'n_sense': config.n_sense,
+            'sense_hidden': config.sense_hidden}
     elif 'model' not in flags:
         decided['model'] = 'gpt'
-    decided |= {name: getattr(config, name) for name in names}
     return Start(source, partial(start_from, given), decided, {})
 
 
