@@ -238,14 +238,14 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
                 for text in read(source, field):
                     if isinstance(text, Skipped):
                         skipped[text] += 1
-                    elif text and len(text.encode()) > LARGEST:
+                    elif not text:
+                        skipped['empty'] += 1
+                    elif len(text.encode()) > LARGEST:
                         raise UserError(f'a document has more than {LARGEST:,} bytes; split it, '
                                         f'say with {END_OF_TEXT}')
-                    elif text:
+                    else:
                         is_found = True
                         yield {'text': text}
-                    else:
-                        skipped['empty'] += 1
         if not is_found:
             raise UserError(f'none in {", ".join(sources)}; skipped: {counted(skipped)}')
 
