@@ -33,13 +33,13 @@ def save(model, encoding, folder) -> None:
     >>> model, encoding = load('edited')
     """
     from rucksack.errors import reading
-    from rucksack.tokenizer import describe, load_tokenizer
+    from rucksack.tokenizer import description_of, load_tokenizer, tokenizer_json
     from rucksack.weights import export, model_with
     with reading(folder, problem='is not written'):
         model_with(model.config, model.state_dict())
         if encoding.n_vocab != model.config.n_vocab:
             raise ValueError(f'{encoding.n_vocab} ids for n_vocab={model.config.n_vocab}')
-        tokenizer = describe(encoding)
+        tokenizer = description_of(tokenizer_json(encoding))
         if load_tokenizer(tokenizer)._pat_str != encoding._pat_str:
             raise ValueError("its encoding cuts texts differently from GPT-2's")
     export(model, tokenizer, folder)

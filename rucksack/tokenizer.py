@@ -193,11 +193,6 @@ def tokenizer_json(encoding: tiktoken.Encoding) -> dict:
         'decoder': pre_tokenizers[-1]}
 
 
-def describe(encoding: tiktoken.Encoding) -> dict:
-    """Describe an encoding that load_tokenizer made, or GPT-2's."""
-    return description_of(tokenizer_json(encoding), None)
-
-
 def pre_tokenizers_of(of_words: bool) -> list[dict]:
     """Describe how transformers cuts a text before BPE: GPT-2's way, or into words."""
     byte_level = {
@@ -249,7 +244,7 @@ def load_json(path: Path) -> dict:
     return json.loads(path.read_text(encoding='utf-8-sig'))
 
 
-def description_of(tokenizer: dict, end: int | None) -> dict:
+def description_of(tokenizer: dict, end: int | None = None) -> dict:
     """Describe the contents of a tokenizer.json; end is end-of-text if no token is called so.
 
     ValueError if there is neither, or if tiktoken cannot merge by its ids.

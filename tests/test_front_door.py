@@ -11,7 +11,13 @@ from helpers import Averages, lively
 import rucksack
 from rucksack.__main__ import main
 from rucksack.model import Backpack, Config
-from rucksack.tokenizer import describe, gpt2_tokenizer, load_tokenizer, words_tokenizer
+from rucksack.tokenizer import (
+    description_of,
+    gpt2_tokenizer,
+    load_tokenizer,
+    tokenizer_json,
+    words_tokenizer,
+)
 from rucksack.weights import export
 
 pytestmark = pytest.mark.usefixtures('folder')
@@ -34,7 +40,7 @@ def test_the_examples_of_the_front_door_run():
 @pytest.mark.parametrize('description', DESCRIPTIONS, ids=['words', 'merges', 'three', 'ids'])
 def test_an_encoding_is_described_as_it_was_made(description):
     """From its tokens alone, as save does, which is given no description."""
-    assert describe(load_tokenizer(description)) == description
+    assert description_of(tokenizer_json(load_tokenizer(description))) == description
 
 
 NOT_FINITE = lively(vocab_size=260)
@@ -65,7 +71,7 @@ def test_save_refuses_an_encoding_that_cuts_texts_otherwise():
 def test_another_contextualizer_is_not_exported():
     """transformers would not run it; nothing is written."""
     with pytest.raises(ValueError, match='contextualizer'):
-        export(REFUSED['contextualizer'], describe(ENCODING), 'mine')
+        export(REFUSED['contextualizer'], description_of(tokenizer_json(ENCODING)), 'mine')
     assert list(Path().iterdir()) == []
 
 
