@@ -163,11 +163,11 @@ def evaluate(loss_model: nn.Module, data: TokenDataset, s: Settings, machine: Ma
     batches = np.split(texts, range(s.batch_size, len(texts), s.batch_size))
     total = 0.0
     loss_model.eval()
-    for i in range(0, len(batches), machine.world):  # a batch for each process
-        if machine.noted_signal():  # to any process; all get the same answer
+    for i, batch in enumerate(batches):
+        rank = i % machine.world  # of the process that takes this batch
+        if rank == 0 and machine.noted_signal():  # to any process; all get the same answer
             return None
-        index = i + machine.rank
-        for batch in batches[index:index + 1]:  # in the last round, there may be none
+        if rank == machine.rank:
             loss = loss_of(loss_model, data, batch, machine)
             total += loss.item() * len(batch)
     return machine.sum_over_processes(torch.tensor(total, dtype=torch.float64)) / len(texts)
