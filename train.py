@@ -270,7 +270,8 @@ def train(trainer: Trainer) -> int:
     """Train a model that is set up; returns the exit code."""
     s = trainer.settings
     machine = trainer.machine
-    step = trainer.folder.saved_step or 0
+    folder = trainer.folder
+    step = folder.saved_step or 0
     machine.note_signals()  # Ctrl-C and SIGTERM do not break off a step
     try:
         while True:
@@ -297,19 +298,19 @@ def train(trainer: Trainer) -> int:
             if step % s.log_interval == 0 or step == s.max_iters:
                 trainer.log_step(step, loss, norm, share)
             if s.keep_every and step % s.keep_every == 0:
-                trainer.folder.keep(step)
+                folder.keep(step)
 
         if signal:
             if step > 0:
-                trainer.folder.save(step)
-            machine.print0(f'train.py: {trainer.folder.interrupted()}', sys.stderr)
+                folder.save(step)
+            machine.print0(f'train.py: {folder.interrupted()}', sys.stderr)
             return 128 + signal
         machine.print0(f'done: {s.out_dir}/ckpt.pt')
         return 0
     except (RuntimeError, MemoryError) as error:
-        raise report.explained(error, trainer.folder.what_is_saved())
+        raise report.explained(error, folder.what_is_saved())
     except (FloatingPointError, OSError) as error:
-        machine.print0(f'train.py: stopped: {error}; {trainer.folder.what_is_saved()}', sys.stderr)
+        machine.print0(f'train.py: stopped: {error}; {folder.what_is_saved()}', sys.stderr)
         return 1
     finally:
         machine.forget_signals()
