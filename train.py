@@ -168,8 +168,7 @@ def evaluate(loss_model: nn.Module, data: TokenDataset, s: Settings, machine: Ma
         if rank == 0 and machine.noted_signal():  # to any process; all get the same answer
             return None
         if rank == machine.rank:
-            loss = loss_of(loss_model, data, batch, machine)
-            total += loss.item() * len(batch)
+            total += loss_of(loss_model, data, batch, machine).item() * len(batch)
     return machine.sum_over_processes(torch.tensor(total, dtype=torch.float64)) / len(texts)
 
 

@@ -71,7 +71,7 @@ def test_save_refuses_an_encoding_that_cuts_texts_otherwise():
 def test_another_contextualizer_is_not_exported():
     """transformers would not run it; nothing is written."""
     with pytest.raises(ValueError, match='contextualizer'):
-        export(REFUSED['contextualizer'], description_of(tokenizer_json(ENCODING)), 'mine')
+        export(REFUSED['contextualizer'], gpt2_tokenizer(3), 'mine')
     assert list(Path().iterdir()) == []
 
 

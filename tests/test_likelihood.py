@@ -178,8 +178,7 @@ def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
     """Pages are cut at " = Title = " and detokenized; nats are over words as they were before."""
     subject = toy_subject(block_size=128)
     data = str(write_benchmarks(tmp_path / 'bench'))
-    pages = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ',
-             ' = Two =\nend.\n']
+    pages = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ', ' = Two =\nend.\n']
     nats = 0.0
     n_tokens = 0
     for page in pages:
