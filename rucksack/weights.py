@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import torch
 from safetensors.torch import load_file as load_safetensors
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from rucksack.errors import UserError, reading
 from rucksack.model import GPT, Backpack, Config, Contextualizer
@@ -185,9 +185,14 @@ class Training:
     compile: bool = True
 
 
-def count_parameters(module: nn.Module) -> int:
-    """Count the parameters of a model, or of a part of it."""
-    return sum(p.numel() for p in module.parameters())
+def count_parameters(model: Backpack | GPT) -> dict[str, int]:
+    """Count the parameters, in 'total' and outside the sense network ('contextualizer')."""
+    counts = {'total': 0, 'contextualizer': 0}
+    for name, p in model.named_parameters():
+        counts['total'] += p.numel()
+        if not name.startswith('sense_network.'):
+            counts['contextualizer'] += p.numel()
+    return counts
 
 
 # -----------------------------------------------------------------------------

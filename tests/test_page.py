@@ -237,7 +237,7 @@ def test_a_larger_model_is_rounded(tab, english_page):
     """The page of the bundled model is PyTorch's in 8 bits, and says so; MacBook is two tokens."""
     load(tab, english_page)
     assert 'in 8 bits' in tab.text_content('#model')
-    assert english_page.stat().st_size < 2 * count_parameters(World('english').model)
+    assert english_page.stat().st_size < 2 * count_parameters(World('english').model)['total']
     world = World('english', 'The MacBook was made by')
     model = rounded(world.model)
     lines = ['MacBook: Apple -> HP', 'MacBook:0-15=3']

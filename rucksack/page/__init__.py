@@ -54,7 +54,7 @@ def write_page(subject: Subject, prompt: str, file: Path) -> str:
 
     UserError for a model that is too large.
     """
-    n = count_parameters(subject.model)
+    n = count_parameters(subject.model)['total']
     if n > LARGEST:
         raise UserError(f'--html: {subject.name} has {n:,} parameters; a page takes up to '
                         f'{LARGEST:,}')

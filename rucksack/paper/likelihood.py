@@ -171,9 +171,6 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         ids, path = held_out(subject, data)
         paths.append(str(path))
         n = count_parameters(subject.model)
-        in_senses = 0
-        if subject.config.n_sense:
-            in_senses = count_parameters(subject.model.sense_network)
         scores = score_texts(subject, [ids], 'loss')
         if subject.edit:
             cost = (unedited.logp - scores.logp).sum().item() / len(ids)
@@ -183,8 +180,8 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
         rows.append([
             str(subject),
             subject.config.n_sense or None,
-            n / 1e6,
-            (n - in_senses) / 1e6,
+            n['total'] / 1e6,
+            n['contextualizer'] / 1e6,
             perplexity(scores.logp, len(ids)),
             len(ids)])
     columns = {

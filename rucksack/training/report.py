@@ -13,7 +13,7 @@ from rucksack.weights import count_parameters
 
 def summary(model: Backpack | GPT, machine: Machine, state: dict) -> str:
     """Say what a run trains, and where; with the state of a resumed run, if it rounds as before."""
-    millions = count_parameters(model) / 1e6
+    millions = count_parameters(model)['total'] / 1e6
     text = (f'{type(model).__name__}, {millions:.1f}M parameters, on {machine.world} x '
             f'{machine.name} in {machine.dtype}')
     if state:
