@@ -119,7 +119,8 @@ def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Tab
         rows.append([example.line, what, old.exp().item(), new.exp().item()])
         if successes(old, wish):
             notes.append(f'Fulfilled before the edit: {example.line}')
-        n_after += successes(new, wish).item()
+        if successes(new, wish):
+            n_after += 1
     notes.append(f'Fulfilled after the edit: {n_after} of {len(examples)}')
     columns = {'example': shortened, 'what': str, 'before': '.4g', 'after': '.4g'}
     return Table('The examples, before and after the edit', columns, rows, notes)

@@ -46,8 +46,8 @@ class Kind:
 
     make: Callable[..., Table]
     about: str                  # table of the paper, and contents, for --help
-    flags: tuple[str, ...] = ('data',)  # in this order
-    needs_senses: bool = False  # the first model must be a Backpack; else it takes RUN and --edit
+    flags: tuple[str, ...] = ('data',)  # those whose values make takes, in order
+    needs_senses: bool = False  # the first model must be a Backpack; other tables take --edit
     is_of_one: bool = False     # it is about one model, without a baseline
     in_all: bool = True         # eval.py all prints it
 

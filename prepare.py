@@ -29,7 +29,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset, disable_progress_bars
 from tiktoken import Encoding
 
 from rucksack.cli import Parser, number, progress, run_cli
@@ -80,8 +79,11 @@ def cut(texts):
     return texts.map(pieces, batched=True, batch_size=100)
 
 
-def write_bin(path: Path, texts: Dataset, encoding: Encoding) -> None:
-    """Write the ids of texts to a file, with the end-of-text id after each text."""
+def write_bin(path: Path, texts, encoding: Encoding) -> None:
+    """Write the ids of texts to a file, with the end-of-text id after each text.
+
+    texts is a datasets.Dataset with a column text.
+    """
     writing = reading(path.parent, problem='cannot be written')
     with writing, open(path, 'wb') as file, ThreadPoolExecutor() as pool:
         for start in progress(range(0, len(texts), 1000), 'encoding'):
@@ -89,7 +91,7 @@ def write_bin(path: Path, texts: Dataset, encoding: Encoding) -> None:
                 file.write(np.array([*ids, encoding.eot_token], BIN_DTYPE).tobytes())
 
 
-def write_bins(files: dict[str, Path], texts: dict[str, Dataset], encoding: Encoding) -> dict:
+def write_bins(files: dict[str, Path], texts: dict, encoding: Encoding) -> dict:
     """Write the ids of texts['train'] and texts['val'] to two files; returns counts, checksums."""
     facts = {'documents': sum(map(len, texts.values())),
              'tokens': {}, 'sha256': {}, 'sha256_of_start': {}}
@@ -119,6 +121,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Coun
 
     Files of both --text and --val are held out. Count in skipped, by reason, what is not read.
     """
+    import datasets
     seen = set()
     val_files = files_in(args.val, seen, skipped)
     sources = files_in(args.text, seen, skipped)
@@ -127,7 +130,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Coun
     tokenizer = choose_tokenizer(args)
     encoding = load_tokenizer(tokenizer)
     if not sys.stderr.isatty():
-        disable_progress_bars()
+        datasets.disable_progress_bars()
     read = partial(read_texts, field=args.field, skipped=skipped,
                    cache=str(files['train'].with_name(CACHE)))
     train = read(sources or openwebtext_files())
@@ -148,6 +151,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Coun
 
 def write_toy(files: dict[str, Path], seed: int) -> dict:
     """Write the bins of the toy world; returns the facts for meta.json, entropy included."""
+    from datasets import Dataset
     stories, nats = zip(*toy_stories(seed, TOY_TRAIN + TOY_VAL))
     tokenizer = words_tokenizer(stories)
     texts = {'train': Dataset.from_dict({'text': stories[:TOY_TRAIN]}),

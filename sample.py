@@ -14,6 +14,7 @@ tables and figures are those of "Backpack Language Models", https://arxiv.org/ab
 """
 
 import argparse
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -310,8 +311,9 @@ def run(argv: list[str]) -> None:
     prompts, notices = read_prompts(flags, subject)
     has_effect = False
     if flags.changes:
-        subject.edit, sentences = make_edit(
+        edit, sentences = make_edit(
             flags.changes, subject.model, subject.encoding, prompts.values())
+        subject = replace(subject, edit=edit)
         has_effect = changes_any(subject, prompts)
         notices += sentences
         if flags.find or flags.similar:

@@ -15,7 +15,7 @@ FORMS = {  # a line -> what it wishes for
     'PROMPT -/> A': 'A should be less likely',
     'PROMPT -> A > B': 'A should be likelier than B',
     'PROMPT -> A | B': 'A and B should be equally likely'}
-WISHES = {  # their names, for the rows of a .jsonl -> a line, to be filled with the texts of a row
+WISHES = {  # wish -> the line for its texts; --wish takes the names
     'more': '{} ->{}', 'less': '{} -/>{}', 'order': '{} ->{} >{}', 'equal': '{} ->{} |{}'}
 ARROWS = {('->', None): 'more', ('-/>', None): 'less', ('->', '>'): 'order', ('->', '|'): 'equal'}
 

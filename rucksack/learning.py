@@ -118,7 +118,7 @@ def positions_of(traces: list[Trace], pairs: Tensor) -> Positions:
     weights = []
     for one in traces:
         is_id = one.ids[:, None] == ids  # (m, P)
-        places = is_id.int().argmax(0)  # (P,), of the ids that occur
+        places = is_id.int().argmax(0)  # (P,), 0 for an id that does not occur
         weights.append(one.weights[:, numbers, places] * is_id.any(0))  # (n, P)
     return Positions(
         targets=torch.cat([one.targets for one in traces]),
@@ -344,12 +344,13 @@ def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
         with safe_open(path, 'pt', str(device)) as file:
             made_for = file.metadata()['model']
             shift = Shift(*map(file.get_tensor, ('ids', 'numbers', 'vectors')))
+        d = model.config.n_embd
+        if shift.vectors.shape != (len(shift.ids), d) or (shift.numbers < 0).any():
+            raise ValueError(f'it has a vector that is not of width {d}, or a sense below 0')
         idx = shift.ids[None]  # (1, P)
         moved = shift.edit()(idx, model.senses(idx))
-        is_whole = shift.vectors.shape == (len(shift.ids), model.config.n_embd)  # (P, d)
-        if not is_whole or (shift.numbers < 0).any() or not moved.isfinite().all():
-            raise ValueError(f'its vectors are not finite, not of width {model.config.n_embd}, or '
-                             'for senses below 0')
+        if not moved.isfinite().all():
+            raise ValueError('a vector is not finite')
     if made_for != fingerprint(model, encoding):
         raise UserError(f'{path} was learned for a model with other parameters or another '
                         'vocabulary; learn it again with edit.py')

@@ -30,7 +30,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     clip: bool = False           # whether to print only columns that fit the terminal
     most: int | None = None      # rows to print; None: all
-    bars: tuple[int, ...] = ()   # numbers of columns of probabilities to draw as bars too
+    bars: tuple[int, ...] = ()   # columns of probabilities to draw as bars too, by index
 
     def __str__(self) -> str:
         rows = self.rows[:self.most]

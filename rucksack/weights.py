@@ -341,11 +341,12 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
     folder = Path(folder)
     if not isinstance(model.contextualizer, Contextualizer):
         raise UserError('only a Backpack whose contextualizer is a GPT-2 can be exported')
+    if folder.name in ('', '..'):
+        raise UserError(f'{folder} exists; give the name of a new folder')
     files = tokenizer_files(tokenizer)
     files['config.json'] = settings_of(c, load_tokenizer(tokenizer).eot_token)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (reading(folder, 'give the name of a new folder', problem='cannot be made'),
-          TemporaryDirectory(dir=folder.parent) as temporary):
+    with TemporaryDirectory(dir=folder.parent) as temporary:
         new = Path(temporary, folder.name)
         new.mkdir()
         (new / WEIGHTS[0]).write_bytes(save(published(model, dtype), {'format': 'pt'}))
@@ -355,7 +356,8 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
         shutil.copyfile(CARD, new / 'README.md')
         if c.n_sense:
             shutil.copyfile(CODE, new / CODE.name)
-        new.rename(folder)  # complete, or not there; OSError if it holds files
+        with reading(folder, 'give the name of a new folder', problem='cannot be made'):
+            new.rename(folder)  # complete, or not there; OSError if it holds files
 
 
 def settings_of(c: Config, end: int) -> dict:

@@ -171,6 +171,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
 
 @pytest.mark.parametrize('script, flags, change', [
     (sample, ['--from=out/run'], {'settings': {}}), (sample, ['--from=out/run'], {'model': {}}),
+    (train, [*RUN, '--init_from=resume'], {'model': {}}),
     (sample, ['--from=out/run'], {'tokenizer': {'name': 'gpt2', 'merges': [1]}}),
     (train, [*RUN, '--init_from=resume'], {'step': 'x'})])
 def test_a_checkpoint_with_wrong_contents_is_one_line(script, flags, change, tiny, capsys):

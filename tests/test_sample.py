@@ -345,7 +345,7 @@ def test_control_characters_do_not_reach_the_terminal(out, capsys):
     said = say(sample, capsys, '--start', evil, '--explain', 'she')
     said += say(sample, capsys, '--start', evil, '--probs', 'she')
     said += say(sample, capsys, '--start', evil, '--edit', f'{evil}:3', 'nurse\x07:2', *SHORT)
-    said += error_of(sample, capsys, '--from', evil)
+    said += error_of(sample, capsys, '--from', evil) + toy_subject(name=evil).about()
     assert not set(evil).intersection(said).intersection('\x1b\x07\u202e')
 
 

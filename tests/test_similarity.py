@@ -42,7 +42,7 @@ def test_similarity_is_the_cosine_of_each_sense():
 
 def test_the_best_sense_of_each_set_is_named():
     """It is the one whose similarities agree most with people's."""
-    *rows, (label, *best) = similarity.similarity_table([toy_subject()], None).rows
+    *rows, (label, *best) = similarity.similarity_table([toy_subject(name='sense x')], None).rows
     of_senses = [row for row in rows if row[0].startswith('sense ')]
     assert label == 'the best'
     for column, name in enumerate(best, 1):

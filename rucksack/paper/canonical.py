@@ -38,7 +38,7 @@ def log_odds(subject: Subject, examples: list[Example]) -> Tensor:
 
 
 def successes(values: Tensor, wish: str, threshold: float | None = None) -> Tensor:
-    """Tell which log_odds (n,) of examples of one wish succeed, as published by default: (n,)."""
+    """Tell which log_odds (n,) of examples of one wish succeed, by THRESHOLDS by default: (n,)."""
     limit = math.log(threshold or THRESHOLDS[wish])
     if wish == 'less':
         return values < limit

@@ -66,7 +66,7 @@ def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
     pieces = subject.encode(f' {noun}')
     end = ends_of(idx, tuple(pieces))  # (n, T)
     is_noun = torch.zeros_like(end)
-    for back in range(len(pieces)):  # as no noun ends in its first pieces, none rolls over
+    for back in range(len(pieces)):  # end is False in the first columns, so nothing wraps around
         is_noun |= end.roll(-back, dims=1)  # shifted to the piece that far before the end
     return NounPrompts(idx, last, is_noun)
 

@@ -170,9 +170,9 @@ def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_te
                 idx = generators[label](part)  # (texts, 1 + length)
             for ids in idx[:, 1:].tolist():
                 end = [*ids, eot].index(eot)
-                text = ids[:end + 1]  # up to its next end-of-text
-                pairs.append(([eot], text))
-                right += has_topic(subject.encoding.decode(text), label, topics)
+                pairs.append(([eot], ids[:end + 1]))
+                text = subject.encoding.decode(ids[:end])  # up to its next end-of-text
+                right += has_topic(text, label, topics)
     logp = score(subject, pairs, 'judging').logp
     n_tokens = sum(len(ids) for _, ids in pairs)
     return [

@@ -86,9 +86,9 @@ def write_state(path: Path, state: dict) -> None:
 class RunFolder:
     """The folder of a run, with ckpt.pt, best.pt and log.csv; only the first process writes.
 
-    facts are stored in every checkpoint beside the parameters; state is the checkpoint to resume,
-    which gives the optimizers their moments, or {}. Until a new run has saved its first checkpoint,
-    nothing of an older run is touched.
+    facts are stored in every checkpoint beside the parameters. state is the checkpoint to resume,
+    or {}; the optimizers take their moments from it. Until a new run has saved its first
+    checkpoint, nothing of an older run is touched.
     """
 
     folder: Path
