@@ -153,8 +153,7 @@ def test_sense_10_of_english_holds_nearly_half_of_the_bias():
 
 
 CHANGES = {  # the name of a weight or of a setting, and what it becomes (None: it is gone)
-    'h.0.mlp.c_fc.bias': None,
-    'x.y': torch.zeros(3),
+    'h.0.mlp.c_fc.bias': None, 'x.y': torch.zeros(3),
     'lm_head.weight': torch.zeros(64, 32),  # no copy of wte.weight
     'n_layer': 2_000_000,  # which would take minutes to make
     'activation_function': 'relu'}

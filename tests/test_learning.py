@@ -375,13 +375,15 @@ def test_an_interrupted_edit_leaves_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
-    """Both examples succeed under the edit, and neither before; their prompts choose a sense."""
+    """Two examples succeed under the edit alone, an order never; their prompts choose a sense."""
     file = lesson / 'makers.safetensors'
+    (lesson / 'wishes.txt').write_text(f'{MAKERS}The nurse said that -> Canon > she')
     said = say(evaluation, capsys, 'examples', '--from', str(TOY), '--data',
-               str(lesson / 'makers.txt'), '--edit', f'@{file}', 'Camry:Canon/Toyota=1')
+               str(lesson / 'wishes.txt'), '--edit', f'@{file}', 'Camry:Canon/Toyota=1')
     assert 'separates Canon from Toyota after the prompt' in said
-    shares = [line.split()[-1] for line in said.splitlines() if 'ln p' in line]
-    assert shares == ['0.000', '1.000']
+    rows = [line.split() for line in said.splitlines() if 'ln p' in line]
+    assert [row[-1] for row in rows] == ['0.000', '0.000', '1.000', '0.000']
+    assert [float(row[-3]) < 0 for row in rows] == [False, True, False, True]  # nats
 
 
 @pytest.mark.parametrize('wish, value, threshold, expected', [

@@ -186,9 +186,7 @@ def rounded(model: Backpack) -> Backpack:
 
 
 PROMPTS = {
-    'default': PROMPT,
-    'a word': 'nurse',
-    'nothing': '',
+    'default': PROMPT, 'a word': 'nurse', 'nothing': '',
     'longer than block_size': 'the nurse said the nurse and the doctor ' * 12}
 
 EDITS = {
