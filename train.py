@@ -248,17 +248,16 @@ def set_up(s: Settings, typed: set[str]) -> Trainer:
     warmup_iters = warmup_of(s.warmup_iters, s.max_iters, machine)
     s = replace(s, dtype=machine.dtype, warmup_iters=warmup_iters)
 
-    # The model and its optimizers.
+    # The model and its optimizers. Compiled, the loss is one graph; DDP averages gradients.
     torch.manual_seed(s.seed)
     with reading('this model', problem='cannot be made'):
         model = begin.make(s.config(meta['vocab_size'])).to(machine.device).train()
     optimizers = make_optimizers(model, s)
+    loss_model = machine.wrap(DistinctIds(model), s.compile)
+
     facts = {'model_config': asdict(model.config), 'tokenizer': meta['tokenizer'],
              'settings': asdict(s), 'data': facts_of(meta)}  # stored in every checkpoint
     folder = RunFolder(Path(s.out_dir), model, optimizers, facts, begin.state, machine.rank == 0)
-
-    # Compiled, the loss is one graph; DDP averages gradients.
-    loss_model = machine.wrap(DistinctIds(model), s.compile)
     machine.print0(report.summary(model, machine, begin.state))
     machine.print0(report.plan(s.max_iters, s.tokens_per_step, train_data, s.out_dir))
     last = begin.state.get('step', 0), time.perf_counter()

@@ -297,7 +297,7 @@ def test_similar_has_the_nearest_words_in_each_sense(world, capsys):
 
 
 def test_sweep_has_the_next_words_at_five_weights(world, capsys):
-    """Senses are scaled from 0 to 1, on top of the edit."""
+    """Senses are scaled from 0 to 1, on top of the edit; the first and the last have bars."""
     nurse = world.id('nurse')
     edit = scale_senses([nurse], [9], -2.0)
     columns = []
@@ -305,6 +305,7 @@ def test_sweep_has_the_next_words_at_five_weights(world, capsys):
         columns.append(world.probs(edit, scale_senses([nurse], list(SENSES), factor)))
     tables = ask(capsys, '--edit', 'nurse:9=-2', '--sweep', 'nurse:0-15')
     assert_same(tables['sweep nurse:0-15'], world.next_words(*columns))
+    assert re.search('1 +0: +1: *\n', say(sample, capsys, '--sweep', 'nurse'))
 
 
 @pytest.mark.parametrize('asked, words', [
