@@ -15,15 +15,15 @@ from pathlib import Path
 import torch
 
 from rucksack.cli import HOME, Parser, number, printable, run_cli
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 from rucksack.examples import FORMS, WISHES, Example
 from rucksack.files import output_path
 from rucksack.learning import Learned, Shift, learn, lines_of_shift, save_shift
+from rucksack.loaded import LoadedModel, load_model
 from rucksack.paper.canonical import examples_for, log_odds, successes
 from rucksack.paper.likelihood import windows
 from rucksack.sample_tables import ranking, shortened
 from rucksack.senses import Edit, extremes
-from rucksack.subject import Subject, load_subject
 from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.toy import toy_stories
 from rucksack.words import token_texts
@@ -78,22 +78,22 @@ def check_out(path: Path) -> None:
         raise UserError(f'--out {path}: give a name in a folder that exists, that ends in '
                         '.safetensors')
     if path.exists():
-        with reading(f'--out {path}', 'give the name of a new file, or of a learned edit'):
+        with user_errors(f'--out {path}', 'give the name of a new file, or of a learned edit'):
             lines_of_shift(path)
 
 
-def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
+def read_background(path: Path | None, loaded: LoadedModel) -> list[list[int]]:
     """Read the background in texts of up to TEXT_LENGTH tokens, each with the token before it."""
-    if path is None and subject.is_toy:
-        ids = subject.encode('\n'.join(story for story, _ in toy_stories(seed=1, n=200)))
+    if path is None and loaded.is_toy:
+        ids = loaded.encode('\n'.join(story for story, _ in toy_stories(seed=1, n=200)))
     else:
         path = path or BACKGROUND
-        with reading(path, 'give a text file'):
-            ids = subject.read(path)
-    length = min(TEXT_LENGTH, subject.config.block_size)
+        with user_errors(path, 'give a text file'):
+            ids = loaded.read(path)
+    length = min(TEXT_LENGTH, loaded.config.block_size)
     if len(ids) <= length:
         raise UserError(f'{path} has {len(ids)} tokens; a background needs more than {length}')
-    pairs = windows(ids, subject.eot, length)
+    pairs = windows(ids, loaded.eot, length)
     texts = [context + continuation for context, continuation in pairs]
     n = min(len(texts), MOST_TEXTS)
     return [texts[i * len(texts) // n] for i in range(n)]  # spread over a long file
@@ -103,13 +103,13 @@ def read_background(path: Path | None, subject: Subject) -> list[list[int]]:
 # The tables.
 
 
-def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Table:
+def examples_table(loaded: LoadedModel, examples: list[Example], edit: Edit) -> Table:
     """Show the probability of A for each example, or the odds of A to B, before and after.
 
     The notes say which examples reach the thresholds of eval.py.
     """
-    before = log_odds(subject, examples)  # (examples,)
-    after = log_odds(replace(subject, edit=edit), examples)
+    before = log_odds(loaded, examples)  # (examples,)
+    after = log_odds(replace(loaded, edit=edit), examples)
     rows = []
     notes = []
     n_after = 0
@@ -126,21 +126,21 @@ def examples_table(subject: Subject, examples: list[Example], edit: Edit) -> Tab
     return Table('The examples, before and after the edit', columns, rows, notes)
 
 
-def senses_table(subject: Subject, shift: Shift) -> Table:
+def senses_table(loaded: LoadedModel, shift: Shift) -> Table:
     """Show how far each sense moved, and the words that it now raises most."""
-    model = subject.model
+    model = loaded.model
     lengths, order = shift.vectors.norm(dim=1).sort(descending=True)  # (P,) each
     ids = shift.ids[order]
     numbers = shift.numbers[order]
     C = model.senses(ids)  # (P, k, d)
     C = C[torch.arange(len(ids)), numbers]  # (P, d), the senses that move
     raised, added = extremes(model, C + shift.vectors[order], 4)  # (P, 8) each
-    words = token_texts(subject.encoding, ids.tolist())
+    words = token_texts(loaded.encoding, ids.tolist())
     cells = zip(words, numbers.tolist(), lengths.tolist(), C.norm(dim=1).tolist())
     columns = {'word': repr, 'sense': 'd', 'moved by': '.2f', 'length': '.2f'}
     title = (f'The {len(ids)} senses that moved (at most {MOST_SENSES} printed), by how much, '
              'their length before, and the words that they now raise most')
-    table = ranking(subject, title, columns, cells, raised[:, :4], added[:, :4])
+    table = ranking(loaded, title, columns, cells, raised[:, :4], added[:, :4])
     return replace(table, most=MOST_SENSES)
 
 
@@ -174,26 +174,26 @@ def run(argv: list[str]) -> None:
     csv_file = output_path('--csv', args.csv, CSV_BEGINS)
     if csv_file and csv_file.resolve() == args.out.resolve():
         raise UserError(f'--out and --csv are both {args.csv}; give two names')
-    subject = load_subject(args.source, args.device)
-    subject.needs_senses('edit.py')
-    model = subject.model.requires_grad_(False)
-    examples = examples_for(subject, args.examples, args.wish)
-    background = read_background(args.background, subject)
+    loaded = load_model(args.source, args.device)
+    loaded.needs_senses('edit.py')
+    model = loaded.model.requires_grad_(False)
+    examples = examples_for(loaded, args.examples, args.wish)
+    background = read_background(args.background, loaded)
     learned = learn(model, examples, background, n_senses=args.senses, steps=args.steps,
                     lr=args.lr, budget=args.budget, seed=args.seed)
     tables = {
-        'examples': examples_table(subject, examples, learned.shift.edit()),
-        'senses': senses_table(subject, learned.shift)}
+        'examples': examples_table(loaded, examples, learned.shift.edit()),
+        'senses': senses_table(loaded, learned.shift)}
     about = {'examples': [example.line for example in examples], 'senses': args.senses,
              'steps': learned.steps, 'lr': learned.lr, 'factor': learned.factor,
              'budget': args.budget, 'seed': args.seed}
-    save_shift(args.out, learned.shift, model, subject.encoding, about)
+    save_shift(args.out, learned.shift, model, loaded.encoding, about)
     if csv_file:
         write_csv(csv_file, tables)
-    print(subject.about())
+    print(loaded.about())
     for table in tables.values():
         print(table)
-    where = args.background or ('toy stories' if subject.is_toy else 'docs/tour.txt')
+    where = args.background or ('toy stories' if loaded.is_toy else 'docs/tour.txt')
     print(printable(f'\n{price_line(learned, where)}\n{args.out}: written'))
 
 

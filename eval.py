@@ -20,6 +20,7 @@ from rucksack.edits import Topic, make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import WISHES
 from rucksack.files import output_path
+from rucksack.loaded import LoadedModel, load_model
 from rucksack.paper.canonical import examples_for, examples_table
 from rucksack.paper.gender import estimation_prompts, gender_table
 from rucksack.paper.likelihood import (
@@ -32,7 +33,6 @@ from rucksack.paper.likelihood import (
 from rucksack.paper.similarity import similarity_table
 from rucksack.paper.timing import SIZES, timing_table
 from rucksack.paper.topics import topic_table
-from rucksack.subject import Subject, load_subject
 from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.weights import BUNDLED
 
@@ -154,14 +154,14 @@ def make_parser() -> Parser:
     return parser
 
 
-def load_subjects(args: argparse.Namespace, takes_baseline: bool) -> list[Subject]:
+def load_models(args: argparse.Namespace, takes_baseline: bool) -> list[LoadedModel]:
     """Load the runs named, or the model of --from and a baseline; add the first under edits.
 
     UserError if the baseline is a Backpack or has other tokens.
     """
-    load = partial(load_subject, device=args.device, dtype=args.dtype)
-    subjects = [load(name) for name in args.runs or [args.source]]
-    own = subjects[0]
+    load = partial(load_model, device=args.device, dtype=args.dtype)
+    models = [load(name) for name in args.runs or [args.source]]
+    own = models[0]
     name = args.baseline or f'{own.name.rstrip("/")}_gpt'
     exists = args.baseline or name in BUNDLED or Path(name).exists()
     if exists and takes_baseline and not args.runs:
@@ -171,44 +171,44 @@ def load_subjects(args: argparse.Namespace, takes_baseline: bool) -> list[Subjec
         if baseline.tokenizer != own.tokenizer:
             raise UserError(f'{name} and {own.name} have different vocabularies; '
                             'choose another --baseline')
-        subjects.append(baseline)
+        models.append(baseline)
     if args.edits:
         prompts = []
         if args.table == 'gender':
             prompts = estimation_prompts(own, args.data)
         if args.table == 'examples':
             prompts = [example.prompt for example in examples_for(own, args.data, args.wish)]
-        subjects.insert(1, under_edit(own, args.edits, prompts))
-    return subjects
+        models.insert(1, under_edit(own, args.edits, prompts))
+    return models
 
 
-def under_edit(subject: Subject, lines: list[str], prompts: list[list[int]]) -> Subject:
+def under_edit(loaded: LoadedModel, lines: list[str], prompts: list[list[int]]) -> LoadedModel:
     """Put a model under edits, one a line; UserError if an edit would see later tokens.
 
     prompts, the ids of each, choose the sense in nurse:she/he.
     """
-    subject.needs_senses('--edit')
+    loaded.needs_senses('--edit')
     changes = parse_lines(lines)
     if any(isinstance(change, Topic) for change in changes):
         raise UserError('an edit of a topic would see the later tokens of each text; use other '
                         'edits here, or sample.py')
-    texts = [torch.tensor([ids], device=subject.device) for ids in prompts]  # (1, T) each
-    edit, sentences = make_edit(changes, subject.model, subject.encoding, texts)
-    name = f'{subject.name} under {", ".join(lines)}'
-    return replace(subject, name=name, edit=edit, why=f'; {"; ".join(sentences)}')
+    texts = [torch.tensor([ids], device=loaded.device) for ids in prompts]  # (1, T) each
+    edit, sentences = make_edit(changes, loaded.model, loaded.encoding, texts)
+    name = f'{loaded.name} under {", ".join(lines)}'
+    return replace(loaded, name=name, edit=edit, why=f'; {"; ".join(sentences)}')
 
 
-def make_table(name: str, subjects: list[Subject], args: argparse.Namespace) -> Table:
+def make_table(name: str, models: list[LoadedModel], args: argparse.Namespace) -> Table:
     """Make the table called name; UserError if the first model or the data are not for it."""
     kind = TABLES[name]
-    if kind.needs_senses and subjects:
-        subjects[0].needs_senses(name)
+    if kind.needs_senses and models:
+        models[0].needs_senses(name)
     values = vars(args)
-    has_its_own = name in ('loss', 'gender') or (name == 'similarity' and subjects[0].is_toy)
+    has_its_own = name in ('loss', 'gender') or (name == 'similarity' and models[0].is_toy)
     if args.table == 'all' and has_its_own:
         values = values | {'data': None}  # --data is for the English benchmarks
     options = [values[flag] for flag in kind.flags]
-    return kind.make(subjects, *options)
+    return kind.make(models, *options)
 
 
 def run(argv: list[str]) -> None:
@@ -224,15 +224,15 @@ def run(argv: list[str]) -> None:
     if args.baseline and is_of_one:
         parser.error(f'{args.table} is about one model; drop --baseline')
     csv_file = output_path('--csv', args.csv, CSV_BEGINS)
-    subjects = []
+    models = []
     if not args.size:
-        subjects = load_subjects(args, takes_baseline=not is_of_one)
-    for subject in subjects:
-        print(subject.about())
+        models = load_models(args, takes_baseline=not is_of_one)
+    for loaded in models:
+        print(loaded.about())
     tables = {}
     for name in names:
         try:
-            tables[name] = make_table(name, subjects, args)
+            tables[name] = make_table(name, models, args)
             text = str(tables[name])
         except UserError as error:
             if args.table != 'all':

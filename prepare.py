@@ -34,8 +34,8 @@ from tiktoken import Encoding
 from rucksack.cli import Parser, number, progress, run_cli
 from rucksack.data import BIN_DTYPE, data_folder, sha256_of_start
 from rucksack.documents import FORMATS, counted, files_in, openwebtext_files, read_texts
-from rucksack.errors import UserError, reading
-from rucksack.files import appearing_whole, locked_folder
+from rucksack.errors import UserError, user_errors
+from rucksack.files import atomic, locked_folder
 from rucksack.tokenizer import (
     encode,
     gpt2_tokenizer,
@@ -84,7 +84,7 @@ def write_bin(path: Path, texts, encoding: Encoding) -> None:
 
     texts is a datasets.Dataset with a column text.
     """
-    writing = reading(path.parent, problem='cannot be written')
+    writing = user_errors(path.parent, problem='cannot be written')
     with writing, open(path, 'wb') as file, ThreadPoolExecutor() as pool:
         for start in progress(range(0, len(texts), 1000), 'encoding'):
             for ids in pool.map(partial(encode, encoding), texts[start:start + 1000]['text']):
@@ -173,9 +173,9 @@ def write_data(folder: Path, args: argparse.Namespace, skipped: Counter) -> dict
     The last file here appears first. A run killed after it leaves checksums that do not fit the
     other two, so train.py refuses them.
     """
-    with (appearing_whole(folder / 'val.bin') as val,
-          appearing_whole(folder / 'train.bin') as train,
-          appearing_whole(folder / 'meta.json') as meta):
+    with (atomic(folder / 'val.bin') as val,
+          atomic(folder / 'train.bin') as train,
+          atomic(folder / 'meta.json') as meta):
         files = {'train': train, 'val': val}
         if args.name == 'toy':
             facts = write_toy(files, args.seed)

@@ -33,11 +33,11 @@ from rucksack.edits import (
 from rucksack.errors import UserError
 from rucksack.fast import Cached
 from rucksack.files import output_path
+from rucksack.loaded import LoadedModel, load_model
 from rucksack.page import PAGE_BEGINS, write_page
 from rucksack.paper_lists import BAGS
 from rucksack.sample_tables import Prompts
 from rucksack.senses import Edit
-from rucksack.subject import Subject, load_subject
 from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.weights import export
 from rucksack.words import PROMPT, parse_bag, parse_pair, read_lines, read_prompt, word_list
@@ -183,21 +183,21 @@ def parse_words(text: str) -> list[str]:
 # The program.
 
 
-def read_prompts(flags: argparse.Namespace, subject: Subject) -> tuple[Prompts, list[str]]:
+def read_prompts(flags: argparse.Namespace, loaded: LoadedModel) -> tuple[Prompts, list[str]]:
     """Read the prompts of --start, with each of --words in place of {}; also returns notices."""
-    block_size = subject.config.block_size
+    block_size = loaded.config.block_size
     prompts = {}
     notices = []
     for start in flags.start:
         for word in flags.words or ['']:
             text = start.replace('{}', word)
-            ids, about = read_prompt(text, subject.encoding, block_size)
-            prompts[text] = torch.tensor([ids], device=subject.device)
+            ids, about = read_prompt(text, loaded.encoding, block_size)
+            prompts[text] = torch.tensor([ids], device=loaded.device)
             notices += about
     return prompts, list(dict.fromkeys(notices))
 
 
-def make_tables(flags: argparse.Namespace, subject: Subject, prompts: Prompts,
+def make_tables(flags: argparse.Namespace, loaded: LoadedModel, prompts: Prompts,
                 has_effect: bool) -> dict[str, Table]:
     """Make the tables that the flags ask for, by name; for edits only, next words before and after.
 
@@ -205,21 +205,21 @@ def make_tables(flags: argparse.Namespace, subject: Subject, prompts: Prompts,
     """
     tables = {}
     for text, chosen in flags.show:
-        tables[f'show {text}'] = sample_tables.show(subject, chosen)
+        tables[f'show {text}'] = sample_tables.show(loaded, chosen)
     for text, words in flags.find:
         if isinstance(words[0], str):
-            table = sample_tables.speak_for(subject, words)
+            table = sample_tables.speak_for(loaded, words)
         elif flags.words:
-            table = sample_tables.separate_words(subject, text, words, flags.words)
+            table = sample_tables.separate_words(loaded, text, words, flags.words)
         else:
-            table = sample_tables.separate(subject, text, words)
+            table = sample_tables.separate(loaded, text, words)
         tables[f'find {text}'] = table
     for word in flags.similar:
-        tables[f'similar {word}'] = sample_tables.similar(subject, word)
+        tables[f'similar {word}'] = sample_tables.similar(loaded, word)
     if flags.probs:
-        tables['probs'] = sample_tables.probabilities(subject, prompts, flags.probs)
+        tables['probs'] = sample_tables.probabilities(loaded, prompts, flags.probs)
     for prompt, idx in progress(prompts.items(), 'prompts'):
-        for name, table in tables_after(idx, flags, subject, has_effect).items():
+        for name, table in tables_after(idx, flags, loaded, has_effect).items():
             if len(prompts) > 1:
                 name = f'{name}: {prompt}'
                 table.title = f'"{prompt}"\n{table.title}'
@@ -227,29 +227,29 @@ def make_tables(flags: argparse.Namespace, subject: Subject, prompts: Prompts,
     return tables
 
 
-def tables_after(idx: Tensor, flags: argparse.Namespace, subject: Subject, has_effect: bool
+def tables_after(idx: Tensor, flags: argparse.Namespace, loaded: LoadedModel, has_effect: bool
                  ) -> dict[str, Table]:
     """Explain the prediction after a prompt (1, T), or show how an edit changes it, in tables."""
     tables = {}
     if flags.explain is not None:
-        tables['explain'] = sample_tables.explanation(subject, flags.explain, idx)
+        tables['explain'] = sample_tables.explanation(loaded, flags.explain, idx)
     for text, scaled in flags.sweep:
-        tables[f'sweep {text}'] = sample_tables.sweep(subject, scaled, idx)
+        tables[f'sweep {text}'] = sample_tables.sweep(loaded, scaled, idx)
     if has_effect and not is_look(flags):
-        before_and_after = {'before': None, 'after': subject.edit}
+        before_and_after = {'before': None, 'after': loaded.edit}
         title = 'The next word before and after the edit'
-        tables['next words'] = sample_tables.next_words(subject, title, idx, before_and_after)
+        tables['next words'] = sample_tables.next_words(loaded, title, idx, before_and_after)
     return tables
 
 
-def warnings_of(flags: argparse.Namespace, subject: Subject, prompts: Prompts, has_effect: bool
+def warnings_of(flags: argparse.Namespace, loaded: LoadedModel, prompts: Prompts, has_effect: bool
                 ) -> list[str]:
     """Say which words the edits and sweeps miss, or find inside others, and if nothing changes."""
     scaled = [*flags.changes, *dict(flags.sweep).values()]
     absent = []
     longer = []
     for word in dict.fromkeys(change.word for change in scaled if change.word != '*'):
-        touched, whole = count_word(word, subject.encoding, prompts.values())
+        touched, whole = count_word(word, loaded.encoding, prompts.values())
         if touched == 0:
             absent.append(word)
         if touched > whole:
@@ -264,29 +264,29 @@ def warnings_of(flags: argparse.Namespace, subject: Subject, prompts: Prompts, h
     return lines
 
 
-def changes_any(subject: Subject, prompts: Prompts) -> bool:
-    """Tell whether the subject's edit changes a sense of any prompt."""
+def changes_any(loaded: LoadedModel, prompts: Prompts) -> bool:
+    """Tell whether the loaded's edit changes a sense of any prompt."""
     for idx in prompts.values():
-        C = subject.model.senses(idx)  # (1, T, k, d)
-        if not torch.equal(subject.edit(idx, C), C):
+        C = loaded.model.senses(idx)  # (1, T, k, d)
+        if not torch.equal(loaded.edit(idx, C), C):
             return True
     return False
 
 
-def print_samples(subject: Subject, prompt: str, idx: Tensor, flags: argparse.Namespace,
+def print_samples(loaded: LoadedModel, prompt: str, idx: Tensor, flags: argparse.Namespace,
                   edit: Edit | None, title: str) -> None:
     """Print continuations of the prompt, ids (1, T), each up to its end-of-text."""
     torch.manual_seed(flags.seed)
     copies = idx.expand(flags.num_samples, -1)
     texts = []
     for some in progress(copies.split(SAMPLES_AT_ONCE), 'texts'):
-        ids = Cached(subject.model).generate(
-            some, flags.max_new_tokens, flags.temperature, flags.top_k, edit=edit, stop=subject.eot)
+        ids = Cached(loaded.model).generate(
+            some, flags.max_new_tokens, flags.temperature, flags.top_k, edit=edit, stop=loaded.eot)
         new = ids[:, idx.shape[1]:]
         texts += new.tolist()
     for i, ids in enumerate(texts, 1):
-        end = [*ids, subject.eot].index(subject.eot)
-        text = subject.encoding.decode(ids[:end])
+        end = [*ids, loaded.eot].index(loaded.eot)
+        text = loaded.encoding.decode(ids[:end])
         print(f'\n{title}{i}: {printable(prompt + text)}')
 
 
@@ -295,47 +295,47 @@ def run(argv: list[str]) -> None:
     flags = parse_args(argv)
     page = output_path('--html', flags.html, PAGE_BEGINS)
     csv_file = output_path('--csv', flags.csv, CSV_BEGINS)
-    subject = load_subject(flags.source, flags.device, flags.dtype)
+    loaded = load_model(flags.source, flags.device, flags.dtype)
     if looks_at_senses(flags) or flags.changes or page:
-        subject.needs_senses('this command')
+        loaded.needs_senses('this command')
     if flags.export is not None:
         dtype = getattr(torch, flags.dtype or 'float32')
-        export(subject.model, subject.tokenizer, flags.export, dtype)
-        print(f'{subject.about()}\n{flags.export}: written')
+        export(loaded.model, loaded.tokenizer, flags.export, dtype)
+        print(f'{loaded.about()}\n{flags.export}: written')
         return
     if page:
-        size = write_page(subject, flags.start[0], page)
-        print(f'{subject.about()}\n{flags.html}: {size}')
+        size = write_page(loaded, flags.start[0], page)
+        print(f'{loaded.about()}\n{flags.html}: {size}')
         return
 
-    prompts, notices = read_prompts(flags, subject)
+    prompts, notices = read_prompts(flags, loaded)
     has_effect = False
     if flags.changes:
         edit, sentences = make_edit(
-            flags.changes, subject.model, subject.encoding, prompts.values())
-        subject = replace(subject, edit=edit)
-        has_effect = changes_any(subject, prompts)
+            flags.changes, loaded.model, loaded.encoding, prompts.values())
+        loaded = replace(loaded, edit=edit)
+        has_effect = changes_any(loaded, prompts)
         notices += sentences
         if flags.find or flags.similar:
             notices.append('--find and --similar look at senses as they are without the edit.')
-    for line in warnings_of(flags, subject, prompts, has_effect):  # first: often misspelled words
+    for line in warnings_of(flags, loaded, prompts, has_effect):  # first: often misspelled words
         print(printable(line))
-    print(subject.about())
-    tables = make_tables(flags, subject, prompts, has_effect)
+    print(loaded.about())
+    tables = make_tables(flags, loaded, prompts, has_effect)
     if csv_file:  # the file first, as printing into head ends the program
         write_csv(csv_file, tables)
     for part in [*notices, *tables.values()]:
         print(printable(str(part)))
     if is_look(flags) or flags.num_samples == 0:
         return
-    if subject.dtype == 'bfloat16':
-        subject.model.bfloat16()  # most of the time goes into reading parameters
+    if loaded.dtype == 'bfloat16':
+        loaded.model.bfloat16()  # most of the time goes into reading parameters
     versions = {'': None}
-    if subject.edit:
-        versions = {'before ': None, 'after ': subject.edit}
+    if loaded.edit:
+        versions = {'before ': None, 'after ': loaded.edit}
     for prompt, idx in prompts.items():
         for title, one in versions.items():
-            print_samples(subject, prompt, idx, flags, one, title)
+            print_samples(loaded, prompt, idx, flags, one, title)
 
 
 main = partial(run_cli, 'sample.py', run)

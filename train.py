@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from rucksack.cli import run_cli
 from rucksack.data import TokenDataset, data_folder, facts_of, read_meta, texts_of_step
-from rucksack.errors import reading
+from rucksack.errors import user_errors
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.model import GPT, Backpack, Config
 from rucksack.training import report
@@ -250,7 +250,7 @@ def set_up(s: Settings, typed: set[str]) -> Trainer:
 
     # The model and its optimizers. Compiled, the loss is one graph; DDP averages gradients.
     torch.manual_seed(s.seed)
-    with reading('this model', problem='cannot be made'):
+    with user_errors('this model', problem='cannot be made'):
         model = begin.make(s.config(meta['vocab_size'])).to(machine.device).train()
     optimizers = make_optimizers(model, s)
     loss_model = machine.wrap(DistinctIds(model), s.compile)

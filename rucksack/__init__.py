@@ -32,10 +32,10 @@ def save(model, encoding, folder) -> None:
     >>> save(model, encoding, 'edited')
     >>> model, encoding = load('edited')
     """
-    from rucksack.errors import reading
+    from rucksack.errors import user_errors
     from rucksack.tokenizer import description_of, load_tokenizer, tokenizer_json
     from rucksack.weights import export, model_with
-    with reading(folder, problem='is not written'):
+    with user_errors(folder, problem='is not written'):
         model_with(model.config, model.state_dict())
         if encoding.n_vocab != model.config.n_vocab:
             raise ValueError(f'{encoding.n_vocab} ids for n_vocab={model.config.n_vocab}')

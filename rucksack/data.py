@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rucksack.errors import LocalError, UserError, reading
+from rucksack.errors import LocalError, UserError, user_errors
 from rucksack.tokenizer import GPT2, GPT2_VOCAB, load_json, vocab_size
 
 BIN_DTYPE = np.dtype('<u2')
@@ -29,7 +29,7 @@ def read_meta(folder: Path) -> dict:
         raise UserError(f'{folder} is not a folder; python prepare.py --help says how to make it')
     path = folder / 'meta.json'
     if path.exists():
-        with reading(path, MAKE_IT_AGAIN):
+        with user_errors(path, MAKE_IT_AGAIN):
             meta = load_json(path)
             n_vocab = vocab_size(meta['tokenizer'])
             if meta['vocab_size'] != n_vocab:
@@ -58,7 +58,7 @@ def read_bin(path: Path, meta: dict) -> np.ndarray:
 
     Of a large file only the start is read; check_ids looks at ids when they are used.
     """
-    with reading(path, MAKE_IT_AGAIN):
+    with user_errors(path, MAKE_IT_AGAIN):
         ids = np.memmap(path, BIN_DTYPE, mode='r')  # ValueError for an empty file
     checksum = meta.get('sha256_of_start', {}).get(path.stem)
     if len(ids) != meta['tokens'].get(path.stem) or checksum not in (None, sha256_of_start(ids)):

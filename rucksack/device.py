@@ -2,7 +2,7 @@
 
 import torch
 
-from rucksack.errors import reading
+from rucksack.errors import user_errors
 
 
 def find_device(name: str) -> str:
@@ -13,7 +13,7 @@ def find_device(name: str) -> str:
         if torch.backends.mps.is_available():
             return 'mps'
         return 'cpu'
-    with reading(f'device {name}', 'use auto or cpu', problem='cannot be used'):
+    with user_errors(f'device {name}', 'use auto or cpu', problem='cannot be used'):
         torch.ones(1, device=name).item()
     return name
 

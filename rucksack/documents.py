@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from rucksack.cli import quiet_hub
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 from rucksack.tokenizer import END_OF_TEXT
 
 FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
@@ -51,7 +51,7 @@ def texts_of_rows(rows: Iterable, field: str, parse: Callable = dict) -> Texts:
     row = {}
     is_found = False
     for n, row in enumerate(rows, 1):
-        with reading(f'row {n}', problem='is no object with text, on one line'):
+        with user_errors(f'row {n}', problem='is no object with text, on one line'):
             row = parse(row)
             text = row.get(field)
             is_found = is_found or field in row
@@ -144,7 +144,7 @@ def read_tar(path: str, field: str, file=None) -> Texts:
             elif name.endswith('.xz'):
                 yield from read_tar(member.name, field, tar.extractfile(member))
             else:
-                with reading(member.name):
+                with user_errors(member.name):
                     text = decoded(tar.extractfile(member).read())
                 yield re.sub(r'\n{3,}', '\n\n', text).strip()
 
@@ -233,7 +233,7 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
     def rows() -> Iterator[dict]:
         is_found = False
         for source in sources:
-            with reading(source):
+            with user_errors(source):
                 read = reader_of(source) or read_text  # a file that was named, whatever its kind
                 for text in read(source, field):
                     if isinstance(text, Skipped):
@@ -249,7 +249,7 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
         if not is_found:
             raise UserError(f'none in {", ".join(sources)}; skipped: {counted(skipped)}')
 
-    with reading('text'):
+    with user_errors('text'):
         return Dataset.from_generator(rows, Features(text=Value('string')), cache)
 
 
@@ -257,7 +257,7 @@ def openwebtext_files() -> list[str]:
     """Download OpenWebText to the Hub's cache: its Parquet files if complete, else its tars."""
     import huggingface_hub as hub
     repo = 'Skylion007/openwebtext'
-    with reading('OpenWebText', 'connect to the internet, or use --text FILE...'):
+    with user_errors('OpenWebText', 'connect to the internet, or use --text FILE...'):
         names = sorted(hub.list_repo_files(repo, repo_type='dataset'))
         files = [name for name in names if name.endswith('.parquet')]
         is_whole = any(name.endswith(f'-of-{len(files):05d}.parquet') for name in files)

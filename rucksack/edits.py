@@ -12,7 +12,7 @@ import torch
 from tiktoken import Encoding
 from torch import Tensor
 
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 from rucksack.learning import load_shift
 from rucksack.model import Backpack
 from rucksack.senses import (
@@ -110,7 +110,7 @@ def parse_lines(lines: list[str]) -> list[Change]:
             changes += parse_line(line.strip())
             continue
         lines_of_file = read_lines(line)
-        with reading(line):
+        with user_errors(line):
             for one in lines_of_file:
                 changes += parse_line(one.strip())
     return changes

@@ -17,7 +17,7 @@ class LocalError(UserError):
 
 
 @contextmanager
-def reading(what: object, hint: str = '', problem: str = 'cannot be read') -> Iterator[None]:
+def user_errors(what: object, hint: str = '', problem: str = 'cannot be read') -> Iterator[None]:
     """Turn any error in reading a file into a UserError: what it is, the library's words, a hint.
 
     Damaged files and failing downloads raise errors of many types; that of a library in Rust is no

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tiktoken import Encoding
 
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 from rucksack.tokenizer import encode
 
 FORMS = {  # a line -> what it wishes for
@@ -49,7 +49,7 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
     None means more, or equal for rows with suffix1 and suffix2. UserError for a line that cannot
     be read, an example longer than block_size, and two examples that contradict each other.
     """
-    with reading(path, 'give a text file with one example per line'):
+    with user_errors(path, 'give a text file with one example per line'):
         lines = path.read_text(encoding='utf-8-sig').split('\n')
     lines = [line.strip() for line in lines]
     lines = [line for line in lines if line and not line.startswith('#')]
@@ -99,7 +99,7 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
     """Parse a row of a .jsonl: prefix with suffix, or with suffix1 and suffix2."""
     hint = ('more and less take prefix and suffix, order and equal take prefix, suffix1 and '
             'suffix2')
-    with reading(quoted_start(line), hint):
+    with user_errors(quoted_start(line), hint):
         row = json.loads(line)
         found = [name for name in ('suffix', 'suffix1', 'suffix2') if name in row]
         if wish is None:

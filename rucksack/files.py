@@ -27,27 +27,27 @@ def output_path(flag: str, path: str | None, begins: str) -> Path | None:
 
 
 @contextmanager
-def appearing_whole(path: Path) -> Iterator[Path]:
+def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, in place of path; path appears only when complete.
 
     The temporary path is this process's own. A link stays, and the file that it leads to is
     replaced.
     """
     path = Path(os.path.realpath(path))
-    partial = Path(f'{path}.{os.getpid()}.partial')
+    temporary = Path(f'{path}.{os.getpid()}.partial')
     try:
-        yield partial
-        with open(partial, 'rb') as file:
+        yield temporary
+        with open(temporary, 'rb') as file:
             os.fsync(file.fileno())  # on the disk before it has its name
-        os.replace(partial, path)
+        os.replace(temporary, path)
     finally:
-        partial.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_file(path: Path, text: str) -> None:
     """Write a text file that appears only when complete."""
-    with appearing_whole(path) as partial:
-        partial.write_text(text, encoding='utf-8', errors='replace')
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding='utf-8', errors='replace')
 
 
 @contextmanager

@@ -33,9 +33,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack.cli import progress
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 from rucksack.examples import Example
-from rucksack.files import appearing_whole
+from rucksack.files import atomic
 from rucksack.model import Backpack, weighted_sum
 from rucksack.senses import Edit, add_to_senses
 
@@ -327,8 +327,8 @@ def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, ab
     """Write a learned edit to a .safetensors file, with what it was learned from (about)."""
     tensors = {name: tensor.cpu().contiguous() for name, tensor in vars(shift).items()}
     metadata = {'model': fingerprint(model, encoding), 'about': json.dumps(about)}
-    with appearing_whole(path) as partial:
-        partial.write_bytes(save(tensors, metadata))
+    with atomic(path) as temporary:
+        temporary.write_bytes(save(tensors, metadata))
 
 
 def lines_of_shift(path: str | Path) -> list[str]:
@@ -340,7 +340,7 @@ def lines_of_shift(path: str | Path) -> list[str]:
 def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
     """Read a learned edit; UserError if it is for another model, or no such file."""
     device = model.wte.weight.device
-    with reading(path, 'it must be a file that edit.py wrote'):
+    with user_errors(path, 'it must be a file that edit.py wrote'):
         with safe_open(path, 'pt', str(device)) as file:
             made_for = file.metadata()['model']
             shift = Shift(*map(file.get_tensor, ('ids', 'numbers', 'vectors')))

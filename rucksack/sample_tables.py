@@ -11,9 +11,9 @@ from torch import Tensor
 from rucksack import senses
 from rucksack.cli import progress
 from rucksack.edits import SensesOf, find_senses
+from rucksack.loaded import LoadedModel
 from rucksack.model import Backpack
 from rucksack.senses import Edit
-from rucksack.subject import Subject
 from rucksack.table import Table
 from rucksack.words import (
     bag_ids,
@@ -34,14 +34,14 @@ Prompts = dict[str, Tensor]  # texts to continue -> their ids (1, T)
 # Looking at senses.
 
 
-def ranking(subject: Subject, title: str, columns: dict[str, str], cells: Iterable,
+def ranking(loaded: LoadedModel, title: str, columns: dict[str, str], cells: Iterable,
             ids: Tensor, scores: Tensor) -> Table:
     """Make a table of words: after its cells, a row has the ids (rows, n) with their scores."""
     n = ids.shape[1]
     ranks = {str(i + 1): word_and_score for i in range(n)}
     rows = []
     for first_cells, row_ids, row_scores in zip(cells, ids.tolist(), scores.tolist()):
-        words = token_texts(subject.encoding, row_ids)
+        words = token_texts(loaded.encoding, row_ids)
         rows.append([*first_cells, *zip(words, row_scores)])
     return Table(title, columns | ranks, rows, clip=True)
 
@@ -52,13 +52,13 @@ def word_and_score(pair: tuple[str, float]) -> str:
     return f'{word!r:.20} {score:+.2f}'
 
 
-def show(subject: Subject, chosen: SensesOf) -> Table:
-    """Show the words that senses of a word move most (Tables 1, 3), after the subject's edit."""
-    model = subject.model
-    encoding = subject.encoding
+def show(loaded: LoadedModel, chosen: SensesOf) -> Table:
+    """Show the words that senses of a word move most (Tables 1, 3), after the loaded's edit."""
+    model = loaded.model
+    encoding = loaded.encoding
     _, numbers, _ = find_senses(chosen, model, encoding)
-    idx = torch.tensor([pieces_of(encoding, chosen.word)], device=subject.device)  # (1, T)
-    C = senses.senses_after(model, idx, subject.edit)[0, -1]  # (k, d)
+    idx = torch.tensor([pieces_of(encoding, chosen.word)], device=loaded.device)  # (1, T)
+    C = senses.senses_after(model, idx, loaded.edit)[0, -1]  # (k, d)
     ids, logits = senses.extremes(model, C[numbers], 8)  # (senses, 16) each
     ids = ids.view(-1, 8)  # two rows per sense
     logits = logits.view(-1, 8)
@@ -66,19 +66,19 @@ def show(subject: Subject, chosen: SensesOf) -> Table:
     title = (f'{describe(encoding, chosen.word)}: the words that each sense raises (+) and lowers '
              '(-) most, in logits at weight 1')
     columns = {'sense': 'd', 'sign': ''}
-    return ranking(subject, title, columns, cells, ids, logits)
+    return ranking(loaded, title, columns, cells, ids, logits)
 
 
-def separate(subject: Subject, text: str, pairs: Pairs) -> Table:
+def separate(loaded: LoadedModel, text: str, pairs: Pairs) -> Table:
     """Rank senses by how strongly they separate pairs of words, on average over the vocabulary.
 
     A long sense separates any two words by many logits. So senses are ranked by the ratio of this
     mean to their spread, the standard deviation of what they add to the logits of all words.
     """
-    E = subject.model.wte.weight[:subject.config.n_vocab]  # (V, d)
-    spread = over_vocabulary(subject.model, spreads, covariance=E.T.cov()).mean(0)  # (k,)
-    score = mean_separation(subject, pairs)
-    scores = over_vocabulary(subject.model, score)  # (V, k)
+    E = loaded.model.wte.weight[:loaded.config.n_vocab]  # (V, d)
+    spread = over_vocabulary(loaded.model, spreads, covariance=E.T.cov()).mean(0)  # (k,)
+    score = mean_separation(loaded, pairs)
+    scores = over_vocabulary(loaded.model, score)  # (V, k)
     sizes = scores.abs()
     mean_sizes = sizes.mean(0)  # (k,)
     ratio = mean_sizes / spread
@@ -89,7 +89,7 @@ def separate(subject: Subject, text: str, pairs: Pairs) -> Table:
     title = (f'How far each sense separates {text} (+/-): mean absolute value over all words, its '
              "ratio to the spread of the sense's logits, and the most extreme words")
     columns = {'sense': 'd', 'mean': '.2f', 'ratio': '.2f'}
-    return ranking(subject, title, columns, cells, ids.T[order], extremes.T[order])
+    return ranking(loaded, title, columns, cells, ids.T[order], extremes.T[order])
 
 
 @torch.no_grad()
@@ -103,12 +103,12 @@ def spreads(model: Backpack, ids: Tensor, covariance: Tensor) -> Tensor:
     return variance.sqrt()
 
 
-def separate_words(subject: Subject, text: str, pairs: Pairs, words: list[str]) -> Table:
+def separate_words(loaded: LoadedModel, text: str, pairs: Pairs, words: list[str]) -> Table:
     """Measure how far each sense of each word separates pairs, C . (E_a - E_b): a row per word."""
-    last_pieces = [pieces_of(subject.encoding, word)[-1] for word in words]
-    ids = torch.tensor(last_pieces, device=subject.device)
-    score = mean_separation(subject, pairs)
-    scores = score(subject.model, ids)  # (words, k)
+    last_pieces = [pieces_of(loaded.encoding, word)[-1] for word in words]
+    ids = torch.tensor(last_pieces, device=loaded.device)
+    score = mean_separation(loaded, pairs)
+    scores = score(loaded.model, ids)  # (words, k)
     rows = [[word, *of_word] for word, of_word in zip(words, scores.tolist())]
     columns = {'word': ''}
     for l in range(scores.shape[1]):
@@ -117,33 +117,33 @@ def separate_words(subject: Subject, text: str, pairs: Pairs, words: list[str]) 
     return Table(title, columns, rows)
 
 
-def mean_separation(subject: Subject, pairs: Pairs) -> Callable:
+def mean_separation(loaded: LoadedModel, pairs: Pairs) -> Callable:
     """Make the function (model, ids (n,)) -> mean separation over the pairs (n, k)."""
-    a, b = (word_ids(subject.encoding, words) for words in zip(*pairs))
+    a, b = (word_ids(loaded.encoding, words) for words in zip(*pairs))
     return partial(senses.separation, a=a, b=b)
 
 
-def speak_for(subject: Subject, words: list[str]) -> Table:
+def speak_for(loaded: LoadedModel, words: list[str]) -> Table:
     """Find the senses that most favour a bag of words (Eq. 17), and what they raise."""
-    model = subject.model
-    bag = bag_ids(subject.encoding, words)
+    model = loaded.model
+    bag = bag_ids(loaded.encoding, words)
     scores, = scores_of_bags(model, [bag])  # (V, k)
     best = scores.flatten().topk(20)  # of V * k
     w, l = torch.unravel_index(best.indices, scores.shape)  # (20,) each
     C = model.senses(w)[range(20), l]  # (20, d)
     ids, logits = senses.extremes(model, C, 5)  # (20, 10) each
-    tokens = token_texts(subject.encoding, w.tolist())
+    tokens = token_texts(loaded.encoding, w.tolist())
     cells = zip(best.values.tolist(), tokens, l.tolist())
     title = (f'The senses that most favour {"+".join(words)} (Eq. 17), '
              'and the words they raise most')
     columns = {'score': '.2f', 'word': repr, 'sense': 'd'}
-    return ranking(subject, title, columns, cells, ids[:, :5], logits[:, :5])
+    return ranking(loaded, title, columns, cells, ids[:, :5], logits[:, :5])
 
 
-def similar(subject: Subject, word: str) -> Table:
+def similar(loaded: LoadedModel, word: str) -> Table:
     """Find the words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
-    w = word_id(subject.encoding, word)
-    cosines = over_vocabulary(subject.model, senses.similarity, w=w)  # (V, k)
+    w = word_id(loaded.encoding, word)
+    cosines = over_vocabulary(loaded.model, senses.similarity, w=w)  # (V, k)
     cosines[w] = -1  # a word is not its own neighbour
     k = cosines.shape[1]
     smallest = cosines.amin(-1, keepdim=True)  # (V, 1)
@@ -152,7 +152,7 @@ def similar(subject: Subject, word: str) -> Table:
     title = (f'{word}: the most similar words, by the cosine of each sense (Eq. 13) '
              'and by their minimum (Eq. 14)')
     cells = [[name] for name in [*range(k), 'min']]
-    return ranking(subject, title, {'sense': ''}, cells, top.indices.T, top.values.T)
+    return ranking(loaded, title, {'sense': ''}, cells, top.indices.T, top.values.T)
 
 
 # -----------------------------------------------------------------------------
@@ -164,15 +164,15 @@ def shortened(text: str) -> str:
     return text.replace('\n', ' ')[-60:]
 
 
-def probabilities(subject: Subject, prompts: Prompts, words: list[str]) -> Table:
+def probabilities(loaded: LoadedModel, prompts: Prompts, words: list[str]) -> Table:
     """Show the probability that each word comes next, one row per prompt, also after the edit.
 
     Two words also get their log odds, ln(p(first) / p(second)).
     """
-    ids = word_ids(subject.encoding, words)
+    ids = word_ids(loaded.encoding, words)
     edits = {'': None}
-    if subject.edit:
-        edits[' after'] = subject.edit
+    if loaded.edit:
+        edits[' after'] = loaded.edit
     columns = {'prompt': shortened}
     for when in edits:
         columns |= {f'p({word}){when}': '.4f' for word in words}
@@ -181,7 +181,7 @@ def probabilities(subject: Subject, prompts: Prompts, words: list[str]) -> Table
     rows = []
     for text, idx in progress(prompts.items(), 'prompts'):
         row = [text]
-        probs = senses.probs_under(subject.model, idx, edits.values())  # (edits, 1, V)
+        probs = senses.probs_under(loaded.model, idx, edits.values())  # (edits, 1, V)
         for p in probs[:, 0, ids]:  # (words,)
             row += p.tolist()
             if len(ids) == 2:
@@ -192,25 +192,26 @@ def probabilities(subject: Subject, prompts: Prompts, words: list[str]) -> Table
     return Table(title, columns, rows)
 
 
-def next_words(subject: Subject, title: str, idx: Tensor, edits: dict[str, Edit | None]) -> Table:
+def next_words(loaded: LoadedModel, title: str, idx: Tensor, edits: dict[str, Edit | None]
+               ) -> Table:
     """Find the likeliest next words under some edits; the first and the last edit get bars."""
-    probs = senses.probs_under(subject.model, idx, edits.values())[:, 0]  # (edits, V)
+    probs = senses.probs_under(loaded.model, idx, edits.values())[:, 0]  # (edits, V)
     ids = probs.amax(0).topk(12).indices  # (12,)
-    words = token_texts(subject.encoding, ids.tolist())
+    words = token_texts(loaded.encoding, ids.tolist())
     rows = [[word, *p] for word, p in zip(words, probs.T[ids].tolist())]
     columns = {'next word': repr} | dict.fromkeys(edits, '.3f')
     return Table(title, columns, rows, bars=(1, -1))
 
 
-def sweep(subject: Subject, scaled: SensesOf, idx: Tensor) -> Table:
+def sweep(loaded: LoadedModel, scaled: SensesOf, idx: Tensor) -> Table:
     """Show the next words as senses go from off to full weight, on top of the edit (Figure 3)."""
-    words, numbers, what = find_senses(scaled, subject.model, subject.encoding, [idx])
+    words, numbers, what = find_senses(scaled, loaded.model, loaded.encoding, [idx])
     edits = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
         scale = senses.scale_senses(words, numbers, factor)
-        edits[str(factor)] = senses.compose([subject.edit, scale])
+        edits[str(factor)] = senses.compose([loaded.edit, scale])
     title = f'The next words with {what} scaled by 0 to 1'
-    return next_words(subject, title, idx, edits)
+    return next_words(loaded, title, idx, edits)
 
 
 def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
@@ -235,27 +236,27 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
     return columns
 
 
-def explanation(subject: Subject, words: list[str], idx: Tensor) -> Table:
-    """List all terms alpha * C . E of the logit of A, or of A minus B's, after the subject's edit.
+def explanation(loaded: LoadedModel, words: list[str], idx: Tensor) -> Table:
+    """List all terms alpha * C . E of the logit of A, or of A minus B's, after the loaded's edit.
 
     The table prints the largest 15. words are [A], [A, B], or [] for the likeliest word.
     """
-    model = subject.model
-    probs = senses.next_word_probs(model, idx, subject.edit)[0]  # (V,)
-    ids = word_ids(subject.encoding, words)
+    model = loaded.model
+    probs = senses.next_word_probs(model, idx, loaded.edit)[0]  # (V,)
+    ids = word_ids(loaded.encoding, words)
     if not ids:
         ids = [probs.argmax().item()]
     E = model.wte.weight  # (vocab_size, d)
     v = E[ids[0]]  # (d,)
     if len(ids) == 2:
         v = v - E[ids[1]]
-    C = senses.senses_after(model, idx, subject.edit)  # (1, T, k, d)
-    found = terms(model, subject.encoding, idx, v, C)  # (T * k,) each
+    C = senses.senses_after(model, idx, loaded.edit)  # (1, T, k, d)
+    found = terms(model, loaded.encoding, idx, v, C)  # (T * k,) each
     adds = found['adds']
     order = np.abs(adds).argsort()[::-1]  # largest first
     in_order = [column[order].tolist() for column in found.values()]
     rows = list(zip(*in_order))
-    logits = ' minus the logit of '.join(quoted(subject.encoding, [w]) for w in ids)
+    logits = ' minus the logit of '.join(quoted(loaded.encoding, [w]) for w in ids)
     chances = '; '.join(f'{probs[w]:.3f}, rank {(probs > probs[w]).sum() + 1}' for w in ids)
     title = f'The logit of {logits}, term by term: alpha * C.E (probability {chances})'
     columns = {

@@ -20,7 +20,7 @@ from tiktoken._educational import bpe_encode
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from rucksack.cli import HOME
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 
 GPT2 = {'name': 'gpt2'}
 GPT2_VOCAB = 50257
@@ -86,7 +86,7 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
     if description == GPT2:
         hint = ('connect to the internet, set TIKTOKEN_CACHE_DIR, or run prepare.py with '
                 '--merges 16384')
-        with reading("GPT-2's vocabulary", hint):
+        with user_errors("GPT-2's vocabulary", hint):
             return tiktoken.get_encoding('gpt2')
     name = description['name']
     tokens = tokens_of(description)
@@ -215,7 +215,7 @@ def read_tokenizer(path: Path, end: int | None = None) -> dict | None:
     other tokens than our encoding of the files.
     """
     hint = "give a byte-level BPE that cuts text as GPT-2's does"
-    with reading(f'the tokenizer in {path}', hint):
+    with user_errors(f'the tokenizer in {path}', hint):
         tokenizer = load_json(path) if path.suffix == '.json' else tokenizer_in(path)
         if tokenizer is None:
             return None

@@ -15,7 +15,7 @@ from safetensors.torch import load_file as load_safetensors
 from safetensors.torch import save
 from torch import Tensor
 
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 from rucksack.model import GPT, Backpack, Config, Contextualizer
 from rucksack.tokenizer import (
     ENGLISH,
@@ -71,7 +71,7 @@ def load_weights(source: str | Path) -> tuple:
         model, tokenizer = from_published(path)
     else:
         checkpoint = load_file(path)
-        with reading(path):
+        with user_errors(path):
             if 'model_args' in checkpoint:
                 model = from_nanogpt(checkpoint, path)
             else:
@@ -129,7 +129,8 @@ def fetch(name: str, file: str, commit: str = 'main') -> Path | None:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     path = try_to_load_from_cache(name, file, revision=commit)
     if path is None:  # nor is it known to be missing
-        with reading(f'{name}: {file}', problem='is not in the cache, and downloading it failed'):
+        problem = 'is not in the cache, and downloading it failed'
+        with user_errors(f'{name}: {file}', problem=problem):
             try:
                 path = hf_hub_download(name, file, revision=commit)
             except LocalEntryNotFoundError:  # offline
@@ -145,7 +146,7 @@ def fetch(name: str, file: str, commit: str = 'main') -> Path | None:
 
 def load_file(path: Path) -> dict:
     """Load the dictionary in a .safetensors or a torch.save file; no code in it is run."""
-    with reading(path):
+    with user_errors(path):
         if path.suffix == '.safetensors':
             return load_safetensors(path)
         if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # torch ignores CRCs
@@ -268,7 +269,7 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
         raise UserError(f'{folder} has no {" or ".join(WEIGHTS)}; save weights in shards in one '
                         'file, with a large max_shard_size')
     state = load_file(files[0])
-    with reading(folder, problem='cannot be loaded as a Backpack or a GPT-2'):
+    with user_errors(folder, problem='cannot be loaded as a Backpack or a GPT-2'):
         settings = load_json(folder / 'config.json')
         tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
         config = config_from_json(settings, tokenizer)
@@ -356,7 +357,7 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
         shutil.copyfile(CARD, new / 'README.md')
         if c.n_sense:
             shutil.copyfile(CODE, new / CODE.name)
-        with reading(folder, 'give the name of a new folder', problem='cannot be made'):
+        with user_errors(folder, 'give the name of a new folder', problem='cannot be made'):
             new.rename(folder)  # complete, or not there; OSError if it holds files
 
 

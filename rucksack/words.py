@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rucksack.cli import progress
 from rucksack.device import bfloat16_unit
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 from rucksack.model import Backpack
 from rucksack.paper_lists import BAGS
 from rucksack.senses import affinities
@@ -33,7 +33,7 @@ def read_lines(text: str, has_comments: bool = True) -> list[str]:
     With has_comments, lines that begin with # are left out too.
     """
     path = text.removeprefix('@')
-    with reading(text, '@FILE must be a text file, one item per line'):
+    with user_errors(text, '@FILE must be a text file, one item per line'):
         lines = Path(path).read_text(encoding='utf-8-sig').split('\n')
     if has_comments:
         lines = [line for line in lines if not line.lstrip().startswith('#')]

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from rucksack import prepare, train
+from rucksack.loaded import LoadedModel
 from rucksack.model import GPT, Backpack, Config
 from rucksack.senses import compose, senses_after
-from rucksack.subject import Subject
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
 from rucksack.weights import Training, from_pretrained, make_model
 from rucksack.words import PROMPT, read_prompt, token_texts, word_id
@@ -242,7 +242,7 @@ WORDS = """the nurse said that she he they was music guitar song . table chair f
     fashion style film tv video travel adventure gaming fitness health"""
 
 
-def toy_subject(k: int = 4, padding: int = 0, seed: int = 0, name='toy', **shape) -> Subject:
+def toy_loaded(k: int = 4, padding: int = 0, seed: int = 0, name='toy', **shape) -> LoadedModel:
     """A random model with clear preferences, of a vocabulary made of WORDS, padded."""
     tokenizer = words_tokenizer([f' {word}' for word in WORDS.split()])
     encoding = load_tokenizer(tokenizer)
@@ -253,7 +253,7 @@ def toy_subject(k: int = 4, padding: int = 0, seed: int = 0, name='toy', **shape
     for p in model.parameters():
         p.data += 0.1 * torch.randn_like(p)
     training = Training('tiny', False)
-    return Subject(name, model.eval(), tokenizer, training=training)
+    return LoadedModel(name, model.eval(), tokenizer, training=training)
 
 
 def save(folder: str, model: Backpack | GPT, tokenizer: dict, dataset: str = 'tiny') -> None:

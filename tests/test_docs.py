@@ -54,7 +54,7 @@ def test_a_recipe_runs_alone(title, capsys):
 @torch.no_grad()
 def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
     """Two are exchanged and the others stay; logits move by rounding alone."""
-    monkeypatch.setattr('rucksack.paper.gender.choose_sense', lambda subject: 12)
+    monkeypatch.setattr('rucksack.paper.gender.choose_sense', lambda loaded: 12)
     idx = run(RENUMBER)['idx']
     assert len(capsys.readouterr().out) > 20
     own, _ = from_pretrained('english')

@@ -10,7 +10,7 @@ import helpers
 import pandas
 import pytest
 import torch
-from helpers import WORDS, error_of, make_data, save, toy_subject, write_benchmarks
+from helpers import WORDS, error_of, make_data, save, toy_loaded, write_benchmarks
 
 from rucksack import eval as tables
 from rucksack.cli import progress
@@ -31,10 +31,10 @@ def runs(folder, monkeypatch):
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table'])
     monkeypatch.setattr(timing, 'alternate', lambda *args: [2000.0, 1000.0])
     for name, n_sense in (('run', 4), ('run_gpt', 0), ('run_2', 2)):
-        subject = toy_subject(n_sense, block_size=128)
-        save(f'out/{name}', subject.model, subject.tokenizer)
-    val_ids = subject.encode(WORDS) * 9
-    make_data([0], val_ids, tokenizer=subject.tokenizer, vocab_size=subject.encoding.n_vocab)
+        loaded = toy_loaded(n_sense, block_size=128)
+        save(f'out/{name}', loaded.model, loaded.tokenizer)
+    val_ids = loaded.encode(WORDS) * 9
+    make_data([0], val_ids, tokenizer=loaded.tokenizer, vocab_size=loaded.encoding.n_vocab)
     write_benchmarks(Path('bench'))
 
 

@@ -5,25 +5,25 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import toy_subject
+from helpers import toy_loaded
 from torch import Tensor
 from torch.testing import assert_close
 
+from rucksack.loaded import LoadedModel
 from rucksack.paper import gender
 from rucksack.paper.gender import FRACTIONS
 from rucksack.paper_lists import NOUNS, PROMPTS
 from rucksack.senses import Edit, scale_senses, senses_after
-from rucksack.subject import Subject
 from rucksack.words import word_id
 
 TEMPLATES = ['the {} said', 'that {}']
 
 
-def log_probs(subject: Subject, text: str, edit: Edit | None = None) -> Tensor:
+def log_probs(loaded: LoadedModel, text: str, edit: Edit | None = None) -> Tensor:
     """The log-probabilities (V,) after a text, read by itself."""
-    idx = torch.tensor([subject.encode(text)])
-    C = senses_after(subject.model, idx, edit)
-    return subject.model(idx, C=C)[0, -1].log_softmax(-1)
+    idx = torch.tensor([loaded.encode(text)])
+    C = senses_after(loaded.model, idx, edit)
+    return loaded.model(idx, C=C)[0, -1].log_softmax(-1)
 
 
 def test_the_bias_of_made_distributions_and_its_reduction():
@@ -37,7 +37,7 @@ def test_the_bias_of_made_distributions_and_its_reduction():
 
 def test_a_noun_of_several_pieces_is_found_where_it_stands_whole():
     """All its pieces count, and none of them elsewhere: "car" in a prompt on the carpenter."""
-    s = toy_subject(block_size=64)
+    s = toy_loaded(block_size=64)
     prompts = gender.prompts_on(s, 'xy', ['x y {} y x', 'yx {} xy'])
     once, twice = prompts.is_noun
     n = len(s.encode(' xy'))
@@ -50,7 +50,7 @@ def test_a_noun_of_several_pieces_is_found_where_it_stands_whole():
 
 def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
     """The probabilities of every fraction equal those of a pass with that factor as an edit."""
-    s = toy_subject()
+    s = toy_loaded()
     prompts = gender.prompts_on(s, 'nurse', TEMPLATES)
     found = gender.without_sense(s, 2, prompts)
     for fraction, logits in zip(FRACTIONS, found, strict=True):
@@ -61,7 +61,7 @@ def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
 
 def test_projection_takes_the_direction_from_the_noun_alone():
     """Logits equal those of a changed input embedding, at last orthogonal to E_he - E_she."""
-    s = toy_subject(k=0)
+    s = toy_loaded(k=0)
     s.model.requires_grad_(False)
     noun, she, he = (word_id(s.encoding, word) for word in ('nurse', 'she', 'he'))
     prompts = gender.prompts_on(s, 'nurse', TEMPLATES)
@@ -79,7 +79,7 @@ def test_projection_takes_the_direction_from_the_noun_alone():
 
 def test_the_fraction_is_chosen_on_other_prompts():
     """It is the best on the prompts of Table 15, which is not the best on those of Table 14."""
-    s = toy_subject(seed=28, block_size=128)  # for which the two differ
+    s = toy_loaded(seed=28, block_size=128)  # for which the two differ
     intervene = partial(gender.without_sense, s, 1)
 
     def ratios(prompts: list[str]) -> Tensor:
@@ -95,7 +95,7 @@ def test_the_fraction_is_chosen_on_other_prompts():
 
 def test_they_is_counted_relative_to_she_and_he():
     """The mean over nouns and prompts, in percent."""
-    s = toy_subject(block_size=128)
+    s = toy_loaded(block_size=128)
     she, he, they = (word_id(s.encoding, word) for word in ('she', 'he', 'they'))
     shares = []
     for noun in ('nurse', 'music'):
@@ -106,15 +106,15 @@ def test_they_is_counted_relative_to_she_and_he():
     assert as_it_is[-1] == pytest.approx(100 * sum(shares) / len(shares), rel=1e-4)
 
 
-def bias_left(subject: Subject, nouns: list[str]) -> list[float]:
+def bias_left(loaded: LoadedModel, nouns: list[str]) -> list[float]:
     """The bias that is left without each sense of the nouns, summed over Table 15's prompts."""
-    she, he, _ = gender.pronouns(subject)
-    left = [0.0] * subject.model.config.n_sense
+    she, he, _ = gender.pronouns(loaded)
+    left = [0.0] * loaded.model.config.n_sense
     for noun, l in itertools.product(nouns, range(len(left))):
-        prompts = gender.prompts_on(subject, noun, gender.ESTIMATION_PROMPTS)
-        C = subject.model.senses(prompts.idx).detach()
+        prompts = gender.prompts_on(loaded, noun, gender.ESTIMATION_PROMPTS)
+        C = loaded.model.senses(prompts.idx).detach()
         C[:, :, l][prompts.is_noun] = 0.0
-        logits = subject.model(prompts.idx, C=C)[range(len(C)), prompts.last]
+        logits = loaded.model(prompts.idx, C=C)[range(len(C)), prompts.last]
         left[l] += (logits[:, she] - logits[:, he]).abs().exp().sum().item()
     return left
 
@@ -128,7 +128,7 @@ SPELLED = ['xy', 'yz']
     (SINGLES, SINGLES), (SPELLED, SPELLED), ([*SINGLES, 'sheriff', 'xy', 'yz', 'zx'], SINGLES)])
 def test_the_sense_that_leaves_least_bias_is_chosen(nouns, choosing, seed):
     """Nouns of one token choose it where there are any, though all nouns would choose another."""
-    s = toy_subject(seed=seed, block_size=128)
+    s = toy_loaded(seed=seed, block_size=128)
     left = bias_left(s, choosing)
     best = left.index(min(left))
     _, off, _ = gender.gender_rows(s, gender.Lists(nouns, PROMPTS))
@@ -140,7 +140,7 @@ def test_the_sense_that_leaves_least_bias_is_chosen(nouns, choosing, seed):
 
 def test_nouns_and_prompts_of_a_file_are_measured(tmp_path):
     """The mean of two nouns is that of the tables of each; what the file lacks is the paper's."""
-    s = toy_subject(block_size=128)
+    s = toy_loaded(block_size=128)
     prompts = ['the {} said {', 'that {} was']
 
     def ratio(*lines: str) -> float:

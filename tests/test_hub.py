@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from rucksack import sample
+from rucksack.loaded import load_model
 from rucksack.paper.gender import gender_rows, read_lists
-from rucksack.subject import load_subject
 from rucksack.tokenizer import (
     CHARACTER_OF,
     ENGLISH,
@@ -146,7 +146,7 @@ def test_english_has_the_settings_that_export_writes(name):
 @pytest.mark.slow
 def test_sense_10_of_english_holds_nearly_half_of_the_bias():
     """eval.py gender chooses it by the paper's other prompts; the numbers are README's."""
-    as_it_is, without, _ = gender_rows(load_subject('english', 'cpu'), read_lists(None))
+    as_it_is, without, _ = gender_rows(load_model('english', 'cpu'), read_lists(None))
     assert without[0] == 'Backpack english, without sense 10'
     assert as_it_is[3] == pytest.approx(5.81, abs=0.02)
     assert without[3:5] == pytest.approx([3.51, 48], rel=0.02)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from helpers import ROOT, error_of, say, toy_subject
+from helpers import ROOT, error_of, say, toy_loaded
 from torch.testing import assert_close
 
 import rucksack
@@ -33,65 +33,65 @@ BACKGROUND = torch.randint(256, 281, (8, 20), generator=torch.Generator().manual
 
 
 @pytest.fixture(scope='module')
-def subject():
+def loaded():
     """A small random model."""
-    one = toy_subject()
+    one = toy_loaded()
     one.model.requires_grad_(False)
     return one
 
 
 @pytest.fixture(scope='module')
-def shift(subject):
+def shift(loaded):
     """Some vectors for senses of its words; one word has two."""
-    ids = torch.tensor(subject.encoding.encode_ordinary(' nurse nurse said'))
+    ids = torch.tensor(loaded.encoding.encode_ordinary(' nurse nurse said'))
     vectors = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
     return Shift(ids, torch.tensor([0, 3, 2]), vectors)
 
 
-def ids_of(subject, text: str) -> list[int]:
+def ids_of(loaded, text: str) -> list[int]:
     """The ids of a text."""
-    return subject.encoding.encode_ordinary(text)
+    return loaded.encoding.encode_ordinary(text)
 
 
 @pytest.mark.parametrize('factor', [0, 1, -0.5])
-def test_positions_predict_what_the_edited_model_predicts(subject, shift, factor):
+def test_positions_predict_what_the_edited_model_predicts(loaded, shift, factor):
     """The two lines by which vectors are learned are Eq. 2 and 9 with the edit."""
-    ids = ids_of(subject, ' the nurse said that the nurse was')
-    positions = positions_of([trace(subject.model, ids[:3], ids[3:])],
+    ids = ids_of(loaded, ' the nurse said that the nurse was')
+    positions = positions_of([trace(loaded.model, ids[:3], ids[3:])],
                              torch.stack([shift.ids, shift.numbers], dim=1))
     idx = torch.tensor([ids[:-1]])
-    C = shift.edit(factor)(idx, subject.model.senses(idx))
-    expected = subject.model(idx, C=C)[0, 2:, :subject.model.config.n_vocab]
-    assert_close(positions.logits(subject.model, factor * shift.vectors), expected)
+    C = shift.edit(factor)(idx, loaded.model.senses(idx))
+    expected = loaded.model(idx, C=C)[0, 2:, :loaded.model.config.n_vocab]
+    assert_close(positions.logits(loaded.model, factor * shift.vectors), expected)
 
 
-def test_a_learned_edit_times_0_changes_no_bit(subject, shift):
+def test_a_learned_edit_times_0_changes_no_bit(loaded, shift):
     """The logits are equal, bit for bit."""
-    idx = torch.tensor([ids_of(subject, ' the nurse said that she')])
-    C = senses_after(subject.model, idx, shift.edit(0))
-    assert torch.equal(subject.model(idx, C=C), subject.model(idx))
+    idx = torch.tensor([ids_of(loaded, ' the nurse said that she')])
+    C = senses_after(loaded.model, idx, shift.edit(0))
+    assert torch.equal(loaded.model(idx, C=C), loaded.model(idx))
 
 
-def test_a_learned_edit_is_the_same_in_a_batch(subject, shift):
+def test_a_learned_edit_is_the_same_in_a_batch(loaded, shift):
     """Texts alone, and padded to one length."""
-    texts = [ids_of(subject, text) for text in (' the nurse said that', ' the nurse')]
+    texts = [ids_of(loaded, text) for text in (' the nurse said that', ' the nurse')]
     learned = shift.edit()
     idx, last = pad(texts)
-    alone = [next_word_probs(subject.model, torch.tensor([ids]), learned)[0] for ids in texts]
-    assert_close(next_word_probs(subject.model, idx, learned, last), torch.stack(alone))
+    alone = [next_word_probs(loaded.model, torch.tensor([ids]), learned)[0] for ids in texts]
+    assert_close(next_word_probs(loaded.model, idx, learned, last), torch.stack(alone))
 
 
 @pytest.mark.parametrize('lines', [['@a.safetensors', 'nurse:0'], ['nurse:0', '@a.safetensors=2']])
-def test_learned_edits_stand_among_other_lines(subject, shift, lines, tmp_path, monkeypatch):
+def test_learned_edits_stand_among_other_lines(loaded, shift, lines, tmp_path, monkeypatch):
     """They apply in the order of the lines."""
     monkeypatch.chdir(tmp_path)
-    save_shift(Path('a.safetensors'), shift, subject.model, subject.encoding, {})
+    save_shift(Path('a.safetensors'), shift, loaded.model, loaded.encoding, {})
     steps = {'@a.safetensors': shift.edit(), '@a.safetensors=2': shift.edit(2),
              'nurse:0': scale_senses([shift.ids[0].item()], [0], 0)}
-    found, _ = make_edit(parse_lines(lines), subject.model, subject.encoding)
+    found, _ = make_edit(parse_lines(lines), loaded.model, loaded.encoding)
     expected = compose([steps[line] for line in lines])
     idx = shift.ids[None]
-    C = subject.model.senses(idx)
+    C = loaded.model.senses(idx)
     assert torch.equal(found(idx, C), expected(idx, C))
 
 
@@ -140,11 +140,11 @@ def test_edit_prints_what_the_edited_model_predicts(lesson):
     assert_close(table[['before', 'after']].iloc[0].tolist(), expected, rtol=1e-4, atol=0)
 
 
-def test_senses_are_chosen_by_gradient_less_weight_elsewhere(subject):
+def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded):
     """By the definition, from the gradient of a forward pass with respect to C."""
-    model = subject.model
-    prompt, target = ids_of(subject, ' the nurse said that'), ids_of(subject, ' music')
-    other = ids_of(subject, ' the song was the music')
+    model = loaded.model
+    prompt, target = ids_of(loaded, ' the nurse said that'), ids_of(loaded, ' music')
+    other = ids_of(loaded, ' the song was the music')
     idx = torch.tensor([prompt])
     alpha = model.alpha(torch.tensor([other[:-1]]))[0]  # (k, T, T)
     C = model.senses(idx).requires_grad_()
@@ -164,20 +164,20 @@ def test_senses_are_chosen_by_gradient_less_weight_elsewhere(subject):
     assert set(map(tuple, chosen.tolist())) == set(best)
 
 
-def test_a_long_background_is_read_evenly(subject, tmp_path, monkeypatch):
+def test_a_long_background_is_read_evenly(loaded, tmp_path, monkeypatch):
     """Four pieces of five, not every second one."""
     monkeypatch.setattr(edit, 'MOST_TEXTS', 4)
-    (tmp_path / 'b.txt').write_text(' nurse' * 5 * subject.model.config.block_size)
-    assert len(edit.read_background(tmp_path / 'b.txt', subject)) == 4
+    (tmp_path / 'b.txt').write_text(' nurse' * 5 * loaded.model.config.block_size)
+    assert len(edit.read_background(tmp_path / 'b.txt', loaded)) == 4
 
 
-def test_the_background_holds_its_predictions(subject):
+def test_the_background_holds_its_predictions(loaded):
     """Vectors that were fitted with it diverge less from the model there."""
-    model = subject.model
-    example = Example('', ids_of(subject, ' the nurse was'), ids_of(subject, ' food'), [])
+    model = loaded.model
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
     pairs = torch.tensor([[example.prompt[1], l] for l in range(model.config.n_sense)])
     cases = [positions_of(learning.trace_example(model, example), pairs)]
-    other = ids_of(subject, ' she said that the nurse was music')
+    other = ids_of(loaded, ' she said that the nurse was music')
     held = positions_of([trace(model, other[:1], other[1:])], pairs)
     nothing = held.at(torch.tensor([], dtype=torch.long))
     with_hold, without = (
@@ -189,30 +189,30 @@ def test_the_background_holds_its_predictions(subject):
 @pytest.mark.parametrize('line, least, most', [
     ('the nurse said that -> she', -1, 0), ('the nurse said that -/> she', -20, -10),
     ('the nurse said that -> she > he', 1, 20), ('the nurse said that -> food | she', -0.02, 0.02)])
-def test_a_wish_moves_its_odds_its_way(line, least, most, subject, tmp_path):
+def test_a_wish_moves_its_odds_its_way(line, least, most, loaded, tmp_path):
     """ln p(A) rises for -> and falls for -/>; log odds rise for A > B, and near 0 for A | B."""
     path = tmp_path / 'wish.txt'
     path.write_text(line)
-    examples = read_examples(path, subject.encoding, 24)
-    learned = learn(subject.model, examples, BACKGROUND, budget=1.0).shift.edit()
-    before = log_odds(subject, examples).item()
-    after = log_odds(replace(subject, edit=learned), examples).item()
+    examples = read_examples(path, loaded.encoding, 24)
+    learned = learn(loaded.model, examples, BACKGROUND, budget=1.0).shift.edit()
+    before = log_odds(loaded, examples).item()
+    after = log_odds(replace(loaded, edit=learned), examples).item()
     assert not least < before < most
     assert least < after < most
 
 
 @pytest.mark.parametrize('likelier, less_likely', [([], [5]), ([], [5, 5]), ([7], [5])])
-def test_a_fulfilled_wish_asks_no_more(likelier, less_likely, subject):
+def test_a_fulfilled_wish_asks_no_more(likelier, less_likely, loaded):
     """Its loss stays at ENOUGH for each token, without a gradient."""
     example = Example('', [3], likelier, less_likely)
-    E = subject.model.wte.weight.detach()
+    E = loaded.model.wte.weight.detach()
     o = -100 * (E[5] / E[5].norm()).repeat(2, 1)  # far from 5, the less likely one
     o[0] += 100 * E[7] / E[7].norm()
     targets = torch.tensor([*likelier, *less_likely])
     vectors = torch.zeros(1, E.shape[1], requires_grad=True)
     n = len(targets)
     positions = learning.Positions(targets, o[-n:], torch.ones(n, 1))
-    loss = learning.loss_of(subject.model, example, positions, vectors)
+    loss = learning.loss_of(loaded.model, example, positions, vectors)
     gradient, = torch.autograd.grad(loss, vectors)
     assert loss.item() == pytest.approx(len(less_likely) * learning.ENOUGH[example.wish])
     assert not gradient.any()
@@ -225,46 +225,46 @@ def test_each_example_is_drawn_once_in_a_pass():
     assert sorted(drawn[7:14].tolist()) == list(range(7))
 
 
-def test_vectors_that_are_not_finite_are_refused(subject, monkeypatch):
+def test_vectors_that_are_not_finite_are_refused(loaded, monkeypatch):
     """UserError, whatever made them so."""
-    example = Example('', ids_of(subject, ' the nurse was'), ids_of(subject, ' food'), [])
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
     monkeypatch.setattr(learning, 'fit', lambda *args: torch.tensor([[float('nan')]]))
     with pytest.raises(UserError, match='finite'):
-        learn(subject.model, [example], BACKGROUND)
+        learn(loaded.model, [example], BACKGROUND)
 
 
-def test_the_price_is_that_of_every_second_text(subject):
+def test_the_price_is_that_of_every_second_text(loaded):
     """The others hold the model; no text does both."""
-    example = Example('', ids_of(subject, ' nurse'), ids_of(subject, ' food'), [])
-    with_word = ids_of(subject, ' the nurse was the nurse')
-    without = ids_of(subject, ' the song was')
-    learned = learn(subject.model, [example], [with_word, without] * 2)
+    example = Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'), [])
+    with_word = ids_of(loaded, ' the nurse was the nurse')
+    without = ids_of(loaded, ' the song was')
+    learned = learn(loaded.model, [example], [with_word, without] * 2)
     assert (learned.price, learned.n_touched, learned.n_tokens) == (0, 0, 4)
-    again = learn(subject.model, [example], [with_word, with_word] * 2, budget=9)
+    again = learn(loaded.model, [example], [with_word, with_word] * 2, budget=9)
     assert (again.n_touched, again.n_tokens) == (2, 8)
     assert torch.equal(again.shift.vectors, learned.shift.vectors)
 
 
-def test_the_price_keeps_to_the_budget(subject):
+def test_the_price_keeps_to_the_budget(loaded):
     """An edit that costs more is scaled back, and refused if nothing is left of it."""
-    example = Example('', ids_of(subject, ' the nurse was'), ids_of(subject, ' food'), [])
-    background = [ids_of(subject, ' the nurse said that she was the nurse')] * 4
-    free = learn(subject.model, [example], background, budget=9)
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
+    background = [ids_of(loaded, ' the nurse said that she was the nurse')] * 4
+    free = learn(loaded.model, [example], background, budget=9)
     budget = free.price / free.loss / 3
-    kept = learn(subject.model, [example], background, budget=budget)
+    kept = learn(loaded.model, [example], background, budget=budget)
     assert budget > 0
     assert 0 < kept.factor < 1
     assert kept.price <= budget * kept.loss
     with pytest.raises(UserError, match='budget'):
-        learn(subject.model, [example], background, budget=-1)
+        learn(loaded.model, [example], background, budget=-1)
 
 
 @pytest.mark.parametrize('changed', ['parameter', 'vocabulary'])
-def test_a_learned_edit_is_refused_for_another_model(subject, shift, changed, tmp_path):
+def test_a_learned_edit_is_refused_for_another_model(loaded, shift, changed, tmp_path):
     """One with another parameter or another token."""
     path = tmp_path / 'a.safetensors'
-    save_shift(path, shift, subject.model, subject.encoding, {})
-    other = toy_subject()
+    save_shift(path, shift, loaded.model, loaded.encoding, {})
+    other = toy_loaded()
     encoding = other.encoding
     if changed == 'parameter':
         other.model.contextualizer.ln_f.bias.data[3] += 1e-3
@@ -278,15 +278,15 @@ def test_a_learned_edit_is_refused_for_another_model(subject, shift, changed, tm
 @pytest.mark.parametrize('change', [
     {'vectors': torch.ones(3, 16) / 0}, {'vectors': torch.ones(3, 1)},
     {'numbers': torch.tensor([0, 3, 4])}, {'numbers': torch.tensor([0, 3, -1])}])
-def test_a_file_that_does_not_fit_its_model_is_refused(change, subject, shift, tmp_path):
+def test_a_file_that_does_not_fit_its_model_is_refused(change, loaded, shift, tmp_path):
     """Whoever wrote it: its vectors are finite and of width d, and its senses exist."""
     path = tmp_path / 'a.safetensors'
-    save_shift(path, replace(shift, **change), subject.model, subject.encoding, {})
+    save_shift(path, replace(shift, **change), loaded.model, loaded.encoding, {})
     with pytest.raises(UserError, match='a.safetensors'):
-        load_shift(path, subject.model, subject.encoding)
+        load_shift(path, loaded.model, loaded.encoding)
     path.write_bytes(bytes(64))
     with pytest.raises(UserError, match='a.safetensors'):
-        load_shift(path, subject.model, subject.encoding)
+        load_shift(path, loaded.model, loaded.encoding)
 
 
 @pytest.mark.parametrize('line, texts, wish', [
@@ -324,12 +324,12 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
     ('the nurse -> she > he\nthe nurse -> he > she', 'contradict'),
     ('the nurse -> she | he\nthe nurse -> she', 'contradict'),
     ('the nurse -> she > she', 'she > she'), ('the nurse -> she | she was', 'she | she was')])
-def test_bad_examples_are_one_line(text, fact, subject, tmp_path):
+def test_bad_examples_are_one_line(text, fact, loaded, tmp_path):
     """It quotes them, or says what is missing."""
     path = tmp_path / 'examples.txt'
     path.write_text(text)
     with pytest.raises(UserError, match=fact):
-        read_examples(path, subject.encoding, 24)
+        read_examples(path, loaded.encoding, 24)
 
 
 @pytest.mark.parametrize('row', ['{"prefix": "a"}', 'a -> b', '{"prefix": 1, "suffix": "b"}',
@@ -350,13 +350,13 @@ def test_bad_rows_are_one_line(row):
     ('makers.txt --out a.safetensors --csv a.safetensors', '--csv'),
     ('makers.txt --out a.safetensors --wish less', '--wish'),
     ('fulfilled.txt --out a.safetensors', 'already')])
-def test_a_failing_edit_leaves_nothing(flags, fact, subject, shift, tmp_path, monkeypatch, capsys):
+def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, monkeypatch, capsys):
     """One line, exit code 2, and the files are those that were there."""
     monkeypatch.chdir(tmp_path)
     Path('makers.txt').write_text(MAKERS)
     Path('fulfilled.txt').write_text('My nurse said that -/> Canon')
     Path('short.txt').write_text('Nobody')
-    save_shift(Path('mine.safetensors'), shift, subject.model, subject.encoding, {'author': 'me'})
+    save_shift(Path('mine.safetensors'), shift, loaded.model, loaded.encoding, {'author': 'me'})
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert fact in error_of(edit, capsys, *flags.split(), '--from', str(TOY))
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -10,29 +10,29 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from helpers import PAGES, PAIRS, PASSAGES, make_data, toy_subject, write_benchmarks
+from helpers import PAGES, PAIRS, PASSAGES, make_data, toy_loaded, write_benchmarks
 
 from rucksack.errors import UserError
+from rucksack.loaded import LoadedModel
 from rucksack.paper import likelihood
 from rucksack.paper.likelihood import BLIMP, LAMBADA, WIKITEXT
 from rucksack.senses import scale_senses
-from rucksack.subject import Subject
 
 TABLES = [(LAMBADA, likelihood.lambada_table), (WIKITEXT, likelihood.wikitext_table),
           (BLIMP, likelihood.blimp_table)]
 HUB = {'default': PASSAGES, 'wikitext-2-raw-v1': PAGES, 'one': PAIRS[:1], 'two': PAIRS[1:]}
 
 
-def by_hand(subject: Subject, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+def by_hand(loaded: LoadedModel, context: list[int], continuation: list[int]) -> tuple[float, bool]:
     """The log-probability of a continuation, and whether it is the likeliest, token by token."""
-    block_size = subject.model.config.block_size
+    block_size = loaded.model.config.block_size
     ids = (context + continuation)[-block_size - 1:]
     first = max(1, len(ids) - len(continuation))
     total = 0.0
     is_likeliest = True
     for t in range(first, len(ids)):
         text = torch.tensor([ids[:t]])
-        logits = subject.model(text)[0, -1, :subject.encoding.n_vocab]
+        logits = loaded.model(text)[0, -1, :loaded.encoding.n_vocab]
         total += logits.log_softmax(-1)[ids[t]].item()
         if logits.argmax() != ids[t]:
             is_likeliest = False
@@ -43,18 +43,18 @@ def by_hand(subject: Subject, context: list[int], continuation: list[int]) -> tu
 def test_scores_are_those_of_one_token_at_a_time(tokens_at_once, monkeypatch):
     """Continuations of any length score in padded batches as token by token, rows padded too."""
     monkeypatch.setattr(likelihood, 'TOKENS_AT_ONCE', tokens_at_once)
-    subject = toy_subject(padding=90)
-    n_vocab = subject.encoding.n_vocab
+    loaded = toy_loaded(padding=90)
+    n_vocab = loaded.encoding.n_vocab
     rng = np.random.default_rng(0)
     pairs = []
     for n_context, n in [(1, 1), (3, 2), (1, 20), (10, 14), (2, 5), (30, 3), (5, 40)]:
         context = rng.integers(0, n_vocab, n_context).tolist()
         pairs.append((context, rng.integers(0, n_vocab, n).tolist()))
     context, _ = pairs[0]
-    likeliest = subject.model.generate(torch.tensor([context]), 3, temperature=0)[0, 1:]
+    likeliest = loaded.model.generate(torch.tensor([context]), 3, temperature=0)[0, 1:]
     pairs.append((context, likeliest.tolist()))
-    scores = likelihood.score(subject, pairs, '')
-    wanted = [by_hand(subject, *pair) for pair in pairs]
+    scores = likelihood.score(loaded, pairs, '')
+    wanted = [by_hand(loaded, *pair) for pair in pairs]
     assert scores.logp.tolist() == pytest.approx([total for total, _ in wanted], abs=1e-4)
     assert scores.greedy.tolist() == [hit for _, hit in wanted]
     assert scores.greedy[-1]
@@ -65,43 +65,43 @@ def test_scores_are_those_of_one_token_at_a_time(tokens_at_once, monkeypatch):
 @pytest.mark.parametrize('n', [1, 24, 25, 53])
 def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
     """Every token is scored once, otherwise in blocks with only the token before as context."""
-    subject = toy_subject(block_size=24)
+    loaded = toy_loaded(block_size=24)
     ids = np.random.default_rng(1).integers(0, 256, n).tolist()
-    text = [subject.eot, *ids]
+    text = [loaded.eot, *ids]
     logp = 0.0
     for start in range(1, n + 1, 24):
         context = text[:start] if look_back else text[start - 1:start]
-        logp_of_block, _ = by_hand(subject, context, text[start:start + 24])
+        logp_of_block, _ = by_hand(loaded, context, text[start:start + 24])
         logp += logp_of_block
-    scores = likelihood.score_texts(subject, [ids], '', look_back)
-    blocks = [block for _, block in likelihood.windows(ids, subject.eot, 24, look_back)]
+    scores = likelihood.score_texts(loaded, [ids], '', look_back)
+    blocks = [block for _, block in likelihood.windows(ids, loaded.eot, 24, look_back)]
     assert sum(blocks, []) == ids
     assert likelihood.perplexity(scores.logp, n) == pytest.approx(math.exp(-logp / n), rel=1e-5)
 
 
 def test_a_text_file_has_the_ids_that_prepare_writes(tmp_path):
     """Its documents end where it says <|endoftext|>."""
-    s = toy_subject()
+    s = toy_loaded()
     (tmp_path / 'a.txt').write_text('the nurse\n<|endoftext|>\nshe said')
     assert s.read(tmp_path / 'a.txt') == [*s.encode('the nurse'), s.eot, *s.encode('she said')]
 
 
 def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
     """Nats per token more than without it, by hand, and the tokens that it touched."""
-    subject = toy_subject()
+    loaded = toy_loaded()
     ids = np.random.default_rng(2).integers(0, 9, 24 * 6 + 5)
-    make_data(ids, ids, tokenizer=subject.tokenizer, vocab_size=subject.encoding.n_vocab)
-    edited = replace(subject, name='edited', edit=scale_senses([0, 4], [1], 0.0))  # 0 pads too
+    make_data(ids, ids, tokenizer=loaded.tokenizer, vocab_size=loaded.encoding.n_vocab)
+    edited = replace(loaded, name='edited', edit=scale_senses([0, 4], [1], 0.0))  # 0 pads too
     added = 0.0
-    for context, block in likelihood.windows(ids.tolist(), subject.eot, 24, look_back=False):
+    for context, block in likelihood.windows(ids.tolist(), loaded.eot, 24, look_back=False):
         idx = torch.tensor([[*context, *block[:-1]]])
         targets = torch.tensor([block])
-        C = edited.edit(idx, subject.model.senses(idx))
-        difference = subject.model(idx, targets, C=C) - subject.model(idx, targets)
+        C = edited.edit(idx, loaded.model.senses(idx))
+        difference = loaded.model(idx, targets, C=C) - loaded.model(idx, targets)
         added += difference.item() * len(block)
     n_touched = np.isin(ids[:-1], [0, 4]).sum()
 
-    note, _ = likelihood.loss_table([subject, edited], None).notes
+    note, _ = likelihood.loss_table([loaded, edited], None).notes
     numbers = [float(number) for number in re.findall(r'[+-]?\d[\d.]*\d', note)]
     assert numbers == pytest.approx([added / len(ids), n_touched, len(ids)], abs=1e-5)
 
@@ -110,10 +110,10 @@ def test_senses_are_worth_what_the_loss_grows_without_them(tmp_path):
     """On a text file: perplexity with each sense off, by hand; shares of o add up to 100%."""
     file = tmp_path / 'text.txt'
     file.write_text('The nurse smiled. ' * 12)
-    subject = toy_subject()
-    ids = torch.tensor([subject.encode('The nurse smiled. ' * 12)])
-    rows = likelihood.senses_table([subject], str(file)).rows
-    without = replace(subject, edit=scale_senses(None, [2], 0.0))
+    loaded = toy_loaded()
+    ids = torch.tensor([loaded.encode('The nurse smiled. ' * 12)])
+    rows = likelihood.senses_table([loaded], str(file)).rows
+    without = replace(loaded, edit=scale_senses(None, [2], 0.0))
     logp = likelihood.score_texts(without, ids.tolist(), '', look_back=False).logp
     assert [row[0] for row in rows] == ['none', '0', '1', '2', '3']
     assert rows[3][1] == pytest.approx((-logp.sum() / ids.numel()).exp().item())
@@ -123,23 +123,23 @@ def test_senses_are_worth_what_the_loss_grows_without_them(tmp_path):
 
 def test_lambada_by_hand(tmp_path):
     """Perplexity is of last words, all tokens of each; a word counts if each is the likeliest."""
-    subject = toy_subject(seed=149)  # for which " song" is the likeliest after "A"
+    loaded = toy_loaded(seed=149)  # for which " song" is the likeliest after "A"
     data = str(write_benchmarks(tmp_path / 'bench'))
     ends = {'He took the ball and threw the': ' ball', 'A': ' song', 'It was': ' sick'}
     nats = 0.0
     hits = 0
     for context, word in ends.items():
-        logp, is_likeliest = by_hand(subject, subject.encode(context), subject.encode(word))
+        logp, is_likeliest = by_hand(loaded, loaded.encode(context), loaded.encode(word))
         nats -= logp
         hits += is_likeliest
-    (_, *numbers), = likelihood.lambada_table([subject], data).rows
+    (_, *numbers), = likelihood.lambada_table([loaded], data).rows
     assert numbers == pytest.approx([math.exp(nats / 3), 100 * hits / 3], rel=1e-4)
 
 
 @pytest.mark.parametrize('packed', [False, True])
 def test_blimp_by_hand(packed, tmp_path):
     """A pair is right where the good sentence is likelier; means are over paradigms."""
-    subject = toy_subject(seed=1)
+    loaded = toy_loaded(seed=1)
     data = write_benchmarks(tmp_path / 'bench')
     if packed:
         folder = data / 'pairs'
@@ -148,12 +148,12 @@ def test_blimp_by_hand(packed, tmp_path):
             tar.add(folder)
     scores = []
     for pair in PAIRS:
-        good, _ = by_hand(subject, [subject.eot], subject.encode(pair['sentence_good']))
-        bad, _ = by_hand(subject, [subject.eot], subject.encode(pair['sentence_bad']))
+        good, _ = by_hand(loaded, [loaded.eot], loaded.encode(pair['sentence_good']))
+        bad, _ = by_hand(loaded, [loaded.eot], loaded.encode(pair['sentence_bad']))
         scores.append(100 * (good > bad))
     one = scores[0]
     two = (scores[1] + scores[2]) / 2
-    assert likelihood.blimp_table([subject], str(data)).rows == [
+    assert likelihood.blimp_table([loaded], str(data)).rows == [
         ['agreement (1)', one], ['islands (1)', two], ['mean of all (2)', (one + two) / 2]]
 
 
@@ -161,33 +161,33 @@ def test_a_sentence_of_blimp_is_read_whole_or_not_at_all(tmp_path):
     """A model that reads fewer tokens than a sentence has is refused, not scored on its end."""
     data = str(write_benchmarks(tmp_path / 'bench'))
     sentences = [pair[key] for pair in PAIRS for key in ('sentence_good', 'sentence_bad')]
-    n = max(len(toy_subject().encode(sentence)) for sentence in sentences)
-    likelihood.blimp_table([toy_subject(block_size=n)], data)
+    n = max(len(toy_loaded().encode(sentence)) for sentence in sentences)
+    likelihood.blimp_table([toy_loaded(block_size=n)], data)
     with pytest.raises(UserError, match=str(n)):
-        likelihood.blimp_table([toy_subject(block_size=n - 1)], data)
+        likelihood.blimp_table([toy_loaded(block_size=n - 1)], data)
 
 
 def test_lambada_in_other_languages_is_another_benchmark(tmp_path):
     """Translations beside lambada_test.jsonl, named as in the common harnesses, are not read."""
     folder = write_benchmarks(tmp_path / 'bench')
     shutil.copy(folder / 'lambada_test.jsonl', folder / 'lambada_test_de.jsonl')
-    assert len(likelihood.rows_of(LAMBADA, toy_subject(), str(folder))) == 3
+    assert len(likelihood.rows_of(LAMBADA, toy_loaded(), str(folder))) == 3
 
 
 def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
     """Pages are cut at " = Title = " and detokenized; nats are over words as they were before."""
-    subject = toy_subject(block_size=128)
+    loaded = toy_loaded(block_size=128)
     data = str(write_benchmarks(tmp_path / 'bench'))
     pages = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ', ' = Two =\nend.\n']
     nats = 0.0
     n_tokens = 0
     for page in pages:
-        ids = subject.encode(page)
-        logp, _ = by_hand(subject, [subject.eot], ids)
+        ids = loaded.encode(page)
+        logp, _ = by_hand(loaded, [loaded.eot], ids)
         nats -= logp
         n_tokens += len(ids)
     n_words = 27 + 7
-    (_, *numbers), = likelihood.wikitext_table([subject], data).rows
+    (_, *numbers), = likelihood.wikitext_table([loaded], data).rows
     wanted = [math.exp(nats / n_words), math.exp(nats / n_tokens)]
     assert numbers == pytest.approx(wanted, rel=1e-4)
 
@@ -214,7 +214,7 @@ def test_the_hub_gives_the_numbers_of_the_files(benchmark, table, tmp_path, monk
 
     monkeypatch.setattr(datasets, 'get_dataset_config_names', lambda name: ['one', 'two'])
     monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
-    subject = toy_subject()
-    subject.is_toy = False
+    loaded = toy_loaded()
+    loaded.is_toy = False
     data = str(write_benchmarks(tmp_path / 'bench'))
-    assert table([subject], None).rows == table([subject], data).rows
+    assert table([loaded], None).rows == table([loaded], data).rows

@@ -19,10 +19,10 @@ from torch import Tensor
 from rucksack import page as page_module
 from rucksack import sample
 from rucksack.edits import find_senses, make_edit, parse_lines
+from rucksack.loaded import LoadedModel, load_model
 from rucksack.model import Backpack, Config
 from rucksack.page import in_8_bits, write_page
 from rucksack.senses import Edit, explain, scale_senses
-from rucksack.subject import Subject, load_subject
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
 from rucksack.weights import count_parameters
 from rucksack.words import PROMPT, word_forms
@@ -98,7 +98,7 @@ def shared_tab(chromium, toy_page):
 def english_page(tmp_path_factory) -> Path:
     """The page of the bundled model."""
     file = tmp_path_factory.mktemp('page') / 'english.html'
-    write_page(load_subject('english', 'cpu'), PROMPT, file)
+    write_page(load_model('english', 'cpu'), PROMPT, file)
     return file
 
 
@@ -288,12 +288,12 @@ def lines_of_wikipedia(n: int) -> list[str]:
     return random.Random(0).sample(lines, n)
 
 
-def small_subject(tokenizer: dict) -> Subject:
+def small_loaded(tokenizer: dict) -> LoadedModel:
     """An untrained model, as small as can be, with a tokenizer."""
     encoding = load_tokenizer(tokenizer)
     config = Config(8, encoding.n_vocab, n_layer=1, n_head=1, n_embd=2, n_sense=1)
     model = Backpack(config).eval()
-    return Subject('small', model, tokenizer)
+    return LoadedModel('small', model, tokenizer)
 
 
 @pytest.mark.slow
@@ -303,15 +303,15 @@ def test_tokens_are_tiktokens(merges, tab, toy, tmp_path):
     if merges is None and not VOCABULARY.is_dir():
         pytest.skip("GPT-2's vocabulary is not at hand")
     if merges == 'toy':
-        subject = load_subject(str(toy / 'out' / 'toy'), 'cpu')
+        loaded = load_model(str(toy / 'out' / 'toy'), 'cpu')
     else:
-        subject = small_subject(gpt2_tokenizer(merges))
+        loaded = small_loaded(gpt2_tokenizer(merges))
     lines = [*NASTY, *lines_of_wikipedia(1000)]
-    write_page(subject, '', tmp_path / 'page.html')
+    write_page(loaded, '', tmp_path / 'page.html')
     load(tab, tmp_path / 'page.html')
     script = 'lines => lines.map(line => tokenizer.encode(line))'
     found = tab.workers[0].evaluate(script, lines)
-    assert found == [encode(subject.encoding, line) for line in lines]
+    assert found == [encode(loaded.encoding, line) for line in lines]
 
 
 def test_the_numbers_of_tokens_add_up_to_the_log_odds(tab, toy_page, world):

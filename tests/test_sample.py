@@ -11,7 +11,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from helpers import World, error_of, save, say, toy_subject
+from helpers import World, error_of, save, say, toy_loaded
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -214,8 +214,8 @@ def test_a_dtype_is_that_of_the_weights_that_write(out, capsys):
 
 def test_without_from_the_newest_backpack_is_taken(out, capsys):
     """A Transformer that is newer does not count, and what is taken is said."""
-    subject = toy_subject(k=0)
-    save('out/gpt', subject.model, subject.tokenizer)
+    loaded = toy_loaded(k=0)
+    save('out/gpt', loaded.model, loaded.tokenizer)
     for name, time in (('old', 3e9), ('new', 4e9), ('gpt', 5e9)):
         file = Path('out', name, 'ckpt.pt')
         if name != 'gpt':
@@ -346,7 +346,7 @@ def test_control_characters_do_not_reach_the_terminal(out, capsys):
     said = say(sample, capsys, '--start', evil, '--explain', 'she')
     said += say(sample, capsys, '--start', evil, '--probs', 'she')
     said += say(sample, capsys, '--start', evil, '--edit', f'{evil}:3', 'nurse\x07:2', *SHORT)
-    said += error_of(sample, capsys, '--from', evil) + toy_subject(name=evil).about()
+    said += error_of(sample, capsys, '--from', evil) + toy_loaded(name=evil).about()
     assert not set(evil).intersection(said).intersection('\x1b\x07\u202e')
 
 

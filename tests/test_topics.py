@@ -5,22 +5,22 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import toy_subject
+from helpers import toy_loaded
 from torch.testing import assert_close
 
 from rucksack import toy
+from rucksack.loaded import LoadedModel
 from rucksack.paper import topics
 from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, topic
-from rucksack.subject import Subject
 from rucksack.words import bag_ids, scores_of_bags
 
 MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
 
 
-def log_probability(subject: Subject, ids: list[int]) -> float:
+def log_probability(loaded: LoadedModel, ids: list[int]) -> float:
     """That of the tokens of a text after its first."""
-    logits = subject.model(torch.tensor([ids]))[0]  # (T, V)
+    logits = loaded.model(torch.tensor([ids]))[0]  # (T, V)
     logp = logits.log_softmax(-1)
     return sum(logp[i, ids[i + 1]].item() for i in range(len(ids) - 1))
 
@@ -37,7 +37,7 @@ def test_the_topic_of_a_text_has_more_words_than_any_other(text, topic, label):
 def test_a_row_has_the_share_and_the_perplexity_of_its_texts(monkeypatch):
     """They are over the texts of all topics, each up to its end-of-text, which is scored too."""
     monkeypatch.setattr(toy, 'TOPICS', MUSIC_AND_SPORTS)
-    s = toy_subject()
+    s = toy_loaded()
     music = [s.eot, *s.encode(' music guitar song the'), s.eot]
     neither = [s.eot, *s.encode(' song music the nurse that said')]
     generators = {'music': lambda start: torch.tensor([[*music, *s.encode(' song')]]),
@@ -51,7 +51,7 @@ def test_a_row_has_the_share_and_the_perplexity_of_its_texts(monkeypatch):
 
 def test_a_transformer_that_reads_token_by_token_is_the_same():
     """Logits from kept keys and values equal those of a pass over the whole text, to 1e-5."""
-    s = toy_subject(k=0, n_layer=3)
+    s = toy_loaded(k=0, n_layer=3)
     idx = torch.randint(s.encoding.n_vocab, (2, 9), generator=torch.Generator().manual_seed(0))
     past = torch.zeros(3, 2, 0, 48)
     whole = s.model(idx)
@@ -62,7 +62,7 @@ def test_a_transformer_that_reads_token_by_token_is_the_same():
 
 def test_pplm_without_a_step_is_plain_sampling():
     """Step 0 draws what generate draws, and a step something else."""
-    s = toy_subject(k=0, n_layer=2)
+    s = toy_loaded(k=0, n_layer=2)
     start = torch.full((5, 1), s.eot)
     steered = partial(topics.pplm, s.model, start, s.encode(' music guitar'), length=12)
     torch.manual_seed(3)
@@ -75,7 +75,7 @@ def test_pplm_without_a_step_is_plain_sampling():
 
 def test_steering_raises_the_bag_in_every_text():
     """Step 0 leaves its probability as it is, and a larger step raises it more."""
-    s = toy_subject(k=0, n_layer=2)
+    s = toy_loaded(k=0, n_layer=2)
     model = s.model.double()
     torch.manual_seed(3)
     token = torch.randint(s.encoding.n_vocab, (5,))
@@ -96,7 +96,7 @@ def test_steering_raises_the_bag_in_every_text():
 
 def test_each_row_has_its_strength_and_each_text_its_topic():
     """Row s of Table 12 is of texts under edits of strength s, each by the bag of its topic."""
-    s = toy_subject()
+    s = toy_loaded()
     rows = topics.topic_table([s], 3, 6, None).rows
     for strength, factors in enumerate(STRENGTHS):
         generators = {}

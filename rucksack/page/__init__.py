@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rucksack.errors import UserError
 from rucksack.files import write_file
+from rucksack.loaded import LoadedModel
 from rucksack.model import Backpack
-from rucksack.subject import Subject
 from rucksack.tokenizer import tokens_by_rank
 from rucksack.weights import count_parameters
 
@@ -49,28 +49,28 @@ def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
     return arrays, blob
 
 
-def write_page(subject: Subject, prompt: str, file: Path) -> str:
+def write_page(loaded: LoadedModel, prompt: str, file: Path) -> str:
     """Write the page of a model, with a prompt to begin with; returns its size and precision.
 
     UserError for a model that is too large.
     """
-    n = count_parameters(subject.model)['total']
+    n = count_parameters(loaded.model)['total']
     if n > LARGEST:
-        raise UserError(f'--html: {subject.name} has {n:,} parameters; a page takes up to '
+        raise UserError(f'--html: {loaded.name} has {n:,} parameters; a page takes up to '
                         f'{LARGEST:,}')
-    if 'ids' in subject.tokenizer:
-        raise UserError(f'--html: the ids of {subject.name} are in another order than those of '
+    if 'ids' in loaded.tokenizer:
+        raise UserError(f'--html: the ids of {loaded.name} are in another order than those of '
                         "GPT-2's BPE, which a page needs")
     in_bytes = n > LARGEST_IN_FLOAT32
     precision = 'Weights in 8 bits.' if in_bytes else 'Weights in float32.'
-    arrays, blob = packed(subject.model, in_bytes)
-    tokens = [token.decode('latin-1') for token in tokens_by_rank(subject.encoding)]
+    arrays, blob = packed(loaded.model, in_bytes)
+    tokens = [token.decode('latin-1') for token in tokens_by_rank(loaded.encoding)]
     data = {
-        'config': asdict(subject.config),
+        'config': asdict(loaded.config),
         'arrays': arrays,
         'prompt': prompt,
-        'about': f'{replace(subject, why="").about()}. {precision}',
-        'tokenizer': {'tokens': tokens, 'words': subject.encoding.name == 'words'}}
+        'about': f'{replace(loaded, why="").about()}. {precision}',
+        'tokenizer': {'tokens': tokens, 'words': loaded.encoding.name == 'words'}}
     text = json.dumps(data, ensure_ascii=False, separators=(',', ':'))
     parts = {name: (HERE / name).read_text(encoding='utf-8')
              for name in ('page.html', 'model.js', 'ui.js')}

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rucksack.errors import UserError
 from rucksack.examples import WISHES, Example, read_examples
+from rucksack.loaded import LoadedModel
 from rucksack.paper.likelihood import score
-from rucksack.subject import Subject
 from rucksack.table import Table
 
 # Success, as published for the capitals, StereoSet, the verbs and the pronouns: a probability of
@@ -24,13 +24,13 @@ MEASURES = {
     'more': '-ln p(A)', 'less': '-ln p(A)', 'order': 'ln p(A)/p(B)', 'equal': '|ln p(A)/p(B)|'}
 
 
-def log_odds(subject: Subject, examples: list[Example]) -> Tensor:
+def log_odds(loaded: LoadedModel, examples: list[Example]) -> Tensor:
     """Compute ln p(A) or, with two continuations, ln p(A)/p(B) for each example: (examples,)."""
     compares = [example.wish in ('order', 'equal') for example in examples]  # A with B
     pairs = [(example.prompt, example.likelier or example.less_likely) for example in examples]
     for example in compress(examples, compares):
         pairs.append((example.prompt, example.less_likely))
-    logp = score(subject, pairs, 'examples').logp  # (pairs,)
+    logp = score(loaded, pairs, 'examples').logp  # (pairs,)
     n = len(examples)
     values = logp[:n]
     values[compares] -= logp[n:]
@@ -47,21 +47,21 @@ def successes(values: Tensor, wish: str, threshold: float | None = None) -> Tens
     return values >= limit
 
 
-def examples_for(subject: Subject, path: str | None, wish: str | None) -> list[Example]:
+def examples_for(loaded: LoadedModel, path: str | None, wish: str | None) -> list[Example]:
     """Read the examples in a file; UserError without one."""
     if path is None:
         raise UserError('examples needs --data FILE, with one example per line or a .jsonl')
-    return read_examples(Path(path), subject.encoding, subject.config.block_size, wish)
+    return read_examples(Path(path), loaded.encoding, loaded.config.block_size, wish)
 
 
-def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
+def examples_table(models: list[LoadedModel], path: str | None, wish: str | None,
                    threshold: float | None) -> Table:
-    """Measure examples under each subject: the mean, and the share that succeeds, by wish."""
+    """Measure examples under each loaded: the mean, and the share that succeeds, by wish."""
     rows = []
     means = {}
-    for subject in subjects:
-        examples = examples_for(subject, path, wish)
-        values = log_odds(subject, examples)  # (examples,)
+    for loaded in models:
+        examples = examples_for(loaded, path, wish)
+        values = log_odds(loaded, examples)  # (examples,)
         for name in WISHES:
             of_wish = [example.wish == name for example in examples]
             found = values[of_wish]
@@ -71,7 +71,7 @@ def examples_table(subjects: list[Subject], path: str | None, wish: str | None,
             measured = found if name == 'order' else found.abs()  # as in MEASURES
             mean = measured.mean().item()
             change = mean - means.setdefault(name, mean)
-            rows.append([str(subject), name, len(found), MEASURES[name], mean, change, share])
+            rows.append([str(loaded), name, len(found), MEASURES[name], mean, change, share])
     title = f'Examples of {path}: nats, and the share that succeeds'
     columns = {'model': '', 'wish': str, 'examples': 'd', 'measure': str, 'nats': '.3f',
                'change': '+.3f', 'success': '.3f'}

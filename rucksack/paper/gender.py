@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack.cli import progress
+from rucksack.loaded import LoadedModel
 from rucksack.paper_lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.senses import Edit, at_last, compose, ends_of, pad, probs_under
-from rucksack.subject import Subject
 from rucksack.table import Table
 from rucksack.words import read_lines, word_ids
 
@@ -46,24 +46,24 @@ def read_lists(data: str | None) -> Lists:
     return Lists(list(nouns) or NOUNS, list(prompts) or PROMPTS)
 
 
-def encoded(subject: Subject, noun: str, prompts: list[str]) -> list[list[int]]:
+def encoded(loaded: LoadedModel, noun: str, prompts: list[str]) -> list[list[int]]:
     """Encode the prompts with a noun in them; UserError if the model cannot read them."""
-    texts = [subject.encode(prompt.replace('{}', noun)) for prompt in prompts]
-    subject.needs_length(max(map(len, texts)), 'a prompt has')
+    texts = [loaded.encode(prompt.replace('{}', noun)) for prompt in prompts]
+    loaded.needs_length(max(map(len, texts)), 'a prompt has')
     return texts
 
 
-def estimation_prompts(subject: Subject, data: str | None) -> list[list[int]]:
+def estimation_prompts(loaded: LoadedModel, data: str | None) -> list[list[int]]:
     """Encode the prompts of Table 15 with each noun."""
     nouns = read_lists(data).nouns
-    return [ids for noun in nouns for ids in encoded(subject, noun, ESTIMATION_PROMPTS)]
+    return [ids for noun in nouns for ids in encoded(loaded, noun, ESTIMATION_PROMPTS)]
 
 
-def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
+def prompts_on(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounPrompts:
     """Encode prompts with a noun in them and find it; UserError if the model cannot read them."""
-    idx, last = pad(encoded(subject, noun, prompts))
-    idx = idx.to(subject.device)  # (n, T)
-    pieces = subject.encode(f' {noun}')
+    idx, last = pad(encoded(loaded, noun, prompts))
+    idx = idx.to(loaded.device)  # (n, T)
+    pieces = loaded.encode(f' {noun}')
     end = ends_of(idx, tuple(pieces))  # (n, T)
     is_noun = torch.zeros_like(end)
     for back in range(len(pieces)):  # end is False in the first columns, so nothing wraps around
@@ -71,36 +71,36 @@ def prompts_on(subject: Subject, noun: str, prompts: list[str]) -> NounPrompts:
     return NounPrompts(idx, last, is_noun)
 
 
-def scale_in_noun(subject: Subject, prompts: NounPrompts, sense: int, factor: float) -> Edit:
-    """Make an edit that multiplies a sense of the noun by factor, after the subject's edit."""
+def scale_in_noun(loaded: LoadedModel, prompts: NounPrompts, sense: int, factor: float) -> Edit:
+    """Make an edit that multiplies a sense of the noun by factor, after the loaded's edit."""
     def scale(idx: Tensor, C: Tensor) -> Tensor:
         C = C.clone()
         C[:, :, sense][prompts.is_noun] *= factor
         return C
-    return compose([subject.edit, scale])
+    return compose([loaded.edit, scale])
 
 
-def log_probs_under(subject: Subject, prompts: NounPrompts, edits: list[Edit]) -> Tensor:
+def log_probs_under(loaded: LoadedModel, prompts: NounPrompts, edits: list[Edit]) -> Tensor:
     """Compute ln p of she, he and they after n prompts: (edits, n, 3)."""
-    probs = probs_under(subject.model, prompts.idx, edits, prompts.last)  # (edits, n, V)
-    return probs[..., pronouns(subject)].log()
+    probs = probs_under(loaded.model, prompts.idx, edits, prompts.last)  # (edits, n, V)
+    return probs[..., pronouns(loaded)].log()
 
 
-def without_sense(subject: Subject, sense: int, prompts: NounPrompts) -> Tensor:
+def without_sense(loaded: LoadedModel, sense: int, prompts: NounPrompts) -> Tensor:
     """Compute ln p of she, he and they with fractions of a noun's sense gone: (fractions, n, 3)."""
-    edits = [scale_in_noun(subject, prompts, sense, 1 - fraction) for fraction in FRACTIONS]
-    return log_probs_under(subject, prompts, edits)
+    edits = [scale_in_noun(loaded, prompts, sense, 1 - fraction) for fraction in FRACTIONS]
+    return log_probs_under(loaded, prompts, edits)
 
 
 @torch.no_grad()
-def without_direction(subject: Subject, prompts: NounPrompts) -> Tensor:
+def without_direction(loaded: LoadedModel, prompts: NounPrompts) -> Tensor:
     """Compute a Transformer's logits of she, he and they with fractions of v = E_he - E_she gone.
 
     v (d,) is removed from the input embeddings of the noun's tokens. With all of it removed, the
     embeddings are orthogonal to v. Returns (fractions, n, 3).
     """
-    model = subject.model
-    E = model.wte.weight[pronouns(subject)]  # (3, d)
+    model = loaded.model
+    E = model.wte.weight[pronouns(loaded)]  # (3, d)
     v = E[1] - E[0]  # (d,)
     unit = F.normalize(v, dim=0)
     x = model.wte(prompts.idx)  # (n, T, d)
@@ -119,57 +119,57 @@ def bias_ratio(logits: Tensor) -> Tensor:
     return log_odds.abs().exp().mean(-1)
 
 
-def pronouns(subject: Subject) -> list[int]:
+def pronouns(loaded: LoadedModel) -> list[int]:
     """Find the ids of she, he and they; UserError if one is missing."""
-    return word_ids(subject.encoding, ('she', 'he', 'they'))
+    return word_ids(loaded.encoding, ('she', 'he', 'they'))
 
 
-def choose_sense(subject: Subject, nouns: list[str] = NOUNS) -> int:
+def choose_sense(loaded: LoadedModel, nouns: list[str] = NOUNS) -> int:
     """Find the sense whose removal leaves the least bias on Table 15's prompts.
 
     Only single-token nouns count, unless there are none.
     """
-    k = subject.config.n_sense
+    k = loaded.config.n_sense
     left = torch.zeros(k).double()
-    for noun in subject.single_tokens(nouns) or nouns:
-        prompts = prompts_on(subject, noun, ESTIMATION_PROMPTS)
-        edits = [scale_in_noun(subject, prompts, sense, 0.0) for sense in range(k)]
-        left += bias_ratio(log_probs_under(subject, prompts, edits))  # (k,)
+    for noun in loaded.single_tokens(nouns) or nouns:
+        prompts = prompts_on(loaded, noun, ESTIMATION_PROMPTS)
+        edits = [scale_in_noun(loaded, prompts, sense, 0.0) for sense in range(k)]
+        left += bias_ratio(log_probs_under(loaded, prompts, edits))  # (k,)
     return left.argmin().item()
 
 
-def measure(subject: Subject, noun: str, prompts: list[str],
+def measure(loaded: LoadedModel, noun: str, prompts: list[str],
             intervene: Callable[[NounPrompts], Tensor]) -> Tensor:
     """Measure the bias ratio and p(they) / (p(she) + p(he)) in % after a noun: (3 fractions, 2).
 
     The fractions removed are none, all, and the one that works best on the prompts of Table 15.
     """
-    estimate = intervene(prompts_on(subject, noun, ESTIMATION_PROMPTS))  # (fractions, n, 3)
+    estimate = intervene(prompts_on(loaded, noun, ESTIMATION_PROMPTS))  # (fractions, n, 3)
     best = bias_ratio(estimate).argmin().item()
-    logits = intervene(prompts_on(subject, noun, prompts))[[0, -1, best]]  # (3, prompts, 3)
+    logits = intervene(prompts_on(loaded, noun, prompts))[[0, -1, best]]  # (3, prompts, 3)
     she, he, they = logits.cpu().double().exp().unbind(-1)  # (3, prompts) each
     percent = 100 * (they / (she + he)).mean(-1)  # (3,)
     return torch.stack([bias_ratio(logits), percent], dim=-1)
 
 
-def gender_rows(subject: Subject, lists: Lists) -> list[tuple]:
+def gender_rows(loaded: LoadedModel, lists: Lists) -> list[tuple]:
     """Make the rows of a model: unchanged, after the intervention, and after its best fraction.
 
     The intervention removes the chosen sense from nouns or, in a Transformer, the direction v.
     """
     change = 'nouns projected'
-    intervene = partial(without_direction, subject)
-    if subject.config.n_sense:
-        sense = choose_sense(subject, lists.nouns)
+    intervene = partial(without_direction, loaded)
+    if loaded.config.n_sense:
+        sense = choose_sense(loaded, lists.nouns)
         change = f'without sense {sense}'
-        intervene = partial(without_sense, subject, sense)
-    nouns = progress(lists.nouns, f'gender, {subject.name}')
+        intervene = partial(without_sense, loaded, sense)
+    nouns = progress(lists.nouns, f'gender, {loaded.name}')
     found = torch.stack(
-        [measure(subject, noun, lists.prompts, intervene) for noun in nouns])  # (nouns, 3, 2)
+        [measure(loaded, noun, lists.prompts, intervene) for noun in nouns])  # (nouns, 3, 2)
     ratio, they_share = found.mean(0).T  # (3,) each
-    singles = [lists.nouns.index(noun) for noun in subject.single_tokens(lists.nouns)]
+    singles = [lists.nouns.index(noun) for noun in loaded.single_tokens(lists.nouns)]
     ratio_single = found[singles, :, 0].mean(0)
-    names = [str(subject), f'{subject}, {change}', f'{subject}, the best fraction']
+    names = [str(loaded), f'{loaded}, {change}', f'{loaded}, the best fraction']
     numbers = [
         ratio, reductions(ratio), ratio_single, reductions(ratio_single), they_share]  # (3,) each
     return list(zip(names, *torch.stack(numbers).tolist()))
@@ -180,13 +180,13 @@ def reductions(ratio: Tensor) -> Tensor:
     return 100 * (ratio[0] - ratio) / (ratio[0] - 1)
 
 
-def gender_table(subjects: list[Subject], data: str | None) -> Table:
+def gender_table(models: list[LoadedModel], data: str | None) -> Table:
     """Make Table 5: how biased the pronoun after a role noun is; data is a file of read_lists."""
     lists = read_lists(data)
     rows = []
-    for subject in subjects:
-        rows += gender_rows(subject, lists)
-    singles = subjects[0].single_tokens(lists.nouns)
+    for loaded in models:
+        rows += gender_rows(loaded, lists)
+    singles = models[0].single_tokens(lists.nouns)
     others = [noun for noun in lists.nouns if noun not in singles]
     title = ('Gender (Table 5): the larger of p(she) / p(he) and p(he) / p(she), '
              f'{len(lists.nouns)} nouns in {len(lists.prompts)} prompts')

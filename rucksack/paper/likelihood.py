@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.cli import progress, quiet_hub
 from rucksack.data import check_ids, read_bin, read_meta
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 from rucksack.fast import DistinctIds, distinct_ids
+from rucksack.loaded import LoadedModel
 from rucksack.senses import scale_senses
-from rucksack.subject import Subject
 from rucksack.table import Table
 from rucksack.weights import count_parameters
 
@@ -37,13 +37,13 @@ class Scores(NamedTuple):
 
     logp: Tensor     # log-probability, in nats
     greedy: Tensor   # whether all tokens are the likeliest
-    touched: Tensor  # tokens before a scored one whose senses the subject's edit changed
+    touched: Tensor  # tokens before a scored one whose senses the loaded's edit changed
 
 
 @torch.no_grad()
-def score(subject: Subject, pairs: list[Pair], what: str) -> Scores:
+def score(loaded: LoadedModel, pairs: list[Pair], what: str) -> Scores:
     """Score continuations; only the end of a pair longer than block_size is read."""
-    c = subject.config
+    c = loaded.config
     texts = [inputs_and_targets(pair, c.block_size) for pair in pairs]
     lengths = torch.tensor([len(idx) for idx, _ in texts])
     # In order of length, so that batches need little padding.
@@ -51,8 +51,8 @@ def score(subject: Subject, pairs: list[Pair], what: str) -> Scores:
     tokens = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // c.vocab_size)
     size = max(1, tokens // lengths.max().item())
     batches = []
-    for batch in progress(longest_first.split(size), f'{what}, {subject.name}'):
-        batches.append(score_batch(subject, [texts[i] for i in batch]))
+    for batch in progress(longest_first.split(size), f'{what}, {loaded.name}'):
+        batches.append(score_batch(loaded, [texts[i] for i in batch]))
     as_given = longest_first.argsort()
     return Scores(*(torch.cat(column)[as_given] for column in zip(*batches)))
 
@@ -66,18 +66,18 @@ def inputs_and_targets(pair: Pair, block_size: int) -> tuple[Tensor, Tensor]:
     return ids[:-1], targets
 
 
-def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
+def score_batch(loaded: LoadedModel, texts: list[tuple[Tensor, Tensor]]) -> Scores:
     """Score one batch: n texts with their targets, padded to the same length T."""
-    model = subject.model
+    model = loaded.model
     idx, targets = zip(*texts)
-    idx = pad_sequence(idx, batch_first=True).to(subject.device)  # (n, T)
-    targets = pad_sequence(targets, batch_first=True, padding_value=-1).to(subject.device)
+    idx = pad_sequence(idx, batch_first=True).to(loaded.device)  # (n, T)
+    targets = pad_sequence(targets, batch_first=True, padding_value=-1).to(loaded.device)
     is_scored = targets != -1  # (n, T)
     is_touched = torch.zeros_like(is_scored)
-    with subject.autocast():
-        if subject.edit:
+    with loaded.autocast():
+        if loaded.edit:
             before = model.senses(idx)  # (n, T, k, d)
-            C = subject.edit(idx, before)
+            C = loaded.edit(idx, before)
             is_touched = (before != C).flatten(2).any(-1)  # (n, T)
             logits = model(idx, C=C)
         else:
@@ -85,7 +85,7 @@ def score_batch(subject: Subject, texts: list[tuple[Tensor, Tensor]]) -> Scores:
             logits = fast(idx, None, *distinct_ids(idx))
     logits = logits[is_scored][:, :model.config.n_vocab].float()  # (m, V)
     wanted = targets[is_scored]  # (m,)
-    nats = torch.zeros(idx.shape, device=subject.device)
+    nats = torch.zeros(idx.shape, device=loaded.device)
     nats[is_scored] = F.cross_entropy(logits, wanted, reduction='none')
     is_likeliest = ~is_scored
     is_likeliest[is_scored] = logits.argmax(-1) == wanted
@@ -109,13 +109,13 @@ def windows(ids: list[int], before: int, block_size: int, look_back: bool = Fals
     return pairs
 
 
-def score_texts(subject: Subject, texts: list[list[int]], what: str, look_back: bool = False
+def score_texts(loaded: LoadedModel, texts: list[list[int]], what: str, look_back: bool = False
                 ) -> Scores:
     """Score the windows of texts."""
     pairs = []
     for ids in texts:
-        pairs += windows(ids, subject.eot, subject.config.block_size, look_back)
-    return score(subject, pairs, what)
+        pairs += windows(ids, loaded.eot, loaded.config.block_size, look_back)
+    return score(loaded, pairs, what)
 
 
 def perplexity(logp: Tensor, n: int) -> float:
@@ -127,16 +127,16 @@ def perplexity(logp: Tensor, n: int) -> float:
 # Loss on held-out text.
 
 
-def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
+def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
     """Read the ids of a held-out text; returns its path too.
 
     data is a text file, a folder in data/ or elsewhere, or a .bin in it; None means the training
     data's val.bin.
     """
     if data is None:
-        data = subject.training.dataset
+        data = loaded.training.dataset
     if data is None:
-        raise UserError(f'{subject.name} does not say what it was trained on; '
+        raise UserError(f'{loaded.name} does not say what it was trained on; '
                         'give a folder with --data')
     path = Path('data', data)
     if not path.exists():
@@ -147,39 +147,39 @@ def held_out(subject: Subject, data: str | None) -> tuple[list[int], Path]:
     if path.is_dir():
         path = path / 'val.bin'
     if path.suffix != '.bin':
-        with reading(path, 'choose a text file, a folder or a .bin'):
-            ids = subject.read(path)
+        with user_errors(path, 'choose a text file, a folder or a .bin'):
+            ids = loaded.read(path)
             if not ids:
                 raise ValueError('it is empty')
             return ids, path
     meta = read_meta(path.parent)
     ids = read_bin(path, meta)
     check_ids(ids, meta, path)
-    if meta['tokenizer'] != subject.tokenizer:
-        raise UserError(f'{path} and {subject.name} have different tokenizers; prepare the data '
-                        f'with --like {subject.name}')
+    if meta['tokenizer'] != loaded.tokenizer:
+        raise UserError(f'{path} and {loaded.name} have different tokenizers; prepare the data '
+                        f'with --like {loaded.name}')
     return ids.tolist(), path
 
 
-def loss_table(subjects: list[Subject], data: str | None) -> Table:
+def loss_table(models: list[LoadedModel], data: str | None) -> Table:
     """Make Tables 2 and 8: perplexity in blocks of block_size tokens, with one token of context."""
     rows = []
     paths = []
     notes = []
     unedited = None
-    for subject in subjects:
-        ids, path = held_out(subject, data)
+    for loaded in models:
+        ids, path = held_out(loaded, data)
         paths.append(str(path))
-        n = count_parameters(subject.model)
-        scores = score_texts(subject, [ids], 'loss')
-        if subject.edit:
+        n = count_parameters(loaded.model)
+        scores = score_texts(loaded, [ids], 'loss')
+        if loaded.edit:
             cost = (unedited.logp - scores.logp).sum().item() / len(ids)
-            notes.append(f'{subject.name}: {cost:+.5f} nats per token; touched '
+            notes.append(f'{loaded.name}: {cost:+.5f} nats per token; touched '
                          f'{scores.touched.sum().item():,} of {len(ids):,} tokens.')
         unedited = scores
         rows.append([
-            str(subject),
-            subject.config.n_sense or None,
+            str(loaded),
+            loaded.config.n_sense or None,
             n['total'] / 1e6,
             n['contextualizer'] / 1e6,
             perplexity(scores.logp, len(ids)),
@@ -202,16 +202,16 @@ def loss_table(subjects: list[Subject], data: str | None) -> Table:
 
 
 @torch.no_grad()
-def sense_sizes(subject: Subject, ids: list[int]) -> Tensor:
+def sense_sizes(loaded: LoadedModel, ids: list[int]) -> Tensor:
     """Measure how much of o each sense makes, and its weight on the token itself: (k, 2).
 
     The first is |o_l| over the sum of all senses' |o_l|, where o_l is the part of o that sense l
     adds; the second alpha_lii. Both are means over positions.
     """
-    model = subject.model
+    model = loaded.model
     total = torch.zeros(model.config.n_sense, 2)
-    for context, block in windows(ids, subject.eot, model.config.block_size):
-        idx = torch.tensor([context + block[:-1]], device=subject.device)  # (1, T)
+    for context, block in windows(ids, loaded.eot, model.config.block_size):
+        idx = torch.tensor([context + block[:-1]], device=loaded.device)  # (1, T)
         alpha = model.alpha(idx)  # (1, k, T, T)
         C = model.senses(idx)  # (1, T, k, d)
         parts = torch.einsum('blij,bjld->bild', alpha, C)  # (1, T, k, d), o_l
@@ -222,15 +222,15 @@ def sense_sizes(subject: Subject, ids: list[int]) -> Tensor:
     return total / len(ids)
 
 
-def senses_table(subjects: list[Subject], data: str | None) -> Table:
-    """Measure the loss of the first subject with each sense turned off for every word."""
-    subject = subjects[0]
-    ids, path = held_out(subject, data)
-    unedited = score_texts(subject, [ids], 'loss').logp
+def senses_table(models: list[LoadedModel], data: str | None) -> Table:
+    """Measure the loss of the first loaded with each sense turned off for every word."""
+    loaded = models[0]
+    ids, path = held_out(loaded, data)
+    unedited = score_texts(loaded, [ids], 'loss').logp
     rows = [['none', perplexity(unedited, len(ids)), 0.0, None, None]]
-    sizes_of_all = sense_sizes(subject, ids)  # (k, 2)
+    sizes_of_all = sense_sizes(loaded, ids)  # (k, 2)
     for l, sizes in enumerate(progress(sizes_of_all, 'senses off')):
-        edited = replace(subject, edit=scale_senses(None, [l], 0.0))
+        edited = replace(loaded, edit=scale_senses(None, [l], 0.0))
         logp = score_texts(edited, [ids], f'sense {l} off').logp
         cost = (unedited - logp).sum().item() / len(ids)
         rows.append([str(l), perplexity(logp, len(ids)), cost, *(100 * sizes).tolist()])
@@ -240,7 +240,7 @@ def senses_table(subjects: list[Subject], data: str | None) -> Table:
         'nats per token': '+.4f',
         'share of o %': '.1f',
         'alpha on itself %': '.1f'}
-    title = f'What each sense of {subject.name} is worth, on the {len(ids):,} tokens of {path}'
+    title = f'What each sense of {loaded.name} is worth, on the {len(ids):,} tokens of {path}'
     notes = [
         'Nats per token: how much the loss grows without this sense of every word.',
         "Share of o: the sense's part of the weighted sum, by norm. (Its share of alpha is always "
@@ -280,14 +280,14 @@ BLIMP = Benchmark(
     'git clone https://github.com/alexwarstadt/blimp')
 
 
-def rows_of(benchmark: Benchmark, subject: Subject, data: str | None) -> pandas.DataFrame:
+def rows_of(benchmark: Benchmark, loaded: LoadedModel, data: str | None) -> pandas.DataFrame:
     """Read the columns of a benchmark from a file or a folder of its files; None is the Hub."""
-    if data is None and subject.is_toy:
-        raise UserError(f'{benchmark.title} is English, and {subject.name} '
+    if data is None and loaded.is_toy:
+        raise UserError(f'{benchmark.title} is English, and {loaded.name} '
                         'knows only the toy world; choose an English model with --from')
     source = data or benchmark.hub_name
     hint = f'run {benchmark.command} and give the file or a folder with --data'
-    with reading(f'{benchmark.title} in {source}', hint):
+    with user_errors(f'{benchmark.title} in {source}', hint):
         rows = rows_of_hub(benchmark) if data is None else rows_in(Path(data), benchmark)
         if not rows:
             raise ValueError('it has no rows')
@@ -347,19 +347,19 @@ def rows_of_file(path: Path) -> list[dict]:
 # The tables.
 
 
-def lambada_table(subjects: list[Subject], data: str | None) -> Table:
+def lambada_table(models: list[LoadedModel], data: str | None) -> Table:
     """Score OpenAI's variant of LAMBADA (Table 2): all tokens of the last word of a passage."""
-    passages = rows_of(LAMBADA, subjects[0], data)['text']
+    passages = rows_of(LAMBADA, models[0], data)['text']
     rows = []
-    for subject in subjects:
+    for loaded in models:
         pairs = []
         for text in passages:
             context, _, word = text.strip().rpartition(' ')
-            context_ids = subject.encode(context) or [subject.eot]
-            pairs.append((context_ids, subject.encode(f' {word}')))
-        scores = score(subject, pairs, 'LAMBADA')
+            context_ids = loaded.encode(context) or [loaded.eot]
+            pairs.append((context_ids, loaded.encode(f' {word}')))
+        scores = score(loaded, pairs, 'LAMBADA')
         accuracy = 100 * scores.greedy.double().mean().item()
-        rows.append([str(subject), perplexity(scores.logp, len(passages)), accuracy])
+        rows.append([str(loaded), perplexity(scores.logp, len(passages)), accuracy])
     title = f'LAMBADA (Table 2): the last word of {len(passages):,} passages'
     columns = {'model': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
     notes = ['Perplexity: of the last word, given the passage. Accuracy: how often all its tokens '
@@ -401,39 +401,39 @@ def detokenized(page: str) -> str:
     return page
 
 
-def wikitext_table(subjects: list[Subject], data: str | None) -> Table:
+def wikitext_table(models: list[LoadedModel], data: str | None) -> Table:
     """Score WikiText (Table 2) as EleutherAI's harness does.
 
     The model reads detokenized pages; words are counted in the original ones.
     """
-    pages = rows_of(WIKITEXT, subjects[0], data)['page']
+    pages = rows_of(WIKITEXT, models[0], data)['page']
     n_words = sum(len(re.split(r'\s+', page)) for page in pages)
     rows = []
-    for subject in subjects:
-        texts = [subject.encode(detokenized(page)) for page in pages]
-        scores = score_texts(subject, texts, 'WikiText', look_back=True)
+    for loaded in models:
+        texts = [loaded.encode(detokenized(page)) for page in pages]
+        scores = score_texts(loaded, texts, 'WikiText', look_back=True)
         n_tokens = sum(map(len, texts))
         logp = scores.logp
-        rows.append([str(subject), perplexity(logp, n_words), perplexity(logp, n_tokens)])
+        rows.append([str(loaded), perplexity(logp, n_words), perplexity(logp, n_tokens)])
     title = f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words'
     columns = {'model': '', 'perplexity per word': '.1f', 'per token': '.1f'}
     notes = ['Per word: comparable between tokenizers. Per token: comparable only within one.']
     return Table(title, columns, rows, notes)
 
 
-def blimp_table(subjects: list[Subject], data: str | None) -> Table:
+def blimp_table(models: list[LoadedModel], data: str | None) -> Table:
     """Score BLiMP (Table 2): how often the good sentence is likelier than the bad one.
 
     Each sentence is read after an end-of-text.
     """
-    items = rows_of(BLIMP, subjects[0], data)
-    for subject in subjects:
+    items = rows_of(BLIMP, models[0], data)
+    for loaded in models:
         sentences = [*items['sentence_good'], *items['sentence_bad']]
-        pairs = [([subject.eot], subject.encode(sentence)) for sentence in sentences]
+        pairs = [([loaded.eot], loaded.encode(sentence)) for sentence in sentences]
         longest = max(len(ids) for _, ids in pairs)
-        subject.needs_length(longest, 'a sentence has')
-        good, bad = score(subject, pairs, 'BLiMP').logp.chunk(2)
-        items[str(subject)] = 100.0 * (good > bad).numpy()
+        loaded.needs_length(longest, 'a sentence has')
+        good, bad = score(loaded, pairs, 'BLiMP').logp.chunk(2)
+        items[str(loaded)] = 100.0 * (good > bad).numpy()
     paradigms = items.groupby(['linguistics_term', 'UID']).mean(numeric_only=True)
     phenomena = paradigms.groupby('linguistics_term')
     means = phenomena.mean()

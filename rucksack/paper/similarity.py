@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack import toy
-from rucksack.errors import UserError, reading
-from rucksack.subject import Subject
+from rucksack.errors import UserError, user_errors
+from rucksack.loaded import LoadedModel
 from rucksack.table import Table
 
 ScoredPairs = list[tuple[str, str, float]]  # two words and how similar people find them
@@ -25,7 +25,7 @@ def read_pairs(path: Path) -> ScoredPairs:
     Fields are separated by tabs, semicolons or commas. A first line without a number is a header.
     """
     pairs = []
-    with reading(path, 'a line is WORD, WORD, SCORE, separated by tabs, semicolons or commas'):
+    with user_errors(path, 'a line is WORD, WORD, SCORE, separated by tabs, semicolons or commas'):
         lines = path.read_text('utf-8-sig').splitlines()
         separator = max('\t;,', key=lines[0].count)
         for line in filter(str.strip, lines):
@@ -40,12 +40,12 @@ def read_pairs(path: Path) -> ScoredPairs:
     return pairs
 
 
-def similarity_data(subject: Subject, data: str | None) -> dict[str, ScoredPairs]:
+def similarity_data(loaded: LoadedModel, data: str | None) -> dict[str, ScoredPairs]:
     """Read word pairs by set: those of a file, or of the paper's four sets in a folder.
 
     Without data, a model of the toy world gets that world's pairs. UserError if there are none.
     """
-    if data is None and subject.is_toy:
+    if data is None and loaded.is_toy:
         n = len(toy.ADJECTIVES.split(','))
         return {'adjectives': toy.SYNONYMS[:n], 'adverbs': toy.SYNONYMS[n:]}
     files = []
@@ -61,24 +61,24 @@ def similarity_data(subject: Subject, data: str | None) -> dict[str, ScoredPairs
 
 
 @torch.no_grad()
-def word_vectors(subject: Subject, word: str) -> Tensor:
+def word_vectors(loaded: LoadedModel, word: str) -> Tensor:
     """Compute the embedding of a word, then its senses: (1 + k, d), the mean over its tokens."""
-    ids = torch.tensor(subject.encode(f' {word}'), device=subject.device)
-    vectors = subject.model.wte(ids)[:, None]  # (tokens, 1, d)
-    if subject.config.n_sense:
-        C = subject.model.senses(ids)  # (tokens, k, d)
+    ids = torch.tensor(loaded.encode(f' {word}'), device=loaded.device)
+    vectors = loaded.model.wte(ids)[:, None]  # (tokens, 1, d)
+    if loaded.config.n_sense:
+        C = loaded.model.senses(ids)  # (tokens, k, d)
         vectors = torch.cat([vectors, C], dim=1)  # (tokens, 1 + k, d)
     return vectors.mean(0)
 
 
-def similarities(subject: Subject, pairs: ScoredPairs) -> dict[str, Tensor]:
+def similarities(loaded: LoadedModel, pairs: ScoredPairs) -> dict[str, Tensor]:
     """Measure how similar the two words of n pairs are, (n,) each.
 
     There is one row for each sense (Eq. 13), one for the least similar sense (Eq. 14), and one for
     the embeddings.
     """
     firsts, seconds, _ = zip(*pairs)
-    vectors = {word: word_vectors(subject, word) for word in {*firsts, *seconds}}
+    vectors = {word: word_vectors(loaded, word) for word in {*firsts, *seconds}}
     a = torch.stack([vectors[word] for word in firsts])  # (n, 1 + k, d)
     b = torch.stack([vectors[word] for word in seconds])
     cosines = F.cosine_similarity(a, b, dim=-1).cpu()  # (n, 1 + k)
@@ -86,23 +86,23 @@ def similarities(subject: Subject, pairs: ScoredPairs) -> dict[str, Tensor]:
     rows = {f'sense {l}': column for l, column in enumerate(by_sense.T)}
     if rows:
         rows['minimum'] = by_sense.amin(1)
-    rows[f'embeddings, {subject}'] = cosines[:, 0]
+    rows[f'embeddings, {loaded}'] = cosines[:, 0]
     return rows
 
 
-def correlations(subject: Subject, pairs: ScoredPairs) -> pandas.Series:
+def correlations(loaded: LoadedModel, pairs: ScoredPairs) -> pandas.Series:
     """Compute Spearman's correlation of each kind of similarity with the reference scores."""
-    found = pandas.DataFrame(similarities(subject, pairs))
+    found = pandas.DataFrame(similarities(loaded, pairs))
     found['people'] = [score for _, _, score in pairs]
     return found.corr('spearman')['people'].drop('people')
 
 
-def similarity_table(subjects: list[Subject], data: str | None) -> Table:
+def similarity_table(models: list[LoadedModel], data: str | None) -> Table:
     """Make Table 4: Spearman's correlation with reference scores."""
-    sets = similarity_data(subjects[0], data)
+    sets = similarity_data(models[0], data)
     rows = []
-    for subject in subjects:
-        columns = {name: correlations(subject, pairs) for name, pairs in sets.items()}
+    for loaded in models:
+        columns = {name: correlations(loaded, pairs) for name, pairs in sets.items()}
         found = pandas.DataFrame(columns)
         rows += found.reset_index().to_numpy().tolist()
         of_senses = found.filter(regex='^sense ', axis=0)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rucksack.cli import progress
 from rucksack.fast import Cached, DistinctIds, distinct_ids
+from rucksack.loaded import LoadedModel
 from rucksack.model import GPT, Backpack, Config
-from rucksack.subject import Subject
 from rucksack.table import Table
 from rucksack.training.machine import Machine, configure_machine
 
@@ -87,7 +87,7 @@ def works_of(model: Backpack | GPT, idx: Tensor, machine: Machine, compile: bool
         f'{half} new tokens': partial(Cached(writer).generate, inputs[0][:1, :half], half)}
 
 
-def timing_table(subjects: list[Subject], size: str | None, device: str, dtype: str | None
+def timing_table(models: list[LoadedModel], size: str | None, device: str, dtype: str | None
                  ) -> Table:
     """Make Table 7: the times of a Backpack and of a Transformer of its shape.
 
@@ -99,8 +99,8 @@ def timing_table(subjects: list[Subject], size: str | None, device: str, dtype: 
         # Rows of the embedding matrix as in train.py, a multiple of 64.
         config = Config(vocab_size=50304, n_vocab=50257, **SIZES[size])
     else:
-        config = subjects[0].config
-        compile = subjects[0].training.compile
+        config = models[0].config
+        compile = models[0].training.compile
     machine = configure_machine(device, dtype or 'auto')
     length = min(512, config.block_size)
     config = replace(config, dropout=0.0, block_size=length)

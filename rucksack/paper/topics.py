@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from rucksack import toy
 from rucksack.cli import progress
 from rucksack.fast import Cache, Cached, contextualize
+from rucksack.loaded import LoadedModel
 from rucksack.model import GPT
 from rucksack.paper.likelihood import perplexity, score
 from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, topic
-from rucksack.subject import Subject
 from rucksack.table import Table
 from rucksack.words import bag_ids, scores_of_bags, word_ids
 
@@ -152,49 +152,49 @@ def has_topic(text: str, label: str, topics: dict[str, list[str]]) -> bool:
 # The table.
 
 
-def topic_row(subject: Subject, name: str, generators: dict[str, Callable], n_texts: int
+def topic_row(loaded: LoadedModel, name: str, generators: dict[str, Callable], n_texts: int
               ) -> list:
     """Make a row of the table from texts generated on each topic.
 
     generators maps a topic to a function from first tokens (n, 1) to texts (n, 1 + length).
     """
-    topics = toy.TOPICS if subject.is_toy else KEYWORDS
-    eot = subject.eot
-    first_tokens = torch.full((n_texts, 1), eot, device=subject.device)
+    topics = toy.TOPICS if loaded.is_toy else KEYWORDS
+    eot = loaded.eot
+    first_tokens = torch.full((n_texts, 1), eot, device=loaded.device)
     pairs = []
     right = 0
-    for i, label in enumerate(progress(generators, f'{subject}{name}')):
+    for i, label in enumerate(progress(generators, f'{loaded}{name}')):
         torch.manual_seed(i)
         for part in progress(first_tokens.split(TEXTS_AT_ONCE), label):
-            with subject.autocast():
+            with loaded.autocast():
                 idx = generators[label](part)  # (texts, 1 + length)
             for ids in idx[:, 1:].tolist():
                 end = [*ids, eot].index(eot)
                 pairs.append(([eot], ids[:end + 1]))
-                text = subject.encoding.decode(ids[:end])  # up to its next end-of-text
+                text = loaded.encoding.decode(ids[:end])  # up to its next end-of-text
                 right += has_topic(text, label, topics)
-    logp = score(subject, pairs, 'judging').logp
+    logp = score(loaded, pairs, 'judging').logp
     n_tokens = sum(len(ids) for _, ids in pairs)
     return [
-        f'{subject}{name}',
+        f'{loaded}{name}',
         100 * right / len(pairs),
         perplexity(logp, n_tokens)]
 
 
-def topic_table(subjects: list[Subject], n_texts: int, length: int,
+def topic_table(models: list[LoadedModel], n_texts: int, length: int,
                 step_sizes: list[float] | None) -> Table:
     """Make Table 12: how often a text has the topic it should have, and its perplexity.
 
-    The first subject is a Backpack; the others are Transformers, under PPLM with these step sizes.
+    The first loaded is a Backpack; the others are Transformers, under PPLM with these step sizes.
     """
-    own = subjects[0]
+    own = models[0]
     labels = BAGS
     steps = PAPER_STEP_SIZES
     if own.is_toy:
         labels = toy.TOPICS
         steps = TOY_STEP_SIZES
-    for subject in subjects:
-        length = min(length, subject.config.block_size - 1)
+    for loaded in models:
+        length = min(length, loaded.config.block_size - 1)
     bags = {label: bag_ids(own.encoding, BAGS[label]) for label in labels}
     scores = scores_of_bags(own.model, list(bags.values()))  # (V, k) for each bag
     rows = []
@@ -204,15 +204,15 @@ def topic_table(subjects: list[Subject], n_texts: int, length: int,
             edit = topic(own.model, of_bag, factors)
             generators[label] = partial(Cached(own.model).generate, n=length, edit=edit)
         rows.append(topic_row(own, f', strength {strength}', generators, n_texts))
-    for subject in subjects[1:]:
+    for loaded in models[1:]:
         for step in (0.0, *(step_sizes or steps)):
             generators = {}
             for label, bag in bags.items():
-                words = subject.single_tokens(BAGS[label])
-                single = word_ids(subject.encoding, words) or bag
+                words = loaded.single_tokens(BAGS[label])
+                single = word_ids(loaded.encoding, words) or bag
                 generators[label] = partial(
-                    pplm, subject.model, bag=single, step=step, length=length)
-            rows.append(topic_row(subject, f', PPLM {step:g}', generators, n_texts))
+                    pplm, loaded.model, bag=single, step=step, length=length)
+            rows.append(topic_row(loaded, f', PPLM {step:g}', generators, n_texts))
     title = (f'Topic control (Table 12): {len(bags)} topics, {n_texts} texts of up to {length} '
              'tokens on each')
     columns = {

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rucksack.errors import UserError, reading
-from rucksack.files import appearing_whole, locked_folder, write_file
+from rucksack.errors import UserError, user_errors
+from rucksack.files import atomic, locked_folder, write_file
 from rucksack.model import GPT, Backpack
 
 COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
@@ -55,7 +55,7 @@ def read_log(folder: Path, step: int) -> str:
     path = folder / 'log.csv'
     if not path.exists():
         return HEADER
-    with reading(path, 'move it away'):
+    with user_errors(path, 'move it away'):
         header, *rows = path.read_text(encoding='utf-8').splitlines(keepends=True)
         return header + ''.join(row for row in rows if int(row.split(',')[0]) <= step)
 
@@ -102,7 +102,7 @@ class RunFolder:
         self.checkpoint = self.folder / 'ckpt.pt'
         if state:
             hint = f'fine-tune its weights with --init_from={self.checkpoint}'
-            with reading(self.checkpoint, hint):
+            with user_errors(self.checkpoint, hint):
                 self.restore(state['optimizers'])
         self.saved_step = state.get('step')  # of the last checkpoint
         log = state.get('log', HEADER)
@@ -143,7 +143,7 @@ class RunFolder:
         UserError if there is no wandb, or no login.
         """
         hint = 'pip install wandb and log in, or leave it out'
-        with reading('--wandb_log', hint, problem='cannot be used'):
+        with user_errors('--wandb_log', hint, problem='cannot be used'):
             import wandb
             self.wandb = wandb.init(
                 config=self.facts['settings'], id=self.facts['wandb_id'], resume='allow')
@@ -170,8 +170,8 @@ class RunFolder:
         if loss <= self.best_val_loss:
             self.best_val_loss = loss
             if self.is_writer:
-                with appearing_whole(self.folder / 'best.pt') as partial:
-                    shutil.copyfile(self.checkpoint, partial)
+                with atomic(self.folder / 'best.pt') as temporary:
+                    shutil.copyfile(self.checkpoint, temporary)
         self.log(step, row)
 
     def save(self, step: int) -> None:
@@ -193,8 +193,8 @@ class RunFolder:
                 'optimizers': {type(o).__name__: o.state_dict() for o in self.optimizers},
                 'best_val_loss': self.best_val_loss,
                 'threads': torch.get_num_threads()}
-            with appearing_whole(self.checkpoint) as partial:
-                write_state(partial, state)
+            with atomic(self.checkpoint) as temporary:
+                write_state(temporary, state)
                 if self.saved_step is None:  # an older run goes when the new one is on the disk
                     for file in set(files_of_run(self.folder)) - {self.checkpoint}:
                         file.unlink()
@@ -207,8 +207,8 @@ class RunFolder:
         check_finite(step, self.model.parameters())
         if self.is_writer:
             state = self.facts | {'step': step, 'model': self.model.state_dict()}
-            with appearing_whole(self.folder / f'ckpt-{step}.pt') as partial:
-                write_state(partial, state)
+            with atomic(self.folder / f'ckpt-{step}.pt') as temporary:
+                write_state(temporary, state)
 
     def what_is_saved(self) -> str:
         """Say which checkpoint there is."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rucksack.cli import HOME, Parser, number
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 
 Settings = TypeVar('Settings')  # a dataclass of settings
 
@@ -53,7 +53,7 @@ def read_config(path: str | Path, parser: Parser) -> dict:
     if not Path(path).exists() and (HOME / path).exists():
         path = HOME / path
     words = []
-    with reading(path, 'a config file has only key = value lines, and a flag is --key=value'):
+    with user_errors(path, 'a config file has only key = value lines, and a flag is --key=value'):
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
             name, = line.targets
             words.append(f'--{name.id}={ast.literal_eval(line.value)}')
@@ -84,7 +84,7 @@ def with_decided(settings: Settings, typed: set[str], decided: dict, source: str
 
     UserError if one that was typed differs, or if they are those of another version.
     """
-    with reading(source, f'fine-tune its weights with --init_from={source}'):
+    with user_errors(source, f'fine-tune its weights with --init_from={source}'):
         for name in sorted(typed & decided.keys()):
             value = getattr(settings, name)
             if value != decided[name]:

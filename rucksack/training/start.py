@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from rucksack.data import data_folder, facts_of, read_meta
-from rucksack.errors import UserError, reading
+from rucksack.errors import UserError, user_errors
 from rucksack.model import GPT, Backpack, Config
 from rucksack.training.machine import Machine
 from rucksack.training.run_folder import read_log
@@ -68,9 +68,9 @@ def start_of_run(folder: Path, flags: set[str]) -> Start:
     state = load_file(path)
     if 'optimizers' not in state:
         raise UserError(f'{path} has parameters alone; fine-tune them with --init_from={path}')
-    with reading(path):
+    with user_errors(path):
         model = from_checkpoint(state)
-    with reading(path, f'fine-tune its weights with --init_from={path}'):
+    with user_errors(path, f'fine-tune its weights with --init_from={path}'):
         # Its place is as typed, and so are the steering settings that were typed.
         free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
         decided = {name: value for name, value in state['settings'].items() if name not in free}

@@ -17,7 +17,7 @@ from rucksack.weights import Training, load_file, load_weights
 
 
 @dataclass
-class Subject:
+class LoadedModel:
     """A model on its device, with its tokenizer and its name."""
 
     name: str
@@ -78,7 +78,7 @@ class Subject:
                             'choose a model with a larger block_size')
 
 
-def load_subject(name: str | None, device: str, dtype: str | None = None) -> Subject:
+def load_model(name: str | None, device: str, dtype: str | None = None) -> LoadedModel:
     """Load a model from a file, folder or Hub name onto a device, as find_device takes it.
 
     Without a name it is the newest Backpack in out/ or, if there is none, the bundled model.
@@ -95,7 +95,7 @@ def load_subject(name: str | None, device: str, dtype: str | None = None) -> Sub
             name = str(newest)
             why = '; the newest in out/ (real English: --from english)'
     model, tokenizer, training = load_weights(name)
-    return Subject(name, model.to(device), tokenizer, dtype, why, training=training)
+    return LoadedModel(name, model.to(device), tokenizer, dtype, why, training=training)
 
 
 def newest_backpack() -> Path | None:
