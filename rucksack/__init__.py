@@ -55,8 +55,9 @@ def word(encoding, text: str) -> int | tuple[int, ...]:
     >>> word(encoding, 'receptionist')
     (16307, 396)
     """
-    from rucksack.words import word_forms
-    return word_forms(encoding, text)[0]
+    from rucksack.words import tokens_of
+    ids = tokens_of(encoding, text)
+    return ids[0] if len(ids) == 1 else ids
 
 
 def word_id(encoding, word: str) -> int:

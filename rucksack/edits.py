@@ -6,7 +6,7 @@ turn words into ids and changes into one edit, in the order of the lines. FORMS 
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from tiktoken import Encoding
@@ -24,21 +24,18 @@ from rucksack.senses import (
     occurrences,
     replace_word,
     scale_senses,
-    separation,
     topic,
 )
 from rucksack.words import (
     bag_ids,
     count_whole,
     describe,
+    edit_targets,
     parse_bag,
     parse_pair,
-    pieces_of,
-    quoted,
     read_lines,
     scores_of_bags,
-    word_forms,
-    word_id,
+    tokens_of,
     word_ids,
     word_list,
 )
@@ -70,6 +67,7 @@ class SensesOf:
     numbers: list[int]  # [] is all
     pair: tuple[str, str] | None = None  # (A, B): the sense that most separates A from B
     factor: float = 0.0
+    text: str = field(default='', compare=False)  # as typed
 
 
 @dataclass(frozen=True)
@@ -126,21 +124,16 @@ def parse_line(line: str) -> list[Change]:
     of_topic = re.fullmatch(rf'topic\s+([^:=]+?)\s*(?:=\s*({strength}))?', line)
     if of_topic:
         bag, strength = of_topic.groups('2')
-        return [Topic(parse_bag(bag), parse_strength(strength))]
+        factors = tuple(map(float, strength.split(',')))
+        if len(factors) == 1:
+            factors = STRENGTHS[int(strength)]
+        return [Topic(parse_bag(bag), factors)]
     of_replacement = re.fullmatch(rf'{WORD}\s*:\s*(\S.*?)\s*->\s*(\S.*)', line)
     if of_replacement:
         change = Replacement(*of_replacement.groups())
     else:
         change = parse_senses(line)
     return [replace(change, word=word) for word in word_list(change.word)]
-
-
-def parse_strength(text: str) -> tuple[float, ...]:
-    """Parse a strength: the number of a row of Table 11, or four factors."""
-    numbers = text.split(',')
-    if len(numbers) == 1:
-        return STRENGTHS[int(text)]
-    return tuple(map(float, numbers))
 
 
 def parse_senses(text: str) -> SensesOf:
@@ -155,9 +148,9 @@ def parse_senses(text: str) -> SensesOf:
         raise UserError(f'{text!r} cannot be read; write one of {", ".join(map(repr, FORMS))}')
     word, which, factor = match.groups('0')
     if '/' in which:
-        return SensesOf(word, [], parse_pair(which), float(factor))
+        return SensesOf(word, [], parse_pair(which), float(factor), text)
     numbers = [number for span in which.split(',') for number in parse_span(span)]
-    return SensesOf(word, numbers, factor=float(factor))
+    return SensesOf(word, numbers, None, float(factor), text)
 
 
 def parse_span(text: str) -> range:
@@ -173,25 +166,17 @@ def parse_span(text: str) -> range:
 # From changes to an edit.
 
 
-def find_words(word: str, encoding: Encoding) -> tuple[Words, str]:
-    """Find the ids of a word and describe it; * is every word."""
-    if word == '*':
-        return None, 'every word'
-    return word_forms(encoding, word), describe(encoding, word)
-
-
 def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding,
                 prompts: Collection[Tensor] = ()) -> tuple[Words, list[int], str]:
     """Find the ids of the word and the numbers of its senses, and describe them.
 
     prompts, ids (1, T) each, choose the sense of a pair (see pair_scores).
     """
-    words, word = find_words(senses.word, encoding)
     k = model.config.n_sense
     numbers = senses.numbers
     reason = ''
     if senses.pair:
-        scores, where = pair_scores(senses, words, model, encoding, prompts)  # (k,)
+        scores, where = pair_scores(senses, model, encoding, prompts)  # (k,)
         by_size = scores.abs().argsort(descending=True).tolist()
         numbers = by_size[:1]
         two_best = ', '.join(f'sense {l}: {scores[l]:+.2f} logits' for l in by_size[:2])
@@ -201,10 +186,11 @@ def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding,
     if max(numbers) >= k:
         raise UserError(f'{senses.word} has no sense {max(numbers)}; choose from 0 to {k - 1}')
     noun = 'sense' if len(numbers) == 1 else 'senses'
-    return words, numbers, f'{noun} {", ".join(map(str, numbers))} of {word}{reason}'
+    what = f'{noun} {", ".join(map(str, numbers))} of {describe(encoding, senses.word)}{reason}'
+    return edit_targets(encoding, senses.word), numbers, what
 
 
-def pair_scores(senses: SensesOf, words: Words, model: Backpack, encoding: Encoding,
+def pair_scores(senses: SensesOf, model: Backpack, encoding: Encoding,
                 prompts: Collection[Tensor]) -> tuple[Tensor, str]:
     """Measure how far each sense of a word separates A from B, in logits: (k,), and say where.
 
@@ -213,17 +199,19 @@ def pair_scores(senses: SensesOf, words: Words, model: Backpack, encoding: Encod
     """
     a, b = word_ids(encoding, senses.pair)
     E = model.wte.weight
-    found = [idx for idx in prompts if occurrences(idx, words).any()]
-    if not found:
-        last_piece = pieces_of(encoding, senses.word)[-1:]
-        ids = torch.tensor(last_piece, device=E.device)  # (1,)
-        return separation(model, ids, a, b)[0], 'at weight 1'
+    words = edit_targets(encoding, senses.word)
+    texts = [idx for idx in prompts if occurrences(idx, words).any()]
+    where = 'after the prompt'
+    if not texts:
+        words = [tokens_of(encoding, senses.word)[-1]]
+        texts = [torch.tensor([words], device=E.device)]  # alone, so all weights are 1
+        where = 'at weight 1'
     total = E.new_zeros(model.config.n_sense)
-    for idx in found:
+    for idx in texts:
         alpha, scores = explain(model, idx, E[a] - E[b])  # (1, T, k) each
         terms = alpha * scores * occurrences(idx, words)[..., 0]
         total += terms.sum((0, 1))
-    return total / len(found), 'after the prompt'
+    return total / len(texts), where
 
 
 def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
@@ -240,20 +228,18 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
             bag = bag_ids(encoding, change.bag)
             scores, = scores_of_bags(model, [bag])  # (V, k)
             steps.append(topic(model, scores, change.factors))
-            factors = ', '.join(map(str, change.factors))
-            sentences.append(f'Topic: {", ".join(change.bag)}; senses scaled by {factors}')
+            bag_of_words = ', '.join(change.bag)
+            sentences.append(f'Topic: {bag_of_words}; senses times {change.factors}')
         elif isinstance(change, FromFile):
             shift = load_shift(change.path, model, encoding)
             steps.append(shift.edit(change.factor))
-            ids = shift.ids.unique().tolist()
-            others = f' and {len(ids) - 8} more' if len(ids) > 8 else ''
-            sentences.append(f'Learned, times {change.factor:g}: {len(shift.ids)} senses of '
-                             f'{quoted(encoding, ids[:8])}{others} ({change.path})')
+            sentences.append(f'Learned, times {change.factor:g}: {len(shift.ids)} senses '
+                             f'({change.path})')
         elif isinstance(change, Replacement):
-            words, what = find_words(change.word, encoding)
-            old = word_id(encoding, change.old)
-            new = word_id(encoding, change.new)
+            old, new = word_ids(encoding, [change.old, change.new])
+            words = edit_targets(encoding, change.word)
             steps.append(replace_word(model, words, old, new))
+            what = describe(encoding, change.word)
             sentences.append(f'Replaced: {what} gives {change.new} what it gave {change.old}')
         else:
             words, numbers, what = find_senses(change, model, encoding, prompts)
@@ -269,7 +255,7 @@ def count_word(word: str, encoding: Encoding, prompts: Collection[Tensor]) -> tu
     The second number counts whole words; an edit of land touches Finland if its tokens are Fin and
     land.
     """
-    ids = word_forms(encoding, word)
+    ids = edit_targets(encoding, word)
     touched = [occurrences(idx, ids).sum().item() for idx in prompts]
     whole = [count_whole(word, encoding.decode(idx[0].tolist())) for idx in prompts]
     return sum(touched), sum(whole)

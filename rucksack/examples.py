@@ -9,6 +9,7 @@ from tiktoken import Encoding
 
 from rucksack.errors import UserError, user_errors
 from rucksack.tokenizer import encode
+from rucksack.words import inside_text
 
 FORMS = {  # a line -> what it wishes for
     'PROMPT -> A': 'A should be likelier after PROMPT',
@@ -90,9 +91,9 @@ def parse_line(line: str) -> tuple[list[str], str]:
 
 
 def joined(continuation: str) -> str:
-    """Put a space before a continuation, but before punctuation that ends a word."""
+    """Put a space before a continuation, unless it ends a word or its script has no spaces."""
     ends = r"[.,;:!?%)\]}’”…]|'(s|t|re|ve|m|ll|d)?(?!\w)"  # 's or a last quote, but not 'Yes'
-    return continuation if re.match(ends, continuation) else f' {continuation}'
+    return continuation if re.match(ends, continuation) else inside_text(continuation)
 
 
 def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:

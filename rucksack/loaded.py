@@ -90,10 +90,12 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
     why = ''
     if name is None:
         name = 'english'
+        why = '; the bundled model'
         newest = newest_backpack()
         if newest:
             name = str(newest)
             why = '; the newest in out/ (real English: --from english)'
+        why += '. Sense numbers differ between models.'
     model, tokenizer, training = load_weights(name)
     return LoadedModel(name, model.to(device), tokenizer, dtype, why, training=training)
 

@@ -19,16 +19,17 @@ from rucksack.words import (
     bag_ids,
     describe,
     over_vocabulary,
-    pieces_of,
     quoted,
     scores_of_bags,
     token_texts,
+    tokens_of,
     word_id,
     word_ids,
 )
 
 Pairs = list[tuple[str, str]]  # of words
-Prompts = dict[str, Tensor]  # texts to continue -> their ids (1, T)
+Prompts = list[tuple[str, Tensor]]  # texts to continue, each with its ids (1, T)
+MOST_MOVED = 10  # words that --show prints on each side, as Table 19 does
 
 # -----------------------------------------------------------------------------
 # Looking at senses.
@@ -37,13 +38,12 @@ Prompts = dict[str, Tensor]  # texts to continue -> their ids (1, T)
 def ranking(loaded: LoadedModel, title: str, columns: dict[str, str], cells: Iterable,
             ids: Tensor, scores: Tensor) -> Table:
     """Make a table of words: after its cells, a row has the ids (rows, n) with their scores."""
-    n = ids.shape[1]
-    ranks = {str(i + 1): word_and_score for i in range(n)}
+    ranks = {str(i + 1): word_and_score for i in range(ids.shape[1])}
     rows = []
     for first_cells, row_ids, row_scores in zip(cells, ids.tolist(), scores.tolist()):
         words = token_texts(loaded.encoding, row_ids)
         rows.append([*first_cells, *zip(words, row_scores)])
-    return Table(title, columns | ranks, rows, clip=True)
+    return Table(title, columns | ranks, rows, fold=len(columns))
 
 
 def word_and_score(pair: tuple[str, float]) -> str:
@@ -52,16 +52,16 @@ def word_and_score(pair: tuple[str, float]) -> str:
     return f'{word!r:.20} {score:+.2f}'
 
 
-def show(loaded: LoadedModel, chosen: SensesOf) -> Table:
-    """Show the words that senses of a word move most (Tables 1, 3), after the loaded's edit."""
+def show(loaded: LoadedModel, chosen: SensesOf, prompts: Prompts) -> Table:
+    """Show the words that senses of a word move most (Tables 1, 3), after the model's edit."""
     model = loaded.model
     encoding = loaded.encoding
-    _, numbers, _ = find_senses(chosen, model, encoding)
-    idx = torch.tensor([pieces_of(encoding, chosen.word)], device=loaded.device)  # (1, T)
+    _, numbers, _ = find_senses(chosen, model, encoding, [idx for _, idx in prompts])
+    idx = torch.tensor([tokens_of(encoding, chosen.word)], device=loaded.device)  # (1, T)
     C = senses.senses_after(model, idx, loaded.edit)[0, -1]  # (k, d)
-    ids, logits = senses.extremes(model, C[numbers], 8)  # (senses, 16) each
-    ids = ids.view(-1, 8)  # two rows per sense
-    logits = logits.view(-1, 8)
+    ids, logits = senses.extremes(model, C[numbers], MOST_MOVED)
+    ids = ids.view(-1, MOST_MOVED)  # two rows per sense
+    logits = logits.view(-1, MOST_MOVED)
     cells = [(l, sign) for l in numbers for sign in '+-']
     title = (f'{describe(encoding, chosen.word)}: the words that each sense raises (+) and lowers '
              '(-) most, in logits at weight 1')
@@ -75,10 +75,12 @@ def separate(loaded: LoadedModel, text: str, pairs: Pairs) -> Table:
     A long sense separates any two words by many logits. So senses are ranked by the ratio of this
     mean to their spread, the standard deviation of what they add to the logits of all words.
     """
-    E = loaded.model.wte.weight[:loaded.config.n_vocab]  # (V, d)
-    spread = over_vocabulary(loaded.model, spreads, covariance=E.T.cov()).mean(0)  # (k,)
-    score = mean_separation(loaded, pairs)
-    scores = over_vocabulary(loaded.model, score)  # (V, k)
+    model = loaded.model
+    E = model.wte.weight[:loaded.config.n_vocab]  # (V, d)
+    d = E.shape[1]
+    covariance = E.T.cov().view(d, d)  # torch gives () for d = 1
+    spread = over_vocabulary(model, spreads, covariance=covariance).mean(0)  # (k,)
+    scores = over_vocabulary(model, separation_of(loaded, pairs))  # (V, k)
     sizes = scores.abs()
     mean_sizes = sizes.mean(0)  # (k,)
     ratio = mean_sizes / spread
@@ -105,19 +107,18 @@ def spreads(model: Backpack, ids: Tensor, covariance: Tensor) -> Tensor:
 
 def separate_words(loaded: LoadedModel, text: str, pairs: Pairs, words: list[str]) -> Table:
     """Measure how far each sense of each word separates pairs, C . (E_a - E_b): a row per word."""
-    last_pieces = [pieces_of(loaded.encoding, word)[-1] for word in words]
-    ids = torch.tensor(last_pieces, device=loaded.device)
-    score = mean_separation(loaded, pairs)
-    scores = score(loaded.model, ids)  # (words, k)
+    last_ids = [tokens_of(loaded.encoding, word)[-1] for word in words]
+    separation = separation_of(loaded, pairs)
+    scores = separation(loaded.model, torch.tensor(last_ids, device=loaded.device))  # (words, k)
     rows = [[word, *of_word] for word, of_word in zip(words, scores.tolist())]
     columns = {'word': ''}
-    for l in range(scores.shape[1]):
+    for l in range(loaded.config.n_sense):
         columns[f's{l}'] = '+.2f'
     title = f'How far each sense of these words separates {text} (+/-), in logits at weight 1'
     return Table(title, columns, rows)
 
 
-def mean_separation(loaded: LoadedModel, pairs: Pairs) -> Callable:
+def separation_of(loaded: LoadedModel, pairs: Pairs) -> Callable:
     """Make the function (model, ids (n,)) -> mean separation over the pairs (n, k)."""
     a, b = (word_ids(loaded.encoding, words) for words in zip(*pairs))
     return partial(senses.separation, a=a, b=b)
@@ -179,7 +180,7 @@ def probabilities(loaded: LoadedModel, prompts: Prompts, words: list[str]) -> Ta
         if len(ids) == 2:
             columns[f'log odds{when}'] = '+.3f'
     rows = []
-    for text, idx in progress(prompts.items(), 'prompts'):
+    for text, idx in progress(prompts, 'prompts'):
         row = [text]
         probs = senses.probs_under(loaded.model, idx, edits.values())  # (edits, 1, V)
         for p in probs[:, 0, ids]:  # (words,)
@@ -203,9 +204,16 @@ def next_words(loaded: LoadedModel, title: str, idx: Tensor, edits: dict[str, Ed
     return Table(title, columns, rows, bars=(1, -1))
 
 
-def sweep(loaded: LoadedModel, scaled: SensesOf, idx: Tensor) -> Table:
+def before_and_after(loaded: LoadedModel, idx: Tensor) -> Table:
+    """Show the next words without and with the model's edit."""
+    edits = {'before': None, 'after': loaded.edit}
+    return next_words(loaded, 'The next word before and after the edit', idx, edits)
+
+
+def sweep(loaded: LoadedModel, scaled: SensesOf, idx: Tensor, prompts: Prompts) -> Table:
     """Show the next words as senses go from off to full weight, on top of the edit (Figure 3)."""
-    words, numbers, what = find_senses(scaled, loaded.model, loaded.encoding, [idx])
+    texts = [text for _, text in prompts]
+    words, numbers, what = find_senses(scaled, loaded.model, loaded.encoding, texts)
     edits = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
         scale = senses.scale_senses(words, numbers, factor)
@@ -218,13 +226,9 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
           C: Tensor | None = None) -> dict[str, np.ndarray]:
     """List the T * k terms of senses.explain for a text idx (1, T), with their labels.
 
-    Returns arrays by name, as pandas.DataFrame takes them: adds = alpha * C.E, then alpha, C.E
-    (the score C . direction), and the token, its position and the number of the sense. ValueError
-    unless idx is one text.
+    Returns arrays by name, for pandas.DataFrame: adds = alpha * C.E, then alpha, C.E (the score
+    C . direction), and the token, its position and the number of the sense.
     """
-    idx = torch.as_tensor(idx, device=direction.device).long()
-    if idx.shape[:-1] != (1,) or not idx.numel():
-        raise ValueError(f'terms takes the ids of one text (1, T), not {tuple(idx.shape)}')
     alpha, scores = senses.explain(model, idx, direction, C)  # (1, T, k) each
     _, T, k = alpha.shape
     numbers = {'adds': alpha * scores, 'alpha': alpha, 'C.E': scores}
@@ -254,10 +258,9 @@ def explanation(loaded: LoadedModel, words: list[str], idx: Tensor) -> Table:
     found = terms(model, loaded.encoding, idx, v, C)  # (T * k,) each
     adds = found['adds']
     order = np.abs(adds).argsort()[::-1]  # largest first
-    in_order = [column[order].tolist() for column in found.values()]
-    rows = list(zip(*in_order))
+    rows = list(zip(*(column[order].tolist() for column in found.values())))
     logits = ' minus the logit of '.join(quoted(loaded.encoding, [w]) for w in ids)
-    chances = '; '.join(f'{probs[w]:.3f}, rank {(probs > probs[w]).sum() + 1}' for w in ids)
+    chances = ', '.join(f'{probs[w]:.3f}' for w in ids)
     title = f'The logit of {logits}, term by term: alpha * C.E (probability {chances})'
     columns = {
         'adds': '+.3f',

@@ -5,7 +5,6 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 
 from rucksack.cli import printable
@@ -28,7 +27,7 @@ class Table:
     columns: dict[str, str | Callable]
     rows: list[list]
     notes: list[str] = field(default_factory=list)
-    clip: bool = False           # whether to print only columns that fit the terminal
+    fold: int | None = None      # columns after these go on below where the terminal ends
     most: int | None = None      # rows to print; None: all
     bars: tuple[int, ...] = ()   # columns of probabilities to draw as bars too, by index
 
@@ -44,11 +43,12 @@ class Table:
         for i in self.bars:
             bars = [bar(row[i]) for row in rows]
             columns.append(justified([f'{names[i]}:', *bars], to_the_left=True))
-        if self.clip:
-            columns = columns[:columns_that_fit(columns)]
         lines = ['', self.title]
         for cells in zip(*columns):
-            lines.append('  '.join(cells).rstrip())
+            if self.fold is None:
+                lines.append('  '.join(cells).rstrip())
+            else:
+                lines += folded(cells, self.fold)
         return printable('\n'.join(lines + self.notes))
 
 
@@ -76,11 +76,18 @@ def cell(value, how: str | Callable) -> str:
     return format(value, how)
 
 
-def columns_that_fit(columns: list[list[str]]) -> int:
-    """Count the columns that fit a terminal, with two spaces between them."""
-    room = shutil.get_terminal_size((110, 24)).columns + 2
-    ends = accumulate(len(cells[0]) + 2 for cells in columns)
-    return sum(end <= room for end in ends)
+def folded(cells: tuple[str, ...], first: int) -> list[str]:
+    """Break a row into lines that fit the terminal; the first cells are in the first line only."""
+    width = shutil.get_terminal_size((110, 24)).columns
+    line = '  '.join(cells[:first])
+    indent = len(line)
+    lines = []
+    for cell in cells[first:]:
+        if len(line) > indent and len(line) + 2 + len(cell) > width:
+            lines.append(line.rstrip())
+            line = ' ' * indent
+        line += f'  {cell}'
+    return [*lines, line.rstrip()]
 
 
 def write_csv(path: Path, tables: dict[str, Table]) -> None:

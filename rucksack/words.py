@@ -16,10 +16,13 @@ from rucksack.device import bfloat16_unit
 from rucksack.errors import UserError, user_errors
 from rucksack.model import Backpack
 from rucksack.paper_lists import BAGS
-from rucksack.senses import affinities
+from rucksack.senses import Words, affinities
 from rucksack.tokenizer import encode
 
 PROMPT = 'When the nurse came into the room,'
+# Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese: scripts without spaces between words.
+WITHOUT_SPACES = ('[\u0e00-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef'
+                  '\U00020000-\U0003ffff]')
 IDS_AT_ONCE = 128  # for Eq. 17 of Small, the senses of these have 103M logits
 
 
@@ -87,65 +90,78 @@ def quoted(encoding: Encoding, ids: list[int]) -> str:
     return ' + '.join(map(repr, token_texts(encoding, ids)))
 
 
-def pieces_of(encoding: Encoding, word: str) -> list[int]:
-    """Find the ids of a word in a text, with its leading space; UserError for an unknown word.
+def inside_text(word: str) -> str:
+    """Write a word as inside a text: after a space, unless its script is written without spaces."""
+    return word if re.match(WITHOUT_SPACES, word) else f' {word}'
 
-    A word is unknown if a tokenizer of whole words splits off the space and spells the rest out.
+
+def tokens_of(encoding: Encoding, word: str) -> tuple[int, ...]:
+    """Find the ids of a word inside a text, with its leading space if one of them has it.
+
+    Raises UserError for a word that a vocabulary of whole words lacks.
     """
     if not word or word != word.strip():
-        raise UserError(f'{word!r} is no word; give one, without spaces around it')
-    ids = encoding.encode_ordinary(f' {word}')
-    if encoding.name == 'words' and encoding.decode_single_token_bytes(ids[0]) == b' ':
-        return [word_id(encoding, word)]
-    return ids
+        raise UserError(f'{word!r} is not a word; give one without spaces around it')
+    ids = encoding.encode_ordinary(inside_text(word))
+    if encoding.decode_single_token_bytes(ids[0]) == b' ':
+        if encoding.name == 'words':
+            raise UserError(f'{word!r} is not in the vocabulary; choose another word')
+        ids = ids[1:]
+    return tuple(ids)
 
 
 def word_id(encoding: Encoding, word: str) -> int:
-    """Find the id of a word inside a text, with its leading space; UserError if it has several."""
-    ids = encoding.encode_ordinary(f' {word}')
-    if len(ids) != 1 or not word:
+    """Find the id of a word inside a text; raises UserError if it has several."""
+    ids = tokens_of(encoding, word)
+    if len(ids) > 1:
         raise UserError(f'{word!r} is not one token (it splits into {quoted(encoding, ids)}); '
                         'choose another word')
     return ids[0]
 
 
 def word_ids(encoding: Encoding, words: Iterable[str]) -> list[int]:
-    """Find the ids of words inside a text; UserError unless each has one."""
+    """Find the ids of words inside a text; raises UserError unless each has one."""
     return [word_id(encoding, word) for word in words]
 
 
-def word_forms(encoding: Encoding, word: str) -> list[int | tuple[int, ...]]:
-    """Find the ids of a word inside a text and at its start.
+def edit_targets(encoding: Encoding, word: str) -> Words:
+    """Find what an edit of a word changes: its ids inside a text and at its start; None for *.
 
     The form at the start counts only if both forms are one token or both are several.
     """
-    forms = [pieces_of(encoding, word), encoding.encode_ordinary(word)]
+    if word == '*':
+        return None
+    forms = [tokens_of(encoding, word), tuple(encoding.encode_ordinary(word))]
     if len(forms[0]) == 1:
         return [ids[0] for ids in forms if len(ids) == 1]
-    return [tuple(ids) for ids in forms if len(ids) > 1]
-
-
-def count_whole(word: str, text: str) -> int:
-    """Count a word in a text, but for places where it is part of a longer word."""
-    edge = r'(?!(?<=\w)(?=\w))'  # no place between two letters
-    return len(re.findall(edge + re.escape(word) + edge, text))
-
-
-def describe(encoding: Encoding, word: str) -> str:
-    """Name the word; if it has several tokens, say where an edit of it applies."""
-    ids = pieces_of(encoding, word)
-    if len(ids) == 1:
-        return word
-    return f'{word} (the last of {quoted(encoding, ids)})'
+    return [ids for ids in forms if len(ids) > 1]
 
 
 def bag_ids(encoding: Encoding, words: list[str]) -> list[int]:
     """Find the ids of a bag of words, each once; a word of several tokens gives all of them.
 
-    The published code takes only a word's first token. UserError for an unknown word.
+    The published code takes only a word's first token. Raises UserError for an unknown word.
     """
-    ids = {i for word in words for i in pieces_of(encoding, word)}
+    ids = {i for word in words for i in tokens_of(encoding, word)}
     return sorted(ids)
+
+
+def describe(encoding: Encoding, word: str) -> str:
+    """Name the word of an edit; if it has several tokens, say where the edit applies."""
+    if word == '*':
+        return 'every word'
+    ids = tokens_of(encoding, word)
+    if len(ids) == 1:
+        return word
+    return f'{word} (the last of {quoted(encoding, ids)})'
+
+
+def count_whole(word: str, text: str) -> int:
+    """Count a word in a text, except where it is part of a longer word."""
+    if re.match(WITHOUT_SPACES, word):
+        return text.count(word)
+    edge = r'(?!(?<=\w)(?=\w))'  # no place between two letters
+    return len(re.findall(edge + re.escape(word) + edge, text))
 
 
 def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[int], list[str]]:

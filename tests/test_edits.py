@@ -18,7 +18,15 @@ from rucksack.edits import (
 from rucksack.errors import UserError
 from rucksack.senses import STRENGTHS, explain, separation
 from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
-from rucksack.words import bag_ids, pieces_of, read_lines, read_prompt, word_forms, word_list
+from rucksack.words import (
+    bag_ids,
+    edit_targets,
+    read_lines,
+    read_prompt,
+    tokens_of,
+    word_id,
+    word_list,
+)
 
 ENCODING = load_tokenizer(words_tokenizer(
     ['The nurse said that she met Apple and HP, and he met The nurse.']))
@@ -119,25 +127,39 @@ def test_a_file_without_words_is_named(content, folder):
 
 def test_the_forms_of_a_word_are_inside_a_text_and_at_its_start():
     """A form that the vocabulary spells out letter by letter is left out."""
-    assert word_forms(ENCODING, 'nurse') == [NURSE]
+    assert edit_targets(ENCODING, 'nurse') == [NURSE]
     inside = ENCODING.encode_ordinary(' The')
     at_start = ENCODING.encode_ordinary('The')
-    assert word_forms(ENCODING, 'The') == inside + at_start
+    assert edit_targets(ENCODING, 'The') == inside + at_start
 
 
 def test_a_word_of_several_tokens_has_forms_of_all_of_them():
     """A BPE splits any word, also one whose space is a token of its own."""
-    assert word_forms(PIECES, 'xist') == [(X, IST), (X_AT_START, IST)]
-    assert word_forms(PIECES, 'a xist')[0] == (A, X, IST)
-    space, i = PIECES.encode_ordinary(' '), PIECES.encode_ordinary('\u00ed')
-    assert word_forms(PIECES, '\u00edist') == [(*space, *i, IST), (*i, IST)]
+    assert edit_targets(PIECES, 'xist') == [(X, IST), (X_AT_START, IST)]
+    assert edit_targets(PIECES, 'a xist')[0] == (A, X, IST)
+
+
+@pytest.mark.parametrize('word', ['\u00edist', '\u4e2dist', '\u4e2d'])
+def test_a_space_that_is_a_token_of_its_own_is_no_part_of_a_word(word):
+    """Nor is one before a word of a script without spaces, whatever the tokenizer."""
+    assert tokens_of(PIECES, word) == tuple(PIECES.encode_ordinary(word))
+
+
+CHINESE = load_tokenizer({'name': 'gpt2', 'merges': ['ä ¸', 'ä¸ Ń', 'Ġ ä']})
+
+
+def test_a_word_without_a_space_before_it_is_one_token():
+    """A merge with the space would split it, but its script has no spaces."""
+    idx = torch.tensor([CHINESE.encode_ordinary('a\u4e2d\u4e2db')])
+    assert word_id(CHINESE, '\u4e2d') == 257
+    assert count_word('\u4e2d', CHINESE, [idx]) == (2, 2)
 
 
 @pytest.mark.parametrize('word', ['', ' nurse'])
 def test_a_word_is_given_without_spaces(word):
     """Its ids would be others, without a word."""
-    with pytest.raises(ValueError, match='no word'):
-        pieces_of(ENCODING, word)
+    with pytest.raises(ValueError, match='not a word'):
+        tokens_of(ENCODING, word)
 
 
 def test_a_bag_has_all_tokens_of_its_words_once():

@@ -38,7 +38,7 @@ ROWS = [
     ('sample', "--words ''", "''", 'out'), ('sample', '--csv x.csv', '--csv', 'out'),
     ('sample', '--words a,b --find she+he', '--words', 'out'),
     ('sample', '--start {} --words a,b --html x.html', '--html', 'out'),
-    ('sample', '--start {} --probs she', '--words', 'out'),
+    ('sample', '--show @words.txt', '@words.txt', 'out'), ('sample', '--show *:3', "'*:3'", 'out'),
     ('sample', '--show nurse:1=2', "'nurse:1=2'", 'out'), ('sample', '--export .', 'new', 'out'),
     ('sample', '--export x --show nurse', '--export', 'out'),
     ('sample', '--export out/toy', 'out/toy', 'out'), ('sample', '--find a,b/c', "'a'", 'out'),

@@ -296,9 +296,10 @@ def test_a_file_that_does_not_fit_its_model_is_refused(change, loaded, shift, tm
     ('The nurse said -> he | she', ['The nurse said', ' he', ' she'], 'equal'),
     ('The dogs -> bark > barks', ['The dogs', ' bark', ' barks'], 'order'),
     ('He left->, and', ['He left', ', and'], 'more'), ('He left -> .', ['He left', '.'], 'more'),
+    ('巴黎。我住在 -> 法国', ['巴黎。我住在', '法国'], 'more'),
     ("He -> 'Yes' > 's", ['He', " 'Yes'", "'s"], 'order'), ("'No -> '", ["'No", "'"], 'more')])
 def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
-    """A space joins them, but before punctuation."""
+    """A space joins them, except before punctuation and words of scripts without spaces."""
     assert parse_line(line) == (texts, wish)
 
 

@@ -25,7 +25,7 @@ from rucksack.page import in_8_bits, write_page
 from rucksack.senses import Edit, explain, scale_senses
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
 from rucksack.weights import count_parameters
-from rucksack.words import PROMPT, word_forms
+from rucksack.words import PROMPT, edit_targets
 
 WITHIN = 1e-4  # a probability of the page against PyTorch's
 
@@ -401,7 +401,7 @@ def test_a_word_at_the_start_is_the_same_word(tab, toy_page, toy):
     """Its sliders are those of the word inside the text, as an edit of it has both forms."""
     load(tab, toy_page, link('The nurse. The', 'The:3'))
     world = toy_world(toy, 'The nurse. The')
-    edit = scale_senses(word_forms(world.encoding, 'The'), [3], 0.0)
+    edit = scale_senses(edit_targets(world.encoding, 'The'), [3], 0.0)
     assert_shows(tab, world.probs(edit))
     for place in (0, 3):
         open_token(tab, place)

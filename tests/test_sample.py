@@ -4,10 +4,8 @@ import math
 import os
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pandas
 import pytest
 import torch
@@ -17,7 +15,6 @@ from torch.nn import functional as F
 
 from rucksack import sample
 from rucksack.cli import printable
-from rucksack.sample_tables import terms
 from rucksack.senses import (
     STRENGTHS,
     Edit,
@@ -71,17 +68,19 @@ def test_senses_off_shows_the_next_words_before_and_after(flags, world, capsys):
     assert_same(rows, world.next_words(world.probs(), after))
 
 
-@pytest.mark.parametrize('flags, fact', [
-    (['--edit', 'nurse:3=1'], 'nothing'), (['--edit', 'room: she -> she'], 'nothing'),
-    (['--edit', 'topic music=0'], 'nothing'),
-    (['--start', '{} said', '--words', 'nurse,guard', '--edit', 'sheriff:0', 'baker:3'],
-     'sheriff, baker')])
-def test_an_edit_without_effect_is_said_to_have_none(flags, fact, out, capsys):
-    """In the first line, once for all prompts, in place of the table."""
-    said = say(sample, capsys, *flags, *SHORT)
-    assert fact in said.splitlines()[0]
-    assert said.count(fact) == 1
-    assert not re.search('\nnext word +before', said)
+def test_words_of_an_edit_that_no_prompt_has_are_named(out, capsys):
+    """Once for all prompts."""
+    edit = ['--edit', 'nurse:1', 'sheriff:0', 'baker:3']
+    said = say(sample, capsys, '--start', 'The {} said', '--words', 'nurse,guard', *edit, *SHORT)
+    assert re.findall('Not in any prompt.*: (.*)', said) == ['sheriff, baker']
+
+
+@pytest.mark.parametrize('argv, differ', [(['--show', 'nurse:3'], 1), ([], 1),
+                                          (['--from', 'out/toy', '--show', 'nurse:3'], 0)])
+def test_of_a_model_we_chose_sense_numbers_are_said_to_differ(argv, differ, out, capsys):
+    """Where no --from names the model, as a number means another sense in another model."""
+    about, *_ = say(sample, capsys, *argv, *SHORT).splitlines()
+    assert about.count('Sense numbers differ between models') == differ
 
 
 def test_the_sense_that_a_pair_turns_off_is_printed(world, capsys):
@@ -91,6 +90,13 @@ def test_the_sense_that_a_pair_turns_off_is_printed(world, capsys):
     after = world.probs(scale_senses([world.id('nurse')], [best], 0.0))
     for word, p_before, p_after in world.next_words(world.probs(), after):
         assert re.search(rf"\n' ?{re.escape(word)}' +{p_before:.3f}  {p_after:.3f}", said), word
+
+
+def test_show_of_a_pair_has_the_sense_that_an_edit_turns_off(out, capsys):
+    """It is 10 after the prompt, and 11 at weight 1."""
+    said = say(sample, capsys, '--from', 'english', '--senses-off', 'nurse:she/he', *SHORT)
+    rows = ask(capsys, '--from', 'english', '--show', 'nurse:she/he')['show nurse:she/he']
+    assert {f'\nOff: sense {sense} of nurse' in said for sense, *_ in rows} == {True}
 
 
 def test_all_edits_apply_in_order_in_one_command(out, capsys):
@@ -144,8 +150,26 @@ def test_probs_are_those_of_each_prompt(out, capsys):
             she, he = p[[world.id('she'), world.id('he')]].tolist()
             row += [she, he, math.log(she / he)]
         expected.append(row)
-    argv = ['--start', 'My {} said that', '--words', 'nurse,sheriff', '--senses-off', 'nurse:3,5']
-    assert_same(ask(capsys, *argv, '--probs', 'she,he')['probs'], expected)
+    start = ['--start', 'My {} said that', '--words', 'nurse', '--words', 'sheriff']
+    probs = ['--senses-off', 'nurse:3,5', '--probs', 'she', '--probs', 'he']
+    assert_same(ask(capsys, *start, *probs)['probs'], expected)
+
+
+def test_equal_prompts_have_a_row_each(out, capsys):
+    """Rows are the lines of the file."""
+    lines = ['The nurse', 'The king', 'The nurse']
+    Path('prompts.txt').write_text('\n'.join(lines))
+    rows = ask(capsys, '--start', '@prompts.txt', '--probs', 'she')['probs']
+    assert [prompt for prompt, _ in rows] == lines
+
+
+@pytest.mark.parametrize('start, words', [('@prompts.txt', []), ('A {}', []), ('{}', ['A {}'])])
+def test_a_prompt_may_hold_braces_or_begin_with_at(start, words, out, capsys):
+    """Braces stand for themselves without --words, and @ does in a file of prompts."""
+    Path('prompts.txt').write_text('@nurse said')
+    words = ['--words', *words] if words else []
+    (prompt, _), = ask(capsys, '--start', start, *words, '--probs', 'she')['probs']
+    assert prompt == ('@nurse said' if start == '@prompts.txt' else 'A {}')
 
 
 def test_a_csv_holds_any_prompt(out, capsys):
@@ -180,13 +204,16 @@ def up_to_its_end(world: World, ids: list[int]) -> str:
 
 def drawn(world: World, idx: Tensor, edit: Edit | None = None) -> list[str]:
     """The three texts that generate draws as DRAWN asks."""
-    torch.manual_seed(3)
-    made = world.model.generate(idx.expand(3, -1), 60, 0.7, 5, edit=edit)
-    return [up_to_its_end(world, ids) for ids in made.tolist()]
+    texts = []
+    for seed in (3, 4, 5):
+        torch.manual_seed(seed)
+        made = world.model.generate(idx, 60, 0.7, 5, edit=edit)
+        texts.append(up_to_its_end(world, made[0].tolist()))
+    return texts
 
 
 def test_samples_are_those_of_generate_before_and_after(world, capsys):
-    """Both are drawn with the seed, and end before the end-of-text."""
+    """Text i is drawn with the seed S + i - 1, and ends before the end-of-text."""
     said = say(sample, capsys, '--senses-off', '*:0,1,2,3', *DRAWN)
     before = drawn(world, world.idx)
     after = drawn(world, world.idx, scale_senses(None, [0, 1, 2, 3], 0.0))
@@ -243,8 +270,8 @@ def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
     expected = []
     for l, own in ((9, -2 * C[9]), (3, C[3])):
         scores = world.E @ own
-        lowered = [-cell if isinstance(cell, float) else cell for cell in world.top(-scores, 8)]
-        expected.append([l, '+', *world.top(scores, 8)])
+        lowered = [-cell if isinstance(cell, float) else cell for cell in world.top(-scores, 10)]
+        expected.append([l, '+', *world.top(scores, 10)])
         expected.append([l, '-', *lowered])
     tables = ask(capsys, '--edit', 'nurse:9=-2', '--show', 'nurse:9,3')
     assert_same(tables['show nurse:9,3'], expected)
@@ -329,15 +356,6 @@ def test_explain_has_all_terms_the_largest_first(asked, words, world, capsys):
         numbers = [x[j, l].item() for x in (terms, alpha, scores)]
         expected.append([*numbers, world.word(world.ids[j]), j, l])
     assert_same(ask(capsys, '--edit', 'nurse:0-3=0.5', '--explain', *asked)['explain'], expected)
-
-
-def test_terms_take_the_ids_of_one_text_alone(world):
-    """As any integers; the ids of two texts are refused with their shape."""
-    explain = partial(terms, world.model, world.encoding, direction=world.E[0])
-    adds, expected = (explain(ids([[5, 7]]))['adds'] for ids in (np.uint16, torch.tensor))
-    assert adds.tolist() == expected.tolist()
-    with pytest.raises(ValueError, match=re.escape('(2, 1)')):
-        explain([[5], [7]])
 
 
 def test_control_characters_do_not_reach_the_terminal(out, capsys):

@@ -24,7 +24,7 @@ from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, replace_word, scale_senses, senses_after, separation, topic
 from rucksack.tokenizer import load_tokenizer
 from rucksack.weights import from_pretrained
-from rucksack.words import bag_ids, scores_of_bags, word_forms, word_id
+from rucksack.words import bag_ids, edit_targets, scores_of_bags, word_id
 
 N_STORIES = 64_000
 N_TRAIN = 60_000  # the others are held out
@@ -230,7 +230,7 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
     he = word_id(encoding, 'he')
     biased = [noun for noun, (odds, _, _) in world.ROLES.items() if odds != world.EVEN]
     nouns = sorted(biased, key=lambda noun: -bias_ratio(backpack, [noun]))[:16]
-    forms = [word_forms(encoding, noun) for noun in nouns]
+    forms = [edit_targets(encoding, noun) for noun in nouns]
     inside = [ids[0] for ids in forms]
     scores = separation(model, torch.tensor(inside), she, he).abs()  # (16, k)
     found = scores.mean(0).argmax().item()
@@ -239,7 +239,7 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
     ratio = bias_ratio(backpack, nouns, without)
     pronouns = []
     for word in ('she', 'he', 'they', 'her', 'his', 'their'):
-        pronouns += word_forms(encoding, word)
+        pronouns += edit_targets(encoding, word)
     about_them = [story for story, _ in held_out_stories()
                   if any(f' {noun} ' in story for noun in nouns)]
     plain_loss = story_loss(backpack, about_them, None, pronouns).mean()
@@ -266,7 +266,7 @@ def test_a_product_changes_its_maker(backpack):
         prompts = [torch.tensor([text]) for text in texts]
         before = [model(idx)[0, -1] for idx in prompts]  # (V,) each
         for new in ids.keys() - {old}:
-            edit = replace_word(model, word_forms(encoding, product), ids[old], ids[new])
+            edit = replace_word(model, edit_targets(encoding, product), ids[old], ids[new])
             for idx, plain in zip(prompts, before):
                 logits = model(idx, C=senses_after(model, idx, edit))[0, -1]  # (V,)
                 change = logits - plain
