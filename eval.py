@@ -31,7 +31,6 @@ from rucksack.paper.likelihood import (
     wikitext_table,
 )
 from rucksack.paper.similarity import similarity_table
-from rucksack.paper.timing import SIZES, timing_table
 from rucksack.paper.topics import topic_table
 from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.weights import BUNDLED
@@ -80,10 +79,6 @@ TABLES = {
         topic_table,
         'Table 12    topic control, compared with PPLM on the Transformer',
         flags=('texts', 'length', 'step_sizes'), needs_senses=True),
-    'timing': Kind(
-        timing_table,
-        'Table 7     forward pass, training step and generation',
-        flags=('size', 'device', 'dtype'), needs_senses=True, is_of_one=True),
     'senses': Kind(
         senses_table,
         '            the loss on a text without each sense, and its part in the sum',
@@ -110,8 +105,7 @@ def shared_flags() -> Parser:
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
-        help='precision of losses, generated texts and timing (default: bfloat16 on CUDA, else '
-             'float32; timing: auto, as in train.py)')
+        help='precision of losses and generated texts [bfloat16 on CUDA, else float32]')
     add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv loss.csv')
     return shared
 
@@ -121,7 +115,7 @@ def make_parser() -> Parser:
     listed = '\n'.join(f'    {name:<12} {kind.about}' for name, kind in TABLES.items())
     parser = Parser(prog='eval.py', description=f'{__doc__}\n{listed}',
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(runs=[], size=None, edits=None)
+    parser.set_defaults(runs=[], edits=None)
     commands = parser.add_subparsers(
         dest='table', metavar='TABLE', required=True,
         help='one of those above, or all; eval.py TABLE --help lists its flags')
@@ -135,8 +129,6 @@ def make_parser() -> Parser:
             help='tokens per text [100]')
         add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
             help="step sizes of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
-    of['timing'].add_argument('--size', choices=SIZES,
-                              help='a size from the paper, in place of --from')
     add = of['examples'].add_argument
     add('--wish', choices=WISHES,
         help='what the rows of a .jsonl wish for [more; equal for suffix1 and suffix2]')
@@ -215,8 +207,8 @@ def run(argv: list[str]) -> None:
     """Print a table, or all that can be made; write the numbers after each."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    if (args.source or args.baseline) and (args.size or args.runs):
-        parser.error('--from and --baseline cannot be combined with --size or RUN')
+    if (args.source or args.baseline) and args.runs:
+        parser.error('--from and --baseline cannot be combined with RUN')
     names = [args.table]
     if args.table == 'all':
         names = [name for name, kind in TABLES.items() if kind.in_all]
@@ -224,9 +216,7 @@ def run(argv: list[str]) -> None:
     if args.baseline and is_of_one:
         parser.error(f'{args.table} is about one model; drop --baseline')
     csv_file = output_path('--csv', args.csv, CSV_BEGINS)
-    models = []
-    if not args.size:
-        models = load_models(args, takes_baseline=not is_of_one)
+    models = load_models(args, takes_baseline=not is_of_one)
     for loaded in models:
         print(loaded.about())
     tables = {}

@@ -4,36 +4,41 @@
     python train.py config/train_toy.py --model=gpt --max_iters=500
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
-Settings come from the class Settings, then from config files, then from --key=value. A run writes
-ckpt.pt (the latest state), best.pt (the lowest validation loss) and log.csv to its folder in out/.
-On a CPU with one or two processes, a run killed and resumed ends as if uninterrupted, bit for bit.
+Flags override config files, and config files override the defaults below. A run writes ckpt.pt (the
+latest state), best.pt (the lowest validation loss) and log.csv to its folder in out/. On a CPU with
+one or two processes, killing and resuming a run changes no bit of its result.
+
+Read train() from top to bottom: it is the whole run, in the order in which it happens.
 """
 
 import math
 import sys
-import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
 
-from rucksack.cli import run_cli
-from rucksack.data import TokenDataset, data_folder, facts_of, read_meta, texts_of_step
-from rucksack.errors import user_errors
+from rucksack import start
+from rucksack.cli import discard_output, forget_signals, note_signals, run_cli
+from rucksack.data import check_ids, data_folder, data_id, read_bin, read_meta
+from rucksack.device import bfloat16_unit, can_compile, find_device, to_device, tune
+from rucksack.errors import UserError, user_errors
 from rucksack.fast import DistinctIds, distinct_ids
+from rucksack.files import locked_folder, save_tensors
 from rucksack.model import GPT, Backpack, Config
-from rucksack.training import report
-from rucksack.training.machine import Machine, configure_machine, leave_processes
-from rucksack.training.optimizers import make_optimizers, set_rates
-from rucksack.training.run_folder import RunFolder, check_loss, locked, refuse_to_replace
-from rucksack.training.settings import parse_settings, setting, with_decided
-from rucksack.training.start import find_start, out_dir_of, warmup_of
-from rucksack.training.stuck import stuck_senses
+from rucksack.optimizers import all_finite, make_optimizers, restore, set_rates
+from rucksack.processes import find_processes, leave_processes
+from rucksack.run_log import RunLog
+from rucksack.settings import parse_settings, setting
+from rucksack.stuck import stuck_senses
+from rucksack.weights import from_checkpoint, make_model
 
 # -----------------------------------------------------------------------------
 # Settings.
@@ -56,29 +61,29 @@ class Settings:
     block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
     dropout: float = setting(0.0, 'dropout in the contextualizer')
     batch_size: int = setting(32, 'sequences per micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, of all processes', low=1)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, in all', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
     optimizer: str = setting('muon', 'muon for matrices, or adamw', choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(3e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'factor on the rates of the contextualizer and embeddings')
-    warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5%% of max_iters)', low=-1)
-    min_lr: float = setting(0.0, 'learning rate that the decay reaches one step after the last')
-    weight_decay: float = setting(0.1, 'weight decay of matrices')
+    loaded_lr: float = setting(1.0, 'learning-rate multiplier for contextualizer and embeddings')
+    warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5% of max_iters)', low=-1)
+    min_lr: float = setting(0.0, 'final learning rate')
+    weight_decay: float = setting(0.1, 'weight decay for matrices')
     decay_embeddings: bool = setting(True, 'apply weight decay to the embeddings too')
     beta1: float = setting(0.9, 'first beta of AdamW', high=0.9999999)
     beta2: float = setting(0.95, 'second beta of AdamW', high=0.9999999)
     grad_clip: float = setting(1.0, 'clip gradients to this norm (0: never)')
-    eval_interval: int = setting(1000, 'steps between checkpoints, which are evaluated', low=1)
+    eval_interval: int = setting(1000, 'steps between evaluations, each with a checkpoint', low=1)
     eval_iters: int = setting(100, 'validation batches per evaluation (always the same)', low=1)
-    keep_every: int = setting(0, 'keep the weights every N steps, as ckpt-STEP.pt (0: never)')
+    keep_every: int = setting(0, 'keep the parameters every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
     wandb_log: bool = setting(False, 'log to Weights & Biases too, in the project WANDB_PROJECT')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
     dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32 or bfloat16',
                          choices=('auto', 'float32', 'bfloat16'))
     compile: bool = setting(True, 'use torch.compile, on CUDA and on CPUs with a C++ compiler')
-    seed: int = setting(1337, 'random seed for weights, data order and dropout')
+    seed: int = setting(1337, 'random seed for parameters, data order and dropout')
 
     @property
     def tokens_per_step(self) -> int:
@@ -86,239 +91,272 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
     def config(self, n_vocab: int) -> Config:
-        """Make the config of a model for data with n_vocab ids; ValueError if sizes do not fit."""
-        rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
+        """Make the config of a model for n_vocab ids. Raises UserError if sizes do not fit."""
+        n_rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
         n_sense = 0 if self.model == 'gpt' else self.n_sense
-        return Config(self.block_size, rows, n_vocab, self.n_layer, self.n_head, self.n_embd,
-                      n_sense, self.sense_hidden, self.dropout)
-
-
-def parse_args(argv: list[str]) -> tuple[Settings, set[str]]:
-    """Read all settings; also returns the names of those that were typed."""
-    s, typed, configs = parse_settings(Settings, argv)
-    out_dir = s.out_dir or out_dir_of(s.dataset, s.model, configs)
-    return replace(s, out_dir=out_dir), typed
+        with user_errors('this model', problem='cannot be made'):
+            return Config(self.block_size, n_rows, n_vocab, self.n_layer, self.n_head, self.n_embd,
+                          n_sense, self.sense_hidden, self.dropout)
 
 
 # -----------------------------------------------------------------------------
-# Learning rate.
+# What depends on the number of the step alone: its learning rate and its data.
 
 
-def share_of_peak(step: int, s: Settings) -> float:
-    """Compute a step's learning rate, as a share of its peak: linear warmup, then linear decay.
+def lr_scale(step: int, s: Settings) -> float:
+    """Compute a step's learning rate as a fraction of the peak: linear warmup, then linear decay.
 
-    Steps count from 0, so the decay would reach min_lr at step max_iters, one after the last.
-    min_lr is a rate of AdamW; Muon's is the same share of its own peak.
+    Steps count from 0. min_lr is AdamW's; Muon ends at the same fraction of its own peak.
     """
     if step < s.warmup_iters:
         return (step + 1) / s.warmup_iters
-    progress = (step - s.warmup_iters) / (s.max_iters - s.warmup_iters)
-    floor = s.min_lr / s.learning_rate if s.learning_rate else 0.0
-    return 1 + progress * (floor - 1)
+    final = s.min_lr / s.learning_rate if s.learning_rate else 0.0
+    progress = (step - s.warmup_iters) / (s.max_iters - s.warmup_iters)  # 0 to almost 1
+    return 1 + progress * (final - 1)
+
+
+@lru_cache(maxsize=2)  # a step may span two epochs
+def epoch_order(seed: int, epoch: int, n: int) -> np.ndarray:
+    """Shuffle the indices of n chunks for one epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(n)
+
+
+def chunks_of_step(step: int, s: Settings, n: int) -> np.ndarray:
+    """Choose the chunks that a step reads from n: indices (micro-batches, batch_size).
+
+    Each epoch reads each chunk once. Because only the seed and the step decide, a resumed run reads
+    what it would have read anyway, and so does a run on more processes.
+    """
+    size = s.gradient_accumulation_steps * s.batch_size
+    places = range(step * size, (step + 1) * size)  # counted over all epochs
+    chunks = [epoch_order(s.seed, place // n, n)[place % n] for place in places]
+    return np.array(chunks).reshape(-1, s.batch_size)
+
+
+def spread(n: int, total: int) -> np.ndarray:
+    """Choose n of total chunks to evaluate on: evenly spaced, always the same."""
+    n = min(n, total)
+    return np.arange(n) * total // n
 
 
 # -----------------------------------------------------------------------------
-# A step, and an evaluation.
+# The run.
 
 
-def loss_of(loss_model: nn.Module, data: TokenDataset, texts: np.ndarray, machine: Machine
-            ) -> Tensor:
-    """Compute the mean loss of texts, given by their numbers: a scalar, in nats per token."""
-    idx, targets = data(texts)  # (B, T) each
-    ids, places = distinct_ids(idx)  # (n,) and (B, T); the senses of an id are computed once
-    idx, targets, ids, places = machine.to_device(idx, targets, ids, places)
-    with machine.autocast():
-        return loss_model(idx, targets, ids, places)
+def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
+    """Train from a checkpoint (or {}), a given model (or None), or scratch; returns exit code."""
+    # ---- The processes. torchrun starts one for each GPU; the first alone prints and writes files.
+    rank, local_rank, world = find_processes()
+    if rank > 0:
+        discard_output()
+    n_micro = s.gradient_accumulation_steps
+    if n_micro % world != 0:
+        raise UserError(f'gradient_accumulation_steps={n_micro} is not a multiple of {world}, the '
+                        'number of processes')
 
+    # ---- The device and its number format. Matrix products are in dtype. Parameters, gradients and
+    # moments stay in float32, because bfloat16 would round small updates away.
+    device = find_device(s.device)
+    if device == 'cuda':
+        device = f'cuda:{local_rank}'
+    if s.dtype == 'auto':
+        s = replace(s, dtype='bfloat16' if bfloat16_unit(device) else 'float32')
+    tune(device, s.dtype)
+    kind = torch.device(device).type
+    autocast = torch.autocast(kind, torch.bfloat16, enabled=s.dtype == 'bfloat16')
+    if world > 1:
+        dist.init_process_group('cpu:gloo,cuda:nccl' if kind == 'cuda' else 'gloo')
 
-def forward_backward(loss_model: nn.Module, data: TokenDataset, step: int, s: Settings,
-                     machine: Machine) -> Tensor:
-    """Add the gradients of a step's mean loss to the parameters.
+    def over_processes(x: Tensor, operation=dist.ReduceOp.SUM) -> float:
+        """Add up a number over all processes, or apply another operation."""
+        if world > 1:
+            dist.all_reduce(x, operation)
+        return x.item()
 
-    Returns the mean loss of this process's micro-batches. Processes take the micro-batches
-    round-robin, and synchronise once, after their last one.
-    """
-    n = s.gradient_accumulation_steps
-    micro_batches = texts_of_step(s.seed, step, n * s.batch_size, data.n).reshape(n, -1)
-    own = range(machine.rank, n, machine.world)
-    losses = []
-    for i in own:
-        torch.manual_seed(s.seed * 1_000_003 + step * n + i)  # dropout depends only on this seed
-        if machine.world > 1:
-            loss_model.require_backward_grad_sync = i == own[-1]  # as with DDP's no_sync
-        loss = loss_of(loss_model, data, micro_batches[i], machine) / len(own)
-        loss.backward()
-        losses.append(loss.detach())
-    return torch.stack(losses).sum()
+    # ---- The data: two files of token ids, mapped into memory, in chunks of block_size.
+    out = Path(s.out_dir)
+    folder = data_folder(s.dataset)
+    meta = read_meta(folder)
+    if checkpoint and checkpoint['data'] != data_id(meta):
+        raise UserError(f'{folder} is not the data that {s.out_dir} was trained on; restore it')
+    tokens = {name: read_bin(folder / f'{name}.bin', meta) for name in ('train', 'val')}
+    n_chunks = {name: (len(ids) - 1) // s.block_size for name, ids in tokens.items()}
+    if min(n_chunks.values()) == 0:
+        raise UserError(f'{folder} has too few tokens for one text; choose a smaller --block_size')
 
+    def read(name: str, chunks: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Read the chunks with these indices (B,): idx and targets, (B, T) each."""
+        spans = chunks[:, None] * s.block_size + np.arange(s.block_size + 1)  # (B, T + 1)
+        ids = tokens[name][spans].astype(np.int64)  # uint16 on the disk
+        check_ids(ids, meta, folder / f'{name}.bin')
+        ids = torch.from_numpy(ids)
+        return ids[:, :-1], ids[:, 1:]  # the target at each position is the next id
 
-@torch.no_grad()
-def evaluate(loss_model: nn.Module, data: TokenDataset, s: Settings, machine: Machine
-             ) -> float | None:
-    """Compute the mean loss in nats per token on texts spread over the data, always the same.
-
-    None if a signal breaks it off. The model is in evaluation mode afterwards.
-    """
-    texts = data.spread(s.eval_iters * s.batch_size)
-    batches = np.split(texts, range(s.batch_size, len(texts), s.batch_size))
-    total = 0.0
-    loss_model.eval()
-    for i, batch in enumerate(batches):
-        rank = i % machine.world  # of the process that takes this batch
-        if rank == 0 and machine.noted_signal():  # to any process; all get the same answer
-            return None
-        if rank == machine.rank:
-            total += loss_of(loss_model, data, batch, machine).item() * len(batch)
-    return machine.sum_over_processes(torch.tensor(total, dtype=torch.float64)) / len(texts)
-
-
-# -----------------------------------------------------------------------------
-# A run.
-
-
-@dataclass
-class Trainer:
-    """What the loop works with."""
-
-    settings: Settings
-    machine: Machine
-    folder: RunFolder
-    model: Backpack | GPT
-    loss_model: nn.Module  # the model as it is trained: compiled, in DDP; returns the loss
-    optimizers: list[Optimizer]
-    train_data: TokenDataset
-    val_data: TokenDataset
-    last: tuple[int, float]  # step and time of the last log line or evaluation, for the speed
-
-    def save_and_evaluate(self, step: int) -> None:
-        """Save, then evaluate: a run that is broken off meanwhile resumes here.
-
-        Step 0 is evaluated first: until a new run has saved, an older one in its folder stays.
-        """
-        if step > 0:
-            self.folder.save(step)
-        if step == self.folder.evaluated_step:  # before the run was resumed
-            return
-        loss = evaluate(self.loss_model, self.val_data, self.settings, self.machine)
-        if loss is None:
-            return
-        row = {'tokens': step * self.settings.tokens_per_step, 'val_loss': loss}
-        if isinstance(self.model, Backpack):
-            row |= stuck_senses(self.model, self.val_data, self.machine)
-        self.loss_model.train()
-        self.machine.print0(report.evaluation_lines(step, row))
-        self.folder.log_evaluation(step, row)
-        self.last = step, time.perf_counter()
-
-    def log_step(self, step: int, loss: Tensor, norm: Tensor, share: float) -> None:
-        """Print and log the numbers of a step, and its tokens per second, evaluations excluded."""
-        s = self.settings
-        loss = self.machine.sum_over_processes(loss) / self.machine.world  # waits for the device
-        check_loss(step, loss)
-        last_step, last_time = self.last
-        self.last = step, time.perf_counter()
-        speed = (step - last_step) * s.tokens_per_step / (self.last[1] - last_time)
-        row = {
-            'tokens': step * s.tokens_per_step,
-            'loss': loss,
-            'learning_rate': share * s.learning_rate,
-            'grad_norm': norm.item(),
-            'tokens_per_second': round(speed)}
-        if s.optimizer == 'muon':
-            row['muon_lr'] = share * s.muon_lr
-        self.machine.print0(report.log_line(step, row, (s.max_iters - step) * s.tokens_per_step))
-        self.folder.log(step, row)
-
-
-def set_up(s: Settings, typed: set[str]) -> Trainer:
-    """Make what the loop works with. The folder of the run must be locked."""
-    # What the run starts from decides some settings.
-    begin = find_start(s.init_from, Path(s.out_dir), s.dataset, s.block_size, typed)
-    s = with_decided(s, typed, begin.settings, begin.name)
-    if s.init_from != 'resume' and not s.overwrite:
-        refuse_to_replace(Path(s.out_dir))
-    data = data_folder(s.dataset)
-    meta = read_meta(data)
-    train_data = TokenDataset(data, 'train', meta, s.block_size)
-    val_data = TokenDataset(data, 'val', meta, s.block_size)
-
-    # The device, its number format and, under torchrun, the other processes.
-    machine = configure_machine(s.device, s.dtype, s.gradient_accumulation_steps)
-    machine.check_agreement(f'{begin.state.get("log")} {facts_of(meta)}', f'{s.out_dir}, {data}')
-    warmup_iters = warmup_of(s.warmup_iters, s.max_iters, machine)
-    s = replace(s, dtype=machine.dtype, warmup_iters=warmup_iters)
-
-    # The model and its optimizers. Compiled, the loss is one graph; DDP averages gradients.
+    # ---- The model.
     torch.manual_seed(s.seed)
-    with user_errors('this model', problem='cannot be made'):
-        model = begin.make(s.config(meta['vocab_size'])).to(machine.device).train()
+    if checkpoint:  # resume: the parameters of the run so far
+        with user_errors(out / 'ckpt.pt'):
+            model = from_checkpoint(checkpoint)
+    elif given is not None:  # fine-tune: given parameters, with new senses for a GPT if asked
+        model = start.start_from(given, s.config(meta['vocab_size']))
+    else:  # scratch: random parameters
+        model = make_model(s.config(meta['vocab_size']))
+    model.to(device).train()
+
+    # ---- Its optimizers, and the form that is trained. DistinctIds(model) returns the loss that
+    # model(idx, targets) does, but computes the senses of each id only once a batch, which saves a
+    # fifth of a step. DDP averages gradients over the processes.
     optimizers = make_optimizers(model, s)
-    loss_model = machine.wrap(DistinctIds(model), s.compile)
+    if checkpoint:
+        with user_errors(out / 'ckpt.pt'):
+            restore(optimizers, checkpoint['optimizers'])
+    loss_model = DistinctIds(model)
+    if s.compile and can_compile(device):
+        loss_model = torch.compile(loss_model)
+    if world > 1:
+        loss_model = DistributedDataParallel(loss_model)
 
-    facts = {'model_config': asdict(model.config), 'tokenizer': meta['tokenizer'],
-             'settings': asdict(s), 'data': facts_of(meta)}  # stored in every checkpoint
-    folder = RunFolder(Path(s.out_dir), model, optimizers, facts, begin.state, machine.rank == 0)
-    machine.print0(report.summary(model, machine, begin.state))
-    machine.print0(report.plan(s.max_iters, s.tokens_per_step, train_data, s.out_dir))
-    last = begin.state.get('step', 0), time.perf_counter()
-    return Trainer(s, machine, folder, model, loss_model, optimizers, train_data, val_data, last)
+    def loss_of(name: str, chunks: np.ndarray) -> Tensor:
+        """Compute the mean loss of some chunks: a scalar, in nats per token."""
+        idx, targets = read(name, chunks)
+        batch = to_device([idx, targets, *distinct_ids(idx)], device)
+        torch._dynamo.mark_dynamic(batch[2], 0)  # one compiled graph for any number of ids
+        with autocast:
+            return loss_model(*batch)
 
+    # ---- Evaluation: the loss, and how many senses are stuck, which the loss does not show.
+    @torch.no_grad()
+    def evaluate() -> dict:
+        """Evaluate the model on validation data: a row of the log."""
+        loss_model.eval()
+        chunks = spread(s.eval_iters * s.batch_size, n_chunks['val'])
+        batches = np.split(chunks, range(s.batch_size, len(chunks), s.batch_size))
+        sums = [loss_of('val', batch).item() * len(batch) for batch in batches[rank::world]]
+        total = over_processes(torch.tensor(sum(sums), dtype=torch.float64))
+        row = {'val_loss': total / len(chunks)}
+        if model.config.n_sense:
+            idx, _ = read('val', spread(16, n_chunks['val']))
+            with autocast:
+                row |= stuck_senses(model, idx.to(device))
+        loss_model.train()
+        return row
 
-def train(trainer: Trainer) -> int:
-    """Train a model that is set up; returns the exit code."""
-    s = trainer.settings
-    machine = trainer.machine
-    folder = trainer.folder
-    step = folder.saved_step or 0
-    machine.note_signals()  # Ctrl-C and SIGTERM do not break off a step
+    # ---- The log and the checkpoints.
+    step = checkpoint.get('step', 0)
+    saved_step = checkpoint.get('step')
+    best_val_loss = checkpoint.get('best_val_loss', math.inf)
+    log = RunLog(s, checkpoint, rank)
+
+    def save(name: str) -> None:
+        """Write a checkpoint, which appears whole or not at all."""
+        if not all_finite(model, optimizers):
+            raise FloatingPointError(f'a parameter or a moment is not finite at step {step}')
+        state = {
+            'step': step,
+            'model': model.state_dict(),
+            'model_config': asdict(model.config),
+            'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
+            'best_val_loss': best_val_loss,
+            'settings': asdict(s),
+            'tokenizer': meta['tokenizer'],
+            'data': data_id(meta),
+            'wandb_id': log.wandb_id}
+        if rank == 0:
+            save_tensors(out / name, state)
+
+    # ---- The loop. A first Ctrl-C or SIGTERM lets the step finish; a second one stops at once.
+    print(start.summary(s, model, device, world, len(tokens['train'])), flush=True)
+    signals = note_signals()
+    log.start_clock(step)
     try:
         while True:
-            # Save and evaluate: at step 0, every eval_interval steps, and at the end.
+            # Evaluate and save: at step 0, every eval_interval steps, and at the end. ckpt.pt comes
+            # last, so a run killed before that resumes earlier and does all of this again.
             is_done = step >= s.max_iters
-            if step % s.eval_interval == 0 or is_done:
-                trainer.save_and_evaluate(step)
-            signal = machine.noted_signal()
-            if is_done or signal:
+            if (step % s.eval_interval == 0 or is_done) and step != saved_step:
+                row = evaluate()
+                log.add(step, row)
+                if row['val_loss'] <= best_val_loss:
+                    best_val_loss = row['val_loss']
+                    save('best.pt')
+                save('ckpt.pt')
+                if saved_step is None and rank == 0:
+                    start.remove_kept(out)  # of an older run, with --overwrite
+                saved_step = step
+                log.start_clock(step)
+            stop = over_processes(torch.tensor(max(signals)), dist.ReduceOp.MAX)  # the same in all
+            if stop or is_done:
                 break
 
-            share = share_of_peak(step, s)
-            set_rates(trainer.optimizers, share)
+            # Forward and backward. A batch too large for memory comes in micro-batches, whose
+            # gradients add up. Processes take micro-batches in turn. Each process computes the mean
+            # over its own, and DDP the mean over processes: together, the mean over the batch.
+            chunks = chunks_of_step(step, s, n_chunks['train'])  # (n_micro, batch_size)
+            own = range(rank, n_micro, world)
+            loss = torch.zeros((), device=device)
+            for i in own:
+                # Dropout must not depend on which process takes a micro-batch.
+                torch.manual_seed(s.seed * 1_000_003 + step * n_micro + i)
+                # DDP exchanges gradients in backward(); once, after the last one, is enough.
+                loss_model.require_backward_grad_sync = i == own[-1]
+                micro_loss = loss_of('train', chunks[i]) / len(own)
+                micro_loss.backward()
+                loss += micro_loss.detach()
 
-            # Forward and backward through all micro-batches; then clip and update.
-            loss = forward_backward(trainer.loss_model, trainer.train_data, step, s, machine)
-            norm = clip_grad_norm_(trainer.model.parameters(), s.grad_clip or math.inf)
-            for optimizer in trainer.optimizers:
+            # Clip the gradients, and update the parameters.
+            scale = lr_scale(step, s)
+            set_rates(optimizers, scale)
+            norm = clip_grad_norm_(model.parameters(), s.grad_clip or math.inf)
+            for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
             step += 1
 
-            # Log the step, and keep a permanent copy of the parameters, if these are due.
             if step % s.log_interval == 0 or step == s.max_iters:
-                trainer.log_step(step, loss, norm, share)
+                row = {
+                    'loss': over_processes(loss) / world,  # waits for the device
+                    'learning_rate': scale * s.learning_rate,
+                    'grad_norm': norm.item()}
+                if s.optimizer == 'muon':
+                    row['muon_lr'] = scale * s.muon_lr
+                log.add(step, row)
             if s.keep_every and step % s.keep_every == 0:
-                folder.keep(step)
-
-        if signal:
-            if step > 0:
-                folder.save(step)
-            machine.print0(f'train.py: {folder.interrupted()}', sys.stderr)
-            return 128 + signal
-        machine.print0(f'done: {s.out_dir}/ckpt.pt')
-        return 0
-    except (RuntimeError, MemoryError) as error:
-        raise report.explained(error, folder.what_is_saved())
-    except (FloatingPointError, OSError) as error:
-        machine.print0(f'train.py: stopped: {error}; {folder.what_is_saved()}', sys.stderr)
+                save(f'ckpt-{step}.pt')
+        if step != saved_step:
+            save('ckpt.pt')
+    except (FloatingPointError, OSError) as error:  # a number is not finite, or the disk is full
+        print(f'train.py: stopped: {error}; {out}/ckpt.pt is of step {saved_step}', file=sys.stderr)
         return 1
     finally:
-        machine.forget_signals()
+        forget_signals()
+    if stop:
+        print(f'train.py: interrupted: {out}/ckpt.pt is saved at step {step}; continue with '
+              f'python train.py --init_from=resume --out_dir={out}', file=sys.stderr)
+        return 128 + stop
+    print(f'done: {out}/ckpt.pt')
+    return 0
 
 
 def run(argv: list[str]) -> int:
-    """Run the command line; returns the exit code."""
-    s, typed = parse_args(argv)
-    with locked(Path(s.out_dir)):  # before anyone looks into it
-        code = train(set_up(s, typed))
+    """Read the settings, lock the folder of the run, and train; returns the exit code."""
+    s, typed, configs = parse_settings(Settings, argv)
+    checkpoint = {}
+    given = None
+    if s.init_from not in ('scratch', 'resume'):
+        given, s = start.load_given(s, typed)  # its sizes replace those of the settings
+    if not s.out_dir:
+        s = replace(s, out_dir=start.out_dir_of(s.dataset, s.model, configs))
+    out = Path(s.out_dir)
+    busy = f'another process is training in {out}; choose another --out_dir'
+    is_first = find_processes()[0] == 0
+    with locked_folder(out, busy) if is_first else nullcontext():  # before it is read
+        if s.init_from == 'resume':
+            checkpoint, s = start.load_run(s, typed)  # its settings replace those of the configs
+        elif not s.overwrite:
+            start.refuse_to_replace(out)
+        if s.warmup_iters < 0:
+            s = replace(s, warmup_iters=round(0.05 * s.max_iters))
+        code = train(s, checkpoint, given)
     leave_processes(code)
     return code
 

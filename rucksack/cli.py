@@ -1,15 +1,16 @@
-"""What every script stands on: the place of the lessons, command lines, progress."""
+"""Command lines, progress bars, signals, and the folder of the package."""
 
 import argparse
 import io
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rucksack.errors import LocalError, UserError
+from rucksack.errors import UserError
 
 HOME = Path(__file__).parent  # where the lessons, the scripts, config/ and pretrained/ are
 if not (HOME / 'model.py').exists():  # in a clone, not installed
@@ -45,14 +46,43 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         discard_output()
     except (UserError, OSError) as error:
         code = 2
-        is_first = os.environ.get('LOCAL_RANK', '0') == '0'  # of the processes of torchrun
-        if is_first or isinstance(error, LocalError):
-            complain(script, str(error))
+        complain(script, str(error))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        code = 2
+        complain(script, 'out of memory; work on less at once: with train.py, lower --batch_size '
+                         'and raise --gradient_accumulation_steps to match')
     except KeyboardInterrupt:
         code = 130
         complain(script, 'interrupted')
     if code:
         sys.exit(code)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether a device had not enough memory; torch has no class of error for the CPU."""
+    is_of_device = type(error).__name__ == 'OutOfMemoryError'
+    return is_of_device or isinstance(error, MemoryError) or 'allocate memory' in str(error)
+
+
+def note_signals() -> list[int]:
+    """Note a Ctrl-C or SIGTERM in the list returned; a second one stops the program at once."""
+    noted = [0]
+
+    def note(number: int, frame) -> None:
+        noted.append(number)
+        forget_signals()
+
+    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGTERM, note)
+    return noted
+
+
+def forget_signals() -> None:
+    """Let Ctrl-C and SIGTERM stop the program again."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def discard_output() -> None:
@@ -73,13 +103,20 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self.as_declared(args), namespace)
 
     def as_declared(self, words: list[str]) -> list[str]:
-        """Spell the flags among words as they were declared, and ~/ as the home folder."""
-        declared = {flag.replace('_', '-'): flag for flag in self._option_string_actions}
+        """Spell the flags among words as they were declared.
+
+        A shell leaves ~ alone after = and @; here it is the home folder, but in TEXT.
+        """
+        actions = {flag.replace('_', '-'): (flag, action)
+                   for flag, action in self._option_string_actions.items()}
         spelled = []
         for word in words:
-            word = re.sub('^(-[^=]*=)?(@?)~/', rf'\1\2{Path.home()}/', word)
             flag, sign, value = word.partition('=')
-            spelled.append(declared.get(flag.replace('_', '-'), flag) + sign + value)
+            if flag.replace('_', '-') in actions:
+                flag, action = actions[flag.replace('_', '-')]
+                if value.startswith('~/') and action.metavar != 'TEXT':
+                    value = str(Path(value).expanduser())
+            spelled.append(re.sub('^@~/', f'@{Path.home()}/', flag + sign + value))
         return spelled
 
 

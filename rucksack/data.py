@@ -2,14 +2,11 @@
 
 import hashlib
 import re
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from rucksack.errors import LocalError, UserError, user_errors
+from rucksack.errors import UserError, user_errors
 from rucksack.tokenizer import GPT2, GPT2_VOCAB, load_json, vocab_size
 
 BIN_DTYPE = np.dtype('<u2')
@@ -43,8 +40,8 @@ def read_meta(folder: Path) -> dict:
     return {'tokenizer': GPT2, 'vocab_size': GPT2_VOCAB, 'tokens': tokens}
 
 
-def facts_of(meta: dict) -> str:
-    """Tell the data of one meta.json from other data: the tokens and the checksums of its bins."""
+def data_id(meta: dict) -> str:
+    """Identify the data of a meta.json: token counts and checksums."""
     return str([meta['tokens'], meta.get('sha256')])
 
 
@@ -72,46 +69,7 @@ def read_bin(path: Path, meta: dict) -> np.ndarray:
 
 
 def check_ids(ids: np.ndarray, meta: dict, path: Path) -> None:
-    """Raise LocalError for an id beyond the vocabulary, which one process alone may have read."""
+    """Raise UserError for an id beyond the vocabulary."""
     if ids.max() >= meta['vocab_size']:
-        raise LocalError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
+        raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
                          f'{meta["vocab_size"]:,}; {MAKE_IT_AGAIN}')
-
-
-class TokenDataset:
-    """A .bin file cut into n texts of block_size tokens; targets are shifted by one token."""
-
-    def __init__(self, folder: Path, name: str, meta: dict, block_size: int):
-        self.path = folder / f'{name}.bin'
-        self.meta = meta
-        self.tokens = read_bin(self.path, meta)
-        self.block_size = block_size
-        self.n = (len(self.tokens) - 1) // block_size
-        if self.n < 1:
-            raise UserError(f'{self.path} has {len(self.tokens)} tokens, too few for '
-                            'one text; choose a smaller --block_size')
-
-    def __call__(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Read the chosen texts and their targets, (len(chosen), block_size) each."""
-        spans = chosen[:, None] * self.block_size + np.arange(self.block_size + 1)
-        ids = self.tokens[spans].astype(np.int64)
-        check_ids(ids, self.meta, self.path)
-        ids = torch.from_numpy(ids)
-        return ids[:, :-1], ids[:, 1:]
-
-    def spread(self, most: int) -> np.ndarray:
-        """Choose at most `most` texts, spread evenly over the data."""
-        n = min(self.n, most)
-        return np.arange(n) * self.n // n
-
-
-@lru_cache(maxsize=2)
-def epoch_order(seed: int, epoch: int, n: int) -> np.ndarray:
-    """Draw the order of the n texts in an epoch."""
-    return np.random.default_rng([seed, epoch]).permutation(n)
-
-
-def texts_of_step(seed: int, step: int, size: int, n: int) -> np.ndarray:
-    """Choose a step's texts among n, (size,). An epoch has each once; a step may span epochs."""
-    places = range(step * size, (step + 1) * size)
-    return np.array([epoch_order(seed, i // n, n)[i % n] for i in places])

@@ -1,12 +1,15 @@
-"""Which device to use, and whether it multiplies bfloat16 fast."""
+"""Which device to use, whether it multiplies bfloat16 fast, and what makes training fast on it."""
+
+import ctypes
 
 import torch
+from torch import Tensor
 
 from rucksack.errors import user_errors
 
 
 def find_device(name: str) -> str:
-    """Choose the device; auto is CUDA, else MPS, else the CPU. UserError if it does not work."""
+    """Choose the device; auto is CUDA, else MPS, else the CPU. Raises UserError if it fails."""
     if name == 'auto':
         if torch.cuda.is_available():
             return 'cuda'
@@ -27,3 +30,55 @@ def bfloat16_unit(device: str) -> str | None:
     if device == 'cpu' and torch.cpu._is_avx512_bf16_supported():
         return 'AVX512-BF16'
     return None
+
+
+def name_of(device: str) -> str:
+    """Describe a device in a few words."""
+    if device.startswith('cuda'):
+        return torch.cuda.get_device_name(device)
+    unit = bfloat16_unit(device) or 'no'
+    return f'{device} ({torch.get_num_threads()} threads, {unit} bfloat16)'
+
+
+def tune(device: str, dtype: str) -> None:
+    """Make training fast on a device and, on the CPU, bit for bit the same in every run."""
+    if device.startswith('cuda'):
+        torch.set_num_threads(min(2, torch.get_num_threads()))  # more would slow other runs down
+        torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision('high')  # TF32
+    elif device == 'cpu':
+        keep_freed_memory()
+        # Otherwise the threads of a compiled model sum gradients slowly, in no fixed order.
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        if dtype == 'bfloat16':  # in bfloat16, flash attention is slower than matrix products
+            torch.backends.cuda.enable_flash_sdp(False)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse memory instead of returning it to the system, since new pages take time."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, 'mallopt'):
+        for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            libc.mallopt(threshold, 0x7fffffff)  # the largest int: never
+
+
+def to_device(batch: list[Tensor], device: str) -> list[Tensor]:
+    """Copy tensors to a device; on CUDA, without waiting for the step before."""
+    if not device.startswith('cuda'):
+        return [tensor.to(device) for tensor in batch]
+    pinned = [tensor.contiguous().pin_memory() for tensor in batch]
+    return [tensor.to(device, non_blocking=True) for tensor in pinned]
+
+
+def can_compile(device: str) -> bool:
+    """Tell whether torch.compile works here, by compiling a small function; prints what follows."""
+    try:
+        assert device != 'mps'
+        torch.compile(torch.sin)(torch.ones(2, device=device))
+    except Exception:  # of many types: no compiler, no Python.h, a folder with a space
+        print(f'{device}: without torch.compile, which fails here; it needs CUDA, or a C++ '
+              'compiler and the headers of Python')
+        return False
+    print('compiling, which takes a minute or two ...', flush=True)
+    return True

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rucksack.model import GPT, Backpack, Contextualizer, split_heads, weighted_sum
+from rucksack.model import GPT, Backpack, Contextualizer, mean_loss, split_heads, weighted_sum
 
 # -----------------------------------------------------------------------------
 # Distinct ids, for training. The caller finds them, because a compiled graph cannot depend on how
@@ -29,23 +29,32 @@ def distinct_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DistinctIds(nn.Module):
-    """The form that train.py trains; a GPT, which has no senses, stays as it is."""
+    """The form used for training. A GPT, which has no senses, is called as it is."""
 
     def __init__(self, model: Backpack | GPT):
         super().__init__()
         self.model = model
 
     def forward(self, idx: Tensor, targets: Tensor | None, ids: Tensor, places: Tensor) -> Tensor:
-        """Return model(idx, targets) for texts (B, T), given the distinct_ids of idx."""
-        if isinstance(self.model, GPT):
-            return self.model(idx, targets)
-        senses = self.model.senses(ids)  # (n, k, d)
-        # senses[places] would sum the gradients of an id in bfloat16 under autocast, where 256 + 1
-        # is 256: a frequent id would lose most of its gradient. F.embedding in float32 does not.
-        table = senses.flatten(1).to(self.model.wte.weight.dtype)  # (n, k*d)
-        C = F.embedding(places, table)  # (B, T, k*d), senses of every token
-        C = C.to(senses.dtype).unflatten(-1, senses.shape[1:])  # (B, T, k, d)
-        return self.model(idx, targets, C=C)
+        """Return model(idx, targets) for texts (B, T), given the distinct_ids of idx.
+
+        In evaluation mode, the loss leaves out the padding rows of E. In training they stay,
+        because products are faster with a multiple of 64 rows.
+        """
+        if self.model.config.n_sense == 0:
+            logits = self.model(idx)  # (B, T, vocab_size)
+        else:
+            senses = self.model.senses(ids)  # (n, k, d)
+            # senses[places] would sum the gradients of an id in bfloat16 under autocast, where
+            # 256 + 1 is 256: a frequent id would lose most of its gradient. F.embedding in float32
+            # does not.
+            table = senses.flatten(1).to(self.model.wte.weight.dtype)  # (n, k*d)
+            C = F.embedding(places, table)  # (B, T, k*d), senses of every token
+            C = C.to(senses.dtype).unflatten(-1, senses.shape[1:])  # (B, T, k, d)
+            logits = self.model(idx, C=C)  # (B, T, vocab_size)
+        if not self.training:
+            logits = logits[..., :self.model.config.n_vocab]  # (B, T, V)
+        return logits if targets is None else mean_loss(logits, targets)
 
 
 # -----------------------------------------------------------------------------

@@ -28,13 +28,12 @@ def output_path(flag: str, path: str | None, begins: str) -> Path | None:
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, in place of path; path appears only when complete.
+    """Yield a temporary path to write to, PATH.partial, which becomes path when complete.
 
-    The temporary path is this process's own. A link stays, and the file that it leads to is
-    replaced.
+    A link at path stays, and the file that it leads to is replaced.
     """
     path = Path(os.path.realpath(path))
-    temporary = Path(f'{path}.{os.getpid()}.partial')
+    temporary = Path(f'{path}.partial')
     try:
         yield temporary
         with open(temporary, 'rb') as file:
@@ -48,6 +47,16 @@ def write_file(path: Path, text: str) -> None:
     """Write a text file that appears only when complete."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding='utf-8', errors='replace')
+
+
+def save_tensors(path: Path, state: dict) -> None:
+    """Write a checkpoint with torch.save. Raises OSError if the disk is full."""
+    import torch
+    with atomic(path) as temporary, open(temporary, 'wb') as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # which hides the OSError of a full disk
+            raise error.__context__ or error
 
 
 @contextmanager

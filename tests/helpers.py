@@ -30,6 +30,11 @@ from rucksack.tokenizer import load_tokenizer, words_tokenizer
 from rucksack.weights import Training, from_pretrained, make_model
 from rucksack.words import PROMPT, read_prompt, token_texts, word_id
 
+SIZES = {  # the paper's (section 4.1, Table 9)
+    'micro': dict(n_layer=6, n_head=6, n_embd=384),
+    'mini': dict(n_layer=8, n_head=8, n_embd=640),
+    'small': dict(n_layer=12, n_head=12, n_embd=768)}
+
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / 'shared' / 'data'  # real data, where it is at hand
 VOCABULARY = SHARED / 'tiktoken'

@@ -14,9 +14,9 @@ import torch
 from helpers import ROOT, RUN, assert_same_run, at_change, checkpoint, error_of, finish, start
 
 import eval
+import rucksack.start
 from rucksack import sample, train
 from rucksack.errors import UserError
-from rucksack.training.machine import Machine
 from rucksack.weights import Training, from_pretrained, load_weights
 
 RESUME = [*RUN, '--init_from=resume']
@@ -29,7 +29,7 @@ def finish_run(run: list[str]) -> None:
     if code != 0:
         assert code == 2
         assert not CKPT.exists()
-        assert finish(start(*run)) == 0
+        assert finish(start(*run, '--overwrite')) == 0
     assert sorted(os.listdir('out/run')) == sorted(os.listdir('out/whole'))
     assert_same_run('out/whole', 'out/run')
 
@@ -88,14 +88,14 @@ def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
 
 def test_a_run_locks_its_folder_before_it_looks_into_it(tiny, capsys, monkeypatch):
     """A second run that starts meanwhile is refused, not overwritten, whichever is slower."""
-    real = train.find_start
+    real = rucksack.start.refuse_to_replace
 
-    def find_start(*args):
-        monkeypatch.setattr(train, 'find_start', real)
+    def refuse_to_replace(folder):
+        monkeypatch.setattr(rucksack.start, 'refuse_to_replace', real)
         assert 'out/run' in error_of(train, capsys, *RUN)
-        return real(*args)
+        real(folder)
 
-    monkeypatch.setattr(train, 'find_start', find_start)
+    monkeypatch.setattr(rucksack.start, 'refuse_to_replace', refuse_to_replace)
     train.main(RUN)
     assert checkpoint()['step'] == 6
 
@@ -121,37 +121,29 @@ def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
     assert path.read_bytes() == b'mine'
 
 
-def files() -> dict[str, bytes]:
-    """The files of the run, by name."""
-    return {path.name: path.read_bytes() for path in Path('out/run').iterdir()}
-
-
-@pytest.mark.parametrize('code', [1, 130])
-def test_overwrite_keeps_a_run_until_the_new_one_has_saved(code, tiny, capsys, monkeypatch):
-    """After a loss that is not finite, or Ctrl-C before the first one, every file is as it was."""
+def test_overwrite_keeps_checkpoints_until_the_new_run_has_saved(tiny, capsys):
+    """After a first loss that is not finite, every checkpoint is as it was."""
     train.main([*RUN, '--keep_every=3'])
-    before = files()
+    before = {path.name: path.read_bytes() for path in Path('out/run').glob('*.pt')}
     state = checkpoint()
     state['model']['wte.weight'].fill_(1e30)
     torch.save(state, 'huge.pt')
-    if code == 130:
-        monkeypatch.setattr(Machine, 'noted_signal', lambda machine: signal.SIGINT)
     with pytest.raises(SystemExit) as stop:
         train.main([*RUN, '--overwrite', '--init_from=huge.pt'])
-    assert stop.value.code == code
+    assert stop.value.code == 1
     assert 'resume' not in capsys.readouterr().err  # which would go on with the older run
-    assert files() == before
+    assert before == {path.name: path.read_bytes() for path in Path('out/run').glob('*.pt')}
 
 
 def test_overwrite_removes_the_files_of_a_run_alone(tiny):
     """An older run's weights go, and what a killed one has half written; other files stay."""
     train.main(RUN)
-    ours = ['ckpt-3.pt', 'ckpt-3.pt.7.partial', 'best.pt.partial']
-    mine = ['ckpt-3-mine.pt', 'mine.pt', 'notes.txt', 'mine.partial']
+    ours = ['ckpt-3.pt', 'ckpt.pt.partial', 'best.pt.partial']
+    mine = ['ckpt-3-mine.pt', 'mine.pt', 'notes.txt', 'ckpt.pt.my_partial']
     for name in ours + mine:
         Path('out/run', name).touch()
     train.main([*RUN, '--overwrite'])
-    assert sorted(files()) == sorted(['best.pt', 'ckpt.pt', 'log.csv', *mine])
+    assert sorted(os.listdir('out/run')) == sorted(['best.pt', 'ckpt.pt', 'log.csv', *mine])
 
 
 @pytest.mark.parametrize('damage', ['cut short', 'one bit'])

@@ -7,26 +7,18 @@ import pytest
 from helpers import SMALL, checkpoint, error_of, make_data
 
 from rucksack import train
-from rucksack.data import TokenDataset, read_meta, texts_of_step
+from rucksack.data import read_meta
+from rucksack.train import Settings, chunks_of_step
 
 TINY = Path('data/tiny')
 
 
-def test_targets_are_the_texts_one_token_later(tiny):
-    """Of 800 tokens there are 99 texts of 8, each with the token after it."""
-    ids = np.fromfile('data/tiny/train.bin', dtype='<u2').astype(int)
-    texts = TokenDataset(TINY, 'train', read_meta(TINY), 8)
-    idx, targets = texts(np.array([0, 98]))
-    assert texts.n == 99
-    assert idx.tolist() == [ids[:8].tolist(), ids[784:792].tolist()]
-    assert targets.tolist() == [ids[1:9].tolist(), ids[785:793].tolist()]
-
-
-def test_every_epoch_has_each_text_once():
-    """Of 10 texts, ten steps of 6 are six epochs; two seeds have twelve different orders."""
+def test_every_epoch_has_each_chunk_once():
+    """Of 10 chunks, ten steps of 6 are six epochs; two seeds have twelve different orders."""
     orders = set()
     for seed in (5, 6):
-        draws = [texts_of_step(seed, step, 6, 10) for step in range(10)]
+        s = Settings(batch_size=3, gradient_accumulation_steps=2, seed=seed)
+        draws = [chunks_of_step(step, s, 10).flatten() for step in range(10)]
         for epoch in np.concatenate(draws).reshape(6, 10):
             assert sorted(epoch) == list(range(10))
             orders.add(tuple(epoch))

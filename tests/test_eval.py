@@ -14,7 +14,7 @@ from helpers import WORDS, error_of, make_data, save, toy_loaded, write_benchmar
 
 from rucksack import eval as tables
 from rucksack.cli import progress
-from rucksack.paper import gender, timing
+from rucksack.paper import gender
 from rucksack.tokenizer import words_tokenizer
 from rucksack.weights import BUNDLED
 
@@ -27,9 +27,8 @@ IN_ALL = [name for name, kind in tables.TABLES.items() if kind.in_all]
 
 @pytest.fixture(autouse=True)
 def runs(folder, monkeypatch):
-    """A working directory with models, data, benchmarks, two nouns, and times nobody took."""
+    """A working directory with models, data, benchmarks and two nouns."""
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table'])
-    monkeypatch.setattr(timing, 'alternate', lambda *args: [2000.0, 1000.0])
     for name, n_sense in (('run', 4), ('run_gpt', 0), ('run_2', 2)):
         loaded = toy_loaded(n_sense, block_size=128)
         save(f'out/{name}', loaded.model, loaded.tokenizer)
@@ -48,10 +47,8 @@ def test_all_writes_every_table_to_csv(capsys):
     """The loss is on the data of the training: --data is for the English benchmarks."""
     rows = rows_of(capsys, *ALL)
     losses = rows_of(capsys, 'loss', '--from=out/run')
-    time = next(row for row in rows if row['rucksack_table'] == 'timing')
     assert list(dict.fromkeys(row['rucksack_table'] for row in rows)) == IN_ALL
     assert [row['perplexity'] for row in rows[:2]] == [row['perplexity'] for row in losses]
-    assert [time['Backpack'], time['Transformer'], time['ratio']] == ['2000.0', '1000.0', '2.0']
 
 
 def test_all_skips_the_table_of_a_damaged_file_alone(capsys):

@@ -60,7 +60,7 @@ def test_no_file_imports_a_script_or_a_second_name(name):
 @pytest.mark.parametrize('name, allowed', [
     ('model', {'torch'}), ('senses', {'torch', 'rucksack.model'}), ('errors', set()),
     ('cli', {'rucksack.errors'}), ('toy', set()),
-    ('training.settings', {'rucksack.cli', 'rucksack.errors'})])
+    ('settings', {'rucksack.cli', 'rucksack.errors'})])
 def test_lessons_and_foundations_stand_alone(name, allowed):
     """The lessons import torch, and senses.py the model; what every script reads loads fast."""
     found = imports(TREES[f'rucksack.{name}'])

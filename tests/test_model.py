@@ -4,13 +4,12 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import Averages, lively, some_targets, text
+from helpers import SIZES, Averages, lively, some_targets, text
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from rucksack.fast import Cached
 from rucksack.model import GPT, Backpack, Config, draw, weighted_sum
-from rucksack.paper.timing import SIZES
 from rucksack.senses import scale_senses, senses_after
 from rucksack.weights import count_parameters, make_model
 

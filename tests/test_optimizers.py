@@ -1,4 +1,4 @@
-"""Claims about rucksack/training/optimizers.py: who moves what, by how much."""
+"""Claims about rucksack/optimizers.py: who moves what, by how much."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from helpers import lively, text
 from torch import nn
 
 from rucksack.model import Backpack, Config
+from rucksack.optimizers import make_optimizers
 from rucksack.train import Settings
-from rucksack.training.optimizers import make_optimizers
 
 EMBEDDINGS = ('wte.weight', 'wpe.weight')
 

@@ -24,7 +24,7 @@ from rucksack.senses import (
     senses_after,
     topic,
 )
-from rucksack.training.stuck import sense_gauge
+from rucksack.stuck import sense_gauge
 from rucksack.words import scores_of_bags
 
 V = 34  # ids of the model, which has six rows of padding more

@@ -1,13 +1,22 @@
 """Claims about settings: where they come from, how they are spelled, the configs of the project."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SMALL, error_of
+from helpers import ROOT, SIZES, SMALL, error_of
 
 from rucksack import train
-from rucksack.paper.timing import SIZES
-from rucksack.train import Settings, parse_args
+from rucksack.settings import parse_settings
+from rucksack.start import out_dir_of
+from rucksack.train import Settings
+
+
+def parse_args(words: list[str]) -> tuple[Settings, set[str]]:
+    """The settings of a command line, with the folder of the run; the names that were typed."""
+    s, typed, configs = parse_settings(Settings, words)
+    return replace(s, out_dir=s.out_dir or out_dir_of(s.dataset, s.model, configs)), typed
+
 
 CONFIGS = sorted(path.stem for path in (ROOT / 'config').glob('*.py'))
 AS_PUBLISHED = ['train_micro', 'train_mini', 'train_small', 'senses']

@@ -1,8 +1,8 @@
 """Claims about training: gradients, processes, resuming, fine-tuning, the log, how a run ends."""
 
+import itertools
 import math
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,22 +26,21 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from rucksack import train
-from rucksack.data import TokenDataset, read_meta, texts_of_step
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.model import GPT, Config
-from rucksack.train import Settings, share_of_peak
-from rucksack.training.machine import Machine
-from rucksack.training.start import start_from
+from rucksack.optimizers import make_optimizers
+from rucksack.start import start_from
+from rucksack.train import Settings, chunks_of_step, lr_scale
 from rucksack.weights import export, from_pretrained
 
 RESUME = [*SMALL, '--init_from=resume']
-ALONE = Machine('cpu', 'float32', 0, 1)
 
 
-def dataset(name: str) -> TokenDataset:
-    """A bin of data/tiny in texts of 8 tokens."""
-    folder = Path('data/tiny')
-    return TokenDataset(folder, name, read_meta(folder), 8)
+def texts(name: str, chunks) -> tuple[Tensor, Tensor]:
+    """Chunks of 8 tokens of data/tiny, and the tokens after each: (n, 8) both."""
+    ids = torch.from_numpy(np.fromfile(f'data/tiny/{name}.bin', '<u2').astype(int))
+    idx = torch.stack([ids[8 * i:8 * i + 8] for i in chunks])
+    return idx, torch.stack([ids[8 * i + 1:8 * i + 9] for i in chunks])
 
 
 def evaluations(folder: str = 'out/run') -> list[dict]:
@@ -50,38 +49,39 @@ def evaluations(folder: str = 'out/run') -> list[dict]:
 
 
 @pytest.mark.parametrize('batch_size, n', [(8, 1), (2, 4)])
-def test_gradient_accumulation_steps_keep_the_gradients(batch_size, n, tiny):
+def test_gradient_accumulation_steps_keep_the_gradients(batch_size, n, tiny, in_float64):
     """One batch of 8, and four of 2, have the gradients of model(idx, targets) on all 8 texts."""
-    data = dataset('train')
-    plain = lively(block_size=8)
-    loss = plain(*data(texts_of_step(Settings.seed, 3, 8, 99)))
-    loss.backward()
-    model = DistinctIds(lively(block_size=8))
-    s = Settings(batch_size=batch_size, gradient_accumulation_steps=n)
-    own = [train.forward_backward(model, data, 3, s, ALONE)]
-    own += [p.grad for p in model.parameters()]
-    expected = [loss.detach(), *(p.grad for p in plain.parameters())]
-    assert_close(own, expected, rtol=1e-9, atol=1e-14)
+    run = [*SMALL, f'--batch_size={batch_size}', f'--gradient_accumulation_steps={n}',
+           '--beta1=0', '--grad_clip=0']  # then exp_avg is the gradient
+    train.main([*run, '--max_iters=0'])
+    plain, _ = from_pretrained('out/run')
+    train.main([*run, '--max_iters=1', '--overwrite'])
+    chunks = chunks_of_step(0, Settings(batch_size=8), 99).flatten()
+    plain(*texts('train', chunks)).backward()
+    adamw, = make_optimizers(plain, Settings(optimizer='adamw'))
+    params = [p for group in adamw.param_groups for p in group['params']]
+    moments = checkpoint()['optimizers']['AdamW']['state']
+    for i, p in enumerate(params):
+        assert_close(moments[i]['exp_avg'], p.grad, rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize('eval_iters, chosen', [(100, range(24)), (1, [0, 3, 6, 10, 13, 17, 20])])
 def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
-    """Over all, or over some spread evenly over the bin, without dropout, each text by itself."""
-    model = DistinctIds(lively(block_size=8, dropout=0.5))
-    data = dataset('val')
-    s = Settings(batch_size=7, eval_iters=eval_iters)
-    ALONE.note_signals()
-    loss = train.evaluate(model.train(), data, s, ALONE)
-    plain = model.model.eval()
-    each = [plain(*data(np.array([i]))).item() for i in chosen]
-    assert loss == pytest.approx(np.mean(each), rel=1e-12)
+    """Over all, or over some spread evenly, without dropout, each by itself, padding left out."""
+    train.main([*SMALL, '--dropout=0.5', '--batch_size=7', f'--eval_iters={eval_iters}',
+                '--max_iters=0'])
+    model, _ = from_pretrained('out/run')
+    idx, targets = texts('val', chosen)
+    logits = model(idx)[..., :257]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    assert float(log()[0]['val_loss']) == pytest.approx(loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize('step, share', [(0, 0.25), (3, 1.0), (4, 1.0), (14, 0.75), (24, 0.5)])
 def test_the_rate_decays_to_min_lr_at_max_iters(step, share):
     """Linear up to the peak in warmup_iters, then down to min_lr."""
     schedule = Settings(warmup_iters=4, min_lr=0.01, learning_rate=0.02, max_iters=24)
-    assert share_of_peak(step, schedule) == share
+    assert lr_scale(step, schedule) == share
 
 
 def test_muon_lr_and_loaded_lr_set_the_rates_of_a_step(tiny):
@@ -141,8 +141,9 @@ def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
     compiled = torch.compile(DistinctIds(model), fullgraph=True, backend=backend)
     for n_ids in (1, 2, 20, 100, 300):
         idx = torch.randint(n_ids, (8, 40))
-        inputs = ALONE.to_device(idx, idx, *distinct_ids(idx))
-        compiled(*inputs).backward()
+        ids, places = distinct_ids(idx)
+        torch._dynamo.mark_dynamic(ids, 0)
+        compiled(idx, idx, ids, places).backward()
     assert len(graphs) == 1
 
 
@@ -285,22 +286,6 @@ def test_several_processes_train_as_one(n, tiny, in_float64):
         assert_close_runs('out/one', 'out/all')
 
 
-TWO = [*SMALL, '--gradient_accumulation_steps=2']
-
-
-@pytest.mark.slow
-def test_processes_at_different_steps_are_refused(tiny):
-    """Two that resume from different checkpoints leave with exit code 2 and a line."""
-    train.main([*TWO, '--max_iters=2', '--out_dir=out/a'])
-    train.main([*TWO, '--max_iters=4', '--out_dir=out/b'])
-    resume = [*TWO, '--max_iters=6', '--init_from=resume']
-    assert ranks([*resume, '--out_dir=out/a'], [*resume, '--out_dir=out/b']) == [2, 2]
-    said = Path('said0.txt').read_text().splitlines()
-    error, = [line for line in said if line.startswith('train.py: ')]
-    assert 'out/a' in error
-    assert checkpoint('out/a')['step'] == 2
-
-
 @pytest.mark.parametrize('given, steps', [('-1', 2), ('0', 0), ('3', 3)])
 def test_warmup_iters_is_5_percent_of_the_steps_unless_given(given, steps, tiny):
     """It is resolved once: a resumed run that goes on for longer keeps it."""
@@ -386,14 +371,15 @@ def test_a_run_that_diverges_keeps_its_best_and_last_state(keep_every, tiny, cap
 
 def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
     """A gradient whose square is infinite, once, in the second step: its moment is not saved."""
-    real = train.forward_backward
+    real = train.clip_grad_norm_
+    calls = itertools.count()
 
-    def forward_backward(model, data, step, s, machine):
-        loss = real(model, data, step, s, machine)
-        next(model.parameters()).grad.fill_(1e30 if step == 1 else 0)
-        return loss
+    def clip_grad_norm_(params, norm):
+        params = list(params)
+        params[0].grad.fill_(1e30 if next(calls) == 1 else 0)
+        return real(params, norm)
 
-    monkeypatch.setattr(train, 'forward_backward', forward_backward)
+    monkeypatch.setattr(train, 'clip_grad_norm_', clip_grad_norm_)
     error = line_of_a_stopped_run(capsys, *WILD)
     for fact in ('step 3', 'out/run/ckpt.pt', 'step 0'):
         assert fact in error
@@ -446,12 +432,3 @@ def test_without_a_compiler_that_works_a_run_says_so(tiny, capsys, monkeypatch):
     train.main([*SMALL, '--compile=True', '--max_iters=1'])
     assert 'without torch.compile' in capsys.readouterr().out
     assert checkpoint()['step'] == 1
-
-
-def test_a_run_in_a_thread_is_as_any_other(tiny):
-    """Python lets only the main thread handle signals."""
-    train.main([*RUN, '--out_dir=out/whole'])
-    thread = threading.Thread(target=train.main, args=[RUN])
-    thread.start()
-    thread.join()
-    assert_same_run('out/whole', 'out/run')

@@ -20,7 +20,8 @@ def setting(default, meaning: str, low: float = 0, high: float = 2_147_483_648,
     Its metadata are what argparse needs to know of its flag.
     """
     kind = type(default)
-    options = {'help': f'{meaning} [{default}]', 'choices': choices, 'type': kind}
+    help = f'{meaning} [{default}]'.replace('%', '%%')  # argparse formats it
+    options = {'help': help, 'choices': choices, 'type': kind}
     if kind is bool:
         options |= {'type': true_or_false, 'nargs': '?', 'const': True}
     elif kind is not str:
@@ -79,14 +80,13 @@ def parse_settings(kind: type[Settings], argv: list[str]) -> tuple[Settings, set
     return kind(**settings | flags), set(flags), configs
 
 
-def with_decided(settings: Settings, typed: set[str], decided: dict, source: str) -> Settings:
-    """Replace the settings that source, a checkpoint, decides.
+def with_decided(settings: Settings, typed: set[str], decided: dict) -> Settings:
+    """Replace the settings that a checkpoint decides.
 
-    UserError if one that was typed differs, or if they are those of another version.
+    Raises UserError if a typed one differs, unless it is auto or -1, which leave it to the run.
     """
-    with user_errors(source, f'fine-tune its weights with --init_from={source}'):
-        for name in sorted(typed & decided.keys()):
-            value = getattr(settings, name)
-            if value != decided[name]:
-                raise UserError(f'it has {name}={decided[name]}; drop --{name}={value}')
-        return replace(settings, **decided)
+    for name in sorted(typed & decided.keys()):
+        value = getattr(settings, name)
+        if value not in (decided[name], 'auto', -1):
+            raise UserError(f'it has {name}={decided[name]}; drop --{name}={value}')
+    return replace(settings, **decided)

@@ -1,0 +1,93 @@
+"""The log of a training run: log.csv, lines on the terminal, and Weights & Biases."""
+
+import csv
+import math
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+from rucksack.errors import user_errors
+from rucksack.files import write_file
+
+COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
+           'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # of log.csv
+
+
+class RunLog:
+    """The log of a run with settings s; only the first process writes it.
+
+    For a resumed run, it keeps the rows up to the step of the checkpoint.
+    """
+
+    def __init__(self, s, checkpoint: dict, rank: int):
+        self.s = s
+        self.path = Path(s.out_dir, 'log.csv')
+        self.is_first = rank == 0
+        self.wandb = None
+        self.wandb_id = checkpoint.get('wandb_id')
+        if not self.is_first:
+            return
+        if s.wandb_log:
+            self.start_wandb()
+        write_file(self.path, ','.join(COLUMNS) + '\n' + self.rows_until(checkpoint.get('step')))
+
+    def rows_until(self, step: int | None) -> str:
+        """Read the rows up to a step; for None, a new run, there are none."""
+        if step is None or not self.path.exists():
+            return ''
+        with user_errors(self.path, 'move it away'):
+            rows = self.path.read_text(encoding='utf-8').splitlines(keepends=True)[1:]
+            whole = [row for row in rows if row.endswith('\n')]  # a kill can cut the last row short
+            return ''.join(row for row in whole if int(row.split(',')[0]) <= step)
+
+    def start_wandb(self) -> None:
+        """Begin or continue a run of Weights & Biases; WANDB_PROJECT and WANDB_NAME name it.
+
+        Raises UserError without wandb or a login.
+        """
+        hint = 'pip install wandb and log in, or leave it out'
+        with user_errors('--wandb_log', hint, problem='cannot be used'):
+            import wandb
+            self.wandb = wandb.init(config=asdict(self.s), id=self.wandb_id, resume='allow')
+        self.wandb_id = self.wandb.id
+
+    def start_clock(self, step: int) -> None:
+        """Count tokens per second from now on."""
+        self.clock = step, time.perf_counter()
+
+    def add(self, step: int, row: dict) -> None:
+        """Print a row and log it; the row of a training step gets its speed.
+
+        Raises FloatingPointError if its loss is not finite.
+        """
+        for name in row.keys() & {'loss', 'val_loss'}:
+            if not math.isfinite(row[name]):
+                raise FloatingPointError(f'{name} is {row[name]} at step {step}')
+        row = {'step': step, 'tokens': step * self.s.tokens_per_step, **row}
+        if 'loss' in row:
+            start, seconds = self.clock
+            tokens = (step - start) * self.s.tokens_per_step
+            row['tokens_per_second'] = round(tokens / (time.perf_counter() - seconds))
+        self.start_clock(step)
+        print(self.line(row), flush=True)
+        if self.is_first:
+            rounded = {name: f'{x:.6g}' for name, x in row.items() if isinstance(x, float)}
+            with open(self.path, 'a', encoding='utf-8') as file:
+                csv.DictWriter(file, COLUMNS, lineterminator='\n').writerow(row | rounded)
+        if self.wandb:
+            self.wandb.log(row, step=step)
+
+    def line(self, row: dict) -> str:
+        """Format a row for the terminal, with the time left if it has a speed."""
+        numbers = []
+        for name, x in row.items():
+            number = f'{x:.5g}' if isinstance(x, float) else f'{x:,}'
+            numbers.append(f'{name} {number}')
+        if 'tokens_per_second' in row:
+            tokens_left = (self.s.max_iters - row['step']) * self.s.tokens_per_step
+            left = timedelta(seconds=tokens_left // max(1, row['tokens_per_second']))
+            numbers.append(f'{left} left')
+        if 'senses_by_position' in row:
+            numbers.append('stuck senses are normal at first, else see docs/training.md')
+        return ', '.join(numbers)

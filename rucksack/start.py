@@ -1,0 +1,118 @@
+"""What a training run starts from: its folder, its last checkpoint or given parameters."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from rucksack.data import data_folder, read_meta
+from rucksack.device import name_of
+from rucksack.errors import UserError, user_errors
+from rucksack.model import GPT, Backpack, Config
+from rucksack.settings import Settings, with_decided
+from rucksack.weights import count_parameters, from_pretrained, load_file, make_model
+
+# Settings that a resumed run may change: how long it runs, how often it reports, and where.
+# max_iters changes the schedule; device and compile change rounding and the draws of dropout.
+STEERING = {
+    'max_iters', 'eval_interval', 'keep_every', 'log_interval', 'device', 'compile', 'wandb_log'}
+
+
+def out_dir_of(dataset: str, model: str, configs: list[str]) -> str:
+    """Name the folder of a run after its last config or, without one, its dataset."""
+    name = dataset
+    if configs:
+        name = Path(configs[-1]).stem.removeprefix('train_')
+    if model == 'gpt':
+        name += '_gpt'
+    return f'out/{name}'
+
+
+def refuse_to_replace(folder: Path) -> None:
+    """Raise UserError if a folder has log.csv, ckpt.pt, best.pt or a ckpt-STEP.pt."""
+    for file in sorted(folder.iterdir()):
+        if not re.fullmatch(r'log\.csv|(ckpt|ckpt-\d+|best)\.pt', file.name):
+            continue
+        raise UserError(f'{file} exists; continue it with --init_from=resume, '
+                        'replace it with --overwrite, or choose another --out_dir')
+
+
+def remove_kept(folder: Path) -> None:
+    """Remove every ckpt-STEP.pt in a folder."""
+    for file in folder.iterdir():
+        if re.fullmatch(r'ckpt-\d+\.pt', file.name):
+            file.unlink()
+
+
+def load_run(s: Settings, typed: set[str]) -> tuple[dict, Settings]:
+    """Load the checkpoint in out_dir; also returns the settings to resume with.
+
+    typed names the settings given as flags. Raises UserError if one of them contradicts.
+    """
+    path = Path(s.out_dir, 'ckpt.pt')
+    checkpoint = load_file(path)
+    hint = f'fine-tune its parameters with --init_from={path}'
+    if 'optimizers' not in checkpoint:
+        raise UserError(f'{path} has parameters alone; {hint}')
+    with user_errors(path, hint):
+        checkpoint['step'] = int(checkpoint['step'])
+        free = typed & STEERING | {'out_dir', 'init_from', 'overwrite'}
+        decided = {name: x for name, x in checkpoint['settings'].items() if name not in free}
+        return checkpoint, with_decided(s, typed, decided)
+
+
+def load_given(s: Settings, typed: set[str]) -> tuple[Backpack | GPT, Settings]:
+    """Load the model that init_from names; also returns the settings with its sizes.
+
+    A Transformer starts a Transformer unless model is typed: then a Backpack, whose n_sense and
+    sense_hidden are as set. Raises UserError if the model cannot read the ids of the dataset.
+    """
+    source = s.init_from
+    given, tokenizer = from_pretrained(source)
+    config = given.config
+    meta = read_meta(data_folder(s.dataset))
+    is_other = tokenizer not in (None, meta['tokenizer'])
+    if is_other or config.n_vocab < meta['vocab_size']:
+        raise UserError(f'{source} ({config.n_vocab:,} ids) and data/{s.dataset} '
+                        f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
+                        f'prepare.py {s.dataset} --text FILE --like {source} --overwrite')
+    names = ['n_layer', 'n_head', 'n_embd']
+    decided = {'block_size': min(s.block_size, config.block_size)}
+    if config.n_sense:
+        names += ['n_sense', 'sense_hidden']
+        decided['model'] = 'backpack'
+    elif 'model' not in typed:
+        decided['model'] = 'gpt'
+    decided |= {name: getattr(config, name) for name in names}
+    with user_errors(source):
+        return given, with_decided(s, typed, decided)
+
+
+def start_from(given: Backpack | GPT, config: Config) -> Backpack | GPT:
+    """Make a model with given parameters, and new senses where a Backpack starts from a GPT.
+
+    Such a Backpack reads no more than config.block_size, because it is trained on no longer texts.
+    Otherwise the model keeps its block_size.
+    """
+    state = given.state_dict()
+    block_size = given.config.block_size
+    has_new_senses = config.n_sense > given.config.n_sense
+    if has_new_senses:
+        block_size = config.block_size
+        state['contextualizer.wpe.weight'] = state['contextualizer.wpe.weight'][:block_size]
+    config = replace(config, vocab_size=given.config.vocab_size, block_size=block_size)
+    model = make_model(config)
+    model.load_state_dict(state, strict=not has_new_senses)
+    if has_new_senses:
+        # Trained embeddings are larger than new ones, whose standard deviation is 0.02. Smaller
+        # senses keep the first logits as small as from scratch.
+        model.sense_network.final_mlp.c_proj.weight.data *= 0.02 / given.wte.weight.std()
+    return model
+
+
+def summary(s: Settings, model: Backpack | GPT, device: str, world: int, n_tokens: int) -> str:
+    """Say what a run trains, where, on how many tokens."""
+    millions = count_parameters(model)['total'] / 1e6
+    epochs = s.max_iters * s.tokens_per_step / n_tokens
+    return (f'{type(model).__name__}, {millions:.1f}M parameters, on {world} x {name_of(device)} '
+            f'in {s.dtype}\n{s.max_iters:,} steps of {s.tokens_per_step:,} tokens, {epochs:.3f} '
+            f'epochs of data/{s.dataset}; log and checkpoints in {s.out_dir}')
