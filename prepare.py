@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from tiktoken import Encoding
 
-from rucksack.cli import Parser, number, progress, run_cli
+from rucksack.cli import Parser, number, printable, progress, run_cli
 from rucksack.data import BIN_DTYPE, data_folder, sha256_of_start
 from rucksack.documents import FORMATS, counted, files_in, openwebtext_files, read_texts
 from rucksack.errors import UserError, user_errors
@@ -245,8 +245,8 @@ def run(argv: list[str]) -> None:
         finally:
             remove_cache()
     train, val = facts['tokens'].values()
-    print(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
-          f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {counted(skipped)}')
+    print(printable(f'{folder}: {facts["documents"]:,} documents, {train:,} tokens to train on and '
+                    f'{val:,} held out, {facts["vocab_size"]:,} ids; skipped: {counted(skipped)}'))
 
 
 main = partial(run_cli, 'prepare.py', run)

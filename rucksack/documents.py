@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rucksack.cli import quiet_hub
+from rucksack.cli import printable, quiet_hub
 from rucksack.errors import UserError, user_errors
 from rucksack.tokenizer import END_OF_TEXT
 
@@ -107,7 +107,7 @@ def read_text(path: str, field: str) -> Texts:
     if len(documents) == 1:
         yield documents[0]
         return
-    print(f'{path}: {END_OF_TEXT} ends a document, {len(documents) - 1:,} times')
+    print(printable(f'{path}: {END_OF_TEXT} ends a document, {len(documents) - 1:,} times'))
     for text in documents:
         yield text.strip()
 

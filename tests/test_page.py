@@ -369,6 +369,17 @@ def test_the_page_compares_likely_words(prompt, tab, english_page):
     assert [tab.input_value('#a'), tab.input_value('#b')] == pair
 
 
+def test_the_page_compares_words_without_spaces(tab, tmp_path):
+    """The tokens of a script without spaces are words, and can be looked up as they are shown."""
+    loaded = small_loaded({'name': 'gpt2', 'merges': ['ä ¸', 'ä¸ Ń', 'æ ĸ', 'æĸ ĩ']})
+    write_page(loaded, '中文', tmp_path / 'page.html')
+    load(tab, tmp_path / 'page.html')
+    press(tab, 'Compare')
+    assert {tab.input_value('#a'), tab.input_value('#b')} == {'中', '文'}
+    assert tab.text_content('#said') == ''
+    assert 'NaN' not in tab.text_content('#legend')
+
+
 @pytest.mark.slow
 def test_a_slider_writes_its_line(toy_tab, world):
     """Moved or turned off, it edits its word wherever it stands; all edits can be undone."""
@@ -382,6 +393,22 @@ def test_a_slider_writes_its_line(toy_tab, world):
     assert_shows(toy_tab, world.probs(edit_of([line], world)))
     press(toy_tab, 'Undo all edits')
     assert_shows(toy_tab, world.probs())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('line, moved', [
+    ('nurse:3 = 0.5', ['nurse:3=2']),
+    ('nurse,guard:2-3=0.5', ['nurse,guard:2-3=0.5', 'nurse:3=4']),
+    ('*:3=0', ['*:3=0', 'nurse:3=2'])])
+def test_a_slider_shows_all_that_scales_its_sense(line, moved, tab, toy_page, world):
+    """Moved to 2, it writes the line that leaves the sense times 2, if one can."""
+    load(tab, toy_page, link(PROMPT, line))
+    open_token(tab, 2)
+    card = tab.locator('#cards article[data-sense="3"]')
+    assert card.locator('output').text_content() == ('0.00' if line == '*:3=0' else '0.50')
+    card.locator('input').press('End')
+    assert_shows(tab, world.probs(edit_of(moved, world)))
+    assert tab.input_value('#lines').split('\n') == moved
 
 
 @pytest.mark.slow

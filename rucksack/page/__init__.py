@@ -1,4 +1,4 @@
-"""The page of sample.py --html: one file that runs the whole model, without a server."""
+"""The web page of sample.py --html: one file that runs the whole model without a server."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ from rucksack.weights import count_parameters
 HERE = Path(__file__).parent
 PAGE_BEGINS = """<!DOCTYPE html>
 <!-- The template for sample.py --html FILE, which fills in weights and scripts. -->
-"""  # by which a page of ours is told from others
+"""  # identifies pages that we may replace
 LARGEST = 40_000_000  # parameters
 LARGEST_IN_FLOAT32 = 2_000_000
 
@@ -32,7 +32,7 @@ def in_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
-    """Pack the weights as the page reads them: a description of each, and all their bytes.
+    """Pack the weights for the page: a description of each, and the bytes of all.
 
     A description is [name, rows, columns, whether it is in 8 bits].
     """
@@ -50,9 +50,9 @@ def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
 
 
 def write_page(loaded: LoadedModel, prompt: str, file: Path) -> str:
-    """Write the page of a model, with a prompt to begin with; returns its size and precision.
+    """Write the page of a model with its first prompt; returns a sentence about its size.
 
-    UserError for a model that is too large.
+    Raises UserError for a model that is too large, or whose ids a page cannot number.
     """
     n = count_parameters(loaded.model)['total']
     if n > LARGEST:
@@ -62,7 +62,9 @@ def write_page(loaded: LoadedModel, prompt: str, file: Path) -> str:
         raise UserError(f'--html: the ids of {loaded.name} are in another order than those of '
                         "GPT-2's BPE, which a page needs")
     in_bytes = n > LARGEST_IN_FLOAT32
-    precision = 'Weights in 8 bits.' if in_bytes else 'Weights in float32.'
+    precision = 'Weights in float32.'
+    if in_bytes:
+        precision = 'Weights in 8 bits, so probabilities differ a little from those of sample.py.'
     arrays, blob = packed(loaded.model, in_bytes)
     tokens = [token.decode('latin-1') for token in tokens_by_rank(loaded.encoding)]
     data = {

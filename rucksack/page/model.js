@@ -26,6 +26,11 @@ const GPT2_PATTERN =
   String.raw`'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^${SPACE}\p{L}\p{N}]+|` +
   `${SPACE}+(?![^${SPACE}])|${SPACE}+`;
 
+// Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese: scripts without spaces between words.
+const WITHOUT_SPACES = RegExp(
+  String.raw`^[\u0e00-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff` +
+  String.raw`\uff00-\uffef\u{20000}-\u{3ffff}]`, 'u');
+
 class Tokenizer {
   constructor({tokens, words}) {
     this.pattern = new RegExp(words ? WORDS_PATTERN : GPT2_PATTERN, 'gu');
@@ -40,17 +45,22 @@ class Tokenizer {
     return pieces.flatMap(piece => this.merge(bytes(piece)));
   }
 
-  // Byte-pair encoding: keep joining the two neighbours that make the token of the lowest rank.
+  // Byte-pair encoding: keep joining the pairs of neighbours that make the token of the lowest rank.
+  // ranks[i] is the rank of parts i and i + 1 joined; a long word has tens of thousands.
   merge(piece) {
     if (this.rank.has(piece)) return [this.rank.get(piece)];
     const parts = [...piece];
+    const rankAt = i => this.rank.get(parts[i] + parts[i + 1]) ?? Infinity;
+    const ranks = parts.slice(1).map((_, i) => rankAt(i));
     while (true) {
-      const pairs = parts.slice(1).map((part, i) => parts[i] + part);
-      const ranks = pairs.map(pair => this.rank.get(pair) ?? Infinity);
-      const lowest = Math.min(...ranks);
+      const lowest = ranks.reduce((x, y) => Math.min(x, y), Infinity);
       if (lowest === Infinity) return parts.map(part => this.rank.get(part));
-      const i = ranks.indexOf(lowest);
-      parts.splice(i, 2, pairs[i]);
+      for (let i = ranks.indexOf(lowest); i >= 0; i = ranks.indexOf(lowest, i)) {
+        parts.splice(i, 2, parts[i] + parts[i + 1]);
+        ranks.splice(i, 1);
+        if (i > 0) ranks[i - 1] = rankAt(i - 1);
+        if (i < ranks.length) ranks[i] = rankAt(i);
+      }
     }
   }
 
@@ -67,12 +77,20 @@ class Tokenizer {
     const text = this.decode([id]);
     const signs = {'\n': '⏎', '\t': '⇥'};
     const label = text.replace(/^ (?=.)/s, '').replace(/[\p{C}\p{Z}]/gu, c => signs[c] ?? '␣');
-    return /^[\p{L}\p{N}]/u.test(text) ? '·' + label : label;
+    const lacksSpace = /^[\p{L}\p{N}]/u.test(text) && !WITHOUT_SPACES.test(text);
+    return lacksSpace ? '·' + label : label;
+  }
+
+  // The ids of a word inside a text, with its leading space if one of them has it.
+  inside(word) {
+    const ids = this.encode(WITHOUT_SPACES.test(word) ? word : ' ' + word);
+    const isApart = this.firstWord === 0 && ids.length > 1 && this.tokens[ids[0]] === ' ';
+    return isApart ? ids.slice(1) : ids;
   }
 
   // The id of a word inside a text.
   id(word) {
-    const ids = this.encode(' ' + word);
+    const ids = this.inside(word);
     if (ids.length === 1) return ids[0];
     const labels = ids.map(id => this.label(id));
     throw Error(`“${word}” is not one token (it splits into ${labels.join(' + ')})`);
@@ -88,7 +106,7 @@ class Tokenizer {
   // The ids of a word, inside a text and at its start: [[id, ..], ..]. The form at the start counts
   // only if both are one token or both are several. A vocabulary of words has no unknown words.
   forms(word) {
-    const inside = this.encode(' ' + word);
+    const inside = this.inside(word);
     const isUnknown = this.firstWord > 0 && this.tokens[inside[0]] === ' ';
     if (isUnknown) return [[this.id(word)]];
     const isOne = inside.length === 1;
@@ -99,7 +117,7 @@ class Tokenizer {
   word(id) {
     const word = this.decode([id]).replace(/^ /, '');
     const canBeInLine = word !== '' && !/[\s:,=@*]/.test(word);
-    if (!canBeInLine || this.encode(' ' + word).length > 1) return null;
+    if (!canBeInLine || this.inside(word).length > 1) return null;
     return this.forms(word).flat().includes(id) ? word : null;
   }
 }
@@ -515,10 +533,22 @@ function comparedIds(words, probs) {
   const ids = topIds(probs, probs.length, tokenizer.firstWord);
   const likely = ids.slice(0, 10).map(id => tokenizer.tokens[id]);
   if (likely.includes(' she') && likely.includes(' he')) return tokenizer.pair(['she', 'he']);
-  const isWord = id => /^ \p{L}/u.test(tokenizer.decode([id]));
-  const a = ids.find(isWord);
-  const b = ids.find(id => id !== a && isWord(id));
-  return [a, b];
+  const isWord = id => {
+    const text = tokenizer.decode([id]);
+    return /^ \p{L}/u.test(text) || WITHOUT_SPACES.test(text);
+  };
+  const a = ids.find(isWord) ?? ids[0];
+  const others = ids.filter(id => id !== a);
+  return [a, others.find(isWord) ?? others[0]];
+}
+
+// The factors (k) by which a position's senses are scaled without the lines of its own sliders,
+// which are name:l or name:l=factor.
+function factorsOfOthers(lines, ids, j) {
+  const name = tokenizer.word(ids[j]);
+  const own = Array.from({length: model.config.n_sense}, (_, l) => `${name}:${l}`);
+  const others = lines.filter(line => !own.includes(line.replaceAll(/=.*|\s/g, '')));
+  return new Edit(others, pageText).at(ids, j).factors;
 }
 
 // The position of the word with the sense that decides most between the two words.
@@ -585,6 +615,7 @@ const answers = {
       tokens,
       place: chosen,
       words: withWords ? wordsMoved(edit.at(ids, chosen).C) : null,
+      otherFactors: factorsOfOthers(lines, ids, chosen),
       next: topIds(now, 10).map(describe),
       notes: edit.steps.map(({note = ''}) => note),
       a: describe(a),

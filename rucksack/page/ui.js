@@ -162,7 +162,7 @@ function nextRow(word, largest) {
   return row;
 }
 
-// Lays new cards, those of the senses with the largest effect first.
+// Makes a card for each sense, largest effect first.
 function layCards() {
   const {label, senses} = seen.tokens[seen.place];
   const strengths = senses.map(({unscaled}) => Math.abs(unscaled));
@@ -213,7 +213,7 @@ function drawCard(card) {
   if (range === null) return;
   range.value = scaleOf(l);
   card.querySelector('button').ariaPressed = scaleOf(l) === 0;
-  card.querySelector('output').textContent = range.valueAsNumber.toFixed(2);
+  card.querySelector('output').textContent = scaleOf(l).toFixed(2);
 }
 
 function effectInWords({adds, unscaled}) {
@@ -233,15 +233,18 @@ function keyOf(l) {
   return `${seen.tokens[seen.place].name}:${l}`;
 }
 
+// What scales sense l: its slider's lines, times all others, such as nurse,king:3-10=0.5.
 function scaleOf(l) {
-  const factors = state.lines.map(line => line.split('=')).filter(([key]) => key === keyOf(l));
-  return factors.length > 0 ? Number(factors[0][1] ?? 0) : 1;
+  const own = state.lines.map(line => line.replaceAll(/\s/g, '').split('='));
+  const factors = own.filter(([key]) => key === keyOf(l)).map(([, factor = 0]) => Number(factor));
+  return factors.reduce((x, y) => x * y, seen.otherFactors[l]);
 }
 
-function setScale(l, factor) {
-  const others = state.lines.filter(line => line.split('=')[0] !== keyOf(l));
-  const line = factor === '0' ? keyOf(l) : `${keyOf(l)}=${factor}`;
-  state.lines = factor === '1' ? others : [...others, line];
+function setScale(l, scale) {
+  const others = state.lines.filter(line => line.replaceAll(/=.*|\s/g, '') !== keyOf(l));
+  const factor = Number((scale / (seen.otherFactors[l] || 1)).toFixed(4));
+  const line = factor === 0 ? keyOf(l) : `${keyOf(l)}=${factor}`;
+  state.lines = factor === 1 ? others : [...others, line];
   byId('lines').value = state.lines.join('\n');
   refresh({withCards: false});
 }
@@ -265,7 +268,7 @@ async function followLink() {
   byId('lines').value = lines.slice(0, most);
   await change({lines: linesIn(byId('lines').value)});
   if (Math.max(text.length, lines.length) > most) {
-    say(`The link is too long: of its text and of its edits, only ${most} letters were read.`);
+    say(`The link is too long: only ${most} letters of its text and of its edits were read.`);
   }
 }
 
