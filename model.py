@@ -1,32 +1,31 @@
 """The Backpack language model in one file.
 
 Paper: Hewitt, Thickstun, Manning, Liang, ACL 2023, https://arxiv.org/abs/2305.16765
-Code: https://github.com/john-hewitt/backpacks-flash-attn; checkpoint: stanfordnlp/backpack-gpt2
+Code: https://github.com/john-hewitt/backpacks-flash-attn; weights: stanfordnlp/backpack-gpt2
 
-A Backpack gives every token of the vocabulary k sense vectors, the same in every text.
-A Transformer reads the text only to weight each sense of each token so far, by alpha >= 0.
-The sum of all alpha * sense predicts the next token. So each logit is a sum with one term for each
-sense of each token. You can read them, or pass edited senses; alpha and all parameters stay.
-The model is five equations, numbered as in the paper. Backpack.forward has them as five lines.
+A Backpack learns k sense vectors for each token of the vocabulary. They do not depend on context.
+A Transformer reads the text, but only to choose weights: each position gives a weight alpha >= 0
+to every sense of every token so far. For each sense, these weights sum to 1.
+The sum of all alpha * sense, times the output embeddings, gives the logits. So each logit has one
+term per token and sense. You can read them, or edit a sense without changing alpha or parameters.
 
-    B         texts in a batch
-    T         tokens in each text
-    V         number of ids that the tokenizer knows, n_vocab
     d         width of a vector, n_embd
-    k         senses per token, n_sense
-    idx       token ids (B, T); x_j is the one at position j
-    i, j, l   position i predicts the next token from all positions j <= i; l numbers the senses
-    E         token embeddings (vocab_size, d), also the output layer; rows from V on are padding
-    h         Eq. 11, the output of a Transformer for the embeddings E[idx]: (B, T, d)
-    C         Eq. 10, the senses (B, T, k, d): C(x_j)_l depends on the embedding of x_j alone
-    alpha     Eq. 12, the weights (B, k, T, T): i gives alpha[b, l, i, j] to sense l of token j
-    o         Eq. 2, the weighted sum (B, T, d): o_i = sum_j sum_l alpha_lij C(x_j)_l
+    k         number of senses per token, n_sense
+    V         vocabulary size of the tokenizer, n_vocab
+    idx       token ids, (B, T): B texts of T tokens; x_j is the token at position j
+    i         a position, which predicts token i + 1 from the tokens at positions j <= i
+    E         embeddings, also the output layer: (vocab_size, d); rows V and up are padding
+    e         embeddings of the text, E[idx]: (B, T, d)
+    h         Eq. 11, output of the Transformer for e: (B, T, d)
+    C         Eq. 10, senses of the text: (B, T, k, d); C(x_j)_l is sense l of token x_j
+    alpha     Eq. 12, weights: (B, k, T, T); alpha_lij is what position i gives to C(x_j)_l
+    o         Eq. 2, weighted sum: (B, T, d); o_i = sum_j sum_l alpha_lij C(x_j)_l
     logits    Eq. 9, o E^T: (B, T, vocab_size)
 
-By hand (a test runs it): d is 2, where dimension 0 is skateboard and dimension 1 is health.
-C(trick) = [(1, 0), (0, 0)] and C(sick) = [(1, 0), (0, 1)]. At the end of "trick sick", sense 0 has
-weight 1/2 on both. Sense 1 has weight 1 on trick, where its vector is zero: weights must sum to 1.
-o = 1/2 (1, 0) + 1/2 (1, 0) + 1 (0, 0) + 0 (0, 1) = (1, 0): skateboard, not health.
+Worked example (a test runs it): let d = 2, with dimension 0 for skateboarding and 1 for health.
+C(sick) = [(1, 0), (0, 1)], C(trick) = [(1, 0), (0, 0)]. After "sick trick", sense 0 puts weight 1/2
+on each token. Sense 1 stays silent: it puts all its weight on trick, where its vector is zero.
+o = 1/2 (1, 0) + 1/2 (1, 0) + 0 (0, 1) + 1 (0, 0) = (1, 0): skateboarding, not health.
 """
 
 import math
@@ -38,126 +37,89 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-@dataclass
-class Config:
-    """The sizes of a model, and its dropout; ValueError if they do not fit together."""
-
-    block_size: int = 512    # longest text that the model can read, in tokens
-    vocab_size: int = 50257  # rows of the embedding matrix E, unused ones included
-    n_vocab: int = 0         # V, ids that the tokenizer knows (0: vocab_size)
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768        # d
-    n_sense: int = 16        # k (0: a GPT, which has no senses)
-    sense_hidden: int = 0    # hidden size of both sense MLPs (0: 4 n_embd, as published)
-    dropout: float = 0.0     # dropout rate in the contextualizer; senses have none
-
-    def __post_init__(self) -> None:
-        self.n_vocab = self.n_vocab or self.vocab_size
-        self.sense_hidden = self.sense_hidden or 4 * self.n_embd
-        sizes = [self.block_size, self.n_vocab, self.n_layer, self.n_head, self.n_embd,
-                 self.n_sense + 1, self.sense_hidden]
-        if not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise ValueError(f'a size is out of range: {self}')
-        if self.n_vocab > self.vocab_size or not 0 <= self.dropout < 1:
-            raise ValueError(f'n_vocab or dropout is out of range: {self}')
-        if self.n_embd % self.n_head or self.n_embd % (self.n_sense or 1):
-            raise ValueError(f'n_head and n_sense must divide n_embd: {self}')
-
-
-class MLP(nn.Module):
-    """Two linear layers and a GELU, (.., n_in) -> (.., n_out); .. is any number of axes."""
-
-    def __init__(self, n_in: int, n_hidden: int, n_out: int):
-        super().__init__()
-        self.c_fc = nn.Linear(n_in, n_hidden)
-        self.c_proj = nn.Linear(n_hidden, n_out)
-
-    def forward(self, v: Tensor) -> Tensor:
-        hidden = F.gelu(self.c_fc(v), approximate='tanh')  # (.., n_hidden)
-        return self.c_proj(hidden)  # (.., n_out)
-
-
-def split_heads(v: Tensor, parts: int, n: int) -> Tensor:
-    """Split a projection (B, T, parts * n * size) into parts with n heads, (B, n, T, size) each."""
-    v = v.unflatten(-1, (parts, n, -1))  # (B, T, parts, n, size)
-    return v.permute(2, 0, 3, 1, 4)  # (parts, B, n, T, size), so that each part is a batch of heads
-
-
-# The Backpack: senses, their weights, and their sum.
 class SenseNetwork(nn.Module):
-    """Eq. 10 as in the authors' code: embeddings e (.., d) -> the k senses of each (.., k, d)."""
+    """Eq. 10: embeddings e (.., d) -> the k senses of each (.., k, d), whatever the text."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: 'Config'):
         super().__init__()
         d = config.n_embd
-        self.n_sense = config.n_sense
         self.ln_0 = nn.LayerNorm(d)
         self.ln_1 = nn.LayerNorm(d)
-        self.mlp = MLP(d, config.sense_hidden, d)
+        self.mlp = MLP(d, config.sense_hidden, d)  # Linear, GELU, Linear, as in a GPT-2
         self.ln_2 = nn.LayerNorm(d)
         self.final_mlp = MLP(d, config.sense_hidden, config.n_sense * d)
 
     def forward(self, e: Tensor) -> Tensor:
-        r = e + self.ln_0(e)  # (.., d), an embedding plus its own LayerNorm
-        r = r + self.mlp(self.ln_1(r))  # (.., d); this residual was not intended (appendix A.1)
-        C = self.final_mlp(self.ln_2(r))  # (.., k*d), senses side by side; nor was this ln_2
-        return C.unflatten(-1, (self.n_sense, -1))  # (.., k, d), one row per sense
+        # NOTE: The authors' code is a GPT-2 block without its attention, then a second MLP. The
+        # paper calls the block's residual and ln_2 unintended (appendix A.1). We keep them because
+        # the released weights were trained with them.
+        r = e + self.ln_0(e)  # (.., d), where GPT-2 has e + attention(ln_0(e))
+        r = r + self.mlp(self.ln_1(r))  # (.., d)
+        C = self.final_mlp(self.ln_2(r))  # (.., k*d), the senses side by side
+        return C.unflatten(-1, (-1, e.shape[-1]))  # (.., k, d), one row per sense
 
 
 class SenseWeights(nn.Module):
-    """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), causal attention without values.
+    """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), causal attention weights, one head per sense."""
 
-    One head per sense: alpha_l is the softmax over j <= i of query_l key_l^T / sqrt(d/k), so the
-    weights of each sense sum to 1. The paper has no division and no bias; its code has both.
-    """
-
-    def __init__(self, config: Config):
+    def __init__(self, config: 'Config'):
         super().__init__()
         self.n_sense = config.n_sense
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
 
     def forward(self, h: Tensor) -> Tensor:
+        # Per sense l and position i: a softmax over j <= i of query_li . key_lj / sqrt(d/k).
+        # NOTE: The paper has no division and no bias here. The authors' code has both. We keep them
+        # because the released weights were trained with them.
         query, key = split_heads(self.c_attn(h), 2, self.n_sense)  # (B, k, T, d/k) each
         scores = (query / math.sqrt(query.shape[-1])) @ key.mT  # (B, k, T, T)
-        is_later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)  # (T, T), where j > i
-        scores = scores.masked_fill(is_later, -math.inf)
-        return scores.softmax(-1, dtype=self.c_attn.weight.dtype)  # even under autocast
+        T = h.shape[1]
+        is_later = torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1)  # (T, T), j > i
+        scores = scores.masked_fill(is_later, -math.inf)  # so that later tokens get weight 0
+        # Keep the parameters' dtype: under autocast on a CPU, softmax would return bfloat16.
+        return scores.softmax(-1, dtype=self.c_attn.weight.dtype)
+
+
+def split_heads(v: Tensor, n_parts: int, n_head: int) -> list[Tensor]:
+    """Split v (B, T, n_parts * d) into n_parts lots of heads, (B, n_head, T, d/n_head) each."""
+    parts = v.chunk(n_parts, dim=-1)  # (B, T, d) each
+    return [part.unflatten(-1, (n_head, -1)).transpose(1, 2) for part in parts]
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
-    """Compute Eq. 2, weights (B, k, T, T) and senses (B, T, k, d) -> o (B, T, d)."""
+    """Compute Eq. 2: weights alpha (B, k, T, T) and senses C (B, T, k, d) -> o (B, T, d)."""
     B, k, _, T = alpha.shape
-    assert C.shape[:3] == (B, T, k), C.shape  # einsum would broadcast an axis of size 1
+    if C.shape[:3] != (B, T, k):  # einsum would silently repeat an axis of size 1
+        raise ValueError(f'alpha {tuple(alpha.shape)} does not fit senses C {tuple(C.shape)}')
     return torch.einsum('blij,bjld->bid', alpha, C)
 
 
 class Backpack(nn.Module):
-    """A Backpack language model; ValueError if config has no senses.
+    """A Backpack language model. Raises ValueError if config has no senses.
 
-    contextualizer is any module (B, T, d) -> (B, T, d) that does not look ahead, such as a wrapped
-    LSTM (the paper's section 8). Its parameters are kept. The default is a new GPT-2.
+    contextualizer is any causal module (B, T, d) -> (B, T, d), e.g. an LSTM (section 8). It is
+    not initialized again. By default, it is a new GPT-2.
     """
 
-    def __init__(self, config: Config, contextualizer: nn.Module | None = None):
+    def __init__(self, config: 'Config', contextualizer: nn.Module | None = None):
         super().__init__()
         if config.n_sense == 0:
-            raise ValueError('a Backpack needs n_sense >= 1; the model without senses is a GPT')
+            raise ValueError('n_sense is 0; use GPT for a model without senses')
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
-        self.contextualizer = Contextualizer(config) if contextualizer is None else contextualizer
+        self.contextualizer = Contextualizer(config)
         self.sense_network = SenseNetwork(config)
         self.sense_weights = SenseWeights(config)
-        for part in self.children():
-            if part is not contextualizer:
-                init_parameters(part, config.n_layer)
+        init_parameters(self, config.n_layer)
+        if contextualizer is not None:
+            self.contextualizer = contextualizer
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None,
                 alpha: Tensor | None = None) -> Tensor:
         """Return the logits (B, T, vocab_size) of the token after each position of idx (B, T).
 
-        With targets (B, T), the next ids (-1 skips one), return their mean loss in nats per token.
-        C (B, T, k, d) and alpha (B, k, T, T) replace senses(idx) and alpha(idx), as to edit them.
+        If targets (B, T), the next ids, are given, return the mean loss in nats per token instead
+        (-1: ignore). C and alpha override senses(idx) and alpha(idx), for example with edited ones.
         """
         h = self.contextualizer(self.wte(idx))                     # (B, T, d)           Eq. 11
         C = self.senses(idx) if C is None else C                   # (B, T, k, d)        Eq. 10
@@ -167,43 +129,67 @@ class Backpack(nn.Module):
         return logits if targets is None else mean_loss(logits, targets)
 
     def senses(self, idx: Tensor) -> Tensor:
-        """Compute Eq. 10, the senses C of ids of any shape (..): (.., k, d)."""
+        """Compute Eq. 10, the senses C (.., k, d) of ids of any shape (..)."""
         return self.sense_network(self.wte(idx))
 
     def alpha(self, idx: Tensor) -> Tensor:
-        """Compute Eq. 11 and 12, the weights of senses in the texts idx (B, T): (B, k, T, T)."""
+        """Compute Eq. 11 and 12, the weights alpha (B, k, T, T) in the texts idx (B, T)."""
         return self.sense_weights(self.contextualizer(self.wte(idx)))
 
     def project(self, v: Tensor) -> Tensor:
-        """Compute Eq. 9, v E^T, for vectors v (.., d), such as o or a sense: (.., vocab_size)."""
+        """Compute Eq. 9, the logits v E^T (.., vocab_size) of vectors v (.., d): o, or a sense."""
         return F.linear(v, self.wte.weight)
 
     @torch.no_grad()
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
                  edit: Callable | None = None, stop: int | None = None) -> Tensor:
-        """Continue texts idx (B, T) by n ids: (B, T + n), or fewer once all have drawn stop.
-
-        An edit is a function (text, C) -> C. Temperature 0 takes the likeliest id.
-        """
+        """Append n ids to the texts idx (B, T), or fewer once every text has generated stop."""
         n_prompt = idx.shape[1]
         for _ in range(n):
-            text = idx[:, -self.config.block_size:]  # (B, T), what the model can read
+            recent = idx[:, -self.config.block_size:]  # (B, T), cropped to the context length
             if edit is None:
-                logits = self(text)  # (B, T, vocab_size)
-            else:
-                C = edit(text, self.senses(text))  # (B, T, k, d)
-                assert C is not None  # forward would take the senses as they are
-                logits = self(text, C=C)
+                logits = self(recent)  # (B, T, vocab_size)
+            else:  # an edit is a function (idx, C) -> C
+                C = edit(recent, self.senses(recent))  # (B, T, k, d)
+                assert C is not None, 'an edit must return the senses to use'
+                logits = self(recent, C=C)
             logits = logits[:, -1, :self.config.n_vocab]  # (B, V), of the next token
-            idx = torch.cat([idx, draw(logits, temperature, top_k)], dim=1)  # one token longer
+            next_id = draw(logits, temperature, top_k)  # (B, 1)
+            idx = torch.cat([idx, next_id], dim=1)  # (B, T + 1)
             if stop is not None and (idx[:, n_prompt:] == stop).any(1).all():
                 break
         return idx
 
 
-# The contextualizer is a GPT-2. If you know nanoGPT, skip the rest, the baseline GPT included.
+# If you know nanoGPT, you can stop here. The rest is a plain GPT-2, also used as the baseline.
+@dataclass
+class Config:
+    """Model sizes and dropout rate. Raises ValueError if they are inconsistent."""
+
+    block_size: int = 512    # maximum context length, in tokens
+    vocab_size: int = 50257  # rows of E, padding included
+    n_vocab: int = 0         # V (0: vocab_size, so no padding)
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768        # d
+    n_sense: int = 16        # k (0: for a GPT, which has no senses)
+    sense_hidden: int = 0    # hidden size of both MLPs in the sense network (0: 4 * n_embd)
+    dropout: float = 0.0     # in the contextualizer; the sense network has none
+
+    def __post_init__(self) -> None:
+        self.n_vocab = self.n_vocab or self.vocab_size
+        self.sense_hidden = self.sense_hidden or 4 * self.n_embd
+        heads = [self.n_head, self.n_sense] if self.n_sense else [self.n_head]
+        sizes = [self.block_size, self.n_vocab, self.n_layer, self.n_embd, self.sense_hidden]
+        are_positive = all(isinstance(size, int) and size > 0 for size in sizes + heads)
+        if not (are_positive and self.n_vocab <= self.vocab_size and 0 <= self.dropout < 1):
+            raise ValueError(f'a size or the dropout is out of range: {self}')
+        if any(self.n_embd % n for n in heads):
+            raise ValueError(f'n_head and n_sense must divide n_embd: {self}')
+
+
 class Contextualizer(nn.Module):
-    """Eq. 11, h = Transformer(E[x]): embeddings e (B, T, d) -> contextual vectors h (B, T, d)."""
+    """Eq. 11: embeddings e (B, T, d) -> contextual vectors h (B, T, d), by a GPT-2."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -214,9 +200,11 @@ class Contextualizer(nn.Module):
 
     def forward(self, e: Tensor) -> Tensor:
         T = e.shape[1]
+        if T > len(self.wpe.weight):
+            raise ValueError(f'cannot read {T} tokens; block_size is {len(self.wpe.weight)}')
         h = self.drop(e + self.wpe.weight[:T])  # (B, T, d) + (T, d), positions 0 to T - 1
         for block in self.blocks:
-            h = block(h)  # (B, T, d)
+            h = block(h)
         return self.ln_f(h)
 
 
@@ -250,18 +238,29 @@ class CausalSelfAttention(nn.Module):
         query, key, value = split_heads(self.c_attn(h), 3, self.n_head)  # (B, n_head, T, d/n_head)
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        y = y.transpose(1, 2).flatten(2)  # (B, T, d), heads side by side
-        return self.c_proj(y)
+        return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, d), all heads side by side
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU between them, (.., n_in) -> (.., n_out)."""
+
+    def __init__(self, n_in: int, n_hidden: int, n_out: int):
+        super().__init__()
+        self.c_fc = nn.Linear(n_in, n_hidden)
+        self.c_proj = nn.Linear(n_hidden, n_out)
+
+    def forward(self, v: Tensor) -> Tensor:
+        return self.c_proj(F.gelu(self.c_fc(v), approximate='tanh'))
 
 
 class GPT(nn.Module):
-    """The baseline Transformer, a GPT-2, whose logits are h E^T. It has no senses: n_sense is 0."""
+    """The baseline, a GPT-2: a Backpack without Eq. 10, 12 and 2, whose logits are h E^T."""
 
-    generate = Backpack.generate
+    generate = Backpack.generate  # without edits, because there are no senses
 
     def __init__(self, config: Config):
         super().__init__()
-        self.config = replace(config, n_sense=0)
+        self.config = replace(config, n_sense=0)  # which tells other code that this is a GPT
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         init_parameters(self, config.n_layer)
@@ -272,9 +271,11 @@ class GPT(nn.Module):
         return logits if targets is None else mean_loss(logits, targets)
 
 
-def init_parameters(part: nn.Module, n_layer: int) -> None:
-    """Initialize as GPT-2 does: normal entries, smaller ones in every c_proj, zero biases."""
-    for name, module in part.named_modules():
+def init_parameters(model: nn.Module, n_layer: int) -> None:
+    """Initialize weights with std 0.02, smaller in every c_proj, as GPT-2 does; biases with 0."""
+    # NOTE: GPT-2 shrinks layers that add to a residual. The authors' code, not the paper, shrinks
+    # both c_proj of the sense network too, so all senses start smaller. We do the same.
+    for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             std = 0.02 / math.sqrt(2 * n_layer) if name.endswith('c_proj') else 0.02
             nn.init.normal_(module.weight, std=std)
@@ -288,13 +289,12 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def draw(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
-    """Draw an id (B, 1) for each row of logits (B, V); top_k keeps the likeliest, None all."""
+    """Sample an id (B, 1) for each row of logits (B, V), from the top_k likeliest (None: all)."""
     if temperature < 0 or (top_k is not None and top_k < 1):
-        raise ValueError(f'temperature is {temperature}, top_k {top_k}: they must be >= 0 and >= 1')
-    if temperature < 1e-30:  # 0, or nearly
+        raise ValueError(f'temperature must be >= 0, top_k >= 1; got {temperature} and {top_k}')
+    if temperature < 1e-30:  # greedy: 0, or too small to divide by
         return logits.argmax(-1, keepdim=True)
     if top_k is not None:
-        top, ids = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k)
-        logits = torch.full_like(logits, -math.inf).scatter(-1, ids, top)  # (B, V), -inf elsewhere
-    probs = (logits / temperature).softmax(-1)
-    return torch.multinomial(probs, 1)
+        top, ids = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k) each
+        logits = torch.full_like(logits, -math.inf).scatter(-1, ids, top)  # all others -inf
+    return torch.multinomial((logits / temperature).softmax(-1), 1)

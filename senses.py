@@ -1,16 +1,17 @@
-"""Explain a prediction sense by sense, edit senses, and look at what they say.
+"""Explain a prediction sense by sense, edit senses, and inspect what they predict.
 
-    >>> import rucksack
+    >>> import rucksack, torch
+    >>> from rucksack.senses import extremes
     >>> model, encoding = rucksack.load('english')
     >>> C = model.senses(torch.tensor(rucksack.word_id(encoding, 'nurse')))  # (k, d), Eq. 10
-    >>> ids, added = extremes(model, C[10], 4)  # what sense 10 raises and lowers most
+    >>> ids, added = extremes(model, C[10], 4)  # the 4 ids that sense 10 raises most, then lowers
     >>> encoding.decode(ids[:4].tolist())
     ' she eager herself her'
 
     code              paper                    what it gives
     explain           Eq. 2 and 9              weights and scores; their products sum to a logit
     scale_senses      section 6.2, Figure 3    edit: turn senses of words down, off or up
-    replace_word      section 6.3              edit: a word says of NEW what it said of OLD
+    replace_word      section 6.3              edit: redirect a word's push for OLD to NEW
     add_to_senses     arXiv 2402.06155         edit: move senses by vectors, as learned ones do
     topic             Eq. 15 and 18-20         edit: turn up the senses that favour a topic
     probs_under       Eq. 9, softmax           the next words under several edits
@@ -19,16 +20,17 @@
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
     extremes          Tables 1 and 3           the words that a sense raises and lowers most
 
-Looking: a sense C adds alpha (C . E_v) to the logit of the id v; only alpha depends on the text.
-Editing: an edit takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to sum
-instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
-model.generate(idx, n, edit=edit). One that asks for no change changes no bit of the prediction.
+A sense vector c with weight alpha adds alpha (c . E_v) to the logit of the id v, where E_v is the
+embedding of v. The sense depends on its token alone, alpha on the text.
+An edit is a function. It takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to
+use instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
+model.generate(idx, n, edit=edit). An edit that changes nothing leaves every bit as it is.
 
-Pass words as token ids (see rucksack.word_id). Edits also take a tuple of ids for a word
-of several tokens; they then apply at the last of these tokens. Letters are as in model.py.
+Pass words as token ids (see rucksack.word_id). Edits also take a tuple of ids for a word of several
+tokens. They apply at its last token. Letters are as in model.py.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from operator import index
 
 import torch
@@ -38,9 +40,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.model import GPT, Backpack, weighted_sum
 
-# An edit: ids (B, T), senses C (B, T, k, d) -> the senses to sum instead, not written into C.
+# An edit: ids (B, T), senses C (B, T, k, d) -> the senses to use instead. It must not modify C.
 Edit = Callable[[Tensor, Tensor], Tensor]
-# The words of an edit: ids, and tuples of ids for words of several tokens; None is every id.
+# The words to edit: ids, and tuples of ids for words of several tokens. None means every id.
 Words = list[int | tuple[int, ...]] | None
 
 
@@ -55,15 +57,15 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
 
     Returns the weights alpha (B, T, k) that the last position gives to all senses of all tokens,
     and the scores C . v (B, T, k) of these senses. For v = E_w, the sum of alpha * (C . v) is the
-    logit of w as the next token (Eq. 2 and 9); for v = E_a - E_b it is the log odds of a to b.
-    A sense with the score 8 and the weight 1/4 adds 2 to it.
-    C (B, T, k, d) are the senses to sum, edited or not; the default is senses(idx). last (B,) are
-    the positions to explain; the default is T - 1 (see pad).
+    logit of w as the next token (Eq. 2 and 9). For v = E_a - E_b, it is the log odds of a to b. A
+    sense with the score 8 and the weight 1/4 adds 2.
+    C (B, T, k, d) are the senses to explain, by default senses(idx). last (B,) are the positions to
+    explain, by default T - 1 (see pad).
     """
     if C is None:
         C = model.senses(idx)
-    alpha = model.alpha(idx).transpose(1, 2)  # (B, T, k, T)
-    alpha = at_last(alpha, last).mT  # (B, T, k)
+    by_position = model.alpha(idx).permute(0, 2, 3, 1)  # (B, T, T, k), [b, i, j, l]
+    alpha = at_last(by_position, last)  # (B, T, k)
     scores = C @ direction  # (B, T, k)
     return alpha, scores
 
@@ -79,35 +81,35 @@ def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
     [2.0, 3.0, 2.0, 6.0]
     """
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        k = C.shape[2]
-        is_chosen = torch.zeros(k, 1, dtype=torch.bool, device=idx.device)
-        is_chosen[senses] = True
-        is_scaled = occurrences(idx, words) & is_chosen  # (B, T, k, 1)
-        return torch.where(is_scaled, factor * C, C)  # (B, T, k, d)
+        scaled = C.clone()
+        scaled[:, :, senses] *= factor
+        return torch.where(occurrences(idx, words), scaled, C)  # (B, T, k, d)
     return edit
 
 
 def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
-    """Make an edit after which words say of the id new what they said of old, section 6.3.
+    """Make an edit that redirects what words give to the id old, to the id new (section 6.3).
 
-    With r = E_old and a = E_new, C' = C + (C . r) (a / |a|^2 - r / |r|^2). This removes the part
-    of C along r and adds a multiple of a that raises new as much as C raised old. In all, old
-    loses C.r (1 - a.r / |a|^2) and new gains C.r (1 - a.r / |r|^2), in logits at weight 1. As the
-    published code, we divide by |r|^2, where the paper has the squared norm of a sense of old.
+    C' = C + (C . E_old) (E_new / |E_new|^2 - E_old / |E_old|^2)
 
-    With r = (2, 0) and a = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to that of
-    new. It becomes (0, 11), and adds 0 and 11.
+    If E_old and E_new are orthogonal, new gains what C gave old, and old loses it, in logits at
+    weight 1. In general, old loses C . E_old (1 - E_old . E_new / |E_new|^2), and new gains
+    C . E_old (1 - E_old . E_new / |E_old|^2).
+    With E_old = (2, 0) and E_new = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to the
+    logit of new. It becomes (0, 11), and adds 0 and 11.
+    NOTE: The paper divides by the squared norm of a sense of old, not by |E_old|^2. We do as the
+    authors' code does.
     """
     E = model.wte.weight.detach()
-    r = E[old]  # (d,)
-    a = E[new]  # (d,)
-    a_part = a / a.square().sum()  # (d,)
-    r_part = r / r.square().sum()
-    move = a_part - r_part
+    E_old = E[old]  # (d,)
+    E_new = E[new]  # (d,)
+    part_new = E_new / E_new.square().sum()  # (d,)
+    part_old = E_old / E_old.square().sum()
+    move = part_new - part_old
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        along_r = C @ r.to(C)  # (B, T, k)
-        moved = C + along_r[..., None] * move.to(C)  # (B, T, k, d)
+        along_old = C @ E_old.to(C)  # (B, T, k)
+        moved = C + along_old[..., None] * move.to(C)  # (B, T, k, d)
         return torch.where(occurrences(idx, words), moved, C)
     return edit
 
@@ -124,8 +126,9 @@ def add_to_senses(ids: Tensor, senses: Tensor, vectors: Tensor) -> Edit:
     [2.0, 6.0, 2.0, 5.0]
     """
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        text, position, p = (idx[..., None] == ids).nonzero(as_tuple=True)  # where ids[p] stands
-        places = (text, position, senses[p])
+        is_id = idx[..., None] == ids  # (B, T, P)
+        b, i, p = is_id.nonzero(as_tuple=True)  # each match: ids[p] at position i of text b
+        places = (b, i, senses[p])
         return C.index_put(places, vectors[p].to(C), accumulate=True)  # (B, T, k, d)
     return edit
 
@@ -139,33 +142,35 @@ def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
     C = model.senses(idx)
     if edit is not None:
         C = edit(idx, C)
-        assert C is not None  # forward would take the senses as they are
+        assert C is not None, 'an edit must return the senses to use'
     return C
 
 
 @torch.no_grad()
-def probs_under(model: Backpack | GPT, idx: Tensor, edits: Iterable[Edit | None],
+def probs_under(model: Backpack | GPT, idx: Tensor, edits: Collection[Edit | None],
                 last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T) under each edit: probabilities (edits, B, V).
 
-    None is no edit; a GPT takes [None] alone. last (B,) is the last position of each text; the
-    default is T - 1 (see pad). No edit changes alpha: it is computed once, and so are the senses.
-    For one text and off = scale_senses([nurse], [10], 0.0), probs_under(model, idx, [None, off])
-    [:, 0, she] has p(she) before and after.
+    None is no edit; with a GPT, any other edit raises ValueError. last (B,) is the last position of
+    each text, by default T - 1 (see pad). Alpha and the senses before edits are computed once.
+    For one text and off = scale_senses([nurse], [10], 0.0), p(she) before and after is
+    probs_under(model, idx, [None, off])[:, 0, she].
     """
-    if isinstance(model, GPT):
+    if model.config.n_sense == 0:
+        if any(edits):
+            raise ValueError('this model has no senses to edit; pass None, or use a Backpack')
         h = at_last(model.contextualizer(model.wte(idx)), last)  # (B, d)
-        logits = [F.linear(h, model.wte.weight)]  # (B, vocab_size)
+        outputs = [h] * len(edits)
     else:
-        logits = []
-        alpha = model.alpha(idx).transpose(1, 2)  # (B, T, k, T)
-        alpha = at_last(alpha, last)[:, :, None]  # (B, k, 1, T), weights from the last position
+        by_position = model.alpha(idx).transpose(1, 2)  # (B, T, k, T), [b, i, l, j]
+        alpha = at_last(by_position, last)[:, :, None]  # (B, k, 1, T)
         C = model.senses(idx)  # (B, T, k, d)
+        outputs = []
         for edit in edits:
             edited = C if edit is None else edit(idx, C.clone())  # (B, T, k, d)
-            o = weighted_sum(alpha, edited)  # (B, 1, d)
-            logits.append(model.project(o[:, 0]))  # (B, vocab_size)
-    logits = torch.stack(logits)[..., :model.config.n_vocab]
+            outputs.append(weighted_sum(alpha, edited)[:, 0])  # (B, d)
+    E = model.wte.weight[:model.config.n_vocab]  # (V, d)
+    logits = torch.stack(outputs) @ E.T  # (edits, B, V)
     return logits.softmax(-1)
 
 
@@ -178,13 +183,16 @@ def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None
 def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Put texts of different lengths into one batch: idx (B, T), and their last positions (B,).
 
-    Shorter texts end in id 0, which changes no prediction, as no position sees a later one. (A
-    topic edit does: it needs texts of one length.) Pass last on; generate would go on from the end.
+    Shorter texts are padded with id 0. The model is causal, so this changes no prediction (but a
+    topic edit is not causal: it needs texts of one length). Pass last to the functions above. Do
+    not pass padded texts to generate. Raises ValueError for a text without tokens.
 
     >>> idx, last = pad([[5, 7, 9], [8]])
     >>> idx.tolist(), last.tolist()
     ([[5, 7, 9], [8, 0, 0]], [2, 0])
     """
+    if not all(texts):
+        raise ValueError('a text has no tokens; give it at least an end-of-text')
     tensors = [torch.tensor(ids) for ids in texts]
     idx = pad_sequence(tensors, batch_first=True)  # (B, T)
     last = torch.tensor([len(ids) - 1 for ids in texts])
@@ -192,11 +200,10 @@ def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def at_last(x: Tensor, last: Tensor | None) -> Tensor:
-    """Take the last position of each text, by default T - 1: (B, T, ..) -> (B, ..)."""
+    """Take x[b, last[b]] for each text b, by default its end: (B, T, ..) -> (B, ..)."""
     if last is None:
         return x[:, -1]
-    every = torch.arange(len(x))
-    return x[every, last]
+    return x[torch.arange(len(x)), last]
 
 
 def compose(edits: list[Edit | None]) -> Edit:
@@ -210,22 +217,25 @@ def compose(edits: list[Edit | None]) -> Edit:
 
 
 def occurrences(idx: Tensor, words: Words) -> Tensor:
-    """Find where in idx (B, T) one of the words ends, shaped to select senses: (B, T, 1, 1)."""
-    ends = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, T)
+    """Find where in idx (B, T) one of the words ends, shaped to select senses: (B, T, 1, 1).
+
+    Raises TypeError for words that are not ids, and for a word outside a list.
+    """
+    if isinstance(words, tuple):
+        raise TypeError(f'a word of several tokens goes into a list: [{words}]')
+    is_end = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, T); None: everywhere
     for word in words or []:
-        pieces = word if isinstance(word, tuple) else (word,)
-        ends |= ends_of(idx, pieces)
-    return ends[..., None, None]
+        is_end |= ends_of(idx, word if isinstance(word, tuple) else (word,))
+    return is_end[..., None, None]
 
 
 def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
-    """Find where in idx (B, T) a sequence of ids ends: (B, T)."""
-    T = idx.shape[1]
-    ends = torch.ones_like(idx, dtype=torch.bool)
-    for back, piece in enumerate(reversed(pieces)):
-        is_piece = idx == index(piece)  # TypeError for text
-        ends &= F.pad(is_piece, (back, 0))[:, :T]  # shifted to the position of the last id
-    return ends
+    """Find where in idx (B, T) a word of n tokens ends: (B, T)."""
+    n = len(pieces)
+    word = idx.new_tensor([index(piece) for piece in pieces])  # (n,); TypeError for text
+    padded = F.pad(idx, (n - 1, 0), value=-1)  # (B, n - 1 + T)
+    last_n = padded.unfold(1, n, 1)  # (B, T, n), the last n ids at each position
+    return (last_n == word).all(-1)
 
 
 # -----------------------------------------------------------------------------
@@ -255,9 +265,9 @@ def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
 def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     """Compute Eq. 17, how strongly each sense of ids (n,) favours each bag of ids: (n, k, bags).
 
-    This is the sum of the logits of a bag over the largest of all logits, as in the published code;
-    footnote 5 says the largest absolute value. All logits of n * k senses are in memory at once.
-    For speed, call it under torch.autocast in bfloat16: scores are then off by up to 2%.
+    A score is the sum of a bag's logits, divided by the largest of all logits, as in the authors'
+    code. (The paper's footnote 5 says the largest absolute value.) All logits of n * k senses are
+    in memory at once. Under torch.autocast in bfloat16, scores are faster and up to 2% off.
     """
     V = model.config.n_vocab
     dtype = model.wte.weight.dtype
@@ -265,11 +275,8 @@ def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     logits = model.project(C)[..., :V]  # (n, k, V)
     largest = logits.amax(-1).to(dtype)  # (n, k)
     largest = largest.clamp(min=1e-6)  # bounds the score if no logit is positive
-    scores = []
-    for bag in bags:
-        total = logits[..., bag].sum(-1, dtype=dtype)  # (n, k)
-        scores.append(total / largest)
-    return torch.stack(scores, dim=-1)
+    totals = [logits[..., bag].sum(-1, dtype=dtype) for bag in bags]  # (n, k) each
+    return torch.stack(totals, dim=-1) / largest[..., None]
 
 
 @torch.no_grad()
@@ -278,12 +285,12 @@ def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
     Returns ids (.., 2n), strongest first, and what C adds to their logits at weight 1, (.., 2n).
     """
-    V = model.config.n_vocab
-    logits = model.project(C)[..., :V]  # (.., V)
-    high = logits.topk(n)  # (.., n)
-    low = logits.topk(n, largest=False)  # (.., n)
-    ids = torch.cat([high.indices, low.indices], dim=-1)
-    added = torch.cat([high.values, low.values], dim=-1)
+    logits = model.project(C)[..., :model.config.n_vocab]  # (.., V)
+    order = logits.argsort(dim=-1, descending=True)  # (.., V)
+    raised = order[..., :n]
+    lowered = order[..., -n:].flip(-1)
+    ids = torch.cat([raised, lowered], dim=-1)  # (.., 2n)
+    added = logits.gather(-1, ids)
     return ids, added
 
 
@@ -296,35 +303,36 @@ STRENGTHS = [
 
 
 def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
-    """Turn up the senses that favour a topic, Eq. 15, until the text has expressed the topic.
+    """Turn up the senses that favour a topic (Eq. 15), less and less as the text expresses it.
 
-    scores (V, k) are the affinities of all ids for the bag of the topic; factors are a row of
-    STRENGTHS. The score of a sense selects its factor, delta (at a quantile, the one above it). The
-    edit multiplies the sense by an annealed delta'. As published, for sense l of position j:
+    WARNING: not causal. All positions read the whole text, so only the prediction after the last
+    one is valid. That is the one that generate uses.
 
-        a = sum_i relu(E_{x_i} . C(x_j)_l)     Eq. 18: how far the text expresses this sense
-        b = sigmoid(6 - f a) (1 + j / 100)     Eq. 19: f = max(factors) / 7.5; grows with j
-        delta' = 1 + b (delta - 1)             Eq. 20: delta = 1 changes nothing
+    scores (V, k) are the affinities of all ids for the topic's bag of words. factors are a row of
+    STRENGTHS. The rank of its score selects a sense's factor; ties go to the higher bracket. For
+    sense l of position j and f = max(factors) / 7.5,
 
-    In the paper, f is 7.5 / max(factors), Eq. 19's second factor is (1 + j) / 100, and delta' is
-    b delta + (1 - a). Since i runs over all of idx, every position but the last sees later tokens;
-    generate uses only the last.
+        expressed = sum_i relu(E_{x_i} . C(x_j)_l)              Eq. 18, the paper's a
+        strength = sigmoid(6 - f * expressed) * (1 + j / 100)   Eq. 19, the paper's b
+        annealed = 1 + strength * (factor - 1)                  Eq. 20, which multiplies the sense
+
+    NOTE: The paper has f = 7.5 / max(factors), (1 + j) / 100, and in Eq. 20 strength * factor +
+    1 - expressed. We do as the authors' code does.
     """
     E = model.wte.weight.detach()
     f = max(factors) / 7.5
     scores = scores.float()
     quantiles = scores.new_tensor([0.60, 0.80, 0.95])
     edges = scores.flatten().quantile(quantiles)  # (3,)
-    reached = (scores[..., None] >= edges).sum(-1)  # (V, k), quantiles reached: 0 to 3
-    ascending = scores.new_tensor(factors[::-1])
-    delta = ascending[reached]  # (V, k)
+    bracket = torch.bucketize(scores, edges, right=True)  # (V, k), from 0, the rest, to 3, the top
+    factor = scores.new_tensor(factors[::-1])[bracket]  # (V, k)
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         said = torch.einsum('bjld,bid->bjli', C, E[idx].to(C))  # (B, T, k, T)
-        a = said.relu().sum(-1)  # (B, T, k)
+        expressed = said.relu().sum(-1)  # (B, T, k), Eq. 18
         j = torch.arange(idx.shape[1], device=idx.device)  # (T,)
         growth = 1 + j / 100
-        b = torch.sigmoid(6 - f * a) * growth[:, None]  # (B, T, k)
-        annealed = 1 + b * (delta[idx] - 1)  # (B, T, k)
+        strength = torch.sigmoid(6 - f * expressed) * growth[:, None]  # (B, T, k), Eq. 19
+        annealed = 1 + strength * (factor[idx] - 1)  # (B, T, k), Eq. 20
         return C * annealed.to(C)[..., None]
     return edit

@@ -4,8 +4,8 @@
     DistinctIds(model)(..)     model(idx, targets)    the senses of an id are computed once a batch
     Cached(model).generate     model.generate         each token is read once
 
-S counts the tokens of a text so far, and T those of them that are new: first the whole prompt, then
-one at a time. Other letters are as in model.py.
+S counts the tokens of a text so far. T of them are new: first the whole prompt, then one at a time.
+Other letters are as in model.py.
 """
 
 import math
@@ -69,7 +69,7 @@ class Cache:
         self.tensors = {}
 
     def extend(self, name: object, start: int, new: Tensor) -> Tensor:
-        """Put new (B, T, ..) behind the first start tokens of a name; return all (B, S, ..)."""
+        """Store new (B, T, ..) after the first start tokens of a name; return all (B, S, ..)."""
         if name not in self.tensors:
             B, _, *rest = new.shape
             self.tensors[name] = new.new_empty(B, self.room, *rest)
@@ -86,7 +86,10 @@ def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: 
     """
     T = e.shape[1]
     assert start == 0 or T == 1  # a whole prompt: causal mask; one new token: no mask
-    h = e + contextualizer.wpe.weight[start:start + T]  # (B, T, d)
+    S = start + T
+    if S > len(contextualizer.wpe.weight):
+        raise ValueError(f'cannot read {S} tokens; block_size is {len(contextualizer.wpe.weight)}')
+    h = e + contextualizer.wpe.weight[start:S]  # (B, T, d)
     for block in contextualizer.blocks:
         attn = block.attn
         qkv = attn.c_attn(block.ln_1(h))  # (B, T, 3*d)
@@ -103,8 +106,8 @@ def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: 
 class Cached:
     """A model that continues texts without reading a token twice: Cached(model).generate(idx, n).
 
-    It draws the ids that model.generate draws. A text longer than block_size loses its first token
-    with each new one, so all others change position: then it is read anew.
+    It draws the ids that model.generate draws. A text is read anew if it is not the last one plus
+    one token: another text, or past block_size, where each new token pushes out the first.
     """
 
     generate = Backpack.generate
@@ -114,37 +117,27 @@ class Cached:
         self.config = model.config
         self.read = None  # the texts (B, start) in the cache
 
-    def start_of(self, text: Tensor) -> int:
-        """Count the tokens of texts (B, S) in the cache; empty it if they do not go on from it."""
+    def n_read(self, idx: Tensor) -> int:
+        """Count the cached tokens of texts (B, S): all but one, or none, with an empty cache."""
         if self.read is not None:
             start = self.read.shape[1]
-            before = text[:, :start]
-            if start < text.shape[1] and torch.equal(before, self.read):
+            is_next = start in (0, idx.shape[1] - 1)
+            if is_next and torch.equal(idx[:, :start], self.read):
                 return start
         self.cache = Cache(self.config.block_size)
-        self.read = text[:, :0]
+        self.read = idx[:, :0]
         return 0
 
-    def senses(self, text: Tensor) -> Tensor:
+    def senses(self, idx: Tensor) -> Tensor:
         """Compute Eq. 10 for texts (B, S): C (B, S, k, d), a copy that an edit may write into."""
-        start = self.start_of(text)
-        return self.all_senses(text, start).clone()
+        start = self.n_read(idx)
+        return self.all_senses(idx, start).clone()
 
-    def all_senses(self, text: Tensor, start: int) -> Tensor:
+    def all_senses(self, idx: Tensor, start: int) -> Tensor:
         """Compute Eq. 10 for texts (B, S), of which start tokens are in the cache: (B, S, k, d)."""
-        ids, places = text[:, start:].unique(return_inverse=True)  # (n,) and (B, T)
+        ids, places = idx[:, start:].unique(return_inverse=True)  # (n,) and (B, T)
         C = self.model.senses(ids)  # (n, k, d)
         return self.cache.extend('C', start, C[places])
-
-    def contextual(self, text: Tensor, start: int) -> Tensor:
-        """Compute Eq. 11 for the tokens of texts (B, S) from start on: h (B, T, d)."""
-        wte = self.model.wte
-        contextualizer = self.model.contextualizer
-        if isinstance(contextualizer, Contextualizer):
-            e = wte(text[:, start:])  # (B, T, d)
-            return contextualize(contextualizer, e, start, self.cache)
-        h = contextualizer(wte(text))  # (B, S, d), as this one has no cache
-        return h[:, start:]
 
     def last_alpha(self, h: Tensor, start: int) -> Tensor:
         """Compute Eq. 12 for the last position, given new h (B, T, d): alpha (B, k, 1, S)."""
@@ -155,18 +148,23 @@ class Cached:
         scores = (last / math.sqrt(last.shape[-1])) @ key.mT  # (B, k, 1, S)
         return scores.softmax(dim=-1)
 
-    def __call__(self, text: Tensor, *, C: Tensor | None = None) -> Tensor:
+    def __call__(self, idx: Tensor, *, C: Tensor | None = None) -> Tensor:
         """Return the logits (B, 1, vocab_size) of the token after texts (B, S).
 
         C (B, S, k, d) are the senses to sum, as in Backpack.forward.
         """
-        start = self.start_of(text)
-        h = self.contextual(text, start)  # (B, T, d)
+        start = self.n_read(idx)
+        contextualizer = self.model.contextualizer
+        if type(contextualizer) is Contextualizer:
+            e = self.model.wte(idx[:, start:])  # (B, T, d)
+            h = contextualize(contextualizer, e, start, self.cache)  # (B, T, d)
+        else:  # no cache: it reads the whole text
+            h = contextualizer(self.model.wte(idx))[:, start:]
         o = h[:, -1:]  # (B, 1, d), what a GPT projects
-        if isinstance(self.model, Backpack):
+        if self.config.n_sense:
             if C is None:
-                C = self.all_senses(text, start)  # (B, S, k, d)
+                C = self.all_senses(idx, start)  # (B, S, k, d)
             alpha = self.last_alpha(h, start)  # (B, k, 1, S)
             o = weighted_sum(alpha, C)  # (B, 1, d), Eq. 2
-        self.read = text
+        self.read = idx
         return F.linear(o, self.model.wte.weight)  # (B, 1, vocab_size), Eq. 9

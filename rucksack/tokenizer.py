@@ -151,15 +151,19 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
 # tokenizer.json, as transformers reads and writes it.
 
 
-def tokenizer_files(description: dict) -> dict[str, dict]:
-    """Make the JSON files from which transformers makes a tokenizer, by name."""
+def tokenizer_files(description: dict, block_size: int | None = None) -> dict[str, dict]:
+    """Make the JSON files from which transformers makes a tokenizer, by name.
+
+    block_size is where it truncates texts.
+    """
     encoding = load_tokenizer(description)
     config = {
         'tokenizer_class': 'PreTrainedTokenizerFast',
         'bos_token': END_OF_TEXT,
         'eos_token': END_OF_TEXT,
         'model_input_names': ['input_ids', 'attention_mask'],  # no token_type_ids
-        'clean_up_tokenization_spaces': False}
+        'clean_up_tokenization_spaces': False,
+        'model_max_length': block_size}
     generation = {
         'eos_token_id': encoding.eot_token,
         'pad_token_id': encoding.eot_token}

@@ -344,7 +344,7 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
         raise UserError('only a Backpack whose contextualizer is a GPT-2 can be exported')
     if folder.name in ('', '..'):
         raise UserError(f'{folder} exists; give the name of a new folder')
-    files = tokenizer_files(tokenizer)
+    files = tokenizer_files(tokenizer, c.block_size)
     files['config.json'] = settings_of(c, load_tokenizer(tokenizer).eot_token)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as temporary:

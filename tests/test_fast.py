@@ -1,14 +1,16 @@
 """Claims about rucksack/fast.py: each fast form equals its plain form in model.py."""
 
+import importlib.util
+
 import pytest
 import torch
-from helpers import Averages, lively, some_targets, text
+from helpers import ROOT, Averages, lively, some_targets, text
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from rucksack.fast import Cached, DistinctIds, distinct_ids
 from rucksack.model import Backpack, Config
-from rucksack.senses import Edit, compose, scale_senses, topic
+from rucksack.senses import Edit, compose, probs_under, scale_senses, topic
 from rucksack.words import scores_of_bags
 
 # -----------------------------------------------------------------------------
@@ -90,7 +92,9 @@ def test_a_cache_forgets_texts_that_do_not_go_on():
     cached = Cached(model)
     own = cached.generate(text(3), 5, 0)
     edit = scale_senses(None, [0], 0.2)
-    prompts = [(text(9, seed=2), None), (text(6, 5), edit), (own, None), (text(), edit)]
+    grown = torch.cat([own, text(3)], dim=1)  # by three tokens, so it is read anew
+    prompts = [(own, None), (grown, None), (text(9, seed=2), None), (text(6, 5), edit), (own, None),
+               (text(), edit)]
     for prompt, one in prompts:
         plain = model.generate(prompt, 5, 0, edit=one)
         assert torch.equal(cached.generate(prompt, 5, 0, edit=one), plain)
@@ -111,3 +115,21 @@ def test_another_contextualizer_generates():
     edit = scale_senses(None, [0], 0.2)
     plain = model.double().generate(text(4), 30, temperature=0, edit=edit)
     assert torch.equal(Cached(model).generate(text(4), 30, temperature=0, edit=edit), plain)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('n_sense', [0, 3])
+def test_a_second_import_of_model_py_makes_the_same_models(n_sense):
+    """`from model import Backpack` in a clone makes other classes, which mean the same here."""
+    spec = importlib.util.spec_from_file_location('model', ROOT / 'model.py')
+    second = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(second)
+    model = lively(n_sense=n_sense)
+    make = second.Backpack if n_sense else second.GPT
+    other = make(second.Config(**vars(model.config))).double().eval()
+    other.load_state_dict(model.state_dict())
+    idx = text(8)
+    inputs = (idx, some_targets(idx), *distinct_ids(idx))
+    assert torch.equal(Cached(other).generate(idx, 20, 0), model.generate(idx, 20, 0))
+    assert torch.equal(DistinctIds(other)(*inputs), DistinctIds(model)(*inputs))
+    assert torch.equal(probs_under(other, idx, [None]), probs_under(model, idx, [None]))

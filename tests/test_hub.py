@@ -137,7 +137,7 @@ def test_english_has_the_settings_that_export_writes(name):
     folder = BUNDLED[name]
     model, tokenizer = from_pretrained(name)
     settings = settings_of(model.config, load_tokenizer(tokenizer).eot_token)
-    files = tokenizer_files(tokenizer) | {'config.json': settings}
+    files = tokenizer_files(tokenizer, model.config.block_size) | {'config.json': settings}
     for file, content in files.items():
         assert json.loads((folder / file).read_text(encoding='utf-8')) == content
     assert (ENGLISH / CODE.name).read_bytes() == CODE.read_bytes()
@@ -192,11 +192,17 @@ with torch.no_grad():
             idx, attention_mask=ones, max_new_tokens=4, do_sample=False, **options).tolist())
     labels = idx.clone()
     labels[:, 3] = -100
-    loss = model(idx, labels=labels).loss
+    nothing = dict.fromkeys(['inputs_embeds', 'output_attentions', 'output_hidden_states'])  # PEFT
+    loss = model(idx, labels=labels, **nothing).loss
+    model.train()
+    parts = [getattr(model, name) for name in ('alpha', 'senses') if hasattr(model, name)]
+    has_dropout = [not torch.equal(part(idx), part(idx)) for part in parts]
+    model.eval()
     refused = []
     for function, options in [
             (model, {'position_ids': idx}), (model, {'attention_masks': ones}),
             (model, {'output_hidden_states': True}), (model, {'use_cache': True}),
+            (model, {'inputs_embeds': torch.zeros(2, 9, 24)}),
             (model, {'attention_mask': 2 * ones}), (model, {'attention_mask': ones[:, :1]}),
             (model.generate, {'position_ids': idx}), (model.generate, {'output_hidden_states': 1})]:
         try:
@@ -208,6 +214,8 @@ answer = {'logits': logits.tolist(),
           'padded': padded.tolist(),
           'written': written,
           'refused': refused,
+          'has_dropout': has_dropout,
+          'max_length': tokenizer.model_max_length,
           'loss': loss.item(),
           'ids': [tokenizer(text)['input_ids'] for text in asked['texts']]}
 model.save_pretrained(again)
@@ -237,11 +245,12 @@ def run_there(home: Path, *argv: str) -> str:
 @pytest.mark.parametrize('n_sense, hidden', [(3, 96), (3, 40), (0, 96)])
 @pytest.mark.parametrize('words', VOCABULARIES)
 def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
-    """Our logits, loss, ids, text, padding and refusals; what it saves is our model exactly."""
+    """Our logits, loss, ids, text, dropout and refusals; what it saves is our model exactly."""
     tokenizer = VOCABULARIES[words]
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
-    model = lively(vocab_size=320, n_vocab=n_vocab, n_sense=n_sense, sense_hidden=hidden).float()
+    shape = {'vocab_size': 320, 'n_vocab': n_vocab, 'n_sense': n_sense, 'sense_hidden': hidden}
+    model = lively(**shape, dropout=0.5).float()
     export(model, tokenizer, tmp_path / 'out')
     torch.manual_seed(0)
     idx = torch.randint(n_vocab, (2, 9))
@@ -253,9 +262,11 @@ def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
     theirs = torch.tensor(answer['logits'])
     assert_close(theirs[..., :n_vocab], logits, **NEAR)
     assert answer['ids'] == [encoding.encode_ordinary(text) for text in ASKED]
+    assert answer['max_length'] == model.config.block_size
     if n_sense:  # GPT-2 of transformers counts padding as positions, and unused rows as ids
         assert theirs.shape == logits.shape
-        assert answer['refused'] == 8 * [True]
+        assert answer['refused'] == 9 * [True]
+        assert answer['has_dropout'] == [True, False]  # weights, senses
         targets = idx[:, 1:].clone()
         targets[:, 2] = -100  # the label at position 3
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten())

@@ -31,11 +31,41 @@ def test_o_is_the_quadruple_loop_of_eq_2():
 
 
 def test_the_example_in_the_docstring():
-    """o of "trick sick" is (1, 0), skateboard, as worked out by hand at the top of model.py."""
-    alpha = [[[1, 0], [0.5, 0.5]], [[1, 0], [1, 0]]]
-    C = [[[1.0, 0], [0, 0]], [[1, 0], [0, 1]]]
+    """o of "sick trick" is (1, 0), skateboarding, as worked out by hand at the top of model.py."""
+    alpha = [[[1, 0], [0.5, 0.5]], [[1, 0], [0, 1]]]
+    C = [[[1.0, 0], [0, 1]], [[1, 0], [0, 0]]]
     o = weighted_sum(torch.tensor([alpha]), torch.tensor([C]))
     assert o[0, 1].tolist() == [1, 0]
+
+
+def test_that_trick_was_sick():
+    """o is (1, 0, 1, 0), positive and skateboarding, in the example of the authors' lecture."""
+    C = torch.zeros(1, 4, 2, 4)  # that, trick, was, sick
+    C[0, 1, 0] = torch.tensor([0.0, 0, 1, 0])
+    C[0, 3] = torch.tensor([[1.0, 0, 1, 0], [0, 1, 0, 1]])
+    alpha = torch.zeros(1, 2, 4, 4)
+    alpha[0, 0, 3, 3] = 1  # sense 0: all weight on sick
+    alpha[0, 1, 3, 0] = 1  # sense 1: all weight on that, where it is zero
+    assert weighted_sum(alpha, C)[0, 3].tolist() == [1, 0, 1, 0]
+
+
+def test_cbow_is_a_backpack_with_one_sense_and_uniform_weights():
+    """o_i is then the mean of the vectors of the tokens so far."""
+    v = torch.randn(2, 5, 24).double()
+    alpha = torch.ones(2, 1, 5, 5).double().tril() / torch.arange(1, 6)[:, None]
+    means = [v[:, :i + 1].mean(1) for i in range(5)]
+    assert_close(weighted_sum(alpha, v[:, :, None]), torch.stack(means, dim=1))
+
+
+def test_a_layer_of_attention_is_a_backpack_whose_senses_are_o_v_x():
+    """With its weights as alpha and C(x)_l = O_l V_l x, o is what torch's own layer returns."""
+    attention = nn.MultiheadAttention(12, 3, bias=False, batch_first=True).double()
+    x = torch.randn(2, 7, 12).double()
+    is_later = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    o, alpha = attention(x, x, x, attn_mask=is_later, average_attn_weights=False)
+    V = attention.in_proj_weight[24:].view(3, 4, 12)  # (k, d/k, d)
+    O = attention.out_proj.weight.view(12, 3, 4)  # (d, k, d/k)
+    assert_close(weighted_sum(alpha, torch.einsum('elh,lhd,btd->btle', O, V, x)), o)
 
 
 def test_alpha_rows_are_the_causal_distributions_of_eq_12():
@@ -95,11 +125,21 @@ def test_alpha_may_be_given():
     assert_close(model(idx, alpha=-2 * alpha), -2 * model(idx))
 
 
-@pytest.mark.parametrize('shape', [(1, 10, 3, 24), (2, 1, 3, 24), (2, 10, 1, 24)])
-def test_senses_of_another_shape_are_refused(shape):
-    """An einsum would spread one text, position or sense over all, and drop nothing else."""
-    with pytest.raises(AssertionError):
+@pytest.mark.parametrize('shape', [(1, 10, 3, 24), (2, 1, 3, 24), (2, 10, 1, 24), (2, 9, 3, 24)])
+def test_senses_that_do_not_fit_alpha_are_refused(shape):
+    """Both shapes are named; an einsum would spread one text, position or sense over all."""
+    with pytest.raises(ValueError) as refused:
         lively()(text(), C=torch.randn(shape).double())
+    for named in ((2, 3, 10, 10), shape):
+        assert str(named) in str(refused.value)
+
+
+@pytest.mark.parametrize('n_sense', [0, 3])
+@pytest.mark.parametrize('cache', [lambda model: model, Cached], ids=['plain', 'cached'])
+def test_a_text_longer_than_block_size_is_refused(cache, n_sense):
+    """In one sentence, by a Backpack and a GPT, in the plain form and the cached one."""
+    with pytest.raises(ValueError, match='cannot read 13 tokens; block_size is 12'):
+        cache(lively(n_sense=n_sense))(text(13))
 
 
 @pytest.mark.parametrize('size, n_sense, hidden, total, contextual', [

@@ -97,7 +97,7 @@ def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
 
 def test_the_examples_in_the_docstrings():
     """What senses.py shows is what Python prints."""
-    assert doctest.testmod(senses) == (0, 13)
+    assert doctest.testmod(senses) == (0, 14)
 
 
 @pytest.mark.parametrize('kind', [None, *KINDS])
@@ -187,11 +187,25 @@ def test_a_scaled_sense_is_scaled_where_its_word_stands(words, model):
 PIECES = torch.tensor([[7, 5, 3, 9, 3, 7, 5, 5, 3], [3, 5, 3, 7, 5, 3, 3, 7, 5]])
 
 
-@pytest.mark.parametrize('words', [['nurse'], 'nurse', [('a', 'b')], [1.5]])
-def test_words_that_are_no_ids_are_refused(words, model):
-    """TypeError, where text would be found nowhere."""
-    with pytest.raises(TypeError, match='integer'):
+@pytest.mark.parametrize('words, said', [
+    (['nurse'], 'integer'), ('nurse', 'integer'), ([('a', 'b')], 'integer'), ([1.5], 'integer'),
+    ((7, 5, 3), r'\[\(7, 5, 3\)\]')])
+def test_words_that_are_no_list_of_ids_are_refused(words, said, model):
+    """TypeError: text would be found nowhere, and a bare tuple would be three words."""
+    with pytest.raises(TypeError, match=said):
         senses_after(model, text(), scale_senses(words, [0], 0.0))
+
+
+def test_an_edit_of_a_gpt_is_refused():
+    """It has no senses, so its probabilities would be unedited."""
+    with pytest.raises(ValueError, match='no senses'):
+        senses.next_word_probs(lively(n_sense=0), IDX, scale_senses(None, [0], 0.0))
+
+
+def test_a_text_without_tokens_is_not_padded():
+    """It has no last position to predict from."""
+    with pytest.raises(ValueError, match='no tokens'):
+        senses.pad([[5, 7], []])
 
 
 def test_a_word_of_several_pieces_is_edited_in_its_last(model):

@@ -45,6 +45,8 @@ class SenseNetwork(nn.Module):
         self.block.mlp = GPT2MLP(hidden, config)
         self.final_mlp = GPT2MLP(hidden, config)
         self.final_mlp.c_proj = Conv1D(self.k * d, hidden)
+        for mlp in (self.block.mlp, self.final_mlp):
+            mlp.dropout = nn.Identity()  # dropout is in the contextualizer alone
 
     def forward(self, e):
         r = e + self.ln(e)  # (B, T, d)
@@ -127,20 +129,23 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
 
     @can_return_tuple
     def forward(self, input_ids, attention_mask=None, labels=None, C=None, alpha=None, *,
-                use_cache=False, past_key_values=None):
+                use_cache=False, past_key_values=None, inputs_embeds=None,
+                output_hidden_states=None, output_attentions=None):
         """Logits (B, T, V) for input_ids (B, T), and the loss of labels (B, T); -100 is ignored.
 
         C (B, T, k, d) and alpha (B, k, T, T) are senses and weights to use in place of the model's.
         """
-        if use_cache or past_key_values is not None:
-            raise TypeError('a Backpack has no cache: pass use_cache=False')
-        if self.config.output_hidden_states or self.config.output_attentions:
-            raise TypeError('a Backpack returns no hidden states and no attentions; see alpha')
+        config = self.config
+        for given in (use_cache, past_key_values, inputs_embeds, output_hidden_states,
+                      output_attentions, config.output_hidden_states, config.output_attentions):
+            if given is not None and given is not False:  # PEFT passes None
+                raise TypeError('a Backpack reads ids, without a cache (pass use_cache=False), and '
+                                'returns no hidden states and no attentions; see alpha')
         C = self.senses(input_ids) if C is None else C  # (B, T, k, d), Eq. 10
         if alpha is None:
             alpha = self.alpha(input_ids, attention_mask)  # (B, k, T, T), Eqs. 11 and 12
         o = torch.einsum('blij,bjld->bid', alpha, C)  # (B, T, d), Eq. 2
-        E = self.get_input_embeddings().weight[:self.config.n_vocab]  # (V, d)
+        E = self.get_input_embeddings().weight[:config.n_vocab]  # (V, d)
         logits = F.linear(o, E)  # (B, T, V), Eq. 9
         loss = None
         if labels is not None:
