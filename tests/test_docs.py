@@ -51,6 +51,15 @@ def test_a_recipe_runs_alone(title, capsys):
     assert len(capsys.readouterr().out) > 20
 
 
+@pytest.mark.parametrize('title, said', [
+    ('Special cases of a Backpack', '[1.0, 0.0, 1.0, 0.0]'), ('Senses are a table', 'True'),
+    ('Are the senses of a word independent?', '0.35')])
+def test_a_recipe_prints_what_the_page_says(title, said, capsys):
+    """The lecture's sum, the same ids from looked-up senses, and the ratio of singular values."""
+    run(title)
+    assert said in capsys.readouterr().out
+
+
 @torch.no_grad()
 def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
     """Two are exchanged and the others stay; logits move by rounding alone."""
