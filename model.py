@@ -5,16 +5,16 @@ Code: https://github.com/john-hewitt/backpacks-flash-attn; weights: stanfordnlp/
 
 A Backpack learns k sense vectors for each token of the vocabulary. They do not depend on context.
 A Transformer reads the text, but only to choose weights: each position gives a weight alpha >= 0
-to every sense of every token so far. For each sense, these weights sum to 1.
+to every sense of every token so far. For each of the k senses, they sum to 1 over these tokens.
 The sum of all alpha * sense, times the output embeddings, gives the logits. So each logit has one
 term per token and sense. You can read them, or edit a sense without changing alpha or parameters.
 
     d         width of a vector, n_embd
     k         number of senses per token, n_sense
-    V         vocabulary size of the tokenizer, n_vocab
+    V         vocabulary size of the tokenizer, n_vocab; vocab_size is V or more, for padding
     idx       token ids, (B, T): B texts of T tokens; x_j is the token at position j
     i         a position, which predicts token i + 1 from the tokens at positions j <= i
-    E         embeddings, also the output layer: (vocab_size, d); rows V and up are padding
+    E         embeddings, also the output layer: (vocab_size, d)
     e         embeddings of the text, E[idx]: (B, T, d)
     h         Eq. 11, output of the Transformer for e: (B, T, d)
     C         Eq. 10, senses of the text: (B, T, k, d); C(x_j)_l is sense l of token x_j
@@ -38,7 +38,7 @@ from torch.nn import functional as F
 
 
 class SenseNetwork(nn.Module):
-    """Eq. 10: embeddings e (.., d) -> the k senses of each (.., k, d), whatever the text."""
+    """Eq. 10: embeddings e (.., d) -> the k senses of each, C (.., k, d). No token sees another."""
 
     def __init__(self, config: 'Config'):
         super().__init__()
@@ -69,8 +69,7 @@ class SenseWeights(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         # Per sense l and position i: a softmax over j <= i of query_li . key_lj / sqrt(d/k).
-        # NOTE: The paper has no division and no bias here. The authors' code has both. We keep them
-        # because the released weights were trained with them.
+        # NOTE: The paper has no division and no bias. The released weights were trained with both.
         query, key = split_heads(self.c_attn(h), 2, self.n_sense)  # (B, k, T, d/k) each
         scores = (query / math.sqrt(query.shape[-1])) @ key.mT  # (B, k, T, T)
         T = h.shape[1]
@@ -81,7 +80,7 @@ class SenseWeights(nn.Module):
 
 
 def split_heads(v: Tensor, n_parts: int, n_head: int) -> list[Tensor]:
-    """Split v (B, T, n_parts * d) into n_parts lots of heads, (B, n_head, T, d/n_head) each."""
+    """Split v (B, T, n_parts * d) into n_parts tensors of heads, (B, n_head, T, d/n_head) each."""
     parts = v.chunk(n_parts, dim=-1)  # (B, T, d) each
     return [part.unflatten(-1, (n_head, -1)).transpose(1, 2) for part in parts]
 
@@ -95,11 +94,7 @@ def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
 
 
 class Backpack(nn.Module):
-    """A Backpack language model. Raises ValueError if config has no senses.
-
-    contextualizer is any causal module (B, T, d) -> (B, T, d), e.g. an LSTM (section 8). It is
-    not initialized again. By default, it is a new GPT-2.
-    """
+    """A Backpack language model; contextualizer may be any causal module (B, T, d) -> (B, T, d)."""
 
     def __init__(self, config: 'Config', contextualizer: nn.Module | None = None):
         super().__init__()
@@ -111,7 +106,7 @@ class Backpack(nn.Module):
         self.sense_network = SenseNetwork(config)
         self.sense_weights = SenseWeights(config)
         init_parameters(self, config.n_layer)
-        if contextualizer is not None:
+        if contextualizer is not None:  # e.g. an LSTM (section 8); it is not initialized again
             self.contextualizer = contextualizer
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None,
@@ -156,7 +151,8 @@ class Backpack(nn.Module):
             logits = logits[:, -1, :self.config.n_vocab]  # (B, V), of the next token
             next_id = draw(logits, temperature, top_k)  # (B, 1)
             idx = torch.cat([idx, next_id], dim=1)  # (B, T + 1)
-            if stop is not None and (idx[:, n_prompt:] == stop).any(1).all():
+            new = idx[:, n_prompt:]
+            if stop is not None and (new == stop).any(1).all():
                 break
         return idx
 
@@ -200,8 +196,9 @@ class Contextualizer(nn.Module):
 
     def forward(self, e: Tensor) -> Tensor:
         T = e.shape[1]
-        if T > len(self.wpe.weight):
-            raise ValueError(f'cannot read {T} tokens; block_size is {len(self.wpe.weight)}')
+        block_size = len(self.wpe.weight)
+        if T > block_size:
+            raise ValueError(f'cannot read {T} tokens; block_size is {block_size}')
         h = self.drop(e + self.wpe.weight[:T])  # (B, T, d) + (T, d), positions 0 to T - 1
         for block in self.blocks:
             h = block(h)
@@ -238,7 +235,8 @@ class CausalSelfAttention(nn.Module):
         query, key, value = split_heads(self.c_attn(h), 3, self.n_head)  # (B, n_head, T, d/n_head)
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).flatten(2))  # (B, T, d), all heads side by side
+        y = y.transpose(1, 2).flatten(2)  # (B, T, d), heads side by side
+        return self.c_proj(y)
 
 
 class MLP(nn.Module):
@@ -250,7 +248,8 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(n_hidden, n_out)
 
     def forward(self, v: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(v), approximate='tanh'))
+        hidden = F.gelu(self.c_fc(v), approximate='tanh')  # (.., n_hidden)
+        return self.c_proj(hidden)  # (.., n_out)
 
 
 class GPT(nn.Module):
@@ -297,4 +296,5 @@ def draw(logits: Tensor, temperature: float, top_k: int | None) -> Tensor:
     if top_k is not None:
         top, ids = logits.topk(min(top_k, logits.shape[-1]))  # (B, top_k) each
         logits = torch.full_like(logits, -math.inf).scatter(-1, ids, top)  # all others -inf
-    return torch.multinomial((logits / temperature).softmax(-1), 1)
+    probs = (logits / temperature).softmax(-1)
+    return torch.multinomial(probs, 1)

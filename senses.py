@@ -20,14 +20,13 @@
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
     extremes          Tables 1 and 3           the words that a sense raises and lowers most
 
-A sense vector c with weight alpha adds alpha (c . E_v) to the logit of the id v, where E_v is the
-embedding of v. The sense depends on its token alone, alpha on the text.
+A sense vector c adds alpha (c . E_v) to the logit of the id v. Only alpha depends on the text.
 An edit is a function. It takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to
 use instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
 model.generate(idx, n, edit=edit). An edit that changes nothing leaves every bit as it is.
 
 Pass words as token ids (see rucksack.word_id). Edits also take a tuple of ids for a word of several
-tokens. They apply at its last token. Letters are as in model.py.
+tokens. They apply at its last token. Letters are as in model.py; E_v is the embedding of v.
 """
 
 from collections.abc import Callable, Collection
@@ -46,21 +45,16 @@ Edit = Callable[[Tensor, Tensor], Tensor]
 Words = list[int | tuple[int, ...]] | None
 
 
-# -----------------------------------------------------------------------------
-# Explain, scale, replace, add.
-
-
 @torch.no_grad()
 def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = None,
             last: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Split the prediction after the texts idx (B, T) into terms, along a direction v (d,).
 
     Returns the weights alpha (B, T, k) that the last position gives to all senses of all tokens,
-    and the scores C . v (B, T, k) of these senses. For v = E_w, the sum of alpha * (C . v) is the
-    logit of w as the next token (Eq. 2 and 9). For v = E_a - E_b, it is the log odds of a to b. A
-    sense with the score 8 and the weight 1/4 adds 2.
-    C (B, T, k, d) are the senses to explain, by default senses(idx). last (B,) are the positions to
-    explain, by default T - 1 (see pad).
+    and the scores C . v (B, T, k) of these senses. A score 8 with the weight 1/4 adds 2. For
+    v = E_w, the sum of alpha * (C . v) is the logit of w as the next token (Eq. 2 and 9). For
+    v = E_a - E_b, it is the log odds of a to b.
+    C (B, T, k, d) defaults to senses(idx), last (B,) to the ends of the texts (see pad).
     """
     if C is None:
         C = model.senses(idx)
@@ -92,13 +86,11 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
 
     C' = C + (C . E_old) (E_new / |E_new|^2 - E_old / |E_old|^2)
 
-    If E_old and E_new are orthogonal, new gains what C gave old, and old loses it, in logits at
-    weight 1. In general, old loses C . E_old (1 - E_old . E_new / |E_new|^2), and new gains
-    C . E_old (1 - E_old . E_new / |E_old|^2).
+    In total, old loses C . E_old (1 - E_old . E_new / |E_new|^2), and new gains
+    C . E_old (1 - E_old . E_new / |E_old|^2), in logits at weight 1.
     With E_old = (2, 0) and E_new = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to the
     logit of new. It becomes (0, 11), and adds 0 and 11.
-    NOTE: The paper divides by the squared norm of a sense of old, not by |E_old|^2. We do as the
-    authors' code does.
+    NOTE: The paper divides by |C(old)_l|^2, not |E_old|^2. We do as the authors' code does.
     """
     E = model.wte.weight.detach()
     E_old = E[old]  # (d,)
@@ -140,10 +132,7 @@ def add_to_senses(ids: Tensor, senses: Tensor, vectors: Tensor) -> Edit:
 def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
     """Return the senses to sum for idx (B, T), after an edit or without: (B, T, k, d)."""
     C = model.senses(idx)
-    if edit is not None:
-        C = edit(idx, C)
-        assert C is not None, 'an edit must return the senses to use'
-    return C
+    return compose([edit])(idx, C)
 
 
 @torch.no_grad()
@@ -151,10 +140,9 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: Collection[Edit | Non
                 last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T) under each edit: probabilities (edits, B, V).
 
-    None is no edit; with a GPT, any other edit raises ValueError. last (B,) is the last position of
-    each text, by default T - 1 (see pad). Alpha and the senses before edits are computed once.
-    For one text and off = scale_senses([nurse], [10], 0.0), p(she) before and after is
-    probs_under(model, idx, [None, off])[:, 0, she].
+    None is no edit. An edit of a GPT raises ValueError. last (B,) defaults to the ends of the texts
+    (see pad). With off = scale_senses([nurse], [10], 0.0), p(she) before and after the edit is
+    probs_under(model, idx, [None, off])[:, 0, she], for one text.
     """
     if model.config.n_sense == 0:
         if any(edits):
@@ -167,8 +155,9 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: Collection[Edit | Non
         C = model.senses(idx)  # (B, T, k, d)
         outputs = []
         for edit in edits:
-            edited = C if edit is None else edit(idx, C.clone())  # (B, T, k, d)
-            outputs.append(weighted_sum(alpha, edited)[:, 0])  # (B, d)
+            edited = compose([edit])(idx, C.clone())  # (B, T, k, d)
+            o = weighted_sum(alpha, edited)  # (B, 1, d)
+            outputs.append(o[:, 0])
     E = model.wte.weight[:model.config.n_vocab]  # (V, d)
     logits = torch.stack(outputs) @ E.T  # (edits, B, V)
     return logits.softmax(-1)
@@ -183,9 +172,9 @@ def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None
 def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Put texts of different lengths into one batch: idx (B, T), and their last positions (B,).
 
-    Shorter texts are padded with id 0. The model is causal, so this changes no prediction (but a
-    topic edit is not causal: it needs texts of one length). Pass last to the functions above. Do
-    not pass padded texts to generate. Raises ValueError for a text without tokens.
+    Shorter texts are padded with id 0. The model is causal, so this changes no prediction (except
+    under a topic edit, which is not causal). Pass last to the functions above. Do not pass padded
+    texts to generate. Raises ValueError for a text without tokens.
 
     >>> idx, last = pad([[5, 7, 9], [8]])
     >>> idx.tolist(), last.tolist()
@@ -212,6 +201,7 @@ def compose(edits: list[Edit | None]) -> Edit:
         for one in edits:
             if one is not None:
                 C = one(idx, C)
+                assert C is not None, 'an edit must return the senses to use'
         return C
     return edit
 
@@ -225,7 +215,8 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
         raise TypeError(f'a word of several tokens goes into a list: [{words}]')
     is_end = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, T); None: everywhere
     for word in words or []:
-        is_end |= ends_of(idx, word if isinstance(word, tuple) else (word,))
+        pieces = word if isinstance(word, tuple) else (word,)
+        is_end |= ends_of(idx, pieces)
     return is_end[..., None, None]
 
 
@@ -250,7 +241,8 @@ def separation(model: Backpack, ids: Tensor, a: int | list[int], b: int | list[i
     """
     E = model.wte.weight
     directions = (E[a] - E[b]).view(-1, E.shape[1])  # (pairs, d)
-    return model.senses(ids) @ directions.mean(0)  # (n, k)
+    C = model.senses(ids)  # (n, k, d)
+    return C @ directions.mean(0)  # (n, k)
 
 
 @torch.no_grad()
@@ -265,9 +257,8 @@ def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
 def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     """Compute Eq. 17, how strongly each sense of ids (n,) favours each bag of ids: (n, k, bags).
 
-    A score is the sum of a bag's logits, divided by the largest of all logits, as in the authors'
-    code. (The paper's footnote 5 says the largest absolute value.) All logits of n * k senses are
-    in memory at once. Under torch.autocast in bfloat16, scores are faster and up to 2% off.
+    A score is the sum of a bag's logits divided by the largest of all logits. (The paper's footnote
+    5 has the largest absolute value.) All n * k * V logits are in memory at once.
     """
     V = model.config.n_vocab
     dtype = model.wte.weight.dtype
@@ -308,9 +299,9 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     WARNING: not causal. All positions read the whole text, so only the prediction after the last
     one is valid. That is the one that generate uses.
 
-    scores (V, k) are the affinities of all ids for the topic's bag of words. factors are a row of
-    STRENGTHS. The rank of its score selects a sense's factor; ties go to the higher bracket. For
-    sense l of position j and f = max(factors) / 7.5,
+    scores (V, k) are the affinities of all ids for a bag of words. factors are a row of STRENGTHS,
+    from which the rank of a score selects one (ties go to the higher bracket). For sense l of
+    position j, with f = max(factors) / 7.5,
 
         expressed = sum_i relu(E_{x_i} . C(x_j)_l)              Eq. 18, the paper's a
         strength = sigmoid(6 - f * expressed) * (1 + j / 100)   Eq. 19, the paper's b
@@ -325,7 +316,8 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     quantiles = scores.new_tensor([0.60, 0.80, 0.95])
     edges = scores.flatten().quantile(quantiles)  # (3,)
     bracket = torch.bucketize(scores, edges, right=True)  # (V, k), from 0, the rest, to 3, the top
-    factor = scores.new_tensor(factors[::-1])[bracket]  # (V, k)
+    ascending = scores.new_tensor(factors[::-1])
+    factor = ascending[bracket]  # (V, k)
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         said = torch.einsum('bjld,bid->bjli', C, E[idx].to(C))  # (B, T, k, T)
