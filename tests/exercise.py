@@ -1,4 +1,4 @@
-"""One solution to each step of docs/exercise.md. Tests import it; run on its own, it does nothing."""
+"""One solution to each step of docs/exercise.md. Tests import it; alone, it does nothing."""
 
 import math
 
