@@ -93,7 +93,7 @@ def test_a_cache_forgets_texts_that_do_not_go_on():
     own = cached.generate(text(3), 5, 0)
     edit = scale_senses(None, [0], 0.2)
     grown = torch.cat([own, text(3)], dim=1)  # by three tokens, so it is read anew
-    prompts = [(own, None), (grown, None), (text(9, seed=2), None), (text(6, 5), edit), (own, None),
+    prompts = [(grown, None), (text(9, seed=2), None), (text(6, 5), edit), (own, None),
                (text(), edit)]
     for prompt, one in prompts:
         plain = model.generate(prompt, 5, 0, edit=one)
