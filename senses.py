@@ -312,7 +312,7 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     """
     E = model.wte.weight.detach()
     f = max(factors) / 7.5
-    scores = scores.float()
+    scores = scores.float().contiguous()
     quantiles = scores.new_tensor([0.60, 0.80, 0.95])
     edges = scores.flatten().quantile(quantiles)  # (3,)
     bracket = torch.bucketize(scores, edges, right=True)  # (V, k), from 0, the rest, to 3, the top
