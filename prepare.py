@@ -231,7 +231,7 @@ def run(argv: list[str]) -> None:
     args = parse_args(argv)
     skipped = Counter()
     folder = data_folder(args.name)
-    with locked_folder(folder, f'another prepare.py is making {folder}; wait for it'):
+    with locked_folder(folder):
         for name in ('train.bin', 'val.bin', 'meta.json'):
             if (folder / name).exists() and not args.overwrite:
                 raise UserError(f'{folder / name} exists; add --overwrite to make it again, '

@@ -4,11 +4,9 @@
     python train.py config/train_toy.py --model=gpt --max_iters=500
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
-Flags override config files, and config files override the defaults below. A run writes ckpt.pt (the
-latest state), best.pt (the lowest validation loss) and log.csv to its folder in out/. On a CPU with
-one or two processes, killing and resuming a run changes no bit of its result.
-
-Read train() from top to bottom: it is the whole run, in the order in which it happens.
+Flags override config files, which override the defaults below. A run writes ckpt.pt (latest state),
+best.pt (lowest validation loss) and log.csv to its folder in out/. On a CPU, with one or two
+processes, killing and resuming a run changes no bit of it. train() has the whole run in order.
 """
 
 import math
@@ -21,21 +19,18 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
+from torch import Tensor, nn
 
-from rucksack import start
+from rucksack import run_log, start
 from rucksack.cli import discard_output, forget_signals, note_signals, run_cli
 from rucksack.data import check_ids, data_folder, data_id, read_bin, read_meta
 from rucksack.device import bfloat16_unit, can_compile, find_device, to_device, tune
 from rucksack.errors import UserError, user_errors
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.files import locked_folder, save_tensors
-from rucksack.model import GPT, Backpack, Config
+from rucksack.model import GPT, Backpack
 from rucksack.optimizers import all_finite, make_optimizers, restore, set_rates
 from rucksack.processes import find_processes, leave_processes
-from rucksack.run_log import RunLog
 from rucksack.settings import parse_settings, setting
 from rucksack.stuck import stuck_senses
 from rucksack.weights import from_checkpoint, make_model
@@ -76,7 +71,7 @@ class Settings:
     grad_clip: float = setting(1.0, 'clip gradients to this norm (0: never)')
     eval_interval: int = setting(1000, 'steps between evaluations, each with a checkpoint', low=1)
     eval_iters: int = setting(100, 'validation batches per evaluation (always the same)', low=1)
-    keep_every: int = setting(0, 'keep the parameters every N steps, as ckpt-STEP.pt (0: never)')
+    keep_every: int = setting(0, 'keep a checkpoint every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
     wandb_log: bool = setting(False, 'log to Weights & Biases too, in the project WANDB_PROJECT')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
@@ -89,14 +84,6 @@ class Settings:
     def tokens_per_step(self) -> int:
         """Count the tokens of all micro-batches of all processes."""
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
-
-    def config(self, n_vocab: int) -> Config:
-        """Make the config of a model for n_vocab ids. Raises UserError if sizes do not fit."""
-        n_rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
-        n_sense = 0 if self.model == 'gpt' else self.n_sense
-        with user_errors('this model', problem='cannot be made'):
-            return Config(self.block_size, n_rows, n_vocab, self.n_layer, self.n_head, self.n_embd,
-                          n_sense, self.sense_hidden, self.dropout)
 
 
 # -----------------------------------------------------------------------------
@@ -124,8 +111,8 @@ def epoch_order(seed: int, epoch: int, n: int) -> np.ndarray:
 def chunks_of_step(step: int, s: Settings, n: int) -> np.ndarray:
     """Choose the chunks that a step reads from n: indices (micro-batches, batch_size).
 
-    Each epoch reads each chunk once. Because only the seed and the step decide, a resumed run reads
-    what it would have read anyway, and so does a run on more processes.
+    Each epoch reads each chunk once. Only the seed and the step decide, so resuming a run, or using
+    more processes, changes nothing.
     """
     size = s.gradient_accumulation_steps * s.batch_size
     places = range(step * size, (step + 1) * size)  # counted over all epochs
@@ -150,9 +137,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     if rank > 0:
         discard_output()
     n_micro = s.gradient_accumulation_steps
-    if n_micro % world != 0:
-        raise UserError(f'gradient_accumulation_steps={n_micro} is not a multiple of {world}, the '
-                        'number of processes')
+    if n_micro % world:
+        raise UserError(f'{world} processes cannot share gradient_accumulation_steps={n_micro}')
 
     # ---- The device and its number format. Matrix products are in dtype. Parameters, gradients and
     # moments stay in float32, because bfloat16 would round small updates away.
@@ -162,7 +148,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     if s.dtype == 'auto':
         s = replace(s, dtype='bfloat16' if bfloat16_unit(device) else 'float32')
     tune(device, s.dtype)
-    kind = torch.device(device).type
+    kind = device.partition(':')[0]  # cpu, cuda or mps
     autocast = torch.autocast(kind, torch.bfloat16, enabled=s.dtype == 'bfloat16')
     if world > 1:
         dist.init_process_group('cpu:gloo,cuda:nccl' if kind == 'cuda' else 'gloo')
@@ -179,7 +165,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     meta = read_meta(folder)
     if checkpoint and checkpoint['data'] != data_id(meta):
         raise UserError(f'{folder} is not the data that {s.out_dir} was trained on; restore it')
-    tokens = {name: read_bin(folder / f'{name}.bin', meta) for name in ('train', 'val')}
+    tokens = {name: read_bin(folder / f'{name}.bin', meta) for name in ('train', 'val')}  # (n,)
     n_chunks = {name: (len(ids) - 1) // s.block_size for name, ids in tokens.items()}
     if min(n_chunks.values()) == 0:
         raise UserError(f'{folder} has too few tokens for one text; choose a smaller --block_size')
@@ -198,9 +184,9 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         with user_errors(out / 'ckpt.pt'):
             model = from_checkpoint(checkpoint)
     elif given is not None:  # fine-tune: given parameters, with new senses for a GPT if asked
-        model = start.start_from(given, s.config(meta['vocab_size']))
+        model = start.start_from(given, start.config_for(s, meta))
     else:  # scratch: random parameters
-        model = make_model(s.config(meta['vocab_size']))
+        model = make_model(start.config_for(s, meta))
     model.to(device).train()
 
     # ---- Its optimizers, and the form that is trained. DistinctIds(model) returns the loss that
@@ -214,7 +200,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     if s.compile and can_compile(device):
         loss_model = torch.compile(loss_model)
     if world > 1:
-        loss_model = DistributedDataParallel(loss_model)
+        loss_model = nn.parallel.DistributedDataParallel(loss_model)
 
     def loss_of(name: str, chunks: np.ndarray) -> Tensor:
         """Compute the mean loss of some chunks: a scalar, in nats per token."""
@@ -245,7 +231,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     step = checkpoint.get('step', 0)
     saved_step = checkpoint.get('step')
     best_val_loss = checkpoint.get('best_val_loss', math.inf)
-    log = RunLog(s, checkpoint, rank)
+    log = run_log.RunLog(s, checkpoint, rank)
 
     def save(name: str) -> None:
         """Write a checkpoint, which appears whole or not at all."""
@@ -265,7 +251,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
             save_tensors(out / name, state)
 
     # ---- The loop. A first Ctrl-C or SIGTERM lets the step finish; a second one stops at once.
-    print(start.summary(s, model, device, world, len(tokens['train'])), flush=True)
+    print(run_log.summary(s, model, device, world, len(tokens['train'])), flush=True)
     signals = note_signals()
     log.start_clock(step)
     try:
@@ -306,7 +292,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
             # Clip the gradients, and update the parameters.
             scale = lr_scale(step, s)
             set_rates(optimizers, scale)
-            norm = clip_grad_norm_(model.parameters(), s.grad_clip or math.inf)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip or math.inf)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -325,13 +311,12 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         if step != saved_step:
             save('ckpt.pt')
     except (FloatingPointError, OSError) as error:  # a number is not finite, or the disk is full
-        print(f'train.py: stopped: {error}; {out}/ckpt.pt is of step {saved_step}', file=sys.stderr)
+        print(f'train.py: {error}; {out}/ckpt.pt is from step {saved_step}', file=sys.stderr)
         return 1
     finally:
         forget_signals()
     if stop:
-        print(f'train.py: interrupted: {out}/ckpt.pt is saved at step {step}; continue with '
-              f'python train.py --init_from=resume --out_dir={out}', file=sys.stderr)
+        print(f'stopped at step {step}; continue with --init_from=resume --out_dir={out}')
         return 128 + stop
     print(f'done: {out}/ckpt.pt')
     return 0
@@ -347,9 +332,8 @@ def run(argv: list[str]) -> int:
     if not s.out_dir:
         s = replace(s, out_dir=start.out_dir_of(s.dataset, s.model, configs))
     out = Path(s.out_dir)
-    busy = f'another process is training in {out}; choose another --out_dir'
-    is_first = find_processes()[0] == 0
-    with locked_folder(out, busy) if is_first else nullcontext():  # before it is read
+    rank, _, _ = find_processes()
+    with locked_folder(out) if rank == 0 else nullcontext():  # before anyone reads what is in it
         if s.init_from == 'resume':
             checkpoint, s = start.load_run(s, typed)  # its settings replace those of the configs
         elif not s.overwrite:

@@ -72,4 +72,4 @@ def check_ids(ids: np.ndarray, meta: dict, path: Path) -> None:
     """Raise UserError for an id beyond the vocabulary."""
     if ids.max() >= meta['vocab_size']:
         raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
-                         f'{meta["vocab_size"]:,}; {MAKE_IT_AGAIN}')
+                        f'{meta["vocab_size"]:,}; {MAKE_IT_AGAIN}')

@@ -60,8 +60,8 @@ def save_tensors(path: Path, state: dict) -> None:
 
 
 @contextmanager
-def locked_folder(folder: Path, busy: str) -> Iterator[None]:
-    """Make a folder if need be, and lock it; UserError(busy) if it is locked.
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Make a folder if need be, and lock it; UserError if it is locked.
 
     Folders that this has made go again if they are empty in the end.
     """
@@ -72,7 +72,7 @@ def locked_folder(folder: Path, busy: str) -> Iterator[None]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(busy)
+        raise UserError(f'another process is writing to {folder}; wait for it, or name another')
     except OSError:
         pass  # a file system without locks
     try:

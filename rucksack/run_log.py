@@ -7,8 +7,11 @@ from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
+from rucksack.device import name_of
 from rucksack.errors import user_errors
 from rucksack.files import write_file
+from rucksack.model import GPT, Backpack
+from rucksack.weights import count_parameters
 
 COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
            'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # of log.csv
@@ -91,3 +94,12 @@ class RunLog:
         if 'senses_by_position' in row:
             numbers.append('stuck senses are normal at first, else see docs/training.md')
         return ', '.join(numbers)
+
+
+def summary(s, model: Backpack | GPT, device: str, world: int, n_tokens: int) -> str:
+    """Say what a run trains, where, on how many tokens."""
+    millions = count_parameters(model)['total'] / 1e6
+    epochs = s.max_iters * s.tokens_per_step / n_tokens
+    return (f'{type(model).__name__}, {millions:.1f}M parameters, on {world} x {name_of(device)} '
+            f'in {s.dtype}\n{s.max_iters:,} steps of {s.tokens_per_step:,} tokens, {epochs:.3f} '
+            f'epochs of data/{s.dataset}; log and checkpoints in {s.out_dir}')

@@ -37,7 +37,7 @@ def true_or_false(text: str) -> bool:
 
 
 def parse(parser: Parser, words: list[str]) -> dict:
-    """Parse settings in words, config files as 'configs'; UserError for an unknown setting."""
+    """Parse settings in words, with config files as 'configs'. Raises UserError if unknown."""
     args, unknown = parser.parse_known_intermixed_args(parser.as_declared(words))
     if unknown:
         flag = unknown[0].partition('=')[0]
@@ -57,7 +57,10 @@ def read_config(path: str | Path, parser: Parser) -> dict:
     with user_errors(path, 'a config file has only key = value lines, and a flag is --key=value'):
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
             name, = line.targets
-            words.append(f'--{name.id}={ast.literal_eval(line.value)}')
+            value = ast.unparse(line.value)
+            if isinstance(line.value, ast.Constant):
+                value = line.value.value  # without the quotes
+            words.append(f'--{name.id}={value}')
         return parse(parser, words)
 
 

@@ -1,15 +1,15 @@
 """What a training run starts from: its folder, its last checkpoint or given parameters."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
 from rucksack.data import data_folder, read_meta
-from rucksack.device import name_of
 from rucksack.errors import UserError, user_errors
 from rucksack.model import GPT, Backpack, Config
 from rucksack.settings import Settings, with_decided
-from rucksack.weights import count_parameters, from_pretrained, load_file, make_model
+from rucksack.weights import from_pretrained, load_file, make_model
 
 # Settings that a resumed run may change: how long it runs, how often it reports, and where.
 # max_iters changes the schedule; device and compile change rounding and the draws of dropout.
@@ -51,8 +51,6 @@ def load_run(s: Settings, typed: set[str]) -> tuple[dict, Settings]:
     path = Path(s.out_dir, 'ckpt.pt')
     checkpoint = load_file(path)
     hint = f'fine-tune its parameters with --init_from={path}'
-    if 'optimizers' not in checkpoint:
-        raise UserError(f'{path} has parameters alone; {hint}')
     with user_errors(path, hint):
         checkpoint['step'] = int(checkpoint['step'])
         free = typed & STEERING | {'out_dir', 'init_from', 'overwrite'}
@@ -87,6 +85,16 @@ def load_given(s: Settings, typed: set[str]) -> tuple[Backpack | GPT, Settings]:
         return given, with_decided(s, typed, decided)
 
 
+def config_for(s: Settings, meta: dict) -> Config:
+    """Make the config of a model for the ids of some data. Raises UserError if sizes do not fit."""
+    n_vocab = meta['vocab_size']
+    n_rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
+    n_sense = 0 if s.model == 'gpt' else s.n_sense
+    with user_errors('this model', problem='cannot be made'):
+        return Config(s.block_size, n_rows, n_vocab, s.n_layer, s.n_head, s.n_embd, n_sense,
+                      s.sense_hidden, s.dropout)
+
+
 def start_from(given: Backpack | GPT, config: Config) -> Backpack | GPT:
     """Make a model with given parameters, and new senses where a Backpack starts from a GPT.
 
@@ -107,12 +115,3 @@ def start_from(given: Backpack | GPT, config: Config) -> Backpack | GPT:
         # senses keep the first logits as small as from scratch.
         model.sense_network.final_mlp.c_proj.weight.data *= 0.02 / given.wte.weight.std()
     return model
-
-
-def summary(s: Settings, model: Backpack | GPT, device: str, world: int, n_tokens: int) -> str:
-    """Say what a run trains, where, on how many tokens."""
-    millions = count_parameters(model)['total'] / 1e6
-    epochs = s.max_iters * s.tokens_per_step / n_tokens
-    return (f'{type(model).__name__}, {millions:.1f}M parameters, on {world} x {name_of(device)} '
-            f'in {s.dtype}\n{s.max_iters:,} steps of {s.tokens_per_step:,} tokens, {epochs:.3f} '
-            f'epochs of data/{s.dataset}; log and checkpoints in {s.out_dir}')

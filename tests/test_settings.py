@@ -8,7 +8,7 @@ from helpers import ROOT, SIZES, SMALL, error_of
 
 from rucksack import train
 from rucksack.settings import parse_settings
-from rucksack.start import out_dir_of
+from rucksack.start import config_for, out_dir_of
 from rucksack.train import Settings
 
 
@@ -45,7 +45,8 @@ def test_a_setting_has_several_spellings(words):
     assert s == Settings(n_head=5, batch_size=3, overwrite=True, out_dir='out/openwebtext')
 
 
-@pytest.mark.parametrize('line', ["n_layer = open('marker', 'w')", 'n_layers = 3'])
+@pytest.mark.parametrize('line', [
+    "n_layer = open('marker', 'w')", 'n_layers = 3', 'n_layer = 4 * 8'])
 def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
     """Its file is in the one line that is said, and nothing in a file is run."""
     Path('b.py').write_text(f'n_head = 2\n{line}\n')
@@ -59,7 +60,7 @@ def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
 def test_every_config_makes_a_model(name, model, end):
     """A run's folder says which model it has."""
     s, _ = parse_args([f'{ROOT}/config/{name}.py', f'--model={model}'])
-    assert s.config(50257).n_sense == (16 if model == 'backpack' else 0)
+    assert config_for(s, {'vocab_size': 50257}).n_sense == (16 if model == 'backpack' else 0)
     assert s.out_dir == f'out/{name.removeprefix("train_")}{end}'
 
 

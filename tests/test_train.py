@@ -371,7 +371,7 @@ def test_a_run_that_diverges_keeps_its_best_and_last_state(keep_every, tiny, cap
 
 def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
     """A gradient whose square is infinite, once, in the second step: its moment is not saved."""
-    real = train.clip_grad_norm_
+    real = torch.nn.utils.clip_grad_norm_
     calls = itertools.count()
 
     def clip_grad_norm_(params, norm):
@@ -379,7 +379,7 @@ def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
         params[0].grad.fill_(1e30 if next(calls) == 1 else 0)
         return real(params, norm)
 
-    monkeypatch.setattr(train, 'clip_grad_norm_', clip_grad_norm_)
+    monkeypatch.setattr(torch.nn.utils, 'clip_grad_norm_', clip_grad_norm_)
     error = line_of_a_stopped_run(capsys, *WILD)
     for fact in ('step 3', 'out/run/ckpt.pt', 'step 0'):
         assert fact in error
