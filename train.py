@@ -10,7 +10,6 @@ processes, killing and resuming a run changes no bit of it. train() has the whol
 """
 
 import math
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rucksack import run_log, start
-from rucksack.cli import discard_output, forget_signals, note_signals, run_cli
+from rucksack.cli import complain, discard_output, forget_signals, note_signals, run_cli
 from rucksack.data import check_ids, data_folder, data_id, read_bin, read_meta
 from rucksack.device import bfloat16_unit, can_compile, find_device, to_device, tune
 from rucksack.errors import UserError, user_errors
@@ -253,7 +252,6 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     # ---- The loop. A first Ctrl-C or SIGTERM lets the step finish; a second one stops at once.
     print(run_log.summary(s, model, device, world, len(tokens['train'])), flush=True)
     signals = note_signals()
-    log.start_clock(step)
     try:
         while True:
             # Evaluate and save: at step 0, every eval_interval steps, and at the end. ckpt.pt comes
@@ -284,7 +282,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
                 # Dropout must not depend on which process takes a micro-batch.
                 torch.manual_seed(s.seed * 1_000_003 + step * n_micro + i)
                 # DDP exchanges gradients in backward(); once, after the last one, is enough.
-                loss_model.require_backward_grad_sync = i == own[-1]
+                if world > 1:
+                    loss_model.require_backward_grad_sync = i == own[-1]
                 micro_loss = loss_of('train', chunks[i]) / len(own)
                 micro_loss.backward()
                 loss += micro_loss.detach()
@@ -311,7 +310,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         if step != saved_step:
             save('ckpt.pt')
     except (FloatingPointError, OSError) as error:  # a number is not finite, or the disk is full
-        print(f'train.py: {error}; {out}/ckpt.pt is from step {saved_step}', file=sys.stderr)
+        complain('train.py', f'{error}; {out}/ckpt.pt is from step {saved_step}')
         return 1
     finally:
         forget_signals()

@@ -27,6 +27,7 @@ class RunLog:
         self.s = s
         self.path = Path(s.out_dir, 'log.csv')
         self.is_first = rank == 0
+        self.start_clock(checkpoint.get('step', 0))
         self.wandb = None
         self.wandb_id = checkpoint.get('wandb_id')
         if not self.is_first:
