@@ -76,7 +76,16 @@ def cut(texts):
             found.extend(filter(None, piece.findall(document)))
         return {'text': found}
 
-    return texts.map(pieces, batched=True, batch_size=100)
+    with user_errors('the pieces of long documents', problem='cannot be written'):
+        return texts.map(pieces, batched=True, batch_size=100)
+
+
+def warn_of_copies(train, val) -> None:
+    """Print how many documents of train are also in val, letter for letter."""
+    held_out = set(val['text'])
+    copies = sum(text in held_out for rows in train.iter(1000) for text in rows['text'])
+    if copies:
+        print(f'{copies:,} documents to train on are also held out: the same text, more than once')
 
 
 def write_bin(path: Path, texts, encoding: Encoding) -> None:
@@ -145,6 +154,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Coun
         order = np.random.default_rng(args.seed).permutation(len(train))
         val = train.select(np.sort(order[:n_held]))
         train = train.select(np.sort(order[n_held:]))
+    warn_of_copies(train, val)
     facts = write_bins(files, {'train': train, 'val': val}, encoding)
     return {'tokenizer': tokenizer, **facts}
 

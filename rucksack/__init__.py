@@ -6,8 +6,8 @@ rucksack.model is ../model.py. Installed, all of them are in this folder.
 
 from rucksack.cli import HOME
 
-if str(HOME) not in __path__:
-    __path__.append(str(HOME))
+__version__ = '0.1.0'
+__path__.append(str(HOME))
 
 
 def load(name: str):

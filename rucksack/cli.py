@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rucksack.errors import UserError
@@ -39,6 +40,9 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         argv = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='replace')  # for a terminal without UTF-8
+    if 'RANK' not in os.environ:  # torchrun ends its processes while they wait for one another
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGTERM, leave)
     try:
         code = run(argv)
         print(end='', flush=True)
@@ -58,6 +62,11 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         complain(script, 'interrupted')
     if code:
         sys.exit(code)
+
+
+def leave(number: int, frame) -> None:
+    """Exit because of a signal, so that temporary files are removed on the way."""
+    sys.exit(128 + number)
 
 
 def is_out_of_memory(error: Exception) -> bool:

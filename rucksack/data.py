@@ -62,6 +62,8 @@ def read_bin(path: Path, meta: dict) -> np.ndarray:
         raise UserError(f'{path} is not the file that meta.json describes; {MAKE_IT_AGAIN}')
     if 'sha256' not in meta:  # not made by prepare.py
         start = ids[:1 << 20]
+        if start[:3].tobytes() == b'\x93NUMPY':
+            raise UserError(f'{path} is a .npy file; write its ids alone, with tofile')
         if start[0::2].any() != start[1::2].any():  # every second id is 0
             raise UserError(f'{path} does not hold uint16 ids, as nanoGPT writes them, but wider '
                             'numbers')

@@ -17,7 +17,7 @@ from rucksack.cli import printable, quiet_hub
 from rucksack.errors import UserError, user_errors
 from rucksack.tokenizer import END_OF_TEXT
 
-FORMATS = ('.jsonl, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
+FORMATS = ('.jsonl, .ndjson, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')
 LARGEST = 2**31 - 2  # bytes of a document, by pyarrow's limit
 
@@ -46,26 +46,32 @@ def decoded(content: bytes) -> str:
 # Rows with fields, one of which holds the text.
 
 
-def texts_of_rows(rows: Iterable, field: str, parse: Callable = dict) -> Texts:
-    """Yield a field of each row, which parse turns into a dictionary; errors name the row."""
+def texts_of_rows(rows: Iterable, field: str) -> Texts:
+    """Yield a field of each row, a dictionary or a line of JSON. Errors name the row."""
     row = {}
     is_found = False
     for n, row in enumerate(rows, 1):
-        with user_errors(f'row {n}', problem='is no object with text, on one line'):
-            row = parse(row)
+        with user_errors(f'row {n}'):
+            if isinstance(row, bytes):
+                row = json.loads(row)
+            if not isinstance(row, dict):
+                raise UserError('it is not an object on one line')
             text = row.get(field)
             is_found = is_found or field in row
             if not isinstance(text, str | None):
-                raise UserError(f'"{field}" is no text; choose {", ".join(row)} with --field')
-            (text or '').encode()  # UnicodeEncodeError for half of a surrogate pair
+                raise UserError(f'"{field}" is not text; choose from {", ".join(row)} with --field')
+            text = (text or '').replace('\r\n', '\n')
+            text.encode()  # UnicodeEncodeError for half of a surrogate pair
         yield text
     if row and not is_found:
-        raise UserError(f'no row has a field "{field}"; choose {", ".join(row)} with --field')
+        raise UserError(f'no row has a field "{field}"; choose from {", ".join(row)} with --field')
 
 
-def texts_of_tables(tables: Iterable, field: str) -> Texts:
-    """Yield a column of tables of pyarrow."""
-    rows = (row for table in tables for row in table.to_pylist())
+def texts_of_tables(tables: Iterable, columns: list[str], field: str) -> Texts:
+    """Yield a column of pyarrow tables; of the other columns, nothing is read but the names."""
+    named = dict.fromkeys(columns)
+    wanted = [column for column in columns if column == field]
+    rows = (named | row for table in tables for row in table.select(wanted).to_pylist())
     return texts_of_rows(rows, field)
 
 
@@ -77,14 +83,16 @@ def read_json(path: str, field: str) -> Texts:
         if is_list:
             yield from texts_of_rows(json.load(file), field)
         else:
-            yield from texts_of_rows(filter(bytes.strip, file), field, json.loads)
+            yield from texts_of_rows(filter(bytes.strip, file), field)
 
 
 def read_parquet(path: str, field: str) -> Texts:
     """Yield a column of a Parquet file."""
     from pyarrow.parquet import ParquetFile  # comes with datasets
     with open_unpacked(path) as file:
-        yield from texts_of_tables(ParquetFile(file).iter_batches(batch_size=1000), field)
+        parquet = ParquetFile(file)
+        tables = parquet.iter_batches(batch_size=1000, columns=[field])
+        yield from texts_of_tables(tables, parquet.schema_arrow.names, field)
 
 
 def read_hub(source: str, field: str) -> Texts:
@@ -93,7 +101,8 @@ def read_hub(source: str, field: str) -> Texts:
     quiet_hub()
     dataset, config, split = (source.split(':') + ['', ''])[1:4]
     found = datasets.load_dataset(dataset, config or None, split=split or 'train')
-    return texts_of_tables(found.with_format('arrow').iter(batch_size=1000), field)
+    tables = found.with_format('arrow').iter(batch_size=1000)
+    return texts_of_tables(tables, found.column_names, field)
 
 
 # -----------------------------------------------------------------------------
@@ -151,6 +160,7 @@ def read_tar(path: str, field: str, file=None) -> Texts:
 
 READERS = {
     '.jsonl': read_json,
+    '.ndjson': read_json,
     '.json': read_json,
     '.parquet': read_parquet,
     '.tar': read_tar,
@@ -234,7 +244,10 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
         is_found = False
         for source in sources:
             with user_errors(source):
-                read = reader_of(source) or read_text  # a file that was named, whatever its kind
+                read = reader_of(source)
+                if read is None:  # of a file that was named
+                    print(f'{source}: read as plain text; known are {FORMATS}')
+                    read = read_text
                 for text in read(source, field):
                     if isinstance(text, Skipped):
                         skipped[text] += 1
@@ -247,9 +260,9 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
                         is_found = True
                         yield {'text': text}
         if not is_found:
-            raise UserError(f'none in {", ".join(sources)}; skipped: {counted(skipped)}')
+            raise UserError(f'no text in {", ".join(sources)}; skipped: {counted(skipped)}')
 
-    with user_errors('text'):
+    with user_errors(cache, problem='cannot be written'):
         return Dataset.from_generator(rows, Features(text=Value('string')), cache)
 
 

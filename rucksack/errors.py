@@ -12,20 +12,19 @@ class UserError(ArgumentTypeError, ValueError):
     """
 
 
-class LocalError(UserError):
-    """A UserError that a single process of torchrun can have; each process prints its own."""
+OUR_BUGS = (NameError, AttributeError, AssertionError)  # no file that we read raises these
 
 
 @contextmanager
 def user_errors(what: object, hint: str = '', problem: str = 'cannot be read') -> Iterator[None]:
-    """Turn any error in reading a file into a UserError: what it is, the library's words, a hint.
+    """Turn a library's error about a file into one line: the file, the library's words, a hint.
 
-    Damaged files and failing downloads raise errors of many types; that of a library in Rust is no
-    Exception.
+    Damaged files and failing downloads raise errors of many types, and a panic of a library in Rust
+    is no Exception. OUR_BUGS keep their traceback.
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, *OUR_BUGS):
         raise
     except BaseException as error:
         cause = error.__cause__ or error

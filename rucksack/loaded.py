@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import tiktoken
 import torch
 
 from rucksack.cli import printable
@@ -13,7 +14,7 @@ from rucksack.errors import UserError
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
 from rucksack.tokenizer import encode, load_tokenizer
-from rucksack.weights import Training, load_file, load_weights
+from rucksack.weights import find, from_pretrained, load_file
 
 
 @dataclass
@@ -22,15 +23,17 @@ class LoadedModel:
 
     name: str
     model: Backpack | GPT
-    tokenizer: dict | None  # its description; the encoding is made from it
+    tokenizer: dict | None  # its description
     dtype: str = 'float32'  # for scores and texts
     why: str = ''  # why we chose this model, if the user named none
     edit: Edit | None = None  # applied when the model scores or explains texts
-    training: Training = Training()
+    dataset: str | None = None  # the data folder it was trained on, if its checkpoint says so
+    encoding: tiktoken.Encoding | None = None  # made from tokenizer
 
     def __post_init__(self) -> None:
         self.config = self.model.config
-        self.encoding = load_tokenizer(self.tokenizer)
+        if self.encoding is None:
+            self.encoding = load_tokenizer(self.tokenizer)
         self.is_toy = self.encoding.name == 'words'  # its texts are from rucksack/toy.py
         self.device = self.model.wte.weight.device
         self.eot = self.encoding.eot_token
@@ -96,13 +99,18 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
             name = str(newest)
             why = '; the newest in out/ (real English: --from english)'
         why += '. Sense numbers differ between models.'
-    model, tokenizer, training = load_weights(name)
-    return LoadedModel(name, model.to(device), tokenizer, dtype, why, training=training)
+    path = find(name)
+    model, tokenizer = from_pretrained(path)
+    dataset = None
+    if path.is_file():
+        dataset = load_file(path, mmap=True).get('settings', {}).get('dataset')
+    return LoadedModel(name, model.to(device), tokenizer, dtype, why, dataset=dataset)
 
 
 def newest_backpack() -> Path | None:
     """Find the folder in out/ with the Backpack saved last; None if there is none."""
     for path in sorted(Path('out').glob('*/ckpt.pt'), key=os.path.getmtime, reverse=True):
-        if load_file(path).get('model_config', {}).get('n_sense'):  # nanoGPT's have no such part
+        config = load_file(path, mmap=True).get('model_config', {})  # not in nanoGPT's
+        if config.get('n_sense'):
             return path.parent
     return None

@@ -11,12 +11,12 @@ Ids run from 0 to n_vocab - 1; the end-of-text id is the last, unless 'special' 
 special tokens. 'ids' are those of the 256 bytes, in GPT-2's order, and of the merges.
 """
 
+import hashlib
 import json
 import re
 from pathlib import Path
 
 import tiktoken
-from tiktoken._educational import bpe_encode
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from rucksack.cli import HOME
@@ -24,6 +24,7 @@ from rucksack.errors import UserError, user_errors
 
 GPT2 = {'name': 'gpt2'}
 GPT2_VOCAB = 50257
+GPT2_MERGES = '04e3597d7996f292ca9b8b7285ca4d58a6ae171ac47d73fc7140ceb0c7a6bbc0'  # SHA-256
 END_OF_TEXT = '<|endoftext|>'
 WORDS_PATTERN = r' ?\w+|[^\w\s]|\s+'
 ENGLISH = HOME / 'pretrained' / 'english'  # the bundled model
@@ -104,18 +105,22 @@ def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
     return sorted(ranks, key=ranks.get)
 
 
-def merges_of(encoding: tiktoken.Encoding) -> list[str]:
-    """List the merges 'a b' of a BPE by rank; a token not made of two smaller ones has no merge."""
-    tokens = tokens_by_rank(encoding)
-    ids = encoding._mergeable_ranks
-    smaller = {token: ids[token] for token in tokens if len(token) == 1}
+def merges_of(ranks: dict[bytes, int]) -> list[str]:
+    """List the merges 'a b' by which tiktoken makes the tokens of a BPE, in order of rank.
+
+    A token that is not made of two smaller ones has no merge.
+    """
     merges = []
-    for token in tokens:
-        parts = bpe_encode(smaller, token, visualise=None)  # ids
-        smaller[token] = ids[token]
+    for token in sorted(ranks, key=ranks.get):
+        parts = [bytes([byte]) for byte in token]
+        while len(parts) > 2:
+            made = [ranks.get(a + b, ranks[token]) for a, b in zip(parts, parts[1:])]
+            first = made.index(min(made))
+            if made[first] == ranks[token]:
+                break
+            parts[first:first + 2] = [parts[first] + parts[first + 1]]
         if len(parts) == 2:
-            pair = encoding.decode_tokens_bytes(parts)
-            merges.append(' '.join(map(spell, pair)))
+            merges.append(' '.join(map(spell, parts)))
     return merges
 
 
@@ -128,7 +133,7 @@ def gpt2_tokenizer(n_merges: int | None) -> dict:
         return GPT2
     merges = read_tokenizer(ENGLISH)['merges']
     if len(merges) < n_merges:
-        merges = merges_of(load_tokenizer(GPT2))
+        merges = merges_of(load_tokenizer(GPT2)._mergeable_ranks)
     return GPT2 | {'merges': merges[:n_merges]}
 
 
@@ -187,7 +192,7 @@ def tokenizer_json(encoding: tiktoken.Encoding) -> dict:
     bpe = {
         'type': 'BPE',
         'vocab': vocab,
-        'merges': merges_of(encoding),
+        'merges': merges_of(encoding._mergeable_ranks),
         'ignore_merges': of_words}
     return {
         'version': '1.0',
@@ -245,7 +250,10 @@ def tokenizer_in(folder: Path) -> dict | None:
 
 def load_json(path: Path) -> dict:
     """Read a JSON file in UTF-8, with or without a byte order mark."""
-    return json.loads(path.read_text(encoding='utf-8-sig'))
+    contents = json.loads(path.read_text(encoding='utf-8-sig'))
+    if not isinstance(contents, dict):
+        raise ValueError('it is not a JSON object')
+    return contents
 
 
 def description_of(tokenizer: dict, end: int | None = None) -> dict:
@@ -263,7 +271,8 @@ def description_of(tokenizer: dict, end: int | None = None) -> dict:
         merges = [merge if isinstance(merge, str) else ' '.join(merge)  # newer files have lists
                   for merge in bpe['merges']]
         description = GPT2 | {'merges': merges}
-    spelled = [spell(token) for token in tokens_of(description)]
+    tokens = tokens_of(description)
+    spelled = [spell(token) for token in tokens]
     known = set(spelled)
     missing = known.difference(vocab)
     if missing:
@@ -276,10 +285,16 @@ def description_of(tokenizer: dict, end: int | None = None) -> dict:
     if all_ids[END_OF_TEXT] is None:
         raise ValueError(f'none of its special tokens is {END_OF_TEXT}')
     special = {content: i for content, i in all_ids.items() if content not in known}
-    if ids != list(range(len(ids))) or special != {END_OF_TEXT: len(ids)}:
-        return description | {'ids': ids, 'special': special}
-    is_gpt2 = vocab.get('\u0120gazed') == 50255  # its last token
-    return GPT2 if is_gpt2 else description
+    is_numbered_anew = ids != list(range(len(ids))) or special != {END_OF_TEXT: len(ids)}
+    if 'merges' in description:
+        checksum = hashlib.sha256('\n'.join(merges).encode()).hexdigest()
+        if checksum == GPT2_MERGES and not is_numbered_anew:
+            return GPT2
+        if merges != merges_of(dict(zip(tokens, ids))):
+            raise ValueError('tiktoken would make its tokens by other merges')
+    if is_numbered_anew:
+        description |= {'ids': ids, 'special': special}
+    return description
 
 
 def check_parts(tokenizer: dict) -> None:

@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 import zipfile
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,15 +58,8 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
     format of stanfordnlp/backpack-gpt2 or gpt2; the name of such a repository on the Hugging Face
     Hub; or one of BUNDLED, such as 'english'. UserError if the files do not fit together.
     """
-    model, tokenizer, _ = load_weights(source)
-    return model, tokenizer
-
-
-def load_weights(source: str | Path) -> tuple:
-    """Load a model, its tokenizer, and its Training."""
     path = find(source)
     tokenizer = None
-    training = Training()
     if path.is_dir():
         model, tokenizer = from_published(path)
     else:
@@ -77,8 +70,6 @@ def load_weights(source: str | Path) -> tuple:
             else:
                 model = from_checkpoint(checkpoint)
                 tokenizer = checkpoint['tokenizer']
-                settings = checkpoint['settings']
-                training = Training(settings['dataset'], settings['compile'])
                 load_tokenizer(tokenizer)
     n_vocab = model.config.n_vocab
     if tokenizer is None and n_vocab == GPT2_VOCAB:
@@ -87,7 +78,7 @@ def load_weights(source: str | Path) -> tuple:
     if tokenizer and vocab_size(tokenizer) != n_vocab:
         raise UserError(f'{path}: its tokenizer has {vocab_size(tokenizer):,} ids, but its '
                         f'model has {n_vocab:,}; use the tokenizer of the model')
-    return model, tokenizer, training
+    return model, tokenizer
 
 
 def find(source: str | Path) -> Path:
@@ -125,33 +116,46 @@ def download(name: str) -> Path:
 
 def fetch(name: str, file: str, commit: str = 'main') -> Path | None:
     """Fetch a file of a repository once; None if it has none, which the cache remembers."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    import huggingface_hub as hub
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-    path = try_to_load_from_cache(name, file, revision=commit)
-    if path is None:  # nor is it known to be missing
-        problem = 'is not in the cache, and downloading it failed'
-        with user_errors(f'{name}: {file}', problem=problem):
+    path = hub.try_to_load_from_cache(name, file, revision=commit)
+    if path is None and may_have(name, file, commit):
+        problem = 'was not found locally, and downloading it failed'
+        with user_errors(f'{name}: {file}', f'there is no folder {name} here', problem):
+            hub.model_info(name, timeout=5)  # without a network, hf_hub_download tries for 23 s
             try:
-                path = hf_hub_download(name, file, revision=commit)
-            except LocalEntryNotFoundError:  # offline
+                path = hub.hf_hub_download(name, file, revision=commit)
+            except LocalEntryNotFoundError:  # the network failed just now
                 raise
             except EntryNotFoundError:
                 return None
     return Path(path) if isinstance(path, str) else None
 
 
+def may_have(name: str, file: str, commit: str) -> bool:
+    """Tell whether a repository has a file, as far as the cache knows: True without a listing."""
+    import huggingface_hub as hub
+    with suppress(Exception):  # no listing; versions before 1.0 do not keep any
+        return file in [entry.path for entry in hub.get_cached_repo_tree(name, revision=commit)]
+    return True
+
+
 # -----------------------------------------------------------------------------
 # Files, and the models in them.
 
 
-def load_file(path: Path) -> dict:
-    """Load the dictionary in a .safetensors or a torch.save file; no code in it is run."""
+def load_file(path: Path, mmap: bool = False) -> dict:
+    """Load the dictionary in a .safetensors or a torch.save file; no code in it is run.
+
+    With mmap, tensors stay on the disk until they are used, and their checksums are not compared.
+    """
     with user_errors(path):
         if path.suffix == '.safetensors':
             return load_safetensors(path)
-        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip():  # torch ignores CRCs
+        is_zip = zipfile.is_zipfile(path)  # always, but for very old files
+        if is_zip and not mmap and zipfile.ZipFile(path).testzip():  # torch ignores CRCs
             raise ValueError('a checksum is wrong')
-        return dict(torch.load(path, map_location='cpu', weights_only=True))
+        return dict(torch.load(path, map_location='cpu', weights_only=True, mmap=mmap and is_zip))
 
 
 def make_model(config: Config) -> Backpack | GPT:
@@ -176,14 +180,6 @@ def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
 def from_checkpoint(checkpoint: dict) -> Backpack | GPT:
     """Load the model inside a checkpoint of train.py."""
     return model_with(Config(**checkpoint['model_config']), checkpoint['model'])
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a model was trained, as its checkpoint says; the defaults are those of other weights."""
-
-    dataset: str | None = None
-    compile: bool = True
 
 
 def count_parameters(model: Backpack | GPT) -> dict[str, int]:
@@ -215,7 +211,7 @@ COPIES = {  # tied weights that files hold twice, without BODY
 TRANSPOSED = ('contextualizer.blocks.', 'sense_network.')
 
 
-def renamed(name: str, prefixes: dict[str, str]) -> str:
+def replace_prefix(name: str, prefixes: dict[str, str]) -> str:
     """Replace the first prefix of a name that fits."""
     for old, new in prefixes.items():
         if name.startswith(old):
@@ -223,21 +219,21 @@ def renamed(name: str, prefixes: dict[str, str]) -> str:
     return name
 
 
-def published(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, Tensor]:
+def to_published_names(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, Tensor]:
     """List the weights by their published names, on the CPU."""
     body = BODY if model.config.n_sense else 'transformer.'
     state = {}
     for name, weight in model.state_dict().items():
         if weight.dim() == 2 and name.startswith(TRANSPOSED):
             weight = weight.t()
-        theirs = renamed(name, NAMES)
+        theirs = replace_prefix(name, NAMES)
         if not theirs.startswith('backpack.'):
             theirs = body + theirs
         state[theirs] = weight.to(dtype).contiguous().cpu()
     return state
 
 
-def own_weights(state: dict[str, Tensor], transposed: tuple) -> dict[str, Tensor]:
+def to_our_names(state: dict[str, Tensor], transposed: tuple) -> dict[str, Tensor]:
     """Rename weights to our names, and transpose those with the given prefixes.
 
     ValueError if copies of tied weights differ.
@@ -248,7 +244,7 @@ def own_weights(state: dict[str, Tensor], transposed: tuple) -> dict[str, Tensor
         if theirs.endswith(('.attn.bias', '.attn.masked_bias')):  # a mask
             continue
         theirs = theirs.removeprefix('_orig_mod.').removeprefix('transformer.').removeprefix(BODY)
-        name = renamed(COPIES.get(theirs, theirs), names)
+        name = replace_prefix(COPIES.get(theirs, theirs), names)
         if weight.dim() == 2 and name.startswith(transposed):
             weight = weight.t()
         if name in own and not torch.equal(own[name], weight):
@@ -273,7 +269,7 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
         settings = load_json(folder / 'config.json')
         tokenizer = read_tokenizer(folder, settings.get('eos_token_id'))
         config = config_from_json(settings, tokenizer)
-        model = model_with(config, own_weights(state, TRANSPOSED))
+        model = model_with(config, to_our_names(state, TRANSPOSED))
     is_levanters = (LEVANTER in str(settings.get('auto_map'))
                     or isinstance(settings.get('architectures'), str))
     if config.n_sense and is_levanters:
@@ -316,7 +312,7 @@ def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
 def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
     """Load a Transformer that nanoGPT's train.py saved."""
     args = checkpoint['model_args']
-    weights = own_weights(checkpoint['model'], transposed=())
+    weights = to_our_names(checkpoint['model'], transposed=())
     if not args.pop('bias'):
         print(f'{path} has no biases; they are 0', file=sys.stderr)
         for name, weight in list(weights.items()):
@@ -350,7 +346,7 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
     with TemporaryDirectory(dir=folder.parent) as temporary:
         new = Path(temporary, folder.name)
         new.mkdir()
-        (new / WEIGHTS[0]).write_bytes(save(published(model, dtype), {'format': 'pt'}))
+        (new / WEIGHTS[0]).write_bytes(save(to_published_names(model, dtype), {'format': 'pt'}))
         for name, content in files.items():
             text = json.dumps(content, ensure_ascii=False) + '\n'
             (new / name).write_text(text, encoding='utf-8')

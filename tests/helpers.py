@@ -27,7 +27,7 @@ from rucksack.loaded import LoadedModel
 from rucksack.model import GPT, Backpack, Config
 from rucksack.senses import compose, senses_after
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
-from rucksack.weights import Training, from_pretrained, make_model
+from rucksack.weights import from_pretrained, make_model
 from rucksack.words import PROMPT, read_prompt, token_texts, word_id
 
 SIZES = {  # the paper's (section 4.1, Table 9)
@@ -257,8 +257,7 @@ def toy_loaded(k: int = 4, padding: int = 0, seed: int = 0, name='toy', **shape)
     model = make_model(Config(n_sense=k, vocab_size=n_vocab + padding, **shape))
     for p in model.parameters():
         p.data += 0.1 * torch.randn_like(p)
-    training = Training('tiny', False)
-    return LoadedModel(name, model.eval(), tokenizer, training=training)
+    return LoadedModel(name, model.eval(), tokenizer, dataset='tiny')
 
 
 def save(folder: str, model: Backpack | GPT, tokenizer: dict, dataset: str = 'tiny') -> None:

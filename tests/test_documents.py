@@ -6,8 +6,10 @@ import lzma
 from collections import Counter
 from pathlib import Path
 
+import pyarrow
 import pytest
 from helpers import tar
+from pyarrow.parquet import write_table
 
 from rucksack.documents import files_in, read_texts
 from rucksack.errors import UserError
@@ -152,9 +154,30 @@ def test_an_end_of_text_in_a_file_ends_a_document(folder, capsys):
     assert 'a.txt' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('name', ['a::b.txt', 'file:z.txt', 'hub:w.txt', 'wiki.tokens', 'a.log'])
-def test_a_file_that_is_named_is_read_whatever_its_name(name, folder):
-    """Names that mean something to a library, and endings that nobody knows."""
-    Path(name).write_text('mine')
+@pytest.mark.parametrize('name, is_known', [
+    ('a::b.txt', True), ('file:z.txt', True), ('hub:w.txt', True), ('a.log', False),
+    ('a.csv', False), ('a.html.gz', False)])
+def test_a_file_that_is_named_is_read_whatever_its_name(name, is_known, folder, capsys):
+    """Names that mean something to a library; a line says what is taken for plain text."""
+    content = b'mine'
+    Path(name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
     Path('a').write_text('not mine')
     assert texts_of(name)[0] == ['mine']
+    assert (name in capsys.readouterr().out) != is_known
+
+
+@pytest.mark.parametrize('field, named', [('text', None), ('body', 'crawled')])
+def test_of_a_parquet_file_only_the_texts_are_read(field, named, folder):
+    """A date beyond the year 9999 in another column does no harm; its name is offered."""
+    far = pyarrow.array([2**40], pyarrow.timestamp('s'))
+    write_table(pyarrow.table({'crawled': far, field: ['a']}), 'a.parquet')
+    if named is None:
+        assert texts_of('a.parquet')[0] == ['a']
+        return
+    with pytest.raises(UserError, match=named):
+        texts_of('a.parquet')
+
+
+def test_lines_of_a_row_end_as_those_of_a_text_file():
+    """Windows' \\r\\n is \\n."""
+    assert texts_of(write_rows([{'text': 'a\r\nb'}], 'a.ndjson'))[0] == ['a\nb']

@@ -4,16 +4,26 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from helpers import TRANSFORMERS, error_of
+from helpers import TRANSFORMERS, VOCABULARY, error_of
 from safetensors.torch import load_file
 
 from rucksack import prepare, sample
 from rucksack.data import read_bin, read_meta
 from rucksack.errors import UserError
 from rucksack.model import GPT, Config
-from rucksack.tokenizer import GPT2, load_tokenizer, read_tokenizer, tokenizer_files, vocab_size
+from rucksack.tokenizer import (
+    GPT2,
+    gpt2_tokenizer,
+    load_tokenizer,
+    read_tokenizer,
+    spell,
+    tokenizer_files,
+    tokens_of,
+    vocab_size,
+)
 from rucksack.weights import export, from_pretrained, make_model
 
 MERGES = ['\u0120 t', 'h e', '\u0120t he']
@@ -80,6 +90,30 @@ def test_ids_that_do_not_rise_with_merges_are_refused():
     write_vocabulary(vocab, MERGES)
     with pytest.raises(UserError, match='order of its merges'):
         read_tokenizer(Path())
+
+
+@pytest.mark.parametrize('merges', [['b c', 'a b', 'ab c'], ['c d', 'b c', 'a b', 'ab c']])
+def test_a_token_that_two_pairs_make_is_refused(merges):
+    """tiktoken would take either pair, tokenizers only the one among its merges."""
+    vocab = vocab_of(GPT2 | {'merges': merges})
+    write_vocabulary(vocab | {'<|endoftext|>': len(vocab)}, merges)
+    with pytest.raises(UserError, match='other merges'):
+        read_tokenizer(Path())
+
+
+@pytest.mark.parametrize('is_changed', [False, True])
+def test_50000_merges_are_gpt2s_if_all_are(is_changed, monkeypatch):
+    """One pair of neighbours in another order makes a vocabulary of its own."""
+    if not VOCABULARY.exists():
+        pytest.skip('no GPT-2 vocabulary')
+    monkeypatch.setenv('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
+    merges = gpt2_tokenizer(50_000)['merges']
+    if is_changed:
+        merges[40_000:40_002] = merges[40_001:39_999:-1]
+    description = GPT2 | {'merges': merges}
+    vocab = {spell(token): i for i, token in enumerate(tokens_of(description))}
+    write_vocabulary(vocab | {'<|endoftext|>': 50_256}, merges)
+    assert read_tokenizer(Path()) == (description if is_changed else GPT2)
 
 
 CHANGES = {
@@ -198,4 +232,12 @@ def test_wider_numbers_without_a_meta_are_refused(kind):
     """Every second id of 16 bits would be 0."""
     Path('train.bin').write_bytes(torch.arange(1000).numpy().astype(kind).tobytes())
     with pytest.raises(UserError, match='train.bin'):
+        read_bin(Path('train.bin'), read_meta(Path()))
+
+
+def test_an_array_of_numpy_is_no_bin():
+    """Without a meta.json, its header would be read as ids."""
+    with open('train.bin', 'wb') as file:
+        np.save(file, np.arange(1000, dtype='<u2'))
+    with pytest.raises(UserError, match='npy'):
         read_bin(Path('train.bin'), read_meta(Path()))

@@ -1,14 +1,18 @@
 """Claims about what stands in rucksack itself: load, word, save; and the scripts as verbs."""
 
 import doctest
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
 import tiktoken
 import torch
-from helpers import Averages, lively
+from helpers import ROOT, Averages, lively
 
 import rucksack
+from rucksack import sample
 from rucksack.__main__ import main
 from rucksack.model import Backpack, Config
 from rucksack.tokenizer import (
@@ -73,6 +77,24 @@ def test_another_contextualizer_is_not_exported():
     with pytest.raises(ValueError, match='contextualizer'):
         export(REFUSED['contextualizer'], gpt2_tokenizer(3), 'mine')
     assert list(Path().iterdir()) == []
+
+
+def test_a_terminated_export_leaves_nothing(monkeypatch):
+    """SIGTERM removes the temporary folder on the way out."""
+    monkeypatch.delenv('RANK', raising=False)
+    default = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr('os.rename', lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit, match='143'):
+        sample.main(['--from', 'english', '--export', 'mine'])
+    signal.signal(signal.SIGTERM, default)
+    assert list(Path().iterdir()) == []
+
+
+def test_the_version_is_the_packages():
+    """pyproject.toml takes it from the package, so a clone has it too."""
+    with open(ROOT / 'pyproject.toml', 'rb') as file:
+        assert b'path = "rucksack/__init__.py"' in file.read()
+    assert re.fullmatch(r'\d+\.\d+\.\d+', rucksack.__version__)
 
 
 @pytest.mark.parametrize('argv, named', [

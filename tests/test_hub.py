@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -21,11 +22,8 @@ from rucksack import sample
 from rucksack.loaded import load_model
 from rucksack.paper.gender import gender_rows, read_lists
 from rucksack.tokenizer import (
-    CHARACTER_OF,
     ENGLISH,
-    GPT2,
     load_tokenizer,
-    read_tokenizer,
     tokenizer_files,
     words_tokenizer,
 )
@@ -117,18 +115,6 @@ def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
             i = int(name.split('.h.')[1][0])
             weight[..., :model.config.n_embd] /= i + 1
     same(state, published)
-
-
-@pytest.mark.parametrize('last', ['\u0120g azed', '\u0120g azes'])
-def test_a_tokenizer_as_large_as_gpt2s_is_its_own_or_gpt2s(last, tmp_path):
-    """It is GPT-2's if the last token is GPT-2's."""
-    merges = [f'{CHARACTER_OF[a]} {CHARACTER_OF[b]}' for a in range(256) for b in range(196)]
-    description = GPT2 | {'merges': [*merges[:49_999], last]}
-    tokenizer = tokenizer_files(description)['tokenizer.json']
-    tokenizer['model']['merges'] = description['merges']
-    (tmp_path / 'tokenizer.json').write_text(json.dumps(tokenizer))
-    wanted = GPT2 if last.endswith('azed') else description
-    assert read_tokenizer(tmp_path) == wanted
 
 
 @pytest.mark.parametrize('name', BUNDLED)
@@ -341,6 +327,7 @@ def test_a_hub_name_is_fetched(cached, hub, monkeypatch):
         return str(hub(file) / file)
 
     hub(*cached)
+    monkeypatch.setattr(huggingface_hub, 'model_info', lambda name, timeout: None)
     monkeypatch.setattr(huggingface_hub, 'hf_hub_download', hf_hub_download)
     model, tokenizer = from_pretrained('owner/tiny')
     assert tokenizer == words_tokenizer(['a nurse'])
@@ -356,4 +343,25 @@ def test_offline_what_the_cache_lacks_is_named(hub, monkeypatch, capsys):
     """transformers leaves a model without its tokenizer: no other vocabulary is assumed."""
     offline(monkeypatch)
     hub('config.json', 'model.safetensors')
-    assert 'owner/tiny: tokenizer.json' in error_of(sample, capsys, '--from=owner/tiny')
+    line = error_of(sample, capsys, '--from=owner/tiny')
+    assert 'owner/tiny: tokenizer.json' in line
+    assert 'no folder owner/tiny' in line
+
+
+def test_offline_a_repository_may_lack_a_tokenizer(hub, monkeypatch):
+    """The cache's listing of its files says so."""
+    offline(monkeypatch)
+    folder = hub('config.json', 'model.safetensors')
+    files = [SimpleNamespace(path=file.name) for file in folder.iterdir()]
+    monkeypatch.setattr(huggingface_hub, 'get_cached_repo_tree', lambda name, revision: files)
+    assert from_pretrained('owner/tiny')[1] is None
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(hub, monkeypatch, capsys):
+    """hf_hub_download would try again for 23 s."""
+    def model_info(name, timeout):
+        raise ConnectionError('no network')
+
+    monkeypatch.setattr(huggingface_hub, 'model_info', model_info)
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', None)
+    assert 'no network' in error_of(sample, capsys, '--from=exports/my_modle')

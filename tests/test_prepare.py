@@ -1,5 +1,6 @@
 """Claims about prepare.py: what goes into bins, what is held out, what a failure leaves behind."""
 
+import errno
 import gzip
 import json
 import lzma
@@ -153,6 +154,32 @@ def test_seed_alone_chooses_the_one_percent_that_is_held_out():
     assert train == [text for text in texts if text not in val]
     assert other_val != val
     assert make('c', '--text', 'a.jsonl') == (train, val)
+
+
+def test_copies_of_held_out_documents_are_counted(capsys):
+    """In one line, where the same text falls on both sides; without copies there is none."""
+    texts = [f'{i}' for i in range(20)]
+    Path('a.jsonl').write_bytes(jsonl(texts))
+    Path('b.jsonl').write_bytes(jsonl([*texts, 'held']))
+    for name in ('a', 'b'):
+        Path('val.jsonl').write_bytes(jsonl(['held']))
+        make(name, '--text', f'{name}.jsonl', '--val', 'val.jsonl')
+    first, second = capsys.readouterr().out.split('data/a:')
+    assert 'held out:' not in first
+    assert '1 documents' in second
+
+
+def test_a_full_disk_is_not_the_fault_of_the_text(monkeypatch, capsys):
+    """The line names the folder that cannot be written."""
+    def write(*_):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    Path('a.txt').write_text(BOOK)
+    monkeypatch.setattr('datasets.arrow_writer.ArrowWriter.write', write)
+    line = error_of(prepare, capsys, 'a', *MERGES, '--text', 'a.txt')
+    assert 'data/a' in line
+    assert 'a.txt' not in line
+    assert os.listdir() == ['a.txt']
 
 
 BOOK = '\n\n'.join(f'Paragraph {i} of a book. ' + 'It goes on. ' * 30 for i in range(300))

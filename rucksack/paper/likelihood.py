@@ -134,7 +134,7 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
     data's val.bin.
     """
     if data is None:
-        data = loaded.training.dataset
+        data = loaded.dataset
     if data is None:
         raise UserError(f'{loaded.name} does not say what it was trained on; '
                         'give a folder with --data')
