@@ -250,10 +250,7 @@ def tokenizer_in(folder: Path) -> dict | None:
 
 def load_json(path: Path) -> dict:
     """Read a JSON file in UTF-8, with or without a byte order mark."""
-    contents = json.loads(path.read_text(encoding='utf-8-sig'))
-    if not isinstance(contents, dict):
-        raise ValueError('it is not a JSON object')
-    return contents
+    return json.loads(path.read_text(encoding='utf-8-sig'))
 
 
 def description_of(tokenizer: dict, end: int | None = None) -> dict:

@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
 
 
 @pytest.mark.parametrize('script, flags, change', [
-    (sample, ['--from=out/run'], {'settings': {}}), (sample, ['--from=out/run'], {'model': {}}),
+    (sample, ['--from=out/run'], {'model': {}}),
     (train, [*RUN, '--init_from=resume'], {'model': {}}),
     (sample, ['--from=out/run'], {'tokenizer': {'name': 'gpt2', 'merges': [1]}}),
     (train, [*RUN, '--init_from=resume'], {'step': 'x'})])

@@ -14,6 +14,7 @@ from helpers import ROOT, Averages, lively
 import rucksack
 from rucksack import sample
 from rucksack.__main__ import main
+from rucksack.errors import user_errors
 from rucksack.model import Backpack, Config
 from rucksack.tokenizer import (
     description_of,
@@ -95,6 +96,13 @@ def test_the_version_is_the_packages():
     with open(ROOT / 'pyproject.toml', 'rb') as file:
         assert b'path = "rucksack/__init__.py"' in file.read()
     assert re.fullmatch(r'\d+\.\d+\.\d+', rucksack.__version__)
+
+
+@pytest.mark.parametrize('kind', [NameError, AssertionError])
+def test_a_bug_of_ours_is_not_shown_as_a_damaged_file(kind):
+    """It keeps its traceback."""
+    with pytest.raises(kind), user_errors('a file'):
+        raise kind
 
 
 @pytest.mark.parametrize('argv, named', [
