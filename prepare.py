@@ -12,9 +12,8 @@ ids. An end-of-text id follows each document. A document is one object of a .jso
 one row of a .parquet (column "text"), one .txt in a .tar, or a whole .txt or .md file.
 
 Without --val, documents over 20,000 characters are cut at paragraphs into pieces, which then count
-as documents. If there are fewer than 100 documents, the pieces are smaller. 1% of the documents are
-held out. If there are fewer than 1,000, ten are held out; if fewer than 100, a tenth. Of
-OpenWebText, which is not cut, 0.05% are held out.
+as documents; fewer than 100 documents are cut smaller. Then 1% of the documents are held out, but
+at least ten, and of fewer than 100 a tenth. OpenWebText is not cut, and 0.05% are held out.
 """
 
 import argparse
@@ -101,12 +100,12 @@ def write_bin(path: Path, texts, encoding: Encoding) -> None:
 
 
 def write_bins(files: dict[str, Path], texts: dict, encoding: Encoding) -> dict:
-    """Write the ids of texts['train'] and texts['val'] to two files; returns counts, checksums."""
+    """Write the ids of texts['train'] and texts['val'] to two files; return their facts."""
     facts = {'documents': sum(map(len, texts.values())),
              'tokens': {}, 'sha256': {}, 'sha256_of_start': {}}
     for name, path in files.items():
         if not len(texts[name]):
-            raise UserError('too little text to hold some out; add more, or --val FILE')
+            raise UserError('too little text to hold some out; add more text, or use --val FILE')
         write_bin(path, texts[name], encoding)
         ids = np.memmap(path, BIN_DTYPE, mode='r')
         facts['tokens'][name] = len(ids)
@@ -116,7 +115,7 @@ def write_bins(files: dict[str, Path], texts: dict, encoding: Encoding) -> dict:
 
 
 def choose_tokenizer(args: argparse.Namespace) -> dict:
-    """Describe the tokenizer of --like, or GPT-2's after --merges; UserError if there is none."""
+    """Describe the tokenizer of --like or else GPT-2's, cut after --merges."""
     if args.like is None:
         return gpt2_tokenizer(args.merges)
     if args.like.endswith('.json'):
@@ -126,9 +125,9 @@ def choose_tokenizer(args: argparse.Namespace) -> dict:
 
 
 def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Counter) -> dict:
-    """Write the bins of a corpus, by way of the folder CACHE; returns the facts for meta.json.
+    """Write the bins of a corpus and return the facts for meta.json; temporary files go to CACHE.
 
-    Files of both --text and --val are held out. Count in skipped, by reason, what is not read.
+    Files in both --text and --val are held out. skipped counts, by reason, what is not read.
     """
     import datasets
     seen = set()
@@ -160,7 +159,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Coun
 
 
 def write_toy(files: dict[str, Path], seed: int) -> dict:
-    """Write the bins of the toy world; returns the facts for meta.json, entropy included."""
+    """Write the bins of the toy world and return the facts for meta.json, with the entropy."""
     from datasets import Dataset
     stories, nats = zip(*toy_stories(seed, TOY_TRAIN + TOY_VAL))
     tokenizer = words_tokenizer(stories)
@@ -178,10 +177,10 @@ def write_toy(files: dict[str, Path], seed: int) -> dict:
 
 
 def write_data(folder: Path, args: argparse.Namespace, skipped: Counter) -> dict:
-    """Write the three files of data/NAME, each whole or not at all; returns the facts in meta.json.
+    """Write the three files of data/NAME, each whole or not at all; return what meta.json holds.
 
-    The last file here appears first. A run killed after it leaves checksums that do not fit the
-    other two, so train.py refuses them.
+    meta.json appears first. If a run is killed after that, its checksums do not fit the old bins,
+    so train.py refuses them.
     """
     with (atomic(folder / 'val.bin') as val,
           atomic(folder / 'train.bin') as train,
@@ -223,21 +222,21 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     vocabulary.add_argument(
         '--like', metavar='MODEL',
         help='use the tokenizer of the model to fine-tune: --like english, or a checkpoint, '
-             'folder or Hub name; or your own tokenizer.json')
+             'folder or Hub name, or your own tokenizer.json')
     add('--seed', type=number(int, 0), metavar='S', default=0,
         help='random seed for the toy world and the split [0]')
-    add('--overwrite', action='store_true', help='replace the three files in data/NAME')
+    add('--overwrite', action='store_true', help='replace these three files in data/NAME')
     flags = parser.parse_args(argv)
     if flags.name == 'toy' and (flags.text or flags.hub or flags.val or flags.like or flags.merges):
         parser.error('toy takes no --text, --hub, --val, --like or --merges')
     if flags.name not in ('toy', 'openwebtext') and not (flags.text or flags.hub):
-        parser.error(f'NAME is {flags.name!r}; any name but toy and openwebtext needs '
+        parser.error(f'NAME is {flags.name!r}; any name except toy and openwebtext needs '
                      '--text or --hub')
     return flags
 
 
 def run(argv: list[str]) -> None:
-    """Make data/NAME and print a summary. Nothing else in the folder is touched."""
+    """Make data/NAME and print a summary; other files in the folder are left alone."""
     args = parse_args(argv)
     skipped = Counter()
     folder = data_folder(args.name)

@@ -25,9 +25,9 @@ def load(name: str):
 def save(model, encoding, folder) -> None:
     """Export a model and its tiktoken.Encoding to a new folder, which load and transformers read.
 
-    UserError, before anything is written, for a model that could not be loaded again: of another
-    contextualizer, of another vocabulary than the encoding, or with a parameter that is not finite;
-    and for an encoding that cuts texts neither as GPT-2 does nor into words.
+    Raises UserError, and writes nothing, if the model could not be loaded again: its contextualizer
+    is not a GPT-2, its vocabulary is not the encoding's, a parameter is not finite, or the encoding
+    cuts texts neither as GPT-2 does nor into words.
 
     >>> save(model, encoding, 'edited')
     >>> model, encoding = load('edited')

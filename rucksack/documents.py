@@ -23,27 +23,27 @@ LARGEST = 2**31 - 2  # bytes of a document, by pyarrow's limit
 
 
 class Skipped(str):
-    """Why something is not read."""
+    """The reason why a file or document is not read."""
 
 
 Texts = Iterator[str | Skipped | None]  # of documents; None or '' for an empty one
 
 
 def open_unpacked(path: str, file=None):
-    """Open a path to read its bytes, or those packed in a .gz or .xz, which may be open as file."""
+    """Open a path, or a file already open, to read its bytes; .gz and .xz are unpacked."""
     opener = {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix.lower(), open)
     return opener(file or path, 'rb')
 
 
 def decoded(content: bytes) -> str:
-    """Decode UTF-8, with \\n at the end of each line; ValueError for NULs."""
+    """Decode UTF-8 and turn \\r\\n into \\n; raises ValueError for NULs."""
     if b'\0' in content:
         raise ValueError('it holds NULs, as UTF-16 does; save it as UTF-8')
     return content.decode('utf-8-sig').replace('\r\n', '\n')
 
 
 # -----------------------------------------------------------------------------
-# Rows with fields, one of which holds the text.
+# Rows with fields; one field holds the text.
 
 
 def texts_of_rows(rows: Iterable, field: str) -> Texts:
@@ -191,18 +191,18 @@ def why_skipped(name: str, is_file: bool, is_known: object) -> str:
 
 
 def files_in(paths: list[str], seen: set, skipped: Counter) -> list[str]:
-    """List the given files and all files below the given folders, but none that is in seen.
+    """List the given files and all files below the given folders, except those in seen.
 
-    Count those skipped. UserError for a path that does not exist, or if there is no file at all.
+    skipped counts the others. Raises UserError if a path does not exist, or if no file is left.
     """
     files = []
     for path in map(os.path.expanduser, paths):
         if os.path.exists(path):
             files += sorted(files_at(path, seen, skipped))
         else:
-            raise UserError(f'there is no file {path}; give {FORMATS}')
+            raise UserError(f'{path} does not exist; give {FORMATS}')
     if paths and not files:
-        raise UserError(f'there is no new file in {", ".join(paths)}; give {FORMATS}')
+        raise UserError(f'there are no files to read in {", ".join(paths)}; give {FORMATS}')
     return files
 
 
@@ -236,7 +236,7 @@ def counted(skipped: Counter) -> str:
 def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
     """Read the texts of all sources into a datasets.Dataset with one column, text.
 
-    Its file is in the folder cache. Count documents without text in skipped.
+    The Dataset is stored in the folder cache. skipped counts documents without text.
     """
     from datasets import Dataset, Features, Value
 

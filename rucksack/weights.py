@@ -82,7 +82,7 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
 
 
 def find(source: str | Path) -> Path:
-    """Find the checkpoint or folder of published weights that a source names; may download it."""
+    """Find the checkpoint or folder of weights that a source names; download it if need be."""
     source = str(source)
     path = BUNDLED.get(source, Path(source))
     if source in BUNDLED and Path(source).exists():
@@ -93,12 +93,12 @@ def find(source: str | Path) -> Path:
         return path
     if re.fullmatch(HUB_NAME, source) and not path.exists():
         return download(source)
-    raise UserError(f'no weights in {source!r}; give a checkpoint, the folder of a run in out/, '
+    raise UserError(f'{source!r} has no weights; give a checkpoint, the folder of a run in out/, '
                     'an exported folder, a name on the Hugging Face Hub, or english')
 
 
 def download(name: str) -> Path:
-    """Fetch from the Hugging Face Hub what the cache lacks; returns the folder in the cache."""
+    """Download what the Hugging Face cache lacks of a repository; return its folder there."""
     config = fetch(name, 'config.json')
     if config is None:
         raise UserError(f'{name} has no config.json')
@@ -236,7 +236,7 @@ def to_published_names(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, T
 def to_our_names(state: dict[str, Tensor], transposed: tuple) -> dict[str, Tensor]:
     """Rename weights to our names, and transpose those with the given prefixes.
 
-    ValueError if copies of tied weights differ.
+    Raises ValueError if copies of tied weights differ.
     """
     names = {theirs: ours for ours, theirs in NAMES.items()}
     own = {}
@@ -284,7 +284,7 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
 
 
 def config_from_json(settings: dict, tokenizer: dict | None) -> Config:
-    """Make our config for a config.json; ValueError if it describes a different architecture."""
+    """Make our Config from a config.json; raises ValueError for another architecture."""
     for name, allowed in FIXED.items():
         if settings.get(name, allowed[0]) not in allowed:
             raise ValueError(f'its {name} is {settings[name]}; it must be {allowed[0]}')
@@ -295,9 +295,9 @@ def config_from_json(settings: dict, tokenizer: dict | None) -> Config:
 
 
 def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
-    """Return how many rows of the embedding matrix are ids, those of the tokenizer if there is one.
+    """Count the rows of the embedding matrix that are ids; the others are padding.
 
-    Without a tokenizer, rows beyond GPT-2's ids are padding if they are few, as in backpack-gpt2.
+    Without a tokenizer, up to 255 rows beyond GPT-2's ids count as padding, as in backpack-gpt2.
     """
     if tokenizer:
         return min(rows, vocab_size(tokenizer))
@@ -330,9 +330,9 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
            dtype: torch.dtype = torch.float32) -> None:
     """Write a Backpack in the format of stanfordnlp/backpack-gpt2, a Transformer in gpt2's.
 
-    tokenizer is a description, as from_pretrained returns it; weights are written in dtype.
-    UserError if the folder holds files or cannot be made, or if the contextualizer is no GPT-2. The
-    published code itself can load a Backpack only if sense_hidden is 4 * n_embd.
+    tokenizer is a description, as from_pretrained returns it; weights are written in dtype. Raises
+    UserError if the folder holds files or cannot be made, or if the contextualizer is not a GPT-2.
+    The published code can load a Backpack only if sense_hidden is 4 * n_embd.
     """
     c = model.config
     folder = Path(folder)
