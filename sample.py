@@ -54,8 +54,8 @@ def make_parser() -> Parser:
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
     add('--start', metavar='TEXT', type=parse_prompt, **LISTS,
-        help='the prompt, or @FILE with one prompt per line; with --words, {} stands for each of '
-             f'them [{PROMPT}]')
+        help='the prompt, or @FILE with one prompt per line; with --words, {} stands for each '
+             f'word [{PROMPT}]')
     add('--words', metavar='LIST', type=word_list, **LISTS,
         help='words for {} in --start, and for --find A/B: nurse,teacher,guard or @nouns.txt')
     add('--num-samples', metavar='N', type=number(int, 0), default=2,
@@ -67,12 +67,12 @@ def make_parser() -> Parser:
     add('--top-k', metavar='K', type=number(int, 1),
         help='sample only from the K likeliest tokens')
     add('--seed', metavar='S', type=number(int, 0), default=0,
-        help='random seed of text 1; text 2 has S + 1, and so on [0]')
+        help='random seed of text 1; text 2 uses S + 1, and so on [0]')
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision for generation and export [float32; bfloat16 when generating on CUDA]')
-    add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv odds.csv')
+    add('--csv', metavar='FILE', help='also write the tables to a .csv file: --csv odds.csv')
     add = parser.add_mutually_exclusive_group().add_argument
     add('--html', metavar='FILE',
         help='write a web page that runs the model, with a slider for each sense, and exit')
@@ -84,31 +84,31 @@ def make_parser() -> Parser:
 def add_groups(parser: Parser) -> None:
     """Declare the flags that look at senses, explain a prediction or edit senses."""
     add = parser.add_argument_group('look at senses (--show applies your edits)').add_argument
-    add('--show', metavar='WORD[:SENSES]', type=parse_show, **SEVERAL,
-        help='the words that each sense of WORD raises and lowers most')
+    add('--show', metavar='WORD[:SENSES]', type=parse_look, **SEVERAL,
+        help='the ten words that each sense of WORD raises and lowers most')
     add('--find', metavar='A/B|A+B', type=parse_find, **SEVERAL,
-        help='senses that best separate A from B (or the pairs in @FILE, one A/B per line), or '
-             'favour A and B (Eq. 17); with --words, how far each sense of these words separates '
-             'A from B')
+        help='the senses that best separate A from B (or the pairs in @FILE, one A/B per line); '
+             'with --words, how far each sense of these words separates them; A+B: the senses '
+             'that favour both words (Eq. 17)')
     add('--similar', metavar='WORD', **SEVERAL,
         help='the words most like WORD in each sense (Eq. 13, Eq. 14)')
     add = parser.add_argument_group('explain the prediction after the prompt').add_argument
     add('--explain', metavar='WORD|A/B', type=parse_words, nargs='?', const=[],
-        help='what each sense of each token adds to the logit of WORD [the likeliest], or to '
-             'the logit of A minus the logit of B')
+        help='what each sense of each token adds to the logit of WORD [the likeliest word], or '
+             'to the logit of A minus the logit of B')
     add('--probs', metavar='LIST', type=word_list, **LISTS,
-        help='the probability of these words, before and after edits, one row per prompt: she,he')
+        help='the probability of these words before and after edits, one row per prompt: she,he')
     add('--sweep', metavar='WORD[:SENSES]', type=parse_look, **SEVERAL,
-        help='the next words as these senses are scaled from 0 to 1 (Figure 3)')
+        help='the next words while these senses are scaled from 0 to 1 (Figure 3)')
     add = parser.add_argument_group('edit senses, in the order given', EDIT_HELP).add_argument
     add('--edit', '--senses-off', dest='edits', metavar='LINE', **SEVERAL, help='change senses')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line; UserError for a bad value, or flags that do not fit together.
+    """Parse the command line; raises UserError for bad values and flags that exclude each other.
 
-    Adds to the flags: changes, parsed from the lines of edits; needs_senses, whether only a
-    Backpack can do what is asked; is_look, whether only tables are asked for.
+    Adds three attributes: changes (the parsed lines of --edit), needs_senses (whether the command
+    needs a Backpack) and is_look (whether it prints only tables).
     """
     parser = make_parser()
     flags = parser.parse_args(argv)
@@ -138,18 +138,10 @@ def parse_prompt(text: str) -> list[str]:
 
 
 def parse_look(text: str) -> SensesOf:
-    """Parse WORD:SENSES, or WORD for all its senses; UserError for a list or a factor."""
+    """Parse WORD:SENSES, or WORD for all its senses; raises UserError for a list or a factor."""
     look = parse_senses(text) if ':' in text else SensesOf(text, [], text=text)
     if look.factor or word_list(look.word) != [look.word]:
         raise UserError(f'{text!r} is not WORD or WORD:SENSES; give one word, and no factor')
-    return look
-
-
-def parse_show(text: str) -> SensesOf:
-    """Parse WORD or WORD:SENSES; UserError for *, as the senses of each word raise others."""
-    look = parse_look(text)
-    if look.word == '*':
-        raise UserError(f'{text!r}: * is every word, and each has senses of its own; give one word')
     return look
 
 
@@ -190,15 +182,11 @@ def read_prompts(starts: list[str], words: list[str], loaded: LoadedModel
 
 
 def warnings(scaled: list, loaded: LoadedModel, texts: list[Tensor]) -> list[str]:
-    """Say which words of edits and sweeps no prompt has, or has inside longer words."""
-    absent = []
-    longer = []
-    for word in dict.fromkeys(change.word for change in scaled if change.word != '*'):
-        touched, whole = count_word(word, loaded.encoding, texts)
-        if touched == 0:
-            absent.append(word)
-        if touched > whole:
-            longer.append(word)
+    """Say which words of edits and sweeps are in no prompt, or inside longer words of a prompt."""
+    words = dict.fromkeys(change.word for change in scaled if change.word != '*')
+    counts = {word: count_word(word, loaded.encoding, texts) for word in words}
+    absent = [word for word, (touched, _) in counts.items() if touched == 0]
+    longer = [word for word, (touched, whole) in counts.items() if touched > whole]
     lines = []
     if absent:
         lines.append(f'Not in any prompt, so without effect on the next word: {", ".join(absent)}')

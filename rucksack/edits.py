@@ -1,7 +1,7 @@
-"""One change a line: turn the lines that people type or keep in files into an edit of the senses.
+"""Turn lines such as nurse:10, typed or in a file, into one edit of the senses.
 
-First, each line is parsed into changes, before a model is loaded. Then the model and its encoding
-turn words into ids and changes into one edit, in the order of the lines. FORMS are those of a line.
+Lines are parsed into changes before a model is loaded. Then the model and its encoding turn words
+into ids, and all changes into one edit, in the order of the lines. FORMS lists the forms of a line.
 """
 
 import re
@@ -40,19 +40,19 @@ from rucksack.words import (
     word_list,
 )
 
-WORD = r'([^:]*[^:\s]|:)'  # a colon begins what happens to it
+WORD = r'([^:]*[^:\s]|:)'  # it ends at the first colon
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
 LEARNED = rf'@(.+\.safetensors)\s*(?:=\s*(-?{NUMBER}))?'
 FORMS = {  # form of a line -> what it does
     'nurse:10': 'turn sense 10 of nurse off',
     'nurse,teacher:3-5,10=0.5': 'multiply senses by 0.5',
-    'nurse:she/he': 'the sense that most separates she from he after the prompt',
-    '*:3': 'sense 3 of every word',
+    'nurse:she/he': 'turn off the sense that most separates she from he after the prompt',
+    '*:3': 'turn off sense 3 of every word',
     'MacBook: Apple -> HP': 'give HP what MacBook gave Apple',
     'topic music=2': 'turn up the senses that favour a topic of Table 10',
-    'topic jazz, piano': 'or words; strength 0 to 3 [2], or four factors',
-    '@FILE.safetensors=0.5': 'an edit that edit.py learned, times 0.5 [1]',
-    '@FILE': 'a file with one LINE per line; @FILE:10 lists words'}
+    'topic jazz, piano': 'the same for words; strength 0 to 3 [2], or four factors',
+    '@FILE.safetensors=0.5': 'apply an edit learned by edit.py, times 0.5 [1]',
+    '@FILE': 'a file with one LINE per line; @FILE:10 has one word per line'}
 
 
 # -----------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class SensesOf:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A word that should give new what it gave old; all three are words."""
+    """A word that should give the word new what it gave the word old."""
 
     word: str
     old: str
@@ -115,7 +115,7 @@ def parse_lines(lines: list[str]) -> list[Change]:
 
 
 def parse_line(line: str) -> list[Change]:
-    """Parse a line into one change for each of its words; UserError lists the forms of a line."""
+    """Parse a line into one change for each of its words; raises UserError for any other form."""
     of_file = re.fullmatch(LEARNED, line)
     if of_file:
         path, factor = of_file.groups('1')
@@ -137,9 +137,9 @@ def parse_line(line: str) -> list[Change]:
 
 
 def parse_senses(text: str) -> SensesOf:
-    """Parse WORD:SENSES or WORD:SENSES=FACTOR; UserError lists the forms of a line.
+    """Parse WORD:SENSES or WORD:SENSES=FACTOR; raises UserError with the forms of a line.
 
-    *:A/B is refused, as the sense differs by word.
+    Refuses *:A/B, because the sense differs between words.
     """
     span = '[0-9]{1,4}(?:-[0-9]{1,4})?'
     which = rf'{span}(?:\s*,\s*{span})*|[^/]+/[^/]+?'
@@ -154,7 +154,7 @@ def parse_senses(text: str) -> SensesOf:
 
 
 def parse_span(text: str) -> range:
-    """Parse the sense numbers in 3 or 3-5; UserError for 5-3."""
+    """Parse the sense numbers in 3 or 3-5; raises UserError for 5-3."""
     first, _, last = text.partition('-')
     numbers = range(int(first), int(last or first) + 1)
     if not numbers:
@@ -218,8 +218,8 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
               prompts: Collection[Tensor] = ()) -> tuple[Edit, list[str]]:
     """Make one edit that applies changes in order; also returns a sentence about each.
 
-    prompts, ids (1, T) each, choose the sense in nurse:she/he; without them, it is the one that
-    separates most at weight 1.
+    prompts, ids (1, T) each, determine the sense in nurse:she/he. Without them, it is the one that
+    separates the two words most at weight 1.
     """
     steps = []
     sentences = []
@@ -250,9 +250,9 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
 
 
 def count_word(word: str, encoding: Encoding, prompts: Collection[Tensor]) -> tuple[int, int]:
-    """Count how often an edit of a word touches prompts, ids (1, T) each.
+    """Count the places in prompts, ids (1, T) each, that an edit of a word touches.
 
-    The second number counts whole words; an edit of land touches Finland if its tokens are Fin and
+    The second number counts whole words. An edit of land touches Finland if its tokens are Fin and
     land.
     """
     ids = edit_targets(encoding, word)

@@ -11,6 +11,7 @@ from torch import Tensor
 from rucksack import senses
 from rucksack.cli import progress
 from rucksack.edits import SensesOf, find_senses
+from rucksack.errors import UserError
 from rucksack.loaded import LoadedModel
 from rucksack.model import Backpack
 from rucksack.senses import Edit
@@ -53,7 +54,12 @@ def word_and_score(pair: tuple[str, float]) -> str:
 
 
 def show(loaded: LoadedModel, chosen: SensesOf, prompts: Prompts) -> Table:
-    """Show the words that senses of a word move most (Tables 1, 3), after the model's edit."""
+    """Show the words that senses of a word move most (Tables 1, 3), after the model's edit.
+
+    Raises UserError for *, because each word has senses of its own.
+    """
+    if chosen.word == '*':
+        raise UserError(f'--show {chosen.text!r}: * is every word; give one')
     model = loaded.model
     encoding = loaded.encoding
     _, numbers, _ = find_senses(chosen, model, encoding, [idx for _, idx in prompts])
@@ -72,8 +78,8 @@ def show(loaded: LoadedModel, chosen: SensesOf, prompts: Prompts) -> Table:
 def separate(loaded: LoadedModel, text: str, pairs: Pairs) -> Table:
     """Rank senses by how strongly they separate pairs of words, on average over the vocabulary.
 
-    A long sense separates any two words by many logits. So senses are ranked by the ratio of this
-    mean to their spread, the standard deviation of what they add to the logits of all words.
+    A long sense separates any two words by many logits. So we divide this mean by the sense's
+    spread, the standard deviation of what it adds to the logits of all words.
     """
     model = loaded.model
     E = model.wte.weight[:loaded.config.n_vocab]  # (V, d)
@@ -125,7 +131,7 @@ def separation_of(loaded: LoadedModel, pairs: Pairs) -> Callable:
 
 
 def speak_for(loaded: LoadedModel, words: list[str]) -> Table:
-    """Find the senses that most favour a bag of words (Eq. 17), and what they raise."""
+    """Find the senses that most favour a bag of words (Eq. 17), and the words they raise."""
     model = loaded.model
     bag = bag_ids(loaded.encoding, words)
     scores, = scores_of_bags(model, [bag])  # (V, k)
@@ -142,7 +148,7 @@ def speak_for(loaded: LoadedModel, words: list[str]) -> Table:
 
 
 def similar(loaded: LoadedModel, word: str) -> Table:
-    """Find the words most like a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
+    """Find the words most similar to a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
     w = word_id(loaded.encoding, word)
     cosines = over_vocabulary(loaded.model, senses.similarity, w=w)  # (V, k)
     cosines[w] = -1  # a word is not its own neighbour
@@ -166,9 +172,9 @@ def shortened(text: str) -> str:
 
 
 def probabilities(loaded: LoadedModel, prompts: Prompts, words: list[str]) -> Table:
-    """Show the probability that each word comes next, one row per prompt, also after the edit.
+    """Show the probability of each word as the next one, before and after the edit.
 
-    Two words also get their log odds, ln(p(first) / p(second)).
+    Each prompt has a row. Two words also get their log odds, ln(p(first) / p(second)).
     """
     ids = word_ids(loaded.encoding, words)
     edits = {'': None}
@@ -195,7 +201,7 @@ def probabilities(loaded: LoadedModel, prompts: Prompts, words: list[str]) -> Ta
 
 def next_words(loaded: LoadedModel, title: str, idx: Tensor, edits: dict[str, Edit | None]
                ) -> Table:
-    """Find the likeliest next words under some edits; the first and the last edit get bars."""
+    """Find the likeliest next words under each edit. The first and last edits get bars."""
     probs = senses.probs_under(loaded.model, idx, edits.values())[:, 0]  # (edits, V)
     ids = probs.amax(0).topk(12).indices  # (12,)
     words = token_texts(loaded.encoding, ids.tolist())
@@ -211,7 +217,7 @@ def before_and_after(loaded: LoadedModel, idx: Tensor) -> Table:
 
 
 def sweep(loaded: LoadedModel, scaled: SensesOf, idx: Tensor, prompts: Prompts) -> Table:
-    """Show the next words as senses go from off to full weight, on top of the edit (Figure 3)."""
+    """Show the next words while senses are scaled from 0 to 1, after the edit (Figure 3)."""
     texts = [text for _, text in prompts]
     words, numbers, what = find_senses(scaled, loaded.model, loaded.encoding, texts)
     edits = {}
@@ -241,9 +247,9 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
 
 
 def explanation(loaded: LoadedModel, words: list[str], idx: Tensor) -> Table:
-    """List all terms alpha * C . E of the logit of A, or of A minus B's, after the loaded's edit.
+    """List all terms alpha * C . E of the logit of A, or of A minus B, after the model's edit.
 
-    The table prints the largest 15. words are [A], [A, B], or [] for the likeliest word.
+    Prints the largest 15. words are [A], [A, B], or [] for the likeliest word.
     """
     model = loaded.model
     probs = senses.next_word_probs(model, idx, loaded.edit)[0]  # (V,)

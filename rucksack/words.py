@@ -1,4 +1,4 @@
-"""What people type as words: lists, bags and pairs of words, prompts; and the ids of all these.
+"""Parse what people type (words, lists, pairs, bags, prompts) and find its token ids.
 
 Where a flag takes a word, it also takes a list: a,b,c, or @FILE with one word per line.
 """
@@ -23,7 +23,7 @@ PROMPT = 'When the nurse came into the room,'
 # Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese: scripts without spaces between words.
 WITHOUT_SPACES = ('[\u0e00-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef'
                   '\U00020000-\U0003ffff]')
-IDS_AT_ONCE = 128  # for Eq. 17 of Small, the senses of these have 103M logits
+IDS_AT_ONCE = 128  # for Eq. 17 of Small, their senses have 103M logits
 
 
 # -----------------------------------------------------------------------------
@@ -31,9 +31,9 @@ IDS_AT_ONCE = 128  # for Eq. 17 of Small, the senses of these have 103M logits
 
 
 def read_lines(text: str, has_comments: bool = True) -> list[str]:
-    """Read the lines of the file in @FILE, without blank ones; UserError if there are none.
+    """Read the lines of the file in @FILE, without blank ones; raises UserError if none is left.
 
-    With has_comments, lines that begin with # are left out too.
+    With has_comments, skips lines that begin with #.
     """
     path = text.removeprefix('@')
     with user_errors(text, '@FILE must be a text file, one item per line'):
@@ -47,9 +47,9 @@ def read_lines(text: str, has_comments: bool = True) -> list[str]:
 
 
 def word_list(text: str) -> list[str]:
-    """List the words in a,b,c or @FILE, each once; a text with an empty part is one word.
+    """List the words in a,b,c or @FILE, each once. A text with an empty part is one word.
 
-    UserError for an empty text.
+    Raises UserError for an empty text.
     """
     if not text.strip():
         raise UserError(f'{text!r} has no words; give some, as in she,he')
@@ -86,7 +86,7 @@ def token_texts(encoding: Encoding, ids: list[int]) -> list[str]:
 
 
 def quoted(encoding: Encoding, ids: list[int]) -> str:
-    """Write ids as tokens for people to read: in quotes, with control characters escaped."""
+    """Write tokens for people to read: in quotes, with control characters escaped."""
     return ' + '.join(map(repr, token_texts(encoding, ids)))
 
 
@@ -165,14 +165,13 @@ def count_whole(word: str, text: str) -> int:
 
 
 def read_prompt(start: str, encoding: Encoding, block_size: int) -> tuple[list[int], list[str]]:
-    """Encode a prompt: its last block_size ids (end-of-text if there are none), and notices."""
+    """Encode a prompt; returns its last block_size ids (end-of-text if it has none) and notices."""
     ids = encode(encoding, start) or [encoding.eot_token]
     notices = []
     if len(ids) > block_size:
         notices.append(f'The prompt has {len(ids)} tokens; the model reads the last {block_size}.')
     if start.endswith(' '):
-        notices.append('The prompt ends in a space, and the next word would begin with a second '
-                       'one: drop it.')
+        notices.append('The prompt ends in a space; drop it: the next word begins with one.')
     return ids[-block_size:], notices
 
 
@@ -188,7 +187,7 @@ def over_vocabulary(model: Backpack, score: Callable[..., Tensor], **options) ->
 
 
 def scores_of_bags(model: Backpack, bags: list[list[int]]) -> Tensor:
-    """Compute Eq. 17 for all ids, (bags, V, k); in bfloat16 for many ids, if fast."""
+    """Compute Eq. 17 for all ids, (bags, V, k); in bfloat16 for many ids, if that is fast."""
     device = model.wte.weight.device
     is_large = model.config.n_vocab > 1 << 14
     in_bfloat16 = is_large and bfloat16_unit(str(device)) is not None
