@@ -166,7 +166,7 @@ def test_copies_of_held_out_documents_are_counted(capsys):
         make(name, '--text', f'{name}.jsonl', '--val', 'val.jsonl')
     first, second = capsys.readouterr().out.split('data/a:')
     assert 'held out:' not in first
-    assert '1 documents' in second
+    assert '\n1 documents to train on' in second
 
 
 def test_a_full_disk_is_not_the_fault_of_the_text(monkeypatch, capsys):
