@@ -74,8 +74,7 @@ class Settings:
     log_interval: int = setting(10, 'steps between log lines', low=1)
     wandb_log: bool = setting(False, 'log to Weights & Biases too, in the project WANDB_PROJECT')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
-    dtype: str = setting('auto', 'auto (bfloat16 where it is fast), float32 or bfloat16',
-                         choices=('auto', 'float32', 'bfloat16'))
+    dtype: str = setting('auto', 'auto: bfloat16 if fast', choices=('auto', 'float32', 'bfloat16'))
     compile: bool = setting(True, 'use torch.compile, on CUDA and on CPUs with a C++ compiler')
     seed: int = setting(1337, 'random seed for parameters, data order and dropout')
 
@@ -312,8 +311,9 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     except (FloatingPointError, OSError) as error:  # a number is not finite, or the disk is full
         complain('train.py', f'{error}; {out}/ckpt.pt is from step {saved_step}')
         return 1
-    finally:
+    finally:  # a notebook goes on
         forget_signals()
+        torch.use_deterministic_algorithms(False)
     if stop:
         print(f'stopped at step {step}; continue with --init_from=resume --out_dir={out}')
         return 128 + stop

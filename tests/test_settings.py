@@ -7,6 +7,7 @@ import pytest
 from helpers import ROOT, SIZES, SMALL, error_of
 
 from rucksack import train
+from rucksack.cli import Parser
 from rucksack.settings import parse_settings
 from rucksack.start import config_for, out_dir_of
 from rucksack.train import Settings
@@ -53,6 +54,17 @@ def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
     assert 'b.py' in error_of(train, capsys, *SMALL, 'b.py')
     assert not Path('marker').exists()
     assert not Path('out').exists()
+
+
+def test_a_tilde_is_the_home_folder_but_in_a_text():
+    """After = and @, where a shell leaves it alone; a prompt may begin with ~/."""
+    parser = Parser()
+    parser.add_argument('--file')
+    parser.add_argument('--start', metavar='TEXT')
+    home = str(Path.home())
+    assert vars(parser.parse_args(['--file=~/x', '--start=~/x'])) == {
+        'file': f'{home}/x', 'start': '~/x'}
+    assert parser.parse_args(['--file', '@~/x']).file == f'@{home}/x'
 
 
 @pytest.mark.parametrize('model, end', [('backpack', ''), ('gpt', '_gpt')])

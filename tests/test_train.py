@@ -169,6 +169,16 @@ def test_a_resumed_run_keeps_its_settings_and_its_data(tiny, capsys):
     assert checkpoint()['step'] == 2
 
 
+def test_a_command_can_be_repeated_to_resume(tiny):
+    """Also with -1 and auto, which the run has resolved; a torn last row of the log is dropped."""
+    run = [*SMALL, '--warmup_iters=-1', '--dtype=auto', '--eval_interval=9']
+    train.main([*run, '--max_iters=2'])
+    with open('out/run/log.csv', 'a') as file:
+        file.write('1')  # of a row of step 15, say
+    train.main([*run, '--max_iters=3', '--init_from=resume'])
+    assert [row['step'] for row in log()] == ['0', '1', '2', '2', '3', '3']
+
+
 def test_a_config_gives_a_resumed_run_its_name_alone(tiny):
     """The settings in it, changed since or not, do not reach the run; flags that steer it do."""
     Path('train_run.py').write_text('max_iters = 9\nlearning_rate = 5.0\nn_layer = 7\n')
@@ -209,6 +219,20 @@ def test_init_from_starts_with_the_weights_and_their_sizes(kind, is_exported, ti
     assert first['val_loss'] == evaluations('out/run')[-1]['val_loss']
     sizes = checkpoint('out/run')['model_config']
     assert checkpoint('out/tuned')['model_config'] == sizes | {'dropout': 0.3}
+
+
+def test_a_given_transformer_has_a_folder_of_its_own(tiny):
+    """Without out_dir it goes to out/NAME_gpt, as with --model=gpt: out/NAME is a Backpack's."""
+    train_a_run('gpt')
+    tune = [word for word in TUNE if not word.startswith('--out_dir')]
+    train.main([*tune, '--init_from=out/run'])
+    assert checkpoint('out/tiny_gpt')['model_config']['n_sense'] == 0
+    assert not Path('out/tiny').exists()
+
+
+def test_a_run_in_which_nothing_would_learn_is_refused(tiny, capsys):
+    """A Transformer has no senses, which alone learn with loaded_lr=0."""
+    assert 'loaded_lr' in error_of(train, capsys, *SMALL, '--model=gpt', '--loaded_lr=0')
 
 
 NEW_SENSES = ['--model=backpack', '--n_sense=2', '--sense_hidden=24']
@@ -286,6 +310,15 @@ def test_several_processes_train_as_one(n, tiny, in_float64):
         assert_close_runs('out/one', 'out/all')
 
 
+@pytest.mark.parametrize('env, fact', [
+    ({'WORLD_SIZE': '2'}, 'RANK'), ({'RANK': '1', 'LOCAL_RANK': '1'}, 'n_head')])
+def test_variables_of_a_cluster_are_not_torchruns(env, fact, tiny, capsys, monkeypatch):
+    """WORLD_SIZE alone is refused; where the ranks stand alone, errors are said as ever."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert fact in error_of(train, capsys, *SMALL, '--n_head=5')
+
+
 @pytest.mark.parametrize('given, steps', [('-1', 2), ('0', 0), ('3', 3)])
 def test_warmup_iters_is_5_percent_of_the_steps_unless_given(given, steps, tiny):
     """It is resolved once: a resumed run that goes on for longer keeps it."""
@@ -314,6 +347,12 @@ def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
     assert [int(row['tokens']) for row in log()] == [32 * int(step) for step, _ in steps]
     assert log()[2]['learning_rate'] == '0.0031'
     assert log()[2]['muon_lr'] == ''
+
+
+def test_a_run_leaves_torch_as_it_was(tiny):
+    """A notebook that trains goes on with the algorithms it had."""
+    train.main([*SMALL, '--max_iters=0'])
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_keep_every_keeps_weights_and_changes_no_run(tiny):
