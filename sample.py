@@ -54,8 +54,8 @@ def make_parser() -> Parser:
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
     add('--start', metavar='TEXT', type=parse_prompt, **LISTS,
-        help='the prompt, or @FILE with one prompt per line; with --words, {} stands for each '
-             f'word [{PROMPT}]')
+        help='the prompt, or @FILE with one prompt per line (a line may begin with @); {} stands '
+             f'for each of --words, or for itself without --words [{PROMPT}]')
     add('--words', metavar='LIST', type=word_list, **LISTS,
         help='words for {} in --start, and for --find A/B: nurse,teacher,guard or @nouns.txt')
     add('--num-samples', metavar='N', type=number(int, 0), default=2,
@@ -83,7 +83,7 @@ def make_parser() -> Parser:
 
 def add_groups(parser: Parser) -> None:
     """Declare the flags that look at senses, explain a prediction or edit senses."""
-    add = parser.add_argument_group('look at senses (--show applies your edits)').add_argument
+    add = parser.add_argument_group('look at senses (only --show applies edits)').add_argument
     add('--show', metavar='WORD[:SENSES]', type=parse_look, **SEVERAL,
         help='the ten words that each sense of WORD raises and lowers most')
     add('--find', metavar='A/B|A+B', type=parse_find, **SEVERAL,

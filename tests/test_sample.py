@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from rucksack import sample
 from rucksack.cli import printable
+from rucksack.sample_tables import separate
 from rucksack.senses import (
     STRENGTHS,
     Edit,
@@ -297,6 +298,15 @@ def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
             row += [world.word(w), apart[w, l].item()]
         expected.append(row)
     assert_same(ask(capsys, '--find', 'she/he')['find she/he'], expected)
+
+
+def test_find_ranks_the_sense_of_a_model_of_width_1():
+    """There the covariance of embeddings is a number, and the spread |C| times their deviation."""
+    loaded = toy_loaded(k=1, n_embd=1, n_head=1)
+    E = loaded.model.wte.weight.detach()  # (V, 1)
+    C = loaded.model.senses(torch.arange(len(E)))  # (V, 1, 1)
+    (_, mean_size, ratio, *_), = separate(loaded, 'she/he', [('she', 'he')]).rows
+    assert mean_size / ratio == pytest.approx((C.abs().mean() * E.std()).item(), rel=1e-4)
 
 
 def test_find_has_the_senses_that_speak_for_a_bag(world, capsys):
