@@ -51,6 +51,8 @@ def load_run(s: Settings, typed: set[str]) -> tuple[dict, Settings]:
     path = Path(s.out_dir, 'ckpt.pt')
     checkpoint = load_file(path)
     hint = f'fine-tune its parameters with --init_from={path}'
+    if 'optimizers' not in checkpoint:
+        raise UserError(f'{path} has parameters alone; {hint}')
     with user_errors(path, hint):
         checkpoint['step'] = int(checkpoint['step'])
         free = typed & STEERING | {'out_dir', 'init_from', 'overwrite'}
