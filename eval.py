@@ -8,7 +8,7 @@ Without --baseline, it is the Transformer NAME_gpt beside the model NAME, if the
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from rucksack.paper.likelihood import (
     wikitext_table,
 )
 from rucksack.paper.similarity import similarity_table
-from rucksack.paper.topics import topic_table
+from rucksack.paper.topics import topic_tables
 from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.weights import BUNDLED
 
@@ -41,48 +41,36 @@ from rucksack.weights import BUNDLED
 
 @dataclass(frozen=True)
 class Kind:
-    """What eval.py knows of a table. make takes the models, then the values of its flags."""
+    """What eval.py knows of a table. make takes the models, then the values of its flags.
 
-    make: Callable[..., Table]
-    about: str                  # table of the paper, and contents, for --help
+    make returns the table or, if it takes long, yields it again after each row.
+    """
+
+    make: Callable[..., Table | Iterator[Table]]
+    number: str                 # of the paper's tables; eval.py all prints those that have one
+    about: str                  # contents, for --help
     flags: tuple[str, ...] = ('data',)  # those whose values make takes, in order
     needs_senses: bool = False  # the first model must be a Backpack; other tables take --edit
-    is_of_one: bool = False     # it is about one model, without a baseline
-    in_all: bool = True         # eval.py all prints it
 
 
 TABLES = {
-    'loss': Kind(
-        loss_table,
-        'Tables 2, 8 perplexity on held-out text'),
-    'lambada': Kind(
-        lambada_table,
-        'Table 2     predicting the last word of a passage'),
-    'wikitext': Kind(
-        wikitext_table,
-        "Table 2     perplexity per word of WikiText's raw test set"),
-    'blimp': Kind(
-        blimp_table,
-        'Table 2     choosing the grammatical one of two sentences'),
+    'loss': Kind(loss_table, 'Tables 2, 8', 'perplexity on held-out text'),
+    'lambada': Kind(lambada_table, 'Table 2', 'predicting the last word of a passage'),
+    'wikitext': Kind(wikitext_table, 'Table 2', "perplexity per word of WikiText's raw test set"),
+    'blimp': Kind(blimp_table, 'Table 2', 'choosing the grammatical one of two sentences'),
     'examples': Kind(
-        examples_table,
-        '            how far texts do what examples wish for (edit.py), from --data FILE',
-        flags=('data', 'wish', 'threshold'), in_all=False),
+        examples_table, '', 'how far texts do what examples wish for (edit.py), from --data FILE',
+        flags=('data', 'wish', 'threshold')),
     'similarity': Kind(
-        similarity_table,
-        'Table 4     word similarity, by each sense',
-        needs_senses=True),
+        similarity_table, 'Table 4', 'word similarity, by each sense', needs_senses=True),
     'gender': Kind(
-        gender_table,
-        'Table 5     she or he after a role noun, with and without a sense'),
+        gender_table, 'Table 5', 'she or he after a role noun, with and without a sense'),
     'topic': Kind(
-        topic_table,
-        'Table 12    topic control, compared with PPLM on the Transformer',
+        topic_tables, 'Table 12', 'topic control, compared with PPLM on the Transformer',
         flags=('texts', 'length', 'step_sizes'), needs_senses=True),
     'senses': Kind(
-        senses_table,
-        '            the loss on a text without each sense, and its part in the sum',
-        needs_senses=True, is_of_one=True, in_all=False)}
+        senses_table, '', 'the loss on a text without each sense, and its part in the sum',
+        needs_senses=True)}
 
 
 # -----------------------------------------------------------------------------
@@ -112,7 +100,8 @@ def shared_flags() -> Parser:
 
 def make_parser() -> Parser:
     """Declare the flags that all tables share, and those of each table."""
-    listed = '\n'.join(f'    {name:<12} {kind.about}' for name, kind in TABLES.items())
+    listed = '\n'.join(f'    {name:<12} {kind.number:<11} {kind.about}'
+                       for name, kind in TABLES.items())
     parser = Parser(prog='eval.py', description=f'{__doc__}\n{listed}',
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(runs=[], edits=None)
@@ -146,32 +135,43 @@ def make_parser() -> Parser:
     return parser
 
 
-def load_models(args: argparse.Namespace, takes_baseline: bool) -> list[LoadedModel]:
-    """Load the runs named, or the model of --from and a baseline; add the first under edits.
-
-    UserError if the baseline is a Backpack or has other tokens.
-    """
+def load_models(args: argparse.Namespace) -> list[LoadedModel]:
+    """Load the runs named, or the model of --from and a baseline; add the first under edits."""
     load = partial(load_model, device=args.device, dtype=args.dtype)
     models = [load(name) for name in args.runs or [args.source]]
-    own = models[0]
-    name = args.baseline or f'{own.name.rstrip("/")}_gpt'
-    exists = args.baseline or name in BUNDLED or Path(name).exists()
-    if exists and takes_baseline and not args.runs:
-        baseline = load(name)
-        if baseline.config.n_sense:
-            raise UserError(f'{name} is a Backpack; --baseline takes a Transformer')
-        if baseline.tokenizer != own.tokenizer:
-            raise UserError(f'{name} and {own.name} have different vocabularies; '
-                            'choose another --baseline')
-        models.append(baseline)
+    if not args.runs and args.table != 'senses':
+        models += load_baseline(models[0], args.baseline, load)
     if args.edits:
         prompts = []
         if args.table == 'gender':
-            prompts = estimation_prompts(own, args.data)
+            prompts = estimation_prompts(models[0], args.data)
         if args.table == 'examples':
-            prompts = [example.prompt for example in examples_for(own, args.data, args.wish)]
-        models.insert(1, under_edit(own, args.edits, prompts))
+            prompts = [example.prompt for example in examples_for(models[0], args.data, args.wish)]
+        models.insert(1, under_edit(models[0], args.edits, prompts))
     return models
+
+
+def load_baseline(own: LoadedModel, name: str | None, load: Callable) -> list[LoadedModel]:
+    """Load the Transformer to compare with; UserError for a Backpack or other tokens.
+
+    Without a name it is NAME_gpt, which is left out with a line if it cannot be used.
+    """
+    beside = f'{own.name.rstrip("/")}_gpt'
+    if name is None and beside not in BUNDLED and not Path(beside).exists():
+        return []
+    try:
+        baseline = load(name or beside)
+        if baseline.config.n_sense:
+            raise UserError(f'{baseline.name} is a Backpack; --baseline takes a Transformer')
+        if baseline.tokenizer != own.tokenizer:
+            raise UserError(f'{baseline.name} and {own.name} have different vocabularies; '
+                            'choose another --baseline')
+    except UserError as error:
+        if name:
+            raise
+        print(printable(f'No baseline: {error}'))
+        return []
+    return [baseline]
 
 
 def under_edit(loaded: LoadedModel, lines: list[str], prompts: list[list[int]]) -> LoadedModel:
@@ -190,17 +190,22 @@ def under_edit(loaded: LoadedModel, lines: list[str], prompts: list[list[int]]) 
     return replace(loaded, name=name, edit=edit, why=f'; {"; ".join(sentences)}')
 
 
-def make_table(name: str, models: list[LoadedModel], args: argparse.Namespace) -> Table:
-    """Make the table called name; UserError if the first model or the data are not for it."""
+def make_tables(name: str, models: list[LoadedModel], args: argparse.Namespace
+                ) -> Iterable[Table]:
+    """Make the table called name, perhaps again after each row.
+
+    UserError if the first model or the data are not for it.
+    """
     kind = TABLES[name]
-    if kind.needs_senses and models:
+    if kind.needs_senses:
         models[0].needs_senses(name)
     values = vars(args)
     has_its_own = name in ('loss', 'gender') or (name == 'similarity' and models[0].is_toy)
     if args.table == 'all' and has_its_own:
         values = values | {'data': None}  # --data is for the English benchmarks
     options = [values[flag] for flag in kind.flags]
-    return kind.make(models, *options)
+    made = kind.make(models, *options)
+    return [made] if isinstance(made, Table) else made
 
 
 def run(argv: list[str]) -> None:
@@ -209,28 +214,28 @@ def run(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     if (args.source or args.baseline) and args.runs:
         parser.error('--from and --baseline cannot be combined with RUN')
+    if args.baseline and args.table == 'senses':
+        parser.error('senses is about one model; drop --baseline')
     names = [args.table]
     if args.table == 'all':
-        names = [name for name, kind in TABLES.items() if kind.in_all]
-    is_of_one = all(TABLES[name].is_of_one for name in names)
-    if args.baseline and is_of_one:
-        parser.error(f'{args.table} is about one model; drop --baseline')
+        names = [name for name, kind in TABLES.items() if kind.number]
     csv_file = output_path('--csv', args.csv, CSV_BEGINS)
-    models = load_models(args, takes_baseline=not is_of_one)
+    models = load_models(args)
     for loaded in models:
         print(loaded.about())
     tables = {}
     for name in names:
+        text = ''
         try:
-            tables[name] = make_table(name, models, args)
-            text = str(tables[name])
+            for table in make_tables(name, models, args):
+                tables[name] = table
+                text = str(table)
+                if csv_file:  # before printing, as printing into head ends the program
+                    write_csv(csv_file, tables)
         except UserError as error:
-            if args.table != 'all':
+            if args.table != 'all' or name in tables:
                 raise
             text = printable(f'\n{name}: skipped, {error}')
-        try:  # the file first, as printing into head ends the program
-            if csv_file:
-                write_csv(csv_file, tables)
         finally:
             print(text, flush=True)
 

@@ -27,15 +27,14 @@ from rucksack.senses import (
     topic,
 )
 from rucksack.words import (
-    bag_ids,
     count_whole,
     describe,
     edit_targets,
     parse_bag,
     parse_pair,
     read_lines,
-    scores_of_bags,
     tokens_of,
+    topic_scores,
     word_ids,
     word_list,
 )
@@ -225,8 +224,7 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
     sentences = []
     for change in changes:
         if isinstance(change, Topic):
-            bag = bag_ids(encoding, change.bag)
-            scores, = scores_of_bags(model, [bag])  # (V, k)
+            scores, = topic_scores(model, encoding, [change.bag])  # (V, k)
             steps.append(topic(model, scores, change.factors))
             bag_of_words = ', '.join(change.bag)
             sentences.append(f'Topic: {bag_of_words}; senses times {change.factors}')

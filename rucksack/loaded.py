@@ -9,7 +9,7 @@ import torch
 
 from rucksack.cli import printable
 from rucksack.device import find_device
-from rucksack.documents import read_text
+from rucksack.documents import Skipped, read_text, reader_of
 from rucksack.errors import UserError
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
@@ -28,6 +28,7 @@ class LoadedModel:
     why: str = ''  # why we chose this model, if the user named none
     edit: Edit | None = None  # applied when the model scores or explains texts
     dataset: str | None = None  # the data folder it was trained on, if its checkpoint says so
+    data_id: str | None = None  # of that folder then, see rucksack.data
     encoding: tiktoken.Encoding | None = None  # made from tokenizer
 
     def __post_init__(self) -> None:
@@ -47,10 +48,12 @@ class LoadedModel:
         return encode(self.encoding, text)
 
     def read(self, path: Path) -> list[int]:
-        """Encode a text file: its documents, with an end-of-text between them."""
+        """Encode the documents of a file, as prepare.py reads them, with an end-of-text between."""
+        read_documents = reader_of(str(path)) or read_text
         ids = []
-        for text in read_text(str(path), ''):
-            ids += [self.eot, *self.encode(text)]
+        for text in read_documents(str(path), 'text'):
+            if text and not isinstance(text, Skipped):
+                ids += [self.eot, *self.encode(text)]
         return ids[1:]
 
     def single_tokens(self, words: list[str]) -> list[str]:
@@ -101,10 +104,10 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
         why += '. Sense numbers differ between models.'
     path = find(name)
     model, tokenizer = from_pretrained(path)
-    dataset = None
-    if path.is_file():
-        dataset = load_file(path, mmap=True).get('settings', {}).get('dataset')
-    return LoadedModel(name, model.to(device), tokenizer, dtype, why, dataset=dataset)
+    checkpoint = load_file(path, mmap=True) if path.is_file() else {}
+    dataset = checkpoint.get('settings', {}).get('dataset')
+    return LoadedModel(name, model.to(device), tokenizer, dtype, why, dataset=dataset,
+                       data_id=checkpoint.get('data'))
 
 
 def newest_backpack() -> Path | None:

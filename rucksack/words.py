@@ -193,4 +193,14 @@ def scores_of_bags(model: Backpack, bags: list[list[int]]) -> Tensor:
     in_bfloat16 = is_large and bfloat16_unit(str(device)) is not None
     with torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16):
         scores = over_vocabulary(model, affinities, bags=bags)  # (V, k, bags)
-    return scores.movedim(-1, 0)  # (bags, V, k)
+    return scores.movedim(-1, 0).contiguous()  # (bags, V, k)
+
+
+def topic_scores(model: Backpack, encoding: Encoding, bags: list[list[str]]) -> Tensor:
+    """Compute Eq. 17 for topic edits, (bags, V, k).
+
+    End-of-text has the score 0, as in the authors' code: its senses are not turned up.
+    """
+    scores = scores_of_bags(model, [bag_ids(encoding, bag) for bag in bags])
+    scores[:, encoding.eot_token] = 0
+    return scores

@@ -16,6 +16,7 @@ from helpers import ROOT, RUN, assert_same_run, at_change, checkpoint, error_of,
 import eval
 import rucksack.start
 from rucksack import sample, train
+from rucksack.data import data_id, read_meta
 from rucksack.errors import UserError
 from rucksack.loaded import load_model
 from rucksack.weights import from_pretrained
@@ -68,7 +69,9 @@ def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
 def test_a_checkpoint_says_which_data_it_was_trained_on(tiny):
     """eval.py takes their held-out text."""
     train.main(RUN)
-    assert load_model('out/run', 'cpu').dataset == 'tiny'
+    loaded = load_model('out/run', 'cpu')
+    assert loaded.dataset == 'tiny'
+    assert loaded.data_id == data_id(read_meta(Path('data/tiny')))
 
 
 @pytest.mark.parametrize('share', [0.4, 0.99])

@@ -14,6 +14,7 @@ from helpers import ROOT, SHARED, not_printed, offline
 
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
+from rucksack.table import Table, write_csv
 from rucksack.weights import from_pretrained
 
 TEXT = (ROOT / 'docs' / 'python.md').read_text(encoding='utf-8')
@@ -147,6 +148,16 @@ def test_readme_shows_what_is_printed(flags, capsys):
     shown = README.split(command)[1].split('```\n')[2].splitlines()
     sample.main(['--from', 'english', *flags.split()])
     assert not_printed(shown, capsys.readouterr().out) == []
+
+
+def test_a_csv_is_read_as_it_was_written(tmp_path):
+    """With the call on the page, tokens stay text, digits and null too, and numbers numbers."""
+    text = (ROOT / 'docs' / 'senses.md').read_text(encoding='utf-8')
+    call, = re.findall(r'`(pandas\.read_csv\(FILE[^`]*)`', text)
+    rows = [[' 1', 0.5], [' 2', 1.0], ['null', 2.5]]
+    write_csv(tmp_path / 'a.csv', {'explain': Table('', {'token': repr, 'weight': '.2f'}, rows)})
+    frame = eval(call, {'pandas': pandas, 'FILE': tmp_path / 'a.csv'})
+    assert frame[['token', 'weight']].to_numpy().tolist() == rows
 
 
 SCRIPTS = {'prepare.py': prepare, 'train.py': train, 'sample.py': sample, 'eval.py': evaluation}

@@ -1,7 +1,6 @@
 """Claims about eval.py: each command end to end, on random models."""
 
 import itertools
-import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,9 @@ from helpers import WORDS, error_of, make_data, save, toy_loaded, write_benchmar
 
 from rucksack import eval as tables
 from rucksack.cli import progress
-from rucksack.paper import gender
+from rucksack.errors import UserError
+from rucksack.paper import gender, topics
+from rucksack.table import Table, write_csv
 from rucksack.tokenizer import words_tokenizer
 from rucksack.weights import BUNDLED
 
@@ -22,7 +23,7 @@ say = partial(helpers.say, tables)
 ALL = ['all', '--from=out/run', '--data=bench', '--texts=1', '--length=4', '--step-sizes=.05',
        '--dtype=float32']
 
-IN_ALL = [name for name, kind in tables.TABLES.items() if kind.in_all]
+IN_ALL = [name for name, kind in tables.TABLES.items() if kind.number]
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +86,7 @@ def test_a_log_says_how_much_there_is_to_do(seconds, line, capsys, monkeypatch):
 
 def test_a_table_is_printed_though_csv_cannot_be_written(capsys):
     """What took an hour to make is not lost to a file that cannot be written."""
-    Path(f'x.csv.{os.getpid()}.partial').mkdir()
+    Path('x.csv.partial').mkdir()
     with pytest.raises(SystemExit) as stop:
         tables.main(['loss', '--from=out/run', '--csv=x.csv', '--device=cpu'])
     assert stop.value.code == 2
@@ -118,11 +119,73 @@ def test_the_baseline_is_the_transformer_beside_it(source, baseline, capsys, mon
     assert f'\nTransformer {baseline}: ' in text
 
 
-@pytest.mark.parametrize('changed, source, named', [
-    ('out/run_gpt', 'out/run', 'out/run_gpt'), ('out/run_2', 'out/run_2', 'data/tiny')])
-def test_other_words_are_not_compared(changed, source, named, capsys):
-    """A baseline or data with as many other words are refused by name: ids would mislead."""
-    state = torch.load(f'{changed}/ckpt.pt')
+def change_words(run: str) -> None:
+    """Give a checkpoint as many other words."""
+    state = torch.load(f'{run}/ckpt.pt')
     state['tokenizer'] = words_tokenizer([f' {word.upper()}' for word in WORDS.split()])
-    torch.save(state, f'{changed}/ckpt.pt')
-    assert named in error_of(tables, capsys, 'loss', '--from', source, '--data=tiny')
+    torch.save(state, f'{run}/ckpt.pt')
+
+
+@pytest.mark.parametrize('changed, flags, named', [
+    ('out/run_gpt', ['--from=out/run', '--baseline=out/run_gpt'], 'out/run_gpt'),
+    ('out/run_2', ['--from=out/run_2'], 'data/tiny')])
+def test_other_words_are_not_compared(changed, flags, named, capsys):
+    """A baseline or data with as many other words are refused by name: ids would mislead."""
+    change_words(changed)
+    assert named in error_of(tables, capsys, 'loss', *flags, '--data=tiny')
+
+
+def test_a_baseline_nobody_asked_for_stops_nothing(capsys):
+    """One that does not fit is left out, with a line that names it."""
+    change_words('out/run_gpt')
+    text = say(capsys, 'loss', '--from=out/run', '--data=tiny')
+    assert 'No baseline: out/run_gpt' in text
+    assert '\nBackpack out/run ' in text
+
+
+def test_a_file_is_named_before_a_folder_of_data(capsys):
+    """./mine.txt is read, though data/mine.txt is there."""
+    Path('mine.txt').write_text('the nurse said that she')
+    Path('data/mine.txt').write_text('music')
+    row, _ = rows_of(capsys, 'loss', '--from=out/run', '--data=mine.txt')
+    assert row['on tokens'] == str(len(toy_loaded().encode('the nurse said that she')))
+
+
+def test_the_dataset_of_a_checkpoint_is_a_name_in_data(capsys):
+    """A path in it is refused: only data/NAME is read without --data."""
+    state = torch.load('out/run/ckpt.pt')
+    state['settings']['dataset'] = str(Path('bench').absolute())
+    torch.save(state, 'out/run/ckpt.pt')
+    assert 'bench' in error_of(tables, capsys, 'loss', '--from=out/run')
+
+
+def test_data_that_changed_since_the_training_are_refused(capsys):
+    """Their val.bin may hold what the model was trained on."""
+    state = torch.load('out/run/ckpt.pt')
+    torch.save(state | {'data': 'other data'}, 'out/run/ckpt.pt')
+    assert 'data/tiny' in error_of(tables, capsys, 'loss', '--from=out/run')
+
+
+def test_a_table_without_rows_replaces_no_csv(capsys):
+    """The file of an earlier table stays as it is."""
+    rows_of(capsys, 'loss', '--from=out/run')
+    before = Path('x.csv').read_text()
+    write_csv(Path('x.csv'), {'empty': Table('nothing', {'model': ''}, [])})
+    assert Path('x.csv').read_text() == before
+
+
+def test_each_row_of_topic_is_written_when_it_is_made(monkeypatch, capsys):
+    """A row that fails leaves those before it in the .csv file, and on the screen."""
+    make = topics.topic_row
+
+    def fail_at_strength_1(loaded, name, *args):
+        if name.endswith('1'):
+            raise UserError('it fails')
+        return make(loaded, name, *args)
+
+    monkeypatch.setattr(topics, 'topic_row', fail_at_strength_1)
+    with pytest.raises(SystemExit):
+        tables.main(['topic', '--from=out/run', '--texts=1', '--length=4', '--csv=x.csv'])
+    row, = pandas.read_csv('x.csv').to_dict('records')
+    assert row['model'] == 'Backpack out/run, strength 0'
+    assert '\nBackpack out/run, strength 0 ' in capsys.readouterr().out

@@ -35,17 +35,36 @@ def test_the_bias_of_made_distributions_and_its_reduction():
     assert gender.reductions(ratios)[1:].tolist() == pytest.approx([50, 100])
 
 
-def test_a_noun_of_several_pieces_is_found_where_it_stands_whole():
-    """All its pieces count, and none of them elsewhere: "car" in a prompt on the carpenter."""
+@pytest.mark.parametrize('noun, prompt, before, tokens', [
+    ('nurse', 'the {} said', 'the', ' nurse'), ('nurse', '{} said', '', 'nurse'),
+    ('nurse', 'the "{}" said', 'the "', 'nurse'), ('xy', 'x y {} y x', 'x y ', 'xy'),
+    ('法', 'the {}', 'the ', '法'), ('nurse', 'the {}s said', 'the ', 'nurse')])
+def test_a_noun_is_found_where_it_stands(noun, prompt, before, tokens):
+    """All its tokens count and no other, at the start of a prompt and in quotation marks too."""
     s = toy_loaded(block_size=64)
-    prompts = gender.prompts_on(s, 'xy', ['x y {} y x', 'yx {} xy'])
-    once, twice = prompts.is_noun
-    n = len(s.encode(' xy'))
-    first = len(s.encode('x y'))
-    second = len(s.encode('yx'))
-    assert n > 1
-    assert once.nonzero().flatten().tolist() == list(range(first, first + n))
-    assert twice.nonzero().flatten().tolist() == list(range(second, second + 2 * n))
+    found = gender.prompts_on(s, noun, [prompt]).is_noun
+    first = len(s.encode(before))
+    n = len(s.encode(tokens))
+    assert found.nonzero()[:, 1].tolist() == list(range(first, first + n))
+
+
+def test_the_nouns_of_table_13_are_counted(monkeypatch):
+    """By hand: a noun whose sense raises or lowers a pronoun, and one that separates them most."""
+    s = toy_loaded()
+    she, he, _ = gender.pronouns(s)
+    singles = ['nurse', 'music', 'song']
+    monkeypatch.setattr(gender, 'choose_sense', lambda loaded, nouns: 2)
+    E = s.model.wte.weight[:s.encoding.n_vocab]
+    n_found = 0
+    n_strongest = 0
+    for noun in singles:
+        C = s.model.senses(torch.tensor(word_id(s.encoding, noun)))  # (k, d)
+        order = (E @ C[2]).argsort().tolist()
+        n_found += not {she, he}.isdisjoint(order[:10] + order[-10:])
+        n_strongest += (C @ (E[she] - E[he])).abs().argmax().item() == 2
+    note = gender.pronoun_note(s, singles)
+    assert f'for {n_found} of 3 ' in note
+    assert note.endswith(f' {n_strongest}.')
 
 
 def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():

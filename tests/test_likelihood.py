@@ -1,9 +1,12 @@
 """Claims about rucksack/paper/likelihood.py: each metric against a case done by hand."""
 
+import json
 import math
+import os
 import re
 import shutil
 import tarfile
+import threading
 from dataclasses import replace
 
 import datasets
@@ -79,11 +82,14 @@ def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
     assert likelihood.perplexity(scores.logp, n) == pytest.approx(math.exp(-logp / n), rel=1e-5)
 
 
-def test_a_text_file_has_the_ids_that_prepare_writes(tmp_path):
-    """Its documents end where it says <|endoftext|>."""
+@pytest.mark.parametrize('name, content', [
+    ('a.txt', 'the nurse\n<|endoftext|>\nshe said'),
+    ('a.jsonl', '{"text": "the nurse"}\n{"text": null}\n{"text": "she said"}')])
+def test_a_text_file_has_the_ids_that_prepare_writes(name, content, tmp_path):
+    """Its documents end where it says <|endoftext|>, or are the rows of a .jsonl."""
     s = toy_loaded()
-    (tmp_path / 'a.txt').write_text('the nurse\n<|endoftext|>\nshe said')
-    assert s.read(tmp_path / 'a.txt') == [*s.encode('the nurse'), s.eot, *s.encode('she said')]
+    (tmp_path / name).write_text(content)
+    assert s.read(tmp_path / name) == [*s.encode('the nurse'), s.eot, *s.encode('she said')]
 
 
 def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
@@ -107,18 +113,25 @@ def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
 
 
 def test_senses_are_worth_what_the_loss_grows_without_them(tmp_path):
-    """On a text file: perplexity with each sense off, by hand; shares of o add up to 100%."""
+    """On a text file: each loss equals that of a pass under an edit; shares of o add up to 100%."""
     file = tmp_path / 'text.txt'
     file.write_text('The nurse smiled. ' * 12)
-    loaded = toy_loaded()
-    ids = torch.tensor([loaded.encode('The nurse smiled. ' * 12)])
+    loaded = toy_loaded(padding=9)
+    ids = loaded.encode('The nurse smiled. ' * 12)
     rows = likelihood.senses_table([loaded], str(file)).rows
-    without = replace(loaded, edit=scale_senses(None, [2], 0.0))
-    logp = likelihood.score_texts(without, ids.tolist(), '', look_back=False).logp
+    wanted = [perplexity_under(loaded, ids, None)]
+    for l in range(4):
+        wanted.append(perplexity_under(loaded, ids, scale_senses(None, [l], 0.0)))
     assert [row[0] for row in rows] == ['none', '0', '1', '2', '3']
-    assert rows[3][1] == pytest.approx((-logp.sum() / ids.numel()).exp().item())
+    assert [row[1] for row in rows] == pytest.approx(wanted, rel=1e-5)
     assert rows[3][2] == pytest.approx(math.log(rows[3][1] / rows[0][1]))
     assert sum(row[3] for row in rows[1:]) == pytest.approx(100)
+
+
+def perplexity_under(loaded: LoadedModel, ids: list[int], edit) -> float:
+    """The perplexity of a text under an edit."""
+    logp = likelihood.score_texts(replace(loaded, edit=edit), [ids], '').logp
+    return likelihood.perplexity(logp, len(ids))
 
 
 def test_lambada_by_hand(tmp_path):
@@ -165,6 +178,36 @@ def test_a_sentence_of_blimp_is_read_whole_or_not_at_all(tmp_path):
     likelihood.blimp_table([toy_loaded(block_size=n)], data)
     with pytest.raises(UserError, match=str(n)):
         likelihood.blimp_table([toy_loaded(block_size=n - 1)], data)
+
+
+def test_an_empty_sentence_of_blimp_is_refused(tmp_path):
+    """Nothing is likelier than it, so its row would always count as right."""
+    data = write_benchmarks(tmp_path / 'bench')
+    row = json.dumps(PAIRS[0] | {'sentence_good': ''})
+    (data / 'pairs' / 'one.jsonl').write_text(row)
+    with pytest.raises(UserError, match='empty'):
+        likelihood.blimp_table([toy_loaded()], str(data))
+
+
+def test_an_archive_beside_its_files_is_not_read_twice(tmp_path):
+    """BLiMP has as many rows with blimp.tar.xz in the folder of its .jsonl files as without."""
+    pairs = write_benchmarks(tmp_path / 'bench') / 'pairs'
+    with tarfile.open(tmp_path / 'blimp.tar.xz', 'w:xz') as tar:
+        tar.add(pairs)
+    shutil.move(tmp_path / 'blimp.tar.xz', pairs)
+    assert len(likelihood.rows_of(BLIMP, toy_loaded(), str(pairs))) == len(PAIRS)
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    """--data <(command) gives each model of one vocabulary the same tokens."""
+    pipe = tmp_path / 'pipe'
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=['the nurse said'])
+    writer.start()
+    rows = likelihood.loss_table([toy_loaded(), toy_loaded(0)], str(pipe)).rows
+    writer.join()
+    n = len(toy_loaded().encode('the nurse said'))
+    assert [row[-1] for row in rows] == [n, n]
 
 
 def test_lambada_in_other_languages_is_another_benchmark(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 
+import pandas
 import pytest
 import torch
 from helpers import toy_loaded
@@ -11,16 +12,21 @@ from rucksack.paper import similarity
 from rucksack.paper.similarity import similarities, similarity_data
 
 
-def test_correlations_are_spearmans(monkeypatch):
+def test_correlations_are_spearmans():
     """By hand, ranks (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5) correlate by 6 / 9.5."""
-    x = torch.tensor([1.0, 2, 2, 4, 5])
-    found = {'ties': x, 'opposite': torch.tensor([3.0, 5, 4, 1, 1]), 'constant': torch.ones(5)}
-    monkeypatch.setattr(similarity, 'similarities', lambda loaded, pairs: found)
-    pairs = [('a', 'b', score) for score in (3, 1, 2, 5, 5)]
-    column = similarity.correlations(None, pairs)
+    found = {'ties': [1, 2, 2, 4, 5], 'opposite': [3, 5, 4, 1, 1], 'constant': [1] * 5,
+             'people': [3, 1, 2, 5, 5]}
+    column = similarity.correlations(pandas.DataFrame(found))
     assert column['ties'] == pytest.approx(6 / 9.5)
     assert column['opposite'] == pytest.approx(-1)
     assert math.isnan(column['constant'])
+
+
+def test_bars_are_standard_errors():
+    """Of n independent pairs, Spearman's correlation has a standard error of 1 / sqrt(n - 1)."""
+    x, people = torch.randn(2, 200, generator=torch.Generator().manual_seed(0)).tolist()
+    bars = similarity.bars(pandas.DataFrame({'x': x, 'people': people}))
+    assert bars['x'] == pytest.approx(199 ** -0.5, rel=0.15)
 
 
 def test_similarity_is_the_cosine_of_each_sense():
@@ -44,9 +50,21 @@ def test_the_best_sense_of_each_set_is_named():
     """It is the one whose similarities agree most with people's."""
     *rows, (label, *best) = similarity.similarity_table([toy_loaded(name='sense x')], None).rows
     of_senses = [row for row in rows if row[0].startswith('sense ')]
-    assert label == 'the best'
-    for column, name in enumerate(best, 1):
-        assert name == max(of_senses, key=lambda row: row[column])[0]
+    assert label == 'the best of each set'
+    for column in (1, 3):
+        assert best[column - 1] == max(of_senses, key=lambda row: row[column])[0]
+
+
+def test_the_one_sense_is_chosen_on_half_of_the_first_set():
+    """By hand, on the toy world's adjectives."""
+    loaded = toy_loaded()
+    pairs = similarity_data(loaded, None)['adjectives']
+    half = pairs[:len(pairs) // 2]
+    frame = pandas.DataFrame(similarities(loaded, half))[[f'sense {l}' for l in range(4)]]
+    people = pandas.Series([score for _, _, score in half])
+    wanted = frame.rank().corrwith(people.rank()).idxmax()
+    notes = similarity.similarity_table([loaded], None).notes
+    assert notes[-1].endswith(f': {wanted}.')
 
 
 FORMS = {  # name -> file, its contents, the pair in it

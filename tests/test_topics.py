@@ -13,7 +13,7 @@ from rucksack.loaded import LoadedModel
 from rucksack.paper import topics
 from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, topic
-from rucksack.words import bag_ids, scores_of_bags
+from rucksack.words import bag_ids, scores_of_bags, topic_scores
 
 MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
 
@@ -34,18 +34,20 @@ def test_the_topic_of_a_text_has_more_words_than_any_other(text, topic, label):
     assert topics.has_topic(text, label, MUSIC_AND_SPORTS) == (label == topic)
 
 
-def test_a_row_has_the_share_and_the_perplexity_of_its_texts(monkeypatch):
+def test_a_row_has_the_shares_and_the_perplexity_of_its_texts(monkeypatch):
     """They are over the texts of all topics, each up to its end-of-text, which is scored too."""
     monkeypatch.setattr(toy, 'TOPICS', MUSIC_AND_SPORTS)
+    monkeypatch.setattr(topics, 'BAGS', MUSIC_AND_SPORTS)
     s = toy_loaded()
     music = [s.eot, *s.encode(' music guitar song the'), s.eot]
     neither = [s.eot, *s.encode(' song music the nurse that said')]
-    generators = {'music': lambda start: torch.tensor([[*music, *s.encode(' song')]]),
-                  'sports': lambda start: torch.tensor([neither])}
-    row = topics.topic_row(s, ', by hand', generators, n_texts=1)
-    _, right, perplexity = row
+    generators = [lambda start, n: torch.tensor([[*music, *s.encode(' song')]]),
+                  lambda start, n: torch.tensor([neither])]
+    row = topics.topic_row(s, ', by hand', generators, list(MUSIC_AND_SPORTS), 1, 6)
+    _, right, in_bag, perplexity, _ = row
     logp = log_probability(s, music) + log_probability(s, neither)
     assert right == 50
+    assert in_bag == pytest.approx(100 * 3 / (4 + 1 + 6))  # music, guitar; song
     assert perplexity == pytest.approx(math.exp(-logp / (4 + 1 + 6)), rel=1e-4)
 
 
@@ -64,7 +66,7 @@ def test_pplm_without_a_step_is_plain_sampling():
     """Step 0 draws what generate draws, and a step something else."""
     s = toy_loaded(k=0, n_layer=2)
     start = torch.full((5, 1), s.eot)
-    steered = partial(topics.pplm, s.model, start, s.encode(' music guitar'), length=12)
+    steered = partial(topics.pplm, s.model, start, bag=s.encode(' music guitar'), n=12)
     torch.manual_seed(3)
     plain = s.model.generate(start, 12)
     torch.manual_seed(3)
@@ -97,12 +99,20 @@ def test_steering_raises_the_bag_in_every_text():
 def test_each_row_has_its_strength_and_each_text_its_topic():
     """Row s of Table 12 is of texts under edits of strength s, each by the bag of its topic."""
     s = toy_loaded()
-    rows = topics.topic_table([s], 3, 6, None).rows
+    *_, table = topics.topic_tables([s], 3, 6, None)
     for strength, factors in enumerate(STRENGTHS):
-        generators = {}
+        generators = []
         for label in toy.TOPICS:
-            scores, = scores_of_bags(s.model, [bag_ids(s.encoding, BAGS[label])])
-            edit = topic(s.model, scores, factors)
-            generators[label] = partial(s.model.generate, n=6, edit=edit)
-        row = topics.topic_row(s, f', strength {strength}', generators, 3)
-        assert rows[strength] == pytest.approx(row, nan_ok=True)
+            scores, = topic_scores(s.model, s.encoding, [BAGS[label]])
+            generators.append(partial(s.model.generate, edit=topic(s.model, scores, factors)))
+        row = topics.topic_row(s, f', strength {strength}', generators, list(toy.TOPICS), 3, 6)
+        assert table.rows[strength][:-1] == pytest.approx(row[:-1], nan_ok=True)
+
+
+def test_a_topic_leaves_end_of_text_alone():
+    """As in the authors' code, its senses have the score 0; all others that of Eq. 17."""
+    s = toy_loaded()
+    bag = ['music', 'guitar']
+    wanted = scores_of_bags(s.model, [bag_ids(s.encoding, bag)])
+    wanted[:, s.eot] = 0
+    assert torch.equal(topic_scores(s.model, s.encoding, [bag]), wanted)

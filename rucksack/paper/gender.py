@@ -7,13 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.cli import progress
 from rucksack.loaded import LoadedModel
 from rucksack.paper_lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
-from rucksack.senses import Edit, at_last, compose, ends_of, pad, probs_under
+from rucksack.senses import Edit, at_last, compose, extremes, pad, probs_under, separation
 from rucksack.table import Table
-from rucksack.words import read_lines, word_ids
+from rucksack.words import read_lines, token_texts, word_ids
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
 
@@ -59,16 +60,30 @@ def estimation_prompts(loaded: LoadedModel, data: str | None) -> list[list[int]]
     return [ids for noun in nouns for ids in encoded(loaded, noun, ESTIMATION_PROMPTS)]
 
 
+def tokens_of_noun(loaded: LoadedModel, ids: list[int], noun: str, prompt: str) -> Tensor:
+    """Tell which tokens ids (T,) of a prompt have a letter of the noun: (T,)."""
+    text, starts = loaded.encoding.decode_with_offsets(ids)  # where tokens start, in characters
+    ends = [*starts[1:], len(text)]
+    is_noun = torch.zeros(len(ids), dtype=torch.bool)
+    before = ''
+    for part in prompt.split('{}')[:-1]:
+        before += part
+        start = len(before)
+        before += noun
+        for i in range(len(ids)):
+            end = max(ends[i], starts[i] + 1)  # a token may be a part of a character
+            if end > start and starts[i] < len(before):
+                is_noun[i] = True
+    return is_noun
+
+
 def prompts_on(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounPrompts:
     """Encode prompts with a noun in them and find it; UserError if the model cannot read them."""
-    idx, last = pad(encoded(loaded, noun, prompts))
-    idx = idx.to(loaded.device)  # (n, T)
-    pieces = loaded.encode(f' {noun}')
-    end = ends_of(idx, tuple(pieces))  # (n, T)
-    is_noun = torch.zeros_like(end)
-    for back in range(len(pieces)):  # end is False in the first columns, so nothing wraps around
-        is_noun |= end.roll(-back, dims=1)  # shifted to the piece that far before the end
-    return NounPrompts(idx, last, is_noun)
+    texts = encoded(loaded, noun, prompts)
+    idx, last = pad(texts)
+    places = [tokens_of_noun(loaded, ids, noun, prompt) for ids, prompt in zip(texts, prompts)]
+    is_noun = pad_sequence(places, batch_first=True)  # (n, T)
+    return NounPrompts(idx.to(loaded.device), last, is_noun.to(loaded.device))
 
 
 def scale_in_noun(loaded: LoadedModel, prompts: NounPrompts, sense: int, factor: float) -> Edit:
@@ -180,6 +195,26 @@ def reductions(ratio: Tensor) -> Tensor:
     return 100 * (ratio[0] - ratio) / (ratio[0] - 1)
 
 
+PRONOUNS = {'she', 'her', 'hers', 'herself', 'he', 'him', 'his', 'himself'}
+
+
+def pronoun_note(loaded: LoadedModel, nouns: list[str]) -> str:
+    """Count the nouns of one token whose chosen sense is about pronouns (Table 13)."""
+    sense = choose_sense(loaded, nouns)
+    ids = torch.tensor(word_ids(loaded.encoding, nouns), device=loaded.device)  # (nouns,)
+    C = loaded.model.senses(ids)[:, sense]  # (nouns, d)
+    found, _ = extremes(loaded.model, C, 10)  # (nouns, 20)
+    has_pronoun = 0
+    for row in found.tolist():
+        words = {word.strip().lower() for word in token_texts(loaded.encoding, row)}
+        has_pronoun += not PRONOUNS.isdisjoint(words)
+    she, he, _ = pronouns(loaded)
+    strongest = separation(loaded.model, ids, she, he).abs().argmax(-1)  # (nouns,)
+    return (f'Sense {sense} has a pronoun among the ten words that it raises or lowers most for '
+            f'{has_pronoun} of {len(nouns)} single-token nouns (Table 13), and separates she from '
+            f'he most of all senses for {(strongest == sense).sum().item()}.')
+
+
 def gender_table(models: list[LoadedModel], data: str | None) -> Table:
     """Make Table 5: how biased the pronoun after a role noun is; data is a file of read_lists."""
     lists = read_lists(data)
@@ -199,8 +234,11 @@ def gender_table(models: list[LoadedModel], data: str | None) -> Table:
         'they / (she + he) %': '.2f'}
     notes = [
         "Single-token: the average over nouns that are one token, as in the paper's code.",
-        f'Of several tokens: {", ".join(others) or "none"}.',
+        f'Of several tokens: {", ".join(others) or "none"}. Their sense is removed from every '
+        'token of the noun, while --edit NOUN:N edits the last.',
         'Reductions are of the excess over 1.',
         'Five other prompts (Table 15) choose the sense and, for each noun, its best fraction:',
         "0, 0.05 .. 1. (The paper's code sets no bounds, but penalizes large fractions.)"]
+    if singles and models[0].config.n_sense:
+        notes.append(pronoun_note(models[0], singles))
     return Table(title, columns, rows, notes)

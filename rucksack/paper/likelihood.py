@@ -3,7 +3,7 @@
 import json
 import re
 import tarfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +14,10 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.cli import progress, quiet_hub
-from rucksack.data import check_ids, read_bin, read_meta
+from rucksack.data import check_ids, data_folder, data_id, read_bin, read_meta
 from rucksack.errors import UserError, user_errors
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.loaded import LoadedModel
-from rucksack.senses import scale_senses
 from rucksack.table import Table
 from rucksack.weights import count_parameters
 
@@ -130,20 +129,21 @@ def perplexity(logp: Tensor, n: int) -> float:
 def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
     """Read the ids of a held-out text; returns its path too.
 
-    data is a text file, a folder in data/ or elsewhere, or a .bin in it; None means the training
-    data's val.bin.
+    data is a file of texts, a folder elsewhere or in data/, or a .bin in it. None means val.bin of
+    the training data. UserError if that is not the data of the training any more.
     """
+    if data is None and loaded.dataset is None:
+        raise UserError(f'{loaded.name} does not say what it was trained on; give a text or a '
+                        'folder in data/ with --data, such as --data docs/tour.txt')
     if data is None:
-        data = loaded.dataset
-    if data is None:
-        raise UserError(f'{loaded.name} does not say what it was trained on; '
-                        'give a folder with --data')
-    path = Path('data', data)
-    if not path.exists():
+        path = data_folder(loaded.dataset)
+    elif Path(data).exists():
         path = Path(data)
+    else:
+        path = Path('data', data)
     if not path.exists():
-        raise UserError(f'there is no {data}, also not in data/; choose a text file, a folder or '
-                        'a .bin')
+        raise UserError(f'there is no {data or path}; choose a text file, a folder, a name in '
+                        'data/ or a .bin')
     if path.is_dir():
         path = path / 'val.bin'
     if path.suffix != '.bin':
@@ -153,6 +153,9 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
                 raise ValueError('it is empty')
             return ids, path
     meta = read_meta(path.parent)
+    if data is None and loaded.data_id not in (None, data_id(meta)):
+        raise UserError(f'{path.parent} has changed since {loaded.name} was trained on it, so '
+                        'val.bin may hold what the model has read; choose a text with --data')
     ids = read_bin(path, meta)
     check_ids(ids, meta, path)
     if meta['tokenizer'] != loaded.tokenizer:
@@ -168,7 +171,9 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
     notes = []
     unedited = None
     for loaded in models:
-        ids, path = held_out(loaded, data)
+        is_read = rows and data and loaded.tokenizer == models[0].tokenizer
+        if not is_read:  # once, as a pipe can be
+            ids, path = held_out(loaded, data)
         paths.append(str(path))
         n = count_parameters(loaded.model)
         scores = score_texts(loaded, [ids], 'loss')
@@ -202,38 +207,46 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
 
 
 @torch.no_grad()
-def sense_sizes(loaded: LoadedModel, ids: list[int]) -> Tensor:
-    """Measure how much of o each sense makes, and its weight on the token itself: (k, 2).
+def measure_senses(loaded: LoadedModel, ids: list[int]) -> tuple[Tensor, Tensor]:
+    """Measure the loss in nats per token without each sense, last as it is, (k + 1,); and sizes.
 
-    The first is |o_l| over the sum of all senses' |o_l|, where o_l is the part of o that sense l
-    adds; the second alpha_lii. Both are means over positions.
+    Each block is read once. o_l is the part of o that sense l adds, so without it, logits are
+    (o - o_l) E^T. The sizes (k, 2) are means over positions: |o_l| over the sum of all senses'
+    |o_l|, and alpha_lii, the weight on the token itself.
     """
     model = loaded.model
-    total = torch.zeros(model.config.n_sense, 2)
-    for context, block in windows(ids, loaded.eot, model.config.block_size):
+    k = model.config.n_sense
+    nats = torch.zeros(k + 1).double()
+    sizes = torch.zeros(k, 2)
+    pairs = windows(ids, loaded.eot, model.config.block_size)
+    for context, block in progress(pairs, f'senses, {loaded.name}'):
         idx = torch.tensor([context + block[:-1]], device=loaded.device)  # (1, T)
-        alpha = model.alpha(idx)  # (1, k, T, T)
-        C = model.senses(idx)  # (1, T, k, d)
-        parts = torch.einsum('blij,bjld->bild', alpha, C)  # (1, T, k, d), o_l
-        sizes = parts.norm(dim=-1)  # (1, T, k)
-        share = sizes / sizes.sum(-1, keepdim=True)
-        on_itself = alpha.diagonal(dim1=-2, dim2=-1).mT  # (1, T, k)
-        total += torch.stack([share, on_itself], dim=-1).sum((0, 1)).cpu()
-    return total / len(ids)
+        targets = torch.tensor(block, device=loaded.device)  # (T,)
+        with loaded.autocast():
+            alpha = model.alpha(idx)[0]  # (k, T, T)
+            C = model.senses(idx)[0].transpose(0, 1)  # (k, T, d)
+            parts = alpha @ C.to(alpha)  # (k, T, d), o_l
+            o = parts.sum(0)  # (T, d), Eq. 2
+            for l, part in enumerate([*parts, torch.zeros_like(o)]):
+                logits = model.project(o - part)[:, :model.config.n_vocab]  # (T, V), Eq. 9
+                nats[l] += F.cross_entropy(logits.float(), targets, reduction='sum').item()
+        lengths = parts.norm(dim=-1)  # (k, T)
+        share = lengths / lengths.sum(0)
+        on_itself = alpha.diagonal(dim1=-2, dim2=-1)  # (k, T)
+        sizes += torch.stack([share, on_itself], dim=-1).sum(1).cpu()
+    return nats / len(ids), sizes / len(ids)
 
 
 def senses_table(models: list[LoadedModel], data: str | None) -> Table:
     """Measure the loss of the first loaded with each sense turned off for every word."""
     loaded = models[0]
     ids, path = held_out(loaded, data)
-    unedited = score_texts(loaded, [ids], 'loss').logp
-    rows = [['none', perplexity(unedited, len(ids)), 0.0, None, None]]
-    sizes_of_all = sense_sizes(loaded, ids)  # (k, 2)
-    for l, sizes in enumerate(progress(sizes_of_all, 'senses off')):
-        edited = replace(loaded, edit=scale_senses(None, [l], 0.0))
-        logp = score_texts(edited, [ids], f'sense {l} off').logp
-        cost = (unedited - logp).sum().item() / len(ids)
-        rows.append([str(l), perplexity(logp, len(ids)), cost, *(100 * sizes).tolist()])
+    nats, sizes = measure_senses(loaded, ids)  # (k + 1,), (k, 2)
+    perplexities = nats.exp().tolist()
+    costs = (nats - nats[-1]).tolist()
+    rows = [['none', perplexities[-1], 0.0, None, None]]
+    for l, of_sense in enumerate(sizes):
+        rows.append([str(l), perplexities[l], costs[l], *(100 * of_sense).tolist()])
     columns = {
         'sense off': '',
         'perplexity': '.3f',
@@ -312,7 +325,9 @@ def rows_in(path: Path, benchmark: Benchmark) -> list[dict]:
     files = [path]
     if path.is_dir():
         found = [file for file in sorted(path.rglob('*')) if belongs_to(benchmark, file)]
-        files = [file for file in found if file.parent == found[0].parent]
+        in_folder = [file for file in found if file.parent == found[0].parent]
+        unpacked = [file for file in in_folder if '.tar' not in file.suffixes]
+        files = unpacked or in_folder
     return [row for file in files for row in rows_of_file(file)]
 
 
@@ -430,7 +445,10 @@ def blimp_table(models: list[LoadedModel], data: str | None) -> Table:
     for loaded in models:
         sentences = [*items['sentence_good'], *items['sentence_bad']]
         pairs = [([loaded.eot], loaded.encode(sentence)) for sentence in sentences]
-        longest = max(len(ids) for _, ids in pairs)
+        lengths = [len(ids) for _, ids in pairs]
+        if min(lengths) == 0:  # it would be likelier than any other
+            raise UserError(f'{BLIMP.title} has a row with an empty sentence; remove it')
+        longest = max(lengths)
         loaded.needs_length(longest, 'a sentence has')
         good, bad = score(loaded, pairs, 'BLiMP').logp.chunk(2)
         items[str(loaded)] = 100.0 * (good > bad).numpy()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack import toy
+from rucksack.cli import progress
 from rucksack.errors import UserError, user_errors
 from rucksack.loaded import LoadedModel
 from rucksack.table import Table
@@ -16,6 +17,7 @@ from rucksack.table import Table
 ScoredPairs = list[tuple[str, str, float]]  # two words and how similar people find them
 
 SETS = ['SimLex-999.txt', 'SimVerb-3500.txt', 'RG65.csv', 'WS353.csv']  # of the paper
+RESAMPLES = 200
 SCORE = r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?'  # as people write scores: 7, 7., .7, 7e-1
 
 
@@ -90,24 +92,42 @@ def similarities(loaded: LoadedModel, pairs: ScoredPairs) -> dict[str, Tensor]:
     return rows
 
 
-def correlations(loaded: LoadedModel, pairs: ScoredPairs) -> pandas.Series:
-    """Compute Spearman's correlation of each kind of similarity with the reference scores."""
-    found = pandas.DataFrame(similarities(loaded, pairs))
-    found['people'] = [score for _, _, score in pairs]
-    return found.corr('spearman')['people'].drop('people')
+def correlations(found: pandas.DataFrame) -> pandas.Series:
+    """Compute Spearman's correlation of each column with the last, the reference scores."""
+    return found.rank().corr().iloc[:-1, -1]
+
+
+def bars(found: pandas.DataFrame) -> pandas.Series:
+    """Estimate the standard errors of correlations by bootstrap over pairs."""
+    drawn = [correlations(found.sample(frac=1, replace=True, random_state=i))
+             for i in range(RESAMPLES)]
+    return pandas.DataFrame(drawn).std()
 
 
 def similarity_table(models: list[LoadedModel], data: str | None) -> Table:
-    """Make Table 4: Spearman's correlation with reference scores."""
+    """Make Table 4: Spearman's correlation with reference scores, and its standard error."""
     sets = similarity_data(models[0], data)
+    first = next(iter(sets))
     rows = []
+    notes = ['±: standard error, by bootstrap over pairs. A word of several tokens has the mean of '
+             'their vectors.']
     for loaded in models:
-        columns = {name: correlations(loaded, pairs) for name, pairs in sets.items()}
-        found = pandas.DataFrame(columns)
-        rows += found.reset_index().to_numpy().tolist()
-        of_senses = found.filter(regex='^sense ', axis=0)
+        numbers = {}
+        for name, pairs in progress(sets.items(), f'similarity, {loaded.name}'):
+            found = pandas.DataFrame(similarities(loaded, pairs))
+            found['people'] = [score for _, _, score in pairs]
+            numbers[name] = correlations(found)
+            numbers[f'{name} ±'] = bars(found)
+            if loaded.config.n_sense and name == first:
+                half = correlations(found[:len(found) // 2])
+        frame = pandas.DataFrame(numbers)
+        rows += frame.reset_index().to_numpy().tolist()
+        of_senses = frame.filter(regex='^sense ', axis=0)
         if len(of_senses):
-            rows.append(['the best', *of_senses.fillna(-1).idxmax()])
+            best = of_senses[list(sets)].fillna(-1).idxmax()
+            rows.append(['the best of each set', *best.reindex(frame.columns)])
+            chosen = half[of_senses.index].fillna(-1).idxmax()
+            notes.append(f'The best on the first half of {first}: {chosen}.')
     title = "Similarity (Table 4): Spearman's correlation with scores of word pairs"
-    columns = {'vectors': ''} | dict.fromkeys(sets, '.3f')
-    return Table(title, columns, rows, ['A word of several tokens has the mean of their vectors.'])
+    columns = {'vectors': ''} | dict.fromkeys(numbers, '.3f')
+    return Table(title, columns, rows, notes)

@@ -1,7 +1,10 @@
 """Table 12: topic control, compared with PPLM on the Transformer."""
 
+import math
 import re
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -17,7 +20,7 @@ from rucksack.paper.likelihood import perplexity, score
 from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, topic
 from rucksack.table import Table
-from rucksack.words import bag_ids, scores_of_bags, word_ids
+from rucksack.words import bag_ids, topic_scores, word_ids
 
 # What has_topic counts as words of a topic. In the toy world, they are those of rucksack/toy.py.
 KEYWORDS_OF_TOPICS = """\
@@ -60,7 +63,7 @@ KL_SCALE = 0.01
 GAMMA = 1.5
 GM_SCALE = 0.9
 WINDOW_LENGTH = 5
-PAPER_STEP_SIZES = (0.01, 0.04, 0.05, 0.06, 0.07)
+STEP_SIZES = (0.01, 0.04, 0.05, 0.06, 0.07, 0.2, 0.5, 1.0)  # the paper's five, and larger ones
 TOY_STEP_SIZES = (0.2, 0.3, 0.5)
 
 
@@ -110,26 +113,26 @@ def steer(model: GPT, token: Tensor, past: Tensor, bag: list[int], plain: Tensor
 
 
 @torch.no_grad()
-def pplm(model: GPT, idx: Tensor, bag: list[int], step: float, length: int) -> Tensor:
-    """Continue texts idx (n, 1) to (n, 1 + length) with a Transformer under PPLM.
+def pplm(model: GPT, idx: Tensor, n: int, bag: list[int], step: float) -> Tensor:
+    """Continue texts idx (B, 1) to (B, 1 + n) with a Transformer under PPLM.
 
     Before every token, the keys and values of the text so far are steered, and they stay steered.
     The token is drawn from steered^0.9 * plain^0.1. Step 0 means no control.
     """
     c = model.config
-    n = len(idx)
-    past = torch.zeros(c.n_layer, n, 0, 3 * c.n_embd, device=idx.device)
+    B = len(idx)
+    past = torch.zeros(c.n_layer, B, 0, 3 * c.n_embd, device=idx.device)
     plain_past = past
-    norms = past.new_full((c.n_layer, n, 1, 1), 1e-15)
-    for t in range(length):
+    norms = past.new_full((c.n_layer, B, 1, 1), 1e-15)
+    for t in range(n):
         token = idx[:, -1]
         logits, plain_past = read_on(model, token, plain_past)
-        plain = logits.softmax(-1).clamp(min=1e-20)  # (n, V)
+        plain = logits.softmax(-1).clamp(min=1e-20)  # (B, V)
         if t > 0 and step > 0:
             past = steer(model, token, past, bag, plain, step, norms)
         logits, past = read_on(model, token, past)
         probs = logits.softmax(-1) ** GM_SCALE * plain ** (1 - GM_SCALE)
-        drawn = torch.multinomial(probs, 1)  # (n, 1)
+        drawn = torch.multinomial(probs, 1)  # (B, 1)
         idx = torch.cat([idx, drawn], dim=1)  # one token longer
     return idx
 
@@ -152,74 +155,110 @@ def has_topic(text: str, label: str, topics: dict[str, list[str]]) -> bool:
 # The table.
 
 
-def topic_row(loaded: LoadedModel, name: str, generators: dict[str, Callable], n_texts: int
-              ) -> list:
-    """Make a row of the table from texts generated on each topic.
+COLUMNS = {
+    'model': '',
+    'on topic %': '.1f',
+    'words of the bag %': '.2f',
+    'perplexity': '.2f',
+    'seconds a text': '.2f'}
 
-    generators maps a topic to a function from first tokens (n, 1) to texts (n, 1 + length).
+
+def generators_of(models: list[LoadedModel], labels: list[str], steps: list[float]
+                  ) -> list[tuple[LoadedModel, str, list[Callable]]]:
+    """List what makes the rows: a model, the name of its control, and a generator for each topic.
+
+    A generator takes first tokens (B, 1) and n, and returns texts (B, 1 + n).
     """
+    own = models[0]
+    bags = [BAGS[label] for label in labels]
+    scores = topic_scores(own.model, own.encoding, bags)  # (bags, V, k)
+    rows = []
+    for strength, factors in enumerate(STRENGTHS):
+        generators = []
+        for of_bag in scores:
+            edit = topic(own.model, of_bag, factors)
+            generators.append(partial(Cached(own.model).generate, edit=edit))
+        rows.append((own, f', strength {strength}', generators))
+    for loaded in models[1:]:
+        for step in (0.0, *steps):
+            generators = []
+            for bag in bags:
+                single = word_ids(loaded.encoding, loaded.single_tokens(bag))
+                ids = single or bag_ids(loaded.encoding, bag)
+                generators.append(partial(pplm, loaded.model, bag=ids, step=step))
+            rows.append((loaded, f', PPLM {step:g}', generators))
+    return rows
+
+
+def estimate(rows: list[tuple], n_texts: int, length: int) -> str:
+    """Say how long all texts take, after a tenth of the length for one topic of each row."""
+    short = max(1, length // 10)
+    start = time.monotonic()
+    for loaded, _, generators in rows:
+        size = (min(n_texts, TEXTS_AT_ONCE), 1)
+        first_tokens = torch.full(size, loaded.eot, device=loaded.device)
+        with loaded.autocast():
+            generators[0](first_tokens, n=short)
+    batches = len(rows[0][2]) * math.ceil(n_texts / TEXTS_AT_ONCE)
+    minutes = (time.monotonic() - start) * length / short * batches / 60
+    return f'topic: {len(rows)} rows, about {minutes:.0f} minutes in all'
+
+
+def topic_row(loaded: LoadedModel, name: str, generators: list[Callable], labels: list[str],
+              n_texts: int, length: int) -> list:
+    """Make a row of the table from texts generated on each topic."""
     topics = toy.TOPICS if loaded.is_toy else KEYWORDS
     eot = loaded.eot
     first_tokens = torch.full((n_texts, 1), eot, device=loaded.device)
     pairs = []
-    right = 0
-    for i, label in enumerate(progress(generators, f'{loaded}{name}')):
+    on_topic = 0
+    in_bag = 0
+    seconds = 0.0
+    for i, label in enumerate(progress(labels, f'{loaded}{name}')):
         torch.manual_seed(i)
-        for part in progress(first_tokens.split(TEXTS_AT_ONCE), label):
+        bag = bag_ids(loaded.encoding, BAGS[label])
+        for part in first_tokens.split(TEXTS_AT_ONCE):
+            start = time.monotonic()
             with loaded.autocast():
-                idx = generators[label](part)  # (texts, 1 + length)
-            for ids in idx[:, 1:].tolist():
+                idx = generators[i](part, n=length)  # (texts, 1 + length)
+            texts = idx[:, 1:].tolist()  # waits for the device
+            seconds += time.monotonic() - start
+            for ids in texts:
                 end = [*ids, eot].index(eot)
                 pairs.append(([eot], ids[:end + 1]))
                 text = loaded.encoding.decode(ids[:end])  # up to its next end-of-text
-                right += has_topic(text, label, topics)
+                on_topic += has_topic(text, label, topics)
+                in_bag += sum(v in bag for v in ids[:end])
     logp = score(loaded, pairs, 'judging').logp
     n_tokens = sum(len(ids) for _, ids in pairs)
-    return [
-        f'{loaded}{name}',
-        100 * right / len(pairs),
-        perplexity(logp, n_tokens)]
+    n = len(pairs)
+    return [f'{loaded}{name}', 100 * on_topic / n, 100 * in_bag / n_tokens,
+            perplexity(logp, n_tokens), seconds / n]
 
 
-def topic_table(models: list[LoadedModel], n_texts: int, length: int,
-                step_sizes: list[float] | None) -> Table:
-    """Make Table 12: how often a text has the topic it should have, and its perplexity.
+def topic_tables(models: list[LoadedModel], n_texts: int, length: int,
+                 step_sizes: list[float] | None) -> Iterator[Table]:
+    """Make Table 12, again after each row: how often texts have their topic, and their perplexity.
 
-    The first loaded is a Backpack; the others are Transformers, under PPLM with these step sizes.
+    The first model is a Backpack; the others are Transformers, under PPLM with these step sizes.
     """
     own = models[0]
-    labels = BAGS
-    steps = PAPER_STEP_SIZES
-    if own.is_toy:
-        labels = toy.TOPICS
-        steps = TOY_STEP_SIZES
+    labels = list(toy.TOPICS if own.is_toy else BAGS)
+    steps = step_sizes or (TOY_STEP_SIZES if own.is_toy else STEP_SIZES)
     for loaded in models:
         length = min(length, loaded.config.block_size - 1)
-    bags = {label: bag_ids(own.encoding, BAGS[label]) for label in labels}
-    scores = scores_of_bags(own.model, list(bags.values()))  # (V, k) for each bag
-    rows = []
-    for strength, factors in enumerate(STRENGTHS):
-        generators = {}
-        for label, of_bag in zip(bags, scores):
-            edit = topic(own.model, of_bag, factors)
-            generators[label] = partial(Cached(own.model).generate, n=length, edit=edit)
-        rows.append(topic_row(own, f', strength {strength}', generators, n_texts))
-    for loaded in models[1:]:
-        for step in (0.0, *(step_sizes or steps)):
-            generators = {}
-            for label, bag in bags.items():
-                words = loaded.single_tokens(BAGS[label])
-                single = word_ids(loaded.encoding, words) or bag
-                generators[label] = partial(
-                    pplm, loaded.model, bag=single, step=step, length=length)
-            rows.append(topic_row(loaded, f', PPLM {step:g}', generators, n_texts))
-    title = (f'Topic control (Table 12): {len(bags)} topics, {n_texts} texts of up to {length} '
+    title = (f'Topic control (Table 12): {len(labels)} topics, {n_texts} texts of up to {length} '
              'tokens on each')
-    columns = {
-        'model': '',
-        'on topic %': '.1f',
-        'perplexity': '.2f'}
     notes = [
         'On topic: a text has more words of its topic than of any other, by word lists (the paper '
-        'uses a RoBERTa classifier). Perplexity is measured with the same model without control.']
-    return Table(title, columns, rows, notes)
+        'uses a RoBERTa classifier).',
+        "Words of the bag: the share of tokens that are of the topic's bag of words (Table 10).",
+        'Perplexity is measured with the same model without control.']
+    rows_to_make = generators_of(models, labels, steps)
+    print(estimate(rows_to_make, n_texts, length), file=sys.stderr, flush=True)
+    rows = []
+    for loaded, name, generators in rows_to_make:
+        row = topic_row(loaded, name, generators, labels, n_texts, length)
+        print(f'{row[0]}: {row[1]:.1f}% on topic', file=sys.stderr, flush=True)
+        rows.append(row)
+        yield Table(title, COLUMNS, rows, notes)
