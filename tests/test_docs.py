@@ -150,6 +150,66 @@ def test_readme_shows_what_is_printed(flags, capsys):
     assert not_printed(shown, capsys.readouterr().out) == []
 
 
+RESULTS_PAGE = (ROOT / 'docs' / 'results.md').read_text(encoding='utf-8')
+AGREES = {  # how a claim of docs/results.md begins -> whether numbers agree with it
+    'perplexity is at or below': lambda a, b: a <= b,
+    'LAMBADA is better': lambda a, b: a > b,
+    'WikiText is better': lambda a, b: a < b,
+    'BLiMP is worse': lambda a, b: a < b,
+    'fewer senses': lambda a, b: a > b,
+    'a sense beats': lambda a, b: a > b,
+    'one sense takes 40%': lambda a: a >= 40,
+    'its best fraction takes more': lambda a, b: a > b,
+    'the Transformer is more biased': lambda a, b: a < b,
+    'projecting its nouns changes little': lambda a: a <= 10,
+    'p(*they*)': lambda a, b: a < b,
+    'topic control grows': lambda a, b: a < b,
+    'a forward pass takes longer': lambda a, b: a > b}
+CLAIMS = RESULTS_PAGE.split('reproduced? |\n')[1].split('\n\n')[0].splitlines()[1:]
+
+
+@pytest.mark.parametrize('line', CLAIMS, ids=lambda line: line[2:20])
+def test_each_word_on_a_claim_follows_from_its_numbers(line):
+    """Yes or no where all of our numbers agree, else mixed."""
+    claim, _, *cells, word = [cell.strip() for cell in line.strip('|').split('|')]
+    agrees, = [agrees for begins, agrees in AGREES.items() if claim.startswith(begins)]
+    number = r'(\d[\d,]*(?:\.\d+)?)%?'
+    form = number if agrees.__code__.co_argcount == 1 else f'{number}; {number}'
+    found = set()
+    for cell in cells:
+        for match in re.finditer(f'{form}(?! tokens|M)', cell):
+            found.add(agrees(*(float(text.replace(',', '')) for text in match.groups())))
+    words = {(True,): 'yes', (False,): 'no', (False, True): 'mixed'}
+    assert word == words[tuple(sorted(found))]
+
+
+def test_when_the_backpack_is_behind_is_as_in_the_logs():
+    """The tokens and losses of the sentence on results.md, and where the plot begins."""
+    backpack = pandas.read_csv(ROOT / 'docs' / 'dev' / 'english.csv')
+    transformer = pandas.read_csv(ROOT / 'docs' / 'dev' / 'english_gpt.csv')
+    train = backpack.merge(transformer, on='tokens', suffixes=['', '_gpt']).dropna(subset='loss')
+    behind = train[train.loss >= train.loss_gpt].iloc[-1]
+    ahead = train[train.loss < train.loss_gpt].iloc[0]
+    begin = backpack.dropna(subset='val_loss').query('tokens > 0').iloc[0]
+    text = ' '.join(RESULTS_PAGE.split())
+    assert ahead.tokens > behind.tokens
+    assert (f'behind until {behind.tokens / 1e6:.1f}M tokens ({behind.loss:.3f}; '
+            f'{behind.loss_gpt:.3f}') in text
+    assert (f'ahead from {ahead.tokens / 1e6:.1f}M on ({ahead.loss:.3f}; {ahead.loss_gpt:.3f})'
+            ) in text
+    assert f'from {begin.tokens / 1e6:.1f}M tokens on' in text
+
+
+@pytest.mark.parametrize('name', ['english', 'english_gpt'])
+def test_the_command_of_a_card_logs_as_its_log_does(name):
+    """Its intervals are those between the rows of the shipped log."""
+    card = (ROOT / 'pretrained' / name / 'README.md').read_text(encoding='utf-8')
+    log = pandas.read_csv(ROOT / 'docs' / 'dev' / f'{name}.csv')
+    for flag, column in {'log_interval': 'loss', 'eval_interval': 'val_loss'}.items():
+        steps = log.dropna(subset=column).query('step > 0').step
+        assert f'--{flag}={steps.iloc[0]}' in card
+
+
 def test_a_csv_is_read_as_it_was_written(tmp_path):
     """With the call on the page, tokens stay text, digits and null too, and numbers numbers."""
     text = (ROOT / 'docs' / 'senses.md').read_text(encoding='utf-8')
