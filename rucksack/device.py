@@ -1,6 +1,7 @@
 """Which device to use, whether it multiplies bfloat16 fast, and what makes training fast on it."""
 
 import ctypes
+import sys
 
 import torch
 from torch import Tensor
@@ -57,6 +58,8 @@ def tune(device: str, dtype: str) -> None:
 
 def keep_freed_memory() -> None:
     """Let glibc reuse memory instead of returning it to the system, since new pages take time."""
+    if sys.platform != 'linux':
+        return
     libc = ctypes.CDLL(None)
     if hasattr(libc, 'mallopt'):
         for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD

@@ -36,7 +36,7 @@ def atomic(path: Path) -> Iterator[Path]:
     temporary = Path(f'{path}.partial')
     try:
         yield temporary
-        with open(temporary, 'rb') as file:
+        with open(temporary, 'r+b') as file:  # Windows flushes only what is open for writing
             os.fsync(file.fileno())  # on the disk before it has its name
         os.replace(temporary, path)
     finally:
@@ -63,22 +63,25 @@ def save_tensors(path: Path, state: dict) -> None:
 def locked_folder(folder: Path) -> Iterator[None]:
     """Make a folder if need be, and lock it; UserError if it is locked.
 
+    While it is locked, it holds an empty file, .lock. There, unlike in a folder for temporary
+    files, all machines that share a disk see it. A killed process leaves it unlocked, to no harm.
     Folders that this has made go again if they are empty in the end.
     """
-    import fcntl  # Linux, macOS or WSL
+    from filelock import FileLock, Timeout  # comes with torch
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
+    file = folder / '.lock'
+    lock = FileLock(file)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock.acquire(timeout=0)
+    except Timeout:
         raise UserError(f'another process is writing to {folder}; wait for it, or name another')
-    except OSError:
-        pass  # a file system without locks
     try:
         yield
     finally:
-        os.close(lock)
+        with suppress(OSError):  # on Windows, release removes it
+            file.unlink()
+        lock.release()
         with suppress(OSError):
             for path in made:
                 path.rmdir()
