@@ -29,7 +29,7 @@ def out_dir_of(dataset: str, model: str, configs: list[str]) -> str:
 
 def refuse_to_replace(folder: Path) -> None:
     """Raise UserError if a folder has log.csv, ckpt.pt, best.pt or a ckpt-STEP.pt."""
-    for file in sorted(folder.iterdir()):
+    for file in sorted(folder.glob('*')):  # none if another process is still to make the folder
         if not re.fullmatch(r'log\.csv|(ckpt|ckpt-\d+|best)\.pt', file.name):
             continue
         raise UserError(f'{file} exists; continue it with --init_from=resume, '

@@ -124,6 +124,11 @@ def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
     assert path.read_bytes() == b'mine'
 
 
+def test_a_folder_that_is_not_made_yet_has_no_run(folder):
+    """Of several processes one makes it, and another may be the first to look."""
+    rucksack.start.refuse_to_replace(Path('out/none'))
+
+
 def test_overwrite_keeps_checkpoints_until_the_new_run_has_saved(tiny, capsys):
     """After a first loss that is not finite, every checkpoint is as it was."""
     train.main([*RUN, '--keep_every=3'])
