@@ -154,9 +154,9 @@ def test_a_file_is_named_before_a_folder_of_data(capsys):
 def test_the_dataset_of_a_checkpoint_is_a_name_in_data(capsys):
     """A path in it is refused: only data/NAME is read without --data."""
     state = torch.load('out/run/ckpt.pt')
-    state['settings']['dataset'] = str(Path('bench').absolute())
+    state['settings']['dataset'] = str(Path('data/tiny').absolute())
     torch.save(state, 'out/run/ckpt.pt')
-    assert 'bench' in error_of(tables, capsys, 'loss', '--from=out/run')
+    assert 'data/tiny' in error_of(tables, capsys, 'loss', '--from=out/run')
 
 
 def test_data_that_changed_since_the_training_are_refused(capsys):
