@@ -33,7 +33,7 @@ from tiktoken import Encoding
 from rucksack.cli import Parser, number, printable, progress, run_cli
 from rucksack.data import BIN_DTYPE, data_folder, sha256_of_start
 from rucksack.documents import FORMATS, counted, files_in, openwebtext_files, read_texts
-from rucksack.errors import UserError, user_errors
+from rucksack.errors import UserError
 from rucksack.files import atomic, locked_folder
 from rucksack.tokenizer import (
     encode,
@@ -75,8 +75,7 @@ def cut(texts):
             found.extend(filter(None, piece.findall(document)))
         return {'text': found}
 
-    with user_errors('the pieces of long documents', problem='cannot be written'):
-        return texts.map(pieces, batched=True, batch_size=100)
+    return texts.map(pieces, batched=True, batch_size=100)
 
 
 def warn_of_copies(train, val) -> None:
@@ -92,8 +91,7 @@ def write_bin(path: Path, texts, encoding: Encoding) -> None:
 
     texts is a datasets.Dataset with a column text.
     """
-    writing = user_errors(path.parent, problem='cannot be written')
-    with writing, open(path, 'wb') as file, ThreadPoolExecutor() as pool:
+    with open(path, 'wb') as file, ThreadPoolExecutor() as pool:
         for start in progress(range(0, len(texts), 1000), 'encoding'):
             for ids in pool.map(partial(encode, encoding), texts[start:start + 1000]['text']):
                 file.write(np.array([*ids, encoding.eot_token], BIN_DTYPE).tobytes())
@@ -245,8 +243,6 @@ def run(argv: list[str]) -> None:
             if (folder / name).exists() and not args.overwrite:
                 raise UserError(f'{folder / name} exists; add --overwrite to make it again, '
                                 'or choose another NAME')
-            for partial_file in folder.glob(f'{name}.[0-9]*.partial'):  # left by a killed run
-                partial_file.unlink()
         remove_cache = partial(shutil.rmtree, folder / CACHE, ignore_errors=True)
         remove_cache()
         try:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -52,7 +51,7 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         code = 2
         complain(script, str(error))
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        if isinstance(error, RuntimeError) and 'allocate' not in str(error):
             raise
         code = 2
         complain(script, 'out of memory; work on less at once: with train.py, lower --batch_size '
@@ -67,12 +66,6 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
 def leave(number: int, frame) -> None:
     """Exit because of a signal, so that temporary files are removed on the way."""
     sys.exit(128 + number)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether a device had not enough memory; torch has no class of error for the CPU."""
-    is_of_device = type(error).__name__ == 'OutOfMemoryError'
-    return is_of_device or isinstance(error, MemoryError) or 'allocate memory' in str(error)
 
 
 def note_signals() -> list[int]:
@@ -142,23 +135,10 @@ def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str
 
 
 def progress(items, what: str):
-    """Iterate over items; after two seconds, show a progress bar with the time left.
-
-    Where standard error is no terminal, a line says how much there is to do instead.
-    """
+    """Iterate over items with a progress bar, every two seconds, or every minute in a log."""
     from tqdm import tqdm  # comes with datasets
-    bar = tqdm(items, what, delay=2, mininterval=1, leave=False, disable=None)
-    return announced(items, what) if bar.disable else bar
-
-
-def announced(items, what: str):
-    """Iterate over items; after the first, print how long all will take if that is 10 s or more."""
-    start = time.monotonic()
-    for i, item in enumerate(items):
-        yield item
-        seconds = (time.monotonic() - start) * len(items)
-        if i == 0 and seconds >= 10:
-            print(f'{what}: {len(items)} steps, about {seconds:.0f} s', file=sys.stderr, flush=True)
+    seconds = 2 if sys.stderr.isatty() else 60
+    return tqdm(items, what, delay=seconds, mininterval=seconds, leave=False)
 
 
 def quiet_hub() -> None:

@@ -1,6 +1,7 @@
 """Read documents for prepare.py: text files, JSON lines, Parquet, tars, datasets of the Hub.
 
-A reader yields the text of each document: None or '' if it is empty, a Skipped if it was not read.
+A reader yields the text of each document, '' if it is empty. skipped counts, by reason, the files
+and documents that are not read.
 """
 
 import gzip
@@ -19,14 +20,8 @@ from rucksack.tokenizer import END_OF_TEXT
 
 FORMATS = ('.jsonl, .ndjson, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')
-LARGEST = 2**31 - 2  # bytes of a document, by pyarrow's limit
 
-
-class Skipped(str):
-    """The reason why a file or document is not read."""
-
-
-Texts = Iterator[str | Skipped | None]  # of documents; None or '' for an empty one
+Texts = Iterator[str]  # of documents; '' for an empty one
 
 
 def open_unpacked(path: str, file=None):
@@ -75,7 +70,7 @@ def texts_of_tables(tables: Iterable, columns: list[str], field: str) -> Texts:
     return texts_of_rows(rows, field)
 
 
-def read_json(path: str, field: str) -> Texts:
+def read_json(path: str, field: str, skipped: Counter) -> Texts:
     """Yield a field of each object in a file that has one object per line, or a list of them."""
     with open_unpacked(path) as file:
         is_list = re.match(rb'(\xef\xbb\xbf)?\s*\[', file.read(100))
@@ -86,7 +81,7 @@ def read_json(path: str, field: str) -> Texts:
             yield from texts_of_rows(filter(bytes.strip, file), field)
 
 
-def read_parquet(path: str, field: str) -> Texts:
+def read_parquet(path: str, field: str, skipped: Counter) -> Texts:
     """Yield a column of a Parquet file."""
     from pyarrow.parquet import ParquetFile  # comes with datasets
     with open_unpacked(path) as file:
@@ -95,7 +90,7 @@ def read_parquet(path: str, field: str) -> Texts:
         yield from texts_of_tables(tables, parquet.schema_arrow.names, field)
 
 
-def read_hub(source: str, field: str) -> Texts:
+def read_hub(source: str, field: str, skipped: Counter) -> Texts:
     """Yield a column of hub:OWNER/DATASET[:CONFIG[:SPLIT]]."""
     import datasets
     quiet_hub()
@@ -109,7 +104,7 @@ def read_hub(source: str, field: str) -> Texts:
 # Text files, alone or in a tar.
 
 
-def read_text(path: str, field: str) -> Texts:
+def read_text(path: str, field: str, skipped: Counter) -> Texts:
     """Yield the documents of a text file: one, or several with END_OF_TEXT between them."""
     with open_unpacked(path) as file:
         documents = decoded(file.read()).split(END_OF_TEXT)
@@ -138,7 +133,7 @@ class Header(tarfile.TarInfo):
             raise tarfile.ReadError(f'{error} at byte {archive.offset:,}')
 
 
-def read_tar(path: str, field: str, file=None) -> Texts:
+def read_tar(path: str, field: str, skipped: Counter, file=None) -> Texts:
     """Yield the .txt files in a tar and in .xz tars inside it, with OpenWebText's white space."""
     with (open_unpacked(path, file) as unpacked,  # whole, where tarfile reads one member of a .gz
           tarfile.open(path, 'r|', unpacked, tarinfo=Header, ignore_zeros=True) as tar):
@@ -149,9 +144,9 @@ def read_tar(path: str, field: str, file=None) -> Texts:
             is_known = name.endswith(('.xz', '.txt'))
             why = why_skipped(name, member.isreg(), is_known)
             if why:
-                yield Skipped(why)
+                skipped[why] += 1
             elif name.endswith('.xz'):
-                yield from read_tar(member.name, field, tar.extractfile(member))
+                yield from read_tar(member.name, field, skipped, tar.extractfile(member))
             else:
                 with user_errors(member.name):
                     text = decoded(tar.extractfile(member).read())
@@ -248,17 +243,12 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
                 if read is None:  # of a file that was named
                     print(f'{source}: read as plain text; known are {FORMATS}')
                     read = read_text
-                for text in read(source, field):
-                    if isinstance(text, Skipped):
-                        skipped[text] += 1
-                    elif not text:
-                        skipped['empty'] += 1
-                    elif len(text.encode()) > LARGEST:
-                        raise UserError(f'a document has more than {LARGEST:,} bytes; split it, '
-                                        f'say with {END_OF_TEXT}')
-                    else:
+                for text in read(source, field, skipped):
+                    if text:
                         is_found = True
                         yield {'text': text}
+                    else:
+                        skipped['empty'] += 1
         if not is_found:
             raise UserError(f'no text in {", ".join(sources)}; skipped: {counted(skipped)}')
 

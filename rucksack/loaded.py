@@ -1,6 +1,7 @@
 """The model that a command works on: its weights on a device, its tokenizer, its name."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from rucksack.cli import printable
 from rucksack.device import find_device
-from rucksack.documents import Skipped, read_text, reader_of
+from rucksack.documents import read_text, reader_of
 from rucksack.errors import UserError
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
@@ -51,8 +52,8 @@ class LoadedModel:
         """Encode the documents of a file, as prepare.py reads them, with an end-of-text between."""
         read_documents = reader_of(str(path)) or read_text
         ids = []
-        for text in read_documents(str(path), 'text'):
-            if text and not isinstance(text, Skipped):
+        for text in read_documents(str(path), 'text', Counter()):
+            if text:
                 ids += [self.eot, *self.encode(text)]
         return ids[1:]
 

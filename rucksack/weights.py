@@ -5,8 +5,6 @@ import re
 import shutil
 import sys
 import zipfile
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,6 +30,8 @@ CODE = Path(__file__).with_name('modeling_backpack.py')  # exported, for transfo
 CARD = Path(__file__).with_name('card.md')
 BUNDLED = {'english': ENGLISH, 'english_gpt': ENGLISH.with_name('english_gpt')}  # name -> folder
 WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # the first of these that a folder has
+SMALL_FILES = (
+    'config.json', 'tokenizer.json', 'tokenizer_config.json', 'vocab.json', 'merges.txt')
 HUB_NAME = r'(?!out/|data/)(gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+)'
 LEVANTER = 'backpack_model.'  # the module of its auto_map; also, its architectures is no list
 FIXED = {  # settings of a config.json and their allowed values; export writes the first
@@ -98,46 +98,18 @@ def find(source: str | Path) -> Path:
 
 
 def download(name: str) -> Path:
-    """Download what the Hugging Face cache lacks of a repository; return its folder there."""
-    config = fetch(name, 'config.json')
-    if config is None:
-        raise UserError(f'{name} has no config.json')
-    folder = config.parent
-    fetch_file = partial(fetch, name, commit=folder.name)  # all files belong to the same commit
-    if not fetch_file('tokenizer.json'):
-        fetch_file('vocab.json')
-        fetch_file('merges.txt')
-    fetch_file('tokenizer_config.json')
-    for file in WEIGHTS:
-        if not weights_in(folder):
-            fetch_file(file)
+    """Download the config, tokenizer and weights of a repository; return their folder.
+
+    Without a network, the files in the cache have to do.
+    """
+    import huggingface_hub as hub
+    problem = 'was not found locally, and downloading it failed'
+    with user_errors(name, f'there is no folder {name} here', problem):
+        for weights in WEIGHTS:
+            folder = Path(hub.snapshot_download(name, allow_patterns=[*SMALL_FILES, weights]))
+            if weights_in(folder):
+                break
     return folder
-
-
-def fetch(name: str, file: str, commit: str = 'main') -> Path | None:
-    """Fetch a file of a repository once; None if it has none, which the cache remembers."""
-    import huggingface_hub as hub
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-    path = hub.try_to_load_from_cache(name, file, revision=commit)
-    if path is None and may_have(name, file, commit):
-        problem = 'was not found locally, and downloading it failed'
-        with user_errors(f'{name}: {file}', f'there is no folder {name} here', problem):
-            hub.model_info(name, timeout=5)  # without a network, hf_hub_download tries for 23 s
-            try:
-                path = hub.hf_hub_download(name, file, revision=commit)
-            except LocalEntryNotFoundError:  # the network failed just now
-                raise
-            except EntryNotFoundError:
-                return None
-    return Path(path) if isinstance(path, str) else None
-
-
-def may_have(name: str, file: str, commit: str) -> bool:
-    """Tell whether a repository has a file, as far as the cache knows: True without a listing."""
-    import huggingface_hub as hub
-    with suppress(Exception):  # no listing; versions before 1.0 do not keep any
-        return file in [entry.path for entry in hub.get_cached_repo_tree(name, revision=commit)]
-    return True
 
 
 # -----------------------------------------------------------------------------
@@ -165,8 +137,6 @@ def make_model(config: Config) -> Backpack | GPT:
 
 def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
     """Make a model with given weights, in the default dtype; torch complains unless all fit."""
-    if config.n_layer > len(weights):  # before making them takes minutes
-        raise ValueError(f'its n_layer is {config.n_layer:,}, but it has {len(weights)} tensors')
     with torch.device('meta'):
         model = make_model(config)
     model.to_empty(device='cpu')
@@ -335,11 +305,9 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
     The published code can load a Backpack only if sense_hidden is 4 * n_embd.
     """
     c = model.config
-    folder = Path(folder)
+    folder = Path(folder).resolve()
     if not isinstance(model.contextualizer, Contextualizer):
         raise UserError('only a Backpack whose contextualizer is a GPT-2 can be exported')
-    if folder.name in ('', '..'):
-        raise UserError(f'{folder} exists; give the name of a new folder')
     files = tokenizer_files(tokenizer, c.block_size)
     files['config.json'] = settings_of(c, load_tokenizer(tokenizer).eot_token)
     folder.parent.mkdir(parents=True, exist_ok=True)

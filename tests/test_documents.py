@@ -128,17 +128,6 @@ def test_a_tar_behind_a_tar_is_read(name, pack, folder):
     assert len(texts_of(name)[0]) == 5
 
 
-@pytest.mark.parametrize('text', ['a' * 11, '\u00e9' * 6])
-def test_a_document_too_large_for_arrow_is_refused_by_name(text, folder, monkeypatch):
-    """Of more bytes, not letters, than a cell can have; as many are read."""
-    monkeypatch.setattr('rucksack.documents.LARGEST', 10)
-    Path('a.txt').write_text(text)
-    Path('b.txt').write_text('a' * 10)
-    with pytest.raises(UserError, match='a.txt'):
-        texts_of('a.txt')
-    assert texts_of('b.txt')[0] == ['a' * 10]
-
-
 @pytest.mark.parametrize('text', ['x'.encode('utf-16-le') * 9, 'x'.encode('utf-16'), b'1\0002'])
 def test_text_with_nuls_is_refused(text, folder):
     """UTF-16, say, whose every second byte would be a token; the line guesses so."""

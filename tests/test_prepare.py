@@ -341,7 +341,7 @@ def halfway():
     Path('a.jsonl').write_bytes(jsonl(texts))
     argv = [sys.executable, ROOT / 'prepare.py', 'own', *MERGES, '--text', 'a.jsonl']
     process = subprocess.Popen(argv, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while not any(path.stat().st_size for path in Path('data/own').glob('train.bin.*.partial')):
+    while not any(path.stat().st_size for path in Path('data/own').glob('train.bin.partial')):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGSTOP)
