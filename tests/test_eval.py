@@ -1,6 +1,5 @@
 """Claims about eval.py: each command end to end, on random models."""
 
-import itertools
 import shutil
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from helpers import WORDS, error_of, make_data, save, toy_loaded, write_benchmarks
 
 from rucksack import eval as tables
-from rucksack.cli import progress
 from rucksack.errors import UserError
 from rucksack.paper import gender, topics
 from rucksack.table import Table, write_csv
@@ -74,14 +72,6 @@ def test_edit_adds_rows_and_changes_no_other(name, data, n_rows, capsys):
     assert rows[:n_rows] + rows[2 * n_rows:] == plain
     assert under_edit[1] == 'Backpack out/run under *:0-2'
     assert under_edit[2:] != list(plain[0].values())[2:]
-
-
-@pytest.mark.parametrize('seconds, line', [(2, ''), (6, 'texts: 4 steps, about 24 s\n')])
-def test_a_log_says_how_much_there_is_to_do(seconds, line, capsys, monkeypatch):
-    """Once, if it is much: in a log there is no progress bar."""
-    monkeypatch.setattr('rucksack.cli.time.monotonic', itertools.count(step=seconds).__next__)
-    assert list(progress(range(4), 'texts')) == [0, 1, 2, 3]
-    assert capsys.readouterr().err == line
 
 
 def test_a_table_is_printed_though_csv_cannot_be_written(capsys):
