@@ -106,7 +106,7 @@ def anchors(path) -> set[str]:
     return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
 
 
-PAGES = [ROOT / 'README.md', *ROOT.glob('docs/**/*.md'), *ROOT.glob('pretrained/**/*.md')]
+PAGES = [*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md'), *ROOT.glob('pretrained/**/*.md')]
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
