@@ -20,6 +20,7 @@ from rucksack.edits import Topic, make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import WISHES
 from rucksack.files import output_path
+from rucksack.lending import lend
 from rucksack.loaded import LoadedModel, load_model
 from rucksack.paper.canonical import examples_for, examples_table
 from rucksack.paper.gender import estimation_prompts, gender_table
@@ -104,7 +105,7 @@ def make_parser() -> Parser:
                        for name, kind in TABLES.items())
     parser = Parser(prog='eval.py', description=f'{__doc__}\n{listed}',
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(runs=[], edits=None)
+    parser.set_defaults(runs=[], edits=None, lender=None, strength=None)
     commands = parser.add_subparsers(
         dest='table', metavar='TABLE', required=True,
         help='one of those above, or all; eval.py TABLE --help lists its flags')
@@ -132,6 +133,10 @@ def make_parser() -> Parser:
         add('--edit', '--senses-off', dest='edits', metavar='LINE', nargs='+', action='extend',
             help='also score the first model with these edits: nurse:10, or @FILE with one per '
                  'line; sample.py --help lists the forms')
+        add('--lender', metavar='MODEL',
+            help='edit the senses of this Backpack, and lend the edit to the first model')
+        add('--strength', type=number(float, 0), metavar='B',
+            help='multiply what the lender adds (0: nothing) [1]')
     return parser
 
 
@@ -141,13 +146,21 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     models = [load(name) for name in args.runs or [args.source]]
     if not args.runs and args.table != 'senses':
         models += load_baseline(models[0], args.baseline, load)
+    lender = models[0]
+    changed = replace(models[0], why='')
+    if args.lender:
+        lender = load(args.lender)
+        strength = 1.0 if args.strength is None else args.strength
+        changed = lend(changed, lender, strength)
     if args.edits:
         prompts = []
         if args.table == 'gender':
             prompts = estimation_prompts(models[0], args.data)
         if args.table == 'examples':
             prompts = [example.prompt for example in examples_for(models[0], args.data, args.wish)]
-        models.insert(1, under_edit(models[0], args.edits, prompts))
+        changed = under_edit(changed, lender, args.edits, prompts)
+    if args.edits or args.lender:
+        models.insert(1, changed)
     return models
 
 
@@ -174,20 +187,22 @@ def load_baseline(own: LoadedModel, name: str | None, load: Callable) -> list[Lo
     return [baseline]
 
 
-def under_edit(loaded: LoadedModel, lines: list[str], prompts: list[list[int]]) -> LoadedModel:
+def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
+               prompts: list[list[int]]) -> LoadedModel:
     """Put a model under edits, one a line; UserError if an edit would see later tokens.
 
-    prompts, the ids of each, choose the sense in nurse:she/he.
+    The senses are the lender's. prompts, the ids of each, choose the sense in nurse:she/he.
     """
-    loaded.needs_senses('--edit')
+    lender.needs_senses('--edit')
     changes = parse_lines(lines)
     if any(isinstance(change, Topic) for change in changes):
         raise UserError('an edit of a topic would see the later tokens of each text; use other '
                         'edits here, or sample.py')
     texts = [torch.tensor([ids], device=loaded.device) for ids in prompts]  # (1, T) each
-    edit, sentences = make_edit(changes, loaded.model, loaded.encoding, texts)
+    edit, sentences = make_edit(changes, lender.model, lender.encoding, texts)
     name = f'{loaded.name} under {", ".join(lines)}'
-    return replace(loaded, name=name, edit=edit, why=f'; {"; ".join(sentences)}')
+    why = '; '.join([loaded.why, *sentences])
+    return replace(loaded, name=name, edit=edit, why=why)
 
 
 def make_tables(name: str, models: list[LoadedModel], args: argparse.Namespace
@@ -214,6 +229,10 @@ def run(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     if (args.source or args.baseline) and args.runs:
         parser.error('--from and --baseline cannot be combined with RUN')
+    if args.lender and not args.edits and args.table != 'gender':
+        parser.error('--lender lends an edit; add --edit or --senses-off')
+    if args.strength is not None and not args.lender:
+        parser.error('--strength needs --lender')
     if args.baseline and args.table == 'senses':
         parser.error('senses is about one model; drop --baseline')
     names = [args.table]

@@ -23,8 +23,8 @@ from rucksack import sample_tables
 from rucksack.cli import Parser, number, printable, progress, run_cli
 from rucksack.edits import FORMS, SensesOf, count_word, make_edit, parse_lines, parse_senses
 from rucksack.errors import UserError
-from rucksack.fast import Cached
 from rucksack.files import output_path
+from rucksack.lending import cached, lend
 from rucksack.loaded import LoadedModel, load_model
 from rucksack.page import PAGE_BEGINS, write_page
 from rucksack.paper_lists import BAGS
@@ -102,13 +102,18 @@ def add_groups(parser: Parser) -> None:
         help='the next words while these senses are scaled from 0 to 1 (Figure 3)')
     add = parser.add_argument_group('edit senses, in the order given', EDIT_HELP).add_argument
     add('--edit', '--senses-off', dest='edits', metavar='LINE', **SEVERAL, help='change senses')
+    add('--lender', metavar='MODEL',
+        help='edit the senses of this Backpack, and add what the edit changes in its log '
+             "probabilities to those of --from, which needs the same vocabulary but no senses")
+    add('--strength', metavar='B', type=number(float, 0),
+        help='multiply what the lender adds (0: nothing) [1]')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line; raises UserError for bad values and flags that exclude each other.
 
-    Adds three attributes: changes (the parsed lines of --edit), needs_senses (whether the command
-    needs a Backpack) and is_look (whether it prints only tables).
+    Adds four attributes: changes (the parsed lines of --edit), needs_senses (whether the command
+    needs a Backpack), is_look (whether it prints only tables) and looks_at_senses.
     """
     parser = make_parser()
     flags = parser.parse_args(argv)
@@ -119,6 +124,13 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         looks.append(flags.explain)
     flags.needs_senses = bool(looks or flags.changes or flags.html)
     flags.is_look = bool(looks or flags.probs)
+    flags.looks_at_senses = bool(looks)
+    if flags.lender and (flags.export or flags.html):
+        parser.error('--export and --html write one model; drop --lender')
+    if flags.lender and not flags.changes:
+        parser.error('--lender lends an edit; add --edit or --senses-off')
+    if flags.strength is not None and not flags.lender:
+        parser.error('--strength needs --lender')
     if (flags.export or flags.html) and (flags.changes or flags.is_look):
         parser.error('--export and --html write the unedited model; drop the other flags')
     if flags.csv and not (flags.changes or flags.is_look):
@@ -195,30 +207,30 @@ def warnings(scaled: list, loaded: LoadedModel, texts: list[Tensor]) -> list[str
     return lines
 
 
-def make_tables(flags: argparse.Namespace, loaded: LoadedModel, prompts: Prompts
-                ) -> dict[str, Table]:
-    """Make the tables that the flags ask for, by name."""
+def make_tables(flags: argparse.Namespace, loaded: LoadedModel, lender: LoadedModel,
+                prompts: Prompts) -> dict[str, Table]:
+    """Make the tables that the flags ask for, by name; those of senses look at the lender's."""
     tables = {}
     for chosen in flags.show:
-        tables[f'show {chosen.text}'] = sample_tables.show(loaded, chosen, prompts)
+        tables[f'show {chosen.text}'] = sample_tables.show(lender, chosen, prompts)
     for text, pairs, bag in flags.find:
         if bag:
-            table = sample_tables.speak_for(loaded, bag)
+            table = sample_tables.speak_for(lender, bag)
         elif flags.words:
-            table = sample_tables.separate_words(loaded, text, pairs, flags.words)
+            table = sample_tables.separate_words(lender, text, pairs, flags.words)
         else:
-            table = sample_tables.separate(loaded, text, pairs)
+            table = sample_tables.separate(lender, text, pairs)
         tables[f'find {text}'] = table
     for word in flags.similar:
-        tables[f'similar {word}'] = sample_tables.similar(loaded, word)
+        tables[f'similar {word}'] = sample_tables.similar(lender, word)
     if flags.probs:
         tables['probs'] = sample_tables.probabilities(loaded, prompts, flags.probs)
     for prompt, idx in progress(prompts, 'prompts'):
         after = {}
         if flags.explain is not None:
-            after['explain'] = sample_tables.explanation(loaded, flags.explain, idx)
+            after['explain'] = sample_tables.explanation(lender, flags.explain, idx)
         for scaled in flags.sweep:
-            after[f'sweep {scaled.text}'] = sample_tables.sweep(loaded, scaled, idx, prompts)
+            after[f'sweep {scaled.text}'] = sample_tables.sweep(lender, scaled, idx, prompts)
         if flags.changes and not flags.is_look:
             after['next words'] = sample_tables.before_and_after(loaded, idx)
         for name, table in after.items():
@@ -235,7 +247,7 @@ def generate(flags: argparse.Namespace, loaded: LoadedModel, idx: Tensor, edit: 
     texts = []
     for i in progress(range(flags.num_samples), 'texts'):
         torch.manual_seed(flags.seed + i)
-        made = Cached(loaded.model).generate(
+        made = cached(loaded.model).generate(
             idx, flags.max_new_tokens, flags.temperature, flags.top_k, edit=edit, stop=loaded.eot)
         ids = made[0, idx.shape[1]:].tolist()
         end = [*ids, loaded.eot].index(loaded.eot)
@@ -249,6 +261,11 @@ def run(argv: list[str]) -> None:
     page = output_path('--html', flags.html, PAGE_BEGINS)
     csv_file = output_path('--csv', flags.csv, CSV_BEGINS)
     loaded = load_model(flags.source, flags.device, flags.dtype)
+    lender = loaded
+    if flags.lender:
+        lender = load_model(flags.lender, flags.device, flags.dtype)
+        strength = 1.0 if flags.strength is None else flags.strength
+        loaded = lend(loaded, lender, strength)
     if flags.needs_senses:
         loaded.needs_senses('this command')
     if flags.export is not None:
@@ -264,14 +281,17 @@ def run(argv: list[str]) -> None:
     prompts, notices = read_prompts(flags.start, flags.words, loaded)
     texts = [idx for _, idx in prompts]
     if flags.changes:
-        loaded.edit, sentences = make_edit(flags.changes, loaded.model, loaded.encoding, texts)
+        loaded.edit, sentences = make_edit(flags.changes, lender.model, lender.encoding, texts)
+        lender.edit = loaded.edit
         notices += sentences
+        if flags.lender and flags.looks_at_senses:
+            notices.append(f'All tables but --probs are about {lender}, whose senses are lent.')
         if flags.find or flags.similar:
             notices.append('--find and --similar look at senses as they are without the edit.')
     for line in warnings(flags.changes + flags.sweep, loaded, texts):  # first: often misspelled
         print(printable(line))
     print(loaded.about())
-    tables = make_tables(flags, loaded, prompts)
+    tables = make_tables(flags, loaded, lender, prompts)
     if csv_file:  # the file first, as printing into head ends the program
         write_csv(csv_file, tables)
     for part in [*notices, *tables.values()]:

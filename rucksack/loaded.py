@@ -31,18 +31,20 @@ class LoadedModel:
     dataset: str | None = None  # the data folder it was trained on, if its checkpoint says so
     data_id: str | None = None  # of that folder then, see rucksack.data
     encoding: tiktoken.Encoding | None = None  # made from tokenizer
+    kind: str = ''  # Backpack or Transformer
 
     def __post_init__(self) -> None:
         self.config = self.model.config
         if self.encoding is None:
             self.encoding = load_tokenizer(self.tokenizer)
+        if not self.kind:
+            self.kind = 'Backpack' if self.config.n_sense else 'Transformer'
         self.is_toy = self.encoding.name == 'words'  # its texts are from rucksack/toy.py
-        self.device = self.model.wte.weight.device
+        self.device = next(self.model.parameters()).device
         self.eot = self.encoding.eot_token
 
     def __str__(self) -> str:
-        kind = 'Backpack' if self.config.n_sense else 'Transformer'
-        return f'{kind} {self.name}'
+        return f'{self.kind} {self.name}'
 
     def encode(self, text: str) -> list[int]:
         """Encode a text of any length."""

@@ -12,6 +12,7 @@ from rucksack import senses
 from rucksack.cli import progress
 from rucksack.edits import SensesOf, find_senses
 from rucksack.errors import UserError
+from rucksack.lending import probs_under
 from rucksack.loaded import LoadedModel
 from rucksack.model import Backpack
 from rucksack.senses import Edit
@@ -188,7 +189,7 @@ def probabilities(loaded: LoadedModel, prompts: Prompts, words: list[str]) -> Ta
     rows = []
     for text, idx in progress(prompts, 'prompts'):
         row = [text]
-        probs = senses.probs_under(loaded.model, idx, edits.values())  # (edits, 1, V)
+        probs = probs_under(loaded.model, idx, edits.values())  # (edits, 1, V)
         for p in probs[:, 0, ids]:  # (words,)
             row += p.tolist()
             if len(ids) == 2:
@@ -202,7 +203,7 @@ def probabilities(loaded: LoadedModel, prompts: Prompts, words: list[str]) -> Ta
 def next_words(loaded: LoadedModel, title: str, idx: Tensor, edits: dict[str, Edit | None]
                ) -> Table:
     """Find the likeliest next words under each edit. The first and last edits get bars."""
-    probs = senses.probs_under(loaded.model, idx, edits.values())[:, 0]  # (edits, V)
+    probs = probs_under(loaded.model, idx, edits.values())[:, 0]  # (edits, V)
     ids = probs.amax(0).topk(12).indices  # (12,)
     words = token_texts(loaded.encoding, ids.tolist())
     rows = [[word, *p] for word, p in zip(words, probs.T[ids].tolist())]

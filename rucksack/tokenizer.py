@@ -105,6 +105,15 @@ def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
     return sorted(ranks, key=ranks.get)
 
 
+def ids_that_differ(one: tiktoken.Encoding, other: tiktoken.Encoding) -> list[int]:
+    """List the ids whose bytes differ between two encodings, or that one of them lacks."""
+    tokens = []
+    for encoding in (one, other):
+        special = {text.encode(): i for text, i in encoding._special_tokens.items()}
+        tokens.append((encoding._mergeable_ranks | special).items())
+    return sorted({i for _, i in tokens[0] ^ tokens[1]})
+
+
 def merges_of(ranks: dict[bytes, int]) -> list[str]:
     """List the merges 'a b' by which tiktoken makes the tokens of a BPE, in order of rank.
 

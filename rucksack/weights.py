@@ -157,7 +157,7 @@ def count_parameters(model: Backpack | GPT) -> dict[str, int]:
     counts = {'total': 0, 'contextualizer': 0}
     for name, p in model.named_parameters():
         counts['total'] += p.numel()
-        if not name.startswith('sense_network.'):
+        if 'sense_network.' not in name:
             counts['contextualizer'] += p.numel()
     return counts
 

@@ -10,6 +10,8 @@ each task, method and budget, and runs it on the test pairs with three seeds. Lo
 
 An update of a model that costs more than the budget is scaled back: vectors of senses, or the
 differences of parameters. The price is measured on text that neither trained nor held the model.
+Lent senses are learned by english, in the configurations that senses has, and not scaled: beta is
+the largest of 1.5, 1.4 .. 0 that keeps to the budget on other text than gives the price.
 """
 
 import argparse
@@ -28,10 +30,13 @@ from torch.nn.utils.rnn import pad_sequence
 import rucksack
 from rucksack import learning
 from rucksack.examples import Example
+from rucksack.lending import Lent
 from rucksack.model import Backpack
 
 BUDGETS = (1e-3, 1e-4, 1e-5)  # shares of the loss on ordinary text
 FACTORS = (1, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0)
+BETAS = [n / 10 for n in range(15, -1, -1)]  # for lending
+N_BETA = 200  # texts that choose beta
 TASKS = {  # examples, texts to judge, hard negatives; the wish; what counts as success
     'country_capital': (('fixed', 'clear_eval', 'hard_neg'), 'more', 0.2),
     'pronoun_gender_bias': (('train', 'eval', 'hard_neg_eval'), 'equal', 1.5),
@@ -55,12 +60,14 @@ CONFIGS = {
     'full': [{'lr': lr, 'kl': kl}
              for kl, lr in product((10, 1), (3e-4, 1e-3, 1e-4, 3e-5))],
     'lora': [{'lr': lr, 'kl': kl, 'rank': rank}
-             for rank, kl, lr in product((4, 16), (10, 1), (3e-3, 1e-2))]}
+             for rank, kl, lr in product((4, 16), (10, 1), (3e-3, 1e-2))],
+    'lent': []}  # those of senses
 METHODS = {  # method -> model and configurations
     'rules': ('english', 'rules'),
     'senses': ('english', 'senses'),
     'Transformer, full': ('english_gpt', 'full'),
     'Transformer, LoRA': ('english_gpt', 'lora'),
+    'Transformer, lent senses': ('english_gpt', 'lent'),
     'Backpack, full': ('english', 'full'),
     'Backpack, LoRA': ('english', 'lora')}
 SIZES = {'validate': (120, 120, 60, 30), 'test': (120, 360, 120, 60)}  # at most: examples, texts
@@ -99,13 +106,13 @@ def read_task(folder, task, split, encoding, sizes):
 
 
 def read_background(folder, encoding, n):
-    """Read texts that hold the model, and n others that give the price."""
+    """Read texts that hold the model, n others that give the price, and some that choose beta."""
     texts = []
     for line in (folder / 'text.jsonl').open(encoding='utf-8'):
         ids = [encoding.eot_token, *encoding.encode_ordinary(json.loads(line)['text'])]
         if len(ids) > 2:
             texts.append(ids[:257])
-    return texts[:40], texts[1000:1000 + n]
+    return texts[:40], texts[1000:1000 + n], texts[2000:2000 + N_BETA]
 
 
 # -----------------------------------------------------------------------------
@@ -118,6 +125,9 @@ def nats_after(model, prompt, continuation, edit):
     n = len(continuation)
     text = torch.tensor(prompt + continuation)
     idx = text[None, :-1]
+    if isinstance(model, Lent):
+        C = edit(idx, model.senses(idx)) if edit else None
+        return F.cross_entropy(model(idx, C=C)[0, -n:], text[-n:], reduction='sum').item()
     h = model.contextualizer(model.wte(idx))
     if isinstance(model, Backpack):
         alpha = model.sense_weights(h)[:, :, -n:]
@@ -287,7 +297,28 @@ def setter(model, before, changes):
     return set_parameters
 
 
-LEARN = {'rules': learn_senses, 'senses': learn_senses, 'full': finetune_all, 'lora': finetune_lora}
+@torch.no_grad()
+def choose_beta(model, texts, edit, budgets):
+    """Find the largest beta within each budget, in nats per token: logits are linear in beta."""
+    extra = torch.zeros(len(BETAS), dtype=torch.float64)
+    for ids in texts:
+        text = torch.tensor(ids)
+        idx = text[None, :-1]
+        logits = model(idx)[0]
+        added = model(idx, C=edit(idx, model.senses(idx)))[0] - logits
+        is_moved = added.any(-1)
+        logits, added, targets = logits[is_moved], added[is_moved], text[1:][is_moved]
+        nats = [F.cross_entropy(logits + beta * added, targets, reduction='sum')
+                for beta in BETAS]
+        extra += torch.stack(nats) - nats[-1]
+    prices = extra / sum(len(ids) - 1 for ids in texts)
+    print('  beta: price', {beta: round(p, 6) for beta, p in zip(BETAS, prices.tolist())})
+    return [next(beta for beta, price in zip(BETAS, prices) if price <= budget)
+            for budget in budgets]
+
+
+LEARN = {'rules': learn_senses, 'senses': learn_senses, 'lent': learn_senses, 'full': finetune_all,
+         'lora': finetune_lora}
 
 
 # -----------------------------------------------------------------------------
@@ -305,25 +336,37 @@ def factor_within(budget, prices):
     return 1.0
 
 
-def run(model, kind, task, data, held, priced, config, seed, base, budgets):
-    """Teach a model, and judge it at each budget; the model is as before in the end."""
-    examples, texts, negatives = data
-    threshold = TASKS[task][2]
-    start = time.monotonic()
-    for p in model.parameters():
-        p.requires_grad_(False)
-    apply, size = LEARN[kind](model, examples, held, config, seed)
-    seconds = time.monotonic() - start
+def factors_within(model, priced, apply, base, budgets):
+    """Find the largest factor of an update within each budget, a share of the loss base."""
     prices = {0: 0.0}
     for factor in FACTORS[:-1]:
         price = mean_loss(model, priced, apply(factor)) - base
         prices[factor] = price if math.isfinite(price) else math.inf
         if price <= min(budgets) * base:
             break
+    return [factor_within(budget * base, prices) for budget in budgets]
+
+
+def run(model, kind, task, data, background, config, seed, base, budgets):
+    """Teach a model, and judge it at each budget; the model is as before in the end."""
+    held, priced, for_beta = background
+    examples, texts, negatives = data
+    threshold = TASKS[task][2]
+    start = time.monotonic()
+    for p in model.parameters():
+        p.requires_grad_(False)
+    learner = model.lender if kind == 'lent' else model
+    apply, size = LEARN[kind](learner, examples, held, config, seed)
+    seconds = time.monotonic() - start
+    if kind == 'lent':
+        base_for_beta = mean_loss(model, for_beta)
+        factors = choose_beta(model, for_beta, apply(1),
+                              [budget * base_for_beta for budget in budgets])
+    else:
+        factors = factors_within(model, priced, apply, base, budgets)
     rows = []
     judged = {}  # factor -> what is measured with it
-    for budget in budgets:
-        factor = factor_within(budget * base, prices)
+    for budget, factor in zip(budgets, factors):
         if factor not in judged:
             edit = apply(factor)
             nats, success = judge(model, texts, edit, threshold)
@@ -344,34 +387,41 @@ def main():
     parser.add_argument('csv', type=Path)
     parser.add_argument('--tasks', nargs='+', default=list(TASKS))
     parser.add_argument('--methods', nargs='+', default=list(METHODS))
+    parser.add_argument('--budgets', nargs='+', type=float, default=list(BUDGETS))
+    parser.add_argument('--seeds', nargs='+', type=int, help='of the test [0 1 2]')
     args = parser.parse_args()
     sizes = SIZES[args.stage]
     split = {'validate': 'val', 'test': 'test'}[args.stage]
-    seeds = {'validate': [0], 'test': [0, 1, 2]}[args.stage]
+    seeds = {'validate': [0], 'test': args.seeds or [0, 1, 2]}[args.stage]
     done = []
     if args.csv.exists():
         done = list(csv.DictReader(args.csv.open()))
     models = {name: rucksack.load(name) for name in ('english', 'english_gpt')}
     encoding = models['english'][1]
-    held, priced = read_background(args.folder, encoding, sizes[3])
-    bases = {name: mean_loss(model, priced) for name, (model, _) in models.items()}
+    background = read_background(args.folder, encoding, sizes[3])
+    bases = {name: mean_loss(model, background[1]) for name, (model, _) in models.items()}
     for task, method in product(args.tasks, args.methods):
         name, kind = METHODS[method]
         model = models[name][0]
+        if kind == 'lent':
+            model = Lent(model, models['english'][0]).requires_grad_(False)
         data = read_task(args.folder, task, split, encoding, sizes)
         before, success = judge(model, data[1], None, TASKS[task][2])
         hard, _ = judge(model, data[2], None, 1)
         print(f'{task}, {method}: {[len(part) for part in data]}; before: {before:.3f} nats, '
               f'success {success:.3f}, hard negatives {hard:.3f}', flush=True)
-        configs = {json.dumps(config): BUDGETS for config in CONFIGS[kind]}
         if args.stage == 'test':
-            configs = best_configs(done, task, method)
+            configs = best_configs(done, task, 'senses' if kind == 'lent' else method)
+        else:
+            configs = {json.dumps(config): BUDGETS for config in CONFIGS[kind]}
         for (config, budgets), seed in product(configs.items(), seeds):
             key = {'stage': args.stage, 'task': task, 'method': method, 'config': config,
                    'seed': str(seed)}
-            if any(key.items() <= row.items() for row in done):
+            made = [float(row['budget']) for row in done if key.items() <= row.items()]
+            budgets = [b for b in budgets if b in args.budgets and b not in made]
+            if not budgets:
                 continue
-            rows = run(model, kind, task, data, held, priced, json.loads(config), seed,
+            rows = run(model, kind, task, data, background, json.loads(config), seed,
                        bases[name], budgets)
             rows = [key | {'before': before, 'success_before': success, 'hard_before': hard} | row
                     for row in rows]

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.cli import progress
+from rucksack.lending import probs_under
 from rucksack.loaded import LoadedModel
 from rucksack.paper_lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
-from rucksack.senses import Edit, at_last, compose, extremes, pad, probs_under, separation
+from rucksack.senses import Edit, at_last, compose, extremes, pad, separation
 from rucksack.table import Table
 from rucksack.words import read_lines, token_texts, word_ids
 

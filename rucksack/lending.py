@@ -1,0 +1,113 @@
+"""Lend edits: a model predicts as if it had a Backpack's edit, though it has no senses of its own.
+
+    log p'(x) = log p_other(x) + beta (log p_edited(x) - log p_unedited(x)) - log Z
+
+Source: "Model Editing with Canonical Examples" (arXiv 2402.06155), section 7, which improves GPT-J
+by a small Backpack. Each log p is a logit less a constant, and logits are linear in the senses
+(Eq. 2 and 9). So the difference in parentheses is the logits of what the edit adds to the senses:
+
+    logits' = logits_other + beta E^T sum_j sum_l alpha_lij (C'(x_j)_l - C(x_j)_l)
+
+Both models must have the same vocabulary. Letters are as in model.py.
+"""
+
+from collections.abc import Callable, Collection
+from copy import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from rucksack import senses
+from rucksack.errors import UserError
+from rucksack.fast import Cached
+from rucksack.loaded import LoadedModel
+from rucksack.model import GPT, Backpack, weighted_sum
+from rucksack.senses import Edit, at_last, compose
+from rucksack.tokenizer import ids_that_differ
+
+
+class Lent(nn.Module):
+    """A model whose predictions follow edits of a lender's senses, times strength (beta).
+
+    other maps ids (B, T) to logits (B, T, V or more), and has a config, as GPT and Backpack do;
+    lender is a Backpack. Use this as a Backpack: lent(idx, C=edit(idx, lent.senses(idx))) and
+    lent.generate(idx, n, edit=edit). It reads as many tokens as both can.
+    Raises ValueError if the vocabularies have different sizes.
+    """
+
+    generate = Backpack.generate
+
+    def __init__(self, other: Callable, lender: Backpack | Cached, strength: float = 1.0):
+        super().__init__()
+        if other.config.n_vocab != lender.config.n_vocab:
+            raise ValueError(f'the other model has {other.config.n_vocab} ids, the lender '
+                             f'{lender.config.n_vocab}; lending needs the same vocabulary')
+        self.other = other
+        self.lender = lender
+        self.strength = strength
+        self.config = copy(other.config)
+        self.config.n_sense = lender.config.n_sense
+        self.config.block_size = min(other.config.block_size, lender.config.block_size)
+
+    def senses(self, idx: Tensor) -> Tensor:
+        """Compute Eq. 10, the lender's senses C (.., k, d) of ids of any shape (..)."""
+        return self.lender.senses(idx)
+
+    def forward(self, idx: Tensor, *, C: Tensor | None = None) -> Tensor:
+        """Return the logits (B, T, V) under an edit that made the lender's senses C (B, T, k, d).
+
+        Without C, they are the other model's.
+        """
+        V = self.config.n_vocab
+        logits = self.other(idx)[..., :V]  # (B, T, V)
+        if C is None:
+            return logits
+        added = C - self.lender.senses(idx)  # (B, T, k, d), 0 where the edit changes nothing
+        return logits + self.strength * self.lender(idx, C=added)[..., :V]  # the equation above
+
+
+def cached(model: Backpack | GPT | Lent) -> Cached | Lent:
+    """Make the form of a model that generates without reading a token twice."""
+    if isinstance(model, Lent):
+        return Lent(Cached(model.other), Cached(model.lender), model.strength)
+    return Cached(model)
+
+
+@torch.no_grad()
+def probs_under(model: Backpack | GPT | Lent, idx: Tensor, edits: Collection[Edit | None],
+                last: Tensor | None = None) -> Tensor:
+    """Predict the token after the texts idx (B, T) under each edit, as senses.probs_under does.
+
+    Returns probabilities (edits, B, V). For a Lent, both models read the texts once.
+    """
+    if not isinstance(model, Lent):
+        return senses.probs_under(model, idx, edits, last)
+    lender = model.lender
+    by_position = lender.alpha(idx).transpose(1, 2)  # (B, T, k, T), [b, i, l, j]
+    alpha = at_last(by_position, last)[:, :, None]  # (B, k, 1, T)
+    C = lender.senses(idx)  # (B, T, k, d)
+    outputs = []
+    for edit in edits:
+        added = compose([edit])(idx, C) - C  # (B, T, k, d)
+        outputs.append(weighted_sum(alpha, added)[:, 0])  # (B, d)
+    moved = lender.project(torch.stack(outputs))[..., :model.config.n_vocab]  # (edits, B, V)
+    logits = at_last(model(idx), last)  # (B, V)
+    return (logits + model.strength * moved).softmax(-1)
+
+
+def lend(loaded: LoadedModel, lender: LoadedModel, strength: float) -> LoadedModel:
+    """Let a loaded model follow edits of a lender's senses; UserError if the two do not fit."""
+    lender.needs_senses('--lender')
+    differ = ids_that_differ(lender.encoding, loaded.encoding)
+    if differ:
+        raise UserError(f'{loaded.name} and {lender.name} have different vocabularies (id '
+                        f'{differ[0]} and {len(differ) - 1:,} others); choose another --lender')
+    model = Lent(loaded.model, lender.model, strength)
+    name = f'{loaded.name} with senses of {lender.name}'
+    if strength != 1:
+        name += f' times {strength:g}'
+    why = loaded.why
+    if loaded.config.block_size != lender.config.block_size:
+        why += f'; both read the last {model.config.block_size} tokens'
+    return replace(loaded, name=name, model=model, why=why)

@@ -1,0 +1,166 @@
+"""Claims about rucksack/lending.py: what a Backpack's edit does to another model."""
+
+import pandas
+import pytest
+import torch
+from helpers import error_of, lively, make_data, save, say, text, toy_loaded
+from torch.testing import assert_close
+
+from rucksack import eval as tables
+from rucksack import sample
+from rucksack.lending import Lent, cached, probs_under
+from rucksack.senses import add_to_senses, at_last, compose, pad, scale_senses, topic
+from rucksack.tokenizer import ids_that_differ, load_tokenizer, words_tokenizer
+from rucksack.words import scores_of_bags
+
+OFF = scale_senses(list(range(20)), [0, 2], 0.0)
+MOVES = add_to_senses(torch.tensor([3, 5]), torch.tensor([1, 1]), torch.ones(2, 24).double())
+
+
+def pair(n_sense: int = 0, strength: float = 1.0, **changes) -> Lent:
+    """A model of another width, which is lent the senses of a Backpack."""
+    other = lively(1, n_embd=16, n_sense=n_sense, **changes)
+    return Lent(other, lively(2), strength).requires_grad_(False)
+
+
+@pytest.mark.parametrize('strength', [0.3, 1.0, 2.0])
+@pytest.mark.parametrize('n_sense', [0, 4])
+def test_lent_logits_are_those_of_the_equation(n_sense, strength):
+    """log p' is log p of the other, plus strength times what the edit adds to log p."""
+    lent = pair(n_sense, strength, vocab_size=48, n_vocab=40)  # whose other has rows of padding
+    idx = text()
+    C = lent.lender.senses(idx)
+    edited, unedited = (lent.lender(idx, C=senses).log_softmax(-1) for senses in (OFF(idx, C), C))
+    other = lent.other(idx)[..., :40].log_softmax(-1)
+    expected = (other + strength * (edited - unedited)).log_softmax(-1)
+    assert_close(lent(idx, C=OFF(idx, C)).log_softmax(-1), expected)
+
+
+@pytest.mark.parametrize('edit, strength', [
+    (scale_senses([39], [0], 0.0), 1.0), (scale_senses(None, [0], 1.0), 1.0), (OFF, 0.0)])
+def test_an_edit_that_changes_nothing_changes_no_bit(edit, strength):
+    """A word that the text lacks, a factor of 1, or a strength of 0."""
+    lent = pair(strength=strength)
+    idx = text() % 39
+    assert torch.equal(lent(idx, C=edit(idx, lent.senses(idx))), lent.other(idx))
+    before, after = probs_under(lent, idx, [None, edit])
+    assert torch.equal(after, before)
+
+
+@pytest.mark.parametrize('temperature', [0, 1.3])
+@pytest.mark.parametrize('n_prompt, block_size', [(4, 12), (12, 12), (30, 12), (4, 7), (4, 20)])
+@pytest.mark.parametrize('n_sense', [0, 4])
+@pytest.mark.parametrize('name', ['none', 'off', 'topic'])
+def test_the_cache_changes_no_lent_text(name, n_sense, n_prompt, block_size, temperature):
+    """Below and past the shorter block_size, the ids are those of the form without a cache."""
+    lent = pair(n_sense, block_size=block_size)
+    boost = topic(lent.lender, scores_of_bags(lent.lender, [[3, 5, 8]])[0], (3.0, 2.5, 2.0, 1.0))
+    edit = {'none': None, 'off': OFF, 'topic': compose([boost, MOVES])}[name]
+    texts = []
+    for model in (lent, cached(lent)):
+        torch.manual_seed(0)
+        texts.append(model.generate(text(n_prompt), 40, temperature, edit=edit))
+    assert torch.equal(*texts)
+
+
+def test_without_an_edit_the_other_model_writes():
+    """Its text is as long as both can read."""
+    lent = pair()
+    assert torch.equal(lent.generate(text(), 20, 0), lent.other.generate(text(), 20, 0))
+
+
+def test_probabilities_under_edits_are_those_of_the_logits():
+    """The lender's weights are computed once for all edits and texts of other lengths."""
+    lent = pair(strength=0.7)
+    idx, last = pad([[5, 7, 9, 3], [8, 2]])
+    edits = [None, OFF, MOVES]
+    C = lent.senses(idx)
+    logits = [lent(idx, C=compose([edit])(idx, C)) for edit in edits]
+    expected = torch.stack([at_last(one, last).softmax(-1) for one in logits])
+    assert_close(probs_under(lent, idx, edits, last), expected)
+
+
+def test_models_of_other_sizes_of_vocabulary_are_refused():
+    """ValueError, before any logits are added."""
+    with pytest.raises(ValueError, match='48'):
+        pair(vocab_size=48)
+
+
+def test_ids_that_differ_are_those_with_other_bytes():
+    """Two words changed places, and a third is new."""
+    one, other = (load_tokenizer(words_tokenizer([words])) for words in ('a bb cc', 'a bb dd e'))
+    tokens = [{encoding.decode_single_token_bytes(v): v for v in range(encoding.n_vocab)}
+              for encoding in (one, other)]
+    expected = {v for _, v in tokens[0].items() ^ tokens[1].items()}
+    assert ids_that_differ(one, other) == sorted(expected)
+    assert ids_that_differ(one, one) == []
+
+
+# -----------------------------------------------------------------------------
+# On the command line.
+
+
+@pytest.fixture(autouse=True)
+def runs(folder):
+    """A Transformer, a Backpack that lends, and a text that both know."""
+    for name, n_sense, block_size in (('other', 0, 128), ('lender', 4, 96)):
+        loaded = toy_loaded(n_sense, block_size=block_size, seed=n_sense)
+        save(f'out/{name}', loaded.model, loaded.tokenizer)
+    ids = loaded.encode(' the nurse said that she they') * 9
+    make_data([0], ids, tokenizer=loaded.tokenizer, vocab_size=loaded.encoding.n_vocab)
+
+
+LENT = ['--from=out/other', '--lender=out/lender', '--edit', 'nurse:1-2', '--strength=2']
+
+
+def test_samples_and_tables_of_a_lent_edit_are_of_the_pair(capsys):
+    """--probs is of the other model under the lent edit, and the length of both is said once."""
+    start = '--start=the nurse said that'
+    printed = say(sample, capsys, *LENT, start, '--probs=she,he', '--csv=x.csv')
+    row, = pandas.read_csv('x.csv').to_dict('records')
+    other, lender = (toy_loaded(k, block_size=n, seed=k) for k, n in ((0, 128), (4, 96)))
+    idx = torch.tensor([lender.encode('the nurse said that')])
+    nurse = lender.encode(' nurse')
+    edits = [None, scale_senses(nurse, [1, 2], 0.0)]
+    probs = probs_under(Lent(other.model, lender.model, 2.0), idx, edits)
+    she, = lender.encode(' she')
+    assert [row['p(she)'], row['p(she) after']] == pytest.approx(probs[:, 0, she].tolist())
+    assert printed.count('96 tokens') == 1
+
+
+def test_looks_are_at_the_lender(capsys):
+    """--show is the lender's own, and a line says so."""
+    own = say(sample, capsys, '--from=out/lender', '--edit', 'nurse:1-2', '--show', 'nurse')
+    lent = say(sample, capsys, *LENT, '--show', 'nurse')
+    assert lent.splitlines()[-10:] == own.splitlines()[-10:]
+    assert 'Backpack out/lender' in lent
+
+
+@pytest.mark.parametrize('table', ['loss', 'gender'])
+def test_a_table_has_a_row_of_the_lent_edit(table, capsys, monkeypatch):
+    """It comes after the other model's, which it leaves as it is; strength 0 changes nothing."""
+    say(tables, capsys, table, *LENT, '--csv=x.csv')
+    rows = pandas.read_csv('x.csv').to_dict('records')
+    say(tables, capsys, table, '--from=out/other', '--csv=y.csv')
+    own = pandas.read_csv('y.csv').to_dict('records')
+    say(tables, capsys, table, *LENT[:-1], '--strength=0', '--csv=z.csv')
+    nothing = pandas.read_csv('z.csv').to_dict('records')
+    column = {'loss': 'perplexity', 'gender': 'bias ratio'}[table]
+    assert rows[0][column] == own[0][column]
+    assert rows[len(own)][column] != own[0][column]
+    assert nothing[len(own)][column] == pytest.approx(own[0][column])
+
+
+@pytest.mark.parametrize('script, argv, fact', [
+    (sample, ['--from=out/other', '--lender=out/lender'], '--edit'),
+    (sample, [*LENT, '--export=x'], '--export'), (sample, [*LENT, '--html=x.html'], '--html'),
+    (sample, ['--edit', 'nurse:1', '--strength=2'], '--lender'),
+    (sample, ['--from=out/lender', '--lender=out/other', '--edit', 'nurse:1'], 'out/other'),
+    (sample, ['--from=english_gpt', '--lender=out/lender', '--edit', 'nurse:1'], 'id 0'),
+    (sample, [*LENT, '--strength=-1'], "'-1'"),
+    (tables, ['loss', '--from=out/other', '--lender=out/lender'], '--edit'),
+    (tables, ['gender', '--from=out/lender', '--strength=1'], '--lender'),
+    (tables, ['loss', '--from=out/lender', '--lender=english', '--edit', 'nurse:1'], 'english')])
+def test_what_cannot_be_lent_is_refused_in_one_line(script, argv, fact, capsys):
+    """No edit, no lender, no senses, another vocabulary; nothing is written."""
+    assert fact in error_of(script, capsys, *argv)
