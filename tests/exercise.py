@@ -1,11 +1,13 @@
-"""One solution to each step of docs/exercise.md. Tests import it; alone, it does nothing."""
+"""One solution to each step and reward of docs/exercise.md. Run alone, it does nothing."""
 
 import math
+import re
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import rucksack
 from rucksack.model import MLP, Contextualizer
 
 
@@ -53,7 +55,7 @@ def weighted_sum(alpha, C):
 
 
 class Backpack(nn.Module):
-    """Step 4: ids (B, T) -> logits (B, T, V), or the loss."""
+    """Step 4: ids (B, T) -> logits (B, T, vocab_size), or the loss."""
 
     def __init__(self, config):
         super().__init__()
@@ -71,7 +73,7 @@ class Backpack(nn.Module):
         logits = F.linear(o, self.wte.weight)
         if targets is None:
             return logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
 
 def scale(idx, C, word, sense, factor):
@@ -80,3 +82,94 @@ def scale(idx, C, word, sense, factor):
     chosen = edited[:, :, sense]  # (B, T, d), a view
     chosen[idx == word] *= factor
     return edited
+
+
+# -----------------------------------------------------------------------------
+# The rewards.
+
+english, encoding = rucksack.load('english')
+
+
+def says(c, n):
+    """Reward 1: the text of the n tokens that the sense c (d,) raises most."""
+    logits = english.wte.weight[:english.config.n_vocab] @ c  # (V,)
+    return encoding.decode(logits.topk(n).indices.tolist())
+
+
+def attention(query, key, C):
+    """Reward 2: query and key (B, k, T, d/k) and C (B, T, k, d) -> o (B, T, d)."""
+    values = C.transpose(1, 2)  # (B, k, T, d)
+    y = F.scaled_dot_product_attention(query, key, values, is_causal=True)  # (B, k, T, d)
+    return y.sum(1)
+
+
+def terms(model, idx, v):
+    """Reward 3: what each sense of the text (1, T) adds along v at the last position, (T, k)."""
+    e = model.wte(idx)
+    alpha = model.sense_weights(model.contextualizer(e))  # (1, k, T, T)
+    scores = model.sense_network(e)[0] @ v  # (T, k)
+    return alpha[0, :, -1].T * scores
+
+
+def predict(factor):
+    """Reward 4: probabilities (vocab_size,) of the next token, if the sense is scaled."""
+    E = english.wte.weight
+    idx = torch.tensor([encoding.encode_ordinary('When the nurse came into the room,')])
+    position = 2  # of nurse
+    weight = english.alpha(idx)[0, 10, -1, position]
+    added = weight * (E @ english.senses(idx)[0, position, 10])  # (vocab_size,)
+    logits = english(idx)[0, -1] + (factor - 1) * added
+    return logits.softmax(-1)
+
+
+def train(model, ids, steps=800):
+    """Reward 5: train a model on ids (n,), with Muon for matrices and AdamW for the rest."""
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    embeddings = [model.wte.weight, model.contextualizer.wpe.weight]
+    for_muon = [p for p in matrices if all(p is not e for e in embeddings)]
+    for_adamw = embeddings + [p for p in model.parameters() if p.dim() == 1]
+    muon = torch.optim.Muon(for_muon, lr=2e-2, weight_decay=0.1)
+    adamw = torch.optim.AdamW(for_adamw, lr=6e-3, betas=(0.9, 0.99))
+    for step in range(steps):
+        for optimizer in (muon, adamw):
+            rate = min(1, (step + 1) / 30) * (1 - step / steps)
+            optimizer.param_groups[0]['lr'] = optimizer.defaults['lr'] * rate
+            optimizer.zero_grad()
+        starts = torch.randint(len(ids) - 64, (16, 1))
+        blocks = ids[starts + torch.arange(65)]  # (16, 65)
+        loss = model(blocks[:, :-1], blocks[:, 1:])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        muon.step()
+        adamw.step()
+        if step % 100 == 0:
+            print(f'step {step}: loss {loss.item():.3f}')
+
+
+OURS = {
+    r'^(lm_head|backpack\.(word|position)_embeddings).*': '',  # copies
+    r'^backpack\.gpt2_model\.': 'contextualizer.',
+    r'^contextualizer\.wte': 'wte',
+    r'^contextualizer\.h\.': 'contextualizer.blocks.',
+    r'^backpack\.sense_weight_net': 'sense_weights',
+    r'^backpack\.': '',
+    r'^sense_network\.ln\.': 'sense_network.ln_0.',
+    r'^sense_network\.block\.': 'sense_network.'}
+
+
+def load_published(model, state):
+    """Reward 6: copy weights with the authors' names into a model."""
+    own = {}
+    for name, weight in state.items():
+        for theirs, ours in OURS.items():
+            name = re.sub(theirs, ours, name)
+        if weight.dim() == 2 and re.search('blocks|mlp', name):
+            weight = weight.T
+        layer = re.search(r'blocks\.(\d+)\.attn\.c_attn', name)
+        if layer:
+            d = len(model.wte.weight.T)
+            weight = weight.clone()
+            weight[:d] /= int(layer[1]) + 1  # the queries
+        if name:
+            own[name] = weight
+    model.load_state_dict(own)
