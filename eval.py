@@ -134,9 +134,10 @@ def make_parser() -> Parser:
             help='also score the first model with these edits: nurse:10, or @FILE with one per '
                  'line; sample.py --help lists the forms')
         add('--lender', metavar='MODEL',
-            help='edit the senses of this Backpack, and lend the edit to the first model')
+            help='edit this Backpack instead, and change the predictions of the first model as '
+                 'the edit changes those of the Backpack')
         add('--strength', type=number(float, 0), metavar='B',
-            help='multiply what the lender adds (0: nothing) [1]')
+            help='multiply the changes that --lender makes (0: none) [1]')
     return parser
 
 
@@ -150,8 +151,7 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     changed = replace(models[0], why='')
     if args.lender:
         lender = load(args.lender)
-        strength = 1.0 if args.strength is None else args.strength
-        changed = lend(changed, lender, strength)
+        changed = lend(changed, lender, args.strength)
     if args.edits:
         prompts = []
         if args.table == 'gender':

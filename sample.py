@@ -103,17 +103,17 @@ def add_groups(parser: Parser) -> None:
     add = parser.add_argument_group('edit senses, in the order given', EDIT_HELP).add_argument
     add('--edit', '--senses-off', dest='edits', metavar='LINE', **SEVERAL, help='change senses')
     add('--lender', metavar='MODEL',
-        help='edit the senses of this Backpack, and add what the edit changes in its log '
-             "probabilities to those of --from, which needs the same vocabulary but no senses")
+        help='edit this Backpack instead, and change the predictions of --from as the edit '
+             'changes those of the Backpack; both need the same vocabulary')
     add('--strength', metavar='B', type=number(float, 0),
-        help='multiply what the lender adds (0: nothing) [1]')
+        help='multiply the changes that --lender makes (0: none) [1]')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line; raises UserError for bad values and flags that exclude each other.
 
     Adds four attributes: changes (the parsed lines of --edit), needs_senses (whether the command
-    needs a Backpack), is_look (whether it prints only tables) and looks_at_senses.
+    needs a Backpack), looks_at_senses, and is_look (whether it prints only tables).
     """
     parser = make_parser()
     flags = parser.parse_args(argv)
@@ -175,6 +175,18 @@ def parse_words(text: str) -> list[str]:
 
 # -----------------------------------------------------------------------------
 # The program.
+
+
+def load_models(flags: argparse.Namespace) -> tuple[LoadedModel, LoadedModel]:
+    """Load the model, and the Backpack whose senses it uses: itself without --lender."""
+    loaded = load_model(flags.source, flags.device, flags.dtype)
+    lender = loaded
+    if flags.lender:
+        lender = load_model(flags.lender, flags.device, flags.dtype)
+        loaded = lend(loaded, lender, flags.strength)
+    if flags.needs_senses:
+        lender.needs_senses('this command')
+    return loaded, lender
 
 
 def read_prompts(starts: list[str], words: list[str], loaded: LoadedModel
@@ -260,14 +272,7 @@ def run(argv: list[str]) -> None:
     flags = parse_args(argv)
     page = output_path('--html', flags.html, PAGE_BEGINS)
     csv_file = output_path('--csv', flags.csv, CSV_BEGINS)
-    loaded = load_model(flags.source, flags.device, flags.dtype)
-    lender = loaded
-    if flags.lender:
-        lender = load_model(flags.lender, flags.device, flags.dtype)
-        strength = 1.0 if flags.strength is None else flags.strength
-        loaded = lend(loaded, lender, strength)
-    if flags.needs_senses:
-        loaded.needs_senses('this command')
+    loaded, lender = load_models(flags)
     if flags.export is not None:
         dtype = getattr(torch, flags.dtype or 'float32')
         export(loaded.model, loaded.tokenizer, flags.export, dtype)

@@ -96,9 +96,14 @@ def probs_under(model: Backpack | GPT | Lent, idx: Tensor, edits: Collection[Edi
     return (logits + model.strength * moved).softmax(-1)
 
 
-def lend(loaded: LoadedModel, lender: LoadedModel, strength: float) -> LoadedModel:
-    """Let a loaded model follow edits of a lender's senses; UserError if the two do not fit."""
+def lend(loaded: LoadedModel, lender: LoadedModel, strength: float | None = None) -> LoadedModel:
+    """Let a loaded model follow edits of a lender's senses, times strength (default 1).
+
+    Raises UserError if the lender has no senses or another vocabulary.
+    """
     lender.needs_senses('--lender')
+    if strength is None:
+        strength = 1.0
     differ = ids_that_differ(lender.encoding, loaded.encoding)
     if differ:
         raise UserError(f'{loaded.name} and {lender.name} have different vocabularies (id '

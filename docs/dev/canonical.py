@@ -124,18 +124,25 @@ def nats_after(model, prompt, continuation, edit):
     """Compute -log p of a continuation, in nats."""
     n = len(continuation)
     text = torch.tensor(prompt + continuation)
-    idx = text[None, :-1]
+    logits = last_logits(model, text[None, :-1], n, edit)
+    return F.cross_entropy(logits, text[-n:], reduction='sum').item()
+
+
+def last_logits(model, idx, n, edit):
+    """Compute the logits at the last n positions of a text; of a Lent as Lent.forward does."""
     if isinstance(model, Lent):
-        C = edit(idx, model.senses(idx)) if edit else None
-        return F.cross_entropy(model(idx, C=C)[0, -n:], text[-n:], reduction='sum').item()
+        logits = last_logits(model.other, idx, n, None)
+        if edit:
+            added = last_logits(model.lender, idx, n, lambda idx, C: edit(idx, C) - C)
+            logits = logits + model.strength * added
+        return logits
     h = model.contextualizer(model.wte(idx))
     if isinstance(model, Backpack):
         alpha = model.sense_weights(h)[:, :, -n:]
         C = model.senses(idx)
         C = edit(idx, C) if edit else C
         h = torch.einsum('blij,bjld->bid', alpha, C)
-    logits = F.linear(h[0, -n:], model.wte.weight[:model.config.n_vocab])
-    return F.cross_entropy(logits, text[-n:], reduction='sum').item()
+    return F.linear(h[0, -n:], model.wte.weight[:model.config.n_vocab])
 
 
 def judge(model, examples, edit, threshold):
@@ -304,8 +311,8 @@ def choose_beta(model, texts, edit, budgets):
     for ids in texts:
         text = torch.tensor(ids)
         idx = text[None, :-1]
-        logits = model(idx)[0]
-        added = model(idx, C=edit(idx, model.senses(idx)))[0] - logits
+        logits = last_logits(model, idx, len(ids) - 1, None)
+        added = last_logits(model, idx, len(ids) - 1, edit) - logits
         is_moved = added.any(-1)
         logits, added, targets = logits[is_moved], added[is_moved], text[1:][is_moved]
         nats = [F.cross_entropy(logits + beta * added, targets, reduction='sum')
