@@ -148,8 +148,11 @@ def assert_same_run(a: str, b: str) -> None:
 RUN = [*SMALL, '--eval_interval=2', '--max_iters=6', '--dropout=0.2']
 
 # Processes of their own are forked from one that has torch loaded and has never used it.
-PROCESSES = multiprocessing.get_context('forkserver')
-PROCESSES.set_forkserver_preload(['helpers', 'torch._dynamo'])
+if os.name == 'nt':
+    PROCESSES = multiprocessing.get_context('spawn')
+else:
+    PROCESSES = multiprocessing.get_context('forkserver')
+    PROCESSES.set_forkserver_preload(['helpers', 'torch._dynamo'])
 
 
 def work(folder: Path, said: str, prepared, env: dict, argv: tuple[str, ...]) -> None:
