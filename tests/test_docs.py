@@ -23,7 +23,8 @@ RENUMBER = 'Renumber the senses'
 TRAIN = 'Train on your own text'
 LSTM = 'Another contextualizer'
 DRAW = 'Draw losses'
-ALONE = [title for title in RECIPES if title not in (RENUMBER, DRAW, TRAIN, LSTM)]
+THEIRS = 'Lend to a model of transformers'
+ALONE = [title for title in RECIPES if title not in (RENUMBER, DRAW, TRAIN, LSTM, THEIRS)]
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,14 @@ def test_a_recipe_prints_what_the_page_says(title, said, capsys):
     """The lecture's sum, the same ids from looked-up senses, and the ratio of singular values."""
     run(title)
     assert said in capsys.readouterr().out
+
+
+def test_an_edit_is_lent_to_a_model_of_transformers(capsys):
+    """The recipe prints the odds before and after the edit, which differ."""
+    pytest.importorskip('transformers')
+    run(THEIRS)
+    before, after, _ = capsys.readouterr().out.splitlines()
+    assert before != after
 
 
 @torch.no_grad()
