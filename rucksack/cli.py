@@ -101,25 +101,21 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f'{message}; --help lists all')
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parse as argparse does, with each flag spelled as it was declared."""
-        return super().parse_known_args(self.as_declared(args), namespace)
-
-    def as_declared(self, words: list[str]) -> list[str]:
-        """Spell the flags among words as they were declared.
+        """Parse as argparse does, with each flag spelled as it was declared.
 
         A shell leaves ~ alone after = and @; here it is the home folder, but in TEXT.
         """
         actions = {flag.replace('_', '-'): (flag, action)
                    for flag, action in self._option_string_actions.items()}
         spelled = []
-        for word in words:
+        for word in args:
             flag, sign, value = word.partition('=')
             if flag.replace('_', '-') in actions:
                 flag, action = actions[flag.replace('_', '-')]
                 if value.startswith('~/') and action.metavar != 'TEXT':
                     value = str(Path(value).expanduser())
             spelled.append(re.sub('^@~/', f'@{Path.home()}/', flag + sign + value))
-        return spelled
+        return super().parse_known_args(spelled, namespace)
 
 
 def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str], float]:

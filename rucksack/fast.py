@@ -154,12 +154,8 @@ class Cached:
         C (B, S, k, d) are the senses to sum, as in Backpack.forward.
         """
         start = self.n_read(idx)
-        contextualizer = self.model.contextualizer
-        if type(contextualizer) is Contextualizer:
-            e = self.model.wte(idx[:, start:])  # (B, T, d)
-            h = contextualize(contextualizer, e, start, self.cache)  # (B, T, d)
-        else:  # no cache: it reads the whole text
-            h = contextualizer(self.model.wte(idx))[:, start:]
+        e = self.model.wte(idx[:, start:])  # (B, T, d)
+        h = contextualize(self.model.contextualizer, e, start, self.cache)  # (B, T, d)
         o = h[:, -1:]  # (B, 1, d), what a GPT projects
         if self.config.n_sense:
             if C is None:

@@ -38,7 +38,7 @@ def true_or_false(text: str) -> bool:
 
 def parse(parser: Parser, words: list[str]) -> dict:
     """Parse settings in words, with config files as 'configs'. Raises UserError if unknown."""
-    args, unknown = parser.parse_known_intermixed_args(parser.as_declared(words))
+    args, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         flag = unknown[0].partition('=')[0]
         nearest = difflib.get_close_matches(flag, parser._option_string_actions, 1, cutoff=0)

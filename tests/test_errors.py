@@ -24,6 +24,7 @@ ROWS = [
     ('train', '--device=abacus', 'abacus', 'tiny'),
     ('train', 'config/none.py', 'config/none.py', 'tiny'), ('train', '--n_sense=0', "'0'", 'tiny'),
     ('train', '--n_layer=2000000', '2000000', 'tiny'),
+    ('train', '--model=gpt --loaded_lr=0', 'loaded_lr', 'tiny'),  # no senses, nothing would learn
     ('train', '--n_embd=2147483648', 'memory', 'tiny'),
     ('train', '--init_from=english', 'english', 'tiny'),
     ('train', '--out_dir=out/toy', 'out/toy/ckpt.pt', 'out'),
@@ -92,13 +93,10 @@ def test_a_file_of_ones_own_is_not_replaced(flags, mine, out, capsys):
     assert Path('mine').read_text() == mine
 
 
-def test_a_path_in_the_home_folder_may_begin_with_a_tilde(monkeypatch, tmp_path):
-    """After =, where the shell leaves the tilde to the program."""
-    monkeypatch.setenv('HOME', str(tmp_path))
-    assert sample.parse_args(['--probs=she', '--csv=~/x.csv']).csv == str(tmp_path / 'x.csv')
-
-
 @pytest.mark.parametrize('words', [['--start', '~/x is'], ['--start=~/x is']])
-def test_a_prompt_may_begin_with_a_tilde(words):
-    """A prompt is not a path."""
-    assert sample.parse_args(words).start == ['~/x is']
+def test_a_tilde_begins_a_path_and_not_a_prompt(words, monkeypatch, tmp_path):
+    """After =, the shell leaves a path's tilde to the program."""
+    monkeypatch.setenv('HOME', str(tmp_path))
+    flags = sample.parse_args([*words, '--probs=she', '--csv=~/x.csv'])
+    assert flags.csv == str(tmp_path / 'x.csv')
+    assert flags.start == ['~/x is']

@@ -4,12 +4,12 @@ import importlib.util
 
 import pytest
 import torch
-from helpers import ROOT, Averages, lively, some_targets, text
+from helpers import ROOT, lively, some_targets, text
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from rucksack.fast import Cached, DistinctIds, distinct_ids
-from rucksack.model import Backpack, Config
+from rucksack.model import Backpack
 from rucksack.senses import Edit, compose, probs_under, scale_senses, topic
 from rucksack.words import scores_of_bags
 
@@ -107,14 +107,6 @@ def test_a_text_of_one_id_is_read_anew_past_block_size():
     ids = torch.full((1, 12), 7)
     for _ in range(2):
         assert_close(cached(ids), model(ids)[:, -1:])
-
-
-def test_another_contextualizer_generates():
-    """It reads the whole text for each token, and the cache serves the senses alone."""
-    model = Backpack(Config(12, 40, n_layer=2, n_head=2, n_embd=24, n_sense=3), Averages(24, 24))
-    edit = scale_senses(None, [0], 0.2)
-    plain = model.double().generate(text(4), 30, temperature=0, edit=edit)
-    assert torch.equal(Cached(model).generate(text(4), 30, temperature=0, edit=edit), plain)
 
 
 @torch.no_grad()

@@ -230,11 +230,6 @@ def test_a_given_transformer_has_a_folder_of_its_own(tiny):
     assert not Path('out/tiny').exists()
 
 
-def test_a_run_in_which_nothing_would_learn_is_refused(tiny, capsys):
-    """A Transformer has no senses, which alone learn with loaded_lr=0."""
-    assert 'loaded_lr' in error_of(train, capsys, *SMALL, '--model=gpt', '--loaded_lr=0')
-
-
 NEW_SENSES = ['--model=backpack', '--n_sense=2', '--sense_hidden=24']
 WARM = [*TUNE, '--init_from=out/run', *NEW_SENSES]
 
