@@ -4,26 +4,29 @@
     python sample.py --from english --edit @capitals.safetensors
 
 Each line is a prompt and what should follow it. A few senses of its words are moved so that it
-does (arXiv 2402.06155); the parameters of the model stay as they are.
+does (arXiv 2402.06155); the parameters of the model stay as they are. Texts on which nothing should
+change hold the model: a background, and texts that it writes from the examples itself.
 """
 
 import argparse
+import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+import rucksack
 from rucksack.cli import HOME, Parser, number, printable, run_cli
 from rucksack.errors import UserError, user_errors
 from rucksack.examples import FORMS, WISHES, Example
+from rucksack.fast import Cached
 from rucksack.files import output_path
-from rucksack.learning import Learned, Shift, learn, lines_of_shift, save_shift
+from rucksack.learning import Learned, inside, learn, lines_of_shift, save_shift, write_texts
 from rucksack.loaded import LoadedModel, load_model
-from rucksack.paper.canonical import examples_for, log_odds, successes
-from rucksack.paper.likelihood import windows
-from rucksack.sample_tables import ranking, shortened
-from rucksack.senses import Edit, extremes
+from rucksack.paper.canonical import examples_for, fulfilled, log_odds
+from rucksack.paper.likelihood import Pair, Scores, count_changes, held_out, score, windows
+from rucksack.sample_tables import shortened, word_and_score
 from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.toy import toy_stories
 from rucksack.words import token_texts
@@ -31,8 +34,7 @@ from rucksack.words import token_texts
 BACKGROUND = HOME / 'docs' / 'tour.txt'  # no bundled model was trained on it
 TEXT_LENGTH = 128  # tokens of a text of the background
 MOST_TEXTS = 400
-FEW_TOKENS = 20
-MOST_SENSES = 12  # in the printed table
+MOST_SHOWN = 6  # rows of a table of texts
 FORM_HELP = '\n'.join(f'  {form:<20} {wish}' for form, wish in FORMS.items())
 
 
@@ -54,11 +56,13 @@ def make_parser() -> Parser:
         help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
     add('--wish', choices=WISHES,
         help='what the rows of a .jsonl wish for [more; equal for suffix1 and suffix2]')
-    add('--background', metavar='FILE', type=Path,
-        help='text on which nothing should change: half of it holds the model, half gives the '
-             'price [docs/tour.txt; toy stories for a toy model]')
+    add('--background', metavar='PATH',
+        help='text on which nothing should change, as eval.py loss --data takes it: half of it '
+             'holds the model, half gives a price [docs/tour.txt; toy stories for a toy model]')
+    add('--keep', metavar='FILE',
+        help='more lines, whose prompts should be followed by what follows them now')
     add('--budget', metavar='SHARE', type=number(float, 0), default=1e-3,
-        help='highest price, as a share of the loss on the background [0.001]')
+        help='highest price, as a share of the loss on the text that gives it [0.001]')
     add('--senses', metavar='N', type=number(int, 1), default=9,
         help='senses that each example chooses [9]')
     add('--steps', metavar='N', type=number(int, 1, 100_000),
@@ -66,7 +70,7 @@ def make_parser() -> Parser:
     add('--lr', metavar='RATE', type=number(float, 1e-9, 100),
         help='peak learning rate [5.12 over the width of the model: 0.02 for english]')
     add('--seed', metavar='S', type=number(int, 0), default=0,
-        help='random seed for the order of examples [0]')
+        help='random seed for the order of examples and the texts that the model writes [0]')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--csv', metavar='FILE', help='also write the tables to a .csv file')
     return parser
@@ -80,16 +84,17 @@ def check_out(path: Path) -> None:
     if path.exists():
         with user_errors(f'--out {path}', 'give the name of a new file, or of a learned edit'):
             lines_of_shift(path)
+    with user_errors(path.parent, problem='cannot be written to'), \
+            tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
-def read_background(path: Path | None, loaded: LoadedModel) -> list[list[int]]:
+def read_background(path: str | None, loaded: LoadedModel) -> list[list[int]]:
     """Read the background in texts of up to TEXT_LENGTH tokens, each with the token before it."""
     if path is None and loaded.is_toy:
         ids = loaded.encode('\n'.join(story for story, _ in toy_stories(seed=1, n=200)))
     else:
-        path = path or BACKGROUND
-        with user_errors(path, 'give a text file'):
-            ids = loaded.read(path)
+        ids, _ = held_out(loaded, path or str(BACKGROUND))
     length = min(TEXT_LENGTH, loaded.config.block_size)
     if len(ids) <= length:
         raise UserError(f'{path} has {len(ids)} tokens; a background needs more than {length}')
@@ -103,64 +108,74 @@ def read_background(path: Path | None, loaded: LoadedModel) -> list[list[int]]:
 # The tables.
 
 
-def examples_table(loaded: LoadedModel, examples: list[Example], edit: Edit) -> Table:
+def lines_table(title: str, edited: LoadedModel, examples: list[Example]) -> Table:
     """Show the probability of A for each example, or the odds of A to B, before and after.
 
     The notes say which examples reach the thresholds of eval.py.
     """
-    before = log_odds(loaded, examples)  # (examples,)
-    after = log_odds(replace(loaded, edit=edit), examples)
+    before = log_odds(replace(edited, edit=None), examples)  # (examples,)
+    after = log_odds(edited, examples)
+    was_right = fulfilled(examples, before)
+    is_right = fulfilled(examples, after)
     rows = []
-    notes = []
-    n_after = 0
-    for example, old, new in zip(examples, before, after):
-        wish = example.wish
-        what = 'p(A)/p(B)' if wish in ('order', 'equal') else 'p(A)'
-        rows.append([example.line, what, old.exp().item(), new.exp().item()])
-        if successes(old, wish):
-            notes.append(f'Fulfilled before the edit: {example.line}')
-        if successes(new, wish):
-            n_after += 1
-    notes.append(f'Fulfilled after the edit: {n_after} of {len(examples)}')
+    notes = [f'Fulfilled before: {was_right.sum()} of {len(examples)}; after: {is_right.sum()}. '
+             f'Repaired: {(is_right & ~was_right).sum()}; broken: {(was_right & ~is_right).sum()}']
+    for example, old, new, is_one in zip(examples, before.exp(), after.exp(), is_right):
+        what = 'p(A)/p(B)' if example.wish in ('order', 'equal') else 'p(A)'
+        rows.append([example.line, what, old.item(), new.item()])
+        if not is_one:
+            notes.append(f'Not fulfilled; do others contradict or compete? {example.line}')
     columns = {'example': shortened, 'what': str, 'before': '.4g', 'after': '.4g'}
-    return Table('The examples, before and after the edit', columns, rows, notes)
+    return Table(title, columns, rows, notes)
 
 
-def senses_table(loaded: LoadedModel, shift: Shift) -> Table:
-    """Show how far each sense moved, and the words that it now raises most."""
-    model = loaded.model
-    lengths, order = shift.vectors.norm(dim=1).sort(descending=True)  # (P,) each
-    ids = shift.ids[order]
-    numbers = shift.numbers[order]
-    C = model.senses(ids)  # (P, k, d)
-    C = C[torch.arange(len(ids)), numbers]  # (P, d), the senses that move
-    raised, added = extremes(model, C + shift.vectors[order], 4)  # (P, 8) each
-    words = token_texts(loaded.encoding, ids.tolist())
-    cells = zip(words, numbers.tolist(), lengths.tolist(), C.norm(dim=1).tolist())
-    columns = {'word': repr, 'sense': 'd', 'moved by': '.2f', 'length': '.2f'}
-    title = (f'The {len(ids)} senses that moved (at most {MOST_SENSES} printed), by how much, '
-             'their length before, and the words that they now raise most')
-    table = ranking(loaded, title, columns, cells, raised[:, :4], added[:, :4])
-    return replace(table, most=MOST_SENSES)
+def texts_table(edited: LoadedModel, examples: list[Example]) -> Table:
+    """Show how the likeliest text goes on after the first prompts, before and after the edit."""
+    rows = []
+    for example in examples[:MOST_SHOWN]:
+        idx = torch.tensor([example.prompt], device=edited.device)  # (1, T)
+        row = [example.line]
+        for edit in (None, edited.edit):
+            made = Cached(edited.model).generate(idx, 8, 0.0, edit=edit)
+            row.append(edited.encoding.decode(made[0, idx.shape[1]:].tolist()))
+        rows.append(row)
+    columns = {'example': shortened, 'before': repr, 'after': repr}
+    return Table('The likeliest text after the prompts', columns, rows)
 
 
-def price_line(learned: Learned, background: Path | str) -> str:
-    """Say what the edit costs on the background, in a paragraph."""
-    if learned.n_touched == 0:
-        return (f'The price is not known, nor held by --budget: of {learned.n_tokens:,} tokens of '
-                f'{background}, none has a sense that moved. With --background, give ordinary text '
-                'in which your words occur, but are rare: senses of its common words do not move.')
-    price = round(learned.price, 5) + 0.0  # no -0.0
-    lines = [f'The price: {price:+.5f} nats per token on {learned.n_tokens:,} tokens of '
-             f'{background}, {price / learned.loss:.4%} of their {learned.loss:.3f}; '
-             f'{learned.n_touched:,} of them have a sense that moved.']
-    if learned.n_touched < FEW_TOKENS:
-        lines.append('These are few, and text that uses your words costs more: give more text '
-                     'with --background.')
-    if learned.factor < 1:
-        lines.append(f'The vectors were scaled back to {learned.factor:.2f} of what was learned, '
-                     'to keep to --budget.')
-    return ' '.join(lines)
+def prices_table(texts: dict[str, tuple[Scores, Scores]], learned: Learned) -> Table:
+    """Show what the edit costs on texts, scored before and after, and what it changes there."""
+    rows = []
+    for name, (before, after) in texts.items():
+        n = (before.targets != -1).sum().item()
+        loss = -before.logp.sum().item() / n
+        price = (before.logp - after.logp).sum().item() / n
+        counts = count_changes(before, after)
+        rows.append([name, n, after.touched.sum().item(), loss, price, 100 * price / loss,
+                     *counts.values()])
+    columns = {'on': '', 'tokens': ',', 'moved': ',', 'loss': '.3f', 'price': '+.5f', '%': '+.3f',
+               'changed': ',', 'repaired': ',', 'broken': ','}
+    title = ('What the edit costs, in nats per token; tokens with a sense that moved; positions '
+             'whose likeliest next word changed')
+    notes = [f'The vectors are {learned.factor:.2f} of what was learned. --budget allows '
+             f'{learned.within:.2f}, and less fulfils the same examples.']
+    return Table(title, columns, rows, notes)
+
+
+def neighbours_table(loaded: LoadedModel, texts: dict[str, list[Pair]],
+                     scores: dict[str, tuple[Scores, Scores]]) -> Table:
+    """Show where in texts the likeliest next word changed, the surest new word first."""
+    rows = []
+    for name, (before, after) in scores.items():
+        for i, j in (before.likeliest != after.likeliest).nonzero().tolist():
+            context, continuation = texts[name][i]
+            prompt = loaded.encoding.decode((context + continuation)[:j + 1])
+            ids = [before.likeliest[i, j], after.likeliest[i, j]]
+            old, new = token_texts(loaded.encoding, ids)
+            rows.append([prompt, (old, before.p[i, j].item()), (new, after.p[i, j].item())])
+    rows.sort(key=lambda row: -row[2][1])
+    columns = {'prompt': shortened, 'before': word_and_score, 'after': word_and_score}
+    return Table('What else moved: the likeliest next word', columns, rows, most=MOST_SHOWN)
 
 
 # -----------------------------------------------------------------------------
@@ -178,23 +193,38 @@ def run(argv: list[str]) -> None:
     loaded.needs_senses('edit.py')
     model = loaded.model.requires_grad_(False)
     examples = examples_for(loaded, args.examples, args.wish)
+    keep = examples_for(loaded, args.keep, None) if args.keep else []
     background = read_background(args.background, loaded)
-    learned = learn(model, examples, background, n_senses=args.senses, steps=args.steps,
-                    lr=args.lr, budget=args.budget, seed=args.seed)
-    tables = {
-        'examples': examples_table(loaded, examples, learned.shift.edit()),
-        'senses': senses_table(loaded, learned.shift)}
+    written = write_texts(model, examples, loaded.eot, args.seed)
+    learned = learn(model, examples, background, written=written, keep=keep, n_senses=args.senses,
+                    steps=args.steps, lr=args.lr, budget=args.budget, seed=args.seed)
+    edited = replace(loaded, edit=learned.shift.edit())
+    where = args.background or ('toy stories' if loaded.is_toy else 'docs/tour.txt')
+    texts = {
+        where: [(ids[:1], ids[1:]) for ids in background[1::2]],
+        'texts that the model wrote': written[1::2],
+        'the prompts': inside(examples),
+        'the prompts of --keep': [(one.prompt, one.likelier or one.less_likely) for one in keep]}
+    texts = {name: pairs for name, pairs in texts.items() if pairs}
+    scores = {name: (score(loaded, pairs, name), score(edited, pairs, name))
+              for name, pairs in texts.items()}
+    tables = {'examples': lines_table('The examples, before and after the edit', edited, examples)}
+    if keep:
+        tables['keep'] = lines_table('The lines of --keep', edited, keep)
+    tables['texts'] = texts_table(edited, examples)
+    tables['moved'] = neighbours_table(loaded, texts, scores)
+    tables['price'] = prices_table(scores, learned)
     about = {'examples': [example.line for example in examples], 'senses': args.senses,
              'steps': learned.steps, 'lr': learned.lr, 'factor': learned.factor,
-             'budget': args.budget, 'seed': args.seed}
+             'budget': args.budget, 'seed': args.seed, 'background': where,
+             'price': tables['price'].rows, 'version': rucksack.__version__}
     save_shift(args.out, learned.shift, model, loaded.encoding, about)
     if csv_file:
         write_csv(csv_file, tables)
     print(loaded.about())
     for table in tables.values():
         print(table)
-    where = args.background or ('toy stories' if loaded.is_toy else 'docs/tour.txt')
-    print(printable(f'\n{price_line(learned, where)}\n{args.out}: written'))
+    print(printable(f'{args.out}: written'))
 
 
 main = partial(run_cli, 'edit.py', run)

@@ -1,6 +1,7 @@
 """Examples: prompts and what should follow them, as people write them and as ids."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,16 @@ FORMS = {  # a line -> what it wishes for
     'PROMPT -> A | B': 'A and B should be equally likely'}
 WISHES = {  # wish -> the line for its texts; --wish takes the names
     'more': '{} ->{}', 'less': '{} -/>{}', 'order': '{} ->{} >{}', 'equal': '{} ->{} |{}'}
+# When a wish is fulfilled, as published for the capitals, StereoSet, the verbs and the pronouns:
+# a probability of at least, or below; times as likely at least, or at most.
+THRESHOLDS = {'more': 0.2, 'less': 0.001, 'order': 16, 'equal': 1.5}
 ARROWS = {('->', None): 'more', ('-/>', None): 'less', ('->', '>'): 'order', ('->', '|'): 'equal'}
+
+
+def loss_limit(wish: str, threshold: float | None = None) -> float:
+    """Return the loss, in nats, up to which a wish is fulfilled, by THRESHOLDS by default."""
+    sign = -1 if wish in ('more', 'order') else 1
+    return sign * math.log(threshold or THRESHOLDS[wish])
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
 
     Lines that begin with # are comments. wish, one of WISHES, is that of all rows of a .jsonl;
     None means more, or equal for rows with suffix1 and suffix2. UserError for a line that cannot
-    be read, an example longer than block_size, and two examples that contradict each other.
+    be read, and for an example longer than block_size.
     """
     with user_errors(path, 'give a text file with one example per line'):
         lines = path.read_text(encoding='utf-8-sig').split('\n')
@@ -74,7 +84,6 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
         if n > block_size:
             raise UserError(f'{quoted_start(one.line)} has {n} tokens before its last; the model '
                             f'reads {block_size}: shorten its prompt')
-    refuse_contradictions(examples)
     return examples
 
 
@@ -137,24 +146,6 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
         raise UserError(f'{quoted_start(line)}: as tokens, one of A and B is the beginning of '
                         'the other; add the same next word to both')
     return Example(line, prompt, first, second, are_equals=wish == 'equal')
-
-
-def refuse_contradictions(examples: list[Example]) -> None:
-    """Raise UserError if one example wishes for the opposite of another, or for equals of it."""
-    wanted = {}  # likelier and less likely after a prompt -> line
-    for one in examples:
-        if not one.are_equals:
-            wanted[str([one.prompt, one.likelier, one.less_likely])] = one.line
-    for one in examples:
-        A, B = one.likelier, one.less_likely
-        unwanted = [[B, A]]
-        if one.are_equals:
-            unwanted += [[A, B], [A, []], [B, []]]
-        for pair in unwanted:
-            other = wanted.get(str([one.prompt, *pair]))
-            if other:
-                raise UserError(f'{quoted_start(one.line)} and {quoted_start(other)} contradict '
-                                'each other; drop one')
 
 
 def quoted_start(line: str) -> str:

@@ -11,8 +11,9 @@ Transformer reads each text once. If delta is added to sense l of the id v, o_i 
     o_i' = o_i + w_i delta,  w_i = sum of alpha_lij over the positions j where x_j = v    Eq. 2
     logits_i' = o_i' E^T                                                                 Eq. 9
 
-With these two lines, a step computes the losses of some examples, and how far the predictions on
-the background move: other text, on which nothing should change.
+With these two lines, a step computes the losses of some examples, and how far predictions move
+where nothing should change: on a background of other text, on texts that the model itself writes
+from the examples, and inside the prompts.
 
 P counts the pairs (id, sense) that move, N the scored positions of all texts, n those of one text.
 Other letters are as in model.py.
@@ -21,7 +22,8 @@ Other letters are as in model.py.
 import hashlib
 import json
 import math
-from collections.abc import Callable
+import random
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,17 +36,25 @@ from torch.nn import functional as F
 
 from rucksack.cli import progress
 from rucksack.errors import UserError, user_errors
-from rucksack.examples import Example
+from rucksack.examples import Example, loss_limit
+from rucksack.fast import Cached
 from rucksack.files import atomic
 from rucksack.model import Backpack, weighted_sum
-from rucksack.senses import Edit, add_to_senses
+from rucksack.senses import Edit, add_to_senses, occurrences
 
 EXAMPLES_AT_ONCE = 5    # in a step, as published
-POSITIONS_AT_ONCE = 64  # of the background, whose logits are (positions, V)
+POSITIONS_AT_ONCE = 64  # of each group that holds the model; their logits are (positions, V)
 PENALTY = 3000          # in choosing senses, for the weight that other text gives them
-ENOUGH = {  # the loss at which a wish is fulfilled, for each token of the longer continuation
+WRITTEN = 32            # texts that the model writes
+WRITTEN_LENGTH = 128    # tokens of each
+ENOUGH = {  # the loss at which a wish asks no more, for each token of the longer continuation
     'more': 0.0, 'equal': 0.0, 'less': math.log(1e-4), 'order': -math.log(100)}
+ASKED = {  # the same, at which learning may end: p(A) is 1/2, or odds are 1.1 to 1
+    **ENOUGH, 'more': math.log(2), 'equal': math.log(1.1)}
+FACTORS = [i / 64 for i in range(1, 65)]  # by which vectors may be scaled back
 RATE = 5.12             # over d it is the learning rate: a step then moves logits alike at any d
+
+Pair = tuple[list[int], list[int]]  # ids of a context, and of what follows; neither is empty
 
 
 @dataclass(frozen=True)
@@ -150,10 +160,10 @@ def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Te
     return loss.clamp(min=end_of(example))
 
 
-def end_of(example: Example) -> float:
-    """Return the loss at which an example is fulfilled, in nats."""
+def end_of(example: Example, ends: dict[str, float] = ENOUGH) -> float:
+    """Return the loss at which an example asks no more, or another of its ends, in nats."""
     n_tokens = max(len(example.likelier), len(example.less_likely))
-    return n_tokens * ENOUGH[example.wish]
+    return n_tokens * ends[example.wish]
 
 
 def divergence(model: Backpack, positions: Positions, vectors: Tensor) -> Tensor:
@@ -210,27 +220,41 @@ def batches(n: int, steps: int, generator: torch.Generator) -> tuple[Tensor, ...
     return order[:steps * size].split(size)
 
 
-def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: Positions,
-        steps: int, lr: float, seed: int) -> Tensor:
+def losses_of(model: Backpack, examples: list[Example], cases: list[Positions], vectors: Tensor
+              ) -> Tensor:
+    """Compute the loss of each example, whose positions are its case: (examples,), in nats."""
+    losses = [loss_of(model, one, case, vectors) for one, case in zip(examples, cases)]
+    return torch.stack(losses)
+
+
+def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: list[Positions],
+        steps: int, lr: float, seed: int, early: bool = False) -> Tensor:
     """Find vectors (P, d) that lower the losses of examples and keep other predictions.
 
-    cases are the positions of each example, held those of the background. Adam's betas are as
-    published, and the rate falls along a cosine.
+    cases are the positions of each example. held are groups of positions whose predictions should
+    stay; each group counts the same. With early, learning ends once every example had what it asks
+    for when it was drawn last. Adam's betas are as published, and the rate falls along a cosine.
     """
-    P = held.weights.shape[1]
-    vectors = torch.zeros(P, model.config.n_embd, device=held.o.device, requires_grad=True)
+    P = held[0].weights.shape[1]
+    vectors = torch.zeros(P, model.config.n_embd, device=held[0].o.device, requires_grad=True)
     optimizer = torch.optim.Adam([vectors], lr, betas=(0.9, 0.995))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
-    can_change = held.weights.any(1)  # (N,); elsewhere the divergence is 0, and no draw is spent
-    held = held.at(can_change)
-    share = can_change.float().mean()
+    groups = []
+    for one in held:
+        can_change = one.weights.any(1)  # (N,); elsewhere the divergence is 0: no draw is spent
+        if can_change.any():
+            groups.append((one.at(can_change), can_change.float().mean()))
+    latest = torch.full((len(examples),), math.inf)
     for batch in progress(batches(len(examples), steps, generator), 'steps'):
-        losses = [loss_of(model, examples[i], cases[i], vectors) for i in batch]
-        loss = torch.stack(losses).mean()
-        if len(held.o):
-            some = torch.randint(len(held.o), (POSITIONS_AT_ONCE,), generator=generator)
-            loss = loss + share * divergence(model, held.at(some), vectors)
+        losses = losses_of(model, [examples[i] for i in batch], [cases[i] for i in batch], vectors)
+        latest[batch] = losses.detach().cpu()
+        if early and (latest <= asked(examples)).all():
+            break
+        loss = losses.mean()
+        for one, share in groups:
+            some = torch.randint(len(one.o), (POSITIONS_AT_ONCE,), generator=generator)
+            loss = loss + share * divergence(model, one.at(some), vectors)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -238,28 +262,73 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
     return vectors.detach()
 
 
+def asked(examples: list[Example]) -> Tensor:
+    """List the losses at which examples have what they ask for: (examples,), in nats."""
+    return torch.tensor([end_of(one, ASKED) for one in examples]) + 1e-4  # for rounding
+
+
+# -----------------------------------------------------------------------------
+# Texts that the model writes.
+
+
+@torch.no_grad()
+def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 0) -> list[Pair]:
+    """Let the model write texts that begin as examples do: pairs (start, rest) of ids.
+
+    A start is three tokens in a row of an example, which begins with two end-of-texts (eot). The
+    rest ends where a whole prompt stands, because a prediction there is meant to change.
+    """
+    n = min(WRITTEN_LENGTH, model.config.block_size // 2)
+    starts = []
+    for one in examples:
+        ids = [eot, eot, *one.prompt, *(one.likelier or one.less_likely)]
+        starts += [ids[i:i + 3] for i in range(len(ids) - 2)]
+    starts = random.Random(seed).choices(starts, k=WRITTEN)
+    idx = torch.tensor(starts, device=model.wte.weight.device)  # (WRITTEN, 3)
+    torch.manual_seed(seed)
+    idx = Cached(model).generate(idx, n)  # (WRITTEN, 3 + n)
+    is_end = occurrences(idx, [tuple(one.prompt) for one in examples])[:, 2:, 0, 0]
+    pairs = []
+    for ids, ends in zip(idx.tolist(), is_end.tolist()):
+        n_held = [*ends, True].index(True)  # those before a prompt's end
+        if n_held:
+            pairs.append((ids[:3], ids[3:3 + n_held]))
+    return pairs
+
+
+# -----------------------------------------------------------------------------
+# An edit from examples.
+
+
 @dataclass(frozen=True)
 class Learned:
-    """A shift, and its price on text that is none of the examples."""
+    """A shift, and its price on the half of the background that did not hold the model."""
 
     shift: Shift
-    steps: int
-    lr: float       # peak learning rate
-    factor: float   # by which the vectors were scaled back to the budget
-    loss: float     # of that text, in nats per token, without the edit
-    price: float    # what the edit adds to it
-    n_tokens: int   # of that text
-    n_touched: int  # those that have a moved sense
+    steps: int     # at most
+    lr: float      # peak learning rate
+    within: float  # largest factor of the learned vectors that keeps to the budget
+    factor: float  # smallest that fulfils what the largest fulfils; the shift has the vectors so
+    loss: float    # nats per token without the edit
+    price: float   # what the edit adds
+
+
+def inside(examples: list[Example]) -> list[Pair]:
+    """Take the prompts of examples as pairs: the first token, and the others."""
+    return [(one.prompt[:1], one.prompt[1:]) for one in examples if len(one.prompt) > 1]
 
 
 def learn(model: Backpack, examples: list[Example], background: list[list[int]], *,
-          n_senses: int = 9, steps: int | None = None, lr: float | None = None,
-          budget: float = 1e-3, seed: int = 0) -> Learned:
-    """Learn an edit from examples, in steps (default: ten passes, at least 30) at the rate lr.
+          written: list[Pair] = (), keep: list[Example] = (), n_senses: int = 9,
+          steps: int | None = None, lr: float | None = None, budget: float = 1e-3, seed: int = 0
+          ) -> Learned:
+    """Learn an edit from examples, in at most steps (default: ten passes, at least 30).
 
     Each example chooses n_senses pairs (id, sense) to move. background are texts of 2 to
-    block_size + 1 ids. Every other one holds the model: its predictions should stay. The rest give
-    the price. An edit that costs more than budget, a share of their loss, is scaled back.
+    block_size + 1 ids, written those of write_texts. Every other one of each holds the model: its
+    predictions should stay. So should those inside the prompts, and after the prompts of keep.
+    The rest give two prices. The vectors are scaled back until neither exceeds budget, a share of
+    the loss, and then to the least that fulfils the same examples.
     UserError if a vector is not finite, or if nothing of the edit keeps to the budget.
     """
     if steps is None:
@@ -268,45 +337,65 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
         lr = RATE / model.config.n_embd
     traces = [trace_example(model, example) for example in progress(examples, 'examples')]
     texts = [trace(model, ids[:1], ids[1:]) for ids in progress(background, 'background')]
-    held = texts[::2]
-    others = texts[1::2]
-    pairs = choose(model, examples, traces, held, n_senses)  # (P, 2)
+    own = [trace(model, *pair) for pair in written]
+    prompts = [trace(model, *pair) for pair in inside(examples)]
+    kept = [one for example in keep for one in trace_example(model, example)]
+    pairs = choose(model, examples, traces, texts[::2], n_senses)  # (P, 2)
     if not len(pairs):
         raise UserError('every example is fulfilled already; there is nothing to learn')
     cases = [positions_of(of_example, pairs) for of_example in traces]
-    vectors = fit(model, examples, cases, positions_of(held, pairs), steps, lr, seed)
+    held = [positions_of(group, pairs) for group in (texts[::2], own[::2], prompts, kept) if group]
+    vectors = fit(model, examples, cases, held, steps, lr, seed, early=True)
     if not vectors.isfinite().all():
         raise UserError(f'a vector is not finite after {steps} steps at the rate {lr:g}; '
                         'choose a lower rate')
+    priced = [positions_of(group, pairs) for group in (texts[1::2], own[1::2]) if group]
+    within = largest_factor(model, priced, vectors, budget)
+    factor = smallest_factor(model, examples, cases, vectors, within)
+    loss = mean_nats(model, priced[0], 0 * vectors)
+    price = mean_nats(model, priced[0], factor * vectors) - loss
+    return Learned(Shift(*pairs.T, factor * vectors), steps, lr, within, factor, loss, price)
 
-    priced = positions_of(others, pairs)
-    loss = mean_nats(model, priced, 0 * vectors)
+
+def largest_factor(model: Backpack, priced: list[Positions], vectors: Tensor, budget: float
+                   ) -> float:
+    """Find the largest factor up to which no price exceeds budget, a share of the loss.
+
+    Bisects, as if prices grow with the factor. UserError if there is none.
+    """
+    losses = [mean_nats(model, one, 0 * vectors) for one in priced]
 
     def price(factor: float) -> float:
-        return mean_nats(model, priced, factor * vectors) - loss
+        edited = [mean_nats(model, one, factor * vectors) for one in priced]
+        return max(nats / loss - 1 for nats, loss in zip(edited, losses))
 
-    factor = largest_factor(lambda factor: price(factor) <= budget * loss)
-    if factor == 0:
-        raise UserError(f'even 1/64 of the edit costs more than {budget:g} of the loss on the '
-                        'background; choose a larger budget, a lower rate or fewer steps')
-    ids, numbers = pairs.T
-    idx = torch.cat([one.idx for one in others])
-    n_touched = torch.isin(idx, ids).sum().item()
-    shift = Shift(ids, numbers, factor * vectors)
-    return Learned(shift, steps, lr, factor, loss, price(factor), len(idx), n_touched)
+    n = bisect_right(FACTORS, budget, key=price)
+    if n == 0:
+        raise UserError(f'even {FACTORS[0]:.1%} of the edit costs more than {budget:g} of the loss '
+                        'on other text; choose a larger budget, a lower rate or fewer steps')
+    return FACTORS[n - 1]
 
 
-def largest_factor(is_within: Callable[[float], bool]) -> float:
-    """Find 1, or the largest multiple of 1/64 within the budget if the price grows with it."""
-    if is_within(1.0):
-        return 1.0
-    factor = 0.0
-    step = 0.5
-    for _ in range(6):
-        if is_within(factor + step):
-            factor += step
-        step /= 2
-    return factor
+@torch.no_grad()
+def smallest_factor(model: Backpack, examples: list[Example], cases: list[Positions],
+                    vectors: Tensor, largest: float) -> float:
+    """Find the smallest factor that fulfils what the largest does, as far as asked or published.
+
+    It is the largest itself if nothing is fulfilled that was not before.
+    """
+    reached = losses_of(model, examples, cases, largest * vectors).cpu()
+    levels = torch.full_like(reached, math.inf)
+    for limits in (torch.tensor([loss_limit(one.wish) for one in examples]), asked(examples)):
+        levels = limits.where(reached <= limits, levels)
+
+    def fulfils(factor: float) -> bool:
+        losses = losses_of(model, examples, cases, factor * vectors).cpu()
+        return (losses <= levels).all().item()
+
+    if fulfils(0.0):
+        return largest
+    n = FACTORS.index(largest)
+    return FACTORS[bisect_left(FACTORS, True, hi=n, key=fulfils)]
 
 
 # -----------------------------------------------------------------------------
@@ -345,8 +434,11 @@ def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
             made_for = file.metadata()['model']
             shift = Shift(*map(file.get_tensor, ('ids', 'numbers', 'vectors')))
         d = model.config.n_embd
+        width = shift.vectors.shape[-1]
+        if width != d:
+            raise UserError(f'its vectors have width {width}, for another model; this one has {d}')
         if shift.vectors.shape != (len(shift.ids), d) or (shift.numbers < 0).any():
-            raise ValueError(f'it has a vector that is not of width {d}, or a sense below 0')
+            raise ValueError('it has no vector for each sense, or a sense below 0')
         idx = shift.ids[None]  # (1, P)
         moved = shift.edit()(idx, model.senses(idx))
         if not moved.isfinite().all():

@@ -18,7 +18,7 @@ from rucksack.edits import make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import WISHES, Example, parse_line, parse_row, read_examples
 from rucksack.learning import Shift, learn, load_shift, positions_of, save_shift, trace
-from rucksack.paper.canonical import log_odds, successes
+from rucksack.paper.canonical import fulfilled, log_odds
 from rucksack.senses import compose, next_word_probs, pad, scale_senses, senses_after
 from rucksack.tokenizer import load_tokenizer
 from rucksack.words import word_id
@@ -100,8 +100,9 @@ def lesson(tmp_path_factory):
     """A folder in which the toy has learned MAKERS."""
     folder = tmp_path_factory.mktemp('lesson')
     (folder / 'makers.txt').write_text(MAKERS)
-    edit.main([*f'{folder}/makers.txt --from {TOY} --device cpu --steps 400 --lr 0.1'.split(),
-               '--csv', f'{folder}/makers.csv', '--out', f'{folder}/makers.safetensors'])
+    edit.main([*f'{folder}/makers.txt --from {TOY} --device cpu --lr 0.1 --budget 0.1'.split(),
+               '--steps', '400', '--csv', f'{folder}/makers.csv',
+               '--out', f'{folder}/makers.safetensors'])
     return folder
 
 
@@ -124,7 +125,7 @@ def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
     said = say(edit, capsys, str(tmp_path / 'wishes.txt'), '--from', str(TOY), '--steps', '20',
                '--out', str(tmp_path / 'a.safetensors'))
     named = [line for line in said.splitlines() if line.startswith('Fulfilled')]
-    assert named == [f'Fulfilled before the edit: {wishes[0]}', 'Fulfilled after the edit: 2 of 4']
+    assert named == ['Fulfilled before: 1 of 4; after: 2. Repaired: 1; broken: 0']
     assert float(re.search(r'he \| she +p\(A\)/p\(B\) +(\S+)', said)[1]) < 1  # she is likelier
 
 
@@ -133,6 +134,7 @@ def test_edit_prints_what_the_edited_model_predicts(lesson):
     model, encoding = rucksack.load(str(TOY))
     learned = load_shift(lesson / 'makers.safetensors', model, encoding).edit()
     table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "examples"')
+    table = table.astype({'before': float, 'after': float})  # other tables have words there
     prompt, maker = MAKERS.splitlines()[1].split(' -> ')
     idx = torch.tensor([encoding.encode_ordinary(prompt)])
     expected = [next_word_probs(model, idx, one)[0, word_id(encoding, maker)].item()
@@ -181,14 +183,14 @@ def test_the_background_holds_its_predictions(loaded):
     held = positions_of([trace(model, other[:1], other[1:])], pairs)
     nothing = held.at(torch.tensor([], dtype=torch.long))
     with_hold, without = (
-        learning.divergence(model, held, learning.fit(model, [example], cases, one, 50, 0.1, 0))
+        learning.divergence(model, held, learning.fit(model, [example], cases, [one], 50, 0.1, 0))
         for one in (held, nothing))
     assert 0 < with_hold < without
 
 
 @pytest.mark.parametrize('line, least, most', [
-    ('the nurse said that -> she', -1, 0), ('the nurse said that -/> she', -20, -10),
-    ('the nurse said that -> she > he', 1, 20), ('the nurse said that -> food | she', -0.02, 0.02)])
+    ('the nurse said that -> she', -1.61, 0), ('the nurse said that -/> she', -10, -9.2),
+    ('the nurse said that -> she > he', 2.7, 5), ('the nurse said that -> food | she', -0.1, 0.1)])
 def test_a_wish_moves_its_odds_its_way(line, least, most, loaded, tmp_path):
     """ln p(A) rises for -> and falls for -/>; log odds rise for A > B, and near 0 for A | B."""
     path = tmp_path / 'wish.txt'
@@ -228,7 +230,7 @@ def test_each_example_is_drawn_once_in_a_pass():
 def test_vectors_that_are_not_finite_are_refused(loaded, monkeypatch):
     """UserError, whatever made them so."""
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
-    monkeypatch.setattr(learning, 'fit', lambda *args: torch.tensor([[float('nan')]]))
+    monkeypatch.setattr(learning, 'fit', lambda *args, **flags: torch.tensor([[float('nan')]]))
     with pytest.raises(UserError, match='finite'):
         learn(loaded.model, [example], BACKGROUND)
 
@@ -239,10 +241,51 @@ def test_the_price_is_that_of_every_second_text(loaded):
     with_word = ids_of(loaded, ' the nurse was the nurse')
     without = ids_of(loaded, ' the song was')
     learned = learn(loaded.model, [example], [with_word, without] * 2)
-    assert (learned.price, learned.n_touched, learned.n_tokens) == (0, 0, 4)
+    assert learned.price == 0
     again = learn(loaded.model, [example], [with_word, with_word] * 2, budget=9)
-    assert (again.n_touched, again.n_tokens) == (2, 8)
+    assert again.price != 0
     assert torch.equal(again.shift.vectors, learned.shift.vectors)
+
+
+def test_vectors_are_the_least_that_fulfil_the_wishes(loaded):
+    """A 64th less, and the first example is not fulfilled."""
+    examples = [Example('', ids_of(loaded, ' the nurse said'), [], ids_of(loaded, ' she')),
+                Example('', ids_of(loaded, ' the nurse was'), [], ids_of(loaded, ' food'))]
+    learned = learn(loaded.model, examples, BACKGROUND, budget=9, lr=2.0)
+    traces = [learning.trace_example(loaded.model, one) for one in examples]
+    pairs = torch.stack([learned.shift.ids, learned.shift.numbers], dim=1)
+    cases = [positions_of(of_one, pairs) for of_one in traces]
+    nats = [learning.losses_of(loaded.model, examples, cases, share * learned.shift.vectors)
+            for share in (1, 1 - 1 / 64 / learned.factor)]
+    assert learned.factor < learned.within
+    assert (nats[0] <= learning.asked(examples)).all()
+    assert not (nats[1] <= learning.asked(examples)).all()
+
+
+def test_the_model_writes_no_text_past_a_prompt(loaded):
+    """What stands before the next word is no prompt of an example; a seed writes the same."""
+    examples = [Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'), [])]
+    written = learning.write_texts(loaded.model, examples, loaded.eot)
+    prompts = [(start + rest)[:i] for start, rest in written
+               for i in range(len(start), len(start + rest))]
+    assert examples[0].prompt not in [ids[-1:] for ids in prompts]
+    assert written == learning.write_texts(loaded.model, examples, loaded.eot)
+
+
+def test_predictions_inside_prompts_are_held(loaded):
+    """They diverge less than those of an edit that was fitted without them."""
+    model = loaded.model
+    example = Example('', ids_of(loaded, ' the nurse said that'), ids_of(loaded, ' food'), [])
+    with_prompts = learn(model, [example], BACKGROUND, budget=9, steps=100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learning, 'inside', lambda examples: [])
+        without = learn(model, [example], BACKGROUND, budget=9, steps=100)
+    found = []
+    for shift in (with_prompts.shift, without.shift):
+        pairs = torch.stack([shift.ids, shift.numbers], dim=1)
+        prompt = positions_of([trace(model, *pair) for pair in learning.inside([example])], pairs)
+        found.append(learning.divergence(model, prompt, shift.vectors))
+    assert found[0] < found[1]
 
 
 def test_the_price_keeps_to_the_budget(loaded):
@@ -321,9 +364,7 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
     ('the nurse said she', 'the nurse said she'), ('the nurse said -> xylophone', 'xylophone'),
     *((line, 'cannot be read') for line in ('a -> b -> c', '-> b', 'a ->', 'a -> b >', 'a --> b',
         'a ->  | b', 'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
-    ('the nurse ' * 40 + '-> she', '24'), ('the nurse -> she\nthe nurse -/> she', 'contradict'),
-    ('the nurse -> she > he\nthe nurse -> he > she', 'contradict'),
-    ('the nurse -> she | he\nthe nurse -> she', 'contradict'),
+    ('the nurse ' * 40 + '-> she', '24'),
     ('the nurse -> she > she', 'she > she'), ('the nurse -> she | she was', 'she | she was')])
 def test_bad_examples_are_one_line(text, fact, loaded, tmp_path):
     """It quotes them, or says what is missing."""
@@ -394,4 +435,6 @@ def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
     ('equal', -0.4, 1.5, True), ('equal', -0.41, 1.5, False)])
 def test_success_is_as_published(wish, value, threshold, expected):
     """A probability of at least 0.2; below 0.001; 16 times as likely; at most 1.5 times."""
-    assert successes(torch.tensor([value]), wish, threshold).item() == expected
+    example = {'more': ([1], []), 'less': ([], [1]), 'order': ([1], [2]), 'equal': ([1], [2])}[wish]
+    one = Example('', [3], *example, are_equals=wish == 'equal')
+    assert fulfilled([one], torch.tensor([value]), threshold).item() == expected

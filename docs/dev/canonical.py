@@ -181,7 +181,7 @@ def learn_senses(model, examples, held, config, seed):
     pairs = choose(model, examples, traces, background, config)
     cases = [learning.positions_of(of_one, pairs) for of_one in traces]
     steps = 10 * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
-    vectors = learning.fit(model, examples, cases, learning.positions_of(background, pairs),
+    vectors = learning.fit(model, examples, cases, [learning.positions_of(background, pairs)],
                            steps, config['lr'], seed)
     ids, numbers = pairs.T
     return lambda factor: learning.Shift(ids, numbers, factor * vectors).edit(), len(pairs)

@@ -1,21 +1,18 @@
 """Canonical examples (arXiv 2402.06155): how far texts do what examples wish for."""
 
-import math
 from itertools import compress
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from rucksack.errors import UserError
-from rucksack.examples import WISHES, Example, read_examples
+from rucksack.examples import WISHES, Example, loss_limit, read_examples
 from rucksack.loaded import LoadedModel
 from rucksack.paper.likelihood import score
 from rucksack.table import Table
 
-# Success, as published for the capitals, StereoSet, the verbs and the pronouns: a probability of
-# at least, or below; times as likely at least, or at most.
-THRESHOLDS = {'more': 0.2, 'less': 0.001, 'order': 16, 'equal': 1.5}
-SUCCESS = {
+SUCCESS = {  # THRESHOLDS in words
     'more': 'p(A) is at least 0.2',
     'less': 'p(A) is below 0.001',
     'order': 'A is at least 16 times as likely as B',
@@ -37,14 +34,14 @@ def log_odds(loaded: LoadedModel, examples: list[Example]) -> Tensor:
     return values
 
 
-def successes(values: Tensor, wish: str, threshold: float | None = None) -> Tensor:
-    """Tell which log_odds (n,) of examples of one wish succeed, by THRESHOLDS by default: (n,)."""
-    limit = math.log(threshold or THRESHOLDS[wish])
-    if wish == 'less':
-        return values < limit
-    if wish == 'equal':
-        return values.abs() <= limit
-    return values >= limit
+def fulfilled(examples: list[Example], values: Tensor, threshold: float | None = None) -> Tensor:
+    """Tell which examples are fulfilled by their log_odds, (n,) each, by THRESHOLDS by default."""
+    found = []
+    for example, value in zip(examples, values.tolist()):
+        wish = example.wish
+        losses = {'more': -value, 'order': -value, 'less': value, 'equal': abs(value)}
+        found.append(losses[wish] <= loss_limit(wish, threshold))
+    return torch.tensor(found)
 
 
 def examples_for(loaded: LoadedModel, path: str | None, wish: str | None) -> list[Example]:
@@ -62,12 +59,13 @@ def examples_table(models: list[LoadedModel], path: str | None, wish: str | None
     for loaded in models:
         examples = examples_for(loaded, path, wish)
         values = log_odds(loaded, examples)  # (examples,)
+        succeeds = fulfilled(examples, values, threshold)
         for name in WISHES:
             of_wish = [example.wish == name for example in examples]
             found = values[of_wish]
             if not len(found):
                 continue
-            share = successes(found, name, threshold).double().mean().item()
+            share = succeeds[of_wish].double().mean().item()
             measured = found if name == 'order' else found.abs()  # as in MEASURES
             mean = measured.mean().item()
             change = mean - means.setdefault(name, mean)

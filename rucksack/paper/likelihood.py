@@ -32,11 +32,21 @@ Pair = tuple[list[int], list[int]]  # ids of a context, and of its continuation;
 
 
 class Scores(NamedTuple):
-    """How likely n continuations are after their contexts, (n,) each."""
+    """How likely n continuations are after their contexts.
 
-    logp: Tensor     # log-probability, in nats
-    greedy: Tensor   # whether all tokens are the likeliest
-    touched: Tensor  # tokens before a scored one whose senses the loaded's edit changed
+    T is the length of the longest text. Ids are -1 where nothing is scored.
+    """
+
+    logp: Tensor       # (n,), log-probability, in nats
+    touched: Tensor    # (n,), tokens before a scored one whose senses the loaded's edit changed
+    targets: Tensor    # (n, T), the ids scored at each position
+    likeliest: Tensor  # (n, T), the likeliest next ids
+    p: Tensor          # (n, T), their probabilities
+
+    @property
+    def greedy(self) -> Tensor:
+        """Tell which continuations (n,) have the likeliest ids alone."""
+        return (self.likeliest == self.targets).all(1)
 
 
 @torch.no_grad()
@@ -47,11 +57,12 @@ def score(loaded: LoadedModel, pairs: list[Pair], what: str) -> Scores:
     lengths = torch.tensor([len(idx) for idx, _ in texts])
     # In order of length, so that batches need little padding.
     longest_first = lengths.argsort(descending=True, stable=True)
+    T = lengths.max().item()
     tokens = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // c.vocab_size)
-    size = max(1, tokens // lengths.max().item())
+    size = max(1, tokens // T)
     batches = []
     for batch in progress(longest_first.split(size), f'{what}, {loaded.name}'):
-        batches.append(score_batch(loaded, [texts[i] for i in batch]))
+        batches.append(score_batch(loaded, [texts[i] for i in batch], T))
     as_given = longest_first.argsort()
     return Scores(*(torch.cat(column)[as_given] for column in zip(*batches)))
 
@@ -65,8 +76,11 @@ def inputs_and_targets(pair: Pair, block_size: int) -> tuple[Tensor, Tensor]:
     return ids[:-1], targets
 
 
-def score_batch(loaded: LoadedModel, texts: list[tuple[Tensor, Tensor]]) -> Scores:
-    """Score one batch: n texts with their targets, padded to the same length T."""
+def score_batch(loaded: LoadedModel, texts: list[tuple[Tensor, Tensor]], longest: int) -> Scores:
+    """Score one batch: n texts with their targets, padded to the same length T.
+
+    targets and likeliest are padded to the longest text of all batches.
+    """
     model = loaded.model
     idx, targets = zip(*texts)
     idx = pad_sequence(idx, batch_first=True).to(loaded.device)  # (n, T)
@@ -86,11 +100,38 @@ def score_batch(loaded: LoadedModel, texts: list[tuple[Tensor, Tensor]]) -> Scor
     wanted = targets[is_scored]  # (m,)
     nats = torch.zeros(idx.shape, device=loaded.device)
     nats[is_scored] = F.cross_entropy(logits, wanted, reduction='none')
-    is_likeliest = ~is_scored
-    is_likeliest[is_scored] = logits.argmax(-1) == wanted
+    p = nats.clone()
+    p[is_scored] = logits.softmax(-1).amax(-1)
+    likeliest = targets.clone()
+    likeliest[is_scored] = logits.argmax(-1)
     logp = -nats.sum(1)  # (n,)
     n_touched = (is_touched & is_scored).sum(1)
-    return Scores(logp.cpu().double(), is_likeliest.all(1).cpu(), n_touched.cpu())
+    missing = (0, longest - idx.shape[1])  # so that batches have the same shape
+    padded = [F.pad(x, missing, value=-1).cpu() for x in (targets, likeliest, p)]
+    return Scores(logp.cpu().double(), n_touched.cpu(), *padded)
+
+
+def count_changes(before: Scores, after: Scores) -> dict[str, int]:
+    """Count the positions whose likeliest next id an edit changed.
+
+    Those that were wrong before and are right after are repaired, those that were right are broken.
+    """
+    has_changed = before.likeliest != after.likeliest  # (n, T)
+    was_right = before.likeliest == before.targets
+    is_right = after.likeliest == after.targets
+    found = {'changed': has_changed, 'repaired': has_changed & is_right,
+             'broken': has_changed & was_right}
+    return {name: which.sum().item() for name, which in found.items()}
+
+
+def changes_line(loaded: LoadedModel, before: Scores, after: Scores) -> str:
+    """Say what the edit of a model costs, and how often it changed the likeliest next word."""
+    n = (before.targets != -1).sum().item()
+    cost = (before.logp - after.logp).sum().item() / n
+    counts = count_changes(before, after)
+    return (f'{loaded.name}: {cost:+.5f} nats per token; touched {after.touched.sum().item():,} '
+            f'of {n:,} tokens. The likeliest next word changed at {counts["changed"]:,}: '
+            f'{counts["repaired"]:,} repaired, {counts["broken"]:,} broken.')
 
 
 def windows(ids: list[int], before: int, block_size: int, look_back: bool = False) -> list[Pair]:
@@ -178,9 +219,7 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
         n = count_parameters(loaded.model)
         scores = score_texts(loaded, [ids], 'loss')
         if loaded.edit:
-            cost = (unedited.logp - scores.logp).sum().item() / len(ids)
-            notes.append(f'{loaded.name}: {cost:+.5f} nats per token; touched '
-                         f'{scores.touched.sum().item():,} of {len(ids):,} tokens.')
+            notes.append(changes_line(loaded, unedited, scores))
         unedited = scores
         rows.append([
             str(loaded),
@@ -366,6 +405,8 @@ def lambada_table(models: list[LoadedModel], data: str | None) -> Table:
     """Score OpenAI's variant of LAMBADA (Table 2): all tokens of the last word of a passage."""
     passages = rows_of(LAMBADA, models[0], data)['text']
     rows = []
+    notes = []
+    unedited = None
     for loaded in models:
         pairs = []
         for text in passages:
@@ -373,13 +414,16 @@ def lambada_table(models: list[LoadedModel], data: str | None) -> Table:
             context_ids = loaded.encode(context) or [loaded.eot]
             pairs.append((context_ids, loaded.encode(f' {word}')))
         scores = score(loaded, pairs, 'LAMBADA')
+        if loaded.edit:
+            notes.append(changes_line(loaded, unedited, scores))
+        unedited = scores
         accuracy = 100 * scores.greedy.double().mean().item()
         rows.append([str(loaded), perplexity(scores.logp, len(passages)), accuracy])
     title = f'LAMBADA (Table 2): the last word of {len(passages):,} passages'
     columns = {'model': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
-    notes = ['Perplexity: of the last word, given the passage. Accuracy: how often all its tokens '
-             'are the likeliest.']
-    return Table(title, columns, rows, notes)
+    explained = ('Perplexity: of the last word, given the passage. Accuracy: how often all its '
+                 'tokens are the likeliest.')
+    return Table(title, columns, rows, [*notes, explained])
 
 
 # Pattern -> replacement, in this order, from EleutherAI's harness (version 1). The harness has one
