@@ -190,7 +190,7 @@ def test_the_background_holds_its_predictions(loaded):
 
 @pytest.mark.parametrize('line, least, most', [
     ('the nurse said that -> she', -1.61, 0), ('the nurse said that -/> she', -10, -9.2),
-    ('the nurse said that -> she > he', 2.7, 5), ('the nurse said that -> food | she', -0.1, 0.1)])
+    ('the nurse said that -> she > he', 2.7, 5), ('the nurse said that -> he | song', -0.1, 0.1)])
 def test_a_wish_moves_its_odds_its_way(line, least, most, loaded, tmp_path):
     """ln p(A) rises for -> and falls for -/>; log odds rise for A > B, and near 0 for A | B."""
     path = tmp_path / 'wish.txt'
