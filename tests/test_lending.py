@@ -52,7 +52,7 @@ def test_an_edit_that_changes_nothing_changes_no_bit(edit, strength):
 @pytest.mark.parametrize('n_sense, n_prompt, block_size', [(0, 4, 12), (4, 30, 7), (0, 12, 20)])
 def test_the_cache_changes_no_lent_text(n_sense, n_prompt, block_size, temperature, edit):
     """Below and past the shorter block_size, the ids are those of the form without a cache."""
-    lent = pair(n_sense, block_size=block_size)
+    lent = pair(n_sense, 0.7, block_size=block_size)
     torch.manual_seed(0)
     plain = lent.generate(text(n_prompt), 20, temperature, edit=edit)
     torch.manual_seed(0)
