@@ -18,7 +18,7 @@ from helpers import PAGES, PAIRS, PASSAGES, make_data, toy_loaded, write_benchma
 from rucksack.errors import UserError
 from rucksack.loaded import LoadedModel
 from rucksack.paper import likelihood
-from rucksack.paper.likelihood import BLIMP, LAMBADA, WIKITEXT
+from rucksack.paper.likelihood import BLIMP, LAMBADA, WIKITEXT, Scores, count_changes
 from rucksack.senses import scale_senses
 
 TABLES = [(LAMBADA, likelihood.lambada_table), (WIKITEXT, likelihood.wikitext_table),
@@ -261,3 +261,13 @@ def test_the_hub_gives_the_numbers_of_the_files(benchmark, table, tmp_path, monk
     loaded.is_toy = False
     data = str(write_benchmarks(tmp_path / 'bench'))
     assert table([loaded], None).rows == table([loaded], data).rows
+
+
+def test_repaired_and_broken_are_counted_where_the_edit_acts():
+    """Wrong and then right is repaired, right and then wrong is broken; other changes are neither.
+    """
+    targets = torch.tensor([[-1, 1, 2, 3, 4]])
+    nothing = torch.zeros(1)
+    before, after = (Scores(nothing, nothing, targets, torch.tensor([likeliest]), nothing)
+                     for likeliest in ([-1, 1, 2, 9, 9], [-1, 1, 8, 3, 8]))
+    assert count_changes(before, after) == {'changed': 3, 'repaired': 1, 'broken': 1}
