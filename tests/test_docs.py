@@ -23,6 +23,7 @@ RENUMBER = 'Renumber the senses'
 TRAIN = 'Train on your own text'
 LSTM = 'Another contextualizer'
 DRAW = 'Draw losses'
+HOOKS = 'Hooks of TransformerLens'
 THEIRS = 'Lend to a model of transformers'
 ALONE = [title for title in RECIPES if title not in (RENUMBER, DRAW, TRAIN, LSTM, THEIRS)]
 
@@ -68,6 +69,13 @@ def test_an_edit_is_lent_to_a_model_of_transformers(capsys):
     run(THEIRS)
     before, after, _ = capsys.readouterr().out.splitlines()
     assert before != after
+
+
+def test_hooks_change_no_bit(capsys):
+    """Of TransformerLens, on the logits, alpha and C; one that turns a sense off is an edit."""
+    pytest.importorskip('transformer_lens')
+    run(HOOKS)
+    assert capsys.readouterr().out.split() == ['True', 'True', 'True', 'she', '0.132']
 
 
 @torch.no_grad()
