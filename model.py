@@ -5,15 +5,15 @@ Code: https://github.com/john-hewitt/backpacks-flash-attn; weights: stanfordnlp/
 
 A Backpack learns k sense vectors for each token of the vocabulary. They do not depend on context.
 A Transformer reads the text, but only to choose weights: each position gives a weight alpha >= 0
-to every sense of every token so far. For each of the k senses, they sum to 1 over these tokens.
-The sum of all alpha * sense, times the output embeddings, gives the logits. So each logit has one
-term per token and sense. You can read them, or edit a sense without changing alpha or parameters.
+to every sense of every token so far. For each sense, these weights sum to 1 over the tokens.
+The sum of all alpha * sense, times the output embeddings, gives the logits. So each logit is a sum
+of terms, one per token and sense. You can read the terms, or edit a sense and leave alpha as it is.
 
     d         width of a vector, n_embd
     k         number of senses per token, n_sense
     V         vocabulary size of the tokenizer, n_vocab; vocab_size is V or more, for padding
     idx       token ids, (B, T): B texts of T tokens; x_j is the token at position j
-    i         a position, which predicts token i + 1 from the tokens at positions j <= i
+    i, j, l   position i predicts token i + 1 from all positions j <= i; l is one of the k senses
     E         embeddings, also the output layer: (vocab_size, d)
     e         embeddings of the text, E[idx]: (B, T, d)
     h         Eq. 11, output of the Transformer for e: (B, T, d)
@@ -24,8 +24,8 @@ term per token and sense. You can read them, or edit a sense without changing al
 
 Worked example (a test runs it): let d = 2, with dimension 0 for skateboarding and 1 for health.
 C(sick) = [(1, 0), (0, 1)], C(trick) = [(1, 0), (0, 0)]. After "sick trick", sense 0 puts weight 1/2
-on each token. Sense 1 stays silent: it puts all its weight on trick, where its vector is zero.
-o = 1/2 (1, 0) + 1/2 (1, 0) + 0 (0, 1) + 1 (0, 0) = (1, 0): skateboarding, not health.
+on each token. Sense 1 stays silent by putting all its weight on trick, where its vector is zero.
+o_1 = 1/2 (1, 0) + 1/2 (1, 0) + 0 (0, 1) + 1 (0, 0) = (1, 0): skateboarding, not health.
 """
 
 import math
@@ -45,14 +45,14 @@ class SenseNetwork(nn.Module):
         d = config.n_embd
         self.ln_0 = nn.LayerNorm(d)
         self.ln_1 = nn.LayerNorm(d)
-        self.mlp = MLP(d, config.sense_hidden, d)  # Linear, GELU, Linear, as in a GPT-2
+        self.mlp = MLP(d, config.sense_hidden, d)  # Linear, GELU, Linear, as in GPT-2
         self.ln_2 = nn.LayerNorm(d)
         self.final_mlp = MLP(d, config.sense_hidden, config.n_sense * d)
 
     def forward(self, e: Tensor) -> Tensor:
-        # NOTE: The authors' code is a GPT-2 block without its attention, then a second MLP. The
-        # paper calls the block's residual and ln_2 unintended (appendix A.1). We keep them because
-        # the released weights were trained with them.
+        # NOTE: As in the authors' code, this is a GPT-2 block whose attention is the identity, and
+        # then a second MLP. The paper calls ln_2 and the residual before it unintended (appendix
+        # A.1). We keep them because the released weights were trained with them.
         r = e + self.ln_0(e)  # (.., d), where GPT-2 has e + attention(ln_0(e))
         r = r + self.mlp(self.ln_1(r))  # (.., d)
         C = self.final_mlp(self.ln_2(r))  # (.., k*d), the senses side by side
@@ -65,17 +65,17 @@ class SenseWeights(nn.Module):
     def __init__(self, config: 'Config'):
         super().__init__()
         self.n_sense = config.n_sense
-        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
+        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)  # no values: these are senses
 
     def forward(self, h: Tensor) -> Tensor:
-        # Per sense l and position i: a softmax over j <= i of query_li . key_lj / sqrt(d/k).
-        # NOTE: The paper has no division and no bias. The released weights were trained with both.
+        # For each sense l and position i: softmax over j <= i of (query_li . key_lj) / sqrt(d/k).
+        # NOTE: The paper has no division and no bias; the released weights were trained with both.
         query, key = split_heads(self.c_attn(h), 2, self.n_sense)  # (B, k, T, d/k) each
         scores = (query / math.sqrt(query.shape[-1])) @ key.mT  # (B, k, T, T)
         T = h.shape[1]
         is_later = torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1)  # (T, T), j > i
         scores = scores.masked_fill(is_later, -math.inf)  # so that later tokens get weight 0
-        # Keep the parameters' dtype: under autocast on a CPU, softmax would return bfloat16.
+        # So that whoever reads alpha has full precision: CPU autocast would return bfloat16.
         return scores.softmax(-1, dtype=self.c_attn.weight.dtype)
 
 
@@ -99,22 +99,22 @@ class Backpack(nn.Module):
     def __init__(self, config: 'Config', contextualizer: nn.Module | None = None):
         super().__init__()
         if config.n_sense == 0:
-            raise ValueError('n_sense is 0; use GPT for a model without senses')
+            raise ValueError('n_sense must be positive; use GPT for a model without senses')
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         self.sense_network = SenseNetwork(config)
         self.sense_weights = SenseWeights(config)
         init_parameters(self, config.n_layer)
-        if contextualizer is not None:  # e.g. an LSTM (section 8); it is not initialized again
+        if contextualizer is not None:  # e.g. an LSTM (section 8), with its own initialization
             self.contextualizer = contextualizer
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None,
                 alpha: Tensor | None = None) -> Tensor:
         """Return the logits (B, T, vocab_size) of the token after each position of idx (B, T).
 
-        If targets (B, T), the next ids, are given, return the mean loss in nats per token instead
-        (-1: ignore). C and alpha override senses(idx) and alpha(idx), for example with edited ones.
+        Given targets (B, T), the next ids (or -1 to skip one), return the mean loss instead, in
+        nats per token. Pass C or alpha to use them in place of senses(idx) or alpha(idx).
         """
         h = self.contextualizer(self.wte(idx))                     # (B, T, d)           Eq. 11
         C = self.senses(idx) if C is None else C                   # (B, T, k, d)        Eq. 10
@@ -128,7 +128,7 @@ class Backpack(nn.Module):
         return self.sense_network(self.wte(idx))
 
     def alpha(self, idx: Tensor) -> Tensor:
-        """Compute Eq. 11 and 12, the weights alpha (B, k, T, T) in the texts idx (B, T)."""
+        """Compute Eq. 11 and 12, the weights alpha (B, k, T, T) for the texts idx (B, T)."""
         return self.sense_weights(self.contextualizer(self.wte(idx)))
 
     def project(self, v: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class Backpack(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
                  edit: Callable | None = None, stop: int | None = None) -> Tensor:
-        """Append n ids to the texts idx (B, T), or fewer once every text has generated stop."""
+        """Append n ids to each text of idx (B, T), fewer once every text has generated stop."""
         n_prompt = idx.shape[1]
         for _ in range(n):
             recent = idx[:, -self.config.block_size:]  # (B, T), cropped to the context length
@@ -148,7 +148,7 @@ class Backpack(nn.Module):
                 C = edit(recent, self.senses(recent))  # (B, T, k, d)
                 assert C is not None, 'an edit must return the senses to use'
                 logits = self(recent, C=C)
-            logits = logits[:, -1, :self.config.n_vocab]  # (B, V), of the next token
+            logits = logits[:, -1, :self.config.n_vocab]  # (B, V), without padding
             next_id = draw(logits, temperature, top_k)  # (B, 1)
             idx = torch.cat([idx, next_id], dim=1)  # (B, T + 1)
             new = idx[:, n_prompt:]
@@ -157,18 +157,18 @@ class Backpack(nn.Module):
         return idx
 
 
-# If you know nanoGPT, you can stop here. The rest is a plain GPT-2, also used as the baseline.
+# If you know nanoGPT, you can stop here. The rest is the sizes and GPT-2, also the baseline.
 @dataclass
 class Config:
     """Model sizes and dropout rate. Raises ValueError if they are inconsistent."""
 
     block_size: int = 512    # maximum context length, in tokens
     vocab_size: int = 50257  # rows of E, padding included
-    n_vocab: int = 0         # V (0: vocab_size, so no padding)
+    n_vocab: int = 0         # V (0: vocab_size, no padding)
     n_layer: int = 12
     n_head: int = 12
     n_embd: int = 768        # d
-    n_sense: int = 16        # k (0: for a GPT, which has no senses)
+    n_sense: int = 16        # k (0 only in a GPT, which has no senses)
     sense_hidden: int = 0    # hidden size of both MLPs in the sense network (0: 4 * n_embd)
     dropout: float = 0.0     # in the contextualizer; the sense network has none
 
@@ -185,7 +185,7 @@ class Config:
 
 
 class Contextualizer(nn.Module):
-    """Eq. 11: embeddings e (B, T, d) -> contextual vectors h (B, T, d), by a GPT-2."""
+    """Eq. 11: embeddings e (B, T, d) -> contextual vectors h (B, T, d), with GPT-2's layers."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -253,13 +253,13 @@ class MLP(nn.Module):
 
 
 class GPT(nn.Module):
-    """The baseline, a GPT-2: a Backpack without Eq. 10, 12 and 2, whose logits are h E^T."""
+    """The baseline, GPT-2: a Backpack without Eq. 10, 12 and 2, so that logits = h E^T."""
 
-    generate = Backpack.generate  # without edits, because there are no senses
+    generate = Backpack.generate  # pass no edit: a GPT has no senses
 
     def __init__(self, config: Config):
         super().__init__()
-        self.config = replace(config, n_sense=0)  # which tells other code that this is a GPT
+        self.config = replace(config, n_sense=0)  # marks a GPT
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         init_parameters(self, config.n_layer)
@@ -272,8 +272,8 @@ class GPT(nn.Module):
 
 def init_parameters(model: nn.Module, n_layer: int) -> None:
     """Initialize weights with std 0.02, smaller in every c_proj, as GPT-2 does; biases with 0."""
-    # NOTE: GPT-2 shrinks layers that add to a residual. The authors' code, not the paper, shrinks
-    # both c_proj of the sense network too, so all senses start smaller. We do the same.
+    # NOTE: GPT-2 shrinks the layers that add to a residual. final_mlp.c_proj adds to none, but the
+    # authors' code shrinks it too, so senses start sqrt(2 n_layer) times smaller, and so do ours.
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             std = 0.02 / math.sqrt(2 * n_layer) if name.endswith('c_proj') else 0.02

@@ -4,15 +4,15 @@
     >>> from rucksack.senses import extremes
     >>> model, encoding = rucksack.load('english')
     >>> C = model.senses(torch.tensor(rucksack.word_id(encoding, 'nurse')))  # (k, d), Eq. 10
-    >>> ids, added = extremes(model, C[10], 4)  # the 4 ids that sense 10 raises most, then lowers
+    >>> ids, added = extremes(model, C[10], 4)  # 4 ids it raises most, 4 it lowers most
     >>> encoding.decode(ids[:4].tolist())
     ' she eager herself her'
 
     code              paper                    what it gives
     explain           Eq. 2 and 9              weights and scores; their products sum to a logit
     scale_senses      section 6.2, Figure 3    edit: turn senses of words down, off or up
-    replace_word      section 6.3              edit: redirect a word's push for OLD to NEW
-    add_to_senses     arXiv 2402.06155         edit: move senses by vectors, as learned ones do
+    replace_word      section 6.3              edit: give to NEW what a word gives to OLD
+    add_to_senses     arXiv 2402.06155         edit: add vectors to senses, learned or given
     topic             Eq. 15 and 18-20         edit: turn up the senses that favour a topic
     probs_under       Eq. 9, softmax           the next words under several edits
     separation        section 6.2, Table 13    how far each sense favours one word over another
@@ -20,13 +20,13 @@
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
     extremes          Tables 1 and 3           the words that a sense raises and lowers most
 
-A sense vector c adds alpha (c . E_v) to the logit of the id v. Only alpha depends on the text.
+A sense vector c adds alpha * (c . E_v) to the logit of the id v. Only alpha depends on the text.
 An edit is a function. It takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to
 use instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
-model.generate(idx, n, edit=edit). An edit that changes nothing leaves every bit as it is.
+model.generate(idx, n, edit=edit). An edit that changes nothing changes no bit.
 
-Pass words as token ids (see rucksack.word_id). Edits also take a tuple of ids for a word of several
-tokens. They apply at its last token. Letters are as in model.py; E_v is the embedding of v.
+Pass words as token ids (see rucksack.word_id). scale_senses and replace_word also take tuples of
+ids: words of several tokens, edited at their last. Symbols are as in model.py; E_v is a row of E.
 """
 
 from collections.abc import Callable, Collection
@@ -51,10 +51,10 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
     """Split the prediction after the texts idx (B, T) into terms, along a direction v (d,).
 
     Returns the weights alpha (B, T, k) that the last position gives to all senses of all tokens,
-    and the scores C . v (B, T, k) of these senses. A score 8 with the weight 1/4 adds 2. For
+    and the scores C . v (B, T, k) of these senses. A score of 8 at weight 1/4 adds 2. For
     v = E_w, the sum of alpha * (C . v) is the logit of w as the next token (Eq. 2 and 9). For
     v = E_a - E_b, it is the log odds of a to b.
-    C (B, T, k, d) defaults to senses(idx), last (B,) to the ends of the texts (see pad).
+    C (B, T, k, d) defaults to senses(idx); last (B,), where to predict from, to the last position.
     """
     if C is None:
         C = model.senses(idx)
@@ -65,7 +65,7 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
 
 
 def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
-    """Make an edit that multiplies the given senses of the given words by factor (0: off).
+    """Make an edit that multiplies the given senses of the given words by factor; 0 turns them off.
 
     Sense 1 of the id 7 is halved, and nothing else:
 
@@ -82,15 +82,15 @@ def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
 
 
 def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
-    """Make an edit that redirects what words give to the id old, to the id new (section 6.3).
+    """Make an edit that gives to the id new what words give to the id old (section 6.3).
 
     C' = C + (C . E_old) (E_new / |E_new|^2 - E_old / |E_old|^2)
 
-    In total, old loses C . E_old (1 - E_old . E_new / |E_new|^2), and new gains
-    C . E_old (1 - E_old . E_new / |E_old|^2), in logits at weight 1.
     With E_old = (2, 0) and E_new = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to the
-    logit of new. It becomes (0, 11), and adds 0 and 11.
-    NOTE: The paper divides by |C(old)_l|^2, not |E_old|^2. We do as the authors' code does.
+    logit of new. It becomes (0, 11), and adds 0 and 11. If E_old and E_new overlap, old loses
+    C . E_old (1 - E_old . E_new / |E_new|^2), and new gains as much with |E_old|^2 in its place.
+    NOTE: The paper divides by |C(old)_l|^2, which would not remove C's part along E_old. We divide
+    by |E_old|^2, as the authors' code does.
     """
     E = model.wte.weight.detach()
     E_old = E[old]  # (d,)
@@ -130,7 +130,7 @@ def add_to_senses(ids: Tensor, senses: Tensor, vectors: Tensor) -> Edit:
 
 
 def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
-    """Return the senses to sum for idx (B, T), after an edit or without: (B, T, k, d)."""
+    """Return the senses of idx (B, T), edited if edit is given: (B, T, k, d)."""
     C = model.senses(idx)
     return compose([edit])(idx, C)
 
@@ -140,9 +140,9 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: Collection[Edit | Non
                 last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T) under each edit: probabilities (edits, B, V).
 
-    None is no edit. An edit of a GPT raises ValueError. last (B,) defaults to the ends of the texts
-    (see pad). With off = scale_senses([nurse], [10], 0.0), p(she) before and after the edit is
-    probs_under(model, idx, [None, off])[:, 0, she], for one text.
+    None is no edit. Raises ValueError for an edit if model is a GPT. last (B,), where to predict
+    from (see pad), defaults to the last position. With off = scale_senses([nurse], [10], 0.0),
+    probs_under(model, idx, [None, off])[:, 0, she] has p(she) before and after the edit.
     """
     if model.config.n_sense == 0:
         if any(edits):
@@ -237,7 +237,7 @@ def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
 def separation(model: Backpack, ids: Tensor, a: int | list[int], b: int | list[int]) -> Tensor:
     """Measure how far each sense of ids (n,) favours the id a over b, C . (E_a - E_b): (n, k).
 
-    The unit is logits at weight 1. For lists of ids a and b, it is the mean over the pairs.
+    The unit is logits at weight 1. For lists a and b, the result is the mean over pairs a[p], b[p].
     """
     E = model.wte.weight
     directions = (E[a] - E[b]).view(-1, E.shape[1])  # (pairs, d)
@@ -247,7 +247,7 @@ def separation(model: Backpack, ids: Tensor, a: int | list[int], b: int | list[i
 
 @torch.no_grad()
 def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
-    """Compute Eq. 13, cossim(C(w)_l, C(v)_l), for v in ids (n,): (n, k). Its minimum: Eq. 14."""
+    """Compute Eq. 13, cossim(C(w)_l, C(v)_l), for v in ids (n,): (n, k). Eq. 14: amin(-1)."""
     C_w = model.senses(ids.new_tensor(w))  # (k, d)
     C = model.senses(ids)  # (n, k, d)
     return F.cosine_similarity(C, C_w, dim=-1)
@@ -258,7 +258,7 @@ def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     """Compute Eq. 17, how strongly each sense of ids (n,) favours each bag of ids: (n, k, bags).
 
     A score is the sum of a bag's logits divided by the largest of all logits. (The paper's footnote
-    5 has the largest absolute value.) All n * k * V logits are in memory at once.
+    5 divides by the largest absolute value.) All n * k * V logits are in memory at once.
     """
     V = model.config.n_vocab
     dtype = model.wte.weight.dtype
@@ -294,33 +294,33 @@ STRENGTHS = [
 
 
 def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
-    """Turn up the senses that favour a topic (Eq. 15), less and less as the text expresses it.
+    """Turn up the senses that favour a topic (Eq. 15), the less the more the text expresses it.
 
     WARNING: not causal. All positions read the whole text, so only the prediction after the last
     one is valid. That is the one that generate uses.
 
-    scores (V, k) are the affinities of all ids for a bag of words. factors are a row of STRENGTHS,
-    from which the rank of a score selects one (ties go to the higher bracket). For sense l of
-    position j, with f = max(factors) / 7.5,
+    scores (V, k) are the affinities of all ids with a bag of words. factors is a row of STRENGTHS:
+    the factor of a sense depends on the bracket of its score (ties go to the higher one). For sense
+    l of position j, with f = max(factors) / 7.5 and m over all positions,
 
-        expressed = sum_i relu(E_{x_i} . C(x_j)_l)              Eq. 18, the paper's a
+        expressed = sum_m relu(E_{x_m} . C(x_j)_l)              Eq. 18, the paper's a
         strength = sigmoid(6 - f * expressed) * (1 + j / 100)   Eq. 19, the paper's b
         annealed = 1 + strength * (factor - 1)                  Eq. 20, which multiplies the sense
 
     NOTE: The paper has f = 7.5 / max(factors), (1 + j) / 100, and in Eq. 20 strength * factor +
-    1 - expressed. We do as the authors' code does.
+    1 - expressed, which scales a sense even at factor 1. We do as the authors' code does.
     """
     E = model.wte.weight.detach()
     f = max(factors) / 7.5
     scores = scores.float().contiguous()
     quantiles = scores.new_tensor([0.60, 0.80, 0.95])
     edges = scores.flatten().quantile(quantiles)  # (3,)
-    bracket = torch.bucketize(scores, edges, right=True)  # (V, k), from 0, the rest, to 3, the top
+    bracket = torch.bucketize(scores, edges, right=True)  # (V, k): 3 is the top 5%, 0 the rest
     ascending = scores.new_tensor(factors[::-1])
     factor = ascending[bracket]  # (V, k)
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        said = torch.einsum('bjld,bid->bjli', C, E[idx].to(C))  # (B, T, k, T)
+        said = torch.einsum('bjld,bmd->bjlm', C, E[idx].to(C))  # (B, T, k, T)
         expressed = said.relu().sum(-1)  # (B, T, k), Eq. 18
         j = torch.arange(idx.shape[1], device=idx.device)  # (T,)
         growth = 1 + j / 100

@@ -5,8 +5,12 @@
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
 Flags override config files, which override the defaults below. A run writes ckpt.pt (latest state),
-best.pt (lowest validation loss) and log.csv to its folder in out/. On a CPU, with one or two
-processes, killing and resuming a run changes no bit of it. train() has the whole run in order.
+best.pt (lowest validation loss) and log.csv to its folder in out/. On a CPU with one or two
+processes, a run that is killed and resumed ends bit for bit the same.
+
+Start reading at train(): it has the whole run, in order. To this script a Backpack is a module that
+returns a loss; model.py says what it computes. Other numbers come from rucksack/: optimizers.py,
+fast.py and device.py. All else there is about files and errors.
 """
 
 import math
@@ -20,49 +24,47 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rucksack import run_log, start
+from rucksack import start
 from rucksack.cli import complain, discard_output, forget_signals, note_signals, run_cli
 from rucksack.data import check_ids, data_folder, data_id, read_bin, read_meta
-from rucksack.device import bfloat16_unit, can_compile, find_device, to_device, tune
-from rucksack.errors import UserError, user_errors
+from rucksack.device import bfloat16_unit, can_compile, find_device, set_up_device, to_device
+from rucksack.errors import UserError
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.files import locked_folder, save_tensors
 from rucksack.model import GPT, Backpack
-from rucksack.optimizers import all_finite, make_optimizers, restore, set_rates
+from rucksack.optimizers import all_finite, make_optimizers, restore, set_learning_rates
 from rucksack.processes import find_processes, leave_processes
+from rucksack.run_log import RunLog, summary
 from rucksack.settings import parse_settings, setting
 from rucksack.stuck import stuck_senses
-from rucksack.weights import from_checkpoint, make_model
-
-# -----------------------------------------------------------------------------
-# Settings.
+from rucksack.weights import make_model
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run."""
+    """The settings of a run. Each has a default, its line in --help and, if need be, a range."""
 
-    out_dir: str = setting('', 'folder for the run (empty: out/NAME, or out/NAME_gpt for a gpt)')
-    init_from: str = setting('scratch', 'scratch, resume, or a checkpoint, folder or Hub name')
-    overwrite: bool = setting(False, 'replace the run in out_dir once this one has saved')
+    out_dir: str = setting('', 'folder for the run (empty: out/ and the name of config or dataset)')
+    init_from: str = setting('scratch', 'scratch, resume, or a model: file, folder or Hub name')
+    overwrite: bool = setting(False, 'replace the run in out_dir at the first save')
     dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
     model: str = setting('backpack', 'backpack, or gpt, its baseline', choices=('backpack', 'gpt'))
     n_layer: int = setting(12, 'layers (a loaded model keeps its own sizes)', high=10_000)
     n_head: int = setting(12, 'attention heads')
-    n_embd: int = setting(768, 'width d')
-    n_sense: int = setting(16, 'senses per token, k', low=1)
+    n_embd: int = setting(768, 'embedding width')
+    n_sense: int = setting(16, 'senses per token', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
-    block_size: int = setting(512, "context length in tokens (at most a loaded model's)", low=2)
-    dropout: float = setting(0.0, 'dropout in the contextualizer')
-    batch_size: int = setting(32, 'sequences per micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, in all', low=1)
+    block_size: int = setting(512, "context length, at most a loaded model's", low=2)
+    dropout: float = setting(0.0, 'dropout in the contextualizer (the Transformer)')
+    batch_size: int = setting(32, 'chunks of text per micro-batch', low=1)
+    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, in total', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
-    optimizer: str = setting('muon', 'muon for matrices, or adamw', choices=('adamw', 'muon'))
+    optimizer: str = setting('muon', 'muon (matrices), or adamw', choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(3e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'learning-rate multiplier for contextualizer and embeddings')
+    loaded_lr: float = setting(1.0, 'multiplier for the rates of contextualizer and embeddings')
     warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5% of max_iters)', low=-1)
-    min_lr: float = setting(0.0, 'final learning rate')
+    min_lr: float = setting(0.0, 'final learning rate of AdamW; Muon decays by the same factor')
     weight_decay: float = setting(0.1, 'weight decay for matrices')
     decay_embeddings: bool = setting(True, 'apply weight decay to the embeddings too')
     beta1: float = setting(0.9, 'first beta of AdamW', high=0.9999999)
@@ -72,27 +74,24 @@ class Settings:
     eval_iters: int = setting(100, 'validation batches per evaluation (always the same)', low=1)
     keep_every: int = setting(0, 'keep a checkpoint every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
-    wandb_log: bool = setting(False, 'log to Weights & Biases too, in the project WANDB_PROJECT')
+    wandb_log: bool = setting(False, 'also log to Weights & Biases, to project $WANDB_PROJECT')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
     dtype: str = setting('auto', 'auto: bfloat16 if fast', choices=('auto', 'float32', 'bfloat16'))
-    compile: bool = setting(True, 'use torch.compile, on CUDA and on CPUs with a C++ compiler')
+    compile: bool = setting(True, 'use torch.compile (CUDA, or a CPU with a C++ compiler)')
     seed: int = setting(1337, 'random seed for parameters, data order and dropout')
 
     @property
     def tokens_per_step(self) -> int:
-        """Count the tokens of all micro-batches of all processes."""
+        """Count the tokens of a step, over all processes."""
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
 # -----------------------------------------------------------------------------
-# What depends on the number of the step alone: its learning rate and its data.
+# What depends only on settings and step: learning rate and data.
 
 
 def lr_scale(step: int, s: Settings) -> float:
-    """Compute a step's learning rate as a fraction of the peak: linear warmup, then linear decay.
-
-    Steps count from 0. min_lr is AdamW's; Muon ends at the same fraction of its own peak.
-    """
+    """Compute the learning rate of a step as a fraction of the peak: linear warmup, then decay."""
     if step < s.warmup_iters:
         return (step + 1) / s.warmup_iters
     final = s.min_lr / s.learning_rate if s.learning_rate else 0.0
@@ -100,28 +99,28 @@ def lr_scale(step: int, s: Settings) -> float:
     return 1 + progress * (final - 1)
 
 
-@lru_cache(maxsize=2)  # a step may span two epochs
-def epoch_order(seed: int, epoch: int, n: int) -> np.ndarray:
-    """Shuffle the indices of n chunks for one epoch."""
-    return np.random.default_rng([seed, epoch]).permutation(n)
+@lru_cache(maxsize=1)
+def epoch_order(seed: int, epoch: int, n_chunks: int) -> np.ndarray:
+    """Shuffle the indices of all chunks for one epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(n_chunks)
 
 
-def chunks_of_step(step: int, s: Settings, n: int) -> np.ndarray:
-    """Choose the chunks that a step reads from n: indices (micro-batches, batch_size).
+def chunks_of_step(step: int, s: Settings, n_chunks: int) -> np.ndarray:
+    """Return the indices of the chunks that a step reads: (micro-batches, batch_size).
 
-    Each epoch reads each chunk once. Only the seed and the step decide, so resuming a run, or using
-    more processes, changes nothing.
+    Each epoch reads each chunk once, in an order of its own. Nothing depends on what was read
+    before or on the number of processes, so a run can be resumed with exactly the same data.
     """
-    size = s.gradient_accumulation_steps * s.batch_size
-    places = range(step * size, (step + 1) * size)  # counted over all epochs
-    chunks = [epoch_order(s.seed, place // n, n)[place % n] for place in places]
+    per_step = s.gradient_accumulation_steps * s.batch_size
+    positions = range(step * per_step, (step + 1) * per_step)  # in all epochs laid end to end
+    chunks = [epoch_order(s.seed, i // n_chunks, n_chunks)[i % n_chunks] for i in positions]
     return np.array(chunks).reshape(-1, s.batch_size)
 
 
-def spread(n: int, total: int) -> np.ndarray:
-    """Choose n of total chunks to evaluate on: evenly spaced, always the same."""
-    n = min(n, total)
-    return np.arange(n) * total // n
+def eval_chunks(n: int, n_chunks: int) -> np.ndarray:
+    """Choose at most n chunks to evaluate on: evenly spaced, the same ones each time."""
+    n = min(n, n_chunks)
+    return np.arange(n) * n_chunks // n
 
 
 # -----------------------------------------------------------------------------
@@ -129,111 +128,112 @@ def spread(n: int, total: int) -> np.ndarray:
 
 
 def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
-    """Train from a checkpoint (or {}), a given model (or None), or scratch; returns exit code."""
-    # ---- The processes. torchrun starts one for each GPU; the first alone prints and writes files.
-    rank, local_rank, world = find_processes()
+    """Train from a checkpoint unless it is {}, else from a given model or scratch.
+
+    Returns the exit code.
+    """
+    # ---- Processes. torchrun starts one per GPU. Only the first prints and writes files.
+    rank, local_rank, world = find_processes()  # local_rank counts on this machine
     if rank > 0:
         discard_output()
     n_micro = s.gradient_accumulation_steps
     if n_micro % world:
         raise UserError(f'{world} processes cannot share gradient_accumulation_steps={n_micro}')
 
-    # ---- The device and its number format. Matrix products are in dtype. Parameters, gradients and
-    # moments stay in float32, because bfloat16 would round small updates away.
+    # ---- The device and its number format. The model multiplies matrices in dtype. Parameters and
+    # the optimizers' averages stay in float32, because bfloat16 would round away small updates.
     device = find_device(s.device)
     if device == 'cuda':
         device = f'cuda:{local_rank}'
     if s.dtype == 'auto':
         s = replace(s, dtype='bfloat16' if bfloat16_unit(device) else 'float32')
-    tune(device, s.dtype)
-    kind = device.partition(':')[0]  # cpu, cuda or mps
-    autocast = torch.autocast(kind, torch.bfloat16, enabled=s.dtype == 'bfloat16')
-    if world > 1:
-        dist.init_process_group('cpu:gloo,cuda:nccl' if kind == 'cuda' else 'gloo')
+    set_up_device(device, s.dtype)  # fast kernels; on a CPU, deterministic ones
+    device_type = torch.device(device).type
+    autocast = torch.autocast(device_type, torch.bfloat16, enabled=s.dtype == 'bfloat16')
+    if world > 1:  # gloo too, because some sums below are of CPU tensors
+        dist.init_process_group('cpu:gloo,cuda:nccl' if device_type == 'cuda' else 'gloo')
 
-    def over_processes(x: Tensor, operation=dist.ReduceOp.SUM) -> float:
-        """Add up a number over all processes, or apply another operation."""
+    def all_reduce(x: Tensor, operation=dist.ReduceOp.SUM) -> float:
+        """Return the sum of a number over all processes, or its maximum."""
         if world > 1:
             dist.all_reduce(x, operation)
         return x.item()
 
-    # ---- The data: two files of token ids, mapped into memory, in chunks of block_size.
-    out = Path(s.out_dir)
+    # ---- The data: two memory-mapped files of token ids. A chunk is block_size of them.
     folder = data_folder(s.dataset)
     meta = read_meta(folder)
     if checkpoint and checkpoint['data'] != data_id(meta):
-        raise UserError(f'{folder} is not the data that {s.out_dir} was trained on; restore it')
-    tokens = {name: read_bin(folder / f'{name}.bin', meta) for name in ('train', 'val')}  # (n,)
+        raise UserError(f'{s.out_dir} was trained on other data than is in {folder} now')
+    tokens = {name: read_bin(folder / f'{name}.bin', meta) for name in ('train', 'val')}
     n_chunks = {name: (len(ids) - 1) // s.block_size for name, ids in tokens.items()}
     if min(n_chunks.values()) == 0:
-        raise UserError(f'{folder} has too few tokens for one text; choose a smaller --block_size')
+        raise UserError(f'{folder} has too few tokens for a chunk; choose a smaller --block_size')
 
     def read(name: str, chunks: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Read the chunks with these indices (B,): idx and targets, (B, T) each."""
-        spans = chunks[:, None] * s.block_size + np.arange(s.block_size + 1)  # (B, T + 1)
-        ids = tokens[name][spans].astype(np.int64)  # uint16 on the disk
-        check_ids(ids, meta, folder / f'{name}.bin')
+        """Read B chunks by their indices: idx and targets, both (B, block_size)."""
+        spans = chunks[:, None] * s.block_size + np.arange(s.block_size + 1)  # (B, block_size + 1)
+        ids = tokens[name][spans].astype(np.int64)  # uint16 on disk
+        check_ids(ids, meta, folder / f'{name}.bin')  # a wrong id would crash CUDA
         ids = torch.from_numpy(ids)
         return ids[:, :-1], ids[:, 1:]  # the target at each position is the next id
 
     # ---- The model.
     torch.manual_seed(s.seed)
     if checkpoint:  # resume: the parameters of the run so far
-        with user_errors(out / 'ckpt.pt'):
-            model = from_checkpoint(checkpoint)
-    elif given is not None:  # fine-tune: given parameters, with new senses for a GPT if asked
-        model = start.start_from(given, start.config_for(s, meta))
+        model = start.resume(checkpoint)
+    elif given is not None:  # fine-tune; with --model=backpack, a GPT gets new senses
+        model = start.fine_tune(given, start.config_for(s, meta))
     else:  # scratch: random parameters
         model = make_model(start.config_for(s, meta))
     model.to(device).train()
 
-    # ---- Its optimizers, and the form that is trained. DistinctIds(model) returns the loss that
-    # model(idx, targets) does, but computes the senses of each id only once a batch, which saves a
-    # fifth of a step. DDP averages gradients over the processes.
+    # ---- Optimizers, and the model as it is trained. DistinctIds(model) returns the same loss as
+    # model(idx, targets), but computes the senses of each distinct id once per batch.
     optimizers = make_optimizers(model, s)
     if checkpoint:
-        with user_errors(out / 'ckpt.pt'):
-            restore(optimizers, checkpoint['optimizers'])
+        restore(optimizers, checkpoint)
     loss_model = DistinctIds(model)
     if s.compile and can_compile(device):
         loss_model = torch.compile(loss_model)
-    if world > 1:
+    if world > 1:  # DDP averages gradients over the processes
         loss_model = nn.parallel.DistributedDataParallel(loss_model)
 
     def loss_of(name: str, chunks: np.ndarray) -> Tensor:
         """Compute the mean loss of some chunks: a scalar, in nats per token."""
         idx, targets = read(name, chunks)
-        batch = to_device([idx, targets, *distinct_ids(idx)], device)
-        torch._dynamo.mark_dynamic(batch[2], 0)  # one compiled graph for any number of ids
+        idx, targets, ids, places = to_device([idx, targets, *distinct_ids(idx)], device)
+        torch._dynamo.mark_dynamic(ids, 0)  # compile one graph for any number of ids
         with autocast:
-            return loss_model(*batch)
+            return loss_model(idx, targets, ids, places)
 
-    # ---- Evaluation: the loss, and how many senses are stuck, which the loss does not show.
+    # ---- Evaluation: the loss, and how many senses no longer learn, which the loss does not show.
     @torch.no_grad()
     def evaluate() -> dict:
-        """Evaluate the model on validation data: a row of the log."""
+        """Evaluate on validation data; returns a row for the log."""
         loss_model.eval()
-        chunks = spread(s.eval_iters * s.batch_size, n_chunks['val'])
-        batches = np.split(chunks, range(s.batch_size, len(chunks), s.batch_size))
-        sums = [loss_of('val', batch).item() * len(batch) for batch in batches[rank::world]]
-        total = over_processes(torch.tensor(sum(sums), dtype=torch.float64))
-        row = {'val_loss': total / len(chunks)}
-        if model.config.n_sense:
-            idx, _ = read('val', spread(16, n_chunks['val']))
+        chunks = eval_chunks(s.eval_iters * s.batch_size, n_chunks['val'])
+        own_starts = range(0, len(chunks), s.batch_size)[rank::world]
+        batches = [chunks[i:i + s.batch_size] for i in own_starts]
+        total = sum(loss_of('val', batch).item() * len(batch) for batch in batches)
+        row = {'val_loss': all_reduce(torch.tensor(total, dtype=torch.float64)) / len(chunks)}
+        if model.config.n_sense:  # a Backpack
+            idx, _ = read('val', eval_chunks(16, n_chunks['val']))
             with autocast:
                 row |= stuck_senses(model, idx.to(device))
         loss_model.train()
         return row
 
     # ---- The log and the checkpoints.
+    out = Path(s.out_dir)
     step = checkpoint.get('step', 0)
-    saved_step = checkpoint.get('step')
+    saved_step = checkpoint.get('step')  # None: nothing is saved yet
     best_val_loss = checkpoint.get('best_val_loss', math.inf)
-    log = run_log.RunLog(s, checkpoint, rank)
+    log = RunLog(s, checkpoint, rank)
+    checkpoint.clear()  # free its memory
 
     def save(name: str) -> None:
         """Write a checkpoint, which appears whole or not at all."""
-        if not all_finite(model, optimizers):
+        if not all_finite(model, optimizers):  # a broken one must not replace a good one
             raise FloatingPointError(f'a parameter or a moment is not finite at step {step}')
         state = {
             'step': step,
@@ -248,13 +248,14 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         if rank == 0:
             save_tensors(out / name, state)
 
-    # ---- The loop. A first Ctrl-C or SIGTERM lets the step finish; a second one stops at once.
-    print(run_log.summary(s, model, device, world, len(tokens['train'])), flush=True)
-    signals = note_signals()
+    # ---- The loop. A first Ctrl-C or SIGTERM finishes the step and saves; a second stops at once.
+    print(summary(s, model, device, world, len(tokens['train'])), flush=True)
+    received = note_signals()
     try:
         while True:
-            # Evaluate and save: at step 0, every eval_interval steps, and at the end. ckpt.pt comes
-            # last, so a run killed before that resumes earlier and does all of this again.
+            # Evaluate and save at step 0, every eval_interval steps and at the end, but not again
+            # right after resuming. ckpt.pt comes last: a run killed before it is complete resumes
+            # from the previous one and repeats all this.
             is_done = step >= s.max_iters
             if (step % s.eval_interval == 0 or is_done) and step != saved_step:
                 row = evaluate()
@@ -264,41 +265,40 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
                     save('best.pt')
                 save('ckpt.pt')
                 if saved_step is None and rank == 0:
-                    start.remove_kept(out)  # of an older run, with --overwrite
+                    start.remove_kept(out)  # --overwrite: the older run's ckpt-STEP.pt
                 saved_step = step
-                log.start_clock(step)
-            stop = over_processes(torch.tensor(max(signals)), dist.ReduceOp.MAX)  # the same in all
+                log.start_clock(step)  # evaluating and saving do not count as training time
+            stop = all_reduce(torch.tensor(max(received)), dist.ReduceOp.MAX)  # all must agree
             if stop or is_done:
                 break
 
-            # Forward and backward. A batch too large for memory comes in micro-batches, whose
-            # gradients add up. Processes take micro-batches in turn. Each process computes the mean
-            # over its own, and DDP the mean over processes: together, the mean over the batch.
+            # Forward and backward. A batch too large for memory is split into micro-batches, whose
+            # gradients add up. Each process gets the same number of them and averages over its own;
+            # DDP averages over the processes. Together that is the mean over the batch.
             chunks = chunks_of_step(step, s, n_chunks['train'])  # (n_micro, batch_size)
             own = range(rank, n_micro, world)
             loss = torch.zeros((), device=device)
             for i in own:
-                # Dropout must not depend on which process takes a micro-batch.
+                # Seed dropout by micro-batch, so that the number of processes does not matter.
                 torch.manual_seed(s.seed * 1_000_003 + step * n_micro + i)
-                # DDP exchanges gradients in backward(); once, after the last one, is enough.
-                if world > 1:
-                    loss_model.require_backward_grad_sync = i == own[-1]
+                if world > 1:  # backward() exchanges gradients only after the last micro-batch
+                    loss_model.require_backward_grad_sync = (i == own[-1])
                 micro_loss = loss_of('train', chunks[i]) / len(own)
                 micro_loss.backward()
                 loss += micro_loss.detach()
 
-            # Clip the gradients, and update the parameters.
+            # Clip the gradients and update the parameters.
             scale = lr_scale(step, s)
-            set_rates(optimizers, scale)
+            set_learning_rates(optimizers, scale)
             norm = nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip or math.inf)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            step += 1
+            step += 1  # log and checkpoints count finished steps
 
             if step % s.log_interval == 0 or step == s.max_iters:
                 row = {
-                    'loss': over_processes(loss) / world,  # waits for the device
+                    'loss': all_reduce(loss) / world,  # waits for the device
                     'learning_rate': scale * s.learning_rate,
                     'grad_norm': norm.item()}
                 if s.optimizer == 'muon':
@@ -306,35 +306,36 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
                 log.add(step, row)
             if s.keep_every and step % s.keep_every == 0:
                 save(f'ckpt-{step}.pt')
-        if step != saved_step:
+        if step != saved_step:  # stopped between evaluations
             save('ckpt.pt')
-    except (FloatingPointError, OSError) as error:  # a number is not finite, or the disk is full
-        complain('train.py', f'{error}; {out}/ckpt.pt is from step {saved_step}')
+    except (FloatingPointError, OSError) as error:  # not finite, or a file cannot be written
+        saved = 'nothing' if saved_step is None else f'{out}/ckpt.pt, of step {saved_step}'
+        complain('train.py', f'{error}; saved is {saved}')
         return 1
-    finally:  # a notebook goes on
+    finally:
         forget_signals()
-        torch.use_deterministic_algorithms(False)
-    if stop:
+        torch.use_deterministic_algorithms(False)  # a notebook goes on
+    if stop and not is_done:
         print(f'stopped at step {step}; continue with --init_from=resume --out_dir={out}')
-        return 128 + stop
+        return 128 + stop  # as a shell reports a signal
     print(f'done: {out}/ckpt.pt')
     return 0
 
 
 def run(argv: list[str]) -> int:
-    """Read the settings, lock the folder of the run, and train; returns the exit code."""
-    s, typed, configs = parse_settings(Settings, argv)
+    """Read the settings, lock the run's folder, and train. Returns the exit code."""
+    s, flags, configs = parse_settings(Settings, argv)
     checkpoint = {}
     given = None
     if s.init_from not in ('scratch', 'resume'):
-        given, s = start.load_given(s, typed)  # its sizes replace those of the settings
+        given, s = start.load_given(s, flags)  # the model's sizes win
     if not s.out_dir:
         s = replace(s, out_dir=start.out_dir_of(s.dataset, s.model, configs))
     out = Path(s.out_dir)
     rank, _, _ = find_processes()
-    with locked_folder(out) if rank == 0 else nullcontext():  # before anyone reads what is in it
+    with locked_folder(out) if rank == 0 else nullcontext():
         if s.init_from == 'resume':
-            checkpoint, s = start.load_run(s, typed)  # its settings replace those of the configs
+            checkpoint, s = start.load_run(s, flags)  # the run's settings win
         elif not s.overwrite:
             start.refuse_to_replace(out)
         if s.warmup_iters < 0:

@@ -41,7 +41,7 @@ def name_of(device: str) -> str:
     return f'{device} ({torch.get_num_threads()} threads, {unit} bfloat16)'
 
 
-def tune(device: str, dtype: str) -> None:
+def set_up_device(device: str, dtype: str) -> None:
     """Make training fast on a device and, on the CPU, bit for bit the same in every run."""
     if device.startswith('cuda'):
         torch.set_num_threads(min(2, torch.get_num_threads()))  # more would slow other runs down

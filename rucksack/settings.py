@@ -83,12 +83,12 @@ def parse_settings(kind: type[Settings], argv: list[str]) -> tuple[Settings, set
     return kind(**settings | flags), set(flags), configs
 
 
-def with_decided(settings: Settings, typed: set[str], decided: dict) -> Settings:
+def with_decided(settings: Settings, flags: set[str], decided: dict) -> Settings:
     """Replace the settings that a checkpoint decides.
 
-    Raises UserError if a typed one differs, unless it is auto or -1, which leave it to the run.
+    Raises UserError if one that was typed differs, unless it is auto or -1: the run may choose.
     """
-    for name in sorted(typed & decided.keys()):
+    for name in sorted(flags & decided.keys()):
         value = getattr(settings, name)
         if value not in (decided[name], 'auto', -1):
             raise UserError(f'it has {name}={decided[name]}; drop --{name}={value}')

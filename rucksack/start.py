@@ -9,7 +9,7 @@ from rucksack.data import data_folder, read_meta
 from rucksack.errors import UserError, user_errors
 from rucksack.model import GPT, Backpack, Config
 from rucksack.settings import Settings, with_decided
-from rucksack.weights import from_pretrained, load_file, make_model
+from rucksack.weights import from_checkpoint, from_pretrained, load_file, make_model
 
 # Settings that a resumed run may change: how long it runs, how often it reports, and where.
 # max_iters changes the schedule; device and compile change rounding and the draws of dropout.
@@ -43,10 +43,10 @@ def remove_kept(folder: Path) -> None:
             file.unlink()
 
 
-def load_run(s: Settings, typed: set[str]) -> tuple[dict, Settings]:
+def load_run(s: Settings, flags: set[str]) -> tuple[dict, Settings]:
     """Load the checkpoint in out_dir; also returns the settings to resume with.
 
-    typed names the settings given as flags. Raises UserError if one of them contradicts.
+    flags names the settings that were typed. Raises UserError if one of them contradicts.
     """
     path = Path(s.out_dir, 'ckpt.pt')
     checkpoint = load_file(path)
@@ -55,16 +55,17 @@ def load_run(s: Settings, typed: set[str]) -> tuple[dict, Settings]:
         raise UserError(f'{path} has parameters alone; {hint}')
     with user_errors(path, hint):
         checkpoint['step'] = int(checkpoint['step'])
-        free = typed & STEERING | {'out_dir', 'init_from', 'overwrite'}
+        checkpoint['path'] = path
+        free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
         decided = {name: x for name, x in checkpoint['settings'].items() if name not in free}
-        return checkpoint, with_decided(s, typed, decided)
+        return checkpoint, with_decided(s, flags, decided)
 
 
-def load_given(s: Settings, typed: set[str]) -> tuple[Backpack | GPT, Settings]:
+def load_given(s: Settings, flags: set[str]) -> tuple[Backpack | GPT, Settings]:
     """Load the model that init_from names; also returns the settings with its sizes.
 
-    A Transformer starts a Transformer unless model is typed: then a Backpack, whose n_sense and
-    sense_hidden are as set. Raises UserError if the model cannot read the ids of the dataset.
+    A Transformer starts a Transformer or, if flags has model, a Backpack with n_sense and
+    sense_hidden as set. Raises UserError if the model cannot read the ids of the dataset.
     """
     source = s.init_from
     given, tokenizer = from_pretrained(source)
@@ -80,11 +81,17 @@ def load_given(s: Settings, typed: set[str]) -> tuple[Backpack | GPT, Settings]:
     if config.n_sense:
         names += ['n_sense', 'sense_hidden']
         decided['model'] = 'backpack'
-    elif 'model' not in typed:
+    elif 'model' not in flags:
         decided['model'] = 'gpt'
     decided |= {name: getattr(config, name) for name in names}
     with user_errors(source):
-        return given, with_decided(s, typed, decided)
+        return given, with_decided(s, flags, decided)
+
+
+def resume(checkpoint: dict) -> Backpack | GPT:
+    """Make the model of a run's checkpoint."""
+    with user_errors(checkpoint['path']):
+        return from_checkpoint(checkpoint)
 
 
 def config_for(s: Settings, meta: dict) -> Config:
@@ -97,7 +104,7 @@ def config_for(s: Settings, meta: dict) -> Config:
                       s.sense_hidden, s.dropout)
 
 
-def start_from(given: Backpack | GPT, config: Config) -> Backpack | GPT:
+def fine_tune(given: Backpack | GPT, config: Config) -> Backpack | GPT:
     """Make a model with given parameters, and new senses where a Backpack starts from a GPT.
 
     Such a Backpack reads no more than config.block_size, because it is trained on no longer texts.

@@ -29,7 +29,7 @@ from rucksack import train
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.model import GPT, Config
 from rucksack.optimizers import make_optimizers
-from rucksack.start import start_from
+from rucksack.start import fine_tune
 from rucksack.train import Settings, chunks_of_step, lr_scale
 from rucksack.weights import export, from_pretrained
 
@@ -269,7 +269,7 @@ def test_its_first_loss_is_near_that_of_no_knowledge():
     torch.manual_seed(0)
     transformer = GPT(Config(block_size=32, vocab_size=500, n_layer=1, n_head=4, n_embd=256))
     torch.nn.init.normal_(transformer.wte.weight, mean=2.0, std=4.0)
-    warm = start_from(transformer, replace(transformer.config, n_sense=16))
+    warm = fine_tune(transformer, replace(transformer.config, n_sense=16))
     idx = torch.randint(500, (8, 33))
     assert warm(idx[:, :-1], idx[:, 1:]) <= math.log(500) + 0.2
 

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from rucksack.cli import progress
-from rucksack.device import bfloat16_unit, can_compile, find_device, name_of, to_device, tune
+from rucksack.device import (
+    bfloat16_unit,
+    can_compile,
+    find_device,
+    name_of,
+    set_up_device,
+    to_device,
+)
 from rucksack.fast import Cached, DistinctIds, distinct_ids
 from rucksack.model import GPT, Backpack, Config
 from rucksack.table import Table
@@ -98,7 +105,7 @@ def main() -> None:
     args = parser.parse_args()
     device = find_device(args.device)
     dtype = args.dtype or ('bfloat16' if bfloat16_unit(device) else 'float32')
-    tune(device, dtype)
+    set_up_device(device, dtype)
     compiled = can_compile(device)
     config = Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size])  # rows as in train.py
     batch = 32 if device.startswith('cuda') else 8
