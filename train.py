@@ -128,10 +128,7 @@ def eval_chunks(n: int, n_chunks: int) -> np.ndarray:
 
 
 def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
-    """Train from a checkpoint unless it is {}, else from a given model or scratch.
-
-    Returns the exit code.
-    """
+    """Train from a checkpoint unless it is {}, else a given model or scratch; returns exit code."""
     # ---- Processes. torchrun starts one per GPU. Only the first prints and writes files.
     rank, local_rank, world = find_processes()  # local_rank counts on this machine
     if rank > 0:

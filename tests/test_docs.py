@@ -25,7 +25,7 @@ LSTM = 'Another contextualizer'
 DRAW = 'Draw losses'
 HOOKS = 'Hooks of TransformerLens'
 THEIRS = 'Lend to a model of transformers'
-ALONE = [title for title in RECIPES if title not in (RENUMBER, DRAW, TRAIN, LSTM, THEIRS)]
+ALONE = [title for title in RECIPES if title not in (RENUMBER, DRAW, TRAIN, LSTM, HOOKS, THEIRS)]
 
 
 @pytest.fixture(autouse=True)
