@@ -19,6 +19,9 @@ def output_path(flag: str, path: str | None, begins: str) -> Path | None:
     file = Path(path)
     if not file.parent.is_dir() or (file.exists() and not file.is_file()):
         raise UserError(f'{flag} {path}: give the name of a file in a folder that exists')
+    temporary = Path(f'{path}.partial')  # see atomic
+    if temporary.is_file():
+        raise UserError(f'{temporary} is in the way of {flag}; move it')
     contents = file.read_bytes() if file.exists() else b''
     if contents and not contents.startswith(begins.encode()):
         raise UserError(f'{flag} would replace {path}, which is not of its kind; '
