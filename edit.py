@@ -32,9 +32,9 @@ from rucksack.toy import toy_stories
 from rucksack.words import token_texts
 
 BACKGROUND = HOME / 'docs' / 'tour.txt'  # no bundled model was trained on it
-TEXT_LENGTH = 128  # tokens of a text of the background
+TEXT_LENGTH = 128  # tokens per background text
 MOST_TEXTS = 400
-MOST_SHOWN = 6  # rows of a table of texts
+MOST_SHOWN = 6  # rows in the tables that show texts
 FORM_HELP = '\n'.join(f'  {form:<20} {wish}' for form, wish in FORMS.items())
 
 
@@ -77,7 +77,7 @@ def make_parser() -> Parser:
 
 
 def check_out(path: Path) -> None:
-    """Raise UserError if a path cannot have a learned edit, or has a person's file."""
+    """Raise UserError if we cannot write a learned edit to path, or if it is not our file."""
     if path.suffix != '.safetensors' or not path.parent.is_dir():
         raise UserError(f'--out {path}: give a name in a folder that exists, that ends in '
                         '.safetensors')
@@ -90,7 +90,7 @@ def check_out(path: Path) -> None:
 
 
 def read_background(path: str | None, loaded: LoadedModel) -> list[list[int]]:
-    """Read the background in texts of up to TEXT_LENGTH tokens, each with the token before it."""
+    """Split the background into texts of up to TEXT_LENGTH tokens, plus the token before each."""
     if path is None and loaded.is_toy:
         ids = loaded.encode('\n'.join(story for story, _ in toy_stories(seed=1, n=200)))
     else:
@@ -130,7 +130,7 @@ def lines_table(title: str, edited: LoadedModel, examples: list[Example]) -> Tab
 
 
 def texts_table(edited: LoadedModel, examples: list[Example]) -> Table:
-    """Show how the likeliest text goes on after the first prompts, before and after the edit."""
+    """Show the likeliest continuations of the first prompts, before and after the edit."""
     rows = []
     for example in examples[:MOST_SHOWN]:
         idx = torch.tensor([example.prompt], device=edited.device)  # (1, T)
@@ -164,7 +164,7 @@ def prices_table(texts: dict[str, tuple[Scores, Scores]], learned: Learned) -> T
 
 def neighbours_table(loaded: LoadedModel, texts: dict[str, list[Pair]],
                      scores: dict[str, tuple[Scores, Scores]]) -> Table:
-    """Show where in texts the likeliest next word changed, the surest new word first."""
+    """Show where the likeliest next word changed in texts, the most probable new word first."""
     rows = []
     for name, (before, after) in scores.items():
         for i, j in (before.likeliest != after.likeliest).nonzero().tolist():

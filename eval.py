@@ -42,13 +42,13 @@ from rucksack.weights import BUNDLED
 
 @dataclass(frozen=True)
 class Kind:
-    """What eval.py knows of a table. make takes the models, then the values of its flags.
+    """What eval.py knows about a table. make takes the models, then the values of its flags.
 
     make returns the table or, if it takes long, yields it again after each row.
     """
 
     make: Callable[..., Table | Iterator[Table]]
-    number: str                 # of the paper's tables; eval.py all prints those that have one
+    number: str                 # in the paper; eval.py all prints the tables that have one
     about: str                  # contents, for --help
     flags: tuple[str, ...] = ('data',)  # those whose values make takes, in order
     needs_senses: bool = False  # the first model must be a Backpack; other tables take --edit
@@ -142,7 +142,7 @@ def make_parser() -> Parser:
 
 
 def load_models(args: argparse.Namespace) -> list[LoadedModel]:
-    """Load the runs named, or the model of --from and a baseline; add the first under edits."""
+    """Load the named runs, or --from and a baseline; with edits, add an edited first model."""
     load = partial(load_model, device=args.device, dtype=args.dtype)
     models = [load(name) for name in args.runs or [args.source]]
     if not args.runs and args.table != 'senses':
@@ -165,9 +165,10 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
 
 
 def load_baseline(own: LoadedModel, name: str | None, load: Callable) -> list[LoadedModel]:
-    """Load the Transformer to compare with; UserError for a Backpack or other tokens.
+    """Load the Transformer to compare with.
 
-    Without a name it is NAME_gpt, which is left out with a line if it cannot be used.
+    Without a name, it is NAME_gpt; if that cannot be used, a line says why. Raises UserError if
+    the named model is a Backpack or has another vocabulary.
     """
     beside = f'{own.name.rstrip("/")}_gpt'
     if name is None and beside not in BUNDLED and not Path(beside).exists():
@@ -189,9 +190,9 @@ def load_baseline(own: LoadedModel, name: str | None, load: Callable) -> list[Lo
 
 def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
                prompts: list[list[int]]) -> LoadedModel:
-    """Put a model under edits, one a line; UserError if an edit would see later tokens.
+    """Apply edits, one per line, to a model; raises UserError if one would see later tokens.
 
-    The senses are the lender's. prompts, the ids of each, choose the sense in nurse:she/he.
+    The senses are the lender's. The ids of prompts determine the sense in nurse:she/he.
     """
     lender.needs_senses('--edit')
     changes = parse_lines(lines)
@@ -207,9 +208,9 @@ def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
 
 def make_tables(name: str, models: list[LoadedModel], args: argparse.Namespace
                 ) -> Iterable[Table]:
-    """Make the table called name, perhaps again after each row.
+    """Make the table called name; a slow one is made again after each row.
 
-    UserError if the first model or the data are not for it.
+    Raises UserError if the first model or the data do not suit it.
     """
     kind = TABLES[name]
     if kind.needs_senses:
@@ -249,7 +250,7 @@ def run(argv: list[str]) -> None:
             for table in make_tables(name, models, args):
                 tables[name] = table
                 text = str(table)
-                if csv_file:  # before printing, as printing into head ends the program
+                if csv_file:  # before printing: printing into head ends the program
                     write_csv(csv_file, tables)
         except UserError as error:
             if args.table != 'all' or name in tables:

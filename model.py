@@ -65,7 +65,7 @@ class SenseWeights(nn.Module):
     def __init__(self, config: 'Config'):
         super().__init__()
         self.n_sense = config.n_sense
-        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)  # no values: these are senses
+        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)  # no values: senses replace them
 
     def forward(self, h: Tensor) -> Tensor:
         # For each sense l and position i: softmax over j <= i of (query_li . key_lj) / sqrt(d/k).
@@ -75,7 +75,7 @@ class SenseWeights(nn.Module):
         T = h.shape[1]
         is_later = torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1)  # (T, T), j > i
         scores = scores.masked_fill(is_later, -math.inf)  # so that later tokens get weight 0
-        # So that whoever reads alpha has full precision: CPU autocast would return bfloat16.
+        # Keep full precision for whoever reads alpha: CPU autocast would return bfloat16.
         return scores.softmax(-1, dtype=self.c_attn.weight.dtype)
 
 
@@ -88,7 +88,7 @@ def split_heads(v: Tensor, n_parts: int, n_head: int) -> list[Tensor]:
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
     """Compute Eq. 2: weights alpha (B, k, T, T) and senses C (B, T, k, d) -> o (B, T, d)."""
     B, k, _, T = alpha.shape
-    if C.shape[:3] != (B, T, k):  # einsum would silently repeat an axis of size 1
+    if C.shape[:3] != (B, T, k):  # einsum would silently broadcast an axis of size 1
         raise ValueError(f'alpha {tuple(alpha.shape)} does not fit senses C {tuple(C.shape)}')
     return torch.einsum('blij,bjld->bid', alpha, C)
 
@@ -138,7 +138,7 @@ class Backpack(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
                  edit: Callable | None = None, stop: int | None = None) -> Tensor:
-        """Append n ids to each text of idx (B, T), fewer once every text has generated stop."""
+        """Append n ids to each text of idx (B, T); end early once every text has generated stop."""
         n_prompt = idx.shape[1]
         for _ in range(n):
             recent = idx[:, -self.config.block_size:]  # (B, T), cropped to the context length
@@ -157,7 +157,7 @@ class Backpack(nn.Module):
         return idx
 
 
-# If you know nanoGPT, you can stop here. The rest is the sizes and GPT-2, also the baseline.
+# If you know nanoGPT, you can stop here. The rest is sizes and GPT-2, which is also the baseline.
 @dataclass
 class Config:
     """Model sizes and dropout rate. Raises ValueError if they are inconsistent."""
@@ -272,8 +272,8 @@ class GPT(nn.Module):
 
 def init_parameters(model: nn.Module, n_layer: int) -> None:
     """Initialize weights with std 0.02, smaller in every c_proj, as GPT-2 does; biases with 0."""
-    # NOTE: GPT-2 shrinks the layers that add to a residual. final_mlp.c_proj adds to none, but the
-    # authors' code shrinks it too, so senses start sqrt(2 n_layer) times smaller, and so do ours.
+    # NOTE: GPT-2 shrinks the layers that add to a residual. final_mlp.c_proj adds to none, but we
+    # shrink it too, as the authors' code does, so senses start sqrt(2 n_layer) times smaller.
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             std = 0.02 / math.sqrt(2 * n_layer) if name.endswith('c_proj') else 0.02

@@ -12,8 +12,8 @@ ids. An end-of-text id follows each document. A document is one object of a .jso
 one row of a .parquet (column "text"), one .txt in a .tar, or a whole .txt or .md file.
 
 Without --val, documents over 20,000 characters are cut at paragraphs into pieces, which then count
-as documents; fewer than 100 documents are cut smaller. Then 1% of the documents are held out, but
-at least ten, and of fewer than 100 a tenth. OpenWebText is not cut, and 0.05% are held out.
+as documents. With fewer than 100 documents, the pieces are smaller. Then 1% of them are held out,
+but at least ten, or a tenth if there are fewer than 100. OpenWebText is not cut; 0.05% is held out.
 """
 
 import argparse
@@ -49,7 +49,7 @@ from rucksack.weights import from_pretrained
 LONGEST = 20_000  # characters; longer documents are cut
 TOY_TRAIN = 60_000  # stories
 TOY_VAL = 4_000
-CACHE = '.prepare-cache'  # a folder in data/NAME, gone in the end
+CACHE = '.prepare-cache'  # a folder in data/NAME, removed at the end
 
 
 # -----------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def write_bin(path: Path, texts, encoding: Encoding) -> None:
 
 
 def write_bins(files: dict[str, Path], texts: dict, encoding: Encoding) -> dict:
-    """Write the ids of texts['train'] and texts['val'] to two files; return their facts."""
+    """Write the ids of texts['train'] and texts['val'] to two files; return facts for meta.json."""
     facts = {'documents': sum(map(len, texts.values())),
              'tokens': {}, 'sha256': {}, 'sha256_of_start': {}}
     for name, path in files.items():
@@ -177,7 +177,7 @@ def write_toy(files: dict[str, Path], seed: int) -> dict:
 def write_data(folder: Path, args: argparse.Namespace, skipped: Counter) -> dict:
     """Write the three files of data/NAME, each whole or not at all; return what meta.json holds.
 
-    meta.json appears first. If a run is killed after that, its checksums do not fit the old bins,
+    meta.json appears first. If a run is killed after that, its checksums do not match the old bins,
     so train.py refuses them.
     """
     with (atomic(folder / 'val.bin') as val,
@@ -199,7 +199,7 @@ def write_data(folder: Path, args: argparse.Namespace, skipped: Counter) -> dict
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line; UserError if its flags do not fit together."""
+    """Parse the command line; raises UserError if flags contradict each other."""
     parser = Parser(
         prog='prepare.py',
         description='Tokenize text: write data/NAME/train.bin, val.bin and meta.json.')

@@ -160,7 +160,7 @@ def parse_look(text: str) -> SensesOf:
 def parse_find(text: str) -> tuple[str, Pairs, list[str]]:
     """Parse pairs of words, A/B or @FILE with one A/B per line, or else a bag of words.
 
-    The text names the table.
+    Also returns the text, which names the table.
     """
     words = word_list(text)
     if any('/' in word for word in words):
@@ -178,7 +178,7 @@ def parse_words(text: str) -> list[str]:
 
 
 def load_models(flags: argparse.Namespace) -> tuple[LoadedModel, LoadedModel]:
-    """Load the model, and the Backpack whose senses it uses: itself without --lender."""
+    """Load the model and the Backpack whose senses it uses (without --lender, the same one)."""
     loaded = load_model(flags.source, flags.device, flags.dtype)
     lender = loaded
     if flags.lender:
@@ -221,7 +221,7 @@ def warnings(scaled: list, loaded: LoadedModel, texts: list[Tensor]) -> list[str
 
 def make_tables(flags: argparse.Namespace, loaded: LoadedModel, lender: LoadedModel,
                 prompts: Prompts) -> dict[str, Table]:
-    """Make the tables that the flags ask for, by name; those of senses look at the lender's."""
+    """Make the tables that the flags ask for, by name. Tables of senses show the lender's."""
     tables = {}
     for chosen in flags.show:
         tables[f'show {chosen.text}'] = sample_tables.show(lender, chosen, prompts)
@@ -293,11 +293,11 @@ def run(argv: list[str]) -> None:
             notices.append(f'All tables but --probs are about {lender}, whose senses are lent.')
         if flags.find or flags.similar:
             notices.append('--find and --similar look at senses as they are without the edit.')
-    for line in warnings(flags.changes + flags.sweep, loaded, texts):  # first: often misspelled
+    for line in warnings(flags.changes + flags.sweep, loaded, texts):  # first: a likely typo
         print(printable(line))
     print(loaded.about())
     tables = make_tables(flags, loaded, lender, prompts)
-    if csv_file:  # the file first, as printing into head ends the program
+    if csv_file:  # before printing: printing into head ends the program
         write_csv(csv_file, tables)
     for part in [*notices, *tables.values()]:
         print(printable(str(part)))

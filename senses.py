@@ -23,10 +23,10 @@
 A sense vector c adds alpha * (c . E_v) to the logit of the id v. Only alpha depends on the text.
 An edit is a function. It takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to
 use instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
-model.generate(idx, n, edit=edit). An edit that changes nothing changes no bit.
+model.generate(idx, n, edit=edit). An edit that asks for no change leaves every bit as it was.
 
-Pass words as token ids (see rucksack.word_id). scale_senses and replace_word also take tuples of
-ids: words of several tokens, edited at their last. Symbols are as in model.py; E_v is a row of E.
+Pass words as token ids (see rucksack.word_id). scale_senses and replace_word also take a tuple of
+ids for a multi-token word, and edit its last token. Symbols are as in model.py; E_v is a row of E.
 """
 
 from collections.abc import Callable, Collection
@@ -67,7 +67,7 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
 def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
     """Make an edit that multiplies the given senses of the given words by factor; 0 turns them off.
 
-    Sense 1 of the id 7 is halved, and nothing else:
+    Here only sense 1 of id 7 is halved:
 
     >>> C = torch.tensor([[[[2.], [6.]], [[2.], [6.]]]])  # (1, 2, 2, 1), senses of two tokens
     >>> edit = scale_senses([7], [1], 0.5)
@@ -82,13 +82,13 @@ def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
 
 
 def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
-    """Make an edit that gives to the id new what words give to the id old (section 6.3).
+    """Make an edit that moves what words add to the logit of old over to new (section 6.3).
 
     C' = C + (C . E_old) (E_new / |E_new|^2 - E_old / |E_old|^2)
 
     With E_old = (2, 0) and E_new = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to the
     logit of new. It becomes (0, 11), and adds 0 and 11. If E_old and E_new overlap, old loses
-    C . E_old (1 - E_old . E_new / |E_new|^2), and new gains as much with |E_old|^2 in its place.
+    C . E_old (1 - E_old . E_new / |E_new|^2); new gains the same with |E_old|^2 for |E_new|^2.
     NOTE: The paper divides by |C(old)_l|^2, which would not remove C's part along E_old. We divide
     by |E_old|^2, as the authors' code does.
     """
@@ -110,7 +110,7 @@ def add_to_senses(ids: Tensor, senses: Tensor, vectors: Tensor) -> Edit:
     """Make an edit that adds a vector to some senses: vectors[p] to sense senses[p] of ids[p].
 
     ids (P,) and senses (P,) are integers, vectors (P, d); rucksack.learning finds all three from
-    examples (arXiv 2402.06155). Here sense 1 of the id 7 moves by -1, wherever the id occurs:
+    examples (arXiv 2402.06155). Here sense 1 of id 7 moves by -1, wherever the id occurs:
 
     >>> C = torch.tensor([[[[2.], [6.]], [[2.], [6.]]]])  # (1, 2, 2, 1), senses of two tokens
     >>> edit = add_to_senses(torch.tensor([7]), torch.tensor([1]), torch.tensor([[-1.]]))
@@ -140,7 +140,7 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: Collection[Edit | Non
                 last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T) under each edit: probabilities (edits, B, V).
 
-    None is no edit. Raises ValueError for an edit if model is a GPT. last (B,), where to predict
+    None means no edit. Raises ValueError for an edit if model is a GPT. last (B,), where to predict
     from (see pad), defaults to the last position. With off = scale_senses([nurse], [10], 0.0),
     probs_under(model, idx, [None, off])[:, 0, she] has p(she) before and after the edit.
     """
@@ -196,7 +196,7 @@ def at_last(x: Tensor, last: Tensor | None) -> Tensor:
 
 
 def compose(edits: list[Edit | None]) -> Edit:
-    """Apply the edits from left to right; None is no edit."""
+    """Apply the edits from left to right; None means no edit."""
     def edit(idx: Tensor, C: Tensor) -> Tensor:  # C is (B, T, k, d) throughout
         for one in edits:
             if one is not None:
@@ -207,9 +207,9 @@ def compose(edits: list[Edit | None]) -> Edit:
 
 
 def occurrences(idx: Tensor, words: Words) -> Tensor:
-    """Find where in idx (B, T) one of the words ends, shaped to select senses: (B, T, 1, 1).
+    """Find where one of the words ends in idx (B, T): (B, T, 1, 1), to broadcast over senses.
 
-    Raises TypeError for words that are not ids, and for a word outside a list.
+    Raises TypeError for words that are not ids, and for a tuple in place of a list of words.
     """
     if isinstance(words, tuple):
         raise TypeError(f'a word of several tokens goes into a list: [{words}]')
@@ -294,7 +294,7 @@ STRENGTHS = [
 
 
 def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
-    """Turn up the senses that favour a topic (Eq. 15), the less the more the text expresses it.
+    """Turn up the senses that favour a topic (Eq. 15), and less so once the text expresses it.
 
     WARNING: not causal. All positions read the whole text, so only the prediction after the last
     one is valid. That is the one that generate uses.
@@ -308,7 +308,7 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
         annealed = 1 + strength * (factor - 1)                  Eq. 20, which multiplies the sense
 
     NOTE: The paper has f = 7.5 / max(factors), (1 + j) / 100, and in Eq. 20 strength * factor +
-    1 - expressed, which scales a sense even at factor 1. We do as the authors' code does.
+    1 - expressed, which scales a sense even at factor 1. We follow the authors' code.
     """
     E = model.wte.weight.detach()
     f = max(factors) / 7.5

@@ -6,11 +6,11 @@
 
 Flags override config files, which override the defaults below. A run writes ckpt.pt (latest state),
 best.pt (lowest validation loss) and log.csv to its folder in out/. On a CPU with one or two
-processes, a run that is killed and resumed ends bit for bit the same.
+processes, killing and resuming a run changes no bit of its result.
 
 Start reading at train(): it has the whole run, in order. To this script a Backpack is a module that
-returns a loss; model.py says what it computes. Other numbers come from rucksack/: optimizers.py,
-fast.py and device.py. All else there is about files and errors.
+returns a loss; model.py says what it computes. Three files in rucksack/ also compute:
+optimizers.py, fast.py and device.py. The others there handle files and errors.
 """
 
 import math
@@ -128,9 +128,9 @@ def eval_chunks(n: int, n_chunks: int) -> np.ndarray:
 
 
 def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
-    """Train from a checkpoint unless it is {}, else a given model or scratch; returns exit code."""
+    """Train from checkpoint or, if it is {}, from given or scratch; returns the exit code."""
     # ---- Processes. torchrun starts one per GPU. Only the first prints and writes files.
-    rank, local_rank, world = find_processes()  # local_rank counts on this machine
+    rank, local_rank, world = find_processes()  # local_rank: the rank on this machine
     if rank > 0:
         discard_output()
     n_micro = s.gradient_accumulation_steps
@@ -184,7 +184,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         model = make_model(start.config_for(s, meta))
     model.to(device).train()
 
-    # ---- Optimizers, and the model as it is trained. DistinctIds(model) returns the same loss as
+    # ---- Optimizers, and the model's training form. DistinctIds(model) returns the same loss as
     # model(idx, targets), but computes the senses of each distinct id once per batch.
     optimizers = make_optimizers(model, s)
     if checkpoint:
@@ -311,7 +311,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         return 1
     finally:
         forget_signals()
-        torch.use_deterministic_algorithms(False)  # a notebook goes on
+        torch.use_deterministic_algorithms(False)  # a notebook may continue
     if stop and not is_done:
         print(f'stopped at step {step}; continue with --init_from=resume --out_dir={out}')
         return 128 + stop  # as a shell reports a signal

@@ -1,9 +1,9 @@
-# A Backpack trained on real English (baseline Transformer: --model=gpt). Our texts cannot be
-# fetched; the nearest that can is --hub wikimedia/wikipedia:20231101.simple in place of --text.
+# A Backpack trained on real English (baseline Transformer: --model=gpt). Our texts are not online;
+# the closest to download is --hub wikimedia/wikipedia:20231101.simple in place of --text.
 # python prepare.py english --text simplewiki.jsonl.xz gutenberg_stories.jsonl.xz --merges 16384
-# On a GPU, 327.7M tokens, six minutes on an H200, as the bundled model:
+# On a GPU, like the bundled model: 327.7M tokens, six minutes on an H200.
 # python train.py config/train_english.py --batch_size=64 --max_iters=20000
-# On two CPU cores, 41.0M tokens, two or three hours:
+# On two CPU cores: 41.0M tokens, two or three hours.
 # python train.py config/train_english.py --max_iters=5000 --batch_size=32
 dataset = 'english'
 n_layer = 4
@@ -12,7 +12,7 @@ n_embd = 256
 block_size = 256
 batch_size = 64  # texts, 16,384 tokens a step
 max_iters = 20_000
-# With AdamW for all, senses get stuck: docs/dev/notes.md.
+# With AdamW for all parameters, senses get stuck (see docs/dev/notes.md).
 learning_rate = 1.5e-3  # for AdamW, which trains embeddings, biases and norms
 beta2 = 0.999  # as published
 warmup_iters = 300

@@ -1,4 +1,4 @@
-# Backpack-Small, the paper's recipe, for 4 GPUs of 40 GB. Shape, steps, learning rate: defaults.
+# Backpack-Small, the paper's recipe, for 4 GPUs of 40 GB. Sizes, steps and rate are defaults.
 # torchrun --nproc_per_node=4 train.py config/train_small.py   (baseline Transformer: --model=gpt)
 gradient_accumulation_steps = 32  # 32 * 32 * 512 = 524,288 tokens a step, over all GPUs together
 decay_embeddings = False  # as published; so is beta2

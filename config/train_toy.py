@@ -5,7 +5,7 @@ n_head = 4
 n_embd = 64
 block_size = 64
 max_iters = 3000
-# With AdamW for all, the gender sense carries other things too: docs/dev/notes.md.
+# With AdamW for all parameters, the gender sense does other things too (see docs/dev/notes.md).
 muon_lr = 5e-3
 learning_rate = 3.5e-3  # for AdamW, which trains embeddings, biases and norms
 warmup_iters = 150

@@ -61,7 +61,7 @@ CONFIGS = {
              for kl, lr in product((10, 1), (3e-4, 1e-3, 1e-4, 3e-5))],
     'lora': [{'lr': lr, 'kl': kl, 'rank': rank}
              for rank, kl, lr in product((4, 16), (10, 1), (3e-3, 1e-2))],
-    'lent': []}  # those of senses
+    'lent': []}  # the configurations of senses
 METHODS = {  # method -> model and configurations
     'rules': ('english', 'rules'),
     'senses': ('english', 'senses'),
@@ -79,7 +79,7 @@ SIZES = {'validate': (120, 120, 60, 30), 'test': (120, 360, 120, 60)}  # at most
 
 
 def read_rows(path, wish, encoding, most):
-    """Read the rows of a file as examples; most of them, drawn by a fixed seed."""
+    """Read the rows of a file as examples: at most `most`, drawn with a fixed seed."""
     rows = [json.loads(line) for line in path.open(encoding='utf-8')]
     if len(rows) > most:
         rows = random.Random(0).sample(rows, most)
@@ -98,7 +98,7 @@ def read_rows(path, wish, encoding, most):
 def read_task(folder, task, split, encoding, sizes):
     """Read the examples, the texts to judge and the hard negatives of a task."""
     parts, wish, _ = TASKS[task]
-    if task == 'stereoset':  # line i of each file is about the same: judge what was taught
+    if task == 'stereoset':  # line i of each file has the same subject: judge what was taught
         sizes = (sizes[0], sizes[0], *sizes[2:])
     return [read_rows(folder / task / f'{task}_{part}-{split}.jsonl',
                       wish if part != parts[2] else 'more', encoding, most)
@@ -106,7 +106,7 @@ def read_task(folder, task, split, encoding, sizes):
 
 
 def read_background(folder, encoding, n):
-    """Read texts that hold the model, n others that give the price, and some that choose beta."""
+    """Read texts to hold predictions on, n others to measure the price, and some to choose beta."""
     texts = []
     for line in (folder / 'text.jsonl').open(encoding='utf-8'):
         ids = [encoding.eot_token, *encoding.encode_ordinary(json.loads(line)['text'])]
@@ -116,7 +116,7 @@ def read_background(folder, encoding, n):
 
 
 # -----------------------------------------------------------------------------
-# Scores, of a model as it is now.
+# Scores of a model in its current state.
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def nats_after(model, prompt, continuation, edit):
 
 
 def last_logits(model, idx, n, edit):
-    """Compute the logits at the last n positions of a text; of a Lent as Lent.forward does."""
+    """Compute the logits at the last n positions of a text; for a Lent, as Lent.forward does."""
     if isinstance(model, Lent):
         logits = last_logits(model.other, idx, n, None)
         if edit:
@@ -217,7 +217,7 @@ def logits_of(model, idx):
 
 
 def finetune(model, parameters, examples, held, lr, kl, seed):
-    """Train parameters by the steps with which vectors of senses are learned."""
+    """Train parameters with the same steps that learn vectors of senses."""
     optimizer = torch.optim.Adam(parameters, lr, betas=(0.9, 0.995))
     steps = 10 * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -259,7 +259,7 @@ def finetune(model, parameters, examples, held, lr, kl, seed):
 
 
 def finetune_all(model, examples, held, config, seed):
-    """Train all parameters; returns a function that sets them between before and after."""
+    """Train all parameters; returns a function that interpolates from before to after."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
         p.requires_grad_(True)
@@ -333,7 +333,7 @@ LEARN = {'rules': learn_senses, 'senses': learn_senses, 'lent': learn_senses, 'f
 
 
 def factor_within(budget, prices):
-    """Interpolate the largest factor whose price is within a budget; prices are from 1 to 0."""
+    """Interpolate the largest factor whose price is within a budget, from prices by factor."""
     low = (0, 0)
     for point in sorted(prices.items()):
         if point[1] > budget:
@@ -355,7 +355,7 @@ def factors_within(model, priced, apply, base, budgets):
 
 
 def run(model, kind, task, data, background, config, seed, base, budgets):
-    """Teach a model, and judge it at each budget; the model is as before in the end."""
+    """Teach a model, judge it at each budget, and restore it."""
     held, priced, for_beta = background
     examples, texts, negatives = data
     threshold = TASKS[task][2]
