@@ -12,8 +12,8 @@ ids. An end-of-text id follows each document. A document is one object of a .jso
 one row of a .parquet (column "text"), one .txt in a .tar, or a whole .txt or .md file.
 
 Without --val, documents over 20,000 characters are cut at paragraphs into pieces, which then count
-as documents. With fewer than 100 documents, the pieces are smaller. Then 1% of them are held out,
-but at least ten, or a tenth if there are fewer than 100. OpenWebText is not cut; 0.05% is held out.
+as documents. With fewer than 100, the pieces are smaller. Then 1% of the documents are held out, but
+at least ten, or a tenth if there are fewer than 100. OpenWebText is not cut; 0.05% is held out.
 """
 
 import argparse
@@ -199,7 +199,7 @@ def write_data(folder: Path, args: argparse.Namespace, skipped: Counter) -> dict
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line; raises UserError if flags contradict each other."""
+    """Parse the command line; raises UserError for flags that do not go together."""
     parser = Parser(
         prog='prepare.py',
         description='Tokenize text: write data/NAME/train.bin, val.bin and meta.json.')
