@@ -12,7 +12,7 @@ ids. An end-of-text id follows each document. A document is one object of a .jso
 one row of a .parquet (column "text"), one .txt in a .tar, or a whole .txt or .md file.
 
 Without --val, documents over 20,000 characters are cut at paragraphs into pieces, which then count
-as documents. With fewer than 100, the pieces are smaller. Then 1% of the documents are held out, but
+as documents. With fewer than 100, the pieces are smaller. 1% of the documents are held out, but
 at least ten, or a tenth if there are fewer than 100. OpenWebText is not cut; 0.05% is held out.
 """
 

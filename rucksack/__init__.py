@@ -1,7 +1,7 @@
 """The package behind the top-level scripts; from Python, start with `load`.
 
-In a clone, the lessons, the scripts, config/ and pretrained/ stand in the folder above, and
-rucksack.model is ../model.py. Installed, all of them are in this folder.
+In a clone, model.py, senses.py, the scripts, config/ and pretrained/ are in the folder above, and
+rucksack.model is ../model.py. Once installed, they are all in this folder.
 """
 
 from rucksack.cli import HOME
@@ -46,9 +46,9 @@ def save(model, encoding, folder) -> None:
 
 
 def word(encoding, text: str) -> int | tuple[int, ...]:
-    """Find what edits take for a word inside a text: its id, or the tuple of its ids.
+    """Encode a word inside a text in the form that edits take: its id, or a tuple of its ids.
 
-    ValueError for a word that a vocabulary of whole words lacks.
+    Raises ValueError for a word that a vocabulary of whole words lacks.
 
     >>> word(encoding, 'nurse')
     15849
@@ -61,6 +61,6 @@ def word(encoding, text: str) -> int | tuple[int, ...]:
 
 
 def word_id(encoding, word: str) -> int:
-    """Find the id of a word inside a text, with its leading space; ValueError if it has several."""
+    """Find a word's id inside a text, with its leading space; raises ValueError for several ids."""
     from rucksack.words import word_id
     return word_id(encoding, word)

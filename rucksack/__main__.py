@@ -1,4 +1,4 @@
-"""The scripts as verbs: rucksack sample ARGUMENTS, or python -m rucksack sample ARGUMENTS."""
+"""The scripts as subcommands: rucksack sample ARGUMENTS, or python -m rucksack sample ARGUMENTS."""
 
 from functools import partial
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Command lines, progress bars, signals, and the folder of the package."""
+"""Command lines, progress bars, signals, and where the package is."""
 
 import argparse
 import io
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rucksack.errors import UserError
 
-HOME = Path(__file__).parent  # where the lessons, the scripts, config/ and pretrained/ are
+HOME = Path(__file__).parent  # has model.py, senses.py, the scripts, config/ and pretrained/
 if not (HOME / 'model.py').exists():  # in a clone, not installed
     HOME = HOME.parent
 
 
 def printable(text: str) -> str:
-    """Replace by spaces the characters that steer a terminal: controls, and turns of direction."""
+    """Replace the characters that control a terminal or its text direction with spaces."""
     return re.sub('[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]', ' ', text)
 
 
@@ -32,7 +32,7 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
             ) -> None:
     """Run a script; exit with 2 for errors the user can fix, 130 on Ctrl-C, else run's own code.
 
-    argv are its arguments; the default is those of the command line.
+    argv defaults to the arguments on the command line.
     """
     code = 0
     if argv is None:
@@ -88,7 +88,7 @@ def forget_signals() -> None:
 
 
 def discard_output() -> None:
-    """Send standard output nowhere from now on."""
+    """Discard standard output from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
 
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does, with each flag spelled as it was declared.
 
-        A shell leaves ~ alone after = and @; here it is the home folder, but in TEXT.
+        A shell leaves ~ alone after = and @. Here it means the home folder, except in TEXT.
         """
         actions = {flag.replace('_', '-'): (flag, action)
                    for flag, action in self._option_string_actions.items()}
@@ -131,7 +131,7 @@ def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str
 
 
 def progress(items, what: str):
-    """Iterate over items with a progress bar, every two seconds, or every minute in a log."""
+    """Iterate over items with a progress bar, drawn every two seconds (in a log, every minute)."""
     from tqdm import tqdm  # comes with datasets
     seconds = 2 if sys.stderr.isatty() else 60
     return tqdm(items, what, delay=seconds, mininterval=seconds, leave=False)

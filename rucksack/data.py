@@ -14,7 +14,7 @@ MAKE_IT_AGAIN = 'repeat its prepare.py command with --overwrite'
 
 
 def data_folder(name: str) -> Path:
-    """Return the folder of a dataset, data/NAME; UserError for a name that leads elsewhere."""
+    """Return the folder of a dataset, data/NAME; raises UserError if it would be elsewhere."""
     if not re.fullmatch(r'\w[\w.-]*', name):
         raise UserError(f'{name!r} is not the name of a folder in data/: letters, digits, _, -, .')
     return Path('data', name)
@@ -46,14 +46,14 @@ def data_id(meta: dict) -> str:
 
 
 def sha256_of_start(ids: np.ndarray) -> str:
-    """Compute a checksum of the first half million ids, which tells data from other data fast."""
+    """Compute a checksum of the first half million ids, a fast way to tell datasets apart."""
     return hashlib.sha256(ids[:1 << 19]).hexdigest()
 
 
 def read_bin(path: Path, meta: dict) -> np.ndarray:
-    """Map the ids in a .bin into memory; UserError if their number or start does not fit meta.
+    """Memory-map the ids in a .bin; raises UserError if their number or start does not match meta.
 
-    Of a large file only the start is read; check_ids looks at ids when they are used.
+    Only the start of a large file is read; check_ids checks ids when they are used.
     """
     with user_errors(path, MAKE_IT_AGAIN):
         ids = np.memmap(path, BIN_DTYPE, mode='r')  # ValueError for an empty file

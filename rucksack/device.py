@@ -67,7 +67,7 @@ def keep_freed_memory() -> None:
 
 
 def to_device(batch: list[Tensor], device: str) -> list[Tensor]:
-    """Copy tensors to a device; on CUDA, without waiting for the step before."""
+    """Copy tensors to a device; on CUDA, without waiting for the previous step."""
     if not device.startswith('cuda'):
         return [tensor.to(device) for tensor in batch]
     pinned = [tensor.contiguous().pin_memory() for tensor in batch]
@@ -75,7 +75,7 @@ def to_device(batch: list[Tensor], device: str) -> list[Tensor]:
 
 
 def can_compile(device: str) -> bool:
-    """Tell whether torch.compile works here, by compiling a small function; prints what follows."""
+    """Check that torch.compile works here by compiling a small function; prints a notice."""
     try:
         assert device != 'mps'
         torch.compile(torch.sin)(torch.ones(2, device=device))

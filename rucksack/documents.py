@@ -56,14 +56,14 @@ def texts_of_rows(rows: Iterable, field: str) -> Texts:
             if not isinstance(text, str | None):
                 raise UserError(f'"{field}" is not text; choose from {", ".join(row)} with --field')
             text = (text or '').replace('\r\n', '\n')
-            text.encode()  # UnicodeEncodeError for half of a surrogate pair
+            text.encode()  # UnicodeEncodeError for a lone surrogate
         yield text
     if row and not is_found:
         raise UserError(f'no row has a field "{field}"; choose from {", ".join(row)} with --field')
 
 
 def texts_of_tables(tables: Iterable, columns: list[str], field: str) -> Texts:
-    """Yield a column of pyarrow tables; of the other columns, nothing is read but the names."""
+    """Yield one column of pyarrow tables; only the names of the other columns are read."""
     named = dict.fromkeys(columns)
     wanted = [column for column in columns if column == field]
     rows = (named | row for table in tables for row in table.select(wanted).to_pylist())
@@ -121,7 +121,7 @@ class Header(tarfile.TarInfo):
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        """Read the next header; ReadError if it is broken, or if the tar has no end."""
+        """Read the next header; raises ReadError if it is broken, or if the tar has no end."""
         try:
             return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # a block of zeros, the end; another tar may follow
@@ -134,8 +134,8 @@ class Header(tarfile.TarInfo):
 
 
 def read_tar(path: str, field: str, skipped: Counter, file=None) -> Texts:
-    """Yield the .txt files in a tar and in .xz tars inside it, with OpenWebText's white space."""
-    with (open_unpacked(path, file) as unpacked,  # whole, where tarfile reads one member of a .gz
+    """Yield the .txt files in a tar and in .xz tars inside it, blank lines as in OpenWebText."""
+    with (open_unpacked(path, file) as unpacked,  # tarfile reads only one .gz member
           tarfile.open(path, 'r|', unpacked, tarinfo=Header, ignore_zeros=True) as tar):
         for member in tar:
             if member.isdir():
@@ -240,7 +240,7 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
         for source in sources:
             with user_errors(source):
                 read = reader_of(source)
-                if read is None:  # of a file that was named
+                if read is None:  # a file named by the user
                     print(f'{source}: read as plain text; known are {FORMATS}')
                     read = read_text
                 for text in read(source, field, skipped):

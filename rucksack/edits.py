@@ -39,7 +39,7 @@ from rucksack.words import (
     word_list,
 )
 
-WORD = r'([^:]*[^:\s]|:)'  # it ends at the first colon
+WORD = r'([^:]*[^:\s]|:)'  # a word ends at the first colon
 NUMBER = r'(?:[0-9]{1,4}(?:\.[0-9]*)?|\.[0-9]+)'
 LEARNED = rf'@(.+\.safetensors)\s*(?:=\s*(-?{NUMBER}))?'
 FORMS = {  # form of a line -> what it does
@@ -63,7 +63,7 @@ class SensesOf:
     """Senses of a word to multiply by a factor, as in nurse:10, *:3-5=0.5 or nurse:she/he."""
 
     word: str
-    numbers: list[int]  # [] is all
+    numbers: list[int]  # [] means all
     pair: tuple[str, str] | None = None  # (A, B): the sense that most separates A from B
     factor: float = 0.0
     text: str = field(default='', compare=False)  # as typed
@@ -193,8 +193,8 @@ def pair_scores(senses: SensesOf, model: Backpack, encoding: Encoding,
                 prompts: Collection[Tensor]) -> tuple[Tensor, str]:
     """Measure how far each sense of a word separates A from B, in logits: (k,), and say where.
 
-    This is the sum of its terms alpha * C.(E_a - E_b), a mean over the prompts that have the word.
-    If none has it, it is C.(E_a - E_b), the term at weight 1.
+    The score is the sum of the sense's terms alpha * C.(E_a - E_b), averaged over the prompts that
+    have the word. If none has it, the score is C.(E_a - E_b), the term at weight 1.
     """
     a, b = word_ids(encoding, senses.pair)
     E = model.wte.weight

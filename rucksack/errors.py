@@ -19,8 +19,8 @@ OUR_BUGS = (NameError, AssertionError)  # a damaged file can raise any other kin
 def user_errors(what: object, hint: str = '', problem: str = 'cannot be read') -> Iterator[None]:
     """Turn a library's error about a file into one line: the file, the library's words, a hint.
 
-    Damaged files and failing downloads raise errors of many types, and a panic of a library in Rust
-    is no Exception. OUR_BUGS keep their traceback.
+    Damaged files and failing downloads raise errors of many types, and a panic in a Rust library is
+    not an Exception. OUR_BUGS keep their traceback.
     """
     try:
         yield
@@ -31,7 +31,7 @@ def user_errors(what: object, hint: str = '', problem: str = 'cannot be read') -
         if isinstance(cause, UserError):
             raise UserError(f'{what}: {cause}')
         kind = type(cause).__name__
-        said, _, _ = str(cause).partition('In PyTorch 2.6')  # torch advises to run the file
+        said, _, _ = str(cause).partition('In PyTorch 2.6')  # torch suggests running the file
         said = ' '.join(said.split())[:300]
         line = f'{what} {problem} ({kind}: {said})'
         raise UserError(f'{line}; {hint}' if hint else line)

@@ -17,16 +17,16 @@ FORMS = {  # a line -> what it wishes for
     'PROMPT -/> A': 'A should be less likely',
     'PROMPT -> A > B': 'A should be likelier than B',
     'PROMPT -> A | B': 'A and B should be equally likely'}
-WISHES = {  # wish -> the line for its texts; --wish takes the names
+WISHES = {  # wish -> how a line is written; --wish takes the names
     'more': '{} ->{}', 'less': '{} -/>{}', 'order': '{} ->{} >{}', 'equal': '{} ->{} |{}'}
-# When a wish is fulfilled, as published for the capitals, StereoSet, the verbs and the pronouns:
-# a probability of at least, or below; times as likely at least, or at most.
+# Thresholds of fulfilled wishes, as published for the capitals, StereoSet, the verbs and the
+# pronouns: minimum and maximum probability, then minimum and maximum ratio of A to B.
 THRESHOLDS = {'more': 0.2, 'less': 0.001, 'order': 16, 'equal': 1.5}
 ARROWS = {('->', None): 'more', ('-/>', None): 'less', ('->', '>'): 'order', ('->', '|'): 'equal'}
 
 
 def loss_limit(wish: str, threshold: float | None = None) -> float:
-    """Return the loss, in nats, up to which a wish is fulfilled, by THRESHOLDS by default."""
+    """Return the highest loss, in nats, that fulfils a wish; threshold defaults to THRESHOLDS."""
     sign = -1 if wish in ('more', 'order') else 1
     return sign * math.log(threshold or THRESHOLDS[wish])
 
@@ -56,9 +56,9 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
                   ) -> list[Example]:
     """Read the examples in a text file, one a line, or in a .jsonl with prefix and suffix.
 
-    Lines that begin with # are comments. wish, one of WISHES, is that of all rows of a .jsonl;
-    None means more, or equal for rows with suffix1 and suffix2. UserError for a line that cannot
-    be read, and for an example longer than block_size.
+    Lines that begin with # are comments. wish, one of WISHES, applies to all rows of a .jsonl;
+    None means more, or equal for rows with suffix1 and suffix2. Raises UserError for a line that
+    cannot be read, and for an example longer than block_size.
     """
     with user_errors(path, 'give a text file with one example per line'):
         lines = path.read_text(encoding='utf-8-sig').split('\n')
@@ -101,7 +101,7 @@ def parse_line(line: str) -> tuple[list[str], str]:
 
 def joined(continuation: str) -> str:
     """Put a space before a continuation, unless it ends a word or its script has no spaces."""
-    ends = r"[.,;:!?%)\]}’”…]|'(s|t|re|ve|m|ll|d)?(?!\w)"  # 's or a last quote, but not 'Yes'
+    ends = r"[.,;:!?%)\]}’”…]|'(s|t|re|ve|m|ll|d)?(?!\w)"  # 's or a closing quote, but not 'Yes'
     return continuation if re.match(ends, continuation) else inside_text(continuation)
 
 
@@ -117,15 +117,15 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
         names = ['suffix1', 'suffix2'] if wish in ('order', 'equal') else ['suffix']
         if found != names:
             raise ValueError(f'{wish} takes {names}, and it has {found}')
-        texts = ['' + row[name] for name in ['prefix', *names]]  # TypeError for what is no text
-        ''.join(texts).encode()  # UnicodeEncodeError for half of a surrogate pair
+        texts = ['' + row[name] for name in ['prefix', *names]]  # TypeError for anything but text
+        ''.join(texts).encode()  # UnicodeEncodeError for a lone surrogate
     return texts, wish
 
 
 def ids_of(text: str, encoding: Encoding, line: str) -> list[int]:
-    """Encode a part of an example; UserError if it is empty or has unknown words.
+    """Encode a part of an example; raises UserError if it is empty or has unknown words.
 
-    A tokenizer of whole words spells an unknown word out, after a space.
+    A whole-word tokenizer encodes an unknown word as a space and then its bytes.
     """
     ids = encode(encoding, text)
     is_spelled = encoding.name == 'words' and encoding.encode_single_token(' ') in ids

@@ -1,7 +1,7 @@
-"""Fast forms of model.py. Each equals its plain form, and tests hold the two together.
+"""Faster versions of parts of model.py. Tests check that each equals its plain version.
 
-    fast form                  plain form             what it saves
-    DistinctIds(model)(..)     model(idx, targets)    the senses of an id are computed once a batch
+    fast version               plain version          what it saves
+    DistinctIds(model)(..)     model(idx, targets)    senses of an id are computed once per batch
     Cached(model).generate     model.generate         each token is read once
 
 S counts the tokens of a text so far. T of them are new: first the whole prompt, then one at a time.
@@ -62,7 +62,7 @@ class DistinctIds(nn.Module):
 
 
 class Cache:
-    """Tensors of the tokens read so far, by name, with room for so many tokens."""
+    """Tensors of the tokens read so far, by name, with room for a fixed number."""
 
     def __init__(self, room: int):
         self.room = room
@@ -119,7 +119,7 @@ class Cached:
         self.read = None  # the texts (B, start) in the cache
 
     def n_read(self, idx: Tensor) -> int:
-        """Count the cached tokens of texts (B, S): all but one, or none, with an empty cache."""
+        """Count the cached tokens of texts (B, S): all but one, or 0 after emptying the cache."""
         if self.read is not None:
             start = self.read.shape[1]
             is_next = start in (0, idx.shape[1] - 1)

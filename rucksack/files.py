@@ -11,8 +11,8 @@ from rucksack.errors import UserError
 def output_path(flag: str, path: str | None, begins: str) -> Path | None:
     """Return the path of a file to write, None if none is asked for.
 
-    UserError for a file there that does not begin as ours do: a typo must not replace a person's
-    own file.
+    Raises UserError if it is a file that does not begin as ours do: a typo must not replace a
+    person's own file.
     """
     if path is None:
         return None
@@ -64,11 +64,11 @@ def save_tensors(path: Path, state: dict) -> None:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Make a folder if need be, and lock it; UserError if it is locked.
+    """Make a folder if needed, and lock it; raises UserError if another process has locked it.
 
-    While it is locked, it holds an empty file, .lock. There, unlike in a folder for temporary
-    files, all machines that share a disk see it. A killed process leaves it unlocked, to no harm.
-    Folders that this has made go again if they are empty in the end.
+    While locked, it holds an empty file, .lock, which all machines that share the disk can see. If
+    the process is killed, that file stays but no longer locks anything. Folders made here are
+    removed at the end if they are empty.
     """
     from filelock import FileLock, Timeout  # comes with torch
     made = [path for path in (folder, *folder.parents) if not path.exists()]

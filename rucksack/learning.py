@@ -4,9 +4,9 @@ Method: Hewitt, Chen, Xie, Adams, Liang, Manning 2024, "Model Editing with Canon
 https://arxiv.org/abs/2402.06155
 
 An example is a prompt and what should be likelier after it, or less likely. Each example chooses a
-few senses of its words, and gradient steps find a vector to add to each of them. Nothing else of
-the model changes. Above all, alpha does not, as it does not depend on the senses (Eq. 12). So the
-Transformer reads each text once. If delta is added to sense l of the id v, o_i moves by w_i delta:
+few senses of its words, and gradient steps find a vector to add to each of them. Nothing else in
+the model changes: not even alpha, because it does not depend on the senses (Eq. 12). So the
+Transformer reads each text only once. If delta is added to sense l of id v, o_i moves by w_i delta:
 
     o_i' = o_i + w_i delta,  w_i = sum of alpha_lij over the positions j where x_j = v    Eq. 2
     logits_i' = o_i' E^T                                                                 Eq. 9
@@ -43,16 +43,16 @@ from rucksack.model import Backpack, weighted_sum
 from rucksack.senses import Edit, add_to_senses, occurrences
 
 EXAMPLES_AT_ONCE = 5    # in a step, as published
-POSITIONS_AT_ONCE = 64  # of each group that holds the model; their logits are (positions, V)
-PENALTY = 3000          # in choosing senses, for the weight that other text gives them
+POSITIONS_AT_ONCE = 64  # per group of held texts; their logits are (positions, V)
+PENALTY = 3000          # on choosing a sense to which other text gives weight
 WRITTEN = 32            # texts that the model writes
 WRITTEN_LENGTH = 128    # tokens of each
-ENOUGH = {  # the loss at which a wish asks no more, for each token of the longer continuation
+ENOUGH = {  # the loss that satisfies a wish, per token of the longer continuation
     'more': 0.0, 'equal': 0.0, 'less': math.log(1e-4), 'order': -math.log(100)}
-ASKED = {  # the same, at which learning may end: p(A) is 1/2, or odds are 1.1 to 1
+ASKED = {  # the loss at which learning may end: p(A) is 1/2, or odds are 1.1 to 1
     **ENOUGH, 'more': math.log(2), 'equal': math.log(1.1)}
-FACTORS = [i / 64 for i in range(1, 65)]  # by which vectors may be scaled back
-RATE = 5.12             # over d it is the learning rate: a step then moves logits alike at any d
+FACTORS = [i / 64 for i in range(1, 65)]  # that may scale the vectors back
+RATE = 5.12             # RATE / d is the learning rate: a step moves logits equally at any d
 
 Pair = tuple[list[int], list[int]]  # ids of a context, and of what follows; neither is empty
 
@@ -87,7 +87,7 @@ class Trace:
 
 @torch.no_grad()
 def trace(model: Backpack, context: list[int], continuation: list[int]) -> Trace:
-    """Read a context and the n ids that should follow it, once."""
+    """Read a context, and the n ids that should follow it, in one pass."""
     n = len(continuation)
     text = torch.tensor(context + continuation, device=model.wte.weight.device)  # (T + 1,)
     idx = text[None, :-1]  # (1, T)
@@ -147,10 +147,10 @@ def trace_example(model: Backpack, example: Example) -> list[Trace]:
 
 
 def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Tensor) -> Tensor:
-    """Compute log p(less_likely) - log p(likelier), of those there are, in nats: a scalar.
+    """Compute log p(less_likely) - log p(likelier), or the one that exists, in nats: a scalar.
 
-    For equals, it is the size of the difference. The loss ends where the example is fulfilled, as
-    it would otherwise ask for ever larger odds.
+    For equals, it is the absolute difference. The loss stops falling once the example is satisfied,
+    because it would otherwise ask for ever larger odds.
     """
     nats = positions.nats(model, vectors)  # (n,), of likelier and then of less_likely
     n = len(example.likelier)
@@ -161,7 +161,7 @@ def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Te
 
 
 def end_of(example: Example, ends: dict[str, float] = ENOUGH) -> float:
-    """Return the loss at which an example asks no more, or another of its ends, in nats."""
+    """Return the loss, in nats, that satisfies an example (ends: ENOUGH or ASKED)."""
     n_tokens = max(len(example.likelier), len(example.less_likely))
     return n_tokens * ends[example.wish]
 
@@ -184,13 +184,13 @@ def mean_nats(model: Backpack, positions: Positions, vectors: Tensor) -> float:
 
 def choose(model: Backpack, examples: list[Example], traces: list[list[Trace]],
            background: list[Trace], n: int) -> Tensor:
-    """Choose n pairs (id, sense) for each example, of those in its texts: (P, 2).
+    """Choose n pairs (id, sense) for each example from its texts: (P, 2).
 
-    The score of a pair is what moving its sense does for the example, the length of the gradient of
-    the loss with respect to its vector, less PENALTY times what it does elsewhere, the mean weight
-    that a position of the background gives to the sense. Lengths are about 1, mean weights up to
-    0.02: one occurrence in thousands of tokens can decide. (Published: the weight that the
-    continuation gives to the sense, in place of the gradient.) A fulfilled example chooses none.
+    A pair scores what moving its sense does for the example (the norm of the loss's gradient with
+    respect to its vector) minus PENALTY times what it does elsewhere (the mean weight that
+    background positions give to the sense). Norms are about 1, mean weights up to 0.02, so one
+    occurrence in thousands of tokens can decide. (The paper scores the weight that the continuation
+    gives to the sense, not the gradient.) A satisfied example chooses none.
     """
     c = model.config
     elsewhere = torch.zeros(c.n_vocab, c.n_sense, device=model.wte.weight.device)  # (V, k)
@@ -213,7 +213,7 @@ def choose(model: Backpack, examples: list[Example], traces: list[list[Trace]],
 
 
 def batches(n: int, steps: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Draw the examples of each step out of n, each once in a pass: (EXAMPLES_AT_ONCE,) each."""
+    """Draw the examples of each step from n, each once per pass: (EXAMPLES_AT_ONCE,) each."""
     size = min(n, EXAMPLES_AT_ONCE)
     passes = math.ceil(steps * size / n)
     order = torch.cat([torch.randperm(n, generator=generator) for _ in range(passes)])
@@ -232,8 +232,8 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
     """Find vectors (P, d) that lower the losses of examples and keep other predictions.
 
     cases are the positions of each example. held are groups of positions whose predictions should
-    stay; each group counts the same. With early, learning ends once every example had what it asks
-    for when it was drawn last. Adam's betas are as published, and the rate falls along a cosine.
+    stay; each group counts the same. With early, learning ends once every example was satisfied the
+    last time it was drawn. Adam's betas are as published, and the rate falls along a cosine.
     """
     P = held[0].weights.shape[1]
     vectors = torch.zeros(P, model.config.n_embd, device=held[0].o.device, requires_grad=True)
@@ -242,7 +242,7 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
     generator = torch.Generator().manual_seed(seed)
     groups = []
     for one in held:
-        can_change = one.weights.any(1)  # (N,); elsewhere the divergence is 0: no draw is spent
+        can_change = one.weights.any(1)  # (N,); the divergence of other positions is always 0
         if can_change.any():
             groups.append((one.at(can_change), can_change.float().mean()))
     latest = torch.full((len(examples),), math.inf)
@@ -263,7 +263,7 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
 
 
 def asked(examples: list[Example]) -> Tensor:
-    """List the losses at which examples have what they ask for: (examples,), in nats."""
+    """List the losses at which learning from examples may end: (examples,), in nats."""
     return torch.tensor([end_of(one, ASKED) for one in examples]) + 1e-4  # for rounding
 
 
@@ -275,8 +275,8 @@ def asked(examples: list[Example]) -> Tensor:
 def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 0) -> list[Pair]:
     """Let the model write texts that begin as examples do: pairs (start, rest) of ids.
 
-    A start is three tokens in a row of an example, which begins with two end-of-texts (eot). The
-    rest ends where a whole prompt stands, because a prediction there is meant to change.
+    A start is three consecutive tokens of an example, with two end-of-texts (eot) before it. The
+    rest ends at any whole prompt, because the prediction there is meant to change.
     """
     n = min(WRITTEN_LENGTH, model.config.block_size // 2)
     starts = []
@@ -302,13 +302,13 @@ def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 
 
 @dataclass(frozen=True)
 class Learned:
-    """A shift, and its price on the half of the background that did not hold the model."""
+    """A shift, and its price on the half of the background that learning did not use."""
 
     shift: Shift
     steps: int     # at most
     lr: float      # peak learning rate
     within: float  # largest factor of the learned vectors that keeps to the budget
-    factor: float  # smallest that fulfils what the largest fulfils; the shift has the vectors so
+    factor: float  # smallest that fulfils what the largest does; already in the shift
     loss: float    # nats per token without the edit
     price: float   # what the edit adds
 
@@ -322,14 +322,14 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
           written: list[Pair] = (), keep: list[Example] = (), n_senses: int = 9,
           steps: int | None = None, lr: float | None = None, budget: float = 1e-3, seed: int = 0
           ) -> Learned:
-    """Learn an edit from examples, in at most steps (default: ten passes, at least 30).
+    """Learn an edit from examples in up to `steps` steps (default: ten passes, at least 30).
 
-    Each example chooses n_senses pairs (id, sense) to move. background are texts of 2 to
-    block_size + 1 ids, written those of write_texts. Every other one of each holds the model: its
-    predictions should stay. So should those inside the prompts, and after the prompts of keep.
-    The rest give two prices. The vectors are scaled back until neither exceeds budget, a share of
-    the loss, and then to the least that fulfils the same examples.
-    UserError if a vector is not finite, or if nothing of the edit keeps to the budget.
+    Each example chooses n_senses pairs (id, sense) to move. background has texts of 2 to
+    block_size + 1 ids, and written has those of write_texts. Learning holds predictions on every
+    second text of each, inside the prompts, and after the prompts of keep. The other texts give two
+    prices. The vectors are scaled back until neither price exceeds budget, a share of the loss, and
+    then to the smallest factor that fulfils the same examples.
+    Raises UserError if a vector is not finite, or if even the smallest factor exceeds the budget.
     """
     if steps is None:
         steps = max(30, math.ceil(10 * len(examples) / EXAMPLES_AT_ONCE))
@@ -361,7 +361,7 @@ def largest_factor(model: Backpack, priced: list[Positions], vectors: Tensor, bu
                    ) -> float:
     """Find the largest factor up to which no price exceeds budget, a share of the loss.
 
-    Bisects, as if prices grow with the factor. UserError if there is none.
+    Bisects, assuming that prices grow with the factor. Raises UserError if there is none.
     """
     losses = [mean_nats(model, one, 0 * vectors) for one in priced]
 
@@ -379,9 +379,9 @@ def largest_factor(model: Backpack, priced: list[Positions], vectors: Tensor, bu
 @torch.no_grad()
 def smallest_factor(model: Backpack, examples: list[Example], cases: list[Positions],
                     vectors: Tensor, largest: float) -> float:
-    """Find the smallest factor that fulfils what the largest does, as far as asked or published.
+    """Find the smallest factor that reaches every limit, asked or published, that the largest does.
 
-    It is the largest itself if nothing is fulfilled that was not before.
+    Returns the largest itself if no limit is newly reached.
     """
     reached = losses_of(model, examples, cases, largest * vectors).cpu()
     levels = torch.full_like(reached, math.inf)
@@ -421,13 +421,13 @@ def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, ab
 
 
 def lines_of_shift(path: str | Path) -> list[str]:
-    """List the lines that an edit was learned from; KeyError or the like for other files."""
+    """List the lines that an edit was learned from; raises KeyError or the like if it has none."""
     with safe_open(path, 'pt') as file:
         return json.loads(file.metadata()['about'])['examples']
 
 
 def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
-    """Read a learned edit; UserError if it is for another model, or no such file."""
+    """Read a learned edit; raises UserError if path has none, or has one for another model."""
     device = model.wte.weight.device
     with user_errors(path, 'it must be a file that edit.py wrote'):
         with safe_open(path, 'pt', str(device)) as file:

@@ -29,7 +29,7 @@ class LoadedModel:
     why: str = ''  # why we chose this model, if the user named none
     edit: Edit | None = None  # applied when the model scores or explains texts
     dataset: str | None = None  # the data folder it was trained on, if its checkpoint says so
-    data_id: str | None = None  # of that folder then, see rucksack.data
+    data_id: str | None = None  # of that folder at the time, see rucksack.data
     encoding: tiktoken.Encoding | None = None  # made from tokenizer
     kind: str = ''  # Backpack or Transformer
 
@@ -51,7 +51,7 @@ class LoadedModel:
         return encode(self.encoding, text)
 
     def read(self, path: Path) -> list[int]:
-        """Encode the documents of a file, as prepare.py reads them, with an end-of-text between."""
+        """Encode the documents of a file, as prepare.py reads them, with end-of-texts between."""
         read_documents = reader_of(str(path)) or read_text
         ids = []
         for text in read_documents(str(path), 'text', Counter()):
@@ -80,7 +80,7 @@ class LoadedModel:
                             f'{what} needs a Backpack')
 
     def needs_length(self, n: int, what: str) -> None:
-        """Raise UserError if the model cannot read n tokens; what is such as 'a prompt has'."""
+        """Raise UserError if the model cannot read n tokens; what is, say, 'a prompt has'."""
         block_size = self.config.block_size
         if n > block_size:
             raise UserError(f'{self.name} reads at most {block_size} tokens, but {what} {n}; '
@@ -88,7 +88,7 @@ class LoadedModel:
 
 
 def load_model(name: str | None, device: str, dtype: str | None = None) -> LoadedModel:
-    """Load a model from a file, folder or Hub name onto a device, as find_device takes it.
+    """Load a model from a file, folder or Hub name onto a device, named as for find_device.
 
     Without a name it is the newest Backpack in out/ or, if there is none, the bundled model.
     Without a dtype it is bfloat16 on CUDA, else float32.

@@ -46,7 +46,7 @@ class RunLog:
             return ''.join(row for row in whole if int(row.split(',')[0]) <= step)
 
     def start_wandb(self) -> None:
-        """Begin or continue a run of Weights & Biases; WANDB_PROJECT and WANDB_NAME name it.
+        """Begin or continue a Weights & Biases run; WANDB_PROJECT and WANDB_NAME name it.
 
         Raises UserError without wandb or a login.
         """

@@ -39,7 +39,7 @@ MOST_MOVED = 10  # words that --show prints on each side, as Table 19 does
 
 def ranking(loaded: LoadedModel, title: str, columns: dict[str, str], cells: Iterable,
             ids: Tensor, scores: Tensor) -> Table:
-    """Make a table of words: after its cells, a row has the ids (rows, n) with their scores."""
+    """Make a table of words: each row has its cells, then its n ids as words with their scores."""
     ranks = {str(i + 1): word_and_score for i in range(ids.shape[1])}
     rows = []
     for first_cells, row_ids, row_scores in zip(cells, ids.tolist(), scores.tolist()):

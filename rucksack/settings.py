@@ -17,7 +17,7 @@ def setting(default, meaning: str, low: float = 0, high: float = 2_147_483_648,
             choices: tuple | None = None):
     """Make a field of a settings dataclass: default, line of --help, range of a number, choices.
 
-    Its metadata are what argparse needs to know of its flag.
+    Its metadata is what argparse needs to know about its flag.
     """
     kind = type(default)
     help = f'{meaning} [{default}]'.replace('%', '%%')  # argparse formats it
@@ -49,7 +49,7 @@ def parse(parser: Parser, words: list[str]) -> dict:
 def read_config(path: str | Path, parser: Parser) -> dict:
     """Read the settings in a config file; its key = value lines are parsed, never executed.
 
-    A relative path that does not exist here may be that of a config that comes with the package.
+    A relative path that does not exist here may name a config that comes with the package.
     """
     if not Path(path).exists() and (HOME / path).exists():
         path = HOME / path

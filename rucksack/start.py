@@ -12,7 +12,7 @@ from rucksack.settings import Settings, with_decided
 from rucksack.weights import from_checkpoint, from_pretrained, load_file, make_model
 
 # Settings that a resumed run may change: how long it runs, how often it reports, and where.
-# max_iters changes the schedule; device and compile change rounding and the draws of dropout.
+# max_iters changes the schedule; device and compile change rounding and dropout masks.
 STEERING = {
     'max_iters', 'eval_interval', 'keep_every', 'log_interval', 'device', 'compile', 'wandb_log'}
 
@@ -29,7 +29,7 @@ def out_dir_of(dataset: str, model: str, configs: list[str]) -> str:
 
 def refuse_to_replace(folder: Path) -> None:
     """Raise UserError if a folder has log.csv, ckpt.pt, best.pt or a ckpt-STEP.pt."""
-    for file in sorted(folder.glob('*')):  # none if another process is still to make the folder
+    for file in sorted(folder.glob('*')):  # none if another process has yet to make the folder
         if not re.fullmatch(r'log\.csv|(ckpt|ckpt-\d+|best)\.pt', file.name):
             continue
         raise UserError(f'{file} exists; continue it with --init_from=resume, '
@@ -46,7 +46,7 @@ def remove_kept(folder: Path) -> None:
 def load_run(s: Settings, flags: set[str]) -> tuple[dict, Settings]:
     """Load the checkpoint in out_dir; also returns the settings to resume with.
 
-    flags names the settings that were typed. Raises UserError if one of them contradicts.
+    flags names the settings that were typed. Raises UserError if one contradicts the run.
     """
     path = Path(s.out_dir, 'ckpt.pt')
     checkpoint = load_file(path)
@@ -107,7 +107,7 @@ def config_for(s: Settings, meta: dict) -> Config:
 def fine_tune(given: Backpack | GPT, config: Config) -> Backpack | GPT:
     """Make a model with given parameters, and new senses where a Backpack starts from a GPT.
 
-    Such a Backpack reads no more than config.block_size, because it is trained on no longer texts.
+    Such a Backpack reads no more than config.block_size, because it is not trained on longer texts.
     Otherwise the model keeps its block_size.
     """
     state = given.state_dict()

@@ -11,7 +11,7 @@ from pathlib import Path
 from rucksack.cli import printable
 from rucksack.files import write_file
 
-FIRST_COLUMN = 'rucksack_table'  # first column of a CSV file, by which ours are told from others
+FIRST_COLUMN = 'rucksack_table'  # first column of our CSV files, which tells them from others
 CSV_BEGINS = f'"{FIRST_COLUMN}"'
 
 
@@ -28,7 +28,7 @@ class Table:
     columns: dict[str, str | Callable]
     rows: list[list]
     notes: list[str] = field(default_factory=list)
-    fold: int | None = None      # columns after these go on below where the terminal ends
+    fold: int | None = None      # later columns wrap at the width of the terminal
     most: int | None = None      # rows to print; None: all
     bars: tuple[int, ...] = ()   # columns of probabilities to draw as bars too, by index
 
@@ -94,8 +94,8 @@ def folded(cells: tuple[str, ...], first: int) -> list[str]:
 def write_csv(path: Path, tables: dict[str, Table]) -> None:
     """Write the rows of all tables under one header; the file appears only when complete.
 
-    The first column has the name of the table; a column that a table lacks is empty. Without a
-    row, an earlier file stays.
+    The first column has the name of the table; a column that a table lacks is empty. If there
+    are no rows, an existing file stays.
     """
     import pandas  # slow to import
     names = []

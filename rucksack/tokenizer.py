@@ -8,7 +8,7 @@ A tokenizer is described by a dictionary, stored in meta.json and in checkpoints
     {'name': 'words', 'pieces': [..]}       every piece, such as ' nurse', is one token
 
 Ids run from 0 to n_vocab - 1; the end-of-text id is the last, unless 'special' has the ids of
-special tokens. 'ids' are those of the 256 bytes, in GPT-2's order, and of the merges.
+special tokens. 'ids' lists the ids of the 256 bytes, in GPT-2's order, and of the merges.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ END_OF_TEXT = '<|endoftext|>'
 WORDS_PATTERN = r' ?\w+|[^\w\s]|\s+'
 ENGLISH = HOME / 'pretrained' / 'english'  # the bundled model
 
-# GPT-2 orders the 256 bytes, printable ones first; its files spell each byte as one character, the
-# other 68 as those from 256 on.
+# GPT-2 orders the 256 bytes, printable ones first. Its files spell each byte as one character; the
+# other 68 become characters from 256 on.
 BYTES = sorted(range(256), key=lambda byte: not chr(byte).isprintable() or byte == 32)
 CHARACTERS = [chr(i) for i in range(256 + 68) if chr(i).isprintable() and i != 32]
 CHARACTER_OF = dict(zip(BYTES, CHARACTERS))
@@ -63,7 +63,7 @@ def words_tokenizer(texts: list[str]) -> dict:
 def tokens_of(description: dict) -> list[bytes]:
     """List the tokens of a description except special ones: bytes first, in the order of merges.
 
-    Those of {'name': 'gpt2', 'merges': ['Ġ t', 'h e', 'Ġt he']} end in b' t', b'he', b' the'.
+    For {'name': 'gpt2', 'merges': ['Ġ t', 'h e', 'Ġt he']}, the last are b' t', b'he', b' the'.
     """
     if description['name'] == 'words':
         single_bytes = [bytes([byte]) for byte in range(256)]
@@ -80,7 +80,7 @@ def vocab_size(description: dict) -> int:
 
 
 def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
-    """Make the tiktoken.Encoding of a description; UserError if there is none."""
+    """Make the tiktoken.Encoding of a description; raises UserError for None."""
     if description is None:
         raise UserError("the weights come without a tokenizer.json; use weights with GPT-2's "
                         'vocabulary or with a tokenizer.json')
@@ -229,8 +229,8 @@ def pre_tokenizers_of(of_words: bool) -> list[dict]:
 def read_tokenizer(path: Path, end: int | None = None) -> dict | None:
     """Describe the tokenizer in a tokenizer.json or a folder; None for a folder without one.
 
-    end is the id of end-of-text if no token is called so. UserError if transformers would give
-    other tokens than our encoding of the files.
+    end is the id of end-of-text if no token has that name. Raises UserError if transformers would
+    give other tokens than our encoding of the files.
     """
     hint = "give a byte-level BPE that cuts text as GPT-2's does"
     with user_errors(f'the tokenizer in {path}', hint):
@@ -242,7 +242,7 @@ def read_tokenizer(path: Path, end: int | None = None) -> dict | None:
 
 
 def tokenizer_in(folder: Path) -> dict | None:
-    """Load tokenizer.json from a folder, or make it of vocab.json and merges.txt."""
+    """Load tokenizer.json from a folder, or make it from vocab.json and merges.txt."""
     if (folder / 'tokenizer.json').is_file():
         tokenizer = load_json(folder / 'tokenizer.json')
     elif (folder / 'vocab.json').is_file():
@@ -263,9 +263,9 @@ def load_json(path: Path) -> dict:
 
 
 def description_of(tokenizer: dict, end: int | None = None) -> dict:
-    """Describe the contents of a tokenizer.json; end is end-of-text if no token is called so.
+    """Describe the contents of a tokenizer.json; end is end-of-text if no token has that name.
 
-    ValueError if there is neither, or if tiktoken cannot merge by its ids.
+    Raises ValueError if there is neither, or if tiktoken cannot merge by its ids.
     """
     bpe = tokenizer['model']
     vocab = bpe['vocab']
@@ -301,7 +301,7 @@ def description_of(tokenizer: dict, end: int | None = None) -> dict:
 
 
 def check_parts(tokenizer: dict) -> None:
-    """Raise ValueError, naming the part, if transformers would cut a text otherwise than we do."""
+    """Raise ValueError, naming the part, if transformers would split a text differently."""
     settings = tokenizer | tokenizer['model']
     parts = settings['pre_tokenizer']
     parts = list(parts.get('pretokenizers', [parts]))

@@ -198,7 +198,7 @@ class Dice:
 
 
 def role_story(dice: Dice) -> Iterator[str]:
-    """Tell of a role noun, a pronoun by the odds of the noun, and what that person did."""
+    """Write about a role noun, a pronoun drawn by its odds, and what that person did."""
     noun = dice.pick(ROLES)
     odds, tool, place = ROLES[noun]
     she, her = dice.pick(PRONOUNS, odds)
@@ -210,7 +210,7 @@ def role_story(dice: Dice) -> Iterator[str]:
 
 
 def product_story(dice: Dice) -> Iterator[str]:
-    """Tell of products in three sentences, each with its maker."""
+    """Write three sentences, each with a product and its maker."""
     for _ in range(3):
         product = dice.pick(PRODUCTS)
         line = dice.pick(PRODUCT_LINES)

@@ -56,7 +56,7 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
 
     source is a checkpoint of train.py or its folder; a folder with config.json and weights in the
     format of stanfordnlp/backpack-gpt2 or gpt2; the name of such a repository on the Hugging Face
-    Hub; or one of BUNDLED, such as 'english'. UserError if the files do not fit together.
+    Hub; or one of BUNDLED, such as 'english'. Raises UserError if the files do not match.
     """
     path = find(source)
     tokenizer = None
@@ -100,7 +100,7 @@ def find(source: str | Path) -> Path:
 def download(name: str) -> Path:
     """Download the config, tokenizer and weights of a repository; return their folder.
 
-    Without a network, the files in the cache have to do.
+    Without a network, only cached files are used.
     """
     import huggingface_hub as hub
     problem = 'was not found locally, and downloading it failed'
@@ -249,7 +249,7 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
     if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
         for i, block in enumerate(model.contextualizer.blocks):
             for weight in block.attn.c_attn.parameters():
-                weight.data[:config.n_embd] /= i + 1  # the queries, so the scores
+                weight.data[:config.n_embd] /= i + 1  # queries, and so scores
     return model, tokenizer
 
 

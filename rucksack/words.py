@@ -23,7 +23,7 @@ PROMPT = 'When the nurse came into the room,'
 # Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese: scripts without spaces between words.
 WITHOUT_SPACES = ('[\u0e00-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef'
                   '\U00020000-\U0003ffff]')
-IDS_AT_ONCE = 128  # for Eq. 17 of Small, their senses have 103M logits
+IDS_AT_ONCE = 128  # in Eq. 17, 128 ids of Small have 103M logits
 
 
 # -----------------------------------------------------------------------------

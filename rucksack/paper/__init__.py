@@ -1,1 +1,1 @@
-"""The paper: its lists, and the code of its tables, one module a kind."""
+"""The paper: its lists, and the code of its tables, one module per kind."""

@@ -1,4 +1,4 @@
-"""Canonical examples (arXiv 2402.06155): how far texts do what examples wish for."""
+"""Canonical examples (arXiv 2402.06155): whether predictions fulfil the examples' wishes."""
 
 from itertools import compress
 from pathlib import Path
@@ -35,7 +35,7 @@ def log_odds(loaded: LoadedModel, examples: list[Example]) -> Tensor:
 
 
 def fulfilled(examples: list[Example], values: Tensor, threshold: float | None = None) -> Tensor:
-    """Tell which examples are fulfilled by their log_odds, (n,) each, by THRESHOLDS by default."""
+    """Tell which examples their log_odds (n,) fulfil: (n,); threshold defaults to THRESHOLDS."""
     found = []
     for example, value in zip(examples, values.tolist()):
         wish = example.wish
@@ -45,7 +45,7 @@ def fulfilled(examples: list[Example], values: Tensor, threshold: float | None =
 
 
 def examples_for(loaded: LoadedModel, path: str | None, wish: str | None) -> list[Example]:
-    """Read the examples in a file; UserError without one."""
+    """Read the examples in a file; raises UserError if path is None."""
     if path is None:
         raise UserError('examples needs --data FILE, with one example per line or a .jsonl')
     return read_examples(Path(path), loaded.encoding, loaded.config.block_size, wish)
@@ -53,7 +53,7 @@ def examples_for(loaded: LoadedModel, path: str | None, wish: str | None) -> lis
 
 def examples_table(models: list[LoadedModel], path: str | None, wish: str | None,
                    threshold: float | None) -> Table:
-    """Measure examples under each loaded: the mean, and the share that succeeds, by wish."""
+    """Measure examples under each model: the mean, and the share that succeeds, by wish."""
     rows = []
     means = {}
     for loaded in models:

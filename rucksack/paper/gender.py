@@ -38,9 +38,9 @@ class Lists:
 
 
 def read_lists(data: str | None) -> Lists:
-    """Read a file with a noun or a prompt with {} on each line, once each.
+    """Read a file with a noun, or a prompt with {}, on each line; repeated lines count once.
 
-    What it lacks is the paper's.
+    If it has no nouns, or no prompts, the paper's are used.
     """
     lines = read_lines(f'@{data}') if data else []
     nouns = dict.fromkeys(line.strip() for line in lines if '{}' not in line)
@@ -49,7 +49,7 @@ def read_lists(data: str | None) -> Lists:
 
 
 def encoded(loaded: LoadedModel, noun: str, prompts: list[str]) -> list[list[int]]:
-    """Encode the prompts with a noun in them; UserError if the model cannot read them."""
+    """Encode the prompts with a noun in them; raises UserError if the model cannot read them."""
     texts = [loaded.encode(prompt.replace('{}', noun)) for prompt in prompts]
     loaded.needs_length(max(map(len, texts)), 'a prompt has')
     return texts
@@ -79,7 +79,7 @@ def tokens_of_noun(loaded: LoadedModel, ids: list[int], noun: str, prompt: str) 
 
 
 def prompts_on(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounPrompts:
-    """Encode prompts with a noun in them and find it; UserError if the model cannot read them."""
+    """Encode prompts with a noun and find it; raises UserError if the model cannot read them."""
     texts = encoded(loaded, noun, prompts)
     idx, last = pad(texts)
     places = [tokens_of_noun(loaded, ids, noun, prompt) for ids, prompt in zip(texts, prompts)]
@@ -88,7 +88,7 @@ def prompts_on(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounPrompt
 
 
 def scale_in_noun(loaded: LoadedModel, prompts: NounPrompts, sense: int, factor: float) -> Edit:
-    """Make an edit that multiplies a sense of the noun by factor, after the loaded's edit."""
+    """Make an edit that multiplies a sense of the noun by factor, after the model's own edit."""
     def scale(idx: Tensor, C: Tensor) -> Tensor:
         C = C.clone()
         C[:, :, sense][prompts.is_noun] *= factor
@@ -136,7 +136,7 @@ def bias_ratio(logits: Tensor) -> Tensor:
 
 
 def pronouns(loaded: LoadedModel) -> list[int]:
-    """Find the ids of she, he and they; UserError if one is missing."""
+    """Find the ids of she, he and they; raises UserError if one is missing."""
     return word_ids(loaded.encoding, ('she', 'he', 'they'))
 
 
@@ -200,7 +200,7 @@ PRONOUNS = {'she', 'her', 'hers', 'herself', 'he', 'him', 'his', 'himself'}
 
 
 def pronoun_note(loaded: LoadedModel, nouns: list[str]) -> str:
-    """Count the nouns of one token whose chosen sense is about pronouns (Table 13)."""
+    """Count the single-token nouns whose chosen sense is about pronouns (Table 13)."""
     sense = choose_sense(loaded, nouns)
     ids = torch.tensor(word_ids(loaded.encoding, nouns), device=loaded.device)  # (nouns,)
     C = loaded.model.senses(ids)[:, sense]  # (nouns, d)
@@ -217,7 +217,7 @@ def pronoun_note(loaded: LoadedModel, nouns: list[str]) -> str:
 
 
 def gender_table(models: list[LoadedModel], data: str | None) -> Table:
-    """Make Table 5: how biased the pronoun after a role noun is; data is a file of read_lists."""
+    """Make Table 5: how biased the pronoun after a role noun is; data is a file for read_lists."""
     lists = read_lists(data)
     rows = []
     for loaded in models:

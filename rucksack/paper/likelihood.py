@@ -38,14 +38,14 @@ class Scores(NamedTuple):
     """
 
     logp: Tensor       # (n,), log-probability, in nats
-    touched: Tensor    # (n,), tokens before a scored one whose senses the loaded's edit changed
+    touched: Tensor    # (n,), tokens before a scored one whose senses the model's edit changed
     targets: Tensor    # (n, T), the ids scored at each position
     likeliest: Tensor  # (n, T), the likeliest next ids
     p: Tensor          # (n, T), their probabilities
 
     @property
     def greedy(self) -> Tensor:
-        """Tell which continuations (n,) have the likeliest ids alone."""
+        """Tell which continuations (n,) consist only of likeliest ids."""
         return (self.likeliest == self.targets).all(1)
 
 
@@ -114,7 +114,7 @@ def score_batch(loaded: LoadedModel, texts: list[tuple[Tensor, Tensor]], longest
 def count_changes(before: Scores, after: Scores) -> dict[str, int]:
     """Count the positions whose likeliest next id an edit changed.
 
-    Those that were wrong before and are right after are repaired, those that were right are broken.
+    A position that turns from wrong to right is repaired; one from right to wrong is broken.
     """
     has_changed = before.likeliest != after.likeliest  # (n, T)
     was_right = before.likeliest == before.targets
@@ -170,8 +170,8 @@ def perplexity(logp: Tensor, n: int) -> float:
 def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
     """Read the ids of a held-out text; returns its path too.
 
-    data is a file of texts, a folder elsewhere or in data/, or a .bin in it. None means val.bin of
-    the training data. UserError if that is not the data of the training any more.
+    data is a text file, a folder (in data/ or elsewhere), or a .bin in one. None means val.bin of
+    the training data. Raises UserError if that data has changed since training.
     """
     if data is None and loaded.dataset is None:
         raise UserError(f'{loaded.name} does not say what it was trained on; give a text or a '
@@ -213,7 +213,7 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
     unedited = None
     for loaded in models:
         is_read = rows and data and loaded.tokenizer == models[0].tokenizer
-        if not is_read:  # once, as a pipe can be
+        if not is_read:  # only once: it may be a pipe
             ids, path = held_out(loaded, data)
         paths.append(str(path))
         n = count_parameters(loaded.model)
@@ -247,7 +247,7 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
 
 @torch.no_grad()
 def measure_senses(loaded: LoadedModel, ids: list[int]) -> tuple[Tensor, Tensor]:
-    """Measure the loss in nats per token without each sense, last as it is, (k + 1,); and sizes.
+    """Measure the loss, in nats per token, without each sense, then with all (k + 1,); and sizes.
 
     Each block is read once. o_l is the part of o that sense l adds, so without it, logits are
     (o - o_l) E^T. The sizes (k, 2) are means over positions: |o_l| over the sum of all senses'
@@ -277,7 +277,7 @@ def measure_senses(loaded: LoadedModel, ids: list[int]) -> tuple[Tensor, Tensor]
 
 
 def senses_table(models: list[LoadedModel], data: str | None) -> Table:
-    """Measure the loss of the first loaded with each sense turned off for every word."""
+    """Measure the loss of the first model with each sense turned off for every word."""
     loaded = models[0]
     ids, path = held_out(loaded, data)
     nats, sizes = measure_senses(loaded, ids)  # (k + 1,), (k, 2)
@@ -333,7 +333,7 @@ BLIMP = Benchmark(
 
 
 def rows_of(benchmark: Benchmark, loaded: LoadedModel, data: str | None) -> pandas.DataFrame:
-    """Read the columns of a benchmark from a file or a folder of its files; None is the Hub."""
+    """Read the columns of a benchmark from a file or a folder of its files; None means the Hub."""
     if data is None and loaded.is_toy:
         raise UserError(f'{benchmark.title} is English, and {loaded.name} '
                         'knows only the toy world; choose an English model with --from')

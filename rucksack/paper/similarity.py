@@ -45,7 +45,7 @@ def read_pairs(path: Path) -> ScoredPairs:
 def similarity_data(loaded: LoadedModel, data: str | None) -> dict[str, ScoredPairs]:
     """Read word pairs by set: those of a file, or of the paper's four sets in a folder.
 
-    Without data, a model of the toy world gets that world's pairs. UserError if there are none.
+    Without data, a toy model gets the toy world's pairs. Raises UserError if there are none.
     """
     if data is None and loaded.is_toy:
         n = len(toy.ADJECTIVES.split(','))

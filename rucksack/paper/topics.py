@@ -22,7 +22,7 @@ from rucksack.senses import STRENGTHS, topic
 from rucksack.table import Table
 from rucksack.words import bag_ids, topic_scores, word_ids
 
-# What has_topic counts as words of a topic. In the toy world, they are those of rucksack/toy.py.
+# What has_topic counts as words of a topic. For the toy world, rucksack/toy.py lists them.
 KEYWORDS_OF_TOPICS = """\
 arts_culture: arts culture artist artists museum gallery painting paintings sculpture theatre
     poetry;
@@ -72,7 +72,7 @@ TOY_STEP_SIZES = (0.2, 0.3, 0.5)
 
 
 def read_on(model: GPT, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    """Read one more token (n,) of n texts, after t tokens; gradients reach their past.
+    """Read one more token (n,) of n texts, after t tokens; gradients flow to the past.
 
     past (layers, n, t, 3*d) has their queries, keys and values. Returns logits (n, V), and past
     with the new token.
@@ -95,7 +95,7 @@ def steer(model: GPT, token: Tensor, past: Tensor, bag: list[int], plain: Tensor
     The loss is low if the next token is in the bag and the probabilities are near the plain ones
     (n, V). As in the published code, only the first WINDOW_LENGTH positions move, and gradients are
     divided by the largest norm so far for that text and layer, which norms (layers, n, 1, 1) keeps.
-    Past queries have no gradient: nobody asks them again.
+    Past queries get no gradient, because they are not used again.
     """
     delta = torch.zeros_like(past)
     for _ in range(NUM_ITERATIONS):
@@ -191,7 +191,7 @@ def generators_of(models: list[LoadedModel], labels: list[str], steps: list[floa
 
 
 def estimate(rows: list[tuple], n_texts: int, length: int) -> str:
-    """Say how long all texts take, after a tenth of the length for one topic of each row."""
+    """Estimate the time for all texts from a tenth of the length for one topic per row."""
     short = max(1, length // 10)
     start = time.monotonic()
     for loaded, _, generators in rows:
@@ -238,7 +238,7 @@ def topic_row(loaded: LoadedModel, name: str, generators: list[Callable], labels
 
 def topic_tables(models: list[LoadedModel], n_texts: int, length: int,
                  step_sizes: list[float] | None) -> Iterator[Table]:
-    """Make Table 12, again after each row: how often texts have their topic, and their perplexity.
+    """Yield Table 12 after each row: how often texts have their topic, and their perplexity.
 
     The first model is a Backpack; the others are Transformers, under PPLM with these step sizes.
     """
