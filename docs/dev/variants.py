@@ -1,0 +1,151 @@
+"""Train a Backpack that differs from model.py in one part, to learn what that part is for.
+
+    python -m docs.dev.variants qk_norm config/train_english.py --out_dir=out/qk_norm
+    python -m docs.dev.variants qk_norm --init_from=resume --out_dir=out/qk_norm
+    python -m docs.dev.variants qk_norm eval gender --from out/qk_norm
+
+After the variant, the flags are those of train.py or, after eval, of eval.py. Each evaluation of a
+run also logs the scores before the softmax of Eq. 12. notes.md tells what came of the runs.
+"""
+
+import math
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rucksack import eval, run_log, train, weights
+from rucksack.cli import run_cli
+from rucksack.errors import UserError
+from rucksack.model import Backpack, Config, split_heads
+from rucksack.stuck import stuck_senses
+
+# -----------------------------------------------------------------------------
+# The variants. Each starts from the parameters that a Backpack of the same seed starts from.
+
+
+class NormedQueriesAndKeys(nn.Linear):
+    """Queries and keys (B, T, 2*d) with a root mean square of 1 per head, times a learned scale.
+
+    So no score exceeds its sense's scale * sqrt(d/k): growing weights cannot saturate the softmax.
+    """
+
+    def __init__(self, linear: nn.Linear, n_sense: int):
+        super().__init__(linear.in_features, linear.out_features)
+        self.load_state_dict(linear.state_dict())
+        self.scale = nn.Parameter(torch.ones(n_sense))
+
+    def forward(self, h: Tensor) -> Tensor:
+        heads = super().forward(h).unflatten(-1, (2, len(self.scale), -1))  # (B, T, 2, k, d/k)
+        query, key = F.rms_norm(heads, heads.shape[-1:]).unbind(2)  # (B, T, k, d/k) each
+        query = query * self.scale[:, None]
+        return torch.stack([query, key], dim=2).flatten(2)  # (B, T, 2*d)
+
+
+class NormedBackpack(Backpack):
+    """A Backpack with QK-norm in SenseWeights."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        linear = self.sense_weights.c_attn
+        self.sense_weights.c_attn = NormedQueriesAndKeys(linear, config.n_sense)
+
+
+class UniformWeights(nn.Module):
+    """Weights alpha (B, k, T, T) that read nothing: 1/(i + 1) for each token j <= i."""
+
+    def __init__(self, n_sense: int):
+        super().__init__()
+        self.n_sense = n_sense
+
+    def forward(self, h: Tensor) -> Tensor:
+        B, T, _ = h.shape
+        counts = torch.arange(1, T + 1, device=h.device)
+        alpha = torch.ones(T, T, device=h.device).tril() / counts[:, None]  # (T, T)
+        return alpha.expand(B, self.n_sense, T, T)
+
+
+class UniformBackpack(Backpack):
+    """A Backpack that averages senses over the tokens so far; it needs no contextualizer."""
+
+    def __init__(self, config: Config):
+        super().__init__(config, contextualizer=nn.Identity())
+        self.sense_weights = UniformWeights(config.n_sense)
+
+
+class TwoTableBackpack(Backpack):
+    """A Backpack with a second table of embeddings, a copy of E at the start."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.second = nn.Embedding(config.vocab_size, config.n_embd)
+        self.second.load_state_dict(self.wte.state_dict())
+
+
+class OwnTableBackpack(TwoTableBackpack):
+    """Its sense network reads the second table. The contextualizer and the output share E."""
+
+    def senses(self, idx: Tensor) -> Tensor:
+        return self.sense_network(self.second(idx))  # (.., k, d)
+
+
+class UntiedBackpack(TwoTableBackpack):
+    """Its output layer is the second table. The contextualizer and the sense network share E."""
+
+    def project(self, v: Tensor) -> Tensor:
+        return F.linear(v, self.second.weight)  # (.., vocab_size)
+
+
+VARIANTS = {
+    'none': Backpack,  # as it is; only the log has more columns
+    'qk_norm': NormedBackpack,
+    'uniform': UniformBackpack,
+    'own_table': OwnTableBackpack,
+    'untied': UntiedBackpack}
+
+# -----------------------------------------------------------------------------
+# The log, and the command line.
+
+COLUMNS = ['widest_scores', 'largest_score']
+
+
+@torch.no_grad()
+def measure_scores(model: Backpack, idx: Tensor) -> dict[str, float]:
+    """Measure the scores of texts idx (B, T) before the softmax, as columns of the log.
+
+    The first is the largest standard deviation of a sense's scores, the second the largest size of
+    any score. There are none where alpha is uniform.
+    """
+    if isinstance(model, UniformBackpack):
+        return {}
+    h = model.contextualizer(model.wte(idx))
+    query, key = split_heads(model.sense_weights.c_attn(h), 2, model.config.n_sense)
+    scores = query @ key.mT / math.sqrt(query.shape[-1])  # (B, k, T, T)
+    is_read = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()  # (T, T), j <= i
+    scores = scores[..., is_read].float()  # (B, k, T * (T + 1) / 2), out of autocast's bfloat16
+    widths = scores.transpose(0, 1).flatten(1).std(1)  # (k,)
+    return {'widest_scores': widths.max().item(), 'largest_score': scores.abs().max().item()}
+
+
+def measure(model: Backpack, idx: Tensor) -> dict[str, float]:
+    """Count stuck senses and measure scores on the texts idx (B, T)."""
+    return stuck_senses(model, idx) | measure_scores(model, idx)
+
+
+def run(argv: list[str]) -> int | None:
+    """Run train.py or eval.py with a variant in place of Backpack. Returns the exit code."""
+    name, *flags = argv or ['']
+    if name not in VARIANTS:
+        raise UserError(f'{name!r} is not a variant; choose from {", ".join(VARIANTS)}')
+    variant = patch.object(weights, 'Backpack', VARIANTS[name])  # for make_model to make
+    gauge = patch.object(train, 'stuck_senses', measure)
+    columns = patch.object(run_log, 'COLUMNS', run_log.COLUMNS + COLUMNS)
+    with variant, gauge, columns:
+        if flags[:1] == ['eval']:
+            return eval.run(flags[1:])
+        return train.run(flags)
+
+
+if __name__ == '__main__':
+    run_cli('variants.py', run)

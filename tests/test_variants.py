@@ -1,0 +1,37 @@
+"""The variants of docs/dev/variants.py are what they say."""
+
+import pytest
+import torch
+from helpers import SMALL, assert_same_run, checkpoint, text
+
+from docs.dev.variants import VARIANTS, measure_scores, run
+from rucksack.model import Config
+
+CONFIG = Config(block_size=12, vocab_size=40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
+
+
+def test_scores_with_qk_norm_are_at_most_scale_sqrt_d_over_k():
+    """However large queries and keys are, scale * sqrt(d/k) bounds a score."""
+    model = VARIANTS['qk_norm'](CONFIG)
+    model.sense_weights.c_attn.weight.data *= 1e4
+    model.sense_weights.c_attn.scale.data[:] = 3
+    assert 3 < measure_scores(model, text())['largest_score'] < 3.01 * 8 ** 0.5
+
+
+def test_uniform_weights_average_the_senses_so_far():
+    """Position i sums the senses of each token and averages them over tokens 0 to i."""
+    model = VARIANTS['uniform'](CONFIG)
+    sums = model.senses(text()).sum(2)  # (B, T, d)
+    averages = sums.cumsum(1) / torch.arange(1, 11)[:, None]
+    torch.testing.assert_close(model(text()), model.project(averages))
+
+
+@pytest.mark.parametrize('name', VARIANTS)
+def test_a_resumed_run_of_a_variant_ends_the_same(name, tiny):
+    """A run of four steps, and one of two that is resumed, train the variant to the same bits."""
+    flags = [name, *SMALL, '--eval_interval=2']
+    run([*flags, '--max_iters=4', '--out_dir=out/whole'])
+    run([*flags, '--max_iters=2'])
+    run([*flags, '--max_iters=4', '--init_from=resume'])
+    assert_same_run('out/whole', 'out/run')
+    assert checkpoint()['model'].keys() == VARIANTS[name](CONFIG).state_dict().keys()
