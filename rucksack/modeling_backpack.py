@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, GPT2Config, GPT2Model, GPT2PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import can_return_tuple
@@ -63,17 +64,21 @@ class SenseWeights(nn.Module):
         self.k = config.num_senses
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
 
-    def forward(self, h, mask):
+    def query_and_key(self, h):
         both = self.c_attn(h).unflatten(-1, (2, self.k, -1))  # (B, T, 2, k, d/k)
-        query, key = both.permute(2, 0, 3, 1, 4)  # (B, k, T, d/k) each
-        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, k, T, T)
-        causal = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()  # (T, T)
-        seen = causal & mask[:, None, None]  # (B, 1, T, T)
-        return scores.masked_fill(~seen, torch.finfo(h.dtype).min).softmax(-1)
+        return both.permute(2, 0, 3, 1, 4)  # (B, k, T, d/k) each
+
+    def forward(self, query, key, mask):
+        """Weights (B, k, T, S) of the last T of S positions; mask (B, S) is False for padding."""
+        T, S = query.shape[2], key.shape[2]
+        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, k, T, S)
+        causal = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(S - T)  # (T, S)
+        seen = causal & mask[:, None, None]  # (B, 1, T, S)
+        return scores.masked_fill(~seen, torch.finfo(query.dtype).min).softmax(-1)
 
 
 class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
-    """Predicts the next token from a weighted sum of senses; generation uses no cache."""
+    """Predicts the next token from a weighted sum of senses."""
 
     config_class = BackpackConfig
     base_model_prefix = 'backpack'
@@ -108,46 +113,68 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         """Eq. 10: the senses C (.., k, d) of ids (..), the same in every text."""
         return self.backpack.sense_network(self.get_input_embeddings()(ids))
 
-    def alpha(self, input_ids, attention_mask=None):
-        """Eq. 12: the weights alpha (B, k, T, T) that each position gives to senses so far."""
+    def contextualize(self, input_ids, attention_mask=None, cache=None):
+        """Eq. 11: vectors h (B, T, d) of the last T of S tokens, and which are no padding (B, S)."""
+        B, T = input_ids.shape
+        S = T if cache is None else cache.get_seq_length() + T
         if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)  # (B, T), 0: padding
+            attention_mask = input_ids.new_ones(B, S)  # 0: padding
         mask = attention_mask.bool()
-        if mask.shape != input_ids.shape or (mask != attention_mask).any():
-            raise ValueError('attention_mask is not (B, T) of 0 and 1; texts cannot be packed')
-        position_ids = (mask.cumsum(-1) - 1).clamp(min=0)  # (B, T)
+        if mask.shape != (B, S) or (mask != attention_mask).any():
+            raise ValueError('attention_mask must be 0 or 1 for each token; texts cannot be packed')
+        position_ids = (mask.cumsum(-1) - 1).clamp(min=0)[:, -T:]  # (B, T)
         h = self.backpack.gpt2_model(
             input_ids, attention_mask=mask.long(), position_ids=position_ids,
-            use_cache=False)[0]  # (B, T, d), Eq. 11
-        return self.backpack.sense_weight_net(h, mask)
+            past_key_values=cache, use_cache=cache is not None)[0]  # (B, T, d)
+        return h, mask
 
-    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **options):
-        """All tokens, for transformers: there is no cache, whatever it asks for."""
+    def alpha(self, input_ids, attention_mask=None):
+        """Eq. 12: the weights alpha (B, k, T, T) that each position gives to senses so far."""
+        h, mask = self.contextualize(input_ids, attention_mask)
+        weight_net = self.backpack.sense_weight_net
+        return weight_net(*weight_net.query_and_key(h), mask)
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, past_key_values=None,
+                                      use_cache=None, **options):
+        """The tokens that are not in the cache, for transformers."""
         refused = ('position_ids', 'output_hidden_states', 'output_attentions')  # by forward
         given = {name: options[name] for name in refused if name in options}
-        return {'input_ids': input_ids, 'attention_mask': attention_mask, **given}
+        start = 0 if past_key_values is None else past_key_values.get_seq_length()
+        return {'input_ids': input_ids[:, start:], 'attention_mask': attention_mask,
+                'past_key_values': past_key_values, 'use_cache': use_cache, **given}
 
     @can_return_tuple
     def forward(self, input_ids, attention_mask=None, labels=None, C=None, alpha=None, *,
-                use_cache=False, past_key_values=None, inputs_embeds=None,
+                past_key_values=None, use_cache=False, inputs_embeds=None,
                 output_hidden_states=None, output_attentions=None):
         """Logits (B, T, V) for input_ids (B, T), and the loss of labels (B, T); -100 is ignored.
 
         C (B, T, k, d) and alpha (B, k, T, T) are senses and weights to use in place of the model's.
+        With a cache, input_ids are the tokens after those in it.
         """
         config = self.config
-        for given in (use_cache, past_key_values, inputs_embeds, output_hidden_states,
-                      output_attentions, config.output_hidden_states, config.output_attentions):
+        for given in (inputs_embeds, output_hidden_states, output_attentions,
+                      config.output_hidden_states, config.output_attentions):
             if given is not None and given is not False:  # PEFT passes None
-                raise TypeError('a Backpack reads ids, without a cache (pass use_cache=False), and '
-                                'returns no hidden states and no attentions; see alpha')
+                raise TypeError('a Backpack reads ids, and returns no hidden states and no '
+                                'attentions; see alpha')
+        cache = past_key_values
+        if cache is None and use_cache:
+            cache = DynamicCache(config=config)
         C = self.senses(input_ids) if C is None else C  # (B, T, k, d), Eq. 10
+        values = C.transpose(1, 2)  # (B, k, T, d)
         if alpha is None:
-            alpha = self.alpha(input_ids, attention_mask)  # (B, k, T, T), Eqs. 11 and 12
-        o = torch.einsum('blij,bjld->bid', alpha, C)  # (B, T, d), Eq. 2
+            h, mask = self.contextualize(input_ids, attention_mask, cache)  # Eq. 11
+            query, key = self.backpack.sense_weight_net.query_and_key(h)  # (B, k, T, d/k) each
+            if cache is not None:  # one more layer of attention, whose values are the senses
+                if len(cache.layers) == config.n_layer:
+                    cache.layers.append(DynamicLayer())
+                key, values = cache.update(key, values, config.n_layer)  # (B, k, S, ..)
+            alpha = self.backpack.sense_weight_net(query, key, mask)  # (B, k, T, S), Eq. 12
+        o = (alpha @ values).sum(1)  # (B, T, d), Eq. 2
         E = self.get_input_embeddings().weight[:config.n_vocab]  # (V, d)
         logits = F.linear(o, E)  # (B, T, V), Eq. 9
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, len(E))
-        return CausalLMOutput(loss=loss, logits=logits)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)

@@ -173,6 +173,10 @@ with torch.no_grad():
         options = {} if cache is None else {'use_cache': cache}
         written.append(model.generate(
             idx, attention_mask=ones, max_new_tokens=4, do_sample=False, **options).tolist())
+    beams = []
+    for cache in (True, False):
+        at = {'attention_mask': pad(ones, (3, 0)), 'num_beams': 3, 'use_cache': cache}
+        beams.append(model.generate(pad(idx, (3, 0)), max_new_tokens=4, **at).tolist())
     labels = idx.clone()
     labels[:, 3] = -100
     nothing = dict.fromkeys(['inputs_embeds', 'output_attentions', 'output_hidden_states'])  # PEFT
@@ -184,7 +188,7 @@ with torch.no_grad():
     refused = []
     for function, options in [
             (model, {'position_ids': idx}), (model, {'attention_masks': ones}),
-            (model, {'output_hidden_states': True}), (model, {'use_cache': True}),
+            (model, {'output_hidden_states': True}), (model, {'output_attentions': True}),
             (model, {'inputs_embeds': torch.zeros(2, 9, 24)}),
             (model, {'attention_mask': 2 * ones}), (model, {'attention_mask': ones[:, :1]}),
             (model.generate, {'position_ids': idx}), (model.generate, {'output_hidden_states': 1})]:
@@ -196,6 +200,7 @@ with torch.no_grad():
 answer = {'logits': logits.tolist(),
           'padded': padded.tolist(),
           'written': written,
+          'beams': beams,
           'refused': refused,
           'has_dropout': has_dropout,
           'max_length': tokenizer.model_max_length,
@@ -228,7 +233,7 @@ def run_there(home: Path, *argv: str) -> str:
 @pytest.mark.parametrize('n_sense, hidden', [(3, 96), (3, 40), (0, 96)])
 @pytest.mark.parametrize('words', VOCABULARIES)
 def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
-    """Our logits, loss, ids, text, dropout and refusals; what it saves is our model exactly."""
+    """Our logits, loss, ids, text (cached or not), dropout and refusals; it saves our model."""
     tokenizer = VOCABULARIES[words]
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
@@ -256,6 +261,7 @@ def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
         assert answer['loss'] == pytest.approx(loss.item(), abs=1e-4)
         assert_close(torch.tensor(answer['padded']), logits[:, -1], **NEAR)
         assert answer['written'] == 3 * [model.generate(idx, 4, temperature=0.0).tolist()]
+        assert answer['beams'][0] == answer['beams'][1]
     again, found = from_pretrained(tmp_path / 'again')
     assert found == tokenizer
     assert again.config == model.config
