@@ -1,4 +1,4 @@
-"""What pytest gives to tests: toy models and working directories."""
+"""Fixtures: toy models and working directories."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope='session')
 def toy(tmp_path_factory):
-    """A folder with a toy in out/toy that has learned a little: for what any model can do."""
+    """A folder with a briefly trained toy in out/toy, for tests that any model can pass."""
     folder = tmp_path_factory.mktemp('toy')
     (folder / 'out' / 'toy').mkdir(parents=True)
     shutil.copy(FIXTURE, folder / 'out' / 'toy' / 'ckpt.pt')

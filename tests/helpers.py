@@ -36,14 +36,14 @@ SIZES = {  # the paper's (section 4.1, Table 9)
     'small': dict(n_layer=12, n_head=12, n_embd=768)}
 
 ROOT = Path(__file__).parent.parent
-SHARED = ROOT.parent / 'shared' / 'data'  # real data, where it is at hand
+SHARED = ROOT.parent / 'shared' / 'data'  # real data, if available
 VOCABULARY = SHARED / 'tiktoken'
 
-TRANSFORMERS = os.environ.get('TRANSFORMERS_PYTHON')  # a Python that has it
+TRANSFORMERS = os.environ.get('TRANSFORMERS_PYTHON')  # a Python with transformers
 if not TRANSFORMERS and importlib.util.find_spec('transformers'):
     TRANSFORMERS = sys.executable
 
-# Settings of a tiny run, on data/tiny. Its rate stays at the peak: more max_iters change no step.
+# Settings of a tiny run on data/tiny. Its rate never decays, so more max_iters change no step.
 SMALL = [
     '--dataset=tiny', '--n_layer=2', '--n_head=2', '--n_embd=16', '--n_sense=4', '--block_size=8',
     '--batch_size=4', '--warmup_iters=2', '--eval_iters=2', '--log_interval=1', '--device=cpu',
@@ -59,7 +59,7 @@ def say(script, capsys, *argv: str) -> str:
 
 
 def error_of(script, capsys, *argv: str) -> str:
-    """The one line that a script says on standard error as it leaves with exit code 2."""
+    """The one line that a script prints on standard error before it exits with code 2."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         script.main(list(argv))
@@ -72,13 +72,13 @@ def error_of(script, capsys, *argv: str) -> str:
 
 
 def offline(monkeypatch) -> None:
-    """Keep the Hub's client and the datasets library from asking a network."""
+    """Keep the Hub's client and the datasets library from using the network."""
     monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', True)
     monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
 
 
 def train_toy(folder: Path, steps: int) -> Path:
-    """Make data/toy and out/toy in a folder: config/train_toy.py in so many steps, decay to fit."""
+    """Make data/toy and out/toy: config/train_toy.py in `steps` steps, with decay to match."""
     seed = os.environ.get('TOY_SEED', 1337)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -119,7 +119,7 @@ def checkpoint(folder: str = 'out/run') -> dict:
 
 
 def log(folder: str = 'out/run') -> list[dict]:
-    """The rows of a run's log, without the clock."""
+    """The rows of a run's log, without timings."""
     rows = pandas.read_csv(f'{folder}/log.csv', dtype=str, keep_default_na=False)
     return rows.drop(columns='tokens_per_second').to_dict('records')
 
@@ -137,7 +137,7 @@ def same(a: dict, b: dict) -> None:
 
 
 def assert_same_run(a: str, b: str) -> None:
-    """Assert that two runs have the same bits but for their settings, and the same whole log."""
+    """Assert that two runs have the same bits, except for settings, and the same complete log."""
     for name in ('ckpt.pt', 'best.pt'):
         one, other = (torch.load(Path(run, name), weights_only=True) for run in (a, b))
         same(one | {'log': None, 'settings': None}, other | {'log': None, 'settings': None})
@@ -147,7 +147,7 @@ def assert_same_run(a: str, b: str) -> None:
 
 RUN = [*SMALL, '--eval_interval=2', '--max_iters=6', '--dropout=0.2']
 
-# Processes of their own are forked from one that has torch loaded and has never used it.
+# New processes are forked from one that has imported torch but never used it.
 if os.name == 'nt':
     PROCESSES = multiprocessing.get_context('spawn')
 else:
@@ -156,7 +156,7 @@ else:
 
 
 def work(folder: Path, said: str, prepared, env: dict, argv: tuple[str, ...]) -> None:
-    """In a process of its own: train.py, what it says in a file; prepared() comes first."""
+    """In a new process, call prepared(), then run train.py with its output in a file."""
     os.chdir(folder)
     os.environ.update(env)
     sys.stdout = sys.stderr = open(said, 'a')
@@ -176,13 +176,13 @@ def start(*argv: str, prepared=None, said: str = 'said.txt', **env: str):
 
 
 def finish(process) -> int | None:
-    """Wait for a process; its exit code, minus the signal if one killed it, None where it hangs."""
+    """Wait for a process: its exit code, minus the signal that killed it, or None if it hangs."""
     process.join(120)
     return process.exitcode
 
 
 def is_change(event: str, args: tuple) -> bool:
-    """Whether an event of sys.addaudithook is a change of a file below out/."""
+    """Whether an event of sys.addaudithook changes a file under out/."""
     if event == 'open':
         path, _, flags = args
         return bool((flags or 0) & (os.O_WRONLY | os.O_RDWR)) and 'out/' in str(path)
@@ -201,7 +201,7 @@ def at_change(n: int, act) -> None:
 
 
 def ranks(*commands: list[str], **more: str) -> list[int | None]:
-    """The exit codes, as under torchrun; one that changes files beside the first leaves with 77."""
+    """Run train.py as torchrun does: exit codes, 77 for a rank above 0 that changes a file."""
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         _, port = s.getsockname()
@@ -232,7 +232,7 @@ def text(n: int = 10, batch: int = 2, seed: int = 1) -> Tensor:
 
 
 def some_targets(idx: Tensor) -> Tensor:
-    """Targets of the ids (B, T); about a fifth of them is -1, and does not count."""
+    """Targets for ids (B, T); about a fifth are -1 and do not count."""
     targets = idx.roll(1, 1).where(torch.rand(idx.shape) < 0.8, -1)
     targets[0, 0] = 3
     return targets
@@ -251,7 +251,7 @@ WORDS = """the nurse said that she he they was music guitar song . table chair f
 
 
 def toy_loaded(k: int = 4, padding: int = 0, seed: int = 0, name='toy', **shape) -> LoadedModel:
-    """A random model with clear preferences, of a vocabulary made of WORDS, padded."""
+    """A random model with clear preferences and WORDS as its vocabulary, padded."""
     tokenizer = words_tokenizer([f' {word}' for word in WORDS.split()])
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
@@ -264,7 +264,7 @@ def toy_loaded(k: int = 4, padding: int = 0, seed: int = 0, name='toy', **shape)
 
 
 def save(folder: str, model: Backpack | GPT, tokenizer: dict, dataset: str = 'tiny') -> None:
-    """A checkpoint with what eval.py reads of one."""
+    """Write a checkpoint with everything that eval.py reads."""
     Path(folder).mkdir(parents=True)
     settings = {'dataset': dataset, 'compile': False}
     state = {'model': model.state_dict(), 'model_config': asdict(model.config),
@@ -285,7 +285,7 @@ class World:
         self.word = lambda v: token_texts(self.encoding, [v])[0]
 
     def probs(self, *edits) -> Tensor:
-        """Probabilities of the next word under edits one after another: (V,)."""
+        """Probabilities of the next word under edits applied in order: (V,)."""
         C = senses_after(self.model, self.idx, compose(list(edits)))
         return self.model(self.idx, C=C)[0, -1, :len(self.E)].double().softmax(-1)
 
@@ -339,7 +339,7 @@ def is_close(shown: str, printed: str) -> bool:
 
 
 def not_printed(shown: list[str], text: str) -> list[str]:
-    """The lines shown that begin no line of the text, but for rounding; ... ends a cut line."""
+    """The shown lines that begin no line of the text, up to rounding; ... ends a cut line."""
     missing = []
     for line in shown:
         words = line.removesuffix('...').split()

@@ -1,7 +1,7 @@
-"""Make the toy model of the quick tests anew: PYTHONPATH=. python tests/make_toy.py
+"""Remake the toy model of the quick tests: PYTHONPATH=. python tests/make_toy.py
 
 It trains config/train_toy.py for 400 steps, so that it has learned a little, and writes the weights
-in bfloat16, with what else a checkpoint says of a model, to tests/fixtures/toy.pt.
+in bfloat16, with all else a checkpoint says about it, to tests/fixtures/toy.pt.
 """
 
 import tempfile

@@ -26,7 +26,7 @@ CKPT = Path('out/run/ckpt.pt')
 
 
 def finish_run(run: list[str]) -> None:
-    """Resume a killed run, or begin it if it has no checkpoint: it ends as the run in out/whole."""
+    """Resume a killed run, or begin it without a checkpoint; it ends like the one in out/whole."""
     code = finish(start(*run, '--init_from=resume'))
     if code != 0:
         assert code == 2
@@ -37,7 +37,7 @@ def finish_run(run: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rate', [0.01, 0.2])  # each evaluation is the best so far; the first is
+@pytest.mark.parametrize('rate', [0.01, 0.2])  # every evaluation is the best yet; only the first is
 def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
     """For every n it is killed before its n-th open, rename or removal, and then resumed."""
     run = [*RUN, f'--learning_rate={rate}', '--keep_every=3']
@@ -56,7 +56,7 @@ def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
 @pytest.mark.parametrize('change', [9, 13])
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
-    """Its exit code says which; resumed, it ends in the same bits, evaluations included."""
+    """Its exit code names the signal; resumed, it ends in the same bits, evaluations included."""
     assert finish(start(*RUN, '--out_dir=out/whole')) == 0
     interrupt = partial(at_change, change, partial(signal.raise_signal, number))
     assert finish(start(*RUN, prepared=interrupt)) == 128 + number
@@ -67,7 +67,7 @@ def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
 
 
 def test_a_checkpoint_says_which_data_it_was_trained_on(tiny):
-    """eval.py takes their held-out text."""
+    """eval.py scores the held-out text of that data."""
     train.main(RUN)
     loaded = load_model('out/run', 'cpu')
     assert loaded.dataset == 'tiny'
@@ -76,7 +76,7 @@ def test_a_checkpoint_says_which_data_it_was_trained_on(tiny):
 
 @pytest.mark.parametrize('share', [0.4, 0.99])
 def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
-    """Where space ends within the second one a run stops; the first resumes to the same bits."""
+    """If space runs out in the second one, the run stops; the first resumes to the same bits."""
     assert finish(start(*RUN, '--out_dir=out/whole')) == 0
     size = int(Path('out/whole/ckpt.pt').stat().st_size * share)
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
@@ -90,7 +90,7 @@ def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
 
 
 def test_a_run_locks_its_folder_before_it_looks_into_it(tiny, capsys, monkeypatch):
-    """A second run that starts meanwhile is refused, not overwritten, whichever is slower."""
+    """A second run that starts meanwhile is refused and overwrites nothing."""
     real = rucksack.start.refuse_to_replace
 
     def refuse_to_replace(folder):
@@ -105,7 +105,7 @@ def test_a_run_locks_its_folder_before_it_looks_into_it(tiny, capsys, monkeypatc
 
 @pytest.mark.parametrize('is_there', [False, True])
 def test_a_refused_run_leaves_the_folders_there_were(is_there, tiny, capsys):
-    """Those that it has made go, and a person's own empty folder stays."""
+    """Folders that it made are removed, and a person's own empty folder stays."""
     if is_there:
         Path('out/run').mkdir(parents=True)
     error_of(train, capsys, *RUN, '--init_from=missing.pt')
@@ -125,7 +125,7 @@ def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
 
 
 def test_a_folder_that_is_not_made_yet_has_no_run(folder):
-    """Of several processes one makes it, and another may be the first to look."""
+    """One of several processes makes it, and another may look first."""
     rucksack.start.refuse_to_replace(Path('out/none'))
 
 
@@ -139,12 +139,12 @@ def test_overwrite_keeps_checkpoints_until_the_new_run_has_saved(tiny, capsys):
     with pytest.raises(SystemExit) as stop:
         train.main([*RUN, '--overwrite', '--init_from=huge.pt'])
     assert stop.value.code == 1
-    assert 'resume' not in capsys.readouterr().err  # which would go on with the older run
+    assert 'resume' not in capsys.readouterr().err  # that would continue the older run
     assert before == {path.name: path.read_bytes() for path in Path('out/run').glob('*.pt')}
 
 
 def test_overwrite_removes_the_files_of_a_run_alone(tiny):
-    """An older run's weights go, and what a killed one has half written; other files stay."""
+    """An older run's weights and half-written files are removed; other files stay."""
     train.main(RUN)
     ours = ['ckpt-3.pt', 'ckpt.pt.partial', 'best.pt.partial']
     mine = ['ckpt-3-mine.pt', 'mine.pt', 'notes.txt', 'ckpt.pt.my_partial']
@@ -156,7 +156,7 @@ def test_overwrite_removes_the_files_of_a_run_alone(tiny):
 
 @pytest.mark.parametrize('damage', ['cut short', 'one bit'])
 def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
-    """Cut short, or with one bit of a weight turned over."""
+    """The file was cut short, or one bit of a weight was flipped."""
     train.main([*RUN, '--max_iters=0'])
     content = bytearray(CKPT.read_bytes())
     if damage == 'cut short':
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
     (sample, ['--from=out/run'], {'tokenizer': {'name': 'gpt2', 'merges': [1]}}),
     (train, [*RUN, '--init_from=resume'], {'step': 'x'})])
 def test_a_checkpoint_with_wrong_contents_is_one_line(script, flags, change, tiny, capsys):
-    """Its checksums are right, and its parts are not; the line names it first."""
+    """Its checksums match, but a part is wrong; the line begins with its name."""
     train.main([*RUN, '--max_iters=0'])
     torch.save(checkpoint() | change, CKPT)
     Path('out/run/log.csv').unlink()
@@ -183,7 +183,7 @@ def test_a_checkpoint_with_wrong_contents_is_one_line(script, flags, change, tin
 
 
 def test_settings_of_another_version_are_one_line(tiny, capsys):
-    """A run that has a setting that we have not cannot be resumed; its weights can be."""
+    """A run with a setting that we lack cannot be resumed, but its weights can be loaded."""
     train.main([*RUN, '--max_iters=0'])
     state = checkpoint()
     state['settings']['lr_decay_iters'] = 5
@@ -192,7 +192,7 @@ def test_settings_of_another_version_are_one_line(tiny, capsys):
 
 
 class Evil:
-    """Unpickled by whatever runs pickles, it writes a file."""
+    """Writes a file when it is unpickled."""
 
     def __reduce__(self):
         return open, ('marker', 'w')
@@ -200,7 +200,7 @@ class Evil:
 
 @pytest.mark.parametrize('zipped', [True, False])
 def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
-    """As a checkpoint or as published weights, in both formats of torch.save, it is one line."""
+    """A checkpoint or published weights with one, in both torch.save formats, give one line."""
     train.main([*RUN, '--out_dir=out/good'])
     shutil.copytree(ROOT / 'tests/fixtures/backpack-gpt2-tiny', 'published')
     Path('out/bad').mkdir()

@@ -14,7 +14,7 @@ TINY = Path('data/tiny')
 
 
 def test_every_epoch_has_each_chunk_once():
-    """Of 10 chunks, ten steps of 6 are six epochs; two seeds have twelve different orders."""
+    """Ten steps of 6 chunks are six epochs of 10; two seeds give twelve different orders."""
     orders = set()
     for seed in (5, 6):
         s = Settings(batch_size=3, gradient_accumulation_steps=2, seed=seed)
@@ -35,7 +35,7 @@ def test_data_of_nanogpt_trains_unchanged(tiny):
 
 
 def assert_refused(capsys, *facts: str) -> None:
-    """train.py says one line that has all the facts, and no run begins."""
+    """Assert that train.py prints one line with all the facts and begins no run."""
     error = error_of(train, capsys, *SMALL, '--max_iters=1')
     for fact in facts:
         assert fact in error
@@ -45,7 +45,7 @@ def assert_refused(capsys, *facts: str) -> None:
 @pytest.mark.parametrize('name', ['train', 'val'])
 @pytest.mark.parametrize('change', [lambda ids: bytes(len(ids)), lambda ids: ids[:-2]])
 def test_a_bin_that_meta_json_does_not_describe_is_refused(change, name, tiny, capsys):
-    """With other ids at its start, or of another length, it is named."""
+    """A bin with other ids at its start, or of another length, is named."""
     path = TINY / f'{name}.bin'
     path.write_bytes(change(path.read_bytes()))
     assert_refused(capsys, str(path), 'meta.json')
@@ -53,7 +53,7 @@ def test_a_bin_that_meta_json_does_not_describe_is_refused(change, name, tiny, c
 
 @pytest.mark.parametrize('name', ['train', 'val'])
 def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
-    """Though the checksum is right, the ids of a batch are compared with the vocabulary."""
+    """Even if the checksum matches, the ids of each batch are checked against the vocabulary."""
     ids = {'train': [1] * 800, 'val': [1] * 800}
     ids[name][:] = [257] * 800
     make_data(*ids.values())
@@ -63,7 +63,7 @@ def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
 
 
 def test_a_meta_json_with_another_vocabulary_is_one_line(tiny, capsys):
-    """It is not that of its tokenizer, so checkpoints would never load."""
+    """Its vocab_size is not its tokenizer's, so checkpoints would never load."""
     make_data([1] * 800, [1] * 200, vocab_size=258)
     assert_refused(capsys, str(TINY / 'meta.json'))
 

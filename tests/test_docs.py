@@ -49,7 +49,7 @@ def run(title: str) -> dict:
 
 @pytest.mark.parametrize('title', ALONE)
 def test_a_recipe_runs_alone(title, capsys):
-    """In an empty folder, and it prints something."""
+    """It runs in an empty folder and prints something."""
     run(title)
     assert len(capsys.readouterr().out) > 20
 
@@ -72,7 +72,7 @@ def test_an_edit_is_lent_to_a_model_of_transformers(capsys):
 
 
 def test_hooks_change_no_bit(capsys):
-    """Of TransformerLens, on the logits, alpha and C; one that turns a sense off is an edit."""
+    """TransformerLens can hook logits, alpha and C; a hook that turns a sense off is an edit."""
     pytest.importorskip('transformer_lens')
     run(HOOKS)
     assert capsys.readouterr().out.split() == ['True', 'True', 'True', 'she', '0.132']
@@ -80,7 +80,7 @@ def test_hooks_change_no_bit(capsys):
 
 @torch.no_grad()
 def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
-    """Two are exchanged and the others stay; logits move by rounding alone."""
+    """Two senses are swapped and the others stay; logits differ only by rounding."""
     monkeypatch.setattr('rucksack.paper.gender.choose_sense', lambda loaded: 12)
     idx = run(RENUMBER)['idx']
     assert len(capsys.readouterr().out) > 20
@@ -96,7 +96,7 @@ def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
 
 
 def test_losses_are_drawn(tmp_path):
-    """In the clone, from the logs of the bundled models."""
+    """In the clone, the recipe draws the logs of the bundled models."""
     pytest.importorskip('matplotlib')
     (tmp_path / 'docs').symlink_to(ROOT / 'docs')
     run(DRAW)
@@ -104,7 +104,7 @@ def test_losses_are_drawn(tmp_path):
 
 
 def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):
-    """The first makes data and a run; on these data an LSTM as contextualizer halves the loss."""
+    """The recipe makes data and a run; on that data, an LSTM as contextualizer halves the loss."""
     run(TRAIN)
     assert 'A backpack' in capsys.readouterr().out
     variables = run(LSTM)
@@ -118,7 +118,7 @@ README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
 def anchors(path) -> set[str]:
-    """What the headings of a page are called in links."""
+    """The anchors by which links name the headings of a page."""
     headings = re.findall(r'^#+ (.*)$', path.read_text(encoding='utf-8'), re.MULTILINE)
     return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
 
@@ -128,7 +128,7 @@ PAGES = [*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md'), *ROOT.glob('pretrained/
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    """To a file of this repository, and to a heading in it."""
+    """Each leads to a file of this repository, and an anchor to a heading in it."""
     for link in re.findall(r'\]\((?!https:)([^)]+)\)', page.read_text(encoding='utf-8')):
         path, _, anchor = link.partition('#')
         target = page.parent / path if path else page
@@ -137,7 +137,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_python_of_readme_prints_what_it_shows(capsys):
-    """As it stands there, and the block after it."""
+    """The code runs as it stands, and prints the block after it."""
     blocks = r'^## In Python\n+```python\n(.*?)^```\n+```\n(.*?)^```'
     code, shown = re.search(blocks, README, re.MULTILINE | re.DOTALL).groups()
     exec(code, {})
@@ -149,7 +149,7 @@ RESULTS = pandas.read_csv(ROOT / 'docs' / 'results.csv', dtype=str, keep_default
 
 @pytest.mark.parametrize('result', RESULTS.to_dict('records'), ids=lambda row: row['measure'])
 def test_results_of_readme_are_those_of_results_csv(result):
-    """Its table has each number of a row, rounded as it stands there."""
+    """README's table has every number of a row, rounded to the digits shown."""
     row, = [line for line in README.splitlines() if line.startswith(f'| {result["measure"]} |')]
     shown = re.findall(r'[\d.]+', row.removeprefix(f'| {result["measure"]} |'))
     for name, value in result.items():
@@ -160,7 +160,7 @@ def test_results_of_readme_are_those_of_results_csv(result):
 
 @pytest.mark.parametrize('flags', ['--explain she/he', '--senses-off nurse:she/he --seed 4'])
 def test_readme_shows_what_is_printed(flags, capsys):
-    """Tables and texts of the quick start, in the block after the command."""
+    """The block after each quick-start command shows its tables and texts."""
     command = f'sample.py --from english {flags}\n'
     shown = README.split(command)[1].split('```\n')[2].splitlines()
     sample.main(['--from', 'english', *flags.split()])
@@ -187,7 +187,7 @@ CLAIMS = RESULTS_PAGE.split('reproduced? |\n')[1].split('\n\n')[0].splitlines()[
 
 @pytest.mark.parametrize('line', CLAIMS, ids=lambda line: line[2:20])
 def test_each_word_on_a_claim_follows_from_its_numbers(line):
-    """Yes or no where all of our numbers agree, else mixed."""
+    """The word is yes or no if all of our numbers agree, and otherwise mixed."""
     claim, _, *cells, word = [cell.strip() for cell in line.strip('|').split('|')]
     agrees, = [agrees for begins, agrees in AGREES.items() if claim.startswith(begins)]
     number = r'(\d[\d,]*(?:\.\d+)?)%?'
@@ -201,7 +201,7 @@ def test_each_word_on_a_claim_follows_from_its_numbers(line):
 
 
 def test_when_the_backpack_is_behind_is_as_in_the_logs():
-    """The tokens and losses of the sentence on results.md, and where the plot begins."""
+    """results.md states the logged tokens and losses, and where the plot begins."""
     backpack = pandas.read_csv(ROOT / 'docs' / 'dev' / 'english.csv')
     transformer = pandas.read_csv(ROOT / 'docs' / 'dev' / 'english_gpt.csv')
     train = backpack.merge(transformer, on='tokens', suffixes=['', '_gpt']).dropna(subset='loss')
@@ -219,7 +219,7 @@ def test_when_the_backpack_is_behind_is_as_in_the_logs():
 
 @pytest.mark.parametrize('name', ['english', 'english_gpt'])
 def test_the_command_of_a_card_logs_as_its_log_does(name):
-    """Its intervals are those between the rows of the shipped log."""
+    """Its intervals match the rows of the shipped log."""
     card = (ROOT / 'pretrained' / name / 'README.md').read_text(encoding='utf-8')
     log = pandas.read_csv(ROOT / 'docs' / 'dev' / f'{name}.csv')
     for flag, column in {'log_interval': 'loss', 'eval_interval': 'val_loss'}.items():
@@ -228,7 +228,7 @@ def test_the_command_of_a_card_logs_as_its_log_does(name):
 
 
 def test_a_csv_is_read_as_it_was_written(tmp_path):
-    """With the call on the page, tokens stay text, digits and null too, and numbers numbers."""
+    """With the page's call, tokens stay text, even digits and null, and numbers stay numbers."""
     text = (ROOT / 'docs' / 'senses.md').read_text(encoding='utf-8')
     call, = re.findall(r'`(pandas\.read_csv\(FILE[^`]*)`', text)
     rows = [[' 1', 0.5], [' 2', 1.0], ['null', 2.5]]
@@ -256,7 +256,7 @@ def day() -> list[tuple[list[str], list[str]]]:
 
 @pytest.mark.slow
 def test_a_days_work_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
-    """Ten commands, on a text like the page's where there is one, else on any other."""
+    """Ten commands run on the page's text if it is available, and otherwise on any text."""
     text = 'The nurse and the doctor work in a hospital near the river. They like it.\n\n' * 900
     if ARTICLES.exists():
         text = ''

@@ -40,7 +40,7 @@ def test_only_the_field_asked_for_is_looked_at(late):
     ('{"text": 7, "body": "b"}', 'text, body'), ('{"text": "\\ud800"}', 'surrogate'),
     ('{"text": ', 'JSON'), ('[1]', 'object')])
 def test_a_row_that_cannot_be_read_is_named_by_its_number(line, fact):
-    """No text, though another field may be; half of a surrogate pair or of an object; no object."""
+    """The field is not text, or has a lone surrogate; the row is cut short, or not an object."""
     Path('a.jsonl').write_text('{"text": "2020-01-01"}\n\n' + line + '\n')
     with pytest.raises(UserError, match=f'row 2.*{fact}'):
         texts_of('a.jsonl')
@@ -50,7 +50,7 @@ BOM = b'\xef\xbb\xbf'
 
 
 def test_a_tar_has_its_regular_files_that_are_not_hidden():
-    """What is skipped is counted: the files of macOS, other kinds."""
+    """Skipped files are counted by reason, those of macOS as hidden."""
     members = {'d/a.txt': BOM + b'a', 'd/._a.txt': b'\0\5\x16junk', '.git/x.txt': b'x',
                'b.png': b'x', 'c.TXT': b''}
     Path('a.tar').write_bytes(tar(members))
@@ -63,13 +63,13 @@ def test_a_tar_has_its_regular_files_that_are_not_hidden():
     ('a.txt', b'a\r\nb'), ('a.ndjson', b'{"text": "a\\r\\nb"}\r\n'),
     ('a.json', b' [{"text": "a\\r\\nb"}]')])
 def test_files_of_windows_have_neither_marks_nor_carriage_returns(name, data):
-    """A byte order mark at the beginning is no text, and \\r\\n is \\n, in a row too."""
+    """A byte order mark at the start is dropped, and \\r\\n becomes \\n, even inside a row."""
     Path(name).write_bytes(BOM + data)
     assert texts_of(name)[0] == ['a\nb']
 
 
 def test_links_to_folders_are_followed_once():
-    """A loop ends, a file named twice is read once; what is skipped is counted by reason."""
+    """A loop ends, and a file named twice is read once; skipped files are counted by reason."""
     Path('in/sub').mkdir(parents=True)
     Path('out').mkdir()
     for name in ('in/a.txt', 'in/sub/b.md', 'out/c.txt', 'in/.d.txt', 'in/e.png'):
@@ -99,7 +99,7 @@ BROKEN = {
 @pytest.mark.parametrize('name', BROKEN)
 @pytest.mark.parametrize('packed', ['in.tar', 'in.tar.gz', 'nested.tar'])
 def test_a_broken_tar_is_refused_by_name(packed, name, folder):
-    """tarfile would end at the damage without a word, and the rest be left out."""
+    """tarfile would silently stop at the damage and leave out the rest."""
     content = BROKEN[name](tar_of(8))
     if packed == 'in.tar.gz':
         content = gzip.compress(content)
@@ -113,21 +113,21 @@ def test_a_broken_tar_is_refused_by_name(packed, name, folder):
 @pytest.mark.parametrize('name, pack', [
     ('two.tar', bytes), ('two.tar.gz', gzip.compress), ('two.tar.xz', lzma.compress)])
 def test_a_tar_behind_a_tar_is_read(name, pack, folder):
-    """As cat makes it, packed or not."""
+    """cat makes such a file; it may be compressed."""
     Path(name).write_bytes(pack(tar_of(3)) + pack(tar_of(2)))
     assert len(texts_of(name)[0]) == 5
 
 
 @pytest.mark.parametrize('text', ['x'.encode('utf-16-le') * 9, 'x'.encode('utf-16'), b'1\0002'])
 def test_text_with_nuls_is_refused(text, folder):
-    """UTF-16, say, whose every second byte would be a token; the line guesses so."""
+    """In UTF-16, every second byte would be a token; the error names UTF-16."""
     Path('a.txt').write_bytes(text)
     with pytest.raises(UserError, match='UTF-16'):
         texts_of('a.txt')
 
 
 def test_an_end_of_text_in_a_file_ends_a_document(folder, capsys):
-    """As between the stories of TinyStories, on a line of its own or not; and it is said."""
+    """TinyStories has one between stories, on its own line or not; a notice names the file."""
     Path('a.txt').write_bytes(b'one\r\n<|endoftext|>\r\ntwo<|endoftext|>three\n')
     assert texts_of('a.txt')[0] == ['one', 'two', 'three']
     assert 'a.txt' in capsys.readouterr().out
@@ -137,7 +137,7 @@ def test_an_end_of_text_in_a_file_ends_a_document(folder, capsys):
     ('a::b.txt', True), ('file:z.txt', True), ('hub:w.txt', True), ('a.log', False),
     ('a.csv', False), ('a.html.gz', False)])
 def test_a_file_that_is_named_is_read_whatever_its_name(name, is_known, folder, capsys):
-    """Names that mean something to a library; a line says what is taken for plain text."""
+    """The name may mean something to a library; a notice names what is read as plain text."""
     content = b'mine'
     Path(name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
     Path('a').write_text('not mine')
@@ -147,7 +147,7 @@ def test_a_file_that_is_named_is_read_whatever_its_name(name, is_known, folder, 
 
 @pytest.mark.parametrize('field, named', [('text', None), ('body', 'crawled')])
 def test_of_a_parquet_file_only_the_texts_are_read(field, named, folder):
-    """A date beyond the year 9999 in another column does no harm; its name is offered."""
+    """A date after the year 9999 in another column does no harm; an error lists that column."""
     far = pyarrow.array([2**40], pyarrow.timestamp('s'))
     write_table(pyarrow.table({'crawled': far, field: ['a']}), 'a.parquet')
     if named is None:

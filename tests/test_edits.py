@@ -82,7 +82,7 @@ def test_a_line_that_cannot_be_read_is_no_edit(line):
 
 
 def test_prompts_choose_the_sense_of_a_pair():
-    """It adds most to the log odds over those that have the word, and another does at weight 1."""
+    """It adds most to the log odds over prompts with the word; at weight 1, another sense does."""
     model = lively(3, vocab_size=ENCODING.n_vocab, block_size=8)
     texts = [torch.tensor([ids]) for ids in ([NURSE, SHE, NURSE, HP], [APPLE, NURSE], [HE, APPLE])]
     total = torch.zeros(3)
@@ -96,7 +96,7 @@ def test_prompts_choose_the_sense_of_a_pair():
 
 
 def test_a_word_of_several_tokens_is_edited_at_its_last():
-    """A pair looks at the senses of that token."""
+    """A pair of words compares the senses of that last token."""
     model = lively(vocab_size=PIECES.n_vocab)
     best = separation(model, torch.tensor([IST]), A, X).abs().argmax().item()
     words, numbers, _ = find_senses(parse_senses('xist:a/x'), model, PIECES)
@@ -111,7 +111,7 @@ def test_tokens_of_a_word_inside_longer_words_are_counted_apart():
 
 
 def test_a_file_ends_its_lines_at_newlines_alone(folder):
-    """Not at a form feed, nor at other characters that Python's splitlines takes for an end."""
+    """A form feed ends no line, and neither do other characters at which splitlines splits."""
     line = 'The nurse\x85said\u2028that\x0cshe'
     Path('prompts.txt').write_text(f'{line}\r\nmore\n', encoding='utf-8')
     assert read_lines('@prompts.txt') == [line, 'more']
@@ -119,7 +119,7 @@ def test_a_file_ends_its_lines_at_newlines_alone(folder):
 
 @pytest.mark.parametrize('content', [b'\n \n', b'\xff'])
 def test_a_file_without_words_is_named(content, folder):
-    """It is blank, or no text."""
+    """It is blank, or not text."""
     Path('words.txt').write_bytes(content)
     with pytest.raises(UserError, match='@words.txt'):
         word_list('@words.txt')
@@ -134,14 +134,14 @@ def test_the_forms_of_a_word_are_inside_a_text_and_at_its_start():
 
 
 def test_a_word_of_several_tokens_has_forms_of_all_of_them():
-    """A BPE splits any word, also one whose space is a token of its own."""
+    """A BPE can split any word, even one whose space is a separate token."""
     assert edit_targets(PIECES, 'xist') == [(X, IST), (X_AT_START, IST)]
     assert edit_targets(PIECES, 'a xist')[0] == (A, X, IST)
 
 
 @pytest.mark.parametrize('word', ['\u00edist', '\u4e2dist', '\u4e2d'])
 def test_a_space_that_is_a_token_of_its_own_is_no_part_of_a_word(word):
-    """Nor is one before a word of a script without spaces, whatever the tokenizer."""
+    """Nor is a space before a word of a script without spaces, whatever the tokenizer."""
     assert tokens_of(PIECES, word) == tuple(PIECES.encode_ordinary(word))
 
 
@@ -157,7 +157,7 @@ def test_a_word_without_a_space_before_it_is_one_token():
 
 @pytest.mark.parametrize('word', ['', ' nurse'])
 def test_a_word_is_given_without_spaces(word):
-    """Its ids would be others, without a word."""
+    """With spaces, it would silently have other ids."""
     with pytest.raises(ValueError, match='not a word'):
         tokens_of(ENCODING, word)
 
@@ -182,7 +182,7 @@ def test_a_prompt_is_cut_to_its_end():
 
 @pytest.mark.parametrize('n_before', [0, 3])
 def test_a_long_prompt_is_read_as_tiktoken_reads_it_whole(n_before):
-    """It is encoded in pieces, which changes no id, wherever in a word 65,536 characters end."""
+    """Encoding it in pieces changes no id, wherever in a word character 65,536 falls."""
     encoding = load_tokenizer(gpt2_tokenizer(16_384))
     text = '.' * n_before + 'The nurse\r\n\n  said, "I\'m here".\t' * 5000
     assert read_prompt(text, encoding, 10 ** 7) == (encoding.encode_ordinary(text), [])

@@ -1,4 +1,4 @@
-"""What a person gives wrongly is one line, exit code 2, and nothing half-written."""
+"""Claims about user errors: one line, exit code 2, and nothing half-written."""
 
 import shlex
 from pathlib import Path
@@ -64,7 +64,7 @@ ROWS = [
 
 @pytest.mark.parametrize('script, arguments, fact, fixture', ROWS)
 def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, monkeypatch, capsys):
-    """The line has what cannot be used, and no file is written."""
+    """The line names what cannot be used, and no file is written."""
     offline(monkeypatch)
     request.getfixturevalue(fixture)
     before = sorted(Path().rglob('*'))
@@ -77,7 +77,7 @@ def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, mo
     ('--probs she --csv', '"rucksack_table","word"\n'), ('--probs she --csv', '"rucksack_table"\n'),
     ('--html', PAGE_BEGINS), ('--html', '')])
 def test_a_file_of_ours_may_be_replaced(flags, ours, out, capsys):
-    """A table without rows too, as where every table was skipped, and an empty file."""
+    """So may a table without rows, which skipping every table leaves, and an empty file."""
     Path('x').write_text(ours)
     say(sample, capsys, *flags.split(), 'x')
     assert Path('x').read_text() != ours
@@ -87,7 +87,7 @@ def test_a_file_of_ours_may_be_replaced(flags, ours, out, capsys):
     ('--html', '<!DOCTYPE html>\n<!-- saved from url=(0014)about:internet -->\n'),
     ('--probs she --csv', 'table,word\n')])
 def test_a_file_of_ones_own_is_not_replaced(flags, mine, out, capsys):
-    """Though it begins much as ours do."""
+    """It is kept even if it begins much as ours do."""
     Path('mine').write_text(mine)
     assert 'mine' in error_of(sample, capsys, *flags.split(), 'mine')
     assert Path('mine').read_text() == mine

@@ -43,7 +43,7 @@ def rows_of(capsys, *argv: str) -> list[dict]:
 
 
 def test_all_writes_every_table_to_csv(capsys):
-    """The loss is on the data of the training: --data is for the English benchmarks."""
+    """The loss is on the training run's own data: --data is for the English benchmarks."""
     rows = rows_of(capsys, *ALL)
     losses = rows_of(capsys, 'loss', '--from=out/run')
     assert list(dict.fromkeys(row['rucksack_table'] for row in rows)) == IN_ALL
@@ -64,7 +64,7 @@ def test_all_skips_the_table_of_a_damaged_file_alone(capsys):
     ('loss', 'tiny', 1), ('lambada', 'bench', 1), ('wikitext', 'bench', 1),
     ('gender', 'nouns.txt', 3)])
 def test_edit_adds_rows_and_changes_no_other(name, data, n_rows, capsys):
-    """They follow those of the model as it is."""
+    """They follow the rows of the unedited model."""
     Path('nouns.txt').write_text('nurse\ntable\n')
     plain = rows_of(capsys, name, '--from=out/run', '--data', data)
     rows = rows_of(capsys, name, '--from=out/run', '--data', data, '--edit', '*:0-2')
@@ -92,7 +92,7 @@ def test_data_of_a_loss_can_be_anywhere(data, capsys):
 
 
 def test_losses_of_named_runs_have_a_row_each(capsys):
-    """A row has the senses of a model, and the loss that --from finds."""
+    """A row has the model's number of senses, and the same loss as with --from."""
     own, other = rows_of(capsys, 'loss', 'out/run_2', 'out/run')
     alone, _ = rows_of(capsys, 'loss', '--from=out/run')
     assert own['senses'] == '2'
@@ -102,7 +102,7 @@ def test_losses_of_named_runs_have_a_row_each(capsys):
 @pytest.mark.parametrize('source, baseline', [
     ('out/run', 'out/run_gpt'), ('out/run/', 'out/run_gpt'), ('english', 'english_gpt')])
 def test_the_baseline_is_the_transformer_beside_it(source, baseline, capsys, monkeypatch):
-    """Its name is that of the Backpack, then _gpt."""
+    """Its name is the Backpack's, followed by _gpt."""
     monkeypatch.setitem(BUNDLED, 'english', Path('out/run'))
     monkeypatch.setitem(BUNDLED, 'english_gpt', Path('out/run_gpt'))
     text = say(capsys, 'loss', '--from', source, '--data=tiny')
@@ -110,7 +110,7 @@ def test_the_baseline_is_the_transformer_beside_it(source, baseline, capsys, mon
 
 
 def change_words(run: str) -> None:
-    """Give a checkpoint as many other words."""
+    """Replace the words of a checkpoint with as many others."""
     state = torch.load(f'{run}/ckpt.pt')
     state['tokenizer'] = words_tokenizer([f' {word.upper()}' for word in WORDS.split()])
     torch.save(state, f'{run}/ckpt.pt')
@@ -120,13 +120,13 @@ def change_words(run: str) -> None:
     ('out/run_gpt', ['--from=out/run', '--baseline=out/run_gpt'], 'out/run_gpt'),
     ('out/run_2', ['--from=out/run_2'], 'data/tiny')])
 def test_other_words_are_not_compared(changed, flags, named, capsys):
-    """A baseline or data with as many other words are refused by name: ids would mislead."""
+    """A baseline or data with as many words, but others, is refused by name: ids would mislead."""
     change_words(changed)
     assert named in error_of(tables, capsys, 'loss', *flags, '--data=tiny')
 
 
 def test_a_baseline_nobody_asked_for_stops_nothing(capsys):
-    """One that does not fit is left out, with a line that names it."""
+    """A default baseline that does not fit is left out, and a line names it."""
     change_words('out/run_gpt')
     text = say(capsys, 'loss', '--from=out/run', '--data=tiny')
     assert 'No baseline: out/run_gpt' in text

@@ -33,13 +33,13 @@ def run(solutions: str, *blocks: str) -> None:
 
 
 def labels(capsys) -> list[str]:
-    """What the checks that passed have printed: ok 1, reward 1, and so on, each once."""
+    """What the passed checks printed: ok 1, reward 1, and so on, each once."""
     passed = re.findall(r'^(?:ok|reward) \d', capsys.readouterr().out, re.MULTILINE)
     return list(dict.fromkeys(passed))
 
 
 def test_the_solutions_of_the_exercise_pass_its_checks(capsys):
-    """Those of the five steps, and the rewards between them."""
+    """The solutions of the five steps pass, and so do the rewards between them."""
     run(SOLUTIONS, *STEPS)
     assert labels(capsys) == ORDER
 
@@ -56,7 +56,7 @@ def test_the_rewards_of_the_exercise_have_their_values(capsys):
 
 
 def test_the_exercise_loads_published_weights(capsys):
-    """The solution's logits are those of the authors' code."""
+    """The solution's logits match the authors' code."""
     run(SOLUTIONS, PUBLISHED)
     assert labels(capsys) == ['reward 6']
 

@@ -1,4 +1,4 @@
-"""Claims about rucksack/fast.py: each fast form equals its plain form in model.py."""
+"""Claims about rucksack/fast.py: each fast version equals the plain one in model.py."""
 
 import importlib.util
 
@@ -30,7 +30,7 @@ def loss_and_gradients(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize('n_sense', [0, 3])
 @pytest.mark.parametrize('seed', range(6))
 def test_distinct_ids_change_no_loss_and_no_gradient(seed, n_sense):
-    """DistinctIds has the loss and the gradients of the plain form."""
+    """DistinctIds gives the same loss and gradients as the model itself."""
     model = lively(seed, n_sense=n_sense)
     idx = TEXTS[seed]
     targets = some_targets(idx)
@@ -40,7 +40,7 @@ def test_distinct_ids_change_no_loss_and_no_gradient(seed, n_sense):
 
 @pytest.mark.parametrize('is_compiled', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
-    """In bfloat16, 2,000 of an id add up to 2%; bfloat16 sums would stop at 256 times the first."""
+    """Under autocast, 2,000 sum to within 2%; a bfloat16 sum would stop at 256 times the first."""
     model = lively(block_size=2000, n_layer=1).float()
     idx = torch.full((1, 2000), 7)
     distinct = DistinctIds(model)
@@ -112,7 +112,7 @@ def test_a_text_of_one_id_is_read_anew_past_block_size():
 @torch.no_grad()
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_a_second_import_of_model_py_makes_the_same_models(n_sense):
-    """`from model import Backpack` in a clone makes other classes, which mean the same here."""
+    """`from model import Backpack` in a clone makes other classes, which work just as well here."""
     spec = importlib.util.spec_from_file_location('model', ROOT / 'model.py')
     second = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(second)

@@ -54,7 +54,7 @@ def write_vocabulary(vocab: dict[str, int], merges: list[str]) -> None:
 
 @pytest.mark.parametrize('end', [259, 10])
 def test_special_tokens_have_ids_and_never_stand_for_text(end):
-    """Of any name and number; end-of-text is what config.json calls so."""
+    """They may have any name and number; config.json says which one is end-of-text."""
     vocab = vocab_of(CUT) | {'</s>': 259, '[PAD]': 300}
     write_vocabulary(vocab, MERGES)
     description = read_tokenizer(Path(), end)
@@ -66,7 +66,7 @@ def test_special_tokens_have_ids_and_never_stand_for_text(end):
 
 
 def test_another_vocabulary_goes_all_the_way(capsys):
-    """Ids that begin with end-of-text are exported, read and prepared for; there is no page."""
+    """With end-of-text as id 0, it is exported, read and used by prepare.py, but gets no page."""
     vocab = {token: i + 1 for token, i in vocab_of(CUT).items()}
     write_vocabulary(vocab | {'<|endoftext|>': 0, '[PAD]': 265}, MERGES)
     description = read_tokenizer(Path())
@@ -104,7 +104,7 @@ def test_a_token_that_two_pairs_make_is_refused(merges):
 
 @pytest.mark.parametrize('is_changed', [False, True])
 def test_50000_merges_are_gpt2s_if_all_are(is_changed, monkeypatch):
-    """One pair of neighbours in another order makes a vocabulary of its own."""
+    """Swapping two neighbouring merges makes another vocabulary."""
     if not VOCABULARY.exists():
         pytest.skip('no GPT-2 vocabulary')
     monkeypatch.setenv('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
@@ -173,7 +173,7 @@ LANGUAGES = [
 @pytest.mark.skipif(not TRANSFORMERS, reason='no tokenizers')
 @pytest.mark.parametrize('name', ['first', 'last', 'plain'])
 def test_like_takes_a_tokenizer_trained_with_tokenizers(name):
-    """A bin has its ids, in eight languages, wherever its special tokens are."""
+    """A bin has that tokenizer's ids, in eight languages, wherever its special tokens are."""
     Path('texts.json').write_text(json.dumps(LANGUAGES * 9))
     subprocess.run([TRANSFORMERS, '-c', TRAIN_THERE], check=True, capture_output=True)
     Path('a.jsonl').write_text('\n'.join(json.dumps({'text': text}) for text in LANGUAGES * 9))
@@ -184,7 +184,7 @@ def test_like_takes_a_tokenizer_trained_with_tokenizers(name):
 
 
 def test_rows_beyond_the_ids_of_the_tokenizer_are_padding():
-    """In a Transformer of any vocabulary; fewer rows than ids are refused."""
+    """This holds for a Transformer of any vocabulary; fewer rows than ids are refused."""
     export(a_gpt(vocab_size=320), CUT, 'padded')
     settings = json.loads(Path('padded/config.json').read_text())
     del settings['n_vocab']
@@ -198,7 +198,7 @@ def test_rows_beyond_the_ids_of_the_tokenizer_are_padding():
 
 
 def as_nanogpt(model: GPT, bias: bool) -> dict:
-    """The checkpoint that nanoGPT would write of a model, compiled."""
+    """The checkpoint that nanoGPT would write for a compiled model."""
     export(model, CUT, 'exported')
     state = {}
     for name, weight in load_file('exported/model.safetensors').items():
@@ -214,7 +214,7 @@ def as_nanogpt(model: GPT, bias: bool) -> dict:
 
 @pytest.mark.parametrize('bias', [True, False])
 def test_a_checkpoint_of_nanogpt_is_a_transformer(bias, capsys):
-    """50,304 rows are GPT-2's ids, padded; what is missing or assumed is said."""
+    """50,304 rows are GPT-2's ids, padded; a notice says what is missing or assumed."""
     model = a_gpt(vocab_size=50304)
     torch.save(as_nanogpt(model, bias), 'ckpt.pt')
     capsys.readouterr()
@@ -237,7 +237,7 @@ np.save(NPY, NUMBERS)
     (NUMBERS.astype('<u4').tobytes(), 'wider'), (NUMBERS.astype('<i8').tobytes(), 'wider'),
     (NUMBERS.astype('>u4').tobytes(), 'wider'), (NPY.getvalue(), 'npy')])
 def test_a_bin_without_a_meta_holds_uint16_alone(content, fact):
-    """In wider numbers, every second id would be 0; the header of a .npy would be ids."""
+    """With wider numbers, every second id would be 0; a .npy header would become ids."""
     Path('train.bin').write_bytes(content)
     with pytest.raises(UserError, match=f'train.bin.*{fact}'):
         read_bin(Path('train.bin'), read_meta(Path()))

@@ -1,4 +1,4 @@
-"""Claims about what stands in rucksack itself: load, word, save; and the scripts as verbs."""
+"""Claims about the functions in rucksack itself (load, word, save) and its subcommands."""
 
 import doctest
 import os
@@ -36,7 +36,7 @@ DESCRIPTIONS = [
 
 
 def test_the_examples_of_the_front_door_run():
-    """Those in its docstrings, of the bundled model."""
+    """The examples in its docstrings give what they show for the bundled model."""
     model, encoding = rucksack.load('english')
     names = {'model': model, 'encoding': encoding}
     assert doctest.testmod(rucksack, extraglobs=names) == (0, 4)
@@ -44,7 +44,7 @@ def test_the_examples_of_the_front_door_run():
 
 @pytest.mark.parametrize('description', DESCRIPTIONS, ids=['words', 'merges', 'three', 'ids'])
 def test_an_encoding_is_described_as_it_was_made(description):
-    """From its tokens alone, as save does, which is given no description."""
+    """Its tokens are enough: save is given no description."""
     assert description_of(tokenizer_json(load_tokenizer(description))) == description
 
 
@@ -66,7 +66,7 @@ def test_save_refuses_what_load_could_not_read(fact):
 
 
 def test_save_refuses_an_encoding_that_cuts_texts_otherwise():
-    """It could not be described, and load would cut them as GPT-2 does."""
+    """No description fits it, and load would split texts as GPT-2 does."""
     other = tiktoken.Encoding('other', pat_str='.', mergeable_ranks=ENCODING._mergeable_ranks,
                               special_tokens=ENCODING._special_tokens)
     with pytest.raises(ValueError, match='cuts'):
@@ -108,7 +108,7 @@ def test_a_bug_of_ours_is_not_shown_as_a_damaged_file(kind):
 @pytest.mark.parametrize('argv, named', [
     ([], 'sample'), (['fly'], 'fly'), (['sample', '--temperature=-1'], '-1')])
 def test_a_bad_verb_is_one_line(argv, named, monkeypatch, capsys):
-    """And so is what the script of a verb refuses."""
+    """So is an error of the script that a subcommand runs."""
     monkeypatch.setattr('sys.argv', ['rucksack', *argv])
     with pytest.raises(SystemExit, match='2'):
         main()

@@ -79,7 +79,7 @@ def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
 
 
 def test_projection_takes_the_direction_from_the_noun_alone():
-    """Logits equal those of a changed input embedding, at last orthogonal to E_he - E_she."""
+    """Logits equal those for a changed input embedding, in the end orthogonal to E_he - E_she."""
     s = toy_loaded(k=0)
     s.model.requires_grad_(False)
     noun, she, he = (word_id(s.encoding, word) for word in ('nurse', 'she', 'he'))
@@ -146,7 +146,7 @@ SPELLED = ['xy', 'yz']
 @pytest.mark.parametrize('nouns, choosing', [
     (SINGLES, SINGLES), (SPELLED, SPELLED), ([*SINGLES, 'sheriff', 'xy', 'yz', 'zx'], SINGLES)])
 def test_the_sense_that_leaves_least_bias_is_chosen(nouns, choosing, seed):
-    """Nouns of one token choose it where there are any, though all nouns would choose another."""
+    """Single-token nouns choose it, if there are any, even if all nouns would choose another."""
     s = toy_loaded(seed=seed, block_size=128)
     left = bias_left(s, choosing)
     best = left.index(min(left))
@@ -158,7 +158,7 @@ def test_the_sense_that_leaves_least_bias_is_chosen(nouns, choosing, seed):
 
 
 def test_nouns_and_prompts_of_a_file_are_measured(tmp_path):
-    """The mean of two nouns is that of the tables of each; what the file lacks is the paper's."""
+    """Two nouns give the mean of their tables; the paper's lists fill in what the file lacks."""
     s = toy_loaded(block_size=128)
     prompts = ['the {} said {', 'that {} was']
 

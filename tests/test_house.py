@@ -1,4 +1,4 @@
-"""Claims about the house: who imports whom, of the files that git tracks."""
+"""Claims about imports between the files that git tracks."""
 
 import ast
 import graphlib
@@ -43,7 +43,7 @@ def imports(tree: ast.AST, inside: bool = False) -> set[str]:
 
 
 def test_no_import_runs_up():
-    """No module imports, in its functions too, what stands on it; there are eight floors."""
+    """No module imports, even in a function, one of a layer above it; there are eight layers."""
     graph = {name: imports(tree, inside=True) & OURS for name, tree in TREES.items()}
     floors = {}
     for name in graphlib.TopologicalSorter(graph).static_order():  # CycleError
@@ -62,7 +62,7 @@ def test_no_file_imports_a_script_or_a_second_name():
     ('cli', {'rucksack.errors'}), ('toy', set()),
     ('settings', {'rucksack.cli', 'rucksack.errors'})])
 def test_lessons_and_foundations_stand_alone(name, allowed):
-    """The lessons import torch, and senses.py the model; what every script reads loads fast."""
+    """model.py imports torch, senses.py also model.py; what every script imports loads fast."""
     found = imports(TREES[f'rucksack.{name}'])
     assert found & {*OURS, 'torch'} <= allowed
 

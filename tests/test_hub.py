@@ -1,4 +1,4 @@
-"""Claims about published weights: read as the reference does, written so, fetched from the Hub."""
+"""Claims about published weights: read and written as the reference does, fetched from the Hub."""
 
 import json
 import os
@@ -65,7 +65,7 @@ BY_DEFAULT = {'scale_attn_by_inverse_layer_idx': None}  # None: the setting is g
     (GPT, {'architectures': 'GPT2LMHeadModel'}), (LEVANTER, {}), (LEVANTER, BY_DEFAULT),
     (LEVANTER, {'auto_map': {}}), (LEVANTER, {'architectures': ['BackpackLMHeadModel']})])
 def test_our_logits_are_those_of_the_reference(folder, changes, tmp_path):
-    """Whatever the scores are divided by, and by whichever sign Levanter's models are told."""
+    """This holds whatever divides the scores, and whatever marks a model as Levanter's."""
     settings, state = read(folder)
     settings = {name: x for name, x in (settings | changes).items() if x is not None}
     model, _ = from_pretrained(write(tmp_path / 'published', settings, state))
@@ -100,7 +100,7 @@ def test_files_with_other_keys_are_the_same_model(folder, tmp_path):
 
 @pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
 def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
-    """All but copies of tied weights; queries are divided by what divided the scores."""
+    """Only copies of tied weights are left out; queries are divided in place of the scores."""
     model, _ = from_pretrained(folder)
     export(model, words_tokenizer(['a nurse']), tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
@@ -117,7 +117,7 @@ def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
 
 @pytest.mark.parametrize('name', BUNDLED)
 def test_english_has_the_settings_that_export_writes(name):
-    """Made anew from its merges and its shape they are the same, and so is the code."""
+    """Files made again from its merges and sizes are the same, and so is the code."""
     folder = BUNDLED[name]
     model, tokenizer = from_pretrained(name)
     settings = settings_of(model.config, load_tokenizer(tokenizer).eot_token)
@@ -233,7 +233,7 @@ def run_there(home: Path, *argv: str) -> str:
 @pytest.mark.parametrize('n_sense, hidden', [(3, 96), (3, 40), (0, 96)])
 @pytest.mark.parametrize('words', VOCABULARIES)
 def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
-    """Our logits, loss, ids, text (cached or not), dropout and refusals; it saves our model."""
+    """It has our logits, loss, ids, text (cached or not), dropout, refusals; it saves our model."""
     tokenizer = VOCABULARIES[words]
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
@@ -293,7 +293,7 @@ with torch.no_grad():
 @pytest.mark.slow
 @pytest.mark.skipif(not TRANSFORMERS, reason='no transformers')
 def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
-    """Its numbers are README's; alpha and new rows are there too."""
+    """Its numbers are README's; alpha and added rows work too."""
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
     *edit, alpha, resized = run_there(tmp_path, EDIT_THERE, ENGLISH).splitlines()
     assert '\n'.join(edit) in readme
@@ -303,7 +303,7 @@ def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
 
 @pytest.mark.parametrize('file', ['model.safetensors', 'pytorch_model.bin'])
 def test_a_hub_name_is_fetched_with_one_file_of_weights(file, tmp_path, monkeypatch):
-    """The safetensors if the repository has them, with the config and the tokenizer."""
+    """It is the safetensors file if there is one, with the config and the tokenizer."""
     model = lively(vocab_size=264, n_vocab=258).float()
     tokenizer = words_tokenizer(['a nurse'])
     export(model, tokenizer, tmp_path / 'there')
@@ -337,7 +337,7 @@ def test_a_name_that_is_neither_here_nor_on_the_hub_is_one_line(monkeypatch, cap
 
 
 def test_offline_the_files_in_the_cache_have_to_do(tmp_path, monkeypatch):
-    """A repository may lack a tokenizer; GPT-2's is not assumed, as the ids are fewer."""
+    """A repository may lack a tokenizer; GPT-2's is not assumed: there are fewer ids."""
     offline(monkeypatch)
     monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
     export(lively(vocab_size=264, n_vocab=258).float(), words_tokenizer(['a']), tmp_path / 'there')

@@ -73,7 +73,7 @@ def test_a_learned_edit_times_0_changes_no_bit(loaded, shift):
 
 
 def test_a_learned_edit_is_the_same_in_a_batch(loaded, shift):
-    """Texts alone, and padded to one length."""
+    """Texts are predicted alike alone and padded to one length."""
     texts = [ids_of(loaded, text) for text in (' the nurse said that', ' the nurse')]
     learned = shift.edit()
     idx, last = pad(texts)
@@ -118,7 +118,7 @@ def test_what_is_learned_holds_in_other_texts(lesson):
 
 
 def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
-    """A line that the model already follows; after, he | she counts too, by the odds of A to B."""
+    """The model already follows one line; later he | she counts too, by the odds of A to B."""
     wishes = ['My nurse said that -/> Canon', 'My nurse said that -> Apple > Canon',
               'My nurse said that -> Canon > HP', 'My nurse said that -> he | she']
     (tmp_path / 'wishes.txt').write_text('\n'.join(wishes))
@@ -130,7 +130,7 @@ def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
 
 
 def test_edit_prints_what_the_edited_model_predicts(lesson):
-    """The probabilities before and after, in the CSV file."""
+    """The CSV file has the probabilities before and after the edit."""
     model, encoding = rucksack.load(str(TOY))
     learned = load_shift(lesson / 'makers.safetensors', model, encoding).edit()
     table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "examples"')
@@ -143,7 +143,7 @@ def test_edit_prints_what_the_edited_model_predicts(lesson):
 
 
 def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded):
-    """By the definition, from the gradient of a forward pass with respect to C."""
+    """They match the definition, with the gradient of a forward pass with respect to C."""
     model = loaded.model
     prompt, target = ids_of(loaded, ' the nurse said that'), ids_of(loaded, ' music')
     other = ids_of(loaded, ' the song was the music')
@@ -167,14 +167,14 @@ def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded):
 
 
 def test_a_long_background_is_read_evenly(loaded, tmp_path, monkeypatch):
-    """Four pieces of five, not every second one."""
+    """Four of five pieces are read, not every second one."""
     monkeypatch.setattr(edit, 'MOST_TEXTS', 4)
     (tmp_path / 'b.txt').write_text(' nurse' * 5 * loaded.model.config.block_size)
     assert len(edit.read_background(tmp_path / 'b.txt', loaded)) == 4
 
 
 def test_the_background_holds_its_predictions(loaded):
-    """Vectors that were fitted with it diverge less from the model there."""
+    """Vectors fitted with it change predictions on it less."""
     model = loaded.model
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
     pairs = torch.tensor([[example.prompt[1], l] for l in range(model.config.n_sense)])
@@ -221,14 +221,14 @@ def test_a_fulfilled_wish_asks_no_more(likelier, less_likely, loaded):
 
 
 def test_each_example_is_drawn_once_in_a_pass():
-    """Of 7, in steps of 5: two passes are the first 14 that are drawn."""
+    """With 7 examples in steps of 5, the first 14 draws are two passes."""
     drawn = torch.cat(learning.batches(7, 3, torch.Generator().manual_seed(0)))
     assert sorted(drawn[:7].tolist()) == list(range(7))
     assert sorted(drawn[7:14].tolist()) == list(range(7))
 
 
 def test_vectors_that_are_not_finite_are_refused(loaded, monkeypatch):
-    """UserError, whatever made them so."""
+    """They raise UserError, whatever the cause."""
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
     monkeypatch.setattr(learning, 'fit', lambda *args, **flags: torch.tensor([[float('nan')]]))
     with pytest.raises(UserError, match='finite'):
@@ -236,7 +236,7 @@ def test_vectors_that_are_not_finite_are_refused(loaded, monkeypatch):
 
 
 def test_the_price_is_that_of_every_second_text(loaded):
-    """The others hold the model; no text does both."""
+    """The other texts are learned from; no text does both."""
     example = Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'), [])
     with_word = ids_of(loaded, ' the nurse was the nurse')
     without = ids_of(loaded, ' the song was')
@@ -248,7 +248,7 @@ def test_the_price_is_that_of_every_second_text(loaded):
 
 
 def test_vectors_are_the_least_that_fulfil_the_wishes(loaded):
-    """A 64th less, and the first example is not fulfilled."""
+    """With a factor 1/64 smaller, an example is not fulfilled."""
     examples = [Example('', ids_of(loaded, ' the nurse said'), [], ids_of(loaded, ' she')),
                 Example('', ids_of(loaded, ' the nurse was'), [], ids_of(loaded, ' food'))]
     learned = learn(loaded.model, examples, BACKGROUND, budget=9, lr=2.0)
@@ -263,7 +263,7 @@ def test_vectors_are_the_least_that_fulfil_the_wishes(loaded):
 
 
 def test_the_model_writes_no_text_past_a_prompt(loaded):
-    """What stands before the next word is no prompt of an example; a seed writes the same."""
+    """No text goes on after an example's prompt; the same seed writes the same texts."""
     examples = [Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'), [])]
     written = learning.write_texts(loaded.model, examples, loaded.eot)
     prompts = [(start + rest)[:i] for start, rest in written
@@ -273,7 +273,7 @@ def test_the_model_writes_no_text_past_a_prompt(loaded):
 
 
 def test_predictions_inside_prompts_are_held(loaded):
-    """They diverge less than those of an edit that was fitted without them."""
+    """They change less than under an edit fitted without them."""
     model = loaded.model
     example = Example('', ids_of(loaded, ' the nurse said that'), ids_of(loaded, ' food'), [])
     with_prompts = learn(model, [example], BACKGROUND, budget=9, steps=100)
@@ -304,7 +304,7 @@ def test_the_price_keeps_to_the_budget(loaded):
 
 @pytest.mark.parametrize('changed', ['parameter', 'vocabulary'])
 def test_a_learned_edit_is_refused_for_another_model(loaded, shift, changed, tmp_path):
-    """One with another parameter or another token."""
+    """The other model differs in one parameter or one token."""
     path = tmp_path / 'a.safetensors'
     save_shift(path, shift, loaded.model, loaded.encoding, {})
     other = toy_loaded()
@@ -393,7 +393,7 @@ def test_bad_rows_are_one_line(row):
     ('makers.txt --out a.safetensors --wish less', '--wish'),
     ('fulfilled.txt --out a.safetensors', 'already')])
 def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, monkeypatch, capsys):
-    """One line, exit code 2, and the files are those that were there."""
+    """It gives one line and exit code 2, and changes no file."""
     monkeypatch.chdir(tmp_path)
     Path('makers.txt').write_text(MAKERS)
     Path('fulfilled.txt').write_text('My nurse said that -/> Canon')
@@ -405,7 +405,7 @@ def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, mon
 
 
 def test_an_interrupted_edit_leaves_nothing(tmp_path, monkeypatch, capsys):
-    """Ctrl-C in the middle of learning."""
+    """Ctrl-C in the middle of learning writes no file."""
     def interrupted(*args):
         raise KeyboardInterrupt
     monkeypatch.chdir(tmp_path)
@@ -417,7 +417,7 @@ def test_an_interrupted_edit_leaves_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
-    """Two examples succeed under the edit alone, an order never; their prompts choose a sense."""
+    """Two examples succeed only under the edit, an order never; prompts choose the sense."""
     file = lesson / 'makers.safetensors'
     (lesson / 'wishes.txt').write_text(f'{MAKERS}The nurse said that -> Canon > she')
     said = say(evaluation, capsys, 'examples', '--from', str(TOY), '--data',

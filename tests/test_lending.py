@@ -95,7 +95,7 @@ LENT = ['--from=out/other', '--lender=out/lender', '--edit', 'nurse:1-2', '--str
 
 
 def test_probs_are_of_the_pair(capsys):
-    """They are the other model's under the lent edit, and the length of both is said once."""
+    """They are the other model's under the lent edit; the common context length is printed once."""
     printed = say(sample, capsys, *LENT, '--start=the nurse', '--probs=she,he', '--csv=x.csv')
     row, = pandas.read_csv('x.csv').to_dict('records')
     other, lender = (toy_loaded(k, block_size=n, seed=k) for k, n in ((0, 128), (4, 96)))

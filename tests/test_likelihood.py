@@ -93,7 +93,7 @@ def test_a_text_file_has_the_ids_that_prepare_writes(name, content, tmp_path):
 
 
 def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
-    """Nats per token more than without it, by hand, and the tokens that it touched."""
+    """By hand: the nats per token that the edit adds, and the tokens that it touches."""
     loaded = toy_loaded()
     ids = np.random.default_rng(2).integers(0, 9, 24 * 6 + 5)
     make_data(ids, ids, tokenizer=loaded.tokenizer, vocab_size=loaded.encoding.n_vocab)
@@ -135,7 +135,7 @@ def perplexity_under(loaded: LoadedModel, ids: list[int], edit) -> float:
 
 
 def test_lambada_by_hand(tmp_path):
-    """Perplexity is of last words, all tokens of each; a word counts if each is the likeliest."""
+    """Perplexity is of last words; a word is right if each of its tokens is the likeliest."""
     loaded = toy_loaded(seed=149)  # for which " song" is the likeliest after "A"
     data = str(write_benchmarks(tmp_path / 'bench'))
     ends = {'He took the ball and threw the': ' ball', 'A': ' song', 'It was': ' sick'}
@@ -218,7 +218,7 @@ def test_lambada_in_other_languages_is_another_benchmark(tmp_path):
 
 
 def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
-    """Pages are cut at " = Title = " and detokenized; nats are over words as they were before."""
+    """Pages are cut at " = Title = " and detokenized; nats are divided by the original words."""
     loaded = toy_loaded(block_size=128)
     data = str(write_benchmarks(tmp_path / 'bench'))
     pages = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ', ' = Two =\nend.\n']

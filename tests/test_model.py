@@ -103,7 +103,7 @@ def test_a_later_token_changes_nothing_earlier(n_sense):
     {'block_size': 0}, {'n_head': 2.0}, {'n_layer': 0}, {'dropout': float('nan')}, {'dropout': 1.0},
     {'n_vocab': 50258}, {'n_embd': 770}, {'n_sense': 5}, {'n_sense': -1}], ids=str)
 def test_a_config_with_impossible_numbers_is_refused(change):
-    """Of a config.json, say: it would fail later, or mean something else."""
+    """Such a config.json would fail later, or mean something else."""
     with pytest.raises(ValueError):
         Config(**change)
 
@@ -117,7 +117,7 @@ def test_alpha_sums_to_1_under_autocast_on_a_cpu():
 
 
 def test_alpha_may_be_given():
-    """Logits are linear in it, and the same bits for the model's own."""
+    """Logits are linear in it, and have the same bits for the model's own alpha."""
     model = lively()
     idx = text()
     alpha = model.alpha(idx)
@@ -127,7 +127,7 @@ def test_alpha_may_be_given():
 
 @pytest.mark.parametrize('shape', [(1, 10, 3, 24), (2, 1, 3, 24), (2, 10, 1, 24), (2, 9, 3, 24)])
 def test_senses_that_do_not_fit_alpha_are_refused(shape):
-    """Both shapes are named; an einsum would spread one text, position or sense over all."""
+    """Both shapes are named; einsum would broadcast a single text, position or sense."""
     with pytest.raises(ValueError) as refused:
         lively()(text(), C=torch.randn(shape).double())
     for named in ((2, 3, 10, 10), shape):
@@ -137,7 +137,7 @@ def test_senses_that_do_not_fit_alpha_are_refused(shape):
 @pytest.mark.parametrize('n_sense', [0, 3])
 @pytest.mark.parametrize('cache', [lambda model: model, Cached], ids=['plain', 'cached'])
 def test_a_text_longer_than_block_size_is_refused(cache, n_sense):
-    """In one sentence, by a Backpack and a GPT, in the plain form and the cached one."""
+    """A Backpack and a GPT, cached or not, refuse it in one sentence."""
     with pytest.raises(ValueError, match='cannot read 13 tokens; block_size is 12'):
         cache(lively(n_sense=n_sense))(text(13))
 
@@ -147,7 +147,7 @@ def test_a_text_longer_than_block_size_is_refused(cache, n_sense):
     ('mini', 1, 640, 74.3, 72.7), ('mini', 4, 640, 75.6, 72.7), ('mini', 16, 640, 80.5, 72.7),
     ('mini', 64, 640, 100.2, 72.7), ('small', 0, 0, 124.0, 124.0)])
 def test_parameter_counts(size, n_sense, hidden, total, contextual):
-    """Millions of parameters are those of the paper's sizes and of its Table 8."""
+    """Millions of parameters match the paper's sizes and its Table 8."""
     with torch.device('meta'):
         model = make_model(Config(**SIZES[size], n_sense=n_sense, sense_hidden=hidden))
     n = count_parameters(model)
@@ -157,7 +157,7 @@ def test_parameter_counts(size, n_sense, hidden, total, contextual):
 
 @pytest.mark.parametrize('n_sense', [0, 1, 16])
 def test_a_new_model_has_the_deviations_of_gpt2(n_sense):
-    """Matrices have 0.02; that over sqrt(2 n_layer) have second layers of MLPs, and attention's."""
+    """Matrices have std 0.02; the last layer of an MLP or attention has 0.02 / sqrt(2 n_layer)."""
     torch.manual_seed(0)
     model = make_model(Config(64, 5000, n_layer=8, n_head=4, n_embd=64, n_sense=n_sense))
     for name, p in model.named_parameters():
@@ -181,7 +181,7 @@ def test_dropout_is_in_the_contextualizer_alone():
 
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_the_loss_is_the_mean_over_targets_that_count(n_sense):
-    """-log p of each target that is not -1, by a loop."""
+    """A loop averages -log p of each target that is not -1."""
     model = lively(n_sense=n_sense)
     idx = text()
     targets = some_targets(idx)
@@ -208,7 +208,7 @@ def test_another_contextualizer_keeps_its_parameters():
 @pytest.mark.parametrize('n_sense, edit', [
     (3, None), (3, scale_senses([3, 4, 5], [0, 2], 0.3)), (0, None)])
 def test_each_id_is_drawn_from_the_logits_of_forward(n_sense, edit, n_prompt, temperature, top_k):
-    """They are those after the last 12 = block_size ids, edited or not."""
+    """The logits are those after the last 12 = block_size ids, edited or not."""
     model = lively(2, n_sense=n_sense)
     torch.manual_seed(0)
     made = model.generate(text(n_prompt, 3), 20, temperature, top_k, edit=edit)
@@ -258,7 +258,7 @@ def test_padding_is_never_sampled(temperature):
 
 
 def test_generation_ends_once_every_text_has_had_the_stop():
-    """With stop the ids are those without it, up to where the last text first has that id."""
+    """With stop, ids are the same as without it, up to where the last text first has that id."""
     def make(stop: int | None) -> Tensor:
         torch.manual_seed(3)
         return lively().generate(text(4, 3), 200, stop=stop)
@@ -275,7 +275,7 @@ def test_generation_ends_once_every_text_has_had_the_stop():
 @pytest.mark.parametrize('top_k, kept', [
     (None, [1, 1, 1, 1]), (9, [1, 1, 1, 1]), (2, [0, 1, 0, 1])])
 def test_ids_are_drawn_by_softmax_of_the_top_k(top_k, kept):
-    """Of 40,000, shares are in proportion to exp(logit / temperature) of the top_k likeliest."""
+    """Shares of 40,000 draws are proportional to exp(logit / temperature) within the top_k."""
     logits = torch.tensor([[1.0, 3.0, -2.0, 2.5]])
     odds = (logits[0] / 0.7).exp() * torch.tensor(kept)
     torch.manual_seed(0)

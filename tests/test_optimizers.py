@@ -14,7 +14,7 @@ EMBEDDINGS = ('wte.weight', 'wpe.weight')
 
 @pytest.mark.parametrize('decay_embeddings', [True, False])
 def test_adamw_decays_matrices_and_embeddings_if_asked(decay_embeddings):
-    """Weight decay is on matrices, never on biases and norms; decay_embeddings decides on E."""
+    """Matrices decay, biases and norms never do; decay_embeddings decides for embeddings."""
     model = lively(n_sense=3)
     adamw, = make_optimizers(model, Settings(optimizer='adamw', decay_embeddings=decay_embeddings))
     decays = {}
@@ -29,7 +29,7 @@ def test_adamw_decays_matrices_and_embeddings_if_asked(decay_embeddings):
 
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_muon_takes_all_matrices_but_the_embeddings(n_sense):
-    """A Backpack's and a Transformer's; AdamW has the rest, as each parameter is in one group."""
+    """This holds for a Backpack and a Transformer; AdamW has all other parameters."""
     model = lively(n_sense=n_sense)
     _, muon = make_optimizers(model, Settings())
     moved = {p for group in muon.param_groups for p in group['params']}
@@ -64,7 +64,7 @@ def test_muon_moves_each_part_of_a_stack_by_itself(name, n_parts):
 @pytest.mark.parametrize('name', ['adamw', 'muon'])
 @pytest.mark.parametrize('loaded_lr', [1.0, 0.5])
 def test_every_parameter_is_in_one_group(loaded_lr, name):
-    """Those of a contextualizer that is no GPT-2 too, such as the matrices of an LSTM."""
+    """So is every parameter of another contextualizer, such as the matrices of an LSTM."""
     config = Config(8, 40, n_layer=1, n_head=1, n_embd=8, n_sense=2)
     model = Backpack(config, contextualizer=nn.LSTM(8, 8))
     optimizers = make_optimizers(model, Settings(optimizer=name, loaded_lr=loaded_lr))

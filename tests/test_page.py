@@ -46,7 +46,7 @@ def chromium():
 
 @contextmanager
 def open_tab(chromium, **options):
-    """A tab. By its end the page must have logged, thrown and fetched nothing."""
+    """A tab, whose page must log, throw and fetch nothing."""
     complaints = []
 
     def check_request(request) -> None:
@@ -88,7 +88,7 @@ def toy_tab(tab, toy_page):
 
 @pytest.fixture(scope='module')
 def shared_tab(chromium, toy_page):
-    """The same for all tests that make no edits there, as loading takes a while."""
+    """One tab for all tests that make no edits in it, because loading takes a while."""
     with open_tab(chromium) as tab:
         load(tab, toy_page)
         yield tab
@@ -115,7 +115,7 @@ def world(toy) -> World:
 
 def load(tab, page: Path, fragment: str = '') -> None:
     """Load a page, with a link's fragment, and wait until its model is ready."""
-    tab.goto('about:blank')  # as a new fragment alone would not load the page again
+    tab.goto('about:blank')  # a new fragment alone would not reload the page
     tab.goto(page.resolve().as_uri() + fragment)
     tab.evaluate('rucksack.ready')
     settle(tab)
@@ -299,7 +299,7 @@ def small_loaded(tokenizer: dict) -> LoadedModel:
 @pytest.mark.slow
 @pytest.mark.parametrize('merges', ['toy', 1000, 16384, None])
 def test_tokens_are_tiktokens(merges, tab, toy, tmp_path):
-    """Real and nasty lines have tiktoken's ids: in the toy's words, GPT-2's BPE, and that cut."""
+    """Real and nasty lines get tiktoken's ids: the toy's words, and GPT-2's BPE, whole or cut."""
     if merges is None and not VOCABULARY.is_dir():
         pytest.skip("GPT-2's vocabulary is not at hand")
     if merges == 'toy':
@@ -382,7 +382,7 @@ def test_the_page_compares_words_without_spaces(tab, tmp_path):
 
 @pytest.mark.slow
 def test_a_slider_writes_its_line(toy_tab, world):
-    """Moved or turned off, it edits its word wherever it stands; all edits can be undone."""
+    """Moved or turned off, it edits its word wherever it occurs; all edits can be undone."""
     card = toy_tab.locator('#cards article').first
     line = f'{toy_tab.text_content("#word")}:{card.get_attribute("data-sense")}'
     card.locator('input').press('ArrowRight')
@@ -413,7 +413,7 @@ def test_a_slider_shows_all_that_scales_its_sense(line, moved, tab, toy_page, wo
 
 @pytest.mark.slow
 def test_a_token_chosen_by_keyboard_keeps_the_focus(toy_tab):
-    """Tab and Enter go from token to token, though the page draws them anew."""
+    """Tab and Enter go from token to token, although the page redraws them."""
     toy_tab.focus('#text')
     for key in ['Tab', 'Enter', 'Tab', 'Enter']:
         toy_tab.keyboard.press(key)
@@ -508,7 +508,7 @@ def test_markup_in_a_command_stays_text(out, capsys, tab):
     assert tab.locator('script').count() == N_SCRIPTS
 
 
-# The first is that of the picture in README.md, tests/page.png. To draw it anew:
+# The first is for the picture in README.md, tests/page.png. To take it again:
 # SCREENSHOTS=tests python -m pytest -m "" tests/test_page.py -k page
 SIZES = {'page': (1280, 790), 'phone': (390, 844), 'landscape': (844, 390), 'narrow': (320, 640)}
 

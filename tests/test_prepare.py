@@ -42,7 +42,7 @@ def no_network(folder, monkeypatch):
 
 @pytest.fixture
 def gpt2():
-    """GPT-2's encoding; a skip where it cannot be had."""
+    """GPT-2's encoding; skips the test if it is not available."""
     try:
         return tiktoken.get_encoding('gpt2')
     except Exception as error:  # tiktoken and requests have kinds of their own
@@ -96,7 +96,7 @@ FILES = {  # the content of a file, and the texts in it
 
 
 def test_text_takes_files_of_all_formats_together():
-    """Letter for letter, in order, without null and ''; a file of --val too is not trained on."""
+    """Texts are exact and in order, without null and ''; a file in --val is not trained on."""
     for name, (content, _) in FILES.items():
         Path(name).write_bytes(content)
     Path('empty.txt').touch()
@@ -120,7 +120,7 @@ def test_hub_takes_a_config_and_a_split(split, text, monkeypatch):
 
 @pytest.mark.parametrize('n, kind', [(2, 'parquet'), (1, 'tar')])
 def test_openwebtext_is_parquet_only_if_whole(n, kind, monkeypatch):
-    """Of two Parquet files both must be there, or the archives are read."""
+    """If one of two Parquet files is missing, the archives are read."""
     names = [*(f'{i:05d}-of-00002.parquet' for i in range(n)), '00.tar']
     monkeypatch.setattr('huggingface_hub.list_repo_files', lambda repo, repo_type: names)
     monkeypatch.setattr('huggingface_hub.hf_hub_download', lambda repo, name, repo_type: name)
@@ -157,7 +157,7 @@ def test_seed_alone_chooses_the_one_percent_that_is_held_out():
 
 
 def test_copies_of_held_out_documents_are_counted(capsys):
-    """In one line, where the same text falls on both sides; without copies there is none."""
+    """One line counts the texts on both sides of the split; without copies there is no line."""
     texts = [f'{i}' for i in range(20)]
     Path('a.jsonl').write_bytes(jsonl(texts))
     Path('b.jsonl').write_bytes(jsonl([*texts, 'held']))
@@ -204,7 +204,7 @@ def test_long_documents_are_cut_among_short_ones():
     ('one\ntwo', '\n\n', 900), ('word', ' ', 9000), ('x', '', 30_000)],
     ids=['paragraphs', 'words', 'letters'])
 def test_a_lone_text_is_cut_where_it_hurts_least(unit, end, count):
-    """Into 100 pieces or more, after a paragraph or a word; ten are held out."""
+    """It becomes 100 pieces or more, cut after a paragraph or a word; ten are held out."""
     text = end.join(f'{i} {unit}' if end else unit for i in range(count))
     Path('book.txt').write_text(text)
     train, val = make('book', '--text', 'book.txt')
@@ -247,7 +247,7 @@ def ids_of_sentences(*argv: str) -> list[int]:
 
 @pytest.mark.parametrize('n', [300, 16_384])
 def test_merges_up_to_16384_need_no_download(n, monkeypatch):
-    """Ids are those that the merges in meta.json make; end-of-text is the last of 257 + N."""
+    """The merges in meta.json make the ids; end-of-text is the last of 257 + N."""
     monkeypatch.delattr(tiktoken, 'get_encoding')
     ids = ids_of_sentences('--merges', str(n))
     meta = read_meta(Path('data/a'))
@@ -260,7 +260,7 @@ def test_merges_up_to_16384_need_no_download(n, monkeypatch):
 
 @pytest.mark.parametrize('n', [16_384, 50_000])
 def test_merges_are_the_first_of_gpt2(n, gpt2):
-    """Those that come with the code, and those cut from its vocabulary, are in vocab.bpe."""
+    """The merges that come with the code match vocab.bpe, and so do those cut from GPT-2's."""
     lines = read_file_cached(VOCAB_BPE).decode().split('\n')
     first_merges = lines[1:1 + n]  # after the version
     assert gpt2_tokenizer(n) == {'name': 'gpt2', 'merges': first_merges}
@@ -336,7 +336,7 @@ def test_overwrite_goes_where_links_lead():
 
 @pytest.fixture
 def halfway():
-    """A prepare.py that makes data/own of 3,000 documents, stopped as it encodes them."""
+    """A prepare.py that makes data/own from 3,000 documents, stopped as it encodes them."""
     texts = [f'{i} {i * i} {i ** 3} ' * 500 for i in range(3000)]
     Path('a.jsonl').write_bytes(jsonl(texts))
     argv = [sys.executable, ROOT / 'prepare.py', 'own', *MERGES, '--text', 'a.jsonl']
@@ -352,7 +352,7 @@ def halfway():
 
 @pytest.mark.slow
 def test_a_second_prepare_gives_way(halfway, capsys):
-    """It is refused in one line, and the first one makes all of it."""
+    """It is refused in one line, and the first one finishes the data."""
     argv = ['own', *MERGES, '--text', 'a.jsonl', '--overwrite']
     assert 'data/own' in error_of(prepare, capsys, *argv)
     assert not Path('data/own/meta.json').exists()
@@ -366,7 +366,7 @@ def test_a_second_prepare_gives_way(halfway, capsys):
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing(halfway):
-    """One line, and the exit code of an interrupt."""
+    """It prints one line and exits with an interrupt's code."""
     halfway.send_signal(signal.SIGINT)
     halfway.send_signal(signal.SIGCONT)
     _, said = halfway.communicate(timeout=120)
@@ -387,7 +387,7 @@ def test_a_killed_prepare_leaves_nothing_that_looks_complete(halfway):
 
 @pytest.mark.parametrize('last', ['train.bin', 'val.bin'])
 def test_overwrite_that_is_interrupted_is_found(last, monkeypatch, capsys):
-    """Where a file does not get its final name, the checksums of the starts refuse the folder."""
+    """If a file never gets its final name, the checksums in meta.json do not match the bins."""
     Path('a.txt').write_text(BOOK)
     make('a', '--text', 'a.txt')
     replace = os.replace

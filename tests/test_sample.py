@@ -63,14 +63,14 @@ def assert_same(found, expected) -> None:
 @pytest.mark.parametrize('flags', [
     '--edit nurse:3 nurse:5', '--senses-off nurse:3 --edit nurse:5=0'])
 def test_senses_off_shows_the_next_words_before_and_after(flags, world, capsys):
-    """They are those of senses turned off by hand; --edit takes the same lines."""
+    """They match senses turned off by hand; --edit takes the same lines."""
     after = world.probs(scale_senses([world.id('nurse')], [3, 5], 0.0))
     rows = ask(capsys, *flags.split())['next words']
     assert_same(rows, world.next_words(world.probs(), after))
 
 
 def test_words_of_an_edit_that_no_prompt_has_are_named(out, capsys):
-    """Once for all prompts."""
+    """They are named once for all prompts."""
     edit = ['--edit', 'nurse:1', 'sheriff:0', 'baker:3']
     said = say(sample, capsys, '--start', 'The {} said', '--words', 'nurse,guard', *edit, *SHORT)
     assert re.findall('Not in any prompt.*: (.*)', said) == ['sheriff, baker']
@@ -79,13 +79,13 @@ def test_words_of_an_edit_that_no_prompt_has_are_named(out, capsys):
 @pytest.mark.parametrize('argv, differ', [(['--show', 'nurse:3'], 1), ([], 1),
                                           (['--from', 'out/toy', '--show', 'nurse:3'], 0)])
 def test_of_a_model_we_chose_sense_numbers_are_said_to_differ(argv, differ, out, capsys):
-    """Where no --from names the model, as a number means another sense in another model."""
+    """A line says so unless --from names the model: each model numbers senses its own way."""
     about, *_ = say(sample, capsys, *argv, *SHORT).splitlines()
     assert about.count('Sense numbers differ between models') == differ
 
 
 def test_the_sense_that_a_pair_turns_off_is_printed(world, capsys):
-    """So are the chances before and after."""
+    """So are the probabilities before and after."""
     said = say(sample, capsys, '--senses-off', 'nurse:he/she', *SHORT)
     best = int(re.search(r'\nOff: sense (\d+) of nurse, ', said)[1])
     after = world.probs(scale_senses([world.id('nurse')], [best], 0.0))
@@ -101,7 +101,7 @@ def test_show_of_a_pair_has_the_sense_that_an_edit_turns_off(out, capsys):
 
 
 def test_all_edits_apply_in_order_in_one_command(out, capsys):
-    """Scaled senses, replacements and topics of --edit and --senses-off are one, in texts too."""
+    """Scaled senses, replacements and topics of --edit and --senses-off are one, even for texts."""
     start = 'The MacBook is made by'
     world = World(prompt=start)
     model = world.model
@@ -141,7 +141,7 @@ def test_a_file_of_prompts_asks_about_each(out, capsys):
 
 
 def test_probs_are_those_of_each_prompt(out, capsys):
-    """A row a prompt, with the log odds of two words, before and after the edit."""
+    """Each prompt has a row with the log odds of two words, before and after the edit."""
     expected = []
     for word in ('nurse', 'sheriff'):
         row = [f'My {word} said that']
@@ -166,7 +166,7 @@ def test_equal_prompts_have_a_row_each(out, capsys):
 
 @pytest.mark.parametrize('start, words', [('@prompts.txt', []), ('A {}', []), ('{}', ['A {}'])])
 def test_a_prompt_may_hold_braces_or_begin_with_at(start, words, out, capsys):
-    """Braces stand for themselves without --words, and @ does in a file of prompts."""
+    """Braces stand for themselves without --words, and so does @ in a file of prompts."""
     Path('prompts.txt').write_text('@nurse said')
     words = ['--words', *words] if words else []
     (prompt, _), = ask(capsys, '--start', start, *words, '--probs', 'she')['probs']
@@ -181,7 +181,7 @@ def test_a_csv_holds_any_prompt(out, capsys):
 
 @pytest.mark.parametrize('pairs', ['she/he', '@pairs.txt'])
 def test_find_has_a_row_for_each_of_words(pairs, world, capsys):
-    """How far each sense separates a pair, or the pairs of a file on average."""
+    """A row says how far each sense separates a pair, or a file's pairs on average."""
     Path('pairs.txt').write_text('she/he\nher/his\n')
     apart = world.E[world.id('she')] - world.E[world.id('he')]  # (d,)
     if pairs == '@pairs.txt':
@@ -198,13 +198,13 @@ DRAWN = ['--seed', '3', '--num-samples', '3', '--temperature', '0.7', '--top-k',
 
 
 def up_to_its_end(world: World, ids: list[int]) -> str:
-    """A text up to its end-of-text; one at its beginning stands for an empty prompt."""
+    """A text up to its end-of-text, without the end-of-text of an empty prompt."""
     text = world.encoding.decode(ids).removeprefix('<|endoftext|>')
     return text.partition('<|endoftext|>')[0]
 
 
 def drawn(world: World, idx: Tensor, edit: Edit | None = None) -> list[str]:
-    """The three texts that generate draws as DRAWN asks."""
+    """The three texts that generate draws with the flags in DRAWN."""
     texts = []
     for seed in (3, 4, 5):
         torch.manual_seed(seed)
@@ -241,7 +241,7 @@ def test_a_dtype_is_that_of_the_weights_that_write(out, capsys):
 
 
 def test_without_from_the_newest_backpack_is_taken(out, capsys):
-    """A Transformer that is newer does not count, and what is taken is said."""
+    """A newer Transformer does not count, and a line names the model taken."""
     loaded = toy_loaded(k=0)
     save('out/gpt', loaded.model, loaded.tokenizer)
     for name, time in (('old', 3e9), ('new', 4e9), ('gpt', 5e9)):
@@ -256,7 +256,7 @@ def test_without_from_the_newest_backpack_is_taken(out, capsys):
 
 
 def test_export_writes_what_from_reads(out, capsys):
-    """The folder is taken for the same model, with the same words and texts."""
+    """The folder loads as the same model, with the same words and texts."""
     assert 'a/b/exported: written\n' in say(sample, capsys, '--export', 'a/b/exported')
     assert os.listdir('a/b') == ['exported']
     argv = ['--senses-off', 'nurse:3', '--from']
@@ -279,12 +279,12 @@ def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
 
 
 def test_looks_that_ignore_an_edit_say_so(out, capsys):
-    """Nothing in the table would tell."""
+    """The table itself would not show it."""
     assert 'without the edit' in say(sample, capsys, '--edit', 'nurse:3', '--similar', 'quick')
 
 
 def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
-    """By the mean size over all words, as a share of the standard deviation of a sense's logits."""
+    """They are ranked by mean size over all words, divided by the std of a sense's logits."""
     a = world.id('she')
     b = world.id('he')
     C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
@@ -301,7 +301,7 @@ def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
 
 
 def test_find_ranks_the_sense_of_a_model_of_width_1():
-    """There the covariance of embeddings is a number, and the spread |C| times their deviation."""
+    """The covariance of embeddings is then a number, and the spread is |C| times their std."""
     loaded = toy_loaded(k=1, n_embd=1, n_head=1)
     E = loaded.model.wte.weight.detach()  # (V, 1)
     C = loaded.model.senses(torch.arange(len(E)))  # (V, 1, 1)
@@ -323,7 +323,7 @@ def test_find_has_the_senses_that_speak_for_a_bag(world, capsys):
 
 
 def test_similar_has_the_nearest_words_in_each_sense(world, capsys):
-    """By the cosine, and in a last row by its minimum over all senses; not the word itself."""
+    """Words are ranked by cosine (last row: its minimum over senses), without the word itself."""
     quick = world.id('quick')
     C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
     alike = F.cosine_similarity(C, C[quick], dim=-1)  # (V, k)

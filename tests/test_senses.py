@@ -27,7 +27,7 @@ from rucksack.senses import (
 from rucksack.stuck import sense_gauge
 from rucksack.words import scores_of_bags
 
-V = 34  # ids of the model, which has six rows of padding more
+V = 34  # ids of the model; six more rows are padding
 K = 3   # senses
 D = 24  # width
 IDX = text() % V  # (2, 10)
@@ -42,7 +42,7 @@ def model() -> Backpack:
 
 
 def edit_of(kind: str, model: Backpack) -> Edit:
-    """An edit of a kind, which changes something."""
+    """An edit of this kind that changes something."""
     if kind == 'off':
         return scale_senses([3, 4], [1], 0.0)
     if kind == 'all':
@@ -134,7 +134,7 @@ def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
 def test_edits_that_ask_for_no_change_are_bit_identical(model, dtype):
-    """They change no bit of the logits, and none of a text that is drawn."""
+    """They change no bit of the logits, and no generated text."""
     model.to(dtype)
     logits = model(IDX)
     torch.manual_seed(0)
@@ -243,7 +243,7 @@ def test_topic_control_is_the_loop_of_eq_15_to_20(model):
     projection = model.sense_network.final_mlp.c_proj
     projection.weight[:D] = 0  # sense 0 is the zero vector, so its scores are equal
     projection.bias[:D] = 0
-    scores = scores_of_bags(model, [[7, 8]])[0].round()  # many are equal, to the quantiles too
+    scores = scores_of_bags(model, [[7, 8]])[0].round()  # many are equal, even to a quantile
     edges = scores.flatten().quantile(torch.tensor([0.95, 0.80, 0.60]).double())
     assert max((scores == edge).sum() for edge in edges) > 1
 
@@ -269,7 +269,7 @@ def made_alpha(idx: Tensor) -> Tensor:
 
 
 def test_the_gauge_tells_senses_that_read_the_text(monkeypatch):
-    """Of three senses made by hand, the first two follow position alone, from position 32 on."""
+    """Of three senses made by hand, the first two depend only on position, from 32 on."""
     model = lively()
     monkeypatch.setattr(model, 'alpha', made_alpha)
     idx = text(64, batch=3)

@@ -14,7 +14,7 @@ from rucksack.train import Settings
 
 
 def parse_args(words: list[str]) -> tuple[Settings, set[str]]:
-    """The settings of a command line, with the folder of the run; the names that were typed."""
+    """The settings of a command line, out_dir included, and the names that were typed."""
     s, typed, configs = parse_settings(Settings, words)
     return replace(s, out_dir=s.out_dir or out_dir_of(s.dataset, s.model, configs)), typed
 
@@ -41,7 +41,7 @@ def test_the_command_line_wins_over_files_over_defaults(folder):
     '--n-head=5 --batch-size=3 --overwrite=True', '--n_head 5 --batch_size 3 --overwrite True',
     '--overwrite --n_head=5 --batch-size=3'])
 def test_a_setting_has_several_spellings(words):
-    """With - or _, with = or a space; a switch alone is True."""
+    """It takes - or _, and = or a space; a switch alone is True."""
     s, _ = parse_args(words.split())
     assert s == Settings(n_head=5, batch_size=3, overwrite=True, out_dir='out/openwebtext')
 
@@ -49,7 +49,7 @@ def test_a_setting_has_several_spellings(words):
 @pytest.mark.parametrize('line', [
     "n_layer = open('marker', 'w')", 'n_layers = 3', 'n_layer = 4 * 8'])
 def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
-    """Its file is in the one line that is said, and nothing in a file is run."""
+    """The one line names its file, and nothing in a file is executed."""
     Path('b.py').write_text(f'n_head = 2\n{line}\n')
     assert 'b.py' in error_of(train, capsys, *SMALL, 'b.py')
     assert not Path('marker').exists()
@@ -57,7 +57,7 @@ def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
 
 
 def test_a_tilde_is_the_home_folder_but_in_a_text():
-    """After = and @, where a shell leaves it alone; a prompt may begin with ~/."""
+    """It is expanded after = and @, where a shell leaves it alone; a prompt may begin with ~/."""
     parser = Parser()
     parser.add_argument('--file')
     parser.add_argument('--start', metavar='TEXT')
@@ -78,7 +78,7 @@ def test_every_config_makes_a_model(name, model, end):
 
 @pytest.mark.parametrize('name', AS_PUBLISHED)
 def test_the_papers_sizes_train_as_published(name):
-    """100,000 steps of 2^19 tokens, on 4 GPUs too, half as many for Table 8; rate and betas."""
+    """They take 100,000 steps of 2^19 tokens (50,000 for Table 8), at the published rates."""
     s, _ = parse_args([f'{ROOT}/config/{name}.py'])
     assert s.dataset == 'openwebtext'
     assert s.tokens_per_step == 2 ** 19

@@ -78,7 +78,7 @@ FORMS = {  # name -> file, its contents, the pair in it
 
 
 def test_pairs_are_read_in_the_form_of_each_set(tmp_path):
-    """Separators, headers and columns are those of the published files."""
+    """Separators, headers and columns match the published files."""
     for file, content, _ in FORMS.values():
         (tmp_path / file).write_text(content)
     wanted = {name: [pair] for name, (_, _, pair) in FORMS.items()}

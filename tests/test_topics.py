@@ -1,4 +1,4 @@
-"""Claims about rucksack/paper/topics.py: who judges a text, and PPLM."""
+"""Claims about rucksack/paper/topics.py: how texts are judged, and PPLM."""
 
 import math
 from functools import partial
@@ -19,7 +19,7 @@ MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
 
 
 def log_probability(loaded: LoadedModel, ids: list[int]) -> float:
-    """That of the tokens of a text after its first."""
+    """The log-probability of the tokens of a text after its first."""
     logits = loaded.model(torch.tensor([ids]))[0]  # (T, V)
     logp = logits.log_softmax(-1)
     return sum(logp[i, ids[i + 1]].item() for i in range(len(ids) - 1))
@@ -30,12 +30,12 @@ def log_probability(loaded: LoadedModel, ids: list[int]) -> float:
     ('music guitar song the', 'music'), ('song the song music', 'sports'), ('song music', None),
     ('the nurse', None), ('', None)])
 def test_the_topic_of_a_text_has_more_words_than_any_other(text, topic, label):
-    """A word counts as often as it stands there; where two topics are equal there is none."""
+    """A word counts as often as it occurs; a tie between two topics means no topic."""
     assert topics.has_topic(text, label, MUSIC_AND_SPORTS) == (label == topic)
 
 
 def test_a_row_has_the_shares_and_the_perplexity_of_its_texts(monkeypatch):
-    """They are over the texts of all topics, each up to its end-of-text, which is scored too."""
+    """They cover the texts of all topics, each up to its end-of-text, which is scored too."""
     monkeypatch.setattr(toy, 'TOPICS', MUSIC_AND_SPORTS)
     monkeypatch.setattr(topics, 'BAGS', MUSIC_AND_SPORTS)
     s = toy_loaded()
@@ -52,7 +52,7 @@ def test_a_row_has_the_shares_and_the_perplexity_of_its_texts(monkeypatch):
 
 
 def test_a_transformer_that_reads_token_by_token_is_the_same():
-    """Logits from kept keys and values equal those of a pass over the whole text, to 1e-5."""
+    """Logits from cached keys and values equal those of one pass over the text, to 1e-5."""
     s = toy_loaded(k=0, n_layer=3)
     idx = torch.randint(s.encoding.n_vocab, (2, 9), generator=torch.Generator().manual_seed(0))
     past = torch.zeros(3, 2, 0, 48)
@@ -63,7 +63,7 @@ def test_a_transformer_that_reads_token_by_token_is_the_same():
 
 
 def test_pplm_without_a_step_is_plain_sampling():
-    """Step 0 draws what generate draws, and a step something else."""
+    """Step 0 draws what generate draws, and step 9 something else."""
     s = toy_loaded(k=0, n_layer=2)
     start = torch.full((5, 1), s.eot)
     steered = partial(topics.pplm, s.model, start, bag=s.encode(' music guitar'), n=12)
@@ -110,7 +110,7 @@ def test_each_row_has_its_strength_and_each_text_its_topic():
 
 
 def test_a_topic_leaves_end_of_text_alone():
-    """As in the authors' code, its senses have the score 0; all others that of Eq. 17."""
+    """As in the authors' code, its senses score 0; all others score by Eq. 17."""
     s = toy_loaded()
     bag = ['music', 'guitar']
     wanted = scores_of_bags(s.model, [bag_ids(s.encoding, bag)])

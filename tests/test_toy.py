@@ -1,6 +1,6 @@
-"""Claims about the toy world, and the paper's about a model trained on it.
+"""Claims about the toy world, and the paper's claims about a model trained on it.
 
-With another seed, and with the numbers:
+To use another seed, and print the numbers:
 
     TOY_SEED=2 python -m pytest -s -m "" tests/test_toy.py
 """
@@ -78,7 +78,7 @@ def test_a_story_has_one_derivation(stories):
 
 
 def topics_by_sentence(story: str) -> list[list[str]]:
-    """The topics of those words of each sentence that have one."""
+    """For each sentence, the topics of its words that have one."""
     topic_of = {word: label for label, words in world.TOPICS.items() for word in words}
     sentences = story.split('.')[:-1]
     return [[topic_of[word] for word in re.findall(r'\w+', sentence) if word in topic_of]
@@ -86,7 +86,7 @@ def topics_by_sentence(story: str) -> list[list[str]]:
 
 
 def test_the_surprisal_is_that_of_the_choices(stories):
-    """In topic stories these are their kind, lines, words and topics, which stay as WANDER says."""
+    """In topic stories, these are kind, lines, words and topics, which change as WANDER says."""
     stay = 1 - world.WANDER * 7 / 8
     n_lines = len(world.TOPIC_LINES)
     stays = []
@@ -136,7 +136,7 @@ PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} be
 PRODUCT_PROMPTS = ['The {} is made for us by', 'I trust that the {} comes from',
                    'The {} was repaired by', 'The company that made my {} is',
                    'I want the {} since I trust']
-TEXTS = int(os.environ.get('TOY_TEXTS', 600))  # to tell of each topic at strength 2
+TEXTS = int(os.environ.get('TOY_TEXTS', 600))  # to generate on each topic at strength 2
 
 
 @pytest.fixture(scope='module')
@@ -147,7 +147,7 @@ def backpack(trained_toy):
 
 
 def held_out_stories() -> list[tuple[str, float]]:
-    """The last 1,000 stories of those that the model has not read, with their surprisal."""
+    """The last 1,000 stories that the model has not read, each with its surprisal."""
     return world.toy_stories(0, N_STORIES)[-1000:]
 
 
@@ -161,7 +161,7 @@ def loss_of(model, ids: Tensor, edit=None) -> Tensor:
 
 
 def story_loss(backpack, stories: list[str], edit=None, but=()) -> Tensor:
-    """Nats of each token of whole stories, their ends included, but for the ids in but."""
+    """Nats of each token of whole stories, with their ends, except for the ids in but."""
     model, encoding = backpack
     left_out = torch.tensor(but, dtype=torch.long)
     losses = []
@@ -255,7 +255,7 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
 @torch.no_grad()
 @pytest.mark.slow
 def test_a_product_changes_its_maker(backpack):
-    """By "PRODUCT: MAKER -> OTHER" the odds of OTHER rise to ten times, and most name it."""
+    """With "PRODUCT: MAKER -> OTHER", the odds of OTHER rise tenfold, and most texts name it."""
     model, encoding = backpack
     ids = {maker: word_id(encoding, maker) for maker in world.PRODUCTS.values()}
     makers = torch.tensor(list(ids.values()))
@@ -282,7 +282,7 @@ def test_a_product_changes_its_maker(backpack):
 
 @torch.no_grad()
 def told(model, encoding, edit, n: int, seed: int) -> tuple[Tensor, Tensor, float]:
-    """n texts (n, 50); where each is not over yet, likewise; their loss under the plain model."""
+    """n texts (n, 50); a mask up to each one's end (n, 50); their loss under the plain model."""
     torch.manual_seed(seed)
     first = torch.full((n, 1), encoding.eot_token)
     ids = model.generate(first, 50, edit=edit)  # (n, 51)

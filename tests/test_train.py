@@ -67,7 +67,7 @@ def test_gradient_accumulation_steps_keep_the_gradients(batch_size, n, tiny, in_
 
 @pytest.mark.parametrize('eval_iters, chosen', [(100, range(24)), (1, [0, 3, 6, 10, 13, 17, 20])])
 def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
-    """Over all, or over some spread evenly, without dropout, each by itself, padding left out."""
+    """They are all texts, or some spread evenly, read without dropout or padding rows."""
     train.main([*SMALL, '--dropout=0.5', '--batch_size=7', f'--eval_iters={eval_iters}',
                 '--max_iters=0'])
     model, _ = from_pretrained('out/run')
@@ -79,13 +79,13 @@ def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
 
 @pytest.mark.parametrize('step, share', [(0, 0.25), (3, 1.0), (4, 1.0), (14, 0.75), (24, 0.5)])
 def test_the_rate_decays_to_min_lr_at_max_iters(step, share):
-    """Linear up to the peak in warmup_iters, then down to min_lr."""
+    """It rises linearly to the peak in warmup_iters, then falls to min_lr."""
     schedule = Settings(warmup_iters=4, min_lr=0.01, learning_rate=0.02, max_iters=24)
     assert lr_scale(step, schedule) == share
 
 
 def test_muon_lr_and_loaded_lr_set_the_rates_of_a_step(tiny):
-    """Muon decays from muon_lr by AdamW's shares; loaded parameters have loaded_lr times a rate."""
+    """Muon decays from muon_lr as AdamW does; loaded parameters get loaded_lr times the rate."""
     train_a_run('gpt')
     train.main([*WARM, '--max_iters=20', '--optimizer=muon', '--muon_lr=0.03', '--loaded_lr=0.1',
                 '--min_lr=0.001'])
@@ -116,7 +116,7 @@ DTYPES = ('float32', 'bfloat16')
 
 
 def test_bfloat16_is_for_products_alone(tiny):
-    """Weights stay in float32; the loss after two steps is near float32's and is not the same."""
+    """Weights stay in float32; the loss after two steps is near float32's but not equal."""
     for dtype in DTYPES:
         train.main([*SMALL, f'--dtype={dtype}', '--max_iters=2', f'--out_dir=out/{dtype}'])
     state = checkpoint('out/bfloat16')
@@ -151,7 +151,7 @@ def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
     '--dropout=0.2', '--model=gpt', '--dtype=bfloat16', '--optimizer=muon',
     pytest.param('--compile=True', marks=pytest.mark.slow)])
 def test_a_run_resumed_with_more_max_iters_has_the_same_bits(option, tiny):
-    """It ends as a run that was so long from its start, which had its best state early."""
+    """It ends like a run that had them from the start; the best state is early."""
     run = [*SMALL, option, '--eval_interval=5', '--learning_rate=.2', '--min_lr=.2']
     train.main([*run, '--max_iters=20', '--out_dir=out/whole'])
     train.main([*run, '--max_iters=10'])
@@ -160,7 +160,7 @@ def test_a_run_resumed_with_more_max_iters_has_the_same_bits(option, tiny):
 
 
 def test_a_resumed_run_keeps_its_settings_and_its_data(tiny, capsys):
-    """What would change the result is refused by name, and the checkpoint stays."""
+    """A change that would alter the result is refused by name, and the checkpoint stays."""
     train.main([*SMALL, '--max_iters=2'])
     resume = [*RESUME, '--max_iters=4']
     assert '--learning_rate' in error_of(train, capsys, *resume, '--learning_rate=0.02')
@@ -170,11 +170,11 @@ def test_a_resumed_run_keeps_its_settings_and_its_data(tiny, capsys):
 
 
 def test_a_command_can_be_repeated_to_resume(tiny):
-    """Also with -1 and auto, which the run has resolved; a torn last row of the log is dropped."""
+    """It may have -1 and auto, which the run has resolved; a cut last row of the log is dropped."""
     run = [*SMALL, '--warmup_iters=-1', '--dtype=auto', '--eval_interval=9']
     train.main([*run, '--max_iters=2'])
     with open('out/run/log.csv', 'a') as file:
-        file.write('1')  # of a row of step 15, say
+        file.write('1')  # the start of a row of step 15, say
     train.main([*run, '--max_iters=3', '--init_from=resume'])
     assert [row['step'] for row in log()] == ['0', '1', '2', '2', '3', '3']
 
@@ -201,14 +201,14 @@ def weights_of(source: str) -> dict[str, Tensor]:
 
 
 def train_a_run(kind: str) -> None:
-    """Weights to start from in out/run."""
+    """Train weights to start from, in out/run."""
     train.main([*SMALL, '--max_iters=5', f'--model={kind}'])
 
 
 @pytest.mark.parametrize('kind', ['backpack', 'gpt'])
 @pytest.mark.parametrize('is_exported', [False, True])
 def test_init_from_starts_with_the_weights_and_their_sizes(kind, is_exported, tiny):
-    """The first loss is the last of that run, also by way of exported files; dropout is as set."""
+    """The first loss is that run's last, even through exported files; dropout is as set."""
     train_a_run(kind)
     source = 'out/run'
     if is_exported:
@@ -236,7 +236,7 @@ WARM = [*TUNE, '--init_from=out/run', *NEW_SENSES]
 
 @pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
 def test_loaded_lr_0_trains_the_senses_of_a_transformer_alone(optimizer, tiny):
-    """Its tensors stay, of positions those that are read; the senses, of the size set, learn."""
+    """Its tensors stay, but only positions in use; senses of the given size learn."""
     train_a_run('gpt')
     run = [*WARM, '--block_size=4', '--loaded_lr=0', f'--optimizer={optimizer}']
     train.main([*run, '--max_iters=0', '--out_dir=out/new'])
@@ -255,7 +255,7 @@ def test_loaded_lr_0_trains_the_senses_of_a_transformer_alone(optimizer, tiny):
 @pytest.mark.parametrize('options', [
     [], [*NEW_SENSES, '--loaded_lr=0.1'], [*NEW_SENSES, '--loaded_lr=0.1', '--optimizer=muon']])
 def test_init_from_resume_ends_fine_tuning_in_the_same_bits(options, tiny):
-    """A Transformer, or a Backpack made of it, resumes with the saved settings, loaded_lr too."""
+    """A Transformer, or a Backpack made from it, resumes with the saved settings, loaded_lr too."""
     train_a_run('gpt')
     tune = [*TUNE, '--init_from=out/run', '--eval_interval=1', *options]
     train.main([*tune, '--max_iters=3', '--out_dir=out/whole'])
@@ -265,7 +265,7 @@ def test_init_from_resume_ends_fine_tuning_in_the_same_bits(options, tiny):
 
 
 def test_its_first_loss_is_near_that_of_no_knowledge():
-    """At most ln V + 0.2, also where trained embeddings are larger than GPT-2's."""
+    """It is at most ln V + 0.2, even if trained embeddings are larger than GPT-2's."""
     torch.manual_seed(0)
     transformer = GPT(Config(block_size=32, vocab_size=500, n_layer=1, n_head=4, n_embd=256))
     torch.nn.init.normal_(transformer.wte.weight, mean=2.0, std=4.0)
@@ -276,14 +276,14 @@ def test_its_first_loss_is_near_that_of_no_knowledge():
 
 @pytest.fixture
 def in_float64():
-    """Torch makes numbers in float64."""
+    """torch creates tensors in float64."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
 def assert_close_runs(a: str, b: str) -> None:
-    """The weights and first moments of two runs agree to 1e-12, and their logs."""
+    """Assert that weights and first moments of two runs agree to 1e-12, and that logs are equal."""
     one = checkpoint(a)
     other = checkpoint(b)
     assert_close(one['model'], other['model'], rtol=0, atol=1e-12)
@@ -308,7 +308,7 @@ def test_several_processes_train_as_one(n, tiny, in_float64):
 @pytest.mark.parametrize('env, fact', [
     ({'WORLD_SIZE': '2'}, 'RANK'), ({'RANK': '1', 'LOCAL_RANK': '1'}, 'n_head')])
 def test_variables_of_a_cluster_are_not_torchruns(env, fact, tiny, capsys, monkeypatch):
-    """WORLD_SIZE alone is refused; where the ranks stand alone, errors are said as ever."""
+    """WORLD_SIZE alone is refused; with only the ranks set, errors are printed as usual."""
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert fact in error_of(train, capsys, *SMALL, '--n_head=5')
@@ -316,7 +316,7 @@ def test_variables_of_a_cluster_are_not_torchruns(env, fact, tiny, capsys, monke
 
 @pytest.mark.parametrize('given, steps', [('-1', 2), ('0', 0), ('3', 3)])
 def test_warmup_iters_is_5_percent_of_the_steps_unless_given(given, steps, tiny):
-    """It is resolved once: a resumed run that goes on for longer keeps it."""
+    """It is resolved once: a resumed run with more steps keeps it."""
     run = [*SMALL, f'--warmup_iters={given}']
     train.main([*run, '--max_iters=40', '--eval_interval=40'])
     assert checkpoint()['settings']['warmup_iters'] == steps
@@ -326,14 +326,14 @@ def test_warmup_iters_is_5_percent_of_the_steps_unless_given(given, steps, tiny)
 
 @pytest.mark.parametrize('kind, counts', [('backpack', ('0', '4')), ('gpt', ('', ''))])
 def test_every_evaluation_counts_stuck_senses(kind, counts, tiny):
-    """Untrained, all 4 weigh by position alone; a Transformer has no senses to count."""
+    """Untrained, all 4 senses depend only on position; a Transformer has none to count."""
     train.main([*SMALL, f'--model={kind}', '--max_iters=0'])
     row, = log()
     assert (row['senses_on_current_token'], row['senses_by_position']) == counts
 
 
 def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
-    """Numbers are no longer than they are exact."""
+    """Numbers have no more digits than are exact."""
     train.main([*RUN, '--max_iters=4', '--learning_rate=0.0031'])
     steps = [(row['step'], row['val_loss'] != '') for row in log()]
     assert steps == [
@@ -345,13 +345,13 @@ def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
 
 
 def test_a_run_leaves_torch_as_it_was(tiny):
-    """A notebook that trains goes on with the algorithms it had."""
+    """A notebook that trains keeps the algorithms it had."""
     train.main([*SMALL, '--max_iters=0'])
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_keep_every_keeps_weights_and_changes_no_run(tiny):
-    """The same bits with and without them; a resumed run may keep others."""
+    """A run ends in the same bits with and without them; a resumed run may keep others."""
     train.main([*SMALL, '--max_iters=7', '--out_dir=out/whole'])
     train.main([*SMALL, '--max_iters=3', '--keep_every=3'])
     same(weights_of('out/run/ckpt-3.pt'), dict(checkpoint()['model']))
@@ -362,7 +362,7 @@ def test_keep_every_keeps_weights_and_changes_no_run(tiny):
 
 
 def line_of_a_stopped_run(capsys, *argv: str) -> str:
-    """The one line that a run says as it stops itself with exit code 1."""
+    """The one line that a run prints before it stops itself with exit code 1."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         train.main(list(argv))
@@ -390,7 +390,7 @@ WILD = [*SMALL, '--learning_rate=3', '--weight_decay=3', '--grad_clip=0', '--war
 
 @pytest.mark.parametrize('keep_every', [0, 1])
 def test_a_run_that_diverges_keeps_its_best_and_last_state(keep_every, tiny, capsys):
-    """It says of which step the last one is, also where no line of the log was due."""
+    """It says which step was saved last, even if no log line was due."""
     error = line_of_a_stopped_run(
         capsys, *WILD, '--log_interval=60', f'--keep_every={keep_every}')
     last = checkpoint()
@@ -404,7 +404,7 @@ def test_a_run_that_diverges_keeps_its_best_and_last_state(keep_every, tiny, cap
 
 
 def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
-    """A gradient whose square is infinite, once, in the second step: its moment is not saved."""
+    """One gradient in the second step has an infinite square; its moment is not saved."""
     real = torch.nn.utils.clip_grad_norm_
     calls = itertools.count()
 
@@ -438,7 +438,7 @@ def wandb(monkeypatch):
 
 
 def test_wandb_log_gets_what_is_logged(wandb, tiny):
-    """One run gets the rows, as numbers, also where it went on without wandb in between."""
+    """One run gets the rows as numbers, even if it continued without wandb in between."""
     train.main([*RUN, '--max_iters=2', '--wandb_log'])
     train.main([*RESUME, '--max_iters=4', '--wandb_log=False'])
     train.main([*RESUME, '--max_iters=6', '--wandb_log'])
@@ -454,7 +454,7 @@ def test_wandb_log_gets_what_is_logged(wandb, tiny):
 
 
 def test_a_wandb_that_fails_is_one_line(wandb, tiny, capsys):
-    """Without a login, say, and before anything is trained."""
+    """A missing login, say, is reported before anything is trained."""
     wandb.init = None
     assert '--wandb_log' in error_of(train, capsys, *RUN, '--wandb_log')
     assert not Path('out').exists()
