@@ -42,7 +42,7 @@ from rucksack.weights import make_model
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run. Each has a default, its line in --help and, if need be, a range."""
+    """The settings of a run. Each has a default, a line of --help and, where needed, a range."""
 
     out_dir: str = setting('', 'folder for the run (empty: out/ and the name of config or dataset)')
     init_from: str = setting('scratch', 'scratch, resume, or a model: file, folder or Hub name')

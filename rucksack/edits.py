@@ -71,7 +71,7 @@ class SensesOf:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A word that should give the word new what it gave the word old."""
+    """A word whose contribution to the word old should go to the word new."""
 
     word: str
     old: str
@@ -100,7 +100,7 @@ Change = SensesOf | Replacement | Topic | FromFile
 
 
 def parse_lines(lines: list[str]) -> list[Change]:
-    """Parse lines; a line @FILE stands for the lines of a file."""
+    """Parse lines; a line @FILE means all lines of that file."""
     changes = []
     for line in lines:
         if not re.fullmatch('@[^:]+', line) or '.safetensors' in line:

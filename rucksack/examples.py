@@ -54,7 +54,7 @@ class Example:
 
 def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | None = None
                   ) -> list[Example]:
-    """Read the examples in a text file, one a line, or in a .jsonl with prefix and suffix.
+    """Read examples from a text file, one per line, or from a .jsonl with prefix and suffix.
 
     Lines that begin with # are comments. wish, one of WISHES, applies to all rows of a .jsonl;
     None means more, or equal for rows with suffix1 and suffix2. Raises UserError for a line that

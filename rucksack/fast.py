@@ -29,7 +29,7 @@ def distinct_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DistinctIds(nn.Module):
-    """The form used for training. A GPT, which has no senses, is called as it is."""
+    """The version used for training. A GPT, which has no senses, is called as it is."""
 
     def __init__(self, model: Backpack | GPT):
         super().__init__()

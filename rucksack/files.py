@@ -33,7 +33,7 @@ def output_path(flag: str, path: str | None, begins: str) -> Path | None:
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, PATH.partial, which becomes path when complete.
 
-    A link at path stays, and the file that it leads to is replaced.
+    A link at path stays, and the file that it points to is replaced.
     """
     path = Path(os.path.realpath(path))
     temporary = Path(f'{path}.partial')

@@ -68,7 +68,7 @@ class Lent(nn.Module):
 
 
 def cached(model: Backpack | GPT | Lent) -> Cached | Lent:
-    """Make the form of a model that generates without reading a token twice."""
+    """Return the version of a model that generates without reading a token twice."""
     if isinstance(model, Lent):
         return Lent(Cached(model.other), Cached(model.lender), model.strength)
     return Cached(model)

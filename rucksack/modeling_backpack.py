@@ -114,7 +114,7 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         return self.backpack.sense_network(self.get_input_embeddings()(ids))
 
     def contextualize(self, input_ids, attention_mask=None, cache=None):
-        """Eq. 11: vectors h (B, T, d) of the last T of S tokens, and which are no padding (B, S)."""
+        """Eq. 11: h (B, T, d) of the last T of S tokens, and a mask (B, S), False for padding."""
         B, T = input_ids.shape
         S = T if cache is None else cache.get_seq_length() + T
         if attention_mask is None:

@@ -39,8 +39,8 @@ for odds, entries in {SHE: SHE_ROLES, HE: HE_ROLES, EVEN: EVEN_ROLES}.items():
         ROLES[noun] = (odds, tool, place)
 
 # Most are the prompts of the paper's Tables 14 and 15, continued. A story has one pronoun: a
-# repeated one would teach some sense to copy pronouns. In nouns, that sense would then separate
-# she from he too, to no effect.
+# repeated one would teach some sense to copy pronouns. That sense would also separate she from he
+# in nouns, without effect.
 OPENINGS = """\
 When the {noun} came into the room, {she} {deed}.
 My {noun} said that {she} {deed}.

@@ -82,7 +82,7 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
 
 
 def find(source: str | Path) -> Path:
-    """Find the checkpoint or folder of weights that a source names; download it if need be."""
+    """Find the checkpoint or folder of weights that a source names; download it if needed."""
     source = str(source)
     path = BUNDLED.get(source, Path(source))
     if source in BUNDLED and Path(source).exists():
@@ -301,7 +301,7 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
     """Write a Backpack in the format of stanfordnlp/backpack-gpt2, a Transformer in gpt2's.
 
     tokenizer is a description, as from_pretrained returns it; weights are written in dtype. Raises
-    UserError if the folder holds files or cannot be made, or if the contextualizer is not a GPT-2.
+    UserError if the folder has files or cannot be made, or if the contextualizer is not a GPT-2.
     The published code can load a Backpack only if sense_hidden is 4 * n_embd.
     """
     c = model.config

@@ -199,7 +199,7 @@ def scores_of_bags(model: Backpack, bags: list[list[int]]) -> Tensor:
 def topic_scores(model: Backpack, encoding: Encoding, bags: list[list[str]]) -> Tensor:
     """Compute Eq. 17 for topic edits, (bags, V, k).
 
-    End-of-text has the score 0, as in the authors' code: its senses are not turned up.
+    End-of-text has the score 0, as in the authors' code, so topics leave its senses alone.
     """
     scores = scores_of_bags(model, [bag_ids(encoding, bag) for bag in bags])
     scores[:, encoding.eot_token] = 0

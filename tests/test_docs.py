@@ -137,7 +137,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_python_of_readme_prints_what_it_shows(capsys):
-    """The code runs as it stands, and prints the block after it."""
+    """The code runs unchanged, and prints the block after it."""
     blocks = r'^## In Python\n+```python\n(.*?)^```\n+```\n(.*?)^```'
     code, shown = re.search(blocks, README, re.MULTILINE | re.DOTALL).groups()
     exec(code, {})

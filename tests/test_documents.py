@@ -1,4 +1,4 @@
-"""Claims about reading documents: nothing is left out, or taken for text, without a word."""
+"""Claims about reading documents: nothing is silently left out or taken for text."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Claims about what people type: edits, one a line, and lists, bags and prompts of words."""
+"""Claims about what people type: edits, one per line, and lists, bags and prompts of words."""
 
 from pathlib import Path
 

@@ -157,7 +157,7 @@ def test_data_that_changed_since_the_training_are_refused(capsys):
 
 
 def test_a_table_without_rows_replaces_no_csv(capsys):
-    """The file of an earlier table stays as it is."""
+    """The file of an earlier table stays unchanged."""
     rows_of(capsys, 'loss', '--from=out/run')
     before = Path('x.csv').read_text()
     write_csv(Path('x.csv'), {'empty': Table('nothing', {'model': ''}, [])})

@@ -73,7 +73,7 @@ def edit_of(name: str, model: Backpack) -> Edit | None:
 @pytest.mark.parametrize('n_sense, name', [
     (3, 'none'), (3, 'factor'), (3, 'both'), (3, 'in place'), (0, 'none')])
 def test_the_cache_changes_no_text(n_sense, name, n_prompt, temperature, batch):
-    """Below block_size, at it and past it, the ids are those of model.generate."""
+    """Below block_size, at it and past it, the ids equal model.generate's."""
     model = lively(2, n_sense=n_sense).requires_grad_(False)
     edit = edit_of(name, model)
     prompt = text(n_prompt, batch)
@@ -92,7 +92,7 @@ def test_a_cache_forgets_texts_that_do_not_go_on():
     cached = Cached(model)
     own = cached.generate(text(3), 5, 0)
     edit = scale_senses(None, [0], 0.2)
-    grown = torch.cat([own, text(3)], dim=1)  # by three tokens, so it is read anew
+    grown = torch.cat([own, text(3)], dim=1)  # three tokens longer, so it is read again
     prompts = [(grown, None), (text(9, seed=2), None), (text(6, 5), edit), (own, None),
                (text(), edit)]
     for prompt, one in prompts:

@@ -68,7 +68,7 @@ def test_the_nouns_of_table_13_are_counted(monkeypatch):
 
 
 def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
-    """The probabilities of every fraction equal those of a pass with that factor as an edit."""
+    """Every fraction gives the probabilities of a pass with that factor as an edit."""
     s = toy_loaded()
     prompts = gender.prompts_on(s, 'nurse', TEMPLATES)
     found = gender.without_sense(s, 2, prompts)
@@ -97,7 +97,7 @@ def test_projection_takes_the_direction_from_the_noun_alone():
 
 
 def test_the_fraction_is_chosen_on_other_prompts():
-    """It is the best on the prompts of Table 15, which is not the best on those of Table 14."""
+    """It is the best on Table 15's prompts, though not on Table 14's."""
     s = toy_loaded(seed=28, block_size=128)  # for which the two differ
     intervene = partial(gender.without_sense, s, 1)
 

@@ -51,7 +51,7 @@ def test_an_edit_that_changes_nothing_changes_no_bit(edit, strength):
 @pytest.mark.parametrize('temperature', [0, 1.3])
 @pytest.mark.parametrize('n_sense, n_prompt, block_size', [(0, 4, 12), (4, 30, 7), (0, 12, 20)])
 def test_the_cache_changes_no_lent_text(n_sense, n_prompt, block_size, temperature, edit):
-    """Below and past the shorter block_size, the ids are those of the form without a cache."""
+    """Below and past the shorter block_size, the ids are the same as without a cache."""
     lent = pair(n_sense, 0.7, block_size=block_size)
     torch.manual_seed(0)
     plain = lent.generate(text(n_prompt), 20, temperature, edit=edit)
@@ -69,7 +69,7 @@ def test_probabilities_under_edits_are_those_of_the_logits():
 
 
 def test_a_vocabulary_of_another_size_is_refused():
-    """ValueError, before any logits are added."""
+    """It raises ValueError before any logits are added."""
     with pytest.raises(ValueError, match='48'):
         pair(vocab_size=48)
 
@@ -117,7 +117,7 @@ def test_looks_are_at_the_lender(capsys):
 
 @pytest.mark.parametrize('table, column', [('loss', 'perplexity'), ('gender', 'bias ratio')])
 def test_a_table_has_a_row_of_the_lent_edit(table, column, capsys):
-    """The other model's rows come first, as they are without it; strength 0 changes nothing."""
+    """The other model's unedited rows come first; strength 0 changes nothing."""
     found = {}
     for name, argv in {'own': LENT[:1], 'lent': LENT, 'nothing': [*LENT, '--strength=0']}.items():
         say(tables, capsys, table, *argv, '--csv=x.csv')

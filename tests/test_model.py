@@ -295,6 +295,6 @@ def test_a_backpack_without_senses_is_refused():
 
 @pytest.mark.parametrize('generator', [lively(), Cached(lively())], ids=['plain', 'cached'])
 def test_an_edit_that_returns_nothing_is_refused(generator):
-    """It would leave the senses as they are, without a word."""
+    """Otherwise it would silently leave the senses unedited."""
     with pytest.raises(AssertionError):
         generator.generate(text(), 2, edit=lambda idx, C: None)

@@ -425,7 +425,7 @@ def test_a_token_chosen_by_keyboard_keeps_the_focus(toy_tab):
 
 @pytest.mark.slow
 def test_a_word_at_the_start_is_the_same_word(tab, toy_page, toy):
-    """Its sliders are those of the word inside the text, as an edit of it has both forms."""
+    """It has the sliders of the word inside the text, because an edit of it covers both forms."""
     load(tab, toy_page, link('The nurse. The', 'The:3'))
     world = toy_world(toy, 'The nurse. The')
     edit = scale_senses(edit_targets(world.encoding, 'The'), [3], 0.0)
@@ -482,7 +482,7 @@ N_SCRIPTS = 3  # that are in the page when it has started
 @pytest.mark.slow
 @pytest.mark.parametrize('text', NASTY, ids=ascii)
 def test_any_text_can_be_typed(text, shared_tab, world):
-    """Its last tokens and ten words follow; how many are left out is said; no script gets in."""
+    """Its last tokens and ten words appear, and how many tokens are left out; no script gets in."""
     type_text(shared_tab, text)
     ids = encode(world.encoding, shared_tab.input_value('#text')) or [world.encoding.eot_token]
     n_read = min(len(ids), world.model.config.block_size)

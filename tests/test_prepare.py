@@ -320,7 +320,7 @@ def test_overwrite_replaces_three_files_and_touches_no_other():
 
 
 def test_overwrite_goes_where_links_lead():
-    """A linked folder and a linked file stay links, and other files beside them stay."""
+    """A linked folder and a linked file stay links, and other files there stay."""
     Path('a.txt').write_text(BOOK)
     Path('disk/old').mkdir(parents=True)
     Path('disk/old/mine').touch()

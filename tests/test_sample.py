@@ -174,7 +174,7 @@ def test_a_prompt_may_hold_braces_or_begin_with_at(start, words, out, capsys):
 
 
 def test_a_csv_holds_any_prompt(out, capsys):
-    """A carriage return would end a row, were it not quoted."""
+    """Without quotes, a carriage return would end the row."""
     prompt = 'The nurse\rsaid that'
     assert ask(capsys, '--start', prompt, '--probs', 'she')['probs'][0][0] == prompt
 
@@ -310,7 +310,7 @@ def test_find_ranks_the_sense_of_a_model_of_width_1():
 
 
 def test_find_has_the_senses_that_speak_for_a_bag(world, capsys):
-    """They are those of the highest affinity over all words, with the words that they raise."""
+    """They have the highest affinities over all words, and are listed with the words they raise."""
     bag = [world.id('music'), world.id('guitar')]
     C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
     logits = C @ world.E.T  # (V, k, V)

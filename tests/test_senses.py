@@ -191,7 +191,7 @@ PIECES = torch.tensor([[7, 5, 3, 9, 3, 7, 5, 5, 3], [3, 5, 3, 7, 5, 3, 3, 7, 5]]
     (['nurse'], 'integer'), ('nurse', 'integer'), ([('a', 'b')], 'integer'), ([1.5], 'integer'),
     ((7, 5, 3), r'\[\(7, 5, 3\)\]')])
 def test_words_that_are_no_list_of_ids_are_refused(words, said, model):
-    """TypeError: text would be found nowhere, and a bare tuple would be three words."""
+    """They raise TypeError: text would match nowhere, and a bare tuple would be three words."""
     with pytest.raises(TypeError, match=said):
         senses_after(model, text(), scale_senses(words, [0], 0.0))
 
@@ -209,7 +209,7 @@ def test_a_text_without_tokens_is_not_padded():
 
 
 def test_a_word_of_several_pieces_is_edited_in_its_last(model):
-    """It is edited where all its pieces stand, and nowhere else where its last piece does."""
+    """It is edited where all its pieces occur, and nowhere else that its last piece occurs."""
     C = model.senses(PIECES)
     expected = C.clone()
     for b, t in ((0, 2), (0, 3), (1, 5)):

@@ -198,7 +198,7 @@ def pronoun_probs(backpack, noun: str, edit=None) -> Tensor:
 
 
 def bias_ratio(backpack, nouns: list[str], edit=None) -> float:
-    """Mean over nouns and prompts of the likelier of she and he over the other, as in the paper."""
+    """Mean over nouns and prompts of max(p(she) / p(he), p(he) / p(she)), as in the paper."""
     probs = [pronoun_probs(backpack, noun, edit) for noun in nouns]
     she, he, _ = torch.cat(probs).T
     return torch.maximum(she / he, he / she).mean().item()

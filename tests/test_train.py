@@ -295,7 +295,7 @@ def assert_close_runs(a: str, b: str) -> None:
 
 @pytest.mark.parametrize('n', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_train_as_one(n, tiny, in_float64):
-    """The first step's gradients, and the weights after 20, are those of one process in float64."""
+    """The first step's gradients and the weights after 20 equal one process's in float64."""
     run = [*SMALL, '--gradient_accumulation_steps=4', '--dropout=0.2', '--min_lr=0',
            '--beta1=0']  # then exp_avg is the gradient
     for more in (['--max_iters=1'], ['--max_iters=20', '--init_from=resume']):
@@ -461,7 +461,7 @@ def test_a_wandb_that_fails_is_one_line(wandb, tiny, capsys):
 
 
 def test_without_a_compiler_that_works_a_run_says_so(tiny, capsys, monkeypatch):
-    """It goes on without torch.compile."""
+    """It continues without torch.compile."""
     monkeypatch.setattr(torch, 'compile', lambda function: None)  # which cannot be called
     train.main([*SMALL, '--compile=True', '--max_iters=1'])
     assert 'without torch.compile' in capsys.readouterr().out

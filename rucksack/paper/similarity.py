@@ -22,7 +22,7 @@ SCORE = r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?'  # as people write scores: 7, 7., 
 
 
 def read_pairs(path: Path) -> ScoredPairs:
-    """Read word pairs, one a line: two words and, as the first number after them, their score.
+    """Read word pairs, one per line: two words and their score, the first number after them.
 
     Fields are separated by tabs, semicolons or commas. A first line without a number is a header.
     """
@@ -43,7 +43,7 @@ def read_pairs(path: Path) -> ScoredPairs:
 
 
 def similarity_data(loaded: LoadedModel, data: str | None) -> dict[str, ScoredPairs]:
-    """Read word pairs by set: those of a file, or of the paper's four sets in a folder.
+    """Read word pairs by set: from one file, or from the paper's four sets in a folder.
 
     Without data, a toy model gets the toy world's pairs. Raises UserError if there are none.
     """
