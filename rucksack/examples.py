@@ -35,7 +35,7 @@ def loss_limit(wish: str, threshold: float | None = None) -> float:
 class Example:
     """A prompt, and the continuations to make likelier or less likely after it, all as ids.
 
-    With both, the first should become likelier than the second or, if they are equals, as likely.
+    With both, the first should become likelier than the second or, for equals, equally likely.
     """
 
     line: str  # as written

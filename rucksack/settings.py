@@ -86,7 +86,7 @@ def parse_settings(kind: type[Settings], argv: list[str]) -> tuple[Settings, set
 def with_decided(settings: Settings, flags: set[str], decided: dict) -> Settings:
     """Replace the settings that a checkpoint decides.
 
-    Raises UserError if one that was typed differs, unless it is auto or -1: the run may choose.
+    Raises UserError if one that was typed differs, unless it is auto or -1: then the run chooses.
     """
     for name in sorted(flags & decided.keys()):
         value = getattr(settings, name)

@@ -38,7 +38,7 @@ BYTE_OF = dict(zip(CHARACTERS, BYTES))
 
 
 def spell(token: bytes) -> str:
-    """Spell a token as GPT-2's files do, one character a byte."""
+    """Spell a token as GPT-2's files do, one character per byte."""
     return token.decode('latin-1').translate(CHARACTER_OF)
 
 

@@ -124,7 +124,7 @@ def load_file(path: Path, mmap: bool = False) -> dict:
     with user_errors(path):
         if path.suffix == '.safetensors':
             return load_safetensors(path)
-        is_zip = zipfile.is_zipfile(path)  # always, but for very old files
+        is_zip = zipfile.is_zipfile(path)  # always, except for very old files
         if is_zip and not mmap and zipfile.ZipFile(path).testzip():  # torch ignores CRCs
             raise ValueError('a checksum is wrong')
         return dict(torch.load(path, map_location='cpu', weights_only=True, mmap=mmap and is_zip))

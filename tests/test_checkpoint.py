@@ -115,7 +115,7 @@ def test_a_refused_run_leaves_the_folders_there_were(is_there, tiny, capsys):
 
 @pytest.mark.parametrize('name', ['ckpt.pt', 'best.pt', 'ckpt-3.pt', 'log.csv'])
 def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
-    """Weights in the folder, or a log that no run wrote, are named, and stay as they are."""
+    """Weights in the folder, or a log that no run wrote, are named and kept."""
     path = Path('out/run', name)
     path.parent.mkdir(parents=True)
     path.write_bytes(b'mine')
@@ -223,7 +223,7 @@ def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
 
 
 def test_a_moment_of_another_shape_is_refused(tiny, capsys):
-    """A fused kernel would write past it."""
+    """A fused kernel would write past its end."""
     train.main(RUN)
     state = checkpoint()
     state['optimizers']['AdamW']['state'][0]['exp_avg'] = torch.zeros(())

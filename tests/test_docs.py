@@ -58,7 +58,7 @@ def test_a_recipe_runs_alone(title, capsys):
     ('Special cases of a Backpack', '[1.0, 0.0, 1.0, 0.0]'), ('Senses are a table', 'True'),
     ('Are the senses of a word independent?', '0.35')])
 def test_a_recipe_prints_what_the_page_says(title, said, capsys):
-    """The lecture's sum, the same ids from looked-up senses, and the ratio of singular values."""
+    """It prints the lecture's sum, ids from looked-up senses, or the ratio of singular values."""
     run(title)
     assert said in capsys.readouterr().out
 

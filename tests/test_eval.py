@@ -85,7 +85,7 @@ def test_a_table_is_printed_though_csv_cannot_be_written(capsys):
 
 @pytest.mark.parametrize('data', ['tiny', 'tiny/val.bin', 'elsewhere', 'elsewhere/val.bin'])
 def test_data_of_a_loss_can_be_anywhere(data, capsys):
-    """A folder in data/, one elsewhere, or a .bin file in either."""
+    """--data may be a folder in data/, one elsewhere, or a .bin file in either."""
     shutil.copytree('data/tiny', 'elsewhere')
     expected = rows_of(capsys, 'loss', '--from=out/run')
     assert rows_of(capsys, 'loss', '--from=out/run', '--data', data) == expected

@@ -40,7 +40,7 @@ def test_the_bias_of_made_distributions_and_its_reduction():
     ('nurse', 'the "{}" said', 'the "', 'nurse'), ('xy', 'x y {} y x', 'x y ', 'xy'),
     ('法', 'the {}', 'the ', '法'), ('nurse', 'the {}s said', 'the ', 'nurse')])
 def test_a_noun_is_found_where_it_stands(noun, prompt, before, tokens):
-    """All its tokens count and no other, at the start of a prompt and in quotation marks too."""
+    """All its tokens count and no others, even at the start of a prompt or in quotation marks."""
     s = toy_loaded(block_size=64)
     found = gender.prompts_on(s, noun, [prompt]).is_noun
     first = len(s.encode(before))
@@ -49,7 +49,7 @@ def test_a_noun_is_found_where_it_stands(noun, prompt, before, tokens):
 
 
 def test_the_nouns_of_table_13_are_counted(monkeypatch):
-    """By hand: a noun whose sense raises or lowers a pronoun, and one that separates them most."""
+    """By hand: nouns whose sense is about a pronoun, and nouns whose sense separates them most."""
     s = toy_loaded()
     she, he, _ = gender.pronouns(s)
     singles = ['nurse', 'music', 'song']
@@ -113,7 +113,7 @@ def test_the_fraction_is_chosen_on_other_prompts():
 
 
 def test_they_is_counted_relative_to_she_and_he():
-    """The mean over nouns and prompts, in percent."""
+    """The share is a mean over nouns and prompts, in percent."""
     s = toy_loaded(block_size=128)
     she, he, they = (word_id(s.encoding, word) for word in ('she', 'he', 'they'))
     shares = []
@@ -126,7 +126,7 @@ def test_they_is_counted_relative_to_she_and_he():
 
 
 def bias_left(loaded: LoadedModel, nouns: list[str]) -> list[float]:
-    """The bias that is left without each sense of the nouns, summed over Table 15's prompts."""
+    """The bias left after removing each sense of the nouns, summed over Table 15's prompts."""
     she, he, _ = gender.pronouns(loaded)
     left = [0.0] * loaded.model.config.n_sense
     for noun, l in itertools.product(nouns, range(len(left))):

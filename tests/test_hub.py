@@ -75,7 +75,7 @@ def test_our_logits_are_those_of_the_reference(folder, changes, tmp_path):
 
 @torch.no_grad()
 def test_our_alpha_and_senses_are_those_of_the_reference():
-    """To 1e-4; the reference has the senses of all tokens side by side, (B, k, T, d)."""
+    """They agree to 1e-4; the reference has the senses of all tokens side by side, (B, k, T, d)."""
     idx, expected = reference(BACKPACK)
     model, _ = from_pretrained(BACKPACK)
     assert_close(model.alpha(idx), expected['contextualization'], **NEAR)
@@ -85,7 +85,7 @@ def test_our_alpha_and_senses_are_those_of_the_reference():
 @torch.no_grad()
 @pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
 def test_files_with_other_keys_are_the_same_model(folder, tmp_path):
-    """Without lm_head, without "transformer.", with masks: the weights are equal."""
+    """Files without lm_head or "transformer.", but with masks, give equal weights."""
     settings, state = read(folder)
     prefix = 'backpack.gpt2_model.' if folder == BACKPACK else ''
     del state['lm_head.weight']
@@ -129,7 +129,7 @@ def test_english_has_the_settings_that_export_writes(name):
 
 @pytest.mark.slow
 def test_sense_10_of_english_holds_nearly_half_of_the_bias():
-    """eval.py gender chooses it by the paper's other prompts; the numbers are README's."""
+    """eval.py gender chooses it on the paper's other prompts; the numbers are README's."""
     as_it_is, without, _ = gender_rows(load_model('english', 'cpu'), read_lists(None))
     assert without[0] == 'Backpack english, without sense 10'
     assert as_it_is[3] == pytest.approx(5.81, abs=0.02)

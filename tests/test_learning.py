@@ -322,7 +322,7 @@ def test_a_learned_edit_is_refused_for_another_model(loaded, shift, changed, tmp
     {'vectors': torch.ones(3, 16) / 0}, {'vectors': torch.ones(3, 1)},
     {'numbers': torch.tensor([0, 3, 4])}, {'numbers': torch.tensor([0, 3, -1])}])
 def test_a_file_that_does_not_fit_its_model_is_refused(change, loaded, shift, tmp_path):
-    """Whoever wrote it: its vectors are finite and of width d, and its senses exist."""
+    """Its vectors must be finite and of width d, and its senses must exist, whoever wrote it."""
     path = tmp_path / 'a.safetensors'
     save_shift(path, replace(shift, **change), loaded.model, loaded.encoding, {})
     with pytest.raises(UserError, match='a.safetensors'):
@@ -354,7 +354,7 @@ def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     ('{"prefix": "a", "suffix1": " b", "suffix2": " c"}', 'order', ['a', ' b', ' c'], 'order',
      'a -> b > c')])
 def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line):
-    """Its texts are taken as they are, and shown as a line of a text file has them."""
+    """Its texts are taken unchanged, and shown as a line of a text file."""
     assert parse_row(row, wish) == (texts, expected)
     assert WISHES[expected].format(*texts) == line
 
@@ -434,7 +434,7 @@ def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
     ('order', 3, 16, True), ('order', 2.7, 16, False),
     ('equal', -0.4, 1.5, True), ('equal', -0.41, 1.5, False)])
 def test_success_is_as_published(wish, value, threshold, expected):
-    """A probability of at least 0.2; below 0.001; 16 times as likely; at most 1.5 times."""
+    """The limits are p >= 0.2, p < 0.001, at least 16 times as likely, and at most 1.5 times."""
     example = {'more': ([1], []), 'less': ([], [1]), 'order': ([1], [2]), 'equal': ([1], [2])}[wish]
     one = Example('', [3], *example, are_equals=wish == 'equal')
     assert fulfilled([one], torch.tensor([value]), threshold).item() == expected

@@ -39,7 +39,7 @@ def test_lent_logits_are_those_of_the_equation(n_sense, strength):
 @pytest.mark.parametrize('edit, strength', [
     (scale_senses([39], [0], 0.0), 1.0), (scale_senses(None, [0], 1.0), 1.0), (OFF, 0.0)])
 def test_an_edit_that_changes_nothing_changes_no_bit(edit, strength):
-    """A word that the text lacks, a factor of 1, or a strength of 0."""
+    """The text lacks the word, the factor is 1, or the strength is 0."""
     lent = pair(strength=strength)
     idx = text() % 39
     assert torch.equal(lent(idx, C=edit(idx, lent.senses(idx))), lent.other(idx))
@@ -60,7 +60,7 @@ def test_the_cache_changes_no_lent_text(n_sense, n_prompt, block_size, temperatu
 
 
 def test_probabilities_under_edits_are_those_of_the_logits():
-    """The lender's weights are computed once for all edits and texts of other lengths."""
+    """The lender's weights are computed once for all edits and texts of different lengths."""
     lent = pair(strength=0.7)
     idx, last = pad([[5, 7, 9, 3], [8, 2]])
     logits = [lent(idx, C=edit(idx, lent.senses(idx))) for edit in (OFF, MOVES)]
@@ -75,7 +75,7 @@ def test_a_vocabulary_of_another_size_is_refused():
 
 
 def test_ids_that_differ_are_those_with_other_bytes():
-    """The second word is another one; a third word and end-of-text follow it."""
+    """The second word differs; a third word and end-of-text follow it."""
     one, other = (load_tokenizer(words_tokenizer([words])) for words in ('a bb cc', 'a bb dd e'))
     assert ids_that_differ(one, other) == [257, 258, 259]
 
@@ -138,5 +138,5 @@ def test_a_table_has_a_row_of_the_lent_edit(table, column, capsys):
     (tables, ['loss', '--from=out/other', '--lender=out/lender'], '--edit'),
     (tables, ['gender', '--from=out/lender', '--strength=1'], '--lender')])
 def test_what_cannot_be_lent_is_refused_in_one_line(script, argv, fact, capsys):
-    """No edit, no lender, no senses, another vocabulary; nothing is written."""
+    """An edit, a lender or senses are missing, or vocabularies differ; nothing is written."""
     assert fact in error_of(script, capsys, *argv)

@@ -44,7 +44,7 @@ def by_hand(loaded: LoadedModel, context: list[int], continuation: list[int]) ->
 
 @pytest.mark.parametrize('tokens_at_once', [1 << 14, 60])
 def test_scores_are_those_of_one_token_at_a_time(tokens_at_once, monkeypatch):
-    """Continuations of any length score in padded batches as token by token, rows padded too."""
+    """Continuations of any length score the same in padded batches as token by token."""
     monkeypatch.setattr(likelihood, 'TOKENS_AT_ONCE', tokens_at_once)
     loaded = toy_loaded(padding=90)
     n_vocab = loaded.encoding.n_vocab
@@ -67,7 +67,7 @@ def test_scores_are_those_of_one_token_at_a_time(tokens_at_once, monkeypatch):
 @pytest.mark.parametrize('look_back', [False, True])
 @pytest.mark.parametrize('n', [1, 24, 25, 53])
 def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
-    """Every token is scored once, otherwise in blocks with only the token before as context."""
+    """Every token is scored once; without look_back, a block's context is the token before it."""
     loaded = toy_loaded(block_size=24)
     ids = np.random.default_rng(1).integers(0, 256, n).tolist()
     text = [loaded.eot, *ids]

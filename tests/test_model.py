@@ -192,7 +192,7 @@ def test_the_loss_is_the_mean_over_targets_that_count(n_sense):
 
 
 def test_another_contextualizer_keeps_its_parameters():
-    """A module that is passed is not initialized again, and it makes the weights."""
+    """A module that is passed is not initialized again, and alpha comes from it."""
     contextualizer = Averages(24, 24)
     nn.init.constant_(contextualizer.bias, 7.0)
     config = Config(12, 40, n_layer=2, n_head=2, n_embd=24, n_sense=3)

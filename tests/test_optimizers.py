@@ -42,7 +42,7 @@ def test_muon_takes_all_matrices_but_the_embeddings(n_sense):
     ('sense_network.final_mlp.c_proj', 3), ('contextualizer.blocks.0.attn.c_attn', 3),
     ('sense_weights.c_attn', 2)])
 def test_muon_moves_each_part_of_a_stack_by_itself(name, n_parts):
-    """Queries, keys, values and each sense move as by torch's Muon on a matrix of their own."""
+    """Queries, keys, values and each sense move as torch's Muon moves separate matrices."""
     model = lively(n_sense=3)
     n_embd = model.config.n_embd
     weight = model.get_submodule(name).weight
@@ -73,7 +73,7 @@ def test_every_parameter_is_in_one_group(loaded_lr, name):
 
 
 def test_muon_passes_over_frozen_parameters():
-    """A matrix without a gradient stays, alone in its group or beside others."""
+    """A matrix without a gradient does not move, alone in its group or with others."""
     model = lively(n_sense=3)
     for p in model.contextualizer.parameters():
         p.requires_grad_(False)

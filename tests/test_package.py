@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope='module')
 def python(tmp_path_factory) -> Path:
-    """The Python of a new environment with the wheel installed; torch and the like are ours."""
+    """The Python of a new environment with the wheel installed; torch and so on come from ours."""
     folder = tmp_path_factory.mktemp('package')
     pip = [sys.executable, '-m', 'pip', '--quiet', 'wheel', '--no-deps', '--no-build-isolation']
     subprocess.run([*pip, '--wheel-dir', folder, ROOT], check=True)
@@ -45,7 +45,7 @@ def say(python: Path, *argv: str) -> str:
 
 
 def test_the_installed_package_is_not_the_clone(python, elsewhere):
-    """Its lessons are inside the package, in the new environment."""
+    """Its model.py and senses.py are inside the package, in the new environment."""
     found = say(python, '-c', 'import rucksack.model; print(rucksack.model.__file__)')
     assert str(python.parent.parent) in found
 
@@ -59,13 +59,13 @@ command.load()()
 
 @pytest.mark.parametrize('sample', [['-m', 'rucksack.sample'], ['-c', COMMAND, 'sample']])
 def test_sample_runs_where_it_is_installed(sample, python, elsewhere):
-    """As python -m rucksack.sample and as rucksack sample, with the bundled model."""
+    """It runs as python -m rucksack.sample and as rucksack sample, with the bundled model."""
     said = say(python, *sample, '--senses-off', 'nurse:10', '--num-samples', '0')
     assert "' she'" in said
 
 
 def test_train_runs_where_it_is_installed(python, elsewhere):
-    """For two steps, of a config that comes with the package."""
+    """It runs for two steps, with a config that comes with the package."""
     say(python, '-m', 'rucksack.prepare', 'toy')
     said = say(python, '-m', 'rucksack.train', 'config/train_toy.py', '--max_iters=2',
                '--eval_iters=1', '--device=cpu')

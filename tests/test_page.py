@@ -27,7 +27,7 @@ from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
 from rucksack.weights import count_parameters
 from rucksack.words import PROMPT, edit_targets
 
-WITHIN = 1e-4  # a probability of the page against PyTorch's
+WITHIN = 1e-4  # tolerance for probabilities
 
 
 @pytest.fixture(scope='module')
@@ -401,7 +401,7 @@ def test_a_slider_writes_its_line(toy_tab, world):
     ('nurse,guard:2-3=0.5', ['nurse,guard:2-3=0.5', 'nurse:3=4']),
     ('*:3=0', ['*:3=0', 'nurse:3=2'])])
 def test_a_slider_shows_all_that_scales_its_sense(line, moved, tab, toy_page, world):
-    """Moved to 2, it writes the line that leaves the sense times 2, if one can."""
+    """Moved to 2, it writes the line after which the sense is doubled, if there is one."""
     load(tab, toy_page, link(PROMPT, line))
     open_token(tab, 2)
     card = tab.locator('#cards article[data-sense="3"]')
@@ -476,7 +476,7 @@ def test_it_writes_before_and_after_edits(tab, toy_page):
     assert now == PROMPT + write(tab, string=PROMPT, n=40, lines=['nurse:0'])
 
 
-N_SCRIPTS = 3  # that are in the page when it has started
+N_SCRIPTS = 3  # in the page once it has started
 
 
 @pytest.mark.slow
@@ -516,7 +516,7 @@ SIZES = {'page': (1280, 790), 'phone': (390, 844), 'landscape': (844, 390), 'nar
 @pytest.mark.slow
 @pytest.mark.parametrize('size', SIZES)
 def test_nothing_sticks_out(size, chromium, english_page):
-    """The window need not be scrolled sideways. A folder in SCREENSHOTS gets pictures."""
+    """The page never scrolls sideways. If SCREENSHOTS names a folder, pictures go there."""
     width, height = SIZES[size]
     viewport = {'width': width, 'height': height}
     with open_tab(chromium, viewport=viewport, is_mobile=min(width, height) < 500) as tab:

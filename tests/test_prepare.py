@@ -45,7 +45,7 @@ def gpt2():
     """GPT-2's encoding; skips the test if it is not available."""
     try:
         return tiktoken.get_encoding('gpt2')
-    except Exception as error:  # tiktoken and requests have kinds of their own
+    except Exception as error:  # tiktoken and requests raise their own kinds
         pytest.skip(f'no GPT-2 vocabulary: {error}')
 
 
@@ -377,7 +377,7 @@ def test_ctrl_c_leaves_nothing(halfway):
 
 @pytest.mark.slow
 def test_a_killed_prepare_leaves_nothing_that_looks_complete(halfway):
-    """No file has its final name, and the next prepare makes all of it and leaves nothing else."""
+    """No file has its final name, and the next prepare finishes the data and leaves no others."""
     halfway.kill()
     halfway.communicate(timeout=120)
     assert not set(os.listdir('data/own')).intersection(['train.bin', 'val.bin', 'meta.json'])

@@ -266,7 +266,7 @@ def test_export_writes_what_from_reads(out, capsys):
 
 
 def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
-    """The largest and the smallest C . E; -2 C raises what C lowered."""
+    """They have the largest and the smallest C . E; -2 C raises what C lowered."""
     C = world.model.senses(torch.tensor(world.id('nurse')))  # (k, d)
     expected = []
     for l, own in ((9, -2 * C[9]), (3, C[3])):
@@ -348,7 +348,7 @@ def test_sweep_has_the_next_words_at_five_weights(world, capsys):
 @pytest.mark.parametrize('asked, words', [
     (['she'], ['she']), (['she/he'], ['she', 'he']), ([], [])])
 def test_explain_has_all_terms_the_largest_first(asked, words, world, capsys):
-    """alpha * C . E, for a word, for the difference of two, or for the likeliest word."""
+    """It lists alpha * C . E for a word, for the difference of two, or for the likeliest word."""
     model = world.model
     edit = scale_senses([world.id('nurse')], [0, 1, 2, 3], 0.5)
     C = senses_after(model, world.idx, edit)  # (1, T, k, d)
@@ -369,7 +369,7 @@ def test_explain_has_all_terms_the_largest_first(asked, words, world, capsys):
 
 
 def test_control_characters_do_not_reach_the_terminal(out, capsys):
-    """Neither in tables, nor in texts, nor in errors."""
+    """They are left out of tables, texts and errors."""
     evil = 'The nurse\x1b[31m\x07\u202e'
     said = say(sample, capsys, '--start', evil, '--explain', 'she')
     said += say(sample, capsys, '--start', evil, '--probs', 'she')
@@ -380,5 +380,5 @@ def test_control_characters_do_not_reach_the_terminal(out, capsys):
 
 @pytest.mark.parametrize('text', ['a\u200db', 'a\tb', 'a\u00a0b', 'a\u3000b', 'a\u00adb'])
 def test_characters_of_other_scripts_stay(text):
-    """Joiners of emoji and Persian words, tabs of code, and spaces that are not ASCII's."""
+    """So do joiners in emoji and Persian words, tabs in code, and spaces outside ASCII."""
     assert printable(text) == text

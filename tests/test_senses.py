@@ -53,7 +53,7 @@ def edit_of(kind: str, model: Backpack) -> Edit:
 
 
 def test_affinities_are_those_of_each_word_and_sense(model):
-    """The logits of a bag over the largest logit, by a loop over all ids without padding."""
+    """They are a bag's logits over the largest logit, by a loop over all ids without padding."""
     model.wte.weight[V:] *= 100
     E = model.wte.weight
     ids = torch.tensor([5, 0, 33, 5])
@@ -68,7 +68,7 @@ def test_affinities_are_those_of_each_word_and_sense(model):
 
 
 def test_extremes_are_the_ends_of_all_logits_in_order(model):
-    """The largest first, then the smallest first, without padding rows."""
+    """The largest come first, then the smallest from the bottom up, without padding rows."""
     model.wte.weight[V:] *= 100
     C = model.senses(torch.tensor(7))  # (k, d)
     ids, added = senses.extremes(model, C, 4)
@@ -238,7 +238,7 @@ def test_a_replaced_word_loses_and_gains_what_section_63_says(model):
 
 
 def test_topic_control_is_the_loop_of_eq_15_to_20(model):
-    """delta by quantile (equal scores are above it), annealed by what was said, sense by sense."""
+    """delta depends on quantiles (a tie is above) and is annealed by what was said, per sense."""
     weights = (3.3, 2.2, 1.5, 0.9)
     projection = model.sense_network.final_mlp.c_proj
     projection.weight[:D] = 0  # sense 0 is the zero vector, so its scores are equal

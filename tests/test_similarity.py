@@ -56,7 +56,7 @@ def test_the_best_sense_of_each_set_is_named():
 
 
 def test_the_one_sense_is_chosen_on_half_of_the_first_set():
-    """By hand, on the toy world's adjectives."""
+    """The toy world's adjectives give the same choice by hand."""
     loaded = toy_loaded()
     pairs = similarity_data(loaded, None)['adjectives']
     half = pairs[:len(pairs) // 2]

@@ -97,7 +97,7 @@ def test_steering_raises_the_bag_in_every_text():
 
 
 def test_each_row_has_its_strength_and_each_text_its_topic():
-    """Row s of Table 12 is of texts under edits of strength s, each by the bag of its topic."""
+    """Row s of Table 12 has texts under edits of strength s, each with the bag of its topic."""
     s = toy_loaded()
     *_, table = topics.topic_tables([s], 3, 6, None)
     for strength, factors in enumerate(STRENGTHS):

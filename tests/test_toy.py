@@ -111,7 +111,7 @@ def test_the_surprisal_is_that_of_the_choices(stories):
 
 @pytest.mark.slow
 def test_the_bins_are_the_stories_and_stay_as_they_are(folder):
-    """The bytes of data/toy never change, are the stories, and have their surprisal as entropy."""
+    """data/toy holds the stories, in bytes that never change, and their surprisal as entropy."""
     prepare.main(['toy'])
     files = [Path('data/toy', name) for name in ('meta.json', 'train.bin', 'val.bin')]
     hashes = [hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files]

@@ -21,7 +21,7 @@ def test_a_locked_folder_is_refused():
 
 
 def test_a_lock_leaves_nothing_behind():
-    """Neither the file that held it, nor the folders made for it."""
+    """Neither its file nor the folders made for it remain."""
     with locked_folder(Path('out/run')):
         assert os.listdir('out/run') == ['.lock']
     assert os.listdir() == []
@@ -48,7 +48,7 @@ def test_a_file_is_flushed_while_open_for_writing(monkeypatch):
 
 @pytest.mark.parametrize('system', ['win32', 'darwin'])
 def test_no_system_but_linux_is_asked_for_glibc(system, monkeypatch):
-    """There, ctypes has no library without a name, or one without mallopt."""
+    """Elsewhere, ctypes opens no library without a name, or one without mallopt."""
     monkeypatch.setattr('sys.platform', system)
     monkeypatch.setattr(ctypes, 'CDLL', None)
     device.keep_freed_memory()
