@@ -1,11 +1,12 @@
-"""Learn an edit of senses from examples, one a line, and print what it changes and costs.
+"""Learn an edit of senses from examples, one per line, and print what it changes and costs.
 
     python edit.py capitals.txt --from english --out capitals.safetensors
     python sample.py --from english --edit @capitals.safetensors
 
-Each line is a prompt and what should follow it. A few senses of its words are moved so that it
-does (arXiv 2402.06155); the parameters of the model stay as they are. Texts on which nothing should
-change hold the model: a background, and texts that it writes from the examples itself.
+Each line has a prompt and what should follow it, or should not. edit.py moves a few senses of the
+words in the prompt to that end (arXiv 2402.06155). No parameter of the model changes. To limit side
+effects, it also trains on texts whose predictions should stay the same: a background text, and
+texts that the model generates from the examples.
 """
 
 import argparse
@@ -44,7 +45,7 @@ FORM_HELP = '\n'.join(f'  {form:<20} {wish}' for form, wish in FORMS.items())
 
 def make_parser() -> Parser:
     """Declare the flags."""
-    parser = Parser(prog='edit.py', description=f'{__doc__}\n\nThe lines:\n{FORM_HELP}',
+    parser = Parser(prog='edit.py', description=f'{__doc__}\n\nForms of a line:\n{FORM_HELP}',
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add('examples', metavar='FILE',
@@ -55,20 +56,21 @@ def make_parser() -> Parser:
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
     add('--wish', choices=WISHES,
-        help='what the rows of a .jsonl wish for [more; equal for suffix1 and suffix2]')
+        help='the wish of all rows in a .jsonl [more; equal for rows with suffix1 and suffix2]')
     add('--background', metavar='PATH',
-        help='text on which nothing should change, as eval.py loss --data takes it: half of it '
-             'holds the model, half gives a price [docs/tour.txt; toy stories for a toy model]')
+        help='text on which no prediction should change, in any form that eval.py loss --data '
+             'takes; half is for training, half for measuring the price of the edit '
+             '[docs/tour.txt; toy stories for a toy model]')
     add('--keep', metavar='FILE',
-        help='more lines, whose prompts should be followed by what follows them now')
+        help='more lines; the predictions after their prompts should stay the same')
     add('--budget', metavar='SHARE', type=number(float, 0), default=1e-3,
-        help='highest price, as a share of the loss on the text that gives it [0.001]')
+        help='largest increase in loss that the edit may cause, as a share of the loss [0.001]')
     add('--senses', metavar='N', type=number(int, 1), default=9,
-        help='senses that each example chooses [9]')
+        help='number of senses chosen for each example [9]')
     add('--steps', metavar='N', type=number(int, 1, 100_000),
-        help='steps of 5 examples [10 passes, at least 30 steps]')
+        help='training steps, each on 5 examples [enough for 10 passes, at least 30]')
     add('--lr', metavar='RATE', type=number(float, 1e-9, 100),
-        help='peak learning rate [5.12 over the width of the model: 0.02 for english]')
+        help='peak learning rate [5.12 / n_embd, which is 0.02 for english]')
     add('--seed', metavar='S', type=number(int, 0), default=0,
         help='random seed for the order of examples and the texts that the model writes [0]')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
@@ -79,8 +81,8 @@ def make_parser() -> Parser:
 def check_out(path: Path) -> None:
     """Raise UserError if we cannot write a learned edit to path, or if it is not our file."""
     if path.suffix != '.safetensors' or not path.parent.is_dir():
-        raise UserError(f'--out {path}: give a name in a folder that exists, that ends in '
-                        '.safetensors')
+        raise UserError(f'--out {path}: give a name that ends in .safetensors, in a folder that '
+                        'exists')
     if path.exists():
         with user_errors(f'--out {path}', 'give the name of a new file, or of a learned edit'):
             lines_of_shift(path)
@@ -124,7 +126,8 @@ def lines_table(title: str, edited: LoadedModel, examples: list[Example]) -> Tab
         what = 'p(A)/p(B)' if example.wish in ('order', 'equal') else 'p(A)'
         rows.append([example.line, what, old.item(), new.item()])
         if not is_one:
-            notes.append(f'Not fulfilled; do others contradict or compete? {example.line}')
+            notes.append('Not fulfilled (does another line contradict it or compete with it?): '
+                         f'{example.line}')
     columns = {'example': shortened, 'what': str, 'before': '.4g', 'after': '.4g'}
     return Table(title, columns, rows, notes)
 
@@ -155,10 +158,10 @@ def prices_table(texts: dict[str, tuple[Scores, Scores]], learned: Learned) -> T
                      *counts.values()])
     columns = {'on': '', 'tokens': ',', 'moved': ',', 'loss': '.3f', 'price': '+.5f', '%': '+.3f',
                'changed': ',', 'repaired': ',', 'broken': ','}
-    title = ('What the edit costs, in nats per token; tokens with a sense that moved; positions '
-             'whose likeliest next word changed')
-    notes = [f'The vectors are {learned.factor:.2f} of what was learned. --budget allows '
-             f'{learned.within:.2f}, and less fulfils the same examples.']
+    title = ('What the edit costs in nats per token, how many tokens have moved senses, and how '
+             'often the likeliest next word changed')
+    notes = [f'The learned vectors are scaled by {learned.factor:.2f}. --budget allows up to '
+             f'{learned.within:.2f}, which fulfils no more examples.']
     return Table(title, columns, rows, notes)
 
 
@@ -188,7 +191,7 @@ def run(argv: list[str]) -> None:
     check_out(args.out)
     csv_file = output_path('--csv', args.csv, CSV_BEGINS)
     if csv_file and csv_file.resolve() == args.out.resolve():
-        raise UserError(f'--out and --csv are both {args.csv}; give two names')
+        raise UserError(f'--out and --csv are both {args.csv}; give them different names')
     loaded = load_model(args.source, args.device)
     loaded.needs_senses('edit.py')
     model = loaded.model.requires_grad_(False)

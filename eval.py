@@ -4,7 +4,7 @@
     python eval.py gender --from out/small --baseline out/small_gpt
     python eval.py loss out/small out/small_4
 
-Without --baseline, it is the Transformer NAME_gpt beside the model NAME, if there is one.
+The default --baseline is the Transformer NAME_gpt next to the model NAME, if it exists.
 """
 
 import argparse
@@ -58,9 +58,9 @@ TABLES = {
     'loss': Kind(loss_table, 'Tables 2, 8', 'perplexity on held-out text'),
     'lambada': Kind(lambada_table, 'Table 2', 'predicting the last word of a passage'),
     'wikitext': Kind(wikitext_table, 'Table 2', "perplexity per word of WikiText's raw test set"),
-    'blimp': Kind(blimp_table, 'Table 2', 'choosing the grammatical one of two sentences'),
+    'blimp': Kind(blimp_table, 'Table 2', 'choosing the grammatical sentence in a pair'),
     'examples': Kind(
-        examples_table, '', 'how far texts do what examples wish for (edit.py), from --data FILE',
+        examples_table, '', 'how well a model fulfils the examples (see edit.py) in --data FILE',
         flags=('data', 'wish', 'threshold')),
     'similarity': Kind(
         similarity_table, 'Table 4', 'word similarity, by each sense', needs_senses=True),
@@ -70,7 +70,7 @@ TABLES = {
         topic_tables, 'Table 12', 'topic control, compared with PPLM on the Transformer',
         flags=('texts', 'length', 'step_sizes'), needs_senses=True),
     'senses': Kind(
-        senses_table, '', 'the loss on a text without each sense, and its part in the sum',
+        senses_table, '', "loss on a text with each sense off, and the sense's share of the sum",
         needs_senses=True)}
 
 
@@ -85,12 +85,13 @@ def shared_flags() -> Parser:
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name (default: the newest Backpack in out/, else english)')
     add('--baseline', metavar='MODEL',
-        help='Transformer to compare with (default: NAME_gpt beside the model NAME, if it exists)')
+        help='Transformer to compare with (default: NAME_gpt next to the model NAME, if it exists)')
     add('--data', metavar='PATH',
-        help='benchmark file, or a folder to search for it (default: the Hub; similarity: none, '
-             'but a toy model has its own pairs). For loss and senses, a text file, a folder in '
-             'data/ or a .bin file (default: val.bin of the training data). For gender, a text '
-             'file with a noun or a prompt with {} on each line (default: those of the paper)')
+        help='benchmark file, or a folder to search for it (default: download it from the Hub; '
+             'similarity has no default, except for a toy model). For loss and senses, a text '
+             'file, a folder in data/ or a .bin file (default: val.bin of the training data). For '
+             "gender, a text file with a noun or a prompt with {} on each line (default: the "
+             "paper's)")
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
@@ -108,7 +109,7 @@ def make_parser() -> Parser:
     parser.set_defaults(runs=[], edits=None, lender=None, strength=None)
     commands = parser.add_subparsers(
         dest='table', metavar='TABLE', required=True,
-        help='one of those above, or all; eval.py TABLE --help lists its flags')
+        help='a table from the list above, or all; eval.py TABLE --help lists its flags')
     shared = shared_flags()
     of = {name: commands.add_parser(name, parents=[shared]) for name in ('all', *TABLES)}
     for name in ('topic', 'all'):
@@ -118,24 +119,24 @@ def make_parser() -> Parser:
         add('--length', type=number(int, 1), metavar='N', default=100,
             help='tokens per text [100]')
         add('--step-sizes', type=number(float, 0, 1000), nargs='+', metavar='S',
-            help="step sizes of PPLM [the paper's; in the toy world 0.2 0.3 0.5]")
+            help="step sizes of PPLM [the paper's and larger ones; toy models: 0.2 0.3 0.5]")
     add = of['examples'].add_argument
     add('--wish', choices=WISHES,
-        help='what the rows of a .jsonl wish for [more; equal for suffix1 and suffix2]')
+        help='the wish of all rows in a .jsonl [more; equal for rows with suffix1 and suffix2]')
     add('--threshold', type=number(float, 1e-9), metavar='X',
-        help='success: a probability of at least X [0.2], for less below X [0.001]; for order at '
-             'least X times as likely [16], for equal at most [1.5]')
+        help='what counts as success: p(A) at least X for more [0.2], below X for less [0.001]; A '
+             'at least X times as likely as B for order [16], no more than that for equal [1.5]')
     for name, kind in TABLES.items():
         if kind.needs_senses:
             continue
         add = of[name].add_argument
-        add('runs', nargs='*', metavar='RUN', help='models to compare, in place of --from')
+        add('runs', nargs='*', metavar='RUN', help='models to compare, instead of --from')
         add('--edit', '--senses-off', dest='edits', metavar='LINE', nargs='+', action='extend',
             help='also score the first model with these edits: nurse:10, or @FILE with one per '
                  'line; sample.py --help lists the forms')
         add('--lender', metavar='MODEL',
-            help='edit this Backpack instead, and change the predictions of the first model as '
-                 'the edit changes those of the Backpack')
+            help='edit this Backpack instead, and make the same change to the log-probabilities '
+                 'of the first model; both need the same vocabulary')
         add('--strength', type=number(float, 0), metavar='B',
             help='multiply the changes that --lender makes (0: none) [1]')
     return parser
@@ -197,8 +198,8 @@ def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
     lender.needs_senses('--edit')
     changes = parse_lines(lines)
     if any(isinstance(change, Topic) for change in changes):
-        raise UserError('an edit of a topic would see the later tokens of each text; use other '
-                        'edits here, or sample.py')
+        raise UserError('a topic edit depends on later tokens, so no text can be scored under it; '
+                        'use other edits here, or sample.py')
     texts = [torch.tensor([ids], device=loaded.device) for ids in prompts]  # (1, T) each
     edit, sentences = make_edit(changes, lender.model, lender.encoding, texts)
     name = f'{loaded.name} under {", ".join(lines)}'

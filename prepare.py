@@ -83,7 +83,7 @@ def warn_of_copies(train, val) -> None:
     held_out = set(val['text'])
     copies = sum(text in held_out for rows in train.iter(1000) for text in rows['text'])
     if copies:
-        print(f'{copies:,} documents to train on are also held out: the same text, more than once')
+        print(f'training documents identical to held-out ones: {copies:,}')
 
 
 def write_bin(path: Path, texts, encoding: Encoding) -> None:

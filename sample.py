@@ -7,10 +7,10 @@
     python sample.py --start "The nurse said that" --html page.html
 
 With --show, --find, --similar, --explain, --probs or --sweep, sample.py prints only tables.
-Otherwise it generates text; with edits, it generates text before and after them.
+Otherwise it generates text. If you give edits, it generates text both without and with them.
 
-A word of an edit can be a list: nurse,teacher,guard, or @FILE with one word per line. Equations,
-tables and figures are those of "Backpack Language Models", https://arxiv.org/abs/2305.16765.
+The word in an edit can be a list: nurse,teacher,guard, or @FILE with one word per line. Equation,
+table and figure numbers refer to "Backpack Language Models", https://arxiv.org/abs/2305.16765.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from rucksack.words import PROMPT, parse_bag, parse_pair, read_lines, read_promp
 SEVERAL = dict(nargs='+', action='extend', default=[])  # flags with several values, or repeated
 LISTS = dict(action='extend', default=[])  # flags with a list as their value, or repeated
 EDIT_HELP = '\n'.join([
-    'A LINE is one of these; quote lines with spaces or *.\n',
+    'A LINE has one of these forms. Put it in quotes if it contains spaces or *.\n',
     *(f'  {form:<28} {meaning}' for form, meaning in FORMS.items()),
     f'\nTopics: {", ".join(BAGS)}'])
 
@@ -54,8 +54,8 @@ def make_parser() -> Parser:
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
     add('--start', metavar='TEXT', type=parse_prompt, **LISTS,
-        help='the prompt, or @FILE with one prompt per line (a line may begin with @); {} stands '
-             f'for each of --words, or for itself without --words [{PROMPT}]')
+        help='the prompt, or @FILE with one prompt per line; with --words, {} is replaced by each '
+             f'word in turn [{PROMPT}]')
     add('--words', metavar='LIST', type=word_list, **LISTS,
         help='words for {} in --start, and for --find A/B: nurse,teacher,guard or @nouns.txt')
     add('--num-samples', metavar='N', type=number(int, 0), default=2,
@@ -67,7 +67,7 @@ def make_parser() -> Parser:
     add('--top-k', metavar='K', type=number(int, 1),
         help='sample only from the K likeliest tokens')
     add('--seed', metavar='S', type=number(int, 0), default=0,
-        help='random seed of text 1; text 2 uses S + 1, and so on [0]')
+        help='random seed for text 1; text 2 uses S + 1, and so on [0]')
     add('--device', metavar='D', default='auto',
         help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
@@ -88,10 +88,10 @@ def add_groups(parser: Parser) -> None:
         help='the ten words that each sense of WORD raises and lowers most')
     add('--find', metavar='A/B|A+B', type=parse_find, **SEVERAL,
         help='the senses that best separate A from B (or the pairs in @FILE, one A/B per line); '
-             'with --words, how far each sense of these words separates them; A+B: the senses '
+             'with --words, how far each sense of these words separates A from B; A+B: the senses '
              'that favour both words (Eq. 17)')
     add('--similar', metavar='WORD', **SEVERAL,
-        help='the words most like WORD in each sense (Eq. 13, Eq. 14)')
+        help='the words most similar to WORD, sense by sense (Eq. 13, Eq. 14)')
     add = parser.add_argument_group('explain the prediction after the prompt').add_argument
     add('--explain', metavar='WORD|A/B', type=parse_words, nargs='?', const=[],
         help='what each sense of each token adds to the logit of WORD [the likeliest word], or '
@@ -99,12 +99,12 @@ def add_groups(parser: Parser) -> None:
     add('--probs', metavar='LIST', type=word_list, **LISTS,
         help='the probability of these words before and after edits, one row per prompt: she,he')
     add('--sweep', metavar='WORD[:SENSES]', type=parse_look, **SEVERAL,
-        help='the next words while these senses are scaled from 0 to 1 (Figure 3)')
+        help='the next words as these senses are scaled from 0 to 1 (Figure 3)')
     add = parser.add_argument_group('edit senses, in the order given', EDIT_HELP).add_argument
     add('--edit', '--senses-off', dest='edits', metavar='LINE', **SEVERAL, help='change senses')
     add('--lender', metavar='MODEL',
-        help='edit this Backpack instead, and change the predictions of --from as the edit '
-             'changes those of the Backpack; both need the same vocabulary')
+        help='edit this Backpack instead, and make the same change to the log-probabilities of '
+             'the --from model; both need the same vocabulary')
     add('--strength', metavar='B', type=number(float, 0),
         help='multiply the changes that --lender makes (0: none) [1]')
 
@@ -134,7 +134,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     if (flags.export or flags.html) and (flags.changes or flags.is_look):
         parser.error('--export and --html write the unedited model; drop the other flags')
     if flags.csv and not (flags.changes or flags.is_look):
-        parser.error('--csv writes tables; add a flag that looks, explains or edits')
+        parser.error('--csv needs a table; add --show, --find, --similar, --explain, --probs, '
+                     '--sweep or --edit')
     has_place = any('{}' in start for start in flags.start)
     has_pairs = any(pairs for _, pairs, _ in flags.find)
     if flags.words and not (has_place or has_pairs):
@@ -213,7 +214,7 @@ def warnings(scaled: list, loaded: LoadedModel, texts: list[Tensor]) -> list[str
     longer = [word for word, (touched, whole) in counts.items() if touched > whole]
     lines = []
     if absent:
-        lines.append(f'Not in any prompt, so without effect on the next word: {", ".join(absent)}')
+        lines.append(f'Not in any prompt, so no effect on the next word: {", ".join(absent)}')
     if longer:
         lines.append(f'Part of a longer word in a prompt, and edited there: {", ".join(longer)}')
     return lines
@@ -290,9 +291,9 @@ def run(argv: list[str]) -> None:
         lender.edit = loaded.edit
         notices += sentences
         if flags.lender and flags.looks_at_senses:
-            notices.append(f'All tables but --probs are about {lender}, whose senses are lent.')
+            notices.append(f'All tables except --probs show the lender, {lender}.')
         if flags.find or flags.similar:
-            notices.append('--find and --similar look at senses as they are without the edit.')
+            notices.append('--find and --similar show the senses without the edit.')
     for line in warnings(flags.changes + flags.sweep, loaded, texts):  # first: a likely typo
         print(printable(line))
     print(loaded.about())

@@ -44,25 +44,27 @@ from rucksack.weights import make_model
 class Settings:
     """The settings of a run. Each has a default, a line of --help and, where needed, a range."""
 
-    out_dir: str = setting('', 'folder for the run (empty: out/ and the name of config or dataset)')
+    out_dir: str = setting('', 'folder for the run (empty: out/NAME, after the config or dataset)')
     init_from: str = setting('scratch', 'scratch, resume, or a model: file, folder or Hub name')
     overwrite: bool = setting(False, 'replace the run in out_dir at the first save')
     dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
-    model: str = setting('backpack', 'backpack, or gpt, its baseline', choices=('backpack', 'gpt'))
+    model: str = setting('backpack', 'gpt is the baseline Transformer', choices=('backpack', 'gpt'))
     n_layer: int = setting(12, 'layers (a loaded model keeps its own sizes)', high=10_000)
     n_head: int = setting(12, 'attention heads')
     n_embd: int = setting(768, 'embedding width')
     n_sense: int = setting(16, 'senses per token', low=1)
     sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
-    block_size: int = setting(512, "context length, at most a loaded model's", low=2)
+    block_size: int = setting(512, "context length, no longer than a loaded model's", low=2)
     dropout: float = setting(0.0, 'dropout in the contextualizer (the Transformer)')
     batch_size: int = setting(32, 'chunks of text per micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(1, 'micro-batches per step, in total', low=1)
+    gradient_accumulation_steps: int = setting(
+        1, 'micro-batches per step, over all processes', low=1)
     max_iters: int = setting(100_000, 'optimizer steps')
-    optimizer: str = setting('muon', 'muon (matrices), or adamw', choices=('adamw', 'muon'))
+    optimizer: str = setting(
+        'muon', 'muon (hidden matrices; AdamW for the rest) or adamw', choices=('adamw', 'muon'))
     learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
     muon_lr: float = setting(3e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'multiplier for the rates of contextualizer and embeddings')
+    loaded_lr: float = setting(1.0, 'factor for learning rates of embeddings and contextualizer')
     warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5% of max_iters)', low=-1)
     min_lr: float = setting(0.0, 'final learning rate of AdamW; Muon decays by the same factor')
     weight_decay: float = setting(0.1, 'weight decay for matrices')
@@ -70,13 +72,14 @@ class Settings:
     beta1: float = setting(0.9, 'first beta of AdamW', high=0.9999999)
     beta2: float = setting(0.95, 'second beta of AdamW', high=0.9999999)
     grad_clip: float = setting(1.0, 'clip gradients to this norm (0: never)')
-    eval_interval: int = setting(1000, 'steps between evaluations, each with a checkpoint', low=1)
-    eval_iters: int = setting(100, 'validation batches per evaluation (always the same)', low=1)
+    eval_interval: int = setting(1000, 'steps between evaluations; each saves a checkpoint', low=1)
+    eval_iters: int = setting(100, 'validation batches per evaluation, the same each time', low=1)
     keep_every: int = setting(0, 'keep a checkpoint every N steps, as ckpt-STEP.pt (0: never)')
     log_interval: int = setting(10, 'steps between log lines', low=1)
-    wandb_log: bool = setting(False, 'also log to Weights & Biases, to project $WANDB_PROJECT')
+    wandb_log: bool = setting(False, 'also log to Weights & Biases, project $WANDB_PROJECT')
     device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
-    dtype: str = setting('auto', 'auto: bfloat16 if fast', choices=('auto', 'float32', 'bfloat16'))
+    dtype: str = setting(
+        'auto', 'auto: bfloat16 where it is fast', choices=('auto', 'float32', 'bfloat16'))
     compile: bool = setting(True, 'use torch.compile (CUDA, or a CPU with a C++ compiler)')
     seed: int = setting(1337, 'random seed for parameters, data order and dropout')
 
@@ -135,7 +138,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         discard_output()
     n_micro = s.gradient_accumulation_steps
     if n_micro % world:
-        raise UserError(f'{world} processes cannot share gradient_accumulation_steps={n_micro}')
+        raise UserError(f'{world} processes cannot share gradient_accumulation_steps={n_micro}; '
+                        f'choose a multiple of {world}')
 
     # ---- The device and its number format. The model multiplies matrices in dtype. Parameters and
     # the optimizers' averages stay in float32, because bfloat16 would round away small updates.
@@ -160,7 +164,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     folder = data_folder(s.dataset)
     meta = read_meta(folder)
     if checkpoint and checkpoint['data'] != data_id(meta):
-        raise UserError(f'{s.out_dir} was trained on other data than is in {folder} now')
+        raise UserError(f'{folder} has changed since {s.out_dir} was trained on it; start a new '
+                        f'run with --init_from={s.out_dir}/ckpt.pt and another --out_dir')
     tokens = {name: read_bin(folder / f'{name}.bin', meta) for name in ('train', 'val')}
     n_chunks = {name: (len(ids) - 1) // s.block_size for name, ids in tokens.items()}
     if min(n_chunks.values()) == 0:
@@ -306,8 +311,10 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         if step != saved_step:  # stopped between evaluations
             save('ckpt.pt')
     except (FloatingPointError, OSError) as error:  # not finite, or a file cannot be written
-        saved = 'nothing' if saved_step is None else f'{out}/ckpt.pt, of step {saved_step}'
-        complain('train.py', f'{error}; saved is {saved}')
+        saved = 'nothing was saved'
+        if saved_step is not None:
+            saved = f'the last checkpoint is {out}/ckpt.pt, from step {saved_step}'
+        complain('train.py', f'{error}; {saved}')
         return 1
     finally:
         forget_signals()

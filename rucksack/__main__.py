@@ -10,7 +10,7 @@ SCRIPTS = ('prepare', 'train', 'sample', 'edit', 'eval')
 
 def run(argv: list[str]) -> None:
     """Run the script that the first word names, with the other words as its arguments."""
-    parser = Parser(prog='rucksack', description='Run a script; rucksack SCRIPT --help tells more.')
+    parser = Parser(prog='rucksack', description='Run a script; see rucksack SCRIPT --help.')
     parser.add_argument('script', choices=SCRIPTS, metavar='|'.join(SCRIPTS))
     script = parser.parse_args(argv[:1]).script
     import_module(f'rucksack.{script}').main(argv[1:])

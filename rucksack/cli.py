@@ -54,8 +54,8 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         if isinstance(error, RuntimeError) and 'allocate' not in str(error):
             raise
         code = 2
-        complain(script, 'out of memory; work on less at once: with train.py, lower --batch_size '
-                         'and raise --gradient_accumulation_steps to match')
+        complain(script, 'out of memory; use a smaller model or shorter texts or, for train.py, '
+                         'lower --batch_size and raise --gradient_accumulation_steps to match')
     except KeyboardInterrupt:
         code = 130
         complain(script, 'interrupted')
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         """Raise UserError, where argparse would print the usage and exit."""
-        raise UserError(f'{message}; --help lists all')
+        raise UserError(f'{message}; see --help')
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does, with each flag spelled as it was declared.
@@ -123,7 +123,7 @@ def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str
     def parse(text: str) -> float:
         value = kind(text)
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f'{text!r} is not from {low} to {high}')
+            raise argparse.ArgumentTypeError(f'{text!r} is not in the range {low} to {high}')
         return value
 
     parse.__name__ = kind.__name__  # argparse says "invalid int value"

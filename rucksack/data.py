@@ -16,7 +16,7 @@ MAKE_IT_AGAIN = 'repeat its prepare.py command with --overwrite'
 def data_folder(name: str) -> Path:
     """Return the folder of a dataset, data/NAME; raises UserError if it would be elsewhere."""
     if not re.fullmatch(r'\w[\w.-]*', name):
-        raise UserError(f'{name!r} is not the name of a folder in data/: letters, digits, _, -, .')
+        raise UserError(f'{name!r} cannot name a folder in data/; use letters, digits, _, - and .')
     return Path('data', name)
 
 
@@ -30,7 +30,8 @@ def read_meta(folder: Path) -> dict:
             meta = load_json(path)
             n_vocab = vocab_size(meta['tokenizer'])
             if meta['vocab_size'] != n_vocab:
-                raise ValueError(f'its tokenizer has {n_vocab:,} ids')
+                raise ValueError(f'vocab_size is {meta["vocab_size"]}, but its tokenizer has '
+                                 f'{n_vocab} ids')
             return meta
     if (folder / 'meta.pkl').exists():
         raise UserError(f'{folder} has a meta.pkl: its ids are characters, not GPT-2 tokens; '
@@ -63,15 +64,15 @@ def read_bin(path: Path, meta: dict) -> np.ndarray:
     if 'sha256' not in meta:  # not made by prepare.py
         start = ids[:1 << 20]
         if start[:3].tobytes() == b'\x93NUMPY':
-            raise UserError(f'{path} is a .npy file; write its ids alone, with tofile')
+            raise UserError(f'{path} is a .npy file; save the ids with ids.tofile(path)')
         if start[0::2].any() != start[1::2].any():  # every second id is 0
-            raise UserError(f'{path} does not hold uint16 ids, as nanoGPT writes them, but wider '
-                            'numbers')
+            raise UserError(f'{path} holds numbers wider than uint16; write uint16 ids, as nanoGPT '
+                            'does')
     return ids
 
 
 def check_ids(ids: np.ndarray, meta: dict, path: Path) -> None:
     """Raise UserError for an id beyond the vocabulary."""
     if ids.max() >= meta['vocab_size']:
-        raise UserError(f'{path} holds the id {ids.max()}, beyond a vocabulary of '
-                        f'{meta["vocab_size"]:,}; {MAKE_IT_AGAIN}')
+        raise UserError(f'{path} holds the id {ids.max()}, but its vocabulary has only '
+                        f'{meta["vocab_size"]:,} ids; {MAKE_IT_AGAIN}')

@@ -80,8 +80,8 @@ def can_compile(device: str) -> bool:
         assert device != 'mps'
         torch.compile(torch.sin)(torch.ones(2, device=device))
     except Exception:  # of many types: no compiler, no Python.h, a folder with a space
-        print(f'{device}: without torch.compile, which fails here; it needs CUDA, or a C++ '
-              'compiler and the headers of Python')
+        print(f'{device}: running without torch.compile, which fails here; it needs CUDA, or a C++ '
+              'compiler and the Python headers')
         return False
-    print('compiling, which takes a minute or two ...', flush=True)
+    print('compiling; this takes a minute or two ...', flush=True)
     return True

@@ -33,7 +33,7 @@ def open_unpacked(path: str, file=None):
 def decoded(content: bytes) -> str:
     """Decode UTF-8 and turn \\r\\n into \\n; raises ValueError for NULs."""
     if b'\0' in content:
-        raise ValueError('it holds NULs, as UTF-16 does; save it as UTF-8')
+        raise ValueError('it contains NUL bytes and may be UTF-16; save it as UTF-8')
     return content.decode('utf-8-sig').replace('\r\n', '\n')
 
 
@@ -50,7 +50,7 @@ def texts_of_rows(rows: Iterable, field: str) -> Texts:
             if isinstance(row, bytes):
                 row = json.loads(row)
             if not isinstance(row, dict):
-                raise UserError('it is not an object on one line')
+                raise UserError('it is not a JSON object; write one object per line')
             text = row.get(field)
             is_found = is_found or field in row
             if not isinstance(text, str | None):
@@ -111,7 +111,7 @@ def read_text(path: str, field: str, skipped: Counter) -> Texts:
     if len(documents) == 1:
         yield documents[0]
         return
-    print(printable(f'{path}: {END_OF_TEXT} ends a document, {len(documents) - 1:,} times'))
+    print(printable(f'{path}: split into {len(documents):,} documents at {END_OF_TEXT}'))
     for text in documents:
         yield text.strip()
 
@@ -178,7 +178,7 @@ def why_skipped(name: str, is_file: bool, is_known: object) -> str:
         return 'hidden'
     if not is_file:
         return 'not a file'
-    return '' if is_known else 'of an unknown kind'
+    return '' if is_known else 'of an unknown type'
 
 
 # -----------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def files_at(path: str, seen: set, skipped: Counter) -> Iterator[str]:
     file = os.stat(path)
     number = (file.st_dev, file.st_ino)
     if number in seen:  # two names, or a link that leads back
-        skipped['read already'] += 1
+        skipped['already read'] += 1
         return
     seen.add(number)
     if not os.path.isdir(path):
@@ -241,7 +241,7 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
             with user_errors(source):
                 read = reader_of(source)
                 if read is None:  # a file named by the user
-                    print(f'{source}: read as plain text; known are {FORMATS}')
+                    print(f'{source}: unknown file type, read as plain text; known: {FORMATS}')
                     read = read_text
                 for text in read(source, field, skipped):
                     if text:

@@ -48,10 +48,10 @@ FORMS = {  # form of a line -> what it does
     'nurse:she/he': 'turn off the sense that most separates she from he after the prompt',
     '*:3': 'turn off sense 3 of every word',
     'MacBook: Apple -> HP': 'give HP what MacBook gave Apple',
-    'topic music=2': 'turn up the senses that favour a topic of Table 10',
-    'topic jazz, piano': 'the same for words; strength 0 to 3 [2], or four factors',
-    '@FILE.safetensors=0.5': 'apply an edit learned by edit.py, times 0.5 [1]',
-    '@FILE': 'a file with one LINE per line; @FILE:10 has one word per line'}
+    'topic music=2': 'turn up the senses that favour a topic from Table 10',
+    'topic jazz, piano': 'the same for your own words (strength: 0 to 3 [2], or four factors)',
+    '@FILE.safetensors=0.5': 'apply an edit learned by edit.py, scaled by 0.5 [1]',
+    '@FILE': 'a file with one LINE per line (for @FILE:10, one word per line)'}
 
 
 # -----------------------------------------------------------------------------
@@ -227,11 +227,11 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
             scores, = topic_scores(model, encoding, [change.bag])  # (V, k)
             steps.append(topic(model, scores, change.factors))
             bag_of_words = ', '.join(change.bag)
-            sentences.append(f'Topic: {bag_of_words}; senses times {change.factors}')
+            sentences.append(f'Topic: {bag_of_words}; senses scaled by {change.factors}')
         elif isinstance(change, FromFile):
             shift = load_shift(change.path, model, encoding)
             steps.append(shift.edit(change.factor))
-            sentences.append(f'Learned, times {change.factor:g}: {len(shift.ids)} senses '
+            sentences.append(f'Learned edit, scaled by {change.factor:g}: {len(shift.ids)} senses '
                              f'({change.path})')
         elif isinstance(change, Replacement):
             old, new = word_ids(encoding, [change.old, change.new])
@@ -242,7 +242,7 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
         else:
             words, numbers, what = find_senses(change, model, encoding, prompts)
             steps.append(scale_senses(words, numbers, change.factor))
-            verb = f'Times {change.factor:g}' if change.factor else 'Off'
+            verb = f'Scaled by {change.factor:g}' if change.factor else 'Off'
             sentences.append(f'{verb}: {what}')
     return compose(steps), sentences
 

@@ -82,8 +82,8 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
     for one in examples:
         n = len(one.prompt) + max(len(one.likelier), len(one.less_likely)) - 1
         if n > block_size:
-            raise UserError(f'{quoted_start(one.line)} has {n} tokens before its last; the model '
-                            f'reads {block_size}: shorten its prompt')
+            raise UserError(f'{quoted_start(one.line)} has {n} tokens before its last one, but the '
+                            f'model reads at most {block_size}; shorten its prompt')
     return examples
 
 
@@ -116,7 +116,7 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
             wish = 'equal' if 'suffix1' in found else 'more'
         names = ['suffix1', 'suffix2'] if wish in ('order', 'equal') else ['suffix']
         if found != names:
-            raise ValueError(f'{wish} takes {names}, and it has {found}')
+            raise ValueError(f'{wish} takes {names}, but this row has {found}')
         texts = ['' + row[name] for name in ['prefix', *names]]  # TypeError for anything but text
         ''.join(texts).encode()  # UnicodeEncodeError for a lone surrogate
     return texts, wish
@@ -143,8 +143,8 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
     second = rest[0] if rest else []
     n = min(len(first), len(second))
     if second and first[:n] == second[:n]:  # the longer one cannot be likelier
-        raise UserError(f'{quoted_start(line)}: as tokens, one of A and B is the beginning of '
-                        'the other; add the same next word to both')
+        raise UserError(f'{quoted_start(line)}: in tokens, A is the start of B, or B is the start '
+                        'of A; add the same next word to both')
     return Example(line, prompt, first, second, are_equals=wish == 'equal')
 
 

@@ -24,7 +24,7 @@ def output_path(flag: str, path: str | None, begins: str) -> Path | None:
         raise UserError(f'{temporary} is in the way of {flag}; move it')
     contents = file.read_bytes() if file.exists() else b''
     if contents and not contents.startswith(begins.encode()):
-        raise UserError(f'{flag} would replace {path}, which is not of its kind; '
+        raise UserError(f'{flag} would replace {path}, which is a different kind of file; '
                         'give another name')
     return file
 
@@ -78,7 +78,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise UserError(f'another process is writing to {folder}; wait for it, or name another')
+        raise UserError(f'another process is writing to {folder}; wait, or choose another folder')
     try:
         yield
     finally:

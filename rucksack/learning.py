@@ -436,9 +436,10 @@ def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
         d = model.config.n_embd
         width = shift.vectors.shape[-1]
         if width != d:
-            raise UserError(f'its vectors have width {width}, for another model; this one has {d}')
+            raise UserError(f'its vectors have width {width}, but this model has width {d}; learn '
+                            'it again with edit.py')
         if shift.vectors.shape != (len(shift.ids), d) or (shift.numbers < 0).any():
-            raise ValueError('it has no vector for each sense, or a sense below 0')
+            raise ValueError('it lacks the vector of a sense, or has a negative sense number')
         idx = shift.ids[None]  # (1, P)
         moved = shift.edit()(idx, model.senses(idx))
         if not moved.isfinite().all():

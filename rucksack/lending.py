@@ -106,8 +106,9 @@ def lend(loaded: LoadedModel, lender: LoadedModel, strength: float | None = None
         strength = 1.0
     differ = ids_that_differ(lender.encoding, loaded.encoding)
     if differ:
-        raise UserError(f'{loaded.name} and {lender.name} have different vocabularies (id '
-                        f'{differ[0]} and {len(differ) - 1:,} others); choose another --lender')
+        raise UserError(f'{loaded.name} and {lender.name} have different vocabularies '
+                        f'({len(differ):,} ids differ, starting with id {differ[0]}); choose '
+                        'another --lender')
     model = Lent(loaded.model, lender.model, strength)
     name = f'{loaded.name} with senses of {lender.name}'
     if strength != 1:

@@ -103,7 +103,7 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
         newest = newest_backpack()
         if newest:
             name = str(newest)
-            why = '; the newest in out/ (real English: --from english)'
+            why = '; the newest in out/ (for real English: --from english)'
         why += '. Sense numbers differ between models.'
     path = find(name)
     model, tokenizer = from_pretrained(path)

@@ -50,7 +50,7 @@ class RunLog:
 
         Raises UserError without wandb or a login.
         """
-        hint = 'pip install wandb and log in, or leave it out'
+        hint = 'pip install wandb and log in, or drop --wandb_log'
         with user_errors('--wandb_log', hint, problem='cannot be used'):
             import wandb
             self.wandb = wandb.init(config=asdict(self.s), id=self.wandb_id, resume='allow')
@@ -93,7 +93,7 @@ class RunLog:
             left = timedelta(seconds=tokens_left // max(1, row['tokens_per_second']))
             numbers.append(f'{left} left')
         if 'senses_by_position' in row:
-            numbers.append('stuck senses are normal at first, else see docs/training.md')
+            numbers.append('stuck senses are normal early on; later, see docs/training.md')
         return ', '.join(numbers)
 
 

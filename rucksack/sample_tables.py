@@ -60,7 +60,7 @@ def show(loaded: LoadedModel, chosen: SensesOf, prompts: Prompts) -> Table:
     Raises UserError for *, because each word has senses of its own.
     """
     if chosen.word == '*':
-        raise UserError(f'--show {chosen.text!r}: * is every word; give one')
+        raise UserError(f'--show {chosen.text!r}: * means every word; give one word')
     model = loaded.model
     encoding = loaded.encoding
     _, numbers, _ = find_senses(chosen, model, encoding, [idx for _, idx in prompts])
@@ -225,7 +225,7 @@ def sweep(loaded: LoadedModel, scaled: SensesOf, idx: Tensor, prompts: Prompts) 
     for factor in (0, 0.25, 0.5, 0.75, 1):
         scale = senses.scale_senses(words, numbers, factor)
         edits[str(factor)] = senses.compose([loaded.edit, scale])
-    title = f'The next words with {what} scaled by 0 to 1'
+    title = f'The next words with {what} scaled from 0 to 1'
     return next_words(loaded, title, idx, edits)
 
 

@@ -42,7 +42,7 @@ def parse(parser: Parser, words: list[str]) -> dict:
     if unknown:
         flag = unknown[0].partition('=')[0]
         nearest = difflib.get_close_matches(flag, parser._option_string_actions, 1, cutoff=0)
-        raise UserError(f'there is no {flag}; {nearest[0]} is the nearest, --help lists all')
+        raise UserError(f'unknown setting {flag}; did you mean {nearest[0]}? See --help')
     return vars(args)
 
 
@@ -70,6 +70,7 @@ def parse_settings(kind: type[Settings], argv: list[str]) -> tuple[Settings, set
     Returns the settings, the names set by flags, and the paths of the config files.
     """
     parser = Parser('train.py', 'train.py [config.py ...] [--key=value ...]',
+                    'Train a Backpack or its baseline Transformer.',
                     allow_abbrev=False, argument_default=argparse.SUPPRESS)  # no defaults
     parser.add_argument('configs', nargs='*', metavar='config.py',
                         help='files of key = value lines')

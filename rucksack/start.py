@@ -32,7 +32,7 @@ def refuse_to_replace(folder: Path) -> None:
     for file in sorted(folder.glob('*')):  # none if another process has yet to make the folder
         if not re.fullmatch(r'log\.csv|(ckpt|ckpt-\d+|best)\.pt', file.name):
             continue
-        raise UserError(f'{file} exists; continue it with --init_from=resume, '
+        raise UserError(f'{file} exists; continue the run with --init_from=resume, '
                         'replace it with --overwrite, or choose another --out_dir')
 
 
@@ -50,9 +50,9 @@ def load_run(s: Settings, flags: set[str]) -> tuple[dict, Settings]:
     """
     path = Path(s.out_dir, 'ckpt.pt')
     checkpoint = load_file(path)
-    hint = f'fine-tune its parameters with --init_from={path}'
+    hint = f'to fine-tune its parameters, use --init_from={path}'
     if 'optimizers' not in checkpoint:
-        raise UserError(f'{path} has parameters alone; {hint}')
+        raise UserError(f'{path} has no state to resume from; {hint}')
     with user_errors(path, hint):
         checkpoint['step'] = int(checkpoint['step'])
         checkpoint['path'] = path

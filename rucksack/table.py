@@ -105,7 +105,7 @@ def write_csv(path: Path, tables: dict[str, Table]) -> None:
             names.append(name)
             rows.append(csv_row(table, row))
     if not rows:
-        print(f'{printable(str(path))}: not written, as no table has a row', file=sys.stderr)
+        print(f'{printable(str(path))}: not written, because no table has a row', file=sys.stderr)
         return
     frame = pandas.DataFrame(rows, names, dtype=object)
     text = frame.to_csv(index_label=FIRST_COLUMN, quoting=csv.QUOTE_NONNUMERIC)

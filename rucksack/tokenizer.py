@@ -294,7 +294,7 @@ def description_of(tokenizer: dict, end: int | None = None) -> dict:
         if checksum == GPT2_MERGES and not is_numbered_anew:
             return GPT2
         if merges != merges_of(dict(zip(tokens, ids))):
-            raise ValueError('tiktoken would make its tokens by other merges')
+            raise ValueError('tiktoken would make its tokens from other merges')
     if is_numbered_anew:
         description |= {'ids': ids, 'special': special}
     return description
@@ -316,4 +316,4 @@ def check_parts(tokenizer: dict) -> None:
     for name in ('pre_tokenizer', 'post_processor', 'add_prefix_space', 'normalizer', 'dropout',
                  'continuing_subword_prefix', 'end_of_word_suffix', 'byte_fallback', 'added token'):
         if settings.get(name):
-            raise ValueError(f'its {name} is {json.dumps(settings[name])}')
+            raise ValueError(f'its {name} is not supported: {json.dumps(settings[name])}')

@@ -73,7 +73,7 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
                 load_tokenizer(tokenizer)
     n_vocab = model.config.n_vocab
     if tokenizer is None and n_vocab == GPT2_VOCAB:
-        print(f"{path} has no tokenizer; GPT-2's is assumed", file=sys.stderr)
+        print(f"{path} has no tokenizer; assuming GPT-2's", file=sys.stderr)
         tokenizer = GPT2
     if tokenizer and vocab_size(tokenizer) != n_vocab:
         raise UserError(f'{path}: its tokenizer has {vocab_size(tokenizer):,} ids, but its '
@@ -86,15 +86,15 @@ def find(source: str | Path) -> Path:
     source = str(source)
     path = BUNDLED.get(source, Path(source))
     if source in BUNDLED and Path(source).exists():
-        print(f'{source} is the bundled model; the folder here is ./{source}', file=sys.stderr)
+        print(f'{source} is the bundled model; for the folder, write ./{source}', file=sys.stderr)
     if (path / 'ckpt.pt').exists():
         return path / 'ckpt.pt'
     if path.is_file() or (path / 'config.json').exists():
         return path
     if re.fullmatch(HUB_NAME, source) and not path.exists():
         return download(source)
-    raise UserError(f'{source!r} has no weights; give a checkpoint, the folder of a run in out/, '
-                    'an exported folder, a name on the Hugging Face Hub, or english')
+    raise UserError(f'no weights found at {source!r}; give a checkpoint, the folder of a run in '
+                    'out/, an exported folder, a name on the Hugging Face Hub, or english')
 
 
 def download(name: str) -> Path:
@@ -143,7 +143,7 @@ def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
     model.load_state_dict(weights)
     for name, p in model.named_parameters():
         if not p.isfinite().all():
-            raise ValueError(f'{name} is not finite everywhere')
+            raise ValueError(f'{name} has a value that is not finite')
     return model.eval()
 
 
@@ -232,8 +232,8 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
     """Load a published Backpack or GPT-2, and its tokenizer, from its folder."""
     files = weights_in(folder)
     if not files:
-        raise UserError(f'{folder} has no {" or ".join(WEIGHTS)}; save weights in shards in one '
-                        'file, with a large max_shard_size')
+        raise UserError(f'{folder} has no {" or ".join(WEIGHTS)}; if its weights are in shards, '
+                        'save them again in one file, with a large max_shard_size')
     state = load_file(files[0])
     with user_errors(folder, problem='cannot be loaded as a Backpack or a GPT-2'):
         settings = load_json(folder / 'config.json')
@@ -284,7 +284,7 @@ def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
     args = checkpoint['model_args']
     weights = to_our_names(checkpoint['model'], transposed=())
     if not args.pop('bias'):
-        print(f'{path} has no biases; they are 0', file=sys.stderr)
+        print(f'{path} has no biases; they are set to 0', file=sys.stderr)
         for name, weight in list(weights.items()):
             if not name.endswith(('wte.weight', 'wpe.weight')):
                 weights[name.replace('.weight', '.bias')] = torch.zeros(len(weight))

@@ -62,7 +62,7 @@ def parse_pair(text: str) -> tuple[str, str]:
     """Parse the two words in A/B."""
     match = re.fullmatch(r'\s*(\S.*?)\s*/\s*(\S.*?)\s*', text)
     if not match or match[1] == match[2]:
-        raise UserError(f'{text!r} is not A/B, two different words as in she/he')
+        raise UserError(f'{text!r} is not A/B; give two different words, as in she/he')
     return match.groups()
 
 
@@ -153,7 +153,7 @@ def describe(encoding: Encoding, word: str) -> str:
     ids = tokens_of(encoding, word)
     if len(ids) == 1:
         return word
-    return f'{word} (the last of {quoted(encoding, ids)})'
+    return f'{word} (the last token of {quoted(encoding, ids)})'
 
 
 def count_whole(word: str, text: str) -> int:

@@ -56,7 +56,7 @@ def test_a_tar_has_its_regular_files_that_are_not_hidden():
     Path('a.tar').write_bytes(tar(members))
     texts, skipped = texts_of('a.tar')
     assert texts == ['a']
-    assert skipped == {'hidden': 2, 'of an unknown kind': 1, 'empty': 1}
+    assert skipped == {'hidden': 2, 'of an unknown type': 1, 'empty': 1}
 
 
 @pytest.mark.parametrize('name, data', [
@@ -81,7 +81,7 @@ def test_links_to_folders_are_followed_once():
     skipped = Counter()
     files = files_in(['in', 'in/a.txt'], set(), skipped)
     assert files == ['in/a.txt', 'in/linked/c.txt', 'in/sub/b.md']
-    assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown kind': 1, 'read already': 3}
+    assert skipped == {'hidden': 1, 'not a file': 1, 'of an unknown type': 1, 'already read': 3}
 
 
 def tar_of(n: int) -> bytes:

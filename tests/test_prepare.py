@@ -165,8 +165,8 @@ def test_copies_of_held_out_documents_are_counted(capsys):
         Path('val.jsonl').write_bytes(jsonl(['held']))
         make(name, '--text', f'{name}.jsonl', '--val', 'val.jsonl')
     first, second = capsys.readouterr().out.split('data/a:')
-    assert 'held out:' not in first
-    assert '\n1 documents to train on' in second
+    assert 'identical' not in first
+    assert 'identical to held-out ones: 1\n' in second
 
 
 def test_a_full_disk_is_not_the_fault_of_the_text(monkeypatch, capsys):

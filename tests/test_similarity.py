@@ -50,7 +50,7 @@ def test_the_best_sense_of_each_set_is_named():
     """It is the one whose similarities agree most with people's."""
     *rows, (label, *best) = similarity.similarity_table([toy_loaded(name='sense x')], None).rows
     of_senses = [row for row in rows if row[0].startswith('sense ')]
-    assert label == 'the best of each set'
+    assert label == 'best sense of each set'
     for column in (1, 3):
         assert best[column - 1] == max(of_senses, key=lambda row: row[column])[0]
 

@@ -59,8 +59,8 @@ def write_page(loaded: LoadedModel, prompt: str, file: Path) -> str:
         raise UserError(f'--html: {loaded.name} has {n:,} parameters; a page takes up to '
                         f'{LARGEST:,}')
     if 'ids' in loaded.tokenizer:
-        raise UserError(f'--html: the ids of {loaded.name} are in another order than those of '
-                        "GPT-2's BPE, which a page needs")
+        raise UserError(f'--html: {loaded.name} numbers its ids differently from GPT-2, and a page '
+                        "needs GPT-2's order")
     in_bytes = n > LARGEST_IN_FLOAT32
     precision = 'Weights in float32.'
     if in_bytes:

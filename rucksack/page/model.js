@@ -423,7 +423,7 @@ function separatingSense(word, forms, pair, text) {
   let where = 'after this text';
   if (rows.length === 0) {
     rows = new Text(forms[0].slice(-1)).explain(unedited, a, b);  // one token: all weights are 1
-    where = `at weight 1, as the text has no ${word}`;
+    where = `at weight 1, because the text has no ${word}`;
   }
   const sums = rows[0].map((_, l) => rows.reduce((sum, row) => sum + row[l].adds, 0));
   const sizes = sums.map(Math.abs);

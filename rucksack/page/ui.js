@@ -268,7 +268,7 @@ async function followLink() {
   byId('lines').value = lines.slice(0, most);
   await change({lines: linesIn(byId('lines').value)});
   if (Math.max(text.length, lines.length) > most) {
-    say(`The link is too long: only ${most} letters of its text and of its edits were read.`);
+    say(`The link is too long: only the first ${most} characters of its text and edits were read.`);
   }
 }
 

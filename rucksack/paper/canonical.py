@@ -70,10 +70,10 @@ def examples_table(models: list[LoadedModel], path: str | None, wish: str | None
             mean = measured.mean().item()
             change = mean - means.setdefault(name, mean)
             rows.append([str(loaded), name, len(found), MEASURES[name], mean, change, share])
-    title = f'Examples of {path}: nats, and the share that succeeds'
+    title = f'Examples in {path}: the measure in nats, and the share of successes'
     columns = {'model': '', 'wish': str, 'examples': 'd', 'measure': str, 'nats': '.3f',
                'change': '+.3f', 'success': '.3f'}
     notes = []
     if threshold is None:
-        notes = [f'Success of {name}: {SUCCESS[name]}.' for name in means]
+        notes = [f'Success for {name}: {SUCCESS[name]}.' for name in means]
     return Table(title, columns, rows, notes)

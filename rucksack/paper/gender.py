@@ -212,8 +212,8 @@ def pronoun_note(loaded: LoadedModel, nouns: list[str]) -> str:
     she, he, _ = pronouns(loaded)
     strongest = separation(loaded.model, ids, she, he).abs().argmax(-1)  # (nouns,)
     return (f'Sense {sense} has a pronoun among the ten words that it raises or lowers most for '
-            f'{has_pronoun} of {len(nouns)} single-token nouns (Table 13), and separates she from '
-            f'he most of all senses for {(strongest == sense).sum().item()}.')
+            f'{has_pronoun} of {len(nouns)} single-token nouns (Table 13). It separates she from '
+            f'he more than any other sense for {(strongest == sense).sum().item()}.')
 
 
 def gender_table(models: list[LoadedModel], data: str | None) -> Table:
@@ -235,10 +235,10 @@ def gender_table(models: list[LoadedModel], data: str | None) -> Table:
         'they / (she + he) %': '.2f'}
     notes = [
         "Single-token: the average over nouns that are one token, as in the paper's code.",
-        f'Of several tokens: {", ".join(others) or "none"}. Their sense is removed from every '
-        'token of the noun, while --edit NOUN:N edits the last.',
-        'Reductions are of the excess over 1.',
-        'Five other prompts (Table 15) choose the sense and, for each noun, its best fraction:',
+        f'Nouns of several tokens: {", ".join(others) or "none"}. The sense is removed from all '
+        'their tokens, while --edit NOUN:N edits only the last.',
+        "Reduction: how much of the ratio's excess over 1 is gone.",
+        'Five other prompts (Table 15) determine the sense and, for each noun, the best fraction:',
         "0, 0.05 .. 1. (The paper's code sets no bounds, but penalizes large fractions.)"]
     if singles and models[0].config.n_sense:
         notes.append(pronoun_note(models[0], singles))

@@ -130,7 +130,7 @@ def changes_line(loaded: LoadedModel, before: Scores, after: Scores) -> str:
     cost = (before.logp - after.logp).sum().item() / n
     counts = count_changes(before, after)
     return (f'{loaded.name}: {cost:+.5f} nats per token; touched {after.touched.sum().item():,} '
-            f'of {n:,} tokens. The likeliest next word changed at {counts["changed"]:,}: '
+            f'of {n:,} tokens. The likeliest next word changed at {counts["changed"]:,} positions: '
             f'{counts["repaired"]:,} repaired, {counts["broken"]:,} broken.')
 
 
@@ -294,7 +294,7 @@ def senses_table(models: list[LoadedModel], data: str | None) -> Table:
         'alpha on itself %': '.1f'}
     title = f'What each sense of {loaded.name} is worth, on the {len(ids):,} tokens of {path}'
     notes = [
-        'Nats per token: how much the loss grows without this sense of every word.',
+        'Nats per token: how much the loss grows if this sense of every word is off.',
         "Share of o: the sense's part of the weighted sum, by norm. (Its share of alpha is always "
         f'1/{len(rows) - 1}: the weights of each sense sum to 1.)',
         'Alpha on itself: the weight that a position gives to this sense of its own token.']
@@ -474,7 +474,7 @@ def wikitext_table(models: list[LoadedModel], data: str | None) -> Table:
         n_tokens = sum(map(len, texts))
         logp = scores.logp
         rows.append([str(loaded), perplexity(logp, n_words), perplexity(logp, n_tokens)])
-    title = f'WikiText (Table 2): {len(pages)} pages of {n_words:,} words'
+    title = f'WikiText (Table 2): {len(pages)} pages, {n_words:,} words'
     columns = {'model': '', 'perplexity per word': '.1f', 'per token': '.1f'}
     notes = ['Per word: comparable between tokenizers. Per token: comparable only within one.']
     return Table(title, columns, rows, notes)

@@ -57,8 +57,8 @@ def similarity_data(loaded: LoadedModel, data: str | None) -> dict[str, ScoredPa
             files = [file for name in SETS for file in files[0].rglob(name)]
     if not files:
         raise UserError('similarity needs --data with a file of WORD, WORD, SCORE or a folder with '
-                        f'{" or ".join(SETS)} (given: {data}); the last four are in '
-                        'https://github.com/john-hewitt/backpacks-flash-attn, in training/data')
+                        f'{" or ".join(SETS)} (given: {data}); these files are in training/data of '
+                        'https://github.com/john-hewitt/backpacks-flash-attn')
     return {file.stem: read_pairs(file) for file in files}
 
 
@@ -109,8 +109,8 @@ def similarity_table(models: list[LoadedModel], data: str | None) -> Table:
     sets = similarity_data(models[0], data)
     first = next(iter(sets))
     rows = []
-    notes = ['±: standard error, by bootstrap over pairs. A word of several tokens has the mean of '
-             'their vectors.']
+    notes = ['±: standard error, by bootstrap over pairs. A word of several tokens gets '
+             "the mean of its tokens' vectors."]
     for loaded in models:
         numbers = {}
         for name, pairs in progress(sets.items(), f'similarity, {loaded.name}'):
@@ -125,9 +125,9 @@ def similarity_table(models: list[LoadedModel], data: str | None) -> Table:
         of_senses = frame.filter(regex='^sense ', axis=0)
         if len(of_senses):
             best = of_senses[list(sets)].fillna(-1).idxmax()
-            rows.append(['the best of each set', *best.reindex(frame.columns)])
+            rows.append(['best sense of each set', *best.reindex(frame.columns)])
             chosen = half[of_senses.index].fillna(-1).idxmax()
-            notes.append(f'The best on the first half of {first}: {chosen}.')
+            notes.append(f'The best sense on the first half of {first}: {chosen}.')
     title = "Similarity (Table 4): Spearman's correlation with scores of word pairs"
     columns = {'vectors': ''} | dict.fromkeys(numbers, '.3f')
     return Table(title, columns, rows, notes)

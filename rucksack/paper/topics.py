@@ -252,7 +252,7 @@ def topic_tables(models: list[LoadedModel], n_texts: int, length: int,
     notes = [
         'On topic: a text has more words of its topic than of any other, by word lists (the paper '
         'uses a RoBERTa classifier).',
-        "Words of the bag: the share of tokens that are of the topic's bag of words (Table 10).",
+        "Words of the bag: the share of tokens that are in the topic's bag of words (Table 10).",
         'Perplexity is measured with the same model without control.']
     rows_to_make = generators_of(models, labels, steps)
     print(estimate(rows_to_make, n_texts, length), file=sys.stderr, flush=True)
