@@ -347,8 +347,8 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
     held = [positions_of(group, pairs) for group in (texts[::2], own[::2], prompts, kept) if group]
     vectors = fit(model, examples, cases, held, steps, lr, seed, early=True)
     if not vectors.isfinite().all():
-        raise UserError(f'a vector is not finite after {steps} steps at the rate {lr:g}; '
-                        'choose a lower rate')
+        raise UserError(f'a vector is not finite after {steps} steps with lr={lr:g}; '
+                        'choose a lower lr')
     priced = [positions_of(group, pairs) for group in (texts[1::2], own[1::2]) if group]
     within = largest_factor(model, priced, vectors, budget)
     factor = smallest_factor(model, examples, cases, vectors, within)
@@ -372,7 +372,7 @@ def largest_factor(model: Backpack, priced: list[Positions], vectors: Tensor, bu
     n = bisect_right(FACTORS, budget, key=price)
     if n == 0:
         raise UserError(f'even {FACTORS[0]:.1%} of the edit costs more than {budget:g} of the loss '
-                        'on other text; choose a larger budget, a lower rate or fewer steps')
+                        'on other text; choose a larger budget, a lower lr or fewer steps')
     return FACTORS[n - 1]
 
 
