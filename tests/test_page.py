@@ -21,7 +21,7 @@ from rucksack import sample
 from rucksack.edits import find_senses, make_edit, parse_lines
 from rucksack.loaded import LoadedModel, load_model
 from rucksack.model import Backpack, Config
-from rucksack.page import in_8_bits, write_page
+from rucksack.page import WRONG_PREDICTIONS, in_8_bits, write_page
 from rucksack.senses import Edit, explain, scale_senses
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
 from rucksack.weights import count_parameters
@@ -121,9 +121,14 @@ def load(tab, page: Path, fragment: str = '') -> None:
     settle(tab)
 
 
-def link(text: str, *lines: str) -> str:
-    """The fragment of a link to a text and edits."""
-    return '#' + urlencode({'text': text, 'edit': '\n'.join(lines)})
+def link(text: str, *lines: str, **choices: str) -> str:
+    """The fragment of a link to a text and edits, and to what is chosen on the page."""
+    return '#' + urlencode({'text': text, 'edit': '\n'.join(lines)} | choices)
+
+
+def numbers(tab, selector: str) -> list[float]:
+    """The unrounded numbers that an element shows."""
+    return tab.locator(f'{selector} data').evaluate_all('cells => cells.map(x => Number(x.value))')
 
 
 def settle(tab) -> None:
@@ -157,8 +162,7 @@ def open_token(tab, place: int) -> None:
 def assert_shows(tab, probs: Tensor) -> None:
     """Assert that the page shows how likely the ten likeliest tokens of probs (V,) are."""
     settle(tab)
-    cells = tab.locator('#next tbody td:nth-of-type(3) data')
-    shown = cells.evaluate_all('cells => cells.map(cell => Number(cell.value))')
+    shown = numbers(tab, '#next td:nth-of-type(3)')
     assert shown == pytest.approx(probs.topk(10).values.tolist(), abs=WITHIN)
 
 
@@ -243,6 +247,52 @@ def test_a_larger_model_is_rounded(tab, english_page):
     probs = model(world.idx, C=C)[0, -1, :len(world.E)].softmax(-1)
     found = predict(tab, 'The MacBook was made by', lines)
     assert [p for _, p in found] == pytest.approx(probs.topk(10).values.tolist(), abs=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('wrong', WRONG_PREDICTIONS, ids=lambda wrong: wrong['edit'])
+def test_a_wrong_prediction_is_repaired(wrong, tab, english_page):
+    """Its link shows the wrong word before, the right one now, and by how much they moved."""
+    world = World('english', wrong['text'])
+    world.model = rounded(world.model)
+    edit = edit_of([wrong['edit']], world)
+    before = world.probs()
+    now = world.probs(edit)
+    load(tab, english_page)
+    tab.locator('#wrong a', has_text=wrong['text']).click()
+    tab.wait_for_function('text => state.text === text', arg=wrong['text'])
+    settle(tab)
+    assert tab.locator('#was bdi').text_content() == wrong['b']
+    assert tab.locator('#is bdi').text_content() == wrong['a']
+    shown = [*numbers(tab, '#was'), *numbers(tab, '#is')]
+    assert shown == pytest.approx([before.max().item(), now.max().item()], abs=2e-3)
+    moved = dict(text.split(' ') for text in tab.locator('#most span').all_text_contents())
+    points = 100 * (now - before)[[world.id(wrong['b']), world.id(wrong['a'])]]
+    found = [float(moved[wrong[name]].replace('−', '-')) for name in ('b', 'a')]
+    assert found == pytest.approx(points.tolist(), abs=0.3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('line', ['nurse:0', '*:0-15=-1'])
+def test_the_page_counts_changed_predictions(line, tab, toy_page, world):
+    """It says after how many tokens of the text an edit changes the likeliest next word."""
+    load(tab, toy_page, link(PROMPT, line))
+    C = world.model.senses(world.idx)
+    before = world.model(world.idx, C=C)[0].argmax(-1)  # (T,)
+    now = world.model(world.idx, C=edit_of([line], world)(world.idx, C))[0].argmax(-1)
+    n_changed = (before != now).sum().item()
+    said = f'the likeliest next word after {n_changed} of the {len(world.ids)} tokens'
+    assert said in ' '.join(tab.text_content('#moved').split())
+
+
+def test_the_row_has_the_weights_of_the_sense_in_focus(toy_tab, world):
+    """The row below a word has alpha of one sense on each token, of the card in focus."""
+    alpha, _ = explain(world.model, world.idx, world.E[0])  # (1, T, k)
+    card = toy_tab.locator('#cards article').nth(2)
+    card.locator('button').first.focus()
+    sense = int(card.get_attribute('data-sense'))
+    assert toy_tab.text_content('#sense') == f'sense {sense}'
+    assert numbers(toy_tab, '#alpha') == pytest.approx(alpha[0, :, sense].tolist(), abs=WITHIN)
 
 
 @pytest.mark.parametrize('prompt', PROMPTS.values(), ids=PROMPTS)
@@ -388,7 +438,7 @@ def test_a_slider_writes_its_line(toy_tab, world):
     card.locator('input').press('ArrowRight')
     settle(toy_tab)
     assert toy_tab.input_value('#lines') == f'{line}=1.01'
-    card.locator('button').click()
+    card.locator('.off').click()
     assert toy_tab.input_value('#lines') == line
     assert_shows(toy_tab, world.probs(edit_of([line], world)))
     press(toy_tab, 'Undo all edits')
@@ -451,6 +501,19 @@ def test_lines_are_edits_and_the_link_brings_all_back(toy_tab, toy_page, toy):
     assert_shows(toy_tab, world.probs(edit_of(lines, world)))
     assert toy_tab.input_value('#text') == 'The nurse & the guard #1'
     assert toy_tab.input_value('#lines') == '\n'.join(lines)
+
+
+@pytest.mark.slow
+def test_the_link_brings_back_what_was_chosen(toy_tab, toy_page):
+    """The two words, the token and the sense are in the address."""
+    toy_tab.fill('#b', 'they')
+    press(toy_tab, 'Compare')
+    open_token(toy_tab, 1)
+    toy_tab.locator('#cards article').nth(2).locator('button').first.click()
+    script = '["b", "word", "sense"].map(id => byId(id).value ?? byId(id).textContent)'
+    chosen = toy_tab.evaluate(script)
+    load(toy_tab, toy_page, toy_tab.evaluate('location.hash'))
+    assert toy_tab.evaluate(script) == chosen
 
 
 @pytest.mark.slow

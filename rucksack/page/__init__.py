@@ -22,6 +22,12 @@ PAGE_BEGINS = """<!DOCTYPE html>
 """  # identifies pages that we may replace
 LARGEST = 40_000_000  # parameters
 LARGEST_IN_FLOAT32 = 2_000_000
+# Texts after which the bundled model predicts a wrong word, b. The edit makes it predict a.
+WRONG_PREDICTIONS = [
+    {'text': 'The male nurse smiled when', 'edit': 'nurse:10', 'a': 'he', 'b': 'she'},
+    {'text': 'All birds lay', 'edit': 'lay:0', 'a': 'eggs', 'b': 'in'},
+    {'text': 'They live in Florida. Their house is in Melbourne,', 'edit': 'Melbourne:14',
+     'a': 'Florida', 'b': 'Victoria'}]
 
 
 def in_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,6 +77,7 @@ def write_page(loaded: LoadedModel, prompt: str, file: Path) -> str:
         'config': asdict(loaded.config),
         'arrays': arrays,
         'prompt': prompt,
+        'wrong': WRONG_PREDICTIONS if loaded.name == 'english' else [],
         'about': f'{replace(loaded, why="").about()}. {precision}',
         'tokenizer': {'tokens': tokens, 'words': loaded.encoding.name == 'words'}}
     text = json.dumps(data, ensure_ascii=False, separators=(',', ':'))

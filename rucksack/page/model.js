@@ -2,10 +2,10 @@
 // A Backpack in plain JavaScript: tokenizer, forward pass, edits and generation.
 //
 // It runs in a worker of the page that sample.py --html writes, and answers the questions of ui.js.
-// Names, shapes and equation numbers are those of model.py. The page predicts only the token after
-// the last position, so two shapes lack the index i, and one is flat:
+// Names, shapes and equation numbers are those of model.py. The page predicts from one position i at
+// a time, mostly the last, so two shapes lack the index i, and one is flat:
 //
-//     alpha     the weights (T, k) that the last position gives to all senses of all tokens
+//     alpha     the weights (i + 1, k) that position i gives to all senses of all tokens so far
 //     o         the weighted sum (d)
 //     C         the senses (k*d) of a token, side by side
 //
@@ -308,13 +308,13 @@ class Text {
     return model.linear(`${name}.c_proj`, y);
   }
 
-  // Eq. 12: the weights alpha (T, k) that the last position gives.
-  alpha() {
+  // Eq. 12: the weights alpha (i + 1, k) that position i gives, by default the last.
+  alpha(i = this.ids.length - 1) {
     const {n_embd: d, n_sense: k} = model.config;
-    const alpha = new Float32Array(this.ids.length * k);
+    const alpha = new Float32Array((i + 1) * k);
     for (let l = 0; l < k; l++) {
-      const query = part(this.queryAndKey.at(-1), l, d / k);
-      const keys = this.queryAndKey.map(past => part(past, k + l, d / k));
+      const query = part(this.queryAndKey[i], l, d / k);
+      const keys = this.queryAndKey.slice(0, i + 1).map(past => part(past, k + l, d / k));
       attention(query, keys).forEach((weight, j) => { alpha[j * k + l] = weight; });
     }
     return alpha;
@@ -324,11 +324,22 @@ class Text {
   weightedSum(alpha, edit) {
     const {n_embd: d, n_sense: k} = model.config;
     const o = new Float32Array(d);
-    this.ids.forEach((_, j) => {
+    for (let j = 0; j < alpha.length / k; j++) {
       const {C, factors} = edit.at(this.ids, j);
       for (let l = 0; l < k; l++) add(o, part(C, l, d), alpha[j * k + l] * factors[l]);
-    });
+    }
     return o;
+  }
+
+  // After how many of the tokens an edit changes the likeliest next id.
+  countChanged(edit) {
+    const unedited = new Edit([]);
+    const likeliest = (i, senses) => {
+      const logits = model.project(this.weightedSum(this.alpha(i), senses));  // (V)
+      return logits.indexOf(logits.reduce((x, y) => Math.max(x, y)));
+    };
+    const isChanged = (_, i) => likeliest(i, unedited) !== likeliest(i, edit);
+    return this.ids.filter(isChanged).length;
   }
 
   // The probabilities (V) of the next token. read() has computed h.
@@ -572,6 +583,11 @@ function wordsMoved(C) {
   });
 }
 
+// Reads the end of a text, as much as the model can.
+function readText(string) {
+  pageText.read(idsOf(string).slice(-model.config.block_size));
+}
+
 let pageText;
 const writers = {};  // by the title of a column, what generate yields for it
 
@@ -585,12 +601,11 @@ const answers = {
     pageText = new Text([]);
   },
 
-  // Everything that the page shows about a prediction. place is the position of the chosen token;
-  // where the text has none, the page chooses. The words that its senses move take a while.
+  // What the page shows about a prediction. place is the position of the chosen token; where the
+  // text has none, the page chooses. The words that its senses move take a while.
   look({string, lines, compare, place, withWords}) {
-    const allIds = idsOf(string);
-    const ids = allIds.slice(-model.config.block_size);
-    pageText.read(ids);
+    readText(string);
+    const {ids} = pageText;
     const edit = new Edit(lines, pageText);
     const before = pageText.probs(new Edit([]));
     const now = pageText.probs(edit);
@@ -611,16 +626,24 @@ const answers = {
       now: now[id],
     });
     return {
-      nDropped: allIds.length - ids.length,
+      nDropped: idsOf(string).length - ids.length,
       tokens,
       place: chosen,
       words: withWords ? wordsMoved(edit.at(ids, chosen).C) : null,
       otherFactors: factorsOfOthers(lines, ids, chosen),
       next: topIds(now, 10).map(describe),
+      likeliest: describe(topIds(before, 1)[0]),
+      moved: topIds(now.map((p, id) => Math.abs(p - before[id])), 6).map(describe),
       notes: edit.steps.map(({note = ''}) => note),
       a: describe(a),
       b: describe(b),
     };
+  },
+
+  // After how many tokens of the text the likeliest next word is another.
+  countChanged({string, lines}) {
+    readText(string);
+    return pageText.countChanged(new Edit(lines, pageText));
   },
 
   // The new text after one more token; undefined at its end. With settings, it begins anew.

@@ -25,10 +25,19 @@ worker.onmessage = ({data: {answer, error}}) => {
   resolve(answer);  // without effect after reject
 };
 
-// What the worker is asked about: a text, edits, the words to compare (null: it chooses) and the
-// position of the token whose senses are shown (-1: it chooses).
-const state = {string: data.prompt, lines: [], compare: null, place: -1};
+// What is shown, by the names that the link has for it: a text, edits (one per line), the words A
+// and B, the position of the token whose senses are shown, and the sense whose weights are shown.
+// The page chooses what is empty.
+const START = {text: data.prompt, edit: '', a: '', b: '', token: '', sense: ''};
+const state = {...START};
 let seen = null;  // the last answer to look
+
+function look({text, edit, a, b, token}, withWords) {
+  const lines = linesIn(edit);
+  const compare = a === '' ? null : [a, b];
+  const place = parseInt(token, 10);  // NaN if it is empty
+  return ask('look', {string: text, lines, compare, place, withWords});
+}
 
 // Asks for the prediction with the current state, and draws it. Only one question is open at a
 // time; changes meanwhile are in the next. A slider leaves the cards as they are.
@@ -43,26 +52,33 @@ async function refresh({withCards} = {withCards: true}) {
   if (isAsking) return;
   isAsking = true;
   while (isOld) {
-    const question = {...state, withWords: areCardsOld};
+    const answer = look(state, areCardsOld);
     isOld = false;
     areCardsOld = false;
-    seen = await ask('look', question);
+    seen = await answer;
     draw();
   }
   isAsking = false;
+  const question = {string: state.text, lines: linesIn(state.edit)};
+  if (state.edit !== '') byId('changed').textContent = await ask('countChanged', question);
 }
 
-// Takes changes of the state, such as {lines}, or says why they are wrong and leaves it as it was.
+// Takes changes of the state, such as {edit}, or says why they are wrong and leaves it as it was.
 async function change(changes) {
   let complaint = '';
   try {
-    await ask('look', {...state, ...changes});
+    await look({...state, ...changes});
     Object.assign(state, changes);
   } catch (error) {
     complaint = error.message;
   }
   await refresh();
   say(complaint);
+}
+
+async function changeAndSave(changes) {
+  await change(changes);
+  saveLink();
 }
 
 function say(text) {
@@ -76,9 +92,13 @@ function sum(numbers) {
   return numbers.reduce((x, y) => x + y, 0);
 }
 
-function signed(x) {
+function signed(x, digits = 2) {
   const sign = x < 0 ? '−' : '+';
-  return sign + Math.abs(x).toFixed(2);
+  return sign + Math.abs(x).toFixed(digits);
+}
+
+function percent(p) {
+  return make('data', {value: p}, `${(100 * p).toFixed(1)}%`);
 }
 
 // A new element. Children that are strings become text, so markup in a prompt has no effect.
@@ -88,17 +108,20 @@ function make(tag, properties, ...children) {
   return element;
 }
 
-// A word; kind is a or b, for the colour of one of the two words that are compared.
-function makeWord({label}, kind) {
-  return make('bdi', {className: kind}, label);
+// A word; one of the two that are compared has their colour.
+function makeWord({id, label}) {
+  const kinds = {[seen.a.id]: 'a', [seen.b.id]: 'b'};
+  return make('bdi', {className: kinds[id] ?? ''}, label);
 }
 
 function draw() {
   drawTokens();
   drawLegend();
   drawNext();
+  drawMoved();
   if (seen.words !== null) layCards();
   for (const card of byId('cards').children) drawCard(card);
+  drawAlpha();
   byId('notes').textContent = seen.notes.join(' ');
   byId('a').value = seen.a.label;
   byId('b').value = seen.b.label;
@@ -124,19 +147,24 @@ function tokenButton({label, isEdited, senses}, j) {
 // The stops of a gradient that paint sense l, stronger for a larger effect.
 function stripe(x, l, {length: k}) {
   const colour = x > 0 ? 'a' : 'b';
-  const strength = 100 * Math.min(1, Math.abs(x)) ** 0.6;
   const top = 100 * l / k;
   const bottom = 100 * (l + 1) / k;
-  return `color-mix(in srgb, var(--${colour}) ${strength}%, transparent) ${top}% ${bottom}%`;
+  return `${shade(colour, Math.abs(x))} ${top}% ${bottom}%`;
+}
+
+// A colour of the page, stronger for a larger x; from 1 on it is full.
+function shade(colour, x) {
+  const strength = 100 * Math.min(1, x) ** 0.6;
+  return `color-mix(in srgb, var(--${colour}) ${strength}%, transparent)`;
 }
 
 function drawLegend() {
   const total = sum(seen.tokens.flatMap(({senses}) => senses.map(({adds}) => adds)));
   byId('legend').replaceChildren(
     'Each stripe is a sense. ', make('span', {className: 'scale'}), ' Blue favours ',
-    makeWord(seen.b, 'b'), ', orange ', makeWord(seen.a, 'a'), '. Full colour is 1 logit or more. ',
-    `The numbers add up to ${signed(total)}: the logit of `, makeWord(seen.a, 'a'),
-    ' minus the logit of ', makeWord(seen.b, 'b'), '.');
+    makeWord(seen.b), ', orange ', makeWord(seen.a), '. Full colour is 1 logit or more. ',
+    `The numbers add up to ${signed(total)}: the logit of `, makeWord(seen.a),
+    ' minus the logit of ', makeWord(seen.b), '.');
   if (seen.nDropped > 0) {
     byId('legend').append(` The first ${seen.nDropped} tokens are left out: ` +
       'the text is longer than the model can read.');
@@ -150,16 +178,27 @@ function drawNext() {
 }
 
 function nextRow(word, largest) {
-  const kinds = {[seen.a.id]: 'a', [seen.b.id]: 'b'};
-  const kind = kinds[word.id] ?? '';
-  const row = make('tr', {className: kind}, make('th', {scope: 'row'}, makeWord(word, kind)));
+  const name = makeWord(word);
+  const row = make('tr', {className: name.className}, make('th', {scope: 'row'}, name));
   for (const p of [word.before, word.now]) {
     const bar = make('span', {});
     bar.style.width = `${100 * p / largest}%`;
-    const number = make('data', {value: p}, `${(100 * p).toFixed(1)}%`);
-    row.append(make('td', {}, number), make('td', {}, bar));
+    row.append(make('td', {}, percent(p)), make('td', {}, bar));
   }
   return row;
+}
+
+// The likeliest word without and with the edits, and the words that the edits move most.
+function drawMoved() {
+  byId('moved').hidden = state.edit === '';
+  const {likeliest: was, next: [is], moved} = seen;
+  byId('was').replaceChildren(makeWord(was), ' ', percent(was.before));
+  byId('is').replaceChildren(makeWord(is), ' ', percent(is.now));
+  byId('most').replaceChildren(...moved.map(word => {
+    const points = 100 * (word.now - word.before);
+    return make('span', {}, makeWord(word), ` ${signed(points, 1)}`);
+  }));
+  byId('length').textContent = seen.tokens.length;
 }
 
 // Makes a card for each sense, largest effect first.
@@ -175,7 +214,8 @@ function newCard(l) {
   const {name, senses} = seen.tokens[seen.place];
   const {alpha, logits} = senses[l];
   const card = make('article', {},
-    make('h3', {}, `sense ${l}`, make('span', {className: 'adds'})),
+    make('h3', {}, make('button', {type: 'button'}, `sense ${l}`),
+      make('span', {className: 'adds'})),
     make('p', {className: 'faint'}, `weight α ${alpha.toFixed(2)} × ${signed(logits)} logits`),
     wordTable(seen.words[l]));
   card.dataset.sense = l;
@@ -197,12 +237,27 @@ function slider(l, name) {
   const range = make('input', {
     type: 'range', min: 0, max: 2, step: 0.01, ariaLabel: `Weight of sense ${l} of ${name}`});
   range.addEventListener('input', () => setScale(l, range.value));
-  const off = make('button', {type: 'button', ariaLabel: `Turn sense ${l} of ${name} off`}, 'off');
-  off.addEventListener('click', () => {
-    setScale(l, scaleOf(l) === 0 ? '1' : '0');
-    saveLink();
-  });
+  const off = make('button', {
+    type: 'button', className: 'off', ariaLabel: `Turn sense ${l} of ${name} off`}, 'off');
+  off.addEventListener('click', () => setScale(l, scaleOf(l) === 0 ? '1' : '0'));
   return make('div', {className: 'slider'}, off, range, make('output', {}));
+}
+
+// The weights of the chosen sense on the tokens of the text, darker for a larger weight.
+function drawAlpha() {
+  const cards = [...byId('cards').children];
+  const {sense} = (cards.find(card => card.dataset.sense === state.sense) ?? cards[0]).dataset;
+  for (const card of cards) card.ariaCurrent = card.dataset.sense === sense;
+  byId('sense').textContent = `sense ${sense}`;
+  const row = byId('alpha');
+  row.replaceChildren(...seen.tokens.map(({label, senses}, j) => {
+    const {alpha} = senses[sense];
+    const number = make('data', {value: alpha}, alpha.toFixed(2));
+    const cell = make('span', {ariaCurrent: j === seen.place}, make('bdi', {}, label), ' ', number);
+    cell.style.backgroundColor = shade('edge', 0.7 * alpha);  // the text stays readable
+    return cell;
+  }));
+  row.scrollTop = row.children[seen.place].offsetTop - row.offsetTop;
 }
 
 // What a slider changes on its card.
@@ -212,7 +267,7 @@ function drawCard(card) {
   const range = card.querySelector('input');
   if (range === null) return;
   range.value = scaleOf(l);
-  card.querySelector('button').ariaPressed = scaleOf(l) === 0;
+  card.querySelector('.off').ariaPressed = scaleOf(l) === 0;
   card.querySelector('output').textContent = scaleOf(l).toFixed(2);
 }
 
@@ -222,11 +277,11 @@ function effectInWords({adds, unscaled}) {
   if (Math.abs(x) < 0.005) return ['no effect here'];
   const kind = x < 0 ? 'b' : 'a';
   const size = make('b', {className: kind}, Math.abs(x).toFixed(2));
-  return [isOff ? 'would add ' : 'adds ', size, ' for ', makeWord(seen[kind], kind)];
+  return [isOff ? 'would add ' : 'adds ', size, ' for ', makeWord(seen[kind])];
 }
 
 // ------------------------------------------------------------------------------------------------
-// Lines of edits, and the link: the fragment of the address holds the text and the lines.
+// Lines of edits, and the link: the fragment of the address holds the state.
 
 // The line of a slider is this and a factor, nurse:10=0.5, or this alone where the factor is 0.
 function keyOf(l) {
@@ -235,17 +290,19 @@ function keyOf(l) {
 
 // What scales sense l: its slider's lines, times all others, such as nurse,king:3-10=0.5.
 function scaleOf(l) {
-  const own = state.lines.map(line => line.replaceAll(/\s/g, '').split('='));
+  const own = linesIn(state.edit).map(line => line.replaceAll(/\s/g, '').split('='));
   const factors = own.filter(([key]) => key === keyOf(l)).map(([, factor = 0]) => Number(factor));
   return factors.reduce((x, y) => x * y, seen.otherFactors[l]);
 }
 
 function setScale(l, scale) {
-  const others = state.lines.filter(line => line.replaceAll(/=.*|\s/g, '') !== keyOf(l));
+  const others = linesIn(state.edit).filter(
+    line => line.replaceAll(/=.*|\s/g, '') !== keyOf(l));
   const factor = Number((scale / (seen.otherFactors[l] || 1)).toFixed(4));
   const line = factor === 0 ? keyOf(l) : `${keyOf(l)}=${factor}`;
-  state.lines = factor === 1 ? others : [...others, line];
-  byId('lines').value = state.lines.join('\n');
+  const lines = factor === 1 ? others : [...others, line];
+  state.edit = lines.join('\n');
+  byId('lines').value = state.edit;
   refresh({withCards: false});
 }
 
@@ -254,20 +311,19 @@ function linesIn(text) {
 }
 
 function saveLink() {
-  const fragment = new URLSearchParams({text: state.string, edit: state.lines.join('\n')});
-  history.replaceState(null, '', `#${fragment}`);
+  const used = Object.entries(state).filter(([name, value]) => name === 'text' || value !== '');
+  history.replaceState(null, '', `#${new URLSearchParams(used)}`);
 }
 
 async function followLink() {
-  const fragment = new URLSearchParams(location.hash.slice(1));
-  const text = fragment.get('text') ?? data.prompt;
-  const lines = fragment.get('edit') ?? '';
+  const fragment = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  const {text, edit, a, b, token, sense} = {...START, ...fragment};
   const most = byId('text').maxLength;  // characters, also of what is typed
-  Object.assign(state, {string: text.slice(0, most), lines: [], place: -1});
-  byId('text').value = state.string;
-  byId('lines').value = lines.slice(0, most);
-  await change({lines: linesIn(byId('lines').value)});
-  if (Math.max(text.length, lines.length) > most) {
+  byId('text').value = text.slice(0, most);
+  byId('lines').value = edit.slice(0, most);
+  Object.assign(state, START, {text: byId('text').value, token, sense});
+  await change({edit: byId('lines').value, a, b});
+  if (Math.max(text.length, edit.length) > most) {
     say(`The link is too long: only the first ${most} characters of its text and edits were read.`);
   }
 }
@@ -275,33 +331,45 @@ async function followLink() {
 // ------------------------------------------------------------------------------------------------
 // Responses to the user.
 
+// A link to a wrong prediction and the edit that repairs it.
+function wrongLink(wrong) {
+  const href = `#${new URLSearchParams(wrong)}`;
+  return make('a', {href}, `${wrong.text} `, make('del', {}, wrong.b), make('ins', {}, wrong.a));
+}
+
 // Shows the senses of the token at j.
 async function choose(j) {
-  state.place = j;
+  Object.assign(state, {token: String(j), sense: ''});
   await refresh();
   byId('word').scrollIntoView({block: 'nearest'});
 }
 
+// The sense under the pointer, or with the focus, shows its weights.
+for (const type of ['pointerover', 'focusin']) {
+  byId('cards').addEventListener(type, ({target}) => {
+    const card = target.closest('article');
+    if (card === null) return;
+    state.sense = card.dataset.sense;
+    drawAlpha();
+  });
+}
+
 byId('text').addEventListener('input', () => {
-  Object.assign(state, {string: byId('text').value, place: -1});
+  Object.assign(state, {a: '', b: '', token: '', sense: '', text: byId('text').value});
   refresh();
 });
 
-async function changeLines(lines) {
-  await change({lines});
-  saveLink();
-}
-
 byId('edit').addEventListener('submit', event => {
   event.preventDefault();
-  changeLines(linesIn(byId('lines').value));
+  changeAndSave({edit: byId('lines').value.trim()});
 });
 
-byId('edit').addEventListener('reset', () => changeLines([]));  // the browser empties the box
+// The browser empties the box.
+byId('edit').addEventListener('reset', () => changeAndSave({edit: ''}));
 
 byId('compare').addEventListener('submit', event => {
   event.preventDefault();
-  change({compare: ['a', 'b'].map(id => byId(id).value.trim())});
+  changeAndSave({a: byId('a').value.trim(), b: byId('b').value.trim()});
 });
 
 // ------------------------------------------------------------------------------------------------
@@ -314,14 +382,14 @@ byId('write').addEventListener('submit', event => {
   latestRun++;
   const {n, temperature, seed} = event.target.elements;
   const settings = {
-    string: state.string,
+    string: state.text,
     n: n.valueAsNumber,
     temperature: temperature.valueAsNumber,
     seed: seed.valueAsNumber,
   };
   byId('written').replaceChildren();
   writeColumn('before', {...settings, lines: []});
-  if (state.lines.length > 0) writeColumn('now', {...settings, lines: state.lines});
+  if (state.edit !== '') writeColumn('now', {...settings, lines: linesIn(state.edit)});
 });
 
 byId('stop').addEventListener('click', () => {
@@ -349,9 +417,11 @@ async function start() {
   await ask('load', {data, weights: byId('weights').textContent});
   byId('weights').remove();  // the worker has its own copy
   byId('model').textContent = data.about;
+  byId('wrong').append(...data.wrong.map(wrongLink));
   await followLink();
   addEventListener('hashchange', followLink);
   addEventListener('change', saveLink);  // of the text or a slider
+  addEventListener('click', saveLink);  // on a token, a sense or off
   document.body.inert = false;
 }
 
@@ -362,7 +432,7 @@ window.rucksack = {
   // ['nurse:10'].
   async predict(string, lines = []) {
     await window.rucksack.ready;
-    const {next} = await ask('look', {string, lines, compare: null, place: -1});
+    const {next} = await ask('look', {string, lines, compare: null});
     return next.map(({token, now}) => [token, now]);
   },
 };
