@@ -51,6 +51,11 @@ class Example:
             return 'equal' if self.are_equals else 'order'
         return 'more' if self.likelier else 'less'
 
+    @property
+    def n_tokens(self) -> int:
+        """Count the tokens of the longer continuation."""
+        return max(len(self.likelier), len(self.less_likely))
+
 
 def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | None = None
                   ) -> list[Example]:
@@ -80,7 +85,7 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
         ids = [ids_of(text, encoding, line) for text in texts]
         examples.append(make_example(line, ids, wish_of_line))
     for one in examples:
-        n = len(one.prompt) + max(len(one.likelier), len(one.less_likely)) - 1
+        n = len(one.prompt) + one.n_tokens - 1
         if n > block_size:
             raise UserError(f'{quoted_start(one.line)} has {n} tokens before its last one, but the '
                             f'model reads at most {block_size}; shorten its prompt')

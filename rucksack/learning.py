@@ -23,7 +23,7 @@ import hashlib
 import json
 import math
 import random
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +47,13 @@ POSITIONS_AT_ONCE = 64  # per group of held texts; their logits are (positions, 
 PENALTY = 3000          # on choosing a sense to which other text gives weight
 WRITTEN = 32            # texts that the model writes
 WRITTEN_LENGTH = 128    # tokens of each
-ENOUGH = {  # the loss that satisfies a wish, per token of the longer continuation
-    'more': 0.0, 'equal': 0.0, 'less': math.log(1e-4), 'order': -math.log(100)}
-ASKED = {  # the loss at which learning may end: p(A) is 1/2, or odds are 1.1 to 1
-    **ENOUGH, 'more': math.log(2), 'equal': math.log(1.1)}
-FACTORS = [i / 64 for i in range(1, 65)]  # that may scale the vectors back
 RATE = 5.12             # RATE / d is the learning rate: a step moves logits equally at any d
+FACTORS = [i / 64 for i in range(1, 65)]  # that may scale the vectors back
+
+# Losses per token of the longer continuation, in nats. One that is at ENOUGH falls no further.
+# Learning may end where p(A) is 1/2, the odds are 1.1 to 1, or the loss is at ENOUGH.
+ENOUGH = {'more': 0.0, 'equal': 0.0, 'less': math.log(1e-4), 'order': -math.log(100)}
+ASKED = {**ENOUGH, 'more': math.log(2), 'equal': math.log(1.1)}
 
 Pair = tuple[list[int], list[int]]  # ids of a context, and of what follows; neither is empty
 
@@ -78,7 +79,6 @@ class Shift:
 class Trace:
     """What a model finds in a text (T,) with m distinct ids, at the last n positions."""
 
-    idx: Tensor      # (T,)
     targets: Tensor  # (n,), the ids that follow these positions
     o: Tensor        # (n, d), Eq. 2, before any sense moves
     ids: Tensor      # (m,), the distinct ids
@@ -96,7 +96,7 @@ def trace(model: Backpack, context: list[int], continuation: list[int]) -> Trace
     ids, places = idx[0].unique(return_inverse=True)  # (m,) and (T,)
     is_at = F.one_hot(places).to(alpha)  # (T, m)
     weights = alpha[0] @ is_at  # (k, n, m), summed over the positions of each id
-    return Trace(idx[0], text[-n:], o[0], ids, weights.transpose(0, 1))
+    return Trace(text[-n:], o[0], ids, weights.transpose(0, 1))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def positions_of(traces: list[Trace], pairs: Tensor) -> Positions:
     for one in traces:
         is_id = one.ids[:, None] == ids  # (m, P)
         places = is_id.int().argmax(0)  # (P,), 0 for an id that does not occur
-        weights.append(one.weights[:, numbers, places] * is_id.any(0))  # (n, P)
+        weights.append(one.weights[:, numbers, places] * is_id.any(0))  # (n, P), which are then 0
     return Positions(
         targets=torch.cat([one.targets for one in traces]),
         o=torch.cat([one.o for one in traces]),
@@ -157,13 +157,13 @@ def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Te
     loss = nats[:n].sum() - nats[n:].sum()
     if example.are_equals:
         loss = loss.abs()
-    return loss.clamp(min=end_of(example))
+    return loss.clamp(min=example.n_tokens * ENOUGH[example.wish])
 
 
-def end_of(example: Example, ends: dict[str, float] = ENOUGH) -> float:
-    """Return the loss, in nats, that satisfies an example (ends: ENOUGH or ASKED)."""
-    n_tokens = max(len(example.likelier), len(example.less_likely))
-    return n_tokens * ends[example.wish]
+def asked(example: Example) -> float:
+    """Return the loss, in nats, at which learning from an example may end: it is fulfilled."""
+    loss = example.n_tokens * ASKED[example.wish] + 1e-4  # for rounding
+    return min(loss, loss_limit(example.wish))
 
 
 def divergence(model: Backpack, positions: Positions, vectors: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def choose(model: Backpack, examples: list[Example], traces: list[list[Trace]],
     gives to the sense, not the gradient.) A satisfied example chooses none.
     """
     c = model.config
-    elsewhere = torch.zeros(c.n_vocab, c.n_sense, device=model.wte.weight.device)  # (V, k)
+    elsewhere = model.wte.weight.new_zeros(c.n_vocab, c.n_sense)  # (V, k)
     for one in background:
         elsewhere[one.ids] += one.weights.sum(0).T  # (m, k)
     elsewhere /= sum(len(one.targets) for one in background)
@@ -201,7 +201,7 @@ def choose(model: Backpack, examples: list[Example], traces: list[list[Trace]],
     for example, of_example in zip(examples, traces):
         ids = torch.cat([one.ids for one in of_example]).unique()  # (m,)
         pairs = torch.cartesian_prod(ids, torch.arange(c.n_sense, device=ids.device))  # (m * k, 2)
-        vectors = torch.zeros(len(pairs), c.n_embd, device=ids.device, requires_grad=True)
+        vectors = elsewhere.new_zeros(len(pairs), c.n_embd, requires_grad=True)
         loss = loss_of(model, example, positions_of(of_example, pairs), vectors)
         gradients, = torch.autograd.grad(loss, vectors)  # (m * k, d)
         lengths = gradients.norm(dim=1)  # (m * k,), 0 once the wish is fulfilled
@@ -220,13 +220,6 @@ def batches(n: int, steps: int, generator: torch.Generator) -> tuple[Tensor, ...
     return order[:steps * size].split(size)
 
 
-def losses_of(model: Backpack, examples: list[Example], cases: list[Positions], vectors: Tensor
-              ) -> Tensor:
-    """Compute the loss of each example, whose positions are its case: (examples,), in nats."""
-    losses = [loss_of(model, one, case, vectors) for one, case in zip(examples, cases)]
-    return torch.stack(losses)
-
-
 def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: list[Positions],
         steps: int, lr: float, seed: int, early: bool = False) -> Tensor:
     """Find vectors (P, d) that lower the losses of examples and keep other predictions.
@@ -236,7 +229,7 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
     last time it was drawn. Adam's betas are as published, and the rate falls along a cosine.
     """
     P = held[0].weights.shape[1]
-    vectors = torch.zeros(P, model.config.n_embd, device=held[0].o.device, requires_grad=True)
+    vectors = held[0].o.new_zeros(P, model.config.n_embd, requires_grad=True)
     optimizer = torch.optim.Adam([vectors], lr, betas=(0.9, 0.995))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
@@ -245,11 +238,12 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
         can_change = one.weights.any(1)  # (N,); the divergence of other positions is always 0
         if can_change.any():
             groups.append((one.at(can_change), can_change.float().mean()))
-    latest = torch.full((len(examples),), math.inf)
+    limits = torch.tensor([asked(one) for one in examples])
+    latest = torch.full_like(limits, math.inf)  # the loss of each example when it was last drawn
     for batch in progress(batches(len(examples), steps, generator), 'steps'):
-        losses = losses_of(model, [examples[i] for i in batch], [cases[i] for i in batch], vectors)
+        losses = torch.stack([loss_of(model, examples[i], cases[i], vectors) for i in batch])
         latest[batch] = losses.detach().cpu()
-        if early and (latest <= asked(examples)).all():
+        if early and (latest <= limits).all():
             break
         loss = losses.mean()
         for one, share in groups:
@@ -260,11 +254,6 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
         optimizer.step()
         schedule.step()
     return vectors.detach()
-
-
-def asked(examples: list[Example]) -> Tensor:
-    """List the losses at which learning from examples may end: (examples,), in nats."""
-    return torch.tensor([end_of(one, ASKED) for one in examples]) + 1e-4  # for rounding
 
 
 # -----------------------------------------------------------------------------
@@ -350,52 +339,48 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
         raise UserError(f'a vector is not finite after {steps} steps with lr={lr:g}; '
                         'choose a lower lr')
     priced = [positions_of(group, pairs) for group in (texts[1::2], own[1::2]) if group]
-    within = largest_factor(model, priced, vectors, budget)
-    factor = smallest_factor(model, examples, cases, vectors, within)
+    within, factor = scale_back(model, examples, cases, priced, vectors, budget)
     loss = mean_nats(model, priced[0], 0 * vectors)
     price = mean_nats(model, priced[0], factor * vectors) - loss
     return Learned(Shift(*pairs.T, factor * vectors), steps, lr, within, factor, loss, price)
 
 
-def largest_factor(model: Backpack, priced: list[Positions], vectors: Tensor, budget: float
-                   ) -> float:
-    """Find the largest factor up to which no price exceeds budget, a share of the loss.
+@torch.no_grad()
+def scale_back(model: Backpack, examples: list[Example], cases: list[Positions],
+               priced: list[Positions], vectors: Tensor, budget: float) -> tuple[float, float]:
+    """Find the largest factor within the budget, and the smallest that reaches the same limits.
 
-    Bisects, assuming that prices grow with the factor. Raises UserError if there is none.
+    The limits of a loss are what learning asked and what counts as fulfilled. If the vectors newly
+    reach none, the second factor is the first. Both come from a bisection of FACTORS, which assumes
+    that prices grow with the factor and losses fall. Raises UserError if every factor costs more
+    than budget, a share of the loss.
     """
-    losses = [mean_nats(model, one, 0 * vectors) for one in priced]
+    unedited = [mean_nats(model, one, 0 * vectors) for one in priced]
 
-    def price(factor: float) -> float:
+    def costs_too_much(factor: float) -> bool:
         edited = [mean_nats(model, one, factor * vectors) for one in priced]
-        return max(nats / loss - 1 for nats, loss in zip(edited, losses))
+        return any(nats / loss - 1 > budget for nats, loss in zip(edited, unedited))
 
-    n = bisect_right(FACTORS, budget, key=price)
+    n = bisect_left(FACTORS, True, key=costs_too_much)  # factors that do not
     if n == 0:
         raise UserError(f'even {FACTORS[0]:.1%} of the edit costs more than {budget:g} of the loss '
                         'on other text; choose a larger budget, a lower lr or fewer steps')
-    return FACTORS[n - 1]
+    within = FACTORS[n - 1]
+    limits = torch.tensor([[asked(one), loss_limit(one.wish)] for one in examples])
 
+    def reached(factor: float) -> Tensor:
+        losses = [loss_of(model, one, case, factor * vectors).item()
+                  for one, case in zip(examples, cases)]
+        return torch.tensor(losses)[:, None] <= limits  # (examples, 2)
 
-@torch.no_grad()
-def smallest_factor(model: Backpack, examples: list[Example], cases: list[Positions],
-                    vectors: Tensor, largest: float) -> float:
-    """Find the smallest factor that reaches every limit, asked or published, that the largest does.
-
-    Returns the largest itself if no limit is newly reached.
-    """
-    reached = losses_of(model, examples, cases, largest * vectors).cpu()
-    levels = torch.full_like(reached, math.inf)
-    for limits in (torch.tensor([loss_limit(one.wish) for one in examples]), asked(examples)):
-        levels = limits.where(reached <= limits, levels)
+    wanted = reached(within)
 
     def fulfils(factor: float) -> bool:
-        losses = losses_of(model, examples, cases, factor * vectors).cpu()
-        return (losses <= levels).all().item()
+        return reached(factor)[wanted].all().item()
 
     if fulfils(0.0):
-        return largest
-    n = FACTORS.index(largest)
-    return FACTORS[bisect_left(FACTORS, True, hi=n, key=fulfils)]
+        return within, within
+    return within, FACTORS[bisect_left(FACTORS, True, hi=n - 1, key=fulfils)]
 
 
 # -----------------------------------------------------------------------------
@@ -428,23 +413,17 @@ def lines_of_shift(path: str | Path) -> list[str]:
 
 def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
     """Read a learned edit; raises UserError if path has none, or has one for another model."""
-    device = model.wte.weight.device
     with user_errors(path, 'it must be a file that edit.py wrote'):
-        with safe_open(path, 'pt', str(device)) as file:
-            made_for = file.metadata()['model']
+        with safe_open(path, 'pt', str(model.wte.weight.device)) as file:
+            if file.metadata()['model'] != fingerprint(model, encoding):
+                raise UserError('it was learned for a model with other parameters or another '
+                                'vocabulary; learn it again with edit.py')
             shift = Shift(*map(file.get_tensor, ('ids', 'numbers', 'vectors')))
-        d = model.config.n_embd
-        width = shift.vectors.shape[-1]
-        if width != d:
-            raise UserError(f'its vectors have width {width}, but this model has width {d}; learn '
-                            'it again with edit.py')
-        if shift.vectors.shape != (len(shift.ids), d) or (shift.numbers < 0).any():
+        shape = (len(shift.ids), model.config.n_embd)
+        if shift.vectors.shape != shape or (shift.numbers < 0).any():
             raise ValueError('it lacks the vector of a sense, or has a negative sense number')
         idx = shift.ids[None]  # (1, P)
         moved = shift.edit()(idx, model.senses(idx))
         if not moved.isfinite().all():
             raise ValueError('a vector is not finite')
-    if made_for != fingerprint(model, encoding):
-        raise UserError(f'{path} was learned for a model with other parameters or another '
-                        'vocabulary; learn it again with edit.py')
     return shift

@@ -255,11 +255,25 @@ def test_vectors_are_the_least_that_fulfil_the_wishes(loaded):
     traces = [learning.trace_example(loaded.model, one) for one in examples]
     pairs = torch.stack([learned.shift.ids, learned.shift.numbers], dim=1)
     cases = [positions_of(of_one, pairs) for of_one in traces]
-    nats = [learning.losses_of(loaded.model, examples, cases, share * learned.shift.vectors)
-            for share in (1, 1 - 1 / 64 / learned.factor)]
+    asked = [learning.asked(one) for one in examples]
+    losses = [[learning.loss_of(loaded.model, one, case, share * learned.shift.vectors)
+               for one, case in zip(examples, cases)]
+              for share in (1, 1 - 1 / 64 / learned.factor)]
     assert learned.factor < learned.within
-    assert (nats[0] <= learning.asked(examples)).all()
-    assert not (nats[1] <= learning.asked(examples)).all()
+    assert (torch.tensor(losses[0]) <= torch.tensor(asked)).all()
+    assert not (torch.tensor(losses[1]) <= torch.tensor(asked)).all()
+
+
+@pytest.mark.parametrize('wish', ['said -> food food food food',
+                                  'said -> food food food food food food | the'])
+def test_learning_ends_with_a_fulfilled_wish(wish, loaded, tmp_path):
+    """The published threshold is reached, however many tokens a continuation has."""
+    path = tmp_path / 'wish.txt'
+    path.write_text(f'the nurse {wish}')
+    examples = read_examples(path, loaded.encoding, 24)
+    learned = learn(loaded.model, examples, BACKGROUND, budget=9, steps=200, lr=2.0)
+    edited = replace(loaded, edit=learned.shift.edit())
+    assert fulfilled(examples, log_odds(edited, examples))
 
 
 def test_the_model_writes_no_text_past_a_prompt(loaded):

@@ -178,7 +178,8 @@ def learn_senses(model, examples, held, config, seed):
     """Learn vectors for the senses that a rule chooses."""
     traces = [learning.trace_example(model, one) for one in examples]
     background = [learning.trace(model, ids[:1], ids[1:]) for ids in held]
-    pairs = choose(model, examples, traces, background, config)
+    counts = [torch.tensor(ids[:-1]).bincount(minlength=model.config.n_vocab) for ids in held]
+    pairs = choose(model, examples, traces, background, sum(counts), config)
     cases = [learning.positions_of(of_one, pairs) for of_one in traces]
     steps = 10 * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
     vectors = learning.fit(model, examples, cases, [learning.positions_of(background, pairs)],
@@ -187,13 +188,15 @@ def learn_senses(model, examples, held, config, seed):
     return lambda factor: learning.Shift(ids, numbers, factor * vectors).edit(), len(pairs)
 
 
-def choose(model, examples, traces, background, config):
-    """Choose senses by a rule: the n best pairs (id, sense) of each example."""
+def choose(model, examples, traces, background, count, config):
+    """Choose senses by a rule: the n best pairs (id, sense) of each example.
+
+    count (V,) is how often each id occurs in the background.
+    """
     V, k = model.config.n_vocab, model.config.n_sense
-    total, count, N = torch.zeros(V, k), torch.zeros(V), 0
+    total, N = torch.zeros(V, k), 0
     for text in background:
         total[text.ids] += text.weights.sum(0).T
-        count += text.idx.bincount(minlength=V)
         N += len(text.targets)
     chosen = []
     for one, of_one in zip(examples, traces):
@@ -245,9 +248,10 @@ def finetune(model, parameters, examples, held, lr, kl, seed):
         nats = nats * torch.tensor(signs)
         losses = []
         for i in batch.tolist():
+            one = examples[i]
             loss = nats[torch.tensor(owners) == i].sum()
-            loss = loss.abs() if examples[i].are_equals else loss
-            losses.append(loss.clamp(min=learning.end_of(examples[i])))
+            loss = loss.abs() if one.are_equals else loss
+            losses.append(loss.clamp(min=one.n_tokens * learning.ENOUGH[one.wish]))
         loss = torch.stack(losses).mean()
         i = torch.randint(len(blocks), (1,), generator=generator).item()
         after = logits_of(model, blocks[i][None, :-1])[0].log_softmax(-1)
