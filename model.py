@@ -18,14 +18,16 @@ of terms, one per token and sense. You can read the terms, or edit a sense and l
     e         embeddings of the text, E[idx]: (B, T, d)
     h         Eq. 11, output of the Transformer for e: (B, T, d)
     C         Eq. 10, senses of the text: (B, T, k, d); C(x_j)_l is sense l of token x_j
-    alpha     Eq. 12, weights: (B, k, T, T); alpha_lij is what position i gives to C(x_j)_l
+    alpha     Eq. 12, weights: (B, k, T, T); alpha_lij is what position i gives to C(x_j)_l,
+              the softmax over j <= i of query_li . key_lj, both linear in h
     o         Eq. 2, weighted sum: (B, T, d); o_i = sum_j sum_l alpha_lij C(x_j)_l
     logits    Eq. 9, o E^T: (B, T, vocab_size)
 
 Worked example (a test runs it): let d = 2, with dimension 0 for skateboarding and 1 for health.
 C(sick) = [(1, 0), (0, 1)], C(trick) = [(1, 0), (0, 0)]. After "sick trick", sense 0 puts weight 1/2
 on each token. Sense 1 stays silent by putting all its weight on trick, where its vector is zero.
-o_1 = 1/2 (1, 0) + 1/2 (1, 0) + 0 (0, 1) + 1 (0, 0) = (1, 0): skateboarding, not health.
+At trick, sense 0 adds 1/2 (1, 0) + 1/2 (1, 0) to o and sense 1 adds 0 (0, 1) + 1 (0, 0), so o is
+(1, 0): skateboarding, not health.
 """
 
 import math
@@ -45,17 +47,16 @@ class SenseNetwork(nn.Module):
         d = config.n_embd
         self.ln_0 = nn.LayerNorm(d)
         self.ln_1 = nn.LayerNorm(d)
-        self.mlp = MLP(d, config.sense_hidden, d)  # Linear, GELU, Linear, as in GPT-2
+        self.mlp = MLP(d, config.sense_hidden, d)  # Linear, tanh GELU, Linear
         self.ln_2 = nn.LayerNorm(d)
         self.final_mlp = MLP(d, config.sense_hidden, config.n_sense * d)
 
     def forward(self, e: Tensor) -> Tensor:
-        # NOTE: As in the authors' code, this is a GPT-2 block whose attention is the identity, and
-        # then a second MLP. The paper calls ln_2 and the residual before it unintended (appendix
-        # A.1). We keep them because the released weights were trained with them.
+        # NOTE: A GPT-2 block whose attention is the identity, then a second MLP. The paper did not
+        # intend what (*) marks (appendix A.1); the released weights were trained with it.
         r = e + self.ln_0(e)  # (.., d), where GPT-2 has e + attention(ln_0(e))
-        r = r + self.mlp(self.ln_1(r))  # (.., d)
-        C = self.final_mlp(self.ln_2(r))  # (.., k*d), the senses side by side
+        r = r + self.mlp(self.ln_1(r))  # (.., d); (*) r +
+        C = self.final_mlp(self.ln_2(r))  # (.., k*d), the senses side by side; (*) ln_2
         return C.unflatten(-1, (-1, e.shape[-1]))  # (.., k, d), one row per sense
 
 
@@ -65,24 +66,18 @@ class SenseWeights(nn.Module):
     def __init__(self, config: 'Config'):
         super().__init__()
         self.n_sense = config.n_sense
-        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)  # no values: senses replace them
+        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)  # the values are the senses
 
     def forward(self, h: Tensor) -> Tensor:
-        # For each sense l and position i: softmax over j <= i of (query_li . key_lj) / sqrt(d/k).
+        # For each sense l and position i: softmax over j <= i of (query_li . key_lj) / sqrt(d/k),
+        # where d/k is the width of a head.
         # NOTE: The paper has no division and no bias; the released weights were trained with both.
         query, key = split_heads(self.c_attn(h), 2, self.n_sense)  # (B, k, T, d/k) each
         scores = (query / math.sqrt(query.shape[-1])) @ key.mT  # (B, k, T, T)
         T = h.shape[1]
         is_later = torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1)  # (T, T), j > i
         scores = scores.masked_fill(is_later, -math.inf)  # so that later tokens get weight 0
-        # Keep full precision for whoever reads alpha: CPU autocast would return bfloat16.
-        return scores.softmax(-1, dtype=self.c_attn.weight.dtype)
-
-
-def split_heads(v: Tensor, n_parts: int, n_head: int) -> list[Tensor]:
-    """Split v (B, T, n_parts * d) into n_parts tensors of heads, (B, n_head, T, d/n_head) each."""
-    parts = v.chunk(n_parts, dim=-1)  # (B, T, d) each
-    return [part.unflatten(-1, (n_head, -1)).transpose(1, 2) for part in parts]
+        return scores.softmax(-1, dtype=self.c_attn.weight.dtype)  # not bfloat16 under autocast
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
@@ -98,7 +93,7 @@ class Backpack(nn.Module):
 
     def __init__(self, config: 'Config', contextualizer: nn.Module | None = None):
         super().__init__()
-        if config.n_sense == 0:
+        if config.n_sense == 0:  # a GPT's
             raise ValueError('n_sense must be positive; use GPT for a model without senses')
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
@@ -106,7 +101,7 @@ class Backpack(nn.Module):
         self.sense_network = SenseNetwork(config)
         self.sense_weights = SenseWeights(config)
         init_parameters(self, config.n_layer)
-        if contextualizer is not None:  # e.g. an LSTM (section 8), with its own initialization
+        if contextualizer is not None:  # such as an LSTM, set last to keep its own initialization
             self.contextualizer = contextualizer
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None,
@@ -114,13 +109,14 @@ class Backpack(nn.Module):
         """Return the logits (B, T, vocab_size) of the token after each position of idx (B, T).
 
         Given targets (B, T), the next ids (or -1 to skip one), return the mean loss instead, in
-        nats per token. Pass C or alpha to use them in place of senses(idx) or alpha(idx).
+        nats per token. Pass C or alpha to use them in place of the model's own.
         """
-        h = self.contextualizer(self.wte(idx))                     # (B, T, d)           Eq. 11
-        C = self.senses(idx) if C is None else C                   # (B, T, k, d)        Eq. 10
+        e = self.wte(idx)                                          # (B, T, d)
+        h = self.contextualizer(e)                                 # (B, T, d)           Eq. 11
+        C = self.sense_network(e) if C is None else C              # (B, T, k, d)        Eq. 10
         alpha = self.sense_weights(h) if alpha is None else alpha  # (B, k, T, T)        Eq. 12
         o = weighted_sum(alpha, C)                                 # (B, T, d)           Eq. 2
-        logits = self.project(o)                                   # (B, T, vocab_size)  Eq. 9
+        logits = F.linear(o, self.wte.weight)                      # (B, T, vocab_size)  Eq. 9
         return logits if targets is None else mean_loss(logits, targets)
 
     def senses(self, idx: Tensor) -> Tensor:
@@ -237,6 +233,12 @@ class CausalSelfAttention(nn.Module):
         y = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         y = y.transpose(1, 2).flatten(2)  # (B, T, d), heads side by side
         return self.c_proj(y)
+
+
+def split_heads(v: Tensor, n_parts: int, n_head: int) -> list[Tensor]:
+    """Split v (B, T, n_parts * d) into n_parts tensors of heads, (B, n_head, T, d/n_head) each."""
+    parts = v.chunk(n_parts, dim=-1)  # (B, T, d) each
+    return [part.unflatten(-1, (n_head, -1)).transpose(1, 2) for part in parts]
 
 
 class MLP(nn.Module):
