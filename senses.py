@@ -8,7 +8,7 @@
     >>> encoding.decode(ids[:4].tolist())
     ' she eager herself her'
 
-    code              paper                    what it gives
+    code              paper (see model.py)     what it gives
     explain           Eq. 2 and 9              weights and scores; their products sum to a logit
     scale_senses      section 6.2, Figure 3    edit: turn senses of words down, off or up
     replace_word      section 6.3              edit: give to NEW what a word gives to OLD
@@ -23,14 +23,14 @@
 A sense vector c adds alpha * (c . E_v) to the logit of the id v. Only alpha depends on the text.
 An edit is a function. It takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to
 use instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
-model.generate(idx, n, edit=edit). An edit that asks for no change leaves every bit as it was.
+model.generate(idx, n, edit=edit).
 
 Pass words as token ids (see rucksack.word_id). scale_senses and replace_word also take a tuple of
 ids for a multi-token word, and edit its last token. Symbols are as in model.py; E_v is a row of E.
 """
 
+import operator
 from collections.abc import Callable, Collection
-from operator import index
 
 import torch
 from torch import Tensor
@@ -54,20 +54,20 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
     and the scores C . v (B, T, k) of these senses. A score of 8 at weight 1/4 adds 2. For
     v = E_w, the sum of alpha * (C . v) is the logit of w as the next token (Eq. 2 and 9). For
     v = E_a - E_b, it is the log odds of a to b.
-    C (B, T, k, d) defaults to senses(idx); last (B,), where to predict from, to the last position.
+    C (B, T, k, d) defaults to senses(idx). For last, see pad.
     """
     if C is None:
         C = model.senses(idx)
     by_position = model.alpha(idx).permute(0, 2, 3, 1)  # (B, T, T, k), [b, i, j, l]
-    alpha = at_last(by_position, last)  # (B, T, k)
+    alpha = at_last(by_position, last)  # (B, T, k), of one position i
     scores = C @ direction  # (B, T, k)
     return alpha, scores
 
 
-def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
-    """Make an edit that multiplies the given senses of the given words by factor; 0 turns them off.
+def scale_senses(words: Words, numbers: list[int], factor: float) -> Edit:
+    """Make an edit that multiplies the numbered senses of words by factor; 0 turns them off.
 
-    Here only sense 1 of id 7 is halved:
+    Here sense 1 of id 7 is halved:
 
     >>> C = torch.tensor([[[[2.], [6.]], [[2.], [6.]]]])  # (1, 2, 2, 1), senses of two tokens
     >>> edit = scale_senses([7], [1], 0.5)
@@ -76,7 +76,7 @@ def scale_senses(words: Words, senses: list[int], factor: float) -> Edit:
     """
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         scaled = C.clone()
-        scaled[:, :, senses] *= factor
+        scaled[:, :, numbers] *= factor
         return torch.where(occurrences(idx, words), scaled, C)  # (B, T, k, d)
     return edit
 
@@ -87,10 +87,10 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     C' = C + (C . E_old) (E_new / |E_new|^2 - E_old / |E_old|^2)
 
     With E_old = (2, 0) and E_new = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to the
-    logit of new. It becomes (0, 11), and adds 0 and 11. If E_old and E_new overlap, old loses
-    C . E_old (1 - E_old . E_new / |E_new|^2); new gains the same with |E_old|^2 for |E_new|^2.
-    NOTE: The paper divides by |C(old)_l|^2, which would not remove C's part along E_old. We divide
-    by |E_old|^2, as the authors' code does.
+    logit of new. It becomes (0, 11), and adds 0 and 11. If E_old . E_new > 0, both logits change by
+    less, because each row also reads part of the other.
+    NOTE: The paper has |C(old)_l|^2 for |E_old|^2, which would not remove the part along E_old. The
+    authors' code has |E_old|^2.
     """
     E = model.wte.weight.detach()
     E_old = E[old]  # (d,)
@@ -100,27 +100,22 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     move = part_new - part_old
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        along_old = C @ E_old.to(C)  # (B, T, k)
+        along_old = C @ E_old.to(C)  # (B, T, k); .to(C): senses may be bfloat16 or float64
         moved = C + along_old[..., None] * move.to(C)  # (B, T, k, d)
         return torch.where(occurrences(idx, words), moved, C)
     return edit
 
 
-def add_to_senses(ids: Tensor, senses: Tensor, vectors: Tensor) -> Edit:
-    """Make an edit that adds a vector to some senses: vectors[p] to sense senses[p] of ids[p].
+def add_to_senses(ids: Tensor, numbers: Tensor, vectors: Tensor) -> Edit:
+    """Make an edit that adds vectors[p] to sense numbers[p] of ids[p], wherever the id occurs.
 
-    ids (P,) and senses (P,) are integers, vectors (P, d); rucksack.learning finds all three from
-    examples (arXiv 2402.06155). Here sense 1 of id 7 moves by -1, wherever the id occurs:
-
-    >>> C = torch.tensor([[[[2.], [6.]], [[2.], [6.]]]])  # (1, 2, 2, 1), senses of two tokens
-    >>> edit = add_to_senses(torch.tensor([7]), torch.tensor([1]), torch.tensor([[-1.]]))
-    >>> edit(torch.tensor([[8, 7]]), C).flatten().tolist()
-    [2.0, 6.0, 2.0, 5.0]
+    For P senses: ids (P,), numbers (P,) and vectors (P, d). rucksack.learning finds all three from
+    examples (arXiv 2402.06155).
     """
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         is_id = idx[..., None] == ids  # (B, T, P)
         b, i, p = is_id.nonzero(as_tuple=True)  # each match: ids[p] at position i of text b
-        places = (b, i, senses[p])
+        places = (b, i, numbers[p])
         return C.index_put(places, vectors[p].to(C), accumulate=True)  # (B, T, k, d)
     return edit
 
@@ -132,7 +127,7 @@ def add_to_senses(ids: Tensor, senses: Tensor, vectors: Tensor) -> Edit:
 def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
     """Return the senses of idx (B, T), edited if edit is given: (B, T, k, d)."""
     C = model.senses(idx)
-    return compose([edit])(idx, C)
+    return compose([edit])(idx, C)  # compose skips None
 
 
 @torch.no_grad()
@@ -140,9 +135,9 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: Collection[Edit | Non
                 last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T) under each edit: probabilities (edits, B, V).
 
-    None means no edit. Raises ValueError for an edit if model is a GPT. last (B,), where to predict
-    from (see pad), defaults to the last position. With off = scale_senses([nurse], [10], 0.0),
-    probs_under(model, idx, [None, off])[:, 0, she] has p(she) before and after the edit.
+    None means no edit. With off = scale_senses([nurse], [10], 0.0),
+    probs_under(model, idx, [None, off])[:, 0, she] has p(she) before and after the edit. For last,
+    see pad. Raises ValueError for an edit if model is a GPT.
     """
     if model.config.n_sense == 0:
         if any(edits):
@@ -155,7 +150,7 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: Collection[Edit | Non
         C = model.senses(idx)  # (B, T, k, d)
         outputs = []
         for edit in edits:
-            edited = compose([edit])(idx, C.clone())  # (B, T, k, d)
+            edited = compose([edit])(idx, C.clone())  # (B, T, k, d); an edit may write into it
             o = weighted_sum(alpha, edited)  # (B, 1, d)
             outputs.append(o[:, 0])
     E = model.wte.weight[:model.config.n_vocab]  # (V, d)
@@ -170,11 +165,12 @@ def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None
 
 
 def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Put texts of different lengths into one batch: idx (B, T), and their last positions (B,).
+    """Put texts of different lengths into one batch: idx (B, T) and last (B,), both on the CPU.
 
-    Shorter texts are padded with id 0. The model is causal, so this changes no prediction (except
-    under a topic edit, which is not causal). Pass last to the functions above. Do not pass padded
-    texts to generate. Raises ValueError for a text without tokens.
+    Shorter texts are padded with id 0 after their last positions. The functions above predict from
+    last; by default, from the end of idx. The model is causal, so padding changes no prediction
+    (except under a topic edit). Do not pass padded texts to generate. Raises ValueError for a text
+    without tokens.
 
     >>> idx, last = pad([[5, 7, 9], [8]])
     >>> idx.tolist(), last.tolist()
@@ -223,7 +219,8 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
 def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
     """Find where in idx (B, T) a word of n tokens ends: (B, T)."""
     n = len(pieces)
-    word = idx.new_tensor([index(piece) for piece in pieces])  # (n,); TypeError for text
+    ids = [operator.index(piece) for piece in pieces]  # index raises TypeError for text
+    word = idx.new_tensor(ids)  # (n,)
     padded = F.pad(idx, (n - 1, 0), value=-1)  # (B, n - 1 + T)
     last_n = padded.unfold(1, n, 1)  # (B, T, n), the last n ids at each position
     return (last_n == word).all(-1)
@@ -240,9 +237,10 @@ def separation(model: Backpack, ids: Tensor, a: int | list[int], b: int | list[i
     The unit is logits at weight 1. For lists a and b, the result is the mean over pairs a[p], b[p].
     """
     E = model.wte.weight
-    directions = (E[a] - E[b]).view(-1, E.shape[1])  # (pairs, d)
+    directions = E[a] - E[b]  # (pairs, d), or (d,) for one pair
+    direction = directions.view(-1, E.shape[1]).mean(0)  # (d,)
     C = model.senses(ids)  # (n, k, d)
-    return C @ directions.mean(0)  # (n, k)
+    return C @ direction  # (n, k)
 
 
 @torch.no_grad()
@@ -257,11 +255,11 @@ def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
 def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     """Compute Eq. 17, how strongly each sense of ids (n,) favours each bag of ids: (n, k, bags).
 
-    A score is the sum of a bag's logits divided by the largest of all logits. (The paper's footnote
-    5 divides by the largest absolute value.) All n * k * V logits are in memory at once.
+    A score is the sum of a bag's logits divided by the largest of all logits (in the paper's
+    footnote 5, by the largest absolute value). All n * k * V logits are in memory at once.
     """
     V = model.config.n_vocab
-    dtype = model.wte.weight.dtype
+    dtype = model.wte.weight.dtype  # under autocast, logits are bfloat16: too coarse to add up
     C = model.senses(ids)  # (n, k, d)
     logits = model.project(C)[..., :V]  # (n, k, V)
     largest = logits.amax(-1).to(dtype)  # (n, k)
@@ -290,7 +288,8 @@ STRENGTHS = [
     (1, 1, 1, 1),
     (1.5, 1.5, 1.3, 1),
     (2.2, 2.2, 1.5, 1),
-    (3.3, 3.3, 3, 1)]
+    (3.3, 3.3, 3, 1),
+]
 
 
 def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
@@ -300,15 +299,16 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     one is valid. That is the one that generate uses.
 
     scores (V, k) are the affinities of all ids with a bag of words. factors is a row of STRENGTHS:
-    the factor of a sense depends on the bracket of its score (ties go to the higher one). For sense
-    l of position j, with f = max(factors) / 7.5 and m over all positions,
+    the factor of a sense depends on the bracket of its score (ties go to the higher one). A sense
+    with factor 3.3 is multiplied by about 3.3 (more late in a text), and by 1 once the text is
+    about the topic. With f = max(factors) / 7.5, sense l of position j is multiplied by annealed:
 
-        expressed = sum_m relu(E_{x_m} . C(x_j)_l)              Eq. 18, the paper's a
-        strength = sigmoid(6 - f * expressed) * (1 + j / 100)   Eq. 19, the paper's b
-        annealed = 1 + strength * (factor - 1)                  Eq. 20, which multiplies the sense
+        expressed = sum_m relu(E_{x_m} . C(x_j)_l)              Eq. 18, over all positions m
+        strength = sigmoid(6 - f * expressed) * (1 + j / 100)   Eq. 19
+        annealed = 1 + strength * (factor - 1)                  Eq. 20
 
-    NOTE: The paper has f = 7.5 / max(factors), (1 + j) / 100, and in Eq. 20 strength * factor +
-    1 - expressed, which scales a sense even at factor 1. We follow the authors' code.
+    NOTE: We follow the authors' code. The paper has f = 7.5 / max(factors), (1 + j) / 100, and in
+    Eq. 20 strength * factor + 1 - expressed, which scales a sense even at factor 1.
     """
     E = model.wte.weight.detach()
     f = max(factors) / 7.5
@@ -317,7 +317,7 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     edges = scores.flatten().quantile(quantiles)  # (3,)
     bracket = torch.bucketize(scores, edges, right=True)  # (V, k): 3 is the top 5%, 0 the rest
     ascending = scores.new_tensor(factors[::-1])
-    factor = ascending[bracket]  # (V, k)
+    factor_of = ascending[bracket]  # (V, k)
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         said = torch.einsum('bjld,bmd->bjlm', C, E[idx].to(C))  # (B, T, k, T)
@@ -325,6 +325,6 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
         j = torch.arange(idx.shape[1], device=idx.device)  # (T,)
         growth = 1 + j / 100
         strength = torch.sigmoid(6 - f * expressed) * growth[:, None]  # (B, T, k), Eq. 19
-        annealed = 1 + strength * (factor[idx] - 1)  # (B, T, k), Eq. 20
+        annealed = 1 + strength * (factor_of[idx] - 1)  # (B, T, k), Eq. 20
         return C * annealed.to(C)[..., None]
     return edit
