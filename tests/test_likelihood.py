@@ -92,6 +92,16 @@ def test_a_text_file_has_the_ids_that_prepare_writes(name, content, tmp_path):
     assert s.read(tmp_path / name) == [*s.encode('the nurse'), s.eot, *s.encode('she said')]
 
 
+def test_bits_per_byte_are_nats_by_ln_2_by_bytes(tmp_path):
+    """A letter of two bytes counts as two, an end-of-text between documents as none."""
+    (tmp_path / 'a.txt').write_text('The caf\u00e9<|endoftext|>She smiled.', encoding='utf-8')
+    loaded = toy_loaded()
+    ids = loaded.read(tmp_path / 'a.txt')
+    nats = -likelihood.score_texts(loaded, [ids], '').logp.sum().item()
+    row, = likelihood.loss_table([loaded], str(tmp_path / 'a.txt')).rows
+    assert row[-2] == pytest.approx(nats / math.log(2) / (9 + 11))
+
+
 def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
     """By hand: the nats per token that the edit adds, and the tokens that it touches."""
     loaded = toy_loaded()
@@ -217,8 +227,8 @@ def test_lambada_in_other_languages_is_another_benchmark(tmp_path):
     assert len(likelihood.rows_of(LAMBADA, toy_loaded(), str(folder))) == 3
 
 
-def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
-    """Pages are cut at " = Title = " and detokenized; nats are divided by the original words."""
+def test_wikitext_counts_words_and_bytes_of_the_original(tmp_path):
+    """Pages are cut at " = Title = ". The model reads them detokenized; counts are from before."""
     loaded = toy_loaded(block_size=128)
     data = str(write_benchmarks(tmp_path / 'bench'))
     pages = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ', ' = Two =\nend.\n']
@@ -230,8 +240,9 @@ def test_wikitext_divides_by_the_words_of_the_original(tmp_path):
         nats -= logp
         n_tokens += len(ids)
     n_words = 27 + 7
+    n_bytes = sum(len(page['page'].encode()) for page in PAGES)
     (_, *numbers), = likelihood.wikitext_table([loaded], data).rows
-    wanted = [math.exp(nats / n_words), math.exp(nats / n_tokens)]
+    wanted = [math.exp(nats / n_words), math.exp(nats / n_tokens), nats / math.log(2) / n_bytes]
     assert numbers == pytest.approx(wanted, rel=1e-4)
 
 

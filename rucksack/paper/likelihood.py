@@ -1,6 +1,7 @@
 """Tables 2 and 8: how likely a text is."""
 
 import json
+import math
 import re
 import tarfile
 from dataclasses import dataclass
@@ -98,12 +99,10 @@ def score_batch(loaded: LoadedModel, texts: list[tuple[Tensor, Tensor]], longest
             logits = fast(idx, None, *distinct_ids(idx))
     logits = logits[is_scored][:, :model.config.n_vocab].float()  # (m, V)
     wanted = targets[is_scored]  # (m,)
-    nats = torch.zeros(idx.shape, device=loaded.device)
-    nats[is_scored] = F.cross_entropy(logits, wanted, reduction='none')
-    p = nats.clone()
-    p[is_scored] = logits.softmax(-1).amax(-1)
-    likeliest = targets.clone()
-    likeliest[is_scored] = logits.argmax(-1)
+    nothing = torch.zeros(idx.shape, device=loaded.device)  # (n, T)
+    nats = nothing.masked_scatter(is_scored, F.cross_entropy(logits, wanted, reduction='none'))
+    p = nothing.masked_scatter(is_scored, logits.softmax(-1).amax(-1))
+    likeliest = targets.masked_scatter(is_scored, logits.argmax(-1))
     logp = -nats.sum(1)  # (n,)
     n_touched = (is_touched & is_scored).sum(1)
     missing = (0, longest - idx.shape[1])  # so that batches have the same shape
@@ -124,14 +123,22 @@ def count_changes(before: Scores, after: Scores) -> dict[str, int]:
     return {name: which.sum().item() for name, which in found.items()}
 
 
-def changes_line(loaded: LoadedModel, before: Scores, after: Scores) -> str:
-    """Say what the edit of a model costs, and how often it changed the likeliest next word."""
-    n = (before.targets != -1).sum().item()
-    cost = (before.logp - after.logp).sum().item() / n
-    counts = count_changes(before, after)
-    return (f'{loaded.name}: {cost:+.5f} nats per token; touched {after.touched.sum().item():,} '
-            f'of {n:,} tokens. The likeliest next word changed at {counts["changed"]:,} positions: '
-            f'{counts["repaired"]:,} repaired, {counts["broken"]:,} broken.')
+def edit_notes(models: list[LoadedModel], scores: list[Scores]) -> list[str]:
+    """Say what an edit costs, and how often it changed the likeliest next word.
+
+    The model before an edited one is the same without the edit.
+    """
+    notes = []
+    for loaded, before, after in zip(models[1:], scores, scores[1:]):
+        if loaded.edit:
+            n = (before.targets != -1).sum().item()
+            cost = (before.logp - after.logp).sum() / n
+            counts = count_changes(before, after)
+            notes.append(
+                f'{loaded.name}: {cost:+.5f} nats per token; touched {after.touched.sum():,} of '
+                f'{n:,} tokens. The likeliest next word changed at {counts["changed"]:,} '
+                f'positions: {counts["repaired"]:,} repaired, {counts["broken"]:,} broken.')
+    return notes
 
 
 def windows(ids: list[int], before: int, block_size: int, look_back: bool = False) -> list[Pair]:
@@ -160,7 +167,12 @@ def score_texts(loaded: LoadedModel, texts: list[list[int]], what: str, look_bac
 
 def perplexity(logp: Tensor, n: int) -> float:
     """Compute exp(-sum(logp) / n), for log-probabilities in nats."""
-    return (-logp.sum() / n).exp().item()
+    return math.exp(-logp.sum() / n)
+
+
+def bits_per_byte(logp: Tensor, n_bytes: int) -> float:
+    """Compute log2 of the perplexity per byte, which does not depend on the tokenizer."""
+    return math.log2(perplexity(logp, n_bytes))
 
 
 # -----------------------------------------------------------------------------
@@ -205,12 +217,16 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
     return ids.tolist(), path
 
 
+def count_bytes(loaded: LoadedModel, ids: list[int]) -> int:
+    """Count the bytes of text that ids stand for; an end-of-text has none."""
+    return len(loaded.encoding.decode_bytes([i for i in ids if i != loaded.eot]))
+
+
 def loss_table(models: list[LoadedModel], data: str | None) -> Table:
     """Make Tables 2 and 8: perplexity in blocks of block_size tokens, with one token of context."""
     rows = []
     paths = []
-    notes = []
-    unedited = None
+    all_scores = []
     for loaded in models:
         is_read = rows and data and loaded.tokenizer == models[0].tokenizer
         if not is_read:  # only once: it may be a pipe
@@ -218,15 +234,14 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
         paths.append(str(path))
         n = count_parameters(loaded.model)
         scores = score_texts(loaded, [ids], 'loss')
-        if loaded.edit:
-            notes.append(changes_line(loaded, unedited, scores))
-        unedited = scores
+        all_scores.append(scores)
         rows.append([
             str(loaded),
             loaded.config.n_sense or None,
             n['total'] / 1e6,
             n['contextualizer'] / 1e6,
             perplexity(scores.logp, len(ids)),
+            bits_per_byte(scores.logp, count_bytes(loaded, ids)),
             len(ids)])
     columns = {
         'model': '',
@@ -234,11 +249,13 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
         'parameters, M': '.2f',
         'contextual, M': '.2f',
         'perplexity': '.3f',
+        'bits per byte': '.4f',
         'on tokens': ','}
     title = f'Loss (Tables 2 and 8) on all of {", ".join(dict.fromkeys(paths))}'
     explained = ('Contextual: parameters outside the sense network. Perplexity: exp of the mean '
-                 'loss in nats, in blocks of block_size tokens.')
-    return Table(title, columns, rows, [*notes, explained])
+                 'loss in nats, in blocks of block_size tokens. Bits per byte: the whole loss in '
+                 'bits over the bytes of the text, so it compares models of any tokenizer.')
+    return Table(title, columns, rows, [*edit_notes(models, all_scores), explained])
 
 
 # -----------------------------------------------------------------------------
@@ -337,9 +354,8 @@ def rows_of(benchmark: Benchmark, loaded: LoadedModel, data: str | None) -> pand
     if data is None and loaded.is_toy:
         raise UserError(f'{benchmark.title} is English, and {loaded.name} '
                         'knows only the toy world; choose an English model with --from')
-    source = data or benchmark.hub_name
     hint = f'run {benchmark.command} and give the file or a folder with --data'
-    with user_errors(f'{benchmark.title} in {source}', hint):
+    with user_errors(f'{benchmark.title} in {data or benchmark.hub_name}', hint):
         rows = rows_of_hub(benchmark) if data is None else rows_in(Path(data), benchmark)
         if not rows:
             raise ValueError('it has no rows')
@@ -405,8 +421,7 @@ def lambada_table(models: list[LoadedModel], data: str | None) -> Table:
     """Score OpenAI's variant of LAMBADA (Table 2): all tokens of the last word of a passage."""
     passages = rows_of(LAMBADA, models[0], data)['text']
     rows = []
-    notes = []
-    unedited = None
+    all_scores = []
     for loaded in models:
         pairs = []
         for text in passages:
@@ -414,16 +429,14 @@ def lambada_table(models: list[LoadedModel], data: str | None) -> Table:
             context_ids = loaded.encode(context) or [loaded.eot]
             pairs.append((context_ids, loaded.encode(f' {word}')))
         scores = score(loaded, pairs, 'LAMBADA')
-        if loaded.edit:
-            notes.append(changes_line(loaded, unedited, scores))
-        unedited = scores
+        all_scores.append(scores)
         accuracy = 100 * scores.greedy.double().mean().item()
         rows.append([str(loaded), perplexity(scores.logp, len(passages)), accuracy])
     title = f'LAMBADA (Table 2): the last word of {len(passages):,} passages'
     columns = {'model': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
     explained = ('Perplexity: of the last word, given the passage. Accuracy: how often all its '
                  'tokens are the likeliest.')
-    return Table(title, columns, rows, [*notes, explained])
+    return Table(title, columns, rows, [*edit_notes(models, all_scores), explained])
 
 
 # Pattern -> replacement, in this order, from EleutherAI's harness (version 1). The harness has one
@@ -463,20 +476,30 @@ def detokenized(page: str) -> str:
 def wikitext_table(models: list[LoadedModel], data: str | None) -> Table:
     """Score WikiText (Table 2) as EleutherAI's harness does.
 
-    The model reads detokenized pages; words are counted in the original ones.
+    The model reads detokenized pages; words and bytes are counted in the original ones.
     """
     pages = rows_of(WIKITEXT, models[0], data)['page']
     n_words = sum(len(re.split(r'\s+', page)) for page in pages)
+    n_bytes = sum(len(page.encode()) for page in pages)
     rows = []
     for loaded in models:
         texts = [loaded.encode(detokenized(page)) for page in pages]
         scores = score_texts(loaded, texts, 'WikiText', look_back=True)
         n_tokens = sum(map(len, texts))
         logp = scores.logp
-        rows.append([str(loaded), perplexity(logp, n_words), perplexity(logp, n_tokens)])
-    title = f'WikiText (Table 2): {len(pages)} pages, {n_words:,} words'
-    columns = {'model': '', 'perplexity per word': '.1f', 'per token': '.1f'}
-    notes = ['Per word: comparable between tokenizers. Per token: comparable only within one.']
+        rows.append([
+            str(loaded),
+            perplexity(logp, n_words),
+            perplexity(logp, n_tokens),
+            bits_per_byte(logp, n_bytes)])
+    title = f'WikiText (Table 2): {len(pages)} pages, {n_words:,} words, {n_bytes:,} bytes'
+    columns = {
+        'model': '',
+        'perplexity per word': '.1f',
+        'per token': '.1f',
+        'bits per byte': '.4f'}
+    notes = ['Per word, and bits per byte: comparable between tokenizers, because words and bytes '
+             'are those of the original pages. Per token: comparable only within one.']
     return Table(title, columns, rows, notes)
 
 
@@ -492,8 +515,7 @@ def blimp_table(models: list[LoadedModel], data: str | None) -> Table:
         lengths = [len(ids) for _, ids in pairs]
         if min(lengths) == 0:  # it would be likelier than any other
             raise UserError(f'{BLIMP.title} has a row with an empty sentence; remove it')
-        longest = max(lengths)
-        loaded.needs_length(longest, 'a sentence has')
+        loaded.needs_length(max(lengths), 'a sentence has')
         good, bad = score(loaded, pairs, 'BLiMP').logp.chunk(2)
         items[str(loaded)] = 100.0 * (good > bad).numpy()
     paradigms = items.groupby(['linguistics_term', 'UID']).mean(numeric_only=True)
