@@ -196,7 +196,7 @@ function drawMoved() {
   byId('is').replaceChildren(makeWord(is), ' ', percent(is.now));
   byId('most').replaceChildren(...moved.map(word => {
     const points = 100 * (word.now - word.before);
-    return make('span', {}, makeWord(word), ` ${signed(points, 1)}`);
+    return make('span', {}, makeWord(word), ` ${signed(points, 1)} `);
   }));
   byId('length').textContent = seen.tokens.length;
 }
@@ -235,7 +235,7 @@ function wordTable(rows) {
 
 function slider(l, name) {
   const range = make('input', {
-    type: 'range', min: 0, max: 2, step: 0.01, ariaLabel: `Weight of sense ${l} of ${name}`});
+    type: 'range', min: 0, max: 2, step: 0.01, ariaLabel: `Scale sense ${l} of ${name}`});
   range.addEventListener('input', () => setScale(l, range.value));
   const off = make('button', {
     type: 'button', className: 'off', ariaLabel: `Turn sense ${l} of ${name} off`}, 'off');
