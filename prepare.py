@@ -131,8 +131,7 @@ def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Coun
     seen = set()
     val_files = files_in(args.val, seen, skipped)
     sources = files_in(args.text, seen, skipped)
-    if args.hub:
-        sources.append(f'hub:{args.hub}')
+    sources += [f'hub:{dataset}' for dataset in args.hub]
     tokenizer = choose_tokenizer(args)
     encoding = load_tokenizer(tokenizer)
     if not sys.stderr.isatty():
@@ -207,7 +206,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add('name', metavar='NAME', help='toy, openwebtext, or a name for your --text or --hub data')
     add('--text', help=f'text to prepare: {FORMATS}; a folder means all such files in it', **files)
-    add('--hub', metavar='DATASET',
+    add('--hub', metavar='DATASET', nargs='+', action='extend', default=[],
         help='OWNER/DATASET[:CONFIG[:SPLIT]] on the Hugging Face Hub, such as '
              'roneneldan/TinyStories (default split: train)')
     add('--field', metavar='F', default='text', help='field or column that holds the text [text]')

@@ -1,6 +1,9 @@
-# A Backpack trained on real English (baseline Transformer: --model=gpt). Our texts are not online;
-# the closest to download is --hub wikimedia/wikipedia:20231101.simple in place of --text.
-# python prepare.py english --text simplewiki.jsonl.xz gutenberg_stories.jsonl.xz --merges 16384
+# A Backpack trained on real English (baseline Transformer: --model=gpt).
+# Public data: Simple English Wikipedia and 100 books of Project Gutenberg. We have not run this
+# command, so we do not know how many tokens it writes.
+# python prepare.py english --merges 16384 \
+#     --hub wikimedia/wikipedia:20231101.simple emozilla/pg19-test::test
+# The bundled model read similar texts, 55.1M tokens: pretrained/english/README.md describes them.
 # On a GPU, like the bundled model: 327.7M tokens, six minutes on an H200.
 # python train.py config/train_english.py --batch_size=64 --max_iters=20000
 # On two CPU cores: 41.0M tokens, two or three hours.

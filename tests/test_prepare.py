@@ -105,17 +105,19 @@ def test_text_takes_files_of_all_formats_together():
     assert val == [TEXTS[0]]
 
 
-@pytest.mark.parametrize('split, text', [('', 'A story'), (':default:test', 'A test')])
-def test_hub_takes_a_config_and_a_split(split, text, monkeypatch):
-    """--field says where the text of a row is."""
+@pytest.mark.parametrize('splits, read', [
+    ([''], ['A story']), ([':default:test'], ['A test']), (['', '::test'], ['A story', 'A test'])])
+def test_hub_takes_datasets_with_config_and_split(splits, read, monkeypatch):
+    """It reads each dataset; --field says where the text of a row is."""
     monkeypatch.setattr('datasets.config.HF_DATASETS_CACHE', 'cache')
     folder = Path('owner/stories')  # a folder can stand for a repository of the Hub
     folder.mkdir(parents=True)
     for name, body in (('train', 'A story'), ('test', 'A test')):
         rows = [json.dumps({'id': i, 'body': f'{body} {i}.'}) for i in range(200)]
         (folder / f'{name}.jsonl').write_text('\n'.join(rows))
-    train, val = make('hub', '--hub', f'owner/stories{split}', '--field', 'body')
-    assert sorted(train + val) == sorted(f'{text} {i}.' for i in range(200))
+    datasets = [f'owner/stories{split}' for split in splits]
+    train, val = make('hub', '--hub', *datasets, '--field', 'body')
+    assert sorted(train + val) == sorted(f'{text} {i}.' for text in read for i in range(200))
 
 
 @pytest.mark.parametrize('n, kind', [(2, 'parquet'), (1, 'tar')])
