@@ -52,7 +52,11 @@ FACTORS = [i / 64 for i in range(1, 65)]  # that may scale the vectors back
 
 # Losses per token of the longer continuation, in nats. One that is at ENOUGH falls no further.
 # Learning may end where p(A) is 1/2, the odds are 1.1 to 1, or the loss is at ENOUGH.
-ENOUGH = {'more': 0.0, 'equal': 0.0, 'less': math.log(1e-4), 'order': -math.log(100)}
+ENOUGH = {
+    'more': 0.0,
+    'equal': 0.0,
+    'less': math.log(1e-4),
+    'order': -math.log(100)}
 ASKED = {**ENOUGH, 'more': math.log(2), 'equal': math.log(1.1)}
 
 Pair = tuple[list[int], list[int]]  # ids of a context, and of what follows; neither is empty
@@ -128,8 +132,9 @@ def positions_of(traces: list[Trace], pairs: Tensor) -> Positions:
     weights = []
     for one in traces:
         is_id = one.ids[:, None] == ids  # (m, P)
-        places = is_id.int().argmax(0)  # (P,), 0 for an id that does not occur
-        weights.append(one.weights[:, numbers, places] * is_id.any(0))  # (n, P), which are then 0
+        rows = is_id.int().argmax(0)  # (P,), where each id is among the m
+        found = one.weights[:, numbers, rows]  # (n, P)
+        weights.append(found * is_id.any(0))  # 0 for an id that does not occur
     return Positions(
         targets=torch.cat([one.targets for one in traces]),
         o=torch.cat([one.o for one in traces]),
@@ -216,12 +221,13 @@ def batches(n: int, steps: int, generator: torch.Generator) -> tuple[Tensor, ...
     """Draw the examples of each step from n, each once per pass: (EXAMPLES_AT_ONCE,) each."""
     size = min(n, EXAMPLES_AT_ONCE)
     passes = math.ceil(steps * size / n)
-    order = torch.cat([torch.randperm(n, generator=generator) for _ in range(passes)])
-    return order[:steps * size].split(size)
+    orders = [torch.randperm(n, generator=generator) for _ in range(passes)]
+    return torch.cat(orders)[:steps * size].split(size)
 
 
-def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: list[Positions],
-        steps: int, lr: float, seed: int, early: bool = False) -> Tensor:
+def fit(model: Backpack, examples: list[Example], cases: list[Positions],
+        held: list[Positions], steps: int, lr: float, seed: int,
+        early: bool = False) -> Tensor:
     """Find vectors (P, d) that lower the losses of examples and keep other predictions.
 
     cases are the positions of each example. held are groups of positions whose predictions should
@@ -237,11 +243,13 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
     for one in held:
         can_change = one.weights.any(1)  # (N,); the divergence of other positions is always 0
         if can_change.any():
-            groups.append((one.at(can_change), can_change.float().mean()))
+            share = can_change.float().mean()  # of all positions, over which we average
+            groups.append((one.at(can_change), share))
     limits = torch.tensor([asked(one) for one in examples])
     latest = torch.full_like(limits, math.inf)  # the loss of each example when it was last drawn
     for batch in progress(batches(len(examples), steps, generator), 'steps'):
-        losses = torch.stack([loss_of(model, examples[i], cases[i], vectors) for i in batch])
+        losses = torch.stack(
+            [loss_of(model, examples[i], cases[i], vectors) for i in batch])
         latest[batch] = losses.detach().cpu()
         if early and (latest <= limits).all():
             break
@@ -261,7 +269,8 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions], held: 
 
 
 @torch.no_grad()
-def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 0) -> list[Pair]:
+def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 0
+                ) -> list[Pair]:
     """Let the model write texts that begin as examples do: pairs (start, rest) of ids.
 
     A start is three consecutive tokens of an example, with two end-of-texts (eot) before it. The
@@ -276,13 +285,11 @@ def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 
     idx = torch.tensor(starts, device=model.wte.weight.device)  # (WRITTEN, 3)
     torch.manual_seed(seed)
     idx = Cached(model).generate(idx, n)  # (WRITTEN, 3 + n)
-    is_end = occurrences(idx, [tuple(one.prompt) for one in examples])[:, 2:, 0, 0]
-    pairs = []
-    for ids, ends in zip(idx.tolist(), is_end.tolist()):
-        n_held = [*ends, True].index(True)  # those before a prompt's end
-        if n_held:
-            pairs.append((ids[:3], ids[3:3 + n_held]))
-    return pairs
+    prompts = [tuple(one.prompt) for one in examples]
+    is_end = occurrences(idx, prompts)[:, 2:, 0, 0]  # (WRITTEN, 1 + n), from the end of a start
+    n_held = (is_end.cumsum(1) == 0).sum(1)  # (WRITTEN,), up to the first end of a prompt
+    return [(ids[:3], ids[3:3 + n])
+            for ids, n in zip(idx.tolist(), n_held.tolist()) if n > 0]
 
 
 # -----------------------------------------------------------------------------
@@ -296,21 +303,26 @@ class Learned:
     shift: Shift
     steps: int     # at most
     lr: float      # peak learning rate
-    within: float  # largest factor of the learned vectors that keeps to the budget
-    factor: float  # smallest that fulfils what the largest does; already in the shift
+    within: float  # largest factor of the learned vectors that the budget allows
+    factor: float  # the one used: shift.vectors are already multiplied by it
     loss: float    # nats per token without the edit
     price: float   # what the edit adds
 
 
 def inside(examples: list[Example]) -> list[Pair]:
     """Take the prompts of examples as pairs: the first token, and the others."""
-    return [(one.prompt[:1], one.prompt[1:]) for one in examples if len(one.prompt) > 1]
+    return [(one.prompt[:1], one.prompt[1:])
+            for one in examples if len(one.prompt) > 1]
 
 
 def learn(model: Backpack, examples: list[Example], background: list[list[int]], *,
-          written: list[Pair] = (), keep: list[Example] = (), n_senses: int = 9,
-          steps: int | None = None, lr: float | None = None, budget: float = 1e-3, seed: int = 0
-          ) -> Learned:
+          written: list[Pair] = (),
+          keep: list[Example] = (),
+          n_senses: int = 9,
+          steps: int | None = None,
+          lr: float | None = None,
+          budget: float = 1e-3,
+          seed: int = 0) -> Learned:
     """Learn an edit from examples in up to `steps` steps (default: ten passes, at least 30).
 
     Each example chooses n_senses pairs (id, sense) to move. background has texts of 2 to
@@ -326,28 +338,32 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
         lr = RATE / model.config.n_embd
     traces = [trace_example(model, example) for example in progress(examples, 'examples')]
     texts = [trace(model, ids[:1], ids[1:]) for ids in progress(background, 'background')]
-    own = [trace(model, *pair) for pair in written]
+    written_texts = [trace(model, *pair) for pair in written]
     prompts = [trace(model, *pair) for pair in inside(examples)]
     kept = [one for example in keep for one in trace_example(model, example)]
     pairs = choose(model, examples, traces, texts[::2], n_senses)  # (P, 2)
     if not len(pairs):
         raise UserError('every example is fulfilled already; there is nothing to learn')
     cases = [positions_of(of_example, pairs) for of_example in traces]
-    held = [positions_of(group, pairs) for group in (texts[::2], own[::2], prompts, kept) if group]
+    held = [positions_of(group, pairs)
+            for group in (texts[::2], written_texts[::2], prompts, kept) if group]
     vectors = fit(model, examples, cases, held, steps, lr, seed, early=True)
     if not vectors.isfinite().all():
         raise UserError(f'a vector is not finite after {steps} steps with lr={lr:g}; '
                         'choose a lower lr')
-    priced = [positions_of(group, pairs) for group in (texts[1::2], own[1::2]) if group]
+    priced = [positions_of(group, pairs)
+              for group in (texts[1::2], written_texts[1::2]) if group]
     within, factor = scale_back(model, examples, cases, priced, vectors, budget)
+    shift = Shift(*pairs.T, factor * vectors)
     loss = mean_nats(model, priced[0], 0 * vectors)
-    price = mean_nats(model, priced[0], factor * vectors) - loss
-    return Learned(Shift(*pairs.T, factor * vectors), steps, lr, within, factor, loss, price)
+    price = mean_nats(model, priced[0], shift.vectors) - loss
+    return Learned(shift, steps, lr, within, factor, loss, price)
 
 
 @torch.no_grad()
 def scale_back(model: Backpack, examples: list[Example], cases: list[Positions],
-               priced: list[Positions], vectors: Tensor, budget: float) -> tuple[float, float]:
+               priced: list[Positions], vectors: Tensor, budget: float
+               ) -> tuple[float, float]:
     """Find the largest factor within the budget, and the smallest that reaches the same limits.
 
     The limits of a loss are what learning asked and what counts as fulfilled. If the vectors newly
@@ -366,7 +382,8 @@ def scale_back(model: Backpack, examples: list[Example], cases: list[Positions],
         raise UserError(f'even {FACTORS[0]:.1%} of the edit costs more than {budget:g} of the loss '
                         'on other text; choose a larger budget, a lower lr or fewer steps')
     within = FACTORS[n - 1]
-    limits = torch.tensor([[asked(one), loss_limit(one.wish)] for one in examples])
+    limits = torch.tensor(
+        [[asked(one), loss_limit(one.wish)] for one in examples])  # (examples, 2)
 
     def reached(factor: float) -> Tensor:
         losses = [loss_of(model, one, case, factor * vectors).item()
@@ -397,10 +414,14 @@ def fingerprint(model: Backpack, encoding: Encoding) -> str:
     return digest.hexdigest()
 
 
-def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, about: dict) -> None:
+def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, about: dict
+               ) -> None:
     """Write a learned edit to a .safetensors file, with what it was learned from (about)."""
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in vars(shift).items()}
-    metadata = {'model': fingerprint(model, encoding), 'about': json.dumps(about)}
+    tensors = {name: tensor.cpu().contiguous()
+               for name, tensor in vars(shift).items()}
+    metadata = {
+        'model': fingerprint(model, encoding),
+        'about': json.dumps(about)}
     with atomic(path) as temporary:
         temporary.write_bytes(save(tensors, metadata))
 
