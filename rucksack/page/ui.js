@@ -59,8 +59,12 @@ async function refresh({withCards} = {withCards: true}) {
     draw();
   }
   isAsking = false;
+  if (state.edit !== '') countChanged();  // not awaited: it is slow on a long text
+}
+
+async function countChanged() {
   const question = {string: state.text, lines: linesIn(state.edit)};
-  if (state.edit !== '') byId('changed').textContent = await ask('countChanged', question);
+  byId('changed').textContent = await ask('countChanged', question);
 }
 
 // Takes changes of the state, such as {edit}, or says why they are wrong and leaves it as it was.
@@ -198,6 +202,7 @@ function drawMoved() {
     const points = 100 * (word.now - word.before);
     return make('span', {}, makeWord(word), ` ${signed(points, 1)} `);
   }));
+  byId('changed').textContent = '…';  // until countChanged knows
   byId('length').textContent = seen.tokens.length;
 }
 
@@ -246,8 +251,9 @@ function slider(l, name) {
 // The weights of the chosen sense on the tokens of the text, darker for a larger weight.
 function drawAlpha() {
   const cards = [...byId('cards').children];
-  const {sense} = (cards.find(card => card.dataset.sense === state.sense) ?? cards[0]).dataset;
-  for (const card of cards) card.ariaCurrent = card.dataset.sense === sense;
+  const chosen = cards.find(card => card.dataset.sense === state.sense) ?? cards[0];
+  const {sense} = chosen.dataset;
+  for (const card of cards) card.ariaCurrent = card === chosen;
   byId('sense').textContent = `sense ${sense}`;
   const row = byId('alpha');
   row.replaceChildren(...seen.tokens.map(({label, senses}, j) => {
