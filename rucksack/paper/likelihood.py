@@ -498,8 +498,8 @@ def wikitext_table(models: list[LoadedModel], data: str | None) -> Table:
         'perplexity per word': '.1f',
         'per token': '.1f',
         'bits per byte': '.4f'}
-    notes = ['Per word, and bits per byte: comparable between tokenizers, because words and bytes '
-             'are those of the original pages. Per token: comparable only within one.']
+    notes = ['Per word, and bits per byte: comparable between tokenizers (words and bytes of the '
+             'original pages).', 'Per token: comparable only within one tokenizer.']
     return Table(title, columns, rows, notes)
 
 
