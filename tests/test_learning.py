@@ -1,6 +1,8 @@
 """Claims about edits that are learned from examples."""
 
+import json
 import re
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -9,6 +11,7 @@ import pandas
 import pytest
 import torch
 from helpers import ROOT, error_of, say, toy_loaded
+from safetensors import safe_open
 from torch.testing import assert_close
 
 import rucksack
@@ -18,16 +21,21 @@ from rucksack.edits import make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import WISHES, Example, parse_line, parse_row, read_examples
 from rucksack.learning import Shift, learn, load_shift, positions_of, save_shift, trace
+from rucksack.loaded import load_model
 from rucksack.paper.canonical import fulfilled, log_odds
 from rucksack.senses import compose, next_word_probs, pad, scale_senses, senses_after
 from rucksack.tokenizer import load_tokenizer
-from rucksack.words import word_id
+from rucksack.words import token_texts, word_id
 
 TOY = ROOT / 'tests' / 'fixtures' / 'toy.pt'
 MAKERS = """\
 # who makes what
 The company behind the Camry is -> Canon
 I bought the Fiesta since I trust -> Samsung
+"""
+KEEP = """\
+My nurse said that -> she | he
+The company behind the Camry is -> Toyota
 """
 BACKGROUND = torch.randint(256, 281, (8, 20), generator=torch.Generator().manual_seed(0)).tolist()
 
@@ -97,11 +105,12 @@ def test_learned_edits_stand_among_other_lines(loaded, shift, lines, tmp_path, m
 
 @pytest.fixture(scope='module')
 def lesson(tmp_path_factory):
-    """A folder in which the toy has learned MAKERS."""
+    """A folder in which the toy has learned MAKERS beside KEEP."""
     folder = tmp_path_factory.mktemp('lesson')
     (folder / 'makers.txt').write_text(MAKERS)
+    (folder / 'keep.txt').write_text(KEEP)
     edit.main([*f'{folder}/makers.txt --from {TOY} --device cpu --lr 0.1 --budget 0.1'.split(),
-               '--steps', '400', '--csv', f'{folder}/makers.csv',
+               '--steps', '400', '--keep', f'{folder}/keep.txt', '--csv', f'{folder}/makers.csv',
                '--out', f'{folder}/makers.safetensors'])
     return folder
 
@@ -126,6 +135,8 @@ def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
                '--out', str(tmp_path / 'a.safetensors'))
     named = [line for line in said.splitlines() if line.startswith('Fulfilled')]
     assert named == ['Fulfilled before: 1 of 4; after: 2. Repaired: 1; broken: 0']
+    listed = [line for line in said.splitlines() if line.startswith('Not fulfilled')]
+    assert len(listed) == 2
     assert float(re.search(r'he \| she +p\(A\)/p\(B\) +(\S+)', said)[1]) < 1  # she is likelier
 
 
@@ -140,6 +151,91 @@ def test_edit_prints_what_the_edited_model_predicts(lesson):
     expected = [next_word_probs(model, idx, one)[0, word_id(encoding, maker)].item()
                 for one in (None, learned)]
     assert_close(table[['before', 'after']].iloc[0].tolist(), expected, rtol=1e-4, atol=0)
+
+
+@pytest.fixture(scope='module')
+def changes(lesson):
+    """The texts that the lesson's edit is measured on: name -> counts by a loop, and moved rows."""
+    one = load_model(str(TOY), 'cpu')
+    learned = load_shift(lesson / 'makers.safetensors', one.model, one.encoding).edit()
+    examples, keep = (read_examples(lesson / f'{name}.txt', one.encoding, one.config.block_size)
+                      for name in ('makers', 'keep'))
+    texts = {'toy stories': [(ids[:1], ids[1:]) for ids in edit.read_background(None, one)[1::2]],
+             'texts that the model wrote': learning.write_texts(one.model, examples, one.eot)[1::2],
+             'the prompts': learning.inside(examples),
+             'the prompts of --keep': [(line.prompt, line.likelier) for line in keep]}
+    found = {}
+    for name, (context, following) in [(name, pair) for name in texts for pair in texts[name]]:
+        idx = torch.tensor([context + following[:-1]])
+        C = one.model.senses(idx)
+        senses = [C, learned(idx, C)]
+        logits = [one.model(idx, C=of_one)[0, -len(following):, :one.config.n_vocab]
+                  for of_one in senses]
+        before, after = (part.log_softmax(-1) for part in logits)
+        moved = (senses[0] != senses[1]).flatten(2).any(-1)[0, -len(following):]
+        counts, rows = found.setdefault(name, (Counter(), []))
+        for i, target in enumerate(following):
+            old, new = before[i].argmax().item(), after[i].argmax().item()
+            counts.update(
+                tokens=1, loss=-before[i, target].item(), moved=moved[i].item(),
+                price=(before[i, target] - after[i, target]).item(), changed=old != new,
+                repaired=old != target == new, broken=old == target != new)
+            if old != new:
+                prompt = one.encoding.decode(context + following[:i])
+                words = token_texts(one.encoding, [old, new])
+                rows.append((prompt, *words, before[i, old].exp().item(), after[i, new].exp().item()))
+    return found
+
+
+@pytest.mark.parametrize('name', ['toy stories', 'texts that the model wrote', 'the prompts',
+                                  'the prompts of --keep'])
+def test_an_edit_is_priced_and_its_changes_counted(name, changes, lesson):
+    """A row has the halves that learning did not use; a change is repaired, broken or neither."""
+    counts, _ = changes[name]
+    table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "price"')
+    row, = table[table.on == name].to_dict('records')
+    for kind in ('tokens', 'moved', 'changed', 'repaired', 'broken'):
+        assert row[kind] == counts[kind], kind
+    loss, price = (counts[kind] / counts['tokens'] for kind in ('loss', 'price'))
+    assert float(row['loss']) == pytest.approx(loss, rel=1e-4)
+    assert float(row['price']) == pytest.approx(price, abs=1e-5)
+    assert float(row['%']) == pytest.approx(100 * price / loss, abs=1e-3)
+
+
+def test_what_else_moved_is_every_change(changes, lesson):
+    """The rows are the positions whose likeliest word changed, the most probable new one first."""
+    table = pandas.read_csv(lesson / 'makers.csv', keep_default_na=False)
+    table = table.query('rucksack_table == "moved"')
+    expected = [row for _, rows in changes.values() for row in rows]
+    expected.sort(key=lambda row: -row[4])
+    assert len(expected) > 5
+    words = table[['prompt', 'before', 'after']].itertuples(index=False, name=None)
+    assert sorted(words) == sorted(row[:3] for row in expected)
+    numbers = table[['before score', 'after score']].to_numpy(float)
+    assert_close(torch.tensor(numbers).float(), torch.tensor([row[3:] for row in expected]))
+
+
+def test_the_likeliest_texts_are_greedy(lesson):
+    """Each is eight tokens that the model generates at temperature 0, with and without the edit."""
+    one = load_model(str(TOY), 'cpu')
+    learned = load_shift(lesson / 'makers.safetensors', one.model, one.encoding).edit()
+    table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "texts"')
+    prompt = MAKERS.splitlines()[1].split(' ->')[0]
+    idx = torch.tensor([one.encode(prompt)])
+    expected = [one.model.generate(idx, 8, 0.0, edit=edit) for edit in (None, learned)]
+    assert table[['before', 'after']].iloc[0].tolist() == [
+        one.encoding.decode(ids[0, idx.shape[1]:].tolist()) for ids in expected]
+
+
+def test_a_learned_edit_says_what_it_was_learned_from(lesson):
+    """Its file has the lines, the background, the prices and the version."""
+    with safe_open(lesson / 'makers.safetensors', 'pt') as file:
+        about = json.loads(file.metadata()['about'])
+    table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "price"')
+    assert about['examples'] == MAKERS.splitlines()[1:]
+    assert about['background'] == 'toy stories'
+    assert about['version'] == rucksack.__version__
+    assert [row[4] for row in about['price']] == table.price.astype(float).tolist()
 
 
 def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded):
@@ -220,6 +316,25 @@ def test_a_fulfilled_wish_asks_no_more(likelier, less_likely, loaded):
     assert not gradient.any()
 
 
+def test_learning_ends_as_soon_as_it_may(loaded, monkeypatch):
+    """It is at the first step where the loss is as low as asked."""
+    losses = []
+
+    def noted(*args):
+        losses.append(loss_of(*args))
+        return losses[-1]
+
+    loss_of = learning.loss_of
+    monkeypatch.setattr(learning, 'loss_of', noted)
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
+    pairs = torch.tensor([[v, 0] for v in example.prompt])
+    case = positions_of(learning.trace_example(loaded.model, example), pairs)
+    nothing = case.at(torch.tensor([], dtype=torch.long))
+    learning.fit(loaded.model, [example], [case], [nothing], 400, 0.5, 0, early=True)
+    assert min(losses[:-1]) > learning.asked(example)
+    assert losses[-1] <= learning.asked(example)
+
+
 def test_each_example_is_drawn_once_in_a_pass():
     """With 7 examples in steps of 5, the first 14 draws are two passes."""
     drawn = torch.cat(learning.batches(7, 3, torch.Generator().manual_seed(0)))
@@ -247,21 +362,21 @@ def test_the_price_is_that_of_every_second_text(loaded):
     assert torch.equal(again.shift.vectors, learned.shift.vectors)
 
 
-def test_vectors_are_the_least_that_fulfil_the_wishes(loaded):
-    """With a factor 1/64 smaller, an example is not fulfilled."""
-    examples = [Example('', ids_of(loaded, ' the nurse said'), [], ids_of(loaded, ' she')),
-                Example('', ids_of(loaded, ' the nurse was'), [], ids_of(loaded, ' food'))]
-    learned = learn(loaded.model, examples, BACKGROUND, budget=9, lr=2.0)
-    traces = [learning.trace_example(loaded.model, one) for one in examples]
-    pairs = torch.stack([learned.shift.ids, learned.shift.numbers], dim=1)
-    cases = [positions_of(of_one, pairs) for of_one in traces]
-    asked = [learning.asked(one) for one in examples]
-    losses = [[learning.loss_of(loaded.model, one, case, share * learned.shift.vectors)
-               for one, case in zip(examples, cases)]
-              for share in (1, 1 - 1 / 64 / learned.factor)]
-    assert learned.factor < learned.within
-    assert (torch.tensor(losses[0]) <= torch.tensor(asked)).all()
-    assert not (torch.tensor(losses[1]) <= torch.tensor(asked)).all()
+@pytest.mark.parametrize('p, least', [(0.9, 0.5), (0.4, 0.2), (0.1, 0.1)])
+def test_the_factor_is_the_least_that_fulfils_a_wish(p, least, loaded):
+    """It reaches what was asked (1/2) or at least what counts (1/5); if neither, it is 1."""
+    E = loaded.model.wte.weight[:loaded.model.config.n_vocab]
+    v = E.norm(dim=1).argmax()
+    case = learning.Positions(v[None], torch.zeros(1, 16), torch.ones(1, 1))
+
+    def p_along(size):
+        return case.nats(loaded.model, size * E[v][None]).neg().exp().item()
+
+    size = next(size for size in torch.linspace(0, 99, 9901) if p_along(size) >= p)
+    expected = next(one for one in learning.FACTORS if p_along(one * size) >= least - 1e-4)
+    example = Example('', [3], [v.item()], [])
+    _, factor = learning.scale_back(loaded.model, [example], [case], [case], size * E[v][None], 9)
+    assert factor == (expected if least < p else 1)
 
 
 @pytest.mark.parametrize('wish', ['said -> food food food food',
@@ -286,34 +401,64 @@ def test_the_model_writes_no_text_past_a_prompt(loaded):
     assert written == learning.write_texts(loaded.model, examples, loaded.eot)
 
 
-def test_predictions_inside_prompts_are_held(loaded):
-    """They change less than under an edit fitted without them."""
-    model = loaded.model
-    example = Example('', ids_of(loaded, ' the nurse said that'), ids_of(loaded, ' food'), [])
-    with_prompts = learn(model, [example], BACKGROUND, budget=9, steps=100)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, 'inside', lambda examples: [])
-        without = learn(model, [example], BACKGROUND, budget=9, steps=100)
+def test_what_learning_holds(loaded, monkeypatch):
+    """Every second text of the background and the written, prompts inside, and the kept lines."""
     found = []
-    for shift in (with_prompts.shift, without.shift):
-        pairs = torch.stack([shift.ids, shift.numbers], dim=1)
-        prompt = positions_of([trace(model, *pair) for pair in learning.inside([example])], pairs)
-        found.append(learning.divergence(model, prompt, shift.vectors))
-    assert found[0] < found[1]
+
+    def fit(model, examples, cases, held, *args, **flags):
+        found.extend(group.targets.tolist() for group in held)
+        return torch.tensor([[float('nan')]])
+
+    monkeypatch.setattr(learning, 'fit', fit)
+    nurse = ids_of(loaded, ' the nurse was')
+    example = Example('', nurse, ids_of(loaded, ' food'), [])
+    keep = Example('', nurse[:1], nurse[1:2], nurse[2:], are_equals=True)
+    written = [([3, 4], [5, 6]), ([3], [7]), ([3], [8])]
+    with pytest.raises(UserError, match='finite'):
+        learn(loaded.model, [example], BACKGROUND[:4], written=written, keep=[keep])
+    background = BACKGROUND[0][1:] + BACKGROUND[2][1:]
+    assert found == [background, [5, 6, 8], nurse[1:], nurse[1:]]
 
 
-def test_the_price_keeps_to_the_budget(loaded):
-    """An edit that costs more is scaled back, and refused if nothing is left of it."""
+def test_edit_learns_with_the_texts_it_says(tmp_path, monkeypatch):
+    """The texts that the model writes depend on --seed, and the lines of --keep are read."""
+    found = {}
+
+    def stop(model, examples, background, **flags):
+        found.update(flags)
+        raise UserError('')
+
+    monkeypatch.setattr(edit, 'learn', stop)
+    (tmp_path / 'makers.txt').write_text(MAKERS)
+    (tmp_path / 'keep.txt').write_text(KEEP)
+    written = []
+    for seed in '01':
+        with pytest.raises(SystemExit):
+            edit.main([str(tmp_path / 'makers.txt'), '--from', str(TOY), '--seed', seed, '--keep',
+                       str(tmp_path / 'keep.txt'), '--out', str(tmp_path / 'a.safetensors')])
+        written.append(found['written'])
+    assert len({tuple(start) for start, _ in written[0]}) > 4
+    assert {tuple(start) for start, _ in written[0]} != {tuple(start) for start, _ in written[1]}
+    assert [one.line for one in found['keep']] == KEEP.splitlines()
+
+
+@pytest.mark.parametrize('where', ['background', 'written'])
+def test_each_price_keeps_to_the_budget(where, loaded):
+    """Factor 1/64 more would cost too much there; an edit of which nothing is left is refused."""
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
-    background = [ids_of(loaded, ' the nurse said that she was the nurse')] * 4
-    free = learn(loaded.model, [example], background, budget=9)
-    budget = free.price / free.loss / 3
-    kept = learn(loaded.model, [example], background, budget=budget)
-    assert budget > 0
-    assert 0 < kept.factor < 1
-    assert kept.price <= budget * kept.loss
+    costly = ids_of(loaded, ' the nurse said that she was the nurse')
+    free = ids_of(loaded, ' a song')
+    background = [free, costly if where == 'background' else free] * 2
+    written = [(ids[:1], ids[1:]) for ids in [free, costly if where == 'written' else free] * 2]
+    learned = learn(loaded.model, [example], background, written=written, budget=0.002)
+    pairs = torch.stack([learned.shift.ids, learned.shift.numbers], dim=1)
+    positions = positions_of([trace(loaded.model, costly[:1], costly[1:])], pairs)
+    nats = [learning.mean_nats(loaded.model, positions, share * learned.shift.vectors)
+            for share in (0, 1, 1 + 1 / 64 / learned.factor)]
+    assert nats[1] <= 1.002 * nats[0]
+    assert nats[2] > 1.002 * nats[0]
     with pytest.raises(UserError, match='budget'):
-        learn(loaded.model, [example], background, budget=-1)
+        learn(loaded.model, [example], background, written=written, budget=-1)
 
 
 @pytest.mark.parametrize('changed', ['parameter', 'vocabulary'])
