@@ -56,7 +56,7 @@ def make_parser() -> Parser:
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
     add('--wish', choices=WISHES,
-        help='the wish of all rows in a .jsonl [more; equal for rows with suffix1 and suffix2]')
+        help='the wish for all rows of a .jsonl [more; equal for rows with suffix1 and suffix2]')
     add('--background', metavar='PATH',
         help='text on which no prediction should change, in any form that eval.py loss --data '
              'takes; half is for training, half for measuring the price of the edit '
@@ -158,7 +158,7 @@ def prices_table(texts: dict[str, tuple[Scores, Scores]], learned: Learned) -> T
                      *counts.values()])
     columns = {'on': '', 'tokens': ',', 'moved': ',', 'loss': '.3f', 'price': '+.5f', '%': '+.3f',
                'changed': ',', 'repaired': ',', 'broken': ','}
-    title = ('What the edit costs in nats per token, how many tokens have moved senses, and how '
+    title = ('What the edit costs in nats per token, how many tokens have a moved sense, and how '
              'often the likeliest next word changed')
     notes = [f'The learned vectors are scaled by {learned.factor:.2f}. --budget allows up to '
              f'{learned.within:.2f}, which fulfils no more examples.']

@@ -50,7 +50,7 @@ class Kind:
     make: Callable[..., Table | Iterator[Table]]
     number: str                 # in the paper; eval.py all prints the tables that have one
     about: str                  # contents, for --help
-    flags: tuple[str, ...] = ('data',)  # those whose values make takes, in order
+    flags: tuple[str, ...] = ('data',)  # the flags whose values make gets, in order
     needs_senses: bool = False  # the first model must be a Backpack; other tables take --edit
 
 
@@ -122,7 +122,7 @@ def make_parser() -> Parser:
             help="step sizes of PPLM [the paper's and larger ones; toy models: 0.2 0.3 0.5]")
     add = of['examples'].add_argument
     add('--wish', choices=WISHES,
-        help='the wish of all rows in a .jsonl [more; equal for rows with suffix1 and suffix2]')
+        help='the wish for all rows of a .jsonl [more; equal for rows with suffix1 and suffix2]')
     add('--threshold', type=number(float, 1e-9), metavar='X',
         help='what counts as success: p(A) at least X for more [0.2], below X for less [0.001]; A '
              'at least X times as likely as B for order [16], no more than that for equal [1.5]')
@@ -138,7 +138,7 @@ def make_parser() -> Parser:
             help='edit this Backpack instead, and make the same change to the log-probabilities '
                  'of the first model; both need the same vocabulary')
         add('--strength', type=number(float, 0), metavar='B',
-            help='multiply the changes that --lender makes (0: none) [1]')
+            help='scale the changes that --lender makes by B (0: no change) [1]')
     return parser
 
 
@@ -251,7 +251,7 @@ def run(argv: list[str]) -> None:
             for table in make_tables(name, models, args):
                 tables[name] = table
                 text = str(table)
-                if csv_file:  # before printing: printing into head ends the program
+                if csv_file:  # before printing: piping into head ends the program
                     write_csv(csv_file, tables)
         except UserError as error:
             if args.table != 'all' or name in tables:

@@ -222,7 +222,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
              'folder or Hub name, or your own tokenizer.json')
     add('--seed', type=number(int, 0), metavar='S', default=0,
         help='random seed for the toy world and the split [0]')
-    add('--overwrite', action='store_true', help='replace these three files in data/NAME')
+    add('--overwrite', action='store_true', help='replace the three files in data/NAME')
     flags = parser.parse_args(argv)
     if flags.name == 'toy' and (flags.text or flags.hub or flags.val or flags.like or flags.merges):
         parser.error('toy takes no --text, --hub, --val, --like or --merges')

@@ -106,7 +106,7 @@ def add_groups(parser: Parser) -> None:
         help='edit this Backpack instead, and make the same change to the log-probabilities of '
              'the --from model; both need the same vocabulary')
     add('--strength', metavar='B', type=number(float, 0),
-        help='multiply the changes that --lender makes (0: none) [1]')
+        help='scale the changes that --lender makes by B (0: no change) [1]')
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -298,7 +298,7 @@ def run(argv: list[str]) -> None:
         print(printable(line))
     print(loaded.about())
     tables = make_tables(flags, loaded, lender, prompts)
-    if csv_file:  # before printing: printing into head ends the program
+    if csv_file:  # before printing: piping into head ends the program
         write_csv(csv_file, tables)
     for part in [*notices, *tables.values()]:
         print(printable(str(part)))

@@ -75,7 +75,7 @@ def to_device(batch: list[Tensor], device: str) -> list[Tensor]:
 
 
 def can_compile(device: str) -> bool:
-    """Check that torch.compile works here by compiling a small function; prints a notice."""
+    """Check that torch.compile works here by compiling a small function, and print a notice."""
     try:
         assert device != 'mps'
         torch.compile(torch.sin)(torch.ones(2, device=device))

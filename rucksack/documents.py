@@ -182,7 +182,7 @@ def why_skipped(name: str, is_file: bool, is_known: object) -> str:
 
 
 # -----------------------------------------------------------------------------
-# The files of folders, the documents of a source.
+# The files in folders, and the documents in a source.
 
 
 def files_in(paths: list[str], seen: set, skipped: Counter) -> list[str]:

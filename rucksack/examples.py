@@ -112,8 +112,8 @@ def joined(continuation: str) -> str:
 
 def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
     """Parse a row of a .jsonl: prefix with suffix, or with suffix1 and suffix2."""
-    hint = ('more and less take prefix and suffix, order and equal take prefix, suffix1 and '
-            'suffix2')
+    hint = ('give prefix and suffix for more and less, or prefix, suffix1 and suffix2 for order '
+            'and equal')
     with user_errors(quoted_start(line), hint):
         row = json.loads(line)
         found = [name for name in ('suffix', 'suffix1', 'suffix2') if name in row]

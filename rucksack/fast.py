@@ -106,9 +106,9 @@ def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: 
 class Cached:
     """A model that continues texts without reading a token twice: Cached(model).generate(idx, n).
 
-    It draws the ids that model.generate draws. The contextualizer must be a GPT-2. A text is read
-    anew if it is not the last one plus one token: another text, or past block_size, where each new
-    token pushes out the first.
+    It draws the ids that model.generate draws. The contextualizer must be a GPT-2. A text is
+    read whole unless it is the last one plus one token. Past block_size, every text is read whole,
+    because each new token pushes out the first.
     """
 
     generate = Backpack.generate

@@ -88,7 +88,7 @@ class LoadedModel:
 
 
 def load_model(name: str | None, device: str, dtype: str | None = None) -> LoadedModel:
-    """Load a model from a file, folder or Hub name onto a device, named as for find_device.
+    """Load a model from a file, folder or Hub name onto a device; see find_device for names.
 
     Without a name it is the newest Backpack in out/ or, if there is none, the bundled model.
     Without a dtype it is bfloat16 on CUDA, else float32.

@@ -98,7 +98,7 @@ class RunLog:
 
 
 def summary(s, model: Backpack | GPT, device: str, world: int, n_tokens: int) -> str:
-    """Say what a run trains, where, on how many tokens."""
+    """Say what a run trains, where, and on how many tokens."""
     millions = count_parameters(model)['total'] / 1e6
     epochs = s.max_iters * s.tokens_per_step / n_tokens
     return (f'{type(model).__name__}, {millions:.1f}M parameters, on {world} x {name_of(device)} '

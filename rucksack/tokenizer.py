@@ -61,7 +61,7 @@ def words_tokenizer(texts: list[str]) -> dict:
 
 
 def tokens_of(description: dict) -> list[bytes]:
-    """List the tokens of a description except special ones: bytes first, in the order of merges.
+    """List the tokens of a description, without special ones: bytes, then merges in order.
 
     For {'name': 'gpt2', 'merges': ['Ġ t', 'h e', 'Ġt he']}, the last are b' t', b'he', b' the'.
     """

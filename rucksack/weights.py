@@ -322,7 +322,7 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
         if c.n_sense:
             shutil.copyfile(CODE, new / CODE.name)
         with user_errors(folder, 'give the name of a new folder', problem='cannot be made'):
-            new.rename(folder)  # complete, or not there; OSError if it holds files
+            new.rename(folder)  # appears whole or not at all; OSError if folder has files
 
 
 def settings_of(c: Config, end: int) -> dict:

@@ -96,7 +96,7 @@ def inside_text(word: str) -> str:
 
 
 def tokens_of(encoding: Encoding, word: str) -> tuple[int, ...]:
-    """Find the ids of a word inside a text, with its leading space if one of them has it.
+    """Find the ids of a word inside a text, leaving out a leading space that is a separate token.
 
     Raises UserError for a word that a vocabulary of whole words lacks.
     """

@@ -63,7 +63,7 @@ def test_a_line_is_one_edit_for_each_of_its_words(line, edits):
 
 
 def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
-    """A file named before senses is a list of words, one after topic is a bag; # is a comment."""
+    """Before senses, a file lists words; after topic, it is a bag; # starts a comment."""
     Path('words.txt').write_text('\ufeffnurse\r\n\n  guard \n', encoding='utf-8')
     Path('edits.txt').write_text('# of she\nshe:3\n\n@words.txt:1\ntopic @words.txt\n')
     assert parse_lines(['he:0', '@edits.txt', 'he:2']) == [
@@ -171,7 +171,7 @@ def test_a_bag_has_all_tokens_of_its_words_once():
 
 
 def test_a_prompt_is_cut_to_its_end():
-    """A notice says how many tokens are read, and another that it ends in a space."""
+    """One notice says how many tokens are read, another that the prompt ends in a space."""
     start = 'The nurse said that zebra met she and '
     ids, (cut, ends) = read_prompt(start, ENCODING, 5)
     all_ids = ENCODING.encode_ordinary(start)

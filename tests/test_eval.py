@@ -75,7 +75,7 @@ def test_edit_adds_rows_and_changes_no_other(name, data, n_rows, capsys):
 
 
 def test_a_table_is_printed_though_csv_cannot_be_written(capsys):
-    """What took an hour to make is not lost to a file that cannot be written."""
+    """A table that took an hour to make is printed even if its file cannot be written."""
     Path('x.csv.partial').mkdir()
     with pytest.raises(SystemExit) as stop:
         tables.main(['loss', '--from=out/run', '--csv=x.csv', '--device=cpu'])

@@ -43,7 +43,7 @@ def imports(tree: ast.AST, inside: bool = False) -> set[str]:
 
 
 def test_no_import_runs_up():
-    """No module imports, even in a function, one of a layer above it; there are eight layers."""
+    """No module imports one from a layer above it, even in a function; there are eight layers."""
     graph = {name: imports(tree, inside=True) & OURS for name, tree in TREES.items()}
     floors = {}
     for name in graphlib.TopologicalSorter(graph).static_order():  # CycleError

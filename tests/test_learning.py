@@ -351,7 +351,7 @@ def test_vectors_that_are_not_finite_are_refused(loaded, monkeypatch):
 
 
 def test_the_price_is_that_of_every_second_text(loaded):
-    """The other texts are learned from; no text does both."""
+    """Learning uses the other texts; no text serves both purposes."""
     example = Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'), [])
     with_word = ids_of(loaded, ' the nurse was the nurse')
     without = ids_of(loaded, ' the song was')

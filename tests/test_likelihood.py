@@ -123,7 +123,7 @@ def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
 
 
 def test_senses_are_worth_what_the_loss_grows_without_them(tmp_path):
-    """On a text file: each loss equals that of a pass under an edit; shares of o add up to 100%."""
+    """Each loss equals the loss with that sense turned off; shares of o add up to 100%."""
     file = tmp_path / 'text.txt'
     file.write_text('The nurse smiled. ' * 12)
     loaded = toy_loaded(padding=9)

@@ -225,7 +225,7 @@ def test_the_page_predicts_what_pytorch_does(lines, prompt, shared_tab, toy):
 @pytest.mark.parametrize('prompt, where', [
     (PROMPTS['longer than block_size'], 'after this text'), ('The', 'at weight 1')])
 def test_the_page_says_which_sense_separates_a_pair(prompt, where, tab, toy_page, toy):
-    """It is sample.py's: the one after the text or, if that lacks the word, at weight 1."""
+    """It names the sense that sample.py names: after the text or, without the word, at weight 1."""
     load(tab, toy_page, link(prompt, 'nurse:she/he'))
     world = toy_world(toy, prompt)
     change, = parse_lines(['nurse:she/he'])
@@ -598,7 +598,7 @@ def test_every_control_has_a_name(shared_tab):
 
 
 def test_a_model_too_large_is_refused(out, capsys, monkeypatch):
-    """A model of more parameters than a page takes is named, and no page is written."""
+    """The error names a model with more parameters than a page takes, and no page is written."""
     monkeypatch.setattr(page_module, 'LARGEST', 1000)
     assert 'out/toy' in error_of(sample, capsys, '--html', 'page.html', '--from', 'out/toy')
     assert [path.name for path in Path().iterdir()] == ['out']

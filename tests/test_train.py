@@ -208,7 +208,7 @@ def train_a_run(kind: str) -> None:
 @pytest.mark.parametrize('kind', ['backpack', 'gpt'])
 @pytest.mark.parametrize('is_exported', [False, True])
 def test_init_from_starts_with_the_weights_and_their_sizes(kind, is_exported, tiny):
-    """The first loss is that run's last, even through exported files; dropout is as set."""
+    """The first loss is the earlier run's last, even after an export; dropout is as set."""
     train_a_run(kind)
     source = 'out/run'
     if is_exported:

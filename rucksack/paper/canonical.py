@@ -35,7 +35,10 @@ def log_odds(loaded: LoadedModel, examples: list[Example]) -> Tensor:
 
 
 def fulfilled(examples: list[Example], values: Tensor, threshold: float | None = None) -> Tensor:
-    """Tell which examples their log_odds (n,) fulfil: (n,); threshold defaults to THRESHOLDS."""
+    """Tell which examples are fulfilled (n,), given values (n,), their log_odds.
+
+    A threshold of None means THRESHOLDS.
+    """
     found = []
     for example, value in zip(examples, values.tolist()):
         wish = example.wish

@@ -39,7 +39,7 @@ class Scores(NamedTuple):
     """
 
     logp: Tensor       # (n,), log-probability, in nats
-    touched: Tensor    # (n,), tokens before a scored one whose senses the model's edit changed
+    touched: Tensor    # (n,), how many tokens right before a scored one have edited senses
     targets: Tensor    # (n, T), the ids scored at each position
     likeliest: Tensor  # (n, T), the likeliest next ids
     p: Tensor          # (n, T), their probabilities
@@ -254,7 +254,8 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
     title = f'Loss (Tables 2 and 8) on all of {", ".join(dict.fromkeys(paths))}'
     explained = ('Contextual: parameters outside the sense network. Perplexity: exp of the mean '
                  'loss in nats, in blocks of block_size tokens. Bits per byte: the whole loss in '
-                 'bits over the bytes of the text, so it compares models of any tokenizer.')
+                 'bits over the bytes of the text. Use it to compare models with different '
+                 'tokenizers.')
     return Table(title, columns, rows, [*edit_notes(models, all_scores), explained])
 
 
