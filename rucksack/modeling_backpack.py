@@ -129,7 +129,7 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         return h, mask
 
     def alpha(self, input_ids, attention_mask=None):
-        """Eq. 12: the weights alpha (B, k, T, T) that each position gives to the senses so far."""
+        """Eq. 12: the weights alpha (B, k, T, T) that each position gives to senses so far."""
         h, mask = self.contextualize(input_ids, attention_mask)
         weight_net = self.backpack.sense_weight_net
         return weight_net(*weight_net.query_and_key(h), mask)
