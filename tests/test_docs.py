@@ -5,16 +5,18 @@ import lzma
 import re
 import shlex
 import socket
+from pathlib import Path
 
 import pandas
 import pytest
 import tiktoken
 import torch
-from helpers import ROOT, SHARED, not_printed, offline
+from helpers import ROOT, SHARED, not_printed, offline, write_benchmarks
 
 from rucksack import eval as evaluation
 from rucksack import prepare, sample, train
 from rucksack.table import Table, write_csv
+from rucksack.tokenizer import gpt2_tokenizer, tokenizer_files, vocab_size
 from rucksack.weights import from_pretrained
 
 TEXT = (ROOT / 'docs' / 'python.md').read_text(encoding='utf-8')
@@ -182,6 +184,8 @@ AGREES = {  # how a claim of docs/results.md begins -> whether numbers agree wit
     'p(*they*)': lambda a, b: a < b,
     'topic control grows': lambda a, b: a < b,
     'a forward pass takes longer': lambda a, b: a > b}
+PUBLISHED = {'stanfordnlp/backpack-gpt2': ROOT / 'tests' / 'fixtures' / 'backpack-gpt2-tiny',
+             'gpt2': ROOT / 'tests' / 'fixtures' / 'gpt2-tiny'}
 CLAIMS = RESULTS_PAGE.split('reproduced? |\n')[1].split('\n\n')[0].splitlines()[1:]
 
 
@@ -198,6 +202,37 @@ def test_each_word_on_a_claim_follows_from_its_numbers(line):
             found.add(agrees(*(float(text.replace(',', '')) for text in match.groups())))
     words = {(True,): 'yes', (False,): 'no', (False, True): 'mixed'}
     assert word == words[tuple(sorted(found))]
+
+
+TABLES, FLAGS, LAST = re.search(
+    r'^for table in (.*); do\n +python eval.py \$table (.*); done\npython eval.py (.*)$',
+    RESULTS_PAGE, re.MULTILINE).groups()
+FOR_THE_PUBLISHED = [*(f'{table} {FLAGS}' for table in TABLES.split()), LAST]
+
+
+@pytest.mark.parametrize('command', FOR_THE_PUBLISHED, ids=lambda command: command.split()[0])
+def test_the_published_models_table_has_two_models(command, capsys):
+    """Tiny models stand for the two, with rows added for a tokenizer and for longer texts."""
+    tokenizer = gpt2_tokenizer(2000)
+    n_ids = vocab_size(tokenizer)
+    for name, tiny in PUBLISHED.items():
+        settings = json.loads((tiny / 'config.json').read_text())
+        state = torch.load(tiny / 'pytorch_model.bin')
+        for key, weight in state.items():
+            if key.endswith(('wte.weight', 'word_embeddings.weight', 'lm_head.weight')):
+                state[key] = weight.repeat(64, 1)[:n_ids]
+            if key.endswith(('wpe.weight', 'position_embeddings.weight')):
+                state[key] = weight.repeat(8, 1)
+        settings |= {'vocab_size': n_ids, 'n_positions': 128}
+        Path(name).mkdir(parents=True)
+        torch.save(state, Path(name, 'pytorch_model.bin'))
+        for file, content in (tokenizer_files(tokenizer) | {'config.json': settings}).items():
+            Path(name, file).write_text(json.dumps(content))
+    write_benchmarks(Path('DATA'))
+    Path('DATA/RG65.csv').write_text('gem;jewel;3.94\nnoon;string;0.04\ncord;smile;0.02\n')
+    evaluation.main(shlex.split(command))
+    table = capsys.readouterr().out.split('\n\n')[1]
+    assert [name for name in PUBLISHED if f' {name}' in table] == [*PUBLISHED]
 
 
 def test_when_the_backpack_is_behind_is_as_in_the_logs():
