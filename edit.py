@@ -122,12 +122,12 @@ def lines_table(title: str, edited: LoadedModel, examples: list[Example]) -> Tab
     rows = []
     notes = [f'Fulfilled before: {was_right.sum()} of {len(examples)}; after: {is_right.sum()}. '
              f'Repaired: {(is_right & ~was_right).sum()}; broken: {(was_right & ~is_right).sum()}']
-    for example, old, new, is_one in zip(examples, before.exp(), after.exp(), is_right):
+    for example, old, new in zip(examples, before.exp(), after.exp()):
         what = 'p(A)/p(B)' if example.wish in ('order', 'equal') else 'p(A)'
         rows.append([example.line, what, old.item(), new.item()])
-        if not is_one:
-            notes.append('Not fulfilled (does another line contradict it or compete with it?): '
-                         f'{example.line}')
+    if not is_right.all():
+        missed = [example.line for example, is_one in zip(examples, is_right) if not is_one]
+        notes += ['Not fulfilled (lines may contradict each other or compete):', *missed]
     columns = {'example': shortened, 'what': str, 'before': '.4g', 'after': '.4g'}
     return Table(title, columns, rows, notes)
 
