@@ -6,11 +6,17 @@
 
 Flags override config files, which override the defaults below. A run writes ckpt.pt (latest state),
 best.pt (lowest validation loss) and log.csv to its folder in out/. On a CPU with one or two
-processes, killing and resuming a run changes no bit of its result.
+processes, killing and resuming a run changes no bit of its result. (With more processes, gradients
+may be summed in another order.)
 
-Start reading at train(): it has the whole run, in order. To this script a Backpack is a module that
-returns a loss; model.py says what it computes. Three files in rucksack/ also compute:
-optimizers.py, fast.py and device.py. The others there handle files and errors.
+Start reading at train(): it has the whole run, in order. After the set-up, it repeats these steps:
+
+    evaluate and save, if it is time
+    stop, if all steps are done or a process has received Ctrl-C or SIGTERM
+    add up the gradients of micro-batches; DDP averages them over the processes
+    clip the gradients and update the parameters
+
+To this script a Backpack is a module that returns a loss; model.py says what it computes.
 """
 
 import math
@@ -24,20 +30,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rucksack import start
 from rucksack.cli import complain, discard_output, forget_signals, note_signals, run_cli
-from rucksack.data import check_ids, data_folder, data_id, read_bin, read_meta
-from rucksack.device import bfloat16_unit, can_compile, find_device, set_up_device, to_device
-from rucksack.errors import UserError
+from rucksack.data import check_ids, data_folder, data_id, read_chunks, read_meta
+from rucksack.device import can_compile, set_up_device, to_device
+from rucksack.errors import UserError, user_errors
 from rucksack.fast import DistinctIds, distinct_ids
 from rucksack.files import locked_folder, save_tensors
 from rucksack.model import GPT, Backpack
 from rucksack.optimizers import all_finite, make_optimizers, restore, set_learning_rates
-from rucksack.processes import find_processes, leave_processes
-from rucksack.run_log import RunLog, summary
+from rucksack.processes import all_reduce, find_processes, leave_processes
+from rucksack.run_log import RunLog, out_dir_of, refuse_to_replace, remove_kept, summary
 from rucksack.settings import parse_settings, setting
+from rucksack.start import config_for, fine_tune, load_given, load_run
 from rucksack.stuck import stuck_senses
-from rucksack.weights import make_model
+from rucksack.weights import from_checkpoint, make_model
 
 
 @dataclass(frozen=True)
@@ -89,49 +95,8 @@ class Settings:
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
 
 
-# -----------------------------------------------------------------------------
-# What depends only on settings and step: learning rate and data.
-
-
-def lr_scale(step: int, s: Settings) -> float:
-    """Compute the learning rate of a step as a fraction of the peak: linear warmup, then decay."""
-    if step < s.warmup_iters:
-        return (step + 1) / s.warmup_iters
-    final = s.min_lr / s.learning_rate if s.learning_rate else 0.0
-    progress = (step - s.warmup_iters) / (s.max_iters - s.warmup_iters)  # 0 to almost 1
-    return 1 + progress * (final - 1)
-
-
-@lru_cache(maxsize=1)
-def epoch_order(seed: int, epoch: int, n_chunks: int) -> np.ndarray:
-    """Shuffle the indices of all chunks for one epoch."""
-    return np.random.default_rng([seed, epoch]).permutation(n_chunks)
-
-
-def chunks_of_step(step: int, s: Settings, n_chunks: int) -> np.ndarray:
-    """Return the indices of the chunks that a step reads: (micro-batches, batch_size).
-
-    Each epoch reads each chunk once, in an order of its own. Nothing depends on what was read
-    before or on the number of processes, so a run can be resumed with exactly the same data.
-    """
-    per_step = s.gradient_accumulation_steps * s.batch_size
-    positions = range(step * per_step, (step + 1) * per_step)  # in all epochs laid end to end
-    chunks = [epoch_order(s.seed, i // n_chunks, n_chunks)[i % n_chunks] for i in positions]
-    return np.array(chunks).reshape(-1, s.batch_size)
-
-
-def eval_chunks(n: int, n_chunks: int) -> np.ndarray:
-    """Choose at most n chunks to evaluate on: evenly spaced, the same ones each time."""
-    n = min(n, n_chunks)
-    return np.arange(n) * n_chunks // n
-
-
-# -----------------------------------------------------------------------------
-# The run.
-
-
 def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
-    """Train from checkpoint or, if it is {}, from given or scratch; returns the exit code."""
+    """Resume checkpoint or, if it is {}, start from given or scratch; returns the exit code."""
     # ---- Processes. torchrun starts one per GPU. Only the first prints and writes files.
     rank, local_rank, world = find_processes()  # local_rank: the rank on this machine
     if rank > 0:
@@ -143,38 +108,23 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
 
     # ---- The device and its number format. The model multiplies matrices in dtype. Parameters and
     # the optimizers' averages stay in float32, because bfloat16 would round away small updates.
-    device = find_device(s.device)
-    if device == 'cuda':
-        device = f'cuda:{local_rank}'
-    if s.dtype == 'auto':
-        s = replace(s, dtype='bfloat16' if bfloat16_unit(device) else 'float32')
-    set_up_device(device, s.dtype)  # fast kernels; on a CPU, deterministic ones
+    device, dtype = set_up_device(s.device, s.dtype, local_rank)  # with a choice in place of auto
+    s = replace(s, dtype=dtype)
     device_type = torch.device(device).type
-    autocast = torch.autocast(device_type, torch.bfloat16, enabled=s.dtype == 'bfloat16')
+    autocast = torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')
     if world > 1:  # gloo too, because some sums below are of CPU tensors
         dist.init_process_group('cpu:gloo,cuda:nccl' if device_type == 'cuda' else 'gloo')
 
-    def all_reduce(x: Tensor, operation=dist.ReduceOp.SUM) -> float:
-        """Return the sum of a number over all processes, or its maximum."""
-        if world > 1:
-            dist.all_reduce(x, operation)
-        return x.item()
-
-    # ---- The data: two memory-mapped files of token ids. A chunk is block_size of them.
+    # ---- The data: two memory-mapped files of token ids, cut into chunks of block_size. Row c of
+    # data[name] is chunk c, which begins at id c * block_size, and the id after it.
     folder = data_folder(s.dataset)
     meta = read_meta(folder)
-    if checkpoint and checkpoint['data'] != data_id(meta):
-        raise UserError(f'{folder} has changed since {s.out_dir} was trained on it; start a new '
-                        f'run with --init_from={s.out_dir}/ckpt.pt and another --out_dir')
-    tokens = {name: read_bin(folder / f'{name}.bin', meta) for name in ('train', 'val')}
-    n_chunks = {name: (len(ids) - 1) // s.block_size for name, ids in tokens.items()}
-    if min(n_chunks.values()) == 0:
-        raise UserError(f'{folder} has too few tokens for a chunk; choose a smaller --block_size')
+    data = {name: read_chunks(folder / f'{name}.bin', meta, s.block_size)
+            for name in ('train', 'val')}  # each (n_chunks, block_size + 1)
 
     def read(name: str, chunks: np.ndarray) -> tuple[Tensor, Tensor]:
         """Read B chunks by their indices: idx and targets, both (B, block_size)."""
-        spans = chunks[:, None] * s.block_size + np.arange(s.block_size + 1)  # (B, block_size + 1)
-        ids = tokens[name][spans].astype(np.int64)  # uint16 on disk
+        ids = data[name][chunks].astype(np.int64)  # uint16 on disk
         check_ids(ids, meta, folder / f'{name}.bin')  # a wrong id would crash CUDA
         ids = torch.from_numpy(ids)
         return ids[:, :-1], ids[:, 1:]  # the target at each position is the next id
@@ -182,11 +132,12 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     # ---- The model.
     torch.manual_seed(s.seed)
     if checkpoint:  # resume: the parameters of the run so far
-        model = start.resume(checkpoint)
+        with user_errors(checkpoint['path']):
+            model = from_checkpoint(checkpoint)
     elif given is not None:  # fine-tune; with --model=backpack, a GPT gets new senses
-        model = start.fine_tune(given, start.config_for(s, meta))
+        model = fine_tune(given, config_for(s, meta))
     else:  # scratch: random parameters
-        model = make_model(start.config_for(s, meta))
+        model = make_model(config_for(s, meta))
     model.to(device).train()
 
     # ---- Optimizers, and the model's training form. DistinctIds(model) returns the same loss as
@@ -208,18 +159,19 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         with autocast:
             return loss_model(idx, targets, ids, places)
 
-    # ---- Evaluation: the loss, and how many senses no longer learn, which the loss does not show.
+    # ---- Evaluation: the loss on validation data and, because the loss does not show it, how many
+    # senses of a Backpack are stuck (no longer learn). Without gradients DDP exchanges nothing, so
+    # the processes may have unequal numbers of batches.
     @torch.no_grad()
     def evaluate() -> dict:
         """Evaluate on validation data; returns a row for the log."""
         loss_model.eval()
-        chunks = eval_chunks(s.eval_iters * s.batch_size, n_chunks['val'])
-        own_starts = range(0, len(chunks), s.batch_size)[rank::world]
-        batches = [chunks[i:i + s.batch_size] for i in own_starts]
-        total = sum(loss_of('val', batch).item() * len(batch) for batch in batches)
+        chunks = eval_chunks(s.eval_iters * s.batch_size, len(data['val']))
+        batches = [chunks[i:i + s.batch_size] for i in range(0, len(chunks), s.batch_size)]
+        total = sum(loss_of('val', batch).item() * len(batch) for batch in batches[rank::world])
         row = {'val_loss': all_reduce(torch.tensor(total, dtype=torch.float64)) / len(chunks)}
         if model.config.n_sense:  # a Backpack
-            idx, _ = read('val', eval_chunks(16, n_chunks['val']))
+            idx, _ = read('val', eval_chunks(16, len(data['val'])))
             with autocast:
                 row |= stuck_senses(model, idx.to(device))
         loss_model.train()
@@ -231,27 +183,26 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     saved_step = checkpoint.get('step')  # None: nothing is saved yet
     best_val_loss = checkpoint.get('best_val_loss', math.inf)
     log = RunLog(s, checkpoint, rank)
-    checkpoint.clear()  # free its memory
+    checkpoint.clear()  # free its memory, which run() still refers to
 
     def save(name: str) -> None:
-        """Write a checkpoint, which appears whole or not at all."""
-        if not all_finite(model, optimizers):  # a broken one must not replace a good one
+        """Write the present state to a file, which appears whole or not at all."""
+        if not all_finite(model, optimizers):  # a broken state must not replace a good one
             raise FloatingPointError(f'a parameter or a moment is not finite at step {step}')
-        state = {
-            'step': step,
-            'model': model.state_dict(),
-            'model_config': asdict(model.config),
-            'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
-            'best_val_loss': best_val_loss,
-            'settings': asdict(s),
-            'tokenizer': meta['tokenizer'],
-            'data': data_id(meta),
-            'wandb_id': log.wandb_id}
         if rank == 0:
-            save_tensors(out / name, state)
+            save_tensors(out / name, {
+                'step': step,
+                'model': model.state_dict(),
+                'model_config': asdict(model.config),
+                'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
+                'best_val_loss': best_val_loss,
+                'settings': asdict(s),
+                'tokenizer': meta['tokenizer'],
+                'data': data_id(meta),
+                'wandb_id': log.wandb_id})
 
     # ---- The loop. A first Ctrl-C or SIGTERM finishes the step and saves; a second stops at once.
-    print(summary(s, model, device, world, len(tokens['train'])), flush=True)
+    print(summary(s, model, device, world, meta['tokens']['train']), flush=True)
     received = note_signals()
     try:
         while True:
@@ -262,28 +213,31 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
             if (step % s.eval_interval == 0 or is_done) and step != saved_step:
                 row = evaluate()
                 log.add(step, row)
-                if row['val_loss'] <= best_val_loss:
+                if row['val_loss'] < best_val_loss:
                     best_val_loss = row['val_loss']
                     save('best.pt')
                 save('ckpt.pt')
                 if saved_step is None and rank == 0:
-                    start.remove_kept(out)  # --overwrite: the older run's ckpt-STEP.pt
+                    remove_kept(out)  # --overwrite: the older run's ckpt-STEP.pt
                 saved_step = step
                 log.start_clock(step)  # evaluating and saving do not count as training time
-            stop = all_reduce(torch.tensor(max(received)), dist.ReduceOp.MAX)  # all must agree
+            # 0, or the number of a signal. One that any process has received stops them all.
+            stop = all_reduce(torch.tensor(max(received)), dist.ReduceOp.MAX)
             if stop or is_done:
                 break
 
             # Forward and backward. A batch too large for memory is split into micro-batches, whose
-            # gradients add up. Each process gets the same number of them and averages over its own;
-            # DDP averages over the processes. Together that is the mean over the batch.
-            chunks = chunks_of_step(step, s, n_chunks['train'])  # (n_micro, batch_size)
+            # gradients add up in .grad. All have equally many tokens, and each process has equally
+            # many of them. So the mean over its own, and DDP's mean of these over the processes,
+            # make the mean over all tokens of the batch.
+            chunks = chunks_of_step(step, s, len(data['train']))  # (n_micro, batch_size)
             own = range(rank, n_micro, world)
             loss = torch.zeros((), device=device)
             for i in own:
-                # Seed dropout by micro-batch, so that the number of processes does not matter.
+                # The number of the micro-batch seeds dropout. So a checkpoint needs no generator's
+                # state to resume with the same bits, and the number of processes does not matter.
                 torch.manual_seed(s.seed * 1_000_003 + step * n_micro + i)
-                if world > 1:  # backward() exchanges gradients only after the last micro-batch
+                if world > 1:  # .grad holds the sum so far, so one exchange after the last will do
                     loss_model.require_backward_grad_sync = (i == own[-1])
                 micro_loss = loss_of('train', chunks[i]) / len(own)
                 micro_loss.backward()
@@ -310,7 +264,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
                 save(f'ckpt-{step}.pt')
         if step != saved_step:  # stopped between evaluations
             save('ckpt.pt')
-    except (FloatingPointError, OSError) as error:  # not finite, or a file cannot be written
+    except (FloatingPointError, OSError) as error:  # a number is not finite, or a disk is full
         saved = 'nothing was saved'
         if saved_step is not None:
             saved = f'the last checkpoint is {out}/ckpt.pt, from step {saved_step}'
@@ -318,12 +272,49 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         return 1
     finally:
         forget_signals()
-        torch.use_deterministic_algorithms(False)  # a notebook may continue
+        torch.use_deterministic_algorithms(False)  # as before, for a notebook that calls this
     if stop and not is_done:
         print(f'stopped at step {step}; continue with --init_from=resume --out_dir={out}')
         return 128 + stop  # as a shell reports a signal
     print(f'done: {out}/ckpt.pt')
     return 0
+
+
+# -----------------------------------------------------------------------------
+# What depends only on settings and step: which chunks are read, and the learning rate.
+
+
+def chunks_of_step(step: int, s: Settings, n_chunks: int) -> np.ndarray:
+    """Return the indices of the chunks that a step reads: (micro-batches, batch_size).
+
+    Each epoch reads each chunk once, in an order of its own. Nothing depends on what was read
+    before or on the number of processes, so a run can be resumed with exactly the same data.
+    """
+    per_step = s.gradient_accumulation_steps * s.batch_size
+    positions = range(step * per_step, (step + 1) * per_step)  # in all epochs laid end to end
+    chunks = [epoch_order(s.seed, i // n_chunks, n_chunks)[i % n_chunks] for i in positions]
+    return np.array(chunks).reshape(-1, s.batch_size)
+
+
+@lru_cache(maxsize=1)
+def epoch_order(seed: int, epoch: int, n_chunks: int) -> np.ndarray:
+    """Shuffle the indices of all chunks for one epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(n_chunks)
+
+
+def eval_chunks(n: int, n_chunks: int) -> np.ndarray:
+    """Choose at most n chunks to evaluate on: evenly spaced, the same ones each time."""
+    n = min(n, n_chunks)
+    return np.arange(n) * n_chunks // n
+
+
+def lr_scale(step: int, s: Settings) -> float:
+    """Compute the learning rate of a step as a fraction of the peak: linear warmup, then decay."""
+    if step < s.warmup_iters:
+        return (step + 1) / s.warmup_iters
+    final = s.min_lr / s.learning_rate if s.learning_rate else 0.0
+    progress = (step - s.warmup_iters) / (s.max_iters - s.warmup_iters)  # 0 to almost 1
+    return 1 + progress * (final - 1)
 
 
 def run(argv: list[str]) -> int:
@@ -332,16 +323,16 @@ def run(argv: list[str]) -> int:
     checkpoint = {}
     given = None
     if s.init_from not in ('scratch', 'resume'):
-        given, s = start.load_given(s, flags)  # the model's sizes win
+        given, s = load_given(s, flags)  # that model's sizes replace those in s
     if not s.out_dir:
-        s = replace(s, out_dir=start.out_dir_of(s.dataset, s.model, configs))
+        s = replace(s, out_dir=out_dir_of(s.dataset, s.model, configs))
     out = Path(s.out_dir)
     rank, _, _ = find_processes()
     with locked_folder(out) if rank == 0 else nullcontext():
         if s.init_from == 'resume':
-            checkpoint, s = start.load_run(s, flags)  # the run's settings win
+            checkpoint, s = load_run(s, flags)  # the run's settings; flags may change a few
         elif not s.overwrite:
-            start.refuse_to_replace(out)
+            refuse_to_replace(out)
         if s.warmup_iters < 0:
             s = replace(s, warmup_iters=round(0.05 * s.max_iters))
         code = train(s, checkpoint, given)

@@ -1,10 +1,11 @@
-"""The folders that prepare.py makes, and the batches of a training step."""
+"""The folders that prepare.py makes, and the chunks of ids that a training step reads."""
 
 import hashlib
 import re
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from rucksack.errors import UserError, user_errors
 from rucksack.tokenizer import GPT2, GPT2_VOCAB, load_json, vocab_size
@@ -66,9 +67,15 @@ def read_bin(path: Path, meta: dict) -> np.ndarray:
         if start[:3].tobytes() == b'\x93NUMPY':
             raise UserError(f'{path} is a .npy file; save the ids with ids.tofile(path)')
         if start[0::2].any() != start[1::2].any():  # every second id is 0
-            raise UserError(f'{path} holds numbers wider than uint16; write uint16 ids, as nanoGPT '
-                            'does')
+            raise UserError(f'{path} holds wider numbers; write uint16 ids, as nanoGPT does')
     return ids
+
+
+def read_chunks(path: Path, meta: dict, block_size: int) -> np.ndarray:
+    """Memory-map the chunks of a .bin, each with the id after it: (n_chunks, block_size + 1)."""
+    ids = read_bin(path, meta)
+    with user_errors(path, 'choose a smaller --block_size', problem='has too few ids'):
+        return sliding_window_view(ids, block_size + 1)[::block_size]
 
 
 def check_ids(ids: np.ndarray, meta: dict, path: Path) -> None:

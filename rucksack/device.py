@@ -41,8 +41,13 @@ def name_of(device: str) -> str:
     return f'{device} ({torch.get_num_threads()} threads, {unit} bfloat16)'
 
 
-def set_up_device(device: str, dtype: str) -> None:
-    """Make training fast on a device and, on the CPU, bit for bit the same in every run."""
+def set_up_device(device: str, dtype: str, local_rank: int = 0) -> tuple[str, str]:
+    """Choose what is auto. Make training fast there and, on a CPU, the same bits in every run."""
+    device = find_device(device)
+    if device == 'cuda':
+        device = f'cuda:{local_rank}'
+    if dtype == 'auto':
+        dtype = 'bfloat16' if bfloat16_unit(device) else 'float32'
     if device.startswith('cuda'):
         torch.set_num_threads(min(2, torch.get_num_threads()))  # more would slow other runs down
         torch.cuda.set_device(device)
@@ -54,6 +59,7 @@ def set_up_device(device: str, dtype: str) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False
         if dtype == 'bfloat16':  # in bfloat16, flash attention is slower than matrix products
             torch.backends.cuda.enable_flash_sdp(False)
+    return device, dtype
 
 
 def keep_freed_memory() -> None:

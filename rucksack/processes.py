@@ -4,6 +4,7 @@ import gc
 import os
 
 import torch.distributed as dist
+from torch import Tensor
 
 from rucksack.errors import UserError
 
@@ -21,6 +22,13 @@ def find_processes() -> tuple[int, int, int]:
             raise UserError(f'WORLD_SIZE is {world} but {name} is not set; start several processes '
                             'with torchrun, or unset WORLD_SIZE')
     return int(os.environ['RANK']), int(os.environ.get('LOCAL_RANK', 0)), world
+
+
+def all_reduce(x: Tensor, operation=dist.ReduceOp.SUM) -> float:
+    """Return the sum of a number over all processes, or its maximum. It changes x."""
+    if dist.is_initialized():
+        dist.all_reduce(x, operation)
+    return x.item()
 
 
 def leave_processes(code: int) -> None:

@@ -1,20 +1,44 @@
-"""The log of a training run: log.csv, lines on the terminal, and Weights & Biases."""
+"""The folder of a training run, and its log: log.csv, the terminal, and Weights & Biases."""
 
 import csv
 import math
+import re
 import time
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
 from rucksack.device import name_of
-from rucksack.errors import user_errors
+from rucksack.errors import UserError, user_errors
 from rucksack.files import write_file
 from rucksack.model import GPT, Backpack
 from rucksack.weights import count_parameters
 
 COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
            'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # of log.csv
+
+
+def out_dir_of(dataset: str, model: str, configs: list[str]) -> str:
+    """Name the folder of a run after its last config or, without one, its dataset."""
+    name = Path(configs[-1]).stem.removeprefix('train_') if configs else dataset
+    if model == 'gpt':
+        name += '_gpt'
+    return f'out/{name}'
+
+
+def refuse_to_replace(folder: Path) -> None:
+    """Raise UserError if a folder has log.csv, ckpt.pt, best.pt or a ckpt-STEP.pt."""
+    for file in sorted(folder.glob('*')):  # none if another process has yet to make the folder
+        if re.fullmatch(r'log\.csv|(ckpt|ckpt-\d+|best)\.pt', file.name):
+            raise UserError(f'{file} exists; continue the run with --init_from=resume, '
+                            'replace it with --overwrite, or choose another --out_dir')
+
+
+def remove_kept(folder: Path) -> None:
+    """Remove every ckpt-STEP.pt in a folder."""
+    for file in folder.iterdir():
+        if re.fullmatch(r'ckpt-\d+\.pt', file.name):
+            file.unlink()
 
 
 class RunLog:

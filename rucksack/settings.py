@@ -5,26 +5,20 @@ import ast
 import difflib
 from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import TypeVar
 
 from rucksack.cli import HOME, Parser, number
 from rucksack.errors import UserError, user_errors
 
-Settings = TypeVar('Settings')  # a dataclass of settings
-
 
 def setting(default, meaning: str, low: float = 0, high: float = 2_147_483_648,
             choices: tuple | None = None):
-    """Make a field of a settings dataclass: default, line of --help, range of a number, choices.
-
-    Its metadata is what argparse needs to know about its flag.
-    """
+    """Make a field of a settings dataclass; its metadata is what argparse needs for its flag."""
     kind = type(default)
     help = f'{meaning} [{default}]'.replace('%', '%%')  # argparse formats it
-    options = {'help': help, 'choices': choices, 'type': kind}
+    options = {'help': help, 'choices': choices}
     if kind is bool:
         options |= {'type': true_or_false, 'nargs': '?', 'const': True}
-    elif kind is not str:
+    elif kind is not str:  # argparse's default
         options['type'] = number(kind, low, high)
     return field(default=default, metadata=options)
 
@@ -64,7 +58,7 @@ def read_config(path: str | Path, parser: Parser) -> dict:
         return parse(parser, words)
 
 
-def parse_settings(kind: type[Settings], argv: list[str]) -> tuple[Settings, set[str], list[str]]:
+def parse_settings(kind: type, argv: list[str]) -> tuple[object, set[str], list[str]]:
     """Read the settings of a dataclass from config files, then from flags.
 
     Returns the settings, the names set by flags, and the paths of the config files.
@@ -72,8 +66,7 @@ def parse_settings(kind: type[Settings], argv: list[str]) -> tuple[Settings, set
     parser = Parser('train.py', 'train.py [config.py ...] [--key=value ...]',
                     'Train a Backpack or its baseline Transformer.',
                     allow_abbrev=False, argument_default=argparse.SUPPRESS)  # no defaults
-    parser.add_argument('configs', nargs='*', metavar='config.py',
-                        help='files of key = value lines')
+    parser.add_argument('configs', nargs='*', metavar='config.py', help='key = value lines')
     for f in fields(kind):
         parser.add_argument(f'--{f.name}', **f.metadata)
     flags = parse(parser, argv)
@@ -84,7 +77,7 @@ def parse_settings(kind: type[Settings], argv: list[str]) -> tuple[Settings, set
     return kind(**settings | flags), set(flags), configs
 
 
-def with_decided(settings: Settings, flags: set[str], decided: dict) -> Settings:
+def with_decided(settings, flags: set[str], decided: dict):
     """Replace the settings that a checkpoint decides.
 
     Raises UserError if one that was typed differs, unless it is auto or -1: then the run chooses.

@@ -1,15 +1,14 @@
-"""What a training run starts from: its folder, its last checkpoint or given parameters."""
+"""What a training run starts from: its last checkpoint, or given parameters."""
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
-from rucksack.data import data_folder, read_meta
+from rucksack.data import data_folder, data_id, read_meta
 from rucksack.errors import UserError, user_errors
 from rucksack.model import GPT, Backpack, Config
-from rucksack.settings import Settings, with_decided
-from rucksack.weights import from_checkpoint, from_pretrained, load_file, make_model
+from rucksack.settings import with_decided
+from rucksack.weights import from_pretrained, load_file, make_model
 
 # Settings that a resumed run may change: how long it runs, how often it reports, and where.
 # max_iters changes the schedule; device and compile change rounding and dropout masks.
@@ -17,51 +16,29 @@ STEERING = {
     'max_iters', 'eval_interval', 'keep_every', 'log_interval', 'device', 'compile', 'wandb_log'}
 
 
-def out_dir_of(dataset: str, model: str, configs: list[str]) -> str:
-    """Name the folder of a run after its last config or, without one, its dataset."""
-    name = dataset
-    if configs:
-        name = Path(configs[-1]).stem.removeprefix('train_')
-    if model == 'gpt':
-        name += '_gpt'
-    return f'out/{name}'
-
-
-def refuse_to_replace(folder: Path) -> None:
-    """Raise UserError if a folder has log.csv, ckpt.pt, best.pt or a ckpt-STEP.pt."""
-    for file in sorted(folder.glob('*')):  # none if another process has yet to make the folder
-        if not re.fullmatch(r'log\.csv|(ckpt|ckpt-\d+|best)\.pt', file.name):
-            continue
-        raise UserError(f'{file} exists; continue the run with --init_from=resume, '
-                        'replace it with --overwrite, or choose another --out_dir')
-
-
-def remove_kept(folder: Path) -> None:
-    """Remove every ckpt-STEP.pt in a folder."""
-    for file in folder.iterdir():
-        if re.fullmatch(r'ckpt-\d+\.pt', file.name):
-            file.unlink()
-
-
-def load_run(s: Settings, flags: set[str]) -> tuple[dict, Settings]:
+def load_run(s, flags: set[str]) -> tuple:
     """Load the checkpoint in out_dir; also returns the settings to resume with.
 
-    flags names the settings that were typed. Raises UserError if one contradicts the run.
+    flags names the settings that were typed. Raises UserError if one contradicts the run, or if the
+    dataset has changed.
     """
     path = Path(s.out_dir, 'ckpt.pt')
     checkpoint = load_file(path)
-    hint = f'to fine-tune its parameters, use --init_from={path}'
-    if 'optimizers' not in checkpoint:
-        raise UserError(f'{path} has no state to resume from; {hint}')
+    hint = f'to fine-tune its parameters, use --init_from={path} and another --out_dir'
     with user_errors(path, hint):
         checkpoint['step'] = int(checkpoint['step'])
         checkpoint['path'] = path
         free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
         decided = {name: x for name, x in checkpoint['settings'].items() if name not in free}
-        return checkpoint, with_decided(s, flags, decided)
+        s = with_decided(s, flags, decided)
+        data = checkpoint['data']
+    folder = data_folder(s.dataset)
+    if data != data_id(read_meta(folder)):
+        raise UserError(f'{folder} has changed since {s.out_dir} was trained on it; {hint}')
+    return checkpoint, s
 
 
-def load_given(s: Settings, flags: set[str]) -> tuple[Backpack | GPT, Settings]:
+def load_given(s, flags: set[str]) -> tuple:
     """Load the model that init_from names; also returns the settings with its sizes.
 
     A Transformer starts a Transformer or, if flags has model, a Backpack with n_sense and
@@ -76,25 +53,18 @@ def load_given(s: Settings, flags: set[str]) -> tuple[Backpack | GPT, Settings]:
         raise UserError(f'{source} ({config.n_vocab:,} ids) and data/{s.dataset} '
                         f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
                         f'prepare.py {s.dataset} --text FILE --like {source} --overwrite')
-    names = ['n_layer', 'n_head', 'n_embd']
-    decided = {'block_size': min(s.block_size, config.block_size)}
+    decided = {'block_size': min(s.block_size, config.block_size), 'n_layer': config.n_layer,
+               'n_head': config.n_head, 'n_embd': config.n_embd}
     if config.n_sense:
-        names += ['n_sense', 'sense_hidden']
-        decided['model'] = 'backpack'
+        decided |= {'model': 'backpack', 'n_sense': config.n_sense,
+                    'sense_hidden': config.sense_hidden}
     elif 'model' not in flags:
         decided['model'] = 'gpt'
-    decided |= {name: getattr(config, name) for name in names}
     with user_errors(source):
         return given, with_decided(s, flags, decided)
 
 
-def resume(checkpoint: dict) -> Backpack | GPT:
-    """Make the model of a run's checkpoint."""
-    with user_errors(checkpoint['path']):
-        return from_checkpoint(checkpoint)
-
-
-def config_for(s: Settings, meta: dict) -> Config:
+def config_for(s, meta: dict) -> Config:
     """Make the config of a model for the ids of some data. Raises UserError if sizes do not fit."""
     n_vocab = meta['vocab_size']
     n_rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64

@@ -14,11 +14,11 @@ import torch
 from helpers import ROOT, RUN, assert_same_run, at_change, checkpoint, error_of, finish, start
 
 import eval
-import rucksack.start
 from rucksack import sample, train
 from rucksack.data import data_id, read_meta
 from rucksack.errors import UserError
 from rucksack.loaded import load_model
+from rucksack.run_log import refuse_to_replace
 from rucksack.weights import from_pretrained
 
 RESUME = [*RUN, '--init_from=resume']
@@ -91,14 +91,14 @@ def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
 
 def test_a_run_locks_its_folder_before_it_looks_into_it(tiny, capsys, monkeypatch):
     """A second run that starts meanwhile is refused and overwrites nothing."""
-    real = rucksack.start.refuse_to_replace
+    real = train.refuse_to_replace
 
     def refuse_to_replace(folder):
-        monkeypatch.setattr(rucksack.start, 'refuse_to_replace', real)
+        monkeypatch.setattr(train, 'refuse_to_replace', real)
         assert 'out/run' in error_of(train, capsys, *RUN)
         real(folder)
 
-    monkeypatch.setattr(rucksack.start, 'refuse_to_replace', refuse_to_replace)
+    monkeypatch.setattr(train, 'refuse_to_replace', refuse_to_replace)
     train.main(RUN)
     assert checkpoint()['step'] == 6
 
@@ -126,7 +126,7 @@ def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
 
 def test_a_folder_that_is_not_made_yet_has_no_run(folder):
     """One of several processes makes it, and another may look first."""
-    rucksack.start.refuse_to_replace(Path('out/none'))
+    refuse_to_replace(Path('out/none'))
 
 
 def test_overwrite_keeps_checkpoints_until_the_new_run_has_saved(tiny, capsys):

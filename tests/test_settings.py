@@ -8,8 +8,9 @@ from helpers import ROOT, SIZES, SMALL, error_of
 
 from rucksack import train
 from rucksack.cli import Parser
+from rucksack.run_log import out_dir_of
 from rucksack.settings import parse_settings
-from rucksack.start import config_for, out_dir_of
+from rucksack.start import config_for
 from rucksack.train import Settings
 
 

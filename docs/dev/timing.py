@@ -14,14 +14,7 @@ import torch
 from torch import Tensor
 
 from rucksack.cli import progress
-from rucksack.device import (
-    bfloat16_unit,
-    can_compile,
-    find_device,
-    name_of,
-    set_up_device,
-    to_device,
-)
+from rucksack.device import can_compile, name_of, set_up_device, to_device
 from rucksack.fast import Cached, DistinctIds, distinct_ids
 from rucksack.model import GPT, Backpack, Config
 from rucksack.table import Table
@@ -100,12 +93,10 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('size', choices=SIZES)
     parser.add_argument('--device', default='auto')
-    parser.add_argument('--dtype', choices=('float32', 'bfloat16'),
-                        help='default: bfloat16 where it is fast')
+    parser.add_argument('--dtype', default='auto', choices=('auto', 'float32', 'bfloat16'),
+                        help='auto: bfloat16 where it is fast')
     args = parser.parse_args()
-    device = find_device(args.device)
-    dtype = args.dtype or ('bfloat16' if bfloat16_unit(device) else 'float32')
-    set_up_device(device, dtype)
+    device, dtype = set_up_device(args.device, args.dtype)
     compiled = can_compile(device)
     config = Config(vocab_size=50304, n_vocab=50257, **SIZES[args.size])  # rows as in train.py
     batch = 32 if device.startswith('cuda') else 8
