@@ -159,9 +159,9 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         with autocast:
             return loss_model(idx, targets, ids, places)
 
-    # ---- Evaluation: the loss on validation data and, because the loss does not show it, how many
-    # senses of a Backpack are stuck (no longer learn). Without gradients DDP exchanges nothing, so
-    # the processes may have unequal numbers of batches.
+    # ---- Evaluation: the validation loss and, for a Backpack, how many senses are stuck (they no
+    # longer learn), which the loss does not show. DDP exchanges nothing without gradients, so some
+    # processes may read one batch more than others.
     @torch.no_grad()
     def evaluate() -> dict:
         """Evaluate on validation data; returns a row for the log."""
@@ -221,23 +221,23 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
                     remove_kept(out)  # --overwrite: the older run's ckpt-STEP.pt
                 saved_step = step
                 log.start_clock(step)  # evaluating and saving do not count as training time
-            # 0, or the number of a signal. One that any process has received stops them all.
+            # The number of a signal that any process has received, which stops them all, or 0.
             stop = all_reduce(torch.tensor(max(received)), dist.ReduceOp.MAX)
             if stop or is_done:
                 break
 
             # Forward and backward. A batch too large for memory is split into micro-batches, whose
-            # gradients add up in .grad. All have equally many tokens, and each process has equally
-            # many of them. So the mean over its own, and DDP's mean of these over the processes,
-            # make the mean over all tokens of the batch.
+            # gradients add up in .grad. Each has the same number of tokens. Each process gets the
+            # same number of micro-batches and averages over its own. So DDP's average over the
+            # processes is the average over all tokens of the batch.
             chunks = chunks_of_step(step, s, len(data['train']))  # (n_micro, batch_size)
             own = range(rank, n_micro, world)
             loss = torch.zeros((), device=device)
             for i in own:
-                # The number of the micro-batch seeds dropout. So a checkpoint needs no generator's
-                # state to resume with the same bits, and the number of processes does not matter.
+                # Step and micro-batch seed dropout. So a resumed run draws the same masks without
+                # a saved random state, and the number of processes does not matter.
                 torch.manual_seed(s.seed * 1_000_003 + step * n_micro + i)
-                if world > 1:  # .grad holds the sum so far, so one exchange after the last will do
+                if world > 1:  # .grad sums up all micro-batches: exchange it once, after the last
                     loss_model.require_backward_grad_sync = (i == own[-1])
                 micro_loss = loss_of('train', chunks[i]) / len(own)
                 micro_loss.backward()
@@ -310,9 +310,9 @@ def eval_chunks(n: int, n_chunks: int) -> np.ndarray:
 
 def lr_scale(step: int, s: Settings) -> float:
     """Compute the learning rate of a step as a fraction of the peak: linear warmup, then decay."""
-    if step < s.warmup_iters:
+    if step < s.warmup_iters:  # -1 has become a number of steps
         return (step + 1) / s.warmup_iters
-    final = s.min_lr / s.learning_rate if s.learning_rate else 0.0
+    final = s.min_lr / s.learning_rate if s.learning_rate else 0.0  # the fraction at max_iters
     progress = (step - s.warmup_iters) / (s.max_iters - s.warmup_iters)  # 0 to almost 1
     return 1 + progress * (final - 1)
 
@@ -330,7 +330,7 @@ def run(argv: list[str]) -> int:
     rank, _, _ = find_processes()
     with locked_folder(out) if rank == 0 else nullcontext():
         if s.init_from == 'resume':
-            checkpoint, s = load_run(s, flags)  # the run's settings; flags may change a few
+            checkpoint, s = load_run(s, flags)  # the run's settings, except for some flags
         elif not s.overwrite:
             refuse_to_replace(out)
         if s.warmup_iters < 0:

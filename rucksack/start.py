@@ -25,6 +25,8 @@ def load_run(s, flags: set[str]) -> tuple:
     path = Path(s.out_dir, 'ckpt.pt')
     checkpoint = load_file(path)
     hint = f'to fine-tune its parameters, use --init_from={path} and another --out_dir'
+    if 'optimizers' not in checkpoint:
+        raise UserError(f'{path} has no state to resume from; {hint}')
     with user_errors(path, hint):
         checkpoint['step'] = int(checkpoint['step'])
         checkpoint['path'] = path
