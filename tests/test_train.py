@@ -177,6 +177,7 @@ def test_a_command_can_be_repeated_to_resume(tiny):
         file.write('1')  # the start of a row of step 15, say
     train.main([*run, '--max_iters=3', '--init_from=resume'])
     assert [row['step'] for row in log()] == ['0', '1', '2', '2', '3', '3']
+    assert checkpoint()['settings']['dtype'] in DTYPES
 
 
 def test_a_config_gives_a_resumed_run_its_name_alone(tiny):
