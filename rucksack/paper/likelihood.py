@@ -485,9 +485,8 @@ def wikitext_table(models: list[LoadedModel], data: str | None) -> Table:
     rows = []
     for loaded in models:
         texts = [loaded.encode(detokenized(page)) for page in pages]
-        scores = score_texts(loaded, texts, 'WikiText', look_back=True)
+        logp = score_texts(loaded, texts, 'WikiText', look_back=True).logp
         n_tokens = sum(map(len, texts))
-        logp = scores.logp
         rows.append([
             str(loaded),
             perplexity(logp, n_words),
