@@ -24,10 +24,9 @@ of terms, one per token and sense. You can read the terms, or edit a sense and l
     logits    Eq. 9, o E^T: (B, T, vocab_size)
 
 Worked example (a test runs it): let d = 2, with dimension 0 for skateboarding and 1 for health.
-C(sick) = [(1, 0), (0, 1)], C(trick) = [(1, 0), (0, 0)]. After "sick trick", sense 0 puts weight 1/2
-on each token. Sense 1 stays silent by putting all its weight on trick, where its vector is zero.
-At trick, sense 0 adds 1/2 (1, 0) + 1/2 (1, 0) to o and sense 1 adds 0 (0, 1) + 1 (0, 0), so o is
-(1, 0): skateboarding, not health.
+C(sick) = [(1, 0), (0, 1)], C(trick) = [(1, 0), (0, 0)]. After "sick trick", sense 0 has weight 1/2 on
+each token and adds 1/2 (1, 0) + 1/2 (1, 0). Sense 1 stays silent by putting all its weight on trick,
+where its vector is zero: 0 (0, 1) + 1 (0, 0). So o is (1, 0): skateboarding, not health.
 """
 
 import math
@@ -52,11 +51,11 @@ class SenseNetwork(nn.Module):
         self.final_mlp = MLP(d, config.sense_hidden, config.n_sense * d)
 
     def forward(self, e: Tensor) -> Tensor:
-        # NOTE: A GPT-2 block whose attention is the identity, then a second MLP. The paper did not
-        # intend what (*) marks (appendix A.1); the released weights were trained with it.
+        # NOTE: A GPT-2 block whose attention is the identity, then a second MLP. The paper intended
+        # neither the second residual nor ln_2 (appendix A.1); the released weights have both.
         r = e + self.ln_0(e)  # (.., d), where GPT-2 has e + attention(ln_0(e))
-        r = r + self.mlp(self.ln_1(r))  # (.., d); (*) r +
-        C = self.final_mlp(self.ln_2(r))  # (.., k*d), the senses side by side; (*) ln_2
+        r = r + self.mlp(self.ln_1(r))  # (.., d)
+        C = self.final_mlp(self.ln_2(r))  # (.., k*d), the senses side by side
         return C.unflatten(-1, (-1, e.shape[-1]))  # (.., k, d), one row per sense
 
 
@@ -93,11 +92,11 @@ class Backpack(nn.Module):
 
     def __init__(self, config: 'Config', contextualizer: nn.Module | None = None):
         super().__init__()
-        if config.n_sense == 0:  # a GPT's
+        if config.n_sense == 0:
             raise ValueError('n_sense must be positive; use GPT for a model without senses')
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
-        self.contextualizer = Contextualizer(config)
+        self.contextualizer = Contextualizer(config)  # GPT-2's positions, blocks and ln_f
         self.sense_network = SenseNetwork(config)
         self.sense_weights = SenseWeights(config)
         init_parameters(self, config.n_layer)
