@@ -24,9 +24,9 @@ of terms, one per token and sense. You can read the terms, or edit a sense and l
     logits    Eq. 9, o E^T: (B, T, vocab_size)
 
 Worked example (a test runs it): let d = 2, with dimension 0 for skateboarding and 1 for health.
-C(sick) = [(1, 0), (0, 1)], C(trick) = [(1, 0), (0, 0)]. After "sick trick", sense 0 has weight 1/2 on
-each token and adds 1/2 (1, 0) + 1/2 (1, 0). Sense 1 stays silent by putting all its weight on trick,
-where its vector is zero: 0 (0, 1) + 1 (0, 0). So o is (1, 0): skateboarding, not health.
+C(sick) = [(1, 0), (0, 1)], C(trick) = [(1, 0), (0, 0)]. After "sick trick", sense 0 has weight 1/2
+on each token and adds 1/2 (1, 0) + 1/2 (1, 0). Sense 1 stays silent by putting all its weight on
+trick, where its vector is zero: 0 (0, 1) + 1 (0, 0). So o is (1, 0): skateboarding, not health.
 """
 
 import math
