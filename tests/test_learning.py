@@ -139,17 +139,19 @@ def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
     assert float(re.search(r'he \| she +p\(A\)/p\(B\) +(\S+)', said)[1]) < 1  # she is likelier
 
 
-def test_edit_prints_what_the_edited_model_predicts(lesson):
+@pytest.mark.parametrize('name, i, line', [
+    ('examples', 0, MAKERS.splitlines()[1]), ('keep', 1, KEEP.splitlines()[1])])
+def test_edit_prints_what_the_edited_model_predicts(name, i, line, lesson):
     """The CSV file has the probabilities before and after the edit."""
     model, encoding = rucksack.load(str(TOY))
     learned = load_shift(lesson / 'makers.safetensors', model, encoding).edit()
-    table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "examples"')
+    table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == @name')
     table = table.astype({'before': float, 'after': float})  # other tables have words there
-    prompt, maker = MAKERS.splitlines()[1].split(' -> ')
+    prompt, maker = line.split(' -> ')
     idx = torch.tensor([encoding.encode_ordinary(prompt)])
     expected = [next_word_probs(model, idx, one)[0, word_id(encoding, maker)].item()
                 for one in (None, learned)]
-    assert_close(table[['before', 'after']].iloc[0].tolist(), expected, rtol=1e-4, atol=0)
+    assert_close(table[['before', 'after']].iloc[i].tolist(), expected, rtol=1e-4, atol=0)
 
 
 @pytest.fixture(scope='module')
@@ -550,6 +552,7 @@ def test_bad_rows_are_one_line(row):
     ('makers.txt --out a.safetensors --lr 0', "'0'"),
     ('makers.txt --out a.safetensors --csv a.safetensors', '--csv'),
     ('makers.txt --out a.safetensors --wish less', '--wish'),
+    ('makers.txt --out a.safetensors --from english_gpt', 'english_gpt'),
     ('fulfilled.txt --out a.safetensors', 'already')])
 def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, monkeypatch, capsys):
     """It gives one line and exit code 2, and changes no file."""
@@ -559,7 +562,7 @@ def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, mon
     Path('short.txt').write_text('Nobody')
     save_shift(Path('mine.safetensors'), shift, loaded.model, loaded.encoding, {'author': 'me'})
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert fact in error_of(edit, capsys, *flags.split(), '--from', str(TOY))
+    assert fact in error_of(edit, capsys, '--from', str(TOY), *flags.split())
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
