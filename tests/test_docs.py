@@ -3,6 +3,7 @@
 import json
 import lzma
 import re
+import runpy
 import shlex
 import socket
 from pathlib import Path
@@ -26,8 +27,10 @@ TRAIN = 'Train on your own text'
 LSTM = 'Another contextualizer'
 DRAW = 'Draw losses'
 HOOKS = 'Hooks of TransformerLens'
+TRACE = 'Trace with nnsight'
 THEIRS = 'Lend to a model of transformers'
-ALONE = [title for title in RECIPES if title not in (RENUMBER, DRAW, TRAIN, LSTM, HOOKS, THEIRS)]
+OTHERS = (RENUMBER, DRAW, TRAIN, LSTM, HOOKS, TRACE, THEIRS)
+ALONE = [title for title in RECIPES if title not in OTHERS]
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +80,14 @@ def test_hooks_change_no_bit(capsys):
     """TransformerLens can hook logits, alpha and C; a hook that turns a sense off is an edit."""
     pytest.importorskip('transformer_lens')
     run(HOOKS)
+    assert capsys.readouterr().out.split() == ['True', 'True', 'True', 'she', '0.132']
+
+
+def test_nnsight_traces_the_same_numbers(capsys):
+    """Its logits, alpha and C equal ours; a sense that is set to 0 in a trace is turned off."""
+    pytest.importorskip('nnsight')
+    Path('recipe.py').write_text(RECIPES[TRACE])  # nnsight reads the source of a trace
+    runpy.run_path('recipe.py')
     assert capsys.readouterr().out.split() == ['True', 'True', 'True', 'she', '0.132']
 
 
