@@ -1,6 +1,6 @@
 """Print the tables of "Backpack Language Models" (arXiv 2305.16765) for a Backpack and a baseline.
 
-    python eval.py all                each table of the paper whose data you have
+    python eval.py all                every table of the paper that you have data for
     python eval.py gender --from out/small --baseline out/small_gpt
     python eval.py loss out/small out/small_4
 
@@ -44,13 +44,13 @@ from rucksack.weights import BUNDLED
 class Kind:
     """What eval.py knows about a table. make takes the models, then the values of its flags.
 
-    make returns the table or, if it takes long, yields it again after each row.
+    make returns the table or, if it is slow, yields it again after each row.
     """
 
     make: Callable[..., Table | Iterator[Table]]
-    number: str                 # in the paper; eval.py all prints the tables that have one
+    number: str                 # number in the paper; eval.py all prints only tables with one
     about: str                  # contents, for --help
-    flags: tuple[str, ...] = ('data',)  # the flags whose values make gets, in order
+    flags: tuple[str, ...] = ('data',)  # flags whose values are passed to make, in order
     needs_senses: bool = False  # the first model must be a Backpack; other tables take --edit
 
 
@@ -125,7 +125,7 @@ def make_parser() -> Parser:
         help='the wish for all rows of a .jsonl [more; equal for rows with suffix1 and suffix2]')
     add('--threshold', type=number(float, 1e-9), metavar='X',
         help='what counts as success: p(A) at least X for more [0.2], below X for less [0.001]; A '
-             'at least X times as likely as B for order [16], no more than that for equal [1.5]')
+             'at least X times as likely as B for order [16], at most X times for equal [1.5]')
     for name, kind in TABLES.items():
         if kind.needs_senses:
             continue
@@ -143,7 +143,7 @@ def make_parser() -> Parser:
 
 
 def load_models(args: argparse.Namespace) -> list[LoadedModel]:
-    """Load the named runs, or --from and a baseline; with edits, add an edited first model."""
+    """Load the named runs, or --from and a baseline; with edits, add the first model, edited."""
     load = partial(load_model, device=args.device, dtype=args.dtype)
     models = [load(name) for name in args.runs or [args.source]]
     if not args.runs and args.table != 'senses':
@@ -193,7 +193,7 @@ def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
                prompts: list[list[int]]) -> LoadedModel:
     """Apply edits, one per line, to a model; raises UserError if one would see later tokens.
 
-    The senses are the lender's. The ids of prompts determine the sense in nurse:she/he.
+    The senses come from the lender. prompts, as ids, determine the sense in nurse:she/he.
     """
     lender.needs_senses('--edit')
     changes = parse_lines(lines)
@@ -209,9 +209,9 @@ def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
 
 def make_tables(name: str, models: list[LoadedModel], args: argparse.Namespace
                 ) -> Iterable[Table]:
-    """Make the table called name; a slow one is made again after each row.
+    """Yield the table called name; a slow table is yielded again after each row.
 
-    Raises UserError if the first model or the data do not suit it.
+    Raises UserError if the first model or the data do not fit it.
     """
     kind = TABLES[name]
     if kind.needs_senses:
@@ -226,7 +226,7 @@ def make_tables(name: str, models: list[LoadedModel], args: argparse.Namespace
 
 
 def run(argv: list[str]) -> None:
-    """Print a table, or all that can be made; write the numbers after each."""
+    """Print a table, or every table that can be made, and write the numbers after each."""
     parser = make_parser()
     args = parser.parse_args(argv)
     if (args.source or args.baseline) and args.runs:

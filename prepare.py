@@ -12,8 +12,8 @@ ids. An end-of-text id follows each document. A document is one object of a .jso
 one row of a .parquet (column "text"), one .txt in a .tar, or a whole .txt or .md file.
 
 Without --val, documents over 20,000 characters are cut at paragraphs into pieces, which then count
-as documents. With fewer than 100, the pieces are smaller. 1% of the documents are held out, but
-at least ten, or a tenth if there are fewer than 100. OpenWebText is not cut; 0.05% is held out.
+as documents. If there are fewer than 100, the pieces are smaller. 1% of the documents are held out,
+but at least ten, or a tenth if there are fewer than 100. OpenWebText is not cut; 0.05% is held out.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def cut(texts):
     if len(texts) < 100:
         characters = sum(map(len, texts['text']))
         size = min(size, max(100, characters // 100))
-    ends = [r'\Z', r'\n\s*\n', r'\n', r'\s', '.']  # the first that works
+    ends = [r'\Z', r'\n\s*\n', r'\n', r'\s', '.']  # the first that matches
     piece = re.compile('|'.join(f'.{{0,{size}}}{end}' for end in ends), re.DOTALL)
 
     def pieces(rows: dict) -> dict:
@@ -79,7 +79,7 @@ def cut(texts):
 
 
 def warn_of_copies(train, val) -> None:
-    """Print how many documents of train are also in val, letter for letter."""
+    """Print how many documents of train are identical to one in val."""
     held_out = set(val['text'])
     copies = sum(text in held_out for rows in train.iter(1000) for text in rows['text'])
     if copies:
@@ -113,7 +113,7 @@ def write_bins(files: dict[str, Path], texts: dict, encoding: Encoding) -> dict:
 
 
 def choose_tokenizer(args: argparse.Namespace) -> dict:
-    """Describe the tokenizer of --like or else GPT-2's, cut after --merges."""
+    """Describe the tokenizer of --like, or else GPT-2's with the first --merges merges."""
     if args.like is None:
         return gpt2_tokenizer(args.merges)
     if args.like.endswith('.json'):
@@ -125,7 +125,7 @@ def choose_tokenizer(args: argparse.Namespace) -> dict:
 def write_corpus(files: dict[str, Path], args: argparse.Namespace, skipped: Counter) -> dict:
     """Write the bins of a corpus and return the facts for meta.json; temporary files go to CACHE.
 
-    Files in both --text and --val are held out. skipped counts, by reason, what is not read.
+    Files in both --text and --val are held out. skipped counts what is not read, by reason.
     """
     import datasets
     seen = set()
@@ -198,7 +198,7 @@ def write_data(folder: Path, args: argparse.Namespace, skipped: Counter) -> dict
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line; raises UserError for flags that do not go together."""
+    """Parse the command line; raises UserError for flags that cannot be combined."""
     parser = Parser(
         prog='prepare.py',
         description='Tokenize text: write data/NAME/train.bin, val.bin and meta.json.')
@@ -240,7 +240,7 @@ def run(argv: list[str]) -> None:
     with locked_folder(folder):
         for name in ('train.bin', 'val.bin', 'meta.json'):
             if (folder / name).exists() and not args.overwrite:
-                raise UserError(f'{folder / name} exists; add --overwrite to make it again, '
+                raise UserError(f'{folder / name} exists; add --overwrite to replace it, '
                                 'or choose another NAME')
         remove_cache = partial(shutil.rmtree, folder / CACHE, ignore_errors=True)
         remove_cache()

@@ -38,8 +38,8 @@ from rucksack.words import PROMPT, parse_bag, parse_pair, read_lines, read_promp
 # The command line.
 
 
-SEVERAL = dict(nargs='+', action='extend', default=[])  # flags with several values, or repeated
-LISTS = dict(action='extend', default=[])  # flags with a list as their value, or repeated
+SEVERAL = dict(nargs='+', action='extend', default=[])  # flags that take several values, or repeat
+LISTS = dict(action='extend', default=[])  # flags that take a list, or repeat
 EDIT_HELP = '\n'.join([
     'A LINE has one of these forms. Put it in quotes if it contains spaces or *.\n',
     *(f'  {form:<28} {meaning}' for form, meaning in FORMS.items()),
@@ -192,7 +192,7 @@ def load_models(flags: argparse.Namespace) -> tuple[LoadedModel, LoadedModel]:
 
 def read_prompts(starts: list[str], words: list[str], loaded: LoadedModel
                  ) -> tuple[Prompts, list[str]]:
-    """Encode the prompts, with each of the words in place of {}; also returns notices."""
+    """Encode the prompts, with each word in place of {}; also returns notices."""
     prompts = []
     notices = []
     for start in starts:
@@ -207,7 +207,7 @@ def read_prompts(starts: list[str], words: list[str], loaded: LoadedModel
 
 
 def warnings(scaled: list, loaded: LoadedModel, texts: list[Tensor]) -> list[str]:
-    """Say which words of edits and sweeps are in no prompt, or inside longer words of a prompt."""
+    """List the words of edits and sweeps that are in no prompt, or only part of a longer word."""
     words = dict.fromkeys(change.word for change in scaled if change.word != '*')
     counts = {word: count_word(word, loaded.encoding, texts) for word in words}
     absent = [word for word, (touched, _) in counts.items() if touched == 0]
@@ -222,7 +222,7 @@ def warnings(scaled: list, loaded: LoadedModel, texts: list[Tensor]) -> list[str
 
 def make_tables(flags: argparse.Namespace, loaded: LoadedModel, lender: LoadedModel,
                 prompts: Prompts) -> dict[str, Table]:
-    """Make the tables that the flags ask for, by name. Tables of senses show the lender's."""
+    """Make the requested tables, by name. Tables of senses show the lender's senses."""
     tables = {}
     for chosen in flags.show:
         tables[f'show {chosen.text}'] = sample_tables.show(lender, chosen, prompts)
@@ -269,7 +269,7 @@ def generate(flags: argparse.Namespace, loaded: LoadedModel, idx: Tensor, edit: 
 
 
 def run(argv: list[str]) -> None:
-    """Parse, compute, then print: no table is printed before all are made."""
+    """Parse, compute, then print: all tables are made before any is printed."""
     flags = parse_args(argv)
     page = output_path('--html', flags.html, PAGE_BEGINS)
     csv_file = output_path('--csv', flags.csv, CSV_BEGINS)
@@ -294,7 +294,7 @@ def run(argv: list[str]) -> None:
             notices.append(f'All tables except --probs show the lender, {lender}.')
         if flags.find or flags.similar:
             notices.append('--find and --similar show the senses without the edit.')
-    for line in warnings(flags.changes + flags.sweep, loaded, texts):  # first: a likely typo
+    for line in warnings(flags.changes + flags.sweep, loaded, texts):  # first: a typo is likely
         print(printable(line))
     print(loaded.about())
     tables = make_tables(flags, loaded, lender, prompts)
@@ -306,7 +306,7 @@ def run(argv: list[str]) -> None:
         return
 
     if loaded.dtype == 'bfloat16':
-        loaded.model.bfloat16()  # most of the time goes into reading parameters
+        loaded.model.bfloat16()  # most of the time is spent reading parameters
     versions = {'': None}
     if loaded.edit:
         versions = {'before ': None, 'after ': loaded.edit}

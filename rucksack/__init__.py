@@ -17,17 +17,17 @@ def load(name: str):
     'english', the bundled model.
     """
     from rucksack.tokenizer import load_tokenizer
-    from rucksack.weights import from_pretrained  # here, so that scripts without torch start fast
+    from rucksack.weights import from_pretrained  # here, so scripts without torch start fast
     model, tokenizer = from_pretrained(name)
     return model, load_tokenizer(tokenizer)
 
 
 def save(model, encoding, folder) -> None:
-    """Export a model and its tiktoken.Encoding to a new folder, which load and transformers read.
+    """Export a model and its tiktoken.Encoding to a new folder that load and transformers can read.
 
     Raises UserError, and writes nothing, if the model could not be loaded again: its contextualizer
     is not a GPT-2, its vocabulary is not the encoding's, a parameter is not finite, or the encoding
-    cuts texts neither as GPT-2 does nor into words.
+    splits text neither as GPT-2 does nor into words.
 
     >>> save(model, encoding, 'edited')
     >>> model, encoding = load('edited')
@@ -42,12 +42,12 @@ def save(model, encoding, folder) -> None:
                              f'{model.config.n_vocab}')
         tokenizer = description_of(tokenizer_json(encoding))
         if load_tokenizer(tokenizer)._pat_str != encoding._pat_str:
-            raise ValueError("its encoding cuts texts differently from GPT-2's")
+            raise ValueError("its encoding splits text differently from GPT-2's")
     export(model, tokenizer, folder)
 
 
 def word(encoding, text: str) -> int | tuple[int, ...]:
-    """Encode a word inside a text in the form that edits take: its id, or a tuple of its ids.
+    """Encode a word, as inside a text, in the form that edits take: its id, or a tuple of its ids.
 
     Raises ValueError for a word that a vocabulary of whole words lacks.
 
@@ -62,6 +62,6 @@ def word(encoding, text: str) -> int | tuple[int, ...]:
 
 
 def word_id(encoding, word: str) -> int:
-    """Find a word's id inside a text, with its leading space; raises ValueError for several ids."""
+    """Find the id of a word with a leading space; raises ValueError if it has several."""
     from rucksack.words import word_id
     return word_id(encoding, word)

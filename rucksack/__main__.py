@@ -9,7 +9,7 @@ SCRIPTS = ('prepare', 'train', 'sample', 'edit', 'eval')
 
 
 def run(argv: list[str]) -> None:
-    """Run the script that the first word names, with the other words as its arguments."""
+    """Run the script named by the first argument, and pass it the rest."""
     parser = Parser(prog='rucksack', description='Run a script; see rucksack SCRIPT --help.')
     parser.add_argument('script', choices=SCRIPTS, metavar='|'.join(SCRIPTS))
     script = parser.parse_args(argv[:1]).script

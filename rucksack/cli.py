@@ -1,4 +1,4 @@
-"""Command lines, progress bars, signals, and where the package is."""
+"""Handle command lines, progress bars and signals, and locate the package."""
 
 import argparse
 import io
@@ -30,7 +30,7 @@ def complain(script: str, message: str) -> None:
 
 def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str] | None = None
             ) -> None:
-    """Run a script; exit with 2 for errors the user can fix, 130 on Ctrl-C, else run's own code.
+    """Run a script; exit with 2 for errors the user can fix, 130 on Ctrl-C, else what run returns.
 
     argv defaults to the arguments on the command line.
     """
@@ -40,12 +40,12 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='replace')  # for a terminal without UTF-8
     if 'RANK' not in os.environ:  # torchrun ends its processes while they wait for one another
-        with suppress(ValueError):  # not the main thread
+        with suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGTERM, leave)
     try:
         code = run(argv)
         print(end='', flush=True)
-    except BrokenPipeError:  # the reader (head, say) has left; Python would complain
+    except BrokenPipeError:  # the reader, such as head, has exited; Python would complain
         discard_output()
     except (UserError, OSError) as error:
         code = 2
@@ -69,7 +69,7 @@ def leave(number: int, frame) -> None:
 
 
 def note_signals() -> list[int]:
-    """Note a Ctrl-C or SIGTERM in the list returned; a second one stops the program at once."""
+    """Note a Ctrl-C or SIGTERM in the returned list; a second one stops the program at once."""
     noted = [0]
 
     def note(number: int, frame) -> None:
@@ -94,16 +94,16 @@ def discard_output() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors, for which --top-k and --top_k are the same flag."""
+    """An argparse parser with one-line errors that treats --top-k and --top_k as the same flag."""
 
     def error(self, message: str) -> None:
-        """Raise UserError, where argparse would print the usage and exit."""
+        """Raise UserError instead of printing the usage and exiting."""
         raise UserError(f'{message}; see --help')
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does, with each flag spelled as it was declared.
 
-        A shell leaves ~ alone after = and @. Here it means the home folder, except in TEXT.
+        A shell does not expand ~ after = or @. Here it means the home folder, except in TEXT.
         """
         actions = {flag.replace('_', '-'): (flag, action)
                    for flag, action in self._option_string_actions.items()}
@@ -119,14 +119,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str], float]:
-    """Make an argparse type: a number from low to high (2^31 unless given)."""
+    """Make an argparse type: a number from low to high (default: 2^31)."""
     def parse(text: str) -> float:
         value = kind(text)
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(f'{text!r} is not in the range {low} to {high}')
         return value
 
-    parse.__name__ = kind.__name__  # argparse says "invalid int value"
+    parse.__name__ = kind.__name__  # so that argparse says "invalid int value"
     return parse
 
 
