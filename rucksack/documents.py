@@ -1,7 +1,7 @@
-"""Read documents for prepare.py: text files, JSON lines, Parquet, tars, datasets of the Hub.
+"""Read documents for prepare.py: text files, JSON lines, Parquet, tars and Hub datasets.
 
-A reader yields the text of each document, '' if it is empty. skipped counts, by reason, the files
-and documents that are not read.
+A reader yields the text of each document, '' if it is empty. skipped counts the files and documents
+that are not read, by reason.
 """
 
 import gzip
@@ -21,17 +21,17 @@ from rucksack.tokenizer import END_OF_TEXT
 FORMATS = ('.jsonl, .ndjson, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
            'each also as .gz or .xz')
 
-Texts = Iterator[str]  # of documents; '' for an empty one
+Texts = Iterator[str]  # one per document; '' for an empty one
 
 
 def open_unpacked(path: str, file=None):
-    """Open a path, or a file already open, to read its bytes; .gz and .xz are unpacked."""
+    """Open a path, or wrap an open file, to read its bytes; .gz and .xz are decompressed."""
     opener = {'.gz': gzip.open, '.xz': lzma.open}.get(Path(path).suffix.lower(), open)
     return opener(file or path, 'rb')
 
 
 def decoded(content: bytes) -> str:
-    """Decode UTF-8 and turn \\r\\n into \\n; raises ValueError for NULs."""
+    """Decode UTF-8 and turn \\r\\n into \\n; raises ValueError for NUL bytes."""
     if b'\0' in content:
         raise ValueError('it contains NUL bytes and may be UTF-16; save it as UTF-8')
     return content.decode('utf-8-sig').replace('\r\n', '\n')
@@ -42,7 +42,7 @@ def decoded(content: bytes) -> str:
 
 
 def texts_of_rows(rows: Iterable, field: str) -> Texts:
-    """Yield a field of each row, a dictionary or a line of JSON. Errors name the row."""
+    """Yield a field of each row (a dictionary or a line of JSON). Errors name the row."""
     row = {}
     is_found = False
     for n, row in enumerate(rows, 1):
@@ -56,7 +56,7 @@ def texts_of_rows(rows: Iterable, field: str) -> Texts:
             if not isinstance(text, str | None):
                 raise UserError(f'"{field}" is not text; choose from {", ".join(row)} with --field')
             text = (text or '').replace('\r\n', '\n')
-            text.encode()  # UnicodeEncodeError for a lone surrogate
+            text.encode()  # raises UnicodeEncodeError for a lone surrogate
         yield text
     if row and not is_found:
         raise UserError(f'no row has a field "{field}"; choose from {", ".join(row)} with --field')
@@ -71,7 +71,7 @@ def texts_of_tables(tables: Iterable, columns: list[str], field: str) -> Texts:
 
 
 def read_json(path: str, field: str, skipped: Counter) -> Texts:
-    """Yield a field of each object in a file that has one object per line, or a list of them."""
+    """Yield a field of each object in a file: one object per line, or one list of objects."""
     with open_unpacked(path) as file:
         is_list = re.match(rb'(\xef\xbb\xbf)?\s*\[', file.read(100))
         file.seek(0)
@@ -105,7 +105,7 @@ def read_hub(source: str, field: str, skipped: Counter) -> Texts:
 
 
 def read_text(path: str, field: str, skipped: Counter) -> Texts:
-    """Yield the documents of a text file: one, or several with END_OF_TEXT between them."""
+    """Yield the documents of a text file: one, or several separated by END_OF_TEXT."""
     with open_unpacked(path) as file:
         documents = decoded(file.read()).split(END_OF_TEXT)
     if len(documents) == 1:
@@ -117,14 +117,14 @@ def read_text(path: str, field: str, skipped: Counter) -> Texts:
 
 
 class Header(tarfile.TarInfo):
-    """A header in a tar that raises ReadError where tarfile would silently stop reading."""
+    """A tar header that raises ReadError where tarfile would silently stop reading."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
         """Read the next header; raises ReadError if it is broken, or if the tar has no end."""
         try:
             return super().fromtarfile(archive)
-        except tarfile.EOFHeaderError:  # a block of zeros, the end; another tar may follow
+        except tarfile.EOFHeaderError:  # zeros mark the end, but another tar may follow
             archive.has_end = True
             raise
         except tarfile.HeaderError as error:
@@ -134,7 +134,7 @@ class Header(tarfile.TarInfo):
 
 
 def read_tar(path: str, field: str, skipped: Counter, file=None) -> Texts:
-    """Yield the .txt files in a tar and in .xz tars inside it, blank lines as in OpenWebText."""
+    """Yield the .txt files in a tar and in nested .xz tars; runs of blank lines become one."""
     with (open_unpacked(path, file) as unpacked,  # tarfile reads only one .gz member
           tarfile.open(path, 'r|', unpacked, tarinfo=Header, ignore_zeros=True) as tar):
         for member in tar:
@@ -165,7 +165,7 @@ READERS = {
 
 
 def reader_of(source: str) -> Callable | None:
-    """Return the reader of hub:DATASET or of files with this extension; None if there is none."""
+    """Return the reader for hub:DATASET or for this file extension; None if there is none."""
     if source.startswith('hub:') and not os.path.exists(source):
         return read_hub
     unpacked = re.sub(r'\.[gx]z$', '', source.lower())
@@ -174,7 +174,7 @@ def reader_of(source: str) -> Callable | None:
 
 def why_skipped(name: str, is_file: bool, is_known: object) -> str:
     """Say why a file in a folder or a tar is skipped; return '' if it is read."""
-    if re.search(r'(^|/)\.[^/]', name):  # like ._NAME of macOS
+    if re.search(r'(^|/)\.[^/]', name):  # such as ._NAME from macOS
         return 'hidden'
     if not is_file:
         return 'not a file'
@@ -202,10 +202,10 @@ def files_in(paths: list[str], seen: set, skipped: Counter) -> list[str]:
 
 
 def files_at(path: str, seen: set, skipped: Counter) -> Iterator[str]:
-    """Yield a file, or all files below a folder, links included; add them to seen."""
+    """Yield a file, or all files below a folder, including links; add them to seen."""
     file = os.stat(path)
     number = (file.st_dev, file.st_ino)
-    if number in seen:  # two names, or a link that leads back
+    if number in seen:  # a second name, or a link that leads back
         skipped['already read'] += 1
         return
     seen.add(number)

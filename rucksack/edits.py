@@ -138,7 +138,7 @@ def parse_line(line: str) -> list[Change]:
 def parse_senses(text: str) -> SensesOf:
     """Parse WORD:SENSES or WORD:SENSES=FACTOR; raises UserError with the forms of a line.
 
-    Refuses *:A/B, because the sense differs between words.
+    *:A/B is refused, because the sense differs between words.
     """
     span = '[0-9]{1,4}(?:-[0-9]{1,4})?'
     which = rf'{span}(?:\s*,\s*{span})*|[^/]+/[^/]+?'
@@ -169,7 +169,7 @@ def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding,
                 prompts: Collection[Tensor] = ()) -> tuple[Words, list[int], str]:
     """Find the ids of the word and the numbers of its senses, and describe them.
 
-    prompts, ids (1, T) each, choose the sense of a pair (see pair_scores).
+    prompts, ids (1, T) each, determine the sense of a pair (see pair_scores).
     """
     k = model.config.n_sense
     numbers = senses.numbers
@@ -194,7 +194,7 @@ def pair_scores(senses: SensesOf, model: Backpack, encoding: Encoding,
     """Measure how far each sense of a word separates A from B, in logits: (k,), and say where.
 
     The score is the sum of the sense's terms alpha * C.(E_a - E_b), averaged over the prompts that
-    have the word. If none has it, the score is C.(E_a - E_b), the term at weight 1.
+    contain the word. If none does, the score is C.(E_a - E_b), the term at weight 1.
     """
     a, b = word_ids(encoding, senses.pair)
     E = model.wte.weight
@@ -215,7 +215,7 @@ def pair_scores(senses: SensesOf, model: Backpack, encoding: Encoding,
 
 def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
               prompts: Collection[Tensor] = ()) -> tuple[Edit, list[str]]:
-    """Make one edit that applies changes in order; also returns a sentence about each.
+    """Make one edit that applies changes in order; also returns a sentence for each.
 
     prompts, ids (1, T) each, determine the sense in nurse:she/he. Without them, it is the one that
     separates the two words most at weight 1.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 class UserError(ArgumentTypeError, ValueError):
     """An error the user can fix. It should say what was given, what is allowed, what to run.
 
-    In a function that parses the value of a flag, argparse adds the name of the flag.
+    If a flag's parsing function raises it, argparse adds the name of the flag.
     """
 
 
