@@ -68,8 +68,7 @@ class SenseWeights(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)  # the values are the senses
 
     def forward(self, h: Tensor) -> Tensor:
-        # For each sense l and position i: softmax over j <= i of (query_li . key_lj) / sqrt(d/k),
-        # where d/k is the width of a head.
+        # For each sense l and position i: softmax over j <= i of (query_li . key_lj) / sqrt(d/k).
         # NOTE: The paper has no division and no bias; the released weights were trained with both.
         query, key = split_heads(self.c_attn(h), 2, self.n_sense)  # (B, k, T, d/k) each
         scores = (query / math.sqrt(query.shape[-1])) @ key.mT  # (B, k, T, T)
