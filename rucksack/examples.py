@@ -1,4 +1,4 @@
-"""Examples: prompts and what should follow them, as people write them and as ids."""
+"""Read examples (prompts, and what should follow them) and turn them into ids."""
 
 import json
 import math
@@ -17,9 +17,9 @@ FORMS = {  # a line -> what it wishes for
     'PROMPT -/> A': 'A should be less likely',
     'PROMPT -> A > B': 'A should be likelier than B',
     'PROMPT -> A | B': 'A and B should be equally likely'}
-WISHES = {  # wish -> how a line is written; --wish takes the names
+WISHES = {  # wish -> form of its line; --wish takes the names
     'more': '{} ->{}', 'less': '{} -/>{}', 'order': '{} ->{} >{}', 'equal': '{} ->{} |{}'}
-# Thresholds of fulfilled wishes, as published for the capitals, StereoSet, the verbs and the
+# Thresholds for fulfilled wishes, as published for the capitals, StereoSet, the verbs and the
 # pronouns: minimum and maximum probability, then minimum and maximum ratio of A to B.
 THRESHOLDS = {'more': 0.2, 'less': 0.001, 'order': 16, 'equal': 1.5}
 ARROWS = {('->', None): 'more', ('-/>', None): 'less', ('->', '>'): 'order', ('->', '|'): 'equal'}
@@ -35,7 +35,7 @@ def loss_limit(wish: str, threshold: float | None = None) -> float:
 class Example:
     """A prompt, and the continuations to make likelier or less likely after it, all as ids.
 
-    With both, the first should become likelier than the second or, for equals, equally likely.
+    With both, the first should become likelier than the second, or equally likely for equals.
     """
 
     line: str  # as written
@@ -46,7 +46,7 @@ class Example:
 
     @property
     def wish(self) -> str:
-        """Name what it wishes for, one of WISHES."""
+        """Name the example's wish, one of WISHES."""
         if self.likelier and self.less_likely:
             return 'equal' if self.are_equals else 'order'
         return 'more' if self.likelier else 'less'
@@ -122,8 +122,8 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
         names = ['suffix1', 'suffix2'] if wish in ('order', 'equal') else ['suffix']
         if found != names:
             raise ValueError(f'{wish} takes {names}, but this row has {found}')
-        texts = ['' + row[name] for name in ['prefix', *names]]  # TypeError for anything but text
-        ''.join(texts).encode()  # UnicodeEncodeError for a lone surrogate
+        texts = ['' + row[name] for name in ['prefix', *names]]  # TypeError unless it is text
+        ''.join(texts).encode()  # raises UnicodeEncodeError for a lone surrogate
     return texts, wish
 
 
@@ -154,5 +154,5 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
 
 
 def quoted_start(line: str) -> str:
-    """Quote a line in an error, at most 80 characters of it."""
+    """Quote a line for an error message, at most 80 characters of it."""
     return repr(line if len(line) <= 80 else f'{line[:77]}...')

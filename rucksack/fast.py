@@ -4,7 +4,7 @@
     DistinctIds(model)(..)     model(idx, targets)    senses of an id are computed once per batch
     Cached(model).generate     model.generate         each token is read once
 
-S counts the tokens of a text so far. T of them are new: first the whole prompt, then one at a time.
+S counts the tokens of a text so far. T of them are new: first the whole prompt, then single tokens.
 Other letters are as in model.py.
 """
 
@@ -29,7 +29,7 @@ def distinct_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DistinctIds(nn.Module):
-    """The version used for training. A GPT, which has no senses, is called as it is."""
+    """The version used for training. A GPT, which has no senses, is called unchanged."""
 
     def __init__(self, model: Backpack | GPT):
         super().__init__()
@@ -46,8 +46,8 @@ class DistinctIds(nn.Module):
         else:
             senses = self.model.senses(ids)  # (n, k, d)
             # senses[places] would sum the gradients of an id in bfloat16 under autocast, where
-            # 256 + 1 is 256: a frequent id would lose most of its gradient. F.embedding in float32
-            # does not.
+            # 256 + 1 is 256: a frequent id would lose most of its gradient. F.embedding sums in
+            # float32.
             table = senses.flatten(1).to(self.model.wte.weight.dtype)  # (n, k*d)
             C = F.embedding(places, table)  # (B, T, k*d), senses of every token
             C = C.to(senses.dtype).unflatten(-1, senses.shape[1:])  # (B, T, k, d)
@@ -62,7 +62,7 @@ class DistinctIds(nn.Module):
 
 
 class Cache:
-    """Tensors of the tokens read so far, by name, with room for a fixed number."""
+    """Tensors of the tokens read so far, by name, with room for a fixed number of tokens."""
 
     def __init__(self, room: int):
         self.room = room
@@ -95,7 +95,7 @@ def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: 
         qkv = attn.c_attn(block.ln_1(h))  # (B, T, 3*d)
         qkv = cache.extend(block, start, qkv)  # (B, S, 3*d)
         query, key, value = split_heads(qkv, 3, attn.n_head)  # (B, n_head, S, d/n_head) each
-        query = query[:, :, start:]  # (B, n_head, T, d/n_head), of the new tokens
+        query = query[:, :, start:]  # (B, n_head, T, d/n_head), for the new tokens
         y = F.scaled_dot_product_attention(query, key, value, is_causal=T > 1)
         y = y.transpose(1, 2).flatten(2)  # (B, T, d), heads side by side
         h = h + attn.c_proj(y)
@@ -107,7 +107,7 @@ class Cached:
     """A model that continues texts without reading a token twice: Cached(model).generate(idx, n).
 
     It draws the ids that model.generate draws. The contextualizer must be a GPT-2. A text is
-    read whole unless it is the last one plus one token. Past block_size, every text is read whole,
+    read whole unless it is the last text plus a token. Past block_size, every text is read whole,
     because each new token pushes out the first.
     """
 

@@ -9,9 +9,9 @@ from rucksack.errors import UserError
 
 
 def output_path(flag: str, path: str | None, begins: str) -> Path | None:
-    """Return the path of a file to write, None if none is asked for.
+    """Return the path of a file to write, or None if path is None.
 
-    Raises UserError if it is a file that does not begin as ours do: a typo must not replace a
+    Raises UserError if the file exists and does not begin like ours: a typo must not replace a
     person's own file.
     """
     if path is None:
@@ -40,7 +40,7 @@ def atomic(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         with open(temporary, 'r+b') as file:  # Windows flushes only what is open for writing
-            os.fsync(file.fileno())  # on the disk before it has its name
+            os.fsync(file.fileno())  # on disk before it gets its name
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ def save_tensors(path: Path, state: dict) -> None:
     with atomic(path) as temporary, open(temporary, 'wb') as file:
         try:
             torch.save(state, file)
-        except RuntimeError as error:  # which hides the OSError of a full disk
+        except RuntimeError as error:  # hides the OSError of a full disk
             raise error.__context__ or error
 
 

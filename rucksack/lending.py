@@ -57,7 +57,7 @@ class Lent(nn.Module):
     def forward(self, idx: Tensor, *, C: Tensor | None = None) -> Tensor:
         """Return the logits (B, T, V) under an edit that made the lender's senses C (B, T, k, d).
 
-        Without C, they are the other model's.
+        Without C, these are the other model's logits.
         """
         V = self.config.n_vocab
         logits = self.other(idx)[..., :V]  # (B, T, V)

@@ -1,4 +1,4 @@
-"""The model that a command works on: its weights on a device, its tokenizer, its name."""
+"""The model that a command works on: its weights on a device, its tokenizer and its name."""
 
 import os
 from collections import Counter
@@ -24,12 +24,12 @@ class LoadedModel:
 
     name: str
     model: Backpack | GPT
-    tokenizer: dict | None  # its description
+    tokenizer: dict | None  # description of the tokenizer
     dtype: str = 'float32'  # for scores and texts
     why: str = ''  # why we chose this model, if the user named none
     edit: Edit | None = None  # applied when the model scores or explains texts
     dataset: str | None = None  # the data folder it was trained on, if its checkpoint says so
-    data_id: str | None = None  # of that folder at the time, see rucksack.data
+    data_id: str | None = None  # identifies that data (see rucksack.data)
     encoding: tiktoken.Encoding | None = None  # made from tokenizer
     kind: str = ''  # Backpack or Transformer
 
@@ -39,7 +39,7 @@ class LoadedModel:
             self.encoding = load_tokenizer(self.tokenizer)
         if not self.kind:
             self.kind = 'Backpack' if self.config.n_sense else 'Transformer'
-        self.is_toy = self.encoding.name == 'words'  # its texts are from rucksack/toy.py
+        self.is_toy = self.encoding.name == 'words'  # its texts come from rucksack/toy.py
         self.device = next(self.model.parameters()).device
         self.eot = self.encoding.eot_token
 
@@ -51,7 +51,7 @@ class LoadedModel:
         return encode(self.encoding, text)
 
     def read(self, path: Path) -> list[int]:
-        """Encode the documents of a file, as prepare.py reads them, with end-of-texts between."""
+        """Encode the documents of a file, as prepare.py reads them, separated by end-of-text."""
         read_documents = reader_of(str(path)) or read_text
         ids = []
         for text in read_documents(str(path), 'text', Counter()):
@@ -60,7 +60,7 @@ class LoadedModel:
         return ids[1:]
 
     def single_tokens(self, words: list[str]) -> list[str]:
-        """Choose the words that are one token inside a text."""
+        """Keep the words that are one token inside a text."""
         return [word for word in words if len(self.encode(f' {word}')) == 1]
 
     def autocast(self) -> torch.autocast:
@@ -90,8 +90,8 @@ class LoadedModel:
 def load_model(name: str | None, device: str, dtype: str | None = None) -> LoadedModel:
     """Load a model from a file, folder or Hub name onto a device; see find_device for names.
 
-    Without a name it is the newest Backpack in out/ or, if there is none, the bundled model.
-    Without a dtype it is bfloat16 on CUDA, else float32.
+    The default model is the newest Backpack in out/ or, if there is none, the bundled model.
+    The default dtype is bfloat16 on CUDA, else float32.
     """
     device = find_device(device)
     if dtype is None:
@@ -114,9 +114,9 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
 
 
 def newest_backpack() -> Path | None:
-    """Find the folder in out/ with the Backpack saved last; None if there is none."""
+    """Find the folder in out/ whose Backpack was saved last; None if there is none."""
     for path in sorted(Path('out').glob('*/ckpt.pt'), key=os.path.getmtime, reverse=True):
-        config = load_file(path, mmap=True).get('model_config', {})  # not in nanoGPT's
+        config = load_file(path, mmap=True).get('model_config', {})  # nanoGPT's have none
         if config.get('n_sense'):
             return path.parent
     return None

@@ -1,4 +1,4 @@
-"""A Backpack for Hugging Face transformers (4.57 and 5), in a file that needs nothing else:
+"""A Backpack for Hugging Face transformers (4.57 and 5), in one self-contained file:
 
     AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
@@ -19,7 +19,7 @@ from transformers.utils import can_return_tuple
 
 
 class BackpackConfig(GPT2Config):
-    """GPT-2's settings and num_senses (k).
+    """GPT-2's settings, plus num_senses (k).
 
     n_vocab is the number of ids in use (None: all rows of the embeddings); sense_hidden is the
     hidden size of both sense MLPs (None: 4 n_embd).
@@ -69,7 +69,7 @@ class SenseWeights(nn.Module):
         return both.permute(2, 0, 3, 1, 4)  # (B, k, T, d/k) each
 
     def forward(self, query, key, mask):
-        """Weights (B, k, T, S) of the last T of S positions; mask (B, S) is False for padding."""
+        """Compute Eq. 12, (B, k, T, S), at the last T of S positions; mask (B, S): False is pad."""
         T, S = query.shape[2], key.shape[2]
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, k, T, S)
         causal = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(S - T)  # (T, S)
@@ -78,7 +78,7 @@ class SenseWeights(nn.Module):
 
 
 class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
-    """Predicts the next token from a weighted sum of senses."""
+    """A language model that predicts the next token from a weighted sum of senses."""
 
     config_class = BackpackConfig
     base_model_prefix = 'backpack'
@@ -95,7 +95,7 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def get_input_embeddings(self):
-        """The token embeddings E (V, d), for transformers."""
+        """Return the token embeddings E (V, d), for transformers."""
         return self.backpack.gpt2_model.wte
 
     def set_input_embeddings(self, embeddings):
@@ -110,11 +110,11 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         return embeddings
 
     def senses(self, ids):
-        """Eq. 10: the senses C (.., k, d) of ids (..), the same in every text."""
+        """Compute Eq. 10, the senses C (.., k, d) of ids (..), the same in every text."""
         return self.backpack.sense_network(self.get_input_embeddings()(ids))
 
     def contextualize(self, input_ids, attention_mask=None, cache=None):
-        """Eq. 11: h (B, T, d) of the last T of S tokens, and a mask (B, S), False for padding."""
+        """Compute Eq. 11, h (B, T, d) of the last T of S tokens, and mask (B, S): False is pad."""
         B, T = input_ids.shape
         S = T if cache is None else cache.get_seq_length() + T
         if attention_mask is None:
@@ -129,14 +129,14 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         return h, mask
 
     def alpha(self, input_ids, attention_mask=None):
-        """Eq. 12: the weights alpha (B, k, T, T) that each position gives to senses so far."""
+        """Compute Eq. 12, the weights alpha (B, k, T, T) of positions for the senses so far."""
         h, mask = self.contextualize(input_ids, attention_mask)
         weight_net = self.backpack.sense_weight_net
         return weight_net(*weight_net.query_and_key(h), mask)
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, past_key_values=None,
                                       use_cache=None, **options):
-        """The tokens that are not in the cache, for transformers."""
+        """Return the tokens that are not in the cache, for transformers."""
         refused = ('position_ids', 'output_hidden_states', 'output_attentions')  # by forward
         given = {name: options[name] for name in refused if name in options}
         start = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -147,17 +147,17 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
     def forward(self, input_ids, attention_mask=None, labels=None, C=None, alpha=None, *,
                 past_key_values=None, use_cache=False, inputs_embeds=None,
                 output_hidden_states=None, output_attentions=None):
-        """Logits (B, T, V) for input_ids (B, T), and the loss of labels (B, T); -100 is ignored.
+        """Return logits (B, T, V) of input_ids (B, T), and the loss on labels (B, T) except -100.
 
         C (B, T, k, d) and alpha (B, k, T, T) are senses and weights to use in place of the model's.
-        With a cache, input_ids are the tokens after those in it.
+        With a cache, input_ids are the tokens after the cached ones.
         """
         config = self.config
         for given in (inputs_embeds, output_hidden_states, output_attentions,
                       config.output_hidden_states, config.output_attentions):
             if given is not None and given is not False:  # PEFT passes None
-                raise TypeError('a Backpack reads ids, and returns no hidden states and no '
-                                'attentions; see alpha')
+                raise TypeError('a Backpack reads only ids, and returns neither hidden '
+                                'states nor attentions; see alpha')
         cache = past_key_values
         if cache is None and use_cache:
             cache = DynamicCache(config=config)

@@ -1,4 +1,4 @@
-"""What the paper lists: role nouns, the prompts around them, topics. Data, no code."""
+"""The paper's lists: role nouns, the prompts around them, and topics. Data, no code."""
 
 NOUNS = """nurse teacher cashier assistant secretary cleaner receptionist librarian hairdresser
     housekeeper baker tailor attendant counselor guard janitor mechanic developer chief mover CEO

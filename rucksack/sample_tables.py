@@ -57,7 +57,7 @@ def word_and_score(pair: tuple[str, float]) -> str:
 def show(loaded: LoadedModel, chosen: SensesOf, prompts: Prompts) -> Table:
     """Show the words that senses of a word move most (Tables 1, 3), after the model's edit.
 
-    Raises UserError for *, because each word has senses of its own.
+    Raises UserError for *, because each word has its own senses.
     """
     if chosen.word == '*':
         raise UserError(f'--show {chosen.text!r}: * means every word; give one word')
@@ -234,7 +234,7 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
     """List the T * k terms of senses.explain for a text idx (1, T), with their labels.
 
     Returns arrays by name, for pandas.DataFrame: adds = alpha * C.E, then alpha, C.E (the score
-    C . direction), and the token, its position and the number of the sense.
+    C . direction), and the token, its position and the sense's number.
     """
     alpha, scores = senses.explain(model, idx, direction, C)  # (1, T, k) each
     _, T, k = alpha.shape
@@ -250,7 +250,7 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
 def explanation(loaded: LoadedModel, words: list[str], idx: Tensor) -> Table:
     """List all terms alpha * C . E of the logit of A, or of A minus B, after the model's edit.
 
-    Prints the largest 15. words are [A], [A, B], or [] for the likeliest word.
+    Only the largest 15 are printed. words are [A], [A, B], or [] for the likeliest word.
     """
     model = loaded.model
     probs = senses.next_word_probs(model, idx, loaded.edit)[0]  # (V,)

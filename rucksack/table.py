@@ -11,7 +11,7 @@ from pathlib import Path
 from rucksack.cli import printable
 from rucksack.files import write_file
 
-FIRST_COLUMN = 'rucksack_table'  # first column of our CSV files, which tells them from others
+FIRST_COLUMN = 'rucksack_table'  # first column of our CSV files, which identifies them
 CSV_BEGINS = f'"{FIRST_COLUMN}"'
 
 
@@ -21,7 +21,7 @@ class Table:
 
     columns are name -> format: a format specification, or a function from a value to its text.
     Text prints unchanged under a specification; None, infinity and NaN print as -. The first column
-    is left-aligned, and so are those with a function. A CSV file has all rows and columns.
+    and those with a function are left-aligned. A CSV file has all rows and columns.
     """
 
     title: str
@@ -54,7 +54,7 @@ class Table:
 
 
 def justified(cells: list[str], to_the_left: bool) -> list[str]:
-    """Fill the cells of a column with spaces, to the same width."""
+    """Pad the cells of a column with spaces to the same width."""
     width = max(map(len, cells))
     if to_the_left:
         return [text.ljust(width) for text in cells]
@@ -62,7 +62,7 @@ def justified(cells: list[str], to_the_left: bool) -> list[str]:
 
 
 def bar(p: float) -> str:
-    """Draw a probability; nothing for NaN."""
+    """Draw a probability as a bar, or nothing for NaN."""
     return '█' * round(20 * p) if math.isfinite(p) else ''
 
 

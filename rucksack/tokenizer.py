@@ -1,4 +1,4 @@
-"""Tokenizers: GPT-2's BPE, whole or with its first N merges only, and lists of whole words.
+"""Tokenizers: GPT-2's BPE, whole or only its first N merges, and lists of whole words.
 
 A tokenizer is described by a dictionary, stored in meta.json and in checkpoints:
 
@@ -7,7 +7,7 @@ A tokenizer is described by a dictionary, stored in meta.json and in checkpoints
     {'name': 'gpt2', 'merges': .., 'ids': [..], 'special': {..}}   another byte-level BPE
     {'name': 'words', 'pieces': [..]}       every piece, such as ' nurse', is one token
 
-Ids run from 0 to n_vocab - 1; the end-of-text id is the last, unless 'special' has the ids of
+Ids run from 0 to n_vocab - 1; the end-of-text id is the last, unless 'special' gives the ids of
 special tokens. 'ids' lists the ids of the 256 bytes, in GPT-2's order, and of the merges.
 """
 
@@ -29,8 +29,8 @@ END_OF_TEXT = '<|endoftext|>'
 WORDS_PATTERN = r' ?\w+|[^\w\s]|\s+'
 ENGLISH = HOME / 'pretrained' / 'english'  # the bundled model
 
-# GPT-2 orders the 256 bytes, printable ones first. Its files spell each byte as one character; the
-# other 68 become characters from 256 on.
+# GPT-2 puts the printable bytes first. Its files spell each byte as one character; the other 68
+# bytes become characters from 256 on.
 BYTES = sorted(range(256), key=lambda byte: not chr(byte).isprintable() or byte == 32)
 CHARACTERS = [chr(i) for i in range(256 + 68) if chr(i).isprintable() and i != 32]
 CHARACTER_OF = dict(zip(BYTES, CHARACTERS))
@@ -152,7 +152,7 @@ PIECE = re.compile(r'.{1,65535}\S(?=[ \t\r\n])|.{1,65536}', re.DOTALL)
 def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
     """Encode a text of any length; special tokens count as text.
 
-    tiktoken gives up on a million spaces, so it gets one PIECE at a time. A piece ends where white
+    tiktoken fails on a million spaces, so it gets one PIECE at a time. A piece ends where white
     space begins, and no token spans such a boundary; without white space, it ends anywhere.
     """
     ids = []
@@ -168,7 +168,7 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
 def tokenizer_files(description: dict, block_size: int | None = None) -> dict[str, dict]:
     """Make the JSON files from which transformers makes a tokenizer, by name.
 
-    block_size is where it truncates texts.
+    block_size is the length at which it truncates texts.
     """
     encoding = load_tokenizer(description)
     config = {
@@ -188,7 +188,7 @@ def tokenizer_files(description: dict, block_size: int | None = None) -> dict[st
 
 
 def tokenizer_json(encoding: tiktoken.Encoding) -> dict:
-    """Make the contents of the tokenizer.json of an encoding."""
+    """Make the contents of tokenizer.json for an encoding."""
     of_words = encoding.name == 'words'
     special = encoding._special_tokens
     pre_tokenizers = pre_tokenizers_of(of_words)
@@ -212,7 +212,7 @@ def tokenizer_json(encoding: tiktoken.Encoding) -> dict:
 
 
 def pre_tokenizers_of(of_words: bool) -> list[dict]:
-    """Describe how transformers cuts a text before BPE: GPT-2's way, or into words."""
+    """Describe how transformers splits a text before BPE: GPT-2's way, or into words."""
     byte_level = {
         'type': 'ByteLevel',
         'add_prefix_space': False,
@@ -230,9 +230,9 @@ def read_tokenizer(path: Path, end: int | None = None) -> dict | None:
     """Describe the tokenizer in a tokenizer.json or a folder; None for a folder without one.
 
     end is the id of end-of-text if no token has that name. Raises UserError if transformers would
-    give other tokens than our encoding of the files.
+    produce different tokens from our encoding of the files.
     """
-    hint = "give a byte-level BPE that cuts text as GPT-2's does"
+    hint = "give a byte-level BPE that splits text as GPT-2's does"
     with user_errors(f'the tokenizer in {path}', hint):
         tokenizer = load_json(path) if path.suffix == '.json' else tokenizer_in(path)
         if tokenizer is None:
@@ -279,7 +279,7 @@ def description_of(tokenizer: dict, end: int | None = None) -> dict:
         description = GPT2 | {'merges': merges}
     tokens = tokens_of(description)
     spelled = [spell(token) for token in tokens]
-    ids = [vocab[token] for token in spelled]  # KeyError: a byte or a merge without an id
+    ids = [vocab[token] for token in spelled]  # raises KeyError for a byte or merge without an id
     known = set(spelled)
     if ids[256:] != sorted(ids[256:]):
         raise ValueError('its ids do not rise in the order of its merges')

@@ -166,7 +166,7 @@ ADVERB_LINES = ['Somebody {word} {thing} it.', 'Our neighbours {word} {thing} it
 
 
 def synonym_contexts(pairs: str, contexts: list[str], seed: int) -> list[tuple]:
-    """List for each pair: both words, s, and 4 contexts of the first and 4 of only the second."""
+    """List, for each pair, both words, s, 4 contexts of the first, and 4 of only the second."""
     rng = random.Random(seed)
     table = []
     pairs = pairs.split(',')
@@ -182,14 +182,14 @@ SYNONYMS = [(a, b, s) for a, b, s, _ in CONTEXTS]
 
 
 class Dice:
-    """Draws options and adds up their surprisal: nats is -ln of their joint probability."""
+    """A random source; nats is the surprisal of all its draws, -ln of their joint probability."""
 
     def __init__(self, seed: int):
         self.rng = random.Random(seed)
         self.nats = 0.0
 
     def pick(self, options, chances=None):
-        """Draw an option by chances that sum to one; without chances, all are equal."""
+        """Draw an option with chances that sum to one; by default, all are equally likely."""
         options = list(options)
         i = self.rng.choices(range(len(options)), chances)[0]
         chance = chances[i] if chances else 1 / len(options)

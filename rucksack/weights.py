@@ -29,11 +29,11 @@ from rucksack.tokenizer import (
 CODE = Path(__file__).with_name('modeling_backpack.py')  # exported, for transformers to run
 CARD = Path(__file__).with_name('card.md')
 BUNDLED = {'english': ENGLISH, 'english_gpt': ENGLISH.with_name('english_gpt')}  # name -> folder
-WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # the first of these that a folder has
+WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # a folder's first one counts
 SMALL_FILES = (
     'config.json', 'tokenizer.json', 'tokenizer_config.json', 'vocab.json', 'merges.txt')
 HUB_NAME = r'(?!out/|data/)(gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+)'
-LEVANTER = 'backpack_model.'  # the module of its auto_map; also, its architectures is no list
+LEVANTER = 'backpack_model.'  # its auto_map names this module; its architectures is no list
 FIXED = {  # settings of a config.json and their allowed values; export writes the first
     'model_type': ('gpt2', 'backpack-gpt2'),
     'activation_function': ('gelu_new',),
@@ -117,9 +117,9 @@ def download(name: str) -> Path:
 
 
 def load_file(path: Path, mmap: bool = False) -> dict:
-    """Load the dictionary in a .safetensors or a torch.save file; no code in it is run.
+    """Load the dictionary in a .safetensors or a torch.save file; no code in it runs.
 
-    With mmap, tensors stay on the disk until they are used, and their checksums are not compared.
+    With mmap, tensors stay on disk until they are used, and their checksums are not verified.
     """
     with user_errors(path):
         if path.suffix == '.safetensors':
@@ -136,7 +136,7 @@ def make_model(config: Config) -> Backpack | GPT:
 
 
 def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
-    """Make a model with given weights, in the default dtype; torch complains unless all fit."""
+    """Make a model with given weights, in the default dtype; torch refuses them unless all fit."""
     with torch.device('meta'):
         model = make_model(config)
     model.to_empty(device='cpu')
@@ -148,7 +148,7 @@ def model_with(config: Config, weights: dict[str, Tensor]) -> Backpack | GPT:
 
 
 def from_checkpoint(checkpoint: dict) -> Backpack | GPT:
-    """Load the model inside a checkpoint of train.py."""
+    """Load the model in a checkpoint from train.py."""
     return model_with(Config(**checkpoint['model_config']), checkpoint['model'])
 
 
@@ -182,7 +182,7 @@ TRANSPOSED = ('contextualizer.blocks.', 'sense_network.')
 
 
 def replace_prefix(name: str, prefixes: dict[str, str]) -> str:
-    """Replace the first prefix of a name that fits."""
+    """Replace the prefix of a name by the first rule that matches."""
     for old, new in prefixes.items():
         if name.startswith(old):
             return new + name.removeprefix(old)
@@ -224,7 +224,7 @@ def to_our_names(state: dict[str, Tensor], transposed: tuple) -> dict[str, Tenso
 
 
 def weights_in(folder: Path) -> list[Path]:
-    """List the files of weights in a folder; the first one counts."""
+    """List the weight files in a folder; the first one counts."""
     return [folder / name for name in WEIGHTS if (folder / name).exists()]
 
 

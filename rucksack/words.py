@@ -31,7 +31,7 @@ IDS_AT_ONCE = 128  # in Eq. 17, 128 ids of Small have 103M logits
 
 
 def read_lines(text: str, has_comments: bool = True) -> list[str]:
-    """Read the lines of the file in @FILE, without blank ones; raises UserError if none is left.
+    """Read the lines of the file in @FILE, except blank ones; raises UserError if none is left.
 
     With has_comments, skips lines that begin with #.
     """
@@ -91,7 +91,7 @@ def quoted(encoding: Encoding, ids: list[int]) -> str:
 
 
 def inside_text(word: str) -> str:
-    """Write a word as inside a text: after a space, unless its script is written without spaces."""
+    """Write a word as in a text: after a space, unless its script is written without spaces."""
     return word if re.match(WITHOUT_SPACES, word) else f' {word}'
 
 
@@ -125,7 +125,7 @@ def word_ids(encoding: Encoding, words: Iterable[str]) -> list[int]:
 
 
 def edit_targets(encoding: Encoding, word: str) -> Words:
-    """Find what an edit of a word changes: its ids inside a text and at its start; None for *.
+    """Find what an edit of a word changes: its ids inside a text and at the start; None for *.
 
     The form at the start counts only if both forms are one token or both are several.
     """
@@ -160,7 +160,7 @@ def count_whole(word: str, text: str) -> int:
     """Count a word in a text, except where it is part of a longer word."""
     if re.match(WITHOUT_SPACES, word):
         return text.count(word)
-    edge = r'(?!(?<=\w)(?=\w))'  # no place between two letters
+    edge = r'(?!(?<=\w)(?=\w))'  # not between two letters
     return len(re.findall(edge + re.escape(word) + edge, text))
 
 

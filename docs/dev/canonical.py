@@ -1,17 +1,17 @@
-"""Compare ways to teach a model by the canonical examples (arXiv 2402.06155).
+"""Compare ways to teach a model canonical examples (arXiv 2402.06155).
 
     python -m docs.dev.canonical validate FOLDER canonical.csv [--tasks ..] [--methods ..]
     python -m docs.dev.canonical test FOLDER canonical.csv [--tasks ..] [--methods ..]
 
-FOLDER has the six tasks, a folder each, and text.jsonl, ordinary text that is none of them. Each
-run appends its rows to the CSV file, a row for each budget; runs that the file has are skipped.
-validate tries every configuration of every method on the validation pairs; test takes the best of
-each task, method and budget, and runs it on the test pairs with three seeds. LoRA needs peft.
+FOLDER has a folder for each of the six tasks, and text.jsonl, ordinary text from outside them. Each
+run appends a row for each budget to the CSV file; runs that are already in it are skipped.
+validate tries every configuration of every method on the validation pairs; test runs the best one
+for each task, method and budget on the test pairs with three seeds. LoRA needs peft.
 
-An update of a model that costs more than the budget is scaled back: vectors of senses, or the
-differences of parameters. The price is measured on text that neither trained nor held the model.
-Lent senses are learned by english, in the configurations that senses has, and not scaled: beta is
-the largest of 1.5, 1.4 .. 0 that keeps to the budget on other text than gives the price.
+An update (vectors of senses, or differences of parameters) that costs more than the budget is
+scaled back. The price is measured on text that learning did not use.
+Lent senses are learned by english, in the configurations of senses, and are not scaled: beta is the
+largest of 1.5, 1.4 .. 0 that keeps to the budget on text that the price is not measured on.
 """
 
 import argparse
@@ -165,7 +165,7 @@ def judge(model, examples, edit, threshold):
 
 
 def mean_loss(model, texts, edit=None):
-    """Compute the nats per token of texts."""
+    """Compute the mean loss of texts, in nats per token."""
     nats = sum(nats_after(model, ids[:1], ids[1:], edit) for ids in texts)
     return nats / sum(len(ids) - 1 for ids in texts)
 
@@ -275,7 +275,7 @@ def finetune_all(model, examples, held, config, seed):
 
 
 def finetune_lora(model, examples, held, config, seed):
-    """Train low-rank updates of all linear layers; returns a function as finetune_all does."""
+    """Train low-rank updates of all linear layers; returns a function like finetune_all's."""
     from peft import LoraConfig, inject_adapter_in_model
     torch.manual_seed(seed)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -399,7 +399,7 @@ def main():
     parser.add_argument('--tasks', nargs='+', default=list(TASKS))
     parser.add_argument('--methods', nargs='+', default=list(METHODS))
     parser.add_argument('--budgets', nargs='+', type=float, default=list(BUDGETS))
-    parser.add_argument('--seeds', nargs='+', type=int, help='of the test [0 1 2]')
+    parser.add_argument('--seeds', nargs='+', type=int, help='random seeds of test [0 1 2]')
     args = parser.parse_args()
     sizes = SIZES[args.stage]
     split = {'validate': 'val', 'test': 'test'}[args.stage]

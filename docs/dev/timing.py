@@ -51,7 +51,7 @@ def alternate(works: list, what: str) -> list[float]:
 
 
 def text_like(n_vocab: int, batch: int, length: int) -> Tensor:
-    """Draw ids (batch, length) by Zipf's law, so that they repeat about as they do in text."""
+    """Draw ids (batch, length) by Zipf's law, so that they repeat about as often as in text."""
     chances = 1 / torch.arange(1, n_vocab + 1)
     generator = torch.Generator().manual_seed(0)
     ids = torch.multinomial(chances, batch * length, replacement=True, generator=generator)
@@ -114,8 +114,8 @@ def main() -> None:
     notes = [
         f'{name_of(device)}, {dtype}, {"compiled" if compiled else "not compiled"}, '
         f'torch {torch.__version__}.',
-        'A training step computes the senses of each distinct id once, a forward pass those of '
-        'every token.']
+        'A training step computes the senses of each distinct id once; a forward pass computes '
+        'them for every token.']
     print(Table(title, columns, rows, notes))
 
 

@@ -5,7 +5,7 @@
     python -m docs.dev.variants qk_norm eval gender --from out/qk_norm
 
 After the variant, the flags are those of train.py or, after eval, of eval.py. Each evaluation of a
-run also logs the scores before the softmax of Eq. 12. notes.md tells what came of the runs.
+run also logs the scores before the softmax of Eq. 12. notes.md has the results.
 """
 
 import math
@@ -22,7 +22,7 @@ from rucksack.model import Backpack, Config, split_heads
 from rucksack.stuck import stuck_senses
 
 # -----------------------------------------------------------------------------
-# The variants. Each starts from the parameters that a Backpack of the same seed starts from.
+# The variants. Each starts from the parameters of a Backpack with the same seed.
 
 
 class NormedQueriesAndKeys(nn.Linear):
@@ -53,7 +53,7 @@ class NormedBackpack(Backpack):
 
 
 class UniformWeights(nn.Module):
-    """Weights alpha (B, k, T, T) that read nothing: 1/(i + 1) for each token j <= i."""
+    """Weights alpha (B, k, T, T) that ignore the text: 1/(i + 1) for each token j <= i."""
 
     def __init__(self, n_sense: int):
         super().__init__()
@@ -84,21 +84,21 @@ class TwoTableBackpack(Backpack):
 
 
 class OwnTableBackpack(TwoTableBackpack):
-    """Its sense network reads the second table. The contextualizer and the output share E."""
+    """A Backpack whose sense network reads the second table, and only the sense network."""
 
     def senses(self, idx: Tensor) -> Tensor:
         return self.sense_network(self.second(idx))  # (.., k, d)
 
 
 class UntiedBackpack(TwoTableBackpack):
-    """Its output layer is the second table. The contextualizer and the sense network share E."""
+    """A Backpack whose output layer is the second table; all else reads E."""
 
     def project(self, v: Tensor) -> Tensor:
         return F.linear(v, self.second.weight)  # (.., vocab_size)
 
 
 VARIANTS = {
-    'none': Backpack,  # as it is; only the log has more columns
+    'none': Backpack,  # unchanged, but with more columns in the log
     'qk_norm': NormedBackpack,
     'uniform': UniformBackpack,
     'own_table': OwnTableBackpack,
@@ -138,7 +138,7 @@ def run(argv: list[str]) -> int | None:
     name, *flags = argv or ['']
     if name not in VARIANTS:
         raise UserError(f'{name!r} is not a variant; choose from {", ".join(VARIANTS)}')
-    variant = patch.object(weights, 'Backpack', VARIANTS[name])  # for make_model to make
+    variant = patch.object(weights, 'Backpack', VARIANTS[name])  # which make_model makes
     gauge = patch.object(train, 'stuck_senses', measure)
     columns = patch.object(run_log, 'COLUMNS', run_log.COLUMNS + COLUMNS)
     with variant, gauge, columns:

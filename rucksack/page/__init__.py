@@ -56,7 +56,7 @@ def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
 
 
 def write_page(loaded: LoadedModel, prompt: str, file: Path) -> str:
-    """Write the page of a model with its first prompt; returns a sentence about its size.
+    """Write the page of a model with its first prompt; returns a sentence about the page's size.
 
     Raises UserError for a model that is too large, or whose ids a page cannot number.
     """
@@ -68,9 +68,10 @@ def write_page(loaded: LoadedModel, prompt: str, file: Path) -> str:
         raise UserError(f'--html: {loaded.name} numbers its ids differently from GPT-2, and a page '
                         "needs GPT-2's order")
     in_bytes = n > LARGEST_IN_FLOAT32
-    precision = 'Weights in float32.'
+    precision = 'Weights are stored in float32.'
     if in_bytes:
-        precision = 'Weights in 8 bits, so probabilities differ a little from those of sample.py.'
+        precision = ('Weights are stored in 8 bits, so probabilities differ a little from those of '
+                     'sample.py.')
     arrays, blob = packed(loaded.model, in_bytes)
     tokens = [token.decode('latin-1') for token in tokens_by_rank(loaded.encoding)]
     data = {

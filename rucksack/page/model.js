@@ -1,8 +1,8 @@
 'use strict';
 // A Backpack in plain JavaScript: tokenizer, forward pass, edits and generation.
 //
-// It runs in a worker of the page that sample.py --html writes, and answers the questions of ui.js.
-// Names, shapes and equation numbers are those of model.py. The page predicts from one position i at
+// It runs in a worker of the page that sample.py --html writes, and answers questions from ui.js.
+// Names, shapes and equation numbers are as in model.py. The page predicts from one position i at
 // a time, mostly the last, so two shapes lack the index i, and one is flat:
 //
 //     alpha     the weights (i + 1, k) that position i gives to all senses of all tokens so far
@@ -11,14 +11,14 @@
 //
 // A vector is a typed array; a matrix is one typed array too, row after row.
 
-let model;  // of the page, as is its tokenizer; answers.load sets both
+let model;  // answers.load sets it and its tokenizer
 let tokenizer;
 
 // ------------------------------------------------------------------------------------------------
 // Text -> ids: GPT-2's byte-pair encoding, or a vocabulary of whole words.
-// A token is a string of its bytes, one character a byte.
+// A token is a string of its bytes, one character per byte.
 
-// The patterns are tiktoken's, with \w and \s spelled out: in JavaScript these match less.
+// The patterns are tiktoken's, with \w and \s spelled out: in JavaScript, \w and \s match less.
 const WORD_CHARACTER = String.raw`\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}`;
 const SPACE = String.raw`\p{White_Space}`;
 const WORDS_PATTERN = ` ?[${WORD_CHARACTER}]+|[^${WORD_CHARACTER}${SPACE}]|${SPACE}+`;
@@ -46,7 +46,7 @@ class Tokenizer {
   }
 
   // Byte-pair encoding: keep joining the pairs of neighbours that make the token of the lowest rank.
-  // ranks[i] is the rank of parts i and i + 1 joined; a long word has tens of thousands.
+  // ranks[i] is the rank of parts i and i + 1 joined; a long word has tens of thousands of parts.
   merge(piece) {
     if (this.rank.has(piece)) return [this.rank.get(piece)];
     const parts = [...piece];
@@ -81,7 +81,7 @@ class Tokenizer {
     return lacksSpace ? '·' + label : label;
   }
 
-  // The ids of a word inside a text, with its leading space if one of them has it.
+  // The ids of a word inside a text, leaving out a leading space that is a separate token.
   inside(word) {
     const ids = this.encode(WITHOUT_SPACES.test(word) ? word : ' ' + word);
     const isApart = this.firstWord === 0 && ids.length > 1 && this.tokens[ids[0]] === ' ';
@@ -99,11 +99,11 @@ class Tokenizer {
   // The ids of two different words.
   pair(words) {
     const [a, b] = words.map(word => this.id(word));
-    if (a === b) throw Error(`“${words.join('/')}” is one word twice`);
+    if (a === b) throw Error(`“${words.join('/')}” has the same word twice`);
     return [a, b];
   }
 
-  // The ids of a word, inside a text and at its start: [[id, ..], ..]. The form at the start counts
+  // The ids of a word, inside a text and at the start: [[id, ..], ..]. The form at the start counts
   // only if both are one token or both are several. A vocabulary of words has no unknown words.
   forms(word) {
     const inside = this.inside(word);
@@ -369,7 +369,7 @@ class Text {
 
 // ------------------------------------------------------------------------------------------------
 // An edit: lines as in rucksack/edits.py, but for topics and files. Scaling a sense and replacing a
-// fact in it are both linear, so their order does not matter; that of replacements does.
+// fact in it are both linear, so their order does not matter; the order of replacements does.
 
 const NUMBER = String.raw`(?:\d{1,4}(?:\.\d*)?|\.\d+)`;
 const SPAN = String.raw`\d{1,4}(?:-\d{1,4})?`;
@@ -537,8 +537,8 @@ function idsOf(string) {
   return ids.length > 0 ? ids : [tokenizer.end];
 }
 
-// The ids of the two words to compare; by default she and he where both are among the ten likeliest
-// next words, and elsewhere the two likeliest.
+// The ids of the two words to compare; by default she and he if both are among the ten likeliest
+// next words, or else the two likeliest.
 function comparedIds(words, probs) {
   if (words !== null) return tokenizer.pair(words);
   const ids = topIds(probs, probs.length, tokenizer.firstWord);
@@ -589,7 +589,7 @@ function readText(string) {
 }
 
 let pageText;
-const writers = {};  // by the title of a column, what generate yields for it
+const writers = {};  // title of a column -> what generate yields for it
 
 const answers = {
   load({data, weights}) {
@@ -601,8 +601,8 @@ const answers = {
     pageText = new Text([]);
   },
 
-  // What the page shows about a prediction. place is the position of the chosen token; where the
-  // text has none, the page chooses. The words that its senses move take a while.
+  // What the page shows about a prediction. place is the position of the chosen token; if the text
+  // lacks it, the page chooses. Finding the words that its senses move takes a while.
   look({string, lines, compare, place, withWords}) {
     readText(string);
     const {ids} = pageText;
@@ -640,13 +640,13 @@ const answers = {
     };
   },
 
-  // After how many tokens of the text the likeliest next word is another.
+  // How many tokens of the text have another likeliest next word after them.
   countChanged({string, lines}) {
     readText(string);
     return pageText.countChanged(new Edit(lines, pageText));
   },
 
-  // The new text after one more token; undefined at its end. With settings, it begins anew.
+  // The new text after one more token; undefined at its end. With settings, a new text begins.
   write({title, settings}) {
     if (settings) writers[title] = generate(settings);
     return writers[title].next().value;

@@ -12,7 +12,7 @@ const data = JSON.parse(byId('data').textContent);
 // Questions to the worker, and what is shown.
 
 const worker = new Worker(URL.createObjectURL(new Blob([byId('worker').textContent])));
-const waiting = [];  // the questions without an answer yet; answers come in the same order
+const waiting = [];  // questions that are not answered yet; answers come in the same order
 
 function ask(question, args) {
   worker.postMessage({question, args});
@@ -22,10 +22,10 @@ function ask(question, args) {
 worker.onmessage = ({data: {answer, error}}) => {
   const {resolve, reject} = waiting.shift();
   if (error !== undefined) reject(Error(error));
-  resolve(answer);  // without effect after reject
+  resolve(answer);  // has no effect after reject
 };
 
-// What is shown, by the names that the link has for it: a text, edits (one per line), the words A
+// What is shown, under its names in the link: a text, edits (one per line), the words A
 // and B, the position of the token whose senses are shown, and the sense whose weights are shown.
 // The page chooses what is empty.
 const START = {text: data.prompt, edit: '', a: '', b: '', token: '', sense: ''};
@@ -40,7 +40,7 @@ function look({text, edit, a, b, token}, withWords) {
 }
 
 // Asks for the prediction with the current state, and draws it. Only one question is open at a
-// time; changes meanwhile are in the next. A slider leaves the cards as they are.
+// time; changes made meanwhile go into the next. A slider leaves the cards as they are.
 let isAsking = false;
 let isOld = false;
 let areCardsOld = false;
@@ -67,7 +67,7 @@ async function countChanged() {
   byId('changed').textContent = await ask('countChanged', question);
 }
 
-// Takes changes of the state, such as {edit}, or says why they are wrong and leaves it as it was.
+// Applies changes to the state, such as {edit}, or says why they are wrong and leaves it as it was.
 async function change(changes) {
   let complaint = '';
   try {
@@ -112,7 +112,7 @@ function make(tag, properties, ...children) {
   return element;
 }
 
-// A word; one of the two that are compared has their colour.
+// A word, in its colour if it is one of the two that are compared.
 function makeWord({id, label}) {
   const kinds = {[seen.a.id]: 'a', [seen.b.id]: 'b'};
   return make('bdi', {className: kinds[id] ?? ''}, label);
@@ -324,7 +324,7 @@ function saveLink() {
 async function followLink() {
   const fragment = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   const {text, edit, a, b, token, sense} = {...START, ...fragment};
-  const most = byId('text').maxLength;  // characters, also of what is typed
+  const most = byId('text').maxLength;  // characters; also the limit for typed text
   byId('text').value = text.slice(0, most);
   byId('lines').value = edit.slice(0, most);
   Object.assign(state, START, {text: byId('text').value, token, sense});

@@ -103,14 +103,14 @@ def log_probs_under(loaded: LoadedModel, prompts: NounPrompts, edits: list[Edit]
 
 
 def without_sense(loaded: LoadedModel, sense: int, prompts: NounPrompts) -> Tensor:
-    """Compute ln p of she, he and they with fractions of a noun's sense gone: (fractions, n, 3)."""
+    """Compute ln p of she, he and they without fractions of a noun's sense: (fractions, n, 3)."""
     edits = [scale_in_noun(loaded, prompts, sense, 1 - fraction) for fraction in FRACTIONS]
     return log_probs_under(loaded, prompts, edits)
 
 
 @torch.no_grad()
 def without_direction(loaded: LoadedModel, prompts: NounPrompts) -> Tensor:
-    """Compute a Transformer's logits of she, he and they with fractions of v = E_he - E_she gone.
+    """Compute a Transformer's logits of she, he and they without fractions of v = E_he - E_she.
 
     v (d,) is removed from the input embeddings of the noun's tokens. With all of it removed, the
     embeddings are orthogonal to v. Returns (fractions, n, 3).

@@ -53,7 +53,7 @@ def score(loaded: LoadedModel, pairs: list[Pair], what: str) -> Scores:
     c = loaded.config
     texts = [inputs_and_targets(pair, c.block_size) for pair in pairs]
     lengths = torch.tensor([len(idx) for idx, _ in texts])
-    # In order of length, so that batches need little padding.
+    # Sort by length, so that batches need little padding.
     longest_first = lengths.argsort(descending=True, stable=True)
     T = lengths.max().item()
     tokens = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // c.vocab_size)
@@ -123,7 +123,7 @@ def count_changes(before: Scores, after: Scores) -> dict[str, int]:
 def edit_notes(models: list[LoadedModel], scores: list[Scores]) -> list[str]:
     """Say what an edit costs, and how often it changed the likeliest next word.
 
-    The model before an edited one is the same without the edit.
+    Each edited model in the list follows the same model without the edit.
     """
     notes = []
     for loaded, before, after in zip(models[1:], scores, scores[1:]):
@@ -215,7 +215,7 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
 
 
 def count_bytes(loaded: LoadedModel, ids: list[int]) -> int:
-    """Count the bytes of text that ids stand for; an end-of-text has none."""
+    """Count the bytes of text that ids stand for; an end-of-text counts as none."""
     return len(loaded.encoding.decode_bytes([i for i in ids if i != loaded.eot]))
 
 
@@ -262,11 +262,11 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
 
 @torch.no_grad()
 def measure_senses(loaded: LoadedModel, ids: list[int]) -> tuple[Tensor, Tensor]:
-    """Measure the loss, in nats per token, without each sense, then with all (k + 1,); and sizes.
+    """Measure the loss without each sense, then with all (k + 1,), and each sense's size (k, 2).
 
-    Each block is read once. o_l is the part of o that sense l adds, so without it, logits are
-    (o - o_l) E^T. The sizes (k, 2) are means over positions: |o_l| over the sum of all senses'
-    |o_l|, and alpha_lii, the weight on the token itself.
+    Losses are in nats per token. Each block is read once. o_l is the part of o that sense l adds,
+    so without it, logits are (o - o_l) E^T. Sizes are means over positions: |o_l| over the sum of
+    all senses' |o_l|, and alpha_lii, the weight on the token itself.
     """
     model = loaded.model
     k = model.config.n_sense
@@ -309,7 +309,7 @@ def senses_table(models: list[LoadedModel], data: str | None) -> Table:
         'alpha on itself %': '.1f'}
     title = f'What each sense of {loaded.name} is worth, on the {len(ids):,} tokens of {path}'
     notes = [
-        'Nats per token: how much the loss grows if this sense of every word is off.',
+        'Nats per token: how much the loss grows if this sense is off for every word.',
         "Share of o: the sense's part of the weighted sum, by norm. (Its share of alpha is always "
         f'1/{len(rows) - 1}: the weights of each sense sum to 1.)',
         'Alpha on itself: the weight that a position gives to this sense of its own token.']
@@ -337,7 +337,7 @@ def lambada_table(models: list[LoadedModel], data: str | None) -> Table:
         rows.append([str(loaded), perplexity(scores.logp, len(passages)), accuracy])
     title = f'LAMBADA (Table 2): the last word of {len(passages):,} passages'
     columns = {'model': '', 'perplexity': '.1f', 'accuracy %': '.1f'}
-    explained = ('Perplexity: of the last word, given the passage. Accuracy: how often all its '
+    explained = ('Perplexity is of the last word, given the passage. Accuracy is how often all its '
                  'tokens are the likeliest.')
     return Table(title, columns, rows, [*edit_notes(models, all_scores), explained])
 
@@ -400,8 +400,8 @@ def wikitext_table(models: list[LoadedModel], data: str | None) -> Table:
         'perplexity per word': '.1f',
         'per token': '.1f',
         'bits per byte': '.4f'}
-    notes = ['Per word, and bits per byte: comparable between tokenizers (words and bytes of the '
-             'original pages).', 'Per token: comparable only within one tokenizer.']
+    notes = ['Per word and bits per byte: comparable between tokenizers (they count words and '
+             'bytes of the original pages).', 'Per token: comparable only within one tokenizer.']
     return Table(title, columns, rows, notes)
 
 

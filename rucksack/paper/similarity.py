@@ -16,7 +16,7 @@ from rucksack.table import Table
 
 ScoredPairs = list[tuple[str, str, float]]  # two words and how similar people find them
 
-SETS = ['SimLex-999.txt', 'SimVerb-3500.txt', 'RG65.csv', 'WS353.csv']  # of the paper
+SETS = ['SimLex-999.txt', 'SimVerb-3500.txt', 'RG65.csv', 'WS353.csv']  # the paper's
 RESAMPLES = 200
 SCORE = r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?'  # as people write scores: 7, 7., .7, 7e-1
 
@@ -27,7 +27,7 @@ def read_pairs(path: Path) -> ScoredPairs:
     Fields are separated by tabs, semicolons or commas. A first line without a number is a header.
     """
     pairs = []
-    with user_errors(path, 'a line is WORD, WORD, SCORE, separated by tabs, semicolons or commas'):
+    with user_errors(path, 'each line is WORD, WORD, SCORE, split by tabs, semicolons or commas'):
         lines = path.read_text('utf-8-sig').splitlines()
         separator = max('\t;,', key=lines[0].count)
         for line in filter(str.strip, lines):

@@ -165,7 +165,7 @@ COLUMNS = {
 
 def generators_of(models: list[LoadedModel], labels: list[str], steps: list[float]
                   ) -> list[tuple[LoadedModel, str, list[Callable]]]:
-    """List what makes the rows: a model, the name of its control, and a generator for each topic.
+    """List what the rows need: a model, the name of its control, and a generator for each topic.
 
     A generator takes first tokens (B, 1) and n, and returns texts (B, 1 + n).
     """
@@ -248,7 +248,7 @@ def topic_tables(models: list[LoadedModel], n_texts: int, length: int,
     for loaded in models:
         length = min(length, loaded.config.block_size - 1)
     title = (f'Topic control (Table 12): {len(labels)} topics, {n_texts} texts of up to {length} '
-             'tokens on each')
+             'tokens for each')
     notes = [
         'On topic: a text has more words of its topic than of any other, by word lists (the paper '
         'uses a RoBERTa classifier).',
