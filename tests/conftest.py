@@ -15,14 +15,14 @@ if VOCABULARY.is_dir():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working directory of the test, empty."""
+    """Give the test an empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture(scope='session')
 def toy(tmp_path_factory):
-    """A folder with a briefly trained toy in out/toy, for tests that any model can pass."""
+    """Make a folder with a briefly trained toy in out/toy, for tests that any model can pass."""
     folder = tmp_path_factory.mktemp('toy')
     (folder / 'out' / 'toy').mkdir(parents=True)
     shutil.copy(FIXTURE, folder / 'out' / 'toy' / 'ckpt.pt')
@@ -31,13 +31,13 @@ def toy(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def trained_toy(tmp_path_factory):
-    """The toy model as config/train_toy.py trains it, unless TOY_SEED or TOY_STEPS are set."""
+    """Train the toy model with config/train_toy.py, or as TOY_SEED and TOY_STEPS say."""
     return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 3000)))
 
 
 @pytest.fixture
 def out(toy, folder):
-    """The working directory of the test, with out/toy."""
+    """Give the test a working directory with out/toy."""
     Path('out').mkdir()
     Path('out/toy').symlink_to(toy / 'out' / 'toy')
     return folder
@@ -45,7 +45,7 @@ def out(toy, folder):
 
 @pytest.fixture
 def tiny(folder):
-    """The working directory of the test, with data/tiny: 800 training tokens, 40 distinct ids."""
+    """Give the test a working directory with data/tiny: 800 training tokens, 40 distinct ids."""
     train_ids = np.random.default_rng(0).integers(0, 40, 800)
     val_ids = np.random.default_rng(1).integers(0, 40, 200)
     make_data(train_ids, val_ids)

@@ -1,4 +1,4 @@
-"""One solution to each step and reward of docs/exercise.md. Run alone, it does nothing."""
+"""One solution to each step and reward of docs/exercise.md, to run inside that page."""
 
 import math
 import re

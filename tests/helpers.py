@@ -1,4 +1,4 @@
-"""What test files share: tiny data, random models, benchmarks, and how a script is called."""
+"""Helpers that test files share: tiny data, random models, benchmarks, and calls of scripts."""
 
 import hashlib
 import importlib.util
@@ -43,7 +43,7 @@ TRANSFORMERS = os.environ.get('TRANSFORMERS_PYTHON')  # a Python with transforme
 if not TRANSFORMERS and importlib.util.find_spec('transformers'):
     TRANSFORMERS = sys.executable
 
-# Settings of a tiny run on data/tiny. Its rate never decays, so more max_iters change no step.
+# Settings of a tiny run on data/tiny. The rate never decays, so a larger max_iters changes no step.
 SMALL = [
     '--dataset=tiny', '--n_layer=2', '--n_head=2', '--n_embd=16', '--n_sense=4', '--block_size=8',
     '--batch_size=4', '--warmup_iters=2', '--eval_iters=2', '--log_interval=1', '--device=cpu',
@@ -52,14 +52,14 @@ SMALL = [
 
 
 def say(script, capsys, *argv: str) -> str:
-    """What a script prints, on the CPU."""
+    """Return what a script prints, on the CPU."""
     capsys.readouterr()
     script.main([*argv, '--device', 'cpu'])
     return capsys.readouterr().out
 
 
 def error_of(script, capsys, *argv: str) -> str:
-    """The one line that a script prints on standard error before it exits with code 2."""
+    """Return the one line that a script prints on standard error before it exits with code 2."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         script.main(list(argv))
@@ -78,7 +78,7 @@ def offline(monkeypatch) -> None:
 
 
 def train_toy(folder: Path, steps: int) -> Path:
-    """Make data/toy and out/toy: config/train_toy.py in `steps` steps, with decay to match."""
+    """Make data/toy and out/toy with config/train_toy.py in `steps` steps, with decay to match."""
     seed = os.environ.get('TOY_SEED', 1337)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -103,7 +103,7 @@ def make_data(train_ids, val_ids, **changes) -> None:
 
 
 def tar(members: dict[str, bytes]) -> bytes:
-    """A tar of files."""
+    """Make a tar of files."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode='w') as archive:
         for name, content in members.items():
@@ -114,12 +114,12 @@ def tar(members: dict[str, bytes]) -> bytes:
 
 
 def checkpoint(folder: str = 'out/run') -> dict:
-    """The latest state of a run."""
+    """Load the latest state of a run."""
     return torch.load(Path(folder) / 'ckpt.pt', weights_only=True)
 
 
 def log(folder: str = 'out/run') -> list[dict]:
-    """The rows of a run's log, without timings."""
+    """Read the rows of a run's log, without timings."""
     rows = pandas.read_csv(f'{folder}/log.csv', dtype=str, keep_default_na=False)
     return rows.drop(columns='tokens_per_second').to_dict('records')
 
@@ -137,7 +137,7 @@ def same(a: dict, b: dict) -> None:
 
 
 def assert_same_run(a: str, b: str) -> None:
-    """Assert that two runs have the same bits, except for settings, and the same complete log."""
+    """Assert that two runs have equal bits, except for settings, and equal complete logs."""
     for name in ('ckpt.pt', 'best.pt'):
         one, other = (torch.load(Path(run, name), weights_only=True) for run in (a, b))
         same(one | {'log': None, 'settings': None}, other | {'log': None, 'settings': None})
@@ -176,13 +176,13 @@ def start(*argv: str, prepared=None, said: str = 'said.txt', **env: str):
 
 
 def finish(process) -> int | None:
-    """Wait for a process: its exit code, minus the signal that killed it, or None if it hangs."""
+    """Wait for a process; return its exit code, minus a signal's number, or None if it hangs."""
     process.join(120)
     return process.exitcode
 
 
 def is_change(event: str, args: tuple) -> bool:
-    """Whether an event of sys.addaudithook changes a file under out/."""
+    """Tell whether an event of sys.addaudithook changes a file under out/."""
     if event == 'open':
         path, _, flags = args
         return bool((flags or 0) & (os.O_WRONLY | os.O_RDWR)) and 'out/' in str(path)
@@ -201,7 +201,7 @@ def at_change(n: int, act) -> None:
 
 
 def ranks(*commands: list[str], **more: str) -> list[int | None]:
-    """Run train.py as torchrun does: exit codes, 77 for a rank above 0 that changes a file."""
+    """Run train.py as torchrun does; return exit codes, 77 if a rank above 0 changes a file."""
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         _, port = s.getsockname()
@@ -217,7 +217,7 @@ def ranks(*commands: list[str], **more: str) -> list[int | None]:
 
 
 def lively(seed: int = 0, **changes) -> Backpack | GPT:
-    """A small model in float64 with large random weights: nothing is zero by accident."""
+    """Make a small model in float64 with large random weights: nothing is zero by accident."""
     torch.manual_seed(seed)
     tiny = dict(block_size=12, vocab_size=40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
     model = make_model(Config(**{**tiny, **changes})).double().eval()
@@ -227,12 +227,12 @@ def lively(seed: int = 0, **changes) -> Backpack | GPT:
 
 
 def text(n: int = 10, batch: int = 2, seed: int = 1) -> Tensor:
-    """Random ids (batch, n)."""
+    """Draw random ids (batch, n)."""
     return torch.randint(40, (batch, n), generator=torch.Generator().manual_seed(seed))
 
 
 def some_targets(idx: Tensor) -> Tensor:
-    """Targets for ids (B, T); about a fifth are -1 and do not count."""
+    """Draw targets for ids (B, T); about a fifth are -1 and do not count."""
     targets = idx.roll(1, 1).where(torch.rand(idx.shape) < 0.8, -1)
     targets[0, 0] = 3
     return targets
@@ -251,7 +251,7 @@ WORDS = """the nurse said that she he they was music guitar song . table chair f
 
 
 def toy_loaded(k: int = 4, padding: int = 0, seed: int = 0, name='toy', **shape) -> LoadedModel:
-    """A random model with clear preferences and WORDS as its vocabulary, padded."""
+    """Make a random model with clear preferences and WORDS as its vocabulary, padded."""
     tokenizer = words_tokenizer([f' {word}' for word in WORDS.split()])
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
@@ -273,7 +273,7 @@ def save(folder: str, model: Backpack | GPT, tokenizer: dict, dataset: str = 'ti
 
 
 class World:
-    """A model, its words, and the prompt that it is asked about."""
+    """A model, its words, and the prompt to continue."""
 
     def __init__(self, source: str = 'out/toy', prompt: str = PROMPT):
         model, self.tokenizer = from_pretrained(source)
@@ -285,19 +285,19 @@ class World:
         self.word = lambda v: token_texts(self.encoding, [v])[0]
 
     def probs(self, *edits) -> Tensor:
-        """Probabilities of the next word under edits applied in order: (V,)."""
+        """Compute the probabilities (V,) of the next word under edits applied in order."""
         C = senses_after(self.model, self.idx, compose(list(edits)))
         return self.model(self.idx, C=C)[0, -1, :len(self.E)].double().softmax(-1)
 
     def top(self, scores: Tensor, n: int) -> list:
-        """The n largest of scores (V,), as word, score, word, score and so on."""
+        """List the n largest scores (V,), as word, score, word, score and so on."""
         cells = []
         for v in scores.topk(n).indices.tolist():
             cells += [self.word(v), scores[v].item()]
         return cells
 
     def next_words(self, *columns: Tensor) -> list:
-        """The twelve words likeliest in any column, each with its probability in each column."""
+        """List the twelve words likeliest in any column, with their probability in each column."""
         ids = sorted(range(len(self.E)), key=lambda v: -max(p[v].item() for p in columns))
         return [[self.word(v), *(p[v].item() for p in columns)] for v in ids[:12]]
 
@@ -316,7 +316,7 @@ PAGES = [{'page': ' = One = \n \n 1 @,@ 000 km , " so far " . \n'
 
 
 def write_benchmarks(folder: Path) -> Path:
-    """The three benchmarks of Table 2 in a folder; lines end as on Windows."""
+    """Write the three benchmarks of Table 2 to a folder, with the line ends of Windows."""
     (folder / 'pairs').mkdir(parents=True)
     files = {'lambada_test': PASSAGES, 'pairs/one': PAIRS[:1], 'pairs/two': PAIRS[1:]}
     for name, rows in files.items():
@@ -327,7 +327,7 @@ def write_benchmarks(folder: Path) -> Path:
 
 
 def is_close(shown: str, printed: str) -> bool:
-    """Two words are equal, or two numbers nearly so."""
+    """Tell whether two words are equal, or two numbers nearly so."""
     shown = shown.strip(',;')
     digits = len(shown.partition('.')[2])
     try:
@@ -339,7 +339,7 @@ def is_close(shown: str, printed: str) -> bool:
 
 
 def not_printed(shown: list[str], text: str) -> list[str]:
-    """The shown lines that begin no line of the text, up to rounding; ... ends a cut line."""
+    """List the shown lines that begin no line of the text, up to rounding; ... ends a cut line."""
     missing = []
     for line in shown:
         words = line.removesuffix('...').split()

@@ -1,7 +1,7 @@
 """Remake the toy model of the quick tests: PYTHONPATH=. python tests/make_toy.py
 
-It trains config/train_toy.py for 400 steps, so that it has learned a little, and writes the weights
-in bfloat16, with all else a checkpoint says about it, to tests/fixtures/toy.pt.
+This trains config/train_toy.py for 400 steps, enough to learn a little, and writes the weights in
+bfloat16, with the rest of the checkpoint, to tests/fixtures/toy.pt.
 """
 
 import tempfile

@@ -26,7 +26,7 @@ CKPT = Path('out/run/ckpt.pt')
 
 
 def finish_run(run: list[str]) -> None:
-    """Resume a killed run, or begin it without a checkpoint; it ends like the one in out/whole."""
+    """Resume a killed run, or start it again; assert that it ends like the one in out/whole."""
     code = finish(start(*run, '--init_from=resume'))
     if code != 0:
         assert code == 2
@@ -37,9 +37,9 @@ def finish_run(run: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rate', [0.01, 0.2])  # every evaluation is the best yet; only the first is
+@pytest.mark.parametrize('rate', [0.01, 0.2])  # every evaluation is a new best, or just the first
 def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
-    """For every n it is killed before its n-th open, rename or removal, and then resumed."""
+    """A run can be killed before its n-th open, rename or removal, for every n, and resumed."""
     run = [*RUN, f'--learning_rate={rate}', '--keep_every=3']
     assert finish(start(*run, '--out_dir=out/whole')) == 0
     for n in itertools.count(1):
@@ -56,7 +56,7 @@ def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
 @pytest.mark.parametrize('change', [9, 13])
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
-    """Its exit code names the signal; resumed, it ends in the same bits, evaluations included."""
+    """The exit code names the signal; the resumed run has the same bits, evaluations included."""
     assert finish(start(*RUN, '--out_dir=out/whole')) == 0
     interrupt = partial(at_change, change, partial(signal.raise_signal, number))
     assert finish(start(*RUN, prepared=interrupt)) == 128 + number
@@ -67,7 +67,7 @@ def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
 
 
 def test_a_checkpoint_says_which_data_it_was_trained_on(tiny):
-    """eval.py scores the held-out text of that data."""
+    """eval.py scores the held-out text of the data that the checkpoint names."""
     train.main(RUN)
     loaded = load_model('out/run', 'cpu')
     assert loaded.dataset == 'tiny'
@@ -76,7 +76,7 @@ def test_a_checkpoint_says_which_data_it_was_trained_on(tiny):
 
 @pytest.mark.parametrize('share', [0.4, 0.99])
 def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
-    """If space runs out in the second one, the run stops; the first resumes to the same bits."""
+    """A run stops if its second checkpoint fills the disk; the first resumes to the same bits."""
     assert finish(start(*RUN, '--out_dir=out/whole')) == 0
     size = int(Path('out/whole/ckpt.pt').stat().st_size * share)
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
@@ -90,7 +90,7 @@ def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
 
 
 def test_a_run_locks_its_folder_before_it_looks_into_it(tiny, capsys, monkeypatch):
-    """A second run that starts meanwhile is refused and overwrites nothing."""
+    """A second run that starts in the same folder is refused and overwrites nothing."""
     real = train.refuse_to_replace
 
     def refuse_to_replace(folder):
@@ -105,7 +105,7 @@ def test_a_run_locks_its_folder_before_it_looks_into_it(tiny, capsys, monkeypatc
 
 @pytest.mark.parametrize('is_there', [False, True])
 def test_a_refused_run_leaves_the_folders_there_were(is_there, tiny, capsys):
-    """Folders that it made are removed, and a person's own empty folder stays."""
+    """A refused run removes the folders that it made and keeps a person's own empty folder."""
     if is_there:
         Path('out/run').mkdir(parents=True)
     error_of(train, capsys, *RUN, '--init_from=missing.pt')
@@ -115,7 +115,7 @@ def test_a_refused_run_leaves_the_folders_there_were(is_there, tiny, capsys):
 
 @pytest.mark.parametrize('name', ['ckpt.pt', 'best.pt', 'ckpt-3.pt', 'log.csv'])
 def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
-    """Weights in the folder, or a log that no run wrote, are named and kept."""
+    """Weights in the folder, or a log that no run wrote, are kept and named in the error."""
     path = Path('out/run', name)
     path.parent.mkdir(parents=True)
     path.write_bytes(b'mine')
@@ -125,12 +125,12 @@ def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
 
 
 def test_a_folder_that_is_not_made_yet_has_no_run(folder):
-    """One of several processes makes it, and another may look first."""
+    """A process may look for a run before another process has made the folder."""
     refuse_to_replace(Path('out/none'))
 
 
 def test_overwrite_keeps_checkpoints_until_the_new_run_has_saved(tiny, capsys):
-    """After a first loss that is not finite, every checkpoint is as it was."""
+    """If the new run's first loss is not finite, every old checkpoint stays."""
     train.main([*RUN, '--keep_every=3'])
     before = {path.name: path.read_bytes() for path in Path('out/run').glob('*.pt')}
     state = checkpoint()
@@ -156,7 +156,7 @@ def test_overwrite_removes_the_files_of_a_run_alone(tiny):
 
 @pytest.mark.parametrize('damage', ['cut short', 'one bit'])
 def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
-    """The file was cut short, or one bit of a weight was flipped."""
+    """A file that was cut short, or has one flipped bit, gives an error that names it."""
     train.main([*RUN, '--max_iters=0'])
     content = bytearray(CKPT.read_bytes())
     if damage == 'cut short':
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
     (sample, ['--from=out/run'], {'tokenizer': {'name': 'gpt2', 'merges': [1]}}),
     (train, [*RUN, '--init_from=resume'], {'step': 'x'})])
 def test_a_checkpoint_with_wrong_contents_is_one_line(script, flags, change, tiny, capsys):
-    """Its checksums match, but a part is wrong; the line begins with its name."""
+    """If checksums match but a part is wrong, the error is one line that begins with the file."""
     train.main([*RUN, '--max_iters=0'])
     torch.save(checkpoint() | change, CKPT)
     Path('out/run/log.csv').unlink()
@@ -200,7 +200,7 @@ class Evil:
 
 @pytest.mark.parametrize('zipped', [True, False])
 def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
-    """A checkpoint or published weights with one, in both torch.save formats, give one line."""
+    """Checkpoints or published weights with a pickle, in both torch.save formats, give one line."""
     train.main([*RUN, '--out_dir=out/good'])
     shutil.copytree(ROOT / 'tests/fixtures/backpack-gpt2-tiny', 'published')
     Path('out/bad').mkdir()
@@ -223,7 +223,7 @@ def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
 
 
 def test_a_moment_of_another_shape_is_refused(tiny, capsys):
-    """A fused kernel would write past its end."""
+    """A moment with a wrong shape is refused: a fused kernel would write past its end."""
     train.main(RUN)
     state = checkpoint()
     state['optimizers']['AdamW']['state'][0]['exp_avg'] = torch.zeros(())

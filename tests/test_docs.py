@@ -35,7 +35,7 @@ ALONE = [title for title in RECIPES if title not in OTHERS]
 
 @pytest.fixture(autouse=True)
 def bare_machine(tmp_path, monkeypatch):
-    """An empty working directory, no network, and no GPT-2 vocabulary."""
+    """Take away the files, the network and the GPT-2 vocabulary."""
     def refuse(*args):
         raise ConnectionError('this machine has no network')
 
@@ -54,7 +54,7 @@ def run(title: str) -> dict:
 
 @pytest.mark.parametrize('title', ALONE)
 def test_a_recipe_runs_alone(title, capsys):
-    """It runs in an empty folder and prints something."""
+    """Each recipe runs in an empty folder and prints something."""
     run(title)
     assert len(capsys.readouterr().out) > 20
 
@@ -63,7 +63,7 @@ def test_a_recipe_runs_alone(title, capsys):
     ('Special cases of a Backpack', '[1.0, 0.0, 1.0, 0.0]'), ('Senses are a table', 'True'),
     ('Are the senses of a word independent?', '0.35')])
 def test_a_recipe_prints_what_the_page_says(title, said, capsys):
-    """It prints the lecture's sum, ids from looked-up senses, or the ratio of singular values."""
+    """A recipe prints the lecture's sum, True, or the ratio of singular values, as on the page."""
     run(title)
     assert said in capsys.readouterr().out
 
@@ -84,7 +84,7 @@ def test_hooks_change_no_bit(capsys):
 
 
 def test_nnsight_traces_the_same_numbers(capsys):
-    """Its logits, alpha and C equal ours; a sense that is set to 0 in a trace is turned off."""
+    """In nnsight, logits, alpha and C equal ours; a sense set to 0 in a trace is turned off."""
     pytest.importorskip('nnsight')
     Path('recipe.py').write_text(RECIPES[TRACE])  # nnsight reads the source of a trace
     runpy.run_path('recipe.py')
@@ -93,7 +93,7 @@ def test_nnsight_traces_the_same_numbers(capsys):
 
 @torch.no_grad()
 def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
-    """Two senses are swapped and the others stay; logits differ only by rounding."""
+    """Renumbering swaps two senses and keeps the others; logits differ only by rounding."""
     monkeypatch.setattr('rucksack.paper.gender.choose_sense', lambda loaded: 12)
     idx = run(RENUMBER)['idx']
     assert len(capsys.readouterr().out) > 20
@@ -131,7 +131,7 @@ README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
 def anchors(path) -> set[str]:
-    """The anchors by which links name the headings of a page."""
+    """List the anchors by which links name the headings of a page."""
     headings = re.findall(r'^#+ (.*)$', path.read_text(encoding='utf-8'), re.MULTILINE)
     return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
 
@@ -141,7 +141,7 @@ PAGES = [*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md'), *ROOT.glob('pretrained/
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    """Each leads to a file of this repository, and an anchor to a heading in it."""
+    """Each link leads to a file of this repository, and each anchor to a heading in that file."""
     for link in re.findall(r'\]\((?!https:)([^)]+)\)', page.read_text(encoding='utf-8')):
         path, _, anchor = link.partition('#')
         target = page.parent / path if path else page
@@ -150,7 +150,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_python_of_readme_prints_what_it_shows(capsys):
-    """The code runs unchanged, and prints the block after it."""
+    """README's code runs unchanged, and prints the block after it."""
     blocks = r'^## In Python\n+```python\n(.*?)^```\n+```\n(.*?)^```'
     code, shown = re.search(blocks, README, re.MULTILINE | re.DOTALL).groups()
     exec(code, {})
@@ -202,7 +202,7 @@ CLAIMS = RESULTS_PAGE.split('reproduced? |\n')[1].split('\n\n')[0].splitlines()[
 
 @pytest.mark.parametrize('line', CLAIMS, ids=lambda line: line[2:20])
 def test_each_word_on_a_claim_follows_from_its_numbers(line):
-    """The word is yes or no if all of our numbers agree, and otherwise mixed."""
+    """A claim's word is yes or no if all our numbers agree, and otherwise mixed."""
     claim, _, *cells, word = [cell.strip() for cell in line.strip('|').split('|')]
     agrees, = [agrees for begins, agrees in AGREES.items() if claim.startswith(begins)]
     number = r'(\d[\d,]*(?:\.\d+)?)%?'
@@ -223,7 +223,7 @@ FOR_THE_PUBLISHED = [*(f'{table} {FLAGS}' for table in TABLES.split()), LAST]
 
 @pytest.mark.parametrize('command', FOR_THE_PUBLISHED, ids=lambda command: command.split()[0])
 def test_the_published_models_table_has_two_models(command, capsys):
-    """Tiny models stand for the two, with rows added for a tokenizer and for longer texts."""
+    """Tiny models stand in for the two, with rows added for a tokenizer and for longer texts."""
     tokenizer = gpt2_tokenizer(2000)
     n_ids = vocab_size(tokenizer)
     for name, tiny in PUBLISHED.items():
@@ -265,7 +265,7 @@ def test_when_the_backpack_is_behind_is_as_in_the_logs():
 
 @pytest.mark.parametrize('name', ['english', 'english_gpt'])
 def test_the_command_of_a_card_logs_as_its_log_does(name):
-    """Its intervals match the rows of the shipped log."""
+    """The command's intervals match the rows of the shipped log."""
     card = (ROOT / 'pretrained' / name / 'README.md').read_text(encoding='utf-8')
     log = pandas.read_csv(ROOT / 'docs' / 'dev' / f'{name}.csv')
     for flag, column in {'log_interval': 'loss', 'eval_interval': 'val_loss'}.items():
@@ -274,7 +274,7 @@ def test_the_command_of_a_card_logs_as_its_log_does(name):
 
 
 def test_a_csv_is_read_as_it_was_written(tmp_path):
-    """With the page's call, tokens stay text, even digits and null, and numbers stay numbers."""
+    """Read as the page says, tokens stay text, even digits and null, and numbers stay numbers."""
     text = (ROOT / 'docs' / 'senses.md').read_text(encoding='utf-8')
     call, = re.findall(r'`(pandas\.read_csv\(FILE[^`]*)`', text)
     rows = [[' 1', 0.5], [' 2', 1.0], ['null', 2.5]]
@@ -290,7 +290,7 @@ ABOUT_THE_TEXT = {'wiki', '--dataset=wiki', 'out/wiki'}  # commands whose number
 
 
 def day() -> list[tuple[list[str], list[str]]]:
-    """The commands, split as a shell does, each with the lines that the page shows."""
+    """List the commands, split as a shell does, each with the lines that the page shows."""
     text = (ROOT / 'docs' / 'senses.md').read_text(encoding='utf-8')
     block = re.search(r"^## A day's work$.*?^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
     steps = []
@@ -323,7 +323,7 @@ def test_a_days_work_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
 
 
 def test_the_flags_that_readme_lists_are_flags():
-    """Each can be parsed."""
+    """Each flag in README can be parsed."""
     listed = re.findall(r'^- `(--[^`]+)`', README, re.MULTILINE)
     assert len(listed) == 5
     for flags in listed:

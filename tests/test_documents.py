@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures('folder')
 
 
 def texts_of(path: str) -> tuple[list[str], Counter]:
-    """The texts of a file, and what was skipped."""
+    """Return the texts of a file, and what was skipped."""
     skipped = Counter()
     rows = read_texts([path], 'text', skipped, 'cache')
     return rows['text'][:], skipped
@@ -26,7 +26,7 @@ def texts_of(path: str) -> tuple[list[str], Counter]:
 
 @pytest.mark.parametrize('late', [{'tag': 'x'}, {'tag': 3, 'more': {'a': [1]}}, {'2020': None}])
 def test_only_the_field_asked_for_is_looked_at(late):
-    """Other fields may change their type, or appear, in the last of many rows; one is empty."""
+    """Other fields may be empty, or change their type or appear in the last of many rows."""
     rows = [{'text': f'{i} ' * 500, 'tag': None} for i in range(3000)]
     rows += [{}, {'text': 'last', **late}]
     Path('a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
@@ -40,7 +40,7 @@ def test_only_the_field_asked_for_is_looked_at(late):
     ('{"text": 7, "body": "b"}', 'text, body'), ('{"text": "\\ud800"}', 'surrogate'),
     ('{"text": ', 'JSON'), ('[1]', 'object')])
 def test_a_row_that_cannot_be_read_is_named_by_its_number(line, fact):
-    """The field is not text, or has a lone surrogate; the row is cut short, or not an object."""
+    """An error names a row that is cut short, no object, or whose field is not valid text."""
     Path('a.jsonl').write_text('{"text": "2020-01-01"}\n\n' + line + '\n')
     with pytest.raises(UserError, match=f'row 2.*{fact}'):
         texts_of('a.jsonl')
@@ -50,7 +50,7 @@ BOM = b'\xef\xbb\xbf'
 
 
 def test_a_tar_has_its_regular_files_that_are_not_hidden():
-    """Skipped files are counted by reason, those of macOS as hidden."""
+    """A tar's skipped files are counted by reason; those of macOS count as hidden."""
     members = {'d/a.txt': BOM + b'a', 'd/._a.txt': b'\0\5\x16junk', '.git/x.txt': b'x',
                'b.png': b'x', 'c.TXT': b''}
     Path('a.tar').write_bytes(tar(members))
@@ -69,7 +69,7 @@ def test_files_of_windows_have_neither_marks_nor_carriage_returns(name, data):
 
 
 def test_links_to_folders_are_followed_once():
-    """A loop ends, and a file named twice is read once; skipped files are counted by reason."""
+    """A loop of links ends, a file named twice is read once, and skipped files are counted."""
     Path('in/sub').mkdir(parents=True)
     Path('out').mkdir()
     for name in ('in/a.txt', 'in/sub/b.md', 'out/c.txt', 'in/.d.txt', 'in/e.png'):
@@ -85,7 +85,7 @@ def test_links_to_folders_are_followed_once():
 
 
 def tar_of(n: int) -> bytes:
-    """A tar of n texts, of three blocks each."""
+    """Make a tar of n texts, of three blocks each."""
     return tar({f'{i:02}.txt': f'text {i} '.encode() * 100 for i in range(n)})
 
 
@@ -99,7 +99,7 @@ BROKEN = {
 @pytest.mark.parametrize('name', BROKEN)
 @pytest.mark.parametrize('packed', ['in.tar', 'in.tar.gz', 'nested.tar'])
 def test_a_broken_tar_is_refused_by_name(packed, name, folder):
-    """tarfile would silently stop at the damage and leave out the rest."""
+    """A damaged tar gives an error: tarfile would silently stop there and leave out the rest."""
     content = BROKEN[name](tar_of(8))
     if packed == 'in.tar.gz':
         content = gzip.compress(content)
@@ -113,21 +113,21 @@ def test_a_broken_tar_is_refused_by_name(packed, name, folder):
 @pytest.mark.parametrize('name, pack', [
     ('two.tar', bytes), ('two.tar.gz', gzip.compress), ('two.tar.xz', lzma.compress)])
 def test_a_tar_behind_a_tar_is_read(name, pack, folder):
-    """cat makes such a file; it may be compressed."""
+    """Two tars joined by cat are both read, even if the file is compressed."""
     Path(name).write_bytes(pack(tar_of(3)) + pack(tar_of(2)))
     assert len(texts_of(name)[0]) == 5
 
 
 @pytest.mark.parametrize('text', ['x'.encode('utf-16-le') * 9, 'x'.encode('utf-16'), b'1\0002'])
 def test_text_with_nuls_is_refused(text, folder):
-    """In UTF-16, every second byte would be a token; the error names UTF-16."""
+    """The error for NUL bytes names UTF-16, in which every second byte would be a token."""
     Path('a.txt').write_bytes(text)
     with pytest.raises(UserError, match='UTF-16'):
         texts_of('a.txt')
 
 
 def test_an_end_of_text_in_a_file_ends_a_document(folder, capsys):
-    """TinyStories has one between stories, on its own line or not; a notice names the file."""
+    """A file is split at each end-of-text, on its own line or not; a notice names the file."""
     Path('a.txt').write_bytes(b'one\r\n<|endoftext|>\r\ntwo<|endoftext|>three\n')
     assert texts_of('a.txt')[0] == ['one', 'two', 'three']
     assert 'a.txt' in capsys.readouterr().out
@@ -137,7 +137,7 @@ def test_an_end_of_text_in_a_file_ends_a_document(folder, capsys):
     ('a::b.txt', True), ('file:z.txt', True), ('hub:w.txt', True), ('a.log', False),
     ('a.csv', False), ('a.html.gz', False)])
 def test_a_file_that_is_named_is_read_whatever_its_name(name, is_known, folder, capsys):
-    """The name may mean something to a library; a notice names what is read as plain text."""
+    """A named file is read even if its name misleads a library; a notice names plain text."""
     content = b'mine'
     Path(name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
     Path('a').write_text('not mine')
@@ -147,7 +147,7 @@ def test_a_file_that_is_named_is_read_whatever_its_name(name, is_known, folder, 
 
 @pytest.mark.parametrize('field, named', [('text', None), ('body', 'crawled')])
 def test_of_a_parquet_file_only_the_texts_are_read(field, named, folder):
-    """A date after the year 9999 in another column does no harm; an error lists that column."""
+    """A date after the year 9999 in another column does no harm; an error lists its column."""
     far = pyarrow.array([2**40], pyarrow.timestamp('s'))
     write_table(pyarrow.table({'crawled': far, field: ['a']}), 'a.parquet')
     if named is None:

@@ -1,4 +1,4 @@
-"""Claims about what people type: edits, one per line, and lists, bags and prompts of words."""
+"""Claims about what people type: edits, one per line, lists and bags of words, and prompts."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ X_AT_START = PIECES.encode_ordinary('x')[0]
 
 
 def off(word: str, *numbers: int, factor: float = 0.0) -> SensesOf:
-    """The edit that turns senses of a word off, or multiplies them."""
+    """Make the change that turns senses of a word off, or multiplies them."""
     return SensesOf(word, [*numbers], factor=factor)
 
 
@@ -58,7 +58,7 @@ def off(word: str, *numbers: int, factor: float = 0.0) -> SensesOf:
     ('topic A, B = 2,1.5,1,.5', [Topic(['A', 'B'], (2, 1.5, 1, 0.5))]),
 ])
 def test_a_line_is_one_edit_for_each_of_its_words(line, edits):
-    """It scales senses, replaces a fact, or turns up a topic."""
+    """A line scales senses, replaces a fact, or turns up a topic."""
     assert parse_lines([line]) == edits
 
 
@@ -76,13 +76,13 @@ def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
     ': he -> she', 'topic music=1,2,3', 'topic music=1,1,1,-1', 'nurse:he/he', 'topic ,',
     'nurse:1,guard:2'])
 def test_a_line_that_cannot_be_read_is_no_edit(line):
-    """It is refused, and not read as something else."""
+    """A line of no known form is refused, not read as something else."""
     with pytest.raises(UserError):
         parse_lines([line])
 
 
 def test_prompts_choose_the_sense_of_a_pair():
-    """It adds most to the log odds over prompts with the word; at weight 1, another sense does."""
+    """A pair chooses the sense that adds most over prompts with the word, not at weight 1."""
     model = lively(3, vocab_size=ENCODING.n_vocab, block_size=8)
     texts = [torch.tensor([ids]) for ids in ([NURSE, SHE, NURSE, HP], [APPLE, NURSE], [HE, APPLE])]
     total = torch.zeros(3)
@@ -111,7 +111,7 @@ def test_tokens_of_a_word_inside_longer_words_are_counted_apart():
 
 
 def test_a_file_ends_its_lines_at_newlines_alone(folder):
-    """A form feed ends no line, and neither do other characters at which splitlines splits."""
+    """Form feeds and other characters at which splitlines splits do not end a line."""
     line = 'The nurse\x85said\u2028that\x0cshe'
     Path('prompts.txt').write_text(f'{line}\r\nmore\n', encoding='utf-8')
     assert read_lines('@prompts.txt') == [line, 'more']
@@ -119,7 +119,7 @@ def test_a_file_ends_its_lines_at_newlines_alone(folder):
 
 @pytest.mark.parametrize('content', [b'\n \n', b'\xff'])
 def test_a_file_without_words_is_named(content, folder):
-    """It is blank, or not text."""
+    """The error names a file that is blank or not text."""
     Path('words.txt').write_bytes(content)
     with pytest.raises(UserError, match='@words.txt'):
         word_list('@words.txt')
@@ -157,13 +157,13 @@ def test_a_word_without_a_space_before_it_is_one_token():
 
 @pytest.mark.parametrize('word', ['', ' nurse'])
 def test_a_word_is_given_without_spaces(word):
-    """With spaces, it would silently have other ids."""
+    """A word with spaces around it is refused: it would silently have other ids."""
     with pytest.raises(ValueError, match='not a word'):
         tokens_of(ENCODING, word)
 
 
 def test_a_bag_has_all_tokens_of_its_words_once():
-    """Its ids are sorted; an unknown word is refused."""
+    """A bag's ids are sorted; an unknown word is refused."""
     ids = ENCODING.encode_ordinary(' nurse-she')
     assert bag_ids(ENCODING, ['nurse-she', 'nurse']) == sorted(set(ids))
     with pytest.raises(UserError, match='zebra'):

@@ -64,7 +64,7 @@ ROWS = [
 
 @pytest.mark.parametrize('script, arguments, fact, fixture', ROWS)
 def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, monkeypatch, capsys):
-    """The line names what cannot be used, and no file is written."""
+    """The error line names what cannot be used, and no file is written."""
     offline(monkeypatch)
     request.getfixturevalue(fixture)
     before = sorted(Path().rglob('*'))
@@ -77,7 +77,7 @@ def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, mo
     ('--probs she --csv', '"rucksack_table","word"\n'), ('--probs she --csv', '"rucksack_table"\n'),
     ('--html', PAGE_BEGINS), ('--html', '')])
 def test_a_file_of_ours_may_be_replaced(flags, ours, out, capsys):
-    """So may a table without rows, which skipping every table leaves, and an empty file."""
+    """Our own file is replaced, even one without rows or content."""
     Path('x').write_text(ours)
     say(sample, capsys, *flags.split(), 'x')
     assert Path('x').read_text() != ours
@@ -87,7 +87,7 @@ def test_a_file_of_ours_may_be_replaced(flags, ours, out, capsys):
     ('--html', '<!DOCTYPE html>\n<!-- saved from url=(0014)about:internet -->\n'),
     ('--probs she --csv', 'table,word\n')])
 def test_a_file_of_ones_own_is_not_replaced(flags, mine, out, capsys):
-    """It is kept even if it begins much as ours do."""
+    """A person's file is kept even if it begins much like ours."""
     Path('mine').write_text(mine)
     assert 'mine' in error_of(sample, capsys, *flags.split(), 'mine')
     assert Path('mine').read_text() == mine
@@ -95,7 +95,7 @@ def test_a_file_of_ones_own_is_not_replaced(flags, mine, out, capsys):
 
 @pytest.mark.parametrize('words', [['--start', '~/x is'], ['--start=~/x is']])
 def test_a_tilde_begins_a_path_and_not_a_prompt(words, monkeypatch, tmp_path):
-    """After =, the shell leaves a path's tilde to the program."""
+    """A tilde after = is expanded in a path, which the shell leaves alone, but not in a prompt."""
     monkeypatch.setenv('HOME', str(tmp_path))
     flags = sample.parse_args([*words, '--probs=she', '--csv=~/x.csv'])
     assert flags.csv == str(tmp_path / 'x.csv')

@@ -26,7 +26,7 @@ IN_ALL = [name for name, kind in tables.TABLES.items() if kind.number]
 
 @pytest.fixture(autouse=True)
 def runs(folder, monkeypatch):
-    """A working directory with models, data, benchmarks and two nouns."""
+    """Make a working directory with models, data, benchmarks and two nouns."""
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table'])
     for name, n_sense in (('run', 4), ('run_gpt', 0), ('run_2', 2)):
         loaded = toy_loaded(n_sense, block_size=128)
@@ -37,13 +37,13 @@ def runs(folder, monkeypatch):
 
 
 def rows_of(capsys, *argv: str) -> list[dict]:
-    """The rows of a command's tables, as --csv writes them."""
+    """Return the rows of a command's tables, as --csv writes them."""
     say(capsys, *argv, '--csv=x.csv')
     return pandas.read_csv('x.csv', dtype=str, keep_default_na=False).to_dict('records')
 
 
 def test_all_writes_every_table_to_csv(capsys):
-    """The loss is on the training run's own data: --data is for the English benchmarks."""
+    """eval.py all measures loss on the run's own data: --data is for the English benchmarks."""
     rows = rows_of(capsys, *ALL)
     losses = rows_of(capsys, 'loss', '--from=out/run')
     assert list(dict.fromkeys(row['rucksack_table'] for row in rows)) == IN_ALL
@@ -51,7 +51,7 @@ def test_all_writes_every_table_to_csv(capsys):
 
 
 def test_all_skips_the_table_of_a_damaged_file_alone(capsys):
-    """A line names the file, and all other tables are made."""
+    """A line names the damaged file, and all other tables are made."""
     Path('bench/lambada_test.jsonl').write_text('{"text": ')
     text = say(capsys, *ALL, '--csv=x.csv')
     skipped, = [line for line in text.splitlines() if ': skipped, ' in line]
@@ -64,7 +64,7 @@ def test_all_skips_the_table_of_a_damaged_file_alone(capsys):
     ('loss', 'tiny', 1), ('lambada', 'bench', 1), ('wikitext', 'bench', 1),
     ('gender', 'nouns.txt', 3)])
 def test_edit_adds_rows_and_changes_no_other(name, data, n_rows, capsys):
-    """They follow the rows of the unedited model."""
+    """The rows of the edited model follow the unchanged rows of the unedited one."""
     Path('nouns.txt').write_text('nurse\ntable\n')
     plain = rows_of(capsys, name, '--from=out/run', '--data', data)
     rows = rows_of(capsys, name, '--from=out/run', '--data', data, '--edit', '*:0-2')
@@ -92,7 +92,7 @@ def test_data_of_a_loss_can_be_anywhere(data, capsys):
 
 
 def test_losses_of_named_runs_have_a_row_each(capsys):
-    """A row has the model's number of senses, and the same loss as with --from."""
+    """Each run's row has its number of senses, and the same loss as with --from."""
     own, other = rows_of(capsys, 'loss', 'out/run_2', 'out/run')
     alone, _ = rows_of(capsys, 'loss', '--from=out/run')
     assert own['senses'] == '2'
@@ -102,7 +102,7 @@ def test_losses_of_named_runs_have_a_row_each(capsys):
 @pytest.mark.parametrize('source, baseline', [
     ('out/run', 'out/run_gpt'), ('out/run/', 'out/run_gpt'), ('english', 'english_gpt')])
 def test_the_baseline_is_the_transformer_beside_it(source, baseline, capsys, monkeypatch):
-    """Its name is the Backpack's, followed by _gpt."""
+    """The baseline's name is the Backpack's, followed by _gpt."""
     monkeypatch.setitem(BUNDLED, 'english', Path('out/run'))
     monkeypatch.setitem(BUNDLED, 'english_gpt', Path('out/run_gpt'))
     text = say(capsys, 'loss', '--from', source, '--data=tiny')
@@ -120,7 +120,7 @@ def change_words(run: str) -> None:
     ('out/run_gpt', ['--from=out/run', '--baseline=out/run_gpt'], 'out/run_gpt'),
     ('out/run_2', ['--from=out/run_2'], 'data/tiny')])
 def test_other_words_are_not_compared(changed, flags, named, capsys):
-    """A baseline or data with as many words, but others, is refused by name: ids would mislead."""
+    """A baseline or data with as many, but other, words is refused by name: ids would mislead."""
     change_words(changed)
     assert named in error_of(tables, capsys, 'loss', *flags, '--data=tiny')
 
@@ -142,7 +142,7 @@ def test_a_file_is_named_before_a_folder_of_data(capsys):
 
 
 def test_the_dataset_of_a_checkpoint_is_a_name_in_data(capsys):
-    """A path in it is refused: only data/NAME is read without --data."""
+    """A checkpoint's dataset cannot be a path: only data/NAME is read without --data."""
     state = torch.load('out/run/ckpt.pt')
     state['settings']['dataset'] = str(Path('data/tiny').absolute())
     torch.save(state, 'out/run/ckpt.pt')
@@ -150,14 +150,14 @@ def test_the_dataset_of_a_checkpoint_is_a_name_in_data(capsys):
 
 
 def test_data_that_changed_since_the_training_are_refused(capsys):
-    """Their val.bin may hold what the model was trained on."""
+    """Changed data are refused: val.bin may hold what the model was trained on."""
     state = torch.load('out/run/ckpt.pt')
     torch.save(state | {'data': 'other data'}, 'out/run/ckpt.pt')
     assert 'data/tiny' in error_of(tables, capsys, 'loss', '--from=out/run')
 
 
 def test_a_table_without_rows_replaces_no_csv(capsys):
-    """The file of an earlier table stays unchanged."""
+    """If a table has no rows, the file of an earlier table stays unchanged."""
     rows_of(capsys, 'loss', '--from=out/run')
     before = Path('x.csv').read_text()
     write_csv(Path('x.csv'), {'empty': Table('nothing', {'model': ''}, [])})
@@ -165,7 +165,7 @@ def test_a_table_without_rows_replaces_no_csv(capsys):
 
 
 def test_each_row_of_topic_is_written_when_it_is_made(monkeypatch, capsys):
-    """A row that fails leaves those before it in the .csv file, and on the screen."""
+    """If a row fails, the rows before it stay in the .csv file and on the screen."""
     make = topics.topic_row
 
     def fail_at_strength_1(loaded, name, *args):

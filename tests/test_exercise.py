@@ -18,7 +18,7 @@ ENGLISH = rucksack.load('english')
 
 @pytest.fixture(autouse=True)
 def in_the_clone(monkeypatch):
-    """The page runs in the root of the clone and turns gradients off; here, English loads once."""
+    """Run in the root of the clone; restore gradients; load the English model only once."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(rucksack, 'load', lambda name: ENGLISH)
     yield
@@ -33,7 +33,7 @@ def run(solutions: str, *blocks: str) -> None:
 
 
 def labels(capsys) -> list[str]:
-    """What the passed checks printed: ok 1, reward 1, and so on, each once."""
+    """List what the passed checks printed: ok 1, reward 1, and so on, each once."""
     passed = re.findall(r'^(?:ok|reward) \d', capsys.readouterr().out, re.MULTILINE)
     return list(dict.fromkeys(passed))
 
@@ -49,7 +49,7 @@ VALUES = ['1.534 in all; 1.190 of it is sense 10 of nurse', '0.0: she 0.132, he 
 
 
 def test_the_rewards_of_the_exercise_have_their_values(capsys):
-    """They print the numbers that the page asks for."""
+    """The rewards print the numbers that the page asks for."""
     run(SOLUTIONS, *STEPS)
     printed = capsys.readouterr().out
     assert [value for value in VALUES if value not in printed] == []

@@ -22,7 +22,7 @@ TEXTS = [text(), torch.full((3, 7), 5), text(1, 1), torch.arange(12)[None], text
 
 
 def loss_and_gradients(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
-    """The loss of a model, and the gradient of each parameter."""
+    """Compute the loss of a model, and the gradient of each parameter."""
     loss = model(*inputs)
     return [loss, *torch.autograd.grad(loss, [*model.parameters()])]
 
@@ -40,7 +40,7 @@ def test_distinct_ids_change_no_loss_and_no_gradient(seed, n_sense):
 
 @pytest.mark.parametrize('is_compiled', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
-    """Under autocast, 2,000 sum to within 2%; a bfloat16 sum would stop at 256 times the first."""
+    """Under autocast, 2,000 gradients sum to within 2%; in bfloat16 the sum would stop at 256."""
     model = lively(block_size=2000, n_layer=1).float()
     idx = torch.full((1, 2000), 7)
     distinct = DistinctIds(model)
@@ -56,7 +56,7 @@ def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
 
 
 def edit_of(name: str, model: Backpack) -> Edit | None:
-    """An edit of a model, or None."""
+    """Make an edit of a model, or None."""
     if name == 'none':
         return None
     if name == 'in place':  # which an edit should not do; it gets a copy
@@ -73,7 +73,7 @@ def edit_of(name: str, model: Backpack) -> Edit | None:
 @pytest.mark.parametrize('n_sense, name', [
     (3, 'none'), (3, 'factor'), (3, 'both'), (3, 'in place'), (0, 'none')])
 def test_the_cache_changes_no_text(n_sense, name, n_prompt, temperature, batch):
-    """Below block_size, at it and past it, the ids equal model.generate's."""
+    """Cached ids equal model.generate's below block_size, at it and past it."""
     model = lively(2, n_sense=n_sense).requires_grad_(False)
     edit = edit_of(name, model)
     prompt = text(n_prompt, batch)
@@ -87,7 +87,7 @@ def test_the_cache_changes_no_text(n_sense, name, n_prompt, temperature, batch):
 
 
 def test_a_cache_forgets_texts_that_do_not_go_on():
-    """One object continues a text, then another, more texts, its own text, and an edited one."""
+    """One cache can continue a text, then another, more texts, its own text, and an edited one."""
     model = lively()
     cached = Cached(model)
     own = cached.generate(text(3), 5, 0)
@@ -101,7 +101,7 @@ def test_a_cache_forgets_texts_that_do_not_go_on():
 
 
 def test_a_text_of_one_id_is_read_anew_past_block_size():
-    """Its last block_size ids are the same at each step, and so are the logits."""
+    """A text of one id has the same last block_size ids, and the same logits, at each step."""
     model = lively()
     cached = Cached(model)
     ids = torch.full((1, 12), 7)

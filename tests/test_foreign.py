@@ -1,4 +1,4 @@
-"""Claims about other people's weights and vocabularies: read with their own tokens, or refused."""
+"""Claims about others' weights and vocabularies: they keep their tokens, or are refused."""
 
 import io
 import json
@@ -35,14 +35,14 @@ pytestmark = pytest.mark.usefixtures('folder')
 
 
 def a_gpt(**changes) -> GPT:
-    """A small Transformer, unless it has senses, for the vocabulary above."""
+    """Make a small Transformer (a Backpack if it has senses) for the vocabulary above."""
     torch.manual_seed(0)
     shape = dict(block_size=8, vocab_size=260, n_layer=1, n_head=2, n_embd=8, n_sense=0)
     return make_model(Config(**{**shape, **changes}))
 
 
 def vocab_of(description: dict) -> dict[str, int]:
-    """The ids of the tokens, spelled as in the files of a GPT-2, without special tokens."""
+    """Map tokens, spelled as in the files of a GPT-2, to ids, without special tokens."""
     return tokenizer_files(description)['tokenizer.json']['model']['vocab']
 
 
@@ -54,7 +54,7 @@ def write_vocabulary(vocab: dict[str, int], merges: list[str]) -> None:
 
 @pytest.mark.parametrize('end', [259, 10])
 def test_special_tokens_have_ids_and_never_stand_for_text(end):
-    """They may have any name and number; config.json says which one is end-of-text."""
+    """Special tokens may have any name and id; config.json says which one is end-of-text."""
     vocab = vocab_of(CUT) | {'</s>': 259, '[PAD]': 300}
     write_vocabulary(vocab, MERGES)
     description = read_tokenizer(Path(), end)
@@ -66,7 +66,7 @@ def test_special_tokens_have_ids_and_never_stand_for_text(end):
 
 
 def test_another_vocabulary_goes_all_the_way(capsys):
-    """With end-of-text as id 0, it is exported, read and used by prepare.py, but gets no page."""
+    """A vocabulary with end-of-text as id 0 is exported, read and prepared, but gets no page."""
     vocab = {token: i + 1 for token, i in vocab_of(CUT).items()}
     write_vocabulary(vocab | {'<|endoftext|>': 0, '[PAD]': 265}, MERGES)
     description = read_tokenizer(Path())
@@ -85,7 +85,7 @@ def test_another_vocabulary_goes_all_the_way(capsys):
 
 
 def test_ids_that_do_not_rise_with_merges_are_refused():
-    """tiktoken merges by id, so it would give other tokens."""
+    """Ids out of merge order are refused: tiktoken merges by id and would give other tokens."""
     vocab = vocab_of(CUT)
     vocab['he'], vocab['\u0120t'] = vocab['\u0120t'], vocab['he']
     write_vocabulary(vocab, MERGES)
@@ -95,7 +95,7 @@ def test_ids_that_do_not_rise_with_merges_are_refused():
 
 @pytest.mark.parametrize('merges', [['b c', 'a b', 'ab c'], ['c d', 'b c', 'a b', 'ab c']])
 def test_a_token_that_two_pairs_make_is_refused(merges):
-    """tiktoken would take either pair, tokenizers only the one among its merges."""
+    """Such a token is refused: tiktoken would take either pair, tokenizers only its merge."""
     vocab = vocab_of(GPT2 | {'merges': merges})
     write_vocabulary(vocab | {'<|endoftext|>': len(vocab)}, merges)
     with pytest.raises(UserError, match='other merges'):
@@ -184,7 +184,7 @@ def test_like_takes_a_tokenizer_trained_with_tokenizers(name):
 
 
 def test_rows_beyond_the_ids_of_the_tokenizer_are_padding():
-    """This holds for a Transformer of any vocabulary; fewer rows than ids are refused."""
+    """Extra rows are padding in a Transformer of any vocabulary; too few rows are refused."""
     export(a_gpt(vocab_size=320), CUT, 'padded')
     settings = json.loads(Path('padded/config.json').read_text())
     del settings['n_vocab']
@@ -198,7 +198,7 @@ def test_rows_beyond_the_ids_of_the_tokenizer_are_padding():
 
 
 def as_nanogpt(model: GPT, bias: bool) -> dict:
-    """The checkpoint that nanoGPT would write for a compiled model."""
+    """Make the checkpoint that nanoGPT would write for a compiled model."""
     export(model, CUT, 'exported')
     state = {}
     for name, weight in load_file('exported/model.safetensors').items():
@@ -214,7 +214,7 @@ def as_nanogpt(model: GPT, bias: bool) -> dict:
 
 @pytest.mark.parametrize('bias', [True, False])
 def test_a_checkpoint_of_nanogpt_is_a_transformer(bias, capsys):
-    """50,304 rows are GPT-2's ids, padded; a notice says what is missing or assumed."""
+    """nanoGPT's 50,304 rows are GPT-2's ids, padded; a notice says what is missing or assumed."""
     model = a_gpt(vocab_size=50304)
     torch.save(as_nanogpt(model, bias), 'ckpt.pt')
     capsys.readouterr()
@@ -237,7 +237,7 @@ np.save(NPY, NUMBERS)
     (NUMBERS.astype('<u4').tobytes(), 'wider'), (NUMBERS.astype('<i8').tobytes(), 'wider'),
     (NUMBERS.astype('>u4').tobytes(), 'wider'), (NPY.getvalue(), 'npy')])
 def test_a_bin_without_a_meta_holds_uint16_alone(content, fact):
-    """With wider numbers, every second id would be 0; a .npy header would become ids."""
+    """Wider numbers are refused (every second id would be 0), and so is a .npy header."""
     Path('train.bin').write_bytes(content)
     with pytest.raises(UserError, match=f'train.bin.*{fact}'):
         read_bin(Path('train.bin'), read_meta(Path()))

@@ -44,7 +44,7 @@ def test_the_examples_of_the_front_door_run():
 
 @pytest.mark.parametrize('description', DESCRIPTIONS, ids=['words', 'merges', 'three', 'ids'])
 def test_an_encoding_is_described_as_it_was_made(description):
-    """Its tokens are enough: save is given no description."""
+    """save needs no description of an encoding, because its tokens are enough."""
     assert description_of(tokenizer_json(load_tokenizer(description))) == description
 
 
@@ -58,7 +58,7 @@ REFUSED = {
 
 @pytest.mark.parametrize('fact', REFUSED)
 def test_save_refuses_what_load_could_not_read(fact):
-    """It says what is wrong, and nothing is written."""
+    """The error says what is wrong with the model, and nothing is written."""
     with pytest.raises(ValueError, match=fact) as refusal:
         rucksack.save(REFUSED[fact], ENCODING, 'mine')
     assert '\n' not in str(refusal.value)
@@ -66,7 +66,7 @@ def test_save_refuses_what_load_could_not_read(fact):
 
 
 def test_save_refuses_an_encoding_that_cuts_texts_otherwise():
-    """No description fits it, and load would split texts as GPT-2 does."""
+    """An encoding with another split is refused, because load would split texts as GPT-2 does."""
     other = tiktoken.Encoding('other', pat_str='.', mergeable_ranks=ENCODING._mergeable_ranks,
                               special_tokens=ENCODING._special_tokens)
     with pytest.raises(ValueError, match='splits'):
@@ -74,7 +74,7 @@ def test_save_refuses_an_encoding_that_cuts_texts_otherwise():
 
 
 def test_another_contextualizer_is_not_exported():
-    """transformers would not run it; nothing is written."""
+    """An export with another contextualizer is refused, and nothing is written."""
     with pytest.raises(ValueError, match='contextualizer'):
         export(REFUSED['contextualizer'], gpt2_tokenizer(3), 'mine')
     assert list(Path().iterdir()) == []
@@ -92,7 +92,7 @@ def test_a_terminated_export_leaves_nothing(monkeypatch):
 
 
 def test_the_version_is_the_packages():
-    """pyproject.toml takes it from the package, so a clone has it too."""
+    """pyproject.toml takes the version from the package, so a clone has it too."""
     with open(ROOT / 'pyproject.toml', 'rb') as file:
         assert b'path = "rucksack/__init__.py"' in file.read()
     assert re.fullmatch(r'\d+\.\d+\.\d+', rucksack.__version__)
@@ -100,7 +100,7 @@ def test_the_version_is_the_packages():
 
 @pytest.mark.parametrize('kind', [NameError, AssertionError])
 def test_a_bug_of_ours_is_not_shown_as_a_damaged_file(kind):
-    """It keeps its traceback."""
+    """A bug of ours keeps its traceback."""
     with pytest.raises(kind), user_errors('a file'):
         raise kind
 
@@ -108,7 +108,7 @@ def test_a_bug_of_ours_is_not_shown_as_a_damaged_file(kind):
 @pytest.mark.parametrize('argv, named', [
     ([], 'sample'), (['fly'], 'fly'), (['sample', '--temperature=-1'], '-1')])
 def test_a_bad_verb_is_one_line(argv, named, monkeypatch, capsys):
-    """So is an error of the script that a subcommand runs."""
+    """A missing or unknown subcommand, or an error in one, gives one line."""
     monkeypatch.setattr('sys.argv', ['rucksack', *argv])
     with pytest.raises(SystemExit, match='2'):
         main()
