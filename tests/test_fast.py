@@ -40,7 +40,7 @@ def test_distinct_ids_change_no_loss_and_no_gradient(seed, n_sense):
 
 @pytest.mark.parametrize('is_compiled', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
-    """Under autocast, 2,000 gradients sum to within 2%; in bfloat16 the sum would stop at 256."""
+    """Under autocast, 2,000 gradients sum to within 2%; bfloat16 would stop at 256 times one."""
     model = lively(block_size=2000, n_layer=1).float()
     idx = torch.full((1, 2000), 7)
     distinct = DistinctIds(model)

@@ -20,7 +20,7 @@ TEMPLATES = ['the {} said', 'that {}']
 
 
 def log_probs(loaded: LoadedModel, text: str, edit: Edit | None = None) -> Tensor:
-    """The log-probabilities (V,) after a text, read by itself."""
+    """Compute the log-probabilities (V,) after a text, read by itself."""
     idx = torch.tensor([loaded.encode(text)])
     C = senses_after(loaded.model, idx, edit)
     return loaded.model(idx, C=C)[0, -1].log_softmax(-1)
@@ -40,7 +40,7 @@ def test_the_bias_of_made_distributions_and_its_reduction():
     ('nurse', 'the "{}" said', 'the "', 'nurse'), ('xy', 'x y {} y x', 'x y ', 'xy'),
     ('法', 'the {}', 'the ', '法'), ('nurse', 'the {}s said', 'the ', 'nurse')])
 def test_a_noun_is_found_where_it_stands(noun, prompt, before, tokens):
-    """All its tokens count and no others, even at the start of a prompt or in quotation marks."""
+    """A noun's tokens all count, and no others, at the start of a prompt or in quotation marks."""
     s = toy_loaded(block_size=64)
     found = gender.prompts_on(s, noun, [prompt]).is_noun
     first = len(s.encode(before))
@@ -49,7 +49,7 @@ def test_a_noun_is_found_where_it_stands(noun, prompt, before, tokens):
 
 
 def test_the_nouns_of_table_13_are_counted(monkeypatch):
-    """By hand: nouns whose sense is about a pronoun, and nouns whose sense separates them most."""
+    """The note's two counts, of nouns whose sense has or best separates pronouns, match by hand."""
     s = toy_loaded()
     she, he, _ = gender.pronouns(s)
     singles = ['nurse', 'music', 'song']
@@ -79,7 +79,7 @@ def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
 
 
 def test_projection_takes_the_direction_from_the_noun_alone():
-    """Logits equal those for a changed input embedding, in the end orthogonal to E_he - E_she."""
+    """Projection changes the noun's input embedding alone, at last orthogonal to E_he - E_she."""
     s = toy_loaded(k=0)
     s.model.requires_grad_(False)
     noun, she, he = (word_id(s.encoding, word) for word in ('nurse', 'she', 'he'))
@@ -97,7 +97,7 @@ def test_projection_takes_the_direction_from_the_noun_alone():
 
 
 def test_the_fraction_is_chosen_on_other_prompts():
-    """It is the best on Table 15's prompts, though not on Table 14's."""
+    """The fraction is the best one on Table 15's prompts, though not on Table 14's."""
     s = toy_loaded(seed=28, block_size=128)  # for which the two differ
     intervene = partial(gender.without_sense, s, 1)
 
@@ -126,7 +126,7 @@ def test_they_is_counted_relative_to_she_and_he():
 
 
 def bias_left(loaded: LoadedModel, nouns: list[str]) -> list[float]:
-    """The bias left after removing each sense of the nouns, summed over Table 15's prompts."""
+    """Compute the bias left without each sense of the nouns, summed over Table 15's prompts."""
     she, he, _ = gender.pronouns(loaded)
     left = [0.0] * loaded.model.config.n_sense
     for noun, l in itertools.product(nouns, range(len(left))):
@@ -146,7 +146,7 @@ SPELLED = ['xy', 'yz']
 @pytest.mark.parametrize('nouns, choosing', [
     (SINGLES, SINGLES), (SPELLED, SPELLED), ([*SINGLES, 'sheriff', 'xy', 'yz', 'zx'], SINGLES)])
 def test_the_sense_that_leaves_least_bias_is_chosen(nouns, choosing, seed):
-    """Single-token nouns choose it, if there are any, even if all nouns would choose another."""
+    """Single-token nouns, if there are any, choose the sense, even if all nouns prefer another."""
     s = toy_loaded(seed=seed, block_size=128)
     left = bias_left(s, choosing)
     best = left.index(min(left))

@@ -18,7 +18,7 @@ SCRIPTS = {f'rucksack.{name}' for name in ('prepare', 'train', 'sample', 'edit',
 
 
 def module_of(path) -> str:
-    """rucksack.page for rucksack/page/__init__.py, and rucksack.model for model.py."""
+    """Name a file's module: rucksack.page for its __init__.py, and rucksack.model for model.py."""
     parts = path.relative_to(ROOT).with_suffix('').parts
     name = '.'.join(part for part in parts if part != '__init__')
     return name if parts[0] == 'rucksack' else f'rucksack.{name}'
@@ -29,7 +29,7 @@ OURS = TREES.keys()
 
 
 def imports(tree: ast.AST, inside: bool = False) -> set[str]:
-    """The modules that a file imports at its top; with inside, in its functions too."""
+    """List the modules that a file imports at its top; with inside, in its functions too."""
     found = set()
     if isinstance(tree, ast.Import):
         found = {alias.name for alias in tree.names}
@@ -62,7 +62,7 @@ def test_no_file_imports_a_script_or_a_second_name():
     ('cli', {'rucksack.errors'}), ('toy', set()),
     ('settings', {'rucksack.cli', 'rucksack.errors'})])
 def test_lessons_and_foundations_stand_alone(name, allowed):
-    """model.py imports torch, senses.py also model.py; what every script imports loads fast."""
+    """model.py imports torch, senses.py also model.py; what every script imports loads quickly."""
     found = imports(TREES[f'rucksack.{name}'])
     assert found & {*OURS, 'torch'} <= allowed
 

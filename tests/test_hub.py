@@ -33,7 +33,7 @@ LEVANTER = ROOT / 'tests' / 'fixtures' / 'levanter-tiny'  # made by Levanter, wh
 
 
 def read(folder: Path) -> tuple[dict, dict[str, Tensor]]:
-    """The settings and the weights in a published folder."""
+    """Read the settings and the weights in a published folder."""
     settings = json.loads((folder / 'config.json').read_text())
     file, = [path for path in folder.iterdir() if path.stem in ('model', 'pytorch_model')]
     load = torch.load if file.suffix == '.bin' else load_file
@@ -41,7 +41,7 @@ def read(folder: Path) -> tuple[dict, dict[str, Tensor]]:
 
 
 def write(folder: Path, settings: dict, state: dict) -> Path:
-    """A folder in the published format."""
+    """Write a folder in the published format."""
     folder.mkdir()
     (folder / 'config.json').write_text(json.dumps(settings))
     torch.save(state, folder / 'pytorch_model.bin')
@@ -49,7 +49,7 @@ def write(folder: Path, settings: dict, state: dict) -> Path:
 
 
 def reference(folder: Path) -> tuple[Tensor, dict[str, Tensor]]:
-    """Ids (B, T), and what the reference computes for them."""
+    """Load ids (B, T), and what the reference computes for them."""
     arrays = np.load(folder / 'expected.npz')
     found = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return found.pop('input_ids'), found
@@ -65,7 +65,7 @@ BY_DEFAULT = {'scale_attn_by_inverse_layer_idx': None}  # None: the setting is g
     (GPT, {'architectures': 'GPT2LMHeadModel'}), (LEVANTER, {}), (LEVANTER, BY_DEFAULT),
     (LEVANTER, {'auto_map': {}}), (LEVANTER, {'architectures': ['BackpackLMHeadModel']})])
 def test_our_logits_are_those_of_the_reference(folder, changes, tmp_path):
-    """This holds whatever divides the scores, and whatever marks a model as Levanter's."""
+    """Our logits match, whatever divides the scores and whatever marks a model as Levanter's."""
     settings, state = read(folder)
     settings = {name: x for name, x in (settings | changes).items() if x is not None}
     model, _ = from_pretrained(write(tmp_path / 'published', settings, state))
@@ -75,7 +75,7 @@ def test_our_logits_are_those_of_the_reference(folder, changes, tmp_path):
 
 @torch.no_grad()
 def test_our_alpha_and_senses_are_those_of_the_reference():
-    """They agree to 1e-4; the reference has the senses of all tokens side by side, (B, k, T, d)."""
+    """Alpha and senses agree to 1e-4; the reference has all tokens' senses as (B, k, T, d)."""
     idx, expected = reference(BACKPACK)
     model, _ = from_pretrained(BACKPACK)
     assert_close(model.alpha(idx), expected['contextualization'], **NEAR)
@@ -100,7 +100,7 @@ def test_files_with_other_keys_are_the_same_model(folder, tmp_path):
 
 @pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
 def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
-    """Only copies of tied weights are left out; queries are divided in place of the scores."""
+    """An export leaves out only copies of tied weights, and divides queries, not scores."""
     model, _ = from_pretrained(folder)
     export(model, words_tokenizer(['a nurse']), tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
@@ -117,7 +117,7 @@ def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
 
 @pytest.mark.parametrize('name', BUNDLED)
 def test_english_has_the_settings_that_export_writes(name):
-    """Files made again from its merges and sizes are the same, and so is the code."""
+    """Exporting the model's merges and sizes again gives the same files, and the same code."""
     folder = BUNDLED[name]
     model, tokenizer = from_pretrained(name)
     settings = settings_of(model.config, load_tokenizer(tokenizer).eot_token)
@@ -129,7 +129,7 @@ def test_english_has_the_settings_that_export_writes(name):
 
 @pytest.mark.slow
 def test_sense_10_of_english_holds_nearly_half_of_the_bias():
-    """eval.py gender chooses it on the paper's other prompts; the numbers are README's."""
+    """eval.py gender chooses sense 10 on the paper's other prompts; the numbers are README's."""
     as_it_is, without, _ = gender_rows(load_model('english', 'cpu'), read_lists(None))
     assert without[0] == 'Backpack english, without sense 10'
     assert as_it_is[3] == pytest.approx(5.81, abs=0.02)
@@ -220,7 +220,7 @@ VOCABULARIES = {
 
 
 def run_there(home: Path, *argv: str) -> str:
-    """What a Python that has transformers prints, offline; home is its cache."""
+    """Return what a Python that has transformers prints, offline; home is its cache."""
     env = os.environ | {'HF_HUB_OFFLINE': '1', 'HF_HOME': str(home)}
     done = subprocess.run([TRANSFORMERS, '-c', *argv], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -233,7 +233,7 @@ def run_there(home: Path, *argv: str) -> str:
 @pytest.mark.parametrize('n_sense, hidden', [(3, 96), (3, 40), (0, 96)])
 @pytest.mark.parametrize('words', VOCABULARIES)
 def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
-    """It has our logits, loss, ids, text (cached or not), dropout, refusals; it saves our model."""
+    """An export has our logits, loss, ids, text (cached or not), dropout, errors; it can save."""
     tokenizer = VOCABULARIES[words]
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
@@ -293,7 +293,7 @@ with torch.no_grad():
 @pytest.mark.slow
 @pytest.mark.skipif(not TRANSFORMERS, reason='no transformers')
 def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
-    """Its numbers are README's; alpha and added rows work too."""
+    """The edit prints README's numbers there; alpha and added rows work too."""
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
     *edit, alpha, resized = run_there(tmp_path, EDIT_THERE, ENGLISH).splitlines()
     assert '\n'.join(edit) in readme
@@ -303,7 +303,7 @@ def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
 
 @pytest.mark.parametrize('file', ['model.safetensors', 'pytorch_model.bin'])
 def test_a_hub_name_is_fetched_with_one_file_of_weights(file, tmp_path, monkeypatch):
-    """It is the safetensors file if there is one, with the config and the tokenizer."""
+    """A Hub name fetches the safetensors file if there is one, the config and the tokenizer."""
     model = lively(vocab_size=264, n_vocab=258).float()
     tokenizer = words_tokenizer(['a nurse'])
     export(model, tokenizer, tmp_path / 'there')
@@ -330,14 +330,14 @@ def test_a_hub_name_is_fetched_with_one_file_of_weights(file, tmp_path, monkeypa
 
 
 def test_a_name_that_is_neither_here_nor_on_the_hub_is_one_line(monkeypatch, capsys):
-    """It may be a mistyped folder, so the line says that there is none."""
+    """The name may be a mistyped folder, so the line says that there is none."""
     offline(monkeypatch)
     line = error_of(sample, capsys, '--from=exports/my_modle')
     assert 'no folder exports/my_modle' in line
 
 
 def test_offline_the_files_in_the_cache_have_to_do(tmp_path, monkeypatch):
-    """A repository may lack a tokenizer; GPT-2's is not assumed: there are fewer ids."""
+    """A cached repository without a tokenizer and with few ids does not get GPT-2's tokenizer."""
     offline(monkeypatch)
     monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
     export(lively(vocab_size=264, n_vocab=258).float(), words_tokenizer(['a']), tmp_path / 'there')

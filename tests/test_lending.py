@@ -18,7 +18,7 @@ MOVES = add_to_senses(torch.tensor([3, 5]), torch.tensor([1, 1]), torch.ones(2, 
 
 
 def pair(n_sense: int = 0, strength: float = 1.0, **changes) -> Lent:
-    """A model of another width, which is lent the senses of a Backpack."""
+    """Make a model that is lent the senses of a Backpack of another width."""
     other = lively(1, n_embd=16, n_sense=n_sense, **changes)
     return Lent(other, lively(2), strength).requires_grad_(False)
 
@@ -39,7 +39,7 @@ def test_lent_logits_are_those_of_the_equation(n_sense, strength):
 @pytest.mark.parametrize('edit, strength', [
     (scale_senses([39], [0], 0.0), 1.0), (scale_senses(None, [0], 1.0), 1.0), (OFF, 0.0)])
 def test_an_edit_that_changes_nothing_changes_no_bit(edit, strength):
-    """The text lacks the word, the factor is 1, or the strength is 0."""
+    """No bit changes if the text lacks the word, the factor is 1, or the strength is 0."""
     lent = pair(strength=strength)
     idx = text() % 39
     assert torch.equal(lent(idx, C=edit(idx, lent.senses(idx))), lent.other(idx))
@@ -51,7 +51,7 @@ def test_an_edit_that_changes_nothing_changes_no_bit(edit, strength):
 @pytest.mark.parametrize('temperature', [0, 1.3])
 @pytest.mark.parametrize('n_sense, n_prompt, block_size', [(0, 4, 12), (4, 30, 7), (0, 12, 20)])
 def test_the_cache_changes_no_lent_text(n_sense, n_prompt, block_size, temperature, edit):
-    """Below and past the shorter block_size, the ids are the same as without a cache."""
+    """Below and past the shorter block_size, ids are the same with and without a cache."""
     lent = pair(n_sense, 0.7, block_size=block_size)
     torch.manual_seed(0)
     plain = lent.generate(text(n_prompt), 20, temperature, edit=edit)
@@ -69,20 +69,20 @@ def test_probabilities_under_edits_are_those_of_the_logits():
 
 
 def test_a_vocabulary_of_another_size_is_refused():
-    """It raises ValueError before any logits are added."""
+    """A vocabulary of another size raises ValueError before any logits are added."""
     with pytest.raises(ValueError, match='48'):
         pair(vocab_size=48)
 
 
 def test_ids_that_differ_are_those_with_other_bytes():
-    """The second word differs; a third word and end-of-text follow it."""
+    """All ids from the changed word on differ, since another word moves end-of-text."""
     one, other = (load_tokenizer(words_tokenizer([words])) for words in ('a bb cc', 'a bb dd e'))
     assert ids_that_differ(one, other) == [257, 258, 259]
 
 
 @pytest.fixture(autouse=True)
 def runs(folder, monkeypatch):
-    """A Transformer, a Backpack that lends, a text that both know, and two nouns."""
+    """Make a Transformer, a Backpack that lends, a text that both know, and two nouns."""
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table'])
     for name, n_sense, block_size in (('other', 0, 128), ('lender', 4, 96)):
         loaded = toy_loaded(n_sense, block_size=block_size, seed=n_sense)
@@ -95,7 +95,7 @@ LENT = ['--from=out/other', '--lender=out/lender', '--edit', 'nurse:1-2', '--str
 
 
 def test_probs_are_of_the_pair(capsys):
-    """They are the other model's under the lent edit; the common context length is printed once."""
+    """--probs has the other model's under the lent edit; their context length is printed once."""
     printed = say(sample, capsys, *LENT, '--start=the nurse', '--probs=she,he', '--csv=x.csv')
     row, = pandas.read_csv('x.csv').to_dict('records')
     other, lender = (toy_loaded(k, block_size=n, seed=k) for k, n in ((0, 128), (4, 96)))
@@ -108,7 +108,7 @@ def test_probs_are_of_the_pair(capsys):
 
 
 def test_looks_are_at_the_lender(capsys):
-    """--show is the lender's own, and a line says so."""
+    """--show shows the lender's senses, and a line says so."""
     own = say(sample, capsys, '--from=out/lender', '--edit', 'nurse:1-2', '--show', 'nurse')
     lent = say(sample, capsys, *LENT, '--show', 'nurse')
     assert lent.splitlines()[-10:] == own.splitlines()[-10:]
@@ -138,5 +138,5 @@ def test_a_table_has_a_row_of_the_lent_edit(table, column, capsys):
     (tables, ['loss', '--from=out/other', '--lender=out/lender'], '--edit'),
     (tables, ['gender', '--from=out/lender', '--strength=1'], '--lender')])
 def test_what_cannot_be_lent_is_refused_in_one_line(script, argv, fact, capsys):
-    """An edit, a lender or senses are missing, or vocabularies differ; nothing is written."""
+    """A missing edit, lender or senses, or another vocabulary, is one line; nothing is written."""
     assert fact in error_of(script, capsys, *argv)

@@ -27,7 +27,7 @@ HUB = {'default': PASSAGES, 'wikitext-2-raw-v1': PAGES, 'one': PAIRS[:1], 'two':
 
 
 def by_hand(loaded: LoadedModel, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-    """The log-probability of a continuation, and whether it is the likeliest, token by token."""
+    """Score a continuation token by token: its log-probability, and whether it is the likeliest."""
     block_size = loaded.model.config.block_size
     ids = (context + continuation)[-block_size - 1:]
     first = max(1, len(ids) - len(continuation))
@@ -86,14 +86,14 @@ def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
     ('a.txt', 'the nurse\n<|endoftext|>\nshe said'),
     ('a.jsonl', '{"text": "the nurse"}\n{"text": null}\n{"text": "she said"}')])
 def test_a_text_file_has_the_ids_that_prepare_writes(name, content, tmp_path):
-    """Its documents end where it says <|endoftext|>, or are the rows of a .jsonl."""
+    """A file's documents end at <|endoftext|>, or are the rows of a .jsonl."""
     s = toy_loaded()
     (tmp_path / name).write_text(content)
     assert s.read(tmp_path / name) == [*s.encode('the nurse'), s.eot, *s.encode('she said')]
 
 
 def test_bits_per_byte_are_nats_by_ln_2_by_bytes(tmp_path):
-    """A letter of two bytes counts as two, an end-of-text between documents as none."""
+    """A letter of two bytes counts as two bytes; an end-of-text between documents has none."""
     (tmp_path / 'a.txt').write_text('The caf\u00e9<|endoftext|>She smiled.', encoding='utf-8')
     loaded = toy_loaded()
     ids = loaded.read(tmp_path / 'a.txt')
@@ -103,7 +103,7 @@ def test_bits_per_byte_are_nats_by_ln_2_by_bytes(tmp_path):
 
 
 def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
-    """By hand: the nats per token that the edit adds, and the tokens that it touches."""
+    """The nats per token that an edit adds, and the tokens that it touches, match by hand."""
     loaded = toy_loaded()
     ids = np.random.default_rng(2).integers(0, 9, 24 * 6 + 5)
     make_data(ids, ids, tokenizer=loaded.tokenizer, vocab_size=loaded.encoding.n_vocab)
@@ -139,7 +139,7 @@ def test_senses_are_worth_what_the_loss_grows_without_them(tmp_path):
 
 
 def perplexity_under(loaded: LoadedModel, ids: list[int], edit) -> float:
-    """The perplexity of a text under an edit."""
+    """Compute the perplexity of a text under an edit."""
     logp = likelihood.score_texts(replace(loaded, edit=edit), [ids], '').logp
     return likelihood.perplexity(logp, len(ids))
 
@@ -191,7 +191,7 @@ def test_a_sentence_of_blimp_is_read_whole_or_not_at_all(tmp_path):
 
 
 def test_an_empty_sentence_of_blimp_is_refused(tmp_path):
-    """Nothing is likelier than it, so its row would always count as right."""
+    """An empty sentence is refused: it is likelier than any other, so it would decide its row."""
     data = write_benchmarks(tmp_path / 'bench')
     row = json.dumps(PAIRS[0] | {'sentence_good': ''})
     (data / 'pairs' / 'one.jsonl').write_text(row)
@@ -228,7 +228,7 @@ def test_lambada_in_other_languages_is_another_benchmark(tmp_path):
 
 
 def test_wikitext_counts_words_and_bytes_of_the_original(tmp_path):
-    """Pages are cut at " = Title = ". The model reads them detokenized; counts are from before."""
+    """Pages begin at " = Title ="; the model reads them detokenized, but counts are from before."""
     loaded = toy_loaded(block_size=128)
     data = str(write_benchmarks(tmp_path / 'bench'))
     pages = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ', ' = Two =\nend.\n']
@@ -254,7 +254,7 @@ def test_wikitext_counts_words_and_bytes_of_the_original(tmp_path):
     (' = = A = = ', ' == A == '), ('5 \u00b0 C', '5\u00b0C'), ('a \n b', 'a\nb'),
     ('a N b', 'a 1 b'), ("it 's", "it's")])
 def test_each_rule_of_the_harness(raw, clean):
-    """Tokens of WikiText are joined as EleutherAI's harness joins them."""
+    """WikiText's tokens are joined as EleutherAI's harness joins them."""
     assert likelihood.detokenized(raw) == clean
 
 
@@ -275,7 +275,7 @@ def test_the_hub_gives_the_numbers_of_the_files(benchmark, table, tmp_path, monk
 
 
 def test_repaired_and_broken_are_counted_where_the_edit_acts():
-    """Wrong and then right is repaired, right and then wrong is broken; other changes are neither.
+    """A change from wrong to right is a repair, from right to wrong a break, and others neither.
     """
     targets = torch.tensor([[-1, 1, 2, 3, 4]])
     nothing = torch.zeros(1)

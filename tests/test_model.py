@@ -50,7 +50,7 @@ def test_that_trick_was_sick():
 
 
 def test_cbow_is_a_backpack_with_one_sense_and_uniform_weights():
-    """o_i is then the mean of the vectors of the tokens so far."""
+    """With one sense and uniform weights, o_i is the mean of the vectors of the tokens so far."""
     v = torch.randn(2, 5, 24).double()
     alpha = torch.ones(2, 1, 5, 5).double().tril() / torch.arange(1, 6)[:, None]
     means = [v[:, :i + 1].mean(1) for i in range(5)]
@@ -58,7 +58,7 @@ def test_cbow_is_a_backpack_with_one_sense_and_uniform_weights():
 
 
 def test_a_layer_of_attention_is_a_backpack_whose_senses_are_o_v_x():
-    """With its weights as alpha and C(x)_l = O_l V_l x, o is what torch's own layer returns."""
+    """With attention weights as alpha and C(x)_l = O_l V_l x, o is what torch's layer returns."""
     attention = nn.MultiheadAttention(12, 3, bias=False, batch_first=True).double()
     x = torch.randn(2, 7, 12).double()
     is_later = torch.ones(7, 7, dtype=torch.bool).triu(1)
@@ -103,13 +103,13 @@ def test_a_later_token_changes_nothing_earlier(n_sense):
     {'block_size': 0}, {'n_head': 2.0}, {'n_layer': 0}, {'dropout': float('nan')}, {'dropout': 1.0},
     {'n_vocab': 50258}, {'n_embd': 770}, {'n_sense': 5}, {'n_sense': -1}], ids=str)
 def test_a_config_with_impossible_numbers_is_refused(change):
-    """Such a config.json would fail later, or mean something else."""
+    """Impossible numbers in a config are refused, before they fail later or mean something else."""
     with pytest.raises(ValueError):
         Config(**change)
 
 
 def test_alpha_sums_to_1_under_autocast_on_a_cpu():
-    """Each row sums to 1 within 1e-6, though the scores are in bfloat16."""
+    """Each row of alpha sums to 1 within 1e-6, though the scores are in bfloat16."""
     model = lively().float()
     with torch.autocast('cpu', torch.bfloat16):
         sums = model.alpha(text()).sum(-1)
@@ -117,7 +117,7 @@ def test_alpha_sums_to_1_under_autocast_on_a_cpu():
 
 
 def test_alpha_may_be_given():
-    """Logits are linear in it, and have the same bits for the model's own alpha."""
+    """Logits are linear in alpha, and have the same bits for the model's own alpha."""
     model = lively()
     idx = text()
     alpha = model.alpha(idx)
@@ -127,7 +127,7 @@ def test_alpha_may_be_given():
 
 @pytest.mark.parametrize('shape', [(1, 10, 3, 24), (2, 1, 3, 24), (2, 10, 1, 24), (2, 9, 3, 24)])
 def test_senses_that_do_not_fit_alpha_are_refused(shape):
-    """Both shapes are named; einsum would broadcast a single text, position or sense."""
+    """The error names both shapes; einsum would broadcast a single text, position or sense."""
     with pytest.raises(ValueError) as refused:
         lively()(text(), C=torch.randn(shape).double())
     for named in ((2, 3, 10, 10), shape):
@@ -137,7 +137,7 @@ def test_senses_that_do_not_fit_alpha_are_refused(shape):
 @pytest.mark.parametrize('n_sense', [0, 3])
 @pytest.mark.parametrize('cache', [lambda model: model, Cached], ids=['plain', 'cached'])
 def test_a_text_longer_than_block_size_is_refused(cache, n_sense):
-    """A Backpack and a GPT, cached or not, refuse it in one sentence."""
+    """A Backpack and a GPT, cached or not, refuse a longer text in one sentence."""
     with pytest.raises(ValueError, match='cannot read 13 tokens; block_size is 12'):
         cache(lively(n_sense=n_sense))(text(13))
 
@@ -224,7 +224,7 @@ def test_each_id_is_drawn_from_the_logits_of_forward(n_sense, edit, n_prompt, te
 
 
 def test_generation_calls_the_modules_so_that_hooks_fire():
-    """A hook that puts all weight on the current token changes what is written."""
+    """A hook that puts all weight on the current token changes the generated text."""
     model = lively()
     plain = model.generate(text(4), 20, temperature=0)
     model.sense_weights.register_forward_hook(
@@ -233,7 +233,7 @@ def test_generation_calls_the_modules_so_that_hooks_fire():
 
 
 def test_a_gpt_is_not_generated_from_under_an_edit():
-    """It has no senses, so the edit is an error and not ignored."""
+    """A GPT has no senses, so an edit is an error, not ignored."""
     with pytest.raises(AttributeError, match='senses'):
         lively(n_sense=0).generate(text(4), 2, edit=scale_senses(None, [0], 0.0))
 
@@ -295,6 +295,6 @@ def test_a_backpack_without_senses_is_refused():
 
 @pytest.mark.parametrize('generator', [lively(), Cached(lively())], ids=['plain', 'cached'])
 def test_an_edit_that_returns_nothing_is_refused(generator):
-    """Otherwise it would silently leave the senses unedited."""
+    """An edit that returns None is refused: it would silently leave the senses unedited."""
     with pytest.raises(AssertionError):
         generator.generate(text(), 2, edit=lambda idx, C: None)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope='module')
 def python(tmp_path_factory) -> Path:
-    """The Python of a new environment with the wheel installed; torch and so on come from ours."""
+    """Make a new environment with the wheel installed, and torch and so on from ours."""
     folder = tmp_path_factory.mktemp('package')
     pip = [sys.executable, '-m', 'pip', '--quiet', 'wheel', '--no-deps', '--no-build-isolation']
     subprocess.run([*pip, '--wheel-dir', folder, ROOT], check=True)
@@ -29,7 +29,7 @@ def python(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch) -> Path:
-    """A folder with a model.py, a senses.py and a train.py of a person's own."""
+    """Make a folder with a person's own model.py, senses.py and train.py."""
     for name in ('model.py', 'senses.py', 'train.py'):
         (tmp_path / name).write_text('raise SystemExit("my own")')
     monkeypatch.chdir(tmp_path)
@@ -38,14 +38,14 @@ def elsewhere(tmp_path, monkeypatch) -> Path:
 
 
 def say(python: Path, *argv: str) -> str:
-    """What Python prints with these arguments."""
+    """Return what Python prints with these arguments."""
     done = subprocess.run([python, *argv], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_the_installed_package_is_not_the_clone(python, elsewhere):
-    """Its model.py and senses.py are inside the package, in the new environment."""
+    """The installed model.py and senses.py are inside the package, in the new environment."""
     found = say(python, '-c', 'import rucksack.model; print(rucksack.model.__file__)')
     assert str(python.parent.parent) in found
 
@@ -59,13 +59,13 @@ command.load()()
 
 @pytest.mark.parametrize('sample', [['-m', 'rucksack.sample'], ['-c', COMMAND, 'sample']])
 def test_sample_runs_where_it_is_installed(sample, python, elsewhere):
-    """It runs as python -m rucksack.sample and as rucksack sample, with the bundled model."""
+    """Both python -m rucksack.sample and rucksack sample run, with the bundled model."""
     said = say(python, *sample, '--senses-off', 'nurse:10', '--num-samples', '0')
     assert "' she'" in said
 
 
 def test_train_runs_where_it_is_installed(python, elsewhere):
-    """It runs for two steps, with a config that comes with the package."""
+    """An installed train.py runs for two steps, with a config that comes with the package."""
     say(python, '-m', 'rucksack.prepare', 'toy')
     said = say(python, '-m', 'rucksack.train', 'config/train_toy.py', '--max_iters=2',
                '--eval_iters=1', '--device=cpu')

@@ -32,7 +32,7 @@ WITHIN = 1e-4  # tolerance for probabilities
 
 @pytest.fixture(scope='module')
 def chromium():
-    """A headless Chromium. Tests that need it skip where it or playwright is missing."""
+    """Start a headless Chromium. Tests that need it skip where it or playwright is missing."""
     playwright = pytest.importorskip('playwright.sync_api')
     names = ('chromium', 'chromium-browser', 'google-chrome')
     installed = [name for name in names if shutil.which(name)]
@@ -46,7 +46,7 @@ def chromium():
 
 @contextmanager
 def open_tab(chromium, **options):
-    """A tab, whose page must log, throw and fetch nothing."""
+    """Open a tab whose page must log, throw and fetch nothing."""
     complaints = []
 
     def check_request(request) -> None:
@@ -66,14 +66,14 @@ def open_tab(chromium, **options):
 
 @pytest.fixture
 def tab(chromium):
-    """An empty tab."""
+    """Open an empty tab."""
     with open_tab(chromium) as tab:
         yield tab
 
 
 @pytest.fixture(scope='module')
 def toy_page(toy, tmp_path_factory) -> Path:
-    """The page of the toy model, as sample.py --html writes it."""
+    """Write the page of the toy model with sample.py --html."""
     file = tmp_path_factory.mktemp('page') / 'toy.html'
     sample.main(['--from', str(toy / 'out' / 'toy'), '--html', str(file), '--device', 'cpu'])
     return file
@@ -81,14 +81,14 @@ def toy_page(toy, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def toy_tab(tab, toy_page):
-    """A tab with the page of the toy model."""
+    """Open a tab with the page of the toy model."""
     load(tab, toy_page)
     return tab
 
 
 @pytest.fixture(scope='module')
 def shared_tab(chromium, toy_page):
-    """One tab for all tests that make no edits in it, because loading takes a while."""
+    """Share one tab between all tests that make no edits in it, because loading takes a while."""
     with open_tab(chromium) as tab:
         load(tab, toy_page)
         yield tab
@@ -96,20 +96,20 @@ def shared_tab(chromium, toy_page):
 
 @pytest.fixture(scope='module')
 def english_page(tmp_path_factory) -> Path:
-    """The page of the bundled model."""
+    """Write the page of the bundled model."""
     file = tmp_path_factory.mktemp('page') / 'english.html'
     write_page(load_model('english', 'cpu'), PROMPT, file)
     return file
 
 
 def toy_world(toy, prompt: str = PROMPT) -> World:
-    """The toy in PyTorch, and a prompt."""
+    """Load the toy in PyTorch, with a prompt."""
     return World(str(toy / 'out' / 'toy'), prompt)
 
 
 @pytest.fixture
 def world(toy) -> World:
-    """The toy in PyTorch, and the prompt that its page begins with."""
+    """Load the toy in PyTorch, with the prompt that its page begins with."""
     return toy_world(toy)
 
 
@@ -122,22 +122,22 @@ def load(tab, page: Path, fragment: str = '') -> None:
 
 
 def link(text: str, *lines: str, **choices: str) -> str:
-    """The fragment of a link to a text and edits, and to what is chosen on the page."""
+    """Make the fragment of a link to a text, edits, and what is chosen on the page."""
     return '#' + urlencode({'text': text, 'edit': '\n'.join(lines)} | choices)
 
 
 def numbers(tab, selector: str) -> list[float]:
-    """The unrounded numbers that an element shows."""
+    """Read the unrounded numbers that an element shows."""
     return tab.locator(f'{selector} data').evaluate_all('cells => cells.map(x => Number(x.value))')
 
 
 def settle(tab) -> None:
-    """Wait until the page has all answers that it asked its worker for, and has drawn them."""
+    """Wait until the worker has answered all questions, and the page has drawn the answers."""
     tab.wait_for_function('waiting.length === 0')
 
 
 def predict(tab, prompt: str, lines: list[str]) -> list[list]:
-    """The next tokens that the page predicts, and their probabilities."""
+    """Return the next tokens that the page predicts, with their probabilities."""
     return tab.evaluate('args => rucksack.predict(...args)', [prompt, lines])
 
 
@@ -167,7 +167,7 @@ def assert_shows(tab, probs: Tensor) -> None:
 
 
 def write(tab, **settings) -> str:
-    """What the page writes after a prompt."""
+    """Return what the page writes after a prompt."""
     standard = {'string': 'The', 'n': 30, 'seed': 0, 'temperature': 0.8, 'lines': []}
     script = 'settings => [...generate(settings)].at(-1) ?? ""'
     return tab.workers[0].evaluate(script, standard | settings)
@@ -180,7 +180,7 @@ def apply(tab, *lines: str) -> None:
 
 
 def rounded(model: Backpack) -> Backpack:
-    """A copy of a model whose matrices are rounded to 8 bits a weight, as in the page."""
+    """Copy a model and round its matrices to 8 bits per weight, as in the page."""
     model = copy.deepcopy(model)
     for p in model.parameters():
         if p.dim() == 2:
@@ -204,7 +204,7 @@ EDITS = {
 
 
 def edit_of(lines: list[str], world: World) -> Edit:
-    """The edit that sample.py makes of the same lines."""
+    """Make the edit that sample.py makes of the same lines."""
     edit, _ = make_edit(parse_lines(lines), world.model, world.encoding, [world.idx])
     return edit
 
@@ -225,7 +225,7 @@ def test_the_page_predicts_what_pytorch_does(lines, prompt, shared_tab, toy):
 @pytest.mark.parametrize('prompt, where', [
     (PROMPTS['longer than block_size'], 'after this text'), ('The', 'at weight 1')])
 def test_the_page_says_which_sense_separates_a_pair(prompt, where, tab, toy_page, toy):
-    """It names the sense that sample.py names: after the text or, without the word, at weight 1."""
+    """The page names sample.py's sense: after the text or, without the word, at weight 1."""
     load(tab, toy_page, link(prompt, 'nurse:she/he'))
     world = toy_world(toy, prompt)
     change, = parse_lines(['nurse:she/he'])
@@ -236,7 +236,7 @@ def test_the_page_says_which_sense_separates_a_pair(prompt, where, tab, toy_page
 
 @torch.no_grad()
 def test_a_larger_model_is_rounded(tab, english_page):
-    """The page of the bundled model is PyTorch's in 8 bits, and says so; MacBook is two tokens."""
+    """The bundled model's page says that it is in 8 bits, and equals PyTorch in 8 bits."""
     load(tab, english_page)
     assert 'in 8 bits' in tab.text_content('#model')
     assert english_page.stat().st_size < 2 * count_parameters(World('english').model)['total']
@@ -252,7 +252,7 @@ def test_a_larger_model_is_rounded(tab, english_page):
 @pytest.mark.slow
 @pytest.mark.parametrize('wrong', WRONG_PREDICTIONS, ids=lambda wrong: wrong['edit'])
 def test_a_wrong_prediction_is_repaired(wrong, tab, english_page):
-    """Its link shows the wrong word before, the right one now, and by how much they moved."""
+    """The link shows the wrong word before, the right one now, and by how much they moved."""
     world = World('english', wrong['text'])
     world.model = rounded(world.model)
     edit = edit_of([wrong['edit']], world)
@@ -275,7 +275,7 @@ def test_a_wrong_prediction_is_repaired(wrong, tab, english_page):
 @torch.no_grad()
 @pytest.mark.parametrize('line', ['nurse:0-15=-1', 'room:0-15=-1'])
 def test_the_page_counts_changed_predictions(line, tab, toy_page, world):
-    """It says after how many tokens of the text an edit changes the likeliest next word."""
+    """The page says after how many tokens of the text an edit changes the likeliest next word."""
     load(tab, toy_page, link(PROMPT, line))
     C = world.model.senses(world.idx)
     before = world.model(world.idx, C=C)[0].argmax(-1)  # (T,)
@@ -286,7 +286,7 @@ def test_the_page_counts_changed_predictions(line, tab, toy_page, world):
 
 
 def test_the_row_has_the_weights_of_the_sense_in_focus(toy_tab, world):
-    """The row below a word has alpha of one sense on each token, of the card in focus."""
+    """The row below a word shows alpha on each token, for the sense of the card in focus."""
     alpha, _ = explain(world.model, world.idx, world.E[0])  # (1, T, k)
     card = toy_tab.locator('#cards article').nth(2)
     card.locator('button').first.focus()
@@ -315,7 +315,7 @@ def test_greedy_text_is_pytorchs(prompt, shared_tab, toy):
     ('@x', '“@x” works in sample.py only'),
     ('@x.safetensors=0.5', '“@x.safetensors=0.5” works in sample.py only')])
 def test_a_line_of_an_edit_that_cannot_be_read_is_named(line, offending, shared_tab):
-    """An unknown word or sense, another form, or a line that only sample.py can read."""
+    """The error names a line with an unknown word, sense or form, or one only for sample.py."""
     script = 'line => rucksack.predict("The", [line]).catch(error => error.message)'
     assert offending in shared_tab.evaluate(script, line)
 
@@ -328,7 +328,7 @@ NASTY = [
 
 
 def lines_of_wikipedia(n: int) -> list[str]:
-    """n lines drawn at random from 2,000 articles of Simple Wikipedia; none where it is missing."""
+    """Draw n lines from 2,000 articles of Simple Wikipedia; none where it is missing."""
     file = SHARED / 'text' / 'simplewiki.jsonl.xz'
     if not file.exists():
         return []
@@ -339,7 +339,7 @@ def lines_of_wikipedia(n: int) -> list[str]:
 
 
 def small_loaded(tokenizer: dict) -> LoadedModel:
-    """An untrained model, as small as can be, with a tokenizer."""
+    """Make the smallest untrained model for a tokenizer."""
     encoding = load_tokenizer(tokenizer)
     config = Config(8, encoding.n_vocab, n_layer=1, n_head=1, n_embd=2, n_sense=1)
     model = Backpack(config).eval()
@@ -349,7 +349,7 @@ def small_loaded(tokenizer: dict) -> LoadedModel:
 @pytest.mark.slow
 @pytest.mark.parametrize('merges', ['toy', 1000, 16384, None])
 def test_tokens_are_tiktokens(merges, tab, toy, tmp_path):
-    """Real and nasty lines get tiktoken's ids: the toy's words, and GPT-2's BPE, whole or cut."""
+    """Real and nasty lines get tiktoken's ids, with the toy's words and with GPT-2's BPE."""
     if merges is None and not VOCABULARY.is_dir():
         pytest.skip("GPT-2's vocabulary is not at hand")
     if merges == 'toy':
@@ -398,7 +398,7 @@ def test_cards_have_the_words_that_senses_move_most(toy_tab, world):
 
 
 def test_the_page_opens_on_the_word_that_decides(toy_tab, world):
-    """It shows the unedited prediction, and the word whose sense adds most to she or to he."""
+    """The page opens unedited, on the word whose sense adds most to she or to he."""
     toward_she = world.E[world.id('she')] - world.E[world.id('he')]
     alpha, scores = explain(world.model, world.idx, toward_she)  # (1, T, k) each
     most = (alpha * scores).abs()[0].amax(-1)  # (T,)
@@ -411,7 +411,7 @@ def test_the_page_opens_on_the_word_that_decides(toy_tab, world):
 @pytest.mark.parametrize('prompt', [
     PROMPT, 'He went to Paris, the capital of', 'The United States of America'])
 def test_the_page_compares_likely_words(prompt, tab, english_page):
-    """It compares she with he if both are among the ten likeliest, or else the two likeliest."""
+    """The page compares she with he if both are in the ten likeliest, or else the two likeliest."""
     load(tab, english_page, link(prompt))
     world = World('english', prompt)
     likely = [word for word in map(str.strip, world.top(world.probs(), 10)[::2]) if word.isalpha()]
@@ -420,7 +420,7 @@ def test_the_page_compares_likely_words(prompt, tab, english_page):
 
 
 def test_the_page_compares_words_without_spaces(tab, tmp_path):
-    """The tokens of a script without spaces are words, and can be looked up as they are shown."""
+    """In a script without spaces, tokens are words, and can be looked up as they are shown."""
     loaded = small_loaded({'name': 'gpt2', 'merges': ['ä ¸', 'ä¸ Ń', 'æ ĸ', 'æĸ ĩ']})
     write_page(loaded, '中文', tmp_path / 'page.html')
     load(tab, tmp_path / 'page.html')
@@ -432,7 +432,7 @@ def test_the_page_compares_words_without_spaces(tab, tmp_path):
 
 @pytest.mark.slow
 def test_a_slider_writes_its_line(toy_tab, world):
-    """Moved or turned off, it edits its word wherever it occurs; all edits can be undone."""
+    """A slider edits its word wherever it occurs, and all edits can be undone."""
     card = toy_tab.locator('#cards article').first
     line = f'{toy_tab.text_content("#word")}:{card.get_attribute("data-sense")}'
     card.locator('input').press('ArrowRight')
@@ -451,7 +451,7 @@ def test_a_slider_writes_its_line(toy_tab, world):
     ('nurse,guard:2-3=0.5', ['nurse,guard:2-3=0.5', 'nurse:3=4']),
     ('*:3=0', ['*:3=0', 'nurse:3=2'])])
 def test_a_slider_shows_all_that_scales_its_sense(line, moved, tab, toy_page, world):
-    """Moved to 2, it writes the line after which the sense is doubled, if there is one."""
+    """A slider moved to 2 writes the line after which the sense is doubled, if there is one."""
     load(tab, toy_page, link(PROMPT, line))
     open_token(tab, 2)
     card = tab.locator('#cards article[data-sense="3"]')
@@ -463,7 +463,7 @@ def test_a_slider_shows_all_that_scales_its_sense(line, moved, tab, toy_page, wo
 
 @pytest.mark.slow
 def test_a_token_chosen_by_keyboard_keeps_the_focus(toy_tab):
-    """Tab and Enter go from token to token, although the page redraws them."""
+    """Tab and Enter move from token to token, although the page redraws them."""
     toy_tab.focus('#text')
     for key in ['Tab', 'Enter', 'Tab', 'Enter']:
         toy_tab.keyboard.press(key)
@@ -475,7 +475,7 @@ def test_a_token_chosen_by_keyboard_keeps_the_focus(toy_tab):
 
 @pytest.mark.slow
 def test_a_word_at_the_start_is_the_same_word(tab, toy_page, toy):
-    """It has the sliders of the word inside the text, because an edit of it covers both forms."""
+    """A word at the start has the sliders of the word inside a text: an edit covers both forms."""
     load(tab, toy_page, link('The nurse. The', 'The:3'))
     world = toy_world(toy, 'The nurse. The')
     edit = scale_senses(edit_targets(world.encoding, 'The'), [3], 0.0)
@@ -505,7 +505,7 @@ def test_lines_are_edits_and_the_link_brings_all_back(toy_tab, toy_page, toy):
 
 @pytest.mark.slow
 def test_the_link_brings_back_what_was_chosen(toy_tab, toy_page):
-    """The two words, the token and the sense are in the address."""
+    """The address holds the two words, the token and the sense."""
     toy_tab.fill('#b', 'they')
     press(toy_tab, 'Compare')
     open_token(toy_tab, 1)
@@ -521,7 +521,7 @@ def test_the_link_brings_back_what_was_chosen(toy_tab, toy_page):
     ('the nurse', 'zebra:0', 'zebra'), ('x' * 130_000, '', '10000'), ('x', 'x' * 130_000, '10000')],
     ids=['unknown word', 'long text', 'long line'])
 def test_a_bad_link_is_named_and_keeps_its_text(text, line, said, tab, toy_page):
-    """An unknown word, or more letters than can be typed: the page says so, and works."""
+    """The page names an unknown word or too long a text in a link, and works."""
     load(tab, toy_page, link(text, line))
     assert said in tab.text_content('#said')
     assert tab.input_value('#text') == text[:10_000]
@@ -530,7 +530,7 @@ def test_a_bad_link_is_named_and_keeps_its_text(text, line, said, tab, toy_page)
 
 @pytest.mark.slow
 def test_it_writes_before_and_after_edits(tab, toy_page):
-    """It writes two texts with the same random numbers: of the model as it was, and edited."""
+    """The page writes two texts with the same random numbers, without and with edits."""
     load(tab, toy_page, link(PROMPT, 'nurse:0'))
     tab.click('#write summary')
     press(tab, 'Write')
@@ -545,7 +545,7 @@ N_SCRIPTS = 3  # in the page once it has started
 @pytest.mark.slow
 @pytest.mark.parametrize('text', NASTY, ids=ascii)
 def test_any_text_can_be_typed(text, shared_tab, world):
-    """Its last tokens and ten words appear, and how many tokens are left out; no script gets in."""
+    """Any text shows its last tokens, ten words, and how many are left out; no script runs."""
     type_text(shared_tab, text)
     ids = encode(world.encoding, shared_tab.input_value('#text')) or [world.encoding.eot_token]
     n_read = min(len(ids), world.model.config.block_size)
@@ -591,7 +591,7 @@ def test_nothing_sticks_out(size, chromium, english_page):
 
 @pytest.mark.slow
 def test_every_control_has_a_name(shared_tab):
-    """Buttons and fields have a label or a text, for people who do not see the page."""
+    """Every button and field has a label or text for people who do not see the page."""
     name = 'x => x.ariaLabel ?? [x, ...x.labels].map(one => one.textContent).join("").trim()'
     for control in shared_tab.locator('button, input, select, textarea').all():
         assert control.evaluate(name)

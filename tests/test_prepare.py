@@ -36,13 +36,13 @@ TEXTS = [
 
 @pytest.fixture(autouse=True)
 def no_network(folder, monkeypatch):
-    """The working directory is empty, and there is no network."""
+    """Give each test an empty working directory and no network."""
     offline(monkeypatch)
 
 
 @pytest.fixture
 def gpt2():
-    """GPT-2's encoding; skips the test if it is not available."""
+    """Load GPT-2's encoding, or skip the test if it is not available."""
     try:
         return tiktoken.get_encoding('gpt2')
     except Exception as error:  # tiktoken and requests raise their own kinds
@@ -50,7 +50,7 @@ def gpt2():
 
 
 def texts_in(name: str, split: str) -> list[str]:
-    """The texts in a bin, each of which has the end-of-text id at its end."""
+    """Decode the texts in a bin, each of which ends with the end-of-text id."""
     folder = Path('data', name)
     meta = read_meta(folder)
     encoding = load_tokenizer(meta['tokenizer'])
@@ -61,7 +61,7 @@ def texts_in(name: str, split: str) -> list[str]:
 
 
 def make(name: str, *argv: str) -> tuple[list[str], list[str]]:
-    """Run prepare.py: the texts to train on and those held out. Nothing half-made stays."""
+    """Run prepare.py; return training and held-out texts; assert that nothing half-made stays."""
     folder = Path('data', name)
     prepare.main([name, *MERGES, *argv])
     train = texts_in(name, 'train')
@@ -72,7 +72,7 @@ def make(name: str, *argv: str) -> tuple[list[str], list[str]]:
 
 
 def jsonl(texts: list, **fields) -> bytes:
-    """A .jsonl of texts, with empty lines and other fields."""
+    """Make a .jsonl of texts, with empty lines and other fields."""
     return ''.join(json.dumps({'text': text, **fields}) + '\n\n' for text in texts).encode()
 
 
@@ -96,7 +96,7 @@ FILES = {  # the content of a file, and the texts in it
 
 
 def test_text_takes_files_of_all_formats_together():
-    """Texts are exact and in order, without null and ''; a file in --val is not trained on."""
+    """Texts stay exact and in order, without null and ''; a file in --val is not trained on."""
     for name, (content, _) in FILES.items():
         Path(name).write_bytes(content)
     Path('empty.txt').touch()
@@ -108,7 +108,7 @@ def test_text_takes_files_of_all_formats_together():
 @pytest.mark.parametrize('splits, read', [
     ([''], ['A story']), ([':default:test'], ['A test']), (['', '::test'], ['A story', 'A test'])])
 def test_hub_takes_datasets_with_config_and_split(splits, read, monkeypatch):
-    """It reads each dataset; --field says where the text of a row is."""
+    """--hub reads each dataset; --field says where the text of a row is."""
     monkeypatch.setattr('datasets.config.HF_DATASETS_CACHE', 'cache')
     folder = Path('owner/stories')  # a folder can stand for a repository of the Hub
     folder.mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_openwebtext_is_parquet_only_if_whole(n, kind, monkeypatch):
 
 
 def test_archives_of_openwebtext_are_read_as_published():
-    """Tars of .xz tars give whole documents, two newlines at most; 0.0005 are held out."""
+    """Tars of .xz tars give whole documents, two newlines at most; 0.05% are held out."""
     raw = [f'\n\n Story {i}\n\n\n\nends.\n\nReally\n' for i in range(3000)]
     raw[7] = 'word ' * 10_000
     members = {}
@@ -146,7 +146,7 @@ def test_archives_of_openwebtext_are_read_as_published():
 
 
 def test_seed_alone_chooses_the_one_percent_that_is_held_out():
-    """The rest keeps its order, and no document is lost."""
+    """The seed chooses the held-out 1%; the rest keeps its order, and no document is lost."""
     texts = [f'{i} ' + 'word ' * (i % 60) for i in range(2000)]
     Path('a.jsonl').write_bytes(jsonl(texts))
     train, val = make('a', '--text', 'a.jsonl')
@@ -172,7 +172,7 @@ def test_copies_of_held_out_documents_are_counted(capsys):
 
 
 def test_a_full_disk_is_not_the_fault_of_the_text(monkeypatch, capsys):
-    """The line names the folder that cannot be written."""
+    """The error on a full disk names the folder that cannot be written."""
     def write(*_):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
@@ -206,7 +206,7 @@ def test_long_documents_are_cut_among_short_ones():
     ('one\ntwo', '\n\n', 900), ('word', ' ', 9000), ('x', '', 30_000)],
     ids=['paragraphs', 'words', 'letters'])
 def test_a_lone_text_is_cut_where_it_hurts_least(unit, end, count):
-    """It becomes 100 pieces or more, cut after a paragraph or a word; ten are held out."""
+    """A lone text becomes 100 pieces or more, cut after a paragraph or word; ten are held out."""
     text = end.join(f'{i} {unit}' if end else unit for i in range(count))
     Path('book.txt').write_text(text)
     train, val = make('book', '--text', 'book.txt')
@@ -223,7 +223,7 @@ VOCAB_BPE = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/voc
 
 
 def by_hand(text: str, merges: list[str]) -> list[int]:
-    """The ids of a text as merges define them: every word apart, the earliest merge first."""
+    """Encode a text as merges define it: every word by itself, the earliest merge first."""
     vocabulary = [*CHARACTER_OF.values(), *(merge.replace(' ', '') for merge in merges)]
     ids = []
     for word in regex.findall(r50k_pat_str, text):
@@ -240,7 +240,7 @@ def by_hand(text: str, merges: list[str]) -> list[int]:
 
 
 def ids_of_sentences(*argv: str) -> list[int]:
-    """The ids of SENTENCES in a bin of prepare.py."""
+    """Return the ids of SENTENCES in a bin of prepare.py."""
     Path('a.jsonl').write_bytes(jsonl(SENTENCES))
     Path('val.txt').write_text('held')
     prepare.main(['a', '--text', 'a.jsonl', '--val', 'val.txt', *argv])
@@ -278,7 +278,7 @@ def test_without_merges_the_ids_are_those_of_gpt2(gpt2):
 @pytest.mark.parametrize('tokenizer', [gpt2_tokenizer(40), words_tokenizer(['It goes on. of a'])],
                          ids=['merges', 'words'])
 def test_like_takes_the_tokenizer_of_a_model(tokenizer):
-    """It is the one in meta.json, and the texts come back whole from its ids."""
+    """A model's tokenizer is stored in meta.json, and the texts come back whole from its ids."""
     n_vocab = load_tokenizer(tokenizer).n_vocab
     save('out/mine', lively(block_size=16, vocab_size=n_vocab).float(), tokenizer)
     Path('a.txt').write_text(BOOK)
@@ -289,7 +289,7 @@ def test_like_takes_the_tokenizer_of_a_model(tokenizer):
 
 
 def contents(folder: str) -> dict[str, bytes]:
-    """What each file of a folder holds."""
+    """Read each file of a folder."""
     return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
@@ -297,7 +297,7 @@ def contents(folder: str) -> dict[str, bytes]:
     (['--text', 'a.txt', '--seed', '1'], 'data/a'),
     (['--text', 'a.txt', 'bad.jsonl', '--overwrite'], 'bad.jsonl')], ids=['without', 'failing'])
 def test_overwrite_alone_replaces_and_only_if_it_succeeds(argv, named, capsys):
-    """Otherwise every file of the folder stays as it was."""
+    """Without --overwrite, or if it fails, every file of the folder stays as it was."""
     Path('a.txt').write_text(BOOK)
     Path('bad.jsonl').write_text('{"te')
     make('a', '--text', 'a.txt')
@@ -308,7 +308,7 @@ def test_overwrite_alone_replaces_and_only_if_it_succeeds(argv, named, capsys):
 
 
 def test_overwrite_replaces_three_files_and_touches_no_other():
-    """The text itself may be in the folder; a cache or a model of the user's stays too."""
+    """A text, a cache or a model of the user's in the folder stays."""
     folder = Path('data/a')
     (folder / 'cache').mkdir(parents=True)
     mine = ['a.txt', 'notes.md', 'cache/mine', 'meta.json.txt']
@@ -322,7 +322,7 @@ def test_overwrite_replaces_three_files_and_touches_no_other():
 
 
 def test_overwrite_goes_where_links_lead():
-    """A linked folder and a linked file stay links, and other files there stay."""
+    """Links to a folder and a file stay links, and other files there stay."""
     Path('a.txt').write_text(BOOK)
     Path('disk/old').mkdir(parents=True)
     Path('disk/old/mine').touch()
@@ -338,7 +338,7 @@ def test_overwrite_goes_where_links_lead():
 
 @pytest.fixture
 def halfway():
-    """A prepare.py that makes data/own from 3,000 documents, stopped as it encodes them."""
+    """Start a prepare.py that makes data/own from 3,000 documents; stop it as it encodes them."""
     texts = [f'{i} {i * i} {i ** 3} ' * 500 for i in range(3000)]
     Path('a.jsonl').write_bytes(jsonl(texts))
     argv = [sys.executable, ROOT / 'prepare.py', 'own', *MERGES, '--text', 'a.jsonl']
@@ -354,7 +354,7 @@ def halfway():
 
 @pytest.mark.slow
 def test_a_second_prepare_gives_way(halfway, capsys):
-    """It is refused in one line, and the first one finishes the data."""
+    """A second prepare.py is refused in one line, and the first one finishes the data."""
     argv = ['own', *MERGES, '--text', 'a.jsonl', '--overwrite']
     assert 'data/own' in error_of(prepare, capsys, *argv)
     assert not Path('data/own/meta.json').exists()
@@ -368,7 +368,7 @@ def test_a_second_prepare_gives_way(halfway, capsys):
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing(halfway):
-    """It prints one line and exits with an interrupt's code."""
+    """After Ctrl-C, prepare.py prints one line and exits with an interrupt's code."""
     halfway.send_signal(signal.SIGINT)
     halfway.send_signal(signal.SIGCONT)
     _, said = halfway.communicate(timeout=120)
@@ -379,7 +379,7 @@ def test_ctrl_c_leaves_nothing(halfway):
 
 @pytest.mark.slow
 def test_a_killed_prepare_leaves_nothing_that_looks_complete(halfway):
-    """No file has its final name, and the next prepare finishes the data and leaves no others."""
+    """No file has its final name; the next prepare.py makes the data and leaves no other files."""
     halfway.kill()
     halfway.communicate(timeout=120)
     assert not set(os.listdir('data/own')).intersection(['train.bin', 'val.bin', 'meta.json'])

@@ -33,12 +33,12 @@ SENSES = range(16)
 
 @pytest.fixture
 def world(out) -> World:
-    """The toy in out/toy, and the prompt that is asked about by default."""
+    """Load the toy in out/toy, with the default prompt."""
     return World()
 
 
 def ask(capsys, *argv: str) -> dict[str, list]:
-    """The rows of the tables of a command, as --csv writes them."""
+    """Return the rows of a command's tables, as --csv writes them."""
     say(sample, capsys, *argv, '--csv', 'tables.csv', *SHORT)
     tables = {}
     found = pandas.read_csv('tables.csv', dtype=str, keep_default_na=False)
@@ -63,14 +63,14 @@ def assert_same(found, expected) -> None:
 @pytest.mark.parametrize('flags', [
     '--edit nurse:3 nurse:5', '--senses-off nurse:3 --edit nurse:5=0'])
 def test_senses_off_shows_the_next_words_before_and_after(flags, world, capsys):
-    """They match senses turned off by hand; --edit takes the same lines."""
+    """Next words match senses turned off by hand; --edit takes the same lines."""
     after = world.probs(scale_senses([world.id('nurse')], [3, 5], 0.0))
     rows = ask(capsys, *flags.split())['next words']
     assert_same(rows, world.next_words(world.probs(), after))
 
 
 def test_words_of_an_edit_that_no_prompt_has_are_named(out, capsys):
-    """They are named once for all prompts."""
+    """Words that no prompt has are named once for all prompts."""
     edit = ['--edit', 'nurse:1', 'sheriff:0', 'baker:3']
     said = say(sample, capsys, '--start', 'The {} said', '--words', 'nurse,guard', *edit, *SHORT)
     assert re.findall('Not in any prompt.*: (.*)', said) == ['sheriff, baker']
@@ -85,7 +85,7 @@ def test_of_a_model_we_chose_sense_numbers_are_said_to_differ(argv, differ, out,
 
 
 def test_the_sense_that_a_pair_turns_off_is_printed(world, capsys):
-    """So are the probabilities before and after."""
+    """The sense is printed with the next words' probabilities before and after."""
     said = say(sample, capsys, '--senses-off', 'nurse:he/she', *SHORT)
     best = int(re.search(r'\nOff: sense (\d+) of nurse, ', said)[1])
     after = world.probs(scale_senses([world.id('nurse')], [best], 0.0))
@@ -94,14 +94,14 @@ def test_the_sense_that_a_pair_turns_off_is_printed(world, capsys):
 
 
 def test_show_of_a_pair_has_the_sense_that_an_edit_turns_off(out, capsys):
-    """It is 10 after the prompt, and 11 at weight 1."""
+    """The pair's sense is 10 after the prompt, and 11 at weight 1."""
     said = say(sample, capsys, '--from', 'english', '--senses-off', 'nurse:she/he', *SHORT)
     rows = ask(capsys, '--from', 'english', '--show', 'nurse:she/he')['show nurse:she/he']
     assert {f'\nOff: sense {sense} of nurse' in said for sense, *_ in rows} == {True}
 
 
 def test_all_edits_apply_in_order_in_one_command(out, capsys):
-    """Scaled senses, replacements and topics of --edit and --senses-off are one, even for texts."""
+    """Scaled senses, replacements and topics of --edit and --senses-off act as one edit."""
     start = 'The MacBook is made by'
     world = World(prompt=start)
     model = world.model
@@ -127,7 +127,7 @@ def test_all_edits_apply_in_order_in_one_command(out, capsys):
 
 
 def test_a_file_of_prompts_asks_about_each(out, capsys):
-    """Each has the tables and the texts that it has alone."""
+    """Each prompt of a file has the tables and the texts that it has alone."""
     starts = ['The nurse said that', 'The sheriff said that']
     Path('prompts.txt').write_text('\n'.join(starts))
     edit = ['--senses-off', '*:3']
@@ -157,7 +157,7 @@ def test_probs_are_those_of_each_prompt(out, capsys):
 
 
 def test_equal_prompts_have_a_row_each(out, capsys):
-    """Rows are the lines of the file."""
+    """A file's equal lines have a row each."""
     lines = ['The nurse', 'The king', 'The nurse']
     Path('prompts.txt').write_text('\n'.join(lines))
     rows = ask(capsys, '--start', '@prompts.txt', '--probs', 'she')['probs']
@@ -166,7 +166,7 @@ def test_equal_prompts_have_a_row_each(out, capsys):
 
 @pytest.mark.parametrize('start, words', [('@prompts.txt', []), ('A {}', []), ('{}', ['A {}'])])
 def test_a_prompt_may_hold_braces_or_begin_with_at(start, words, out, capsys):
-    """Braces stand for themselves without --words, and so does @ in a file of prompts."""
+    """Without --words, braces stand for themselves, and so does @ in a file of prompts."""
     Path('prompts.txt').write_text('@nurse said')
     words = ['--words', *words] if words else []
     (prompt, _), = ask(capsys, '--start', start, *words, '--probs', 'she')['probs']
@@ -174,7 +174,7 @@ def test_a_prompt_may_hold_braces_or_begin_with_at(start, words, out, capsys):
 
 
 def test_a_csv_holds_any_prompt(out, capsys):
-    """Without quotes, a carriage return would end the row."""
+    """A prompt with a carriage return is quoted in the CSV file, so it does not end the row."""
     prompt = 'The nurse\rsaid that'
     assert ask(capsys, '--start', prompt, '--probs', 'she')['probs'][0][0] == prompt
 
@@ -198,13 +198,13 @@ DRAWN = ['--seed', '3', '--num-samples', '3', '--temperature', '0.7', '--top-k',
 
 
 def up_to_its_end(world: World, ids: list[int]) -> str:
-    """A text up to its end-of-text, without the end-of-text of an empty prompt."""
+    """Decode a text up to its end-of-text, without the end-of-text of an empty prompt."""
     text = world.encoding.decode(ids).removeprefix('<|endoftext|>')
     return text.partition('<|endoftext|>')[0]
 
 
 def drawn(world: World, idx: Tensor, edit: Edit | None = None) -> list[str]:
-    """The three texts that generate draws with the flags in DRAWN."""
+    """Return the three texts that generate draws with the flags in DRAWN."""
     texts = []
     for seed in (3, 4, 5):
         torch.manual_seed(seed)
@@ -225,7 +225,7 @@ def test_samples_are_those_of_generate_before_and_after(world, capsys):
 
 
 def test_samples_of_an_empty_prompt_begin_a_text(world, capsys):
-    """They are what generate draws after an end-of-text, which is not printed."""
+    """An empty prompt gives what generate draws after an end-of-text, which is not printed."""
     texts = drawn(world, torch.tensor([[world.encoding.eot_token]]))
     lines = [f'\n{i}: {text}\n' for i, text in enumerate(texts, 1)]
     assert ''.join(lines) in say(sample, capsys, '--start', '', *DRAWN)
@@ -266,7 +266,7 @@ def test_export_writes_what_from_reads(out, capsys):
 
 
 def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
-    """They have the largest and the smallest C . E; -2 C raises what C lowered."""
+    """--show lists the words with the largest and smallest C . E; -2 C raises what C lowered."""
     C = world.model.senses(torch.tensor(world.id('nurse')))  # (k, d)
     expected = []
     for l, own in ((9, -2 * C[9]), (3, C[3])):
@@ -279,12 +279,12 @@ def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
 
 
 def test_looks_that_ignore_an_edit_say_so(out, capsys):
-    """The table itself would not show it."""
+    """A line says that --similar ignores edits, because the table does not show it."""
     assert 'without the edit' in say(sample, capsys, '--edit', 'nurse:3', '--similar', 'quick')
 
 
 def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
-    """They are ranked by mean size over all words, divided by the std of a sense's logits."""
+    """Senses are ranked by mean size over all words, divided by the std of a sense's logits."""
     a = world.id('she')
     b = world.id('he')
     C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
@@ -301,7 +301,7 @@ def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
 
 
 def test_find_ranks_the_sense_of_a_model_of_width_1():
-    """The covariance of embeddings is then a number, and the spread is |C| times their std."""
+    """At width 1, the covariance of embeddings is a number, and the spread |C| times their std."""
     loaded = toy_loaded(k=1, n_embd=1, n_head=1)
     E = loaded.model.wte.weight.detach()  # (V, 1)
     C = loaded.model.senses(torch.arange(len(E)))  # (V, 1, 1)
@@ -310,7 +310,7 @@ def test_find_ranks_the_sense_of_a_model_of_width_1():
 
 
 def test_find_has_the_senses_that_speak_for_a_bag(world, capsys):
-    """They have the highest affinities over all words, and are listed with the words they raise."""
+    """Senses with the highest affinities over all words are listed with the words they raise."""
     bag = [world.id('music'), world.id('guitar')]
     C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
     logits = C @ world.E.T  # (V, k, V)
@@ -348,7 +348,7 @@ def test_sweep_has_the_next_words_at_five_weights(world, capsys):
 @pytest.mark.parametrize('asked, words', [
     (['she'], ['she']), (['she/he'], ['she', 'he']), ([], [])])
 def test_explain_has_all_terms_the_largest_first(asked, words, world, capsys):
-    """It lists alpha * C . E for a word, for the difference of two, or for the likeliest word."""
+    """--explain lists alpha * C . E for a word, the difference of two, or the likeliest word."""
     model = world.model
     edit = scale_senses([world.id('nurse')], [0, 1, 2, 3], 0.5)
     C = senses_after(model, world.idx, edit)  # (1, T, k, d)
@@ -369,7 +369,7 @@ def test_explain_has_all_terms_the_largest_first(asked, words, world, capsys):
 
 
 def test_control_characters_do_not_reach_the_terminal(out, capsys):
-    """They are left out of tables, texts and errors."""
+    """Control characters are left out of tables, texts and errors."""
     evil = 'The nurse\x1b[31m\x07\u202e'
     said = say(sample, capsys, '--start', evil, '--explain', 'she')
     said += say(sample, capsys, '--start', evil, '--probs', 'she')
@@ -380,5 +380,5 @@ def test_control_characters_do_not_reach_the_terminal(out, capsys):
 
 @pytest.mark.parametrize('text', ['a\u200db', 'a\tb', 'a\u00a0b', 'a\u3000b', 'a\u00adb'])
 def test_characters_of_other_scripts_stay(text):
-    """So do joiners in emoji and Persian words, tabs in code, and spaces outside ASCII."""
+    """Joiners in emoji and Persian words, tabs in code, and spaces outside ASCII stay."""
     assert printable(text) == text

@@ -37,12 +37,12 @@ KINDS = ['off', 'all', 'replace', 'topic']
 
 @pytest.fixture
 def model() -> Backpack:
-    """Random weights, in float64, without gradients."""
+    """Make a model with random weights, in float64, without gradients."""
     return lively(n_vocab=V).requires_grad_(False)
 
 
 def edit_of(kind: str, model: Backpack) -> Edit:
-    """An edit of this kind that changes something."""
+    """Make an edit of this kind that changes something."""
     if kind == 'off':
         return scale_senses([3, 4], [1], 0.0)
     if kind == 'all':
@@ -53,7 +53,7 @@ def edit_of(kind: str, model: Backpack) -> Edit:
 
 
 def test_affinities_are_those_of_each_word_and_sense(model):
-    """They are a bag's logits over the largest logit, by a loop over all ids without padding."""
+    """An affinity is a bag's logits over the largest logit, by a loop over ids without padding."""
     model.wte.weight[V:] *= 100
     E = model.wte.weight
     ids = torch.tensor([5, 0, 33, 5])
@@ -68,7 +68,7 @@ def test_affinities_are_those_of_each_word_and_sense(model):
 
 
 def test_extremes_are_the_ends_of_all_logits_in_order(model):
-    """The largest come first, then the smallest from the bottom up, without padding rows."""
+    """The largest logits come first, then the smallest from the bottom up, without padding."""
     model.wte.weight[V:] *= 100
     C = model.senses(torch.tensor(7))  # (k, d)
     ids, added = senses.extremes(model, C, 4)
@@ -81,7 +81,7 @@ def test_extremes_are_the_ends_of_all_logits_in_order(model):
 
 
 def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
-    """In bfloat16 they are off by at most 2% of the largest, by 0.2% in the median."""
+    """In bfloat16, affinities are off by at most 2% of the largest, and by 0.2% in the median."""
     model = lively(vocab_size=17_000, n_vocab=16_900, n_layer=1).float()
     monkeypatch.setattr(scoring, 'bfloat16_unit', lambda device: None)
     exact, = scores_of_bags(model, [[2, 300]])
@@ -96,7 +96,7 @@ def test_affinities_of_a_large_vocabulary_are_near_float32(monkeypatch):
 
 
 def test_the_examples_in_the_docstrings():
-    """What senses.py shows is what Python prints."""
+    """The examples in senses.py show what Python prints."""
     assert doctest.testmod(senses) == (0, 11)
 
 
@@ -119,7 +119,7 @@ def test_the_terms_of_an_explanation_add_up_to_the_logit(model, kind):
 
 
 def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
-    """Padded, each text has the probabilities and the terms that it has alone."""
+    """Each padded text has the probabilities and the terms that it has alone."""
     idx, last = senses.pad([[5, 7, 9, 2], [8], [3, 3]])
     C = senses_after(model, idx, edit_of('off', model))
     together = senses.next_word_probs(model, idx, edit_of('off', model), last)
@@ -134,7 +134,7 @@ def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
 def test_edits_that_ask_for_no_change_are_bit_identical(model, dtype):
-    """They change no bit of the logits, and no generated text."""
+    """Edits that ask for no change keep every bit of the logits, and every generated text."""
     model.to(dtype)
     logits = model(IDX)
     torch.manual_seed(0)
@@ -191,25 +191,25 @@ PIECES = torch.tensor([[7, 5, 3, 9, 3, 7, 5, 5, 3], [3, 5, 3, 7, 5, 3, 3, 7, 5]]
     (['nurse'], 'integer'), ('nurse', 'integer'), ([('a', 'b')], 'integer'), ([1.5], 'integer'),
     ((7, 5, 3), r'\[\(7, 5, 3\)\]')])
 def test_words_that_are_no_list_of_ids_are_refused(words, said, model):
-    """They raise TypeError: text would match nowhere, and a bare tuple would be three words."""
+    """Words that are no list of ids raise TypeError: a text or a bare tuple would mislead."""
     with pytest.raises(TypeError, match=said):
         senses_after(model, text(), scale_senses(words, [0], 0.0))
 
 
 def test_an_edit_of_a_gpt_is_refused():
-    """It has no senses, so its probabilities would be unedited."""
+    """An edit of a GPT is refused: a GPT has no senses, so probabilities would be unedited."""
     with pytest.raises(ValueError, match='no senses'):
         senses.next_word_probs(lively(n_sense=0), IDX, scale_senses(None, [0], 0.0))
 
 
 def test_a_text_without_tokens_is_not_padded():
-    """It has no last position to predict from."""
+    """A text without tokens is refused: it has no last position to predict from."""
     with pytest.raises(ValueError, match='no tokens'):
         senses.pad([[5, 7], []])
 
 
 def test_a_word_of_several_pieces_is_edited_in_its_last(model):
-    """It is edited where all its pieces occur, and nowhere else that its last piece occurs."""
+    """A word is edited where all its pieces occur, and nowhere else that its last piece occurs."""
     C = model.senses(PIECES)
     expected = C.clone()
     for b, t in ((0, 2), (0, 3), (1, 5)):
@@ -218,7 +218,7 @@ def test_a_word_of_several_pieces_is_edited_in_its_last(model):
 
 
 def test_a_replaced_word_loses_and_gains_what_section_63_says(model):
-    """It loses C.r (1 - a.r/|a|^2) on r and gains C.r (1 - a.r/|r|^2) on a; nothing else moves."""
+    """A word loses C.r (1 - a.r/|a|^2) on r and gains C.r (1 - a.r/|r|^2) on a; all else stays."""
     C = model.senses(IDX)
     r, a = model.wte.weight[5:7]
     moved = replace_word(model, EVEN, 5, 6)(IDX, C)
@@ -260,7 +260,7 @@ def test_topic_control_is_the_loop_of_eq_15_to_20(model):
 
 
 def made_alpha(idx: Tensor) -> Tensor:
-    """Weights (1, 3, T, T) on the current token, on all alike, and on the largest id."""
+    """Make weights (1, 3, T, T) on the current token, on all alike, and on the largest id."""
     T = idx.shape[1]
     current = torch.eye(T)
     alike = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]

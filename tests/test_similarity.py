@@ -30,7 +30,7 @@ def test_bars_are_standard_errors():
 
 
 def test_similarity_is_the_cosine_of_each_sense():
-    """Eq. 13, Eq. 14 and the embeddings by hand; a word of several tokens is their mean."""
+    """Eq. 13, Eq. 14 and the embeddings match by hand; a word of several tokens is their mean."""
     loaded = toy_loaded()
     nurse = torch.tensor(loaded.encode(' nurse'))
     xy = torch.tensor(loaded.encode(' xy'))  # spelled in bytes
@@ -47,7 +47,7 @@ def test_similarity_is_the_cosine_of_each_sense():
 
 
 def test_the_best_sense_of_each_set_is_named():
-    """It is the one whose similarities agree most with people's."""
+    """The best sense of a set is the one whose similarities agree most with people's."""
     *rows, (label, *best) = similarity.similarity_table([toy_loaded(name='sense x')], None).rows
     of_senses = [row for row in rows if row[0].startswith('sense ')]
     assert label == 'best sense of each set'
@@ -56,7 +56,7 @@ def test_the_best_sense_of_each_set_is_named():
 
 
 def test_the_one_sense_is_chosen_on_half_of_the_first_set():
-    """The toy world's adjectives give the same choice by hand."""
+    """The toy world's adjectives choose the same sense by hand."""
     loaded = toy_loaded()
     pairs = similarity_data(loaded, None)['adjectives']
     half = pairs[:len(pairs) // 2]
@@ -78,7 +78,7 @@ FORMS = {  # name -> file, its contents, the pair in it
 
 
 def test_pairs_are_read_in_the_form_of_each_set(tmp_path):
-    """Separators, headers and columns match the published files."""
+    """Pairs are read with the separators, headers and columns of the published files."""
     for file, content, _ in FORMS.values():
         (tmp_path / file).write_text(content)
     wanted = {name: [pair] for name, (_, _, pair) in FORMS.items()}

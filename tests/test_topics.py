@@ -19,7 +19,7 @@ MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
 
 
 def log_probability(loaded: LoadedModel, ids: list[int]) -> float:
-    """The log-probability of the tokens of a text after its first."""
+    """Compute the log-probability of the tokens of a text after its first."""
     logits = loaded.model(torch.tensor([ids]))[0]  # (T, V)
     logp = logits.log_softmax(-1)
     return sum(logp[i, ids[i + 1]].item() for i in range(len(ids) - 1))
@@ -35,7 +35,7 @@ def test_the_topic_of_a_text_has_more_words_than_any_other(text, topic, label):
 
 
 def test_a_row_has_the_shares_and_the_perplexity_of_its_texts(monkeypatch):
-    """They cover the texts of all topics, each up to its end-of-text, which is scored too."""
+    """A row covers the texts of all topics, each up to its end-of-text, which is scored too."""
     monkeypatch.setattr(toy, 'TOPICS', MUSIC_AND_SPORTS)
     monkeypatch.setattr(topics, 'BAGS', MUSIC_AND_SPORTS)
     s = toy_loaded()
@@ -76,7 +76,7 @@ def test_pplm_without_a_step_is_plain_sampling():
 
 
 def test_steering_raises_the_bag_in_every_text():
-    """Step 0 leaves its probability as it is, and a larger step raises it more."""
+    """Step 0 leaves the bag's probability as it is, and a larger step raises it more."""
     s = toy_loaded(k=0, n_layer=2)
     model = s.model.double()
     torch.manual_seed(3)
@@ -110,7 +110,7 @@ def test_each_row_has_its_strength_and_each_text_its_topic():
 
 
 def test_a_topic_leaves_end_of_text_alone():
-    """As in the authors' code, its senses score 0; all others score by Eq. 17."""
+    """As in the authors' code, end-of-text's senses score 0; all others score by Eq. 17."""
     s = toy_loaded()
     bag = ['music', 'guitar']
     wanted = scores_of_bags(s.model, [bag_ids(s.encoding, bag)])

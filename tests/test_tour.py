@@ -11,14 +11,14 @@ TOUR = nbformat.read(ROOT / 'docs' / 'tour.ipynb', as_version=4)
 
 
 def printed(notebook) -> str:
-    """What the cells of a notebook print."""
+    """Collect what the cells of a notebook print."""
     outputs = [output for cell in notebook.cells for output in cell.get('outputs', [])]
     return '\n'.join(output.text for output in outputs if output.output_type == 'stream')
 
 
 @pytest.mark.slow
 def test_the_tour_prints_what_it_shows():
-    """Run again, its cells print the same numbers and words."""
+    """The tour's cells print the same numbers and words when they run again."""
     again = copy.deepcopy(TOUR)
     resources = {'metadata': {'path': str(ROOT / 'docs')}}
     nbclient.NotebookClient(again, kernel_name='python3', resources=resources).execute()

@@ -32,7 +32,7 @@ N_TRAIN = 60_000  # the others are held out
 
 @pytest.fixture(scope='module')
 def stories():
-    """Stories of the world, each with its surprisal in nats."""
+    """Draw stories of the world, each with its surprisal in nats."""
     return world.toy_stories(7, 20_000)
 
 
@@ -47,7 +47,7 @@ def test_only_the_noun_tells_she_from_he(column):
 
 
 def sentence_patterns() -> list[re.Pattern]:
-    """A pattern for each kind of sentence; a slot takes any word."""
+    """Make a pattern for each kind of sentence; a slot takes any word."""
     lines = [*world.SEQUELS, *world.PRODUCT_LINES, *world.TOPIC_LINES, *world.ADJECTIVE_LINES,
              *world.ADVERB_LINES]
     lines += [line for line, _, _ in world.HOMOGRAPHS]
@@ -59,7 +59,7 @@ def sentence_patterns() -> list[re.Pattern]:
 
 
 def n_derivations(text: str, patterns: list[re.Pattern]) -> int:
-    """In how many ways a text can be cut into sentences."""
+    """Count the ways in which a text can be cut into sentences."""
     if not text:
         return 1
     total = 0
@@ -71,14 +71,14 @@ def n_derivations(text: str, patterns: list[re.Pattern]) -> int:
 
 
 def test_a_story_has_one_derivation(stories):
-    """It can be cut into sentences in one way, so its surprisal is exact."""
+    """A story can be cut into sentences in one way, so its surprisal is exact."""
     patterns = sentence_patterns()
     for story, _ in stories[:2000]:
         assert n_derivations(story, patterns) == 1, story
 
 
 def topics_by_sentence(story: str) -> list[list[str]]:
-    """For each sentence, the topics of its words that have one."""
+    """List, for each sentence, the topics of its words that have one."""
     topic_of = {word: label for label, words in world.TOPICS.items() for word in words}
     sentences = story.split('.')[:-1]
     return [[topic_of[word] for word in re.findall(r'\w+', sentence) if word in topic_of]
@@ -86,7 +86,7 @@ def topics_by_sentence(story: str) -> list[list[str]]:
 
 
 def test_the_surprisal_is_that_of_the_choices(stories):
-    """In topic stories, these are kind, lines, words and topics, which change as WANDER says."""
+    """A topic story's surprisal is that of its kind, lines, words and topics (see WANDER)."""
     stay = 1 - world.WANDER * 7 / 8
     n_lines = len(world.TOPIC_LINES)
     stays = []
@@ -141,19 +141,19 @@ TEXTS = int(os.environ.get('TOY_TEXTS', 600))  # to generate on each topic at st
 
 @pytest.fixture(scope='module')
 def backpack(trained_toy):
-    """The trained model and its tokenizer."""
+    """Load the trained model and its tokenizer."""
     model, tokenizer = from_pretrained(trained_toy / 'out' / 'toy')
     return model, load_tokenizer(tokenizer)
 
 
 def held_out_stories() -> list[tuple[str, float]]:
-    """The last 1,000 stories that the model has not read, each with its surprisal."""
+    """Return the last 1,000 stories that the model has not read, each with its surprisal."""
     return world.toy_stories(0, N_STORIES)[-1000:]
 
 
 @torch.no_grad()
 def loss_of(model, ids: Tensor, edit=None) -> Tensor:
-    """Nats of each id of ids (B, T) but the first, given those before it: (B, T - 1)."""
+    """Compute the nats of each id but the first, given the ids (B, T) before it: (B, T - 1)."""
     idx = ids[:, :-1]
     C = senses_after(model, idx, edit)
     logits = model(idx, C=C)  # (B, T - 1, V)
@@ -161,7 +161,7 @@ def loss_of(model, ids: Tensor, edit=None) -> Tensor:
 
 
 def story_loss(backpack, stories: list[str], edit=None, but=()) -> Tensor:
-    """Nats of each token of whole stories, with their ends, except for the ids in but."""
+    """Compute the nats of each token of whole stories, ends included, except the ids in but."""
     model, encoding = backpack
     left_out = torch.tensor(but, dtype=torch.long)
     losses = []
@@ -186,7 +186,7 @@ def test_loss_on_stories_is_near_the_entropy_of_the_world(backpack):
 
 @torch.no_grad()
 def pronoun_probs(backpack, noun: str, edit=None) -> Tensor:
-    """Probabilities of she, he, they after each prompt, (prompts, 3)."""
+    """Compute the probabilities of she, he, they after each prompt, (prompts, 3)."""
     model, encoding = backpack
     pronouns = [word_id(encoding, word) for word in ('she', 'he', 'they')]
     found = []
@@ -198,7 +198,7 @@ def pronoun_probs(backpack, noun: str, edit=None) -> Tensor:
 
 
 def bias_ratio(backpack, nouns: list[str], edit=None) -> float:
-    """Mean over nouns and prompts of max(p(she) / p(he), p(he) / p(she)), as in the paper."""
+    """Average max(p(she) / p(he), p(he) / p(she)) over nouns and prompts, as in the paper."""
     probs = [pronoun_probs(backpack, noun, edit) for noun in nouns]
     she, he, _ = torch.cat(probs).T
     return torch.maximum(she / he, he / she).mean().item()
@@ -282,7 +282,7 @@ def test_a_product_changes_its_maker(backpack):
 
 @torch.no_grad()
 def told(model, encoding, edit, n: int, seed: int) -> tuple[Tensor, Tensor, float]:
-    """n texts (n, 50); a mask up to each one's end (n, 50); their loss under the plain model."""
+    """Generate n texts (n, 50), a mask up to each end (n, 50), and their loss without the edit."""
     torch.manual_seed(seed)
     first = torch.full((n, 1), encoding.eot_token)
     ids = model.generate(first, 50, edit=edit)  # (n, 51)

@@ -1,4 +1,4 @@
-"""The variants of docs/dev/variants.py are what they say."""
+"""Claims about docs/dev/variants.py: each variant is what it says."""
 
 import pytest
 import torch

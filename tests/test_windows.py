@@ -21,14 +21,14 @@ def test_a_locked_folder_is_refused():
 
 
 def test_a_lock_leaves_nothing_behind():
-    """Neither its file nor the folders made for it remain."""
+    """A lock leaves neither its file nor the folders made for it."""
     with locked_folder(Path('out/run')):
         assert os.listdir('out/run') == ['.lock']
     assert os.listdir() == []
 
 
 def test_the_lock_of_a_killed_process_does_not_lock():
-    """Its file is still there, and the next process takes it over."""
+    """A killed process leaves its lock file, and the next process takes it over."""
     Path('out/run').mkdir(parents=True)
     Path('out/run/.lock').touch()
     with locked_folder(Path('out/run')):
@@ -48,7 +48,7 @@ def test_a_file_is_flushed_while_open_for_writing(monkeypatch):
 
 @pytest.mark.parametrize('system', ['win32', 'darwin'])
 def test_no_system_but_linux_is_asked_for_glibc(system, monkeypatch):
-    """Elsewhere, ctypes opens no library without a name, or one without mallopt."""
+    """Only Linux has a glibc: elsewhere, ctypes opens no library, or one without mallopt."""
     monkeypatch.setattr('sys.platform', system)
     monkeypatch.setattr(ctypes, 'CDLL', None)
     device.keep_freed_memory()
