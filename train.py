@@ -6,10 +6,10 @@
 
 Flags override config files, which override the defaults below. A run writes ckpt.pt (latest state),
 best.pt (lowest validation loss) and log.csv to its folder in out/. On a CPU with one or two
-processes, killing and resuming a run changes no bit of its result. (With more processes, gradients
-may be summed in another order.)
+processes, a run that was killed and resumed ends with the same bits as one that was not. Elsewhere,
+sums may be rounded differently.
 
-Start reading at train(): it has the whole run, in order. After the set-up, it repeats these steps:
+Start reading at the loop in train(), then read train() from its top. The loop repeats these steps:
 
     evaluate and save, if it is time
     stop, if all steps are done or a process has received Ctrl-C or SIGTERM
@@ -108,7 +108,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
 
     # ---- The device and its number format. The model multiplies matrices in dtype. Parameters and
     # the optimizers' averages stay in float32, because bfloat16 would round away small updates.
-    device, dtype = set_up_device(s.device, s.dtype, local_rank)  # with a choice in place of auto
+    device, dtype = set_up_device(s.device, s.dtype, local_rank)  # resolves auto
     s = replace(s, dtype=dtype)
     device_type = torch.device(device).type
     autocast = torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')
@@ -116,7 +116,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         dist.init_process_group('cpu:gloo,cuda:nccl' if device_type == 'cuda' else 'gloo')
 
     # ---- The data: two memory-mapped files of token ids, cut into chunks of block_size. Row c of
-    # data[name] is chunk c, which begins at id c * block_size, and the id after it.
+    # data[name] has the ids of chunk c, from c * block_size on, and the next id.
     folder = data_folder(s.dataset)
     meta = read_meta(folder)
     data = {name: read_chunks(folder / f'{name}.bin', meta, s.block_size)
@@ -141,7 +141,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     model.to(device).train()
 
     # ---- Optimizers, and the model's training form. DistinctIds(model) returns the same loss as
-    # model(idx, targets), but computes the senses of each distinct id once per batch.
+    # model(idx, targets), but computes what depends on a token alone (the senses) once for each
+    # distinct id in the batch.
     optimizers = make_optimizers(model, s)
     if checkpoint:
         restore(optimizers, checkpoint)
@@ -154,14 +155,15 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     def loss_of(name: str, chunks: np.ndarray) -> Tensor:
         """Compute the mean loss of some chunks: a scalar, in nats per token."""
         idx, targets = read(name, chunks)
-        idx, targets, ids, places = to_device([idx, targets, *distinct_ids(idx)], device)
+        ids, places = distinct_ids(idx)  # idx is ids[places]
+        idx, targets, ids, places = to_device([idx, targets, ids, places], device)
         torch._dynamo.mark_dynamic(ids, 0)  # compile one graph for any number of ids
         with autocast:
             return loss_model(idx, targets, ids, places)
 
     # ---- Evaluation: the validation loss and, for a Backpack, how many senses are stuck (they no
-    # longer learn), which the loss does not show. DDP exchanges nothing without gradients, so some
-    # processes may read one batch more than others.
+    # longer learn), which the loss does not show. DDP exchanges nothing here, because there are no
+    # gradients and the models have no buffers. So some processes may read one batch more.
     @torch.no_grad()
     def evaluate() -> dict:
         """Evaluate on validation data; returns a row for the log."""
@@ -207,8 +209,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     try:
         while True:
             # Evaluate and save at step 0, every eval_interval steps and at the end, but not again
-            # right after resuming. ckpt.pt comes last: a run killed before it is complete resumes
-            # from the previous one and repeats all this.
+            # right after resuming. ckpt.pt comes last, so a run killed before that resumes from the
+            # previous one.
             is_done = step >= s.max_iters
             if (step % s.eval_interval == 0 or is_done) and step != saved_step:
                 row = evaluate()
@@ -221,7 +223,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
                     remove_kept(out)  # --overwrite: the older run's ckpt-STEP.pt
                 saved_step = step
                 log.start_clock(step)  # evaluating and saving do not count as training time
-            # The number of a signal that any process has received, which stops them all, or 0.
+            # A signal to any process stops them all. (0: no signal)
             stop = all_reduce(torch.tensor(max(received)), dist.ReduceOp.MAX)
             if stop or is_done:
                 break
@@ -234,8 +236,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
             own = range(rank, n_micro, world)
             loss = torch.zeros((), device=device)
             for i in own:
-                # Step and micro-batch seed dropout. So a resumed run draws the same masks without
-                # a saved random state, and the number of processes does not matter.
+                # Dropout is seeded by step and micro-batch. So a resumed run draws the same masks
+                # without a saved random state, whatever the number of processes.
                 torch.manual_seed(s.seed * 1_000_003 + step * n_micro + i)
                 if world > 1:  # .grad sums up all micro-batches: exchange it once, after the last
                     loss_model.require_backward_grad_sync = (i == own[-1])
@@ -272,7 +274,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         return 1
     finally:
         forget_signals()
-        torch.use_deterministic_algorithms(False)  # as before, for a notebook that calls this
+        torch.use_deterministic_algorithms(False)  # set_up_device turned it on
     if stop and not is_done:
         print(f'stopped at step {step}; continue with --init_from=resume --out_dir={out}')
         return 128 + stop  # as a shell reports a signal
