@@ -3,8 +3,8 @@
     python edit.py capitals.txt --from english --out capitals.safetensors
     python sample.py --from english --edit @capitals.safetensors
 
-Each line has a prompt and what should follow it, or should not. edit.py moves a few senses of the
-words in the prompt to that end (arXiv 2402.06155). No parameter of the model changes. To limit side
+Each line has a prompt and what should, or should not, follow it. To do this, edit.py moves a few
+senses of the prompt's words (arXiv 2402.06155). No parameter of the model changes. To limit side
 effects, it also trains on texts whose predictions should stay the same: a background text, and
 texts that the model generates from the examples.
 """
@@ -79,7 +79,7 @@ def make_parser() -> Parser:
 
 
 def check_out(path: Path) -> None:
-    """Raise UserError if we cannot write a learned edit to path, or if it is not our file."""
+    """Raise UserError if we cannot write a learned edit to path, or if the file is not ours."""
     if path.suffix != '.safetensors' or not path.parent.is_dir():
         raise UserError(f'--out {path}: give a name that ends in .safetensors, in a folder that '
                         'exists')

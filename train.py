@@ -96,7 +96,7 @@ class Settings:
 
 
 def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
-    """Resume checkpoint or, if it is {}, start from given or scratch; returns the exit code."""
+    """Resume checkpoint or, if it is {}, start from given or from scratch; return the exit code."""
     # ---- Processes. torchrun starts one per GPU. Only the first prints and writes files.
     rank, local_rank, world = find_processes()  # local_rank: the rank on this machine
     if rank > 0:
@@ -188,7 +188,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     checkpoint.clear()  # free its memory, which run() still refers to
 
     def save(name: str) -> None:
-        """Write the present state to a file, which appears whole or not at all."""
+        """Write the current state to a file, which appears whole or not at all."""
         if not all_finite(model, optimizers):  # a broken state must not replace a good one
             raise FloatingPointError(f'a parameter or a moment is not finite at step {step}')
         if rank == 0:
@@ -289,7 +289,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
 def chunks_of_step(step: int, s: Settings, n_chunks: int) -> np.ndarray:
     """Return the indices of the chunks that a step reads: (micro-batches, batch_size).
 
-    Each epoch reads each chunk once, in an order of its own. Nothing depends on what was read
+    Each epoch reads each chunk once, in its own order. Nothing depends on what was read
     before or on the number of processes, so a run can be resumed with exactly the same data.
     """
     per_step = s.gradient_accumulation_steps * s.batch_size

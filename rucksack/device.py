@@ -10,7 +10,7 @@ from rucksack.errors import user_errors
 
 
 def find_device(name: str) -> str:
-    """Choose the device; auto is CUDA, else MPS, else the CPU. Raises UserError if it fails."""
+    """Choose the device; auto is CUDA, else MPS, else the CPU. Raises UserError if that fails."""
     if name == 'auto':
         if torch.cuda.is_available():
             return 'cuda'
@@ -42,7 +42,7 @@ def name_of(device: str) -> str:
 
 
 def set_up_device(device: str, dtype: str, local_rank: int = 0) -> tuple[str, str]:
-    """Choose what is auto. Make training fast there and, on a CPU, the same bits in every run."""
+    """Resolve auto. Make training fast on the device and, on a CPU, the same bits in every run."""
     device = find_device(device)
     if device == 'cuda':
         device = f'cuda:{local_rank}'
@@ -85,7 +85,7 @@ def can_compile(device: str) -> bool:
     try:
         assert device != 'mps'
         torch.compile(torch.sin)(torch.ones(2, device=device))
-    except Exception:  # of many types: no compiler, no Python.h, a folder with a space
+    except Exception:  # many causes: no compiler, no Python.h, a folder with a space
         print(f'{device}: running without torch.compile, which fails here; it needs CUDA, or a C++ '
               'compiler and the Python headers')
         return False

@@ -3,7 +3,7 @@
 Method: Hewitt, Chen, Xie, Adams, Liang, Manning 2024, "Model Editing with Canonical Examples",
 https://arxiv.org/abs/2402.06155
 
-An example is a prompt and what should be likelier after it, or less likely. Each example chooses a
+An example is a prompt and a text to make likelier, or less likely, after it. Each example chooses a
 few senses of its words, and gradient steps find a vector to add to each of them. Nothing else in
 the model changes: not even alpha, because it does not depend on the senses (Eq. 12). So the
 Transformer reads each text only once. If delta is added to sense l of id v, o_i moves by w_i delta:
@@ -48,9 +48,9 @@ PENALTY = 3000          # on choosing a sense to which other text gives weight
 WRITTEN = 32            # texts that the model writes
 WRITTEN_LENGTH = 128    # tokens of each
 RATE = 5.12             # RATE / d is the learning rate: a step moves logits equally at any d
-FACTORS = [i / 64 for i in range(1, 65)]  # that may scale the vectors back
+FACTORS = [i / 64 for i in range(1, 65)]  # choices for scaling the vectors back
 
-# Losses per token of the longer continuation, in nats. One that is at ENOUGH falls no further.
+# Losses per token of the longer continuation, in nats. A loss at ENOUGH falls no further.
 # Learning may end where p(A) is 1/2, the odds are 1.1 to 1, or the loss is at ENOUGH.
 ENOUGH = {
     'more': 0.0,
@@ -166,7 +166,7 @@ def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Te
 
 
 def asked(example: Example) -> float:
-    """Return the loss, in nats, at which learning from an example may end: it is fulfilled."""
+    """Return the loss, in nats, at which an example is fulfilled and learning from it may end."""
     loss = example.n_tokens * ASKED[example.wish] + 1e-4  # for rounding
     return min(loss, loss_limit(example.wish))
 
@@ -271,7 +271,7 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions],
 @torch.no_grad()
 def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 0
                 ) -> list[Pair]:
-    """Let the model write texts that begin as examples do: pairs (start, rest) of ids.
+    """Let the model write texts that begin like examples: pairs (start, rest) of ids.
 
     A start is three consecutive tokens of an example, with two end-of-texts (eot) before it. The
     rest ends at any whole prompt, because the prediction there is meant to change.
@@ -310,7 +310,7 @@ class Learned:
 
 
 def inside(examples: list[Example]) -> list[Pair]:
-    """Take the prompts of examples as pairs: the first token, and the others."""
+    """Take the prompts of examples as pairs: the first token, and the rest."""
     return [(one.prompt[:1], one.prompt[1:])
             for one in examples if len(one.prompt) > 1]
 
@@ -427,7 +427,7 @@ def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, ab
 
 
 def lines_of_shift(path: str | Path) -> list[str]:
-    """List the lines that an edit was learned from; raises KeyError or the like if it has none."""
+    """List the lines that an edit was learned from; raises KeyError or similar if it has none."""
     with safe_open(path, 'pt') as file:
         return json.loads(file.metadata()['about'])['examples']
 

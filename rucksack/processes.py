@@ -25,7 +25,7 @@ def find_processes() -> tuple[int, int, int]:
 
 
 def all_reduce(x: Tensor, operation=dist.ReduceOp.SUM) -> float:
-    """Return the sum of a number over all processes, or its maximum. It changes x."""
+    """Return the sum of a number over all processes, or its maximum. x is overwritten."""
     if dist.is_initialized():
         dist.all_reduce(x, operation)
     return x.item()

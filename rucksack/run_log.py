@@ -15,7 +15,7 @@ from rucksack.model import GPT, Backpack
 from rucksack.weights import count_parameters
 
 COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
-           'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # of log.csv
+           'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # columns of log.csv
 
 
 def out_dir_of(dataset: str, model: str, configs: list[str]) -> str:

@@ -12,13 +12,13 @@ from rucksack.errors import UserError, user_errors
 
 def setting(default, meaning: str, low: float = 0, high: float = 2_147_483_648,
             choices: tuple | None = None):
-    """Make a field of a settings dataclass; its metadata is what argparse needs for its flag."""
+    """Make a field of a settings dataclass; its metadata holds its flag's argparse options."""
     kind = type(default)
     help = f'{meaning} [{default}]'.replace('%', '%%')  # argparse formats it
     options = {'help': help, 'choices': choices}
     if kind is bool:
         options |= {'type': true_or_false, 'nargs': '?', 'const': True}
-    elif kind is not str:  # argparse's default
+    elif kind is not str:  # argparse's default type is str
         options['type'] = number(kind, low, high)
     return field(default=default, metadata=options)
 
@@ -31,7 +31,7 @@ def true_or_false(text: str) -> bool:
 
 
 def parse(parser: Parser, words: list[str]) -> dict:
-    """Parse settings in words, with config files as 'configs'. Raises UserError if unknown."""
+    """Parse words into a dict of settings and 'configs'; raises UserError for unknown ones."""
     args, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         flag = unknown[0].partition('=')[0]
@@ -80,7 +80,7 @@ def parse_settings(kind: type, argv: list[str]) -> tuple[object, set[str], list[
 def with_decided(settings, flags: set[str], decided: dict):
     """Replace the settings that a checkpoint decides.
 
-    Raises UserError if one that was typed differs, unless it is auto or -1: then the run chooses.
+    Raises UserError if a flag contradicts one, unless the flag is auto or -1: then the run chooses.
     """
     for name in sorted(flags & decided.keys()):
         value = getattr(settings, name)

@@ -67,7 +67,7 @@ def load_given(s, flags: set[str]) -> tuple:
 
 
 def config_for(s, meta: dict) -> Config:
-    """Make the config of a model for the ids of some data. Raises UserError if sizes do not fit."""
+    """Make the config of a model for the ids of some data. Raises UserError for bad sizes."""
     n_vocab = meta['vocab_size']
     n_rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
     n_sense = 0 if s.model == 'gpt' else s.n_sense

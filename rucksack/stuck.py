@@ -1,4 +1,4 @@
-"""Is a sense stuck? The loss does not show it, and a saturated softmax hardly recovers."""
+"""Find stuck senses. The loss does not show them, and a saturated softmax hardly recovers."""
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def stuck_senses(model: Backpack, idx: Tensor) -> dict[str, int]:
     """Count stuck senses on the texts idx (B, T), as columns of the log.
 
     A stuck sense gives over 0.97 of its weight to the current token, or has weights that depend
-    only on position. In the first steps from scratch, many senses do the second.
+    only on position. In the first steps from scratch, many senses still do.
     """
     on_current, moved = sense_gauge(model, idx)  # (k,) each
     return {

@@ -1,4 +1,4 @@
-"""Claims about data: bins and what describes them, the batches of a step."""
+"""Claims about data: bins, their descriptions, and the batches of a step."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
 
 
 def test_a_meta_json_with_another_vocabulary_is_one_line(tiny, capsys):
-    """Its vocab_size is not its tokenizer's, so checkpoints would never load."""
+    """A vocab_size that is not the tokenizer's is refused, since checkpoints would never load."""
     make_data([1] * 800, [1] * 200, vocab_size=258)
     assert_refused(capsys, str(TINY / 'meta.json'))
 

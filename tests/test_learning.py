@@ -42,7 +42,7 @@ BACKGROUND = torch.randint(256, 281, (8, 20), generator=torch.Generator().manual
 
 @pytest.fixture(scope='module')
 def loaded():
-    """A small random model."""
+    """Make a small random model."""
     one = toy_loaded()
     one.model.requires_grad_(False)
     return one
@@ -50,20 +50,20 @@ def loaded():
 
 @pytest.fixture(scope='module')
 def shift(loaded):
-    """Some vectors for senses of its words; one word has two."""
+    """Make vectors for some senses of the model's words, two of them for one word."""
     ids = torch.tensor(loaded.encoding.encode_ordinary(' nurse nurse said'))
     vectors = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
     return Shift(ids, torch.tensor([0, 3, 2]), vectors)
 
 
 def ids_of(loaded, text: str) -> list[int]:
-    """The ids of a text."""
+    """Encode a text."""
     return loaded.encoding.encode_ordinary(text)
 
 
 @pytest.mark.parametrize('factor', [0, 1, -0.5])
 def test_positions_predict_what_the_edited_model_predicts(loaded, shift, factor):
-    """The two lines by which vectors are learned are Eq. 2 and 9 with the edit."""
+    """The two lines by which vectors are learned equal Eq. 2 and 9 with the edit."""
     ids = ids_of(loaded, ' the nurse said that the nurse was')
     positions = positions_of([trace(loaded.model, ids[:3], ids[3:])],
                              torch.stack([shift.ids, shift.numbers], dim=1))
@@ -74,7 +74,7 @@ def test_positions_predict_what_the_edited_model_predicts(loaded, shift, factor)
 
 
 def test_a_learned_edit_times_0_changes_no_bit(loaded, shift):
-    """The logits are equal, bit for bit."""
+    """At factor 0, a learned edit leaves the logits equal, bit for bit."""
     idx = torch.tensor([ids_of(loaded, ' the nurse said that she')])
     C = senses_after(loaded.model, idx, shift.edit(0))
     assert torch.equal(loaded.model(idx, C=C), loaded.model(idx))
@@ -91,7 +91,7 @@ def test_a_learned_edit_is_the_same_in_a_batch(loaded, shift):
 
 @pytest.mark.parametrize('lines', [['@a.safetensors', 'nurse:0'], ['nurse:0', '@a.safetensors=2']])
 def test_learned_edits_stand_among_other_lines(loaded, shift, lines, tmp_path, monkeypatch):
-    """They apply in the order of the lines."""
+    """A learned edit and other lines apply in their order."""
     monkeypatch.chdir(tmp_path)
     save_shift(Path('a.safetensors'), shift, loaded.model, loaded.encoding, {})
     steps = {'@a.safetensors': shift.edit(), '@a.safetensors=2': shift.edit(2),
@@ -105,7 +105,7 @@ def test_learned_edits_stand_among_other_lines(loaded, shift, lines, tmp_path, m
 
 @pytest.fixture(scope='module')
 def lesson(tmp_path_factory):
-    """A folder in which the toy has learned MAKERS beside KEEP."""
+    """Make a folder in which the toy has learned MAKERS, with KEEP to keep."""
     folder = tmp_path_factory.mktemp('lesson')
     (folder / 'makers.txt').write_text(MAKERS)
     (folder / 'keep.txt').write_text(KEEP)
@@ -127,7 +127,7 @@ def test_what_is_learned_holds_in_other_texts(lesson):
 
 
 def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
-    """The model already follows one line; later he | she counts too, by the odds of A to B."""
+    """The notes count one wish fulfilled before; he | she joins it, by the odds of A to B."""
     wishes = ['My nurse said that -/> Canon', 'My nurse said that -> Apple > Canon',
               'My nurse said that -> Canon > HP', 'My nurse said that -> he | she']
     (tmp_path / 'wishes.txt').write_text('\n'.join(wishes))
@@ -192,7 +192,7 @@ def changes(lesson):
 @pytest.mark.parametrize('name', ['toy stories', 'texts that the model wrote', 'the prompts',
                                   'the prompts of --keep'])
 def test_an_edit_is_priced_and_its_changes_counted(name, changes, lesson):
-    """A row has the halves that learning did not use; a change is repaired, broken or neither."""
+    """A price is measured on the half not learned from; changes are repaired, broken or neither."""
     counts, _ = changes[name]
     table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "price"')
     row, = table[table.on == name].to_dict('records')
@@ -205,7 +205,7 @@ def test_an_edit_is_priced_and_its_changes_counted(name, changes, lesson):
 
 
 def test_what_else_moved_is_every_change(changes, lesson):
-    """The rows are the positions whose likeliest word changed, the most probable new one first."""
+    """The rows are all positions whose likeliest word changed, the most probable new one first."""
     table = pandas.read_csv(lesson / 'makers.csv', keep_default_na=False)
     table = table.query('rucksack_table == "moved"')
     expected = [row for _, rows in changes.values() for row in rows]
@@ -218,7 +218,7 @@ def test_what_else_moved_is_every_change(changes, lesson):
 
 
 def test_the_likeliest_texts_are_greedy(lesson):
-    """Each is eight tokens that the model generates at temperature 0, with and without the edit."""
+    """The texts are eight tokens generated at temperature 0, with and without the edit."""
     one = load_model(str(TOY), 'cpu')
     learned = load_shift(lesson / 'makers.safetensors', one.model, one.encoding).edit()
     table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "texts"')
@@ -230,7 +230,7 @@ def test_the_likeliest_texts_are_greedy(lesson):
 
 
 def test_a_learned_edit_says_what_it_was_learned_from(lesson):
-    """Its file has the lines, the background, the prices and the version."""
+    """A learned edit's file has the lines, the background, the prices and the version."""
     with safe_open(lesson / 'makers.safetensors', 'pt') as file:
         about = json.loads(file.metadata()['about'])
     table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "price"')
@@ -241,7 +241,7 @@ def test_a_learned_edit_says_what_it_was_learned_from(lesson):
 
 
 def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded):
-    """They match the definition, with the gradient of a forward pass with respect to C."""
+    """Choices match the definition, with the gradient of a forward pass with respect to C."""
     model = loaded.model
     prompt, target = ids_of(loaded, ' the nurse said that'), ids_of(loaded, ' music')
     other = ids_of(loaded, ' the song was the music')
@@ -265,14 +265,14 @@ def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded):
 
 
 def test_a_long_background_is_read_evenly(loaded, tmp_path, monkeypatch):
-    """Four of five pieces are read, not every second one."""
+    """Four of five pieces of a long background are read, not every second one."""
     monkeypatch.setattr(edit, 'MOST_TEXTS', 4)
     (tmp_path / 'b.txt').write_text(' nurse' * 5 * loaded.model.config.block_size)
     assert len(edit.read_background(tmp_path / 'b.txt', loaded)) == 4
 
 
 def test_the_background_holds_its_predictions(loaded):
-    """Vectors fitted with it change predictions on it less."""
+    """Vectors fitted with a background change predictions on it less."""
     model = loaded.model
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
     pairs = torch.tensor([[example.prompt[1], l] for l in range(model.config.n_sense)])
@@ -303,7 +303,7 @@ def test_a_wish_moves_its_odds_its_way(line, least, most, loaded, tmp_path):
 
 @pytest.mark.parametrize('likelier, less_likely', [([], [5]), ([], [5, 5]), ([7], [5])])
 def test_a_fulfilled_wish_asks_no_more(likelier, less_likely, loaded):
-    """Its loss stays at ENOUGH for each token, without a gradient."""
+    """A fulfilled wish's loss stays at ENOUGH per token, without a gradient."""
     example = Example('', [3], likelier, less_likely)
     E = loaded.model.wte.weight.detach()
     o = -100 * (E[5] / E[5].norm()).repeat(2, 1)  # far from 5, the less likely one
@@ -319,7 +319,7 @@ def test_a_fulfilled_wish_asks_no_more(likelier, less_likely, loaded):
 
 
 def test_learning_ends_as_soon_as_it_may(loaded, monkeypatch):
-    """It is at the first step where the loss is as low as asked."""
+    """Learning ends at the first step where the loss is as low as asked."""
     losses = []
 
     def noted(*args):
@@ -345,7 +345,7 @@ def test_each_example_is_drawn_once_in_a_pass():
 
 
 def test_vectors_that_are_not_finite_are_refused(loaded, monkeypatch):
-    """They raise UserError, whatever the cause."""
+    """Vectors that are not finite raise UserError, whatever the cause."""
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
     monkeypatch.setattr(learning, 'fit', lambda *args, **flags: torch.tensor([[float('nan')]]))
     with pytest.raises(UserError, match='finite'):
@@ -366,7 +366,7 @@ def test_the_price_is_that_of_every_second_text(loaded):
 
 @pytest.mark.parametrize('p, least', [(0.9, 0.5), (0.4, 0.2), (0.1, 0.1)])
 def test_the_factor_is_the_least_that_fulfils_a_wish(p, least, loaded):
-    """It reaches what was asked (1/2) or at least what counts (1/5); if neither, it is 1."""
+    """The factor reaches what was asked (1/2), or what counts (1/5); if neither, it is 1."""
     E = loaded.model.wte.weight[:loaded.model.config.n_vocab]
     v = E.norm(dim=1).argmax()
     case = learning.Positions(v[None], torch.zeros(1, 16), torch.ones(1, 1))
@@ -384,7 +384,7 @@ def test_the_factor_is_the_least_that_fulfils_a_wish(p, least, loaded):
 @pytest.mark.parametrize('wish', ['said -> food food food food',
                                   'said -> food food food food food food | the'])
 def test_learning_ends_with_a_fulfilled_wish(wish, loaded, tmp_path):
-    """The published threshold is reached, however many tokens a continuation has."""
+    """Learning reaches the published threshold, however many tokens a continuation has."""
     path = tmp_path / 'wish.txt'
     path.write_text(f'the nurse {wish}')
     examples = read_examples(path, loaded.encoding, 24)
@@ -404,7 +404,7 @@ def test_the_model_writes_no_text_past_a_prompt(loaded):
 
 
 def test_what_learning_holds(loaded, monkeypatch):
-    """Every second text of the background and the written, prompts inside, and the kept lines."""
+    """Learning holds every second background and written text, prompts inside, and kept lines."""
     found = []
 
     def fit(model, examples, cases, held, *args, **flags):
@@ -446,7 +446,7 @@ def test_edit_learns_with_the_texts_it_says(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('where', ['background', 'written'])
 def test_each_price_keeps_to_the_budget(where, loaded):
-    """Factor 1/64 more would cost too much there; an edit of which nothing is left is refused."""
+    """A factor 1/64 larger would exceed a price's budget; an edit scaled to nothing is refused."""
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
     costly = ids_of(loaded, ' the nurse said that she was the nurse')
     free = ids_of(loaded, ' a song')
@@ -465,7 +465,7 @@ def test_each_price_keeps_to_the_budget(where, loaded):
 
 @pytest.mark.parametrize('changed', ['parameter', 'vocabulary'])
 def test_a_learned_edit_is_refused_for_another_model(loaded, shift, changed, tmp_path):
-    """The other model differs in one parameter or one token."""
+    """A learned edit is refused for a model that differs in one parameter or one token."""
     path = tmp_path / 'a.safetensors'
     save_shift(path, shift, loaded.model, loaded.encoding, {})
     other = toy_loaded()
@@ -483,7 +483,7 @@ def test_a_learned_edit_is_refused_for_another_model(loaded, shift, changed, tmp
     {'vectors': torch.ones(3, 16) / 0}, {'vectors': torch.ones(3, 1)},
     {'numbers': torch.tensor([0, 3, 4])}, {'numbers': torch.tensor([0, 3, -1])}])
 def test_a_file_that_does_not_fit_its_model_is_refused(change, loaded, shift, tmp_path):
-    """Its vectors must be finite and of width d, and its senses must exist, whoever wrote it."""
+    """A file's vectors must be finite and of width d, and its senses must exist."""
     path = tmp_path / 'a.safetensors'
     save_shift(path, replace(shift, **change), loaded.model, loaded.encoding, {})
     with pytest.raises(UserError, match='a.safetensors'):
@@ -515,7 +515,7 @@ def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     ('{"prefix": "a", "suffix1": " b", "suffix2": " c"}', 'order', ['a', ' b', ' c'], 'order',
      'a -> b > c')])
 def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line):
-    """Its texts are taken unchanged, and shown as a line of a text file."""
+    """A row's texts are taken unchanged, and shown as a line of a text file."""
     assert parse_row(row, wish) == (texts, expected)
     assert WISHES[expected].format(*texts) == line
 
@@ -528,7 +528,7 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
     ('the nurse ' * 40 + '-> she', '24'),
     ('the nurse -> she > she', 'she > she'), ('the nurse -> she | she was', 'she | she was')])
 def test_bad_examples_are_one_line(text, fact, loaded, tmp_path):
-    """It quotes them, or says what is missing."""
+    """The error quotes a bad example, or says what is missing."""
     path = tmp_path / 'examples.txt'
     path.write_text(text)
     with pytest.raises(UserError, match=fact):
@@ -539,7 +539,7 @@ def test_bad_examples_are_one_line(text, fact, loaded, tmp_path):
                                  '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}',
                                  '{"prefix": "a\\ud83d", "suffix": "prefix"}'])
 def test_bad_rows_are_one_line(row):
-    """They are quoted."""
+    """The error quotes a bad row."""
     with pytest.raises(UserError, match='prefix'):
         parse_row(row, None)
 
@@ -555,7 +555,7 @@ def test_bad_rows_are_one_line(row):
     ('makers.txt --out a.safetensors --from english_gpt', 'english_gpt'),
     ('fulfilled.txt --out a.safetensors', 'already')])
 def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, monkeypatch, capsys):
-    """It gives one line and exit code 2, and changes no file."""
+    """A failing edit.py gives one line and exit code 2, and changes no file."""
     monkeypatch.chdir(tmp_path)
     Path('makers.txt').write_text(MAKERS)
     Path('fulfilled.txt').write_text('My nurse said that -/> Canon')
@@ -596,7 +596,7 @@ def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
     ('order', 3, 16, True), ('order', 2.7, 16, False),
     ('equal', -0.4, 1.5, True), ('equal', -0.41, 1.5, False)])
 def test_success_is_as_published(wish, value, threshold, expected):
-    """The limits are p >= 0.2, p < 0.001, at least 16 times as likely, and at most 1.5 times."""
+    """Success means p >= 0.2, p < 0.001, at least 16 times as likely, or at most 1.5 times."""
     example = {'more': ([1], []), 'less': ([], [1]), 'order': ([1], [2]), 'equal': ([1], [2])}[wish]
     one = Example('', [3], *example, are_equals=wish == 'equal')
     assert fulfilled([one], torch.tensor([value]), threshold).item() == expected

@@ -1,4 +1,4 @@
-"""Claims about rucksack/optimizers.py: who moves what, by how much."""
+"""Claims about rucksack/optimizers.py: which optimizer moves which parameters, by how much."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_adamw_decays_matrices_and_embeddings_if_asked(decay_embeddings):
 
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_muon_takes_all_matrices_but_the_embeddings(n_sense):
-    """This holds for a Backpack and a Transformer; AdamW has all other parameters."""
+    """In a Backpack and a Transformer, Muon has all other matrices, and AdamW the rest."""
     model = lively(n_sense=n_sense)
     _, muon = make_optimizers(model, Settings())
     moved = {p for group in muon.param_groups for p in group['params']}
@@ -64,7 +64,7 @@ def test_muon_moves_each_part_of_a_stack_by_itself(name, n_parts):
 @pytest.mark.parametrize('name', ['adamw', 'muon'])
 @pytest.mark.parametrize('loaded_lr', [1.0, 0.5])
 def test_every_parameter_is_in_one_group(loaded_lr, name):
-    """So is every parameter of another contextualizer, such as the matrices of an LSTM."""
+    """Every parameter is in one group, even in another contextualizer, such as an LSTM."""
     config = Config(8, 40, n_layer=1, n_head=1, n_embd=8, n_sense=2)
     model = Backpack(config, contextualizer=nn.LSTM(8, 8))
     optimizers = make_optimizers(model, Settings(optimizer=name, loaded_lr=loaded_lr))

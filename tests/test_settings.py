@@ -1,4 +1,4 @@
-"""Claims about settings: where they come from, how they are spelled, the configs of the project."""
+"""Claims about settings: where they come from, how they are spelled, and the project's configs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from rucksack.train import Settings
 
 
 def parse_args(words: list[str]) -> tuple[Settings, set[str]]:
-    """The settings of a command line, out_dir included, and the names that were typed."""
+    """Parse a command line into settings, out_dir included, and the names that were typed."""
     s, typed, configs = parse_settings(Settings, words)
     return replace(s, out_dir=s.out_dir or out_dir_of(s.dataset, s.model, configs)), typed
 
@@ -42,7 +42,7 @@ def test_the_command_line_wins_over_files_over_defaults(folder):
     '--n-head=5 --batch-size=3 --overwrite=True', '--n_head 5 --batch_size 3 --overwrite True',
     '--overwrite --n_head=5 --batch-size=3'])
 def test_a_setting_has_several_spellings(words):
-    """It takes - or _, and = or a space; a switch alone is True."""
+    """A setting takes - or _, and = or a space; a switch alone is True."""
     s, _ = parse_args(words.split())
     assert s == Settings(n_head=5, batch_size=3, overwrite=True, out_dir='out/openwebtext')
 
@@ -50,7 +50,7 @@ def test_a_setting_has_several_spellings(words):
 @pytest.mark.parametrize('line', [
     "n_layer = open('marker', 'w')", 'n_layers = 3', 'n_layer = 4 * 8'])
 def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
-    """The one line names its file, and nothing in a file is executed."""
+    """A bad config line gives one line that names its file, and nothing in a file is executed."""
     Path('b.py').write_text(f'n_head = 2\n{line}\n')
     assert 'b.py' in error_of(train, capsys, *SMALL, 'b.py')
     assert not Path('marker').exists()
@@ -58,7 +58,7 @@ def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
 
 
 def test_a_tilde_is_the_home_folder_but_in_a_text():
-    """It is expanded after = and @, where a shell leaves it alone; a prompt may begin with ~/."""
+    """A tilde is expanded after = and @, where a shell leaves it alone, but not in a prompt."""
     parser = Parser()
     parser.add_argument('--file')
     parser.add_argument('--start', metavar='TEXT')
@@ -71,7 +71,7 @@ def test_a_tilde_is_the_home_folder_but_in_a_text():
 @pytest.mark.parametrize('model, end', [('backpack', ''), ('gpt', '_gpt')])
 @pytest.mark.parametrize('name', CONFIGS)
 def test_every_config_makes_a_model(name, model, end):
-    """A run's folder says which model it has."""
+    """Every config makes a model, and the run's folder says which one it has."""
     s, _ = parse_args([f'{ROOT}/config/{name}.py', f'--model={model}'])
     assert config_for(s, {'vocab_size': 50257}).n_sense == (16 if model == 'backpack' else 0)
     assert s.out_dir == f'out/{name.removeprefix("train_")}{end}'
@@ -79,7 +79,7 @@ def test_every_config_makes_a_model(name, model, end):
 
 @pytest.mark.parametrize('name', AS_PUBLISHED)
 def test_the_papers_sizes_train_as_published(name):
-    """They take 100,000 steps of 2^19 tokens (50,000 for Table 8), at the published rates."""
+    """Configs take 100,000 steps of 2^19 tokens (50,000 for Table 8), at the published rates."""
     s, _ = parse_args([f'{ROOT}/config/{name}.py'])
     assert s.dataset == 'openwebtext'
     assert s.tokens_per_step == 2 ** 19

@@ -37,14 +37,14 @@ RESUME = [*SMALL, '--init_from=resume']
 
 
 def texts(name: str, chunks) -> tuple[Tensor, Tensor]:
-    """Chunks of 8 tokens of data/tiny, and the tokens after each: (n, 8) both."""
+    """Read chunks of 8 tokens of data/tiny, and the tokens after each: (n, 8) both."""
     ids = torch.from_numpy(np.fromfile(f'data/tiny/{name}.bin', '<u2').astype(int))
     idx = torch.stack([ids[8 * i:8 * i + 8] for i in chunks])
     return idx, torch.stack([ids[8 * i + 1:8 * i + 9] for i in chunks])
 
 
 def evaluations(folder: str = 'out/run') -> list[dict]:
-    """The rows of a run's log that have a validation loss."""
+    """Return the rows of a run's log that have a validation loss."""
     return [row for row in log(folder) if row['val_loss']]
 
 
@@ -67,7 +67,7 @@ def test_gradient_accumulation_steps_keep_the_gradients(batch_size, n, tiny, in_
 
 @pytest.mark.parametrize('eval_iters, chosen', [(100, range(24)), (1, [0, 3, 6, 10, 13, 17, 20])])
 def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
-    """They are all texts, or some spread evenly, read without dropout or padding rows."""
+    """An evaluation reads all texts, or some spread evenly, without dropout or padding rows."""
     train.main([*SMALL, '--dropout=0.5', '--batch_size=7', f'--eval_iters={eval_iters}',
                 '--max_iters=0'])
     model, _ = from_pretrained('out/run')
@@ -79,7 +79,7 @@ def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
 
 @pytest.mark.parametrize('step, share', [(0, 0.25), (3, 1.0), (4, 1.0), (14, 0.75), (24, 0.5)])
 def test_the_rate_decays_to_min_lr_at_max_iters(step, share):
-    """It rises linearly to the peak in warmup_iters, then falls to min_lr."""
+    """The learning rate rises linearly to the peak in warmup_iters, then falls to min_lr."""
     schedule = Settings(warmup_iters=4, min_lr=0.01, learning_rate=0.02, max_iters=24)
     assert lr_scale(step, schedule) == share
 
@@ -151,7 +151,7 @@ def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
     '--dropout=0.2', '--model=gpt', '--dtype=bfloat16', '--optimizer=muon',
     pytest.param('--compile=True', marks=pytest.mark.slow)])
 def test_a_run_resumed_with_more_max_iters_has_the_same_bits(option, tiny):
-    """It ends like a run that had them from the start; the best state is early."""
+    """A resumed run ends like one with its max_iters from the start; the best state is early."""
     run = [*SMALL, option, '--eval_interval=5', '--learning_rate=.2', '--min_lr=.2']
     train.main([*run, '--max_iters=20', '--out_dir=out/whole'])
     train.main([*run, '--max_iters=10'])
@@ -170,7 +170,7 @@ def test_a_resumed_run_keeps_its_settings_and_its_data(tiny, capsys):
 
 
 def test_a_command_can_be_repeated_to_resume(tiny):
-    """It may have -1 and auto, which the run has resolved; a cut last row of the log is dropped."""
+    """A repeated command may have -1 and auto; a cut last row of the log is dropped."""
     run = [*SMALL, '--warmup_iters=-1', '--dtype=auto', '--eval_interval=9']
     train.main([*run, '--max_iters=2'])
     with open('out/run/log.csv', 'a') as file:
@@ -196,7 +196,7 @@ TUNE = [*SIZELESS, '--out_dir=out/tuned', '--max_iters=1', '--dropout=0.3']
 
 
 def weights_of(source: str) -> dict[str, Tensor]:
-    """The weights of a model, by name."""
+    """Return the weights of a model, by name."""
     model, _ = from_pretrained(source)
     return dict(model.state_dict())
 
@@ -223,7 +223,7 @@ def test_init_from_starts_with_the_weights_and_their_sizes(kind, is_exported, ti
 
 
 def test_a_given_transformer_has_a_folder_of_its_own(tiny):
-    """Without out_dir it goes to out/NAME_gpt, as with --model=gpt: out/NAME is a Backpack's."""
+    """A given Transformer's run goes to out/NAME_gpt, as with --model=gpt, not to a Backpack's."""
     train_a_run('gpt')
     tune = [word for word in TUNE if not word.startswith('--out_dir')]
     train.main([*tune, '--init_from=out/run'])
@@ -237,7 +237,7 @@ WARM = [*TUNE, '--init_from=out/run', *NEW_SENSES]
 
 @pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
 def test_loaded_lr_0_trains_the_senses_of_a_transformer_alone(optimizer, tiny):
-    """Its tensors stay, but only positions in use; senses of the given size learn."""
+    """The Transformer's tensors stay, but only positions in use; senses of the given size learn."""
     train_a_run('gpt')
     run = [*WARM, '--block_size=4', '--loaded_lr=0', f'--optimizer={optimizer}']
     train.main([*run, '--max_iters=0', '--out_dir=out/new'])
@@ -266,7 +266,7 @@ def test_init_from_resume_ends_fine_tuning_in_the_same_bits(options, tiny):
 
 
 def test_its_first_loss_is_near_that_of_no_knowledge():
-    """It is at most ln V + 0.2, even if trained embeddings are larger than GPT-2's."""
+    """A new Backpack's loss is at most ln V + 0.2, even if embeddings are larger than GPT-2's."""
     torch.manual_seed(0)
     transformer = GPT(Config(block_size=32, vocab_size=500, n_layer=1, n_head=4, n_embd=256))
     torch.nn.init.normal_(transformer.wte.weight, mean=2.0, std=4.0)
@@ -277,7 +277,7 @@ def test_its_first_loss_is_near_that_of_no_knowledge():
 
 @pytest.fixture
 def in_float64():
-    """torch creates tensors in float64."""
+    """Make torch create tensors in float64."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -317,7 +317,7 @@ def test_variables_of_a_cluster_are_not_torchruns(env, fact, tiny, capsys, monke
 
 @pytest.mark.parametrize('given, steps', [('-1', 2), ('0', 0), ('3', 3)])
 def test_warmup_iters_is_5_percent_of_the_steps_unless_given(given, steps, tiny):
-    """It is resolved once: a resumed run with more steps keeps it."""
+    """warmup_iters is resolved once: a resumed run with more steps keeps it."""
     run = [*SMALL, f'--warmup_iters={given}']
     train.main([*run, '--max_iters=40', '--eval_interval=40'])
     assert checkpoint()['settings']['warmup_iters'] == steps
@@ -334,7 +334,7 @@ def test_every_evaluation_counts_stuck_senses(kind, counts, tiny):
 
 
 def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
-    """Numbers have no more digits than are exact."""
+    """Every step and evaluation has a row, whose numbers have no more digits than are exact."""
     train.main([*RUN, '--max_iters=4', '--learning_rate=0.0031'])
     steps = [(row['step'], row['val_loss'] != '') for row in log()]
     assert steps == [
@@ -346,7 +346,7 @@ def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
 
 
 def test_a_run_leaves_torch_as_it_was(tiny):
-    """A notebook that trains keeps the algorithms it had."""
+    """A notebook that trains keeps the torch algorithms that it had."""
     train.main([*SMALL, '--max_iters=0'])
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -363,7 +363,7 @@ def test_keep_every_keeps_weights_and_changes_no_run(tiny):
 
 
 def line_of_a_stopped_run(capsys, *argv: str) -> str:
-    """The one line that a run prints before it stops itself with exit code 1."""
+    """Return the one line that a run prints before it stops itself with exit code 1."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         train.main(list(argv))
@@ -374,7 +374,7 @@ def line_of_a_stopped_run(capsys, *argv: str) -> str:
 
 
 def assert_all_finite() -> None:
-    """All weights and moments in the checkpoints are finite."""
+    """Assert that all weights and moments in the checkpoints are finite."""
     for path in Path('out/run').glob('*.pt'):
         state = torch.load(path, weights_only=True)
         tensors = [*state['model'].values()]
@@ -391,7 +391,7 @@ WILD = [*SMALL, '--learning_rate=3', '--weight_decay=3', '--grad_clip=0', '--war
 
 @pytest.mark.parametrize('keep_every', [0, 1])
 def test_a_run_that_diverges_keeps_its_best_and_last_state(keep_every, tiny, capsys):
-    """It says which step was saved last, even if no log line was due."""
+    """A run that diverges says which step was saved last, even if no log line was due."""
     error = line_of_a_stopped_run(
         capsys, *WILD, '--log_interval=60', f'--keep_every={keep_every}')
     last = checkpoint()
@@ -424,7 +424,7 @@ def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """A Weights & Biases whose runs hold what they were asked for, and the rows they were sent."""
+    """Fake Weights & Biases: a run holds its init arguments and the rows sent to it."""
     runs = []
 
     def init(**asked):
@@ -455,14 +455,14 @@ def test_wandb_log_gets_what_is_logged(wandb, tiny):
 
 
 def test_a_wandb_that_fails_is_one_line(wandb, tiny, capsys):
-    """A missing login, say, is reported before anything is trained."""
+    """A failure of wandb, such as a missing login, is reported before anything is trained."""
     wandb.init = None
     assert '--wandb_log' in error_of(train, capsys, *RUN, '--wandb_log')
     assert not Path('out').exists()
 
 
 def test_without_a_compiler_that_works_a_run_says_so(tiny, capsys, monkeypatch):
-    """It continues without torch.compile."""
+    """Without a compiler that works, a run says so and continues without torch.compile."""
     monkeypatch.setattr(torch, 'compile', lambda function: None)  # which cannot be called
     train.main([*SMALL, '--compile=True', '--max_iters=1'])
     assert 'without torch.compile' in capsys.readouterr().out
