@@ -39,7 +39,7 @@ def finish_run(run: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize('rate', [0.01, 0.2])  # every evaluation is a new best, or just the first
 def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
-    """A run can be killed before its n-th open, rename or removal, for every n, and resumed."""
+    """A run killed before any of its opens, renames or removals resumes to the same bits."""
     run = [*RUN, f'--learning_rate={rate}', '--keep_every=3']
     assert finish(start(*run, '--out_dir=out/whole')) == 0
     for n in itertools.count(1):
@@ -56,7 +56,7 @@ def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
 @pytest.mark.parametrize('change', [9, 13])
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
-    """The exit code names the signal; the resumed run has the same bits, evaluations included."""
+    """The exit code gives the signal, and the resumed run has the same bits and evaluations."""
     assert finish(start(*RUN, '--out_dir=out/whole')) == 0
     interrupt = partial(at_change, change, partial(signal.raise_signal, number))
     assert finish(start(*RUN, prepared=interrupt)) == 128 + number
@@ -156,7 +156,7 @@ def test_overwrite_removes_the_files_of_a_run_alone(tiny):
 
 @pytest.mark.parametrize('damage', ['cut short', 'one bit'])
 def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
-    """A file that was cut short, or has one flipped bit, gives an error that names it."""
+    """A checkpoint that was cut short or has one flipped bit gives an error that names the file."""
     train.main([*RUN, '--max_iters=0'])
     content = bytearray(CKPT.read_bytes())
     if damage == 'cut short':
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
     (sample, ['--from=out/run'], {'tokenizer': {'name': 'gpt2', 'merges': [1]}}),
     (train, [*RUN, '--init_from=resume'], {'step': 'x'})])
 def test_a_checkpoint_with_wrong_contents_is_one_line(script, flags, change, tiny, capsys):
-    """If checksums match but a part is wrong, the error is one line that begins with the file."""
+    """If checksums match but a part is wrong, a one-line error names the checkpoint."""
     train.main([*RUN, '--max_iters=0'])
     torch.save(checkpoint() | change, CKPT)
     Path('out/run/log.csv').unlink()
@@ -183,7 +183,7 @@ def test_a_checkpoint_with_wrong_contents_is_one_line(script, flags, change, tin
 
 
 def test_settings_of_another_version_are_one_line(tiny, capsys):
-    """A run with a setting that we lack cannot be resumed, but its weights can be loaded."""
+    """A run with an unknown setting cannot be resumed, but its weights can be loaded."""
     train.main([*RUN, '--max_iters=0'])
     state = checkpoint()
     state['settings']['lr_decay_iters'] = 5
@@ -200,7 +200,7 @@ class Evil:
 
 @pytest.mark.parametrize('zipped', [True, False])
 def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
-    """Checkpoints or published weights with a pickle, in both torch.save formats, give one line."""
+    """A pickle in a checkpoint or published weights is never run, in either torch.save format."""
     train.main([*RUN, '--out_dir=out/good'])
     shutil.copytree(ROOT / 'tests/fixtures/backpack-gpt2-tiny', 'published')
     Path('out/bad').mkdir()
@@ -223,7 +223,7 @@ def test_no_pickle_runs_wherever_it_is_put(zipped, tiny, capsys):
 
 
 def test_a_moment_of_another_shape_is_refused(tiny, capsys):
-    """A moment with a wrong shape is refused: a fused kernel would write past its end."""
+    """A moment with the wrong shape is refused, because a fused kernel would write past its end."""
     train.main(RUN)
     state = checkpoint()
     state['optimizers']['AdamW']['state'][0]['exp_avg'] = torch.zeros(())

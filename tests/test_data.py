@@ -14,7 +14,7 @@ TINY = Path('data/tiny')
 
 
 def test_every_epoch_has_each_chunk_once():
-    """Ten steps of 6 chunks are six epochs of 10; two seeds give twelve different orders."""
+    """Ten steps of 6 chunks make six epochs of 10, and two seeds give twelve different orders."""
     orders = set()
     for seed in (5, 6):
         s = Settings(batch_size=3, gradient_accumulation_steps=2, seed=seed)
@@ -45,7 +45,7 @@ def assert_refused(capsys, *facts: str) -> None:
 @pytest.mark.parametrize('name', ['train', 'val'])
 @pytest.mark.parametrize('change', [lambda ids: bytes(len(ids)), lambda ids: ids[:-2]])
 def test_a_bin_that_meta_json_does_not_describe_is_refused(change, name, tiny, capsys):
-    """A bin with other ids at its start, or of another length, is named."""
+    """The error names a bin whose first ids or length do not match meta.json."""
     path = TINY / f'{name}.bin'
     path.write_bytes(change(path.read_bytes()))
     assert_refused(capsys, str(path), 'meta.json')
@@ -69,7 +69,7 @@ def test_a_meta_json_with_another_vocabulary_is_one_line(tiny, capsys):
 
 
 def test_characters_of_nanogpt_are_not_read_as_gpt2s(tiny, capsys):
-    """A folder with nanoGPT's meta.pkl has ids of characters, which GPT-2 would misread."""
+    """A folder with nanoGPT's meta.pkl is refused, because its ids stand for characters."""
     (TINY / 'meta.json').unlink()
     (TINY / 'meta.pkl').touch()
     assert_refused(capsys, str(TINY))

@@ -77,7 +77,7 @@ def test_an_edit_is_lent_to_a_model_of_transformers(capsys):
 
 
 def test_hooks_change_no_bit(capsys):
-    """TransformerLens can hook logits, alpha and C; a hook that turns a sense off is an edit."""
+    """Hooked by TransformerLens, logits, alpha and C are ours, and a hook can turn a sense off."""
     pytest.importorskip('transformer_lens')
     run(HOOKS)
     assert capsys.readouterr().out.split() == ['True', 'True', 'True', 'she', '0.132']
@@ -162,7 +162,7 @@ RESULTS = pandas.read_csv(ROOT / 'docs' / 'results.csv', dtype=str, keep_default
 
 @pytest.mark.parametrize('result', RESULTS.to_dict('records'), ids=lambda row: row['measure'])
 def test_results_of_readme_are_those_of_results_csv(result):
-    """README's table has every number of a row, rounded to the digits shown."""
+    """README's table shows every number in a row of results.csv, rounded."""
     row, = [line for line in README.splitlines() if line.startswith(f'| {result["measure"]} |')]
     shown = re.findall(r'[\d.]+', row.removeprefix(f'| {result["measure"]} |'))
     for name, value in result.items():
@@ -274,7 +274,7 @@ def test_the_command_of_a_card_logs_as_its_log_does(name):
 
 
 def test_a_csv_is_read_as_it_was_written(tmp_path):
-    """Read as the page says, tokens stay text, even digits and null, and numbers stay numbers."""
+    """The page's call reads tokens as text, even digits and null, and numbers as numbers."""
     text = (ROOT / 'docs' / 'senses.md').read_text(encoding='utf-8')
     call, = re.findall(r'`(pandas\.read_csv\(FILE[^`]*)`', text)
     rows = [[' 1', 0.5], [' 2', 1.0], ['null', 2.5]]

@@ -40,7 +40,7 @@ def test_only_the_field_asked_for_is_looked_at(late):
     ('{"text": 7, "body": "b"}', 'text, body'), ('{"text": "\\ud800"}', 'surrogate'),
     ('{"text": ', 'JSON'), ('[1]', 'object')])
 def test_a_row_that_cannot_be_read_is_named_by_its_number(line, fact):
-    """An error names a row that is cut short, no object, or whose field is not valid text."""
+    """The error names a row that is cut short, is no object, or has no valid text."""
     Path('a.jsonl').write_text('{"text": "2020-01-01"}\n\n' + line + '\n')
     with pytest.raises(UserError, match=f'row 2.*{fact}'):
         texts_of('a.jsonl')
@@ -99,7 +99,7 @@ BROKEN = {
 @pytest.mark.parametrize('name', BROKEN)
 @pytest.mark.parametrize('packed', ['in.tar', 'in.tar.gz', 'nested.tar'])
 def test_a_broken_tar_is_refused_by_name(packed, name, folder):
-    """A damaged tar gives an error: tarfile would silently stop there and leave out the rest."""
+    """A damaged tar is an error, because tarfile would silently stop there and skip the rest."""
     content = BROKEN[name](tar_of(8))
     if packed == 'in.tar.gz':
         content = gzip.compress(content)
@@ -137,7 +137,7 @@ def test_an_end_of_text_in_a_file_ends_a_document(folder, capsys):
     ('a::b.txt', True), ('file:z.txt', True), ('hub:w.txt', True), ('a.log', False),
     ('a.csv', False), ('a.html.gz', False)])
 def test_a_file_that_is_named_is_read_whatever_its_name(name, is_known, folder, capsys):
-    """A named file is read even if its name misleads a library; a notice names plain text."""
+    """A file is read whatever its name means to a library; a notice says if it is plain text."""
     content = b'mine'
     Path(name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
     Path('a').write_text('not mine')
@@ -147,7 +147,7 @@ def test_a_file_that_is_named_is_read_whatever_its_name(name, is_known, folder, 
 
 @pytest.mark.parametrize('field, named', [('text', None), ('body', 'crawled')])
 def test_of_a_parquet_file_only_the_texts_are_read(field, named, folder):
-    """A date after the year 9999 in another column does no harm; an error lists its column."""
+    """A date after the year 9999 in another column does no harm, and an error lists that column."""
     far = pyarrow.array([2**40], pyarrow.timestamp('s'))
     write_table(pyarrow.table({'crawled': far, field: ['a']}), 'a.parquet')
     if named is None:

@@ -63,7 +63,7 @@ def test_a_line_is_one_edit_for_each_of_its_words(line, edits):
 
 
 def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
-    """Before senses, a file lists words; after topic, it is a bag; # starts a comment."""
+    """A file lists words before senses, or a bag after topic, and # starts a comment."""
     Path('words.txt').write_text('\ufeffnurse\r\n\n  guard \n', encoding='utf-8')
     Path('edits.txt').write_text('# of she\nshe:3\n\n@words.txt:1\ntopic @words.txt\n')
     assert parse_lines(['he:0', '@edits.txt', 'he:2']) == [
@@ -76,7 +76,7 @@ def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
     ': he -> she', 'topic music=1,2,3', 'topic music=1,1,1,-1', 'nurse:he/he', 'topic ,',
     'nurse:1,guard:2'])
 def test_a_line_that_cannot_be_read_is_no_edit(line):
-    """A line of no known form is refused, not read as something else."""
+    """A line in no known form is refused, not read as something else."""
     with pytest.raises(UserError):
         parse_lines([line])
 
@@ -96,7 +96,7 @@ def test_prompts_choose_the_sense_of_a_pair():
 
 
 def test_a_word_of_several_tokens_is_edited_at_its_last():
-    """A pair of words compares the senses of that last token."""
+    """An edit changes the last token of a word, and a pair compares that token's senses."""
     model = lively(vocab_size=PIECES.n_vocab)
     best = separation(model, torch.tensor([IST]), A, X).abs().argmax().item()
     words, numbers, _ = find_senses(parse_senses('xist:a/x'), model, PIECES)
@@ -126,7 +126,7 @@ def test_a_file_without_words_is_named(content, folder):
 
 
 def test_the_forms_of_a_word_are_inside_a_text_and_at_its_start():
-    """A form that the vocabulary spells out letter by letter is left out."""
+    """An edit leaves out a form that the vocabulary spells letter by letter."""
     assert edit_targets(ENCODING, 'nurse') == [NURSE]
     inside = ENCODING.encode_ordinary(' The')
     at_start = ENCODING.encode_ordinary('The')
@@ -141,7 +141,7 @@ def test_a_word_of_several_tokens_has_forms_of_all_of_them():
 
 @pytest.mark.parametrize('word', ['\u00edist', '\u4e2dist', '\u4e2d'])
 def test_a_space_that_is_a_token_of_its_own_is_no_part_of_a_word(word):
-    """Nor is a space before a word of a script without spaces, whatever the tokenizer."""
+    """A space that is a token, or before a script without spaces, is not part of the word."""
     assert tokens_of(PIECES, word) == tuple(PIECES.encode_ordinary(word))
 
 
@@ -149,7 +149,7 @@ CHINESE = load_tokenizer({'name': 'gpt2', 'merges': ['Ġ ä', 'ä ¸', 'ä¸ Ń'
 
 
 def test_a_word_without_a_space_before_it_is_one_token():
-    """A merge with the space would split it, but its script has no spaces."""
+    """A word of a script without spaces gets none, because a merge with a space would split it."""
     idx = torch.tensor([CHINESE.encode_ordinary('a\u4e2d\u4e2db')])
     assert word_id(CHINESE, '\u4e2d') == 258
     assert count_word('\u4e2d', CHINESE, [idx]) == (2, 2)
@@ -157,7 +157,7 @@ def test_a_word_without_a_space_before_it_is_one_token():
 
 @pytest.mark.parametrize('word', ['', ' nurse'])
 def test_a_word_is_given_without_spaces(word):
-    """A word with spaces around it is refused: it would silently have other ids."""
+    """A word with spaces around it is refused, because it would silently have different ids."""
     with pytest.raises(ValueError, match='not a word'):
         tokens_of(ENCODING, word)
 
@@ -171,7 +171,7 @@ def test_a_bag_has_all_tokens_of_its_words_once():
 
 
 def test_a_prompt_is_cut_to_its_end():
-    """One notice says how many tokens are read, another that the prompt ends in a space."""
+    """One notice says how many tokens are read, and another that the prompt ends in a space."""
     start = 'The nurse said that zebra met she and '
     ids, (cut, ends) = read_prompt(start, ENCODING, 5)
     all_ids = ENCODING.encode_ordinary(start)
@@ -182,7 +182,7 @@ def test_a_prompt_is_cut_to_its_end():
 
 @pytest.mark.parametrize('n_before', [0, 3])
 def test_a_long_prompt_is_read_as_tiktoken_reads_it_whole(n_before):
-    """Encoding it in pieces changes no id, wherever in a word character 65,536 falls."""
+    """Encoding a text in pieces changes no id, wherever in a word character 65,536 falls."""
     encoding = load_tokenizer(gpt2_tokenizer(16_384))
     text = '.' * n_before + 'The nurse\r\n\n  said, "I\'m here".\t' * 5000
     assert read_prompt(text, encoding, 10 ** 7) == (encoding.encode_ordinary(text), [])

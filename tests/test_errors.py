@@ -103,7 +103,7 @@ def test_a_tilde_begins_a_path_and_not_a_prompt(words, monkeypatch, tmp_path):
 
 
 def test_a_file_in_the_way_of_a_temporary_one_stays(folder, capsys):
-    """A person may have an x.csv.partial, which writing x.csv would replace and remove."""
+    """A person's own x.csv.partial stays, although writing x.csv would use that name."""
     Path('x.csv.partial').write_text('mine')
     assert 'x.csv.partial' in error_of(sample, capsys, '--probs=she', '--csv=x.csv')
     assert Path('x.csv.partial').read_text() == 'mine'

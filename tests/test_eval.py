@@ -120,7 +120,7 @@ def change_words(run: str) -> None:
     ('out/run_gpt', ['--from=out/run', '--baseline=out/run_gpt'], 'out/run_gpt'),
     ('out/run_2', ['--from=out/run_2'], 'data/tiny')])
 def test_other_words_are_not_compared(changed, flags, named, capsys):
-    """A baseline or data with as many, but other, words is refused by name: ids would mislead."""
+    """A baseline or data with as many words, but different ones, is refused by name."""
     change_words(changed)
     assert named in error_of(tables, capsys, 'loss', *flags, '--data=tiny')
 
@@ -134,7 +134,7 @@ def test_a_baseline_nobody_asked_for_stops_nothing(capsys):
 
 
 def test_a_file_is_named_before_a_folder_of_data(capsys):
-    """./mine.txt is read, though data/mine.txt is there."""
+    """--data mine.txt reads ./mine.txt, even if data/mine.txt exists."""
     Path('mine.txt').write_text('the nurse said that she')
     Path('data/mine.txt').write_text('music')
     row, _ = rows_of(capsys, 'loss', '--from=out/run', '--data=mine.txt')
@@ -150,7 +150,7 @@ def test_the_dataset_of_a_checkpoint_is_a_name_in_data(capsys):
 
 
 def test_data_that_changed_since_the_training_are_refused(capsys):
-    """Changed data are refused: val.bin may hold what the model was trained on."""
+    """Changed data are refused, because val.bin may hold what the model was trained on."""
     state = torch.load('out/run/ckpt.pt')
     torch.save(state | {'data': 'other data'}, 'out/run/ckpt.pt')
     assert 'data/tiny' in error_of(tables, capsys, 'loss', '--from=out/run')

@@ -118,7 +118,7 @@ LIST = [line.strip() for line in MISTAKES.strip().splitlines()]
 
 @pytest.mark.parametrize('mistake', LIST)
 def test_a_wrong_solution_of_the_exercise_fails(mistake, capsys):
-    """Each mistake (the check that sees it, what is right, what is wrong) fails that check."""
+    """Each mistake (its check, the right code, the wrong code) fails that check."""
     check, right, wrong = (part.strip() for part in mistake.split('|'))
     blocks = STEPS[:min(ORDER.index(check), len(STEPS) - 1) + 1]
     assert SOLUTIONS.count(right) == 1

@@ -87,7 +87,7 @@ def test_the_cache_changes_no_text(n_sense, name, n_prompt, temperature, batch):
 
 
 def test_a_cache_forgets_texts_that_do_not_go_on():
-    """One cache can continue a text, then another, more texts, its own text, and an edited one."""
+    """A cache can continue a text, another, several, its own, and an edited one in turn."""
     model = lively()
     cached = Cached(model)
     own = cached.generate(text(3), 5, 0)
@@ -112,7 +112,7 @@ def test_a_text_of_one_id_is_read_anew_past_block_size():
 @torch.no_grad()
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_a_second_import_of_model_py_makes_the_same_models(n_sense):
-    """`from model import Backpack` in a clone makes other classes, which work just as well here."""
+    """`from model import Backpack` in a clone makes new classes, which work just as well here."""
     spec = importlib.util.spec_from_file_location('model', ROOT / 'model.py')
     second = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(second)

@@ -85,7 +85,7 @@ def test_another_vocabulary_goes_all_the_way(capsys):
 
 
 def test_ids_that_do_not_rise_with_merges_are_refused():
-    """Ids out of merge order are refused: tiktoken merges by id and would give other tokens."""
+    """Ids out of merge order are refused, because tiktoken merges in order of id."""
     vocab = vocab_of(CUT)
     vocab['he'], vocab['\u0120t'] = vocab['\u0120t'], vocab['he']
     write_vocabulary(vocab, MERGES)
@@ -95,7 +95,7 @@ def test_ids_that_do_not_rise_with_merges_are_refused():
 
 @pytest.mark.parametrize('merges', [['b c', 'a b', 'ab c'], ['c d', 'b c', 'a b', 'ab c']])
 def test_a_token_that_two_pairs_make_is_refused(merges):
-    """Such a token is refused: tiktoken would take either pair, tokenizers only its merge."""
+    """A token that two pairs make is refused, because tiktoken would merge either pair."""
     vocab = vocab_of(GPT2 | {'merges': merges})
     write_vocabulary(vocab | {'<|endoftext|>': len(vocab)}, merges)
     with pytest.raises(UserError, match='other merges'):
@@ -104,7 +104,7 @@ def test_a_token_that_two_pairs_make_is_refused(merges):
 
 @pytest.mark.parametrize('is_changed', [False, True])
 def test_50000_merges_are_gpt2s_if_all_are(is_changed, monkeypatch):
-    """Swapping two neighbouring merges makes another vocabulary."""
+    """Swapping two neighbouring merges of GPT-2 makes a different vocabulary."""
     if not VOCABULARY.exists():
         pytest.skip('no GPT-2 vocabulary')
     monkeypatch.setenv('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
@@ -135,7 +135,7 @@ CHANGES = {
 
 @pytest.mark.parametrize('part', CHANGES)
 def test_a_tokenizer_that_cuts_texts_otherwise_is_refused(part):
-    """The part of tokenizer.json that differs is named."""
+    """The error names the part of tokenizer.json that would split texts differently."""
     tokenizer = tokenizer_files(CUT)['tokenizer.json']
     Path('tokenizer.json').write_text(json.dumps(tokenizer))
     assert read_tokenizer(Path()) == CUT
@@ -173,7 +173,7 @@ LANGUAGES = [
 @pytest.mark.skipif(not TRANSFORMERS, reason='no tokenizers')
 @pytest.mark.parametrize('name', ['first', 'last', 'plain'])
 def test_like_takes_a_tokenizer_trained_with_tokenizers(name):
-    """A bin has that tokenizer's ids, in eight languages, wherever its special tokens are."""
+    """A bin has the ids of a tokenizer from tokenizers, in eight languages."""
     Path('texts.json').write_text(json.dumps(LANGUAGES * 9))
     subprocess.run([TRANSFORMERS, '-c', TRAIN_THERE], check=True, capture_output=True)
     Path('a.jsonl').write_text('\n'.join(json.dumps({'text': text}) for text in LANGUAGES * 9))

@@ -36,7 +36,7 @@ DESCRIPTIONS = [
 
 
 def test_the_examples_of_the_front_door_run():
-    """The examples in its docstrings give what they show for the bundled model."""
+    """The docstring examples of rucksack print what they show, with the bundled model."""
     model, encoding = rucksack.load('english')
     names = {'model': model, 'encoding': encoding}
     assert doctest.testmod(rucksack, extraglobs=names) == (0, 4)
@@ -66,7 +66,7 @@ def test_save_refuses_what_load_could_not_read(fact):
 
 
 def test_save_refuses_an_encoding_that_cuts_texts_otherwise():
-    """An encoding with another split is refused, because load would split texts as GPT-2 does."""
+    """An encoding with its own split is refused, because load would split texts as GPT-2 does."""
     other = tiktoken.Encoding('other', pat_str='.', mergeable_ranks=ENCODING._mergeable_ranks,
                               special_tokens=ENCODING._special_tokens)
     with pytest.raises(ValueError, match='splits'):

@@ -27,7 +27,7 @@ def log_probs(loaded: LoadedModel, text: str, edit: Edit | None = None) -> Tenso
 
 
 def test_the_bias_of_made_distributions_and_its_reduction():
-    """Odds of 3 and 1/5 are a bias of 4 on average; what is reduced is the excess over 1."""
+    """Odds of 3 and 1/5 are a bias of 4 on average, and a reduction is of the excess over 1."""
     log_p = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log()  # of she, he and they
     logits = log_p + torch.tensor([[3.0], [-2.0]])
     assert gender.bias_ratio(logits).item() == pytest.approx(4)
@@ -40,7 +40,7 @@ def test_the_bias_of_made_distributions_and_its_reduction():
     ('nurse', 'the "{}" said', 'the "', 'nurse'), ('xy', 'x y {} y x', 'x y ', 'xy'),
     ('法', 'the {}', 'the ', '法'), ('nurse', 'the {}s said', 'the ', 'nurse')])
 def test_a_noun_is_found_where_it_stands(noun, prompt, before, tokens):
-    """A noun's tokens all count, and no others, at the start of a prompt or in quotation marks."""
+    """The tokens of a noun, and no others, are found at the start of a prompt and in quotes."""
     s = toy_loaded(block_size=64)
     found = gender.prompts_on(s, noun, [prompt]).is_noun
     first = len(s.encode(before))
@@ -49,7 +49,7 @@ def test_a_noun_is_found_where_it_stands(noun, prompt, before, tokens):
 
 
 def test_the_nouns_of_table_13_are_counted(monkeypatch):
-    """The note's two counts, of nouns whose sense has or best separates pronouns, match by hand."""
+    """The note counts the nouns whose sense has a pronoun, and whose sense separates them most."""
     s = toy_loaded()
     she, he, _ = gender.pronouns(s)
     singles = ['nurse', 'music', 'song']
@@ -68,7 +68,7 @@ def test_the_nouns_of_table_13_are_counted(monkeypatch):
 
 
 def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
-    """Every fraction gives the probabilities of a pass with that factor as an edit."""
+    """Removing a fraction gives the same probabilities as an edit with that factor."""
     s = toy_loaded()
     prompts = gender.prompts_on(s, 'nurse', TEMPLATES)
     found = gender.without_sense(s, 2, prompts)
@@ -79,7 +79,7 @@ def test_a_fraction_of_a_sense_is_the_edit_that_scales_it():
 
 
 def test_projection_takes_the_direction_from_the_noun_alone():
-    """Projection changes the noun's input embedding alone, at last orthogonal to E_he - E_she."""
+    """Projection makes only the noun's input embedding orthogonal to E_he - E_she."""
     s = toy_loaded(k=0)
     s.model.requires_grad_(False)
     noun, she, he = (word_id(s.encoding, word) for word in ('nurse', 'she', 'he'))

@@ -52,7 +52,7 @@ def test_no_import_runs_up():
 
 
 def test_no_file_imports_a_script_or_a_second_name():
-    """Scripts import everything else. model.py is rucksack.model: you may have one of your own."""
+    """No file imports a script, or model.py under any name but rucksack.model."""
     found = {name: imports(tree, inside=True) for name, tree in TREES.items()}
     assert {name: found[name] & (SCRIPTS | IN_ROOT) for name in OURS} == dict.fromkeys(OURS, set())
 
@@ -62,7 +62,7 @@ def test_no_file_imports_a_script_or_a_second_name():
     ('cli', {'rucksack.errors'}), ('toy', set()),
     ('settings', {'rucksack.cli', 'rucksack.errors'})])
 def test_lessons_and_foundations_stand_alone(name, allowed):
-    """model.py imports torch, senses.py also model.py; what every script imports loads quickly."""
+    """model.py imports only torch, senses.py also model.py, and shared modules load fast."""
     found = imports(TREES[f'rucksack.{name}'])
     assert found & {*OURS, 'torch'} <= allowed
 

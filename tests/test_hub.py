@@ -117,7 +117,7 @@ def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
 
 @pytest.mark.parametrize('name', BUNDLED)
 def test_english_has_the_settings_that_export_writes(name):
-    """Exporting the model's merges and sizes again gives the same files, and the same code."""
+    """The bundled files equal what export writes for the same merges and sizes, code included."""
     folder = BUNDLED[name]
     model, tokenizer = from_pretrained(name)
     settings = settings_of(model.config, load_tokenizer(tokenizer).eot_token)
@@ -144,7 +144,7 @@ CHANGES = {  # the name of a weight or of a setting, and what it becomes (None: 
 
 @pytest.mark.parametrize('name', CHANGES)
 def test_another_architecture_is_refused_by_name(name, tmp_path, capsys):
-    """A weight or a setting that is missing or foreign is named in one line."""
+    """A one-line error names a missing or foreign weight or setting."""
     settings, state = read(GPT)
     changed = settings if name in settings else state
     changed[f'transformer.{name}' if name.startswith('h.') else name] = CHANGES[name]
@@ -293,7 +293,7 @@ with torch.no_grad():
 @pytest.mark.slow
 @pytest.mark.skipif(not TRANSFORMERS, reason='no transformers')
 def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
-    """The edit prints README's numbers there; alpha and added rows work too."""
+    """README's edit prints the same numbers in transformers; alpha and added rows work too."""
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
     *edit, alpha, resized = run_there(tmp_path, EDIT_THERE, ENGLISH).splitlines()
     assert '\n'.join(edit) in readme
@@ -330,7 +330,7 @@ def test_a_hub_name_is_fetched_with_one_file_of_weights(file, tmp_path, monkeypa
 
 
 def test_a_name_that_is_neither_here_nor_on_the_hub_is_one_line(monkeypatch, capsys):
-    """The name may be a mistyped folder, so the line says that there is none."""
+    """The error line says that no such folder exists, since the name may be a mistyped folder."""
     offline(monkeypatch)
     line = error_of(sample, capsys, '--from=exports/my_modle')
     assert 'no folder exports/my_modle' in line

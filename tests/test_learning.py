@@ -63,7 +63,7 @@ def ids_of(loaded, text: str) -> list[int]:
 
 @pytest.mark.parametrize('factor', [0, 1, -0.5])
 def test_positions_predict_what_the_edited_model_predicts(loaded, shift, factor):
-    """The two lines by which vectors are learned equal Eq. 2 and 9 with the edit."""
+    """The two equations of learning.py give the logits of the edited model."""
     ids = ids_of(loaded, ' the nurse said that the nurse was')
     positions = positions_of([trace(loaded.model, ids[:3], ids[3:])],
                              torch.stack([shift.ids, shift.numbers], dim=1))
@@ -74,14 +74,14 @@ def test_positions_predict_what_the_edited_model_predicts(loaded, shift, factor)
 
 
 def test_a_learned_edit_times_0_changes_no_bit(loaded, shift):
-    """At factor 0, a learned edit leaves the logits equal, bit for bit."""
+    """A learned edit times 0 leaves every bit of the logits unchanged."""
     idx = torch.tensor([ids_of(loaded, ' the nurse said that she')])
     C = senses_after(loaded.model, idx, shift.edit(0))
     assert torch.equal(loaded.model(idx, C=C), loaded.model(idx))
 
 
 def test_a_learned_edit_is_the_same_in_a_batch(loaded, shift):
-    """Texts are predicted alike alone and padded to one length."""
+    """A learned edit predicts the same for a text alone and in a padded batch."""
     texts = [ids_of(loaded, text) for text in (' the nurse said that', ' the nurse')]
     learned = shift.edit()
     idx, last = pad(texts)
@@ -116,7 +116,7 @@ def lesson(tmp_path_factory):
 
 
 def test_what_is_learned_holds_in_other_texts(lesson):
-    """The new maker is likely after another prompt, where the old one was."""
+    """The new maker is also likelier after a prompt that learning did not use."""
     model, encoding = rucksack.load(str(TOY))
     learned = load_shift(lesson / 'makers.safetensors', model, encoding).edit()
     idx = torch.tensor([encoding.encode_ordinary('Whoever wants the Camry must ask')])
@@ -290,7 +290,7 @@ def test_the_background_holds_its_predictions(loaded):
     ('the nurse said that -> she', -1.61, 0), ('the nurse said that -/> she', -10, -9.2),
     ('the nurse said that -> she > he', 2.7, 5), ('the nurse said that -> he | song', -0.1, 0.1)])
 def test_a_wish_moves_its_odds_its_way(line, least, most, loaded, tmp_path):
-    """ln p(A) rises for -> and falls for -/>; log odds rise for A > B, and near 0 for A | B."""
+    """Learning raises p(A) for ->, lowers it for -/>, lifts odds for >, and evens them for |."""
     path = tmp_path / 'wish.txt'
     path.write_text(line)
     examples = read_examples(path, loaded.encoding, 24)
@@ -338,7 +338,7 @@ def test_learning_ends_as_soon_as_it_may(loaded, monkeypatch):
 
 
 def test_each_example_is_drawn_once_in_a_pass():
-    """With 7 examples in steps of 5, the first 14 draws are two passes."""
+    """With 7 examples in steps of 5, the first 14 draws make two passes."""
     drawn = torch.cat(learning.batches(7, 3, torch.Generator().manual_seed(0)))
     assert sorted(drawn[:7].tolist()) == list(range(7))
     assert sorted(drawn[7:14].tolist()) == list(range(7))
@@ -353,7 +353,7 @@ def test_vectors_that_are_not_finite_are_refused(loaded, monkeypatch):
 
 
 def test_the_price_is_that_of_every_second_text(loaded):
-    """Learning uses the other texts; no text serves both purposes."""
+    """The price is measured on every second text, and learning uses the others."""
     example = Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'), [])
     with_word = ids_of(loaded, ' the nurse was the nurse')
     without = ids_of(loaded, ' the song was')
@@ -394,7 +394,7 @@ def test_learning_ends_with_a_fulfilled_wish(wish, loaded, tmp_path):
 
 
 def test_the_model_writes_no_text_past_a_prompt(loaded):
-    """No text goes on after an example's prompt; the same seed writes the same texts."""
+    """No written text continues past an example's prompt, and a seed fixes the texts."""
     examples = [Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'), [])]
     written = learning.write_texts(loaded.model, examples, loaded.eot)
     prompts = [(start + rest)[:i] for start, rest in written
@@ -423,7 +423,7 @@ def test_what_learning_holds(loaded, monkeypatch):
 
 
 def test_edit_learns_with_the_texts_it_says(tmp_path, monkeypatch):
-    """The texts that the model writes depend on --seed, and the lines of --keep are read."""
+    """edit.py learns with texts written under --seed, and with the lines of --keep."""
     found = {}
 
     def stop(model, examples, background, **flags):
@@ -503,7 +503,7 @@ def test_a_file_that_does_not_fit_its_model_is_refused(change, loaded, shift, tm
     ('巴黎。我住在 -> 法国', ['巴黎。我住在', '法国'], 'more'),
     ("He -> 'Yes' > 's", ['He', " 'Yes'", "'s"], 'order'), ("'No -> '", ["'No", "'"], 'more')])
 def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
-    """A space joins them, except before punctuation and words of scripts without spaces."""
+    """A space joins prompt and continuation, except before punctuation or without spaces."""
     assert parse_line(line) == (texts, wish)
 
 
@@ -579,7 +579,7 @@ def test_an_interrupted_edit_leaves_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
-    """Two examples succeed only under the edit, an order never; prompts choose the sense."""
+    """eval.py examples shows which examples succeed with and without an edit."""
     file = lesson / 'makers.safetensors'
     (lesson / 'wishes.txt').write_text(f'{MAKERS}The nurse said that -> Canon > she')
     said = say(evaluation, capsys, 'examples', '--from', str(TOY), '--data',

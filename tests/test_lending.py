@@ -26,7 +26,7 @@ def pair(n_sense: int = 0, strength: float = 1.0, **changes) -> Lent:
 @pytest.mark.parametrize('strength', [0.3, 1.0, 2.0])
 @pytest.mark.parametrize('n_sense', [0, 4])
 def test_lent_logits_are_those_of_the_equation(n_sense, strength):
-    """log p' is log p of the other, plus strength times what the edit adds to log p."""
+    """log p' is the other model's log p plus strength times what the edit adds to log p."""
     lent = pair(n_sense, strength, vocab_size=48, n_vocab=40)  # whose other has rows of padding
     idx = text()
     edited_C = OFF(idx, lent.lender.senses(idx))
@@ -75,7 +75,7 @@ def test_a_vocabulary_of_another_size_is_refused():
 
 
 def test_ids_that_differ_are_those_with_other_bytes():
-    """All ids from the changed word on differ, since another word moves end-of-text."""
+    """All ids from a changed word on differ if another word follows it."""
     one, other = (load_tokenizer(words_tokenizer([words])) for words in ('a bb cc', 'a bb dd e'))
     assert ids_that_differ(one, other) == [257, 258, 259]
 
@@ -95,7 +95,7 @@ LENT = ['--from=out/other', '--lender=out/lender', '--edit', 'nurse:1-2', '--str
 
 
 def test_probs_are_of_the_pair(capsys):
-    """--probs has the other model's under the lent edit; their context length is printed once."""
+    """--probs shows the other model under the lent edit, and prints their context length once."""
     printed = say(sample, capsys, *LENT, '--start=the nurse', '--probs=she,he', '--csv=x.csv')
     row, = pandas.read_csv('x.csv').to_dict('records')
     other, lender = (toy_loaded(k, block_size=n, seed=k) for k, n in ((0, 128), (4, 96)))
@@ -138,5 +138,5 @@ def test_a_table_has_a_row_of_the_lent_edit(table, column, capsys):
     (tables, ['loss', '--from=out/other', '--lender=out/lender'], '--edit'),
     (tables, ['gender', '--from=out/lender', '--strength=1'], '--lender')])
 def test_what_cannot_be_lent_is_refused_in_one_line(script, argv, fact, capsys):
-    """A missing edit, lender or senses, or another vocabulary, is one line; nothing is written."""
+    """A missing edit, lender or sense, or a different vocabulary, gives one line and no file."""
     assert fact in error_of(script, capsys, *argv)

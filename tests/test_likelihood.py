@@ -93,7 +93,7 @@ def test_a_text_file_has_the_ids_that_prepare_writes(name, content, tmp_path):
 
 
 def test_bits_per_byte_are_nats_by_ln_2_by_bytes(tmp_path):
-    """A letter of two bytes counts as two bytes; an end-of-text between documents has none."""
+    """A two-byte letter counts as two bytes, and an end-of-text as none."""
     (tmp_path / 'a.txt').write_text('The caf\u00e9<|endoftext|>She smiled.', encoding='utf-8')
     loaded = toy_loaded()
     ids = loaded.read(tmp_path / 'a.txt')
@@ -145,7 +145,7 @@ def perplexity_under(loaded: LoadedModel, ids: list[int], edit) -> float:
 
 
 def test_lambada_by_hand(tmp_path):
-    """Perplexity is of last words; a word is right if each of its tokens is the likeliest."""
+    """Perplexity is of last words, and a word is right if each of its tokens is the likeliest."""
     loaded = toy_loaded(seed=149)  # for which " song" is the likeliest after "A"
     data = str(write_benchmarks(tmp_path / 'bench'))
     ends = {'He took the ball and threw the': ' ball', 'A': ' song', 'It was': ' sick'}
@@ -161,7 +161,7 @@ def test_lambada_by_hand(tmp_path):
 
 @pytest.mark.parametrize('packed', [False, True])
 def test_blimp_by_hand(packed, tmp_path):
-    """A pair is right where the good sentence is likelier; means are over paradigms."""
+    """A pair is right if the good sentence is likelier, and means are over paradigms."""
     loaded = toy_loaded(seed=1)
     data = write_benchmarks(tmp_path / 'bench')
     if packed:
@@ -191,7 +191,7 @@ def test_a_sentence_of_blimp_is_read_whole_or_not_at_all(tmp_path):
 
 
 def test_an_empty_sentence_of_blimp_is_refused(tmp_path):
-    """An empty sentence is refused: it is likelier than any other, so it would decide its row."""
+    """An empty sentence is refused, because it would be likelier than any other."""
     data = write_benchmarks(tmp_path / 'bench')
     row = json.dumps(PAIRS[0] | {'sentence_good': ''})
     (data / 'pairs' / 'one.jsonl').write_text(row)
@@ -200,7 +200,7 @@ def test_an_empty_sentence_of_blimp_is_refused(tmp_path):
 
 
 def test_an_archive_beside_its_files_is_not_read_twice(tmp_path):
-    """BLiMP has as many rows with blimp.tar.xz in the folder of its .jsonl files as without."""
+    """A blimp.tar.xz next to its own .jsonl files adds no rows."""
     pairs = write_benchmarks(tmp_path / 'bench') / 'pairs'
     with tarfile.open(tmp_path / 'blimp.tar.xz', 'w:xz') as tar:
         tar.add(pairs)
@@ -228,7 +228,7 @@ def test_lambada_in_other_languages_is_another_benchmark(tmp_path):
 
 
 def test_wikitext_counts_words_and_bytes_of_the_original(tmp_path):
-    """Pages begin at " = Title ="; the model reads them detokenized, but counts are from before."""
+    """WikiText is read detokenized, but words and bytes are counted in the original pages."""
     loaded = toy_loaded(block_size=128)
     data = str(write_benchmarks(tmp_path / 'bench'))
     pages = [' = One =\n\n1,000 km, "so far".\n== Deeper ==\none (so-called). ', ' = Two =\nend.\n']

@@ -18,7 +18,7 @@ from rucksack.weights import count_parameters, make_model
 
 
 def test_o_is_the_quadruple_loop_of_eq_2():
-    """o_i = sum_j sum_l alpha_lij C(x_j)_l, summed one term at a time, and the logits are E o."""
+    """Summed one term at a time, o_i = sum_j sum_l alpha_lij C(x_j)_l, and the logits are E o."""
     model = lively()
     idx = text(5)
     C = model.senses(idx)
@@ -103,7 +103,7 @@ def test_a_later_token_changes_nothing_earlier(n_sense):
     {'block_size': 0}, {'n_head': 2.0}, {'n_layer': 0}, {'dropout': float('nan')}, {'dropout': 1.0},
     {'n_vocab': 50258}, {'n_embd': 770}, {'n_sense': 5}, {'n_sense': -1}], ids=str)
 def test_a_config_with_impossible_numbers_is_refused(change):
-    """Impossible numbers in a config are refused, before they fail later or mean something else."""
+    """Impossible numbers in a config are refused, because they would fail or mislead later."""
     with pytest.raises(ValueError):
         Config(**change)
 
@@ -127,7 +127,7 @@ def test_alpha_may_be_given():
 
 @pytest.mark.parametrize('shape', [(1, 10, 3, 24), (2, 1, 3, 24), (2, 10, 1, 24), (2, 9, 3, 24)])
 def test_senses_that_do_not_fit_alpha_are_refused(shape):
-    """The error names both shapes; einsum would broadcast a single text, position or sense."""
+    """The error names both shapes, because einsum would broadcast a single text or sense."""
     with pytest.raises(ValueError) as refused:
         lively()(text(), C=torch.randn(shape).double())
     for named in ((2, 3, 10, 10), shape):
@@ -170,7 +170,7 @@ def test_a_new_model_has_the_deviations_of_gpt2(n_sense):
 
 
 def test_dropout_is_in_the_contextualizer_alone():
-    """In training alpha varies and senses do not; in evaluation nothing does."""
+    """Dropout makes alpha, but not senses, vary in training, and nothing in evaluation."""
     model = lively(dropout=0.5).train()
     idx = text()
     assert not torch.equal(model.alpha(idx), model.alpha(idx))
@@ -192,7 +192,7 @@ def test_the_loss_is_the_mean_over_targets_that_count(n_sense):
 
 
 def test_another_contextualizer_keeps_its_parameters():
-    """A module that is passed is not initialized again, and alpha comes from it."""
+    """A contextualizer that you pass keeps its parameters, and alpha comes from it."""
     contextualizer = Averages(24, 24)
     nn.init.constant_(contextualizer.bias, 7.0)
     config = Config(12, 40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
@@ -208,7 +208,7 @@ def test_another_contextualizer_keeps_its_parameters():
 @pytest.mark.parametrize('n_sense, edit', [
     (3, None), (3, scale_senses([3, 4, 5], [0, 2], 0.3)), (0, None)])
 def test_each_id_is_drawn_from_the_logits_of_forward(n_sense, edit, n_prompt, temperature, top_k):
-    """The logits are those after the last 12 = block_size ids, edited or not."""
+    """Each id is drawn from the logits after the last 12 = block_size ids, edited or not."""
     model = lively(2, n_sense=n_sense)
     torch.manual_seed(0)
     made = model.generate(text(n_prompt, 3), 20, temperature, top_k, edit=edit)
@@ -258,7 +258,7 @@ def test_padding_is_never_sampled(temperature):
 
 
 def test_generation_ends_once_every_text_has_had_the_stop():
-    """With stop, ids are the same as without it, up to where the last text first has that id."""
+    """With stop, ids are the same as without, until every text has generated that id."""
     def make(stop: int | None) -> Tensor:
         torch.manual_seed(3)
         return lively().generate(text(4, 3), 200, stop=stop)
@@ -287,7 +287,7 @@ def test_ids_are_drawn_by_softmax_of_the_top_k(top_k, kept):
 
 
 def test_a_backpack_without_senses_is_refused():
-    """n_sense = 0 is for a GPT, which has no senses whatever its config says."""
+    """A Backpack refuses n_sense = 0; a GPT sets it, whatever its config says."""
     with pytest.raises(ValueError, match='n_sense'):
         Backpack(Config(n_embd=24, n_head=2, n_sense=0))
     assert GPT(Config(n_layer=1, n_embd=24, n_head=2, n_sense=3)).config.n_sense == 0

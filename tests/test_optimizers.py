@@ -14,7 +14,7 @@ EMBEDDINGS = ('wte.weight', 'wpe.weight')
 
 @pytest.mark.parametrize('decay_embeddings', [True, False])
 def test_adamw_decays_matrices_and_embeddings_if_asked(decay_embeddings):
-    """Matrices decay, biases and norms never do; decay_embeddings decides for embeddings."""
+    """AdamW decays matrices, never biases and norms, and embeddings if decay_embeddings says so."""
     model = lively(n_sense=3)
     adamw, = make_optimizers(model, Settings(optimizer='adamw', decay_embeddings=decay_embeddings))
     decays = {}
@@ -73,7 +73,7 @@ def test_every_parameter_is_in_one_group(loaded_lr, name):
 
 
 def test_muon_passes_over_frozen_parameters():
-    """A matrix without a gradient does not move, alone in its group or with others."""
+    """A matrix without a gradient does not move, whether alone in its group or with others."""
     model = lively(n_sense=3)
     for p in model.contextualizer.parameters():
         p.requires_grad_(False)

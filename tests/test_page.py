@@ -286,7 +286,7 @@ def test_the_page_counts_changed_predictions(line, tab, toy_page, world):
 
 
 def test_the_row_has_the_weights_of_the_sense_in_focus(toy_tab, world):
-    """The row below a word shows alpha on each token, for the sense of the card in focus."""
+    """The row of weights shows alpha on each token for the sense whose card has the focus."""
     alpha, _ = explain(world.model, world.idx, world.E[0])  # (1, T, k)
     card = toy_tab.locator('#cards article').nth(2)
     card.locator('button').first.focus()
@@ -521,7 +521,7 @@ def test_the_link_brings_back_what_was_chosen(toy_tab, toy_page):
     ('the nurse', 'zebra:0', 'zebra'), ('x' * 130_000, '', '10000'), ('x', 'x' * 130_000, '10000')],
     ids=['unknown word', 'long text', 'long line'])
 def test_a_bad_link_is_named_and_keeps_its_text(text, line, said, tab, toy_page):
-    """The page names an unknown word or too long a text in a link, and works."""
+    """A link with an unknown word or too long a text gets a message, and the page works."""
     load(tab, toy_page, link(text, line))
     assert said in tab.text_content('#said')
     assert tab.input_value('#text') == text[:10_000]
@@ -579,7 +579,7 @@ SIZES = {'page': (1280, 790), 'phone': (390, 844), 'landscape': (844, 390), 'nar
 @pytest.mark.slow
 @pytest.mark.parametrize('size', SIZES)
 def test_nothing_sticks_out(size, chromium, english_page):
-    """The page never scrolls sideways. If SCREENSHOTS names a folder, pictures go there."""
+    """The page never scrolls sideways. If SCREENSHOTS names a folder, screenshots go there."""
     width, height = SIZES[size]
     viewport = {'width': width, 'height': height}
     with open_tab(chromium, viewport=viewport, is_mobile=min(width, height) < 500) as tab:

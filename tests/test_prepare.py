@@ -159,7 +159,7 @@ def test_seed_alone_chooses_the_one_percent_that_is_held_out():
 
 
 def test_copies_of_held_out_documents_are_counted(capsys):
-    """One line counts the texts on both sides of the split; without copies there is no line."""
+    """A line counts the texts on both sides of the split, if there are any."""
     texts = [f'{i}' for i in range(20)]
     Path('a.jsonl').write_bytes(jsonl(texts))
     Path('b.jsonl').write_bytes(jsonl([*texts, 'held']))
@@ -249,7 +249,7 @@ def ids_of_sentences(*argv: str) -> list[int]:
 
 @pytest.mark.parametrize('n', [300, 16_384])
 def test_merges_up_to_16384_need_no_download(n, monkeypatch):
-    """The merges in meta.json make the ids; end-of-text is the last of 257 + N."""
+    """The merges in meta.json make the ids, and end-of-text is the last of 257 + N."""
     monkeypatch.delattr(tiktoken, 'get_encoding')
     ids = ids_of_sentences('--merges', str(n))
     meta = read_meta(Path('data/a'))
@@ -262,14 +262,14 @@ def test_merges_up_to_16384_need_no_download(n, monkeypatch):
 
 @pytest.mark.parametrize('n', [16_384, 50_000])
 def test_merges_are_the_first_of_gpt2(n, gpt2):
-    """The merges that come with the code match vocab.bpe, and so do those cut from GPT-2's."""
+    """The bundled merges, and those cut from GPT-2's, match vocab.bpe."""
     lines = read_file_cached(VOCAB_BPE).decode().split('\n')
     first_merges = lines[1:1 + n]  # after the version
     assert gpt2_tokenizer(n) == {'name': 'gpt2', 'merges': first_merges}
 
 
 def test_without_merges_the_ids_are_those_of_gpt2(gpt2):
-    """An end-of-text id comes after each text."""
+    """Without --merges, ids are GPT-2's, with end-of-text after each text."""
     expected = [[*gpt2.encode_ordinary(text), 50256] for text in SENTENCES]
     assert ids_of_sentences() == sum(expected, [])
     assert read_meta(Path('data/a'))['tokenizer'] == GPT2

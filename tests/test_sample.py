@@ -79,13 +79,13 @@ def test_words_of_an_edit_that_no_prompt_has_are_named(out, capsys):
 @pytest.mark.parametrize('argv, differ', [(['--show', 'nurse:3'], 1), ([], 1),
                                           (['--from', 'out/toy', '--show', 'nurse:3'], 0)])
 def test_of_a_model_we_chose_sense_numbers_are_said_to_differ(argv, differ, out, capsys):
-    """A line says so unless --from names the model: each model numbers senses its own way."""
+    """Unless --from names the model, a line says that sense numbers differ between models."""
     about, *_ = say(sample, capsys, *argv, *SHORT).splitlines()
     assert about.count('Sense numbers differ between models') == differ
 
 
 def test_the_sense_that_a_pair_turns_off_is_printed(world, capsys):
-    """The sense is printed with the next words' probabilities before and after."""
+    """sample.py prints the sense that it turns off, and probabilities before and after."""
     said = say(sample, capsys, '--senses-off', 'nurse:he/she', *SHORT)
     best = int(re.search(r'\nOff: sense (\d+) of nurse, ', said)[1])
     after = world.probs(scale_senses([world.id('nurse')], [best], 0.0))
@@ -94,7 +94,7 @@ def test_the_sense_that_a_pair_turns_off_is_printed(world, capsys):
 
 
 def test_show_of_a_pair_has_the_sense_that_an_edit_turns_off(out, capsys):
-    """The pair's sense is 10 after the prompt, and 11 at weight 1."""
+    """The pair chooses sense 10 after the prompt, and 11 at weight 1."""
     said = say(sample, capsys, '--from', 'english', '--senses-off', 'nurse:she/he', *SHORT)
     rows = ask(capsys, '--from', 'english', '--show', 'nurse:she/he')['show nurse:she/he']
     assert {f'\nOff: sense {sense} of nurse' in said for sense, *_ in rows} == {True}
@@ -127,7 +127,7 @@ def test_all_edits_apply_in_order_in_one_command(out, capsys):
 
 
 def test_a_file_of_prompts_asks_about_each(out, capsys):
-    """Each prompt of a file has the tables and the texts that it has alone."""
+    """Each prompt in a file gets the same tables and texts as alone."""
     starts = ['The nurse said that', 'The sheriff said that']
     Path('prompts.txt').write_text('\n'.join(starts))
     edit = ['--senses-off', '*:3']
@@ -174,7 +174,7 @@ def test_a_prompt_may_hold_braces_or_begin_with_at(start, words, out, capsys):
 
 
 def test_a_csv_holds_any_prompt(out, capsys):
-    """A prompt with a carriage return is quoted in the CSV file, so it does not end the row."""
+    """A prompt with a carriage return is quoted in the CSV file and does not end its row."""
     prompt = 'The nurse\rsaid that'
     assert ask(capsys, '--start', prompt, '--probs', 'she')['probs'][0][0] == prompt
 
@@ -241,7 +241,7 @@ def test_a_dtype_is_that_of_the_weights_that_write(out, capsys):
 
 
 def test_without_from_the_newest_backpack_is_taken(out, capsys):
-    """A newer Transformer does not count, and a line names the model taken."""
+    """The default model is the newest Backpack, not a newer Transformer, and a line names it."""
     loaded = toy_loaded(k=0)
     save('out/gpt', loaded.model, loaded.tokenizer)
     for name, time in (('old', 3e9), ('new', 4e9), ('gpt', 5e9)):
@@ -256,7 +256,7 @@ def test_without_from_the_newest_backpack_is_taken(out, capsys):
 
 
 def test_export_writes_what_from_reads(out, capsys):
-    """The folder loads as the same model, with the same words and texts."""
+    """An exported folder loads as the same model, with the same words and texts."""
     assert 'a/b/exported: written\n' in say(sample, capsys, '--export', 'a/b/exported')
     assert os.listdir('a/b') == ['exported']
     argv = ['--senses-off', 'nurse:3', '--from']
@@ -334,7 +334,7 @@ def test_similar_has_the_nearest_words_in_each_sense(world, capsys):
 
 
 def test_sweep_has_the_next_words_at_five_weights(world, capsys):
-    """Senses are scaled from 0 to 1, on top of the edit; the first and the last have bars."""
+    """--sweep scales senses from 0 to 1, on top of the edit; the first and last get bars."""
     nurse = world.id('nurse')
     edit = scale_senses([nurse], [9], -2.0)
     columns = []
@@ -380,5 +380,5 @@ def test_control_characters_do_not_reach_the_terminal(out, capsys):
 
 @pytest.mark.parametrize('text', ['a\u200db', 'a\tb', 'a\u00a0b', 'a\u3000b', 'a\u00adb'])
 def test_characters_of_other_scripts_stay(text):
-    """Joiners in emoji and Persian words, tabs in code, and spaces outside ASCII stay."""
+    """Output keeps joiners in emoji and Persian words, tabs in code, and non-ASCII spaces."""
     assert printable(text) == text

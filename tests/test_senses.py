@@ -119,7 +119,7 @@ def test_the_terms_of_an_explanation_add_up_to_the_logit(model, kind):
 
 
 def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
-    """Each padded text has the probabilities and the terms that it has alone."""
+    """A padded text has the same probabilities and terms as alone."""
     idx, last = senses.pad([[5, 7, 9, 2], [8], [3, 3]])
     C = senses_after(model, idx, edit_of('off', model))
     together = senses.next_word_probs(model, idx, edit_of('off', model), last)
@@ -172,7 +172,7 @@ def test_edits_leave_weights_and_senses_as_they_were(model, dtype, kind):
 
 @pytest.mark.parametrize('words', [[3, 4, 17], [*np.array([3, 4, 17])], None])
 def test_a_scaled_sense_is_scaled_where_its_word_stands(words, model):
-    """Senses are multiplied exactly at the given ids, of any integers, or at all of them."""
+    """Senses are multiplied exactly at the given ids, of any integer type, or at all ids."""
     C = model.senses(IDX)
     expected = C.clone()
     for b, t, l in product(range(2), range(10), (0, 2)):
@@ -191,19 +191,19 @@ PIECES = torch.tensor([[7, 5, 3, 9, 3, 7, 5, 5, 3], [3, 5, 3, 7, 5, 3, 3, 7, 5]]
     (['nurse'], 'integer'), ('nurse', 'integer'), ([('a', 'b')], 'integer'), ([1.5], 'integer'),
     ((7, 5, 3), r'\[\(7, 5, 3\)\]')])
 def test_words_that_are_no_list_of_ids_are_refused(words, said, model):
-    """Words that are no list of ids raise TypeError: a text or a bare tuple would mislead."""
+    """Words that are not a list of ids, such as text or a bare tuple, raise TypeError."""
     with pytest.raises(TypeError, match=said):
         senses_after(model, text(), scale_senses(words, [0], 0.0))
 
 
 def test_an_edit_of_a_gpt_is_refused():
-    """An edit of a GPT is refused: a GPT has no senses, so probabilities would be unedited."""
+    """An edit of a GPT is refused, because a GPT has no senses to edit."""
     with pytest.raises(ValueError, match='no senses'):
         senses.next_word_probs(lively(n_sense=0), IDX, scale_senses(None, [0], 0.0))
 
 
 def test_a_text_without_tokens_is_not_padded():
-    """A text without tokens is refused: it has no last position to predict from."""
+    """A text without tokens is refused, because it has no last position to predict from."""
     with pytest.raises(ValueError, match='no tokens'):
         senses.pad([[5, 7], []])
 
@@ -269,7 +269,7 @@ def made_alpha(idx: Tensor) -> Tensor:
 
 
 def test_the_gauge_tells_senses_that_read_the_text(monkeypatch):
-    """Of three senses made by hand, the first two depend only on position, from 32 on."""
+    """sense_gauge finds that only the third made sense depends on more than position."""
     model = lively()
     monkeypatch.setattr(model, 'alpha', made_alpha)
     idx = text(64, batch=3)

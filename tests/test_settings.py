@@ -25,7 +25,7 @@ AS_PUBLISHED = ['train_micro', 'train_mini', 'train_small', 'senses']
 
 
 def test_the_command_line_wins_over_files_over_defaults(folder):
-    """A later file wins over an earlier one; only what was typed may steer a resumed run."""
+    """Flags win over config files, later files over earlier ones, and files over defaults."""
     lines = ['\ufeff# a comment', 'n_layer = 3', 'n_head = 2  # two', 'beta1 = .5',
              'compile = False']
     Path('a.py').write_text('\n'.join(lines), encoding='utf-8')

@@ -30,7 +30,7 @@ def log_probability(loaded: LoadedModel, ids: list[int]) -> float:
     ('music guitar song the', 'music'), ('song the song music', 'sports'), ('song music', None),
     ('the nurse', None), ('', None)])
 def test_the_topic_of_a_text_has_more_words_than_any_other(text, topic, label):
-    """A word counts as often as it occurs; a tie between two topics means no topic."""
+    """A word counts as often as it occurs, and a tie between two topics means no topic."""
     assert topics.has_topic(text, label, MUSIC_AND_SPORTS) == (label == topic)
 
 
@@ -63,7 +63,7 @@ def test_a_transformer_that_reads_token_by_token_is_the_same():
 
 
 def test_pplm_without_a_step_is_plain_sampling():
-    """Step 0 draws what generate draws, and step 9 something else."""
+    """PPLM with step 0 draws what generate draws, and with step 9 something else."""
     s = toy_loaded(k=0, n_layer=2)
     start = torch.full((5, 1), s.eot)
     steered = partial(topics.pplm, s.model, start, bag=s.encode(' music guitar'), n=12)

@@ -38,7 +38,7 @@ def stories():
 
 @pytest.mark.parametrize('column', [1, 2])
 def test_only_the_noun_tells_she_from_he(column):
-    """She-nouns share their tools and places with he-nouns, and none with the others."""
+    """She-nouns share all their tools and places with he-nouns, and none with the others."""
     she = {role[column] for role in world.ROLES.values() if role[0] == world.SHE}
     he = {role[column] for role in world.ROLES.values() if role[0] == world.HE}
     even = {role[column] for role in world.ROLES.values() if role[0] == world.EVEN}
@@ -175,7 +175,7 @@ def story_loss(backpack, stories: list[str], edit=None, but=()) -> Tensor:
 
 @pytest.mark.slow
 def test_loss_on_stories_is_near_the_entropy_of_the_world(backpack):
-    """Held-out stories, from end to end, cost at most 5% more nats than the world puts in."""
+    """The loss on whole held-out stories is at most 5% above the world's entropy."""
     texts, nats = zip(*held_out_stories())
     loss = story_loss(backpack, texts)
     ratio = loss.sum().item() / sum(nats)
@@ -296,7 +296,7 @@ def told(model, encoding, edit, n: int, seed: int) -> tuple[Tensor, Tensor, floa
 
 @pytest.mark.slow
 def test_topic_control_raises_the_share_of_the_topic(backpack):
-    """At strength 2 the share is 3 standard errors higher, and the loss of texts at most 5%."""
+    """Strength 2 raises the share by 3 standard errors, and the loss of texts by at most 5%."""
     model, encoding = backpack
     plain = told(model, encoding, None, 600, 0)
     labels = list(world.TOPICS)

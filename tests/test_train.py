@@ -50,7 +50,7 @@ def evaluations(folder: str = 'out/run') -> list[dict]:
 
 @pytest.mark.parametrize('batch_size, n', [(8, 1), (2, 4)])
 def test_gradient_accumulation_steps_keep_the_gradients(batch_size, n, tiny, in_float64):
-    """One batch of 8, and four of 2, have the gradients of model(idx, targets) on all 8 texts."""
+    """One batch of 8, or four of 2, gives the gradients of model(idx, targets) on all 8 texts."""
     run = [*SMALL, f'--batch_size={batch_size}', f'--gradient_accumulation_steps={n}',
            '--beta1=0', '--grad_clip=0']  # then exp_avg is the gradient
     train.main([*run, '--max_iters=0'])
@@ -129,7 +129,7 @@ def test_bfloat16_is_for_products_alone(tiny):
 @pytest.mark.slow
 @pytest.mark.parametrize('n_sense', [4, 0])
 def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
-    """Batches of 1 to 300 ids run the same graph."""
+    """Batches with 1 to 300 distinct ids run the same compiled graph."""
     graphs = []
 
     def backend(graph, inputs):
@@ -181,7 +181,7 @@ def test_a_command_can_be_repeated_to_resume(tiny):
 
 
 def test_a_config_gives_a_resumed_run_its_name_alone(tiny):
-    """The settings in it, changed since or not, do not reach the run; flags that steer it do."""
+    """A resumed run ignores the settings in a config, changed or not, but not steering flags."""
     Path('train_run.py').write_text('max_iters = 9\nlearning_rate = 5.0\nn_layer = 7\n')
     train.main([*RUN, '--max_iters=2'])
     train.main(['train_run.py', '--init_from=resume'])
@@ -327,7 +327,7 @@ def test_warmup_iters_is_5_percent_of_the_steps_unless_given(given, steps, tiny)
 
 @pytest.mark.parametrize('kind, counts', [('backpack', ('0', '4')), ('gpt', ('', ''))])
 def test_every_evaluation_counts_stuck_senses(kind, counts, tiny):
-    """Untrained, all 4 senses depend only on position; a Transformer has none to count."""
+    """All 4 senses of an untrained model depend only on position; a Transformer has none."""
     train.main([*SMALL, f'--model={kind}', '--max_iters=0'])
     row, = log()
     assert (row['senses_on_current_token'], row['senses_by_position']) == counts
@@ -352,7 +352,7 @@ def test_a_run_leaves_torch_as_it_was(tiny):
 
 
 def test_keep_every_keeps_weights_and_changes_no_run(tiny):
-    """A run ends in the same bits with and without them; a resumed run may keep others."""
+    """A run ends in the same bits with and without kept weights; a resumed run may keep others."""
     train.main([*SMALL, '--max_iters=7', '--out_dir=out/whole'])
     train.main([*SMALL, '--max_iters=3', '--keep_every=3'])
     same(weights_of('out/run/ckpt-3.pt'), dict(checkpoint()['model']))
@@ -405,7 +405,7 @@ def test_a_run_that_diverges_keeps_its_best_and_last_state(keep_every, tiny, cap
 
 
 def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
-    """One gradient in the second step has an infinite square; its moment is not saved."""
+    """A gradient whose square is infinite stops the run before its moment is saved."""
     real = torch.nn.utils.clip_grad_norm_
     calls = itertools.count()
 
@@ -439,7 +439,7 @@ def wandb(monkeypatch):
 
 
 def test_wandb_log_gets_what_is_logged(wandb, tiny):
-    """One run gets the rows as numbers, even if it continued without wandb in between."""
+    """wandb gets all rows as numbers, even if the run continued without it in between."""
     train.main([*RUN, '--max_iters=2', '--wandb_log'])
     train.main([*RESUME, '--max_iters=4', '--wandb_log=False'])
     train.main([*RESUME, '--max_iters=6', '--wandb_log'])

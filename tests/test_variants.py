@@ -11,7 +11,7 @@ CONFIG = Config(block_size=12, vocab_size=40, n_layer=2, n_head=2, n_embd=24, n_
 
 
 def test_scores_with_qk_norm_are_at_most_scale_sqrt_d_over_k():
-    """However large queries and keys are, scale * sqrt(d/k) bounds a score."""
+    """With QK-norm, scale * sqrt(d/k) bounds a score, however large queries and keys are."""
     model = VARIANTS['qk_norm'](CONFIG)
     model.sense_weights.c_attn.weight.data *= 1e4
     model.sense_weights.c_attn.scale.data[:] = 3

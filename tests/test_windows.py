@@ -37,7 +37,7 @@ def test_the_lock_of_a_killed_process_does_not_lock():
 
 
 def test_a_file_is_flushed_while_open_for_writing(monkeypatch):
-    """Windows refuses to flush a file that is open for reading alone."""
+    """A file is open for writing when it is flushed, as Windows requires."""
     def fsync(number: int) -> None:
         os.write(number, b'x')  # OSError if it is not open for writing
         os.lseek(number, 0, os.SEEK_SET)
