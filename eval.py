@@ -42,7 +42,7 @@ from rucksack.weights import BUNDLED
 
 @dataclass(frozen=True)
 class Kind:
-    """What eval.py knows about a table. make takes the models, then the values of its flags.
+    """A table that eval.py can make. make takes the models, then the values of the flags.
 
     make returns the table or, if it is slow, yields it again after each row.
     """
@@ -191,7 +191,7 @@ def load_baseline(own: LoadedModel, name: str | None, load: Callable) -> list[Lo
 
 def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
                prompts: list[list[int]]) -> LoadedModel:
-    """Apply edits, one per line, to a model; raises UserError if one would see later tokens.
+    """Apply edits, one per line, to a model; raises UserError if any would see later tokens.
 
     The senses come from the lender. prompts, as ids, determine the sense in nurse:she/he.
     """
@@ -211,7 +211,7 @@ def make_tables(name: str, models: list[LoadedModel], args: argparse.Namespace
                 ) -> Iterable[Table]:
     """Yield the table called name; a slow table is yielded again after each row.
 
-    Raises UserError if the first model or the data do not fit it.
+    Raises UserError if it cannot be made for the first model or the data.
     """
     kind = TABLES[name]
     if kind.needs_senses:
@@ -236,7 +236,7 @@ def run(argv: list[str]) -> None:
     if args.strength is not None and not args.lender:
         parser.error('--strength needs --lender')
     if args.baseline and args.table == 'senses':
-        parser.error('senses is about one model; drop --baseline')
+        parser.error('senses takes one model; drop --baseline')
     names = [args.table]
     if args.table == 'all':
         names = [name for name, kind in TABLES.items() if kind.number]

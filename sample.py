@@ -1,4 +1,4 @@
-"""Use a trained model: continue text, inspect senses, explain predictions, edit senses.
+"""Use a trained model: continue text, inspect and edit senses, explain predictions.
 
     python sample.py --start "The nurse said that" --num-samples 3
     python sample.py --explain she/he
@@ -38,8 +38,8 @@ from rucksack.words import PROMPT, parse_bag, parse_pair, read_lines, read_promp
 # The command line.
 
 
-SEVERAL = dict(nargs='+', action='extend', default=[])  # flags that take several values, or repeat
-LISTS = dict(action='extend', default=[])  # flags that take a list, or repeat
+SEVERAL = dict(nargs='+', action='extend', default=[])  # repeatable flags with several values
+LISTS = dict(action='extend', default=[])  # repeatable flags whose value is a list
 EDIT_HELP = '\n'.join([
     'A LINE has one of these forms. Put it in quotes if it contains spaces or *.\n',
     *(f'  {form:<28} {meaning}' for form, meaning in FORMS.items()),
@@ -294,7 +294,7 @@ def run(argv: list[str]) -> None:
             notices.append(f'All tables except --probs show the lender, {lender}.')
         if flags.find or flags.similar:
             notices.append('--find and --similar show the senses without the edit.')
-    for line in warnings(flags.changes + flags.sweep, loaded, texts):  # first: a typo is likely
+    for line in warnings(flags.changes + flags.sweep, loaded, texts):  # first: often a typo
         print(printable(line))
     print(loaded.about())
     tables = make_tables(flags, loaded, lender, prompts)

@@ -43,7 +43,7 @@ def read_meta(folder: Path) -> dict:
 
 
 def data_id(meta: dict) -> str:
-    """Identify the data of a meta.json: token counts and checksums."""
+    """Identify the data of a meta.json by token counts and checksums."""
     return str([meta['tokens'], meta.get('sha256')])
 
 

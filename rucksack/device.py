@@ -1,4 +1,4 @@
-"""Which device to use, whether it multiplies bfloat16 fast, and what makes training fast on it."""
+"""Choose a device, tell whether it multiplies bfloat16 fast, and make training on it fast."""
 
 import ctypes
 import sys
@@ -23,7 +23,7 @@ def find_device(name: str) -> str:
 
 
 def bfloat16_unit(device: str) -> str | None:
-    """Name the hardware that multiplies bfloat16 much faster than float32; None without any."""
+    """Name the hardware that multiplies bfloat16 much faster than float32, or None."""
     if device.startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False):
         return 'tensor cores'
     if device == 'cpu' and torch.cpu._is_amx_tile_supported():
@@ -42,7 +42,7 @@ def name_of(device: str) -> str:
 
 
 def set_up_device(device: str, dtype: str, local_rank: int = 0) -> tuple[str, str]:
-    """Resolve auto. Make training fast on the device and, on a CPU, the same bits in every run."""
+    """Resolve auto, and make training fast and, on a CPU, bit-identical from run to run."""
     device = find_device(device)
     if device == 'cuda':
         device = f'cuda:{local_rank}'

@@ -217,8 +217,8 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
               prompts: Collection[Tensor] = ()) -> tuple[Edit, list[str]]:
     """Make one edit that applies changes in order; also returns a sentence for each.
 
-    prompts, ids (1, T) each, determine the sense in nurse:she/he. Without them, it is the one that
-    separates the two words most at weight 1.
+    prompts, ids (1, T) each, determine the sense in nurse:she/he. By default, it is the sense
+    that most separates the two words at weight 1.
     """
     steps = []
     sentences = []

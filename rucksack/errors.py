@@ -1,4 +1,4 @@
-"""Errors for people: one line that says what was given, what is allowed, what to run."""
+"""Errors for people: one line that says what was given, what is allowed, and what to run."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class UserError(ArgumentTypeError, ValueError):
-    """An error the user can fix. It should say what was given, what is allowed, what to run.
+    """An error the user can fix. It should say what was given, what is allowed, and what to run.
 
     If a flag's parsing function raises it, argparse adds the name of the flag.
     """

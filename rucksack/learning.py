@@ -154,7 +154,7 @@ def trace_example(model: Backpack, example: Example) -> list[Trace]:
 def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Tensor) -> Tensor:
     """Compute log p(less_likely) - log p(likelier), or the one that exists, in nats: a scalar.
 
-    For equals, it is the absolute difference. The loss stops falling once the example is satisfied,
+    For equal, it is the absolute difference. The loss stops falling once the example is satisfied,
     because it would otherwise ask for ever larger odds.
     """
     nats = positions.nats(model, vectors)  # (n,), of likelier and then of less_likely
@@ -172,7 +172,7 @@ def asked(example: Example) -> float:
 
 
 def divergence(model: Backpack, positions: Positions, vectors: Tensor) -> Tensor:
-    """Average KL(p || q) over positions, p by the model and q by the edited model: a scalar."""
+    """Average KL(p || q) over positions, p from the model and q from the edited one: a scalar."""
     edited = positions.logits(model, vectors).log_softmax(-1)  # (N, V)
     unedited = positions.logits(model, torch.zeros_like(vectors)).log_softmax(-1)
     return F.kl_div(edited, unedited, log_target=True, reduction='batchmean')
@@ -228,7 +228,7 @@ def batches(n: int, steps: int, generator: torch.Generator) -> tuple[Tensor, ...
 def fit(model: Backpack, examples: list[Example], cases: list[Positions],
         held: list[Positions], steps: int, lr: float, seed: int,
         early: bool = False) -> Tensor:
-    """Find vectors (P, d) that lower the losses of examples and keep other predictions.
+    """Find vectors (P, d) that lower the losses of examples and preserve other predictions.
 
     cases are the positions of each example. held are groups of positions whose predictions should
     stay; each group counts the same. With early, learning ends once every example was satisfied the
@@ -377,7 +377,7 @@ def scale_back(model: Backpack, examples: list[Example], cases: list[Positions],
         edited = [mean_nats(model, one, factor * vectors) for one in priced]
         return any(nats / loss - 1 > budget for nats, loss in zip(edited, unedited))
 
-    n = bisect_left(FACTORS, True, key=costs_too_much)  # factors that do not
+    n = bisect_left(FACTORS, True, key=costs_too_much)  # the number within the budget
     if n == 0:
         raise UserError(f'even {FACTORS[0]:.1%} of the edit costs more than {budget:g} of the loss '
                         'on other text; choose a larger budget, a lower lr or fewer steps')

@@ -3,7 +3,7 @@
     log p'(x) = log p_other(x) + beta (log p_edited(x) - log p_unedited(x)) - log Z
 
 Source: "Model Editing with Canonical Examples" (arXiv 2402.06155), section 7, which improves GPT-J
-with a small Backpack. Each log p is a logit less a constant, and logits are linear in the senses
+with a small Backpack. Each log p is a logit minus a constant, and logits are linear in the senses
 (Eq. 2 and 9). So the difference in parentheses is the logits of what the edit adds to the senses:
 
     logits' = logits_other + beta E^T sum_j sum_l alpha_lij (C'(x_j)_l - C(x_j)_l)
@@ -31,7 +31,7 @@ class Lent(nn.Module):
     """A model whose predictions follow edits of a lender's senses, times strength (beta).
 
     other maps ids (B, T) to logits (B, T, V or more), and has a config, as GPT and Backpack do;
-    lender is a Backpack. Use this as a Backpack: lent(idx, C=edit(idx, lent.senses(idx))) and
+    lender is a Backpack. Use this like a Backpack: lent(idx, C=edit(idx, lent.senses(idx))) and
     lent.generate(idx, n, edit=edit). Its block_size is the smaller of the two.
     Raises ValueError if the vocabularies have different sizes.
     """

@@ -68,7 +68,7 @@ class LoadedModel:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == 'bfloat16')
 
     def about(self) -> str:
-        """Describe the model in a line."""
+        """Describe the model in one line."""
         c = self.config
         shape = f'{c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, {c.n_vocab:,} ids'
         return printable(f'{self}: {shape}{self.why}')
@@ -80,7 +80,7 @@ class LoadedModel:
                             f'{what} needs a Backpack')
 
     def needs_length(self, n: int, what: str) -> None:
-        """Raise UserError if the model cannot read n tokens; what is, say, 'a prompt has'."""
+        """Raise UserError if the model cannot read n tokens; what is, e.g., 'a prompt has'."""
         block_size = self.config.block_size
         if n > block_size:
             raise UserError(f'{self.name} reads at most {block_size} tokens, but {what} {n}; '

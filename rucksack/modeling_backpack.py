@@ -69,7 +69,7 @@ class SenseWeights(nn.Module):
         return both.permute(2, 0, 3, 1, 4)  # (B, k, T, d/k) each
 
     def forward(self, query, key, mask):
-        """Compute Eq. 12, (B, k, T, S), at the last T of S positions; mask (B, S): False is pad."""
+        """Compute Eq. 12, (B, k, T, S), at the last T of S positions, given the mask (B, S)."""
         T, S = query.shape[2], key.shape[2]
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, k, T, S)
         causal = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(S - T)  # (T, S)
@@ -114,7 +114,7 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         return self.backpack.sense_network(self.get_input_embeddings()(ids))
 
     def contextualize(self, input_ids, attention_mask=None, cache=None):
-        """Compute Eq. 11, h (B, T, d) of the last T of S tokens, and mask (B, S): False is pad."""
+        """Compute Eq. 11, h (B, T, d) of the last T of S tokens, and the attention mask (B, S)."""
         B, T = input_ids.shape
         S = T if cache is None else cache.get_seq_length() + T
         if attention_mask is None:

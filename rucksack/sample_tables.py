@@ -1,4 +1,4 @@
-"""The tables of sample.py: what senses say, and what makes a prediction."""
+"""The tables of sample.py: what senses predict, and how a prediction adds up."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -173,7 +173,7 @@ def shortened(text: str) -> str:
 
 
 def probabilities(loaded: LoadedModel, prompts: Prompts, words: list[str]) -> Table:
-    """Show the probability of each word as the next one, before and after the edit.
+    """Show the probability that each word comes next, before and after the edit.
 
     Each prompt has a row. Two words also get their log odds, ln(p(first) / p(second)).
     """

@@ -17,7 +17,7 @@ CSV_BEGINS = f'"{FIRST_COLUMN}"'
 
 @dataclass
 class Table:
-    """Rows under columns.
+    """A table of rows and columns.
 
     columns are name -> format: a format specification, or a function from a value to its text.
     Text prints unchanged under a specification; None, infinity and NaN print as -. The first column
@@ -78,7 +78,7 @@ def cell(value, how: str | Callable) -> str:
 
 
 def folded(cells: tuple[str, ...], first: int) -> list[str]:
-    """Break a row into lines that fit the terminal; the first cells are in the first line only."""
+    """Break a row into lines that fit the terminal; the first cells are on the first line only."""
     width = shutil.get_terminal_size((110, 24)).columns
     line = '  '.join(cells[:first])
     indent = len(line)

@@ -1,4 +1,4 @@
-"""Find, read, name and write parameters: our checkpoints, published formats, nanoGPT's, the Hub."""
+"""Find, read and write weights: our checkpoints, published formats, nanoGPT's, and the Hub."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from rucksack.tokenizer import (
 CODE = Path(__file__).with_name('modeling_backpack.py')  # exported, for transformers to run
 CARD = Path(__file__).with_name('card.md')
 BUNDLED = {'english': ENGLISH, 'english_gpt': ENGLISH.with_name('english_gpt')}  # name -> folder
-WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # a folder's first one counts
+WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # the first one in a folder counts
 SMALL_FILES = (
     'config.json', 'tokenizer.json', 'tokenizer_config.json', 'vocab.json', 'merges.txt')
 HUB_NAME = r'(?!out/|data/)(gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+)'
@@ -124,7 +124,7 @@ def load_file(path: Path, mmap: bool = False) -> dict:
     with user_errors(path):
         if path.suffix == '.safetensors':
             return load_safetensors(path)
-        is_zip = zipfile.is_zipfile(path)  # always, except for very old files
+        is_zip = zipfile.is_zipfile(path)  # true except for very old files
         if is_zip and not mmap and zipfile.ZipFile(path).testzip():  # torch ignores CRCs
             raise ValueError('a checksum is wrong')
         return dict(torch.load(path, map_location='cpu', weights_only=True, mmap=mmap and is_zip))
@@ -182,7 +182,7 @@ TRANSPOSED = ('contextualizer.blocks.', 'sense_network.')
 
 
 def replace_prefix(name: str, prefixes: dict[str, str]) -> str:
-    """Replace the prefix of a name by the first rule that matches."""
+    """Replace the prefix of a name with the first rule that matches."""
     for old, new in prefixes.items():
         if name.startswith(old):
             return new + name.removeprefix(old)

@@ -160,7 +160,7 @@ def count_whole(word: str, text: str) -> int:
     """Count a word in a text, except where it is part of a longer word."""
     if re.match(WITHOUT_SPACES, word):
         return text.count(word)
-    edge = r'(?!(?<=\w)(?=\w))'  # not between two letters
+    edge = r'(?!(?<=\w)(?=\w))'  # but not between two letters
     return len(re.findall(edge + re.escape(word) + edge, text))
 
 

@@ -84,14 +84,14 @@ class TwoTableBackpack(Backpack):
 
 
 class OwnTableBackpack(TwoTableBackpack):
-    """A Backpack whose sense network reads the second table, and only the sense network."""
+    """A Backpack whose sense network reads the second table; the rest shares E."""
 
     def senses(self, idx: Tensor) -> Tensor:
         return self.sense_network(self.second(idx))  # (.., k, d)
 
 
 class UntiedBackpack(TwoTableBackpack):
-    """A Backpack whose output layer is the second table; all else reads E."""
+    """A Backpack whose output layer is the second table; the rest shares E."""
 
     def project(self, v: Tensor) -> Tensor:
         return F.linear(v, self.second.weight)  # (.., vocab_size)

@@ -72,7 +72,7 @@ def tokens_of_noun(loaded: LoadedModel, ids: list[int], noun: str, prompt: str) 
         start = len(before)
         before += noun
         for i in range(len(ids)):
-            end = max(ends[i], starts[i] + 1)  # a token may be a part of a character
+            end = max(ends[i], starts[i] + 1)  # a token may be only part of a character
             if end > start and starts[i] < len(before):
                 is_noun[i] = True
     return is_noun
