@@ -52,7 +52,7 @@ def make_parser() -> Parser:
         help='text file with one example per line, or a .jsonl with prefix and suffix (or '
              'suffix1 and suffix2)')
     add('--out', metavar='FILE', type=Path, required=True,
-        help='the learned edit, a .safetensors file: sample.py --edit @FILE')
+        help='.safetensors file to write the edit to, for sample.py --edit @FILE')
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
     add('--wish', choices=WISHES,

@@ -63,7 +63,7 @@ TABLES = {
         examples_table, '', 'how well a model fulfils the examples (see edit.py) in --data FILE',
         flags=('data', 'wish', 'threshold')),
     'similarity': Kind(
-        similarity_table, 'Table 4', 'word similarity, by each sense', needs_senses=True),
+        similarity_table, 'Table 4', 'word similarity, sense by sense', needs_senses=True),
     'gender': Kind(
         gender_table, 'Table 5', 'she or he after a role noun, with and without a sense'),
     'topic': Kind(

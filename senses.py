@@ -208,7 +208,7 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
     Raises TypeError for words that are not ids, and for a tuple in place of a list of words.
     """
     if isinstance(words, tuple):
-        raise TypeError(f'a word of several tokens goes into a list: [{words}]')
+        raise TypeError(f'put a word of several tokens in a list: [{words}]')
     is_end = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, T); None: everywhere
     for word in words or []:
         pieces = word if isinstance(word, tuple) else (word,)

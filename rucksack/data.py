@@ -24,7 +24,7 @@ def data_folder(name: str) -> Path:
 def read_meta(folder: Path) -> dict:
     """Read a data folder's meta.json; without one (as in nanoGPT), the tokens are GPT-2's."""
     if not folder.is_dir():
-        raise UserError(f'{folder} is not a folder; python prepare.py --help says how to make it')
+        raise UserError(f'{folder} is not a folder; see python prepare.py --help to make it')
     path = folder / 'meta.json'
     if path.exists():
         with user_errors(path, MAKE_IT_AGAIN):

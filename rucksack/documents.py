@@ -19,7 +19,7 @@ from rucksack.errors import UserError, user_errors
 from rucksack.tokenizer import END_OF_TEXT
 
 FORMATS = ('.jsonl, .ndjson, .json, .parquet, .tar, or UTF-8 text (.txt, .md or no extension), '
-           'each also as .gz or .xz')
+           'optionally as .gz or .xz')
 
 Texts = Iterator[str]  # one per document; '' for an empty one
 

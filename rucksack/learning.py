@@ -343,7 +343,7 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
     kept = [one for example in keep for one in trace_example(model, example)]
     pairs = choose(model, examples, traces, texts[::2], n_senses)  # (P, 2)
     if not len(pairs):
-        raise UserError('every example is fulfilled already; there is nothing to learn')
+        raise UserError('every example is already fulfilled; there is nothing to learn')
     cases = [positions_of(of_example, pairs) for of_example in traces]
     held = [positions_of(group, pairs)
             for group in (texts[::2], written_texts[::2], prompts, kept) if group]

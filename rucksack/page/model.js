@@ -3,13 +3,13 @@
 //
 // It runs in a worker of the page that sample.py --html writes, and answers questions from ui.js.
 // Names, shapes and equation numbers are as in model.py. The page predicts from one position i at
-// a time, mostly the last, so two shapes lack the index i, and one is flat:
+// a time, usually the last, so two shapes lack the index i, and one is flat:
 //
 //     alpha     the weights (i + 1, k) that position i gives to all senses of all tokens so far
 //     o         the weighted sum (d)
 //     C         the senses (k*d) of a token, side by side
 //
-// A vector is a typed array; a matrix is one typed array too, row after row.
+// A vector is a typed array; so is a matrix, row after row.
 
 let model;  // answers.load sets it and its tokenizer
 let tokenizer;
@@ -45,8 +45,8 @@ class Tokenizer {
     return pieces.flatMap(piece => this.merge(bytes(piece)));
   }
 
-  // Byte-pair encoding: keep joining the pairs of neighbours that make the token of the lowest rank.
-  // ranks[i] is the rank of parts i and i + 1 joined; a long word has tens of thousands of parts.
+  // Byte-pair encoding: keep joining the two neighbours whose token has the lowest rank.
+  // ranks[i] is the rank of parts i and i + 1 when joined; a long word has tens of thousands of parts.
   merge(piece) {
     if (this.rank.has(piece)) return [this.rank.get(piece)];
     const parts = [...piece];
@@ -130,7 +130,7 @@ function bytes(text) {
 // ------------------------------------------------------------------------------------------------
 // Arithmetic on vectors. Arrays hold float32; sums are computed in float64.
 
-// Vector i of several vectors of n numbers that stand side by side in x: a view, not a copy.
+// Vector i of several vectors of n numbers stored side by side in x: a view, not a copy.
 function part(x, i, n) {
   return x.subarray(i * n, (i + 1) * n);
 }
@@ -263,8 +263,8 @@ function unpack(arrays, blob) {
 class Text {
   constructor(ids) {
     this.ids = [];
-    this.qkv = Array.from({length: model.config.n_layer}, () => []);  // of each layer, (3*d) each
-    this.queryAndKey = [];  // of the sense weights, (2*d) each
+    this.qkv = Array.from({length: model.config.n_layer}, () => []);  // for each layer, (3*d) each
+    this.queryAndKey = [];  // for the sense weights, (2*d) each
     this.read(ids);
   }
 
@@ -331,7 +331,7 @@ class Text {
     return o;
   }
 
-  // After how many of the tokens an edit changes the likeliest next id.
+  // The number of tokens after which an edit changes the likeliest next id.
   countChanged(edit) {
     const unedited = new Edit([]);
     const likeliest = (i, senses) => {
@@ -368,7 +368,7 @@ class Text {
 }
 
 // ------------------------------------------------------------------------------------------------
-// An edit: lines as in rucksack/edits.py, but for topics and files. Scaling a sense and replacing a
+// An edit: lines as in rucksack/edits.py, except topics and files. Scaling a sense and replacing a
 // fact in it are both linear, so their order does not matter; the order of replacements does.
 
 const NUMBER = String.raw`(?:\d{1,4}(?:\.\d*)?|\.\d+)`;
@@ -426,7 +426,7 @@ function scaleSenses(word, which, factor, text) {
 }
 
 // The sense of a word that most separates a from b: its terms alpha * C . (E_a - E_b) have the
-// largest sum over the text, whatever the sign.
+// largest sum over the text in absolute value.
 function separatingSense(word, forms, pair, text) {
   const [a, b] = tokenizer.pair(pair.split(/\s*\/\s*/));
   const unedited = new Edit([]);
@@ -562,7 +562,7 @@ function factorsOfOthers(lines, ids, j) {
   return new Edit(others, pageText).at(ids, j).factors;
 }
 
-// The position of the word with the sense that decides most between the two words.
+// The position of the word whose sense decides most between the two words.
 function strongestPlace(tokens) {
   const isWord = ({name}) => /[\p{L}\p{N}]/u.test(name ?? '');
   const strength = ({senses}) => Math.max(...senses.map(({unscaled}) => Math.abs(unscaled)));
@@ -583,7 +583,7 @@ function wordsMoved(C) {
   });
 }
 
-// Reads the end of a text, as much as the model can.
+// Reads the end of a text, as much as fits the model.
 function readText(string) {
   pageText.read(idsOf(string).slice(-model.config.block_size));
 }
@@ -640,7 +640,7 @@ const answers = {
     };
   },
 
-  // How many tokens of the text have another likeliest next word after them.
+  // The number of tokens after which the edits change the likeliest next word.
   countChanged({string, lines}) {
     readText(string);
     return pageText.countChanged(new Edit(lines, pageText));
