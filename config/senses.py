@@ -5,7 +5,7 @@ n_head = 8
 n_embd = 640
 sense_hidden = 640
 batch_size = 16
-gradient_accumulation_steps = 64  # 16 * 64 * 512 = 524,288 tokens a step, over all GPUs together
+gradient_accumulation_steps = 64  # 16 * 64 * 512 = 524,288 tokens per step, over all GPUs
 max_iters = 50_000
 decay_embeddings = False  # as published; so is beta2
 beta2 = 0.999

@@ -4,7 +4,7 @@ n_layer = 6
 n_head = 6
 n_embd = 384
 batch_size = 64
-gradient_accumulation_steps = 16  # 64 * 16 * 512 = 524,288 tokens a step, over all GPUs together
+gradient_accumulation_steps = 16  # 64 * 16 * 512 = 524,288 tokens per step, over all GPUs
 decay_embeddings = False  # as published; so is beta2
 beta2 = 0.999
 dropout = 0.1

@@ -3,7 +3,7 @@
 n_layer = 8
 n_head = 8
 n_embd = 640
-gradient_accumulation_steps = 32  # 32 * 32 * 512 = 524,288 tokens a step, over all GPUs together
+gradient_accumulation_steps = 32  # 32 * 32 * 512 = 524,288 tokens per step, over all GPUs
 decay_embeddings = False  # as published; so is beta2
 beta2 = 0.999
 dropout = 0.1

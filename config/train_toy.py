@@ -1,4 +1,4 @@
-# Backpack on the toy world: three minutes on two CPU cores. python train.py config/train_toy.py
+# A Backpack on the toy world, three minutes on two CPU cores: python train.py config/train_toy.py
 dataset = 'toy'
 n_layer = 2
 n_head = 4

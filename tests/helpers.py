@@ -190,7 +190,7 @@ def is_change(event: str, args: tuple) -> bool:
 
 
 def at_change(n: int, act) -> None:
-    """Call act() right before this process changes a file below out/ for the n-th time."""
+    """Call act() right before this process changes a file under out/ for the n-th time."""
     changes = itertools.count(1)
 
     def hook(event: str, args: tuple) -> None:
@@ -316,7 +316,7 @@ PAGES = [{'page': ' = One = \n \n 1 @,@ 000 km , " so far " . \n'
 
 
 def write_benchmarks(folder: Path) -> Path:
-    """Write the three benchmarks of Table 2 to a folder, with the line ends of Windows."""
+    """Write the three benchmarks of Table 2 to a folder, with Windows line ends."""
     (folder / 'pairs').mkdir(parents=True)
     files = {'lambada_test': PASSAGES, 'pairs/one': PAIRS[:1], 'pairs/two': PAIRS[1:]}
     for name, rows in files.items():

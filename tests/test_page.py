@@ -148,7 +148,7 @@ def press(tab, name: str) -> None:
 
 
 def type_text(tab, text: str) -> None:
-    """Type a text in place of the one in the page."""
+    """Type a text in place of the one on the page."""
     tab.fill('#text', text)
     settle(tab)
 
@@ -539,7 +539,7 @@ def test_it_writes_before_and_after_edits(tab, toy_page):
     assert now == PROMPT + write(tab, string=PROMPT, n=40, lines=['nurse:0'])
 
 
-N_SCRIPTS = 3  # in the page once it has started
+N_SCRIPTS = 3  # on the page once it has started
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def gpt2():
     """Load GPT-2's encoding, or skip the test if it is not available."""
     try:
         return tiktoken.get_encoding('gpt2')
-    except Exception as error:  # tiktoken and requests raise their own kinds
+    except Exception as error:  # tiktoken and requests raise errors of their own
         pytest.skip(f'no GPT-2 vocabulary: {error}')
 
 
