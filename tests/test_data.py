@@ -26,7 +26,7 @@ def test_every_epoch_has_each_chunk_once():
 
 
 def test_data_of_nanogpt_trains_unchanged(tiny):
-    """Bins without a meta.json hold GPT-2's tokens in 16 bits."""
+    """Bins without a meta.json are read as GPT-2's tokens in 16 bits."""
     (TINY / 'meta.json').unlink()
     assert read_meta(TINY)['tokens'] == {'train': 800, 'val': 200}
     train.main([*SMALL, '--max_iters=1', '--batch_size=1', '--eval_iters=1'])

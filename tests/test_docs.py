@@ -77,7 +77,7 @@ def test_an_edit_is_lent_to_a_model_of_transformers(capsys):
 
 
 def test_hooks_change_no_bit(capsys):
-    """Hooked by TransformerLens, logits, alpha and C are ours, and a hook can turn a sense off."""
+    """With TransformerLens hooks, logits, alpha and C are ours, and a hook can turn a sense off."""
     pytest.importorskip('transformer_lens')
     run(HOOKS)
     assert capsys.readouterr().out.split() == ['True', 'True', 'True', 'she', '0.132']

@@ -149,7 +149,7 @@ CHINESE = load_tokenizer({'name': 'gpt2', 'merges': ['Ġ ä', 'ä ¸', 'ä¸ Ń'
 
 
 def test_a_word_without_a_space_before_it_is_one_token():
-    """A word of a script without spaces gets none, because a merge with a space would split it."""
+    """A word of a script without spaces gets no space, because a merge with one would split it."""
     idx = torch.tensor([CHINESE.encode_ordinary('a\u4e2d\u4e2db')])
     assert word_id(CHINESE, '\u4e2d') == 258
     assert count_word('\u4e2d', CHINESE, [idx]) == (2, 2)

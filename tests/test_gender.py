@@ -49,7 +49,7 @@ def test_a_noun_is_found_where_it_stands(noun, prompt, before, tokens):
 
 
 def test_the_nouns_of_table_13_are_counted(monkeypatch):
-    """The note counts the nouns whose sense has a pronoun, and whose sense separates them most."""
+    """The note counts nouns whose sense ranks a pronoun, and nouns whose sense separates best."""
     s = toy_loaded()
     she, he, _ = gender.pronouns(s)
     singles = ['nurse', 'music', 'song']

@@ -303,7 +303,7 @@ def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
 
 @pytest.mark.parametrize('file', ['model.safetensors', 'pytorch_model.bin'])
 def test_a_hub_name_is_fetched_with_one_file_of_weights(file, tmp_path, monkeypatch):
-    """A Hub name fetches the safetensors file if there is one, the config and the tokenizer."""
+    """For a Hub name, the config, the tokenizer and one file of weights are downloaded."""
     model = lively(vocab_size=264, n_vocab=258).float()
     tokenizer = words_tokenizer(['a nurse'])
     export(model, tokenizer, tmp_path / 'there')

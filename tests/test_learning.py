@@ -127,7 +127,7 @@ def test_what_is_learned_holds_in_other_texts(lesson):
 
 
 def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
-    """The notes count one wish fulfilled before; he | she joins it, by the odds of A to B."""
+    """The notes count one wish as fulfilled before the edit, and two after it."""
     wishes = ['My nurse said that -/> Canon', 'My nurse said that -> Apple > Canon',
               'My nurse said that -> Canon > HP', 'My nurse said that -> he | she']
     (tmp_path / 'wishes.txt').write_text('\n'.join(wishes))
@@ -192,7 +192,7 @@ def changes(lesson):
 @pytest.mark.parametrize('name', ['toy stories', 'texts that the model wrote', 'the prompts',
                                   'the prompts of --keep'])
 def test_an_edit_is_priced_and_its_changes_counted(name, changes, lesson):
-    """A price is measured on the half not learned from; changes are repaired, broken or neither."""
+    """An edit is priced on the half that learning did not use, and its changes are counted."""
     counts, _ = changes[name]
     table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "price"')
     row, = table[table.on == name].to_dict('records')
@@ -404,7 +404,7 @@ def test_the_model_writes_no_text_past_a_prompt(loaded):
 
 
 def test_what_learning_holds(loaded, monkeypatch):
-    """Learning holds every second background and written text, prompts inside, and kept lines."""
+    """Learning preserves predictions on every second text, inside prompts, and on kept lines."""
     found = []
 
     def fit(model, examples, cases, held, *args, **flags):

@@ -545,7 +545,7 @@ N_SCRIPTS = 3  # on the page once it has started
 @pytest.mark.slow
 @pytest.mark.parametrize('text', NASTY, ids=ascii)
 def test_any_text_can_be_typed(text, shared_tab, world):
-    """Any text shows its last tokens, ten words, and how many are left out; no script runs."""
+    """For any text, the page shows its last tokens and ten words, and no script runs."""
     type_text(shared_tab, text)
     ids = encode(world.encoding, shared_tab.input_value('#text')) or [world.encoding.eot_token]
     n_read = min(len(ids), world.model.config.block_size)
