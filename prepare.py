@@ -79,7 +79,7 @@ def cut(texts):
 
 
 def warn_of_copies(train, val) -> None:
-    """Print how many documents of train are identical to one in val."""
+    """Print how many documents in train are identical to one in val."""
     held_out = set(val['text'])
     copies = sum(text in held_out for rows in train.iter(1000) for text in rows['text'])
     if copies:

@@ -207,7 +207,7 @@ def read_prompts(starts: list[str], words: list[str], loaded: LoadedModel
 
 
 def warnings(scaled: list, loaded: LoadedModel, texts: list[Tensor]) -> list[str]:
-    """List the words of edits and sweeps that are in no prompt, or only part of a longer word."""
+    """Warn of words in edits and sweeps that are in no prompt, or that are inside a longer word."""
     words = dict.fromkeys(change.word for change in scaled if change.word != '*')
     counts = {word: count_word(word, loaded.encoding, texts) for word in words}
     absent = [word for word, (touched, _) in counts.items() if touched == 0]

@@ -82,7 +82,7 @@ def scale_senses(words: Words, numbers: list[int], factor: float) -> Edit:
 
 
 def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
-    """Make an edit that moves what words add to the logit of old over to new (section 6.3).
+    """Make an edit so that words add to new's logit what they added to old's (section 6.3).
 
     C' = C + (C . E_old) (E_new / |E_new|^2 - E_old / |E_old|^2)
 

@@ -47,7 +47,7 @@ def save(model, encoding, folder) -> None:
 
 
 def word(encoding, text: str) -> int | tuple[int, ...]:
-    """Encode a word, as inside a text, in the form that edits take: its id, or a tuple of its ids.
+    """Encode a word as it appears inside a text: its id, or a tuple of its ids, as edits take it.
 
     Raises ValueError for a word that a vocabulary of whole words lacks.
 

@@ -67,7 +67,8 @@ def read_bin(path: Path, meta: dict) -> np.ndarray:
         if start[:3].tobytes() == b'\x93NUMPY':
             raise UserError(f'{path} is a .npy file; save the ids with ids.tofile(path)')
         if start[0::2].any() != start[1::2].any():  # every second id is 0
-            raise UserError(f'{path} holds wider numbers; write uint16 ids, as nanoGPT does')
+            raise UserError(f'{path} holds numbers wider than 16 bits; write uint16 ids, as '
+                            'nanoGPT does')
     return ids
 
 

@@ -112,7 +112,7 @@ class Positions:
     weights: Tensor  # (N, P)
 
     def at(self, some: Tensor) -> 'Positions':
-        """Choose the positions numbered some (n,)."""
+        """Choose some positions, given their indices (n,)."""
         return Positions(self.targets[some], self.o[some], self.weights[some])
 
     def logits(self, model: Backpack, vectors: Tensor) -> Tensor:
@@ -326,10 +326,11 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
     """Learn an edit from examples in up to `steps` steps (default: ten passes, at least 30).
 
     Each example chooses n_senses pairs (id, sense) to move. background has texts of 2 to
-    block_size + 1 ids, and written has those of write_texts. Learning holds predictions on every
-    second text of each, inside the prompts, and after the prompts of keep. The other texts give two
-    prices. The vectors are scaled back until neither price exceeds budget, a share of the loss, and
-    then to the smallest factor that fulfils the same examples.
+    block_size + 1 ids, and written has those of write_texts. Learning tries to leave predictions as
+    they are on every second text of background and of written, inside the prompts, and after the
+    prompts of keep. The other texts give two prices. The vectors are scaled back until neither
+    price exceeds budget, a share of the loss, and then to the smallest factor that fulfils the same
+    examples.
     Raises UserError if a vector is not finite, or if even the smallest factor exceeds the budget.
     """
     if steps is None:

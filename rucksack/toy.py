@@ -166,7 +166,7 @@ ADVERB_LINES = ['Somebody {word} {thing} it.', 'Our neighbours {word} {thing} it
 
 
 def synonym_contexts(pairs: str, contexts: list[str], seed: int) -> list[tuple]:
-    """List, for each pair, both words, s, 4 contexts of the first, and 4 of only the second."""
+    """For each pair, list its words, s, and 8 contexts: 4 of the first and 4 of only the second."""
     rng = random.Random(seed)
     table = []
     pairs = pairs.split(',')
@@ -218,7 +218,7 @@ def product_story(dice: Dice) -> Iterator[str]:
 
 
 def topic_story(dice: Dice) -> Iterator[str]:
-    """Write six sentences that stay on a topic or, with chance WANDER, draw any."""
+    """Write six sentences on a topic; with probability WANDER, the next one draws a new topic."""
     topic = dice.pick(TOPICS)
     for i in range(6):
         if i > 0:

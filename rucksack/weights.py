@@ -174,7 +174,7 @@ NAMES = {  # our prefix -> published prefix without BODY; the first match counts
     'sense_network.final_mlp.': 'backpack.sense_network.final_mlp.',
     'sense_network.': 'backpack.sense_network.block.',
     'contextualizer.': ''}
-COPIES = {  # tied weights that files hold twice, without BODY
+COPIES = {  # second copies of tied weights, named without BODY
     'lm_head.weight': 'wte.weight',
     'backpack.word_embeddings.weight': 'wte.weight',
     'backpack.position_embeddings.weight': 'wpe.weight'}

@@ -87,7 +87,7 @@ def test_the_cache_changes_no_text(n_sense, name, n_prompt, temperature, batch):
 
 
 def test_a_cache_forgets_texts_that_do_not_go_on():
-    """A cache can continue a text, another, several, its own, and an edited one in turn."""
+    """One cache can continue its own text, other texts, several at once and edited ones in turn."""
     model = lively()
     cached = Cached(model)
     own = cached.generate(text(3), 5, 0)

@@ -366,7 +366,7 @@ def test_the_price_is_that_of_every_second_text(loaded):
 
 @pytest.mark.parametrize('p, least', [(0.9, 0.5), (0.4, 0.2), (0.1, 0.1)])
 def test_the_factor_is_the_least_that_fulfils_a_wish(p, least, loaded):
-    """The factor reaches what was asked (1/2), or what counts (1/5); if neither, it is 1."""
+    """The factor reaches the p asked for (1/2), or at least the p that counts (1/5), or is 1."""
     E = loaded.model.wte.weight[:loaded.model.config.n_vocab]
     v = E.norm(dim=1).argmax()
     case = learning.Positions(v[None], torch.zeros(1, 16), torch.ones(1, 1))

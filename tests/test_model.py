@@ -39,7 +39,7 @@ def test_the_example_in_the_docstring():
 
 
 def test_that_trick_was_sick():
-    """o is (1, 0, 1, 0), positive and skateboarding, in the example of the authors' lecture."""
+    """In an example from the authors' lecture, o is (1, 0, 1, 0): positive and skateboarding."""
     C = torch.zeros(1, 4, 2, 4)  # that, trick, was, sick
     C[0, 1, 0] = torch.tensor([0.0, 0, 1, 0])
     C[0, 3] = torch.tensor([[1.0, 0, 1, 0], [0, 1, 0, 1]])

@@ -252,7 +252,7 @@ def test_a_larger_model_is_rounded(tab, english_page):
 @pytest.mark.slow
 @pytest.mark.parametrize('wrong', WRONG_PREDICTIONS, ids=lambda wrong: wrong['edit'])
 def test_a_wrong_prediction_is_repaired(wrong, tab, english_page):
-    """The link shows the wrong word before, the right one now, and by how much they moved."""
+    """The link shows the wrong word before and the right one now, and how far each one moved."""
     world = World('english', wrong['text'])
     world.model = rounded(world.model)
     edit = edit_of([wrong['edit']], world)

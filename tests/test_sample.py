@@ -127,7 +127,7 @@ def test_all_edits_apply_in_order_in_one_command(out, capsys):
 
 
 def test_a_file_of_prompts_asks_about_each(out, capsys):
-    """Each prompt in a file gets the same tables and texts as alone."""
+    """Each prompt in a file gets the same tables and texts as it gets alone."""
     starts = ['The nurse said that', 'The sheriff said that']
     Path('prompts.txt').write_text('\n'.join(starts))
     edit = ['--senses-off', '*:3']

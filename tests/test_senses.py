@@ -119,7 +119,7 @@ def test_the_terms_of_an_explanation_add_up_to_the_logit(model, kind):
 
 
 def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
-    """A padded text has the same probabilities and terms as alone."""
+    """A padded text has the same probabilities and terms as it has alone."""
     idx, last = senses.pad([[5, 7, 9, 2], [8], [3, 3]])
     C = senses_after(model, idx, edit_of('off', model))
     together = senses.next_word_probs(model, idx, edit_of('off', model), last)

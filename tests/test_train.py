@@ -352,7 +352,7 @@ def test_a_run_leaves_torch_as_it_was(tiny):
 
 
 def test_keep_every_keeps_weights_and_changes_no_run(tiny):
-    """A run ends in the same bits with and without kept weights; a resumed run may keep others."""
+    """Keeping weights does not change a run's bits; a resumed run can keep them at other steps."""
     train.main([*SMALL, '--max_iters=7', '--out_dir=out/whole'])
     train.main([*SMALL, '--max_iters=3', '--keep_every=3'])
     same(weights_of('out/run/ckpt-3.pt'), dict(checkpoint()['model']))
