@@ -110,10 +110,12 @@ def read_background(path: str | None, loaded: LoadedModel) -> list[list[int]]:
 # The tables.
 
 
-def lines_table(title: str, edited: LoadedModel, examples: list[Example]) -> Table:
+def lines_table(title: str, edited: LoadedModel, examples: list[Example], kept: bool = False
+                ) -> Table:
     """Show the probability of A for each example, or the odds of A to B, before and after.
 
-    The notes say which examples reach the thresholds of eval.py.
+    The notes count the examples that reach the thresholds of eval.py, and list those that do not;
+    of lines that were kept, those that no longer do.
     """
     before = log_odds(replace(edited, edit=None), examples)  # (examples,)
     after = log_odds(edited, examples)
@@ -125,8 +127,9 @@ def lines_table(title: str, edited: LoadedModel, examples: list[Example]) -> Tab
     for example, old, new in zip(examples, before.exp(), after.exp()):
         what = 'p(A)/p(B)' if example.wish in ('order', 'equal') else 'p(A)'
         rows.append([example.line, what, old.item(), new.item()])
-    if not is_right.all():
-        missed = [example.line for example, is_one in zip(examples, is_right) if not is_one]
+    is_missed = was_right & ~is_right if kept else ~is_right
+    if is_missed.any():
+        missed = [example.line for example, is_one in zip(examples, is_missed) if is_one]
         notes += ['Not fulfilled (lines may contradict each other or compete):', *missed]
     columns = {'example': shortened, 'what': str, 'before': '.4g', 'after': '.4g'}
     return Table(title, columns, rows, notes)
@@ -203,17 +206,18 @@ def run(argv: list[str]) -> None:
                     steps=args.steps, lr=args.lr, budget=args.budget, seed=args.seed)
     edited = replace(loaded, edit=learned.shift.edit())
     where = args.background or ('toy stories' if loaded.is_toy else 'docs/tour.txt')
+    kept = [(one.prompt, one.likelier or one.less_likely) for one in keep]
     texts = {
         where: [(ids[:1], ids[1:]) for ids in background[1::2]],
         'texts that the model wrote': written[1::2],
         'the prompts': inside(examples),
-        'the prompts of --keep': [(one.prompt, one.likelier or one.less_likely) for one in keep]}
+        'what follows the prompts of --keep': kept}
     texts = {name: pairs for name, pairs in texts.items() if pairs}
     scores = {name: (score(loaded, pairs, name), score(edited, pairs, name))
               for name, pairs in texts.items()}
     tables = {'examples': lines_table('The examples, before and after the edit', edited, examples)}
     if keep:
-        tables['keep'] = lines_table('The lines of --keep', edited, keep)
+        tables['keep'] = lines_table('The lines of --keep', edited, keep, kept=True)
     tables['texts'] = texts_table(edited, examples)
     tables['moved'] = neighbours_table(loaded, texts, scores)
     tables['price'] = prices_table(scores, learned)

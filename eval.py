@@ -153,6 +153,8 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     if args.lender:
         lender = load(args.lender)
         changed = lend(changed, lender, args.strength)
+        # Both read equally many tokens, or the comparison would be one of contexts.
+        models[0].config = replace(models[0].config, block_size=changed.config.block_size)
     if args.edits:
         prompts = []
         if args.table == 'gender':
@@ -195,7 +197,7 @@ def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
 
     The senses come from the lender. prompts, as ids, determine the sense in nurse:she/he.
     """
-    lender.needs_senses('--edit')
+    lender.needs_senses('--edit without --lender')
     changes = parse_lines(lines)
     if any(isinstance(change, Topic) for change in changes):
         raise UserError('a topic edit depends on later tokens, so no text can be scored under it; '

@@ -186,7 +186,8 @@ def load_models(flags: argparse.Namespace) -> tuple[LoadedModel, LoadedModel]:
         lender = load_model(flags.lender, flags.device, flags.dtype)
         loaded = lend(loaded, lender, flags.strength)
     if flags.needs_senses:
-        lender.needs_senses('this command')
+        is_edit = flags.changes and not flags.looks_at_senses
+        lender.needs_senses('--edit without --lender' if is_edit else 'this command')
     return loaded, lender
 
 

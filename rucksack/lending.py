@@ -31,8 +31,9 @@ class Lent(nn.Module):
     """A model whose predictions follow edits of a lender's senses, times strength (beta).
 
     other maps ids (B, T) to logits (B, T, V or more), and has a config, as GPT and Backpack do;
-    lender is a Backpack. Use this like a Backpack: lent(idx, C=edit(idx, lent.senses(idx))) and
-    lent.generate(idx, n, edit=edit). Its block_size is the smaller of the two.
+    lender is a Backpack. lent(idx, C=edit(idx, lent.senses(idx))) returns logits, without columns
+    for padding, and lent.generate(idx, n, edit=edit) continues texts. Its block_size is the smaller
+    of the two.
     Raises ValueError if the vocabularies have different sizes.
     """
 
@@ -47,6 +48,7 @@ class Lent(nn.Module):
         self.lender = lender
         self.strength = strength
         self.config = copy(other.config)
+        self.config.vocab_size = other.config.n_vocab
         self.config.n_sense = lender.config.n_sense
         self.config.block_size = min(other.config.block_size, lender.config.block_size)
 

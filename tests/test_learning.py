@@ -164,7 +164,7 @@ def changes(lesson):
     texts = {'toy stories': [(ids[:1], ids[1:]) for ids in edit.read_background(None, one)[1::2]],
              'texts that the model wrote': learning.write_texts(one.model, examples, one.eot)[1::2],
              'the prompts': learning.inside(examples),
-             'the prompts of --keep': [(line.prompt, line.likelier) for line in keep]}
+             'what follows the prompts of --keep': [(line.prompt, line.likelier) for line in keep]}
     found = {}
     for kind, (context, following) in [(name, pair) for name in texts for pair in texts[name]]:
         idx = torch.tensor([context + following[:-1]])
@@ -190,7 +190,7 @@ def changes(lesson):
 
 
 @pytest.mark.parametrize('name', ['toy stories', 'texts that the model wrote', 'the prompts',
-                                  'the prompts of --keep'])
+                                  'what follows the prompts of --keep'])
 def test_an_edit_is_priced_and_its_changes_counted(name, changes, lesson):
     """An edit is priced on the half that learning did not use, and its changes are counted."""
     counts, _ = changes[name]

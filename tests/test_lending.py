@@ -1,5 +1,8 @@
 """Claims about rucksack/lending.py: what a Backpack's edit does to another model."""
 
+import json
+from pathlib import Path
+
 import pandas
 import pytest
 import torch
@@ -126,6 +129,23 @@ def test_a_table_has_a_row_of_the_lent_edit(table, column, capsys):
     assert found['lent'][:n] == found['own']
     assert found['lent'][n] != found['own'][0]
     assert found['nothing'][n] == pytest.approx(found['own'][0])
+
+
+@pytest.mark.parametrize('table, data', [
+    ('loss', 'text.txt'), ('lambada', 'lambada_test.jsonl'), ('wikitext', 'wiki.test.raw')])
+def test_a_short_lender_changes_nothing_at_strength_0(table, data, capsys):
+    """With a lender of a shorter block_size, the unedited row also reads only so many tokens."""
+    short = toy_loaded(4, block_size=8, seed=4)
+    save('out/short', short.model, short.tokenizer)
+    text = 'the nurse said that she ' * 9
+    Path('text.txt').write_text(text)
+    Path('lambada_test.jsonl').write_text(json.dumps({'text': text.strip()}))
+    Path('wiki.test.raw').write_text(f' = A = \n\n {text}\n')
+    argv = ['--from=out/other', '--lender=out/short', '--edit', 'nurse:1', '--strength=0']
+    printed = say(tables, capsys, table, *argv, '--data', data, '--csv=x.csv')
+    unedited, lent, *_ = pandas.read_csv('x.csv').filter(like='perplexity').values.tolist()
+    assert lent == unedited
+    assert 'changed at 0 positions' in printed
 
 
 @pytest.mark.parametrize('script, argv, fact', [

@@ -250,8 +250,9 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
         'on tokens': ','}
     title = f'Loss (Tables 2 and 8) on all of {", ".join(dict.fromkeys(paths))}'
     explained = ('Contextual: parameters outside the sense network. Perplexity: exp of the mean '
-                 'loss in nats, in blocks of block_size tokens. Bits per byte: the whole loss in '
-                 'bits over the bytes of the text. Use it to compare models with different '
+                 'loss in nats, in blocks of block_size tokens. Each block follows the token '
+                 'before it, and the first follows an end-of-text. Bits per byte: the whole loss '
+                 'in bits over the bytes of the text. Use it to compare models with different '
                  'tokenizers.')
     return Table(title, columns, rows, [*edit_notes(models, all_scores), explained])
 
@@ -385,9 +386,12 @@ def wikitext_table(models: list[LoadedModel], data: str | None) -> Table:
     n_words = sum(len(re.split(r'\s+', page)) for page in pages)
     n_bytes = sum(len(page.encode()) for page in pages)
     rows = []
+    all_scores = []
     for loaded in models:
         texts = [loaded.encode(detokenized(page)) for page in pages]
-        logp = score_texts(loaded, texts, 'WikiText', look_back=True).logp
+        scores = score_texts(loaded, texts, 'WikiText', look_back=True)
+        all_scores.append(scores)
+        logp = scores.logp
         n_tokens = sum(map(len, texts))
         rows.append([
             str(loaded),
@@ -402,7 +406,7 @@ def wikitext_table(models: list[LoadedModel], data: str | None) -> Table:
         'bits per byte': '.4f'}
     notes = ['Per word and bits per byte: comparable between tokenizers (they count words and '
              'bytes of the original pages).', 'Per token: comparable only within one tokenizer.']
-    return Table(title, columns, rows, notes)
+    return Table(title, columns, rows, [*edit_notes(models, all_scores), *notes])
 
 
 def blimp_table(models: list[LoadedModel], data: str | None) -> Table:
