@@ -31,7 +31,7 @@ def toy(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def trained_toy(tmp_path_factory):
-    """Train the toy model with config/train_toy.py, or as TOY_SEED and TOY_STEPS say."""
+    """Train the toy with config/train_toy.py; TOY_SEED and TOY_STEPS override seed and steps."""
     return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 3000)))
 
 

@@ -1,4 +1,4 @@
-"""One solution to each step and reward of docs/exercise.md, to run inside that page."""
+"""One solution to each step and reward of docs/exercise.md; tests run it with the page's code."""
 
 import math
 import re
@@ -112,10 +112,10 @@ def terms(model, idx, v):
 
 
 def predict(factor):
-    """Reward 4: probabilities (vocab_size,) of the next token, if the sense is scaled."""
+    """Reward 4: probabilities (vocab_size,) of the next token once the sense is scaled."""
     E = english.wte.weight
     idx = torch.tensor([encoding.encode_ordinary('When the nurse came into the room,')])
-    position = 2  # of nurse
+    position = 2  # the position of nurse
     weight = english.alpha(idx)[0, 10, -1, position]
     added = weight * (E @ english.senses(idx)[0, position, 10])  # (vocab_size,)
     logits = english(idx)[0, -1] + (factor - 1) * added

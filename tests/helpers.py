@@ -1,4 +1,4 @@
-"""Helpers that test files share: tiny data, random models, benchmarks, and calls of scripts."""
+"""Helpers that test files share: tiny data, random models, benchmarks, and calls to scripts."""
 
 import hashlib
 import importlib.util
@@ -30,7 +30,7 @@ from rucksack.tokenizer import load_tokenizer, words_tokenizer
 from rucksack.weights import from_pretrained, make_model
 from rucksack.words import PROMPT, read_prompt, token_texts, word_id
 
-SIZES = {  # the paper's (section 4.1, Table 9)
+SIZES = {  # the paper's sizes (section 4.1, Table 9)
     'micro': dict(n_layer=6, n_head=6, n_embd=384),
     'mini': dict(n_layer=8, n_head=8, n_embd=640),
     'small': dict(n_layer=12, n_head=12, n_embd=768)}
@@ -78,7 +78,7 @@ def offline(monkeypatch) -> None:
 
 
 def train_toy(folder: Path, steps: int) -> Path:
-    """Make data/toy and out/toy with config/train_toy.py in `steps` steps, with decay to match."""
+    """Make data/toy; train out/toy with config/train_toy.py, decaying over `steps` steps."""
     seed = os.environ.get('TOY_SEED', 1337)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -156,7 +156,7 @@ else:
 
 
 def work(folder: Path, said: str, prepared, env: dict, argv: tuple[str, ...]) -> None:
-    """In a new process, call prepared(), then run train.py with its output in a file."""
+    """In a new process, call prepared(), then run train.py and write its output to a file."""
     os.chdir(folder)
     os.environ.update(env)
     sys.stdout = sys.stderr = open(said, 'a')
@@ -176,7 +176,7 @@ def start(*argv: str, prepared=None, said: str = 'said.txt', **env: str):
 
 
 def finish(process) -> int | None:
-    """Wait for a process; return its exit code, minus a signal's number, or None if it hangs."""
+    """Wait for a process; return its exit code (negative for a signal), or None if it hangs."""
     process.join(120)
     return process.exitcode
 
@@ -201,7 +201,7 @@ def at_change(n: int, act) -> None:
 
 
 def ranks(*commands: list[str], **more: str) -> list[int | None]:
-    """Run train.py as torchrun does; return exit codes, 77 if a rank above 0 changes a file."""
+    """Run train.py as torchrun does; return exit codes (77: a rank above 0 changed a file)."""
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         _, port = s.getsockname()
@@ -251,7 +251,7 @@ WORDS = """the nurse said that she he they was music guitar song . table chair f
 
 
 def toy_loaded(k: int = 4, padding: int = 0, seed: int = 0, name='toy', **shape) -> LoadedModel:
-    """Make a random model with clear preferences and WORDS as its vocabulary, padded."""
+    """Make a random model with clear preferences; its vocabulary is WORDS, plus padding."""
     tokenizer = words_tokenizer([f' {word}' for word in WORDS.split()])
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
@@ -290,7 +290,7 @@ class World:
         return self.model(self.idx, C=C)[0, -1, :len(self.E)].double().softmax(-1)
 
     def top(self, scores: Tensor, n: int) -> list:
-        """List the n largest scores (V,), as word, score, word, score and so on."""
+        """List the words with the n largest scores (V,), each followed by its score."""
         cells = []
         for v in scores.topk(n).indices.tolist():
             cells += [self.word(v), scores[v].item()]
@@ -316,7 +316,7 @@ PAGES = [{'page': ' = One = \n \n 1 @,@ 000 km , " so far " . \n'
 
 
 def write_benchmarks(folder: Path) -> Path:
-    """Write the three benchmarks of Table 2 to a folder, with Windows line ends."""
+    """Write the three benchmarks of Table 2 to a folder, with Windows line endings."""
     (folder / 'pairs').mkdir(parents=True)
     files = {'lambada_test': PASSAGES, 'pairs/one': PAIRS[:1], 'pairs/two': PAIRS[1:]}
     for name, rows in files.items():
@@ -327,7 +327,7 @@ def write_benchmarks(folder: Path) -> Path:
 
 
 def is_close(shown: str, printed: str) -> bool:
-    """Tell whether two words are equal, or two numbers nearly so."""
+    """Tell whether two words are equal, or two numbers nearly equal."""
     shown = shown.strip(',;')
     digits = len(shown.partition('.')[2])
     try:
@@ -339,7 +339,7 @@ def is_close(shown: str, printed: str) -> bool:
 
 
 def not_printed(shown: list[str], text: str) -> list[str]:
-    """List the shown lines that begin no line of the text, up to rounding; ... ends a cut line."""
+    """List the shown lines that start no line of the text, up to rounding; ... marks a cut."""
     missing = []
     for line in shown:
         words = line.removesuffix('...').split()

@@ -1,4 +1,4 @@
-"""Claims about checkpoints: kills, full disks, damage and foreign files cost no state."""
+"""Claims about checkpoints: kills, full disks, damage and foreign files lose no state."""
 
 import errno
 import itertools
@@ -37,9 +37,9 @@ def finish_run(run: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rate', [0.01, 0.2])  # every evaluation is a new best, or just the first
+@pytest.mark.parametrize('rate', [0.01, 0.2])  # every evaluation is a new best, or only the first
 def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
-    """A run killed before any of its opens, renames or removals resumes to the same bits."""
+    """A run killed before any open, rename or removal resumes and ends in the same bits."""
     run = [*RUN, f'--learning_rate={rate}', '--keep_every=3']
     assert finish(start(*run, '--out_dir=out/whole')) == 0
     for n in itertools.count(1):
@@ -76,7 +76,7 @@ def test_a_checkpoint_says_which_data_it_was_trained_on(tiny):
 
 @pytest.mark.parametrize('share', [0.4, 0.99])
 def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
-    """A run stops if its second checkpoint fills the disk; the first resumes to the same bits."""
+    """If its second checkpoint fills the disk, a run stops; resumed, it ends in the same bits."""
     assert finish(start(*RUN, '--out_dir=out/whole')) == 0
     size = int(Path('out/whole/ckpt.pt').stat().st_size * share)
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
@@ -105,7 +105,7 @@ def test_a_run_locks_its_folder_before_it_looks_into_it(tiny, capsys, monkeypatc
 
 @pytest.mark.parametrize('is_there', [False, True])
 def test_a_refused_run_leaves_the_folders_there_were(is_there, tiny, capsys):
-    """A refused run removes the folders that it made and keeps a person's own empty folder."""
+    """A refused run removes the folders that it made and keeps an empty folder that was there."""
     if is_there:
         Path('out/run').mkdir(parents=True)
     error_of(train, capsys, *RUN, '--init_from=missing.pt')
@@ -139,7 +139,7 @@ def test_overwrite_keeps_checkpoints_until_the_new_run_has_saved(tiny, capsys):
     with pytest.raises(SystemExit) as stop:
         train.main([*RUN, '--overwrite', '--init_from=huge.pt'])
     assert stop.value.code == 1
-    assert 'resume' not in capsys.readouterr().err  # that would continue the older run
+    assert 'resume' not in capsys.readouterr().err  # resuming would continue the older run
     assert before == {path.name: path.read_bytes() for path in Path('out/run').glob('*.pt')}
 
 
@@ -192,7 +192,7 @@ def test_settings_of_another_version_are_one_line(tiny, capsys):
 
 
 class Evil:
-    """Writes a file when it is unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __reduce__(self):
         return open, ('marker', 'w')

@@ -35,7 +35,7 @@ def test_data_of_nanogpt_trains_unchanged(tiny):
 
 
 def assert_refused(capsys, *facts: str) -> None:
-    """Assert that train.py prints one line with all the facts and begins no run."""
+    """Assert that train.py prints one line with all the facts and starts no run."""
     error = error_of(train, capsys, *SMALL, '--max_iters=1')
     for fact in facts:
         assert fact in error
@@ -63,7 +63,7 @@ def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
 
 
 def test_a_meta_json_with_another_vocabulary_is_one_line(tiny, capsys):
-    """A vocab_size that is not the tokenizer's is refused, since checkpoints would never load."""
+    """A vocab_size that is not the tokenizer's is refused: the checkpoints could not be loaded."""
     make_data([1] * 800, [1] * 200, vocab_size=258)
     assert_refused(capsys, str(TINY / 'meta.json'))
 

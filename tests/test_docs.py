@@ -1,4 +1,4 @@
-"""Claims about README.md and docs/: code runs, commands print what is shown."""
+"""Claims about README.md and docs/: their code runs, and commands print what is shown."""
 
 import json
 import lzma
@@ -46,7 +46,7 @@ def bare_machine(tmp_path, monkeypatch):
 
 
 def run(title: str) -> dict:
-    """Run a recipe; returns its variables."""
+    """Run a recipe and return its variables."""
     variables = {}
     exec(RECIPES[title], variables)
     return variables
@@ -63,13 +63,13 @@ def test_a_recipe_runs_alone(title, capsys):
     ('Special cases of a Backpack', '[1.0, 0.0, 1.0, 0.0]'), ('Senses are a table', 'True'),
     ('Are the senses of a word independent?', '0.35')])
 def test_a_recipe_prints_what_the_page_says(title, said, capsys):
-    """A recipe prints the lecture's sum, True, or the ratio of singular values, as on the page."""
+    """A recipe prints the lecture's sum, True or a ratio of singular values, as the page says."""
     run(title)
     assert said in capsys.readouterr().out
 
 
 def test_an_edit_is_lent_to_a_model_of_transformers(capsys):
-    """The recipe prints the odds before and after the edit, which differ."""
+    """The recipe prints the odds before and after the edit, and they differ."""
     pytest.importorskip('transformers')
     run(THEIRS)
     before, after, _ = capsys.readouterr().out.splitlines()
@@ -77,7 +77,7 @@ def test_an_edit_is_lent_to_a_model_of_transformers(capsys):
 
 
 def test_hooks_change_no_bit(capsys):
-    """With TransformerLens hooks, logits, alpha and C are ours, and a hook can turn a sense off."""
+    """With TransformerLens hooks, logits, alpha and C equal ours; a hook can turn a sense off."""
     pytest.importorskip('transformer_lens')
     run(HOOKS)
     assert capsys.readouterr().out.split() == ['True', 'True', 'True', 'she', '0.132']
@@ -109,7 +109,7 @@ def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
 
 
 def test_losses_are_drawn(tmp_path):
-    """In the clone, the recipe draws the logs of the bundled models."""
+    """In the clone, the recipe plots the logs of the bundled models."""
     pytest.importorskip('matplotlib')
     (tmp_path / 'docs').symlink_to(ROOT / 'docs')
     run(DRAW)
@@ -117,7 +117,7 @@ def test_losses_are_drawn(tmp_path):
 
 
 def test_a_text_of_ones_own_trains_and_so_does_an_lstm(capsys):
-    """The recipe makes data and a run; on that data, an LSTM as contextualizer halves the loss."""
+    """The recipe makes data and a run; an LSTM contextualizer halves the loss on that data."""
     run(TRAIN)
     assert 'A backpack' in capsys.readouterr().out
     variables = run(LSTM)
@@ -131,7 +131,7 @@ README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
 def anchors(path) -> set[str]:
-    """List the anchors by which links name the headings of a page."""
+    """List the anchors of a page's headings, as links spell them."""
     headings = re.findall(r'^#+ (.*)$', path.read_text(encoding='utf-8'), re.MULTILINE)
     return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
 
@@ -141,7 +141,7 @@ PAGES = [*ROOT.glob('*.md'), *ROOT.glob('docs/**/*.md'), *ROOT.glob('pretrained/
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    """Each link leads to a file of this repository, and each anchor to a heading in that file."""
+    """Each link leads to a file in this repository, and each anchor to a heading in that file."""
     for link in re.findall(r'\]\((?!https:)([^)]+)\)', page.read_text(encoding='utf-8')):
         path, _, anchor = link.partition('#')
         target = page.parent / path if path else page
@@ -150,7 +150,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_python_of_readme_prints_what_it_shows(capsys):
-    """README's code runs unchanged, and prints the block after it."""
+    """README's code runs unchanged and prints the block that follows it."""
     blocks = r'^## In Python\n+```python\n(.*?)^```\n+```\n(.*?)^```'
     code, shown = re.search(blocks, README, re.MULTILINE | re.DOTALL).groups()
     exec(code, {})
@@ -173,7 +173,7 @@ def test_results_of_readme_are_those_of_results_csv(result):
 
 @pytest.mark.parametrize('flags', ['--explain she/he', '--senses-off nurse:she/he --seed 4'])
 def test_readme_shows_what_is_printed(flags, capsys):
-    """The block after each quick-start command shows its tables and texts."""
+    """The block after each quick-start command shows the tables and texts that it prints."""
     command = f'sample.py --from english {flags}\n'
     shown = README.split(command)[1].split('```\n')[2].splitlines()
     sample.main(['--from', 'english', *flags.split()])
@@ -286,11 +286,11 @@ def test_a_csv_is_read_as_it_was_written(tmp_path):
 SCRIPTS = {'prepare.py': prepare, 'train.py': train, 'sample.py': sample, 'eval.py': evaluation}
 ARTICLES = SHARED / 'text' / 'enwiki2018.jsonl.xz'
 NOUNS = 'doctor teacher nurse king queen soldier secretary servant actor singer'.split()
-ABOUT_THE_TEXT = {'wiki', '--dataset=wiki', 'out/wiki'}  # commands whose numbers depend on it
+ABOUT_THE_TEXT = {'wiki', '--dataset=wiki', 'out/wiki'}  # commands that depend on the text
 
 
 def day() -> list[tuple[list[str], list[str]]]:
-    """List the commands, split as a shell does, each with the lines that the page shows."""
+    """List the commands, split as a shell splits them, each with the lines that the page shows."""
     text = (ROOT / 'docs' / 'senses.md').read_text(encoding='utf-8')
     block = re.search(r"^## A day's work$.*?^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
     steps = []
@@ -302,7 +302,7 @@ def day() -> list[tuple[list[str], list[str]]]:
 
 @pytest.mark.slow
 def test_a_days_work_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
-    """Ten commands run on the page's text if it is available, and otherwise on any text."""
+    """Ten commands run on the page's text if it is available, and otherwise on another text."""
     text = 'The nurse and the doctor work in a hospital near the river. They like it.\n\n' * 900
     if ARTICLES.exists():
         text = ''

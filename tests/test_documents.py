@@ -26,7 +26,7 @@ def texts_of(path: str) -> tuple[list[str], Counter]:
 
 @pytest.mark.parametrize('late', [{'tag': 'x'}, {'tag': 3, 'more': {'a': [1]}}, {'2020': None}])
 def test_only_the_field_asked_for_is_looked_at(late):
-    """Other fields may be empty, or change their type or appear in the last of many rows."""
+    """Other fields may be empty, change type, or first appear in the last of many rows."""
     rows = [{'text': f'{i} ' * 500, 'tag': None} for i in range(3000)]
     rows += [{}, {'text': 'last', **late}]
     Path('a.jsonl').write_text('\n'.join(map(json.dumps, rows)))
@@ -40,7 +40,7 @@ def test_only_the_field_asked_for_is_looked_at(late):
     ('{"text": 7, "body": "b"}', 'text, body'), ('{"text": "\\ud800"}', 'surrogate'),
     ('{"text": ', 'JSON'), ('[1]', 'object')])
 def test_a_row_that_cannot_be_read_is_named_by_its_number(line, fact):
-    """The error names a row that is cut short, is no object, or has no valid text."""
+    """The error names a row that is cut short, is not an object, or has no valid text."""
     Path('a.jsonl').write_text('{"text": "2020-01-01"}\n\n' + line + '\n')
     with pytest.raises(UserError, match=f'row 2.*{fact}'):
         texts_of('a.jsonl')
@@ -50,7 +50,7 @@ BOM = b'\xef\xbb\xbf'
 
 
 def test_a_tar_has_its_regular_files_that_are_not_hidden():
-    """A tar's skipped files are counted by reason; those of macOS count as hidden."""
+    """A tar's skipped files are counted by reason; macOS's own files count as hidden."""
     members = {'d/a.txt': BOM + b'a', 'd/._a.txt': b'\0\5\x16junk', '.git/x.txt': b'x',
                'b.png': b'x', 'c.TXT': b''}
     Path('a.tar').write_bytes(tar(members))
@@ -69,7 +69,7 @@ def test_files_of_windows_have_neither_marks_nor_carriage_returns(name, data):
 
 
 def test_links_to_folders_are_followed_once():
-    """A loop of links ends, a file named twice is read once, and skipped files are counted."""
+    """A cycle of links ends, a file named twice is read once, and skipped files are counted."""
     Path('in/sub').mkdir(parents=True)
     Path('out').mkdir()
     for name in ('in/a.txt', 'in/sub/b.md', 'out/c.txt', 'in/.d.txt', 'in/e.png'):
@@ -85,7 +85,7 @@ def test_links_to_folders_are_followed_once():
 
 
 def tar_of(n: int) -> bytes:
-    """Make a tar of n texts, of three blocks each."""
+    """Make a tar of n texts, three blocks each."""
     return tar({f'{i:02}.txt': f'text {i} '.encode() * 100 for i in range(n)})
 
 
@@ -120,7 +120,7 @@ def test_a_tar_behind_a_tar_is_read(name, pack, folder):
 
 @pytest.mark.parametrize('text', ['x'.encode('utf-16-le') * 9, 'x'.encode('utf-16'), b'1\0002'])
 def test_text_with_nuls_is_refused(text, folder):
-    """The error for NUL bytes names UTF-16, in which every second byte would be a token."""
+    """The error for NUL bytes suggests UTF-16, whose every second byte would become a token."""
     Path('a.txt').write_bytes(text)
     with pytest.raises(UserError, match='UTF-16'):
         texts_of('a.txt')
@@ -137,7 +137,7 @@ def test_an_end_of_text_in_a_file_ends_a_document(folder, capsys):
     ('a::b.txt', True), ('file:z.txt', True), ('hub:w.txt', True), ('a.log', False),
     ('a.csv', False), ('a.html.gz', False)])
 def test_a_file_that_is_named_is_read_whatever_its_name(name, is_known, folder, capsys):
-    """A file is read whatever its name means to a library; a notice says if it is plain text."""
+    """A file is read whatever its name means to a library; a notice names files of unknown type."""
     content = b'mine'
     Path(name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
     Path('a').write_text('not mine')

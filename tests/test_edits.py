@@ -1,4 +1,4 @@
-"""Claims about what people type: edits, one per line, lists and bags of words, and prompts."""
+"""Claims about what people type: edits (one per line), lists and bags of words, and prompts."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_a_line_is_one_edit_for_each_of_its_words(line, edits):
 
 
 def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
-    """A file lists words before senses, or a bag after topic, and # starts a comment."""
+    """A file can hold edits, words to edit or the bag of a topic; # starts a comment."""
     Path('words.txt').write_text('\ufeffnurse\r\n\n  guard \n', encoding='utf-8')
     Path('edits.txt').write_text('# of she\nshe:3\n\n@words.txt:1\ntopic @words.txt\n')
     assert parse_lines(['he:0', '@edits.txt', 'he:2']) == [
@@ -76,13 +76,13 @@ def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
     ': he -> she', 'topic music=1,2,3', 'topic music=1,1,1,-1', 'nurse:he/he', 'topic ,',
     'nurse:1,guard:2'])
 def test_a_line_that_cannot_be_read_is_no_edit(line):
-    """A line in no known form is refused, not read as something else."""
+    """A line in an unknown form is refused, not read as something else."""
     with pytest.raises(UserError):
         parse_lines([line])
 
 
 def test_prompts_choose_the_sense_of_a_pair():
-    """A pair chooses the sense that adds most over prompts with the word, not at weight 1."""
+    """A pair chooses the sense that adds most in prompts with the word, not most at weight 1."""
     model = lively(3, vocab_size=ENCODING.n_vocab, block_size=8)
     texts = [torch.tensor([ids]) for ids in ([NURSE, SHE, NURSE, HP], [APPLE, NURSE], [HE, APPLE])]
     total = torch.zeros(3)
@@ -149,7 +149,7 @@ CHINESE = load_tokenizer({'name': 'gpt2', 'merges': ['Ġ ä', 'ä ¸', 'ä¸ Ń'
 
 
 def test_a_word_without_a_space_before_it_is_one_token():
-    """A word of a script without spaces gets no space, because a merge with one would split it."""
+    """A word of a script without spaces gets no space, because a merge could then split it."""
     idx = torch.tensor([CHINESE.encode_ordinary('a\u4e2d\u4e2db')])
     assert word_id(CHINESE, '\u4e2d') == 258
     assert count_word('\u4e2d', CHINESE, [idx]) == (2, 2)

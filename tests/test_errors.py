@@ -24,7 +24,7 @@ ROWS = [
     ('train', '--device=abacus', 'abacus', 'tiny'),
     ('train', 'config/none.py', 'config/none.py', 'tiny'), ('train', '--n_sense=0', "'0'", 'tiny'),
     ('train', '--n_layer=2000000', '2000000', 'tiny'),
-    ('train', '--model=gpt --loaded_lr=0', 'loaded_lr', 'tiny'),  # no senses, nothing would learn
+    ('train', '--model=gpt --loaded_lr=0', 'loaded_lr', 'tiny'),  # without senses, nothing learns
     ('train', '--n_embd=2147483648', 'memory', 'tiny'),
     ('train', '--init_from=english', 'english', 'tiny'),
     ('train', '--out_dir=out/toy', 'out/toy/ckpt.pt', 'out'),
@@ -87,7 +87,7 @@ def test_a_file_of_ours_may_be_replaced(flags, ours, out, capsys):
     ('--html', '<!DOCTYPE html>\n<!-- saved from url=(0014)about:internet -->\n'),
     ('--probs she --csv', 'table,word\n')])
 def test_a_file_of_ones_own_is_not_replaced(flags, mine, out, capsys):
-    """A person's file is kept even if it begins much like ours."""
+    """A person's file is kept even if it begins almost like one of ours."""
     Path('mine').write_text(mine)
     assert 'mine' in error_of(sample, capsys, *flags.split(), 'mine')
     assert Path('mine').read_text() == mine
@@ -95,7 +95,7 @@ def test_a_file_of_ones_own_is_not_replaced(flags, mine, out, capsys):
 
 @pytest.mark.parametrize('words', [['--start', '~/x is'], ['--start=~/x is']])
 def test_a_tilde_begins_a_path_and_not_a_prompt(words, monkeypatch, tmp_path):
-    """A tilde after = is expanded in a path, which the shell leaves alone, but not in a prompt."""
+    """After =, where a shell leaves a tilde alone, it is expanded in a path but not in a prompt."""
     monkeypatch.setenv('HOME', str(tmp_path))
     flags = sample.parse_args([*words, '--probs=she', '--csv=~/x.csv'])
     assert flags.csv == str(tmp_path / 'x.csv')

@@ -102,7 +102,7 @@ def test_losses_of_named_runs_have_a_row_each(capsys):
 @pytest.mark.parametrize('source, baseline', [
     ('out/run', 'out/run_gpt'), ('out/run/', 'out/run_gpt'), ('english', 'english_gpt')])
 def test_the_baseline_is_the_transformer_beside_it(source, baseline, capsys, monkeypatch):
-    """The baseline's name is the Backpack's, followed by _gpt."""
+    """The baseline's name is the Backpack's name followed by _gpt."""
     monkeypatch.setitem(BUNDLED, 'english', Path('out/run'))
     monkeypatch.setitem(BUNDLED, 'english_gpt', Path('out/run_gpt'))
     text = say(capsys, 'loss', '--from', source, '--data=tiny')
@@ -110,7 +110,7 @@ def test_the_baseline_is_the_transformer_beside_it(source, baseline, capsys, mon
 
 
 def change_words(run: str) -> None:
-    """Replace the words of a checkpoint with as many others."""
+    """Replace the words in a checkpoint with the same number of other words."""
     state = torch.load(f'{run}/ckpt.pt')
     state['tokenizer'] = words_tokenizer([f' {word.upper()}' for word in WORDS.split()])
     torch.save(state, f'{run}/ckpt.pt')
@@ -120,7 +120,7 @@ def change_words(run: str) -> None:
     ('out/run_gpt', ['--from=out/run', '--baseline=out/run_gpt'], 'out/run_gpt'),
     ('out/run_2', ['--from=out/run_2'], 'data/tiny')])
 def test_other_words_are_not_compared(changed, flags, named, capsys):
-    """A baseline or data with as many words, but different ones, is refused by name."""
+    """A baseline or dataset with as many words, but different ones, is refused by name."""
     change_words(changed)
     assert named in error_of(tables, capsys, 'loss', *flags, '--data=tiny')
 

@@ -1,4 +1,4 @@
-"""Claims about docs/exercise.md: its checks accept a solution, and refuse each of many mistakes."""
+"""Claims about docs/exercise.md: its checks accept a solution and reject many mistakes."""
 
 import re
 
@@ -39,7 +39,7 @@ def labels(capsys) -> list[str]:
 
 
 def test_the_solutions_of_the_exercise_pass_its_checks(capsys):
-    """The solutions of the five steps pass, and so do the rewards between them."""
+    """The solutions to the five steps, and to the rewards between them, pass the checks."""
     run(SOLUTIONS, *STEPS)
     assert labels(capsys) == ORDER
 

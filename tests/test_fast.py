@@ -40,7 +40,7 @@ def test_distinct_ids_change_no_loss_and_no_gradient(seed, n_sense):
 
 @pytest.mark.parametrize('is_compiled', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
-    """Under autocast, 2,000 gradients sum to within 2%; bfloat16 would stop at 256 times one."""
+    """Under autocast, 2,000 gradients sum to within 2%; bfloat16 would stop at 256 of them."""
     model = lively(block_size=2000, n_layer=1).float()
     idx = torch.full((1, 2000), 7)
     distinct = DistinctIds(model)
@@ -59,7 +59,7 @@ def edit_of(name: str, model: Backpack) -> Edit | None:
     """Make an edit of a model, or None."""
     if name == 'none':
         return None
-    if name == 'in place':  # which an edit should not do; it gets a copy
+    if name == 'in place':  # an edit should not do this; it gets a copy
         return lambda idx, C: C.mul_(0.5)
     if name == 'factor':
         return scale_senses(list(range(20)), [0, 2], 0.3)
@@ -73,7 +73,7 @@ def edit_of(name: str, model: Backpack) -> Edit | None:
 @pytest.mark.parametrize('n_sense, name', [
     (3, 'none'), (3, 'factor'), (3, 'both'), (3, 'in place'), (0, 'none')])
 def test_the_cache_changes_no_text(n_sense, name, n_prompt, temperature, batch):
-    """Cached ids equal model.generate's below block_size, at it and past it."""
+    """With the cache, ids equal model.generate's below, at and past block_size."""
     model = lively(2, n_sense=n_sense).requires_grad_(False)
     edit = edit_of(name, model)
     prompt = text(n_prompt, batch)

@@ -47,7 +47,7 @@ def vocab_of(description: dict) -> dict[str, int]:
 
 
 def write_vocabulary(vocab: dict[str, int], merges: list[str]) -> None:
-    """Write the two files of a GPT-2."""
+    """Write the two files of a GPT-2 vocabulary."""
     Path('vocab.json').write_text(json.dumps(vocab), encoding='utf-8-sig')
     Path('merges.txt').write_text('#version: 0.2\n' + '\n'.join(merges) + '\n')
 
@@ -173,7 +173,7 @@ LANGUAGES = [
 @pytest.mark.skipif(not TRANSFORMERS, reason='no tokenizers')
 @pytest.mark.parametrize('name', ['first', 'last', 'plain'])
 def test_like_takes_a_tokenizer_trained_with_tokenizers(name):
-    """A bin has the ids of a tokenizer from tokenizers, in eight languages."""
+    """In eight languages, a bin has the ids that a tokenizer trained with tokenizers gives."""
     Path('texts.json').write_text(json.dumps(LANGUAGES * 9))
     subprocess.run([TRANSFORMERS, '-c', TRAIN_THERE], check=True, capture_output=True)
     Path('a.jsonl').write_text('\n'.join(json.dumps({'text': text}) for text in LANGUAGES * 9))
@@ -214,7 +214,7 @@ def as_nanogpt(model: GPT, bias: bool) -> dict:
 
 @pytest.mark.parametrize('bias', [True, False])
 def test_a_checkpoint_of_nanogpt_is_a_transformer(bias, capsys):
-    """nanoGPT's 50,304 rows are GPT-2's ids, padded; a notice says what is missing or assumed."""
+    """nanoGPT's 50,304 rows are padded GPT-2 ids; a notice says what is missing or assumed."""
     model = a_gpt(vocab_size=50304)
     torch.save(as_nanogpt(model, bias), 'ckpt.pt')
     capsys.readouterr()

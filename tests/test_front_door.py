@@ -81,7 +81,7 @@ def test_another_contextualizer_is_not_exported():
 
 
 def test_a_terminated_export_leaves_nothing(monkeypatch):
-    """SIGTERM removes the temporary folder on the way out."""
+    """An export that SIGTERM ends removes its temporary folder."""
     monkeypatch.delenv('RANK', raising=False)
     default = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr('os.rename', lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -100,7 +100,7 @@ def test_the_version_is_the_packages():
 
 @pytest.mark.parametrize('kind', [NameError, AssertionError])
 def test_a_bug_of_ours_is_not_shown_as_a_damaged_file(kind):
-    """A bug of ours keeps its traceback."""
+    """A bug in our code keeps its traceback."""
     with pytest.raises(kind), user_errors('a file'):
         raise kind
 

@@ -1,4 +1,4 @@
-"""Claims about rucksack/paper/gender.py, by hand."""
+"""Claims about rucksack/paper/gender.py, checked by hand."""
 
 import itertools
 from functools import partial
@@ -20,15 +20,15 @@ TEMPLATES = ['the {} said', 'that {}']
 
 
 def log_probs(loaded: LoadedModel, text: str, edit: Edit | None = None) -> Tensor:
-    """Compute the log-probabilities (V,) after a text, read by itself."""
+    """Compute the log-probabilities (V,) after a text, read on its own."""
     idx = torch.tensor([loaded.encode(text)])
     C = senses_after(loaded.model, idx, edit)
     return loaded.model(idx, C=C)[0, -1].log_softmax(-1)
 
 
 def test_the_bias_of_made_distributions_and_its_reduction():
-    """Odds of 3 and 1/5 are a bias of 4 on average, and a reduction is of the excess over 1."""
-    log_p = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log()  # of she, he and they
+    """Odds of 3 and 1/5 average to a bias of 4; a reduction is a share of the excess over 1."""
+    log_p = torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.5, 0.4]]).log()  # for she, he and they
     logits = log_p + torch.tensor([[3.0], [-2.0]])
     assert gender.bias_ratio(logits).item() == pytest.approx(4)
     ratios = torch.tensor([3.0, 2.0, 1.0])
@@ -49,7 +49,7 @@ def test_a_noun_is_found_where_it_stands(noun, prompt, before, tokens):
 
 
 def test_the_nouns_of_table_13_are_counted(monkeypatch):
-    """The note counts nouns whose sense ranks a pronoun, and nouns whose sense separates best."""
+    """The note counts nouns whose sense ranks a pronoun, and nouns that it separates best."""
     s = toy_loaded()
     she, he, _ = gender.pronouns(s)
     singles = ['nurse', 'music', 'song']
@@ -98,7 +98,7 @@ def test_projection_takes_the_direction_from_the_noun_alone():
 
 def test_the_fraction_is_chosen_on_other_prompts():
     """The fraction is the best one on Table 15's prompts, though not on Table 14's."""
-    s = toy_loaded(seed=28, block_size=128)  # for which the two differ
+    s = toy_loaded(seed=28, block_size=128)  # a seed for which the two differ
     intervene = partial(gender.without_sense, s, 1)
 
     def ratios(prompts: list[str]) -> Tensor:
@@ -146,7 +146,7 @@ SPELLED = ['xy', 'yz']
 @pytest.mark.parametrize('nouns, choosing', [
     (SINGLES, SINGLES), (SPELLED, SPELLED), ([*SINGLES, 'sheriff', 'xy', 'yz', 'zx'], SINGLES)])
 def test_the_sense_that_leaves_least_bias_is_chosen(nouns, choosing, seed):
-    """Single-token nouns, if there are any, choose the sense, even if all nouns prefer another."""
+    """Single-token nouns, if any, choose the sense, even if all nouns together prefer another."""
     s = toy_loaded(seed=seed, block_size=128)
     left = bias_left(s, choosing)
     best = left.index(min(left))

@@ -56,7 +56,7 @@ def reference(folder: Path) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 NEAR = {'rtol': 0, 'atol': 1e-4}
-BY_DEFAULT = {'scale_attn_by_inverse_layer_idx': None}  # None: the setting is gone
+BY_DEFAULT = {'scale_attn_by_inverse_layer_idx': None}  # None: the setting is absent
 
 
 @torch.no_grad()
@@ -85,7 +85,7 @@ def test_our_alpha_and_senses_are_those_of_the_reference():
 @torch.no_grad()
 @pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
 def test_files_with_other_keys_are_the_same_model(folder, tmp_path):
-    """Files without lm_head or "transformer.", but with masks, give equal weights."""
+    """Files without lm_head or "transformer.", but with masks, give the same weights."""
     settings, state = read(folder)
     prefix = 'backpack.gpt2_model.' if folder == BACKPACK else ''
     del state['lm_head.weight']
@@ -136,7 +136,7 @@ def test_sense_10_of_english_holds_nearly_half_of_the_bias():
     assert without[3:5] == pytest.approx([3.51, 48], rel=0.02)
 
 
-CHANGES = {  # the name of a weight or of a setting, and what it becomes (None: it is gone)
+CHANGES = {  # the name of a weight or setting, and its new value (None: absent)
     'h.0.mlp.c_fc.bias': None, 'x.y': torch.zeros(3),
     'lm_head.weight': torch.zeros(64, 32),  # no copy of wte.weight
     'activation_function': 'relu'}
@@ -220,7 +220,7 @@ VOCABULARIES = {
 
 
 def run_there(home: Path, *argv: str) -> str:
-    """Return what a Python that has transformers prints, offline; home is its cache."""
+    """Return what a Python with transformers prints offline; home is its cache."""
     env = os.environ | {'HF_HUB_OFFLINE': '1', 'HF_HOME': str(home)}
     done = subprocess.run([TRANSFORMERS, '-c', *argv], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -233,7 +233,7 @@ def run_there(home: Path, *argv: str) -> str:
 @pytest.mark.parametrize('n_sense, hidden', [(3, 96), (3, 40), (0, 96)])
 @pytest.mark.parametrize('words', VOCABULARIES)
 def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
-    """An export has our logits, loss, ids, text (cached or not), dropout, errors; it can save."""
+    """An export has our logits, loss, ids, text (cached or not), dropout and errors, and saves."""
     tokenizer = VOCABULARIES[words]
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab
@@ -251,7 +251,7 @@ def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
     assert_close(theirs[..., :n_vocab], logits, **NEAR)
     assert answer['ids'] == [encoding.encode_ordinary(text) for text in ASKED]
     assert answer['max_length'] == model.config.block_size
-    if n_sense:  # GPT-2 of transformers counts padding as positions, and unused rows as ids
+    if n_sense:  # transformers' GPT-2 counts padding as positions, and unused rows as ids
         assert theirs.shape == logits.shape
         assert answer['refused'] == 9 * [True]
         assert answer['has_dropout'] == [True, False]  # weights, senses

@@ -91,7 +91,7 @@ def test_a_learned_edit_is_the_same_in_a_batch(loaded, shift):
 
 @pytest.mark.parametrize('lines', [['@a.safetensors', 'nurse:0'], ['nurse:0', '@a.safetensors=2']])
 def test_learned_edits_stand_among_other_lines(loaded, shift, lines, tmp_path, monkeypatch):
-    """A learned edit and other lines apply in their order."""
+    """A learned edit and other lines apply in the order given."""
     monkeypatch.chdir(tmp_path)
     save_shift(Path('a.safetensors'), shift, loaded.model, loaded.encoding, {})
     steps = {'@a.safetensors': shift.edit(), '@a.safetensors=2': shift.edit(2),
@@ -105,7 +105,7 @@ def test_learned_edits_stand_among_other_lines(loaded, shift, lines, tmp_path, m
 
 @pytest.fixture(scope='module')
 def lesson(tmp_path_factory):
-    """Make a folder in which the toy has learned MAKERS, with KEEP to keep."""
+    """Make a folder in which the toy has learned MAKERS while keeping KEEP."""
     folder = tmp_path_factory.mktemp('lesson')
     (folder / 'makers.txt').write_text(MAKERS)
     (folder / 'keep.txt').write_text(KEEP)
@@ -156,7 +156,7 @@ def test_edit_prints_what_the_edited_model_predicts(name, i, line, lesson):
 
 @pytest.fixture(scope='module')
 def changes(lesson):
-    """The texts that the lesson's edit is measured on: name -> counts by a loop, and moved rows."""
+    """For each text that the edit is measured on, a loop's counts and the rows that changed."""
     one = load_model(str(TOY), 'cpu')
     learned = load_shift(lesson / 'makers.safetensors', one.model, one.encoding).edit()
     examples, keep = (read_examples(lesson / f'{name}.txt', one.encoding, one.config.block_size)
@@ -258,7 +258,7 @@ def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded):
     best = sorted(scores, key=scores.get)[-5:]
     example = Example('', prompt, target, [])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, 'PENALTY', 0.5)  # for which both parts of the score count
+        patch.setattr(learning, 'PENALTY', 0.5)  # so that both parts of the score count
         chosen = learning.choose(model, [example], [[trace(model, prompt, target)]],
                                  [trace(model, other[:1], other[1:])], 5)
     assert set(map(tuple, chosen.tolist())) == set(best)
@@ -272,7 +272,7 @@ def test_a_long_background_is_read_evenly(loaded, tmp_path, monkeypatch):
 
 
 def test_the_background_holds_its_predictions(loaded):
-    """Vectors fitted with a background change predictions on it less."""
+    """Vectors that were fitted with a background change its predictions less."""
     model = loaded.model
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
     pairs = torch.tensor([[example.prompt[1], l] for l in range(model.config.n_sense)])
@@ -319,7 +319,7 @@ def test_a_fulfilled_wish_asks_no_more(likelier, less_likely, loaded):
 
 
 def test_learning_ends_as_soon_as_it_may(loaded, monkeypatch):
-    """Learning ends at the first step where the loss is as low as asked."""
+    """Learning ends at the first step where the loss is low enough."""
     losses = []
 
     def noted(*args):
@@ -503,7 +503,7 @@ def test_a_file_that_does_not_fit_its_model_is_refused(change, loaded, shift, tm
     ('巴黎。我住在 -> 法国', ['巴黎。我住在', '法国'], 'more'),
     ("He -> 'Yes' > 's", ['He', " 'Yes'", "'s"], 'order'), ("'No -> '", ["'No", "'"], 'more')])
 def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
-    """A space joins prompt and continuation, except before punctuation or without spaces."""
+    """A space joins prompt and continuation, except at punctuation or in unspaced scripts."""
     assert parse_line(line) == (texts, wish)
 
 
@@ -515,7 +515,7 @@ def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     ('{"prefix": "a", "suffix1": " b", "suffix2": " c"}', 'order', ['a', ' b', ' c'], 'order',
      'a -> b > c')])
 def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line):
-    """A row's texts are taken unchanged, and shown as a line of a text file."""
+    """A row's texts are used unchanged, and printed like a line of a text file."""
     assert parse_row(row, wish) == (texts, expected)
     assert WISHES[expected].format(*texts) == line
 

@@ -21,7 +21,7 @@ MOVES = add_to_senses(torch.tensor([3, 5]), torch.tensor([1, 1]), torch.ones(2, 
 
 
 def pair(n_sense: int = 0, strength: float = 1.0, **changes) -> Lent:
-    """Make a model that is lent the senses of a Backpack of another width."""
+    """Lend a model the senses of a Backpack with another width."""
     other = lively(1, n_embd=16, n_sense=n_sense, **changes)
     return Lent(other, lively(2), strength).requires_grad_(False)
 
@@ -30,7 +30,7 @@ def pair(n_sense: int = 0, strength: float = 1.0, **changes) -> Lent:
 @pytest.mark.parametrize('n_sense', [0, 4])
 def test_lent_logits_are_those_of_the_equation(n_sense, strength):
     """log p' is the other model's log p plus strength times what the edit adds to log p."""
-    lent = pair(n_sense, strength, vocab_size=48, n_vocab=40)  # whose other has rows of padding
+    lent = pair(n_sense, strength, vocab_size=48, n_vocab=40)  # the other model has rows of padding
     idx = text()
     edited_C = OFF(idx, lent.lender.senses(idx))
     edited, unedited = (lent.lender(idx, C=C).log_softmax(-1) for C in (edited_C, None))
@@ -85,7 +85,7 @@ def test_ids_that_differ_are_those_with_other_bytes():
 
 @pytest.fixture(autouse=True)
 def runs(folder, monkeypatch):
-    """Make a Transformer, a Backpack that lends, a text that both know, and two nouns."""
+    """Make a Transformer, a Backpack that lends its senses, a text for both, and two nouns."""
     monkeypatch.setattr(gender, 'NOUNS', ['nurse', 'table'])
     for name, n_sense, block_size in (('other', 0, 128), ('lender', 4, 96)):
         loaded = toy_loaded(n_sense, block_size=block_size, seed=n_sense)
@@ -134,7 +134,7 @@ def test_a_table_has_a_row_of_the_lent_edit(table, column, capsys):
 @pytest.mark.parametrize('table, data', [
     ('loss', 'text.txt'), ('lambada', 'lambada_test.jsonl'), ('wikitext', 'wiki.test.raw')])
 def test_a_short_lender_changes_nothing_at_strength_0(table, data, capsys):
-    """With a lender of a shorter block_size, the unedited row also reads only so many tokens."""
+    """If the lender has a shorter block_size, the unedited row also reads only that many tokens."""
     short = toy_loaded(4, block_size=8, seed=4)
     save('out/short', short.model, short.tokenizer)
     text = 'the nurse said that she ' * 9

@@ -1,4 +1,4 @@
-"""Claims about rucksack/paper/likelihood.py: each metric against a case done by hand."""
+"""Claims about rucksack/paper/likelihood.py: each metric matches a case worked out by hand."""
 
 import json
 import math
@@ -93,7 +93,7 @@ def test_a_text_file_has_the_ids_that_prepare_writes(name, content, tmp_path):
 
 
 def test_bits_per_byte_are_nats_by_ln_2_by_bytes(tmp_path):
-    """A two-byte letter counts as two bytes, and an end-of-text as none."""
+    """A two-byte letter counts as two bytes, and an end-of-text as no bytes."""
     (tmp_path / 'a.txt').write_text('The caf\u00e9<|endoftext|>She smiled.', encoding='utf-8')
     loaded = toy_loaded()
     ids = loaded.read(tmp_path / 'a.txt')
@@ -103,11 +103,11 @@ def test_bits_per_byte_are_nats_by_ln_2_by_bytes(tmp_path):
 
 
 def test_the_price_of_an_edit_in_loss_is_in_nats_per_token(folder):
-    """The nats per token that an edit adds, and the tokens that it touches, match by hand."""
+    """The nats per token that an edit adds, and the tokens that it touches, match a loop's."""
     loaded = toy_loaded()
     ids = np.random.default_rng(2).integers(0, 9, 24 * 6 + 5)
     make_data(ids, ids, tokenizer=loaded.tokenizer, vocab_size=loaded.encoding.n_vocab)
-    edited = replace(loaded, name='edited', edit=scale_senses([0, 4], [1], 0.0))  # 0 pads too
+    edited = replace(loaded, name='edited', edit=scale_senses([0, 4], [1], 0.0))  # id 0 also pads
     added = 0.0
     for context, block in likelihood.windows(ids.tolist(), loaded.eot, 24, look_back=False):
         idx = torch.tensor([[*context, *block[:-1]]])
@@ -145,8 +145,8 @@ def perplexity_under(loaded: LoadedModel, ids: list[int], edit) -> float:
 
 
 def test_lambada_by_hand(tmp_path):
-    """Perplexity is of last words, and a word is right if each of its tokens is the likeliest."""
-    loaded = toy_loaded(seed=149)  # for which " song" is the likeliest after "A"
+    """Perplexity covers last words; a word is right if each of its tokens is the likeliest."""
+    loaded = toy_loaded(seed=149)  # where " song" is the likeliest after "A"
     data = str(write_benchmarks(tmp_path / 'bench'))
     ends = {'He took the ball and threw the': ' ball', 'A': ' song', 'It was': ' sick'}
     nats = 0.0
@@ -161,7 +161,7 @@ def test_lambada_by_hand(tmp_path):
 
 @pytest.mark.parametrize('packed', [False, True])
 def test_blimp_by_hand(packed, tmp_path):
-    """A pair is right if the good sentence is likelier, and means are over paradigms."""
+    """A pair is right if the good sentence is likelier; means are taken over paradigms."""
     loaded = toy_loaded(seed=1)
     data = write_benchmarks(tmp_path / 'bench')
     if packed:
@@ -275,8 +275,7 @@ def test_the_hub_gives_the_numbers_of_the_files(benchmark, table, tmp_path, monk
 
 
 def test_repaired_and_broken_are_counted_where_the_edit_acts():
-    """A change from wrong to right is a repair, from right to wrong a break, and others neither.
-    """
+    """Wrong to right counts as a repair, right to wrong as a break, any other change as neither."""
     targets = torch.tensor([[-1, 1, 2, 3, 4]])
     nothing = torch.zeros(1)
     before, after = (Scores(nothing, nothing, targets, torch.tensor([likeliest]), nothing)

@@ -88,7 +88,7 @@ def test_alpha_rows_are_the_causal_distributions_of_eq_12():
 
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_a_later_token_changes_nothing_earlier(n_sense):
-    """Logits up to a position are the same bits, whatever follows."""
+    """Logits up to a position have the same bits whatever follows."""
     model = lively(n_sense=n_sense)
     idx = text()
     other = idx.clone()
@@ -109,7 +109,7 @@ def test_a_config_with_impossible_numbers_is_refused(change):
 
 
 def test_alpha_sums_to_1_under_autocast_on_a_cpu():
-    """Each row of alpha sums to 1 within 1e-6, though the scores are in bfloat16."""
+    """Each row of alpha sums to 1 within 1e-6, even though the scores are in bfloat16."""
     model = lively().float()
     with torch.autocast('cpu', torch.bfloat16):
         sums = model.alpha(text()).sum(-1)
@@ -170,7 +170,7 @@ def test_a_new_model_has_the_deviations_of_gpt2(n_sense):
 
 
 def test_dropout_is_in_the_contextualizer_alone():
-    """Dropout makes alpha, but not senses, vary in training, and nothing in evaluation."""
+    """In training, dropout makes alpha vary but not senses; in evaluation, it changes nothing."""
     model = lively(dropout=0.5).train()
     idx = text()
     assert not torch.equal(model.alpha(idx), model.alpha(idx))
@@ -181,7 +181,7 @@ def test_dropout_is_in_the_contextualizer_alone():
 
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_the_loss_is_the_mean_over_targets_that_count(n_sense):
-    """A loop averages -log p of each target that is not -1."""
+    """The loss is the average -log p, in a loop, of the targets that are not -1."""
     model = lively(n_sense=n_sense)
     idx = text()
     targets = some_targets(idx)
@@ -233,7 +233,7 @@ def test_generation_calls_the_modules_so_that_hooks_fire():
 
 
 def test_a_gpt_is_not_generated_from_under_an_edit():
-    """A GPT has no senses, so an edit is an error, not ignored."""
+    """A GPT has no senses, so passing an edit raises an error."""
     with pytest.raises(AttributeError, match='senses'):
         lively(n_sense=0).generate(text(4), 2, edit=scale_senses(None, [0], 0.0))
 
@@ -258,7 +258,7 @@ def test_padding_is_never_sampled(temperature):
 
 
 def test_generation_ends_once_every_text_has_had_the_stop():
-    """With stop, ids are the same as without, until every text has generated that id."""
+    """With stop, ids are the same as without it until every text has generated the stop id."""
     def make(stop: int | None) -> Tensor:
         torch.manual_seed(3)
         return lively().generate(text(4, 3), 200, stop=stop)
@@ -287,7 +287,7 @@ def test_ids_are_drawn_by_softmax_of_the_top_k(top_k, kept):
 
 
 def test_a_backpack_without_senses_is_refused():
-    """A Backpack refuses n_sense = 0; a GPT sets it, whatever its config says."""
+    """A Backpack refuses n_sense = 0; a GPT sets n_sense to 0, whatever its config says."""
     with pytest.raises(ValueError, match='n_sense'):
         Backpack(Config(n_embd=24, n_head=2, n_sense=0))
     assert GPT(Config(n_layer=1, n_embd=24, n_head=2, n_sense=3)).config.n_sense == 0

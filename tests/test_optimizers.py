@@ -1,4 +1,4 @@
-"""Claims about rucksack/optimizers.py: which optimizer moves which parameters, by how much."""
+"""Claims about rucksack/optimizers.py: which optimizer moves which parameters, and how far."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_adamw_decays_matrices_and_embeddings_if_asked(decay_embeddings):
 
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_muon_takes_all_matrices_but_the_embeddings(n_sense):
-    """In a Backpack and a Transformer, Muon has all other matrices, and AdamW the rest."""
+    """In both models, Muon gets every matrix but the embeddings, and AdamW gets the rest."""
     model = lively(n_sense=n_sense)
     _, muon = make_optimizers(model, Settings())
     moved = {p for group in muon.param_groups for p in group['params']}
@@ -57,7 +57,7 @@ def test_muon_moves_each_part_of_a_stack_by_itself(name, n_parts):
         muon.step()
         alone.step()
     assert len(parts) == n_parts
-    rounding = 0.02 * 0.2 * n_embd ** 0.5 * 0.08  # torch's multiplies in bfloat16
+    rounding = 0.02 * 0.2 * n_embd ** 0.5 * 0.08  # torch's Muon works in bfloat16
     assert torch.allclose(weight, torch.cat(parts), rtol=0, atol=rounding)
 
 

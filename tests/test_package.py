@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope='module')
 def python(tmp_path_factory) -> Path:
-    """Make a new environment with the wheel installed, and torch and so on from ours."""
+    """Make a new environment with the wheel installed; torch and the rest come from ours."""
     folder = tmp_path_factory.mktemp('package')
     pip = [sys.executable, '-m', 'pip', '--quiet', 'wheel', '--no-deps', '--no-build-isolation']
     subprocess.run([*pip, '--wheel-dir', folder, ROOT], check=True)

@@ -1,4 +1,4 @@
-"""Claims about prepare.py: what goes into bins, what is held out, what a failure leaves behind."""
+"""Claims about prepare.py: what goes into bins, what is held out, and what a failure leaves."""
 
 import errno
 import gzip
@@ -96,7 +96,7 @@ FILES = {  # the content of a file, and the texts in it
 
 
 def test_text_takes_files_of_all_formats_together():
-    """Texts stay exact and in order, without null and ''; a file in --val is not trained on."""
+    """Texts stay exact and in order; null and '' are dropped; a file in --val is not trained on."""
     for name, (content, _) in FILES.items():
         Path(name).write_bytes(content)
     Path('empty.txt').touch()
@@ -122,7 +122,7 @@ def test_hub_takes_datasets_with_config_and_split(splits, read, monkeypatch):
 
 @pytest.mark.parametrize('n, kind', [(2, 'parquet'), (1, 'tar')])
 def test_openwebtext_is_parquet_only_if_whole(n, kind, monkeypatch):
-    """If one of two Parquet files is missing, the archives are read."""
+    """If one of two Parquet files is missing, the archives are read instead."""
     names = [*(f'{i:05d}-of-00002.parquet' for i in range(n)), '00.tar']
     monkeypatch.setattr('huggingface_hub.list_repo_files', lambda repo, repo_type: names)
     monkeypatch.setattr('huggingface_hub.hf_hub_download', lambda repo, name, repo_type: name)
@@ -130,7 +130,7 @@ def test_openwebtext_is_parquet_only_if_whole(n, kind, monkeypatch):
 
 
 def test_archives_of_openwebtext_are_read_as_published():
-    """Tars of .xz tars give whole documents, two newlines at most; 0.05% are held out."""
+    """Tars of .xz tars give whole documents, with double newlines at most; 0.05% are held out."""
     raw = [f'\n\n Story {i}\n\n\n\nends.\n\nReally\n' for i in range(3000)]
     raw[7] = 'word ' * 10_000
     members = {}
@@ -240,7 +240,7 @@ def by_hand(text: str, merges: list[str]) -> list[int]:
 
 
 def ids_of_sentences(*argv: str) -> list[int]:
-    """Return the ids of SENTENCES in a bin of prepare.py."""
+    """Return the ids of SENTENCES in a bin that prepare.py writes."""
     Path('a.jsonl').write_bytes(jsonl(SENTENCES))
     Path('val.txt').write_text('held')
     prepare.main(['a', '--text', 'a.jsonl', '--val', 'val.txt', *argv])
@@ -289,7 +289,7 @@ def test_like_takes_the_tokenizer_of_a_model(tokenizer):
 
 
 def contents(folder: str) -> dict[str, bytes]:
-    """Read each file of a folder."""
+    """Read each file in a folder."""
     return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
@@ -297,7 +297,7 @@ def contents(folder: str) -> dict[str, bytes]:
     (['--text', 'a.txt', '--seed', '1'], 'data/a'),
     (['--text', 'a.txt', 'bad.jsonl', '--overwrite'], 'bad.jsonl')], ids=['without', 'failing'])
 def test_overwrite_alone_replaces_and_only_if_it_succeeds(argv, named, capsys):
-    """Without --overwrite, or if it fails, every file of the folder stays as it was."""
+    """Without --overwrite, or if prepare.py fails, every file in the folder stays as it was."""
     Path('a.txt').write_text(BOOK)
     Path('bad.jsonl').write_text('{"te')
     make('a', '--text', 'a.txt')
@@ -308,7 +308,7 @@ def test_overwrite_alone_replaces_and_only_if_it_succeeds(argv, named, capsys):
 
 
 def test_overwrite_replaces_three_files_and_touches_no_other():
-    """A text, a cache or a model of the user's in the folder stays."""
+    """The user's own text, cache or model in the folder stays."""
     folder = Path('data/a')
     (folder / 'cache').mkdir(parents=True)
     mine = ['a.txt', 'notes.md', 'cache/mine', 'meta.json.txt']
@@ -338,7 +338,7 @@ def test_overwrite_goes_where_links_lead():
 
 @pytest.fixture
 def halfway():
-    """Start a prepare.py that makes data/own from 3,000 documents; stop it as it encodes them."""
+    """Start a prepare.py that makes data/own from 3,000 documents; pause it while encoding."""
     texts = [f'{i} {i * i} {i ** 3} ' * 500 for i in range(3000)]
     Path('a.jsonl').write_bytes(jsonl(texts))
     argv = [sys.executable, ROOT / 'prepare.py', 'own', *MERGES, '--text', 'a.jsonl']

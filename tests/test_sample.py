@@ -49,7 +49,7 @@ def ask(capsys, *argv: str) -> dict[str, list]:
 
 
 def assert_same(found, expected) -> None:
-    """Assert that two tables, rows or cells are the same, numbers to 1e-4."""
+    """Assert that two tables, rows or cells are the same, with numbers equal to within 1e-4."""
     if isinstance(expected, list):
         assert len(found) == len(expected)
         for its, wanted in zip(found, expected):
@@ -101,7 +101,7 @@ def test_show_of_a_pair_has_the_sense_that_an_edit_turns_off(out, capsys):
 
 
 def test_all_edits_apply_in_order_in_one_command(out, capsys):
-    """Scaled senses, replacements and topics of --edit and --senses-off act as one edit."""
+    """Scaled senses, replacements and topics from --edit and --senses-off act as one edit."""
     start = 'The MacBook is made by'
     world = World(prompt=start)
     model = world.model
@@ -157,7 +157,7 @@ def test_probs_are_those_of_each_prompt(out, capsys):
 
 
 def test_equal_prompts_have_a_row_each(out, capsys):
-    """A file's equal lines have a row each."""
+    """Equal lines in a file have a row each."""
     lines = ['The nurse', 'The king', 'The nurse']
     Path('prompts.txt').write_text('\n'.join(lines))
     rows = ask(capsys, '--start', '@prompts.txt', '--probs', 'she')['probs']
@@ -301,7 +301,7 @@ def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
 
 
 def test_find_ranks_the_sense_of_a_model_of_width_1():
-    """At width 1, the covariance of embeddings is a number, and the spread |C| times their std."""
+    """At width 1, the covariance of embeddings is a number; the spread is |C| times their std."""
     loaded = toy_loaded(k=1, n_embd=1, n_head=1)
     E = loaded.model.wte.weight.detach()  # (V, 1)
     C = loaded.model.senses(torch.arange(len(E)))  # (V, 1, 1)

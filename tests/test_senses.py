@@ -53,7 +53,7 @@ def edit_of(kind: str, model: Backpack) -> Edit:
 
 
 def test_affinities_are_those_of_each_word_and_sense(model):
-    """An affinity is a bag's logits over the largest logit, by a loop over ids without padding."""
+    """An affinity is a bag's logits divided by the largest, as in a loop that skips padding."""
     model.wte.weight[V:] *= 100
     E = model.wte.weight
     ids = torch.tensor([5, 0, 33, 5])
@@ -209,7 +209,7 @@ def test_a_text_without_tokens_is_not_padded():
 
 
 def test_a_word_of_several_pieces_is_edited_in_its_last(model):
-    """A word is edited where all its pieces occur, and nowhere else that its last piece occurs."""
+    """A word is edited where all its pieces occur, not wherever its last piece does."""
     C = model.senses(PIECES)
     expected = C.clone()
     for b, t in ((0, 2), (0, 3), (1, 5)):
@@ -233,12 +233,12 @@ def test_a_replaced_word_loses_and_gains_what_section_63_says(model):
 
     vectors = torch.stack([r, a, torch.randn(D).double()], dim=1)
     basis, _ = torch.linalg.qr(vectors)
-    orthogonal = basis[:, 2]  # to r and to a
+    orthogonal = basis[:, 2]  # to both r and a
     assert_close(after @ orthogonal, before @ orthogonal)
 
 
 def test_topic_control_is_the_loop_of_eq_15_to_20(model):
-    """delta depends on quantiles (a tie is above) and is annealed by what was said, per sense."""
+    """delta depends on quantiles (a tie counts as above), annealed per sense by what was said."""
     weights = (3.3, 2.2, 1.5, 0.9)
     projection = model.sense_network.final_mlp.c_proj
     projection.weight[:D] = 0  # sense 0 is the zero vector, so its scores are equal
@@ -260,7 +260,7 @@ def test_topic_control_is_the_loop_of_eq_15_to_20(model):
 
 
 def made_alpha(idx: Tensor) -> Tensor:
-    """Make weights (1, 3, T, T) on the current token, on all alike, and on the largest id."""
+    """Make weights (1, 3, T, T) on the current token, on all equally, and on the largest id."""
     T = idx.shape[1]
     current = torch.eye(T)
     alike = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]
@@ -269,7 +269,7 @@ def made_alpha(idx: Tensor) -> Tensor:
 
 
 def test_the_gauge_tells_senses_that_read_the_text(monkeypatch):
-    """sense_gauge finds that only the third made sense depends on more than position."""
+    """sense_gauge finds that only the third of these senses depends on more than position."""
     model = lively()
     monkeypatch.setattr(model, 'alpha', made_alpha)
     idx = text(64, batch=3)

@@ -71,7 +71,7 @@ def test_a_tilde_is_the_home_folder_but_in_a_text():
 @pytest.mark.parametrize('model, end', [('backpack', ''), ('gpt', '_gpt')])
 @pytest.mark.parametrize('name', CONFIGS)
 def test_every_config_makes_a_model(name, model, end):
-    """Every config makes a model, and the run's folder says which one it has."""
+    """Every config makes a model, and the name of the run's folder says which kind it holds."""
     s, _ = parse_args([f'{ROOT}/config/{name}.py', f'--model={model}'])
     assert config_for(s, {'vocab_size': 50257}).n_sense == (16 if model == 'backpack' else 0)
     assert s.out_dir == f'out/{name.removeprefix("train_")}{end}'

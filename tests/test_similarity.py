@@ -1,4 +1,4 @@
-"""Claims about rucksack/paper/similarity.py, by hand."""
+"""Claims about rucksack/paper/similarity.py, checked by hand."""
 
 import math
 
@@ -13,7 +13,7 @@ from rucksack.paper.similarity import similarities, similarity_data
 
 
 def test_correlations_are_spearmans():
-    """By hand, ranks (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5) correlate by 6 / 9.5."""
+    """Ranks (1, 2.5, 2.5, 4, 5) and (3, 1, 2, 4.5, 4.5) have a correlation of 6 / 9.5."""
     found = {'ties': [1, 2, 2, 4, 5], 'opposite': [3, 5, 4, 1, 1], 'constant': [1] * 5,
              'people': [3, 1, 2, 5, 5]}
     column = similarity.correlations(pandas.DataFrame(found))
@@ -56,7 +56,7 @@ def test_the_best_sense_of_each_set_is_named():
 
 
 def test_the_one_sense_is_chosen_on_half_of_the_first_set():
-    """The toy world's adjectives choose the same sense by hand."""
+    """The toy world's adjectives choose the sense that a loop here finds."""
     loaded = toy_loaded()
     pairs = similarity_data(loaded, None)['adjectives']
     half = pairs[:len(pairs) // 2]

@@ -63,7 +63,7 @@ def test_a_transformer_that_reads_token_by_token_is_the_same():
 
 
 def test_pplm_without_a_step_is_plain_sampling():
-    """PPLM with step 0 draws what generate draws, and with step 9 something else."""
+    """PPLM with step 0 draws what generate draws, and with step 9 it draws something else."""
     s = toy_loaded(k=0, n_layer=2)
     start = torch.full((5, 1), s.eot)
     steered = partial(topics.pplm, s.model, start, bag=s.encode(' music guitar'), n=12)
@@ -81,7 +81,7 @@ def test_steering_raises_the_bag_in_every_text():
     model = s.model.double()
     torch.manual_seed(3)
     token = torch.randint(s.encoding.n_vocab, (5,))
-    past = torch.randn(2, 5, 8, 48).double()  # of five texts of 8 tokens
+    past = torch.randn(2, 5, 8, 48).double()  # layers, texts, tokens, 3 * d
     plain, _ = topics.read_on(model, token, past)
     bag = s.encode(' music guitar')
     chances = []

@@ -86,7 +86,7 @@ def topics_by_sentence(story: str) -> list[list[str]]:
 
 
 def test_the_surprisal_is_that_of_the_choices(stories):
-    """A topic story's surprisal is that of its kind, lines, words and topics (see WANDER)."""
+    """A topic story's surprisal sums over its kind, lines, words and topics (see WANDER)."""
     stay = 1 - world.WANDER * 7 / 8
     n_lines = len(world.TOPIC_LINES)
     stays = []
@@ -308,7 +308,7 @@ def test_topic_control_raises_the_share_of_the_topic(backpack):
         bag = bag_ids(encoding, BAGS[label])
         scores = scores_of_bags(model, [bag])[0]
         for strength, weights in enumerate(STRENGTHS):
-            n = TEXTS if strength == 2 else TEXTS // 4  # most where the claim is
+            n = TEXTS if strength == 2 else TEXTS // 4  # more for the claim
             texts, is_story, loss[i, strength] = plain
             if strength:
                 edit = topic(model, scores, weights)

@@ -1,4 +1,4 @@
-"""Claims about training: gradients, processes, resuming, fine-tuning, the log, how a run ends."""
+"""Claims about training: gradients, processes, resuming, fine-tuning, logs, and how runs end."""
 
 import itertools
 import math
@@ -67,7 +67,7 @@ def test_gradient_accumulation_steps_keep_the_gradients(batch_size, n, tiny, in_
 
 @pytest.mark.parametrize('eval_iters, chosen', [(100, range(24)), (1, [0, 3, 6, 10, 13, 17, 20])])
 def test_evaluation_is_the_mean_over_fixed_texts(eval_iters, chosen, tiny):
-    """An evaluation reads all texts, or some spread evenly, without dropout or padding rows."""
+    """An evaluation reads all texts, or evenly spaced ones, without dropout or padding rows."""
     train.main([*SMALL, '--dropout=0.5', '--batch_size=7', f'--eval_iters={eval_iters}',
                 '--max_iters=0'])
     model, _ = from_pretrained('out/run')
@@ -151,7 +151,7 @@ def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
     '--dropout=0.2', '--model=gpt', '--dtype=bfloat16', '--optimizer=muon',
     pytest.param('--compile=True', marks=pytest.mark.slow)])
 def test_a_run_resumed_with_more_max_iters_has_the_same_bits(option, tiny):
-    """A resumed run ends like one with its max_iters from the start; the best state is early."""
+    """A resumed run ends like one with its max_iters from the start; the best state comes early."""
     run = [*SMALL, option, '--eval_interval=5', '--learning_rate=.2', '--min_lr=.2']
     train.main([*run, '--max_iters=20', '--out_dir=out/whole'])
     train.main([*run, '--max_iters=10'])
@@ -170,7 +170,7 @@ def test_a_resumed_run_keeps_its_settings_and_its_data(tiny, capsys):
 
 
 def test_a_command_can_be_repeated_to_resume(tiny):
-    """A repeated command may have -1 and auto; a cut last row of the log is dropped."""
+    """A repeated command may contain -1 and auto; a truncated last row of the log is dropped."""
     run = [*SMALL, '--warmup_iters=-1', '--dtype=auto', '--eval_interval=9']
     train.main([*run, '--max_iters=2'])
     with open('out/run/log.csv', 'a') as file:
@@ -209,7 +209,7 @@ def train_a_run(kind: str) -> None:
 @pytest.mark.parametrize('kind', ['backpack', 'gpt'])
 @pytest.mark.parametrize('is_exported', [False, True])
 def test_init_from_starts_with_the_weights_and_their_sizes(kind, is_exported, tiny):
-    """The first loss is the earlier run's last, even after an export; dropout is as set."""
+    """The first loss is the earlier run's last, even after an export; dropout may change."""
     train_a_run(kind)
     source = 'out/run'
     if is_exported:
@@ -223,7 +223,7 @@ def test_init_from_starts_with_the_weights_and_their_sizes(kind, is_exported, ti
 
 
 def test_a_given_transformer_has_a_folder_of_its_own(tiny):
-    """A given Transformer's run goes to out/NAME_gpt, as with --model=gpt, not to a Backpack's."""
+    """A given Transformer's run goes to out/NAME_gpt, as with --model=gpt, not to out/NAME."""
     train_a_run('gpt')
     tune = [word for word in TUNE if not word.startswith('--out_dir')]
     train.main([*tune, '--init_from=out/run'])
@@ -256,7 +256,7 @@ def test_loaded_lr_0_trains_the_senses_of_a_transformer_alone(optimizer, tiny):
 @pytest.mark.parametrize('options', [
     [], [*NEW_SENSES, '--loaded_lr=0.1'], [*NEW_SENSES, '--loaded_lr=0.1', '--optimizer=muon']])
 def test_init_from_resume_ends_fine_tuning_in_the_same_bits(options, tiny):
-    """A Transformer, or a Backpack made from it, resumes with the saved settings, loaded_lr too."""
+    """A Transformer, or a Backpack made from it, resumes with its saved settings and loaded_lr."""
     train_a_run('gpt')
     tune = [*TUNE, '--init_from=out/run', '--eval_interval=1', *options]
     train.main([*tune, '--max_iters=3', '--out_dir=out/whole'])
@@ -296,7 +296,7 @@ def assert_close_runs(a: str, b: str) -> None:
 
 @pytest.mark.parametrize('n', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_train_as_one(n, tiny, in_float64):
-    """The first step's gradients and the weights after 20 equal one process's in float64."""
+    """The first step's gradients and the weights after 20 steps equal one process's in float64."""
     run = [*SMALL, '--gradient_accumulation_steps=4', '--dropout=0.2', '--min_lr=0',
            '--beta1=0']  # then exp_avg is the gradient
     for more in (['--max_iters=1'], ['--max_iters=20', '--init_from=resume']):
@@ -346,7 +346,7 @@ def test_the_log_has_a_row_a_step_and_an_evaluation(tiny):
 
 
 def test_a_run_leaves_torch_as_it_was(tiny):
-    """A notebook that trains keeps the torch algorithms that it had."""
+    """Training in a notebook leaves torch's choice of algorithms as it was."""
     train.main([*SMALL, '--max_iters=0'])
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -463,7 +463,7 @@ def test_a_wandb_that_fails_is_one_line(wandb, tiny, capsys):
 
 def test_without_a_compiler_that_works_a_run_says_so(tiny, capsys, monkeypatch):
     """Without a compiler that works, a run says so and continues without torch.compile."""
-    monkeypatch.setattr(torch, 'compile', lambda function: None)  # which cannot be called
+    monkeypatch.setattr(torch, 'compile', lambda function: None)  # returns no function
     train.main([*SMALL, '--compile=True', '--max_iters=1'])
     assert 'without torch.compile' in capsys.readouterr().out
     assert checkpoint()['step'] == 1

@@ -28,7 +28,7 @@ def test_uniform_weights_average_the_senses_so_far():
 
 @pytest.mark.parametrize('name', VARIANTS)
 def test_a_resumed_run_of_a_variant_ends_the_same(name, tiny):
-    """A run of four steps, and one of two that is resumed, train the variant to the same bits."""
+    """A run of four steps, and one of two that is resumed, end in the same bits."""
     flags = [name, *SMALL, '--eval_interval=2']
     run([*flags, '--max_iters=4', '--out_dir=out/whole'])
     run([*flags, '--max_iters=2'])

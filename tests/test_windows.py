@@ -1,4 +1,4 @@
-"""Claims about systems other than Linux, tried on this one."""
+"""Claims about systems other than Linux, tested on this one."""
 
 import ctypes
 import os
