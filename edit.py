@@ -114,8 +114,8 @@ def lines_table(title: str, edited: LoadedModel, examples: list[Example], kept: 
                 ) -> Table:
     """Show the probability of A for each example, or the odds of A to B, before and after.
 
-    The notes count the examples that reach the thresholds of eval.py, and list those that do not;
-    of lines that were kept, those that no longer do.
+    The notes count the examples that reach the thresholds of eval.py, and list those that do not.
+    For kept lines, they list only those that no longer do.
     """
     before = log_odds(replace(edited, edit=None), examples)  # (examples,)
     after = log_odds(edited, examples)
@@ -189,7 +189,7 @@ def neighbours_table(loaded: LoadedModel, texts: dict[str, list[Pair]],
 
 
 def run(argv: list[str]) -> None:
-    """Read, learn, write the edit, and print its tables."""
+    """Read the examples, learn an edit, write it, and print its tables."""
     args = make_parser().parse_args(argv)
     check_out(args.out)
     csv_file = output_path('--csv', args.csv, CSV_BEGINS)

@@ -153,7 +153,7 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     if args.lender:
         lender = load(args.lender)
         changed = lend(changed, lender, args.strength)
-        # Both read equally many tokens, or the comparison would be one of contexts.
+        # Both read the same number of tokens; otherwise we would compare context lengths.
         models[0].config = replace(models[0].config, block_size=changed.config.block_size)
     if args.edits:
         prompts = []

@@ -295,7 +295,7 @@ def run(argv: list[str]) -> None:
             notices.append(f'All tables except --probs show the lender, {lender}.')
         if flags.find or flags.similar:
             notices.append('--find and --similar show the senses without the edit.')
-    for line in warnings(flags.changes + flags.sweep, loaded, texts):  # first: often a typo
+    for line in warnings(flags.changes + flags.sweep, loaded, texts):  # first: it may be a typo
         print(printable(line))
     print(loaded.about())
     tables = make_tables(flags, loaded, lender, prompts)

@@ -300,7 +300,7 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
 
     scores (V, k) are the affinities of all ids with a bag of words. factors is a row of STRENGTHS:
     the factor of a sense depends on the bracket of its score (ties go to the higher one). A sense
-    with factor 3.3 is multiplied by about 3.3 (more late in a text), and by 1 once the text is
+    with factor 3.3 is multiplied by about 3.3 (more so late in a text), and by 1 once the text is
     about the topic. With f = max(factors) / 7.5, sense l of position j is multiplied by annealed:
 
         expressed = sum_m relu(E_{x_m} . C(x_j)_l)              Eq. 18, over all positions m

@@ -64,12 +64,12 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
 
 
 def leave(number: int, frame) -> None:
-    """Exit because of a signal, so that temporary files are removed on the way."""
+    """Exit after a signal, so that temporary files are removed on the way out."""
     sys.exit(128 + number)
 
 
 def note_signals() -> list[int]:
-    """Note a Ctrl-C or SIGTERM in the returned list; a second one stops the program at once."""
+    """Record Ctrl-C and SIGTERM in the returned list; a second one stops the program at once."""
     noted = [0]
 
     def note(number: int, frame) -> None:
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does, with each flag spelled as it was declared.
 
-        A shell does not expand ~ after = or @. Here it means the home folder, except in TEXT.
+        A shell does not expand ~ after = or @. Here, ~ means the home folder, except in TEXT.
         """
         actions = {flag.replace('_', '-'): (flag, action)
                    for flag, action in self._option_string_actions.items()}

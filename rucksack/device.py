@@ -10,7 +10,7 @@ from rucksack.errors import user_errors
 
 
 def find_device(name: str) -> str:
-    """Choose the device; auto is CUDA, else MPS, else the CPU. Raises UserError if that fails."""
+    """Choose the device; auto is CUDA, else MPS, else the CPU. Raises UserError if it fails."""
     if name == 'auto':
         if torch.cuda.is_available():
             return 'cuda'

@@ -100,7 +100,7 @@ Change = SensesOf | Replacement | Topic | FromFile
 
 
 def parse_lines(lines: list[str]) -> list[Change]:
-    """Parse lines; a line @FILE means all lines of that file."""
+    """Parse lines; a line @FILE stands for all lines in that file."""
     changes = []
     for line in lines:
         if not re.fullmatch('@[^:]+', line) or '.safetensors' in line:
@@ -136,7 +136,7 @@ def parse_line(line: str) -> list[Change]:
 
 
 def parse_senses(text: str) -> SensesOf:
-    """Parse WORD:SENSES or WORD:SENSES=FACTOR; raises UserError with the forms of a line.
+    """Parse WORD:SENSES or WORD:SENSES=FACTOR; raises UserError, which lists the valid forms.
 
     *:A/B is refused, because the sense differs between words.
     """
@@ -191,7 +191,7 @@ def find_senses(senses: SensesOf, model: Backpack, encoding: Encoding,
 
 def pair_scores(senses: SensesOf, model: Backpack, encoding: Encoding,
                 prompts: Collection[Tensor]) -> tuple[Tensor, str]:
-    """Measure how far each sense of a word separates A from B, in logits: (k,), and say where.
+    """Measure in logits how far each sense of a word separates A from B, (k,); also say where.
 
     The score is the sum of the sense's terms alpha * C.(E_a - E_b), averaged over the prompts that
     contain the word. If none does, the score is C.(E_a - E_b), the term at weight 1.
@@ -215,7 +215,7 @@ def pair_scores(senses: SensesOf, model: Backpack, encoding: Encoding,
 
 def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
               prompts: Collection[Tensor] = ()) -> tuple[Edit, list[str]]:
-    """Make one edit that applies changes in order; also returns a sentence for each.
+    """Make one edit that applies changes in order; also returns a sentence about each change.
 
     prompts, ids (1, T) each, determine the sense in nurse:she/he. By default, it is the sense
     that most separates the two words at weight 1.
@@ -250,8 +250,8 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
 def count_word(word: str, encoding: Encoding, prompts: Collection[Tensor]) -> tuple[int, int]:
     """Count the places in prompts, ids (1, T) each, that an edit of a word touches.
 
-    The second number counts whole words. An edit of land touches Finland if its tokens are Fin and
-    land.
+    The second number counts only whole words. An edit of land touches Finland if its tokens are
+    Fin and land.
     """
     ids = edit_targets(encoding, word)
     touched = [occurrences(idx, ids).sum().item() for idx in prompts]

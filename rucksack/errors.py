@@ -17,7 +17,7 @@ OUR_BUGS = (NameError, AssertionError)  # a damaged file can raise any other kin
 
 @contextmanager
 def user_errors(what: object, hint: str = '', problem: str = 'cannot be read') -> Iterator[None]:
-    """Turn a library's error about a file into one line: the file, the library's words, a hint.
+    """Turn a library's error about a file into one line: the file, the library's words and a hint.
 
     Damaged files and failing downloads raise errors of many types, and a panic in a Rust library is
     not an Exception. OUR_BUGS keep their traceback.

@@ -35,7 +35,7 @@ def loss_limit(wish: str, threshold: float | None = None) -> float:
 class Example:
     """A prompt, and the continuations to make likelier or less likely after it, all as ids.
 
-    With both, the first should become likelier than the second, or equally likely for equals.
+    With both, the first should become likelier than the second, or equally likely if are_equals.
     """
 
     line: str  # as written
@@ -122,7 +122,7 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
         names = ['suffix1', 'suffix2'] if wish in ('order', 'equal') else ['suffix']
         if found != names:
             raise ValueError(f'{wish} takes {names}, but this row has {found}')
-        texts = ['' + row[name] for name in ['prefix', *names]]  # TypeError unless it is text
+        texts = ['' + row[name] for name in ['prefix', *names]]  # raises TypeError unless text
         ''.join(texts).encode()  # raises UnicodeEncodeError for a lone surrogate
     return texts, wish
 
@@ -154,5 +154,5 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
 
 
 def quoted_start(line: str) -> str:
-    """Quote a line for an error message, at most 80 characters of it."""
+    """Quote at most 80 characters of a line for an error message."""
     return repr(line if len(line) <= 80 else f'{line[:77]}...')

@@ -106,7 +106,7 @@ def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: 
 class Cached:
     """A model that continues texts without reading a token twice: Cached(model).generate(idx, n).
 
-    It draws the ids that model.generate draws. The contextualizer must be a GPT-2. A text is
+    It draws the same ids as model.generate. The contextualizer must be a GPT-2. A text is
     read whole unless it is the last text plus a token. Past block_size, every text is read whole,
     because each new token pushes out the first.
     """

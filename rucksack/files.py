@@ -58,7 +58,7 @@ def save_tensors(path: Path, state: dict) -> None:
     with atomic(path) as temporary, open(temporary, 'wb') as file:
         try:
             torch.save(state, file)
-        except RuntimeError as error:  # hides the OSError of a full disk
+        except RuntimeError as error:  # torch hides the OSError of a full disk
             raise error.__context__ or error
 
 

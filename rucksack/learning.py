@@ -44,7 +44,7 @@ from rucksack.senses import Edit, add_to_senses, occurrences
 
 EXAMPLES_AT_ONCE = 5    # in a step, as published
 POSITIONS_AT_ONCE = 64  # per group of held texts; their logits are (positions, V)
-PENALTY = 3000          # on choosing a sense to which other text gives weight
+PENALTY = 3000          # for choosing a sense to which other text gives weight
 WRITTEN = 32            # texts that the model writes
 WRITTEN_LENGTH = 128    # tokens of each
 RATE = 5.12             # RATE / d is the learning rate: a step moves logits equally at any d
@@ -127,7 +127,7 @@ class Positions:
 
 
 def positions_of(traces: list[Trace], pairs: Tensor) -> Positions:
-    """Put the positions of all traces together, for the pairs (id, sense) to move, (P, 2)."""
+    """Combine the positions of all traces, for the pairs (id, sense) to move, (P, 2)."""
     ids, numbers = pairs.T  # (P,) each
     weights = []
     for one in traces:
@@ -271,7 +271,7 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions],
 @torch.no_grad()
 def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 0
                 ) -> list[Pair]:
-    """Let the model write texts that begin like examples: pairs (start, rest) of ids.
+    """Have the model write texts that begin like examples: pairs (start, rest) of ids.
 
     A start is three consecutive tokens of an example, with two end-of-texts (eot) before it. The
     rest ends at any whole prompt, because the prediction there is meant to change.
@@ -301,7 +301,7 @@ class Learned:
     """A shift, and its price on the half of the background that learning did not use."""
 
     shift: Shift
-    steps: int     # at most
+    steps: int     # maximum
     lr: float      # peak learning rate
     within: float  # largest factor of the learned vectors that the budget allows
     factor: float  # the one used: shift.vectors are already multiplied by it
@@ -326,9 +326,9 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
     """Learn an edit from examples in up to `steps` steps (default: ten passes, at least 30).
 
     Each example chooses n_senses pairs (id, sense) to move. background has texts of 2 to
-    block_size + 1 ids, and written has those of write_texts. Learning tries to leave predictions as
-    they are on every second text of background and of written, inside the prompts, and after the
-    prompts of keep. The other texts give two prices. The vectors are scaled back until neither
+    block_size + 1 ids, and written has texts from write_texts. Learning tries to preserve the
+    predictions on every second text of background and of written, inside the prompts, and after
+    the prompts of keep. The other texts give two prices. The vectors are scaled back until neither
     price exceeds budget, a share of the loss, and then to the smallest factor that fulfils the same
     examples.
     Raises UserError if a vector is not finite, or if even the smallest factor exceeds the budget.
@@ -367,10 +367,10 @@ def scale_back(model: Backpack, examples: list[Example], cases: list[Positions],
                ) -> tuple[float, float]:
     """Find the largest factor within the budget, and the smallest that reaches the same limits.
 
-    The limits of a loss are what learning asked and what counts as fulfilled. If the vectors newly
-    reach none, the second factor is the first. Both come from a bisection of FACTORS, which assumes
-    that prices grow with the factor and losses fall. Raises UserError if every factor costs more
-    than budget, a share of the loss.
+    A loss has two limits: the one that learning asks for, and the one that counts as fulfilled. If
+    the vectors reach no new limit, both factors are the same. They come from a bisection of
+    FACTORS, which assumes that prices grow with the factor and losses fall. Raises UserError if
+    every factor costs more than budget, a share of the loss.
     """
     unedited = [mean_nats(model, one, 0 * vectors) for one in priced]
 

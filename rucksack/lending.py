@@ -101,7 +101,7 @@ def probs_under(model: Backpack | GPT | Lent, idx: Tensor, edits: Collection[Edi
 def lend(loaded: LoadedModel, lender: LoadedModel, strength: float | None = None) -> LoadedModel:
     """Let a loaded model follow edits of a lender's senses, times strength (default 1).
 
-    Raises UserError if the lender has no senses or another vocabulary.
+    Raises UserError if the lender has no senses, or if its vocabulary is different.
     """
     lender.needs_senses('--lender')
     if strength is None:

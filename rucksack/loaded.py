@@ -116,7 +116,7 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
 def newest_backpack() -> Path | None:
     """Find the folder in out/ whose Backpack was saved last; None if there is none."""
     for path in sorted(Path('out').glob('*/ckpt.pt'), key=os.path.getmtime, reverse=True):
-        config = load_file(path, mmap=True).get('model_config', {})  # nanoGPT's have none
+        config = load_file(path, mmap=True).get('model_config', {})  # nanoGPT's files have none
         if config.get('n_sense'):
             return path.parent
     return None

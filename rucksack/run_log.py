@@ -85,7 +85,7 @@ class RunLog:
         self.clock = step, time.perf_counter()
 
     def add(self, step: int, row: dict) -> None:
-        """Print a row and log it; the row of a training step gets its speed.
+        """Print a row and log it; a training step's row also gets the speed.
 
         Raises FloatingPointError if its loss is not finite.
         """

@@ -105,7 +105,7 @@ def separate(loaded: LoadedModel, text: str, pairs: Pairs) -> Table:
 def spreads(model: Backpack, ids: Tensor, covariance: Tensor) -> Tensor:
     """Compute the standard deviation of the V logits that each sense of ids (n,) adds: (n, k).
 
-    That is sqrt(C S C^T), for the covariance S (d, d) of embeddings.
+    That is sqrt(C S C^T), where S (d, d) is the covariance of the embeddings.
     """
     C = model.senses(ids)  # (n, k, d)
     variance = (C @ covariance * C).sum(-1)

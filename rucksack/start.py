@@ -43,8 +43,8 @@ def load_run(s, flags: set[str]) -> tuple:
 def load_given(s, flags: set[str]) -> tuple:
     """Load the model that init_from names; also returns the settings with its sizes.
 
-    A Transformer starts a Transformer or, if flags has model, a Backpack with n_sense and
-    sense_hidden as set. Raises UserError if the model cannot read the ids of the dataset.
+    From a Transformer, we make a Transformer or, if flags has model, a Backpack with the n_sense
+    and sense_hidden in s. Raises UserError if the model cannot read the ids of the dataset.
     """
     source = s.init_from
     given, tokenizer = from_pretrained(source)
@@ -69,7 +69,7 @@ def load_given(s, flags: set[str]) -> tuple:
 def config_for(s, meta: dict) -> Config:
     """Make the config of a model for the ids of some data. Raises UserError for bad sizes."""
     n_vocab = meta['vocab_size']
-    n_rows = math.ceil(n_vocab / 64) * 64  # GPUs like multiples of 64
+    n_rows = math.ceil(n_vocab / 64) * 64  # GPUs are faster with multiples of 64
     n_sense = 0 if s.model == 'gpt' else s.n_sense
     with user_errors('this model', problem='cannot be made'):
         return Config(s.block_size, n_rows, n_vocab, s.n_layer, s.n_head, s.n_embd, n_sense,
@@ -79,7 +79,7 @@ def config_for(s, meta: dict) -> Config:
 def fine_tune(given: Backpack | GPT, config: Config) -> Backpack | GPT:
     """Make a model with given parameters, and new senses where a Backpack starts from a GPT.
 
-    Such a Backpack reads no more than config.block_size, because it is not trained on longer texts.
+    Such a Backpack reads at most config.block_size, because it is not trained on longer texts.
     Otherwise the model keeps its block_size.
     """
     state = given.state_dict()
@@ -93,6 +93,6 @@ def fine_tune(given: Backpack | GPT, config: Config) -> Backpack | GPT:
     model.load_state_dict(state, strict=not has_new_senses)
     if has_new_senses:
         # Trained embeddings are larger than new ones, whose standard deviation is 0.02. Smaller
-        # senses keep the first logits as small as from scratch.
+        # senses keep the first logits as small as in a run from scratch.
         model.sense_network.final_mlp.c_proj.weight.data *= 0.02 / given.wte.weight.std()
     return model

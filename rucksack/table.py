@@ -19,7 +19,7 @@ CSV_BEGINS = f'"{FIRST_COLUMN}"'
 class Table:
     """A table of rows and columns.
 
-    columns are name -> format: a format specification, or a function from a value to its text.
+    columns maps names to formats: a format specification, or a function from a value to its text.
     Text prints unchanged under a specification; None, infinity and NaN print as -. The first column
     and those with a function are left-aligned. A CSV file has all rows and columns.
     """

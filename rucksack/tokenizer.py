@@ -1,4 +1,4 @@
-"""Tokenizers: GPT-2's BPE, whole or only its first N merges, and lists of whole words.
+"""Tokenizers: GPT-2's BPE, whole or cut to its first N merges, and lists of whole words.
 
 A tokenizer is described by a dictionary, stored in meta.json and in checkpoints:
 
@@ -95,7 +95,7 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
     return tiktoken.Encoding(
         name,
         pat_str={'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}[name],
-        mergeable_ranks=dict(zip(tokens, ids)),  # ids rise with merges: the lowest comes first
+        mergeable_ranks=dict(zip(tokens, ids)),  # ids rise with merges: the lowest is merged first
         special_tokens=description.get('special', {END_OF_TEXT: len(tokens)}))
 
 
@@ -115,7 +115,7 @@ def ids_that_differ(one: tiktoken.Encoding, other: tiktoken.Encoding) -> list[in
 
 
 def merges_of(ranks: dict[bytes, int]) -> list[str]:
-    """List the merges 'a b' by which tiktoken makes the tokens of a BPE, in order of rank.
+    """List the merges 'a b' from which tiktoken builds the tokens of a BPE, in order of rank.
 
     A token that is not made of two smaller ones has no merge.
     """
@@ -166,9 +166,9 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
 
 
 def tokenizer_files(description: dict, block_size: int | None = None) -> dict[str, dict]:
-    """Make the JSON files from which transformers makes a tokenizer, by name.
+    """Make the JSON files from which transformers loads a tokenizer, by name.
 
-    block_size is the length at which it truncates texts.
+    block_size is the length at which the tokenizer truncates texts.
     """
     encoding = load_tokenizer(description)
     config = {
@@ -265,7 +265,7 @@ def load_json(path: Path) -> dict:
 def description_of(tokenizer: dict, end: int | None = None) -> dict:
     """Describe the contents of a tokenizer.json; end is end-of-text if no token has that name.
 
-    Raises ValueError if there is neither, or if tiktoken cannot merge by its ids.
+    Raises ValueError if there is no end-of-text, or if tiktoken cannot merge by these ids.
     """
     bpe = tokenizer['model']
     vocab = bpe['vocab']

@@ -263,7 +263,7 @@ KINDS = {
 
 
 def toy_stories(seed: int, n: int) -> list[tuple[str, float]]:
-    """Tell n stories, each with its surprisal in nats: -ln of the probability that it is told.
+    """Draw n stories, each with its surprisal in nats: -ln of the probability of drawing it.
 
     No two ways of drawing give the same text, so the mean is the lowest loss per story that any
     model can reach.

@@ -33,7 +33,7 @@ WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # the first one in a folde
 SMALL_FILES = (
     'config.json', 'tokenizer.json', 'tokenizer_config.json', 'vocab.json', 'merges.txt')
 HUB_NAME = r'(?!out/|data/)(gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+)'
-LEVANTER = 'backpack_model.'  # its auto_map names this module; its architectures is no list
+LEVANTER = 'backpack_model.'  # named in its auto_map; its architectures is not a list
 FIXED = {  # settings of a config.json and their allowed values; export writes the first
     'model_type': ('gpt2', 'backpack-gpt2'),
     'activation_function': ('gelu_new',),
@@ -182,7 +182,7 @@ TRANSPOSED = ('contextualizer.blocks.', 'sense_network.')
 
 
 def replace_prefix(name: str, prefixes: dict[str, str]) -> str:
-    """Replace the prefix of a name with the first rule that matches."""
+    """Replace the prefix of a name by the first rule that matches."""
     for old, new in prefixes.items():
         if name.startswith(old):
             return new + name.removeprefix(old)
@@ -190,7 +190,7 @@ def replace_prefix(name: str, prefixes: dict[str, str]) -> str:
 
 
 def to_published_names(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, Tensor]:
-    """List the weights by their published names, on the CPU."""
+    """Return the weights by their published names, on the CPU."""
     body = BODY if model.config.n_sense else 'transformer.'
     state = {}
     for name, weight in model.state_dict().items():
@@ -249,7 +249,7 @@ def from_published(folder: Path) -> tuple[Backpack | GPT, dict | None]:
     if settings.get('scale_attn_by_inverse_layer_idx', config.n_sense > 0):
         for i, block in enumerate(model.contextualizer.blocks):
             for weight in block.attn.c_attn.parameters():
-                weight.data[:config.n_embd] /= i + 1  # queries, and so scores
+                weight.data[:config.n_embd] /= i + 1  # divides queries, and thus scores
     return model, tokenizer
 
 
@@ -265,7 +265,7 @@ def config_from_json(settings: dict, tokenizer: dict | None) -> Config:
 
 
 def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
-    """Count the rows of the embedding matrix that are ids; the others are padding.
+    """Count the rows of the embedding matrix that stand for ids; the others are padding.
 
     Without a tokenizer, up to 255 rows beyond GPT-2's ids count as padding, as in backpack-gpt2.
     """
@@ -298,7 +298,7 @@ def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
 
 def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
            dtype: torch.dtype = torch.float32) -> None:
-    """Write a Backpack in the format of stanfordnlp/backpack-gpt2, a Transformer in gpt2's.
+    """Write a Backpack in the format of stanfordnlp/backpack-gpt2, or a Transformer in gpt2's.
 
     tokenizer is a description, as from_pretrained returns it; weights are written in dtype. Raises
     UserError if the folder has files or cannot be made, or if the contextualizer is not a GPT-2.

@@ -31,9 +31,9 @@ IDS_AT_ONCE = 128  # in Eq. 17, 128 ids of Small have 103M logits
 
 
 def read_lines(text: str, has_comments: bool = True) -> list[str]:
-    """Read the lines of the file in @FILE, except blank ones; raises UserError if none is left.
+    """Read the lines of the file in @FILE, except blank ones; raises UserError if none are left.
 
-    With has_comments, skips lines that begin with #.
+    If has_comments is True, lines that begin with # are skipped.
     """
     path = text.removeprefix('@')
     with user_errors(text, '@FILE must be a text file with one item per line'):
@@ -91,7 +91,7 @@ def quoted(encoding: Encoding, ids: list[int]) -> str:
 
 
 def inside_text(word: str) -> str:
-    """Write a word as in a text: after a space, unless its script is written without spaces."""
+    """Write a word as it appears in a text: after a space, unless its script has no spaces."""
     return word if re.match(WITHOUT_SPACES, word) else f' {word}'
 
 

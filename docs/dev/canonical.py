@@ -106,7 +106,7 @@ def read_task(folder, task, split, encoding, sizes):
 
 
 def read_background(folder, encoding, n):
-    """Read texts to hold predictions on, n others to measure the price, and some to choose beta."""
+    """Read texts that learning preserves, n others that give the price, and some to choose beta."""
     texts = []
     for line in (folder / 'text.jsonl').open(encoding='utf-8'):
         ids = [encoding.eot_token, *encoding.encode_ordinary(json.loads(line)['text'])]
@@ -146,7 +146,7 @@ def last_logits(model, idx, n, edit):
 
 
 def judge(model, examples, edit, threshold):
-    """Compute the mean of what the examples wish to lower, and the share that succeeds."""
+    """Compute the mean value that the examples should lower, and the share that succeeds."""
     losses, successes = [], []
     for one in examples:
         more, less = (nats_after(model, one.prompt, ids, edit) if ids else 0

@@ -27,7 +27,7 @@ SIZES = {  # section 4.1, Table 9
 
 
 def seconds_of(work) -> float:
-    """Time one call, with all its work on the device."""
+    """Time one call, including all of its work on the device."""
     start = time.perf_counter()
     work()
     if torch.accelerator.is_available():
@@ -36,7 +36,7 @@ def seconds_of(work) -> float:
 
 
 def alternate(works: list, what: str) -> list[float]:
-    """Time each function: the median, in ms, of calls in turn after two warm-up rounds.
+    """Time each function: the median, in ms, of alternating calls after two warm-up rounds.
 
     Each is called 100 times, or as often as fits into 30 seconds, but at least 3 times.
     """

@@ -84,14 +84,14 @@ class TwoTableBackpack(Backpack):
 
 
 class OwnTableBackpack(TwoTableBackpack):
-    """A Backpack whose sense network reads the second table; the rest shares E."""
+    """A Backpack whose sense network reads the second table; everything else shares E."""
 
     def senses(self, idx: Tensor) -> Tensor:
         return self.sense_network(self.second(idx))  # (.., k, d)
 
 
 class UntiedBackpack(TwoTableBackpack):
-    """A Backpack whose output layer is the second table; the rest shares E."""
+    """A Backpack whose output layer is the second table; everything else shares E."""
 
     def project(self, v: Tensor) -> Tensor:
         return F.linear(v, self.second.weight)  # (.., vocab_size)
@@ -115,7 +115,7 @@ def measure_scores(model: Backpack, idx: Tensor) -> dict[str, float]:
     """Measure the scores of texts idx (B, T) before the softmax, as columns of the log.
 
     The first is the largest standard deviation of a sense's scores, the second the largest size of
-    any score. There are none where alpha is uniform.
+    any score. There are none if alpha is uniform.
     """
     if isinstance(model, UniformBackpack):
         return {}

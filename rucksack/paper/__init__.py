@@ -1,1 +1,1 @@
-"""The paper: its lists, and the code of its tables, one module per kind."""
+"""The code that makes the paper's tables, one module per kind of table."""

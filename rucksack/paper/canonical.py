@@ -35,7 +35,7 @@ def log_odds(loaded: LoadedModel, examples: list[Example]) -> Tensor:
 
 
 def fulfilled(examples: list[Example], values: Tensor, threshold: float | None = None) -> Tensor:
-    """Tell which examples are fulfilled (n,), given their log_odds, values (n,).
+    """Tell which examples are fulfilled (n,), given their values (n,) from log_odds.
 
     A threshold of None means THRESHOLDS.
     """

@@ -40,7 +40,7 @@ class Lists:
 def read_lists(data: str | None) -> Lists:
     """Read a file with a noun, or a prompt with {}, on each line; repeated lines count once.
 
-    If it has no nouns, or no prompts, the paper's are used.
+    If the file has no nouns, or no prompts, we use the paper's.
     """
     lines = read_lines(f'@{data}') if data else []
     nouns = dict.fromkeys(line.strip() for line in lines if '{}' not in line)
@@ -62,7 +62,7 @@ def estimation_prompts(loaded: LoadedModel, data: str | None) -> list[list[int]]
 
 
 def tokens_of_noun(loaded: LoadedModel, ids: list[int], noun: str, prompt: str) -> Tensor:
-    """Tell which tokens ids (T,) of a prompt have a letter of the noun: (T,)."""
+    """Tell which tokens ids (T,) of a prompt contain a letter of the noun: (T,)."""
     text, starts = loaded.encoding.decode_with_offsets(ids)  # where tokens start, in characters
     ends = [*starts[1:], len(text)]
     is_noun = torch.zeros(len(ids), dtype=torch.bool)
@@ -103,14 +103,14 @@ def log_probs_under(loaded: LoadedModel, prompts: NounPrompts, edits: list[Edit]
 
 
 def without_sense(loaded: LoadedModel, sense: int, prompts: NounPrompts) -> Tensor:
-    """Compute ln p of she, he and they without fractions of a noun's sense: (fractions, n, 3)."""
+    """Compute ln p of she, he, they with fractions of a noun's sense removed: (fractions, n, 3)."""
     edits = [scale_in_noun(loaded, prompts, sense, 1 - fraction) for fraction in FRACTIONS]
     return log_probs_under(loaded, prompts, edits)
 
 
 @torch.no_grad()
 def without_direction(loaded: LoadedModel, prompts: NounPrompts) -> Tensor:
-    """Compute a Transformer's logits of she, he and they without fractions of v = E_he - E_she.
+    """Compute a Transformer's logits of she, he, they less fractions of v = E_he - E_she.
 
     v (d,) is removed from the input embeddings of the noun's tokens. With all of it removed, the
     embeddings are orthogonal to v. Returns (fractions, n, 3).
@@ -192,7 +192,7 @@ def gender_rows(loaded: LoadedModel, lists: Lists) -> list[tuple]:
 
 
 def reductions(ratio: Tensor) -> Tensor:
-    """Compute how much of the first ratio's excess over 1 is gone from each ratio (n,), in %."""
+    """Compute how much of the first ratio's excess over 1 each ratio (n,) removes, in %."""
     return 100 * (ratio[0] - ratio) / (ratio[0] - 1)
 
 

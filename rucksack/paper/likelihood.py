@@ -177,10 +177,10 @@ def bits_per_byte(logp: Tensor, n_bytes: int) -> float:
 
 
 def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
-    """Read the ids of a held-out text; returns its path too.
+    """Read the ids of a held-out text, and return them with its path.
 
-    data is a text file, a folder (in data/ or elsewhere), or a .bin in one. None means val.bin of
-    the training data. Raises UserError if that data has changed since training.
+    data is a text file, a folder (in data/ or elsewhere), or a .bin in one. None means the
+    training data's val.bin. Raises UserError if that data has changed since training.
     """
     if data is None and loaded.dataset is None:
         raise UserError(f'{loaded.name} does not say what it was trained on; give a text or a '
@@ -215,7 +215,7 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
 
 
 def count_bytes(loaded: LoadedModel, ids: list[int]) -> int:
-    """Count the bytes of text that ids stand for; an end-of-text counts as none."""
+    """Count the bytes of text that ids stand for; an end-of-text counts as no bytes."""
     return len(loaded.encoding.decode_bytes([i for i in ids if i != loaded.eot]))
 
 
@@ -419,7 +419,7 @@ def blimp_table(models: list[LoadedModel], data: str | None) -> Table:
         sentences = [*items['sentence_good'], *items['sentence_bad']]
         pairs = [([loaded.eot], loaded.encode(sentence)) for sentence in sentences]
         lengths = [len(ids) for _, ids in pairs]
-        if min(lengths) == 0:  # it would be likelier than any other
+        if min(lengths) == 0:  # an empty one would be likelier than any other
             raise UserError(f'{BLIMP.title} has a row with an empty sentence; remove it')
         loaded.needs_length(max(lengths), 'a sentence has')
         good, bad = score(loaded, pairs, 'BLiMP').logp.chunk(2)

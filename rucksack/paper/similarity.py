@@ -16,7 +16,7 @@ from rucksack.table import Table
 
 ScoredPairs = list[tuple[str, str, float]]  # two words and how similar people find them
 
-SETS = ['SimLex-999.txt', 'SimVerb-3500.txt', 'RG65.csv', 'WS353.csv']  # the paper's
+SETS = ['SimLex-999.txt', 'SimVerb-3500.txt', 'RG65.csv', 'WS353.csv']  # as in the paper
 RESAMPLES = 200
 SCORE = r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?'  # as people write scores: 7, 7., .7, 7e-1
 
