@@ -262,13 +262,12 @@ def test_a_wrong_prediction_is_repaired(wrong, tab, english_page):
     tab.locator('#wrong a', has_text=wrong['text']).click()
     tab.wait_for_function('text => state.text === text', arg=wrong['text'])
     settle(tab)
-    assert tab.locator('#was bdi').text_content() == wrong['b']
-    assert tab.locator('#is bdi').text_content() == wrong['a']
-    shown = [*numbers(tab, '#was'), *numbers(tab, '#is')]
-    assert shown == pytest.approx([before.max().item(), now.max().item()], abs=2e-3)
+    assert tab.locator('#pair bdi').all_text_contents() == [wrong['a'], wrong['b']]
+    shown = numbers(tab, '#pair')
+    assert [shown[0], shown[3]] == pytest.approx([before.max().item(), now.max().item()], abs=2e-3)
     moved = dict(text.split() for text in tab.locator('#most span').all_text_contents())
-    points = 100 * (now - before)[[world.id(wrong['b']), world.id(wrong['a'])]]
-    found = [float(moved[wrong[name]].replace('−', '-')) for name in ('b', 'a')]
+    points = 100 * (now - before)[[world.id(wrong['a']), world.id(wrong['b'])]]
+    found = [float(moved[wrong[name]].replace('−', '-')) for name in ('a', 'b')]
     assert found == pytest.approx(points.tolist(), abs=0.3)
 
 

@@ -22,12 +22,12 @@ PAGE_BEGINS = """<!DOCTYPE html>
 """  # identifies pages that we may replace
 LARGEST = 40_000_000  # parameters
 LARGEST_IN_FLOAT32 = 2_000_000
-# Texts after which the bundled model predicts a wrong word, b. The edit makes it predict a.
+# Texts after which the bundled model predicts a wrong word, a. The edit makes it predict b.
 WRONG_PREDICTIONS = [
-    {'text': 'The male nurse smiled when', 'edit': 'nurse:10', 'a': 'he', 'b': 'she'},
-    {'text': 'All birds lay', 'edit': 'lay:0', 'a': 'eggs', 'b': 'in'},
+    {'text': 'The male nurse smiled when', 'edit': 'nurse:10', 'a': 'she', 'b': 'he'},
+    {'text': 'All birds lay', 'edit': 'lay:0', 'a': 'in', 'b': 'eggs'},
     {'text': 'They live in Florida. Their house is in Melbourne,', 'edit': 'Melbourne:14',
-     'a': 'Florida', 'b': 'Victoria'}]
+     'a': 'Victoria', 'b': 'Florida'}]
 
 
 def in_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:

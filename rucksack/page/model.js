@@ -422,7 +422,7 @@ function scaleSenses(word, which, factor, text) {
   const isPair = which.includes('/');
   const {senses, note} = isPair ? separatingSense(word, forms, which, text) : sensesIn(which);
   const apply = (C, factors) => senses.forEach(l => { factors[l] *= factor; });
-  return {forms, apply, note};
+  return {word, forms, apply, note};
 }
 
 // The sense of a word that most separates a from b: its terms alpha * C . (E_a - E_b) have the
@@ -454,7 +454,7 @@ function replaceWord(word, old, now) {
       add(sense, move, dot(sense, r));
     }
   };
-  return {forms: formsOf(word), apply};
+  return {word, forms: formsOf(word), apply};
 }
 
 // The forms of a word; null is every word.
@@ -609,8 +609,13 @@ const answers = {
     const edit = new Edit(lines, pageText);
     const before = pageText.probs(new Edit([]));
     const now = pageText.probs(edit);
+    const changes = now.map((p, id) => Math.abs(p - before[id]));
     const [a, b] = comparedIds(compare, before);
     const rows = pageText.explain(edit, a, b);
+    const absent = edit.steps.filter(({forms}) => !ids.some((_, j) => endsAt(ids, j, forms)));
+    const notes = [
+      ...edit.steps.map(({note = ''}) => note),
+      ...absent.map(({word}) => `Not in the text, so it has no effect: ${word}.`)];
     const tokens = ids.map((id, j) => ({
       label: tokenizer.label(id),
       name: tokenizer.word(id),
@@ -632,9 +637,8 @@ const answers = {
       words: withWords ? wordsMoved(edit.at(ids, chosen).C) : null,
       otherFactors: factorsOfOthers(lines, ids, chosen),
       next: topIds(now, 10).map(describe),
-      likeliest: describe(topIds(before, 1)[0]),
-      moved: topIds(now.map((p, id) => Math.abs(p - before[id])), 6).map(describe),
-      notes: edit.steps.map(({note = ''}) => note),
+      moved: topIds(changes, 6).filter(id => changes[id] >= 0.0005).map(describe),
+      notes: [...new Set(notes)],
       a: describe(a),
       b: describe(b),
     };

@@ -59,6 +59,7 @@ async function refresh({withCards} = {withCards: true}) {
     draw();
   }
   isAsking = false;
+  document.body.className = '';
   if (state.edit !== '') countChanged();  // not awaited: it is slow on a long text
 }
 
@@ -70,18 +71,17 @@ async function countChanged() {
 // Applies changes to the state, such as {edit}, or says why they are wrong and leaves it as it was.
 async function change(changes) {
   let complaint = '';
+  clearWritten();
   try {
     await look({...state, ...changes});
     Object.assign(state, changes);
   } catch (error) {
     complaint = error.message;
+    const keepsEdits = 'edit' in changes && state.edit !== '';
+    if (keepsEdits) complaint += '. The previous edits still apply.';
   }
   await refresh();
   say(complaint);
-}
-
-async function changeAndSave(changes) {
-  await change(changes);
   saveLink();
 }
 
@@ -167,8 +167,10 @@ function drawLegend() {
   byId('legend').replaceChildren(
     'Each stripe is a sense. ', make('span', {className: 'scale'}), ' Blue favours ',
     makeWord(seen.b), ', orange ', makeWord(seen.a), '. Full colour is 1 logit or more. ',
+    'A logit is a word’s score: adding 1 makes the word 2.7 times as likely relative to any other. ',
     `The numbers add up to ${signed(total)}: the logit of `, makeWord(seen.a),
-    ' minus the logit of ', makeWord(seen.b), '.');
+    ' minus the logit of ', makeWord(seen.b), '. A dot marks letters that do not follow a space, ',
+    'a star a token with edited senses.');
   if (seen.nDropped > 0) {
     byId('legend').append(` The first ${seen.nDropped} tokens are left out: ` +
       'the text is longer than the model can read.');
@@ -192,13 +194,12 @@ function nextRow(word, largest) {
   return row;
 }
 
-// The likeliest word without and with the edits, and the words that the edits move most.
+// The two words that are compared, and the words that the edits move most.
 function drawMoved() {
+  byId('pair').replaceChildren(...[seen.a, seen.b].map(word =>
+    make('span', {}, makeWord(word), ' ', percent(word.before), ' → ', percent(word.now))));
   byId('moved').hidden = state.edit === '';
-  const {likeliest: was, next: [is], moved} = seen;
-  byId('was').replaceChildren(makeWord(was), ' ', percent(was.before));
-  byId('is').replaceChildren(makeWord(is), ' ', percent(is.now));
-  byId('most').replaceChildren(...moved.map(word => {
+  byId('most').replaceChildren(...seen.moved.map(word => {
     const points = 100 * (word.now - word.before);
     return make('span', {}, makeWord(word), ` ${signed(points, 1)} `);
   }));
@@ -263,7 +264,7 @@ function drawAlpha() {
     cell.style.backgroundColor = shade('edge', 0.7 * alpha);  // the text stays readable
     return cell;
   }));
-  row.scrollTop = row.children[seen.place].offsetTop - row.offsetTop;
+  row.scrollTop = row.children[seen.place].offsetTop;
 }
 
 // What a slider changes on its card.
@@ -308,6 +309,7 @@ function setScale(l, scale) {
   const line = factor === 0 ? keyOf(l) : `${keyOf(l)}=${factor}`;
   const lines = factor === 1 ? others : [...others, line];
   state.edit = lines.join('\n');
+  clearWritten();
   byId('lines').value = state.edit;
   refresh({withCards: false});
 }
@@ -340,7 +342,7 @@ async function followLink() {
 // A link to a wrong prediction and the edit that repairs it.
 function wrongLink(wrong) {
   const href = `#${new URLSearchParams(wrong)}`;
-  return make('a', {href}, `${wrong.text} `, make('del', {}, wrong.b), make('ins', {}, wrong.a));
+  return make('a', {href}, `${wrong.text} `, make('del', {}, wrong.a), ' → ', make('ins', {}, wrong.b));
 }
 
 // Shows the senses of the token at j.
@@ -362,20 +364,22 @@ for (const type of ['pointerover', 'focusin']) {
 
 byId('text').addEventListener('input', () => {
   Object.assign(state, {a: '', b: '', token: '', sense: '', text: byId('text').value});
+  document.body.className = 'old';
+  clearWritten();
   refresh();
 });
 
 byId('edit').addEventListener('submit', event => {
   event.preventDefault();
-  changeAndSave({edit: byId('lines').value.trim()});
+  change({edit: byId('lines').value.trim()});
 });
 
 // The browser empties the box.
-byId('edit').addEventListener('reset', () => changeAndSave({edit: ''}));
+byId('edit').addEventListener('reset', () => change({edit: ''}));
 
 byId('compare').addEventListener('submit', event => {
   event.preventDefault();
-  changeAndSave({a: byId('a').value.trim(), b: byId('b').value.trim()});
+  change({a: byId('a').value.trim(), b: byId('b').value.trim()});
 });
 
 // ------------------------------------------------------------------------------------------------
@@ -383,9 +387,14 @@ byId('compare').addEventListener('submit', event => {
 
 let latestRun = 0;
 
+function clearWritten() {
+  latestRun++;
+  byId('written').replaceChildren();
+}
+
 byId('write').addEventListener('submit', event => {
   event.preventDefault();
-  latestRun++;
+  clearWritten();
   const {n, temperature, seed} = event.target.elements;
   const settings = {
     string: state.text,
@@ -393,7 +402,6 @@ byId('write').addEventListener('submit', event => {
     temperature: temperature.valueAsNumber,
     seed: seed.valueAsNumber,
   };
-  byId('written').replaceChildren();
   writeColumn('before', {...settings, lines: []});
   if (state.edit !== '') writeColumn('now', {...settings, lines: linesIn(state.edit)});
 });
