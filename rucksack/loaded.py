@@ -70,8 +70,8 @@ class LoadedModel:
     def about(self) -> str:
         """Describe the model in one line."""
         c = self.config
-        shape = f'{c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses, {c.n_vocab:,} ids'
-        return printable(f'{self}: {shape}{self.why}')
+        shape = f'{c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses'
+        return printable(f'{self}: {shape}, a vocabulary of {c.n_vocab:,} tokens{self.why}')
 
     def needs_senses(self, what: str) -> None:
         """Raise UserError if this is a Transformer; the message says what needs a Backpack."""

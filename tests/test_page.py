@@ -284,6 +284,13 @@ def test_the_page_counts_changed_predictions(line, tab, toy_page, world):
     assert said in ' '.join(tab.text_content('#moved').split())
 
 
+def test_an_edit_without_effect_is_named(toy_tab):
+    """The page names an edited word that the text lacks, and shows no moves."""
+    apply(toy_tab, 'guard:3')
+    assert 'guard' in toy_tab.text_content('#notes')
+    assert toy_tab.locator('#most span').count() == 0
+
+
 def test_the_row_has_the_weights_of_the_sense_in_focus(toy_tab, world):
     """The row of weights shows alpha on each token for the sense whose card has the focus."""
     alpha, _ = explain(world.model, world.idx, world.E[0])  # (1, T, k)
@@ -437,7 +444,10 @@ def test_a_slider_writes_its_line(toy_tab, world):
     card.locator('input').press('ArrowRight')
     settle(toy_tab)
     assert toy_tab.input_value('#lines') == f'{line}=1.01'
+    top = card.locator('input').evaluate('slider => slider.offsetTop')
     card.locator('.off').click()
+    settle(toy_tab)
+    assert card.locator('input').evaluate('slider => slider.offsetTop') == top
     assert toy_tab.input_value('#lines') == line
     assert_shows(toy_tab, world.probs(edit_of([line], world)))
     press(toy_tab, 'Undo all edits')
@@ -494,6 +504,7 @@ def test_lines_are_edits_and_the_link_brings_all_back(toy_tab, toy_page, toy):
     address = toy_tab.evaluate('location.hash')
     apply(toy_tab, *lines, 'zebra:1')
     assert '“zebra”' in toy_tab.text_content('#said')
+    assert 'previous edits still apply' in toy_tab.text_content('#said')
     assert toy_tab.input_value('#lines').endswith('zebra:1')
     assert_shows(toy_tab, world.probs(edit_of(lines, world)))
     load(toy_tab, toy_page, address)
@@ -529,13 +540,15 @@ def test_a_bad_link_is_named_and_keeps_its_text(text, line, said, tab, toy_page)
 
 @pytest.mark.slow
 def test_it_writes_before_and_after_edits(tab, toy_page):
-    """The page writes two texts with the same random numbers, without and with edits."""
+    """The page writes a text without and with edits, until the prompt changes."""
     load(tab, toy_page, link(PROMPT, 'nurse:0'))
     tab.click('#write summary')
     press(tab, 'Write')
     before, now = tab.locator('#written p').all_text_contents()
     assert before == PROMPT + write(tab, string=PROMPT, n=40)
     assert now == PROMPT + write(tab, string=PROMPT, n=40, lines=['nurse:0'])
+    type_text(tab, 'The')
+    assert tab.text_content('#written') == ''
 
 
 N_SCRIPTS = 3  # on the page once it has started
@@ -586,6 +599,17 @@ def test_nothing_sticks_out(size, chromium, english_page):
         if 'SCREENSHOTS' in os.environ:
             tab.screenshot(path=ROOT / os.environ['SCREENSHOTS'] / f'{size}.png')
         assert tab.evaluate('document.scrollingElement.scrollWidth') <= width
+
+
+@pytest.mark.slow
+def test_a_phone_shows_the_two_words_above_a_slider(chromium, toy_page):
+    """On a phone, the probabilities of the two words stay in view above the last slider."""
+    with open_tab(chromium, viewport={'width': 390, 'height': 844}, is_mobile=True) as tab:
+        load(tab, toy_page)
+        slider = tab.locator('#cards input').last
+        slider.focus()
+        top = tab.locator('#pair').bounding_box()['y']
+        assert 0 <= top < slider.bounding_box()['y'] < 844
 
 
 @pytest.mark.slow

@@ -251,7 +251,7 @@ def test_without_from_the_newest_backpack_is_taken(out, capsys):
             shutil.copy('out/toy/ckpt.pt', file)
         os.utime(file, (time, time))
     about, _ = say(sample, capsys, *SHORT).split('\n', 1)
-    shape = r'Backpack out/new: 2 layers of width 64, 16 senses, \d+ ids'
+    shape = r'Backpack out/new: 2 layers of width 64, 16 senses, a vocabulary of \d+ tokens'
     assert re.match(f'{shape}; the newest in out/', about)
 
 

@@ -165,8 +165,8 @@ function shade(colour, x) {
 function drawLegend() {
   const total = sum(seen.tokens.flatMap(({senses}) => senses.map(({adds}) => adds)));
   byId('legend').replaceChildren(
-    'Each stripe is a sense. ', make('span', {className: 'scale'}), ' Blue favours ',
-    makeWord(seen.b), ', orange ', makeWord(seen.a), '. Full colour is 1 logit or more. ',
+    'Each stripe is a sense. Blue favours ', makeWord(seen.b), ', orange ', makeWord(seen.a),
+    '. Full colour is 1 logit or more. ',
     'A logit is a word’s score: adding 1 makes the word 2.7 times as likely relative to any other. ',
     `The numbers add up to ${signed(total)}: the logit of `, makeWord(seen.a),
     ' minus the logit of ', makeWord(seen.b), '. A dot marks letters that do not follow a space, ',
@@ -404,10 +404,6 @@ byId('write').addEventListener('submit', event => {
   };
   writeColumn('before', {...settings, lines: []});
   if (state.edit !== '') writeColumn('now', {...settings, lines: linesIn(state.edit)});
-});
-
-byId('stop').addEventListener('click', () => {
-  latestRun++;
 });
 
 // Adds a column in which the model continues the text; a later run ends it.
