@@ -48,7 +48,7 @@ class Kind:
     """
 
     make: Callable[..., Table | Iterator[Table]]
-    number: str                 # number in the paper; eval.py all prints only tables with one
+    number: str                 # number in the paper; eval.py all prints only numbered tables
     about: str                  # contents, for --help
     flags: tuple[str, ...] = ('data',)  # flags whose values are passed to make, in order
     needs_senses: bool = False  # the first model must be a Backpack; other tables take --edit

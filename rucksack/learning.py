@@ -46,7 +46,7 @@ EXAMPLES_AT_ONCE = 5    # in a step, as published
 POSITIONS_AT_ONCE = 64  # per group of held texts; their logits are (positions, V)
 PENALTY = 3000          # for choosing a sense to which other text gives weight
 WRITTEN = 32            # texts that the model writes
-WRITTEN_LENGTH = 128    # tokens of each
+WRITTEN_LENGTH = 128    # tokens in each
 RATE = 5.12             # RATE / d is the learning rate: a step moves logits equally at any d
 FACTORS = [i / 64 for i in range(1, 65)]  # choices for scaling the vectors back
 
@@ -167,7 +167,7 @@ def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Te
 
 def asked(example: Example) -> float:
     """Return the loss, in nats, at which an example is fulfilled and learning from it may end."""
-    loss = example.n_tokens * ASKED[example.wish] + 1e-4  # for rounding
+    loss = example.n_tokens * ASKED[example.wish] + 1e-4  # allows for rounding
     return min(loss, loss_limit(example.wish))
 
 
@@ -243,7 +243,7 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions],
     for one in held:
         can_change = one.weights.any(1)  # (N,); the divergence of other positions is always 0
         if can_change.any():
-            share = can_change.float().mean()  # of all positions, over which we average
+            share = can_change.float().mean()  # because we average over all positions
             groups.append((one.at(can_change), share))
     limits = torch.tensor([asked(one) for one in examples])
     latest = torch.full_like(limits, math.inf)  # the loss of each example when it was last drawn
@@ -306,7 +306,7 @@ class Learned:
     within: float  # largest factor of the learned vectors that the budget allows
     factor: float  # the one used: shift.vectors are already multiplied by it
     loss: float    # nats per token without the edit
-    price: float   # what the edit adds
+    price: float   # nats per token that the edit adds
 
 
 def inside(examples: list[Example]) -> list[Pair]:

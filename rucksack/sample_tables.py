@@ -29,7 +29,7 @@ from rucksack.words import (
     word_ids,
 )
 
-Pairs = list[tuple[str, str]]  # of words
+Pairs = list[tuple[str, str]]  # pairs of words
 Prompts = list[tuple[str, Tensor]]  # texts to continue, each with its ids (1, T)
 MOST_MOVED = 10  # words that --show prints on each side, as Table 19 does
 
@@ -136,7 +136,7 @@ def speak_for(loaded: LoadedModel, words: list[str]) -> Table:
     model = loaded.model
     bag = bag_ids(loaded.encoding, words)
     scores, = scores_of_bags(model, [bag])  # (V, k)
-    best = scores.flatten().topk(20)  # of V * k
+    best = scores.flatten().topk(20)  # out of V * k
     w, l = torch.unravel_index(best.indices, scores.shape)  # (20,) each
     C = model.senses(w)[range(20), l]  # (20, d)
     ids, logits = senses.extremes(model, C, 5)  # (20, 10) each

@@ -33,7 +33,7 @@ WEIGHTS = ('model.safetensors', 'pytorch_model.bin')  # the first one in a folde
 SMALL_FILES = (
     'config.json', 'tokenizer.json', 'tokenizer_config.json', 'vocab.json', 'merges.txt')
 HUB_NAME = r'(?!out/|data/)(gpt2(-\w+)?|[\w-][\w.-]*/[\w.-]+)'
-LEVANTER = 'backpack_model.'  # named in its auto_map; its architectures is not a list
+LEVANTER = 'backpack_model.'  # Levanter's auto_map names this module; its architectures is a string
 FIXED = {  # settings of a config.json and their allowed values; export writes the first
     'model_type': ('gpt2', 'backpack-gpt2'),
     'activation_function': ('gelu_new',),
@@ -165,8 +165,8 @@ def count_parameters(model: Backpack | GPT) -> dict[str, int]:
 # -----------------------------------------------------------------------------
 # The published format. Its Conv1D layers store transposed weights; its sense_weights is a Linear.
 
-BODY = 'backpack.gpt2_model.'  # which GPT-2's own format calls 'transformer.', or leaves out
-NAMES = {  # our prefix -> published prefix without BODY; the first match counts, both ways
+BODY = 'backpack.gpt2_model.'  # GPT-2's own format has 'transformer.' instead, or nothing
+NAMES = {  # our prefix -> published prefix without BODY; the first match counts, in both directions
     'wte.': 'wte.',
     'contextualizer.blocks.': 'h.',
     'sense_weights.': 'backpack.sense_weight_net.',

@@ -52,7 +52,7 @@ SMALL = [
 
 
 def say(script, capsys, *argv: str) -> str:
-    """Return what a script prints, on the CPU."""
+    """Run a script on the CPU and return what it prints."""
     capsys.readouterr()
     script.main([*argv, '--device', 'cpu'])
     return capsys.readouterr().out

@@ -120,7 +120,7 @@ def test_a_tar_behind_a_tar_is_read(name, pack, folder):
 
 @pytest.mark.parametrize('text', ['x'.encode('utf-16-le') * 9, 'x'.encode('utf-16'), b'1\0002'])
 def test_text_with_nuls_is_refused(text, folder):
-    """The error for NUL bytes suggests UTF-16, whose every second byte would become a token."""
+    """The error for NUL bytes suggests UTF-16, whose NULs would otherwise become tokens."""
     Path('a.txt').write_bytes(text)
     with pytest.raises(UserError, match='UTF-16'):
         texts_of('a.txt')

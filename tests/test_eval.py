@@ -150,7 +150,7 @@ def test_the_dataset_of_a_checkpoint_is_a_name_in_data(capsys):
 
 
 def test_data_that_changed_since_the_training_are_refused(capsys):
-    """Changed data are refused, because val.bin may hold what the model was trained on."""
+    """Changed data is refused, because val.bin may hold what the model was trained on."""
     state = torch.load('out/run/ckpt.pt')
     torch.save(state | {'data': 'other data'}, 'out/run/ckpt.pt')
     assert 'data/tiny' in error_of(tables, capsys, 'loss', '--from=out/run')

@@ -81,7 +81,7 @@ def test_another_contextualizer_is_not_exported():
 
 
 def test_a_terminated_export_leaves_nothing(monkeypatch):
-    """An export that SIGTERM ends removes its temporary folder."""
+    """An export terminated by SIGTERM removes its temporary folder."""
     monkeypatch.delenv('RANK', raising=False)
     default = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr('os.rename', lambda *_: os.kill(os.getpid(), signal.SIGTERM))

@@ -233,7 +233,7 @@ def run_there(home: Path, *argv: str) -> str:
 @pytest.mark.parametrize('n_sense, hidden', [(3, 96), (3, 40), (0, 96)])
 @pytest.mark.parametrize('words', VOCABULARIES)
 def test_transformers_runs_what_we_export(words, n_sense, hidden, tmp_path):
-    """An export has our logits, loss, ids, text (cached or not), dropout and errors, and saves."""
+    """An export has our logits, loss, ids, errors, dropout and text, and it can be saved again."""
     tokenizer = VOCABULARIES[words]
     encoding = load_tokenizer(tokenizer)
     n_vocab = encoding.n_vocab

@@ -156,7 +156,7 @@ def test_edit_prints_what_the_edited_model_predicts(name, i, line, lesson):
 
 @pytest.fixture(scope='module')
 def changes(lesson):
-    """For each text that the edit is measured on, a loop's counts and the rows that changed."""
+    """Map the texts that price the edit to counts found by a loop, and to the rows that moved."""
     one = load_model(str(TOY), 'cpu')
     learned = load_shift(lesson / 'makers.safetensors', one.model, one.encoding).edit()
     examples, keep = (read_examples(lesson / f'{name}.txt', one.encoding, one.config.block_size)
@@ -503,7 +503,7 @@ def test_a_file_that_does_not_fit_its_model_is_refused(change, loaded, shift, tm
     ('巴黎。我住在 -> 法国', ['巴黎。我住在', '法国'], 'more'),
     ("He -> 'Yes' > 's", ['He', " 'Yes'", "'s"], 'order'), ("'No -> '", ["'No", "'"], 'more')])
 def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
-    """A space joins prompt and continuation, except at punctuation or in unspaced scripts."""
+    """A space joins prompt and continuation, except before punctuation and in unspaced scripts."""
     assert parse_line(line) == (texts, wish)
 
 

@@ -78,7 +78,7 @@ def test_a_vocabulary_of_another_size_is_refused():
 
 
 def test_ids_that_differ_are_those_with_other_bytes():
-    """All ids from a changed word on differ if another word follows it."""
+    """If a word changes and another is added, all ids from the changed word on differ."""
     one, other = (load_tokenizer(words_tokenizer([words])) for words in ('a bb cc', 'a bb dd e'))
     assert ids_that_differ(one, other) == [257, 258, 259]
 

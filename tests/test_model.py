@@ -1,4 +1,4 @@
-"""Claims about model.py: equations, size, start, loss, generation."""
+"""Claims about model.py: equations, size, initialization, loss and generation."""
 
 from itertools import product
 
@@ -170,7 +170,7 @@ def test_a_new_model_has_the_deviations_of_gpt2(n_sense):
 
 
 def test_dropout_is_in_the_contextualizer_alone():
-    """In training, dropout makes alpha vary but not senses; in evaluation, it changes nothing."""
+    """In training, dropout varies alpha but not senses; in evaluation, it changes nothing."""
     model = lively(dropout=0.5).train()
     idx = text()
     assert not torch.equal(model.alpha(idx), model.alpha(idx))
@@ -181,7 +181,7 @@ def test_dropout_is_in_the_contextualizer_alone():
 
 @pytest.mark.parametrize('n_sense', [0, 3])
 def test_the_loss_is_the_mean_over_targets_that_count(n_sense):
-    """The loss is the average -log p, in a loop, of the targets that are not -1."""
+    """The loss is the mean of -log p over targets other than -1, as computed in a loop."""
     model = lively(n_sense=n_sense)
     idx = text()
     targets = some_targets(idx)

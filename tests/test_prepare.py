@@ -1,4 +1,4 @@
-"""Claims about prepare.py: what goes into bins, what is held out, and what a failure leaves."""
+"""Claims about prepare.py: bins, held-out text, and what a failure leaves behind."""
 
 import errno
 import gzip
@@ -368,7 +368,7 @@ def test_a_second_prepare_gives_way(halfway, capsys):
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing(halfway):
-    """After Ctrl-C, prepare.py prints one line and exits with an interrupt's code."""
+    """After Ctrl-C, prepare.py prints one line and exits with the code of an interrupt."""
     halfway.send_signal(signal.SIGINT)
     halfway.send_signal(signal.SIGCONT)
     _, said = halfway.communicate(timeout=120)

@@ -279,7 +279,7 @@ def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
 
 
 def test_looks_that_ignore_an_edit_say_so(out, capsys):
-    """A line says that --similar ignores edits, because the table does not show it."""
+    """A line says that --similar ignores edits, because the table alone does not show that."""
     assert 'without the edit' in say(sample, capsys, '--edit', 'nurse:3', '--similar', 'quick')
 
 

@@ -30,7 +30,7 @@ def test_bars_are_standard_errors():
 
 
 def test_similarity_is_the_cosine_of_each_sense():
-    """Eq. 13, Eq. 14 and the embeddings match by hand; a word of several tokens is their mean."""
+    """Eq. 13, Eq. 14 and embeddings match values found by hand; several tokens are averaged."""
     loaded = toy_loaded()
     nurse = torch.tensor(loaded.encode(' nurse'))
     xy = torch.tensor(loaded.encode(' xy'))  # spelled in bytes
@@ -56,7 +56,7 @@ def test_the_best_sense_of_each_set_is_named():
 
 
 def test_the_one_sense_is_chosen_on_half_of_the_first_set():
-    """The toy world's adjectives choose the sense that a loop here finds."""
+    """The chosen sense agrees best with people on half of the toy world's adjectives."""
     loaded = toy_loaded()
     pairs = similarity_data(loaded, None)['adjectives']
     half = pairs[:len(pairs) // 2]

@@ -37,7 +37,7 @@ RESUME = [*SMALL, '--init_from=resume']
 
 
 def texts(name: str, chunks) -> tuple[Tensor, Tensor]:
-    """Read chunks of 8 tokens of data/tiny, and the tokens after each: (n, 8) both."""
+    """Read chunks of 8 tokens of data/tiny, and the tokens after each: both (n, 8)."""
     ids = torch.from_numpy(np.fromfile(f'data/tiny/{name}.bin', '<u2').astype(int))
     idx = torch.stack([ids[8 * i:8 * i + 8] for i in chunks])
     return idx, torch.stack([ids[8 * i + 1:8 * i + 9] for i in chunks])
@@ -98,7 +98,7 @@ def test_muon_lr_and_loaded_lr_set_the_rates_of_a_step(tiny):
 
 
 def test_grad_clip_clips_gradients_after_they_are_logged(tiny):
-    """At beta1 = 0 AdamW's first moment is the gradient, whose norm is logged before clipping."""
+    """At beta1 = 0, AdamW's first moment is the gradient, whose norm is logged before clipping."""
     norms = []
     logged = []
     for grad_clip in (0, 0.01):
@@ -237,7 +237,7 @@ WARM = [*TUNE, '--init_from=out/run', *NEW_SENSES]
 
 @pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
 def test_loaded_lr_0_trains_the_senses_of_a_transformer_alone(optimizer, tiny):
-    """The Transformer's tensors stay, but only positions in use; senses of the given size learn."""
+    """The Transformer's tensors stay, except unused positions; senses of the given size learn."""
     train_a_run('gpt')
     run = [*WARM, '--block_size=4', '--loaded_lr=0', f'--optimizer={optimizer}']
     train.main([*run, '--max_iters=0', '--out_dir=out/new'])
@@ -462,7 +462,7 @@ def test_a_wandb_that_fails_is_one_line(wandb, tiny, capsys):
 
 
 def test_without_a_compiler_that_works_a_run_says_so(tiny, capsys, monkeypatch):
-    """Without a compiler that works, a run says so and continues without torch.compile."""
+    """Without a working compiler, a run says so and continues without torch.compile."""
     monkeypatch.setattr(torch, 'compile', lambda function: None)  # returns no function
     train.main([*SMALL, '--compile=True', '--max_iters=1'])
     assert 'without torch.compile' in capsys.readouterr().out

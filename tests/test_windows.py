@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures('folder')
 
 
 def test_a_locked_folder_is_refused():
-    """A second writer gets one line, whatever the system's kind of lock."""
+    """A second writer gets one line, whichever kind of lock the system uses."""
     with locked_folder(Path('out/run')), pytest.raises(UserError, match='another process'):
         with locked_folder(Path('out/run')):
             pass

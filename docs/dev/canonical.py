@@ -171,7 +171,7 @@ def mean_loss(model, texts, edit=None):
 
 
 # -----------------------------------------------------------------------------
-# Methods. Each returns a function from a factor to an edit, or None where it has changed the model.
+# Methods. Each returns a function from a factor to an edit, or None if it has changed the model.
 
 
 def learn_senses(model, examples, held, config, seed):

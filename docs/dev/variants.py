@@ -138,7 +138,7 @@ def run(argv: list[str]) -> int | None:
     name, *flags = argv or ['']
     if name not in VARIANTS:
         raise UserError(f'{name!r} is not a variant; choose from {", ".join(VARIANTS)}')
-    variant = patch.object(weights, 'Backpack', VARIANTS[name])  # which make_model makes
+    variant = patch.object(weights, 'Backpack', VARIANTS[name])  # make_model uses this class
     gauge = patch.object(train, 'stuck_senses', measure)
     columns = patch.object(run_log, 'COLUMNS', run_log.COLUMNS + COLUMNS)
     with variant, gauge, columns:

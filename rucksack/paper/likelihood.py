@@ -226,7 +226,7 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
     all_scores = []
     for loaded in models:
         is_read = rows and data and loaded.tokenizer == models[0].tokenizer
-        if not is_read:  # only once: it may be a pipe
+        if not is_read:  # read it only once: it may be a pipe
             ids, path = held_out(loaded, data)
         paths.append(str(path))
         n = count_parameters(loaded.model)
