@@ -296,7 +296,7 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     """Turn up the senses that favour a topic (Eq. 15), and less so once the text expresses it.
 
     WARNING: not causal. All positions read the whole text, so only the prediction after the last
-    one is valid. That is the one that generate uses.
+    one is valid. generate uses only that prediction.
 
     scores (V, k) are the affinities of all ids with a bag of words. factors is a row of STRENGTHS:
     the factor of a sense depends on the bracket of its score (ties go to the higher one). A sense

@@ -15,7 +15,7 @@ With these two lines, a step computes the losses of some examples, and how far p
 where nothing should change: on a background of other text, on texts that the model itself writes
 from the examples, and inside the prompts.
 
-P counts the pairs (id, sense) that move, N the scored positions of all texts, n those of one text.
+P counts the pairs (id, sense) that move, N the scored positions of all texts, n of one text.
 Other letters are as in model.py.
 """
 
@@ -231,7 +231,7 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions],
     """Find vectors (P, d) that lower the losses of examples and preserve other predictions.
 
     cases are the positions of each example. held are groups of positions whose predictions should
-    stay; each group counts the same. With early, learning ends once every example was satisfied the
+    stay; all groups count equally. With early, learning ends once every example was satisfied the
     last time it was drawn. Adam's betas are as published, and the rate falls along a cosine.
     """
     P = held[0].weights.shape[1]

@@ -1,8 +1,8 @@
 """The toy world: a probabilistic grammar, in which every probability is known.
 
 Most claims of the paper have a counterpart here with a known answer: who is called she, who makes
-what, which words belong to a topic, which two words mean nearly the same, which word means two
-things.
+what, which words belong to a topic, which two words mean nearly the same, and which word means
+two things.
 """
 
 import math
@@ -38,7 +38,7 @@ for odds, entries in {SHE: SHE_ROLES, HE: HE_ROLES, EVEN: EVEN_ROLES}.items():
         noun, tool, place = entry.split()
         ROLES[noun] = (odds, tool, place)
 
-# Most are the prompts of the paper's Tables 14 and 15, continued. A story has one pronoun: a
+# Most of these continue prompts from the paper's Tables 14 and 15. A story has one pronoun: a
 # repeated one would teach some sense to copy pronouns. That sense would also separate she from he
 # in nouns, without effect.
 OPENINGS = """\

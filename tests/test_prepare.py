@@ -110,7 +110,7 @@ def test_text_takes_files_of_all_formats_together():
 def test_hub_takes_datasets_with_config_and_split(splits, read, monkeypatch):
     """--hub reads each dataset; --field says where the text of a row is."""
     monkeypatch.setattr('datasets.config.HF_DATASETS_CACHE', 'cache')
-    folder = Path('owner/stories')  # a folder can stand for a repository of the Hub
+    folder = Path('owner/stories')  # a folder can stand in for a Hub repository
     folder.mkdir(parents=True)
     for name, body in (('train', 'A story'), ('test', 'A test')):
         rows = [json.dumps({'id': i, 'body': f'{body} {i}.'}) for i in range(200)]
@@ -223,7 +223,7 @@ VOCAB_BPE = 'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/voc
 
 
 def by_hand(text: str, merges: list[str]) -> list[int]:
-    """Encode a text as merges define it: every word by itself, the earliest merge first."""
+    """Encode a text as merges define it: each word on its own, the earliest merge first."""
     vocabulary = [*CHARACTER_OF.values(), *(merge.replace(' ', '') for merge in merges)]
     ids = []
     for word in regex.findall(r50k_pat_str, text):

@@ -183,7 +183,7 @@ def test_a_scaled_sense_is_scaled_where_its_word_stands(words, model):
     assert not torch.equal(found, C)
 
 
-# The word (7, 5, 3) ends at [0, 2] and [1, 5]; the word 9 stands at [0, 3].
+# The word (7, 5, 3) ends at [0, 2] and [1, 5]; the word 9 is at [0, 3].
 PIECES = torch.tensor([[7, 5, 3, 9, 3, 7, 5, 5, 3], [3, 5, 3, 7, 5, 3, 3, 7, 5]])
 
 

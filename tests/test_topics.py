@@ -52,7 +52,7 @@ def test_a_row_has_the_shares_and_the_perplexity_of_its_texts(monkeypatch):
 
 
 def test_a_transformer_that_reads_token_by_token_is_the_same():
-    """Logits from cached keys and values equal those of one pass over the text, to 1e-5."""
+    """Logits from cached keys and values equal logits from one pass over the text, to 1e-5."""
     s = toy_loaded(k=0, n_layer=3)
     idx = torch.randint(s.encoding.n_vocab, (2, 9), generator=torch.Generator().manual_seed(0))
     past = torch.zeros(3, 2, 0, 48)

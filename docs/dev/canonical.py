@@ -10,7 +10,7 @@ for each task, method and budget on the test pairs with three seeds. LoRA needs 
 
 An update (vectors of senses, or differences of parameters) that costs more than the budget is
 scaled back. The price is measured on text that learning did not use.
-Lent senses are learned by english, in the configurations of senses, and are not scaled: beta is the
+Lent senses are learned by english with the configurations of senses, but not scaled: beta is the
 largest of 1.5, 1.4 .. 0 that keeps to the budget on text that the price is not measured on.
 """
 
