@@ -20,13 +20,13 @@
     similarity        Eq. 13; min: Eq. 14      how alike two words are in each sense
     extremes          Tables 1 and 3           the words that a sense raises and lowers most
 
-A sense vector c adds alpha * (c . E_v) to the logit of the id v. Only alpha depends on the text.
+A sense vector c adds alpha * (c . E_w) to the logit of the id w. Only alpha depends on the text.
 An edit is a function. It takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to
 use instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
 model.generate(idx, n, edit=edit).
 
 Pass words as token ids (see rucksack.word_id). scale_senses and replace_word also take a tuple of
-ids for a multi-token word, and edit its last token. Symbols are as in model.py; E_v is a row of E.
+ids for a multi-token word, and edit its last token. Symbols are as in model.py; E_w is a row of E.
 """
 
 import operator
@@ -39,7 +39,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.model import GPT, Backpack, weighted_sum
 
-# An edit: ids (B, T), senses C (B, T, k, d) -> the senses to use instead. It must not modify C.
+# An edit: ids (B, T), senses C (B, T, k, d) -> the senses to use instead.
 Edit = Callable[[Tensor, Tensor], Tensor]
 # The words to edit: ids, and tuples of ids for words of several tokens. None means every id.
 Words = list[int | tuple[int, ...]] | None
@@ -54,7 +54,7 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
     and the scores C . v (B, T, k) of these senses. A score of 8 at weight 1/4 adds 2. For
     v = E_w, the sum of alpha * (C . v) is the logit of w as the next token (Eq. 2 and 9). For
     v = E_a - E_b, it is the log odds of a to b.
-    C (B, T, k, d) defaults to senses(idx). For last, see pad.
+    C (B, T, k, d) defaults to senses(idx). If pad made idx, pass its last (B,).
     """
     if C is None:
         C = model.senses(idx)
@@ -87,8 +87,7 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     C' = C + (C . E_old) (E_new / |E_new|^2 - E_old / |E_old|^2)
 
     With E_old = (2, 0) and E_new = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to the
-    logit of new. It becomes (0, 11), and adds 0 and 11. If E_old . E_new > 0, both logits change by
-    less, because each row also reads part of the other.
+    logit of new. It becomes (0, 11), and adds 0 and 11. (If E_old . E_new > 0, both change by less.)
     NOTE: The paper has |C(old)_l|^2 for |E_old|^2, which would not remove the part along E_old. The
     authors' code has |E_old|^2.
     """
@@ -116,7 +115,7 @@ def add_to_senses(ids: Tensor, numbers: Tensor, vectors: Tensor) -> Edit:
         is_id = idx[..., None] == ids  # (B, T, P)
         b, i, p = is_id.nonzero(as_tuple=True)  # each match: ids[p] at position i of text b
         places = (b, i, numbers[p])
-        return C.index_put(places, vectors[p].to(C), accumulate=True)  # (B, T, k, d)
+        return C.index_put(places, vectors[p].to(C), accumulate=True)  # (B, T, k, d), added
     return edit
 
 
@@ -150,7 +149,7 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: Collection[Edit | Non
         C = model.senses(idx)  # (B, T, k, d)
         outputs = []
         for edit in edits:
-            edited = compose([edit])(idx, C.clone())  # (B, T, k, d); an edit may write into it
+            edited = compose([edit])(idx, C.clone())  # (B, T, k, d); an edit may modify C
             o = weighted_sum(alpha, edited)  # (B, 1, d)
             outputs.append(o[:, 0])
     E = model.wte.weight[:model.config.n_vocab]  # (V, d)
@@ -167,10 +166,10 @@ def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None
 def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Put texts of different lengths into one batch: idx (B, T) and last (B,), both on the CPU.
 
-    Shorter texts are padded with id 0 after their last positions. The functions above predict from
-    last; by default, from the end of idx. The model is causal, so padding changes no prediction
-    (except under a topic edit). Do not pass padded texts to generate. Raises ValueError for a text
-    without tokens.
+    Shorter texts are padded with id 0 after their last positions. Pass last to explain, probs_under
+    or next_word_probs: without it, they predict from the end of idx. The model is causal, so
+    padding changes no prediction (except under a topic edit). Do not pass padded texts to generate. Raises
+    ValueError for a text without tokens.
 
     >>> idx, last = pad([[5, 7, 9], [8]])
     >>> idx.tolist(), last.tolist()
@@ -209,8 +208,10 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
     """
     if isinstance(words, tuple):
         raise TypeError(f'put a word of several tokens in a list: [{words}]')
-    is_end = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, T); None: everywhere
-    for word in words or []:
+    if words is None:  # everywhere
+        return torch.ones_like(idx, dtype=torch.bool)[..., None, None]
+    is_end = torch.zeros_like(idx, dtype=torch.bool)  # (B, T)
+    for word in words:
         pieces = word if isinstance(word, tuple) else (word,)
         is_end |= ends_of(idx, pieces)
     return is_end[..., None, None]
@@ -245,7 +246,7 @@ def separation(model: Backpack, ids: Tensor, a: int | list[int], b: int | list[i
 
 @torch.no_grad()
 def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
-    """Compute Eq. 13, cossim(C(w)_l, C(v)_l), for v in ids (n,): (n, k). Eq. 14: amin(-1)."""
+    """Compute Eq. 13, cossim(C(w)_l, C(v)_l), for v in ids (n,): (n, k). .amin(-1) is Eq. 14."""
     C_w = model.senses(ids.new_tensor(w))  # (k, d)
     C = model.senses(ids)  # (n, k, d)
     return F.cosine_similarity(C, C_w, dim=-1)
@@ -255,8 +256,9 @@ def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
 def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     """Compute Eq. 17, how strongly each sense of ids (n,) favours each bag of ids: (n, k, bags).
 
-    A score is the sum of a bag's logits divided by the largest of all logits (in the paper's
-    footnote 5, by the largest absolute value). All n * k * V logits are in memory at once.
+    A score is the sum of a bag's logits, divided by the sense's largest logit. All n * k * V logits
+    are in memory at once, so pass a few hundred ids at a time.
+    NOTE: We follow the authors' code. The paper divides by the largest absolute value (footnote 5).
     """
     V = model.config.n_vocab
     dtype = model.wte.weight.dtype  # under autocast, logits are bfloat16: too coarse to add up
@@ -299,16 +301,16 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     one is valid. generate uses only that prediction.
 
     scores (V, k) are the affinities of all ids with a bag of words. factors is a row of STRENGTHS:
-    the factor of a sense depends on the bracket of its score (ties go to the higher one). A sense
-    with factor 3.3 is multiplied by about 3.3 (more so late in a text), and by 1 once the text is
-    about the topic. With f = max(factors) / 7.5, sense l of position j is multiplied by annealed:
+    the factor of a sense depends on the bracket of its score (ties go to the higher one). It
+    applies in full while the text has few words that the sense favours, and fades to 1 as it has
+    more. With f = max(factors) / 7.5, sense l of position j is multiplied by annealed:
 
-        expressed = sum_m relu(E_{x_m} . C(x_j)_l)              Eq. 18, over all positions m
-        strength = sigmoid(6 - f * expressed) * (1 + j / 100)   Eq. 19
-        annealed = 1 + strength * (factor - 1)                  Eq. 20
+        expressed = sum_m relu(E_{x_m} . C(x_j)_l)          Eq. 18, over all positions m
+        fade = sigmoid(6 - f * expressed) * (1 + j / 100)   Eq. 19
+        annealed = 1 + fade * (factor - 1)                  Eq. 20
 
     NOTE: We follow the authors' code. The paper has f = 7.5 / max(factors), (1 + j) / 100, and in
-    Eq. 20 strength * factor + 1 - expressed, which scales a sense even at factor 1.
+    Eq. 20 fade * factor + 1 - expressed, which scales a sense even at factor 1.
     """
     E = model.wte.weight.detach()
     f = max(factors) / 7.5
@@ -316,7 +318,7 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     quantiles = scores.new_tensor([0.60, 0.80, 0.95])
     edges = scores.flatten().quantile(quantiles)  # (3,)
     bracket = torch.bucketize(scores, edges, right=True)  # (V, k): 3 is the top 5%, 0 the rest
-    ascending = scores.new_tensor(factors[::-1])
+    ascending = scores.new_tensor(factors[::-1])  # the rest first, as bracket counts
     factor_of = ascending[bracket]  # (V, k)
 
     def edit(idx: Tensor, C: Tensor) -> Tensor:
@@ -324,7 +326,7 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
         expressed = said.relu().sum(-1)  # (B, T, k), Eq. 18
         j = torch.arange(idx.shape[1], device=idx.device)  # (T,)
         growth = 1 + j / 100
-        strength = torch.sigmoid(6 - f * expressed) * growth[:, None]  # (B, T, k), Eq. 19
-        annealed = 1 + strength * (factor_of[idx] - 1)  # (B, T, k), Eq. 20
+        fade = torch.sigmoid(6 - f * expressed) * growth[:, None]  # (B, T, k), Eq. 19
+        annealed = 1 + fade * (factor_of[idx] - 1)  # (B, T, k), Eq. 20
         return C * annealed.to(C)[..., None]
     return edit
