@@ -87,7 +87,7 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     C' = C + (C . E_old) (E_new / |E_new|^2 - E_old / |E_old|^2)
 
     With E_old = (2, 0) and E_new = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to the
-    logit of new. It becomes (0, 11), and adds 0 and 11. (If E_old . E_new > 0, both change by less.)
+    logit of new. It becomes (0, 11), and adds 0 and 11. Both change less if E_old . E_new > 0.
     NOTE: The paper has |C(old)_l|^2 for |E_old|^2, which would not remove the part along E_old. The
     authors' code has |E_old|^2.
     """
@@ -168,8 +168,8 @@ def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
 
     Shorter texts are padded with id 0 after their last positions. Pass last to explain, probs_under
     or next_word_probs: without it, they predict from the end of idx. The model is causal, so
-    padding changes no prediction (except under a topic edit). Do not pass padded texts to generate. Raises
-    ValueError for a text without tokens.
+    padding changes no prediction (except under a topic edit). Do not pass padded texts to generate.
+    Raises ValueError for a text without tokens.
 
     >>> idx, last = pad([[5, 7, 9], [8]])
     >>> idx.tolist(), last.tolist()
@@ -286,12 +286,7 @@ def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 # Table 11, strengths 0 to 3: factors for the top 5% of scores, next 15%, next 20%, and the rest.
-STRENGTHS = [
-    (1, 1, 1, 1),
-    (1.5, 1.5, 1.3, 1),
-    (2.2, 2.2, 1.5, 1),
-    (3.3, 3.3, 3, 1),
-]
+STRENGTHS = [(1, 1, 1, 1), (1.5, 1.5, 1.3, 1), (2.2, 2.2, 1.5, 1), (3.3, 3.3, 3, 1)]
 
 
 def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
