@@ -110,7 +110,7 @@ def without_sense(loaded: LoadedModel, sense: int, prompts: NounPrompts) -> Tens
 
 @torch.no_grad()
 def without_direction(loaded: LoadedModel, prompts: NounPrompts) -> Tensor:
-    """Compute a Transformer's logits of she, he, they less fractions of v = E_he - E_she.
+    """Compute a Transformer's logits of she, he, they after removing parts of v = E_he - E_she.
 
     v (d,) is removed from the input embeddings of the noun's tokens. With all of it removed, the
     embeddings are orthogonal to v. Returns (fractions, n, 3).

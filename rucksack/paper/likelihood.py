@@ -66,7 +66,7 @@ def score(loaded: LoadedModel, pairs: list[Pair], what: str) -> Scores:
 
 
 def inputs_and_targets(pair: Pair, block_size: int) -> tuple[Tensor, Tensor]:
-    """Make the text to read for a pair (T,), and its targets (T,), -1 for the context."""
+    """Make the text to read for a pair (T,), and its targets (T,), which are -1 for the context."""
     context, continuation = pair
     ids = torch.tensor((context + continuation)[-block_size - 1:])
     targets = ids[1:].clone()

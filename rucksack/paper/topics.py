@@ -191,7 +191,7 @@ def generators_of(models: list[LoadedModel], labels: list[str], steps: list[floa
 
 
 def estimate(rows: list[tuple], n_texts: int, length: int) -> str:
-    """Estimate the time for all texts by generating a tenth of one topic's length for each row."""
+    """Estimate the time for all texts: each row generates a tenth of the length on one topic."""
     short = max(1, length // 10)
     start = time.monotonic()
     for loaded, _, generators in rows:
