@@ -8,11 +8,10 @@ Weights have the names of stanfordnlp/backpack-gpt2; rucksack's model.py explain
 import math
 
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, GPT2Config, GPT2Model, GPT2PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import can_return_tuple
@@ -160,7 +159,7 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
                                 'states nor attentions; see alpha')
         cache = past_key_values
         if cache is None and use_cache:
-            cache = DynamicCache(config=config)
+            cache = transformers.DynamicCache(config=config)
         C = self.senses(input_ids) if C is None else C  # (B, T, k, d), Eq. 10
         values = C.transpose(1, 2)  # (B, k, T, d)
         if alpha is None:
@@ -168,7 +167,7 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
             query, key = self.backpack.sense_weight_net.query_and_key(h)  # (B, k, T, d/k) each
             if cache is not None:  # one more layer of attention, whose values are the senses
                 if len(cache.layers) == config.n_layer:
-                    cache.layers.append(DynamicLayer())
+                    cache.layers.append(transformers.cache_utils.DynamicLayer())
                 key, values = cache.update(key, values, config.n_layer)  # (B, k, S, ..)
             alpha = self.backpack.sense_weight_net(query, key, mask)  # (B, k, T, S), Eq. 12
         o = (alpha @ values).sum(1)  # (B, T, d), Eq. 2
@@ -177,4 +176,5 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, len(E))
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return transformers.modeling_outputs.CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=cache)
