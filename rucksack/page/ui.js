@@ -166,8 +166,8 @@ function drawLegend() {
   const total = sum(seen.tokens.flatMap(({senses}) => senses.map(({adds}) => adds)));
   byId('legend').replaceChildren(
     'Each stripe is a sense. Blue favours ', makeWord(seen.b), ', orange ', makeWord(seen.a),
-    '. Full colour is 1 logit or more. ',
-    'A logit is a word’s score: adding 1 makes the word 2.7 times as likely relative to any other. ',
+    '. Full colour is 1 logit or more. A logit is a word’s score: adding 1 makes the word ',
+    '2.7 times as likely relative to any other. ',
     `The numbers add up to ${signed(total)}: the logit of `, makeWord(seen.a),
     ' minus the logit of ', makeWord(seen.b), '. A dot marks letters that do not follow a space, ',
     'a star a token with edited senses.');
@@ -342,7 +342,8 @@ async function followLink() {
 // A link to a wrong prediction and the edit that repairs it.
 function wrongLink(wrong) {
   const href = `#${new URLSearchParams(wrong)}`;
-  return make('a', {href}, `${wrong.text} `, make('del', {}, wrong.a), ' → ', make('ins', {}, wrong.b));
+  return make('a', {href}, `${wrong.text} `,
+    make('del', {}, wrong.a), ' → ', make('ins', {}, wrong.b));
 }
 
 // Shows the senses of the token at j.
