@@ -141,6 +141,14 @@ def test_a_file_is_named_before_a_folder_of_data(capsys):
     assert row['on tokens'] == str(len(toy_loaded().encode('the nurse said that she')))
 
 
+def test_a_model_without_its_data_names_a_text_that_ships(capsys):
+    """The loss of a bundled model needs --data; the error suggests a file of this repository."""
+    line = error_of(tables, capsys, 'loss', '--from=english')
+    text = line.split('--data ')[1].split()[0]
+    assert (helpers.ROOT / text).exists()
+
+
+
 def test_the_dataset_of_a_checkpoint_is_a_name_in_data(capsys):
     """A checkpoint's dataset cannot be a path: only data/NAME is read without --data."""
     state = torch.load('out/run/ckpt.pt')
