@@ -169,8 +169,8 @@ def write_toy(files: dict[str, Path], seed: int) -> dict:
         **facts,
         'entropy_per_token': sum(nats) / sum(tokens.values()),
         'val_entropy_per_token': sum(nats[TOY_TRAIN:]) / tokens['val'],
-        'entropy_note': 'in nats, over whole stories with their end-of-text; '
-                        'exact, because each has one derivation'}
+        'entropy_note': 'nats, whole stories with their end-of-text; '
+                        'exact, each has one derivation'}
 
 
 def write_data(folder: Path, args: argparse.Namespace, skipped: Counter) -> dict:
