@@ -39,7 +39,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.model import GPT, Backpack, weighted_sum
 
-# An edit: ids (B, T), senses C (B, T, k, d) -> the senses to use instead.
+# An edit: ids (B, T), senses C (B, T, k, d) -> the senses to use instead. It must not modify C.
 Edit = Callable[[Tensor, Tensor], Tensor]
 # The words to edit: ids, and tuples of ids for words of several tokens. None means every id.
 Words = list[int | tuple[int, ...]] | None
@@ -88,8 +88,7 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
 
     With E_old = (2, 0) and E_new = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to the
     logit of new. It becomes (0, 11), and adds 0 and 11. Both change less if E_old . E_new > 0.
-    NOTE: The paper has |C(old)_l|^2 for |E_old|^2, which would not remove the part along E_old. The
-    authors' code has |E_old|^2.
+    NOTE: |E_old|^2 as in the authors' code; the paper's |C(old)_l|^2 leaves a part along E_old.
     """
     E = model.wte.weight.detach()
     E_old = E[old]  # (d,)
@@ -149,7 +148,7 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: Collection[Edit | Non
         C = model.senses(idx)  # (B, T, k, d)
         outputs = []
         for edit in edits:
-            edited = compose([edit])(idx, C.clone())  # (B, T, k, d); an edit may modify C
+            edited = compose([edit])(idx, C.clone())  # (B, T, k, d); a copy, to be safe
             o = weighted_sum(alpha, edited)  # (B, 1, d)
             outputs.append(o[:, 0])
     E = model.wte.weight[:model.config.n_vocab]  # (V, d)
@@ -167,9 +166,9 @@ def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Put texts of different lengths into one batch: idx (B, T) and last (B,), both on the CPU.
 
     Shorter texts are padded with id 0 after their last positions. Pass last to explain, probs_under
-    or next_word_probs: without it, they predict from the end of idx. The model is causal, so
-    padding changes no prediction (except under a topic edit). Do not pass padded texts to generate.
-    Raises ValueError for a text without tokens.
+    or next_word_probs, which otherwise predict from the end of idx. The model is causal, so padding
+    changes nothing (except under a topic edit). Don't generate from idx. Raises ValueError for an
+    empty text.
 
     >>> idx, last = pad([[5, 7, 9], [8]])
     >>> idx.tolist(), last.tolist()
@@ -256,8 +255,8 @@ def similarity(model: Backpack, ids: Tensor, w: int) -> Tensor:
 def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     """Compute Eq. 17, how strongly each sense of ids (n,) favours each bag of ids: (n, k, bags).
 
-    A score is the sum of a bag's logits, divided by the sense's largest logit. All n * k * V logits
-    are in memory at once, so pass a few hundred ids at a time.
+    A score is the sum of a bag's logits, divided by the sense's largest logit. Pass a few hundred
+    ids at a time: all n * k * V logits are in memory at once.
     NOTE: We follow the authors' code. The paper divides by the largest absolute value (footnote 5).
     """
     V = model.config.n_vocab
@@ -286,7 +285,11 @@ def extremes(model: Backpack, C: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 # Table 11, strengths 0 to 3: factors for the top 5% of scores, next 15%, next 20%, and the rest.
-STRENGTHS = [(1, 1, 1, 1), (1.5, 1.5, 1.3, 1), (2.2, 2.2, 1.5, 1), (3.3, 3.3, 3, 1)]
+STRENGTHS = [
+    (1, 1, 1, 1),
+    (1.5, 1.5, 1.3, 1),
+    (2.2, 2.2, 1.5, 1),
+    (3.3, 3.3, 3, 1)]
 
 
 def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:

@@ -64,6 +64,7 @@ class SenseWeights(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)
 
     def query_and_key(self, h):
+        """Compute the queries and keys of contextual vectors h (B, T, d), a head per sense."""
         both = self.c_attn(h).unflatten(-1, (2, self.k, -1))  # (B, T, 2, k, d/k)
         return both.permute(2, 0, 3, 1, 4)  # (B, k, T, d/k) each
 
