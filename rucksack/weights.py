@@ -321,8 +321,11 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
         shutil.copyfile(CARD, new / 'README.md')
         if c.n_sense:
             shutil.copyfile(CODE, new / CODE.name)
-        with user_errors(folder, 'give the name of a new folder', problem='cannot be made'):
-            new.rename(folder)  # appears whole or not at all; OSError if folder has files
+        try:
+            new.rename(folder)  # appears whole or not at all
+        except OSError as error:  # such as a folder with files; str(error) names temporary ones
+            raise UserError(f'{folder} cannot be made ({error.strerror}); give the name of a new '
+                            'folder')
 
 
 def settings_of(c: Config, end: int) -> dict:

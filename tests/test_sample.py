@@ -256,9 +256,11 @@ def test_without_from_the_newest_backpack_is_taken(out, capsys):
 
 
 def test_export_writes_what_from_reads(out, capsys):
-    """An exported folder loads as the same model, with the same words and texts."""
+    """An exported folder loads as the same model, words and texts, and is never replaced."""
     assert 'a/b/exported: written\n' in say(sample, capsys, '--export', 'a/b/exported')
     assert os.listdir('a/b') == ['exported']
+    line = error_of(sample, capsys, '--export', 'a/b/exported')
+    assert 'exported cannot be made (Directory not empty); give' in line
     argv = ['--senses-off', 'nurse:3', '--from']
     _, own = say(sample, capsys, *argv, 'out/toy').split('\n', 1)
     _, exported = say(sample, capsys, *argv, 'a/b/exported').split('\n', 1)

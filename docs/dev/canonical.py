@@ -8,10 +8,11 @@ run appends a row for each budget to the CSV file; runs that are already in it a
 validate tries every configuration of every method on the validation pairs; test runs the best one
 for each task, method and budget on the test pairs with three seeds. LoRA needs peft.
 
-An update (vectors of senses, or differences of parameters) that costs more than the budget is
-scaled back. The price is measured on text that learning did not use.
+An update (vectors of senses, or differences of parameters) that costs more than the budget on 200
+texts is scaled back. The price is measured on 300 other texts. Learning uses neither. (In
+validation, which only chooses configurations, both use the same 30 texts.)
 Lent senses are learned by english with the configurations of senses, but not scaled: beta is the
-largest of 1.5, 1.4 .. 0 that keeps to the budget on text that the price is not measured on.
+largest of 1.5, 1.4 .. 0 that keeps to the budget on the 200 texts.
 """
 
 import argparse
@@ -36,7 +37,6 @@ from rucksack.model import Backpack
 BUDGETS = (1e-3, 1e-4, 1e-5)  # shares of the loss on ordinary text
 FACTORS = (1, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0)
 BETAS = [n / 10 for n in range(15, -1, -1)]  # for lending
-N_BETA = 200  # texts that choose beta
 TASKS = {  # examples, texts to judge, hard negatives; the wish; what counts as success
     'country_capital': (('fixed', 'clear_eval', 'hard_neg'), 'more', 0.2),
     'pronoun_gender_bias': (('train', 'eval', 'hard_neg_eval'), 'equal', 1.5),
@@ -55,23 +55,32 @@ CONFIGS = {
               for rule, c in [
                   ('gradient', 3000), ('weight', 3000), ('gradient/weight', 1e-5), ('weight', 300),
                   ('gradient/weight', 1e-3), ('gradient', 0), ('weight', 0)]],
+    'held': [{'rule': 'gradient', 'c': 3000, 'n': 9, 'lr': 2e-2, 'inside': inside,
+              'written': written}
+             for written, inside in ((0, 0), (0, 1), (0, 3), (0, 10), (1, 0), (1, 1))],
     'senses': [{'rule': 'gradient', 'c': 3000, 'n': n, 'lr': lr}
-               for n, lr in product((9, 5), (1e-2, 3e-2, 2e-2, 5e-3))],
+               for n, lr in [*product((9, 5), (1e-2, 3e-2, 2e-2, 5e-3)), (9, 5e-2)]],
     'full': [{'lr': lr, 'kl': kl}
-             for kl, lr in product((10, 1), (3e-4, 1e-3, 1e-4, 3e-5))],
+             for kl, lr in [*product((10, 1), (3e-4, 1e-3, 1e-4, 3e-5)), (30, 3e-4), (30, 1e-4)]],
     'lora': [{'lr': lr, 'kl': kl, 'rank': rank}
-             for rank, kl, lr in product((4, 16), (10, 1), (3e-3, 1e-2))],
+             for rank, kl, lr in [*product((4, 16), (10, 1), (3e-3, 1e-2)), (16, 10, 1e-3),
+                                  (16, 1, 1e-3), (16, 30, 3e-3), (16, 1, 3e-4)]],
     'lent': []}  # the configurations of senses
 METHODS = {  # method -> model and configurations
     'rules': ('english', 'rules'),
+    'senses, held': ('english', 'held'),
     'senses': ('english', 'senses'),
     'Transformer, full': ('english_gpt', 'full'),
     'Transformer, LoRA': ('english_gpt', 'lora'),
     'Transformer, lent senses': ('english_gpt', 'lent'),
     'Backpack, full': ('english', 'full'),
     'Backpack, LoRA': ('english', 'lora')}
-SIZES = {'validate': (120, 120, 60, 30), 'test': (120, 360, 120, 60)}  # at most: examples, texts
-#                                              to judge, hard negatives, texts that give the price
+SIZES = {  # at most: examples, texts to judge, hard negatives, texts that give the price
+    'validate': (120, 120, 60, 30), 'test': (120, 360, 120, 300)}
+COLUMNS = (  # nats, errors of means over texts; inside: divergence inside the examples' prompts
+    'stage', 'task', 'method', 'config', 'seed', 'before', 'success_before', 'hard_before', 'size',
+    'budget', 'factor', 'nats', 'gain_error', 'success', 'hard', 'hard_error', 'price',
+    'price_error', 'inside', 'loss', 'seconds')
 
 
 # -----------------------------------------------------------------------------
@@ -105,14 +114,15 @@ def read_task(folder, task, split, encoding, sizes):
             for part, most in zip(parts, sizes)]
 
 
-def read_background(folder, encoding, n):
-    """Read texts that learning preserves, n others that give the price, and some to choose beta."""
+def read_background(folder, encoding, n, stage):
+    """Read texts that learning preserves, n others that give the price, and some to scale by."""
     texts = []
     for line in (folder / 'text.jsonl').open(encoding='utf-8'):
         ids = [encoding.eot_token, *encoding.encode_ordinary(json.loads(line)['text'])]
         if len(ids) > 2:
             texts.append(ids[:257])
-    return texts[:40], texts[1000:1000 + n], texts[2000:2000 + N_BETA]
+    priced = texts[1000:1000 + n]
+    return texts[:40], priced, priced if stage == 'validate' else texts[2000:2200]
 
 
 # -----------------------------------------------------------------------------
@@ -146,7 +156,7 @@ def last_logits(model, idx, n, edit):
 
 
 def judge(model, examples, edit, threshold):
-    """Compute the mean value that the examples should lower, and the share that succeeds."""
+    """Compute the values that the examples should lower (n,), and the share that succeeds."""
     losses, successes = [], []
     for one in examples:
         more, less = (nats_after(model, one.prompt, ids, edit) if ids else 0
@@ -160,14 +170,33 @@ def judge(model, examples, edit, threshold):
                           'less': math.exp(-less) < threshold,
                           'order': less - more >= math.log(threshold),
                           'equal': loss <= math.log(threshold)}[wish])
-    n = len(examples)
-    return sum(losses) / n, sum(successes) / n
+    return torch.tensor(losses), sum(successes) / len(examples)
+
+
+def loss_of_texts(model, texts, edit=None):
+    """Compute the loss of each text (n,), such that the mean is the loss in nats per token."""
+    nats = torch.tensor([nats_after(model, ids[:1], ids[1:], edit) for ids in texts])
+    return nats * len(texts) / sum(len(ids) - 1 for ids in texts)
 
 
 def mean_loss(model, texts, edit=None):
     """Compute the mean loss of texts, in nats per token."""
-    nats = sum(nats_after(model, ids[:1], ids[1:], edit) for ids in texts)
-    return nats / sum(len(ids) - 1 for ids in texts)
+    return loss_of_texts(model, texts, edit).mean().item()
+
+
+def standard_error(values):
+    """Estimate the standard error of the mean of values (n,), by bootstrap."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(values), (1000, len(values)), generator=generator)
+    return values[drawn].mean(1).std().item()
+
+
+@torch.no_grad()
+def inside_prompts(model, examples, edit=None):
+    """Predict at the positions inside the prompts of examples: log p of all ids (positions, V)."""
+    texts = [torch.tensor(one.prompt[:-1]) for one in examples if len(one.prompt) > 1]
+    logits = [last_logits(model, ids[None], len(ids), edit) for ids in texts]
+    return torch.cat(logits).log_softmax(-1)
 
 
 # -----------------------------------------------------------------------------
@@ -181,9 +210,15 @@ def learn_senses(model, examples, held, config, seed):
     counts = [torch.tensor(ids[:-1]).bincount(minlength=model.config.n_vocab) for ids in held]
     pairs = choose(model, examples, traces, background, sum(counts), config)
     cases = [learning.positions_of(of_one, pairs) for of_one in traces]
+    groups = [background]
+    groups += config.get('inside', 0) * [[
+        learning.trace(model, *pair) for pair in learning.inside(examples)]]
+    if config.get('written'):
+        written = learning.write_texts(model, examples, held[0][0], seed)
+        groups += config['written'] * [[learning.trace(model, *pair) for pair in written]]
+    groups = [learning.positions_of(group, pairs) for group in groups]  # all count equally
     steps = 10 * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
-    vectors = learning.fit(model, examples, cases, [learning.positions_of(background, pairs)],
-                           steps, config['lr'], seed)
+    vectors = learning.fit(model, examples, cases, groups, steps, config['lr'], seed)
     ids, numbers = pairs.T
     return lambda factor: learning.Shift(ids, numbers, factor * vectors).edit(), len(pairs)
 
@@ -328,8 +363,7 @@ def choose_beta(model, texts, edit, budgets):
             for budget in budgets]
 
 
-LEARN = {'rules': learn_senses, 'senses': learn_senses, 'lent': learn_senses, 'full': finetune_all,
-         'lora': finetune_lora}
+LEARN = {'full': finetune_all, 'lora': finetune_lora}  # the rest: learn_senses
 
 
 # -----------------------------------------------------------------------------
@@ -347,45 +381,56 @@ def factor_within(budget, prices):
     return 1.0
 
 
-def factors_within(model, priced, apply, base, budgets):
-    """Find the largest factor of an update within each budget, a share of the loss base."""
+def factors_within(model, texts, apply, budgets):
+    """Find the largest factor of an update within each budget, a share of the loss of texts."""
+    base = mean_loss(model, texts)
     prices = {0: 0.0}
     for factor in FACTORS[:-1]:
-        price = mean_loss(model, priced, apply(factor)) - base
+        price = mean_loss(model, texts, apply(factor)) - base
         prices[factor] = price if math.isfinite(price) else math.inf
         if price <= min(budgets) * base:
             break
     return [factor_within(budget * base, prices) for budget in budgets]
 
 
-def run(model, kind, task, data, background, config, seed, base, budgets):
+def run(model, kind, task, data, background, config, seed, budgets):
     """Teach a model, judge it at each budget, and restore it."""
-    held, priced, for_beta = background
+    held, priced, for_scale = background
     examples, texts, negatives = data
     threshold = TASKS[task][2]
-    start = time.monotonic()
+
+    def measure(edit):
+        nats, success = judge(model, texts, edit, threshold)
+        hard, _ = judge(model, negatives, edit, 1)
+        inside = inside_prompts(model, examples, edit)
+        return nats, success, hard, loss_of_texts(model, priced, edit), inside
+
     for p in model.parameters():
         p.requires_grad_(False)
+    nats, success, hard, loss, inside = measure(None)
+    before = {'before': nats.mean().item(), 'success_before': success,
+              'hard_before': hard.mean().item(), 'loss': loss.mean().item()}
+    start = time.monotonic()
     learner = model.lender if kind == 'lent' else model
-    apply, size = LEARN[kind](learner, examples, held, config, seed)
-    seconds = time.monotonic() - start
+    apply, size = LEARN.get(kind, learn_senses)(learner, examples, held, config, seed)
+    before |= {'size': size, 'seconds': time.monotonic() - start}
     if kind == 'lent':
-        base_for_beta = mean_loss(model, for_beta)
-        factors = choose_beta(model, for_beta, apply(1),
-                              [budget * base_for_beta for budget in budgets])
+        base = mean_loss(model, for_scale)
+        factors = choose_beta(model, for_scale, apply(1), [budget * base for budget in budgets])
     else:
-        factors = factors_within(model, priced, apply, base, budgets)
+        apply(0)
+        factors = factors_within(model, for_scale, apply, budgets)
     rows = []
-    judged = {}  # factor -> what is measured with it
     for budget, factor in zip(budgets, factors):
-        if factor not in judged:
-            edit = apply(factor)
-            nats, success = judge(model, texts, edit, threshold)
-            hard, _ = judge(model, negatives, edit, 1)
-            price = mean_loss(model, priced, edit) - base
-            judged[factor] = {'factor': factor, 'nats': nats, 'success': success, 'hard': hard,
-                              'price': price, 'loss': base, 'seconds': seconds}
-        rows.append({'size': size, 'budget': budget} | judged[factor])
+        after, success, hard_after, loss_after, inside_after = measure(apply(factor))
+        price = loss_after - loss
+        rows.append(before | {
+            'budget': budget, 'factor': factor, 'success': success,
+            'nats': after.mean().item(), 'gain_error': standard_error(nats - after),
+            'hard': hard_after.mean().item(), 'hard_error': standard_error(hard_after - hard),
+            'price': price.mean().item(), 'price_error': standard_error(price),
+            'inside': F.kl_div(inside_after, inside, log_target=True,
+                               reduction='batchmean').item()})
     apply(0)
     return rows
 
@@ -409,18 +454,14 @@ def main():
         done = list(csv.DictReader(args.csv.open()))
     models = {name: rucksack.load(name) for name in ('english', 'english_gpt')}
     encoding = models['english'][1]
-    background = read_background(args.folder, encoding, sizes[3])
-    bases = {name: mean_loss(model, background[1]) for name, (model, _) in models.items()}
+    background = read_background(args.folder, encoding, sizes[3], args.stage)
     for task, method in product(args.tasks, args.methods):
         name, kind = METHODS[method]
         model = models[name][0]
         if kind == 'lent':
             model = Lent(model, models['english'][0]).requires_grad_(False)
         data = read_task(args.folder, task, split, encoding, sizes)
-        before, success = judge(model, data[1], None, TASKS[task][2])
-        hard, _ = judge(model, data[2], None, 1)
-        print(f'{task}, {method}: {[len(part) for part in data]}; before: {before:.3f} nats, '
-              f'success {success:.3f}, hard negatives {hard:.3f}', flush=True)
+        print(f'{task}, {method}: {[len(part) for part in data]}', flush=True)
         if args.stage == 'test':
             configs = best_configs(done, task, 'senses' if kind == 'lent' else method)
         else:
@@ -432,21 +473,16 @@ def main():
             budgets = [b for b in budgets if b in args.budgets and b not in made]
             if not budgets:
                 continue
-            rows = run(model, kind, task, data, background, json.loads(config), seed,
-                       bases[name], budgets)
-            rows = [key | {'before': before, 'success_before': success, 'hard_before': hard} | row
-                    for row in rows]
+            rows = run(model, kind, task, data, background, json.loads(config), seed, budgets)
             is_new = not args.csv.exists()
             with args.csv.open('a', newline='') as file:
-                writer = csv.DictWriter(file, rows[0].keys())
+                writer = csv.DictWriter(file, COLUMNS)
                 if is_new:
                     writer.writeheader()
-                writer.writerows(rows)
+                writer.writerows(key | row for row in rows)
             for row in rows:
-                print(f'  {config} seed {seed} budget {row["budget"]:g}: factor '
-                      f'{row["factor"]:.2f}, {row["nats"]:.3f} nats, success {row["success"]:.3f},'
-                      f' hard {row["hard"]:.3f}, price {row["price"]:.5f}, '
-                      f'{row["seconds"]:.0f} s', flush=True)
+                numbers = ', '.join(f'{name} {row[name]:.4g}' for name in COLUMNS[5:])
+                print(f'  {config} seed {seed}: {numbers}', flush=True)
 
 
 def best_configs(done, task, method):
