@@ -44,21 +44,10 @@ TASKS = {  # examples, texts to judge, hard negatives; the wish; what counts as 
     'verb_conjugation': (('train', 'eval', 'hard_neg_eval'), 'order', 16),
     'stereoset': (('train', 'eval_clear', 'hard_neg'), 'less', 0.001),
     'temporal': (('train', 'eval_clear', 'hard_neg_eval_clear'), 'more', 0.05)}
-RULES = {  # name -> score of senses, from their gradients (m, k), weights in the text and in other
-    'weight': lambda g, w, mean, count, c: w - c * mean,                # text (m, k), counts (m, 1)
-    'weight/count': lambda g, w, mean, count, c: w / (1 + c * count),
-    'gradient': lambda g, w, mean, count, c: g - c * mean,
-    'gradient/count': lambda g, w, mean, count, c: g / (1 + c * count),
-    'gradient/weight': lambda g, w, mean, count, c: g / (c + mean)}
 CONFIGS = {
-    'rules': [{'rule': rule, 'c': c, 'n': 9, 'lr': 1e-2}
-              for rule, c in [
-                  ('gradient', 3000), ('weight', 3000), ('gradient/weight', 1e-5), ('weight', 300),
-                  ('gradient/weight', 1e-3), ('gradient', 0), ('weight', 0)]],
-    'held': [{'rule': 'gradient', 'c': 3000, 'n': 9, 'lr': 2e-2, 'inside': inside,
-              'written': written}
+    'held': [{'n': 9, 'lr': 2e-2, 'inside': inside, 'written': written}
              for written, inside in ((0, 0), (0, 1), (0, 3), (0, 10), (1, 0), (1, 1))],
-    'senses': [{'rule': 'gradient', 'c': 3000, 'n': n, 'lr': lr}
+    'senses': [{'n': n, 'lr': lr}
                for n, lr in [*product((9, 5), (1e-2, 3e-2, 2e-2, 5e-3)), (9, 5e-2)]],
     'full': [{'lr': lr, 'kl': kl}
              for kl, lr in [*product((10, 1), (3e-4, 1e-3, 1e-4, 3e-5)), (30, 3e-4), (30, 1e-4)]],
@@ -67,7 +56,6 @@ CONFIGS = {
                                   (16, 1, 1e-3), (16, 30, 3e-3), (16, 1, 3e-4)]],
     'lent': []}  # the configurations of senses
 METHODS = {  # method -> model and configurations
-    'rules': ('english', 'rules'),
     'senses, held': ('english', 'held'),
     'senses': ('english', 'senses'),
     'Transformer, full': ('english_gpt', 'full'),
@@ -204,11 +192,10 @@ def inside_prompts(model, examples, edit=None):
 
 
 def learn_senses(model, examples, held, config, seed):
-    """Learn vectors for the senses that a rule chooses."""
+    """Learn vectors for senses, as edit.py does."""
     traces = [learning.trace_example(model, one) for one in examples]
     background = [learning.trace(model, ids[:1], ids[1:]) for ids in held]
-    counts = [torch.tensor(ids[:-1]).bincount(minlength=model.config.n_vocab) for ids in held]
-    pairs = choose(model, examples, traces, background, sum(counts), config)
+    pairs = learning.choose(model, examples, traces, background, config['n'])
     cases = [learning.positions_of(of_one, pairs) for of_one in traces]
     groups = [background]
     groups += config.get('inside', 0) * [[
@@ -221,32 +208,6 @@ def learn_senses(model, examples, held, config, seed):
     vectors = learning.fit(model, examples, cases, groups, steps, config['lr'], seed)
     ids, numbers = pairs.T
     return lambda factor: learning.Shift(ids, numbers, factor * vectors).edit(), len(pairs)
-
-
-def choose(model, examples, traces, background, count, config):
-    """Choose senses by a rule: the n best pairs (id, sense) of each example.
-
-    count (V,) is how often each id occurs in the background.
-    """
-    V, k = model.config.n_vocab, model.config.n_sense
-    total, N = torch.zeros(V, k), 0
-    for text in background:
-        total[text.ids] += text.weights.sum(0).T
-        N += len(text.targets)
-    chosen = []
-    for one, of_one in zip(examples, traces):
-        ids = torch.cat([text.ids for text in of_one]).unique()
-        pairs = torch.cartesian_prod(ids, torch.arange(k))
-        vectors = torch.zeros(len(pairs), model.config.n_embd, requires_grad=True)
-        positions = learning.positions_of(of_one, pairs)
-        loss = learning.loss_of(model, one, positions, vectors)
-        gradient, = torch.autograd.grad(loss, vectors)
-        scores = RULES[config['rule']](
-            gradient.norm(dim=1).view(-1, k), positions.weights.sum(0).view(-1, k),
-            total[ids] / N, count[ids, None], config['c'])
-        best = scores.flatten().topk(min(config['n'], len(pairs))).indices
-        chosen.append(pairs[best])
-    return torch.cat(chosen).unique(dim=0)
 
 
 def logits_of(model, idx):
