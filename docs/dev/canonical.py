@@ -217,7 +217,7 @@ def logits_of(model, idx):
 
 def finetune(model, parameters, examples, held, lr, kl, seed):
     """Train parameters with the same steps that learn vectors of senses."""
-    optimizer = torch.optim.Adam(parameters, lr, betas=(0.9, 0.995))
+    optimizer = torch.optim.Adam(parameters, lr, betas=(0.9, 0.995), fused=True)
     steps = 10 * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)

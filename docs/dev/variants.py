@@ -31,10 +31,10 @@ class NormedQueriesAndKeys(nn.Linear):
     So no score exceeds its sense's scale * sqrt(d/k): growing weights cannot saturate the softmax.
     """
 
-    def __init__(self, linear: nn.Linear, n_sense: int):
+    def __init__(self, linear: nn.Linear, n_sense: int, scale: float):
         super().__init__(linear.in_features, linear.out_features)
         self.load_state_dict(linear.state_dict())
-        self.scale = nn.Parameter(torch.ones(n_sense))
+        self.scale = nn.Parameter(torch.full((n_sense,), scale))
 
     def forward(self, h: Tensor) -> Tensor:
         heads = super().forward(h).unflatten(-1, (2, len(self.scale), -1))  # (B, T, 2, k, d/k)
@@ -44,12 +44,20 @@ class NormedQueriesAndKeys(nn.Linear):
 
 
 class NormedBackpack(Backpack):
-    """A Backpack with QK-norm in SenseWeights."""
+    """A Backpack with QK-norm in SenseWeights; its scales start at 1."""
+
+    SCALE = 1.0
 
     def __init__(self, config: Config):
         super().__init__(config)
         linear = self.sense_weights.c_attn
-        self.sense_weights.c_attn = NormedQueriesAndKeys(linear, config.n_sense)
+        self.sense_weights.c_attn = NormedQueriesAndKeys(linear, config.n_sense, self.SCALE)
+
+
+class WideNormedBackpack(NormedBackpack):
+    """A Backpack with QK-norm whose scales start at 4: with 16 dimensions, scores reach 16."""
+
+    SCALE = 4.0
 
 
 class UniformWeights(nn.Module):
@@ -100,6 +108,7 @@ class UntiedBackpack(TwoTableBackpack):
 VARIANTS = {
     'none': Backpack,  # unchanged, but with more columns in the log
     'qk_norm': NormedBackpack,
+    'wide_qk_norm': WideNormedBackpack,
     'uniform': UniformBackpack,
     'own_table': OwnTableBackpack,
     'untied': UntiedBackpack}
