@@ -4,9 +4,9 @@
     python -m docs.dev.canonical test FOLDER canonical.csv [--tasks ..] [--methods ..]
 
 FOLDER has a folder for each of the six tasks, and text.jsonl, ordinary text from outside them. Each
-run appends a row for each budget to the CSV file; runs that are already in it are skipped.
-validate tries every configuration of every method on the validation pairs; test runs the best one
-for each task, method and budget on the test pairs with three seeds. LoRA needs peft.
+run appends a row to the CSV file; runs that are already in it are skipped. validate tries every
+configuration of every method on the validation pairs; test runs the best one for each task and
+method on the test pairs with three seeds. LoRA needs peft.
 
 An update (vectors of senses, or differences of parameters) that costs more than the budget on 200
 texts is scaled back. The price is measured on 300 other texts. Learning uses neither. (In
@@ -21,10 +21,14 @@ import json
 import math
 import random
 import time
+from bisect import bisect_left
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
@@ -34,8 +38,8 @@ from rucksack.examples import Example
 from rucksack.lending import Lent
 from rucksack.model import Backpack
 
-BUDGETS = (1e-3, 1e-4, 1e-5)  # shares of the loss on ordinary text
-FACTORS = (1, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0)
+BUDGET = 1e-3  # a share of the loss on ordinary text
+FACTORS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 BETAS = [n / 10 for n in range(15, -1, -1)]  # for lending
 TASKS = {  # examples, texts to judge, hard negatives; the wish; what counts as success
     'country_capital': (('fixed', 'clear_eval', 'hard_neg'), 'more', 0.2),
@@ -305,8 +309,8 @@ def setter(model, before, changes):
 
 
 @torch.no_grad()
-def choose_beta(model, texts, edit, budgets):
-    """Find the largest beta within each budget, in nats per token: logits are linear in beta."""
+def choose_beta(model, texts, edit, budget):
+    """Find the largest beta within a budget, in nats per token: logits are linear in beta."""
     extra = torch.zeros(len(BETAS), dtype=torch.float64)
     for ids in texts:
         text = torch.tensor(ids)
@@ -319,9 +323,7 @@ def choose_beta(model, texts, edit, budgets):
                 for beta in BETAS]
         extra += torch.stack(nats) - nats[-1]
     prices = extra / sum(len(ids) - 1 for ids in texts)
-    print('  beta: price', {beta: round(p, 6) for beta, p in zip(BETAS, prices.tolist())})
-    return [next(beta for beta, price in zip(BETAS, prices) if price <= budget)
-            for budget in budgets]
+    return next(beta for beta, price in zip(BETAS, prices) if price <= budget)
 
 
 LEARN = {'full': finetune_all, 'lora': finetune_lora}  # the rest: learn_senses
@@ -331,69 +333,71 @@ LEARN = {'full': finetune_all, 'lora': finetune_lora}  # the rest: learn_senses
 # Runs.
 
 
-def factor_within(budget, prices):
-    """Interpolate the largest factor whose price is within a budget, from prices by factor."""
-    low = (0, 0)
-    for point in sorted(prices.items()):
-        if point[1] > budget:
-            share = (budget - low[1]) / (point[1] - low[1])
-            return low[0] + share * (point[0] - low[0])
-        low = point
-    return 1.0
+def factor_within(model, texts, apply, budget):
+    """Find the largest factor of an update within a budget, in nats per token.
 
-
-def factors_within(model, texts, apply, budgets):
-    """Find the largest factor of an update within each budget, a share of the loss of texts."""
+    Interpolates between two FACTORS, found by bisection, as if prices grew with the factor.
+    """
     base = mean_loss(model, texts)
-    prices = {0: 0.0}
-    for factor in FACTORS[:-1]:
+
+    @cache
+    def price(factor):
         price = mean_loss(model, texts, apply(factor)) - base
-        prices[factor] = price if math.isfinite(price) else math.inf
-        if price <= min(budgets) * base:
-            break
-    return [factor_within(budget * base, prices) for budget in budgets]
+        return price if math.isfinite(price) else math.inf
+
+    n = bisect_left(FACTORS, True, lo=1, key=lambda factor: price(factor) > budget)
+    low = FACTORS[n - 1]
+    if n == len(FACTORS):
+        return low
+    share = (budget - price(low)) / (price(FACTORS[n]) - price(low))
+    return low + share * (FACTORS[n] - low)
 
 
-def run(model, kind, task, data, background, config, seed, budgets):
-    """Teach a model, judge it at each budget, and restore it."""
-    held, priced, for_scale = background
+class Measured(NamedTuple):
+    """What a model does in its current state."""
+
+    nats: Tensor     # of each text to judge, which the examples should lower
+    success: float   # share of these texts
+    hard: Tensor     # of each hard negative
+    loss: Tensor     # of each text that gives the price
+    inside: Tensor   # log p at the positions inside the examples' prompts, (positions, V)
+
+
+def measure(model, task, data, priced, edit=None):
+    """Measure a model on the data of a task, and on the texts that give the price."""
     examples, texts, negatives = data
-    threshold = TASKS[task][2]
+    nats, success = judge(model, texts, edit, TASKS[task][2])
+    hard, _ = judge(model, negatives, edit, 1)
+    inside = inside_prompts(model, examples, edit)
+    return Measured(nats, success, hard, loss_of_texts(model, priced, edit), inside)
 
-    def measure(edit):
-        nats, success = judge(model, texts, edit, threshold)
-        hard, _ = judge(model, negatives, edit, 1)
-        inside = inside_prompts(model, examples, edit)
-        return nats, success, hard, loss_of_texts(model, priced, edit), inside
 
-    for p in model.parameters():
-        p.requires_grad_(False)
-    nats, success, hard, loss, inside = measure(None)
-    before = {'before': nats.mean().item(), 'success_before': success,
-              'hard_before': hard.mean().item(), 'loss': loss.mean().item()}
+def run(model, kind, task, data, background, config, seed, before):
+    """Teach a model, measure it, and restore it; returns columns of a row."""
+    held, priced, for_scale = background
     start = time.monotonic()
     learner = model.lender if kind == 'lent' else model
-    apply, size = LEARN.get(kind, learn_senses)(learner, examples, held, config, seed)
-    before |= {'size': size, 'seconds': time.monotonic() - start}
-    if kind == 'lent':
-        base = mean_loss(model, for_scale)
-        factors = choose_beta(model, for_scale, apply(1), [budget * base for budget in budgets])
-    else:
-        apply(0)
-        factors = factors_within(model, for_scale, apply, budgets)
-    rows = []
-    for budget, factor in zip(budgets, factors):
-        after, success, hard_after, loss_after, inside_after = measure(apply(factor))
-        price = loss_after - loss
-        rows.append(before | {
-            'budget': budget, 'factor': factor, 'success': success,
-            'nats': after.mean().item(), 'gain_error': standard_error(nats - after),
-            'hard': hard_after.mean().item(), 'hard_error': standard_error(hard_after - hard),
-            'price': price.mean().item(), 'price_error': standard_error(price),
-            'inside': F.kl_div(inside_after, inside, log_target=True,
-                               reduction='batchmean').item()})
+    apply, size = LEARN.get(kind, learn_senses)(learner, data[0], held, config, seed)
+    seconds = time.monotonic() - start
     apply(0)
-    return rows
+    budget = BUDGET * mean_loss(model, for_scale)
+    if kind == 'lent':
+        factor = choose_beta(model, for_scale, apply(1), budget)
+    else:
+        factor = factor_within(model, for_scale, apply, budget)
+    after = measure(model, task, data, priced, apply(factor))
+    apply(0)
+    price = after.loss - before.loss
+    divergence = F.kl_div(after.inside, before.inside, log_target=True, reduction='batchmean')
+    means = {'before': before.nats, 'nats': after.nats, 'hard_before': before.hard,
+             'hard': after.hard, 'loss': before.loss, 'price': price}
+    errors = {'gain_error': before.nats - after.nats, 'hard_error': after.hard - before.hard,
+              'price_error': price}
+    return {
+        'size': size, 'budget': BUDGET, 'factor': factor, 'seconds': seconds,
+        'success_before': before.success, 'success': after.success, 'inside': divergence.item(),
+        **{name: values.mean().item() for name, values in means.items()},
+        **{name: standard_error(values) for name, values in errors.items()}}
 
 
 def main():
@@ -404,7 +408,6 @@ def main():
     parser.add_argument('csv', type=Path)
     parser.add_argument('--tasks', nargs='+', default=list(TASKS))
     parser.add_argument('--methods', nargs='+', default=list(METHODS))
-    parser.add_argument('--budgets', nargs='+', type=float, default=list(BUDGETS))
     parser.add_argument('--seeds', nargs='+', type=int, help='random seeds of test [0 1 2]')
     args = parser.parse_args()
     sizes = SIZES[args.stage]
@@ -414,51 +417,49 @@ def main():
     if args.csv.exists():
         done = list(csv.DictReader(args.csv.open()))
     models = {name: rucksack.load(name) for name in ('english', 'english_gpt')}
+    for model, _ in models.values():
+        model.requires_grad_(False)
     encoding = models['english'][1]
     background = read_background(args.folder, encoding, sizes[3], args.stage)
     for task, method in product(args.tasks, args.methods):
         name, kind = METHODS[method]
         model = models[name][0]
         if kind == 'lent':
-            model = Lent(model, models['english'][0]).requires_grad_(False)
+            model = Lent(model, models['english'][0])
         data = read_task(args.folder, task, split, encoding, sizes)
         print(f'{task}, {method}: {[len(part) for part in data]}', flush=True)
+        configs = CONFIGS[kind]
         if args.stage == 'test':
-            configs = best_configs(done, task, 'senses' if kind == 'lent' else method)
-        else:
-            configs = {json.dumps(config): BUDGETS for config in CONFIGS[kind]}
-        for (config, budgets), seed in product(configs.items(), seeds):
+            configs = [best_config(done, task, 'senses' if kind == 'lent' else method)]
+        before = None
+        for config, seed in product(map(json.dumps, configs), seeds):
             key = {'stage': args.stage, 'task': task, 'method': method, 'config': config,
                    'seed': str(seed)}
-            made = [float(row['budget']) for row in done if key.items() <= row.items()]
-            budgets = [b for b in budgets if b in args.budgets and b not in made]
-            if not budgets:
+            if any(key.items() <= row.items() for row in done):
                 continue
-            rows = run(model, kind, task, data, background, json.loads(config), seed, budgets)
+            if before is None:
+                before = measure(model, task, data, background[1])
+            row = run(model, kind, task, data, background, json.loads(config), seed, before)
+            row = {name: shortened(value) for name, value in (key | row).items()}
             is_new = not args.csv.exists()
             with args.csv.open('a', newline='') as file:
-                writer = csv.DictWriter(file, COLUMNS)
+                writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
                 if is_new:
                     writer.writeheader()
-                writer.writerows(key | row for row in rows)
-            for row in rows:
-                numbers = ', '.join(f'{name} {row[name]:.4g}' for name in COLUMNS[5:])
-                print(f'  {config} seed {seed}: {numbers}', flush=True)
+                writer.writerow(row)
+            print(' ', ', '.join(f'{name} {row[name]}' for name in COLUMNS[3:]), flush=True)
 
 
-def best_configs(done, task, method):
-    """Choose the best configuration for each budget by validation: config -> its budgets."""
-    best = {}
-    for row in done:
-        if (row['stage'], row['task'], row['method']) != ('validate', task, method):
-            continue
-        budget = float(row['budget'])
-        if budget not in best or float(row['nats']) < float(best[budget]['nats']):
-            best[budget] = row
-    configs = {}
-    for budget, row in best.items():
-        configs.setdefault(row['config'], []).append(budget)
-    return configs
+def shortened(value):
+    """Write a float with five digits."""
+    return f'{value:.5g}' if isinstance(value, float) else value
+
+
+def best_config(done, task, method):
+    """Choose the configuration with the lowest nats in validation."""
+    rows = [row for row in done
+            if (row['stage'], row['task'], row['method']) == ('validate', task, method)]
+    return json.loads(min(rows, key=lambda row: float(row['nats']))['config'])
 
 
 if __name__ == '__main__':
