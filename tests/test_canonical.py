@@ -56,6 +56,7 @@ def test_a_factor_is_where_the_price_reaches_the_budget():
     for factor in FACTORS:
         apply(factor)
         prices.append(mean_loss(model, TEXTS))
+    assert prices == sorted(prices)
     for budget in (3, 0.6, 0.1, 0.03, 0.01):
         found = factor_within(model, TEXTS, apply, budget)
         n = bisect_right(FACTORS, found)

@@ -338,7 +338,7 @@ def factor_within(model, texts, apply, budget):
 
     Interpolates between two FACTORS, found by bisection, as if prices grew with the factor.
     """
-    base = mean_loss(model, texts)
+    base = mean_loss(model, texts, apply(0))
 
     @cache
     def price(factor):
