@@ -8,11 +8,11 @@ run appends a row to the CSV file; runs that are already in it are skipped. vali
 configuration of every method on the validation pairs; test runs the best one for each task and
 method on the test pairs with three seeds. LoRA needs peft.
 
-An update (vectors of senses, or differences of parameters) that costs more than the budget on 200
+An update (vectors of senses, or differences of parameters) that costs more than the budget on 100
 texts is scaled back. The price is measured on 300 other texts. Learning uses neither. (In
 validation, which only chooses configurations, both use the same 30 texts.)
 Lent senses are learned by english with the configurations of senses, but not scaled: beta is the
-largest of 1.5, 1.4 .. 0 that keeps to the budget on the 200 texts.
+largest of 1.5, 1.4 .. 0 that keeps to the budget on the 100 texts.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def read_background(folder, encoding, n, stage):
         if len(ids) > 2:
             texts.append(ids[:257])
     priced = texts[1000:1000 + n]
-    return texts[:40], priced, priced if stage == 'validate' else texts[2000:2200]
+    return texts[:40], priced, priced if stage == 'validate' else texts[2000:2100]
 
 
 # -----------------------------------------------------------------------------
