@@ -430,7 +430,7 @@ def main():
         print(f'{task}, {method}: {[len(part) for part in data]}', flush=True)
         configs = CONFIGS[kind]
         if args.stage == 'test':
-            configs = [best_config(done, task, 'senses' if kind == 'lent' else method)]
+            configs = best_config(done, task, 'senses' if kind == 'lent' else method)
         before = None
         for config, seed in product(map(json.dumps, configs), seeds):
             key = {'stage': args.stage, 'task': task, 'method': method, 'config': config,
@@ -456,10 +456,11 @@ def shortened(value):
 
 
 def best_config(done, task, method):
-    """Choose the configuration with the lowest nats in validation."""
+    """List the configuration with the lowest nats in validation; none if none was validated."""
     rows = [row for row in done
             if (row['stage'], row['task'], row['method']) == ('validate', task, method)]
-    return json.loads(min(rows, key=lambda row: float(row['nats']))['config'])
+    rows.sort(key=lambda row: float(row['nats']))
+    return [json.loads(row['config']) for row in rows[:1]]
 
 
 if __name__ == '__main__':
