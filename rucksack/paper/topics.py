@@ -22,8 +22,8 @@ from rucksack.senses import STRENGTHS, topic
 from rucksack.table import Table
 from rucksack.words import bag_ids, topic_scores, word_ids
 
-# What has_topic counts as words of a topic. For the toy world, rucksack/toy.py lists them.
-KEYWORDS_OF_TOPICS = """\
+# What has_topic counts as words of a topic. The other eight topics are those of the toy world.
+OTHER_TOPICS = """\
 arts_culture: arts culture artist artists museum gallery painting paintings sculpture theatre
     poetry;
 business_entrepreneurs: business entrepreneurs company companies market investors profit sales;
@@ -31,28 +31,14 @@ celebrity_pop_culture: celebrity pop culture celebrities actress fans stars fame
 diaries_daily_life: diaries daily life diary morning today woke breakfast bed routine sleep
     evening;
 family: family mother father parents children son daughter brother sister grandmother baby;
-fashion_style: fashion style dress sandals velvet jacket perfume runway silk necklace boutique
-    scarf handbag;
-film_tv_video: film tv video actor cinema screenplay director trailer sequel comedy camera scene
-    villain;
-fitness_health: fitness health yoga treadmill muscles stretching protein jogging squats pulse
-    stamina barbell cardio;
-food_dining: food dining pasta soup cheese dessert recipe bread salad pizza spices sauce pancakes;
-gaming: gaming console quest joystick avatar dungeon pixels arcade multiplayer boss level loot
-    controller;
-music: music guitar melody concert drums singer album rhythm piano chorus violin jazz lyrics;
 news_social_concern: news social concern government police minister law protest rights election
     war;
 other_hobbies: hobbies hobby garden gardening photography knitting collecting fishing crafts
     puzzle;
 relationships: relationships relationship love boyfriend girlfriend dating marriage partner couple;
-sports: sports football tennis goal league match referee marathon hockey champion racket sprint
-    medal;
-travel_adventure: travel adventure airport luggage passport beach hostel voyage map island
-    suitcase souvenir canyon;
 youth_student_life: youth student life students school college university teacher campus exam"""
-KEYWORDS = {}  # label -> words
-for entry in KEYWORDS_OF_TOPICS.split(';'):
+KEYWORDS = dict(toy.TOPICS)  # label -> words
+for entry in OTHER_TOPICS.split(';'):
     label, words = entry.split(':')
     KEYWORDS[label.strip()] = words.split()
 
