@@ -5,7 +5,7 @@ import torch
 from helpers import SMALL, assert_same_run, checkpoint, text
 
 from docs.dev.variants import VARIANTS, measure_scores, run
-from rucksack.model import Config
+from rucksack.model import Config, weighted_sum
 
 CONFIG = Config(block_size=12, vocab_size=40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
 
@@ -25,6 +25,36 @@ def test_uniform_weights_average_the_senses_so_far():
     sums = model.senses(text()).sum(2)  # (B, T, d)
     averages = sums.cumsum(1) / torch.arange(1, 11)[:, None]
     torch.testing.assert_close(model(text()), model.project(averages))
+
+
+@pytest.mark.parametrize('name, table, is_changed', [
+    ('own_table', 'senses', True), ('own_table', 'alpha', False),
+    ('untied', 'senses', True), ('untied', 'alpha', True)])
+def test_what_reads_the_second_table(name, table, is_changed):
+    """Other embeddings in the second table change senses and, if untied, alpha."""
+    model = VARIANTS[name](CONFIG)
+    before = getattr(model, table)(text())
+    model.second.weight.data.normal_()
+    assert torch.equal(getattr(model, table)(text()), before) is not is_changed
+
+
+@pytest.mark.parametrize('name', ['none', 'qk_norm', 'uniform', 'own_table', 'untied'])
+def test_the_logits_of_a_variant_are_its_senses_its_alpha_and_e(name):
+    """The logits are E^T of the sum of senses(idx), weighted by alpha(idx)."""
+    model = VARIANTS[name](CONFIG)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    o = weighted_sum(model.alpha(text()), model.senses(text()))
+    torch.testing.assert_close(model(text()), o @ model.wte.weight.T)
+
+
+@pytest.mark.parametrize('name, is_changed', [('own_table', False), ('untied', True)])
+def test_the_measured_scores_are_those_of_alpha(name, is_changed):
+    """Other embeddings in the second table change the scores only if alpha reads it."""
+    model = VARIANTS[name](CONFIG)
+    before = measure_scores(model, text())
+    model.second.weight.data.normal_()
+    assert (measure_scores(model, text()) == before) is not is_changed
 
 
 @pytest.mark.parametrize('name', VARIANTS)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from rucksack import eval, run_log, train, weights
 from rucksack.cli import run_cli
 from rucksack.errors import UserError
-from rucksack.model import Backpack, Config, split_heads
+from rucksack.model import Backpack, Config, mean_loss, split_heads, weighted_sum
 from rucksack.stuck import stuck_senses
 
 # -----------------------------------------------------------------------------
@@ -83,12 +83,22 @@ class UniformBackpack(Backpack):
 
 
 class TwoTableBackpack(Backpack):
-    """A Backpack with a second table of embeddings, a copy of E at the start."""
+    """A Backpack with a second table of embeddings, a copy of E at the start.
+
+    Its forward calls senses and alpha, so a subclass can read the second table in either.
+    """
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.second = nn.Embedding(config.vocab_size, config.n_embd)
         self.second.load_state_dict(self.wte.state_dict())
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None,
+                alpha: Tensor | None = None) -> Tensor:
+        C = self.senses(idx) if C is None else C  # (B, T, k, d)
+        alpha = self.alpha(idx) if alpha is None else alpha  # (B, k, T, T)
+        logits = self.project(weighted_sum(alpha, C))  # (B, T, vocab_size)
+        return logits if targets is None else mean_loss(logits, targets)
 
 
 class OwnTableBackpack(TwoTableBackpack):
@@ -98,11 +108,11 @@ class OwnTableBackpack(TwoTableBackpack):
         return self.sense_network(self.second(idx))  # (.., k, d)
 
 
-class UntiedBackpack(TwoTableBackpack):
-    """A Backpack whose output layer is the second table; everything else shares E."""
+class UntiedBackpack(OwnTableBackpack):
+    """A Backpack that reads the second table everywhere; only its output layer is E."""
 
-    def project(self, v: Tensor) -> Tensor:
-        return F.linear(v, self.second.weight)  # (.., vocab_size)
+    def alpha(self, idx: Tensor) -> Tensor:
+        return self.sense_weights(self.contextualizer(self.second(idx)))  # (B, k, T, T)
 
 
 VARIANTS = {
@@ -128,8 +138,12 @@ def measure_scores(model: Backpack, idx: Tensor) -> dict[str, float]:
     """
     if isinstance(model, UniformBackpack):
         return {}
-    h = model.contextualizer(model.wte(idx))
-    query, key = split_heads(model.sense_weights.c_attn(h), 2, model.config.n_sense)
+    outputs = []
+    hook = model.sense_weights.c_attn.register_forward_hook(lambda *call: outputs.append(call[-1]))
+    model.alpha(idx)
+    hook.remove()
+    qk, = outputs  # (B, T, 2*d)
+    query, key = split_heads(qk, 2, model.config.n_sense)  # (B, k, T, d/k) each
     scores = query @ key.mT / math.sqrt(query.shape[-1])  # (B, k, T, T)
     is_read = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()  # (T, T), j <= i
     scores = scores[..., is_read].float()  # (B, k, T * (T + 1) / 2), out of autocast's bfloat16
