@@ -22,7 +22,7 @@ from rucksack.cli import HOME, Parser, number, printable, run_cli
 from rucksack.errors import UserError, user_errors
 from rucksack.examples import FORMS, WISHES, Example
 from rucksack.fast import Cached
-from rucksack.files import output_path
+from rucksack.files import check_temporary, output_path
 from rucksack.learning import Learned, inside, learn, lines_of_shift, save_shift, write_texts
 from rucksack.loaded import LoadedModel, load_model
 from rucksack.paper.canonical import examples_for, fulfilled, log_odds
@@ -83,6 +83,7 @@ def check_out(path: Path) -> None:
     if path.suffix != '.safetensors' or not path.parent.is_dir():
         raise UserError(f'--out {path}: give a name that ends in .safetensors, in a folder that '
                         'exists')
+    check_temporary('--out', path)
     if path.exists():
         with user_errors(f'--out {path}', 'give the name of a new file, or of a learned edit'):
             lines_of_shift(path)
@@ -197,6 +198,7 @@ def run(argv: list[str]) -> None:
         raise UserError(f'--out and --csv are both {args.csv}; give them different names')
     loaded = load_model(args.source, args.device)
     loaded.needs_senses('edit.py')
+    loaded.needs_length(4, 'learning takes')
     model = loaded.model.requires_grad_(False)
     examples = examples_for(loaded, args.examples, args.wish)
     keep = examples_for(loaded, args.keep, None) if args.keep else []

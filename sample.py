@@ -239,7 +239,7 @@ def make_tables(flags: argparse.Namespace, loaded: LoadedModel, lender: LoadedMo
         tables[f'similar {word}'] = sample_tables.similar(lender, word)
     if flags.probs:
         tables['probs'] = sample_tables.probabilities(loaded, prompts, flags.probs)
-    for prompt, idx in progress(prompts, 'prompts'):
+    for n, (prompt, idx) in enumerate(progress(prompts, 'prompts'), 1):
         after = {}
         if flags.explain is not None:
             after['explain'] = sample_tables.explanation(lender, flags.explain, idx)
@@ -250,6 +250,8 @@ def make_tables(flags: argparse.Namespace, loaded: LoadedModel, lender: LoadedMo
         for name, table in after.items():
             if len(prompts) > 1:
                 name = f'{name}: {prompt}'
+                if name in tables:  # the same prompt again
+                    name = f'{name} (prompt {n})'
                 table.title = f'"{prompt}"\n{table.title}'
             tables[name] = table
     return tables
@@ -278,11 +280,11 @@ def run(argv: list[str]) -> None:
     if flags.export is not None:
         dtype = getattr(torch, flags.dtype or 'float32')
         export(loaded.model, loaded.tokenizer, flags.export, dtype)
-        print(f'{loaded.about()}\n{flags.export}: written')
+        print(printable(f'{loaded.about()}\n{flags.export}: written'))
         return
     if page:
         size = write_page(loaded, flags.start[0], page)
-        print(f'{loaded.about()}\n{flags.html}: {size}')
+        print(printable(f'{loaded.about()}\n{flags.html}: {size}'))
         return
 
     prompts, notices = read_prompts(flags.start, flags.words, loaded)

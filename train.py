@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rucksack.cli import complain, discard_output, forget_signals, note_signals, run_cli
+from rucksack.cli import complain, discard_output, forget_signals, note_signals, printable, run_cli
 from rucksack.data import check_ids, data_folder, data_id, read_chunks, read_meta
 from rucksack.device import can_compile, set_up_device, to_device
 from rucksack.errors import UserError, user_errors
@@ -276,9 +276,10 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         forget_signals()
         torch.use_deterministic_algorithms(False)  # set_up_device turned it on
     if stop and not is_done:
-        print(f'stopped at step {step}; continue with --init_from=resume --out_dir={out}')
+        print(printable(
+            f'stopped at step {step}; continue with --init_from=resume --out_dir={out}'))
         return 128 + stop  # as a shell reports a signal
-    print(f'done: {out}/ckpt.pt')
+    print(printable(f'done: {out}/ckpt.pt'))
     return 0
 
 
@@ -327,7 +328,7 @@ def run(argv: list[str]) -> int:
     if s.init_from not in ('scratch', 'resume'):
         given, s = load_given(s, flags)  # that model's sizes replace those in s
     if not s.out_dir:
-        s = replace(s, out_dir=out_dir_of(s.dataset, s.model, configs))
+        s = replace(s, out_dir=out_dir_of(s, flags, configs))
     out = Path(s.out_dir)
     rank, _, _ = find_processes()
     with locked_folder(out) if rank == 0 else nullcontext():

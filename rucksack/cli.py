@@ -39,9 +39,12 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         argv = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='replace')  # for a terminal without UTF-8
-    if 'RANK' not in os.environ:  # torchrun ends its processes while they wait for one another
-        with suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGTERM, leave)
+    if os.environ.get('WORLD_SIZE', '1') == '1':  # torchrun ends processes that wait for others
+        for name in ('SIGTERM', 'SIGHUP'):  # Windows has no SIGHUP
+            number = getattr(signal, name, None)
+            with suppress(ValueError, TypeError):  # not in the main thread
+                if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+                    signal.signal(number, leave)
     try:
         code = run(argv)
         print(end='', flush=True)
@@ -93,6 +96,9 @@ def discard_output() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
 
 
+PATHS = ('FILE', 'DIR', 'MODEL', 'PATH', None)  # None: the settings of train.py
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser with one-line errors that treats --top-k and --top_k as the same flag."""
 
@@ -103,7 +109,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does, with each flag spelled as it was declared.
 
-        A shell does not expand ~ after = or @. Here, ~ means the home folder, except in TEXT.
+        A shell does not expand ~ after = or @. Here, ~ means the home folder after @, and in the
+        value of a flag whose metavar is one of PATHS.
         """
         actions = {flag.replace('_', '-'): (flag, action)
                    for flag, action in self._option_string_actions.items()}
@@ -112,9 +119,10 @@ class Parser(argparse.ArgumentParser):
             flag, sign, value = word.partition('=')
             if flag.replace('_', '-') in actions:
                 flag, action = actions[flag.replace('_', '-')]
-                if value.startswith('~/') and action.metavar != 'TEXT':
+                if value.startswith('~/') and action.metavar in PATHS:
                     value = str(Path(value).expanduser())
-            spelled.append(re.sub('^@~/', f'@{Path.home()}/', flag + sign + value))
+            word = flag + sign + value
+            spelled.append(re.sub('(^|(?<==))@~/', f'@{Path.home()}/', word, count=1))
         return super().parse_known_args(spelled, namespace)
 
 
@@ -137,7 +145,8 @@ def progress(items, what: str):
     return tqdm(items, what, delay=seconds, mininterval=seconds, leave=False)
 
 
-def quiet_hub() -> None:
-    """Stop the Hub's client from printing a line for each retry."""
+def quiet_hub(name: str) -> None:
+    """Say what we ask the Hub for, and stop its client from printing a line for each retry."""
     import huggingface_hub  # comes with datasets
+    print(f'asking the Hub for {name} ...', flush=True)
     huggingface_hub.utils.logging.set_verbosity_error()

@@ -93,8 +93,8 @@ def read_parquet(path: str, field: str, skipped: Counter) -> Texts:
 def read_hub(source: str, field: str, skipped: Counter) -> Texts:
     """Yield a column of hub:OWNER/DATASET[:CONFIG[:SPLIT]]."""
     import datasets
-    quiet_hub()
     dataset, config, split = (source.split(':') + ['', ''])[1:4]
+    quiet_hub(dataset)
     found = datasets.load_dataset(dataset, config or None, split=split or 'train')
     tables = found.with_format('arrow').iter(batch_size=1000)
     return texts_of_tables(tables, found.column_names, field)
@@ -172,6 +172,16 @@ def reader_of(source: str) -> Callable | None:
     return READERS.get(Path(unpacked).suffix)
 
 
+def reader_or_text(source: str) -> Callable:
+    """Return the reader for a source that a person named; any other file is read as plain text."""
+    reader = reader_of(source)
+    if reader is None:
+        known = f'known: {FORMATS}'
+        print(printable(f'{source}: unknown file type, read as plain text; {known}'))
+        return read_text
+    return reader
+
+
 def why_skipped(name: str, is_file: bool, is_known: object) -> str:
     """Say why a file in a folder or a tar is skipped; return '' if it is read."""
     if re.search(r'(^|/)\.[^/]', name):  # such as ._NAME from macOS
@@ -239,11 +249,7 @@ def read_texts(sources: list[str], field: str, skipped: Counter, cache: str):
         is_found = False
         for source in sources:
             with user_errors(source):
-                read = reader_of(source)
-                if read is None:  # a file named by the user
-                    print(f'{source}: unknown file type, read as plain text; known: {FORMATS}')
-                    read = read_text
-                for text in read(source, field, skipped):
+                for text in reader_or_text(source)(source, field, skipped):
                     if text:
                         is_found = True
                         yield {'text': text}

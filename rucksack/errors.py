@@ -28,6 +28,8 @@ def user_errors(what: object, hint: str = '', problem: str = 'cannot be read') -
         raise
     except BaseException as error:
         cause = error.__cause__ or error
+        if cause is not error and isinstance(cause, UserError):
+            raise cause  # from our own code inside the library: it names the file
         if isinstance(cause, UserError):
             raise UserError(f'{what}: {cause}')
         kind = type(cause).__name__

@@ -73,7 +73,7 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
         raise UserError(f'{path} has no example; write one per line, such as {next(iter(FORMS))}')
     examples = []
     for line in lines:
-        is_row = path.suffix == '.jsonl'
+        is_row = path.suffix.lower() in ('.jsonl', '.ndjson', '.json')
         if wish and not is_row:
             raise UserError('--wish is for the rows of a .jsonl; in a text file, each line has '
                             f'its own form: {", ".join(FORMS)}')

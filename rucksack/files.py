@@ -19,14 +19,27 @@ def output_path(flag: str, path: str | None, begins: str) -> Path | None:
     file = Path(path)
     if not file.parent.is_dir() or (file.exists() and not file.is_file()):
         raise UserError(f'{flag} {path}: give the name of a file in a folder that exists')
-    temporary = Path(f'{path}.partial')  # see atomic
-    if temporary.is_file():
-        raise UserError(f'{temporary} is in the way of {flag}; move it')
-    contents = file.read_bytes() if file.exists() else b''
-    if contents and not contents.startswith(begins.encode()):
+    check_temporary(flag, file)
+    contents = b''
+    if file.exists():
+        with open(file, 'rb') as opened:
+            contents = opened.read(len(begins.encode()))
+    if contents and contents != begins.encode():
         raise UserError(f'{flag} would replace {path}, which is a different kind of file; '
                         'give another name')
     return file
+
+
+def temporary_of(path: Path) -> Path:
+    """Name the file to write before it becomes path, or the file that the link path points to."""
+    return Path(f'{os.path.realpath(path)}.partial')
+
+
+def check_temporary(flag: str, path: Path) -> None:
+    """Raise UserError if a file has the temporary name that atomic will use for path."""
+    temporary = temporary_of(path)
+    if temporary.is_file():
+        raise UserError(f'{temporary} is in the way of {flag}; move it')
 
 
 @contextmanager
@@ -36,7 +49,7 @@ def atomic(path: Path) -> Iterator[Path]:
     A link at path stays, and the file that it points to is replaced.
     """
     path = Path(os.path.realpath(path))
-    temporary = Path(f'{path}.partial')
+    temporary = temporary_of(path)
     try:
         yield temporary
         with open(temporary, 'r+b') as file:  # Windows flushes only what is open for writing

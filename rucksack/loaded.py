@@ -10,12 +10,13 @@ import torch
 
 from rucksack.cli import printable
 from rucksack.device import find_device
-from rucksack.documents import read_text, reader_of
+from rucksack.documents import reader_or_text
 from rucksack.errors import UserError
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
 from rucksack.tokenizer import encode, load_tokenizer
 from rucksack.weights import find, from_pretrained, load_file
+from rucksack.words import inside_text
 
 
 @dataclass
@@ -52,7 +53,7 @@ class LoadedModel:
 
     def read(self, path: Path) -> list[int]:
         """Encode the documents of a file, as prepare.py reads them, separated by end-of-text."""
-        read_documents = reader_of(str(path)) or read_text
+        read_documents = reader_or_text(str(path))
         ids = []
         for text in read_documents(str(path), 'text', Counter()):
             if text:
@@ -61,7 +62,7 @@ class LoadedModel:
 
     def single_tokens(self, words: list[str]) -> list[str]:
         """Keep the words that are one token inside a text."""
-        return [word for word in words if len(self.encode(f' {word}')) == 1]
+        return [word for word in words if len(self.encode(inside_text(word))) == 1]
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context in which the model scores and writes texts."""

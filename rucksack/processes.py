@@ -6,7 +6,7 @@ import os
 import torch.distributed as dist
 from torch import Tensor
 
-from rucksack.errors import UserError
+from rucksack.errors import UserError, user_errors
 
 
 def find_processes() -> tuple[int, int, int]:
@@ -14,8 +14,9 @@ def find_processes() -> tuple[int, int, int]:
 
     torchrun sets all three. Without torchrun they are 0, 0 and 1.
     """
-    world = int(os.environ.get('WORLD_SIZE', 1))
-    if world == 1:
+    with user_errors('WORLD_SIZE', 'start several processes with torchrun, or unset it'):
+        world = int(os.environ.get('WORLD_SIZE', 1))
+    if world <= 1:
         return 0, 0, 1
     for name in ('RANK', 'MASTER_ADDR', 'MASTER_PORT'):
         if name not in os.environ:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
+from rucksack.cli import printable
 from rucksack.device import name_of
 from rucksack.errors import UserError, user_errors
 from rucksack.files import write_file
@@ -18,12 +19,22 @@ COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'sen
            'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # columns of log.csv
 
 
-def out_dir_of(dataset: str, model: str, configs: list[str]) -> str:
-    """Name the folder of a run after its last config or, without one, its dataset."""
-    name = Path(configs[-1]).stem.removeprefix('train_') if configs else dataset
-    if model == 'gpt':
-        name += '_gpt'
-    return f'out/{name}'
+def out_dir_of(s, flags: set[str], configs: list[str]) -> str:
+    """Name the folder of a run after its last config or, without one, its dataset.
+
+    A Transformer's folder ends in _gpt. To resume without --model, the one that has a checkpoint
+    counts; raises UserError if both have.
+    """
+    name = Path(configs[-1]).stem.removeprefix('train_') if configs else s.dataset
+    folders = {'backpack': f'out/{name}', 'gpt': f'out/{name}_gpt'}
+    if s.init_from == 'resume' and 'model' not in flags and s.model == 'backpack':
+        found = [folder for folder in folders.values() if Path(folder, 'ckpt.pt').exists()]
+        if len(found) == 2:
+            raise UserError(f'{found[0]} and {found[1]} both have a run to resume; add --model or '
+                            '--out_dir')
+        if found:
+            return found[0]
+    return folders[s.model]
 
 
 def refuse_to_replace(folder: Path) -> None:
@@ -125,6 +136,7 @@ def summary(s, model: Backpack | GPT, device: str, world: int, n_tokens: int) ->
     """Say what a run trains, where, and on how many tokens."""
     millions = count_parameters(model)['total'] / 1e6
     epochs = s.max_iters * s.tokens_per_step / n_tokens
-    return (f'{type(model).__name__}, {millions:.1f}M parameters, on {world} x {name_of(device)} '
-            f'in {s.dtype}\n{s.max_iters:,} steps of {s.tokens_per_step:,} tokens, {epochs:.3f} '
-            f'epochs of data/{s.dataset}; log and checkpoints in {s.out_dir}')
+    return printable(
+        f'{type(model).__name__}, {millions:.1f}M parameters, on {world} x {name_of(device)} in '
+        f'{s.dtype}\n{s.max_iters:,} steps of {s.tokens_per_step:,} tokens, {epochs:.3f} epochs of '
+        f'data/{s.dataset}; log and checkpoints in {s.out_dir}')

@@ -51,10 +51,11 @@ def read_config(path: str | Path, parser: Parser) -> dict:
     with user_errors(path, 'a config file has only key = value lines, and a flag is --key=value'):
         for line in ast.parse(Path(path).read_text(encoding='utf-8-sig')).body:
             name, = line.targets
-            value = ast.unparse(line.value)
-            if isinstance(line.value, ast.Constant):
-                value = line.value.value  # without the quotes
-            words.append(f'--{name.id}={value}')
+            try:
+                value = ast.literal_eval(line.value)
+            except ValueError:
+                raise UserError(f'{ast.unparse(line)!r} has an expression; write its value')
+            words.append(f'--{ast.unparse(name)}={value}')
         return parse(parser, words)
 
 

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from rucksack import sample, train
 from rucksack.data import data_id, read_meta
 from rucksack.errors import UserError
 from rucksack.loaded import load_model
-from rucksack.run_log import refuse_to_replace
+from rucksack.paper.likelihood import held_out
+from rucksack.run_log import out_dir_of, refuse_to_replace
 from rucksack.weights import from_pretrained
 
 RESUME = [*RUN, '--init_from=resume']
@@ -72,6 +74,32 @@ def test_a_checkpoint_says_which_data_it_was_trained_on(tiny):
     loaded = load_model('out/run', 'cpu')
     assert loaded.dataset == 'tiny'
     assert loaded.data_id == data_id(read_meta(Path('data/tiny')))
+
+
+@pytest.mark.parametrize('data', [None, 'tiny', 'data/tiny', 'data/tiny/val.bin'])
+def test_texts_that_may_have_been_read_in_training_are_refused(data, tiny):
+    """Data that has changed since training is refused, even by name: its split may be another."""
+    train.main(RUN)
+    loaded = load_model('out/run', 'cpu')
+    held_out(loaded, data)
+    with pytest.raises(UserError, match='changed'):
+        held_out(replace(loaded, data_id='another'), data)
+
+
+@pytest.mark.parametrize('flags, found, expected', [
+    (set(), ['m_gpt'], 'm_gpt'), (set(), ['m'], 'm'), (set(), [], 'm'),
+    (set(), ['m', 'm_gpt'], None), ({'model'}, ['m', 'm_gpt'], 'm')])
+def test_without_model_the_one_run_that_exists_is_resumed(flags, found, expected, folder):
+    """A run that was fine-tuned from a Transformer is in NAME_gpt; two runs are not guessed at."""
+    for name in found:
+        Path('out', name).mkdir(parents=True)
+        Path('out', name, 'ckpt.pt').touch()
+    s = train.Settings(init_from='resume', dataset='m')
+    if expected:
+        assert out_dir_of(s, flags, []) == f'out/{expected}'
+    else:
+        with pytest.raises(UserError, match='out/m and out/m_gpt'):
+            out_dir_of(s, flags, [])
 
 
 @pytest.mark.parametrize('share', [0.4, 0.99])

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from helpers import SMALL, error_of, offline, say
 
+from rucksack import edit, prepare, sample, train
 from rucksack import eval as evaluation
-from rucksack import prepare, sample, train
 from rucksack.page import PAGE_BEGINS
 
 SCRIPTS = {'train': train, 'sample': sample, 'prepare': prepare, 'eval': evaluation}
@@ -25,6 +25,7 @@ ROWS = [
     ('train', 'config/none.py', 'config/none.py', 'tiny'), ('train', '--n_sense=0', "'0'", 'tiny'),
     ('train', '--n_layer=2000000', '2000000', 'tiny'),
     ('train', '--model=gpt --loaded_lr=0', 'loaded_lr', 'tiny'),  # without senses, nothing learns
+    ('train', '--loaded_lr=0', 'loaded_lr', 'tiny'),  # nothing is loaded
     ('train', '--n_embd=2147483648', 'memory', 'tiny'),
     ('train', '--init_from=english', 'english', 'tiny'),
     ('train', '--out_dir=out/toy', 'out/toy/ckpt.pt', 'out'),
@@ -102,8 +103,18 @@ def test_a_tilde_begins_a_path_and_not_a_prompt(words, monkeypatch, tmp_path):
     assert flags.start == ['~/x is']
 
 
-def test_a_file_in_the_way_of_a_temporary_one_stays(folder, capsys):
+@pytest.mark.parametrize('flag, value', [
+    ('--words', ['~/y', '~/z']), ('--edit', ['~/nurse:10']), ('--probs', ['~/he'])])
+def test_a_tilde_in_words_stays(flag, value):
+    """Words, edits and lists are no paths."""
+    flags = sample.make_parser().parse_args([f'{flag}={",".join(value)}'])
+    assert value in vars(flags).values()
+
+
+@pytest.mark.parametrize('script, flags, name', [
+    (sample, ['--probs=she', '--csv'], 'x.csv'), (edit, ['wishes.txt', '--out'], 'x.safetensors')])
+def test_a_file_in_the_way_of_a_temporary_one_stays(script, flags, name, folder, capsys):
     """A person's own x.csv.partial stays, although writing x.csv would use that name."""
-    Path('x.csv.partial').write_text('mine')
-    assert 'x.csv.partial' in error_of(sample, capsys, '--probs=she', '--csv=x.csv')
-    assert Path('x.csv.partial').read_text() == 'mine'
+    Path(f'{name}.partial').write_text('mine')
+    assert f'{name}.partial' in error_of(script, capsys, *flags, name)
+    assert Path(f'{name}.partial').read_text() == 'mine'

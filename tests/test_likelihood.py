@@ -8,6 +8,8 @@ import shutil
 import tarfile
 import threading
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -18,6 +20,7 @@ from helpers import PAGES, PAIRS, PASSAGES, make_data, toy_loaded, write_benchma
 from rucksack.errors import UserError
 from rucksack.loaded import LoadedModel
 from rucksack.paper import likelihood
+from rucksack.paper.canonical import examples_table
 from rucksack.paper.likelihood import BLIMP, LAMBADA, WIKITEXT, Scores, count_changes
 from rucksack.senses import scale_senses
 
@@ -190,13 +193,14 @@ def test_a_sentence_of_blimp_is_read_whole_or_not_at_all(tmp_path):
         likelihood.blimp_table([toy_loaded(block_size=n - 1)], data)
 
 
-def test_an_empty_sentence_of_blimp_is_refused(tmp_path):
+@pytest.mark.parametrize('benchmark, row', [
+    (BLIMP, PAIRS[0] | {'sentence_good': ''}), (BLIMP, PAIRS[0] | {'sentence_bad': None}),
+    (LAMBADA, {'text': ' '}), (LAMBADA, {'text': None})])
+def test_a_row_of_a_benchmark_without_text_is_refused(benchmark, row, tmp_path):
     """An empty sentence is refused, because it would be likelier than any other."""
-    data = write_benchmarks(tmp_path / 'bench')
-    row = json.dumps(PAIRS[0] | {'sentence_good': ''})
-    (data / 'pairs' / 'one.jsonl').write_text(row)
-    with pytest.raises(UserError, match='empty'):
-        likelihood.blimp_table([toy_loaded()], str(data))
+    Path(tmp_path, 'lambada_test.jsonl').write_text(json.dumps(row))
+    with pytest.raises(UserError, match='row 1 has no text'):
+        likelihood.rows_of(benchmark, toy_loaded(), str(tmp_path / 'lambada_test.jsonl'))
 
 
 def test_an_archive_beside_its_files_is_not_read_twice(tmp_path):
@@ -208,16 +212,19 @@ def test_an_archive_beside_its_files_is_not_read_twice(tmp_path):
     assert len(likelihood.rows_of(BLIMP, toy_loaded(), str(pairs))) == len(PAIRS)
 
 
-def test_a_pipe_is_read_once(tmp_path):
+@pytest.mark.parametrize('make, text', [
+    (likelihood.loss_table, 'the nurse said'),
+    (partial(examples_table, wish=None, threshold=None), 'the nurse -> said')])
+def test_a_pipe_is_read_once(make, text, tmp_path):
     """--data <(command) gives each model of one vocabulary the same tokens."""
     pipe = tmp_path / 'pipe'
     os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=['the nurse said'])
+    writer = threading.Thread(target=pipe.write_text, args=[text])
     writer.start()
-    rows = likelihood.loss_table([toy_loaded(), toy_loaded(0)], str(pipe)).rows
+    of_pipe = make([toy_loaded(), toy_loaded(0)], str(pipe)).rows
     writer.join()
-    n = len(toy_loaded().encode('the nurse said'))
-    assert [row[-1] for row in rows] == [n, n]
+    Path(tmp_path, 'a.txt').write_text(text)
+    assert of_pipe == make([toy_loaded(), toy_loaded(0)], str(tmp_path / 'a.txt')).rows
 
 
 def test_lambada_in_other_languages_is_another_benchmark(tmp_path):

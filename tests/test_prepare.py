@@ -184,6 +184,13 @@ def test_a_full_disk_is_not_the_fault_of_the_text(monkeypatch, capsys):
     assert os.listdir() == ['a.txt']
 
 
+def test_an_error_in_a_text_begins_with_its_name(capsys):
+    """The line names the file and the row, not the folder of temporary files."""
+    Path('a.jsonl').write_text('{"text": 1}\n')
+    line = error_of(prepare, capsys, 'a', *MERGES, '--text', 'a.jsonl')
+    assert line.startswith('prepare.py: a.jsonl: row 1:')
+
+
 BOOK = '\n\n'.join(f'Paragraph {i} of a book. ' + 'It goes on. ' * 30 for i in range(300))
 
 

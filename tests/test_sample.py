@@ -162,6 +162,8 @@ def test_equal_prompts_have_a_row_each(out, capsys):
     Path('prompts.txt').write_text('\n'.join(lines))
     rows = ask(capsys, '--start', '@prompts.txt', '--probs', 'she')['probs']
     assert [prompt for prompt, _ in rows] == lines
+    tables = ask(capsys, '--start', '@prompts.txt', '--explain', 'she')
+    assert len(tables) == 3
 
 
 @pytest.mark.parametrize('start, words', [('@prompts.txt', []), ('A {}', []), ('{}', ['A {}'])])

@@ -1,5 +1,6 @@
 """Claims about settings: where they come from, how they are spelled, and the project's configs."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from helpers import ROOT, SIZES, SMALL, error_of
 
 from rucksack import train
 from rucksack.cli import Parser
+from rucksack.errors import UserError
 from rucksack.run_log import out_dir_of
 from rucksack.settings import parse_settings
 from rucksack.start import config_for
@@ -17,7 +19,7 @@ from rucksack.train import Settings
 def parse_args(words: list[str]) -> tuple[Settings, set[str]]:
     """Parse a command line into settings, out_dir included, and the names that were typed."""
     s, typed, configs = parse_settings(Settings, words)
-    return replace(s, out_dir=s.out_dir or out_dir_of(s.dataset, s.model, configs)), typed
+    return replace(s, out_dir=s.out_dir or out_dir_of(s, typed, configs)), typed
 
 
 CONFIGS = sorted(path.stem for path in (ROOT / 'config').glob('*.py'))
@@ -66,6 +68,14 @@ def test_a_tilde_is_the_home_folder_but_in_a_text():
     assert vars(parser.parse_args(['--file=~/x', '--start=~/x'])) == {
         'file': f'{home}/x', 'start': '~/x'}
     assert parser.parse_args(['--file', '@~/x']).file == f'@{home}/x'
+
+
+@pytest.mark.parametrize('line', ["out_dir = 'out/' + 'x'", 'batch_size = 4 * 8'])
+def test_an_expression_in_a_config_is_refused(line, folder):
+    """A config has values; an expression is neither computed nor taken as text."""
+    Path('c.py').write_text(line)
+    with pytest.raises(UserError, match=re.escape(line)):
+        parse_args(['c.py'])
 
 
 @pytest.mark.parametrize('model, end', [('backpack', ''), ('gpt', '_gpt')])

@@ -8,8 +8,10 @@ import torch
 from helpers import toy_loaded
 from torch.nn import functional as F
 
+from rucksack.loaded import load_model
 from rucksack.paper import similarity
 from rucksack.paper.similarity import similarities, similarity_data
+from rucksack.words import tokens_of
 
 
 def test_correlations_are_spearmans():
@@ -20,6 +22,15 @@ def test_correlations_are_spearmans():
     assert column['ties'] == pytest.approx(6 / 9.5)
     assert column['opposite'] == pytest.approx(-1)
     assert math.isnan(column['constant'])
+
+
+@pytest.mark.parametrize('word', ['nurse', '国', '日本'])
+def test_the_vectors_of_a_word_are_those_of_its_tokens_inside_a_text(word):
+    """Words of scripts without spaces are read without one, as edits read them."""
+    loaded = load_model('english', 'cpu')
+    ids = torch.tensor(tokens_of(loaded.encoding, word))
+    expected = torch.cat([loaded.model.wte(ids)[:, None], loaded.model.senses(ids)], dim=1).mean(0)
+    assert torch.equal(similarity.word_vectors(loaded, word), expected)
 
 
 def test_bars_are_standard_errors():

@@ -307,7 +307,8 @@ def test_several_processes_train_as_one(n, tiny, in_float64):
 
 
 @pytest.mark.parametrize('env, fact', [
-    ({'WORLD_SIZE': '2'}, 'RANK'), ({'RANK': '1', 'LOCAL_RANK': '1'}, 'n_head')])
+    ({'WORLD_SIZE': '2'}, 'RANK'), ({'WORLD_SIZE': 'two'}, 'two'), ({'WORLD_SIZE': '0'}, 'n_head'),
+    ({'RANK': '1', 'LOCAL_RANK': '1'}, 'n_head')])
 def test_variables_of_a_cluster_are_not_torchruns(env, fact, tiny, capsys, monkeypatch):
     """WORLD_SIZE alone is refused; with only the ranks set, errors are printed as usual."""
     for name, value in env.items():

@@ -50,13 +50,17 @@ def rows_of(benchmark: Benchmark, loaded: LoadedModel, data: str | None) -> pand
         rows = rows_of_hub(benchmark) if data is None else rows_in(Path(data), benchmark)
         if not rows:
             raise ValueError('it has no rows')
+        for n, row in enumerate(rows, 1):
+            for name in benchmark.columns:
+                if not isinstance(row[name], str) or not row[name].strip():
+                    raise ValueError(f'row {n} has no text in {name}')
         return pandas.DataFrame(rows)[benchmark.columns]
 
 
 def rows_of_hub(benchmark: Benchmark) -> list[dict]:
     """Read the rows of all configs of a benchmark on the Hugging Face Hub."""
     import datasets
-    quiet_hub()
+    quiet_hub(benchmark.hub_name)
     configs = [benchmark.hub_config]
     if benchmark.hub_config is None:
         configs = datasets.get_dataset_config_names(benchmark.hub_name)

@@ -60,7 +60,10 @@ def examples_table(models: list[LoadedModel], path: str | None, wish: str | None
     rows = []
     means = {}
     for loaded in models:
-        examples = examples_for(loaded, path, wish)
+        is_read = (rows and loaded.tokenizer == models[0].tokenizer
+                   and loaded.config.block_size >= models[0].config.block_size)
+        if not is_read:  # read it only once: it may be a pipe
+            examples = examples_for(loaded, path, wish)
         values = log_odds(loaded, examples)  # (examples,)
         succeeds = fulfilled(examples, values, threshold)
         for name in WISHES:

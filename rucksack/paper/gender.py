@@ -234,7 +234,8 @@ def gender_table(models: list[LoadedModel], data: str | None) -> Table:
         'its reduction %': '.0f',
         'they / (she + he) %': '.2f'}
     notes = [
-        "Single-token: the average over nouns that are one token, as in the paper's code.",
+        'Single-token: the average over nouns that are one token inside a text, as in the code of '
+        'the paper.',
         f'Nouns of several tokens: {", ".join(others) or "none"}. The sense is removed from all '
         'their tokens, while --edit NOUN:N edits only the last.',
         "Reduction: how much of the ratio's excess over 1 is gone.",

@@ -203,7 +203,8 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
                 raise ValueError('it is empty')
             return ids, path
     meta = read_meta(path.parent)
-    if data is None and loaded.data_id not in (None, data_id(meta)):
+    is_own = path.parent.resolve() == Path('data', str(loaded.dataset)).resolve()
+    if is_own and loaded.data_id not in (None, data_id(meta)):
         raise UserError(f'{path.parent} has changed since {loaded.name} was trained on it, so '
                         'val.bin may hold what the model has read; choose a text with --data')
     ids = read_bin(path, meta)
@@ -418,10 +419,7 @@ def blimp_table(models: list[LoadedModel], data: str | None) -> Table:
     for loaded in models:
         sentences = [*items['sentence_good'], *items['sentence_bad']]
         pairs = [([loaded.eot], loaded.encode(sentence)) for sentence in sentences]
-        lengths = [len(ids) for _, ids in pairs]
-        if min(lengths) == 0:  # an empty one would be likelier than any other
-            raise UserError(f'{BLIMP.title} has a row with an empty sentence; remove it')
-        loaded.needs_length(max(lengths), 'a sentence has')
+        loaded.needs_length(max(len(ids) for _, ids in pairs), 'a sentence has')
         good, bad = score(loaded, pairs, 'BLiMP').logp.chunk(2)
         items[str(loaded)] = 100.0 * (good > bad).numpy()
     paradigms = items.groupby(['linguistics_term', 'UID']).mean(numeric_only=True)

@@ -13,6 +13,7 @@ from rucksack.cli import progress
 from rucksack.errors import UserError, user_errors
 from rucksack.loaded import LoadedModel
 from rucksack.table import Table
+from rucksack.words import inside_text
 
 ScoredPairs = list[tuple[str, str, float]]  # two words and how similar people find them
 
@@ -65,7 +66,7 @@ def similarity_data(loaded: LoadedModel, data: str | None) -> dict[str, ScoredPa
 @torch.no_grad()
 def word_vectors(loaded: LoadedModel, word: str) -> Tensor:
     """Compute the embedding of a word, then its senses: (1 + k, d), the mean over its tokens."""
-    ids = torch.tensor(loaded.encode(f' {word}'), device=loaded.device)
+    ids = torch.tensor(loaded.encode(inside_text(word)), device=loaded.device)
     vectors = loaded.model.wte(ids)[:, None]  # (tokens, 1, d)
     if loaded.config.n_sense:
         C = loaded.model.senses(ids)  # (tokens, k, d)
