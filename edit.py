@@ -10,6 +10,7 @@ texts that the model generates from the examples.
 """
 
 import argparse
+import rucksack.interrupts  # noqa: F401 (before torch)
 import tempfile
 from dataclasses import replace
 from functools import partial

@@ -8,6 +8,7 @@ The default --baseline is the Transformer NAME_gpt next to the model NAME, if it
 """
 
 import argparse
+import rucksack.interrupts  # noqa: F401 (before torch)
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial

@@ -20,6 +20,7 @@ import argparse
 import hashlib
 import json
 import re
+import rucksack.interrupts  # noqa: F401 (before torch)
 import shutil
 import sys
 from collections import Counter

@@ -14,6 +14,7 @@ table and figure numbers refer to "Backpack Language Models", https://arxiv.org/
 """
 
 import argparse
+import rucksack.interrupts  # noqa: F401 (before torch)
 from functools import partial
 
 import torch

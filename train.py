@@ -20,6 +20,7 @@ To this script a Backpack is a module that returns a loss; model.py says what it
 """
 
 import math
+import rucksack.interrupts  # noqa: F401 (before torch)
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial

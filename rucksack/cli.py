@@ -39,6 +39,9 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         argv = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='replace')  # for a terminal without UTF-8
+    with suppress(ValueError):  # not in the main thread
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see interrupts.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get('WORLD_SIZE', '1') == '1':  # torchrun ends processes that wait for others
         for name in ('SIGTERM', 'SIGHUP'):  # Windows has no SIGHUP
             number = getattr(signal, name, None)

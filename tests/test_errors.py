@@ -1,10 +1,13 @@
 """Claims about user errors: one line, exit code 2, and nothing half-written."""
 
 import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, error_of, offline, say
+from helpers import ROOT, SMALL, error_of, offline, say
 
 from rucksack import edit, prepare, sample, train
 from rucksack import eval as evaluation
@@ -72,6 +75,16 @@ def test_a_bad_command_is_one_line(script, arguments, fact, fixture, request, mo
     common = SMALL if script == 'train' else []
     assert fact in error_of(SCRIPTS[script], capsys, *common, *shlex.split(arguments))
     assert sorted(Path().rglob('*')) == before
+
+
+@pytest.mark.parametrize('script', ['prepare', 'train', 'sample', 'edit', 'eval'])
+def test_ctrl_c_while_torch_is_imported_prints_nothing(script, folder, monkeypatch):
+    """The script ends by the signal; a module that sends it stands in for torch."""
+    Path('torch.py').write_text('import signal\nsignal.raise_signal(signal.SIGINT)\n')
+    monkeypatch.setenv('PYTHONPATH', str(folder))
+    ended = subprocess.run([sys.executable, ROOT / f'{script}.py'], capture_output=True)
+    assert ended.stderr == b''
+    assert ended.returncode == -signal.SIGINT
 
 
 @pytest.mark.parametrize('flags, ours', [
