@@ -45,8 +45,8 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
     if os.environ.get('WORLD_SIZE', '1') == '1':  # torchrun ends processes that wait for others
         for name in ('SIGTERM', 'SIGHUP'):  # Windows has no SIGHUP
             number = getattr(signal, name, None)
-            with suppress(ValueError, TypeError):  # not in the main thread
-                if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            with suppress(ValueError):  # not in the main thread
+                if number and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
                     signal.signal(number, leave)
     try:
         code = run(argv)

@@ -176,8 +176,8 @@ def reader_or_text(source: str) -> Callable:
     """Return the reader for a source that a person named; any other file is read as plain text."""
     reader = reader_of(source)
     if reader is None:
-        known = f'known: {FORMATS}'
-        print(printable(f'{source}: unknown file type, read as plain text; {known}'))
+        print(printable(
+            f'{source}: unknown file type, read as plain text; known: {FORMATS}'))
         return read_text
     return reader
 

@@ -28,9 +28,9 @@ def user_errors(what: object, hint: str = '', problem: str = 'cannot be read') -
         raise
     except BaseException as error:
         cause = error.__cause__ or error
-        if cause is not error and isinstance(cause, UserError):
-            raise cause  # from our own code inside the library: it names the file
         if isinstance(cause, UserError):
+            if cause is not error:  # raised by our code that a library ran: it names the file
+                raise cause
             raise UserError(f'{what}: {cause}')
         kind = type(cause).__name__
         said, _, _ = str(cause).partition('In PyTorch 2.6')  # torch suggests running the file
