@@ -203,7 +203,7 @@ def compose(edits: list[Edit | None]) -> Edit:
 def occurrences(idx: Tensor, words: Words) -> Tensor:
     """Find where one of the words ends in idx (B, T): (B, T, 1, 1), to broadcast over senses.
 
-    Raises TypeError for words that are not ids, and for a tuple in place of a list of words.
+    Raises TypeError for words that are not ids, such as (), and for a tuple in place of a list.
     """
     if isinstance(words, tuple):
         raise TypeError(f'put a word of several tokens in a list: [{words}]')
@@ -211,7 +211,7 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
         return torch.ones_like(idx, dtype=torch.bool)[..., None, None]
     is_end = torch.zeros_like(idx, dtype=torch.bool)  # (B, T)
     for word in words:
-        pieces = word if isinstance(word, tuple) else (word,)
+        pieces = word if isinstance(word, tuple) and word else (word,)
         is_end |= ends_of(idx, pieces)
     return is_end[..., None, None]
 

@@ -189,7 +189,7 @@ PIECES = torch.tensor([[7, 5, 3, 9, 3, 7, 5, 5, 3], [3, 5, 3, 7, 5, 3, 3, 7, 5]]
 
 @pytest.mark.parametrize('words, said', [
     (['nurse'], 'integer'), ('nurse', 'integer'), ([('a', 'b')], 'integer'), ([1.5], 'integer'),
-    ((7, 5, 3), r'\[\(7, 5, 3\)\]')])
+    ([()], 'integer'), ((7, 5, 3), r'\[\(7, 5, 3\)\]')])
 def test_words_that_are_no_list_of_ids_are_refused(words, said, model):
     """Words that are not a list of ids, such as text or a bare tuple, raise TypeError."""
     with pytest.raises(TypeError, match=said):

@@ -60,6 +60,15 @@ class WideNormedBackpack(NormedBackpack):
     SCALE = 4.0
 
 
+class WideBackpack(Backpack):
+    """A Backpack whose scores start as wide as in WideNormedBackpack, but have no bound."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        # h has a root mean square of 1, so queries and keys get a standard deviation of 2.
+        self.sense_weights.c_attn.weight.data *= 100 / math.sqrt(config.n_embd)
+
+
 class UniformWeights(nn.Module):
     """Weights alpha (B, k, T, T) that ignore the text: 1/(i + 1) for each token j <= i."""
 
@@ -119,6 +128,7 @@ VARIANTS = {
     'none': Backpack,  # unchanged, but with more columns in the log
     'qk_norm': NormedBackpack,
     'wide_qk_norm': WideNormedBackpack,
+    'wide': WideBackpack,
     'uniform': UniformBackpack,
     'own_table': OwnTableBackpack,
     'untied': UntiedBackpack}
