@@ -2,6 +2,7 @@
 
 import itertools
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from rucksack.paper import gender
 from rucksack.paper.gender import FRACTIONS
 from rucksack.paper_lists import NOUNS, PROMPTS
 from rucksack.senses import Edit, scale_senses, senses_after
+from rucksack.tokenizer import ENGLISH, load_tokenizer, read_tokenizer
 from rucksack.words import word_id
 
 TEMPLATES = ['the {} said', 'that {}']
@@ -46,6 +48,18 @@ def test_a_noun_is_found_where_it_stands(noun, prompt, before, tokens):
     first = len(s.encode(before))
     n = len(s.encode(tokens))
     assert found.nonzero()[:, 1].tolist() == list(range(first, first + n))
+
+
+@pytest.mark.parametrize('noun, tokens', [
+    ('ñandú', [1, 2, 3, 4, 5]),  # ' \xc3', '\xb1', 'and', '\xc3', '\xba'
+    ('čert', [2, 3, 4])])        # after ' ': '\xc4', '\x8d', 'ert'
+def test_a_token_with_a_part_of_a_letter_is_the_nouns(noun, tokens):
+    """A token that holds one byte of a noun's letter is found, with or without a space before."""
+    encoding = load_tokenizer(read_tokenizer(ENGLISH))
+    ids = encoding.encode_ordinary(f'The {noun} said')
+    loaded = SimpleNamespace(encoding=encoding)
+    is_noun = gender.tokens_of_noun(loaded, ids, noun, 'The {} said')
+    assert is_noun.nonzero().flatten().tolist() == tokens
 
 
 def test_the_nouns_of_table_13_are_counted(monkeypatch):

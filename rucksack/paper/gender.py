@@ -63,8 +63,10 @@ def estimation_prompts(loaded: LoadedModel, data: str | None) -> list[list[int]]
 
 def tokens_of_noun(loaded: LoadedModel, ids: list[int], noun: str, prompt: str) -> Tensor:
     """Tell which tokens ids (T,) of a prompt contain a letter of the noun: (T,)."""
-    text, starts = loaded.encoding.decode_with_offsets(ids)  # where tokens start, in characters
-    ends = [*starts[1:], len(text)]
+    encoding = loaded.encoding
+    _, starts = encoding.decode_with_offsets(ids)  # where tokens start, in characters
+    # A token that ends inside a character ends after it, as decode gives a U+FFFD for the part.
+    ends = [len(encoding.decode(ids[:i + 1])) for i in range(len(ids))]
     is_noun = torch.zeros(len(ids), dtype=torch.bool)
     before = ''
     for part in prompt.split('{}')[:-1]:
@@ -72,8 +74,7 @@ def tokens_of_noun(loaded: LoadedModel, ids: list[int], noun: str, prompt: str) 
         start = len(before)
         before += noun
         for i in range(len(ids)):
-            end = max(ends[i], starts[i] + 1)  # a token may be only part of a character
-            if end > start and starts[i] < len(before):
+            if ends[i] > start and starts[i] < len(before):
                 is_noun[i] = True
     return is_noun
 
