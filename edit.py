@@ -21,7 +21,7 @@ import torch
 import rucksack
 from rucksack.cli import HOME, Parser, number, printable, run_cli
 from rucksack.errors import UserError, user_errors
-from rucksack.examples import FORMS, WISHES, Example
+from rucksack.examples import FORMS, ROWS, WISHES, Example
 from rucksack.fast import Cached
 from rucksack.files import check_temporary, output_path
 from rucksack.learning import Learned, inside, learn, lines_of_shift, save_shift, write_texts
@@ -202,7 +202,10 @@ def run(argv: list[str]) -> None:
     loaded.needs_length(4, 'learning takes')
     model = loaded.model.requires_grad_(False)
     examples = examples_for(loaded, args.examples, args.wish)
-    keep = examples_for(loaded, args.keep, None) if args.keep else []
+    keep = []
+    if args.keep:
+        wish = args.wish if Path(args.keep).suffix.lower() in ROWS else None
+        keep = examples_for(loaded, args.keep, wish)
     background = read_background(args.background, loaded)
     written = write_texts(model, examples, loaded.eot, args.seed)
     learned = learn(model, examples, background, written=written, keep=keep, n_senses=args.senses,

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from rucksack.cli import Parser, number, printable, run_cli
-from rucksack.edits import Topic, make_edit, parse_lines
+from rucksack.edits import SensesOf, Topic, make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import WISHES
 from rucksack.files import output_path
@@ -157,15 +157,19 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
         # Both read the same number of tokens; otherwise we would compare context lengths.
         models[0].config = replace(models[0].config, block_size=changed.config.block_size)
     if args.edits:
-        prompts = []
-        if args.table == 'gender':
-            prompts = estimation_prompts(models[0], args.data)
-        if args.table == 'examples':
-            prompts = [example.prompt for example in examples_for(models[0], args.data, args.wish)]
-        changed = under_edit(changed, lender, args.edits, prompts)
+        changed = under_edit(changed, lender, args.edits, partial(read_prompts, models[0], args))
     if args.edits or args.lender:
         models.insert(1, changed)
     return models
+
+
+def read_prompts(loaded: LoadedModel, args: argparse.Namespace) -> list[list[int]]:
+    """Encode the prompts of a table; only gender and examples have some."""
+    if args.table == 'gender':
+        return estimation_prompts(loaded, args.data)
+    if args.table == 'examples':
+        return [example.prompt for example in examples_for(loaded, args.data, args.wish)]
+    return []
 
 
 def load_baseline(own: LoadedModel, name: str | None, load: Callable) -> list[LoadedModel]:
@@ -193,16 +197,19 @@ def load_baseline(own: LoadedModel, name: str | None, load: Callable) -> list[Lo
 
 
 def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
-               prompts: list[list[int]]) -> LoadedModel:
+               read_prompts: Callable[[], list[list[int]]]) -> LoadedModel:
     """Apply edits, one per line, to a model; raises UserError if any would see later tokens.
 
-    The senses come from the lender. prompts, as ids, determine the sense in nurse:she/he.
+    The senses come from the lender. Prompts, as ids, determine the sense in nurse:she/he; other
+    edits read none, because they may come from a pipe.
     """
     lender.needs_senses('--edit without --lender')
     changes = parse_lines(lines)
     if any(isinstance(change, Topic) for change in changes):
         raise UserError('a topic edit depends on later tokens, so no text can be scored under it; '
                         'use other edits here, or sample.py')
+    has_pair = any(isinstance(change, SensesOf) and change.pair for change in changes)
+    prompts = read_prompts() if has_pair else []
     texts = [torch.tensor([ids], device=loaded.device) for ids in prompts]  # (1, T) each
     edit, sentences = make_edit(changes, lender.model, lender.encoding, texts)
     name = f'{loaded.name} under {", ".join(lines)}'

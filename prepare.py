@@ -48,6 +48,7 @@ from rucksack.toy import toy_stories
 from rucksack.weights import from_pretrained
 
 LONGEST = 20_000  # characters; longer documents are cut
+LARGEST_VOCAB = 1 << 16  # ids in a .bin are uint16
 TOY_TRAIN = 60_000  # stories
 TOY_VAL = 4_000
 CACHE = '.prepare-cache'  # a folder in data/NAME, removed at the end
@@ -60,8 +61,8 @@ CACHE = '.prepare-cache'  # a folder in data/NAME, removed at the end
 def cut(texts):
     """Cut documents over LONGEST characters into pieces, so that text of all kinds is held out.
 
-    They are cut at paragraphs, lines or words. If there are fewer than 100 documents, the pieces
-    are smaller: about a hundred in all.
+    They are cut at paragraphs, lines or words. If there are fewer than 100 documents, a piece is at
+    most a hundredth of the text, but 100 characters or more.
     """
     size = LONGEST
     if len(texts) < 100:
@@ -114,12 +115,19 @@ def write_bins(files: dict[str, Path], texts: dict, encoding: Encoding) -> dict:
 
 
 def choose_tokenizer(args: argparse.Namespace) -> dict:
-    """Describe the tokenizer of --like, or else GPT-2's with the first --merges merges."""
+    """Describe the tokenizer of --like, or else GPT-2's with the first --merges merges.
+
+    Raises UserError if it has more ids than a .bin can hold.
+    """
     if args.like is None:
         return gpt2_tokenizer(args.merges)
     if args.like.endswith('.json'):
-        return read_tokenizer(Path(args.like))
-    _, tokenizer = from_pretrained(args.like)
+        tokenizer = read_tokenizer(Path(args.like))
+    else:
+        _, tokenizer = from_pretrained(args.like)
+    n_vocab = vocab_size(tokenizer)
+    if n_vocab > LARGEST_VOCAB:
+        raise UserError(f'{args.like} has {n_vocab:,} ids; a .bin holds at most {LARGEST_VOCAB:,}')
     return tokenizer
 
 

@@ -167,7 +167,9 @@ def parse_find(text: str) -> tuple[str, Pairs, list[str]]:
     words = word_list(text)
     if any('/' in word for word in words):
         return text, [parse_pair(word) for word in words], []
-    return text, [], parse_bag(text)
+    if not text.startswith('@'):  # a file is read only once: it may be a pipe
+        words = parse_bag(text)
+    return text, [], words
 
 
 def parse_words(text: str) -> list[str]:

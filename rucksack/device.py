@@ -18,7 +18,10 @@ def find_device(name: str) -> str:
             return 'mps'
         return 'cpu'
     with user_errors(f'device {name}', 'use auto or cpu', problem='cannot be used'):
-        torch.ones(1, device=name).item()
+        try:
+            torch.ones(1, device=name).item()
+        except AssertionError as error:  # torch without CUDA
+            raise RuntimeError(error)
     return name
 
 

@@ -54,12 +54,17 @@ def texts_of_rows(rows: Iterable, field: str) -> Texts:
             text = row.get(field)
             is_found = is_found or field in row
             if not isinstance(text, str | None):
-                raise UserError(f'"{field}" is not text; choose from {", ".join(row)} with --field')
+                raise UserError(f'"{field}" is not text; {advice(row)}')
             text = (text or '').replace('\r\n', '\n')
             text.encode()  # raises UnicodeEncodeError for a lone surrogate
         yield text
     if row and not is_found:
-        raise UserError(f'no row has a field "{field}"; choose from {", ".join(row)} with --field')
+        raise UserError(f'no row has a field "{field}"; {advice(row)}')
+
+
+def advice(row: dict) -> str:
+    """Say how to choose another field of a row."""
+    return f'choose from {", ".join(row)} with the flag --field of prepare.py'
 
 
 def texts_of_tables(tables: Iterable, columns: list[str], field: str) -> Texts:
@@ -207,7 +212,8 @@ def files_in(paths: list[str], seen: set, skipped: Counter) -> list[str]:
         else:
             raise UserError(f'{path} does not exist; give {FORMATS}')
     if paths and not files:
-        raise UserError(f'there are no files to read in {", ".join(paths)}; give {FORMATS}')
+        raise UserError(f'there are no files to read in {", ".join(paths)} (skipped: '
+                        f'{counted(skipped)}); give {FORMATS}')
     return files
 
 

@@ -132,7 +132,11 @@ def parse_line(line: str) -> list[Change]:
         change = Replacement(*of_replacement.groups())
     else:
         change = parse_senses(line)
-    return [replace(change, word=word) for word in word_list(change.word)]
+    words = word_list(change.word)
+    if '*' in words and isinstance(change, SensesOf) and change.pair:
+        raise UserError(f'{line!r} needs a word in place of *, because the sense differs between '
+                        'words')
+    return [replace(change, word=word) for word in words]
 
 
 def parse_senses(text: str) -> SensesOf:

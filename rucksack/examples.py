@@ -9,7 +9,7 @@ from pathlib import Path
 from tiktoken import Encoding
 
 from rucksack.errors import UserError, user_errors
-from rucksack.tokenizer import encode
+from rucksack.tokenizer import encode, lacks
 from rucksack.words import inside_text
 
 FORMS = {  # a line -> what it wishes for
@@ -21,6 +21,7 @@ WISHES = {  # wish -> form of its line; --wish takes the names
     'more': '{} ->{}', 'less': '{} -/>{}', 'order': '{} ->{} >{}', 'equal': '{} ->{} |{}'}
 # Thresholds for fulfilled wishes, as published for the capitals, StereoSet, the verbs and the
 # pronouns: minimum and maximum probability, then minimum and maximum ratio of A to B.
+ROWS = ('.jsonl', '.ndjson', '.json')  # files whose lines are rows
 THRESHOLDS = {'more': 0.2, 'less': 0.001, 'order': 16, 'equal': 1.5}
 ARROWS = {('->', None): 'more', ('-/>', None): 'less', ('->', '>'): 'order', ('->', '|'): 'equal'}
 
@@ -73,7 +74,7 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
         raise UserError(f'{path} has no example; write one per line, such as {next(iter(FORMS))}')
     examples = []
     for line in lines:
-        is_row = path.suffix.lower() in ('.jsonl', '.ndjson', '.json')
+        is_row = path.suffix.lower() in ROWS
         if wish and not is_row:
             raise UserError('--wish is for the rows of a .jsonl; in a text file, each line has '
                             f'its own form: {", ".join(FORMS)}')
@@ -128,13 +129,9 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
 
 
 def ids_of(text: str, encoding: Encoding, line: str) -> list[int]:
-    """Encode a part of an example; raises UserError if it is empty or has unknown words.
-
-    A whole-word tokenizer encodes an unknown word as a space and then its bytes.
-    """
+    """Encode a part of an example; raises UserError if it is empty or has unknown words."""
     ids = encode(encoding, text)
-    is_spelled = encoding.name == 'words' and encoding.encode_single_token(' ') in ids
-    if not ids or is_spelled:
+    if not ids or lacks(encoding, text):
         raise UserError(f'{quoted_start(line)}: {text!r} is empty, or has a word that the model '
                         'does not know')
     return ids

@@ -195,7 +195,7 @@ def choose(model: Backpack, examples: list[Example], traces: list[list[Trace]],
     respect to its vector) minus PENALTY times what it does elsewhere (the mean weight that
     background positions give to the sense). Norms are about 1, mean weights up to 0.02, so one
     occurrence in thousands of tokens can decide. (The paper scores the weight that the continuation
-    gives to the sense, not the gradient.) A satisfied example chooses none.
+    gives to the sense, not the gradient.) An example whose loss cannot fall chooses none.
     """
     c = model.config
     elsewhere = model.wte.weight.new_zeros(c.n_vocab, c.n_sense)  # (V, k)
@@ -250,7 +250,7 @@ def fit(model: Backpack, examples: list[Example], cases: list[Positions],
     for batch in progress(batches(len(examples), steps, generator), 'steps'):
         losses = torch.stack(
             [loss_of(model, examples[i], cases[i], vectors) for i in batch])
-        latest[batch] = losses.detach().cpu()
+        latest[batch] = losses.detach().float().cpu()
         if early and (latest <= limits).all():
             break
         loss = losses.mean()
@@ -343,9 +343,10 @@ def learn(model: Backpack, examples: list[Example], background: list[list[int]],
     prompts = [trace(model, *pair) for pair in inside(examples)]
     kept = [one for example in keep for one in trace_example(model, example)]
     pairs = choose(model, examples, traces, texts[::2], n_senses)  # (P, 2)
-    if not len(pairs):
-        raise UserError('every example is already fulfilled; there is nothing to learn')
     cases = [positions_of(of_example, pairs) for of_example in traces]
+    nothing = model.wte.weight.new_zeros(len(pairs), model.config.n_embd)
+    if all(loss_of(model, one, case, nothing) <= asked(one) for one, case in zip(examples, cases)):
+        raise UserError('every example is already fulfilled; there is nothing to learn')
     held = [positions_of(group, pairs)
             for group in (texts[::2], written_texts[::2], prompts, kept) if group]
     vectors = fit(model, examples, cases, held, steps, lr, seed, early=True)

@@ -91,7 +91,7 @@ def probs_under(model: Backpack | GPT | Lent, idx: Tensor, edits: Collection[Edi
     C = lender.senses(idx)  # (B, T, k, d)
     outputs = []
     for edit in edits:
-        added = compose([edit])(idx, C) - C  # (B, T, k, d)
+        added = compose([edit])(idx, C.clone()) - C  # (B, T, k, d); a copy, to be safe
         outputs.append(weighted_sum(alpha, added)[:, 0])  # (B, d)
     moved = lender.project(torch.stack(outputs))[..., :model.config.n_vocab]  # (edits, B, V)
     logits = at_last(model(idx), last)  # (B, V)

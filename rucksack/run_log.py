@@ -55,7 +55,8 @@ def remove_kept(folder: Path) -> None:
 class RunLog:
     """The log of a run with settings s; only the first process writes it.
 
-    For a resumed run, it keeps the rows up to the step of the checkpoint.
+    For a resumed run, it keeps the rows up to the step of the checkpoint. An older log.csv stays
+    until there is a row to write, so that --overwrite replaces it together with the checkpoint.
     """
 
     def __init__(self, s, checkpoint: dict, rank: int):
@@ -69,7 +70,7 @@ class RunLog:
             return
         if s.wandb_log:
             self.start_wandb()
-        write_file(self.path, ','.join(COLUMNS) + '\n' + self.rows_until(checkpoint.get('step')))
+        self.old_rows = ','.join(COLUMNS) + '\n' + self.rows_until(checkpoint.get('step'))
 
     def rows_until(self, step: int | None) -> str:
         """Read the rows up to a step; for None, a new run, there are none."""
@@ -111,6 +112,9 @@ class RunLog:
         self.start_clock(step)
         print(self.line(row), flush=True)
         if self.is_first:
+            if self.old_rows:
+                write_file(self.path, self.old_rows)
+                self.old_rows = ''
             rounded = {name: f'{x:.6g}' for name, x in row.items() if isinstance(x, float)}
             with open(self.path, 'a', encoding='utf-8') as file:
                 csv.DictWriter(file, COLUMNS, lineterminator='\n').writerow(row | rounded)

@@ -114,6 +114,14 @@ def ids_that_differ(one: tiktoken.Encoding, other: tiktoken.Encoding) -> list[in
     return sorted({i for _, i in tokens[0] ^ tokens[1]})
 
 
+def lacks(encoding: tiktoken.Encoding, text: str) -> bool:
+    """Tell whether a vocabulary of whole words lacks a word of a text (and spells it in bytes)."""
+    if encoding.name != 'words':
+        return False
+    pieces = re.findall(WORDS_PATTERN, text)
+    return any(piece.encode() not in encoding._mergeable_ranks for piece in pieces)
+
+
 def merges_of(ranks: dict[bytes, int]) -> list[str]:
     """List the merges 'a b' from which tiktoken builds the tokens of a BPE, in order of rank.
 
@@ -138,7 +146,7 @@ def gpt2_tokenizer(n_merges: int | None) -> dict:
 
     The bundled model has the first 16,384 merges, so cutting there or earlier needs no download.
     """
-    if n_merges is None:
+    if n_merges in (None, GPT2_VOCAB - 257):  # all 50,000
         return GPT2
     merges = read_tokenizer(ENGLISH)['merges']
     if len(merges) < n_merges:

@@ -280,7 +280,10 @@ def n_vocab_of(rows: int, tokenizer: dict | None) -> int:
 
 
 def from_nanogpt(checkpoint: dict, path: Path) -> GPT:
-    """Load a Transformer that nanoGPT's train.py saved."""
+    """Load a Transformer that nanoGPT's train.py saved.
+
+    NOTE: nanoGPT computes GELU exactly; ours is GPT-2's approximation, so logits differ slightly.
+    """
     args = checkpoint['model_args']
     weights = to_our_names(checkpoint['model'], transposed=())
     if not args.pop('bias'):

@@ -17,7 +17,7 @@ from rucksack.errors import UserError, user_errors
 from rucksack.model import Backpack
 from rucksack.paper_lists import BAGS
 from rucksack.senses import Words, affinities
-from rucksack.tokenizer import encode
+from rucksack.tokenizer import encode, lacks
 
 PROMPT = 'When the nurse came into the room,'
 # Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese: scripts without spaces between words.
@@ -102,10 +102,11 @@ def tokens_of(encoding: Encoding, word: str) -> tuple[int, ...]:
     """
     if not word or word != word.strip():
         raise UserError(f'{word!r} is not a word; give one without spaces around it')
-    ids = encoding.encode_ordinary(inside_text(word))
+    text = inside_text(word)
+    if lacks(encoding, text):
+        raise UserError(f'{word!r} is not in the vocabulary; choose another word')
+    ids = encoding.encode_ordinary(text)
     if encoding.decode_single_token_bytes(ids[0]) == b' ':
-        if encoding.name == 'words':
-            raise UserError(f'{word!r} is not in the vocabulary; choose another word')
         ids = ids[1:]
     return tuple(ids)
 

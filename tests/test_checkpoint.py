@@ -19,7 +19,7 @@ from rucksack import sample, train
 from rucksack.data import data_id, read_meta
 from rucksack.errors import UserError
 from rucksack.loaded import load_model
-from rucksack.paper.likelihood import held_out
+from rucksack.paper.likelihood import held_out, loss_table
 from rucksack.run_log import out_dir_of, refuse_to_replace
 from rucksack.weights import from_pretrained
 
@@ -82,8 +82,11 @@ def test_texts_that_may_have_been_read_in_training_are_refused(data, tiny):
     train.main(RUN)
     loaded = load_model('out/run', 'cpu')
     held_out(loaded, data)
+    changed = replace(loaded, data_id='another')
     with pytest.raises(UserError, match='changed'):
-        held_out(replace(loaded, data_id='another'), data)
+        held_out(changed, data)
+    with pytest.raises(UserError, match='changed'):
+        loss_table([loaded, changed], data)
 
 
 @pytest.mark.parametrize('flags, found, expected', [
@@ -158,9 +161,9 @@ def test_a_folder_that_is_not_made_yet_has_no_run(folder):
 
 
 def test_overwrite_keeps_checkpoints_until_the_new_run_has_saved(tiny, capsys):
-    """If the new run's first loss is not finite, every old checkpoint stays."""
+    """If the new run's first loss is not finite, all old checkpoints and the log stay."""
     train.main([*RUN, '--keep_every=3'])
-    before = {path.name: path.read_bytes() for path in Path('out/run').glob('*.pt')}
+    before = {path.name: path.read_bytes() for path in Path('out/run').iterdir()}
     state = checkpoint()
     state['model']['wte.weight'].fill_(1e30)
     torch.save(state, 'huge.pt')
@@ -168,7 +171,7 @@ def test_overwrite_keeps_checkpoints_until_the_new_run_has_saved(tiny, capsys):
         train.main([*RUN, '--overwrite', '--init_from=huge.pt'])
     assert stop.value.code == 1
     assert 'resume' not in capsys.readouterr().err  # resuming would continue the older run
-    assert before == {path.name: path.read_bytes() for path in Path('out/run').glob('*.pt')}
+    assert before == {path.name: path.read_bytes() for path in Path('out/run').iterdir()}
 
 
 def test_overwrite_removes_the_files_of_a_run_alone(tiny):

@@ -72,9 +72,9 @@ def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
 
 
 @pytest.mark.parametrize('line', [
-    ':1', 'nurse:', '*:she/he', 'nurse:one', 'nurse:1,', 'nurse:-1', 'nurse:2-1', 'nurse:1=nan',
-    ': he -> she', 'topic music=1,2,3', 'topic music=1,1,1,-1', 'nurse:he/he', 'topic ,',
-    'nurse:1,guard:2'])
+    ':1', 'nurse:', '*:she/he', 'nurse,*:she/he', 'nurse:one', 'nurse:1,', 'nurse:-1',
+    'nurse:2-1', 'nurse:1=nan', ': he -> she', 'topic music=1,2,3', 'topic music=1,1,1,-1',
+    'nurse:he/he', 'topic ,', 'nurse:1,guard:2'])
 def test_a_line_that_cannot_be_read_is_no_edit(line):
     """A line in an unknown form is refused, not read as something else."""
     with pytest.raises(UserError):
@@ -143,6 +143,18 @@ def test_a_word_of_several_tokens_has_forms_of_all_of_them():
 def test_a_space_that_is_a_token_of_its_own_is_no_part_of_a_word(word):
     """A space that is a token, or before a script without spaces, is not part of the word."""
     assert tokens_of(PIECES, word) == tuple(PIECES.encode_ordinary(word))
+
+
+@pytest.mark.parametrize('word, is_known', [
+    ('nurse', True), (',', True), ('zebra', False), ('nurse zebra', False), ('\u4e2d', False),
+    ('The zebra', False)])
+def test_a_vocabulary_of_words_has_words_and_punctuation(word, is_known):
+    """An unknown word is refused wherever it stands, and a comma is known."""
+    if is_known:
+        assert ENCODING.decode(tokens_of(ENCODING, word)).strip() == word
+    else:
+        with pytest.raises(UserError, match='not in the vocabulary'):
+            tokens_of(ENCODING, word)
 
 
 CHINESE = load_tokenizer({'name': 'gpt2', 'merges': ['Ġ ä', 'ä ¸', 'ä¸ Ń']})

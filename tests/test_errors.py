@@ -24,7 +24,7 @@ ROWS = [
     ('train', '--dataset=../data/tiny', '../data/tiny', 'tiny'),
     ('train', '--block_size=300', 'block_size', 'tiny'),
     ('train', '--init_from=resume', 'out/run/ckpt.pt', 'tiny'),
-    ('train', '--device=abacus', 'abacus', 'tiny'),
+    ('train', '--device=abacus', 'abacus', 'tiny'), ('train', '--device=xpu', 'XPU', 'tiny'),
     ('train', 'config/none.py', 'config/none.py', 'tiny'), ('train', '--n_sense=0', "'0'", 'tiny'),
     ('train', '--n_layer=2000000', '2000000', 'tiny'),
     ('train', '--model=gpt --loaded_lr=0', 'loaded_lr', 'tiny'),  # without senses, nothing learns
@@ -51,6 +51,7 @@ ROWS = [
     ('sample', '--html out/toy/ckpt.pt', 'out/toy/ckpt.pt', 'out'),
     ('sample', '--probs she --csv out/toy', 'out/toy', 'out'),
     ('eval', 'loss --data nowhere', 'nowhere', 'out'),
+    ('eval', 'loss --data out', 'out/val.bin; choose a text', 'out'),
     ('eval', 'loss --edit "topic music"', 'topic', 'out'),
     ('eval', 'gender --baseline out/toy', 'out/toy', 'out'),
     ('eval', 'loss --csv no/x.csv', 'no/x.csv', 'out'),
@@ -61,6 +62,7 @@ ROWS = [
     ('prepare', '../x --text data/tiny/meta.json', '../x', 'tiny'),
     ('prepare', 'x --text none.txt', 'none.txt', 'tiny'),
     ('prepare', 'x --text data/tiny/val.bin --merges 300', 'val.bin', 'tiny'),
+    ('prepare', 'x --text data/tiny/meta.json --merges 300', 'prepare.py', 'tiny'),  # --field
     ('prepare', 'toy --merges 300', '--merges', 'tiny'),
     ('prepare', 'openwebtext --merges 300', 'OpenWebText', 'tiny'),
     ('prepare', 'x --hub stories --merges 300', 'stories', 'tiny')]

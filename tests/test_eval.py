@@ -1,6 +1,8 @@
 """Claims about eval.py: each command end to end, on random models."""
 
+import os
 import shutil
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -72,6 +74,18 @@ def test_edit_adds_rows_and_changes_no_other(name, data, n_rows, capsys):
     assert rows[:n_rows] + rows[2 * n_rows:] == plain
     assert under_edit[1] == 'Backpack out/run under *:0-2'
     assert under_edit[2:] != list(plain[0].values())[2:]
+
+
+@pytest.mark.parametrize('name, text', [('gender', 'nurse'), ('examples', '- the nurse -> said')])
+def test_data_of_an_edited_model_may_be_a_pipe(name, text, capsys):
+    """--data <(command) works with an edit that needs no prompts."""
+    argv = [name, '--from=out/run_2', '--edit', '*:0', '--data']
+    Path('a.txt').write_text(text)
+    os.mkfifo('pipe')
+    writer = threading.Thread(target=Path('pipe').write_text, args=[text], daemon=True)
+    writer.start()
+    of_pipe = say(capsys, *argv, 'pipe')
+    assert of_pipe == say(capsys, *argv, 'a.txt').replace('a.txt', 'pipe')
 
 
 def test_a_table_is_printed_though_csv_cannot_be_written(capsys):

@@ -1,6 +1,8 @@
 """Claims about edits that are learned from examples."""
 
+import copy
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -344,6 +346,32 @@ def test_each_example_is_drawn_once_in_a_pass():
     assert sorted(drawn[7:14].tolist()) == list(range(7))
 
 
+@pytest.mark.parametrize('likelier, less_likely, probability', [
+    (' food', '', 0.6), ('', ' food', 1e-5), (' food', ' nurse', 0.999)])
+def test_nothing_is_learned_if_everything_is_fulfilled(likelier, less_likely, probability, loaded,
+                                                       monkeypatch):
+    """If each example is as the learning asks, learn raises UserError instead of moving nothing."""
+    one = likelier and less_likely
+    p = {likelier or less_likely: probability, less_likely if one else '': 1 - probability}
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, likelier),
+                      ids_of(loaded, less_likely))
+    nats = [-math.log(p[word]) for word in (likelier, less_likely) if word]
+    monkeypatch.setattr(learning.Positions, 'nats', lambda *args: torch.tensor(nats))
+    monkeypatch.setattr(learning, 'choose', lambda *args: torch.tensor([[260, 0]]))
+    with pytest.raises(UserError, match='nothing to learn'):
+        learn(loaded.model, [example], BACKGROUND)
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
+def test_a_model_in_any_dtype_learns(dtype, loaded):
+    """The vectors have the dtype of the model."""
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
+    model = copy.deepcopy(loaded.model).to(dtype)
+    learned = learn(model, [example], BACKGROUND, steps=2, budget=9)
+    assert learned.shift.vectors.dtype == dtype
+    assert learned.shift.vectors.any()
+
+
 def test_vectors_that_are_not_finite_are_refused(loaded, monkeypatch):
     """Vectors that are not finite raise UserError, whatever the cause."""
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
@@ -386,7 +414,7 @@ def test_the_factor_is_the_least_that_fulfils_a_wish(p, least, loaded):
 def test_learning_ends_with_a_fulfilled_wish(wish, loaded, tmp_path):
     """Learning reaches the published threshold, however many tokens a continuation has."""
     path = tmp_path / 'wish.txt'
-    path.write_text(f'the nurse {wish}')
+    path.write_text(f'- the nurse {wish}')
     examples = read_examples(path, loaded.encoding, 24)
     learned = learn(loaded.model, examples, BACKGROUND, budget=9, steps=200, lr=2.0)
     edited = replace(loaded, edit=learned.shift.edit())
@@ -442,6 +470,27 @@ def test_edit_learns_with_the_texts_it_says(tmp_path, monkeypatch):
     assert len({tuple(start) for start, _ in written[0]}) > 4
     assert {tuple(start) for start, _ in written[0]} != {tuple(start) for start, _ in written[1]}
     assert [one.line for one in found['keep']] == KEEP.splitlines()
+
+
+@pytest.mark.parametrize('name, text, wish', [
+    ('keep.jsonl', '{"prefix": "My nurse", "suffix1": " said", "suffix2": " needed"}', 'order'),
+    ('keep.txt', 'My nurse said that -> she | he', 'equal')])
+def test_a_wish_is_for_the_rows_of_both_files(name, text, wish, tmp_path, monkeypatch):
+    """--wish is the wish of --keep's rows too, but not of the lines of a text file."""
+    found = []
+
+    def stop(model, examples, background, **flags):
+        found.extend(flags['keep'])
+        raise UserError('')
+
+    monkeypatch.setattr(edit, 'learn', stop)
+    row = {'prefix': 'My guard said that', 'suffix1': ' he', 'suffix2': ' she'}
+    (tmp_path / 'a.jsonl').write_text(json.dumps(row))
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SystemExit):
+        edit.main([str(tmp_path / 'a.jsonl'), '--wish', 'order', '--from', str(TOY), '--keep',
+                   str(tmp_path / name), '--out', str(tmp_path / 'a.safetensors')])
+    assert [one.wish for one in found] == [wish]
 
 
 @pytest.mark.parametrize('where', ['background', 'written'])
@@ -522,11 +571,11 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
 
 @pytest.mark.parametrize('text, fact', [
     ('', 'no example'), ('# only a comment\n', 'no example'),
-    ('the nurse said she', 'the nurse said she'), ('the nurse said -> xylophone', 'xylophone'),
+    ('the nurse said she', 'the nurse said she'), ('- nurse said -> xylophone', "' xylophone'"),
     *((line, 'cannot be read') for line in ('a -> b -> c', '-> b', 'a ->', 'a -> b >', 'a --> b',
         'a ->  | b', 'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
-    ('the nurse ' * 40 + '-> she', '24'),
-    ('the nurse -> she > she', 'she > she'), ('the nurse -> she | she was', 'she | she was')])
+    ('-' + ' nurse' * 40 + ' -> she', '24'), ('nurse said -> she', "'nurse said'"),
+    ('- nurse -> she > she', 'in tokens'), ('- nurse -> she | she was', 'in tokens')])
 def test_bad_examples_are_one_line(text, fact, loaded, tmp_path):
     """The error quotes a bad example, or says what is missing."""
     path = tmp_path / 'examples.txt'

@@ -71,6 +71,19 @@ def test_probabilities_under_edits_are_those_of_the_logits():
     assert_close(probs_under(lent, idx, [OFF, MOVES], last), expected)
 
 
+def test_an_edit_that_writes_into_c_is_lent_as_any_other():
+    """An edit that changes the senses in place has its effect, and the next one starts anew."""
+    def in_place(idx, C):
+        C[:, :, 0] = 0
+        return C
+
+    lent = pair()
+    copying = scale_senses(None, [0], 0.0)
+    found = probs_under(lent, text(), [copying, in_place, None])
+    assert torch.equal(found[1], found[0])
+    assert torch.equal(found[2], probs_under(lent, text(), [None])[0])
+
+
 def test_a_vocabulary_of_another_size_is_refused():
     """A vocabulary of another size raises ValueError before any logits are added."""
     with pytest.raises(ValueError, match='48'):

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import datasets
+import helpers
 import numpy as np
 import pytest
 import torch
@@ -172,6 +173,8 @@ def test_blimp_by_hand(packed, tmp_path):
         data = tmp_path / 'archive.tar.xz'
         with tarfile.open(data, 'w:xz') as tar:
             tar.add(folder)
+            (tmp_path / '._one.jsonl').write_bytes(b'\xff')  # as macOS adds
+            tar.add(tmp_path / '._one.jsonl', 'pairs/._one.jsonl')
     scores = []
     for pair in PAIRS:
         good, _ = by_hand(loaded, [loaded.eot], loaded.encode(pair['sentence_good']))
@@ -212,9 +215,25 @@ def test_an_archive_beside_its_files_is_not_read_twice(tmp_path):
     assert len(likelihood.rows_of(BLIMP, toy_loaded(), str(pairs))) == len(PAIRS)
 
 
-@pytest.mark.parametrize('make, text', [
+READ_ONCE = [
     (likelihood.loss_table, 'the nurse said'),
-    (partial(examples_table, wish=None, threshold=None), 'the nurse -> said')])
+    (partial(examples_table, wish=None, threshold=None), '- the nurse -> said')]
+
+
+@pytest.mark.parametrize('make, text', READ_ONCE)
+def test_each_model_reads_the_text_with_its_own_vocabulary(make, text, tmp_path, monkeypatch):
+    """Between two models of one vocabulary, a model of another changes no number."""
+    one = toy_loaded()
+    monkeypatch.setattr(helpers, 'WORDS', f'aardvark {helpers.WORDS}')
+    other = toy_loaded()
+    data = tmp_path / 'a.txt'
+    data.write_text(text)
+    alone = [make([loaded], str(data)).rows[0] for loaded in (one, other, one)]
+    together = make([one, other, one], str(data)).rows
+    assert [row[:5] for row in together] == [row[:5] for row in alone]  # then, changes from row 1
+
+
+@pytest.mark.parametrize('make, text', READ_ONCE)
 def test_a_pipe_is_read_once(make, text, tmp_path):
     """--data <(command) gives each model of one vocabulary the same tokens."""
     pipe = tmp_path / 'pipe'
@@ -225,6 +244,13 @@ def test_a_pipe_is_read_once(make, text, tmp_path):
     writer.join()
     Path(tmp_path, 'a.txt').write_text(text)
     assert of_pipe == make([toy_loaded(), toy_loaded(0)], str(tmp_path / 'a.txt')).rows
+
+
+def test_a_perplexity_too_large_for_a_number_is_infinite():
+    """A page without spaces is one word; its perplexity is infinite, its bits per byte are not."""
+    logp = torch.tensor([-400.0, -400.0]).double()
+    assert likelihood.perplexity(logp, 1) == math.inf
+    assert likelihood.bits_per_byte(logp, 10) == pytest.approx(80 / math.log(2))
 
 
 def test_lambada_in_other_languages_is_another_benchmark(tmp_path):

@@ -317,6 +317,7 @@ def test_greedy_text_is_pytorchs(prompt, shared_tab, toy):
 @pytest.mark.parametrize('line, offending', [
     ('zebra:0', '“zebra”'), ('nurse:16', '16'), ('nurse', '“nurse”'), ('nurse:x', '“nurse:x”'),
     ('nurse:3,', '“nurse:3,”'), ('nurse:1,5-3', '“5-3”'), ('*:she/he', '“*:she/he”'),
+    ('nurse,*:she/he', '“nurse,*:she/he” needs a word'),
     ('nurse:she/she', '“she/she”'), ('topic music', '“topic music” works in sample.py only'),
     ('@x', '“@x” works in sample.py only'),
     ('@x.safetensors=0.5', '“@x.safetensors=0.5” works in sample.py only')])

@@ -267,12 +267,33 @@ def test_merges_up_to_16384_need_no_download(n, monkeypatch):
     assert ids == sum(expected, [])
 
 
-@pytest.mark.parametrize('n', [16_384, 50_000])
+@pytest.mark.parametrize('n', [16_384, 49_999])
 def test_merges_are_the_first_of_gpt2(n, gpt2):
     """The bundled merges, and those cut from GPT-2's, match vocab.bpe."""
     lines = read_file_cached(VOCAB_BPE).decode().split('\n')
     first_merges = lines[1:1 + n]  # after the version
     assert gpt2_tokenizer(n) == {'name': 'gpt2', 'merges': first_merges}
+
+
+def test_all_merges_are_gpt2():
+    """With all 50,000 merges, the tokenizer is called GPT-2's, as that of an export is."""
+    assert gpt2_tokenizer(50_000) == gpt2_tokenizer(None)
+
+
+def test_a_vocabulary_beyond_uint16_is_refused(monkeypatch, capsys):
+    """A tokenizer with more ids than a .bin can hold is refused before any text is read."""
+    monkeypatch.setattr(prepare, 'LARGEST_VOCAB', 16_640)
+    Path('a.txt').write_text(BOOK)
+    said = error_of(prepare, capsys, 'a', '--text', 'a.txt', '--like', 'english')
+    assert '16,641' in said
+    assert not Path('data').exists()
+
+
+def test_a_file_that_is_only_held_out_is_said_to_be_read(capsys):
+    """If --text names nothing but --val's files, the line says that they are already read."""
+    Path('a.txt').write_text(BOOK)
+    argv = ['a', *MERGES, '--text', 'a.txt', '--val', 'a.txt']
+    assert '1 already read' in error_of(prepare, capsys, *argv)
 
 
 def test_without_merges_the_ids_are_those_of_gpt2(gpt2):

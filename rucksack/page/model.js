@@ -413,6 +413,9 @@ function parse(line, text) {
   const scaling = SCALING.exec(line);
   if (!scaling) throw Error(`“${line}” is not an edit; ${FORMS}`);
   const [, words, which, factor = '0'] = scaling;
+  if (which.includes('/') && wordList(words).includes('*')) {
+    throw Error(`“${line}” needs a word in place of *, because the sense differs between words`);
+  }
   return wordList(words).map(word => scaleSenses(word, which, Number(factor), text));
 }
 

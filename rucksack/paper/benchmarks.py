@@ -92,12 +92,12 @@ def belongs_to(benchmark: Benchmark, file: Path) -> bool:
 
 
 def rows_of_file(path: Path) -> list[dict]:
-    """Read the rows of a file: JSON lines, an archive of them, or the raw text of WikiText."""
+    """Read the rows of a file: JSON lines, a .tar of them, or the raw text of WikiText."""
     if '.tar' in path.suffixes:
         lines = []
         with tarfile.open(path) as tar:
             for member in tar:
-                if member.name.endswith('.jsonl'):
+                if re.search(r'(^|/)[^./][^/]*\.jsonl$', member.name):  # macOS adds ._NAME.jsonl
                     lines += tar.extractfile(member)
     elif path.suffix == '.jsonl':
         lines = path.read_text('utf-8-sig').split('\n')

@@ -59,9 +59,9 @@ def examples_table(models: list[LoadedModel], path: str | None, wish: str | None
     """Measure examples under each model: the mean, and the share that succeeds, by wish."""
     rows = []
     means = {}
-    for loaded in models:
-        is_read = (rows and loaded.tokenizer == models[0].tokenizer
-                   and loaded.config.block_size >= models[0].config.block_size)
+    for before, loaded in zip([None, *models], models):
+        is_read = (before and loaded.tokenizer == before.tokenizer
+                   and loaded.config.block_size >= before.config.block_size)
         if not is_read:  # read it only once: it may be a pipe
             examples = examples_for(loaded, path, wish)
         values = log_odds(loaded, examples)  # (examples,)

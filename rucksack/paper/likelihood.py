@@ -163,13 +163,13 @@ def score_texts(loaded: LoadedModel, texts: list[list[int]], what: str, look_bac
 
 
 def perplexity(logp: Tensor, n: int) -> float:
-    """Compute exp(-sum(logp) / n), for log-probabilities in nats."""
-    return math.exp(-logp.sum() / n)
+    """Compute exp(-sum(logp) / n), for log-probabilities in nats; infinity if it is too large."""
+    return (-logp.sum() / n).exp().item()
 
 
 def bits_per_byte(logp: Tensor, n_bytes: int) -> float:
     """Compute log2 of the perplexity per byte, which does not depend on the tokenizer."""
-    return math.log2(perplexity(logp, n_bytes))
+    return -logp.sum().item() / n_bytes / math.log(2)
 
 
 # -----------------------------------------------------------------------------
@@ -196,6 +196,9 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
                         'data/ or a .bin')
     if path.is_dir():
         path = path / 'val.bin'
+        if not path.exists():
+            raise UserError(f'there is no {path}; choose a text file or a folder that prepare.py '
+                            'made')
     if path.suffix != '.bin':
         with user_errors(path, 'choose a text file, a folder or a .bin'):
             ids = loaded.read(path)
@@ -225,9 +228,10 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
     rows = []
     paths = []
     all_scores = []
-    for loaded in models:
-        is_read = rows and data and loaded.tokenizer == models[0].tokenizer
-        if not is_read:  # read it only once: it may be a pipe
+    path = None
+    for before, loaded in zip([None, *models], models):
+        is_read = path and path.suffix != '.bin' and before.tokenizer == loaded.tokenizer
+        if not is_read:  # read a text only once: it may be a pipe
             ids, path = held_out(loaded, data)
         paths.append(str(path))
         n = count_parameters(loaded.model)
