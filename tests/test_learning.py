@@ -288,13 +288,13 @@ def test_the_background_holds_its_predictions(loaded):
     assert 0 < with_hold < without
 
 
-@pytest.mark.parametrize('line, least, most', [
-    ('the nurse said that -> she', -1.61, 0), ('the nurse said that -/> she', -10, -9.2),
-    ('the nurse said that -> she > he', 2.7, 5), ('the nurse said that -> he | song', -0.1, 0.1)])
-def test_a_wish_moves_its_odds_its_way(line, least, most, loaded, tmp_path):
+@pytest.mark.parametrize('wish, least, most', [
+    ('-> she', -1.61, 0), ('-/> she', -10, -9.2), ('-> she > he', 2.7, 5),
+    ('-> he | song', -0.1, 0.1)])
+def test_a_wish_moves_its_odds_its_way(wish, least, most, loaded, tmp_path):
     """Learning raises p(A) for ->, lowers it for -/>, lifts odds for >, and evens them for |."""
     path = tmp_path / 'wish.txt'
-    path.write_text(line)
+    path.write_text(f'- the nurse said that {wish}')
     examples = read_examples(path, loaded.encoding, 24)
     learned = learn(loaded.model, examples, BACKGROUND, budget=1.0).shift.edit()
     before = log_odds(loaded, examples).item()

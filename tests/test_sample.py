@@ -377,7 +377,8 @@ def test_control_characters_do_not_reach_the_terminal(out, capsys):
     evil = 'The nurse\x1b[31m\x07\u202e'
     said = say(sample, capsys, '--start', evil, '--explain', 'she')
     said += say(sample, capsys, '--start', evil, '--probs', 'she')
-    said += say(sample, capsys, '--start', evil, '--edit', f'{evil}:3', 'nurse\x07:2', *SHORT)
+    said += say(sample, capsys, '--start', evil, '--edit', 'nurse\x1b\x07:3', *SHORT)
+    said += error_of(sample, capsys, '--edit', f'{evil}:3')
     said += error_of(sample, capsys, '--from', evil) + toy_loaded(name=evil).about()
     assert not set(evil).intersection(said).intersection('\x1b\x07\u202e')
 
