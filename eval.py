@@ -157,13 +157,13 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
         # Both read the same number of tokens; otherwise we would compare context lengths.
         models[0].config = replace(models[0].config, block_size=changed.config.block_size)
     if args.edits:
-        changed = under_edit(changed, lender, args.edits, partial(read_prompts, models[0], args))
+        changed = under_edit(changed, lender, args.edits, partial(prompts_of, models[0], args))
     if args.edits or args.lender:
         models.insert(1, changed)
     return models
 
 
-def read_prompts(loaded: LoadedModel, args: argparse.Namespace) -> list[list[int]]:
+def prompts_of(loaded: LoadedModel, args: argparse.Namespace) -> list[list[int]]:
     """Encode the prompts of a table; only gender and examples have some."""
     if args.table == 'gender':
         return estimation_prompts(loaded, args.data)
