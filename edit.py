@@ -27,7 +27,7 @@ from rucksack.files import check_temporary, output_path
 from rucksack.learning import Learned, inside, learn, lines_of_shift, save_shift, write_texts
 from rucksack.loaded import LoadedModel, load_model
 from rucksack.paper.canonical import examples_for, fulfilled, log_odds
-from rucksack.paper.likelihood import Pair, Scores, count_changes, held_out, score, windows
+from rucksack.paper.likelihood import Pair, Scores, held_out, measure_edit, score, windows
 from rucksack.sample_tables import shortened, word_and_score
 from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.toy import toy_stories
@@ -155,12 +155,7 @@ def prices_table(texts: dict[str, tuple[Scores, Scores]], learned: Learned) -> T
     """Show what the edit costs on texts, scored before and after, and what it changes there."""
     rows = []
     for name, (before, after) in texts.items():
-        n = (before.targets != -1).sum().item()
-        loss = -before.logp.sum().item() / n
-        price = (before.logp - after.logp).sum().item() / n
-        counts = count_changes(before, after)
-        rows.append([name, n, after.touched.sum().item(), loss, price, 100 * price / loss,
-                     *counts.values()])
+        rows.append([name, *measure_edit(before, after).values()])
     columns = {'on': '', 'tokens': ',', 'moved': ',', 'loss': '.3f', 'price': '+.5f', '%': '+.3f',
                'changed': ',', 'repaired': ',', 'broken': ','}
     title = ('What the edit costs in nats per token, how many tokens have a moved sense, and how '

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 
 from rucksack.cli import Parser, number, printable, run_cli
-from rucksack.edits import SensesOf, Topic, make_edit, parse_lines
+from rucksack.edits import Topic, make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.examples import WISHES
 from rucksack.files import output_path
@@ -62,7 +63,7 @@ TABLES = {
     'blimp': Kind(blimp_table, 'Table 2', 'choosing the grammatical sentence in a pair'),
     'examples': Kind(
         examples_table, '', 'how well a model fulfils the examples (see edit.py) in --data FILE',
-        flags=('data', 'wish', 'threshold')),
+        flags=('data', 'wish')),
     'similarity': Kind(
         similarity_table, 'Table 4', 'word similarity, sense by sense', needs_senses=True),
     'gender': Kind(
@@ -124,9 +125,6 @@ def make_parser() -> Parser:
     add = of['examples'].add_argument
     add('--wish', choices=WISHES,
         help='the wish for all rows of a .jsonl [more; equal for rows with suffix1 and suffix2]')
-    add('--threshold', type=number(float, 1e-9), metavar='X',
-        help='what counts as success: p(A) at least X for more [0.2], below X for less [0.001]; A '
-             'at least X times as likely as B for order [16], at most X times for equal [1.5]')
     for name, kind in TABLES.items():
         if kind.needs_senses:
             continue
@@ -157,7 +155,8 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
         # Both read the same number of tokens; otherwise we would compare context lengths.
         models[0].config = replace(models[0].config, block_size=changed.config.block_size)
     if args.edits:
-        changed = under_edit(changed, lender, args.edits, partial(prompts_of, models[0], args))
+        prompts = prompts_of(models[0], args)
+        changed = under_edit(changed, lender, args.edits, prompts)
     if args.edits or args.lender:
         models.insert(1, changed)
     return models
@@ -197,19 +196,16 @@ def load_baseline(own: LoadedModel, name: str | None, load: Callable) -> list[Lo
 
 
 def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
-               read_prompts: Callable[[], list[list[int]]]) -> LoadedModel:
+               prompts: list[list[int]]) -> LoadedModel:
     """Apply edits, one per line, to a model; raises UserError if any would see later tokens.
 
-    The senses come from the lender. Prompts, as ids, determine the sense in nurse:she/he; other
-    edits read none, because they may come from a pipe.
+    The senses come from the lender. Prompts, as ids, determine the sense in nurse:she/he.
     """
     lender.needs_senses('--edit without --lender')
     changes = parse_lines(lines)
     if any(isinstance(change, Topic) for change in changes):
         raise UserError('a topic edit depends on later tokens, so no text can be scored under it; '
                         'use other edits here, or sample.py')
-    has_pair = any(isinstance(change, SensesOf) and change.pair for change in changes)
-    prompts = read_prompts() if has_pair else []
     texts = [torch.tensor([ids], device=loaded.device) for ids in prompts]  # (1, T) each
     edit, sentences = make_edit(changes, lender.model, lender.encoding, texts)
     name = f'{loaded.name} under {", ".join(lines)}'
@@ -251,6 +247,11 @@ def run(argv: list[str]) -> None:
     if args.table == 'all':
         names = [name for name, kind in TABLES.items() if kind.number]
     csv_file = output_path('--csv', args.csv, CSV_BEGINS)
+    if args.data and Path(args.data).is_fifo():
+        copy = NamedTemporaryFile()  # each model reads the data, and a pipe can be read only once
+        copy.write(Path(args.data).read_bytes())
+        copy.flush()
+        args.data = copy.name
     models = load_models(args)
     for loaded in models:
         print(loaded.about())

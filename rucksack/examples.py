@@ -19,17 +19,17 @@ FORMS = {  # a line -> what it wishes for
     'PROMPT -> A | B': 'A and B should be equally likely'}
 WISHES = {  # wish -> form of its line; --wish takes the names
     'more': '{} ->{}', 'less': '{} -/>{}', 'order': '{} ->{} >{}', 'equal': '{} ->{} |{}'}
+ROWS = ('.jsonl', '.ndjson', '.json')  # files whose lines are rows
 # Thresholds for fulfilled wishes, as published for the capitals, StereoSet, the verbs and the
 # pronouns: minimum and maximum probability, then minimum and maximum ratio of A to B.
-ROWS = ('.jsonl', '.ndjson', '.json')  # files whose lines are rows
 THRESHOLDS = {'more': 0.2, 'less': 0.001, 'order': 16, 'equal': 1.5}
 ARROWS = {('->', None): 'more', ('-/>', None): 'less', ('->', '>'): 'order', ('->', '|'): 'equal'}
 
 
-def loss_limit(wish: str, threshold: float | None = None) -> float:
-    """Return the highest loss, in nats, that fulfils a wish; threshold defaults to THRESHOLDS."""
+def loss_limit(wish: str) -> float:
+    """Return the highest loss, in nats, that fulfils a wish."""
     sign = -1 if wish in ('more', 'order') else 1
-    return sign * math.log(threshold or THRESHOLDS[wish])
+    return sign * math.log(THRESHOLDS[wish])
 
 
 @dataclass(frozen=True)

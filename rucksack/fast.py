@@ -70,7 +70,7 @@ class Cache:
 
     def extend(self, name: object, start: int, new: Tensor) -> Tensor:
         """Store new (B, T, ..) after the first start tokens of a name; return all (B, S, ..)."""
-        if name not in self.tensors:
+        if start == 0:
             B, _, *rest = new.shape
             self.tensors[name] = new.new_empty(B, self.room, *rest)
         tensor = self.tensors[name]  # (B, room, ..)
@@ -116,17 +116,14 @@ class Cached:
     def __init__(self, model: Backpack | GPT):
         self.model = model
         self.config = model.config
-        self.read = None  # the texts (B, start) in the cache
+        self.cache = Cache(model.config.block_size)
+        self.read = None  # the texts in the cache
 
     def n_read(self, idx: Tensor) -> int:
-        """Count the cached tokens of texts (B, S): all but one, or 0 after emptying the cache."""
-        if self.read is not None:
-            start = self.read.shape[1]
-            is_next = start in (0, idx.shape[1] - 1)
-            if is_next and torch.equal(idx[:, :start], self.read):
-                return start
-        self.cache = Cache(self.config.block_size)
-        self.read = idx[:, :0]
+        """Count the cached tokens of texts (B, S): all but one, or 0 if the texts are others."""
+        if self.read is not None and torch.equal(idx[:, :-1], self.read):
+            return idx.shape[1] - 1
+        self.read = None
         return 0
 
     def senses(self, idx: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import csv
 import math
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,8 +93,7 @@ def folded(cells: tuple[str, ...], first: int) -> list[str]:
 def write_csv(path: Path, tables: dict[str, Table]) -> None:
     """Write the rows of all tables under one header; the file appears only when complete.
 
-    The first column has the name of the table; a column that a table lacks is empty. If there
-    are no rows, an existing file stays.
+    The first column has the name of the table; a column that a table lacks is empty.
     """
     import pandas  # slow to import
     names = []
@@ -104,9 +102,6 @@ def write_csv(path: Path, tables: dict[str, Table]) -> None:
         for row in table.rows:
             names.append(name)
             rows.append(csv_row(table, row))
-    if not rows:
-        print(f'{printable(str(path))}: not written, because no table has a row', file=sys.stderr)
-        return
     frame = pandas.DataFrame(rows, names, dtype=object)
     text = frame.to_csv(index_label=FIRST_COLUMN, quoting=csv.QUOTE_NONNUMERIC)
     write_file(path, text)

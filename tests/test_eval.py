@@ -15,7 +15,6 @@ from helpers import WORDS, error_of, make_data, save, toy_loaded, write_benchmar
 from rucksack import eval as tables
 from rucksack.errors import UserError
 from rucksack.paper import gender, topics
-from rucksack.table import Table, write_csv
 from rucksack.tokenizer import words_tokenizer
 from rucksack.weights import BUNDLED
 
@@ -76,16 +75,16 @@ def test_edit_adds_rows_and_changes_no_other(name, data, n_rows, capsys):
     assert under_edit[2:] != list(plain[0].values())[2:]
 
 
-@pytest.mark.parametrize('name, text', [('gender', 'nurse'), ('examples', '- the nurse -> said')])
-def test_data_of_an_edited_model_may_be_a_pipe(name, text, capsys):
-    """--data <(command) works with an edit that needs no prompts."""
+@pytest.mark.parametrize('name, text', [
+    ('loss', 'the nurse said'), ('gender', 'nurse'), ('examples', '- the nurse -> said')])
+def test_data_may_be_a_pipe(name, text, capsys):
+    """--data <(command) gives the numbers of a file, although both models read it."""
     argv = [name, '--from=out/run_2', '--edit', '*:0', '--data']
     Path('a.txt').write_text(text)
     os.mkfifo('pipe')
     writer = threading.Thread(target=Path('pipe').write_text, args=[text], daemon=True)
     writer.start()
-    of_pipe = say(capsys, *argv, 'pipe')
-    assert of_pipe == say(capsys, *argv, 'a.txt').replace('a.txt', 'pipe')
+    assert rows_of(capsys, *argv, 'pipe') == rows_of(capsys, *argv, 'a.txt')
 
 
 def test_a_table_is_printed_though_csv_cannot_be_written(capsys):
@@ -169,21 +168,6 @@ def test_the_dataset_of_a_checkpoint_is_a_name_in_data(capsys):
     state['settings']['dataset'] = str(Path('data/tiny').absolute())
     torch.save(state, 'out/run/ckpt.pt')
     assert 'data/tiny' in error_of(tables, capsys, 'loss', '--from=out/run')
-
-
-def test_data_that_changed_since_the_training_are_refused(capsys):
-    """Changed data is refused, because val.bin may hold what the model was trained on."""
-    state = torch.load('out/run/ckpt.pt')
-    torch.save(state | {'data': 'other data'}, 'out/run/ckpt.pt')
-    assert 'data/tiny' in error_of(tables, capsys, 'loss', '--from=out/run')
-
-
-def test_a_table_without_rows_replaces_no_csv(capsys):
-    """If a table has no rows, the file of an earlier table stays unchanged."""
-    rows_of(capsys, 'loss', '--from=out/run')
-    before = Path('x.csv').read_text()
-    write_csv(Path('x.csv'), {'empty': Table('nothing', {'model': ''}, [])})
-    assert Path('x.csv').read_text() == before
 
 
 def test_each_row_of_topic_is_written_when_it_is_made(monkeypatch, capsys):

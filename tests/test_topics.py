@@ -51,17 +51,6 @@ def test_a_row_has_the_shares_and_the_perplexity_of_its_texts(monkeypatch):
     assert perplexity == pytest.approx(math.exp(-logp / (4 + 1 + 6)), rel=1e-4)
 
 
-def test_a_transformer_that_reads_token_by_token_is_the_same():
-    """Logits from cached keys and values equal logits from one pass over the text, to 1e-5."""
-    s = toy_loaded(k=0, n_layer=3)
-    idx = torch.randint(s.encoding.n_vocab, (2, 9), generator=torch.Generator().manual_seed(0))
-    past = torch.zeros(3, 2, 0, 48)
-    whole = s.model(idx)
-    for t in range(9):
-        logits, past = topics.read_on(s.model, idx[:, t], past)
-        assert_close(logits, whole[:, t], atol=1e-5, rtol=1e-5)
-
-
 def test_pplm_without_a_step_is_plain_sampling():
     """PPLM with step 0 draws what generate draws, and with step 9 it draws something else."""
     s = toy_loaded(k=0, n_layer=2)

@@ -34,16 +34,13 @@ def log_odds(loaded: LoadedModel, examples: list[Example]) -> Tensor:
     return values
 
 
-def fulfilled(examples: list[Example], values: Tensor, threshold: float | None = None) -> Tensor:
-    """Tell which examples are fulfilled (n,), given their values (n,) from log_odds.
-
-    A threshold of None means THRESHOLDS.
-    """
+def fulfilled(examples: list[Example], values: Tensor) -> Tensor:
+    """Tell which examples are fulfilled (n,), given their values (n,) from log_odds."""
     found = []
     for example, value in zip(examples, values.tolist()):
         wish = example.wish
         losses = {'more': -value, 'order': -value, 'less': value, 'equal': abs(value)}
-        found.append(losses[wish] <= loss_limit(wish, threshold))
+        found.append(losses[wish] <= loss_limit(wish))
     return torch.tensor(found)
 
 
@@ -54,18 +51,15 @@ def examples_for(loaded: LoadedModel, path: str | None, wish: str | None) -> lis
     return read_examples(Path(path), loaded.encoding, loaded.config.block_size, wish)
 
 
-def examples_table(models: list[LoadedModel], path: str | None, wish: str | None,
-                   threshold: float | None) -> Table:
+def examples_table(models: list[LoadedModel], path: str | None, wish: str | None
+                   ) -> Table:
     """Measure examples under each model: the mean, and the share that succeeds, by wish."""
     rows = []
     means = {}
-    for before, loaded in zip([None, *models], models):
-        is_read = (before and loaded.tokenizer == before.tokenizer
-                   and loaded.config.block_size >= before.config.block_size)
-        if not is_read:  # read it only once: it may be a pipe
-            examples = examples_for(loaded, path, wish)
+    for loaded in models:
+        examples = examples_for(loaded, path, wish)
         values = log_odds(loaded, examples)  # (examples,)
-        succeeds = fulfilled(examples, values, threshold)
+        succeeds = fulfilled(examples, values)
         for name in WISHES:
             of_wish = [example.wish == name for example in examples]
             found = values[of_wish]
@@ -79,7 +73,5 @@ def examples_table(models: list[LoadedModel], path: str | None, wish: str | None
     title = f'Examples in {path}: the measure in nats, and the share of successes'
     columns = {'model': '', 'wish': str, 'examples': 'd', 'measure': str, 'nats': '.3f',
                'change': '+.3f', 'success': '.3f'}
-    notes = []
-    if threshold is None:
-        notes = [f'Success for {name}: {SUCCESS[name]}.' for name in means]
+    notes = [f'Success for {name}: {SUCCESS[name]}.' for name in means]
     return Table(title, columns, rows, notes)

@@ -62,21 +62,18 @@ def estimation_prompts(loaded: LoadedModel, data: str | None) -> list[list[int]]
 
 
 def tokens_of_noun(loaded: LoadedModel, ids: list[int], noun: str, prompt: str) -> Tensor:
-    """Tell which tokens ids (T,) of a prompt contain a letter of the noun: (T,)."""
-    encoding = loaded.encoding
-    _, starts = encoding.decode_with_offsets(ids)  # where tokens start, in characters
-    # A token that ends inside a character ends after it, as decode gives a U+FFFD for the part.
-    ends = [len(encoding.decode(ids[:i + 1])) for i in range(len(ids))]
-    is_noun = torch.zeros(len(ids), dtype=torch.bool)
-    before = ''
-    for part in prompt.split('{}')[:-1]:
-        before += part
-        start = len(before)
-        before += noun
-        for i in range(len(ids)):
-            if ends[i] > start and starts[i] < len(before):
-                is_noun[i] = True
-    return is_noun
+    """Tell which tokens ids (T,) of a prompt contain a byte of the noun: (T,)."""
+    is_noun = []  # for each byte of the text
+    for part in prompt.split('{}'):
+        is_noun += [False] * len(part.encode())
+        is_noun += [True] * len(noun.encode())  # after the last part, this is no token's
+    found = []
+    end = 0
+    for token in loaded.encoding.decode_tokens_bytes(ids):
+        start = end
+        end += len(token)
+        found.append(any(is_noun[start:end]))
+    return torch.tensor(found)
 
 
 def prompts_on(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounPrompts:

@@ -107,17 +107,26 @@ def score_batch(loaded: LoadedModel, texts: list[tuple[Tensor, Tensor]], longest
     return Scores(logp.cpu().double(), n_touched.cpu(), *padded)
 
 
-def count_changes(before: Scores, after: Scores) -> dict[str, int]:
-    """Count the positions whose likeliest next id an edit changed.
+def measure_edit(before: Scores, after: Scores) -> dict[str, float]:
+    """Measure the price of an edit in nats per token, and where likeliest next ids changed.
 
     A position that turns from wrong to right is repaired; one from right to wrong is broken.
     """
-    has_changed = before.likeliest != after.likeliest  # (n, T)
-    was_right = before.likeliest == before.targets
+    n = (before.targets != -1).sum()
+    loss = -before.logp.sum() / n
+    price = (before.logp - after.logp).sum() / n
+    was_right = before.likeliest == before.targets  # (n, T)
     is_right = after.likeliest == after.targets
-    found = {'changed': has_changed, 'repaired': has_changed & is_right,
-             'broken': has_changed & was_right}
-    return {name: which.sum().item() for name, which in found.items()}
+    found = {
+        'tokens': n,
+        'moved': after.touched.sum(),
+        'loss': loss,
+        'price': price,
+        '%': 100 * price / loss,
+        'changed': (before.likeliest != after.likeliest).sum(),
+        'repaired': (is_right & ~was_right).sum(),
+        'broken': (was_right & ~is_right).sum()}
+    return {name: value.item() for name, value in found.items()}
 
 
 def edit_notes(models: list[LoadedModel], scores: list[Scores]) -> list[str]:
@@ -128,13 +137,12 @@ def edit_notes(models: list[LoadedModel], scores: list[Scores]) -> list[str]:
     notes = []
     for loaded, before, after in zip(models[1:], scores, scores[1:]):
         if loaded.edit:
-            n = (before.targets != -1).sum().item()
-            cost = (before.logp - after.logp).sum() / n
-            counts = count_changes(before, after)
+            found = measure_edit(before, after)
             notes.append(
-                f'{loaded.name}: {cost:+.5f} nats per token; touched {after.touched.sum():,} of '
-                f'{n:,} tokens. The likeliest next word changed at {counts["changed"]:,} '
-                f'positions: {counts["repaired"]:,} repaired, {counts["broken"]:,} broken.')
+                f'{loaded.name}: {found["price"]:+.5f} nats per token; touched '
+                f'{found["moved"]:,} of {found["tokens"]:,} tokens. The likeliest next word '
+                f'changed at {found["changed"]:,} positions: {found["repaired"]:,} repaired, '
+                f'{found["broken"]:,} broken.')
     return notes
 
 
@@ -191,14 +199,11 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
         path = Path(data)
     else:
         path = Path('data', data)
-    if not path.exists():
-        raise UserError(f'there is no {data or path}; choose a text file, a folder, a name in '
-                        'data/ or a .bin')
     if path.is_dir():
         path = path / 'val.bin'
-        if not path.exists():
-            raise UserError(f'there is no {path}; choose a text file or a folder that prepare.py '
-                            'made')
+    if not path.exists():
+        raise UserError(f'there is no {path}; choose a text file, a .bin, a folder that prepare.py '
+                        'made, or its name in data/')
     if path.suffix != '.bin':
         with user_errors(path, 'choose a text file, a folder or a .bin'):
             ids = loaded.read(path)
@@ -218,23 +223,16 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
     return ids.tolist(), path
 
 
-def count_bytes(loaded: LoadedModel, ids: list[int]) -> int:
-    """Count the bytes of text that ids stand for; an end-of-text counts as no bytes."""
-    return len(loaded.encoding.decode_bytes([i for i in ids if i != loaded.eot]))
-
-
 def loss_table(models: list[LoadedModel], data: str | None) -> Table:
     """Make Tables 2 and 8: perplexity in blocks of block_size tokens, with one token of context."""
     rows = []
     paths = []
     all_scores = []
-    path = None
-    for before, loaded in zip([None, *models], models):
-        is_read = path and path.suffix != '.bin' and before.tokenizer == loaded.tokenizer
-        if not is_read:  # read a text only once: it may be a pipe
-            ids, path = held_out(loaded, data)
+    for loaded in models:
+        ids, path = held_out(loaded, data)
         paths.append(str(path))
         n = count_parameters(loaded.model)
+        text = loaded.encoding.decode_bytes([i for i in ids if i != loaded.eot])
         scores = score_texts(loaded, [ids], 'loss')
         all_scores.append(scores)
         rows.append([
@@ -243,7 +241,7 @@ def loss_table(models: list[LoadedModel], data: str | None) -> Table:
             n['total'] / 1e6,
             n['contextualizer'] / 1e6,
             perplexity(scores.logp, len(ids)),
-            bits_per_byte(scores.logp, count_bytes(loaded, ids)),
+            bits_per_byte(scores.logp, len(text)),
             len(ids)])
     columns = {
         'model': '',

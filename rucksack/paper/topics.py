@@ -1,8 +1,6 @@
 """Table 12: topic control, compared with PPLM on the Transformer."""
 
-import math
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -176,20 +174,6 @@ def generators_of(models: list[LoadedModel], labels: list[str], steps: list[floa
     return rows
 
 
-def estimate(rows: list[tuple], n_texts: int, length: int) -> str:
-    """Estimate the time for all texts: each row generates a tenth of the length on one topic."""
-    short = max(1, length // 10)
-    start = time.monotonic()
-    for loaded, _, generators in rows:
-        size = (min(n_texts, TEXTS_AT_ONCE), 1)
-        first_tokens = torch.full(size, loaded.eot, device=loaded.device)
-        with loaded.autocast():
-            generators[0](first_tokens, n=short)
-    batches = len(rows[0][2]) * math.ceil(n_texts / TEXTS_AT_ONCE)
-    minutes = (time.monotonic() - start) * length / short * batches / 60
-    return f'topic: {len(rows)} rows, about {minutes:.0f} minutes in all'
-
-
 def topic_row(loaded: LoadedModel, name: str, generators: list[Callable], labels: list[str],
               n_texts: int, length: int) -> list:
     """Make a row of the table from texts generated on each topic."""
@@ -240,11 +224,7 @@ def topic_tables(models: list[LoadedModel], n_texts: int, length: int,
         'uses a RoBERTa classifier).',
         "Words of the bag: the share of tokens that are in the topic's bag of words (Table 10).",
         'Perplexity is measured with the same model without control.']
-    rows_to_make = generators_of(models, labels, steps)
-    print(estimate(rows_to_make, n_texts, length), file=sys.stderr, flush=True)
     rows = []
-    for loaded, name, generators in rows_to_make:
-        row = topic_row(loaded, name, generators, labels, n_texts, length)
-        print(f'{row[0]}: {row[1]:.1f}% on topic', file=sys.stderr, flush=True)
-        rows.append(row)
+    for loaded, name, generators in progress(generators_of(models, labels, steps), 'topic'):
+        rows.append(topic_row(loaded, name, generators, labels, n_texts, length))
         yield Table(title, COLUMNS, rows, notes)
