@@ -12,7 +12,6 @@ from docs.dev.canonical import (
     best_config,
     choose_beta,
     factor_within,
-    last_logits,
     mean_loss,
     setter,
     standard_error,
@@ -35,16 +34,6 @@ def in_float64():
 def lent(strength: float) -> Lent:
     """Lend a Transformer the senses of a Backpack."""
     return Lent(lively(1, n_sense=0), lively(2), strength).requires_grad_(False)
-
-
-@pytest.mark.parametrize('model', [lively(2), lively(1, n_sense=0), lent(0.7)])
-def test_last_logits_are_the_models(model):
-    """The logits at the last positions are the model's, under an edit if it has senses."""
-    idx = text(batch=1)
-    edit, C = None, {}
-    if model.config.n_sense:
-        edit, C = OFF, {'C': OFF(idx, model.senses(idx))}
-    assert_close(last_logits(model, idx, 4, edit), model(idx, **C)[0, -4:])
 
 
 def test_a_mean_loss_counts_each_token_once():

@@ -36,7 +36,6 @@ import rucksack
 from rucksack import learning
 from rucksack.examples import Example
 from rucksack.lending import Lent
-from rucksack.model import Backpack
 
 BUDGET = 1e-3  # a share of the loss on ordinary text
 FACTORS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -131,20 +130,9 @@ def nats_after(model, prompt, continuation, edit):
 
 
 def last_logits(model, idx, n, edit):
-    """Compute the logits at the last n positions of a text; for a Lent, as Lent.forward does."""
-    if isinstance(model, Lent):
-        logits = last_logits(model.other, idx, n, None)
-        if edit:
-            added = last_logits(model.lender, idx, n, lambda idx, C: edit(idx, C) - C)
-            logits = logits + model.strength * added
-        return logits
-    h = model.contextualizer(model.wte(idx))
-    if isinstance(model, Backpack):
-        alpha = model.sense_weights(h)[:, :, -n:]
-        C = model.senses(idx)
-        C = edit(idx, C) if edit else C
-        h = torch.einsum('blij,bjld->bid', alpha, C)
-    return F.linear(h[0, -n:], model.wte.weight[:model.config.n_vocab])
+    """Compute the logits at the last n positions of a text (1, T), under an edit or none."""
+    C = {'C': edit(idx, model.senses(idx))} if edit else {}
+    return model(idx, **C)[0, -n:, :model.config.n_vocab]
 
 
 def judge(model, examples, edit, threshold):

@@ -105,7 +105,9 @@ class Tokenizer {
 
   // The ids of a word, inside a text and at the start: [[id, ..], ..]. The form at the start counts
   // only if both are one token or both are several. A vocabulary of words has no unknown words.
+  // null means every word.
   forms(word) {
+    if (word === '*') return null;
     const inside = this.inside(word);
     const isUnknown = this.firstWord > 0 && this.tokens[inside[0]] === ' ';
     if (isUnknown) return [[this.id(word)]];
@@ -421,7 +423,7 @@ function parse(line, text) {
 
 // Multiplies senses: those in spans, such as 3-5,10, or the one that most separates a pair.
 function scaleSenses(word, which, factor, text) {
-  const forms = formsOf(word);
+  const forms = tokenizer.forms(word);
   const isPair = which.includes('/');
   const {senses, note} = isPair ? separatingSense(word, forms, which, text) : sensesIn(which);
   const apply = (C, factors) => senses.forEach(l => { factors[l] *= factor; });
@@ -457,12 +459,7 @@ function replaceWord(word, old, now) {
       add(sense, move, dot(sense, r));
     }
   };
-  return {word, forms: formsOf(word), apply};
-}
-
-// The forms of a word; null is every word.
-function formsOf(word) {
-  return word === '*' ? null : tokenizer.forms(word);
+  return {word, forms: tokenizer.forms(word), apply};
 }
 
 // The words in a,b,c; a text with an empty part, such as ",", is one word.
@@ -586,11 +583,6 @@ function wordsMoved(C) {
   });
 }
 
-// Reads the end of a text, as much as fits the model.
-function readText(string) {
-  pageText.read(idsOf(string).slice(-model.config.block_size));
-}
-
 let pageText;
 const writers = {};  // title of a column -> what generate yields for it
 
@@ -607,8 +599,9 @@ const answers = {
   // What the page shows about a prediction. place is the position of the chosen token; if the text
   // lacks it, the page chooses. Finding the words that its senses move takes a while.
   look({string, lines, compare, place, withWords}) {
-    readText(string);
-    const {ids} = pageText;
+    const allIds = idsOf(string);
+    const ids = allIds.slice(-model.config.block_size);
+    pageText.read(ids);
     const edit = new Edit(lines, pageText);
     const before = pageText.probs(new Edit([]));
     const now = pageText.probs(edit);
@@ -634,7 +627,7 @@ const answers = {
       now: now[id],
     });
     return {
-      nDropped: idsOf(string).length - ids.length,
+      nDropped: allIds.length - ids.length,
       tokens,
       place: chosen,
       words: withWords ? wordsMoved(edit.at(ids, chosen).C) : null,
@@ -649,7 +642,7 @@ const answers = {
 
   // The number of tokens after which the edits change the likeliest next word.
   countChanged({string, lines}) {
-    readText(string);
+    pageText.read(idsOf(string).slice(-model.config.block_size));
     return pageText.countChanged(new Edit(lines, pageText));
   },
 
