@@ -23,7 +23,7 @@ from rucksack.cli import HOME, Parser, number, printable, run_cli
 from rucksack.errors import UserError, user_errors
 from rucksack.examples import FORMS, ROWS, WISHES, Example
 from rucksack.fast import Cached
-from rucksack.files import check_temporary, output_path
+from rucksack.files import output_path
 from rucksack.learning import Learned, inside, learn, lines_of_shift, save_shift, write_texts
 from rucksack.loaded import LoadedModel, load_model
 from rucksack.paper.canonical import examples_for, fulfilled, log_odds
@@ -81,10 +81,9 @@ def make_parser() -> Parser:
 
 def check_out(path: Path) -> None:
     """Raise UserError if we cannot write a learned edit to path, or if the file is not ours."""
-    if path.suffix != '.safetensors' or not path.parent.is_dir():
-        raise UserError(f'--out {path}: give a name that ends in .safetensors, in a folder that '
-                        'exists')
-    check_temporary('--out', path)
+    if path.suffix != '.safetensors':
+        raise UserError(f'--out {path}: give a name that ends in .safetensors')
+    output_path('--out', path, begins='')
     if path.exists():
         with user_errors(f'--out {path}', 'give the name of a new file, or of a learned edit'):
             lines_of_shift(path)

@@ -126,8 +126,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     flags.needs_senses = bool(looks or flags.changes or flags.html)
     flags.is_look = bool(looks or flags.probs)
     flags.looks_at_senses = bool(looks)
-    if flags.lender and (flags.export or flags.html):
-        parser.error('--export and --html write one model; drop --lender')
     if flags.lender and not flags.changes:
         parser.error('--lender lends an edit; add --edit or --senses-off')
     if flags.strength is not None and not flags.lender:
@@ -242,7 +240,7 @@ def make_tables(flags: argparse.Namespace, loaded: LoadedModel, lender: LoadedMo
         tables[f'similar {word}'] = sample_tables.similar(lender, word)
     if flags.probs:
         tables['probs'] = sample_tables.probabilities(loaded, prompts, flags.probs)
-    for n, (prompt, idx) in enumerate(progress(prompts, 'prompts'), 1):
+    for prompt, idx in progress(prompts, 'prompts'):
         after = {}
         if flags.explain is not None:
             after['explain'] = sample_tables.explanation(lender, flags.explain, idx)
@@ -253,8 +251,6 @@ def make_tables(flags: argparse.Namespace, loaded: LoadedModel, lender: LoadedMo
         for name, table in after.items():
             if len(prompts) > 1:
                 name = f'{name}: {prompt}'
-                if name in tables:  # the same prompt again
-                    name = f'{name} (prompt {n})'
                 table.title = f'"{prompt}"\n{table.title}'
             tables[name] = table
     return tables

@@ -77,10 +77,10 @@ def keep_freed_memory() -> None:
 
 def to_device(batch: list[Tensor], device: str) -> list[Tensor]:
     """Copy tensors to a device; on CUDA, without waiting for the previous step."""
-    if not device.startswith('cuda'):
-        return [tensor.to(device) for tensor in batch]
-    pinned = [tensor.contiguous().pin_memory() for tensor in batch]
-    return [tensor.to(device, non_blocking=True) for tensor in pinned]
+    is_cuda = device.startswith('cuda')
+    if is_cuda:
+        batch = [tensor.contiguous().pin_memory() for tensor in batch]
+    return [tensor.to(device, non_blocking=is_cuda) for tensor in batch]
 
 
 def can_compile(device: str) -> bool:

@@ -10,7 +10,7 @@ from tiktoken import Encoding
 
 from rucksack.errors import UserError, user_errors
 from rucksack.tokenizer import encode, lacks
-from rucksack.words import inside_text
+from rucksack.words import inside_text, read_lines
 
 FORMS = {  # a line -> what it wishes for
     'PROMPT -> A': 'A should be likelier after PROMPT',
@@ -36,21 +36,14 @@ def loss_limit(wish: str) -> float:
 class Example:
     """A prompt, and the continuations to make likelier or less likely after it, all as ids.
 
-    With both, the first should become likelier than the second, or equally likely if are_equals.
+    With both, the first should become likelier than the second, or equally likely if wish is equal.
     """
 
     line: str  # as written
     prompt: list[int]
     likelier: list[int]
     less_likely: list[int]
-    are_equals: bool = False
-
-    @property
-    def wish(self) -> str:
-        """Name the example's wish, one of WISHES."""
-        if self.likelier and self.less_likely:
-            return 'equal' if self.are_equals else 'order'
-        return 'more' if self.likelier else 'less'
+    wish: str = 'more'  # one of WISHES
 
     @property
     def n_tokens(self) -> int:
@@ -66,14 +59,9 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
     None means more, or equal for rows with suffix1 and suffix2. Raises UserError for a line that
     cannot be read, and for an example longer than block_size.
     """
-    with user_errors(path, 'give a text file with one example per line'):
-        lines = path.read_text(encoding='utf-8-sig').split('\n')
-    lines = [line.strip() for line in lines]
-    lines = [line for line in lines if line and not line.startswith('#')]
-    if not lines:
-        raise UserError(f'{path} has no example; write one per line, such as {next(iter(FORMS))}')
     examples = []
-    for line in lines:
+    for line in read_lines(f'@{path}'):
+        line = line.strip()
         is_row = path.suffix.lower() in ROWS
         if wish and not is_row:
             raise UserError('--wish is for the rows of a .jsonl; in a text file, each line has '
@@ -88,7 +76,7 @@ def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | N
     for one in examples:
         n = len(one.prompt) + one.n_tokens - 1
         if n > block_size:
-            raise UserError(f'{quoted_start(one.line)} has {n} tokens before its last one, but the '
+            raise UserError(f'{one.line!r:.80} has {n} tokens before its last one, but the '
                             f'model reads at most {block_size}; shorten its prompt')
     return examples
 
@@ -100,7 +88,7 @@ def parse_line(line: str) -> tuple[list[str], str]:
     match = re.fullmatch(rf'{prompt}\s*(?<![-/])(-/?>)\s*{text}(?:\s+([>|])\s*{text})?', line)
     wish = match and ARROWS.get((match[2], match[4]))
     if not wish:
-        raise UserError(f'{quoted_start(line)} cannot be read; write one of {", ".join(FORMS)}')
+        raise UserError(f'{line!r:.80} cannot be read; write one of {", ".join(FORMS)}')
     continuations = [text for text in match.group(3, 5) if text]
     return [match[1], *map(joined, continuations)], wish
 
@@ -115,16 +103,13 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
     """Parse a row of a .jsonl: prefix with suffix, or with suffix1 and suffix2."""
     hint = ('give prefix and suffix for more and less, or prefix, suffix1 and suffix2 for order '
             'and equal')
-    with user_errors(quoted_start(line), hint):
+    with user_errors(f'{line!r:.80}', hint):
         row = json.loads(line)
-        found = [name for name in ('suffix', 'suffix1', 'suffix2') if name in row]
         if wish is None:
-            wish = 'equal' if 'suffix1' in found else 'more'
+            wish = 'equal' if 'suffix1' in row else 'more'
         names = ['suffix1', 'suffix2'] if wish in ('order', 'equal') else ['suffix']
-        if found != names:
-            raise ValueError(f'{wish} takes {names}, but this row has {found}')
-        texts = ['' + row[name] for name in ['prefix', *names]]  # raises TypeError unless text
-        ''.join(texts).encode()  # raises UnicodeEncodeError for a lone surrogate
+        texts = [row[name] for name in ['prefix', *names]]
+        ''.join(texts).encode()  # raises for what is no text, and for a lone surrogate
     return texts, wish
 
 
@@ -132,7 +117,7 @@ def ids_of(text: str, encoding: Encoding, line: str) -> list[int]:
     """Encode a part of an example; raises UserError if it is empty or has unknown words."""
     ids = encode(encoding, text)
     if not ids or lacks(encoding, text):
-        raise UserError(f'{quoted_start(line)}: {text!r} is empty, or has a word that the model '
+        raise UserError(f'{line!r:.80}: {text!r} is empty, or has a word that the model '
                         'does not know')
     return ids
 
@@ -141,15 +126,10 @@ def make_example(line: str, ids: list[list[int]], wish: str) -> Example:
     """Make an example from the ids of its prompt and continuations."""
     prompt, first, *rest = ids
     if wish == 'less':
-        return Example(line, prompt, [], first)
+        return Example(line, prompt, [], first, wish)
     second = rest[0] if rest else []
     n = min(len(first), len(second))
     if second and first[:n] == second[:n]:  # the longer one cannot be likelier
-        raise UserError(f'{quoted_start(line)}: in tokens, A is the start of B, or B is the start '
+        raise UserError(f'{line!r:.80}: in tokens, A is the start of B, or B is the start '
                         'of A; add the same next word to both')
-    return Example(line, prompt, first, second, are_equals=wish == 'equal')
-
-
-def quoted_start(line: str) -> str:
-    """Quote at most 80 characters of a line for an error message."""
-    return repr(line if len(line) <= 80 else f'{line[:77]}...')
+    return Example(line, prompt, first, second, wish)

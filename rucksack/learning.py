@@ -160,7 +160,7 @@ def loss_of(model: Backpack, example: Example, positions: Positions, vectors: Te
     nats = positions.nats(model, vectors)  # (n,), of likelier and then of less_likely
     n = len(example.likelier)
     loss = nats[:n].sum() - nats[n:].sum()
-    if example.are_equals:
+    if example.wish == 'equal':
         loss = loss.abs()
     return loss.clamp(min=example.n_tokens * ENOUGH[example.wish])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers import VOCABULARY, make_data, train_toy
 from make_toy import FIXTURE
 
@@ -33,6 +34,14 @@ def toy(tmp_path_factory):
 def trained_toy(tmp_path_factory):
     """Train the toy with config/train_toy.py; TOY_SEED and TOY_STEPS override seed and steps."""
     return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 3000)))
+
+
+@pytest.fixture
+def in_float64():
+    """Make torch create tensors in float64."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

@@ -23,12 +23,7 @@ OFF = scale_senses(list(range(20)), [0, 2], 0.0)
 TEXTS = [ids.tolist() for ids in text(9, batch=6)]
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    """Keep losses in float64, as the models are."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures('in_float64')  # as the models are
 
 
 def lent(strength: float) -> Lent:

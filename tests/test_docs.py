@@ -263,16 +263,6 @@ def test_when_the_backpack_is_behind_is_as_in_the_logs():
     assert f'from {begin.tokens / 1e6:.1f}M tokens on' in text
 
 
-@pytest.mark.parametrize('name', ['english', 'english_gpt'])
-def test_the_command_of_a_card_logs_as_its_log_does(name):
-    """The command's intervals match the rows of the shipped log."""
-    card = (ROOT / 'pretrained' / name / 'README.md').read_text(encoding='utf-8')
-    log = pandas.read_csv(ROOT / 'docs' / 'dev' / f'{name}.csv')
-    for flag, column in {'log_interval': 'loss', 'eval_interval': 'val_loss'}.items():
-        steps = log.dropna(subset=column).query('step > 0').step
-        assert f'--{flag}={steps.iloc[0]}' in card
-
-
 def test_a_csv_is_read_as_it_was_written(tmp_path):
     """The page's call reads tokens as text, even digits and null, and numbers as numbers."""
     text = (ROOT / 'docs' / 'senses.md').read_text(encoding='utf-8')

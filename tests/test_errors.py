@@ -37,7 +37,7 @@ ROWS = [
     ('sample', '--edit Wii:HP->Xerox', "'Xerox'", 'out'),
     ('sample', '--edit zebra:1', "'zebra'", 'out'),
     ('sample', '--edit @none.txt', '@none.txt', 'out'),
-    ('sample', '--from out/tou', 'out/tou', 'out'),
+    ('sample', '--from out/tou', 'no folder out/tou', 'out'),
     ('sample', '--from english_gpt --show nurse', 'english_gpt', 'out'),
     ('sample', '--temperature -1', "'-1'", 'out'), ('sample', "--probs ''", "''", 'out'),
     ('sample', "--words ''", "''", 'out'), ('sample', '--csv x.csv', '--csv', 'out'),
@@ -62,7 +62,10 @@ ROWS = [
     ('prepare', '../x --text data/tiny/meta.json', '../x', 'tiny'),
     ('prepare', 'x --text none.txt', 'none.txt', 'tiny'),
     ('prepare', 'x --text data/tiny/val.bin --merges 300', 'val.bin', 'tiny'),
-    ('prepare', 'x --text data/tiny/meta.json --merges 300', 'prepare.py', 'tiny'),  # --field
+    ('prepare', 'x --text data/tiny/meta.json --merges 300',
+     'prepare.py: data/tiny/meta.json: no row', 'tiny'),
+    ('prepare', 'x --merges 300 --text data/tiny/meta.json --val data/tiny/meta.json',
+     '1 already read', 'tiny'),
     ('prepare', 'toy --merges 300', '--merges', 'tiny'),
     ('prepare', 'openwebtext --merges 300', 'OpenWebText', 'tiny'),
     ('prepare', 'x --hub stories --merges 300', 'stories', 'tiny')]
@@ -107,15 +110,6 @@ def test_a_file_of_ones_own_is_not_replaced(flags, mine, out, capsys):
     Path('mine').write_text(mine)
     assert 'mine' in error_of(sample, capsys, *flags.split(), 'mine')
     assert Path('mine').read_text() == mine
-
-
-@pytest.mark.parametrize('words', [['--start', '~/x is'], ['--start=~/x is']])
-def test_a_tilde_begins_a_path_and_not_a_prompt(words, monkeypatch, tmp_path):
-    """After =, where a shell leaves a tilde alone, it is expanded in a path but not in a prompt."""
-    monkeypatch.setenv('HOME', str(tmp_path))
-    flags = sample.parse_args([*words, '--probs=she', '--csv=~/x.csv'])
-    assert flags.csv == str(tmp_path / 'x.csv')
-    assert flags.start == ['~/x is']
 
 
 @pytest.mark.parametrize('flag, value', [

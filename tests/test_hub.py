@@ -329,13 +329,6 @@ def test_a_hub_name_is_fetched_with_one_file_of_weights(file, tmp_path, monkeypa
         'config.json', 'tokenizer.json', 'tokenizer_config.json', file}
 
 
-def test_a_name_that_is_neither_here_nor_on_the_hub_is_one_line(monkeypatch, capsys):
-    """The error line says that no such folder exists, since the name may be a mistyped folder."""
-    offline(monkeypatch)
-    line = error_of(sample, capsys, '--from=exports/my_modle')
-    assert 'no folder exports/my_modle' in line
-
-
 def test_offline_the_files_in_the_cache_have_to_do(tmp_path, monkeypatch):
     """A cached repository without a tokenizer and with few ids does not get GPT-2's tokenizer."""
     offline(monkeypatch)

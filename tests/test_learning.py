@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +24,7 @@ from rucksack.examples import WISHES, Example, parse_line, parse_row, read_examp
 from rucksack.learning import Shift, learn, load_shift, positions_of, save_shift, trace
 from rucksack.loaded import load_model
 from rucksack.paper.canonical import fulfilled, log_odds
-from rucksack.senses import compose, next_word_probs, pad, scale_senses, senses_after
+from rucksack.senses import compose, next_word_probs, scale_senses
 from rucksack.tokenizer import load_tokenizer
 from rucksack.words import token_texts, word_id
 
@@ -73,22 +72,6 @@ def test_positions_predict_what_the_edited_model_predicts(loaded, shift, factor)
     C = shift.edit(factor)(idx, loaded.model.senses(idx))
     expected = loaded.model(idx, C=C)[0, 2:, :loaded.model.config.n_vocab]
     assert_close(positions.logits(loaded.model, factor * shift.vectors), expected)
-
-
-def test_a_learned_edit_times_0_changes_no_bit(loaded, shift):
-    """A learned edit times 0 leaves every bit of the logits unchanged."""
-    idx = torch.tensor([ids_of(loaded, ' the nurse said that she')])
-    C = senses_after(loaded.model, idx, shift.edit(0))
-    assert torch.equal(loaded.model(idx, C=C), loaded.model(idx))
-
-
-def test_a_learned_edit_is_the_same_in_a_batch(loaded, shift):
-    """A learned edit predicts the same for a text alone and in a padded batch."""
-    texts = [ids_of(loaded, text) for text in (' the nurse said that', ' the nurse')]
-    learned = shift.edit()
-    idx, last = pad(texts)
-    alone = [next_word_probs(loaded.model, torch.tensor([ids]), learned)[0] for ids in texts]
-    assert_close(next_word_probs(loaded.model, idx, learned, last), torch.stack(alone))
 
 
 @pytest.mark.parametrize('lines', [['@a.safetensors', 'nurse:0'], ['nurse:0', '@a.safetensors=2']])
@@ -303,10 +286,11 @@ def test_a_wish_moves_its_odds_its_way(wish, least, most, loaded, tmp_path):
     assert least < after < most
 
 
-@pytest.mark.parametrize('likelier, less_likely', [([], [5]), ([], [5, 5]), ([7], [5])])
-def test_a_fulfilled_wish_asks_no_more(likelier, less_likely, loaded):
+@pytest.mark.parametrize('wish, likelier, less_likely', [
+    ('less', [], [5]), ('less', [], [5, 5]), ('order', [7], [5])])
+def test_a_fulfilled_wish_asks_no_more(wish, likelier, less_likely, loaded):
     """A fulfilled wish's loss stays at ENOUGH per token, without a gradient."""
-    example = Example('', [3], likelier, less_likely)
+    example = Example('', [3], likelier, less_likely, wish)
     E = loaded.model.wte.weight.detach()
     o = -100 * (E[5] / E[5].norm()).repeat(2, 1)  # far from 5, the less likely one
     o[0] += 100 * E[7] / E[7].norm()
@@ -316,7 +300,7 @@ def test_a_fulfilled_wish_asks_no_more(likelier, less_likely, loaded):
     positions = learning.Positions(targets, o[-n:], torch.ones(n, 1))
     loss = learning.loss_of(loaded.model, example, positions, vectors)
     gradient, = torch.autograd.grad(loss, vectors)
-    assert loss.item() == pytest.approx(len(less_likely) * learning.ENOUGH[example.wish])
+    assert loss.item() == pytest.approx(len(less_likely) * learning.ENOUGH[wish])
     assert not gradient.any()
 
 
@@ -346,22 +330,6 @@ def test_each_example_is_drawn_once_in_a_pass():
     assert sorted(drawn[7:14].tolist()) == list(range(7))
 
 
-@pytest.mark.parametrize('likelier, less_likely, probability', [
-    (' food', '', 0.6), ('', ' food', 1e-5), (' food', ' nurse', 0.999)])
-def test_nothing_is_learned_if_everything_is_fulfilled(likelier, less_likely, probability, loaded,
-                                                       monkeypatch):
-    """If each example is as the learning asks, learn raises UserError instead of moving nothing."""
-    one = likelier and less_likely
-    p = {likelier or less_likely: probability, less_likely if one else '': 1 - probability}
-    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, likelier),
-                      ids_of(loaded, less_likely))
-    nats = [-math.log(p[word]) for word in (likelier, less_likely) if word]
-    monkeypatch.setattr(learning.Positions, 'nats', lambda *args: torch.tensor(nats))
-    monkeypatch.setattr(learning, 'choose', lambda *args: torch.tensor([[260, 0]]))
-    with pytest.raises(UserError, match='nothing to learn'):
-        learn(loaded.model, [example], BACKGROUND)
-
-
 @pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
 def test_a_model_in_any_dtype_learns(dtype, loaded):
     """The vectors have the dtype of the model."""
@@ -370,14 +338,6 @@ def test_a_model_in_any_dtype_learns(dtype, loaded):
     learned = learn(model, [example], BACKGROUND, steps=2, budget=9)
     assert learned.shift.vectors.dtype == dtype
     assert learned.shift.vectors.any()
-
-
-def test_vectors_that_are_not_finite_are_refused(loaded, monkeypatch):
-    """Vectors that are not finite raise UserError, whatever the cause."""
-    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
-    monkeypatch.setattr(learning, 'fit', lambda *args, **flags: torch.tensor([[float('nan')]]))
-    with pytest.raises(UserError, match='finite'):
-        learn(loaded.model, [example], BACKGROUND)
 
 
 def test_the_price_is_that_of_every_second_text(loaded):
@@ -442,7 +402,7 @@ def test_what_learning_holds(loaded, monkeypatch):
     monkeypatch.setattr(learning, 'fit', fit)
     nurse = ids_of(loaded, ' the nurse was')
     example = Example('', nurse, ids_of(loaded, ' food'), [])
-    keep = Example('', nurse[:1], nurse[1:2], nurse[2:], are_equals=True)
+    keep = Example('', nurse[:1], nurse[1:2], nurse[2:], 'equal')
     written = [([3, 4], [5, 6]), ([3], [7]), ([3], [8])]
     with pytest.raises(UserError, match='finite'):
         learn(loaded.model, [example], BACKGROUND[:4], written=written, keep=[keep])
@@ -570,7 +530,7 @@ def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line)
 
 
 @pytest.mark.parametrize('text, fact', [
-    ('', 'no example'), ('# only a comment\n', 'no example'),
+    ('', 'empty'), ('# only a comment\n', 'empty'),
     ('the nurse said she', 'the nurse said she'), ('- nurse said -> xylophone', "' xylophone'"),
     *((line, 'cannot be read') for line in ('a -> b -> c', '-> b', 'a ->', 'a -> b >', 'a --> b',
         'a ->  | b', 'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
@@ -585,7 +545,6 @@ def test_bad_examples_are_one_line(text, fact, loaded, tmp_path):
 
 
 @pytest.mark.parametrize('row', ['{"prefix": "a"}', 'a -> b', '{"prefix": 1, "suffix": "b"}',
-                                 '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}',
                                  '{"prefix": "a\\ud83d", "suffix": "prefix"}'])
 def test_bad_rows_are_one_line(row):
     """The error quotes a bad row."""
@@ -645,5 +604,5 @@ def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
 def test_success_is_as_published(wish, value, expected):
     """Success means p >= 0.2, p < 0.001, at least 16 times as likely, or at most 1.5 times."""
     example = {'more': ([1], []), 'less': ([], [1]), 'order': ([1], [2]), 'equal': ([1], [2])}[wish]
-    one = Example('', [3], *example, are_equals=wish == 'equal')
+    one = Example('', [3], *example, wish)
     assert fulfilled([one], torch.tensor([value])).item() == expected

@@ -184,13 +184,6 @@ def test_a_full_disk_is_not_the_fault_of_the_text(monkeypatch, capsys):
     assert os.listdir() == ['a.txt']
 
 
-def test_an_error_in_a_text_begins_with_its_name(capsys):
-    """The line names the file and the row, not the folder of temporary files."""
-    Path('a.jsonl').write_text('{"text": 1}\n')
-    line = error_of(prepare, capsys, 'a', *MERGES, '--text', 'a.jsonl')
-    assert line.startswith('prepare.py: a.jsonl: row 1:')
-
-
 BOOK = '\n\n'.join(f'Paragraph {i} of a book. ' + 'It goes on. ' * 30 for i in range(300))
 
 
@@ -287,13 +280,6 @@ def test_a_vocabulary_beyond_uint16_is_refused(monkeypatch, capsys):
     said = error_of(prepare, capsys, 'a', '--text', 'a.txt', '--like', 'english')
     assert '16,641' in said
     assert not Path('data').exists()
-
-
-def test_a_file_that_is_only_held_out_is_said_to_be_read(capsys):
-    """If --text names nothing but --val's files, the line says that they are already read."""
-    Path('a.txt').write_text(BOOK)
-    argv = ['a', *MERGES, '--text', 'a.txt', '--val', 'a.txt']
-    assert '1 already read' in error_of(prepare, capsys, *argv)
 
 
 def test_without_merges_the_ids_are_those_of_gpt2(gpt2):

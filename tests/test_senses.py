@@ -17,6 +17,7 @@ from rucksack.model import Backpack
 from rucksack.senses import (
     STRENGTHS,
     Edit,
+    add_to_senses,
     affinities,
     compose,
     replace_word,
@@ -32,7 +33,7 @@ K = 3   # senses
 D = 24  # width
 IDX = text() % V  # (2, 10)
 EVEN = list(range(0, V, 2))
-KINDS = ['off', 'all', 'replace', 'topic']
+KINDS = ['off', 'all', 'replace', 'topic', 'added']
 
 
 @pytest.fixture
@@ -49,6 +50,8 @@ def edit_of(kind: str, model: Backpack) -> Edit:
         return scale_senses(None, [0, 2], 1.7)
     if kind == 'replace':
         return replace_word(model, EVEN, 5, 6)
+    if kind == 'added':
+        return add_to_senses(torch.tensor([3, 3, 4]), torch.tensor([0, 1, 1]), torch.ones(3, D))
     return topic(model, scores_of_bags(model, [[7, 8]])[0], STRENGTHS[3])
 
 
@@ -118,15 +121,17 @@ def test_the_terms_of_an_explanation_add_up_to_the_logit(model, kind):
         assert_close((alpha * scores).sum((1, 2)), expected)
 
 
-def test_prompts_of_unequal_length_are_predicted_in_one_batch(model):
+@pytest.mark.parametrize('kind', ['off', 'added'])
+def test_prompts_of_unequal_length_are_predicted_in_one_batch(model, kind):
     """A padded text has the same probabilities and terms as it has alone."""
     idx, last = senses.pad([[5, 7, 9, 2], [8], [3, 3]])
-    C = senses_after(model, idx, edit_of('off', model))
-    together = senses.next_word_probs(model, idx, edit_of('off', model), last)
+    edit = edit_of(kind, model)
+    C = senses_after(model, idx, edit)
+    together = senses.next_word_probs(model, idx, edit, last)
     alpha, scores = senses.explain(model, idx, model.wte.weight[3], C, last)
     for i, n in enumerate([4, 1, 2]):
         alone = idx[i:i + 1, :n]
-        probs = senses.next_word_probs(model, alone, edit_of('off', model))
+        probs = senses.next_word_probs(model, alone, edit)
         weights, its_scores = senses.explain(model, alone, model.wte.weight[3], C[i:i + 1, :n])
         assert_close(together[i:i + 1], probs)
         assert_close((alpha * scores)[i].sum(), (weights * its_scores).sum())
@@ -143,6 +148,7 @@ def test_edits_that_ask_for_no_change_are_bit_identical(model, dtype):
         'factor 1': scale_senses(None, [0, 1], 1.0),
         'strength 0': topic(model, scores_of_bags(model, [[3]])[0], STRENGTHS[0]),
         'no edit': compose([]),
+        'added 0': add_to_senses(torch.tensor([3]), torch.tensor([1]), torch.zeros(1, D)),
         'a word by itself': replace_word(model, list(range(V)), 5, 5),
         'no word': scale_senses([], [0], 0.0)}
     for name, edit in edits.items():

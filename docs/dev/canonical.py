@@ -91,7 +91,7 @@ def read_rows(path, wish, encoding, most):
         prompt = encoding.encode_ordinary(row['prefix'])[-longest:] or [encoding.eot_token]
         if wish == 'less':
             first, second = [], first
-        examples.append(Example('', prompt, first[:250], second[:250], wish == 'equal'))
+        examples.append(Example('', prompt, first[:250], second[:250], wish))
     return [one for one in examples if one.likelier or one.less_likely]
 
 
@@ -238,7 +238,7 @@ def finetune(model, parameters, examples, held, lr, kl, seed):
         for i in batch.tolist():
             one = examples[i]
             loss = nats[torch.tensor(owners) == i].sum()
-            loss = loss.abs() if one.are_equals else loss
+            loss = loss.abs() if one.wish == 'equal' else loss
             losses.append(loss.clamp(min=one.n_tokens * learning.ENOUGH[one.wish]))
         loss = torch.stack(losses).mean()
         i = torch.randint(len(blocks), (1,), generator=generator).item()
