@@ -240,7 +240,7 @@ def make_tables(flags: argparse.Namespace, loaded: LoadedModel, lender: LoadedMo
         tables[f'similar {word}'] = sample_tables.similar(lender, word)
     if flags.probs:
         tables['probs'] = sample_tables.probabilities(loaded, prompts, flags.probs)
-    for prompt, idx in progress(prompts, 'prompts'):
+    for n, (prompt, idx) in enumerate(progress(prompts, 'prompts'), 1):
         after = {}
         if flags.explain is not None:
             after['explain'] = sample_tables.explanation(lender, flags.explain, idx)
@@ -251,6 +251,8 @@ def make_tables(flags: argparse.Namespace, loaded: LoadedModel, lender: LoadedMo
         for name, table in after.items():
             if len(prompts) > 1:
                 name = f'{name}: {prompt}'
+                if name in tables:  # the same prompt again
+                    name = f'{name} (prompt {n})'
                 table.title = f'"{prompt}"\n{table.title}'
             tables[name] = table
     return tables
