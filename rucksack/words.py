@@ -36,7 +36,7 @@ def read_lines(text: str, has_comments: bool = True) -> list[str]:
     If has_comments is True, lines that begin with # are skipped.
     """
     path = text.removeprefix('@')
-    with user_errors(text, '@FILE must be a text file with one item per line'):
+    with user_errors(text, 'give a text file with one item per line'):
         lines = Path(path).read_text(encoding='utf-8-sig').split('\n')
     if has_comments:
         lines = [line for line in lines if not line.lstrip().startswith('#')]
