@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -248,10 +248,10 @@ def run(argv: list[str]) -> None:
         names = [name for name, kind in TABLES.items() if kind.number]
     csv_file = output_path('--csv', args.csv, CSV_BEGINS)
     if args.data and Path(args.data).is_fifo():
-        copy = NamedTemporaryFile()  # each model reads the data, and a pipe can be read only once
-        copy.write(Path(args.data).read_bytes())
-        copy.flush()
-        args.data = copy.name
+        folder = TemporaryDirectory()  # each model reads the data; a pipe can be read only once
+        copy = Path(folder.name, Path(args.data).name)
+        copy.write_bytes(Path(args.data).read_bytes())
+        args.data = str(copy)
     models = load_models(args)
     for loaded in models:
         print(loaded.about())

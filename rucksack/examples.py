@@ -105,9 +105,12 @@ def parse_row(line: str, wish: str | None) -> tuple[list[str], str]:
             'and equal')
     with user_errors(f'{line!r:.80}', hint):
         row = json.loads(line)
+        found = [name for name in ('suffix', 'suffix1', 'suffix2') if name in row]
         if wish is None:
-            wish = 'equal' if 'suffix1' in row else 'more'
+            wish = 'equal' if 'suffix1' in found else 'more'
         names = ['suffix1', 'suffix2'] if wish in ('order', 'equal') else ['suffix']
+        if found != names:
+            raise ValueError(f'{wish} takes {names}, but this row has {found}')
         texts = [row[name] for name in ['prefix', *names]]
         ''.join(texts).encode()  # raises for what is no text, and for a lone surrogate
     return texts, wish

@@ -21,8 +21,6 @@ from rucksack.senses import scale_senses
 
 OFF = scale_senses(list(range(20)), [0, 2], 0.0)
 TEXTS = [ids.tolist() for ids in text(9, batch=6)]
-
-
 pytestmark = pytest.mark.usefixtures('in_float64')  # as the models are
 
 

@@ -192,14 +192,22 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, tiny):
     (sample, ['--from=out/run'], {'model': {}}),
     (train, [*RUN, '--init_from=resume'], {'model': {}}),
     (sample, ['--from=out/run'], {'tokenizer': {'name': 'gpt2', 'merges': [1]}}),
-    (train, [*RUN, '--init_from=resume'], {'step': 'x'}),
-    (train, RESUME, {'settings': {'lr_decay_iters': 5}})])
+    (train, [*RUN, '--init_from=resume'], {'step': 'x'})])
 def test_a_checkpoint_with_wrong_contents_is_one_line(script, flags, change, tiny, capsys):
     """If checksums match but a part is wrong, a one-line error names the checkpoint."""
     train.main([*RUN, '--max_iters=0'])
     torch.save(checkpoint() | change, CKPT)
     Path('out/run/log.csv').unlink()
     assert f'.py: {CKPT} cannot be read' in error_of(script, capsys, *flags)
+
+
+def test_settings_of_another_version_are_one_line(tiny, capsys):
+    """A run with an unknown setting cannot be resumed, but its weights can be loaded."""
+    train.main([*RUN, '--max_iters=0'])
+    state = checkpoint()
+    state['settings']['lr_decay_iters'] = 5
+    torch.save(state, CKPT)
+    assert 'lr_decay_iters' in error_of(train, capsys, *RESUME)
 
 
 class Evil:

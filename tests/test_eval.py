@@ -75,16 +75,19 @@ def test_edit_adds_rows_and_changes_no_other(name, data, n_rows, capsys):
     assert under_edit[2:] != list(plain[0].values())[2:]
 
 
-@pytest.mark.parametrize('name, text', [
-    ('loss', 'the nurse said'), ('gender', 'nurse'), ('examples', '- the nurse -> said')])
-def test_data_may_be_a_pipe(name, text, capsys):
+@pytest.mark.parametrize('name, file, text', [
+    ('loss', 'a.txt', 'the nurse said'), ('loss', 'a.jsonl', '{"text": "the nurse said"}'),
+    ('gender', 'a.txt', 'nurse'), ('examples', 'a.txt', '- the nurse -> said')])
+def test_data_may_be_a_pipe(name, file, text, capsys):
     """--data <(command) gives the numbers of a file, although both models read it."""
     argv = [name, '--from=out/run_2', '--edit', '*:0', '--data']
-    Path('a.txt').write_text(text)
-    os.mkfifo('pipe')
-    writer = threading.Thread(target=Path('pipe').write_text, args=[text], daemon=True)
+    Path(file).write_text(text)
+    pipe = Path('pipes', file)
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=[text], daemon=True)
     writer.start()
-    assert rows_of(capsys, *argv, 'pipe') == rows_of(capsys, *argv, 'a.txt')
+    assert rows_of(capsys, *argv, str(pipe)) == rows_of(capsys, *argv, file)
 
 
 def test_a_table_is_printed_though_csv_cannot_be_written(capsys):

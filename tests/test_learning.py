@@ -545,6 +545,7 @@ def test_bad_examples_are_one_line(text, fact, loaded, tmp_path):
 
 
 @pytest.mark.parametrize('row', ['{"prefix": "a"}', 'a -> b', '{"prefix": 1, "suffix": "b"}',
+                                 '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}',
                                  '{"prefix": "a\\ud83d", "suffix": "prefix"}'])
 def test_bad_rows_are_one_line(row):
     """The error quotes a bad row."""

@@ -6,9 +6,11 @@ import re
 import shutil
 import tarfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import datasets
+import helpers
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from helpers import PAGES, PAIRS, PASSAGES, make_data, toy_loaded, write_benchma
 from rucksack.errors import UserError
 from rucksack.loaded import LoadedModel
 from rucksack.paper import likelihood
+from rucksack.paper.canonical import examples_table
 from rucksack.paper.likelihood import BLIMP, LAMBADA, WIKITEXT, Scores, measure_edit
 from rucksack.senses import scale_senses
 
@@ -208,6 +211,21 @@ def test_an_archive_beside_its_files_is_not_read_twice(tmp_path):
         tar.add(pairs)
     shutil.move(tmp_path / 'blimp.tar.xz', pairs)
     assert len(likelihood.rows_of(BLIMP, toy_loaded(), str(pairs))) == len(PAIRS)
+
+
+@pytest.mark.parametrize('make, text', [
+    (likelihood.loss_table, 'the nurse said'),
+    (partial(examples_table, wish=None), '- the nurse -> said')])
+def test_each_model_reads_the_text_with_its_own_vocabulary(make, text, tmp_path, monkeypatch):
+    """Between two models of one vocabulary, a model of another changes no number."""
+    one = toy_loaded()
+    monkeypatch.setattr(helpers, 'WORDS', f'aardvark {helpers.WORDS}')
+    other = toy_loaded()
+    data = tmp_path / 'a.txt'
+    data.write_text(text)
+    alone = [make([loaded], str(data)).rows[0] for loaded in (one, other, one)]
+    together = make([one, other, one], str(data)).rows
+    assert [row[:5] for row in together] == [row[:5] for row in alone]  # then, changes from row 1
 
 
 def test_a_perplexity_too_large_for_a_number_is_infinite():

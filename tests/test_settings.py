@@ -1,5 +1,6 @@
 """Claims about settings: where they come from, how they are spelled, and the project's configs."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from helpers import ROOT, SIZES, SMALL, error_of
 
 from rucksack import train
 from rucksack.cli import Parser
+from rucksack.errors import UserError
 from rucksack.run_log import out_dir_of
 from rucksack.settings import parse_settings
 from rucksack.start import config_for
@@ -48,8 +50,7 @@ def test_a_setting_has_several_spellings(words):
 
 
 @pytest.mark.parametrize('line', [
-    "n_layer = open('marker', 'w')", 'n_layers = 3', 'n_layer = 4 * 8',
-    "out_dir = 'out/' + 'x'"])
+    "n_layer = open('marker', 'w')", 'n_layers = 3', 'n_layer = 4 * 8'])
 def test_a_config_line_that_does_not_fit_is_named(line, tiny, capsys):
     """A bad config line gives one line that names its file, and nothing in a file is executed."""
     Path('b.py').write_text(f'n_head = 2\n{line}\n')
@@ -67,6 +68,14 @@ def test_a_tilde_is_the_home_folder_but_in_a_text():
     assert vars(parser.parse_args(['--file=~/x', '--start=~/x'])) == {
         'file': f'{home}/x', 'start': '~/x'}
     assert parser.parse_args(['--file', '@~/x']).file == f'@{home}/x'
+
+
+@pytest.mark.parametrize('line', ["out_dir = 'out/' + 'x'", 'batch_size = 4 * 8'])
+def test_an_expression_in_a_config_is_refused(line, folder):
+    """A config has values; an expression is neither computed nor taken as text."""
+    Path('c.py').write_text(line)
+    with pytest.raises(UserError, match=re.escape(line)):
+        parse_args(['c.py'])
 
 
 @pytest.mark.parametrize('model, end', [('backpack', ''), ('gpt', '_gpt')])

@@ -131,8 +131,8 @@ def nats_after(model, prompt, continuation, edit):
 
 def last_logits(model, idx, n, edit):
     """Compute the logits at the last n positions of a text (1, T), under an edit or none."""
-    C = {'C': edit(idx, model.senses(idx))} if edit else {}
-    return model(idx, **C)[0, -n:, :model.config.n_vocab]
+    changed = {'C': edit(idx, model.senses(idx))} if edit else {}
+    return model(idx, **changed)[0, -n:, :model.config.n_vocab]
 
 
 def judge(model, examples, edit, threshold):

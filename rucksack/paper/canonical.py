@@ -51,8 +51,7 @@ def examples_for(loaded: LoadedModel, path: str | None, wish: str | None) -> lis
     return read_examples(Path(path), loaded.encoding, loaded.config.block_size, wish)
 
 
-def examples_table(models: list[LoadedModel], path: str | None, wish: str | None
-                   ) -> Table:
+def examples_table(models: list[LoadedModel], path: str | None, wish: str | None) -> Table:
     """Measure examples under each model: the mean, and the share that succeeds, by wish."""
     rows = []
     means = {}

@@ -184,6 +184,8 @@ def topic_row(loaded: LoadedModel, name: str, generators: list[Callable], labels
     on_topic = 0
     in_bag = 0
     seconds = 0.0
+    with loaded.autocast():
+        generators[0](first_tokens[:1], n=1)  # a first call is slower, so it isn't timed
     for i, label in enumerate(progress(labels, f'{loaded}{name}')):
         torch.manual_seed(i)
         bag = bag_ids(loaded.encoding, BAGS[label])
