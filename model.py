@@ -11,10 +11,10 @@ of terms, one per token and sense. You can read the terms, or edit a sense and l
 
     d         width of a vector, n_embd
     k         number of senses per token, n_sense
-    V         vocabulary size of the tokenizer, n_vocab; vocab_size is V or more, for padding
+    V         number of ids that the tokenizer has, n_vocab
     idx       token ids, (B, T): B texts of T tokens; x_j is the token at position j
     i, j, l   position i predicts token i + 1 from all positions j <= i; l is one of the k senses
-    E         embeddings, also the output layer: (vocab_size, d)
+    E         embeddings, also the output layer: (vocab_size, d); rows from V on are padding
     e         embeddings of the text, E[idx]: (B, T, d)
     h         Eq. 11, output of the Transformer for e: (B, T, d)
     C         Eq. 10, senses of the text: (B, T, k, d); C(x_j)_l is sense l of token x_j
@@ -25,8 +25,8 @@ of terms, one per token and sense. You can read the terms, or edit a sense and l
 
 Worked example (a test runs it): let d = 2, with dimension 0 for skateboarding and 1 for health.
 C(sick) = [(1, 0), (0, 1)], C(trick) = [(1, 0), (0, 0)]. After "sick trick", sense 0 has weight 1/2
-on each token and adds 1/2 (1, 0) + 1/2 (1, 0). Sense 1 stays silent by putting all its weight on
-trick, where its vector is zero: 0 (0, 1) + 1 (0, 0). So o is (1, 0): skateboarding, not health.
+on each token and adds 1/2 * (1, 0) + 1/2 * (1, 0). Sense 1 stays silent by putting all its weight
+on trick, its zero vector: 0 * (0, 1) + 1 * (0, 0). So o is (1, 0): skateboarding, not health.
 """
 
 import math
@@ -38,10 +38,36 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class SenseNetwork(nn.Module):
-    """Eq. 10: embeddings e (.., d) -> the k senses of each, C (.., k, d). No token sees another."""
+@dataclass
+class Config:
+    """Model sizes and dropout rate. Raises ValueError if they are inconsistent."""
 
-    def __init__(self, config: 'Config'):
+    block_size: int = 512    # maximum context length, in tokens
+    vocab_size: int = 50257  # rows of E, padding included
+    n_vocab: int = 0         # V (0: vocab_size, no padding)
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768        # d
+    n_sense: int = 16        # k; a GPT sets it to 0, which is how other files recognize one
+    sense_hidden: int = 0    # hidden size of both MLPs in the sense network (0: 4 * n_embd)
+    dropout: float = 0.0     # in the contextualizer; the sense network has none
+
+    def __post_init__(self) -> None:
+        self.n_vocab = self.n_vocab or self.vocab_size
+        self.sense_hidden = self.sense_hidden or 4 * self.n_embd
+        heads = [self.n_head, self.n_sense] if self.n_sense else [self.n_head]
+        sizes = [self.block_size, self.n_vocab, self.n_layer, self.n_embd, self.sense_hidden]
+        are_positive = all(isinstance(size, int) and size > 0 for size in sizes + heads)
+        if not (are_positive and self.n_vocab <= self.vocab_size and 0 <= self.dropout < 1):
+            raise ValueError(f'a size or the dropout is out of range: {self}')
+        if any(self.n_embd % n for n in heads):
+            raise ValueError(f'n_head and n_sense must divide n_embd: {self}')
+
+
+class SenseNetwork(nn.Module):
+    """Eq. 10: embeddings e (.., d) -> k senses for each token, C (.., k, d), whatever the text."""
+
+    def __init__(self, config: Config):
         super().__init__()
         d = config.n_embd
         self.ln_0 = nn.LayerNorm(d)
@@ -52,7 +78,8 @@ class SenseNetwork(nn.Module):
 
     def forward(self, e: Tensor) -> Tensor:
         # NOTE: A GPT-2 block whose attention is the identity, then a second MLP. The paper intended
-        # neither the second residual nor ln_2 (appendix A.1); the released weights have both.
+        # neither ln_2 nor one residual (this first one, we think; appendix A.1), but the released
+        # weights have both.
         r = e + self.ln_0(e)  # (.., d), where GPT-2 has e + attention(ln_0(e))
         r = r + self.mlp(self.ln_1(r))  # (.., d)
         C = self.final_mlp(self.ln_2(r))  # (.., k*d), the senses side by side
@@ -62,7 +89,7 @@ class SenseNetwork(nn.Module):
 class SenseWeights(nn.Module):
     """Eq. 12: h (B, T, d) -> alpha (B, k, T, T), causal attention weights, one head per sense."""
 
-    def __init__(self, config: 'Config'):
+    def __init__(self, config: Config):
         super().__init__()
         self.n_sense = config.n_sense
         self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)  # the values are the senses
@@ -72,10 +99,10 @@ class SenseWeights(nn.Module):
         # NOTE: The paper has no division and no bias; the released weights were trained with both.
         query, key = split_heads(self.c_attn(h), 2, self.n_sense)  # (B, k, T, d/k) each
         scores = (query / math.sqrt(query.shape[-1])) @ key.mT  # (B, k, T, T)
-        T = h.shape[1]
-        is_later = torch.ones(T, T, dtype=torch.bool, device=h.device).triu(1)  # (T, T), j > i
+        is_later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)  # (T, T), j > i
         scores = scores.masked_fill(is_later, -math.inf)  # so that later tokens get weight 0
-        return scores.softmax(-1, dtype=self.c_attn.weight.dtype)  # not bfloat16 under autocast
+        # float32 under autocast too, so that weights you read sum to 1. weighted_sum rounds them.
+        return scores.softmax(-1, dtype=self.c_attn.weight.dtype)
 
 
 def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
@@ -87,20 +114,18 @@ def weighted_sum(alpha: Tensor, C: Tensor) -> Tensor:
 
 
 class Backpack(nn.Module):
-    """A Backpack language model; contextualizer may be any causal module (B, T, d) -> (B, T, d)."""
+    """A Backpack. Its contextualizer is a GPT-2, or any causal module (B, T, d) -> (B, T, d)."""
 
-    def __init__(self, config: 'Config', contextualizer: nn.Module | None = None):
+    def __init__(self, config: Config, contextualizer: nn.Module | None = None):
         super().__init__()
-        if config.n_sense == 0:
-            raise ValueError('n_sense must be positive; use GPT for a model without senses')
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
-        self.contextualizer = Contextualizer(config)  # GPT-2's positions, blocks and ln_f
+        self.contextualizer = Contextualizer(config) if contextualizer is None else contextualizer
         self.sense_network = SenseNetwork(config)
         self.sense_weights = SenseWeights(config)
-        init_parameters(self, config.n_layer)
-        if contextualizer is not None:  # such as an LSTM, set last to keep its own initialization
-            self.contextualizer = contextualizer
+        for part in self.children():
+            if part is not contextualizer:  # which keeps its own initialization
+                init_parameters(part, config.n_layer)
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None,
                 alpha: Tensor | None = None) -> Tensor:
@@ -109,12 +134,14 @@ class Backpack(nn.Module):
         Given targets (B, T), the next ids (or -1 to skip one), return the mean loss instead, in
         nats per token. Pass C or alpha to use them in place of the model's own.
         """
-        e = self.wte(idx)                                          # (B, T, d)
-        h = self.contextualizer(e)                                 # (B, T, d)           Eq. 11
-        C = self.sense_network(e) if C is None else C              # (B, T, k, d)        Eq. 10
-        alpha = self.sense_weights(h) if alpha is None else alpha  # (B, k, T, T)        Eq. 12
-        o = weighted_sum(alpha, C)                                 # (B, T, d)           Eq. 2
-        logits = F.linear(o, self.wte.weight)                      # (B, T, vocab_size)  Eq. 9
+        e = self.wte(idx)                     # (B, T, d)
+        if C is None:
+            C = self.sense_network(e)         # (B, T, k, d)        Eq. 10
+        if alpha is None:
+            h = self.contextualizer(e)        # (B, T, d)           Eq. 11
+            alpha = self.sense_weights(h)     # (B, k, T, T)        Eq. 12
+        o = weighted_sum(alpha, C)            # (B, T, d)           Eq. 2
+        logits = self.project(o)              # (B, T, vocab_size)  Eq. 9
         return logits if targets is None else mean_loss(logits, targets)
 
     def senses(self, idx: Tensor) -> Tensor:
@@ -132,7 +159,7 @@ class Backpack(nn.Module):
     @torch.no_grad()
     def generate(self, idx: Tensor, n: int, temperature: float = 1.0, top_k: int | None = None, *,
                  edit: Callable | None = None, stop: int | None = None) -> Tensor:
-        """Append n ids to each text of idx (B, T); end early once every text has generated stop."""
+        """Append n ids to each text of idx (B, T). Ends early when every text has produced stop."""
         n_prompt = idx.shape[1]
         for _ in range(n):
             recent = idx[:, -self.config.block_size:]  # (B, T), cropped to the context length
@@ -145,39 +172,12 @@ class Backpack(nn.Module):
             logits = logits[:, -1, :self.config.n_vocab]  # (B, V), without padding
             next_id = draw(logits, temperature, top_k)  # (B, 1)
             idx = torch.cat([idx, next_id], dim=1)  # (B, T + 1)
-            new = idx[:, n_prompt:]
-            if stop is not None and (new == stop).any(1).all():
+            if stop is not None and (idx[:, n_prompt:] == stop).any(1).all():
                 break
         return idx
 
 
-# If you know nanoGPT, you can stop here. The rest is sizes and GPT-2, which is also the baseline.
-@dataclass
-class Config:
-    """Model sizes and dropout rate. Raises ValueError if they are inconsistent."""
-
-    block_size: int = 512    # maximum context length, in tokens
-    vocab_size: int = 50257  # rows of E, padding included
-    n_vocab: int = 0         # V (0: vocab_size, no padding)
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768        # d
-    n_sense: int = 16        # k (0 only in a GPT, which has no senses)
-    sense_hidden: int = 0    # hidden size of both MLPs in the sense network (0: 4 * n_embd)
-    dropout: float = 0.0     # in the contextualizer; the sense network has none
-
-    def __post_init__(self) -> None:
-        self.n_vocab = self.n_vocab or self.vocab_size
-        self.sense_hidden = self.sense_hidden or 4 * self.n_embd
-        heads = [self.n_head, self.n_sense] if self.n_sense else [self.n_head]
-        sizes = [self.block_size, self.n_vocab, self.n_layer, self.n_embd, self.sense_hidden]
-        are_positive = all(isinstance(size, int) and size > 0 for size in sizes + heads)
-        if not (are_positive and self.n_vocab <= self.vocab_size and 0 <= self.dropout < 1):
-            raise ValueError(f'a size or the dropout is out of range: {self}')
-        if any(self.n_embd % n for n in heads):
-            raise ValueError(f'n_head and n_sense must divide n_embd: {self}')
-
-
+# If you know nanoGPT, you can stop here. The rest is GPT-2, which is also the baseline.
 class Contextualizer(nn.Module):
     """Eq. 11: embeddings e (B, T, d) -> contextual vectors h (B, T, d), with GPT-2's layers."""
 
@@ -190,9 +190,8 @@ class Contextualizer(nn.Module):
 
     def forward(self, e: Tensor) -> Tensor:
         T = e.shape[1]
-        block_size = len(self.wpe.weight)
-        if T > block_size:
-            raise ValueError(f'cannot read {T} tokens; block_size is {block_size}')
+        if T > len(self.wpe.weight):
+            raise ValueError(f'cannot read {T} tokens; block_size is {len(self.wpe.weight)}')
         h = self.drop(e + self.wpe.weight[:T])  # (B, T, d) + (T, d), positions 0 to T - 1
         for block in self.blocks:
             h = block(h)
@@ -259,7 +258,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.config = replace(config, n_sense=0)  # marks a GPT
+        self.config = replace(config, n_sense=0)
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)  # E
         self.contextualizer = Contextualizer(config)
         init_parameters(self, config.n_layer)
@@ -271,7 +270,7 @@ class GPT(nn.Module):
 
 
 def init_parameters(model: nn.Module, n_layer: int) -> None:
-    """Initialize weights with std 0.02, smaller in every c_proj, as GPT-2 does; biases with 0."""
+    """Draw weights from a normal with std 0.02, as GPT-2 does (less in c_proj); zero the biases."""
     # NOTE: GPT-2 shrinks the layers that add to a residual. final_mlp.c_proj adds to none, but we
     # shrink it too, as the authors' code does, so senses start sqrt(2 n_layer) times smaller.
     for name, module in model.named_modules():

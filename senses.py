@@ -54,7 +54,8 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
     and the scores C . v (B, T, k) of these senses. A score of 8 at weight 1/4 adds 2. For
     v = E_w, the sum of alpha * (C . v) is the logit of w as the next token (Eq. 2 and 9). For
     v = E_a - E_b, it is the log odds of a to b.
-    C (B, T, k, d) defaults to senses(idx). If pad made idx, pass its last (B,).
+    C (B, T, k, d) defaults to senses(idx). last (B,) has the last position of each text, if their
+    lengths differ (see pad); it defaults to the end of idx.
     """
     if C is None:
         C = model.senses(idx)
@@ -87,7 +88,7 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     C' = C + (C . E_old) (E_new / |E_new|^2 - E_old / |E_old|^2)
 
     With E_old = (2, 0) and E_new = (0, 1), the sense (3, 5) adds 6 to the logit of old and 5 to the
-    logit of new. It becomes (0, 11), and adds 0 and 11. Both change less if E_old . E_new > 0.
+    logit of new. It becomes (0, 11): 0 for old, 11 for new. Both move less if E_old . E_new > 0.
     NOTE: |E_old|^2 as in the authors' code; the paper's |C(old)_l|^2 leaves a part along E_old.
     """
     E = model.wte.weight.detach()
@@ -107,8 +108,8 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
 def add_to_senses(ids: Tensor, numbers: Tensor, vectors: Tensor) -> Edit:
     """Make an edit that adds vectors[p] to sense numbers[p] of ids[p], wherever the id occurs.
 
-    For P senses: ids (P,), numbers (P,) and vectors (P, d). rucksack.learning finds all three from
-    examples (arXiv 2402.06155).
+    For P senses: ids (P,), numbers (P,) and vectors (P, d). rucksack.edits.learning finds all three
+    from examples (arXiv 2402.06155).
     """
     def edit(idx: Tensor, C: Tensor) -> Tensor:
         is_id = idx[..., None] == ids  # (B, T, P)
@@ -124,8 +125,7 @@ def add_to_senses(ids: Tensor, numbers: Tensor, vectors: Tensor) -> Edit:
 
 def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
     """Return the senses of idx (B, T), edited if edit is given: (B, T, k, d)."""
-    C = model.senses(idx)
-    return compose([edit])(idx, C)  # compose skips None
+    return compose([edit])(idx, model.senses(idx))  # unchanged if edit is None
 
 
 @torch.no_grad()
@@ -299,9 +299,9 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     one is valid. generate uses only that prediction.
 
     scores (V, k) are the affinities of all ids with a bag of words. factors is a row of STRENGTHS:
-    the factor of a sense depends on the bracket of its score (ties go to the higher one). It
-    applies in full while the text has few words that the sense favours, and fades to 1 as it has
-    more. With f = max(factors) / 7.5, sense l of position j is multiplied by annealed:
+    the factor of a sense depends on the bracket of its score (ties go to the higher one). It fades
+    to 1 as the text has more words that the sense favours: sense l of position j is multiplied by
+    annealed, with f = max(factors) / 7.5 (a constant of the paper's):
 
         expressed = sum_m relu(E_{x_m} . C(x_j)_l)          Eq. 18, over all positions m
         fade = sigmoid(6 - f * expressed) * (1 + j / 100)   Eq. 19

@@ -5,90 +5,76 @@
     torchrun --nproc_per_node=4 train.py config/train_small.py
 
 Flags override config files, which override the defaults below. A run writes ckpt.pt (latest state),
-best.pt (lowest validation loss) and log.csv to its folder in out/. On a CPU with one or two
-processes, a run that was killed and resumed ends with the same bits as one that was not. Elsewhere,
-sums may be rounded differently.
+best.pt (lowest validation loss) and log.csv to its folder in out/. --init_from=resume continues it
+with its settings; it may change max_iters, eval_interval, keep_every, log_interval, device, compile
+and wandb_log. On a CPU with one or two processes, a run that was killed and resumed ends with the
+same bits as one that was not. Elsewhere, sums may be rounded differently.
 
-Start reading at the loop in train(), then read train() from its top. The loop repeats these steps:
-
-    evaluate and save, if it is time
-    stop, if all steps are done or a process has received Ctrl-C or SIGTERM
-    add up the gradients of micro-batches; DDP averages them over the processes
-    clip the gradients and update the parameters
-
-To this script a Backpack is a module that returns a loss; model.py says what it computes.
+Start reading at the loop in train(), then read train() from its top.
+To this script a Backpack is a module that returns a loss; rucksack.model, which is ./model.py, says
+what it computes.
 """
 
 import math
-import rucksack.interrupts  # noqa: F401 (before torch)
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rucksack.cli import complain, discard_output, forget_signals, note_signals, printable, run_cli
+from rucksack.checkpoint import from_checkpoint, make_model
+from rucksack.cli import discard_output, noted_signals, run_cli
 from rucksack.data import check_ids, data_folder, data_id, read_chunks, read_meta
-from rucksack.device import can_compile, set_up_device, to_device
-from rucksack.errors import UserError, user_errors
-from rucksack.fast import DistinctIds, distinct_ids
-from rucksack.files import locked_folder, save_tensors
+from rucksack.device import all_reduce, can_compile, find_processes, set_up_device, to_device
+from rucksack.errors import UserError
 from rucksack.model import GPT, Backpack
-from rucksack.optimizers import all_finite, make_optimizers, restore, set_learning_rates
-from rucksack.processes import all_reduce, find_processes, leave_processes
-from rucksack.run_log import RunLog, out_dir_of, refuse_to_replace, remove_kept, summary
-from rucksack.settings import parse_settings, setting
-from rucksack.start import config_for, fine_tune, load_given, load_run
-from rucksack.stuck import stuck_senses
-from rucksack.weights import from_checkpoint, make_model
+from rucksack.optimizers import make_optimizers, set_learning_rates
+from rucksack.run import RunFolder, config_for, start_run
+from rucksack.training import DistinctIds, distinct_ids, stuck_senses
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run. Each has a default, a line of --help and, where needed, a range."""
+    """The settings of a run, and their defaults."""
 
-    out_dir: str = setting('', 'folder for the run (empty: out/NAME, after the config or dataset)')
-    init_from: str = setting('scratch', 'scratch, resume, or a model: file, folder or Hub name')
-    overwrite: bool = setting(False, 'replace the run in out_dir at the first save')
-    dataset: str = setting('openwebtext', 'folder in data/ written by prepare.py')
-    model: str = setting('backpack', 'gpt is the baseline Transformer', choices=('backpack', 'gpt'))
-    n_layer: int = setting(12, 'layers (a loaded model keeps its own sizes)', high=10_000)
-    n_head: int = setting(12, 'attention heads')
-    n_embd: int = setting(768, 'embedding width')
-    n_sense: int = setting(16, 'senses per token', low=1)
-    sense_hidden: int = setting(0, 'hidden size of the sense MLPs (0: 4 * n_embd)')
-    block_size: int = setting(512, "context length, no longer than a loaded model's", low=2)
-    dropout: float = setting(0.0, 'dropout in the contextualizer (the Transformer)')
-    batch_size: int = setting(32, 'chunks of text per micro-batch', low=1)
-    gradient_accumulation_steps: int = setting(
-        1, 'micro-batches per step, over all processes', low=1)
-    max_iters: int = setting(100_000, 'optimizer steps')
-    optimizer: str = setting(
-        'muon', 'muon (hidden matrices; AdamW for the rest) or adamw', choices=('adamw', 'muon'))
-    learning_rate: float = setting(6e-4, 'peak learning rate of AdamW')
-    muon_lr: float = setting(3e-3, 'peak learning rate of Muon')
-    loaded_lr: float = setting(1.0, 'factor for learning rates of embeddings and contextualizer')
-    warmup_iters: int = setting(-1, 'steps of linear warmup (-1: 5% of max_iters)', low=-1)
-    min_lr: float = setting(0.0, 'final learning rate of AdamW; Muon decays by the same factor')
-    weight_decay: float = setting(0.1, 'weight decay for matrices')
-    decay_embeddings: bool = setting(True, 'apply weight decay to the embeddings too')
-    beta1: float = setting(0.9, 'first beta of AdamW', high=0.9999999)
-    beta2: float = setting(0.95, 'second beta of AdamW', high=0.9999999)
-    grad_clip: float = setting(1.0, 'clip gradients to this norm (0: never)')
-    eval_interval: int = setting(1000, 'steps between evaluations; each saves a checkpoint', low=1)
-    eval_iters: int = setting(100, 'validation batches per evaluation, the same each time', low=1)
-    keep_every: int = setting(0, 'keep a checkpoint every N steps, as ckpt-STEP.pt (0: never)')
-    log_interval: int = setting(10, 'steps between log lines', low=1)
-    wandb_log: bool = setting(False, 'also log to Weights & Biases, project $WANDB_PROJECT')
-    device: str = setting('auto', 'auto, cpu, cuda, cuda:N or mps')
-    dtype: str = setting(
-        'auto', 'auto: bfloat16 where it is fast', choices=('auto', 'float32', 'bfloat16'))
-    compile: bool = setting(True, 'use torch.compile (CUDA, or a CPU with a C++ compiler)')
-    seed: int = setting(1337, 'random seed for parameters, data order and dropout')
+    out_dir: str = ''  # folder for the run (empty: out/NAME, after the config or dataset)
+    init_from: str = 'scratch'  # scratch, resume, or a model: file, folder or Hub name
+    overwrite: bool = False  # replace the run in out_dir
+    dataset: str = 'openwebtext'  # folder in data/ written by prepare.py
+    model: Literal['backpack', 'gpt'] = 'backpack'  # gpt is the baseline Transformer
+    n_layer: int = 12  # layers (a loaded model keeps its own sizes)
+    n_head: int = 12  # attention heads
+    n_embd: int = 768  # embedding width
+    n_sense: int = 16  # senses per token
+    sense_hidden: int = 0  # hidden size of the sense MLPs (0: 4 * n_embd)
+    block_size: int = 512  # context length, no longer than a loaded model's
+    dropout: float = 0.0  # dropout in the contextualizer (the Transformer)
+    batch_size: int = 32  # chunks of text per micro-batch
+    gradient_accumulation_steps: int = 1  # micro-batches per step, over all processes
+    max_iters: int = 100_000  # optimizer steps
+    optimizer: Literal['adamw', 'muon'] = 'muon'  # muon (hidden matrices; AdamW for the rest)
+    learning_rate: float = 6e-4  # peak learning rate of AdamW
+    muon_lr: float = 3e-3  # peak learning rate of Muon
+    loaded_lr: float = 1.0  # factor for learning rates of embeddings and contextualizer
+    warmup_iters: int = -1  # steps of linear warmup (-1: 5% of max_iters)
+    min_lr: float = 0.0  # final learning rate of AdamW; Muon decays by the same factor
+    weight_decay: float = 0.1  # weight decay for matrices
+    decay_embeddings: bool = True  # apply weight decay to the embeddings too
+    beta1: float = 0.9  # first beta of AdamW
+    beta2: float = 0.95  # second beta of AdamW
+    grad_clip: float = 1.0  # clip gradients to this norm (0: never)
+    eval_interval: int = 1000  # steps between evaluations; each saves a checkpoint
+    eval_iters: int = 100  # validation batches per evaluation, the same each time
+    keep_every: int = 0  # keep a checkpoint every N steps, as ckpt-STEP.pt (0: never)
+    log_interval: int = 10  # steps between log lines
+    wandb_log: bool = False  # also log to Weights & Biases, project $WANDB_PROJECT
+    device: str = 'auto'  # auto, cpu, cuda, cuda:N or mps
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'  # auto: bfloat16 where it is fast
+    compile: bool = True  # use torch.compile (CUDA, or a CPU with a C++ compiler)
+    seed: int = 1337  # random seed for parameters, data order and dropout
 
     @property
     def tokens_per_step(self) -> int:
@@ -109,6 +95,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
 
     # ---- The device and its number format. The model multiplies matrices in dtype. Parameters and
     # the optimizers' averages stay in float32, because bfloat16 would round away small updates.
+    # On a CPU, torch is also made deterministic, until run() ends.
     device, dtype = set_up_device(s.device, s.dtype, local_rank)  # resolves auto
     s = replace(s, dtype=dtype)
     device_type = torch.device(device).type
@@ -126,29 +113,35 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     def read(name: str, chunks: np.ndarray) -> tuple[Tensor, Tensor]:
         """Read B chunks by their indices: idx and targets, both (B, block_size)."""
         ids = data[name][chunks].astype(np.int64)  # uint16 on disk
-        check_ids(ids, meta, folder / f'{name}.bin')  # a wrong id would crash CUDA
+        check_ids(ids, meta, folder / f'{name}.bin')
         ids = torch.from_numpy(ids)
         return ids[:, :-1], ids[:, 1:]  # the target at each position is the next id
 
     # ---- The model.
     torch.manual_seed(s.seed)
     if checkpoint:  # resume: the parameters of the run so far
-        with user_errors(checkpoint['path']):
-            model = from_checkpoint(checkpoint)
+        model = from_checkpoint(checkpoint)
     elif given is not None:  # fine-tune; with --model=backpack, a GPT gets new senses
+        from rucksack.start import fine_tune  # which other runs do not need
         model = fine_tune(given, config_for(s, meta))
     else:  # scratch: random parameters
         model = make_model(config_for(s, meta))
     model.to(device).train()
 
-    # ---- Optimizers, and the model's training form. DistinctIds(model) returns the same loss as
-    # model(idx, targets), but computes what depends on a token alone (the senses) once for each
-    # distinct id in the batch.
+    # ---- Optimizers: AdamW and, for hidden matrices, Muon. From its gradients, Muon keeps a
+    # moving average (momentum). Its step is that average with all singular values moved near 1
+    # (orthogonalized), so that every direction of a matrix learns at the same rate.
     optimizers = make_optimizers(model, s)
     if checkpoint:
-        restore(optimizers, checkpoint)
+        for optimizer in optimizers:
+            optimizer.load_state_dict(checkpoint['optimizers'][type(optimizer).__name__])
+
+    # ---- The model's training form. DistinctIds(model) returns the same loss as
+    # model(idx, targets), but computes what depends on a token alone (the senses) once for each
+    # distinct id in the batch.
     loss_model = DistinctIds(model)
-    if s.compile and can_compile(device):
+    is_compiled = s.compile and can_compile(device)
+    if is_compiled:
         loss_model = torch.compile(loss_model)
     if world > 1:  # DDP averages gradients over the processes
         loss_model = nn.parallel.DistributedDataParallel(loss_model)
@@ -158,7 +151,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         idx, targets = read(name, chunks)
         ids, places = distinct_ids(idx)  # idx is ids[places]
         idx, targets, ids, places = to_device([idx, targets, ids, places], device)
-        torch._dynamo.mark_dynamic(ids, 0)  # compile one graph for any number of ids
+        if is_compiled:
+            torch._dynamo.mark_dynamic(ids, 0)  # one graph serves any number of ids
         with autocast:
             return loss_model(idx, targets, ids, places)
 
@@ -181,33 +175,32 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         return row
 
     # ---- The log and the checkpoints.
-    out = Path(s.out_dir)
+    out = RunFolder(s, checkpoint, rank)
     step = checkpoint.get('step', 0)
     saved_step = checkpoint.get('step')  # None: nothing is saved yet
     best_val_loss = checkpoint.get('best_val_loss', math.inf)
-    log = RunLog(s, checkpoint, rank)
-    checkpoint.clear()  # free its memory, which run() still refers to
+    checkpoint.clear()  # the model and the optimizers have copies: free the memory
 
     def save(name: str) -> None:
         """Write the current state to a file, which appears whole or not at all."""
-        if not all_finite(model, optimizers):  # a broken state must not replace a good one
-            raise FloatingPointError(f'a parameter or a moment is not finite at step {step}')
-        if rank == 0:
-            save_tensors(out / name, {
-                'step': step,
-                'model': model.state_dict(),
-                'model_config': asdict(model.config),
-                'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
-                'best_val_loss': best_val_loss,
-                'settings': asdict(s),
-                'tokenizer': meta['tokenizer'],
-                'data': data_id(meta),
-                'wandb_id': log.wandb_id})
+        out.save(name, {
+            'step': step,
+            'model': model.state_dict(),
+            'model_config': asdict(model.config),
+            'optimizers': {type(o).__name__: o.state_dict() for o in optimizers},
+            'best_val_loss': best_val_loss,
+            'settings': asdict(s),
+            'tokenizer': meta['tokenizer'],
+            'data': data_id(meta),
+            'wandb_id': out.wandb_id})
 
     # ---- The loop. A first Ctrl-C or SIGTERM finishes the step and saves; a second stops at once.
-    print(summary(s, model, device, world, meta['tokens']['train']), flush=True)
-    received = note_signals()
-    try:
+    n_params = sum(p.numel() for p in model.parameters())
+    epochs = s.max_iters * s.tokens_per_step / meta['tokens']['train']
+    print(f'{type(model).__name__}, {n_params / 1e6:.1f}M parameters, on {world} x {device} in '
+          f'{s.dtype}\n{s.max_iters:,} steps of {s.tokens_per_step:,} tokens, {epochs:.3f} epochs '
+          f'of {folder}; log and checkpoints in {s.out_dir}', flush=True)
+    with noted_signals() as signals:
         while True:
             # Evaluate and save at step 0, every eval_interval steps and at the end, but not again
             # right after resuming. ckpt.pt comes last, so a run killed before that resumes from the
@@ -215,17 +208,14 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
             is_done = step >= s.max_iters
             if (step % s.eval_interval == 0 or is_done) and step != saved_step:
                 row = evaluate()
-                log.add(step, row)
+                out.log(step, row)
                 if row['val_loss'] < best_val_loss:
                     best_val_loss = row['val_loss']
                     save('best.pt')
                 save('ckpt.pt')
-                if saved_step is None and rank == 0:
-                    remove_kept(out)  # --overwrite: the older run's ckpt-STEP.pt
                 saved_step = step
-                log.start_clock(step)  # evaluating and saving do not count as training time
             # A signal to any process stops them all. (0: no signal)
-            stop = all_reduce(torch.tensor(max(received)), dist.ReduceOp.MAX)
+            stop = all_reduce(torch.tensor(max(signals)), dist.ReduceOp.MAX)
             if stop or is_done:
                 break
 
@@ -249,7 +239,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
             # Clip the gradients and update the parameters.
             scale = lr_scale(step, s)
             set_learning_rates(optimizers, scale)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), s.grad_clip or math.inf)
+            longest = s.grad_clip or math.inf  # infinity: only measure the norm
+            norm = nn.utils.clip_grad_norm_(model.parameters(), longest)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -262,25 +253,15 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
                     'grad_norm': norm.item()}
                 if s.optimizer == 'muon':
                     row['muon_lr'] = scale * s.muon_lr
-                log.add(step, row)
+                out.log(step, row)
             if s.keep_every and step % s.keep_every == 0:
                 save(f'ckpt-{step}.pt')
         if step != saved_step:  # stopped between evaluations
             save('ckpt.pt')
-    except (FloatingPointError, OSError) as error:  # a number is not finite, or a disk is full
-        saved = 'nothing was saved'
-        if saved_step is not None:
-            saved = f'the last checkpoint is {out}/ckpt.pt, from step {saved_step}'
-        complain('train.py', f'{error}; {saved}')
-        return 1
-    finally:
-        forget_signals()
-        torch.use_deterministic_algorithms(False)  # set_up_device turned it on
     if stop and not is_done:
-        print(printable(
-            f'stopped at step {step}; continue with --init_from=resume --out_dir={out}'))
+        print(f'stopped at step {step}; continue with --init_from=resume --out_dir={s.out_dir}')
         return 128 + stop  # as a shell reports a signal
-    print(printable(f'done: {out}/ckpt.pt'))
+    print(f'done: {s.out_dir}/ckpt.pt')
     return 0
 
 
@@ -314,7 +295,7 @@ def eval_chunks(n: int, n_chunks: int) -> np.ndarray:
 
 def lr_scale(step: int, s: Settings) -> float:
     """Compute the learning rate of a step as a fraction of the peak: linear warmup, then decay."""
-    if step < s.warmup_iters:  # -1 has become a number of steps
+    if step < s.warmup_iters:
         return (step + 1) / s.warmup_iters
     final = s.min_lr / s.learning_rate if s.learning_rate else 0.0  # the fraction at max_iters
     progress = (step - s.warmup_iters) / (s.max_iters - s.warmup_iters)  # 0 to almost 1
@@ -323,25 +304,10 @@ def lr_scale(step: int, s: Settings) -> float:
 
 def run(argv: list[str]) -> int:
     """Read the settings, lock the run's folder, and train. Returns the exit code."""
-    s, flags, configs = parse_settings(Settings, argv)
-    checkpoint = {}
-    given = None
-    if s.init_from not in ('scratch', 'resume'):
-        given, s = load_given(s, flags)  # that model's sizes replace those in s
-    if not s.out_dir:
-        s = replace(s, out_dir=out_dir_of(s, flags, configs))
-    out = Path(s.out_dir)
-    rank, _, _ = find_processes()
-    with locked_folder(out) if rank == 0 else nullcontext():
-        if s.init_from == 'resume':
-            checkpoint, s = load_run(s, flags)  # the run's settings, except for some flags
-        elif not s.overwrite:
-            refuse_to_replace(out)
-        if s.warmup_iters < 0:
+    with start_run(Settings, argv) as (s, checkpoint, given):
+        if s.warmup_iters < 0:  # -1, of a new run
             s = replace(s, warmup_iters=round(0.05 * s.max_iters))
-        code = train(s, checkpoint, given)
-    leave_processes(code)
-    return code
+        return train(s, checkpoint, given)
 
 
 main = partial(run_cli, 'train.py', run)

@@ -33,17 +33,16 @@ def save(model, encoding, folder) -> None:
     >>> model, encoding = load('edited')
     """
     from rucksack.errors import user_errors
+    from rucksack.hub.export import export
     from rucksack.tokenizer import description_of, load_tokenizer, tokenizer_json
-    from rucksack.weights import export, model_with
     with user_errors(folder, problem='was not written'):
-        model_with(model.config, model.state_dict())
         if encoding.n_vocab != model.config.n_vocab:
             raise ValueError(f'the encoding has {encoding.n_vocab} ids, but n_vocab is '
                              f'{model.config.n_vocab}')
         tokenizer = description_of(tokenizer_json(encoding))
         if load_tokenizer(tokenizer)._pat_str != encoding._pat_str:
             raise ValueError("its encoding splits text differently from GPT-2's")
-    export(model, tokenizer, folder)
+        export(model, tokenizer, folder)
 
 
 def word(encoding, text: str) -> int | tuple[int, ...]:

@@ -1,13 +1,15 @@
-"""Handle command lines, progress bars and signals, and locate the package."""
+"""Command lines: one-line errors, flags, progress bars, signals; and where the package is."""
 
 import argparse
+import errno
 import io
+import math
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rucksack.errors import UserError
@@ -15,6 +17,7 @@ from rucksack.errors import UserError
 HOME = Path(__file__).parent  # has model.py, senses.py, the scripts, config/ and pretrained/
 if not (HOME / 'model.py').exists():  # in a clone, not installed
     HOME = HOME.parent
+CLOSED_PIPE = errno.EINVAL if os.name == 'nt' else errno.EPIPE
 
 
 def printable(text: str) -> str:
@@ -22,75 +25,47 @@ def printable(text: str) -> str:
     return re.sub('[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]', ' ', text)
 
 
-def complain(script: str, message: str) -> None:
-    """Print one line on standard error."""
-    line = ' '.join(printable(message).split())
-    print(f'{script}: {line}', file=sys.stderr)
-
-
 def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str] | None = None
             ) -> None:
     """Run a script; exit with 2 for errors the user can fix, 130 on Ctrl-C, else what run returns.
 
-    argv defaults to the arguments on the command line.
+    A FloatingPointError, with which training stops itself, is 1. argv defaults to the arguments on
+    the command line.
     """
     code = 0
     if argv is None:
         argv = sys.argv[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='replace')  # for a terminal without UTF-8
-    with suppress(ValueError):  # not in the main thread
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see interrupts.py
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    if os.environ.get('WORLD_SIZE', '1') == '1':  # torchrun ends processes that wait for others
-        for name in ('SIGTERM', 'SIGHUP'):  # Windows has no SIGHUP
-            number = getattr(signal, name, None)
-            with suppress(ValueError):  # not in the main thread
-                if number and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
-                    signal.signal(number, leave)
     try:
         code = run(argv)
         print(end='', flush=True)
-    except BrokenPipeError:  # the reader, such as head, has exited; Python would complain
-        discard_output()
-    except (UserError, OSError) as error:
-        code = 2
-        complain(script, str(error))
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and 'allocate' not in str(error):
-            raise
-        code = 2
-        complain(script, 'out of memory; use a smaller model or shorter texts or, for train.py, '
-                         'lower --batch_size and raise --gradient_accumulation_steps to match')
-    except KeyboardInterrupt:
-        code = 130
-        complain(script, 'interrupted')
+    except (UserError, OSError, FloatingPointError, KeyboardInterrupt) as error:
+        if isinstance(error, OSError) and error.errno == CLOSED_PIPE:
+            discard_output()  # the reader, such as head, has exited; Python would complain
+        else:
+            code = {FloatingPointError: 1, KeyboardInterrupt: 130}.get(type(error), 2)
+            line = printable(str(error) or 'interrupted')
+            print(f'{script}: {" ".join(line.split())}', file=sys.stderr)
     if code:
         sys.exit(code)
 
 
-def leave(number: int, frame) -> None:
-    """Exit after a signal, so that temporary files are removed on the way out."""
-    sys.exit(128 + number)
-
-
-def note_signals() -> list[int]:
-    """Record Ctrl-C and SIGTERM in the returned list; a second one stops the program at once."""
+@contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """Note Ctrl-C and SIGTERM in a list, after a 0; a second one stops the program at once."""
     noted = [0]
 
     def note(number: int, frame) -> None:
         noted.append(number)
-        forget_signals()
+        signal.signal(number, signal.SIG_DFL)
 
-    signal.signal(signal.SIGINT, note)
-    signal.signal(signal.SIGTERM, note)
-    return noted
-
-
-def forget_signals() -> None:
-    """Let Ctrl-C and SIGTERM stop the program again."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    handlers = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def discard_output() -> None:
@@ -99,42 +74,20 @@ def discard_output() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
 
 
-PATHS = ('FILE', 'DIR', 'MODEL', 'PATH', None)  # None: the settings of train.py
-
-
 class Parser(argparse.ArgumentParser):
-    """An argparse parser with one-line errors that treats --top-k and --top_k as the same flag."""
+    """An argparse parser whose errors are one line."""
 
     def error(self, message: str) -> None:
         """Raise UserError instead of printing the usage and exiting."""
         raise UserError(f'{message}; see --help')
 
-    def parse_known_args(self, args=None, namespace=None):
-        """Parse as argparse does, with each flag spelled as it was declared.
 
-        A shell does not expand ~ after = or @. Here, ~ means the home folder after @, and in the
-        value of a flag whose metavar is one of PATHS.
-        """
-        actions = {flag.replace('_', '-'): (flag, action)
-                   for flag, action in self._option_string_actions.items()}
-        spelled = []
-        for word in args:
-            flag, sign, value = word.partition('=')
-            if flag.replace('_', '-') in actions:
-                flag, action = actions[flag.replace('_', '-')]
-                if value.startswith('~/') and action.metavar in PATHS:
-                    value = str(Path(value).expanduser())
-            word = flag + sign + value
-            spelled.append(re.sub('(^|(?<==))@~/', f'@{Path.home()}/', word, count=1))
-        return super().parse_known_args(spelled, namespace)
-
-
-def number(kind: type, low: float, high: float = 2_147_483_648) -> Callable[[str], float]:
-    """Make an argparse type: a number from low to high (default: 2^31)."""
+def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """Make an argparse type: a number from low to high."""
     def parse(text: str) -> float:
         value = kind(text)
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f'{text!r} is not in the range {low} to {high}')
+            raise UserError(f'{text!r} is not in the range {low} to {high}')
         return value
 
     parse.__name__ = kind.__name__  # so that argparse says "invalid int value"

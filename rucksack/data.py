@@ -1,24 +1,21 @@
 """The folders that prepare.py makes, and the chunks of ids that a training step reads."""
 
 import hashlib
-import re
+import json
 from pathlib import Path
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from rucksack.errors import UserError, user_errors
-from rucksack.tokenizer import GPT2, GPT2_VOCAB, load_json, vocab_size
 
 BIN_DTYPE = np.dtype('<u2')
 MAKE_IT_AGAIN = 'repeat its prepare.py command with --overwrite'
 
 
 def data_folder(name: str) -> Path:
-    """Return the folder of a dataset, data/NAME; raises UserError if it would be elsewhere."""
-    if not re.fullmatch(r'\w[\w.-]*', name):
-        raise UserError(f'{name!r} cannot name a folder in data/; use letters, digits, _, - and .')
-    return Path('data', name)
+    """Return the folder of a dataset: data/NAME, or NAME if that is an absolute path or in ~."""
+    return Path('data', Path(name).expanduser())
 
 
 def read_meta(folder: Path) -> dict:
@@ -28,18 +25,13 @@ def read_meta(folder: Path) -> dict:
     path = folder / 'meta.json'
     if path.exists():
         with user_errors(path, MAKE_IT_AGAIN):
-            meta = load_json(path)
-            n_vocab = vocab_size(meta['tokenizer'])
-            if meta['vocab_size'] != n_vocab:
-                raise ValueError(f'vocab_size is {meta["vocab_size"]}, but its tokenizer has '
-                                 f'{n_vocab} ids')
-            return meta
+            return json.loads(path.read_text(encoding='utf-8'))
     if (folder / 'meta.pkl').exists():
         raise UserError(f'{folder} has a meta.pkl: its ids are characters, not GPT-2 tokens; '
                         f'run python prepare.py {folder.name} --text input.txt --overwrite')
     files = sorted(folder.glob('*.bin'))
     tokens = {file.stem: file.stat().st_size // BIN_DTYPE.itemsize for file in files}
-    return {'tokenizer': GPT2, 'vocab_size': GPT2_VOCAB, 'tokens': tokens}
+    return {'tokenizer': {'name': 'gpt2'}, 'vocab_size': 50257, 'tokens': tokens}
 
 
 def data_id(meta: dict) -> str:
@@ -53,22 +45,15 @@ def sha256_of_start(ids: np.ndarray) -> str:
 
 
 def read_bin(path: Path, meta: dict) -> np.ndarray:
-    """Memory-map the ids in a .bin; raises UserError if their number or start does not match meta.
-
-    Only the start of a large file is read; check_ids checks ids when they are used.
-    """
+    """Memory-map the ids in a .bin; raises UserError if their number or start is not meta's."""
     with user_errors(path, MAKE_IT_AGAIN):
         ids = np.memmap(path, BIN_DTYPE, mode='r')  # raises ValueError for an empty file
     checksum = meta.get('sha256_of_start', {}).get(path.stem)
     if len(ids) != meta['tokens'].get(path.stem) or checksum not in (None, sha256_of_start(ids)):
         raise UserError(f'{path} is not the file that meta.json describes; {MAKE_IT_AGAIN}')
-    if 'sha256' not in meta:  # not made by prepare.py
-        start = ids[:1 << 20]
-        if start[:3].tobytes() == b'\x93NUMPY':
-            raise UserError(f'{path} is a .npy file; save the ids with ids.tofile(path)')
-        if start[0::2].any() != start[1::2].any():  # every second id is 0
-            raise UserError(f'{path} holds numbers wider than 16 bits; write uint16 ids, as '
-                            'nanoGPT does')
+    start = ids[:1 << 20]
+    if 'sha256' not in meta and start[0::2].any() != start[1::2].any():  # every second id is 0
+        raise UserError(f'{path} has ids wider than 16 bits; write uint16, as nanoGPT does')
     return ids
 
 
@@ -80,7 +65,7 @@ def read_chunks(path: Path, meta: dict, block_size: int) -> np.ndarray:
 
 
 def check_ids(ids: np.ndarray, meta: dict, path: Path) -> None:
-    """Raise UserError for an id beyond the vocabulary."""
+    """Raise UserError for an id beyond the vocabulary, which would crash CUDA."""
     if ids.max() >= meta['vocab_size']:
         raise UserError(f'{path} holds the id {ids.max()}, but its vocabulary has only '
                         f'{meta["vocab_size"]:,} ids; {MAKE_IT_AGAIN}')

@@ -1,9 +1,14 @@
-"""Choose a device, tell whether it multiplies bfloat16 fast, and make training on it fast."""
+"""The device and the processes of a run."""
 
 import ctypes
+import gc
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rucksack.errors import user_errors
@@ -11,17 +16,12 @@ from rucksack.errors import user_errors
 
 def find_device(name: str) -> str:
     """Choose the device; auto is CUDA, else MPS, else the CPU. Raises UserError if it fails."""
+    if name == 'auto' and torch.cuda.is_available():
+        return 'cuda'
     if name == 'auto':
-        if torch.cuda.is_available():
-            return 'cuda'
-        if torch.backends.mps.is_available():
-            return 'mps'
-        return 'cpu'
+        return 'mps' if torch.backends.mps.is_available() else 'cpu'
     with user_errors(f'device {name}', 'use auto or cpu', problem='cannot be used'):
-        try:
-            torch.ones(1, device=name).item()
-        except AssertionError as error:  # torch without CUDA
-            raise RuntimeError(error)
+        torch.ones(1, device=name).item()
     return name
 
 
@@ -34,14 +34,6 @@ def bfloat16_unit(device: str) -> str | None:
     if device == 'cpu' and torch.cpu._is_avx512_bf16_supported():
         return 'AVX512-BF16'
     return None
-
-
-def name_of(device: str) -> str:
-    """Describe a device in a few words."""
-    if device.startswith('cuda'):
-        return torch.cuda.get_device_name(device)
-    unit = bfloat16_unit(device) or 'no'
-    return f'{device} ({torch.get_num_threads()} threads, {unit} bfloat16)'
 
 
 def set_up_device(device: str, dtype: str, local_rank: int = 0) -> tuple[str, str]:
@@ -67,12 +59,9 @@ def set_up_device(device: str, dtype: str, local_rank: int = 0) -> tuple[str, st
 
 def keep_freed_memory() -> None:
     """Let glibc reuse memory instead of returning it to the system, since new pages take time."""
-    if sys.platform != 'linux':
-        return
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, 'mallopt'):
+    if sys.platform == 'linux' and hasattr(ctypes.CDLL(None), 'mallopt'):
         for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-            libc.mallopt(threshold, 0x7fffffff)  # the largest int: never
+            ctypes.CDLL(None).mallopt(threshold, 0x7fffffff)  # the largest int: never
 
 
 def to_device(batch: list[Tensor], device: str) -> list[Tensor]:
@@ -86,11 +75,40 @@ def to_device(batch: list[Tensor], device: str) -> list[Tensor]:
 def can_compile(device: str) -> bool:
     """Check that torch.compile works here by compiling a small function, and print a notice."""
     try:
-        assert device != 'mps'
+        if device.startswith('mps'):
+            raise RuntimeError
         torch.compile(torch.sin)(torch.ones(2, device=device))
     except Exception:  # many causes: no compiler, no Python.h, a folder with a space
-        print(f'{device}: running without torch.compile, which fails here; it needs CUDA, or a C++ '
-              'compiler and the Python headers')
+        print(f'{device}: running without torch.compile, which needs CUDA or a C++ compiler')
         return False
     print('compiling; this takes a minute or two ...', flush=True)
     return True
+
+
+def find_processes() -> tuple[int, int, int]:
+    """Return this process's rank, its rank on this machine, and how many torchrun has started."""
+    with user_errors('WORLD_SIZE', 'use torchrun or unset it', 'does not come from torchrun'):
+        world = int(os.environ.get('WORLD_SIZE', 1))
+        if world <= 1:
+            return 0, 0, 1
+        return int(os.environ['RANK']), int(os.environ.get('LOCAL_RANK', 0)), world
+
+
+def all_reduce(x: Tensor, operation=dist.ReduceOp.SUM) -> float:
+    """Return the sum of a number over all processes, or its maximum. x is overwritten."""
+    if dist.is_initialized():
+        dist.all_reduce(x, operation)
+    return x.item()
+
+
+@contextmanager
+def clean_exit() -> Iterator[None]:
+    """At the end, wait for other processes, disconnect, and undo torch's determinism."""
+    try:
+        yield
+        if dist.is_initialized():
+            dist.barrier()  # until all have finished writing
+            gc.collect()  # DDP holds the group: free it first, or destroying the group can hang
+            dist.destroy_process_group()
+    finally:
+        torch.use_deterministic_algorithms(False)  # set_up_device turned it on

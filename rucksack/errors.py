@@ -6,13 +6,7 @@ from contextlib import contextmanager
 
 
 class UserError(ArgumentTypeError, ValueError):
-    """An error the user can fix. It should say what was given, what is allowed, and what to run.
-
-    If a flag's parsing function raises it, argparse adds the name of the flag.
-    """
-
-
-OUR_BUGS = (NameError, AssertionError)  # a damaged file can raise any other kind
+    """An error the user can fix; where a flag is parsed, argparse adds the name of the flag."""
 
 
 @contextmanager
@@ -20,11 +14,11 @@ def user_errors(what: object, hint: str = '', problem: str = 'cannot be read') -
     """Turn a library's error about a file into one line: the file, the library's words and a hint.
 
     Damaged files and failing downloads raise errors of many types, and a panic in a Rust library is
-    not an Exception. OUR_BUGS keep their traceback.
+    not an Exception. A NameError, which no file can cause, keeps its traceback.
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, *OUR_BUGS):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, NameError):
         raise
     except BaseException as error:
         cause = error.__cause__ or error

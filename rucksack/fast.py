@@ -1,8 +1,4 @@
-"""Faster versions of parts of model.py. Tests check that each equals its plain version.
-
-    fast version               plain version          what it saves
-    DistinctIds(model)(..)     model(idx, targets)    senses of an id are computed once per batch
-    Cached(model).generate     model.generate         each token is read once
+"""Generation with a cache: Cached(model).generate draws what model.generate does, faster.
 
 S counts the tokens of a text so far. T of them are new: first the whole prompt, then single tokens.
 Other letters are as in model.py.
@@ -14,51 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rucksack.model import GPT, Backpack, Contextualizer, mean_loss, split_heads, weighted_sum
-
-# -----------------------------------------------------------------------------
-# Distinct ids, for training. The caller finds them, because a compiled graph cannot depend on how
-# many there are.
-
-
-def distinct_ids(idx: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the distinct ids of texts idx (B, T): ids (n,) and places (B, T), idx = ids[places]."""
-    ids, places = idx.unique(return_inverse=True)
-    ids = F.pad(ids, (0, -len(ids) % 64))  # a multiple of 64, so that few shapes occur
-    return ids, places
-
-
-class DistinctIds(nn.Module):
-    """The version used for training. A GPT, which has no senses, is called unchanged."""
-
-    def __init__(self, model: Backpack | GPT):
-        super().__init__()
-        self.model = model
-
-    def forward(self, idx: Tensor, targets: Tensor | None, ids: Tensor, places: Tensor) -> Tensor:
-        """Return model(idx, targets) for texts (B, T), given the distinct_ids of idx.
-
-        In evaluation mode, the loss leaves out the padding rows of E. In training they stay,
-        because products are faster with a multiple of 64 rows.
-        """
-        if self.model.config.n_sense == 0:
-            logits = self.model(idx)  # (B, T, vocab_size)
-        else:
-            senses = self.model.senses(ids)  # (n, k, d)
-            # senses[places] would sum the gradients of an id in bfloat16 under autocast, where
-            # 256 + 1 is 256: a frequent id would lose most of its gradient. F.embedding sums in
-            # float32.
-            table = senses.flatten(1).to(self.model.wte.weight.dtype)  # (n, k*d)
-            C = F.embedding(places, table)  # (B, T, k*d), senses of every token
-            C = C.to(senses.dtype).unflatten(-1, senses.shape[1:])  # (B, T, k, d)
-            logits = self.model(idx, C=C)  # (B, T, vocab_size)
-        if not self.training:
-            logits = logits[..., :self.model.config.n_vocab]  # (B, T, V)
-        return logits if targets is None else mean_loss(logits, targets)
-
-
-# -----------------------------------------------------------------------------
-# Generation with a cache.
+from rucksack.model import (
+    GPT,
+    Backpack,
+    Block,
+    CausalSelfAttention,
+    Contextualizer,
+    SenseWeights,
+    split_heads,
+    weighted_sum,
+)
 
 
 class Cache:
@@ -103,12 +64,32 @@ def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: 
     return contextualizer.ln_f(h)
 
 
+# The code of each forward that Cached repeats. Code is compared by value, so that the classes of a
+# second import of model.py count too.
+REPEATED = [kind.forward.__code__ for kind in (
+    Backpack, GPT, Contextualizer, Block, CausalSelfAttention, SenseWeights)]
+
+
+def is_repeated(*parts: nn.Module) -> bool:
+    """Tell whether Cached repeats what these parts of a model compute."""
+    return all(type(part).forward.__code__ in REPEATED for part in parts)
+
+
+def is_plain(model: Backpack | GPT) -> bool:
+    """Tell whether Cached repeats what a model computes: its parts are those of model.py."""
+    if model.config.n_sense and not is_repeated(model.sense_weights):
+        return False
+    if not is_repeated(model, model.contextualizer):
+        return False
+    return all(is_repeated(block, block.attn) for block in model.contextualizer.blocks)
+
+
 class Cached:
     """A model that continues texts without reading a token twice: Cached(model).generate(idx, n).
 
-    It draws the same ids as model.generate. The contextualizer must be a GPT-2. A text is
-    read whole unless it is the last text plus a token. Past block_size, every text is read whole,
-    because each new token pushes out the first.
+    It draws the same ids as model.generate. A text is read whole unless it is the last text plus a
+    token. Past block_size, every text is read whole, because each new token pushes out the first.
+    A model whose parts are not those of model.py is called for every token instead.
     """
 
     generate = Backpack.generate
@@ -116,6 +97,7 @@ class Cached:
     def __init__(self, model: Backpack | GPT):
         self.model = model
         self.config = model.config
+        self.is_plain = is_plain(model)
         self.cache = Cache(model.config.block_size)
         self.read = None  # the texts in the cache
 
@@ -151,6 +133,9 @@ class Cached:
 
         C (B, S, k, d) are the senses to sum, as in Backpack.forward.
         """
+        if not self.is_plain:
+            given = {} if C is None else {'C': C}
+            return self.model(idx, **given)[:, -1:]
         start = self.n_read(idx)
         e = self.model.wte(idx[:, start:])  # (B, T, d)
         h = contextualize(self.model.contextualizer, e, start, self.cache)  # (B, T, d)

@@ -1,21 +1,22 @@
 """The model that a command works on: its weights on a device, its tokenizer and its name."""
 
 import os
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import tiktoken
 import torch
+from torch import Tensor
 
+from rucksack.checkpoint import load_file
 from rucksack.cli import printable
 from rucksack.device import find_device
-from rucksack.documents import reader_or_text
 from rucksack.errors import UserError
+from rucksack.hub.find import find
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
 from rucksack.tokenizer import encode, load_tokenizer
-from rucksack.weights import find, from_pretrained, load_file
+from rucksack.weights import from_pretrained
 from rucksack.words import inside_text
 
 
@@ -33,15 +34,14 @@ class LoadedModel:
     data_id: str | None = None  # identifies that data (see rucksack.data)
     encoding: tiktoken.Encoding | None = None  # made from tokenizer
     kind: str = ''  # Backpack or Transformer
+    lender: Backpack | None = None  # the model whose senses this one follows, if it borrows some
 
     def __post_init__(self) -> None:
         self.config = self.model.config
-        if self.encoding is None:
-            self.encoding = load_tokenizer(self.tokenizer)
-        if not self.kind:
-            self.kind = 'Backpack' if self.config.n_sense else 'Transformer'
-        self.is_toy = self.encoding.name == 'words'  # its texts come from rucksack/toy.py
         self.device = next(self.model.parameters()).device
+        self.encoding = self.encoding or load_tokenizer(self.tokenizer)
+        self.kind = self.kind or ('Backpack' if self.config.n_sense else 'Transformer')
+        self.is_toy = self.encoding.name == 'words'  # its texts come from rucksack/toy.py
         self.eot = self.encoding.eot_token
 
     def __str__(self) -> str:
@@ -51,14 +51,15 @@ class LoadedModel:
         """Encode a text of any length."""
         return encode(self.encoding, text)
 
-    def read(self, path: Path) -> list[int]:
-        """Encode the documents of a file, as prepare.py reads them, separated by end-of-text."""
-        read_documents = reader_or_text(str(path))
-        ids = []
-        for text in read_documents(str(path), 'text', Counter()):
-            if text:
-                ids += [self.eot, *self.encode(text)]
-        return ids[1:]
+    def read_prompt(self, text: str) -> Tensor:
+        """Encode a prompt, or its end if it is too long: ids (1, T), an end-of-text for ''."""
+        ids = self.encode(text) or [self.eot]
+        n = self.config.block_size
+        if len(ids) > n:
+            print(f'The prompt has {len(ids)} tokens; the model reads the last {n}.')
+        if text.endswith(' '):
+            print('The prompt ends in a space; drop it: the next word begins with one.')
+        return torch.tensor([ids[-n:]], device=self.device)
 
     def single_tokens(self, words: list[str]) -> list[str]:
         """Keep the words that are one token inside a text."""
@@ -73,6 +74,12 @@ class LoadedModel:
         c = self.config
         shape = f'{c.n_layer} layers of width {c.n_embd}, {c.n_sense} senses'
         return printable(f'{self}: {shape}, a vocabulary of {c.n_vocab:,} tokens{self.why}')
+
+    @property
+    def backpack(self) -> Backpack:
+        """Return the model whose senses can be shown and edited; raises UserError without one."""
+        self.needs_senses('this command')
+        return self.lender or self.model
 
     def needs_senses(self, what: str) -> None:
         """Raise UserError if this is a Transformer; the message says what needs a Backpack."""
@@ -99,14 +106,8 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
         dtype = 'bfloat16' if device.startswith('cuda') else 'float32'
     why = ''
     if name is None:
-        name = 'english'
-        why = '; the bundled model'
-        newest = newest_backpack()
-        if newest:
-            name = str(newest)
-            why = '; the newest in out/ (for real English: --from english)'
-        why += '. Sense numbers differ between models.'
-    path = find(name)
+        name, why = newest_backpack()
+    path = find(os.path.expanduser(name))
     model, tokenizer = from_pretrained(path)
     checkpoint = load_file(path, mmap=True) if path.is_file() else {}
     dataset = checkpoint.get('settings', {}).get('dataset')
@@ -114,10 +115,12 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
                        data_id=checkpoint.get('data'))
 
 
-def newest_backpack() -> Path | None:
-    """Find the folder in out/ whose Backpack was saved last; None if there is none."""
+def newest_backpack() -> tuple[str, str]:
+    """Name the folder in out/ whose Backpack was saved last, or else english; also say why."""
+    differ = '. Sense numbers differ between models.'
     for path in sorted(Path('out').glob('*/ckpt.pt'), key=os.path.getmtime, reverse=True):
         config = load_file(path, mmap=True).get('model_config', {})  # nanoGPT's files have none
         if config.get('n_sense'):
-            return path.parent
-    return None
+            why = f'; the newest in out/ (for real English: --from english){differ}'
+            return str(path.parent), why
+    return 'english', f'; the bundled model{differ}'

@@ -1,14 +1,12 @@
-"""What a training run starts from: its last checkpoint, or given parameters."""
+"""What a run starts from, if not from scratch: its own checkpoint, or another model."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
+from rucksack.checkpoint import load_file, make_model
 from rucksack.data import data_folder, data_id, read_meta
 from rucksack.errors import UserError, user_errors
 from rucksack.model import GPT, Backpack, Config
-from rucksack.settings import with_decided
-from rucksack.weights import from_pretrained, load_file, make_model
 
 # Settings that a resumed run may change: how long it runs, how often it reports, and where.
 # max_iters changes the schedule; device and compile change rounding and dropout masks.
@@ -23,20 +21,16 @@ def load_run(s, flags: set[str]) -> tuple:
     dataset has changed.
     """
     path = Path(s.out_dir, 'ckpt.pt')
-    checkpoint = load_file(path)
     hint = f'to fine-tune its parameters, use --init_from={path} and another --out_dir'
-    if 'optimizers' not in checkpoint:
-        raise UserError(f'{path} has no state to resume from; {hint}')
+    checkpoint = load_file(path)
+    free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
     with user_errors(path, hint):
-        checkpoint['step'] = int(checkpoint['step'])
-        checkpoint['path'] = path
-        free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
+        if 'optimizers' not in checkpoint:
+            raise ValueError('it has no optimizers')
         decided = {name: x for name, x in checkpoint['settings'].items() if name not in free}
         s = with_decided(s, flags, decided)
-        data = checkpoint['data']
-    folder = data_folder(s.dataset)
-    if data != data_id(read_meta(folder)):
-        raise UserError(f'{folder} has changed since {s.out_dir} was trained on it; {hint}')
+        if checkpoint['data'] != data_id(read_meta(data_folder(s.dataset))):
+            raise UserError(f'data/{s.dataset} has changed since it was trained; {hint}')
     return checkpoint, s
 
 
@@ -46,15 +40,14 @@ def load_given(s, flags: set[str]) -> tuple:
     From a Transformer, we make a Transformer or, if flags has model, a Backpack with the n_sense
     and sense_hidden in s. Raises UserError if the model cannot read the ids of the dataset.
     """
-    source = s.init_from
-    given, tokenizer = from_pretrained(source)
+    from rucksack.weights import from_pretrained  # published formats, for this flag alone
+    given, tokenizer = from_pretrained(s.init_from)
     config = given.config
     meta = read_meta(data_folder(s.dataset))
     is_other = tokenizer not in (None, meta['tokenizer'])
     if is_other or config.n_vocab < meta['vocab_size']:
-        raise UserError(f'{source} ({config.n_vocab:,} ids) and data/{s.dataset} '
-                        f'({meta["vocab_size"]:,} ids) have different tokenizers; run python '
-                        f'prepare.py {s.dataset} --text FILE --like {source} --overwrite')
+        raise UserError(f'{s.init_from} and data/{s.dataset} have different tokenizers; run python '
+                        f'prepare.py {s.dataset} --text FILE --like {s.init_from} --overwrite')
     decided = {'block_size': min(s.block_size, config.block_size), 'n_layer': config.n_layer,
                'n_head': config.n_head, 'n_embd': config.n_embd}
     if config.n_sense:
@@ -62,18 +55,20 @@ def load_given(s, flags: set[str]) -> tuple:
                     'sense_hidden': config.sense_hidden}
     elif 'model' not in flags:
         decided['model'] = 'gpt'
-    with user_errors(source):
+    with user_errors(s.init_from):
         return given, with_decided(s, flags, decided)
 
 
-def config_for(s, meta: dict) -> Config:
-    """Make the config of a model for the ids of some data. Raises UserError for bad sizes."""
-    n_vocab = meta['vocab_size']
-    n_rows = math.ceil(n_vocab / 64) * 64  # GPUs are faster with multiples of 64
-    n_sense = 0 if s.model == 'gpt' else s.n_sense
-    with user_errors('this model', problem='cannot be made'):
-        return Config(s.block_size, n_rows, n_vocab, s.n_layer, s.n_head, s.n_embd, n_sense,
-                      s.sense_hidden, s.dropout)
+def with_decided(settings, flags: set[str], decided: dict):
+    """Replace the settings that a checkpoint decides.
+
+    Raises UserError if a flag contradicts one, unless the flag is auto or -1: then the run chooses.
+    """
+    for name in sorted(flags & decided.keys()):
+        value = getattr(settings, name)
+        if value not in (decided[name], 'auto', -1):
+            raise UserError(f'it has {name}={decided[name]}; drop --{name}={value}')
+    return replace(settings, **decided)
 
 
 def fine_tune(given: Backpack | GPT, config: Config) -> Backpack | GPT:

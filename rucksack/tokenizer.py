@@ -4,16 +4,20 @@ A tokenizer is described by a dictionary, stored in meta.json and in checkpoints
 
     {'name': 'gpt2'}                        GPT-2's BPE, which tiktoken downloads once
     {'name': 'gpt2', 'merges': ['Ġ t', ..]} the same, cut after these merges; no download
-    {'name': 'gpt2', 'merges': .., 'ids': [..], 'special': {..}}   another byte-level BPE
+    {'name': 'gpt2', 'merges': [..], 'special': {..}}   another byte-level BPE
     {'name': 'words', 'pieces': [..]}       every piece, such as ' nurse', is one token
 
-Ids run from 0 to n_vocab - 1; the end-of-text id is the last, unless 'special' gives the ids of
-special tokens. 'ids' lists the ids of the 256 bytes, in GPT-2's order, and of the merges.
+'special' maps special tokens to their ids; by default, end-of-text comes last. The other ids, from
+0 on, are the 256 bytes in GPT-2's order, and then the merges or pieces.
 """
 
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 
 import tiktoken
@@ -27,6 +31,7 @@ GPT2_VOCAB = 50257
 GPT2_MERGES = '04e3597d7996f292ca9b8b7285ca4d58a6ae171ac47d73fc7140ceb0c7a6bbc0'  # SHA-256
 END_OF_TEXT = '<|endoftext|>'
 WORDS_PATTERN = r' ?\w+|[^\w\s]|\s+'
+PATTERNS = {'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}
 ENGLISH = HOME / 'pretrained' / 'english'  # the bundled model
 
 # GPT-2 puts the printable bytes first. Its files spell each byte as one character; the other 68
@@ -53,9 +58,7 @@ def unspell(text: str) -> bytes:
 
 def words_tokenizer(texts: list[str]) -> dict:
     """Describe a tokenizer in which each word of the texts, with its space, is one token."""
-    pieces = set()
-    for text in texts:
-        pieces.update(re.findall(WORDS_PATTERN, text))
+    pieces = {piece for text in texts for piece in re.findall(WORDS_PATTERN, text)}
     longer_than_a_byte = [piece for piece in sorted(pieces) if len(piece.encode()) > 1]
     return {'name': 'words', 'pieces': longer_than_a_byte}
 
@@ -70,6 +73,16 @@ def tokens_of(description: dict) -> list[bytes]:
         return single_bytes + [piece.encode() for piece in description['pieces']]
     longer = [merge.replace(' ', '') for merge in description['merges']]
     return [unspell(token) for token in [*BYTE_OF, *longer]]
+
+
+def ranks_of(description: dict) -> dict[bytes, int]:
+    """Map the tokens of a description to the ids, from 0 on, that no special token has."""
+    taken = description.get('special', {}).values()
+    free = (i for i in count() if i not in taken)
+    ranks = dict(zip(tokens_of(description), free))
+    if description.get('ids') not in (None, [*ranks.values()]):  # ids are listed in older files
+        raise ValueError('its ids are in another order than its merges')
+    return ranks
 
 
 def vocab_size(description: dict) -> int:
@@ -90,28 +103,19 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
         with user_errors("GPT-2's vocabulary", hint):
             return tiktoken.get_encoding('gpt2')
     name = description['name']
-    tokens = tokens_of(description)
-    ids = description.get('ids', range(len(tokens)))
+    ranks = ranks_of(description)
     return tiktoken.Encoding(
         name,
-        pat_str={'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}[name],
-        mergeable_ranks=dict(zip(tokens, ids)),  # ids rise with merges: the lowest is merged first
-        special_tokens=description.get('special', {END_OF_TEXT: len(tokens)}))
-
-
-def tokens_by_rank(encoding: tiktoken.Encoding) -> list[bytes]:
-    """List the tokens of an encoding in order of id, without end-of-text."""
-    ranks = encoding._mergeable_ranks
-    return sorted(ranks, key=ranks.get)
+        pat_str=PATTERNS[name],
+        mergeable_ranks=ranks,  # ids rise with merges: the lowest is merged first
+        special_tokens=description.get('special', {END_OF_TEXT: len(ranks)}))
 
 
 def ids_that_differ(one: tiktoken.Encoding, other: tiktoken.Encoding) -> list[int]:
     """List the ids whose bytes differ between two encodings, or that one of them lacks."""
-    tokens = []
-    for encoding in (one, other):
-        special = {text.encode(): i for text, i in encoding._special_tokens.items()}
-        tokens.append((encoding._mergeable_ranks | special).items())
-    return sorted({i for _, i in tokens[0] ^ tokens[1]})
+    tokens = one._mergeable_ranks.items() ^ other._mergeable_ranks.items()
+    special = one._special_tokens.items() ^ other._special_tokens.items()
+    return sorted({i for _, i in tokens | special})
 
 
 def lacks(encoding: tiktoken.Encoding, text: str) -> bool:
@@ -146,7 +150,7 @@ def gpt2_tokenizer(n_merges: int | None) -> dict:
 
     The bundled model has the first 16,384 merges, so cutting there or earlier needs no download.
     """
-    if n_merges in (None, GPT2_VOCAB - 257):  # all 50,000
+    if n_merges is None:
         return GPT2
     merges = read_tokenizer(ENGLISH)['merges']
     if len(merges) < n_merges:
@@ -167,6 +171,15 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
     for piece in PIECE.findall(text):
         ids.extend(encoding.encode_ordinary(piece))
     return ids
+
+
+def encode_all(encoding: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[list[int]]:
+    """Encode texts in order, a thousand at a time in several threads."""
+    texts = iter(texts)
+    batches = iter(lambda: list(islice(texts, 1000)), [])
+    with ThreadPoolExecutor() as pool:
+        for batch in batches:
+            yield from pool.map(partial(encode, encoding), batch)
 
 
 # -----------------------------------------------------------------------------
@@ -250,19 +263,15 @@ def read_tokenizer(path: Path, end: int | None = None) -> dict | None:
 
 
 def tokenizer_in(folder: Path) -> dict | None:
-    """Load tokenizer.json from a folder, or make it from vocab.json and merges.txt."""
-    if (folder / 'tokenizer.json').is_file():
-        tokenizer = load_json(folder / 'tokenizer.json')
-    elif (folder / 'vocab.json').is_file():
-        lines = (folder / 'merges.txt').read_text(encoding='utf-8-sig').split('\n')
-        merges = [line for line in lines if line and not line.startswith('#version')]
-        tokenizer = {
-            'model': {'vocab': load_json(folder / 'vocab.json'), 'merges': merges},
-            'pre_tokenizer': pre_tokenizers_of(False)[0]}
-    else:
+    """Load tokenizer.json, with the settings beside it; None for a folder without a tokenizer."""
+    if not (folder / 'tokenizer.json').is_file():
+        if (folder / 'vocab.json').is_file():
+            raise ValueError('it has no tokenizer.json; load it with AutoTokenizer of '
+                             'transformers, and save it again')
         return None
     config = folder / 'tokenizer_config.json'
-    return load_json(config) | tokenizer if config.is_file() else tokenizer
+    settings = load_json(config) if config.is_file() else {}
+    return settings | load_json(folder / 'tokenizer.json')
 
 
 def load_json(path: Path) -> dict:
@@ -273,39 +282,39 @@ def load_json(path: Path) -> dict:
 def description_of(tokenizer: dict, end: int | None = None) -> dict:
     """Describe the contents of a tokenizer.json; end is end-of-text if no token has that name.
 
-    Raises ValueError if there is no end-of-text, or if tiktoken cannot merge by these ids.
+    Raises ValueError if there is no end-of-text, or if tiktoken would merge in another order.
     """
-    bpe = tokenizer['model']
-    vocab = bpe['vocab']
-    if bpe.get('ignore_merges'):
-        tokens = sorted(vocab, key=vocab.get)
-        pieces = [unspell(token).decode() for token in tokens if len(token) > 1]
-        description = {'name': 'words', 'pieces': pieces}
-    else:
-        merges = [merge if isinstance(merge, str) else ' '.join(merge)  # newer files have lists
-                  for merge in bpe['merges']]
-        description = GPT2 | {'merges': merges}
-    tokens = tokens_of(description)
-    spelled = [spell(token) for token in tokens]
-    ids = [vocab[token] for token in spelled]  # raises KeyError for a byte or merge without an id
-    known = set(spelled)
-    if ids[256:] != sorted(ids[256:]):
-        raise ValueError('its ids do not rise in the order of its merges')
+    vocab = tokenizer['model']['vocab']
+    description = pieces_of(tokenizer['model'])
+    known = {spell(token) for token in tokens_of(description)}
     added = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
     all_ids = {END_OF_TEXT: end, **vocab, **added}
-    if all_ids[END_OF_TEXT] is None:
-        raise ValueError(f'none of its special tokens is {END_OF_TEXT}')
     special = {content: i for content, i in all_ids.items() if content not in known}
-    is_numbered_anew = ids != list(range(len(ids))) or special != {END_OF_TEXT: len(ids)}
-    if 'merges' in description:
-        checksum = hashlib.sha256('\n'.join(merges).encode()).hexdigest()
-        if checksum == GPT2_MERGES and not is_numbered_anew:
-            return GPT2
-        if merges != merges_of(dict(zip(tokens, ids))):
-            raise ValueError('tiktoken would make its tokens from other merges')
-    if is_numbered_anew:
-        description |= {'ids': ids, 'special': special}
+    if special.get(END_OF_TEXT) is None:
+        raise ValueError(f'none of its special tokens is {END_OF_TEXT}')
+    if special != {END_OF_TEXT: len(known)}:
+        description['special'] = special
+    ranks = ranks_of(description)
+    for token, i in ranks.items():
+        if vocab[spell(token)] != i:  # raises KeyError for a byte or merge without an id
+            raise ValueError(f'its ids are not in the order of its merges: {token} should be {i}')
+    merges = description.get('merges', [])
+    checksum = hashlib.sha256('\n'.join(merges).encode()).hexdigest()
+    if checksum == GPT2_MERGES and 'special' not in description:
+        return GPT2
+    if merges and merges != merges_of(ranks):
+        raise ValueError('tiktoken would make its tokens from other merges')
     return description
+
+
+def pieces_of(bpe: dict) -> dict:
+    """Describe the model of a tokenizer.json, without its special tokens."""
+    if bpe.get('ignore_merges'):
+        tokens = sorted(bpe['vocab'], key=bpe['vocab'].get)
+        return {'name': 'words', 'pieces': [unspell(t).decode() for t in tokens if len(t) > 1]}
+    merges = [merge if isinstance(merge, str) else ' '.join(merge)  # newer files have lists
+              for merge in bpe['merges']]
+    return GPT2 | {'merges': merges}
 
 
 def check_parts(tokenizer: dict) -> None:

@@ -10,6 +10,8 @@ import random
 import re
 from collections.abc import Iterator
 
+N_TRAIN = 60_000  # stories in data/toy
+N_VAL = 4_000
 SHE = (0.81, 0.09, 0.10)  # chances of she, he, they
 HE = (0.09, 0.81, 0.10)
 EVEN = (0.45, 0.45, 0.10)

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from rucksack import prepare, train
+from rucksack.checkpoint import make_model
 from rucksack.loaded import LoadedModel
 from rucksack.model import GPT, Backpack, Config
 from rucksack.senses import compose, senses_after
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
-from rucksack.weights import from_pretrained, make_model
-from rucksack.words import PROMPT, read_prompt, token_texts, word_id
+from rucksack.weights import from_pretrained
+from rucksack.words import PROMPT, token_texts, word_id
 
 SIZES = {  # the paper's sizes (section 4.1, Table 9)
     'micro': dict(n_layer=6, n_head=6, n_embd=384),
@@ -66,8 +67,8 @@ def error_of(script, capsys, *argv: str) -> str:
     text = capsys.readouterr().err
     assert stop.value.code == 2
     assert text.count('\n') == 1, text
-    name = script.__name__.removeprefix('rucksack.')
-    assert text.startswith(f'{name}.py: '), text
+    *_, name = script.__name__.split('.')
+    assert text.startswith((f'{name}.py: ', f'rucksack {name}: ')), text
     return text
 
 
@@ -264,7 +265,7 @@ def toy_loaded(k: int = 4, padding: int = 0, seed: int = 0, name='toy', **shape)
 
 
 def save(folder: str, model: Backpack | GPT, tokenizer: dict, dataset: str = 'tiny') -> None:
-    """Write a checkpoint with everything that eval.py reads."""
+    """Write a checkpoint with everything that rucksack eval reads."""
     Path(folder).mkdir(parents=True)
     settings = {'dataset': dataset, 'compile': False}
     state = {'model': model.state_dict(), 'model_config': asdict(model.config),
@@ -279,8 +280,9 @@ class World:
         model, self.tokenizer = from_pretrained(source)
         self.model = model.requires_grad_(False)
         self.encoding = load_tokenizer(self.tokenizer)
-        self.ids = read_prompt(prompt, self.encoding, self.model.config.block_size)[0]
-        self.idx, self.E = torch.tensor([self.ids]), self.model.wte.weight[:self.encoding.n_vocab]
+        self.idx = LoadedModel(source, model, self.tokenizer).read_prompt(prompt)  # (1, T)
+        self.ids = self.idx[0].tolist()
+        self.E = self.model.wte.weight[:self.encoding.n_vocab]
         self.id = partial(word_id, self.encoding)
         self.word = lambda v: token_texts(self.encoding, [v])[0]
 

@@ -16,7 +16,7 @@ from docs.dev.canonical import (
     setter,
     standard_error,
 )
-from rucksack.lending import Lent
+from rucksack.edits.lending import Lent
 from rucksack.senses import scale_senses
 
 OFF = scale_senses(list(range(20)), [0, 2], 0.0)

@@ -62,12 +62,6 @@ def test_an_id_beyond_the_vocabulary_is_one_line(name, tiny, capsys):
         assert fact in error
 
 
-def test_a_meta_json_with_another_vocabulary_is_one_line(tiny, capsys):
-    """A vocab_size that is not the tokenizer's is refused: the checkpoints could not be loaded."""
-    make_data([1] * 800, [1] * 200, vocab_size=258)
-    assert_refused(capsys, str(TINY / 'meta.json'))
-
-
 def test_characters_of_nanogpt_are_not_read_as_gpt2s(tiny, capsys):
     """A folder with nanoGPT's meta.pkl is refused, because its ids stand for characters."""
     (TINY / 'meta.json').unlink()

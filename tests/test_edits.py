@@ -1,32 +1,18 @@
 """Claims about what people type: edits (one per line), lists and bags of words, and prompts."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import lively
+from helpers import lively, toy_loaded
 
-from rucksack.edits import (
-    Replacement,
-    SensesOf,
-    Topic,
-    count_word,
-    find_senses,
-    parse_lines,
-    parse_senses,
-)
+from rucksack.edits.lines import LINE, find_senses, make_edit, parse_lines
 from rucksack.errors import UserError
-from rucksack.senses import STRENGTHS, explain, separation
-from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
-from rucksack.words import (
-    bag_ids,
-    edit_targets,
-    read_lines,
-    read_prompt,
-    tokens_of,
-    word_id,
-    word_list,
-)
+from rucksack.senses import explain, separation
+from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer, words_tokenizer
+from rucksack.vocabulary import bag_ids
+from rucksack.words import edit_targets, read_lines, tokens_of, word_id, word_list
 
 ENCODING = load_tokenizer(words_tokenizer(
     ['The nurse said that she met Apple and HP, and he met The nurse.']))
@@ -39,46 +25,61 @@ IST, A, X = 257, 258, 259  # 'ist', ' a', ' x'
 X_AT_START = PIECES.encode_ordinary('x')[0]
 
 
-def off(word: str, *numbers: int, factor: float = 0.0) -> SensesOf:
-    """Make the change that turns senses of a word off, or multiplies them."""
-    return SensesOf(word, [*numbers], factor=factor)
+def parsed(**groups: str) -> dict:
+    """Make what a line is parsed into: its groups, and None for all others."""
+    return dict.fromkeys(re.compile(LINE).groupindex) | groups
 
 
-@pytest.mark.parametrize('line, edits', [
-    ('nurse:2', [off('nurse', 2)]), ('nurse: 2, 0-1', [off('nurse', 2, 0, 1)]),
-    ('nurse,guard:3-5,10=0.5', [off(word, 3, 4, 5, 10, factor=0.5) for word in ('nurse', 'guard')]),
-    ('nurse:1=-2', [off('nurse', 1, factor=-2.0)]),
-    ('*:1=.5', [off('*', 1, factor=0.5)]), (',:3', [off(',', 3)]),
-    ('::3', [off(':', 3)]), ('topic:3', [off('topic', 3)]),
-    ('nurse: she / he ', [SensesOf('nurse', [], ('she', 'he'))]),
-    ('MacBook: Apple -> HP', [Replacement('MacBook', 'Apple', 'HP')]),
-    ('a,*:Apple->HP', [Replacement(word, 'Apple', 'HP') for word in ('a', '*')]),
-    ('topic music', [Topic(['music'], STRENGTHS[2])]),
-    ('topic film_tv_video=3', [Topic(['film', 'tv', 'video'], STRENGTHS[3])]),
-    ('topic A, B = 2,1.5,1,.5', [Topic(['A', 'B'], (2, 1.5, 1, 0.5))]),
-])
-def test_a_line_is_one_edit_for_each_of_its_words(line, edits):
-    """A line scales senses, replaces a fact, or turns up a topic."""
-    assert parse_lines([line]) == edits
+@pytest.mark.parametrize('line, groups', [
+    ('nurse:2', dict(words='nurse', senses='2')),
+    ('nurse: 2, 0-1', dict(words='nurse', senses='2, 0-1')),
+    ('nurse,guard:3-5,10=0.5', dict(words='nurse,guard', senses='3-5,10', factor='0.5')),
+    ('nurse:1=-2', dict(words='nurse', senses='1', factor='-2')),
+    ('*:1 = .5', dict(words='*', senses='1', factor='.5')), (',:3', dict(words=',', senses='3')),
+    ('::3', dict(words=':', senses='3')), ('topic:3', dict(words='topic', senses='3')),
+    ('nurse: she / he ', dict(words='nurse', senses='she / he')),
+    ('MacBook: Apple -> HP', dict(words='MacBook', old='Apple', new='HP')),
+    ('a,*:Apple->HP', dict(words='a,*', old='Apple', new='HP')),
+    ('topic music', dict(bag='music')),
+    ('topic A, B = 2,1.5,1,.5', dict(bag='A, B', strength='2,1.5,1,.5')),
+    ('@nouns.txt:10', dict(words='@nouns.txt', senses='10')),
+    ('@C:/nouns.txt:10=2', dict(words='@C:/nouns.txt', senses='10', factor='2')),
+    (r'@C:\me\nouns.txt: Apple -> HP', dict(words=r'@C:\me\nouns.txt', old='Apple', new='HP')),
+    (r'topic @C:\bag.txt=1', dict(bag=r'@C:\bag.txt', strength='1')),
+    (r'@C:\a.safetensors', dict(file=r'C:\a.safetensors')),
+    ('@a.safetensors=0.5', dict(file='a.safetensors', times='0.5'))])
+def test_a_line_is_parsed_into_its_groups(line, groups):
+    """A line scales senses, replaces a fact, turns up a topic, or names a learned edit."""
+    assert parse_lines([line]) == [parsed(**groups)]
 
 
 def test_a_file_of_edits_stands_for_its_lines_in_order(folder):
-    """A file can hold edits, words to edit or the bag of a topic; # starts a comment."""
-    Path('words.txt').write_text('\ufeffnurse\r\n\n  guard \n', encoding='utf-8')
-    Path('edits.txt').write_text('# of she\nshe:3\n\n@words.txt:1\ntopic @words.txt\n')
+    """A file can hold edits; # starts a comment."""
+    Path('edits.txt').write_text('\ufeff# of she\nshe:3\r\n\n@words.txt:1\n', encoding='utf-8')
     assert parse_lines(['he:0', '@edits.txt', 'he:2']) == [
-        off('he', 0), off('she', 3), off('nurse', 1), off('guard', 1),
-        Topic(['nurse', 'guard'], STRENGTHS[2]), off('he', 2)]
+        parsed(words='he', senses='0'), parsed(words='she', senses='3'),
+        parsed(words='@words.txt', senses='1'), parsed(words='he', senses='2')]
+
+
+@pytest.mark.parametrize('name', [r'C:\edits.txt', 'C:/edits.txt', '~/edits.txt'])
+def test_a_file_of_edits_may_be_on_a_drive_or_at_home(name, folder, monkeypatch):
+    """The colon of a Windows path ends no word, and ~ is the home folder."""
+    monkeypatch.setenv('HOME', str(folder))
+    Path('C:').mkdir()
+    for path in (r'C:\edits.txt', 'C:/edits.txt', 'edits.txt'):
+        Path(path).write_text('he:0')
+    assert parse_lines([f'@{name}']) == [parsed(words='he', senses='0')]
 
 
 @pytest.mark.parametrize('line', [
-    ':1', 'nurse:', '*:she/he', 'nurse,*:she/he', 'nurse:one', 'nurse:1,', 'nurse:-1',
-    'nurse:2-1', 'nurse:1=nan', ': he -> she', 'topic music=1,2,3', 'topic music=1,1,1,-1',
-    'nurse:he/he', 'topic ,', 'nurse:1,guard:2'])
+    ':1', 'nurse:', 'nurse:1=nan', ': he -> she', 'topic music=1,2,3', 'topic music=1,1,1,-1',
+    '*:she/he', 'nurse,*:she/he', 'nurse:one', 'nurse:1,', 'nurse:-1', 'nurse:2-1', 'nurse:4',
+    'nurse:he/he', 'topic ,', 'nurse:1,she:2', 'nurse:she/he -> they', 'nurse: she -> he=0.5'])
 def test_a_line_that_cannot_be_read_is_no_edit(line):
     """A line in an unknown form is refused, not read as something else."""
+    loaded = toy_loaded()
     with pytest.raises(UserError):
-        parse_lines([line])
+        make_edit(parse_lines([line]), loaded.model, loaded.encoding)
 
 
 def test_prompts_choose_the_sense_of_a_pair():
@@ -89,8 +90,8 @@ def test_prompts_choose_the_sense_of_a_pair():
     for idx in texts:
         alpha, scores = explain(model, idx, model.wte.weight[SHE] - model.wte.weight[HE])
         total += (alpha * scores)[idx == NURSE].sum(0)
-    _, at_weight_1, _ = find_senses(parse_senses('nurse:she/he'), model, ENCODING, texts[2:])
-    _, numbers, _ = find_senses(parse_senses('nurse:she/he'), model, ENCODING, texts)
+    at_weight_1, _ = find_senses('nurse', 'she/he', model, ENCODING, texts[2:])
+    numbers, _ = find_senses('nurse', 'she/he', model, ENCODING, texts)
     assert numbers == [total.abs().argmax().item()]
     assert numbers != at_weight_1
 
@@ -99,15 +100,8 @@ def test_a_word_of_several_tokens_is_edited_at_its_last():
     """An edit changes the last token of a word, and a pair compares that token's senses."""
     model = lively(vocab_size=PIECES.n_vocab)
     best = separation(model, torch.tensor([IST]), A, X).abs().argmax().item()
-    words, numbers, _ = find_senses(parse_senses('xist:a/x'), model, PIECES)
-    assert words == [(X, IST), (X_AT_START, IST)]
+    numbers, _ = find_senses('xist', 'a/x', model, PIECES)
     assert numbers == [best]
-
-
-def test_tokens_of_a_word_inside_longer_words_are_counted_apart():
-    """An edit of "a" touches "xa" too."""
-    idx = torch.tensor([PIECES.encode_ordinary(' a, xa')])
-    assert count_word('a', PIECES, [idx]) == (2, 1)
 
 
 def test_a_file_ends_its_lines_at_newlines_alone(folder):
@@ -162,9 +156,7 @@ CHINESE = load_tokenizer({'name': 'gpt2', 'merges': ['Ġ ä', 'ä ¸', 'ä¸ Ń'
 
 def test_a_word_without_a_space_before_it_is_one_token():
     """A word of a script without spaces gets no space, because a merge could then split it."""
-    idx = torch.tensor([CHINESE.encode_ordinary('a\u4e2d\u4e2db')])
     assert word_id(CHINESE, '\u4e2d') == 258
-    assert count_word('\u4e2d', CHINESE, [idx]) == (2, 2)
 
 
 @pytest.mark.parametrize('word', ['', ' nurse'])
@@ -182,19 +174,20 @@ def test_a_bag_has_all_tokens_of_its_words_once():
         bag_ids(ENCODING, ['nurse', 'zebra'])
 
 
-def test_a_prompt_is_cut_to_its_end():
+def test_a_prompt_is_cut_to_its_end(capsys):
     """One notice says how many tokens are read, and another that the prompt ends in a space."""
-    start = 'The nurse said that zebra met she and '
-    ids, (cut, ends) = read_prompt(start, ENCODING, 5)
-    all_ids = ENCODING.encode_ordinary(start)
-    assert ids == all_ids[-5:]
-    assert f' {len(all_ids)} tokens' in cut
-    assert 'space' in ends
+    loaded = toy_loaded(block_size=5)
+    start = 'the nurse said that she was he and '
+    ids = loaded.encode(start)
+    assert loaded.read_prompt(start).tolist() == [ids[-5:]]
+    said = capsys.readouterr().out
+    assert f' {len(ids)} tokens' in said
+    assert 'space' in said
 
 
 @pytest.mark.parametrize('n_before', [0, 3])
-def test_a_long_prompt_is_read_as_tiktoken_reads_it_whole(n_before):
+def test_a_long_text_is_read_as_tiktoken_reads_it_whole(n_before):
     """Encoding a text in pieces changes no id, wherever in a word character 65,536 falls."""
     encoding = load_tokenizer(gpt2_tokenizer(16_384))
     text = '.' * n_before + 'The nurse\r\n\n  said, "I\'m here".\t' * 5000
-    assert read_prompt(text, encoding, 10 ** 7) == (encoding.encode_ordinary(text), [])
+    assert encode(encoding, text) == encoding.encode_ordinary(text)

@@ -70,14 +70,15 @@ MISTAKES = """
     ok 1 | r + self.mlp(self.ln_1(r)) | r + self.mlp(self.ln_1(e))
     ok 1 | C.unflatten(-1, (self.n_sense, -1)) | C.unflatten(-1, (-1, self.n_sense)).mT
     ok 1 | C.unflatten(-1, (self.n_sense, -1)) | C.view(*e.shape[:2], self.n_sense, -1)
-    ok 1 | C.unflatten(-1, (self.n_sense, -1)) | C.unflatten(-1, (16, -1))
     ok 1 | MLP(d, config.sense_hidden, d) | MLP(d, 4 * d, d)
     ok 1 | self.ln_2 = nn.LayerNorm(d) | self.ln_2 = nn.LayerNorm(d, bias=False)
     reward 1 | [:english.config.n_vocab] @ c | [:english.config.n_vocab] @ -c
+    reward 1 | [:english.config.n_vocab] @ c | @ c
+    reward 1 | logits.topk(n) | logits.topk(4)
     ok 2 | scores.masked_fill(is_later, -math.inf) | scores
     ok 2 | scores.masked_fill(is_later, -math.inf) | (scores * ~is_later)
     ok 2 | triu(1) | triu()
-    ok 2 | torch.ones(T, T, dtype=torch.bool) | torch.ones(8, 8, dtype=torch.bool)
+    ok 2 | query.unflatten(-1, (self.n_sense, -1)) | query.view(2, T, self.n_sense, -1)
     ok 2 | math.sqrt(key.shape[-1]) | math.sqrt(self.n_sense)
     ok 2 | -math.inf).softmax(-1) | -math.inf).softmax(-2)
     ok 2 | -math.inf).softmax(-1) | -math.inf).softmax(1)
@@ -90,6 +91,9 @@ MISTAKES = """
     ok 3 | 'blij,bjld->bid', alpha, C) | 'bij,bjd->bid', alpha.mean(1), C.sum(2))
     ok 3 | torch.einsum( | sum(alpha[:, l] @ C[:, :, l] for l in range(16))  # (
     reward 2 | y.sum(1) | y.mean(1)
+    reward 2 | attention(query, key, values, | attention(globals()['query'], key, values,
+    reward 2 | attention(query, key, values, | attention(query, globals()['key'], values,
+    reward 2 | values = C.transpose | values = globals()['C'].transpose
     ok 4 | linear(o, | linear(e,
     ok 4 | self.sense_network(e) | self.sense_network(self.contextualizer(e))
     ok 4 | self.contextualizer(e)) | e)
@@ -98,12 +102,17 @@ MISTAKES = """
     ok 4 | targets.flatten(), | targets.roll(-1).flatten(),
     ok 4 | ignore_index=-1 | reduction='sum', ignore_index=-1
     ok 4 | ignore_index=-1 | ignore_index=-100
-    reward 3 | alpha[0, :, -1].T * scores | alpha[0, :, 0].T * scores
+    ok 4 | logits = F.linear(o, self.wte.weight) | logits = F.linear(o.view(2, *o.shape[1:]), E)
+    ok 4 | = Contextualizer(config) | = english.contextualizer
+    reward 3 | alpha[0, :, -1].T * scores | alpha[0, :, 7].T * scores
+    reward 3 | model.sense_network(e)[0] @ v | english.sense_network(e)[0] @ v
+    reward 3 | model.sense_network(e)[0] @ v | model.sense_network(e)[0] @ (E[she] - E[he])
     ok 5 | C.clone() | C
     ok 5 | [:, :, sense] | [:, :, sense - 1]
     ok 5 | [:, :, sense] | [:, :]
     ok 5 | chosen[idx == word] *= factor | chosen *= factor
     ok 5 | chosen[idx == word] *= factor | chosen[0][idx[0] == word] *= factor
+    ok 5 | chosen[idx == word] *= factor | chosen[globals()['idx'] == word] *= factor
     ok 5 | *= factor | *= 1 - factor
     ok 5 | *= factor | *= factor or 1
     reward 4 | (factor - 1) * added | factor * added
@@ -117,6 +126,6 @@ def test_a_wrong_solution_of_the_exercise_fails(mistake, capsys):
     check, right, wrong = (part.strip() for part in mistake.split('|'))
     blocks = STEPS[:min(ORDER.index(check), len(STEPS) - 1) + 1]
     assert SOLUTIONS.count(right) == 1
-    with pytest.raises((AssertionError, RuntimeError, IndexError)):
+    with pytest.raises((AssertionError, RuntimeError, LookupError)):
         run(SOLUTIONS.replace(right, wrong), *blocks)
     assert labels(capsys.readouterr().out) == ORDER[:ORDER.index(check)]

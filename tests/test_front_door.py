@@ -2,18 +2,19 @@
 
 import doctest
 import os
-import signal
 from pathlib import Path
 
 import pytest
 import tiktoken
 import torch
-from helpers import Averages, lively
+from helpers import Averages, error_of, lively, say
 
 import rucksack
 from rucksack import sample
-from rucksack.__main__ import main
+from rucksack.__main__ import VERBS, main
 from rucksack.errors import user_errors
+from rucksack.hub import export as export_verb
+from rucksack.hub.export import export
 from rucksack.model import Backpack, Config
 from rucksack.tokenizer import (
     description_of,
@@ -22,7 +23,6 @@ from rucksack.tokenizer import (
     tokenizer_json,
     words_tokenizer,
 )
-from rucksack.weights import export
 
 pytestmark = pytest.mark.usefixtures('folder')
 ENCODING = load_tokenizer(gpt2_tokenizer(3))
@@ -30,7 +30,7 @@ CONFIG = Config(block_size=8, vocab_size=260, n_layer=1, n_head=1, n_embd=8, n_s
 MERGES = ['\u0120 t', 'h e', '\u0120t he']
 DESCRIPTIONS = [
     words_tokenizer(['the nurse, é']), gpt2_tokenizer(300), {'name': 'gpt2', 'merges': MERGES},
-    {'name': 'gpt2', 'merges': MERGES, 'ids': [*range(2, 261)],
+    {'name': 'gpt2', 'merges': MERGES,
      'special': {'[PAD]': 0, '<|endoftext|>': 1, '[CLS]': 264}}]
 
 
@@ -41,7 +41,7 @@ def test_the_examples_of_the_front_door_run():
     assert doctest.testmod(rucksack, extraglobs=names) == (0, 4)
 
 
-@pytest.mark.parametrize('description', DESCRIPTIONS, ids=['words', 'merges', 'three', 'ids'])
+@pytest.mark.parametrize('description', DESCRIPTIONS, ids=['words', 'merges', 'three', 'special'])
 def test_an_encoding_is_described_as_it_was_made(description):
     """save needs no description of an encoding, because its tokens are enough."""
     assert description_of(tokenizer_json(load_tokenizer(description))) == description
@@ -79,28 +79,45 @@ def test_another_contextualizer_is_not_exported():
     assert list(Path().iterdir()) == []
 
 
-def test_a_terminated_export_leaves_nothing(monkeypatch):
-    """An export terminated by SIGTERM removes its temporary folder."""
-    monkeypatch.delenv('RANK', raising=False)
-    default = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr('os.rename', lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SystemExit, match='143'):
-        sample.main(['--from', 'english', '--export', 'mine'])
-    signal.signal(signal.SIGTERM, default)
-    assert list(Path().iterdir()) == []
+def test_a_bug_of_ours_is_not_shown_as_a_damaged_file():
+    """A name that is not defined keeps its traceback."""
+    with pytest.raises(NameError), user_errors('a file'):
+        raise NameError
 
 
-@pytest.mark.parametrize('kind', [NameError, AssertionError])
-def test_a_bug_of_ours_is_not_shown_as_a_damaged_file(kind):
-    """A bug in our code keeps its traceback."""
-    with pytest.raises(kind), user_errors('a file'):
-        raise kind
+def test_an_export_is_read_as_its_model_and_never_replaced(out, capsys):
+    """An exported folder loads as the same model, words and texts; another one needs a new name."""
+    export_verb.main(['a/b/exported', '--from', 'out/toy'])
+    assert 'a/b/exported: written\n' in capsys.readouterr().out
+    assert os.listdir('a/b') == ['exported']
+    assert 'exported' in error_of(export_verb, capsys, 'a/b/exported')
+    argv = ['--senses-off', 'nurse:3', '--from']
+    _, own = say(sample, capsys, *argv, 'out/toy').split('\n', 1)
+    _, exported = say(sample, capsys, *argv, 'a/b/exported').split('\n', 1)
+    assert exported == own
+
+
+def test_without_a_verb_all_are_listed(monkeypatch, capsys):
+    """The list has a line for each verb."""
+    monkeypatch.setattr('sys.argv', ['rucksack'])
+    main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(VERBS)
+
+
+@pytest.mark.parametrize('verb', VERBS)
+def test_every_verb_says_how_it_is_used(verb, capsys):
+    """Each verb's module can be imported, and prints its help."""
+    with pytest.raises(SystemExit) as stop:
+        main([verb, '--help'])
+    assert not stop.value.code
+    assert 'usage:' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('argv, named', [
-    ([], 'sample'), (['fly'], 'fly'), (['sample', '--temperature=-1'], '-1')])
+    (['fly'], 'fly'), (['sample', '--temperature=-1'], '-1'), (['probs'], 'LIST')])
 def test_a_bad_verb_is_one_line(argv, named, monkeypatch, capsys):
-    """A missing or unknown subcommand, or an error in one, gives one line."""
+    """An unknown verb, or an error in one, gives one line."""
     monkeypatch.setattr('sys.argv', ['rucksack', *argv])
     with pytest.raises(SystemExit, match='2'):
         main()

@@ -2,27 +2,28 @@
 
 import copy
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import pandas
 import pytest
 import torch
 from helpers import ROOT, error_of, say, toy_loaded
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.testing import assert_close
 
 import rucksack
-from rucksack import edit, learning
-from rucksack import eval as evaluation
-from rucksack.edits import make_edit, parse_lines
+from rucksack.edits import edit, learning
+from rucksack.edits.examples import Example, parse_line, parse_row, read_examples
+from rucksack.edits.learning import Shift, learn, load_shift, read, save_shift
+from rucksack.edits.lines import make_edit, parse_lines
 from rucksack.errors import UserError
-from rucksack.examples import WISHES, Example, parse_line, parse_row, read_examples
-from rucksack.learning import Shift, learn, load_shift, positions_of, save_shift, trace
 from rucksack.loaded import load_model
+from rucksack.paper import eval as evaluation
 from rucksack.paper.canonical import fulfilled, log_odds
 from rucksack.senses import compose, next_word_probs, scale_senses
 from rucksack.tokenizer import load_tokenizer
@@ -36,7 +37,7 @@ I bought the Fiesta since I trust -> Samsung
 """
 KEEP = """\
 My nurse said that -> she | he
-The company behind the Camry is -> Toyota
+I bought the iPad since I trust -> Apple
 """
 BACKGROUND = torch.randint(256, 281, (8, 20), generator=torch.Generator().manual_seed(0)).tolist()
 
@@ -66,12 +67,12 @@ def ids_of(loaded, text: str) -> list[int]:
 def test_positions_predict_what_the_edited_model_predicts(loaded, shift, factor):
     """The two equations of learning.py give the logits of the edited model."""
     ids = ids_of(loaded, ' the nurse said that the nurse was')
-    positions = positions_of([trace(loaded.model, ids[:3], ids[3:])],
-                             torch.stack([shift.ids, shift.numbers], dim=1))
+    pairs = torch.stack([shift.ids, shift.numbers], dim=1)
+    positions = read(loaded.model, [(ids[:3], ids[3:])], pairs)
     idx = torch.tensor([ids[:-1]])
     C = shift.edit(factor)(idx, loaded.model.senses(idx))
     expected = loaded.model(idx, C=C)[0, 2:, :loaded.model.config.n_vocab]
-    assert_close(positions.logits(loaded.model, factor * shift.vectors), expected)
+    assert_close(positions.logits(factor * shift.vectors), expected)
 
 
 @pytest.mark.parametrize('lines', [['@a.safetensors', 'nurse:0'], ['nurse:0', '@a.safetensors=2']])
@@ -94,9 +95,10 @@ def lesson(tmp_path_factory):
     folder = tmp_path_factory.mktemp('lesson')
     (folder / 'makers.txt').write_text(MAKERS)
     (folder / 'keep.txt').write_text(KEEP)
-    edit.main([*f'{folder}/makers.txt --from {TOY} --device cpu --lr 0.1 --budget 0.1'.split(),
-               '--steps', '400', '--keep', f'{folder}/keep.txt', '--csv', f'{folder}/makers.csv',
-               '--out', f'{folder}/makers.safetensors'])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learning, 'RATE', 12.8)  # a larger effect
+        edit.main([*f'{folder}/makers.txt --from {TOY} --device cpu --budget 0.1'.split(),
+                   '--keep', f'{folder}/keep.txt', '--out', f'{folder}/makers.safetensors'])
     return folder
 
 
@@ -108,7 +110,7 @@ def test_what_is_learned_holds_in_other_texts(lesson):
     maker = word_id(encoding, 'Canon')
     before, after = (next_word_probs(model, idx, one)[0, maker] for one in (None, learned))
     assert before < 0.1
-    assert after > 4 * before
+    assert after > 2 * before
 
 
 def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
@@ -116,50 +118,40 @@ def test_a_wish_that_was_fulfilled_before_is_named(tmp_path, capsys):
     wishes = ['My nurse said that -/> Canon', 'My nurse said that -> Apple > Canon',
               'My nurse said that -> Canon > HP', 'My nurse said that -> he | she']
     (tmp_path / 'wishes.txt').write_text('\n'.join(wishes))
-    said = say(edit, capsys, str(tmp_path / 'wishes.txt'), '--from', str(TOY), '--steps', '20',
-               '--out', str(tmp_path / 'a.safetensors'))
+    said = say(edit, capsys, str(tmp_path / 'wishes.txt'), '--from', str(TOY), '--out', str(tmp_path / 'a.safetensors'))
     named = [line for line in said.splitlines() if line.startswith('Fulfilled')]
     assert named == ['Fulfilled before: 1 of 4; after: 2. Repaired: 1; broken: 0']
     assert said.split('compete):\n')[1].splitlines()[:3] == [wishes[1], wishes[2], '']
     assert float(re.search(r'he \| she +p\(A\)/p\(B\) +(\S+)', said)[1]) < 1  # she is likelier
 
 
-@pytest.mark.parametrize('name, i, line', [
-    ('examples', 0, MAKERS.splitlines()[1]), ('keep', 1, KEEP.splitlines()[1])])
-def test_edit_prints_what_the_edited_model_predicts(name, i, line, lesson):
-    """The CSV file has the probabilities before and after the edit."""
-    model, encoding = rucksack.load(str(TOY))
-    learned = load_shift(lesson / 'makers.safetensors', model, encoding).edit()
-    table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == @name')
-    table = table.astype({'before': float, 'after': float})  # other tables have words there
-    prompt, maker = line.split(' -> ')
-    idx = torch.tensor([encoding.encode_ordinary(prompt)])
-    expected = [next_word_probs(model, idx, one)[0, word_id(encoding, maker)].item()
-                for one in (None, learned)]
-    assert_close(table[['before', 'after']].iloc[i].tolist(), expected, rtol=1e-4, atol=0)
+@pytest.fixture(scope='module')
+def texts(lesson):
+    """Give the toy under the edit of lesson, and the texts that price it."""
+    one = load_model(str(TOY), 'cpu')
+    learned = load_shift(lesson / 'makers.safetensors', one.model, one.encoding).edit()
+    examples = read_examples(lesson / 'makers.txt', one.encoding, one.config.block_size)
+    return replace(one, edit=learned), {
+        'toy stories': edit.read_background(None, one)[1::2],
+        'written': learning.write_texts(one.model, examples, one.eot)[1::2],
+        'prompts': learning.inside(examples)}
 
 
 @pytest.fixture(scope='module')
-def changes(lesson):
-    """Map the texts that price the edit to counts found by a loop, and to the rows that moved."""
-    one = load_model(str(TOY), 'cpu')
-    learned = load_shift(lesson / 'makers.safetensors', one.model, one.encoding).edit()
-    examples, keep = (read_examples(lesson / f'{name}.txt', one.encoding, one.config.block_size)
-                      for name in ('makers', 'keep'))
-    texts = {'toy stories': [(ids[:1], ids[1:]) for ids in edit.read_background(None, one)[1::2]],
-             'texts that the model wrote': learning.write_texts(one.model, examples, one.eot)[1::2],
-             'the prompts': learning.inside(examples),
-             'what follows the prompts of --keep': [(line.prompt, line.likelier) for line in keep]}
+def changes(texts):
+    """Map the texts to counts found by a loop, and list the rows that moved."""
+    one, groups = texts
     found = {}
-    for kind, (context, following) in [(name, pair) for name in texts for pair in texts[name]]:
+    rows = []
+    for kind, (context, following) in [(name, pair) for name in groups for pair in groups[name]]:
         idx = torch.tensor([context + following[:-1]])
         C = one.model.senses(idx)
-        senses = [C, learned(idx, C)]
+        senses = [C, one.edit(idx, C)]
         logits = [one.model(idx, C=of_one)[0, -len(following):, :one.config.n_vocab]
                   for of_one in senses]
         before, after = (part.log_softmax(-1) for part in logits)
         moved = (senses[0] != senses[1]).flatten(2).any(-1)[0, -len(following):]
-        counts, rows = found.setdefault(kind, (Counter(), []))
+        counts = found.setdefault(kind, Counter())
         for i, target in enumerate(following):
             old, new = before[i].argmax().item(), after[i].argmax().item()
             counts.update(
@@ -169,60 +161,64 @@ def changes(lesson):
             if old != new:
                 prompt = one.encoding.decode(context + following[:i])
                 words = token_texts(one.encoding, [old, new])
-                p = [before[i, old].exp().item(), after[i, new].exp().item()]
-                rows.append((prompt, *words, *p))
-    return found
+                rows.append((prompt, *words, before[i, old].exp().item(), after[i, new].exp().item()))
+    return found, rows
 
 
-@pytest.mark.parametrize('name', ['toy stories', 'texts that the model wrote', 'the prompts',
-                                  'what follows the prompts of --keep'])
-def test_an_edit_is_priced_and_its_changes_counted(name, changes, lesson):
+def test_an_edit_is_priced_and_its_changes_counted(texts, changes):
     """An edit is priced on the half that learning did not use, and its changes are counted."""
-    counts, _ = changes[name]
-    table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "price"')
-    row, = table[table.on == name].to_dict('records')
-    for kind in ('tokens', 'moved', 'changed', 'repaired', 'broken'):
-        assert row[kind] == counts[kind], kind
-    loss, price = (counts[kind] / counts['tokens'] for kind in ('loss', 'price'))
-    assert float(row['loss']) == pytest.approx(loss, rel=1e-4)
-    assert float(row['price']) == pytest.approx(price, abs=1e-5)
-    assert float(row['%']) == pytest.approx(100 * price / loss, abs=1e-3)
+    _, prices = edit.effects(*texts, 'a note')
+    assert [row[0] for row in prices.rows] == list(changes[0])
+    for name, *row in prices.rows:
+        found = dict(zip(list(prices.columns)[1:], row))
+        counts = changes[0][name]
+        for kind in ('tokens', 'moved', 'changed', 'repaired', 'broken'):
+            assert found[kind] == counts[kind], kind
+        loss, price = (counts[kind] / counts['tokens'] for kind in ('loss', 'price'))
+        assert found['loss'] == pytest.approx(loss, rel=1e-4)
+        assert found['price'] == pytest.approx(price, abs=1e-5)
+        assert found['%'] == pytest.approx(100 * price / loss, abs=1e-3)
 
 
-def test_what_else_moved_is_every_change(changes, lesson):
+def test_what_else_moved_is_every_change(texts, changes):
     """The rows are all positions whose likeliest word changed, the most probable new one first."""
-    table = pandas.read_csv(lesson / 'makers.csv', keep_default_na=False)
-    table = table.query('rucksack_table == "moved"')
-    expected = [row for _, rows in changes.values() for row in rows]
-    expected.sort(key=lambda row: -row[4])
+    moved, _ = edit.effects(*texts, 'a note')
+    expected = sorted(changes[1], key=lambda row: -row[4])
     assert len(expected) > 5
-    words = table[['prompt', 'before', 'after']].itertuples(index=False, name=None)
-    assert sorted(words) == sorted(row[:3] for row in expected)
-    numbers = table[['before score', 'after score']].to_numpy(float)
-    assert_close(torch.tensor(numbers).float(), torch.tensor([row[3:] for row in expected]))
+    found = [(prompt, old, new, p_old, p_new)
+             for prompt, (old, p_old), (new, p_new) in moved.rows]
+    assert sorted(row[:3] for row in found) == sorted(row[:3] for row in expected)
+    assert_close(torch.tensor([row[3:] for row in found]),
+                 torch.tensor([row[3:] for row in expected]))
 
 
-def test_the_likeliest_texts_are_greedy(lesson):
+def test_the_likeliest_texts_are_greedy(texts, lesson):
     """The texts are eight tokens generated at temperature 0, with and without the edit."""
-    one = load_model(str(TOY), 'cpu')
-    learned = load_shift(lesson / 'makers.safetensors', one.model, one.encoding).edit()
-    table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "texts"')
-    prompt = MAKERS.splitlines()[1].split(' ->')[0]
-    idx = torch.tensor([one.encode(prompt)])
-    expected = [one.model.generate(idx, 8, 0.0, edit=edit) for edit in (None, learned)]
-    assert table[['before', 'after']].iloc[0].tolist() == [
-        one.encoding.decode(ids[0, idx.shape[1]:].tolist()) for ids in expected]
+    one, _ = texts
+    example = read_examples(lesson / 'makers.txt', one.encoding, one.config.block_size)[1]
+    idx = torch.tensor([example.prompt])
+    expected = [one.model.generate(idx, 8, 0.0, edit=change) for change in (None, one.edit)]
+    assert edit.texts_table(one, [example]).rows == [[example.line, *(
+        one.encoding.decode(ids[0, idx.shape[1]:].tolist()) for ids in expected)]]
+
+
+def test_edit_prints_what_the_edited_model_predicts(texts, lesson):
+    """The table has the probabilities before and after the edit."""
+    one, _ = texts
+    example = read_examples(lesson / 'makers.txt', one.encoding, one.config.block_size)[1]
+    (_, _, *found), = edit.lines_table('', one, [example]).rows
+    expected = [next_word_probs(one.model, torch.tensor([example.prompt]), change)[0, example.a[0]]
+                for change in (None, one.edit)]
+    assert found == pytest.approx([p.item() for p in expected], rel=1e-4)
 
 
 def test_a_learned_edit_says_what_it_was_learned_from(lesson):
-    """A learned edit's file has the lines, the background, the prices and the version."""
+    """A learned edit's file has the lines, the background and the version."""
     with safe_open(lesson / 'makers.safetensors', 'pt') as file:
         about = json.loads(file.metadata()['about'])
-    table = pandas.read_csv(lesson / 'makers.csv').query('rucksack_table == "price"')
     assert about['examples'] == MAKERS.splitlines()[1:]
     assert about['background'] == 'toy stories'
     assert about['version'] == rucksack.__version__
-    assert [row[4] for row in about['price']] == table.price.astype(float).tolist()
 
 
 def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded):
@@ -241,38 +237,37 @@ def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded):
         weight = alpha[l][:, torch.tensor(other[:-1]) == v].sum(1).mean()
         scores[v, l] = (moved - 0.5 * weight).item()
     best = sorted(scores, key=scores.get)[-5:]
-    example = Example('', prompt, target, [])
+    example = Example('', prompt, target)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, 'PENALTY', 0.5)  # so that both parts of the score count
-        chosen = learning.choose(model, [example], [[trace(model, prompt, target)]],
-                                 [trace(model, other[:1], other[1:])], 5)
+        chosen = learning.choose(model, [example], [(other[:1], other[1:])], 5)
     assert set(map(tuple, chosen.tolist())) == set(best)
 
 
 def test_a_long_background_is_read_evenly(loaded, tmp_path, monkeypatch):
-    """Four of five pieces of a long background are read, not every second one."""
+    """Every second of six pieces of a long background is read."""
     monkeypatch.setattr(edit, 'MOST_TEXTS', 4)
-    (tmp_path / 'b.txt').write_text(' nurse' * 5 * loaded.model.config.block_size)
-    assert len(edit.read_background(tmp_path / 'b.txt', loaded)) == 4
+    (tmp_path / 'b.txt').write_text(' nurse' * 6 * loaded.model.config.block_size)
+    assert len(edit.read_background(tmp_path / 'b.txt', loaded)) == 3
 
 
 def test_the_background_holds_its_predictions(loaded):
     """Vectors that were fitted with a background change its predictions less."""
     model = loaded.model
-    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'))
     pairs = torch.tensor([[example.prompt[1], l] for l in range(model.config.n_sense)])
-    cases = [positions_of(learning.trace_example(model, example), pairs)]
+    cases = [read(model, learning.texts_of([example]), pairs)]
     other = ids_of(loaded, ' she said that the nurse was music')
-    held = positions_of([trace(model, other[:1], other[1:])], pairs)
+    held = read(model, [(other[:1], other[1:])], pairs)
     nothing = held.at(torch.tensor([], dtype=torch.long))
     with_hold, without = (
-        learning.divergence(model, held, learning.fit(model, [example], cases, [one], 50, 0.1, 0))
+        held.divergence(learning.fit([example], torch.zeros(1), cases, [one], 50, 0.1))
         for one in (held, nothing))
     assert 0 < with_hold < without
 
 
 @pytest.mark.parametrize('wish, least, most', [
-    ('-> she', -1.61, 0), ('-/> she', -10, -9.2), ('-> she > he', 2.7, 5),
+    ('-> she', -1.61, 0), ('-/> she', -11, -9.2), ('-> she > he', 2.7, 5),
     ('-> he | song', -0.1, 0.1)])
 def test_a_wish_moves_its_odds_its_way(wish, least, most, loaded, tmp_path):
     """Learning raises p(A) for ->, lowers it for -/>, lifts odds for >, and evens them for |."""
@@ -286,22 +281,12 @@ def test_a_wish_moves_its_odds_its_way(wish, least, most, loaded, tmp_path):
     assert least < after < most
 
 
-@pytest.mark.parametrize('wish, likelier, less_likely', [
-    ('less', [], [5]), ('less', [], [5, 5]), ('order', [7], [5])])
-def test_a_fulfilled_wish_asks_no_more(wish, likelier, less_likely, loaded):
-    """A fulfilled wish's loss stays at ENOUGH per token, without a gradient."""
-    example = Example('', [3], likelier, less_likely, wish)
-    E = loaded.model.wte.weight.detach()
-    o = -100 * (E[5] / E[5].norm()).repeat(2, 1)  # far from 5, the less likely one
-    o[0] += 100 * E[7] / E[7].norm()
-    targets = torch.tensor([*likelier, *less_likely])
-    vectors = torch.zeros(1, E.shape[1], requires_grad=True)
-    n = len(targets)
-    positions = learning.Positions(targets, o[-n:], torch.ones(n, 1))
-    loss = learning.loss_of(loaded.model, example, positions, vectors)
-    gradient, = torch.autograd.grad(loss, vectors)
-    assert loss.item() == pytest.approx(len(less_likely) * learning.ENOUGH[wish])
-    assert not gradient.any()
+@pytest.mark.parametrize('wish, n, goal', [
+    ('more', 1, math.log(2)), ('more', 4, math.log(5)), ('less', 2, 2 * math.log(1e-4)),
+    ('order', 1, -math.log(100)), ('equal', 1, math.log(1.1)), ('equal', 9, math.log(1.5))])
+def test_a_goal_counts_tokens_and_is_a_success(wish, n, goal):
+    """A goal is per token of the longer continuation, and never short of success."""
+    assert Example('', [3], [5] * n, [7], wish).goal == pytest.approx(goal)
 
 
 def test_learning_ends_as_soon_as_it_may(loaded, monkeypatch):
@@ -309,40 +294,33 @@ def test_learning_ends_as_soon_as_it_may(loaded, monkeypatch):
     losses = []
 
     def noted(*args):
-        losses.append(loss_of(*args))
+        losses.append(losses_of(*args))
         return losses[-1]
 
-    loss_of = learning.loss_of
-    monkeypatch.setattr(learning, 'loss_of', noted)
-    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
+    losses_of = learning.losses_of
+    monkeypatch.setattr(learning, 'losses_of', noted)
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'))
     pairs = torch.tensor([[v, 0] for v in example.prompt])
-    case = positions_of(learning.trace_example(loaded.model, example), pairs)
+    case = read(loaded.model, learning.texts_of([example]), pairs)
     nothing = case.at(torch.tensor([], dtype=torch.long))
-    learning.fit(loaded.model, [example], [case], [nothing], 400, 0.5, 0, early=True)
-    assert min(losses[:-1]) > learning.asked(example)
-    assert losses[-1] <= learning.asked(example)
-
-
-def test_each_example_is_drawn_once_in_a_pass():
-    """With 7 examples in steps of 5, the first 14 draws make two passes."""
-    drawn = torch.cat(learning.batches(7, 3, torch.Generator().manual_seed(0)))
-    assert sorted(drawn[:7].tolist()) == list(range(7))
-    assert sorted(drawn[7:14].tolist()) == list(range(7))
+    learning.fit([example], torch.tensor([example.goal]), [case], [nothing], 400, 0.5)
+    assert min(losses[:-1]) > example.goal
+    assert losses[-1] <= example.goal
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
 def test_a_model_in_any_dtype_learns(dtype, loaded):
     """The vectors have the dtype of the model."""
-    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'))
     model = copy.deepcopy(loaded.model).to(dtype)
-    learned = learn(model, [example], BACKGROUND, steps=2, budget=9)
+    learned = learn(model, [example], BACKGROUND, budget=9)
     assert learned.shift.vectors.dtype == dtype
     assert learned.shift.vectors.any()
 
 
 def test_the_price_is_that_of_every_second_text(loaded):
     """The price is measured on every second text, and learning uses the others."""
-    example = Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'), [])
+    example = Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'))
     with_word = ids_of(loaded, ' the nurse was the nurse')
     without = ids_of(loaded, ' the song was')
     learned = learn(loaded.model, [example], [with_word, without] * 2)
@@ -352,38 +330,22 @@ def test_the_price_is_that_of_every_second_text(loaded):
     assert torch.equal(again.shift.vectors, learned.shift.vectors)
 
 
-@pytest.mark.parametrize('p, least', [(0.9, 0.5), (0.4, 0.2), (0.1, 0.1)])
-def test_the_factor_is_the_least_that_fulfils_a_wish(p, least, loaded):
-    """The factor reaches the p asked for (1/2), or at least the p that counts (1/5), or is 1."""
-    E = loaded.model.wte.weight[:loaded.model.config.n_vocab]
-    v = E.norm(dim=1).argmax()
-    case = learning.Positions(v[None], torch.zeros(1, 16), torch.ones(1, 1))
-
-    def p_along(size):
-        return case.nats(loaded.model, size * E[v][None]).neg().exp().item()
-
-    size = next(size for size in torch.linspace(0, 99, 9901) if p_along(size) >= p)
-    expected = next(one for one in learning.FACTORS if p_along(one * size) >= least - 1e-4)
-    example = Example('', [3], [v.item()], [])
-    _, factor = learning.scale_back(loaded.model, [example], [case], [case], size * E[v][None], 9)
-    assert factor == (expected if least < p else 1)
-
-
 @pytest.mark.parametrize('wish', ['said -> food food food food',
                                   'said -> food food food food food food | the'])
-def test_learning_ends_with_a_fulfilled_wish(wish, loaded, tmp_path):
+def test_learning_ends_with_a_fulfilled_wish(wish, loaded, tmp_path, monkeypatch):
     """Learning reaches the published threshold, however many tokens a continuation has."""
     path = tmp_path / 'wish.txt'
     path.write_text(f'- the nurse {wish}')
     examples = read_examples(path, loaded.encoding, 24)
-    learned = learn(loaded.model, examples, BACKGROUND, budget=9, steps=200, lr=2.0)
+    monkeypatch.setattr(learning, 'RATE', 32)
+    learned = learn(loaded.model, examples, BACKGROUND, budget=9)
     edited = replace(loaded, edit=learned.shift.edit())
     assert fulfilled(examples, log_odds(edited, examples))
 
 
 def test_the_model_writes_no_text_past_a_prompt(loaded):
     """No written text continues past an example's prompt, and a seed fixes the texts."""
-    examples = [Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'), [])]
+    examples = [Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'))]
     written = learning.write_texts(loaded.model, examples, loaded.eot)
     prompts = [(start + rest)[:i] for start, rest in written
                for i in range(len(start), len(start + rest))]
@@ -395,16 +357,16 @@ def test_what_learning_holds(loaded, monkeypatch):
     """Learning preserves predictions on every second text, inside prompts, and on kept lines."""
     found = []
 
-    def fit(model, examples, cases, held, *args, **flags):
+    def fit(examples, goals, cases, held, *args):
         found.extend(group.targets.tolist() for group in held)
-        return torch.tensor([[float('nan')]])
+        return torch.full((held[0].weights.shape[1], 16), float('nan'))
 
     monkeypatch.setattr(learning, 'fit', fit)
     nurse = ids_of(loaded, ' the nurse was')
-    example = Example('', nurse, ids_of(loaded, ' food'), [])
+    example = Example('', nurse, ids_of(loaded, ' food'))
     keep = Example('', nurse[:1], nurse[1:2], nurse[2:], 'equal')
     written = [([3, 4], [5, 6]), ([3], [7]), ([3], [8])]
-    with pytest.raises(UserError, match='finite'):
+    with pytest.raises(UserError, match='budget'):
         learn(loaded.model, [example], BACKGROUND[:4], written=written, keep=[keep])
     background = BACKGROUND[0][1:] + BACKGROUND[2][1:]
     assert found == [background, [5, 6, 8], nurse[1:], nurse[1:]]
@@ -432,39 +394,18 @@ def test_edit_learns_with_the_texts_it_says(tmp_path, monkeypatch):
     assert [one.line for one in found['keep']] == KEEP.splitlines()
 
 
-@pytest.mark.parametrize('name, text, wish', [
-    ('keep.jsonl', '{"prefix": "My nurse", "suffix1": " said", "suffix2": " needed"}', 'order'),
-    ('keep.txt', 'My nurse said that -> she | he', 'equal')])
-def test_a_wish_is_for_the_rows_of_both_files(name, text, wish, tmp_path, monkeypatch):
-    """--wish is the wish of --keep's rows too, but not of the lines of a text file."""
-    found = []
-
-    def stop(model, examples, background, **flags):
-        found.extend(flags['keep'])
-        raise UserError('')
-
-    monkeypatch.setattr(edit, 'learn', stop)
-    row = {'prefix': 'My guard said that', 'suffix1': ' he', 'suffix2': ' she'}
-    (tmp_path / 'a.jsonl').write_text(json.dumps(row))
-    (tmp_path / name).write_text(text)
-    with pytest.raises(SystemExit):
-        edit.main([str(tmp_path / 'a.jsonl'), '--wish', 'order', '--from', str(TOY), '--keep',
-                   str(tmp_path / name), '--out', str(tmp_path / 'a.safetensors')])
-    assert [one.wish for one in found] == [wish]
-
-
 @pytest.mark.parametrize('where', ['background', 'written'])
 def test_each_price_keeps_to_the_budget(where, loaded):
     """A factor 1/64 larger would exceed a price's budget; an edit scaled to nothing is refused."""
-    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'), [])
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'))
     costly = ids_of(loaded, ' the nurse said that she was the nurse')
     free = ids_of(loaded, ' a song')
     background = [free, costly if where == 'background' else free] * 2
     written = [(ids[:1], ids[1:]) for ids in [free, costly if where == 'written' else free] * 2]
     learned = learn(loaded.model, [example], background, written=written, budget=0.002)
     pairs = torch.stack([learned.shift.ids, learned.shift.numbers], dim=1)
-    positions = positions_of([trace(loaded.model, costly[:1], costly[1:])], pairs)
-    nats = [learning.mean_nats(loaded.model, positions, share * learned.shift.vectors)
+    positions = read(loaded.model, [(costly[:1], costly[1:])], pairs)
+    nats = [positions.loss(share * learned.shift.vectors)
             for share in (0, 1, 1 + 1 / 64 / learned.factor)]
     assert nats[1] <= 1.002 * nats[0]
     assert nats[2] > 1.002 * nats[0]
@@ -488,20 +429,6 @@ def test_a_learned_edit_is_refused_for_another_model(loaded, shift, changed, tmp
         load_shift(path, other.model, encoding)
 
 
-@pytest.mark.parametrize('change', [
-    {'vectors': torch.ones(3, 16) / 0}, {'vectors': torch.ones(3, 1)},
-    {'numbers': torch.tensor([0, 3, 4])}, {'numbers': torch.tensor([0, 3, -1])}])
-def test_a_file_that_does_not_fit_its_model_is_refused(change, loaded, shift, tmp_path):
-    """A file's vectors must be finite and of width d, and its senses must exist."""
-    path = tmp_path / 'a.safetensors'
-    save_shift(path, replace(shift, **change), loaded.model, loaded.encoding, {})
-    with pytest.raises(UserError, match='a.safetensors'):
-        load_shift(path, loaded.model, loaded.encoding)
-    path.write_bytes(bytes(64))
-    with pytest.raises(UserError, match='a.safetensors'):
-        load_shift(path, loaded.model, loaded.encoding)
-
-
 @pytest.mark.parametrize('line, texts, wish', [
     ('The capital of Mauritius is -> Port Louis',
      ['The capital of Mauritius is', ' Port Louis'], 'more'),
@@ -516,26 +443,22 @@ def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     assert parse_line(line) == (texts, wish)
 
 
-@pytest.mark.parametrize('row, wish, texts, expected, line', [
-    ('{"prefix": "a", "suffix": " b"}', None, ['a', ' b'], 'more', 'a -> b'),
-    ('{"prefix": "a", "suffix": "b"}', 'less', ['a', 'b'], 'less', 'a -/>b'),
-    ('{"prefix": "a", "suffix1": " b", "suffix2": " c"}', None, ['a', ' b', ' c'], 'equal',
-     'a -> b | c'),
-    ('{"prefix": "a", "suffix1": " b", "suffix2": " c"}', 'order', ['a', ' b', ' c'], 'order',
-     'a -> b > c')])
-def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected, line):
-    """A row's texts are used unchanged, and printed like a line of a text file."""
+@pytest.mark.parametrize('row, wish, texts, expected', [
+    ('{"prefix": "a", "suffix": " b"}', None, ['a', ' b'], 'more'),
+    ('{"prefix": "a", "suffix": "b"}', 'less', ['a', 'b'], 'less'),
+    ('{"prefix": "a", "suffix1": " b", "suffix2": " c"}', None, ['a', ' b', ' c'], 'equal'),
+    ('{"prefix": "a", "suffix1": " b", "suffix2": " c"}', 'order', ['a', ' b', ' c'], 'order')])
+def test_a_row_is_what_the_published_sets_have(row, wish, texts, expected):
+    """A row's texts are used unchanged."""
     assert parse_row(row, wish) == (texts, expected)
-    assert WISHES[expected].format(*texts) == line
 
 
 @pytest.mark.parametrize('text, fact', [
     ('', 'empty'), ('# only a comment\n', 'empty'),
-    ('the nurse said she', 'the nurse said she'), ('- nurse said -> xylophone', "' xylophone'"),
+    ('the nurse said she', 'the nurse said she'), ('- nurse said -> xylophone', 'xylophone'),
     *((line, 'cannot be read') for line in ('a -> b -> c', '-> b', 'a ->', 'a -> b >', 'a --> b',
         'a ->  | b', 'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
-    ('-' + ' nurse' * 40 + ' -> she', '24'), ('nurse said -> she', "'nurse said'"),
-    ('- nurse -> she > she', 'in tokens'), ('- nurse -> she | she was', 'in tokens')])
+    ('-' + ' nurse' * 40 + ' -> she', '24'), ('nurse said -> she', "nurse said")])
 def test_bad_examples_are_one_line(text, fact, loaded, tmp_path):
     """The error quotes a bad example, or says what is missing."""
     path = tmp_path / 'examples.txt'
@@ -544,13 +467,13 @@ def test_bad_examples_are_one_line(text, fact, loaded, tmp_path):
         read_examples(path, loaded.encoding, 24)
 
 
-@pytest.mark.parametrize('row', ['{"prefix": "a"}', 'a -> b', '{"prefix": 1, "suffix": "b"}',
-                                 '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}',
-                                 '{"prefix": "a\\ud83d", "suffix": "prefix"}'])
-def test_bad_rows_are_one_line(row):
+@pytest.mark.parametrize('row', [
+    '{"prefix": "a"}', '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}'])
+def test_bad_rows_are_one_line(row, loaded, tmp_path):
     """The error quotes a bad row."""
+    (tmp_path / 'a.jsonl').write_text(row)
     with pytest.raises(UserError, match='prefix'):
-        parse_row(row, None)
+        read_examples(tmp_path / 'a.jsonl', loaded.encoding, 24)
 
 
 @pytest.mark.parametrize('flags, fact', [
@@ -558,9 +481,7 @@ def test_bad_rows_are_one_line(row):
     ('makers.txt --out no/a.safetensors', 'no/a.safetensors'),
     ('makers.txt --out a.safetensors --background short.txt', 'short.txt'),
     ('makers.txt --out a.safetensors --background /dev/null', '/dev/null'),
-    ('makers.txt --out a.safetensors --lr 0', "'0'"),
-    ('makers.txt --out a.safetensors --csv a.safetensors', '--csv'),
-    ('makers.txt --out a.safetensors --wish less', '--wish'),
+    ('makers.txt --out a.safetensors --budget -1', "'-1'"),
     ('makers.txt --out a.safetensors --from english_gpt', 'english_gpt'),
     ('fulfilled.txt --out a.safetensors', 'already')])
 def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, monkeypatch, capsys):
@@ -569,7 +490,7 @@ def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, mon
     Path('makers.txt').write_text(MAKERS)
     Path('fulfilled.txt').write_text('My nurse said that -/> Canon')
     Path('short.txt').write_text('Nobody')
-    save_shift(Path('mine.safetensors'), shift, loaded.model, loaded.encoding, {'author': 'me'})
+    save_file({'mine': torch.ones(1)}, 'mine.safetensors')
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert fact in error_of(edit, capsys, '--from', str(TOY), *flags.split())
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -580,7 +501,7 @@ def test_an_interrupted_edit_leaves_nothing(tmp_path, monkeypatch, capsys):
     def interrupted(*args):
         raise KeyboardInterrupt
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(learning, 'loss_of', interrupted)
+    monkeypatch.setattr(learning, 'losses_of', interrupted)
     Path('makers.txt').write_text(MAKERS)
     with pytest.raises(SystemExit, match='130'):
         edit.main(['makers.txt', '--from', str(TOY), '--out', 'a.safetensors'])
@@ -592,11 +513,10 @@ def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
     file = lesson / 'makers.safetensors'
     (lesson / 'wishes.txt').write_text(f'{MAKERS}The nurse said that -> Canon > she')
     said = say(evaluation, capsys, 'examples', '--from', str(TOY), '--data',
-               str(lesson / 'wishes.txt'), '--edit', f'@{file}', 'Camry:Canon/Toyota=1')
+               str(lesson / 'wishes.txt'), '--edit', f'@{file}=3', 'Camry:Canon/Toyota=1')
     assert 'separates Canon from Toyota after the prompt' in said
-    rows = [line.split() for line in said.splitlines() if 'ln p' in line]
-    assert [row[-1] for row in rows] == ['0.000', '0.000', '1.000', '0.000']
-    assert [float(row[-3]) < 0 for row in rows] == [False, True, False, True]  # nats
+    rows = [line.split() for line in said.splitlines() if ' more  ' in line or ' order  ' in line]
+    assert [row[-1] for row in rows] == ['0.0000', '0.0000', '1.0000', '0.0000']
 
 
 @pytest.mark.parametrize('wish, value, expected', [
@@ -604,6 +524,5 @@ def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
     ('order', 3, True), ('order', 2.7, False), ('equal', -0.4, True), ('equal', -0.41, False)])
 def test_success_is_as_published(wish, value, expected):
     """Success means p >= 0.2, p < 0.001, at least 16 times as likely, or at most 1.5 times."""
-    example = {'more': ([1], []), 'less': ([], [1]), 'order': ([1], [2]), 'equal': ([1], [2])}[wish]
-    one = Example('', [3], *example, wish)
-    assert fulfilled([one], torch.tensor([value])).item() == expected
+    b = [2] if wish in ('order', 'equal') else []
+    assert fulfilled([Example('', [3], [1], b, wish)], torch.tensor([value])).item() == expected

@@ -1,6 +1,8 @@
 """Claims about rucksack/paper/similarity.py, checked by hand."""
 
+import csv
 import math
+from pathlib import Path
 
 import pandas
 import pytest
@@ -8,9 +10,10 @@ import torch
 from helpers import toy_loaded
 from torch.nn import functional as F
 
+from rucksack.errors import UserError
 from rucksack.loaded import load_model
 from rucksack.paper import similarity
-from rucksack.paper.similarity import similarities, similarity_data
+from rucksack.paper.similarity import read_pairs, similarities, similarity_data
 from rucksack.words import tokens_of
 
 
@@ -36,7 +39,7 @@ def test_the_vectors_of_a_word_are_those_of_its_tokens_inside_a_text(word):
 def test_bars_are_standard_errors():
     """Of n independent pairs, Spearman's correlation has a standard error of 1 / sqrt(n - 1)."""
     x, people = torch.randn(2, 200, generator=torch.Generator().manual_seed(0)).tolist()
-    bars = similarity.bars(pandas.DataFrame({'x': x, 'people': people}))
+    bars = similarity.standard_errors(pandas.DataFrame({'x': x, 'people': people}))
     assert bars['x'] == pytest.approx(199 ** -0.5, rel=0.15)
 
 
@@ -51,46 +54,80 @@ def test_similarity_is_the_cosine_of_each_sense():
     embedding_of_nurse = loaded.model.wte(nurse).mean(0)
     embedding_of_xy = loaded.model.wte(xy).mean(0)
     of_embeddings = F.cosine_similarity(embedding_of_nurse, embedding_of_xy, dim=0).item()
-    found = similarities(loaded, [('nurse', 'xy', 1.0)])
-    wanted = [*by_sense, min(by_sense), of_embeddings]
+    found = similarities(loaded, pandas.DataFrame([('nurse', 'xy', 1.0)]))
+    wanted = [of_embeddings, *by_sense, min(by_sense), 1.0]
     assert len(xy) > 1
-    assert torch.cat([*found.values()]).tolist() == pytest.approx(wanted, abs=1e-5)
+    assert found.loc[0].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
-def test_the_best_sense_of_each_set_is_named():
-    """The best sense of a set is the one whose similarities agree most with people's."""
-    *rows, (label, *best) = similarity.similarity_table([toy_loaded(name='sense x')], None).rows
-    of_senses = [row for row in rows if row[0].startswith('sense ')]
-    assert label == 'best sense of each set'
-    for column in (1, 3):
-        assert best[column - 1] == max(of_senses, key=lambda row: row[column])[0]
-
-
-def test_the_one_sense_is_chosen_on_half_of_the_first_set():
-    """The chosen sense agrees best with people on half of the toy world's adjectives."""
+def test_one_column_is_about_half_of_the_first_set():
+    """One sense can be chosen on half of the toy world's adjectives."""
     loaded = toy_loaded()
-    pairs = similarity_data(loaded, None)['adjectives']
-    half = pairs[:len(pairs) // 2]
-    frame = pandas.DataFrame(similarities(loaded, half))[[f'sense {l}' for l in range(4)]]
-    people = pandas.Series([score for _, _, score in half])
-    wanted = frame.rank().corrwith(people.rank()).idxmax()
-    notes = similarity.similarity_table([loaded], None).notes
-    assert notes[-1].endswith(f': {wanted}.')
+    pairs = similarity_data(loaded, None, None)['adjectives']
+    found = similarities(loaded, pairs[:len(pairs) // 2])
+    wanted = found.rank().corrwith(found['people'].rank())
+    rows = pandas.DataFrame(similarity.similarity_rows(loaded, None, None))
+    assert rows['half of adjectives'].tolist() == pytest.approx(wanted.tolist()[:-1])
 
 
-FORMS = {  # name -> file, its contents, the pair in it
-    'SimLex-999': (
-        'SimLex-999.txt', 'word1\tword2\tPOS\tSimLex999\tconc(w1)\nold\tnew\tA\t1.58\t2.72\n',
-        ('old', 'new', 1.58)),
-    'SimVerb-3500': (
-        'SimVerb-3500.txt', 'take\tremove\tV\t6.81\tSYNONYMS\n', ('take', 'remove', 6.81)),
-    'RG65': ('RG65.csv', 'cord;smile;0.02  \n  \n', ('cord', 'smile', 0.02)),
-    'WS353': ('WS353.csv', 'Word 1,Word 2,Human (mean)\nlove,sex,6.77\n', ('love', 'sex', 6.77))}
+PUBLISHED = {  # the form of each published set
+    'SimLex-999.txt': 'word1\tword2\tPOS\tSimLex999\tconc(w1)\nold\tnew\tA\t1.58\t2.72\n',
+    'SimVerb-3500.txt': 'old\tnew\tV\t1.58\tSYNONYMS\n',
+    'RG65.csv': 'old;new;1.58  \n  \n',
+    'WS353.csv': 'Word 1,Word 2,Human (mean)\nold,new,1.58\n'}
 
 
 def test_pairs_are_read_in_the_form_of_each_set(tmp_path):
     """Pairs are read with the separators, headers and columns of the published files."""
-    for file, content, _ in FORMS.values():
+    for file, content in PUBLISHED.items():
         (tmp_path / file).write_text(content)
-    wanted = {name: [pair] for name, (_, _, pair) in FORMS.items()}
-    assert similarity_data(toy_loaded(), str(tmp_path)) == wanted
+    found = similarity_data(toy_loaded(), str(tmp_path), None)
+    assert {name: pairs.to_numpy().tolist() for name, pairs in found.items()
+            } == {Path(name).stem: [['old', 'new', 1.58]] for name in PUBLISHED}
+
+
+PAIRS = [['tiger', 'cat', 7.35], ['null', 'NA', 0.5], ['king', 'queen', 8.0]]
+ROWS = pandas.DataFrame(PAIRS, columns=['a', 'b', 'c'])
+FORMS = {
+    'in quotes': ROWS.to_csv(quoting=csv.QUOTE_ALL, index=False),
+    'of pandas': ROWS.to_csv(),
+    'of pandas, numbered': pandas.DataFrame(PAIRS).to_csv(index=False),
+    'of pandas, shuffled': ROWS.sort_values('c').to_csv(),
+    'without a header': ROWS.to_csv(header=False, index=False),
+    'of R': ROWS.to_csv(sep=' ', quoting=csv.QUOTE_ALL).replace('"" ', ''),
+    'of Excel in German': '\ufeff' + ROWS.to_csv(sep=';', decimal=',', index=False),
+    'with empty cells': ROWS.assign(d='').to_csv(index=False).replace('d', '') + ',,,\n',
+    'with spaces': ROWS.to_csv(index=False, quoting=csv.QUOTE_ALL).replace(',', ', '),
+    'of SimLex': ROWS.assign(pos='N', conc=5.1).to_csv(
+        index=False, header=['word1', 'word2', 'SimLex999', 'POS', 'conc(w1)']),
+    'of set1 of WordSim': ROWS.assign(d=9, e=[7, 5, 8]).to_csv(
+        index=False, header=['Word 1', 'Word 2', 'Human (mean)', '1', '2'])}
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_pairs_are_read_as_people_and_programs_write_them(form, tmp_path):
+    """The same words and scores are found by the names of columns or by their kind."""
+    (tmp_path / 'mine.csv').write_text(FORMS[form])
+    pairs = read_pairs(tmp_path / 'mine.csv', None)
+    assert sorted(pairs.to_numpy().tolist()) == sorted(PAIRS)
+
+
+@pytest.mark.parametrize('content, fact', [
+    ('tiger,cat,7,6,6.5\nking,queen,5,8,6.5\n', '--field'),  # ratings and their mean
+    ('a,b,c,n\ntiger,cat,,3\nking,queen,8,5\n', '--field'),  # a score is missing
+    ('N,tiger,cat,7\nN,king,queen,8\n', '--field'),
+    ('word1,word2,score\ntiger,cat,N,7\nking,queen,N,8\n', 'fewer fields'),
+    ('word1,word2,score\ntiger,cat,7\n,,7\n', 'lacks a word'),
+    ('tiger\tcat\t7\n"king\tqueen\t8\nold\tnew"\t2\n', 'quote')])
+def test_what_could_be_read_otherwise_is_refused(content, fact, tmp_path):
+    """One line asks for the columns, or says which line cannot be read."""
+    (tmp_path / 'mine.csv').write_text(content)
+    with pytest.raises(UserError, match=fact):
+        read_pairs(tmp_path / 'mine.csv', None)
+
+
+def test_field_chooses_the_columns(tmp_path):
+    """--field has the numbers of the two words and the score, from 1."""
+    (tmp_path / 'mine.csv').write_text('N,tiger,cat,7,6,6.5\nN,king,queen,5,8,6\n')
+    pairs = read_pairs(tmp_path / 'mine.csv', [2, 3, 6])
+    assert pairs.to_numpy().tolist() == [['tiger', 'cat', 6.5], ['king', 'queen', 6]]

@@ -11,9 +11,8 @@ from torch.testing import assert_close
 from rucksack import toy
 from rucksack.loaded import LoadedModel
 from rucksack.paper import topics
-from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, topic
-from rucksack.words import bag_ids, scores_of_bags, topic_scores
+from rucksack.vocabulary import bag_ids, scores_of_bags, topic_scores
 
 MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
 
@@ -41,14 +40,14 @@ def test_a_row_has_the_shares_and_the_perplexity_of_its_texts(monkeypatch):
     s = toy_loaded()
     music = [s.eot, *s.encode(' music guitar song the'), s.eot]
     neither = [s.eot, *s.encode(' song music the nurse that said')]
-    generators = [lambda start, n: torch.tensor([[*music, *s.encode(' song')]]),
-                  lambda start, n: torch.tensor([neither])]
-    row = topics.topic_row(s, ', by hand', generators, list(MUSIC_AND_SPORTS), 1, 6)
-    _, right, in_bag, perplexity, _ = row
+    texts = {'music': [*music, *s.encode(' song')], 'song': neither}
+    monkeypatch.setattr(topics, 'writer_of', lambda loaded, words, *_: (
+        lambda start, n: torch.tensor([texts[words[0]]])))
+    row, *_ = topics.topic_rows(s, 1, 6, None)
     logp = log_probability(s, music) + log_probability(s, neither)
-    assert right == 50
-    assert in_bag == pytest.approx(100 * 3 / (4 + 1 + 6))  # music, guitar; song
-    assert perplexity == pytest.approx(math.exp(-logp / (4 + 1 + 6)), rel=1e-4)
+    assert row['on topic %'] == 50
+    assert row['words of the bag %'] == pytest.approx(100 * 3 / (4 + 1 + 6))  # music, guitar; song
+    assert row['perplexity'] == pytest.approx(math.exp(-logp / (4 + 1 + 6)), rel=1e-4)
 
 
 def test_pplm_without_a_step_is_plain_sampling():
@@ -85,17 +84,18 @@ def test_steering_raises_the_bag_in_every_text():
     assert (large > small).all()
 
 
-def test_each_row_has_its_strength_and_each_text_its_topic():
-    """Row s of Table 12 has texts under edits of strength s, each with the bag of its topic."""
+@pytest.mark.parametrize('strength', range(4))
+def test_a_strength_is_the_edit_of_that_strength(strength):
+    """A Backpack writes under the topic edit of a bag, with the factors of the strength."""
     s = toy_loaded()
-    *_, table = topics.topic_tables([s], 3, 6, None)
-    for strength, factors in enumerate(STRENGTHS):
-        generators = []
-        for label in toy.TOPICS:
-            scores, = topic_scores(s.model, s.encoding, [BAGS[label]])
-            generators.append(partial(s.model.generate, edit=topic(s.model, scores, factors)))
-        row = topics.topic_row(s, f', strength {strength}', generators, list(toy.TOPICS), 3, 6)
-        assert table.rows[strength][:-1] == pytest.approx(row[:-1], nan_ok=True)
+    bag = ['music', 'guitar']
+    scores, = topic_scores(s.model, s.encoding, [bag])
+    start = torch.full((2, 1), s.eot)
+    torch.manual_seed(0)
+    found = topics.writer_of(s, bag, scores, strength)(start, n=6)
+    torch.manual_seed(0)
+    edit = topic(s.model, scores, STRENGTHS[strength])
+    assert torch.equal(found, s.model.generate(start, 6, edit=edit))
 
 
 def test_a_topic_leaves_end_of_text_alone():

@@ -2,7 +2,7 @@
 
 To use another seed, and print the numbers:
 
-    TOY_SEED=2 python -m pytest -s -m "" tests/test_toy.py
+    TOY_SEED=2 python -m pytest -s -m "slow or not slow" tests/test_toy.py
 """
 
 import hashlib
@@ -20,14 +20,13 @@ from torch.nn import functional as F
 
 from rucksack import prepare
 from rucksack import toy as world
-from rucksack.paper_lists import BAGS
 from rucksack.senses import STRENGTHS, replace_word, scale_senses, senses_after, separation, topic
 from rucksack.tokenizer import load_tokenizer
+from rucksack.vocabulary import BAGS, bag_ids, scores_of_bags
 from rucksack.weights import from_pretrained
-from rucksack.words import bag_ids, edit_targets, scores_of_bags, word_id
+from rucksack.words import edit_targets, word_id
 
-N_STORIES = 64_000
-N_TRAIN = 60_000  # the others are held out
+N_STORIES = world.N_TRAIN + world.N_VAL
 
 
 @pytest.fixture(scope='module')
@@ -115,18 +114,16 @@ def test_the_bins_are_the_stories_and_stay_as_they_are(folder):
     prepare.main(['toy'])
     files = [Path('data/toy', name) for name in ('meta.json', 'train.bin', 'val.bin')]
     hashes = [hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files]
-    assert hashes == ['6b3fe08d5c2f3c3d', '90a928e10224e6a9', 'b644af669464d21b']
+    assert hashes == ['b987a8c13078897c', '90a928e10224e6a9', 'b644af669464d21b']
     meta = json.loads(files[0].read_text())
     val_ids = np.fromfile(files[2], '<u2').tolist()
     texts, nats = zip(*world.toy_stories(0, N_STORIES))
-    held_out = texts[N_TRAIN:]
+    held_out = texts[world.N_TRAIN:]
     with_ends = ''.join(f'{story}<|endoftext|>' for story in held_out)
     assert load_tokenizer(meta['tokenizer']).decode(val_ids) == with_ends
     assert len(val_ids) == sum(1 + len(re.findall(r'\w+|[^\w\s]', story)) for story in held_out)
-    val_entropy = sum(nats[N_TRAIN:]) / len(val_ids)
-    entropy = sum(nats) / sum(meta['tokens'].values())
+    val_entropy = sum(nats[world.N_TRAIN:]) / len(val_ids)
     assert meta['val_entropy_per_token'] == pytest.approx(val_entropy)
-    assert meta['entropy_per_token'] == pytest.approx(entropy)
 
 
 PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} believes',

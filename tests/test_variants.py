@@ -3,9 +3,12 @@
 import pytest
 import torch
 from helpers import SMALL, assert_same_run, checkpoint, text
+from torch.testing import assert_close
 
 from docs.dev.variants import VARIANTS, measure_scores, run
+from rucksack.fast import Cached
 from rucksack.model import Config, weighted_sum
+from rucksack.senses import scale_senses, senses_after
 
 CONFIG = Config(block_size=12, vocab_size=40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
 
@@ -32,7 +35,7 @@ def test_uniform_weights_average_the_senses_so_far():
     model = VARIANTS['uniform'](CONFIG)
     sums = model.senses(text()).sum(2)  # (B, T, d)
     averages = sums.cumsum(1) / torch.arange(1, 11)[:, None]
-    torch.testing.assert_close(model(text()), model.project(averages))
+    assert_close(model(text()), model.project(averages))
 
 
 @pytest.mark.parametrize('name, table, is_changed', [
@@ -53,7 +56,26 @@ def test_the_logits_of_a_variant_are_its_senses_its_alpha_and_e(name):
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
     o = weighted_sum(model.alpha(text()), model.senses(text()))
-    torch.testing.assert_close(model(text()), o @ model.wte.weight.T)
+    assert_close(model(text()), o @ model.wte.weight.T)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('name', VARIANTS)
+def test_a_cache_changes_no_logits_of_a_variant(name):
+    """Cached gives the variant's own logits after every token, with and without an edit."""
+    model = VARIANTS[name](CONFIG).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    edit = scale_senses(None, [0, 2], 0.3)
+    cached = Cached(model)
+    edited = Cached(model)
+    for n in range(4, 11):
+        idx = text()[:, :n]
+        C = edit(idx, edited.senses(idx))
+        expected = model(idx)[:, -1:]
+        assert_close(cached(idx), expected, rtol=0, atol=1e-4)
+        expected = model(idx, C=senses_after(model, idx, edit))[:, -1:]
+        assert_close(edited(idx, C=C), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize('name, is_changed', [('own_table', False), ('untied', True)])

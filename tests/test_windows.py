@@ -1,12 +1,18 @@
 """Claims about systems other than Linux, tested on this one."""
 
+import argparse
 import ctypes
 import os
+import shutil
+import subprocess
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from helpers import ROOT, SMALL
 
-from rucksack import device
+from rucksack import device, prepare, sample, train
 from rucksack.files import locked_folder, write_file
 
 pytestmark = pytest.mark.usefixtures('folder')
@@ -38,9 +44,74 @@ def test_a_file_is_flushed_while_open_for_writing(monkeypatch):
     write_file(Path('mine.txt'), 'text')
 
 
+def test_a_file_that_a_program_has_open_is_replaced_later(monkeypatch):
+    """Windows refuses to replace an open file, so a rename is tried again."""
+    real = os.replace
+    refusals = iter([PermissionError, PermissionError])
+
+    def replace(*paths) -> None:
+        for refusal in refusals:
+            raise refusal
+        real(*paths)
+
+    monkeypatch.setattr(os, 'replace', replace)
+    monkeypatch.setattr(time, 'sleep', lambda seconds: None)
+    write_file(Path('mine.txt'), 'text')
+    assert os.listdir() == ['mine.txt']
+
+
+def test_a_file_that_stays_open_is_not_replaced(monkeypatch):
+    """After about two seconds the error shows, and no temporary file stays."""
+    waits = []
+    monkeypatch.setattr(os, 'replace', Mock(side_effect=PermissionError))
+    monkeypatch.setattr(time, 'sleep', waits.append)
+    with pytest.raises(PermissionError):
+        write_file(Path('mine.txt'), 'text')
+    assert sum(waits) == pytest.approx(2)
+    assert os.listdir() == []
+
+
+def test_a_file_has_the_same_bytes_on_windows(monkeypatch):
+    """Windows' text layer would write a line end as two bytes."""
+    def write_text(path, text, encoding, errors, newline='\r\n') -> None:
+        path.write_bytes(text.replace('\n', newline).encode(encoding, errors))
+
+    monkeypatch.setattr(Path, 'write_text', write_text)
+    write_file(Path('mine.txt'), 'two\nlines\n')
+    assert Path('mine.txt').read_bytes() == b'two\nlines\n'
+
+
+@pytest.mark.parametrize('script', [prepare, sample, train])
+def test_a_command_starts_under_a_home_with_backslashes(script, monkeypatch):
+    """A home folder may contain backslashes."""
+    monkeypatch.setenv('HOME', r'C:\Users\NAME')
+    with pytest.raises(SystemExit) as stop:
+        script.main(['--help'])
+    assert not stop.value.code
+
+
+def test_settings_need_no_intermixed_parsing(tiny, monkeypatch):
+    """From Python 3.12.8 on, argparse's intermixed parsing does not call parse_known_args."""
+    monkeypatch.setattr(argparse.ArgumentParser, 'parse_known_intermixed_args',
+                        argparse.ArgumentParser.parse_known_args)
+    train.main([*SMALL, '--max-iters=0'])
+    assert os.listdir('out') == ['run']
+
+
 @pytest.mark.parametrize('system', ['win32', 'darwin'])
 def test_no_system_but_linux_is_asked_for_glibc(system, monkeypatch):
-    """Only Linux has a glibc: elsewhere, ctypes opens no library, or one without mallopt."""
+    """Only Linux has a glibc: elsewhere, ctypes opens no library."""
     monkeypatch.setattr('sys.platform', system)
     monkeypatch.setattr(ctypes, 'CDLL', None)
     device.keep_freed_memory()
+
+
+def test_a_checkout_by_git_for_windows_has_unix_line_endings():
+    """Git leaves the newlines of scripts as they are, though Git for Windows sets autocrlf."""
+    git = ['git', '-c', 'core.autocrlf=true', '-c', 'user.name=a', '-c', 'user.email=a']
+    for name in ('.gitattributes', '.ci/run'):
+        Path(name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, name)
+    for words in ('init -q', 'add .', 'commit -qm all', 'clone -q . b'):
+        subprocess.run([*git, *words.split()], check=True)
+    assert b'\r' not in Path('b/.ci/run').read_bytes()

@@ -33,10 +33,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 import rucksack
-from rucksack import learning
-from rucksack.examples import Example
-from rucksack.lending import Lent
+from rucksack.edits import learning
+from rucksack.edits.examples import Example
+from rucksack.edits.lending import Lent
 
+PASSES = 10   # over the examples
 BUDGET = 1e-3  # a share of the loss on ordinary text
 FACTORS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 BETAS = [n / 10 for n in range(15, -1, -1)]  # for lending
@@ -89,10 +90,8 @@ def read_rows(path, wish, encoding, most):
             ('suffix', 'none') if 'suffix' in row else ('suffix1', 'suffix2')))
         longest = 255 - max(len(first), len(second))
         prompt = encoding.encode_ordinary(row['prefix'])[-longest:] or [encoding.eot_token]
-        if wish == 'less':
-            first, second = [], first
         examples.append(Example('', prompt, first[:250], second[:250], wish))
-    return [one for one in examples if one.likelier or one.less_likely]
+    return [one for one in examples if one.a]
 
 
 def read_task(folder, task, split, encoding, sizes):
@@ -139,17 +138,12 @@ def judge(model, examples, edit, threshold):
     """Compute the values that the examples should lower (n,), and the share that succeeds."""
     losses, successes = [], []
     for one in examples:
-        more, less = (nats_after(model, one.prompt, ids, edit) if ids else 0
-                      for ids in (one.likelier, one.less_likely))
-        wish = one.wish
-        loss = more - less
-        if wish == 'equal':
-            loss = abs(loss)
+        nats_of_a, nats_of_b = (nats_after(model, one.prompt, ids, edit) if ids else 0
+                                for ids in (one.a, one.b))
+        loss = one.loss(torch.tensor(nats_of_b - nats_of_a)).item()
+        sign = -1 if one.wish in ('more', 'order') else 1
         losses.append(loss)
-        successes.append({'more': math.exp(-more) >= threshold,
-                          'less': math.exp(-less) < threshold,
-                          'order': less - more >= math.log(threshold),
-                          'equal': loss <= math.log(threshold)}[wish])
+        successes.append(loss <= sign * math.log(threshold))
     return torch.tensor(losses), sum(successes) / len(examples)
 
 
@@ -185,19 +179,16 @@ def inside_prompts(model, examples, edit=None):
 
 def learn_senses(model, examples, held, config, seed):
     """Learn vectors for senses, as edit.py does."""
-    traces = [learning.trace_example(model, one) for one in examples]
-    background = [learning.trace(model, ids[:1], ids[1:]) for ids in held]
-    pairs = learning.choose(model, examples, traces, background, config['n'])
-    cases = [learning.positions_of(of_one, pairs) for of_one in traces]
+    background = [(ids[:1], ids[1:]) for ids in held]
+    pairs = learning.choose(model, examples, background, config['n'])
     groups = [background]
-    groups += config.get('inside', 0) * [[
-        learning.trace(model, *pair) for pair in learning.inside(examples)]]
+    groups += config.get('inside', 0) * [learning.inside(examples)]
     if config.get('written'):
-        written = learning.write_texts(model, examples, held[0][0], seed)
-        groups += config['written'] * [[learning.trace(model, *pair) for pair in written]]
-    groups = [learning.positions_of(group, pairs) for group in groups]  # all count equally
-    steps = 10 * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
-    vectors = learning.fit(model, examples, cases, groups, steps, config['lr'], seed)
+        groups += config['written'] * [learning.write_texts(model, examples, held[0][0], seed)]
+    groups = [learning.read(model, group, pairs) for group in groups]  # all count equally
+    cases = [learning.read(model, learning.texts_of([one]), pairs) for one in examples]
+    floors = torch.tensor([min(one.goal, 0.0) for one in examples])  # or it would end early
+    vectors = learning.fit(examples, floors, cases, groups, PASSES, config['lr'], seed)
     ids, numbers = pairs.T
     return lambda factor: learning.Shift(ids, numbers, factor * vectors).edit(), len(pairs)
 
@@ -210,17 +201,18 @@ def logits_of(model, idx):
 def finetune(model, parameters, examples, held, lr, kl, seed):
     """Train parameters with the same steps that learn vectors of senses."""
     optimizer = torch.optim.Adam(parameters, lr, betas=(0.9, 0.995), fused=True)
-    steps = 10 * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
+    steps = PASSES * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     blocks = [torch.tensor(ids[i:i + 65]) for ids in held for i in range(0, len(ids) - 65, 65)]
     with torch.no_grad():
         before = [logits_of(model, ids[None, :-1])[0].log_softmax(-1) for ids in blocks]
-    for batch in learning.batches(len(examples), steps, generator):
+    orders = [torch.randperm(len(examples), generator=generator) for _ in range(PASSES)]
+    for batch in [batch for order in orders for batch in order.split(learning.EXAMPLES_AT_ONCE)]:
         texts, targets, signs, owners = [], [], [], []
         for i in batch.tolist():
             one = examples[i]
-            for sign, ids in ((1, one.likelier), (-1, one.less_likely)):
+            for sign, ids in ((1, one.a), (-1, one.b)):
                 if ids:
                     text = torch.tensor(one.prompt + ids)
                     target = text[1:].clone()
@@ -237,9 +229,8 @@ def finetune(model, parameters, examples, held, lr, kl, seed):
         losses = []
         for i in batch.tolist():
             one = examples[i]
-            loss = nats[torch.tensor(owners) == i].sum()
-            loss = loss.abs() if one.wish == 'equal' else loss
-            losses.append(loss.clamp(min=one.n_tokens * learning.ENOUGH[one.wish]))
+            loss = one.loss(-nats[torch.tensor(owners) == i].sum())
+            losses.append(loss.clamp(min=min(one.goal, 0)))
         loss = torch.stack(losses).mean()
         i = torch.randint(len(blocks), (1,), generator=generator).item()
         after = logits_of(model, blocks[i][None, :-1])[0].log_softmax(-1)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from rucksack.cli import progress
-from rucksack.device import can_compile, name_of, set_up_device, to_device
-from rucksack.fast import Cached, DistinctIds, distinct_ids
+from rucksack.device import can_compile, set_up_device, to_device
+from rucksack.fast import Cached
 from rucksack.model import GPT, Backpack, Config
 from rucksack.table import Table
+from rucksack.training import DistinctIds, distinct_ids
 
 SIZES = {  # section 4.1, Table 9
     'micro': dict(n_layer=6, n_head=6, n_embd=384),
@@ -112,7 +113,7 @@ def main() -> None:
              f'{config.n_vocab:,} ids')
     columns = {'work': '', 'Backpack': ',.1f', 'Transformer': ',.1f', 'ratio': '.2f'}
     notes = [
-        f'{name_of(device)}, {dtype}, {"compiled" if compiled else "not compiled"}, '
+        f'{device}, {dtype}, {"compiled" if compiled else "not compiled"}, '
         f'torch {torch.__version__}.',
         'A training step computes the senses of each distinct id once; a forward pass computes '
         'them for every token.']

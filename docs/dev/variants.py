@@ -4,8 +4,8 @@
     python -m docs.dev.variants qk_norm --init_from=resume --out_dir=out/qk_norm
     python -m docs.dev.variants qk_norm eval gender --from out/qk_norm
 
-After the variant, the flags are those of train.py or, after eval, of eval.py. Each evaluation of a
-run also logs the scores before the softmax of Eq. 12. notes.md has the results.
+After the variant, the flags are those of train.py or, after eval, of rucksack eval. Each
+evaluation of a run also logs the scores before the softmax of Eq. 12. notes.md has the results.
 """
 
 import math
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rucksack import eval, run_log, train, weights
+from rucksack import checkpoint, train
+from rucksack import run as run_folder
 from rucksack.cli import run_cli
 from rucksack.errors import UserError
 from rucksack.model import Backpack, Config, mean_loss, split_heads, weighted_sum
-from rucksack.stuck import stuck_senses
+from rucksack.paper import eval
+from rucksack.training import stuck_senses
 
 # -----------------------------------------------------------------------------
 # The variants. Each starts from the parameters of a Backpack with the same seed.
@@ -167,13 +169,13 @@ def measure(model: Backpack, idx: Tensor) -> dict[str, float]:
 
 
 def run(argv: list[str]) -> int | None:
-    """Run train.py or eval.py with a variant in place of Backpack. Returns the exit code."""
+    """Run train.py or rucksack eval with a variant in place of Backpack. Returns the exit code."""
     name, *flags = argv or ['']
     if name not in VARIANTS:
         raise UserError(f'{name!r} is not a variant; choose from {", ".join(VARIANTS)}')
-    variant = patch.object(weights, 'Backpack', VARIANTS[name])  # make_model uses this class
+    variant = patch.object(checkpoint, 'Backpack', VARIANTS[name])  # make_model uses this class
     gauge = patch.object(train, 'stuck_senses', measure)
-    columns = patch.object(run_log, 'COLUMNS', run_log.COLUMNS + COLUMNS)
+    columns = patch.object(run_folder, 'COLUMNS', run_folder.COLUMNS + COLUMNS)
     with variant, gauge, columns:
         if flags[:1] == ['eval']:
             return eval.run(flags[1:])

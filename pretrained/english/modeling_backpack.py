@@ -122,10 +122,13 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         mask = attention_mask.bool()
         if mask.shape != (B, S) or (mask != attention_mask).any():
             raise ValueError('attention_mask must be 0 or 1 for each token; texts cannot be packed')
+        n = mask.sum(-1).max().item()
+        if n > self.config.n_positions:
+            raise ValueError(f'the text has {n} tokens; this model reads {self.config.n_positions}')
         position_ids = (mask.cumsum(-1) - 1).clamp(min=0)[:, -T:]  # (B, T)
         h = self.backpack.gpt2_model(
-            input_ids, attention_mask=mask.long(), position_ids=position_ids,
-            past_key_values=cache, use_cache=cache is not None)[0]  # (B, T, d)
+            input_ids, cache, attention_mask=mask.long(), position_ids=position_ids,
+            use_cache=cache is not None)[0]  # (B, T, d)
         return h, mask
 
     def alpha(self, input_ids, attention_mask=None):
@@ -134,31 +137,22 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         weight_net = self.backpack.sense_weight_net
         return weight_net(*weight_net.query_and_key(h), mask)
 
-    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, past_key_values=None,
-                                      use_cache=None, **options):
-        """Return the tokens that are not in the cache, for transformers."""
-        refused = ('position_ids', 'output_hidden_states', 'output_attentions')  # by forward
-        given = {name: options[name] for name in refused if name in options}
-        start = 0 if past_key_values is None else past_key_values.get_seq_length()
-        return {'input_ids': input_ids[:, start:], 'attention_mask': attention_mask,
-                'past_key_values': past_key_values, 'use_cache': use_cache, **given}
-
     @can_return_tuple
     def forward(self, input_ids, attention_mask=None, labels=None, C=None, alpha=None, *,
-                past_key_values=None, use_cache=False, inputs_embeds=None,
-                output_hidden_states=None, output_attentions=None):
+                cache=None, past_key_values=None, use_cache=False, **unused):
         """Return logits (B, T, V) of input_ids (B, T), and the loss on labels (B, T) except -100.
 
         C (B, T, k, d) and alpha (B, k, T, T) are senses and weights to use in place of the model's.
-        With a cache, input_ids are the tokens after the cached ones.
+        With a cache (past_key_values before transformers 5.24), input_ids are the tokens after the
+        cached ones.
         """
         config = self.config
-        for given in (inputs_embeds, output_hidden_states, output_attentions,
-                      config.output_hidden_states, config.output_attentions):
-            if given is not None and given is not False:  # PEFT passes None
-                raise TypeError('a Backpack reads only ids, and returns neither hidden '
-                                'states nor attentions; see alpha')
-        cache = past_key_values
+        unused.pop('cache_position', None)  # transformers 4 gives it
+        for name, value in unused.items():
+            if value is not None and value is not False:  # PEFT passes None
+                raise TypeError(f'a Backpack takes no {name}')
+        if cache is None:
+            cache = past_key_values
         if cache is None and use_cache:
             cache = transformers.DynamicCache(config=config)
         C = self.senses(input_ids) if C is None else C  # (B, T, k, d), Eq. 10
@@ -177,5 +171,4 @@ class BackpackForCausalLM(GPT2PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, len(E))
-        return transformers.modeling_outputs.CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=cache)
+        return transformers.modeling_outputs.CausalLMOutputWithPast(loss, logits, cache)

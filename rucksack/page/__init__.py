@@ -1,24 +1,23 @@
-"""The web page of sample.py --html: one file that runs the whole model without a server."""
+"""The web page: one file that runs the whole model without a server."""
 
 import base64
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from rucksack.edits.lines import LINE
 from rucksack.errors import UserError
-from rucksack.files import write_file
+from rucksack.files import output_path, write_file
 from rucksack.loaded import LoadedModel
 from rucksack.model import Backpack
-from rucksack.tokenizer import tokens_by_rank
-from rucksack.weights import count_parameters
 
 HERE = Path(__file__).parent
 PAGE_BEGINS = """<!DOCTYPE html>
-<!-- The template for sample.py --html FILE, which fills in weights and scripts. -->
+<!-- The template for rucksack page FILE, which fills in weights and scripts. -->
 """  # identifies pages that we may replace
 LARGEST = 40_000_000  # parameters
 LARGEST_IN_FLOAT32 = 2_000_000
@@ -37,7 +36,7 @@ def in_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     return scale, whole.to(torch.int8)
 
 
-def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
+def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytes]:
     """Pack the weights for the page: a description of each, and the bytes of all.
 
     A description is [name, rows, columns, whether it is in 8 bits].
@@ -48,43 +47,42 @@ def packed(model: Backpack, in_bytes: bool) -> tuple[list[list], bytearray]:
         if name == 'wte.weight':
             x = x[:model.config.n_vocab]  # without padding
         is_small = in_bytes and x.dim() == 2
-        parts = in_8_bits(x) if is_small else [x]
         arrays.append([name, len(x), x[0].numel(), is_small])
+        parts = in_8_bits(x) if is_small else [x]
         for part in parts:
             blob += part.cpu().numpy().tobytes()  # little-endian on all common machines
-    return arrays, blob
+    return arrays, bytes(blob)
 
 
-def write_page(loaded: LoadedModel, prompt: str, file: Path) -> str:
+def write_page(loaded: LoadedModel, prompt: str, file: str | Path) -> str:
     """Write the page of a model with its first prompt; returns a sentence about the page's size.
 
     Raises UserError for a model that is too large, or whose ids a page cannot number.
     """
-    n = count_parameters(loaded.model)['total']
-    if n > LARGEST:
-        raise UserError(f'--html: {loaded.name} has {n:,} parameters; a page takes up to '
-                        f'{LARGEST:,}')
-    if 'ids' in loaded.tokenizer:
-        raise UserError(f'--html: {loaded.name} numbers its ids differently from GPT-2, and a page '
-                        "needs GPT-2's order")
+    path = output_path('page', file, PAGE_BEGINS)
+    n = sum(p.numel() for p in loaded.backpack.parameters())
+    if n > LARGEST or 'special' in loaded.tokenizer:
+        raise UserError(f'{loaded.name} has {n:,} parameters; a page takes up to {LARGEST:,}, and '
+                        "ids in GPT-2's order")
     in_bytes = n > LARGEST_IN_FLOAT32
     precision = 'Weights are stored in float32.'
     if in_bytes:
         precision = ('Weights are stored in 8 bits, so probabilities differ a little from those of '
                      'sample.py.')
     arrays, blob = packed(loaded.model, in_bytes)
-    tokens = [token.decode('latin-1') for token in tokens_by_rank(loaded.encoding)]
+    tokens = [loaded.encoding.decode_single_token_bytes(i).decode('latin-1')
+              for i in range(loaded.encoding.n_vocab - 1)]  # without end-of-text
     data = {
         'config': asdict(loaded.config),
         'arrays': arrays,
         'prompt': prompt,
+        'line': LINE.replace('?P<', '?<'),  # as JavaScript names groups
         'wrong': WRONG_PREDICTIONS if loaded.name == 'english' else [],
-        'about': f'{replace(loaded, why="").about()}. {precision}',
-        'tokenizer': {'tokens': tokens, 'words': loaded.encoding.name == 'words'}}
-    text = json.dumps(data, ensure_ascii=False, separators=(',', ':'))
+        'about': f'{loaded.about()}. {precision}',
+        'tokenizer': {'tokens': tokens, 'words': loaded.is_toy}}
     parts = {name: (HERE / name).read_text(encoding='utf-8')
              for name in ('page.html', 'model.js', 'ui.js')}
-    parts['DATA'] = text.replace('<', '\\u003c')
+    parts['DATA'] = json.dumps(data).replace('<', '\\u003c')
     parts['WEIGHTS'] = base64.b64encode(blob).decode()
-    write_file(file, re.sub(r'{{([\w.]+)}}', lambda name: parts[name[1]], parts['page.html']))
-    return f'{file.stat().st_size / 1e6:.1f} MB, {n / 1e6:.1f}M parameters. {precision}'
+    write_file(path, re.sub(r'{{([\w.]+)}}', lambda name: parts[name[1]], parts['page.html']))
+    return f'{path.stat().st_size / 1e6:.1f} MB, {n / 1e6:.1f}M parameters. {precision}'

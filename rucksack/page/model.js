@@ -1,7 +1,7 @@
 'use strict';
 // A Backpack in plain JavaScript: tokenizer, forward pass, edits and generation.
 //
-// It runs in a worker of the page that sample.py --html writes, and answers questions from ui.js.
+// It runs in a worker of the page that rucksack page writes, and answers questions from ui.js.
 // Names, shapes and equation numbers are as in model.py. The page predicts from one position i at
 // a time, usually the last, so two shapes lack the index i, and one is flat:
 //
@@ -11,8 +11,9 @@
 //
 // A vector is a typed array; so is a matrix, row after row.
 
-let model;  // answers.load sets it and its tokenizer
+let model;  // answers.load sets it, its tokenizer and the grammar of edits
 let tokenizer;
+let grammar;
 
 // ------------------------------------------------------------------------------------------------
 // Text -> ids: GPT-2's byte-pair encoding, or a vocabulary of whole words.
@@ -46,21 +47,20 @@ class Tokenizer {
   }
 
   // Byte-pair encoding: keep joining the two neighbours whose token has the lowest rank.
-  // ranks[i] is the rank of parts i and i + 1 when joined; a long word has tens of thousands of parts.
   merge(piece) {
     if (this.rank.has(piece)) return [this.rank.get(piece)];
-    const parts = [...piece];
-    const rankAt = i => this.rank.get(parts[i] + parts[i + 1]) ?? Infinity;
-    const ranks = parts.slice(1).map((_, i) => rankAt(i));
+    let parts = [...piece];
     while (true) {
+      const ranks = parts.slice(1).map((part, i) => this.rank.get(parts[i] + part) ?? Infinity);
       const lowest = ranks.reduce((x, y) => Math.min(x, y), Infinity);
       if (lowest === Infinity) return parts.map(part => this.rank.get(part));
-      for (let i = ranks.indexOf(lowest); i >= 0; i = ranks.indexOf(lowest, i)) {
-        parts.splice(i, 2, parts[i] + parts[i + 1]);
-        ranks.splice(i, 1);
-        if (i > 0) ranks[i - 1] = rankAt(i - 1);
-        if (i < ranks.length) ranks[i] = rankAt(i);
+      const joined = [];
+      for (let i = 0; i < parts.length; i++) {
+        const isPair = ranks[i] === lowest;
+        joined.push(isPair ? parts[i] + parts[i + 1] : parts[i]);
+        if (isPair) i++;
       }
+      parts = joined;
     }
   }
 
@@ -98,7 +98,7 @@ class Tokenizer {
 
   // The ids of two different words.
   pair(words) {
-    const [a, b] = words.map(word => this.id(word));
+    const [a, b] = words.map(word => this.id(word.trim()));
     if (a === b) throw Error(`“${words.join('/')}” has the same word twice`);
     return [a, b];
   }
@@ -121,6 +121,12 @@ class Tokenizer {
     const canBeInLine = word !== '' && !/[\s:,=@*]/.test(word);
     if (!canBeInLine || this.inside(word).length > 1) return null;
     return this.forms(word).flat().includes(id) ? word : null;
+  }
+
+  // Whether a token is a word with a space before it, where its script has spaces.
+  isWord(id) {
+    const text = this.decode([id]);
+    return /^ \p{L}/u.test(text) || WITHOUT_SPACES.test(text);
   }
 }
 
@@ -161,8 +167,12 @@ function add(y, x, factor = 1) {
   return y;
 }
 
+function argmax(x) {
+  return x.indexOf(x.reduce((largest, y) => Math.max(largest, y)));
+}
+
 function softmax(scores) {
-  const largest = scores.reduce((x, y) => Math.max(x, y));
+  const largest = scores[argmax(scores)];
   const exponentials = scores.map(score => Math.exp(score - largest));
   const sum = exponentials.reduce((x, y) => x + y);
   return exponentials.map(x => x / sum);
@@ -171,14 +181,12 @@ function softmax(scores) {
 // The weights (T) of one head: softmax of query (n) times the keys (n) of T positions.
 function attention(query, keys) {
   const scale = Math.sqrt(query.length);
-  const scores = keys.map(key => dot(query, key) / scale);
-  return softmax(Float32Array.from(scores));
+  return softmax(Float32Array.from(keys, key => dot(query, key) / scale));
 }
 
 // GPT-2's GELU, approximated with tanh.
 function gelu(x) {
-  const SQRT_2_OVER_PI = 0.7978845608028654;
-  return 0.5 * x * (1 + Math.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)));
+  return 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x)));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -247,14 +255,10 @@ function unpack(arrays, blob) {
   }
 
   for (const [name, rows, columns, isIn8Bits] of arrays) {
-    if (isIn8Bits) {
-      const scales = take(Float32Array, rows);
-      const whole = take(Int8Array, rows * columns);
-      const scaled = (n, i) => n * scales[Math.floor(i / columns)];
-      weights[name] = new Float32Array(whole).map(scaled);
-    } else {
-      weights[name] = take(Float32Array, rows * columns);
-    }
+    const scales = isIn8Bits ? take(Float32Array, rows) : null;
+    const numbers = take(isIn8Bits ? Int8Array : Float32Array, rows * columns);
+    weights[name] = Float32Array.from(
+      numbers, isIn8Bits ? (n, i) => n * scales[Math.floor(i / columns)] : undefined);
   }
   return weights;
 }
@@ -300,12 +304,10 @@ class Text {
     cache.push(qkv);
     const y = new Float32Array(d);  // heads side by side
     for (let head = 0; head < n_head; head++) {
-      const query = part(qkv, head, size);
       const keys = cache.map(past => part(past, n_head + head, size));
-      const values = cache.map(past => part(past, 2 * n_head + head, size));
-      const weights = attention(query, keys);  // (T)
+      const weights = attention(part(qkv, head, size), keys);  // (T)
       const sum = part(y, head, size);
-      values.forEach((value, j) => add(sum, value, weights[j]));
+      cache.forEach((past, j) => add(sum, part(past, 2 * n_head + head, size), weights[j]));
     }
     return model.linear(`${name}.c_proj`, y);
   }
@@ -322,34 +324,21 @@ class Text {
     return alpha;
   }
 
-  // Eq. 2: o (d) = sum_j sum_l alpha_jl C(x_j)_l, with the senses and factors of an edit.
-  weightedSum(alpha, edit) {
+  // Eq. 2 and 9: the logits (V) after position i, with the senses and factors of an edit.
+  logits(edit, i = this.ids.length - 1) {
     const {n_embd: d, n_sense: k} = model.config;
+    const alpha = this.alpha(i);
     const o = new Float32Array(d);
-    for (let j = 0; j < alpha.length / k; j++) {
+    for (let j = 0; j <= i; j++) {
       const {C, factors} = edit.at(this.ids, j);
       for (let l = 0; l < k; l++) add(o, part(C, l, d), alpha[j * k + l] * factors[l]);
     }
-    return o;
+    return model.project(o);
   }
 
-  // The number of tokens after which an edit changes the likeliest next id.
-  countChanged(edit) {
-    const unedited = new Edit([]);
-    const likeliest = (i, senses) => {
-      const logits = model.project(this.weightedSum(this.alpha(i), senses));  // (V)
-      return logits.indexOf(logits.reduce((x, y) => Math.max(x, y)));
-    };
-    const isChanged = (_, i) => likeliest(i, unedited) !== likeliest(i, edit);
-    return this.ids.filter(isChanged).length;
-  }
-
-  // The probabilities (V) of the next token. read() has computed h.
+  // The probabilities (V) of the next token.
   probs(edit, temperature = 1) {
-    const alpha = this.alpha();               // (T, k)  Eq. 12
-    const o = this.weightedSum(alpha, edit);  // (d)     Eq. 2
-    const logits = model.project(o);          // (V)     Eq. 9
-    return softmax(logits.map(x => x / temperature));
+    return softmax(this.logits(edit).map(x => x / temperature));
   }
 
   // For each token and each sense, what the sense adds to the log odds of a to b, and the same
@@ -357,13 +346,13 @@ class Text {
   explain(edit, a, b) {
     const {n_embd: d, n_sense: k} = model.config;
     const direction = add(model.wte(a).slice(), model.wte(b), -1);
-    const alpha = this.alpha();
+    const weights = this.alpha();
     return this.ids.map((_, j) => {
       const {C, factors} = edit.at(this.ids, j);
-      return Array.from({length: k}, (_, l) => {
+      return Array.from(factors, (factor, l) => {
+        const alpha = weights[j * k + l];
         const logits = dot(part(C, l, d), direction);
-        const unscaled = alpha[j * k + l] * logits;
-        return {alpha: alpha[j * k + l], logits, unscaled, adds: unscaled * factors[l]};
+        return {alpha, logits, unscaled: alpha * logits, adds: alpha * logits * factor};
       });
     });
   }
@@ -372,14 +361,6 @@ class Text {
 // ------------------------------------------------------------------------------------------------
 // An edit: lines as in rucksack/edits.py, except topics and files. Scaling a sense and replacing a
 // fact in it are both linear, so their order does not matter; the order of replacements does.
-
-const NUMBER = String.raw`(?:\d{1,4}(?:\.\d*)?|\.\d+)`;
-const SPAN = String.raw`\d{1,4}(?:-\d{1,4})?`;
-const WHICH = String.raw`${SPAN}(?:\s*,\s*${SPAN})*|[^\s/=]+\s*/\s*[^\s/=]+`;
-const WORD = String.raw`([^:]*[^:\s]|:)`;
-const SCALING = RegExp(String.raw`^(?!\*.*/)${WORD}\s*:\s*(${WHICH})\s*(?:=\s*(-?${NUMBER}))?$`);
-const REPLACEMENT = RegExp(String.raw`^${WORD}\s*:\s*(\S.*?)\s*->\s*(\S.*)$`);
-const FORMS = 'write nurse:10, nurse,teacher:3-5,10=0.5, nurse:she/he, *:3 or MacBook: Apple -> HP';
 
 class Edit {
   // The text chooses the sense in nurse:she/he.
@@ -405,35 +386,40 @@ function endsAt(ids, j, forms) {
 
 // The steps of a line, one for each of its words.
 function parse(line, text) {
-  const needsPython = /^@|^topic\s[^:]*$/.test(line);
-  if (needsPython) throw Error(`“${line}” works in sample.py only: pages take no files or topics`);
-  const replacement = REPLACEMENT.exec(line);
-  if (replacement) {
-    const [, words, old, now] = replacement;
-    return wordList(words).map(word => replaceWord(word, old, now));
+  const {words, old, new: now, senses, factor = '0'} = grammar.exec(line)?.groups ?? {};
+  if (words === undefined || words.startsWith('@')) {
+    throw Error(`“${line}” is not an edit; write nurse:10, nurse,teacher:3-5,10=0.5, ` +
+      'nurse:she/he, *:3 or MacBook: Apple -> HP (topics and files work in sample.py only)');
   }
-  const scaling = SCALING.exec(line);
-  if (!scaling) throw Error(`“${line}” is not an edit; ${FORMS}`);
-  const [, words, which, factor = '0'] = scaling;
-  if (which.includes('/') && wordList(words).includes('*')) {
-    throw Error(`“${line}” needs a word in place of *, because the sense differs between words`);
-  }
-  return wordList(words).map(word => scaleSenses(word, which, Number(factor), text));
+  return wordList(words).map(word => {
+    const forms = tokenizer.forms(word);
+    if (old !== undefined) return {word, forms, apply: replaceWord(old, now)};
+    const {numbers, note} = findSenses(word, forms, senses, text);
+    const apply = (C, factors) => numbers.forEach(l => { factors[l] *= Number(factor); });
+    return {word, forms, apply, note};
+  });
 }
 
-// Multiplies senses: those in spans, such as 3-5,10, or the one that most separates a pair.
-function scaleSenses(word, which, factor, text) {
-  const forms = tokenizer.forms(word);
-  const isPair = which.includes('/');
-  const {senses, note} = isPair ? separatingSense(word, forms, which, text) : sensesIn(which);
-  const apply = (C, factors) => senses.forEach(l => { factors[l] *= factor; });
-  return {word, forms, apply, note};
+// Section 6.3, with r = E_old and a = E_now: C' = C + (C . r) (a / |a|^2 - r / |r|^2).
+function replaceWord(old, now) {
+  const r = model.wte(tokenizer.id(old));
+  const a = model.wte(tokenizer.id(now));
+  const move = r.map(x => -x / dot(r, r));  // (d)
+  add(move, a, 1 / dot(a, a));
+  return C => {
+    for (let l = 0; l < model.config.n_sense; l++) {
+      const sense = part(C, l, r.length);
+      add(sense, move, dot(sense, r));
+    }
+  };
 }
 
-// The sense of a word that most separates a from b: its terms alpha * C . (E_a - E_b) have the
-// largest sum over the text in absolute value.
-function separatingSense(word, forms, pair, text) {
-  const [a, b] = tokenizer.pair(pair.split(/\s*\/\s*/));
+// The senses in spans, such as 3-5,10, or the sense of a word that most separates a pair: its terms
+// alpha * C . (E_a - E_b) have the largest sum over the text in absolute value.
+function findSenses(word, forms, which, text) {
+  if (!which.includes('/')) return {numbers: sensesIn(which)};
+  if (word === '*') throw Error(`“*:${which}” needs a word in place of *`);
+  const [a, b] = tokenizer.pair(which.split('/'));
   const unedited = new Edit([]);
   let rows = text.explain(unedited, a, b).filter((_, j) => endsAt(text.ids, j, forms));
   let where = 'after this text';
@@ -441,43 +427,28 @@ function separatingSense(word, forms, pair, text) {
     rows = new Text(forms[0].slice(-1)).explain(unedited, a, b);  // one token: all weights are 1
     where = `at weight 1, because the text has no ${word}`;
   }
-  const sums = rows[0].map((_, l) => rows.reduce((sum, row) => sum + row[l].adds, 0));
-  const sizes = sums.map(Math.abs);
-  const l = sizes.indexOf(Math.max(...sizes));
-  return {senses: [l], note: `Sense ${l} of ${word} most separates ${pair} ${where}.`};
+  const sizes = rows[0].map((_, l) => Math.abs(rows.reduce((sum, row) => sum + row[l].adds, 0)));
+  const l = argmax(sizes);
+  return {numbers: [l], note: `Sense ${l} of ${word} most separates ${which} ${where}.`};
 }
 
-// Section 6.3, with r = E_old and a = E_now: C' = C + (C . r) (a / |a|^2 - r / |r|^2).
-function replaceWord(word, old, now) {
-  const r = model.wte(tokenizer.id(old));
-  const a = model.wte(tokenizer.id(now));
-  const move = r.map(x => -x / dot(r, r));  // (d)
-  add(move, a, 1 / dot(a, a));
-  const apply = C => {
-    for (let l = 0; l < model.config.n_sense; l++) {
-      const sense = part(C, l, r.length);
-      add(sense, move, dot(sense, r));
+function sensesIn(spans) {
+  const k = model.config.n_sense;
+  const numbers = new Set();
+  for (const span of spans.split(',')) {
+    const [, first, last = first] = /^\s*(\d+)(?:-(\d+))?\s*$/.exec(span) ?? [];
+    if (!(Number(first) <= Number(last) && Number(last) < k)) {
+      throw Error(`“${span}” is not a sense; write 10, 3-5,10 (up to ${k - 1}) or she/he`);
     }
-  };
-  return {word, forms: tokenizer.forms(word), apply};
+    for (let l = Number(first); l <= Number(last); l++) numbers.add(l);
+  }
+  return numbers;
 }
 
 // The words in a,b,c; a text with an empty part, such as ",", is one word.
 function wordList(text) {
   const words = [...new Set(text.split(',').map(word => word.trim()))];
-  return words.every(word => word !== '') ? words : [text];
-}
-
-// The senses in spans, such as 3-5,10.
-function sensesIn(spans) {
-  const k = model.config.n_sense;
-  const senses = new Set();
-  for (const span of spans.split(',')) {
-    const [first, last = first] = span.split('-').map(Number);
-    if (first > last || last >= k) throw Error(`“${span}” is not among the senses 0 to ${k - 1}`);
-    for (let l = first; l <= last; l++) senses.add(l);
-  }
-  return {senses};
+  return words.includes('') ? [text] : words;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -514,7 +485,7 @@ function idAt(probs, u) {
 function* generate({string, lines, n, temperature, seed}) {
   const {block_size} = model.config;
   const draw = randomNumbers(seed);
-  const prompt = idsOf(string).slice(-block_size);
+  const prompt = idsOf(string);
   const text = new Text(prompt);
   const edit = new Edit(lines, text);
   const ids = prompt.slice();
@@ -531,10 +502,10 @@ function* generate({string, lines, n, temperature, seed}) {
 // ------------------------------------------------------------------------------------------------
 // Answers to the page's questions. Edits are lists of lines; texts are strings.
 
-// The ids of a string; an empty one is the end of a text.
+// The last block_size ids of a string; an empty one is the end of a text.
 function idsOf(string) {
   const ids = tokenizer.encode(string);
-  return ids.length > 0 ? ids : [tokenizer.end];
+  return ids.length > 0 ? ids.slice(-model.config.block_size) : [tokenizer.end];
 }
 
 // The ids of the two words to compare; by default she and he if both are among the ten likeliest
@@ -544,13 +515,8 @@ function comparedIds(words, probs) {
   const ids = topIds(probs, probs.length, tokenizer.firstWord);
   const likely = ids.slice(0, 10).map(id => tokenizer.tokens[id]);
   if (likely.includes(' she') && likely.includes(' he')) return tokenizer.pair(['she', 'he']);
-  const isWord = id => {
-    const text = tokenizer.decode([id]);
-    return /^ \p{L}/u.test(text) || WITHOUT_SPACES.test(text);
-  };
-  const a = ids.find(isWord) ?? ids[0];
-  const others = ids.filter(id => id !== a);
-  return [a, others.find(isWord) ?? others[0]];
+  const [a = ids[0], b = ids[1]] = ids.filter(id => tokenizer.isWord(id));
+  return [a, b];
 }
 
 // The factors (k) by which a position's senses are scaled without the lines of its own sliders,
@@ -564,10 +530,11 @@ function factorsOfOthers(lines, ids, j) {
 
 // The position of the word whose sense decides most between the two words.
 function strongestPlace(tokens) {
-  const isWord = ({name}) => /[\p{L}\p{N}]/u.test(name ?? '');
-  const strength = ({senses}) => Math.max(...senses.map(({unscaled}) => Math.abs(unscaled)));
-  const strengths = tokens.map(token => isWord(token) ? strength(token) : 0);
-  return strengths.indexOf(Math.max(...strengths));
+  const strengths = tokens.map(({name, senses}) => {
+    if (!/[\p{L}\p{N}]/u.test(name ?? '')) return 0;  // no word
+    return Math.max(...senses.map(({unscaled}) => Math.abs(unscaled)));
+  });
+  return argmax(strengths);
 }
 
 // For each sense in C (k*d), rows of the word that it raises most at weight 1 and the word that it
@@ -576,10 +543,10 @@ function wordsMoved(C) {
   const {n_embd: d, n_sense: k} = model.config;
   return Array.from({length: k}, (_, l) => {
     const logits = model.project(part(C, l, d));
-    const raised = topIds(logits, 6, tokenizer.firstWord);
     const lowered = topIds(logits.map(x => -x), 6, tokenizer.firstWord);
     const withLogit = id => [tokenizer.label(id), logits[id]];
-    return raised.map((id, i) => [withLogit(id), withLogit(lowered[i])]);
+    return topIds(logits, 6, tokenizer.firstWord)
+      .map((id, i) => [withLogit(id), withLogit(lowered[i])]);
   });
 }
 
@@ -588,19 +555,17 @@ const writers = {};  // title of a column -> what generate yields for it
 
 const answers = {
   load({data, weights}) {
-    const binary = atob(weights);
-    const blob = new Uint8Array(binary.length);
-    for (let i = 0; i < blob.length; i++) blob[i] = binary.charCodeAt(i);
+    const blob = Uint8Array.from(atob(weights), character => character.charCodeAt());
     model = new Backpack(data, blob);
     tokenizer = new Tokenizer(data.tokenizer);
+    grammar = RegExp(`^(?:${data.line})$`);
     pageText = new Text([]);
   },
 
   // What the page shows about a prediction. place is the position of the chosen token; if the text
   // lacks it, the page chooses. Finding the words that its senses move takes a while.
   look({string, lines, compare, place, withWords}) {
-    const allIds = idsOf(string);
-    const ids = allIds.slice(-model.config.block_size);
+    const ids = idsOf(string);
     pageText.read(ids);
     const edit = new Edit(lines, pageText);
     const before = pageText.probs(new Edit([]));
@@ -608,10 +573,10 @@ const answers = {
     const changes = now.map((p, id) => Math.abs(p - before[id]));
     const [a, b] = comparedIds(compare, before);
     const rows = pageText.explain(edit, a, b);
-    const absent = edit.steps.filter(({forms}) => !ids.some((_, j) => endsAt(ids, j, forms)));
-    const notes = [
-      ...edit.steps.map(({note = ''}) => note),
-      ...absent.map(({word}) => `Not in the text, so it has no effect: ${word}.`)];
+    const notes = edit.steps.map(({word, forms, note = ''}) => {
+      const isInText = ids.some((_, j) => endsAt(ids, j, forms));
+      return isInText ? note : `${note} Not in the text, so it has no effect: ${word}.`;
+    });
     const tokens = ids.map((id, j) => ({
       label: tokenizer.label(id),
       name: tokenizer.word(id),
@@ -621,13 +586,12 @@ const answers = {
     const chosen = place in tokens ? place : strongestPlace(tokens);
     const describe = id => ({
       id,
-      token: tokenizer.decode([id]),
       label: tokenizer.label(id),
       before: before[id],
       now: now[id],
     });
     return {
-      nDropped: allIds.length - ids.length,
+      nDropped: tokenizer.encode(string).length - ids.length,
       tokens,
       place: chosen,
       words: withWords ? wordsMoved(edit.at(ids, chosen).C) : null,
@@ -640,10 +604,15 @@ const answers = {
     };
   },
 
-  // The number of tokens after which the edits change the likeliest next word.
+  // After how many tokens the edits change the likeliest next word, such as "2 of the 8 tokens".
   countChanged({string, lines}) {
-    pageText.read(idsOf(string).slice(-model.config.block_size));
-    return pageText.countChanged(new Edit(lines, pageText));
+    pageText.read(idsOf(string));
+    const unedited = new Edit([]);
+    const edit = new Edit(lines, pageText);
+    const isChanged = (_, i) =>
+      argmax(pageText.logits(unedited, i)) !== argmax(pageText.logits(edit, i));
+    const {ids} = pageText;
+    return `${ids.filter(isChanged).length} of the ${ids.length} tokens`;
   },
 
   // The new text after one more token; undefined at its end. With settings, a new text begins.

@@ -1,5 +1,5 @@
 'use strict';
-// The interface of the page that sample.py --html writes. The model runs in a worker (model.js), so
+// The interface of the page that rucksack page writes. The model runs in a worker (model.js), so
 // that the page stays responsive while it computes.
 //
 // j is a position in the text and l a sense of the token there, as in model.js. A and B are the two
@@ -64,8 +64,8 @@ async function refresh({withCards} = {withCards: true}) {
 }
 
 async function countChanged() {
-  const question = {string: state.text, lines: linesIn(state.edit)};
-  byId('changed').textContent = await ask('countChanged', question);
+  byId('changed').textContent = await ask(
+    'countChanged', {string: state.text, lines: linesIn(state.edit)});
 }
 
 // Applies changes to the state, such as {edit}, or says why they are wrong and leaves it as it was.
@@ -77,8 +77,6 @@ async function change(changes) {
     Object.assign(state, changes);
   } catch (error) {
     complaint = error.message;
-    const keepsEdits = 'edit' in changes && state.edit !== '';
-    if (keepsEdits) complaint += '. The previous edits still apply.';
   }
   await refresh();
   say(complaint);
@@ -143,17 +141,14 @@ function tokenButton({label, isEdited, senses}, j) {
   const name = make('bdi', {className: isEdited ? 'edited' : ''}, label);
   const stripes = make('i', {});
   stripes.style.backgroundImage = `linear-gradient(${effects.map(stripe).join(', ')})`;
-  const total = make('small', {}, signed(sum(effects)));
+  const total = make('small', {className: 'faint'}, signed(sum(effects)));
   const properties = {type: 'button', ariaPressed: j === seen.place, onclick: () => choose(j)};
   return make('button', properties, name, stripes, total);
 }
 
 // The stops of a gradient that paint sense l, stronger for a larger effect.
 function stripe(x, l, {length: k}) {
-  const colour = x > 0 ? 'a' : 'b';
-  const top = 100 * l / k;
-  const bottom = 100 * (l + 1) / k;
-  return `${shade(colour, Math.abs(x))} ${top}% ${bottom}%`;
+  return `${shade(x > 0 ? 'a' : 'b', Math.abs(x))} ${100 * l / k}% ${100 * (l + 1) / k}%`;
 }
 
 // A colour of the page, stronger for a larger x; from 1 on it is full.
@@ -179,8 +174,8 @@ function drawLegend() {
 
 function drawNext() {
   const largest = Math.max(...seen.next.flatMap(word => [word.before, word.now]));
-  const rows = seen.next.map(word => nextRow(word, largest));
-  document.querySelector('#next tbody').replaceChildren(...rows);
+  document.querySelector('#next tbody').replaceChildren(
+    ...seen.next.map(word => nextRow(word, largest)));
 }
 
 function nextRow(word, largest) {
@@ -204,14 +199,13 @@ function drawMoved() {
     return make('span', {}, makeWord(word), ` ${signed(points, 1)} `);
   }));
   byId('changed').textContent = '…';  // until countChanged knows
-  byId('length').textContent = seen.tokens.length;
 }
 
 // Makes a card for each sense, largest effect first.
 function layCards() {
   const {label, senses} = seen.tokens[seen.place];
-  const strengths = senses.map(({unscaled}) => Math.abs(unscaled));
-  const order = [...strengths.keys()].sort((l, m) => strengths[m] - strengths[l]);
+  const strength = l => Math.abs(senses[l].unscaled);
+  const order = [...senses.keys()].sort((l, m) => strength(m) - strength(l));
   byId('word').textContent = label;
   byId('cards').replaceChildren(...order.map(newCard));
 }
@@ -279,36 +273,39 @@ function drawCard(card) {
 }
 
 function effectInWords({adds, unscaled}) {
-  const isOff = adds === 0;
-  const x = isOff ? unscaled : adds;
+  const x = adds || unscaled;  // of a sense that is off, what it would add
   if (Math.abs(x) < 0.005) return ['no effect here'];
   const kind = x < 0 ? 'b' : 'a';
   const size = make('b', {className: kind}, Math.abs(x).toFixed(2));
-  return [isOff ? 'would add ' : 'adds ', size, ' for ', makeWord(seen[kind])];
+  return [adds === 0 ? 'would add ' : 'adds ', size, ' for ', makeWord(seen[kind])];
 }
 
 // ------------------------------------------------------------------------------------------------
 // Lines of edits, and the link: the fragment of the address holds the state.
 
-// The line of a slider is this and a factor, nurse:10=0.5, or this alone where the factor is 0.
-function keyOf(l) {
-  return `${seen.tokens[seen.place].name}:${l}`;
+// Splits the edits into the factors of sense l's own lines, nurse:10=0.5 or nurse:10, and others.
+function linesOf(l) {
+  const key = `${seen.tokens[seen.place].name}:${l}`;
+  const others = [];
+  const factors = [];
+  for (const line of linesIn(state.edit)) {
+    const [start, factor = 0] = line.replaceAll(/\s/g, '').split('=');
+    if (start === key) factors.push(Number(factor));
+    else others.push(line);
+  }
+  return {key, factors, others};
 }
 
 // What scales sense l: its slider's lines, times all others, such as nurse,king:3-10=0.5.
 function scaleOf(l) {
-  const own = linesIn(state.edit).map(line => line.replaceAll(/\s/g, '').split('='));
-  const factors = own.filter(([key]) => key === keyOf(l)).map(([, factor = 0]) => Number(factor));
-  return factors.reduce((x, y) => x * y, seen.otherFactors[l]);
+  return linesOf(l).factors.reduce((x, y) => x * y, seen.otherFactors[l]);
 }
 
 function setScale(l, scale) {
-  const others = linesIn(state.edit).filter(
-    line => line.replaceAll(/=.*|\s/g, '') !== keyOf(l));
+  const {key, others} = linesOf(l);
   const factor = Number((scale / (seen.otherFactors[l] || 1)).toFixed(4));
-  const line = factor === 0 ? keyOf(l) : `${keyOf(l)}=${factor}`;
-  const lines = factor === 1 ? others : [...others, line];
-  state.edit = lines.join('\n');
+  if (factor !== 1) others.push(factor === 0 ? key : `${key}=${factor}`);
+  state.edit = others.join('\n');
   clearWritten();
   byId('lines').value = state.edit;
   refresh({withCards: false});
@@ -320,29 +317,29 @@ function linesIn(text) {
 
 function saveLink() {
   const used = Object.entries(state).filter(([name, value]) => name === 'text' || value !== '');
-  history.replaceState(null, '', `#${new URLSearchParams(used)}`);
+  try {
+    history.replaceState(null, '', `#${new URLSearchParams(used)}`);
+  } catch {}  // in <iframe srcdoc>, the page has no address of its own
 }
 
-async function followLink() {
-  const fragment = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  const {text, edit, a, b, token, sense} = {...START, ...fragment};
-  const most = byId('text').maxLength;  // characters; also the limit for typed text
-  byId('text').value = text.slice(0, most);
-  byId('lines').value = edit.slice(0, most);
-  Object.assign(state, START, {text: byId('text').value, token, sense});
-  await change({edit: byId('lines').value, a, b});
-  if (Math.max(text.length, edit.length) > most) {
-    say(`The link is too long: only the first ${most} characters of its text and edits were read.`);
-  }
+function followLink() {
+  return show(Object.fromEntries(new URLSearchParams(location.hash.slice(1))));
+}
+
+// Shows what a link holds; what it lacks is as at the start.
+async function show({edit = '', a = '', b = '', ...rest}) {
+  Object.assign(state, START, rest);
+  byId('text').value = state.text;
+  byId('lines').value = edit;
+  await change({edit, a, b});
 }
 
 // ------------------------------------------------------------------------------------------------
 // Responses to the user.
 
-// A link to a wrong prediction and the edit that repairs it.
-function wrongLink(wrong) {
-  const href = `#${new URLSearchParams(wrong)}`;
-  return make('a', {href}, `${wrong.text} `,
+// Shows a wrong prediction and the edit that repairs it.
+function wrongButton(wrong) {
+  return make('button', {type: 'button', onclick: () => show(wrong)}, `${wrong.text} `,
     make('del', {}, wrong.a), ' → ', make('ins', {}, wrong.b));
 }
 
@@ -396,13 +393,8 @@ function clearWritten() {
 byId('write').addEventListener('submit', event => {
   event.preventDefault();
   clearWritten();
-  const {n, temperature, seed} = event.target.elements;
-  const settings = {
-    string: state.text,
-    n: n.valueAsNumber,
-    temperature: temperature.valueAsNumber,
-    seed: seed.valueAsNumber,
-  };
+  const numbers = [...new FormData(event.target)].map(([name, value]) => [name, Number(value)]);
+  const settings = {string: state.text, ...Object.fromEntries(numbers)};
   writeColumn('before', {...settings, lines: []});
   if (state.edit !== '') writeColumn('now', {...settings, lines: linesIn(state.edit)});
 });
@@ -422,28 +414,18 @@ async function writeColumn(title, settings) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// The start, and the interface for other scripts.
+// The start.
 
 async function start() {
   await ask('load', {data, weights: byId('weights').textContent});
   byId('weights').remove();  // the worker has its own copy
   byId('model').textContent = data.about;
-  byId('wrong').append(...data.wrong.map(wrongLink));
+  byId('wrong').append(...data.wrong.map(wrongButton));
   await followLink();
   addEventListener('hashchange', followLink);
-  addEventListener('change', saveLink);  // of the text or a slider
   addEventListener('click', saveLink);  // on a token, a sense or off
+  setInterval(saveLink, 300);  // what is typed; browsers limit how often an address may change
   document.body.inert = false;
 }
 
-window.rucksack = {
-  ready: start(),
-
-  // Resolves to the ten likeliest next tokens, [[token, probability], ...], under edits such as
-  // ['nurse:10'].
-  async predict(string, lines = []) {
-    await window.rucksack.ready;
-    const {next} = await ask('look', {string, lines, compare: null});
-    return next.map(({token, now}) => [token, now]);
-  },
-};
+const ready = start();

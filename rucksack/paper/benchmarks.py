@@ -2,8 +2,7 @@
 
 import json
 import re
-import tarfile
-from dataclasses import dataclass
+from collections import defaultdict
 from pathlib import Path
 
 import pandas
@@ -11,98 +10,188 @@ import pandas
 from rucksack.cli import quiet_hub
 from rucksack.errors import UserError, user_errors
 from rucksack.loaded import LoadedModel
+from rucksack.paper.likelihood import (
+    bits_per_byte,
+    perplexity,
+    score,
+    score_and_price,
+    windows,
+)
+
+WHERE = 'rucksack eval --help says where to find it'
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """Where to find the rows of a benchmark."""
-
-    title: str
-    hub_name: str
-    hub_config: str | None  # None: all configs
-    split: str
-    columns: list[str]
-    pattern: str            # regular expression for the names of its files
-    command: str            # how to fetch them
-
-
-LAMBADA = Benchmark(
-    'LAMBADA', 'EleutherAI/lambada_openai', 'default', 'test', ['text'], r'^lambada_test\.jsonl$',
-    'curl -O https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl')
-WIKITEXT = Benchmark(
-    'WikiText', 'EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test', ['page'],
-    r'wiki.*(test.*raw|raw.*test)',
-    'curl -LO https://huggingface.co/datasets/ggml-org/ci/resolve/main/wikitext-2-raw-v1.zip, '
-    'unzip it')
-BLIMP = Benchmark(
-    'BLiMP', 'nyu-mll/blimp', None, 'train',
-    ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad'], r'\.jsonl$|^blimp.*\.tar',
-    'git clone https://github.com/alexwarstadt/blimp')
+def find_files(data: str | None, *names: str) -> list[Path]:
+    """Find the files with these names (or globs) in a folder; a file stands for itself."""
+    files = []
+    if data and Path(data).is_dir():
+        files = [file for name in names for file in sorted(Path(data).rglob(name))]
+    elif data:
+        files = [Path(data)]
+    if not files:
+        raise UserError(f'--data {data}: give {" or ".join(names)}, or a folder that has it; '
+                        f'{WHERE}')
+    return files
 
 
-def rows_of(benchmark: Benchmark, loaded: LoadedModel, data: str | None) -> pandas.DataFrame:
-    """Read the columns of a benchmark from a file or a folder of its files; None means the Hub."""
+def read_rows(file: Path) -> list[dict]:
+    """Read the rows of a .jsonl file, or the pages of the raw text of WikiText."""
+    text = file.read_text('utf-8-sig')
+    if file.suffix == '.jsonl':
+        return [json.loads(line) for line in text.split('\n') if line.strip()]
+    begins = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
+    pages = re.split(begins, text, flags=re.MULTILINE)
+    return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
+
+
+def rows_of_hub(name: str, config: str | None, split: str) -> list[dict]:
+    """Read the rows of a benchmark on the Hugging Face Hub; config None means all configs."""
+    import datasets  # slow to import
+    quiet_hub(name)
+    configs = [config]
+    if config is None:
+        configs = datasets.get_dataset_config_names(name)
+    return [row for one in configs for row in datasets.load_dataset(name, one, split=split)]
+
+
+def rows_of(loaded: LoadedModel, data: str | None, pattern: str, columns: list[str],
+            *hub: str | None) -> pandas.DataFrame:
+    """Read the columns of a benchmark from files named like pattern or, without data, the Hub.
+
+    Of several folders, we take the one with the most rows. Raises UserError if a row has no text in
+    one of the columns.
+    """
     if data is None and loaded.is_toy:
-        raise UserError(f'{benchmark.title} is English, and {loaded.name} '
-                        'knows only the toy world; choose an English model with --from')
-    hint = f'run {benchmark.command} and give the file or a folder with --data'
-    with user_errors(f'{benchmark.title} in {data or benchmark.hub_name}', hint):
-        rows = rows_of_hub(benchmark) if data is None else rows_in(Path(data), benchmark)
-        if not rows:
-            raise ValueError('it has no rows')
-        for n, row in enumerate(rows, 1):
-            for name in benchmark.columns:
-                if not isinstance(row[name], str) or not row[name].strip():
-                    raise ValueError(f'row {n} has no text in {name}')
-        return pandas.DataFrame(rows)[benchmark.columns]
+        raise UserError(f'{hub[0]} is English, and {loaded.name} knows only the toy world; choose '
+                        'an English model with --from')
+    with user_errors(data or hub[0], WHERE):
+        folders = defaultdict(list)  # folder -> rows
+        if data is None:
+            folders[data] = rows_of_hub(*hub)
+        else:
+            for file in find_files(data, pattern):
+                rows = read_rows(file)
+                folders[file.parent] += [row for row in rows if columns[0] in row]
+        rows = max(folders.values(), key=len)
+        texts = pandas.DataFrame(rows)[columns].fillna('')
+        is_blank = texts.map(str.strip).eq('').any(axis=1)
+        if is_blank.any():
+            raise ValueError(f'row {is_blank.argmax() + 1} has no text')
+    return texts
 
 
-def rows_of_hub(benchmark: Benchmark) -> list[dict]:
-    """Read the rows of all configs of a benchmark on the Hugging Face Hub."""
-    import datasets
-    quiet_hub(benchmark.hub_name)
-    configs = [benchmark.hub_config]
-    if benchmark.hub_config is None:
-        configs = datasets.get_dataset_config_names(benchmark.hub_name)
+# -----------------------------------------------------------------------------
+# LAMBADA.
+
+
+def lambada_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
+    """LAMBADA (Table 2), OpenAI's variant: all tokens of the last word of a passage.
+
+    Perplexity is of the last word, given the passage. Accuracy is how often all its tokens are the
+    likeliest.
+    """
+    rows = rows_of(loaded, data, 'lambada_test.jsonl', ['text'],
+                   'EleutherAI/lambada_openai', 'default', 'test')
+    pairs = []
+    for text in rows['text']:
+        context, _, word = text.strip().rpartition(' ')
+        context_ids = loaded.encode(context) or [loaded.eot]
+        pairs.append((context_ids, loaded.encode(f' {word}')))
+    scores = score_and_price(loaded, pairs, 'LAMBADA')
+    is_right = (scores.likeliest == scores.targets).all(1)  # (passages,)
+    return [{
+        'passages': len(pairs),
+        'perplexity': perplexity(scores.logp, len(pairs)),
+        'accuracy %': 100 * is_right.double().mean().item()}]
+
+
+# -----------------------------------------------------------------------------
+# WikiText.
+
+# Pattern -> replacement, in this order, from EleutherAI's harness (version 1). The harness has one
+# more rule, which never applies.
+DETOKENIZE = {
+    "s '": "s'",
+    ' @([-,.])@ ': r'\1',
+    ' : ': ': ',
+    ' ; ': '; ',
+    r' \. ': '. ',
+    ' ! ': '! ',
+    r' \? ': '? ',
+    ' , ': ', ',
+    r'\(\s*([^)]*?)\s*\)': r'(\1)',
+    r'\[\s*([^\]]*?)\s*\]': r'[\1]',
+    r'{\s*([^}]*?)\s*}': r'{\1}',
+    r'"\s*([^"]*?)\s*"': r'"\1"',
+    r"'\s*([^']*?)\s*'": r"'\1'",
+    '= = = =': '====',
+    '= = =': '===',
+    '= =': '==',
+    ' ° ': '°',
+    ' \n': '\n',
+    '\n ': '\n',
+    ' N ': ' 1 ',
+    " 's": "'s",
+}
+
+
+def detokenized(page: str) -> str:
+    """Undo the tokenization of a page of WikiText."""
+    for pattern, replacement in DETOKENIZE.items():
+        page = re.sub(pattern, replacement, page)
+    return page
+
+
+def wikitext_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
+    """WikiText (Table 2), as EleutherAI's harness scores it.
+
+    The model reads detokenized pages. Per word and bits per byte: comparable between tokenizers
+    (they count words and bytes of the original pages). Per token: comparable only within one
+    tokenizer.
+    """
+    rows = rows_of(loaded, data, 'wiki.test.raw', ['page'],
+                   'EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test')
+    pages = rows['page']
+    n_tokens = 0
+    pairs = []
+    for page in pages:
+        ids = loaded.encode(detokenized(page))
+        n_tokens += len(ids)
+        pairs += windows(ids, loaded.eot, loaded.config.block_size, look_back=True)
+    logp = score_and_price(loaded, pairs, 'WikiText').logp
+    n_words = sum(len(re.split(r'\s+', page)) for page in pages)
+    n_bytes = sum(len(page.encode()) for page in pages)
+    return [{
+        'pages': len(pages),
+        'perplexity per word': perplexity(logp, n_words),
+        'per token': perplexity(logp, n_tokens),
+        'bits per byte': bits_per_byte(logp, n_bytes)}]
+
+
+# -----------------------------------------------------------------------------
+# BLiMP.
+
+BLIMP_COLUMNS = ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad']
+
+
+def blimp_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
+    """BLiMP (Table 2): % of pairs whose good sentence is likelier than the bad one.
+
+    Each sentence is read after an end-of-text. Values are means over paradigms.
+    """
+    items = rows_of(loaded, data, '*.jsonl', BLIMP_COLUMNS,
+                    'nyu-mll/blimp', None, 'train')
+    sentences = [*items['sentence_good'], *items['sentence_bad']]
+    pairs = [([loaded.eot], loaded.encode(sentence)) for sentence in sentences]
+    loaded.needs_length(max(len(ids) for _, ids in pairs), 'a sentence has')
+    good, bad = score(loaded, pairs, 'BLiMP').logp.chunk(2)
+    items['% right'] = 100.0 * (good > bad).numpy()
+    paradigms = items.groupby(['linguistics_term', 'UID'])['% right'].mean()
+    phenomena = paradigms.groupby('linguistics_term')
     rows = []
-    for config in configs:
-        rows.extend(datasets.load_dataset(benchmark.hub_name, config, split=benchmark.split))
+    for name, found in [*phenomena, ('all', paradigms)]:
+        rows.append({
+            'phenomenon': name,
+            'paradigms': len(found),
+            '% right': found.mean()})
     return rows
-
-
-def rows_in(path: Path, benchmark: Benchmark) -> list[dict]:
-    """Read the rows of a file, or of a benchmark's files in the first folder that has any."""
-    files = [path]
-    if path.is_dir():
-        found = [file for file in sorted(path.rglob('*')) if belongs_to(benchmark, file)]
-        in_folder = [file for file in found if file.parent == found[0].parent]
-        unpacked = [file for file in in_folder if '.tar' not in file.suffixes]
-        files = unpacked or in_folder
-    return [row for file in files for row in rows_of_file(file)]
-
-
-def belongs_to(benchmark: Benchmark, file: Path) -> bool:
-    """Tell whether a file has a benchmark's name and, in line 1 of a .jsonl, its last column."""
-    if not file.is_file() or not re.search(benchmark.pattern, file.name):
-        return False
-    if file.suffix != '.jsonl':
-        return True
-    with file.open('rb') as lines:
-        return benchmark.columns[-1].encode() in lines.readline()
-
-
-def rows_of_file(path: Path) -> list[dict]:
-    """Read the rows of a file: JSON lines, a .tar of them, or the raw text of WikiText."""
-    if '.tar' in path.suffixes:
-        lines = []
-        with tarfile.open(path) as tar:
-            for member in tar:
-                if re.search(r'(^|/)[^./][^/]*\.jsonl$', member.name):  # macOS adds ._NAME.jsonl
-                    lines += tar.extractfile(member)
-    elif path.suffix == '.jsonl':
-        lines = path.read_text('utf-8-sig').split('\n')
-    else:
-        title = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
-        pages = re.split(title, path.read_text('utf-8-sig'), flags=re.MULTILINE)
-        return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
-    return [json.loads(line) for line in lines if line.strip()]

@@ -1,47 +1,31 @@
 """Canonical examples (arXiv 2402.06155): whether predictions fulfil the examples' wishes."""
 
-from itertools import compress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from rucksack.edits.examples import WISHES, Example, read_examples
 from rucksack.errors import UserError
-from rucksack.examples import WISHES, Example, loss_limit, read_examples
 from rucksack.loaded import LoadedModel
 from rucksack.paper.likelihood import score
-from rucksack.table import Table
-
-SUCCESS = {  # THRESHOLDS in words
-    'more': 'p(A) is at least 0.2',
-    'less': 'p(A) is below 0.001',
-    'order': 'A is at least 16 times as likely as B',
-    'equal': 'one is at most 1.5 times as likely as the other'}
-MEASURES = {
-    'more': '-ln p(A)', 'less': '-ln p(A)', 'order': 'ln p(A)/p(B)', 'equal': '|ln p(A)/p(B)|'}
 
 
 def log_odds(loaded: LoadedModel, examples: list[Example]) -> Tensor:
-    """Compute ln p(A) or, with two continuations, ln p(A)/p(B) for each example: (examples,)."""
-    compares = [example.wish in ('order', 'equal') for example in examples]  # A with B
-    pairs = [(example.prompt, example.likelier or example.less_likely) for example in examples]
-    for example in compress(examples, compares):
-        pairs.append((example.prompt, example.less_likely))
+    """Compute ln p(A) or, with B, ln p(A)/p(B) for each example: (examples,)."""
+    pairs = [(one.prompt, one.a) for one in examples]
+    pairs += [(one.prompt, one.b) for one in examples if one.b]
     logp = score(loaded, pairs, 'examples').logp  # (pairs,)
-    n = len(examples)
-    values = logp[:n]
-    values[compares] -= logp[n:]
+    values = logp[:len(examples)]
+    has_b = [bool(one.b) for one in examples]
+    values[has_b] -= logp[len(examples):]
     return values
 
 
 def fulfilled(examples: list[Example], values: Tensor) -> Tensor:
     """Tell which examples are fulfilled (n,), given their values (n,) from log_odds."""
-    found = []
-    for example, value in zip(examples, values.tolist()):
-        wish = example.wish
-        losses = {'more': -value, 'order': -value, 'less': value, 'equal': abs(value)}
-        found.append(losses[wish] <= loss_limit(wish))
-    return torch.tensor(found)
+    return torch.tensor([one.loss(value) <= WISHES[one.wish].limit
+                         for one, value in zip(examples, values)])
 
 
 def examples_for(loaded: LoadedModel, path: str | None, wish: str | None) -> list[Example]:
@@ -51,26 +35,24 @@ def examples_for(loaded: LoadedModel, path: str | None, wish: str | None) -> lis
     return read_examples(Path(path), loaded.encoding, loaded.config.block_size, wish)
 
 
-def examples_table(models: list[LoadedModel], path: str | None, wish: str | None) -> Table:
-    """Measure examples under each model: the mean, and the share that succeeds, by wish."""
+def examples_rows(loaded: LoadedModel, data: str | None, wish: str | None) -> list[dict]:
+    """Examples in --data: the mean loss in nats, and the share of successes, by wish.
+
+    The loss is -ln p(A) for more, ln p(A) for less, ln p(B)/p(A) for order, and |ln p(A)/p(B)| for
+    equal. Success for more: p(A) is at least 0.2. For less: p(A) is below 0.001. For order: A is at
+    least 16 times as likely as B. For equal: one is at most 1.5 times as likely as the other.
+    """
+    examples = examples_for(loaded, data, wish)
+    values = log_odds(loaded, examples)  # (examples,)
+    losses = torch.stack([one.loss(value) for one, value in zip(examples, values)])
+    succeeds = fulfilled(examples, values).double()
+    wishes = [one.wish for one in examples]
     rows = []
-    means = {}
-    for loaded in models:
-        examples = examples_for(loaded, path, wish)
-        values = log_odds(loaded, examples)  # (examples,)
-        succeeds = fulfilled(examples, values)
-        for name in WISHES:
-            of_wish = [example.wish == name for example in examples]
-            found = values[of_wish]
-            if not len(found):
-                continue
-            share = succeeds[of_wish].double().mean().item()
-            measured = found if name == 'order' else found.abs()  # as in MEASURES
-            mean = measured.mean().item()
-            change = mean - means.setdefault(name, mean)
-            rows.append([str(loaded), name, len(found), MEASURES[name], mean, change, share])
-    title = f'Examples in {path}: the measure in nats, and the share of successes'
-    columns = {'model': '', 'wish': str, 'examples': 'd', 'measure': str, 'nats': '.3f',
-               'change': '+.3f', 'success': '.3f'}
-    notes = [f'Success for {name}: {SUCCESS[name]}.' for name in means]
-    return Table(title, columns, rows, notes)
+    for name in sorted(set(wishes)):
+        is_of_wish = torch.tensor([wish == name for wish in wishes])
+        rows.append({
+            'wish': name,
+            'examples': wishes.count(name),
+            'loss': losses[is_of_wish].mean().item(),
+            'success': succeeds[is_of_wish].mean().item()})
+    return rows

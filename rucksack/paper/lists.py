@@ -1,4 +1,4 @@
-"""The paper's lists: role nouns, the prompts around them, and topics. Data, no code."""
+"""The paper's role nouns, and the prompts around them. Data, no code."""
 
 NOUNS = """nurse teacher cashier assistant secretary cleaner receptionist librarian hairdresser
     housekeeper baker tailor attendant counselor guard janitor mechanic developer chief mover CEO
@@ -27,10 +27,3 @@ The {} came into the room. Then
 I went to the talk to the {}. What
 I went over to the talk to the {}. Why
 I went over to the talk to the {};""".splitlines()  # Table 15
-
-TOPIC_LABELS = """arts_culture business_entrepreneurs celebrity_pop_culture
-    diaries_daily_life family fashion_style film_tv_video fitness_health food_dining gaming music
-    news_social_concern other_hobbies relationships sports travel_adventure
-    youth_student_life""".split()
-# Table 10: label -> bag of words
-BAGS = {label: label.removeprefix('other_').split('_') for label in TOPIC_LABELS}

@@ -33,22 +33,22 @@ class Lent(nn.Module):
     other maps ids (B, T) to logits (B, T, V or more), and has a config, as GPT and Backpack do;
     lender is a Backpack. lent(idx, C=edit(idx, lent.senses(idx))) returns logits, without columns
     for padding, and lent.generate(idx, n, edit=edit) continues texts. Its block_size is the smaller
-    of the two.
-    Raises ValueError if the vocabularies have different sizes.
+    of the two. Raises ValueError if the vocabularies have different sizes.
     """
 
     generate = Backpack.generate
 
     def __init__(self, other: Callable, lender: Backpack | Cached, strength: float = 1.0):
         super().__init__()
-        if other.config.n_vocab != lender.config.n_vocab:
-            raise ValueError(f'the other model has {other.config.n_vocab} ids, the lender '
-                             f'{lender.config.n_vocab}; lending needs the same vocabulary')
+        V = other.config.n_vocab
+        if lender.config.n_vocab != V:
+            raise ValueError(f'the other model has {V} ids, the lender {lender.config.n_vocab}; '
+                             'lending needs the same vocabulary')
         self.other = other
         self.lender = lender
         self.strength = strength
         self.config = copy(other.config)
-        self.config.vocab_size = other.config.n_vocab
+        self.config.vocab_size = V
         self.config.n_sense = lender.config.n_sense
         self.config.block_size = min(other.config.block_size, lender.config.block_size)
 
@@ -109,13 +109,9 @@ def lend(loaded: LoadedModel, lender: LoadedModel, strength: float | None = None
     differ = ids_that_differ(lender.encoding, loaded.encoding)
     if differ:
         raise UserError(f'{loaded.name} and {lender.name} have different vocabularies '
-                        f'({len(differ):,} ids differ, starting with id {differ[0]}); choose '
-                        'another --lender')
-    model = Lent(loaded.model, lender.model, strength)
+                        f'({len(differ):,} ids differ); choose another --lender')
     name = f'{loaded.name} with senses of {lender.name}'
     if strength != 1:
         name += f' times {strength:g}'
-    why = loaded.why
-    if loaded.config.block_size != lender.config.block_size:
-        why += f'; both read the last {model.config.block_size} tokens'
-    return replace(loaded, name=name, model=model, why=why)
+    model = Lent(loaded.model, lender.model, strength)
+    return replace(loaded, name=name, model=model, lender=lender.model)

@@ -1,0 +1,72 @@
+"""A learned edit as data: vectors to add to senses, and the .safetensors file that holds them."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tiktoken import Encoding
+from torch import Tensor
+
+from rucksack.errors import UserError, user_errors
+from rucksack.files import atomic
+from rucksack.model import Backpack
+from rucksack.senses import Edit, add_to_senses
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A learned edit: vectors (P, d) to add to the senses numbers (P,) of ids (P,)."""
+
+    ids: Tensor
+    numbers: Tensor
+    vectors: Tensor
+
+    def edit(self, factor: float = 1.0) -> Edit:
+        """Make the edit that adds these vectors, times a factor; 0 changes nothing."""
+        return add_to_senses(self.ids, self.numbers, factor * self.vectors)
+
+
+def fingerprint(model: Backpack, encoding: Encoding) -> str:
+    """Return a checksum of the vocabulary and all parameters."""
+    V = model.config.n_vocab
+    digest = hashlib.sha256(encoding.decode_bytes(range(V)))
+    for name, parameter in sorted(model.state_dict().items()):
+        rows = parameter[:V] if name == 'wte.weight' else parameter  # the rest is padding
+        digest.update(rows.float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, about: dict
+               ) -> None:
+    """Write a learned edit to a .safetensors file, with what it was learned from (about)."""
+    tensors = {name: tensor.contiguous() for name, tensor in vars(shift).items()}
+    metadata = {'model': fingerprint(model, encoding), 'about': json.dumps(about)}
+    with atomic(path) as temporary:
+        save_file(tensors, temporary, metadata)
+
+
+def about_shift(path: Path) -> dict:
+    """Read what an edit was learned from; raises KeyError or similar if path has no edit."""
+    with safe_open(path, 'pt') as file:
+        return json.loads(file.metadata()['about'])
+
+
+def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
+    """Read a learned edit; raises UserError if path has none, or has one for another model."""
+    with user_errors(path, 'it must be a file that edit.py wrote'):
+        with safe_open(path, 'pt', str(model.wte.weight.device)) as file:
+            if file.metadata()['model'] != fingerprint(model, encoding):
+                raise UserError('it was learned for a model with other parameters or another '
+                                'vocabulary; learn it again with edit.py')
+            shift = Shift(*map(file.get_tensor, ('ids', 'numbers', 'vectors')))
+        shape = (len(shift.ids), model.config.n_embd)
+        if shift.vectors.shape != shape or (shift.numbers < 0).any():
+            raise ValueError('it lacks the vector of a sense, or has a negative sense number')
+        idx = shift.ids[None]  # (1, P)
+        moved = shift.edit()(idx, model.senses(idx))
+        if not moved.isfinite().all():
+            raise ValueError('a vector is not finite')
+    return shift

@@ -1,0 +1,1 @@
+"""Look at what senses predict: a verb a file."""

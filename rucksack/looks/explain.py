@@ -1,0 +1,86 @@
+"""All terms of the logit of WORD, or of the logit of A minus that of B, the largest first.
+
+    python -m rucksack explain she/he
+"""
+
+from functools import partial
+
+import torch
+from tiktoken import Encoding
+from torch import Tensor
+
+from rucksack import senses
+from rucksack.cli import run_cli
+from rucksack.loaded import LoadedModel
+from rucksack.looks.next_words import next_logits
+from rucksack.model import Backpack
+from rucksack.table import Table
+from rucksack.verbs import load_and_edit, parse_look, show_tables
+from rucksack.words import parse_pair, token_texts, word_ids
+
+COLUMNS = {  # name -> format
+    'adds': '+.3f',
+    'alpha': '.3f',
+    'C.E': '+.2f',
+    'token': repr,
+    'position': 'd',
+    'sense': 'd'}
+
+
+def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
+          C: Tensor | None = None) -> list[dict]:
+    """List the T * k terms of senses.explain for a text idx (1, T), with their labels.
+
+    Each is a row for pandas.DataFrame: adds = alpha * C.E, then alpha, C.E (the score
+    C . direction), and the token, its position and the sense's number.
+    """
+    alpha, scores = senses.explain(model, idx, direction, C)  # (1, T, k) each
+    numbers = torch.stack([alpha * scores, alpha, scores], dim=-1)  # (1, T, k, 3)
+    tokens = token_texts(encoding, idx[0].tolist())
+    rows = []
+    for i, of_senses in enumerate(numbers[0].tolist()):
+        for l, of_sense in enumerate(of_senses):
+            cells = [*of_sense, tokens[i], i, l]
+            rows.append(dict(zip(COLUMNS, cells)))
+    return rows
+
+
+def explain(loaded: LoadedModel, text: str, idx: Tensor, most: int | None = None) -> Table:
+    """List the terms alpha * C . E of the logit of A, or of A minus B, after the model's edit.
+
+    text is A, A/B, or '' for the likeliest word. Only the largest most are printed.
+    """
+    model = loaded.backpack
+    encoding = loaded.encoding
+    probs = next_logits(model, idx, loaded.edit).softmax(-1)  # (V,)
+    if '/' in text:
+        ids = word_ids(encoding, parse_pair(text))
+    elif text:
+        ids = word_ids(encoding, [text])
+    else:
+        ids = [probs.argmax().item()]
+    E = model.wte.weight[ids]  # (1 or 2, d)
+    direction = E[0] - E[1:].sum(0)  # (d,)
+    C = senses.senses_after(model, idx, loaded.edit)  # (1, T, k, d)
+    found = terms(model, encoding, idx, direction, C)
+    found.sort(key=lambda term: -abs(term['adds']))
+    rows = [list(term.values()) for term in found]
+    total = sum(term['adds'] for term in found)
+    logits = ' minus the logit of '.join(map(repr, token_texts(encoding, ids)))
+    chances = ', '.join(f'{p:.3f}' for p in probs[ids].tolist())
+    title = f'The logit of {logits}, term by term: alpha * C.E (probability {chances})'
+    return Table(title, COLUMNS, rows, [f'{total:+.3f}  in all'], most)
+
+
+def run(argv: list[str]) -> None:
+    """Print a table of all terms for each word and prompt."""
+    flags = parse_look('explain', __doc__, 'WORD|A/B', '--start', '--edit', argv=argv)
+    loaded, prompts = load_and_edit(flags)
+    tables = {}
+    for word in flags.asked:
+        for text, idx in prompts.items():
+            tables[f'explain {word}: {text}'] = explain(loaded, word, idx)
+    show_tables(tables, flags.csv)
+
+
+main = partial(run_cli, 'rucksack explain', run)

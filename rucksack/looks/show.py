@@ -1,0 +1,50 @@
+"""The ten words that each sense of WORD raises and lowers most (Tables 1 and 3).
+
+    python -m rucksack show king:2,11     some senses; without :, all
+    python -m rucksack show nurse:she/he  the sense that most separates she from he after the prompt
+"""
+
+from collections.abc import Collection
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rucksack.cli import run_cli
+from rucksack.edits.lines import find_senses
+from rucksack.loaded import LoadedModel
+from rucksack.looks.ranking import Ranking, ranking
+from rucksack.senses import extremes, senses_after
+from rucksack.verbs import load_and_edit, parse_look, show_tables, word_and_senses
+from rucksack.words import tokens_of
+
+N = 10  # words on each side, as in Table 19
+
+
+def show(loaded: LoadedModel, text: str, prompts: Collection[Tensor]) -> Ranking:
+    """Show the words that senses of a word, as in nurse:3-5, move most after the model's edit."""
+    word, which = word_and_senses(text)
+    model = loaded.backpack
+    numbers, _ = find_senses(word, which, model, loaded.encoding, prompts)
+    idx = torch.tensor([tokens_of(loaded.encoding, word)], device=loaded.device)  # (1, T)
+    C = senses_after(model, idx, loaded.edit)[0, -1]  # (k, d)
+    ids, logits = extremes(model, C[numbers], N)  # (senses, 2N) each
+    cells = [(l, sign) for l in numbers for sign in '+-']  # two lines per sense
+    title = (f'{word}: the words that each sense raises (+) and lowers (-) most, in logits at '
+             'weight 1')
+    columns = {'sense': 'd', 'sign': ''}
+    return ranking(
+        loaded.encoding, title, columns, cells,
+        ids=ids.view(-1, N),
+        scores=logits.view(-1, N))
+
+
+def run(argv: list[str]) -> None:
+    """Print a table for each word."""
+    flags = parse_look('show', __doc__, 'WORD[:SENSES]', '--start', '--edit', argv=argv)
+    loaded, prompts = load_and_edit(flags)
+    tables = {f'show {text}': show(loaded, text, prompts.values()) for text in flags.asked}
+    show_tables(tables, flags.csv)
+
+
+main = partial(run_cli, 'rucksack show', run)

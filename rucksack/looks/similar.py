@@ -1,0 +1,42 @@
+"""The words most similar to WORD, by each sense (Eq. 13) and by all (Eq. 14).
+
+    python -m rucksack similar nurse
+"""
+
+from functools import partial
+
+import torch
+
+from rucksack.cli import run_cli
+from rucksack.loaded import LoadedModel, load_model
+from rucksack.looks.ranking import Ranking, ranking
+from rucksack.senses import similarity
+from rucksack.verbs import parse_look, show_tables
+from rucksack.vocabulary import over_vocabulary
+from rucksack.words import word_id
+
+
+def similar(loaded: LoadedModel, word: str) -> Ranking:
+    """Find the words most similar to a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
+    w = word_id(loaded.encoding, word)
+    cosines = over_vocabulary(loaded.backpack, similarity, w=w)  # (V, k)
+    cosines[w] = -1  # a word is not its own neighbour
+    smallest = cosines.amin(-1, keepdim=True)  # (V, 1)
+    cosines = torch.cat([cosines, smallest], dim=-1)  # (V, k + 1)
+    top = cosines.topk(8, dim=0)  # (8, k + 1)
+    title = (f'{word}: the most similar words, by the cosine of each sense (Eq. 13) and by their '
+             'minimum (Eq. 14)')
+    cells = [[name] for name in [*range(loaded.config.n_sense), 'min']]
+    return ranking(loaded.encoding, title, {'sense': ''}, cells, top.indices.T, top.values.T)
+
+
+def run(argv: list[str]) -> None:
+    """Print a table for each word."""
+    flags = parse_look('similar', __doc__, 'WORD', argv=argv)
+    loaded = load_model(flags.source, flags.device)
+    print(loaded.about())
+    tables = {f'similar {word}': similar(loaded, word) for word in flags.asked}
+    show_tables(tables, flags.csv)
+
+
+main = partial(run_cli, 'rucksack similar', run)

@@ -1,0 +1,223 @@
+"""Print the tables of "Backpack Language Models" (arXiv 2305.16765) for a Backpack and a baseline.
+
+    rucksack eval all                every table of the paper that you have data for
+    rucksack eval gender --from out/small --baseline out/small_gpt
+    rucksack eval loss out/small out/small_4
+
+    loss         Tables 2, 8   perplexity on held-out text
+    lambada      Table 2       predicting the last word of a passage
+    wikitext     Table 2       perplexity per word of WikiText's raw test set
+    blimp        Table 2       choosing the grammatical sentence in a pair
+    similarity   Table 4       word similarity, sense by sense (needs --data)
+    gender       Table 5       she or he after a role noun, with and without a sense
+    topic        Table 12      topic control, compared with PPLM on the Transformer
+    senses                     loss on a text with each sense off, and the sense's share of the sum
+    examples                   how well a model fulfils the examples (see rucksack edit) in --data
+
+--data takes the files of a benchmark, or a folder that has them. Without it, lambada, wikitext and
+blimp come from the Hugging Face Hub.
+
+    lambada     https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl
+    wikitext    https://huggingface.co/datasets/ggml-org/ci/resolve/main/wikitext-2-raw-v1.zip
+    blimp       https://github.com/alexwarstadt/blimp
+    similarity  https://github.com/john-hewitt/backpacks-flash-attn, in training/data
+"""
+
+import argparse
+import csv
+import inspect
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from rucksack.cli import Parser, number, printable, run_cli
+from rucksack.edits.examples import WISHES
+from rucksack.edits.lending import lend
+from rucksack.edits.lines import make_edit, parse_lines
+from rucksack.errors import UserError
+from rucksack.files import output_path, write_file
+from rucksack.hub.find import BUNDLED
+from rucksack.loaded import LoadedModel, load_model
+from rucksack.paper.canonical import examples_for
+from rucksack.paper.gender import estimation_prompts
+from rucksack.table import CSV_BEGINS, FIRST_COLUMN
+
+# Table -> its module, where NAME_rows measures one model; its docstring is printed above the rows.
+# Its parameters are named as the flags that it takes.
+TABLES = {
+    'loss': 'loss',
+    'lambada': 'benchmarks',
+    'wikitext': 'benchmarks',
+    'blimp': 'benchmarks',
+    'similarity': 'similarity',
+    'gender': 'gender',
+    'topic': 'topics',
+    'senses': 'loss',
+    'examples': 'canonical'}
+IN_PAPER = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic']
+WITHOUT_EDITS = ['all', 'similarity', 'topic', 'senses']
+
+
+def make_parser() -> Parser:
+    """Declare the flags."""
+    parser = Parser(prog='rucksack eval', description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add('table', metavar='TABLE', choices=['all', *TABLES],
+        help='a table from the list above, or all')
+    add('runs', nargs='*', metavar='RUN', help='models to compare, instead of --from')
+    add('--from', dest='source', metavar='MODEL',
+        help='checkpoint, folder or Hub name (default: the newest Backpack in out/, else english)')
+    add('--baseline', metavar='MODEL',
+        help='Transformer to compare with (default: NAME_gpt next to the model NAME, if it exists)')
+    add('--data', metavar='PATH',
+        help='benchmark file, or a folder to search for it; for loss and senses, a text file, a '
+             'folder in data/ or a .bin file (default: val.bin of the training data); for gender, '
+             "a file with a noun or a prompt with {} on each line (default: the paper's)")
+    add('--field', metavar='N', type=number(int, 1), nargs=3,
+        help='similarity: the columns of the two words and the score in --data FILE, from 1')
+    add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
+    add('--dtype', choices=('float32', 'bfloat16'),
+        help='precision of losses and generated texts [bfloat16 on CUDA, else float32]')
+    add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv loss.csv')
+    add('--edit', '--senses-off', dest='edits', metavar='LINE', nargs='+', action='extend',
+        help='also score the first model with these edits: nurse:10, or @FILE with one per '
+             'line; sample.py --help lists the forms')
+    add('--lender', metavar='MODEL',
+        help='edit this Backpack instead, and make the same change to the log-probabilities '
+             'of the first model; both need the same vocabulary')
+    add('--strength', type=float, metavar='B',
+        help='scale the changes that --lender makes by B (0: no change) [1]')
+    add('--wish', choices=WISHES,
+        help='examples: the wish for all rows of a .jsonl [more; equal for rows with suffix1 and '
+             'suffix2]')
+    add('--texts', type=int, metavar='N', default=100, help='topic: texts for each topic [100]')
+    add('--length', type=int, metavar='N', default=100, help='topic: tokens per text [100]')
+    add('--step-sizes', type=float, nargs='+', metavar='S',
+        help="topic: step sizes of PPLM [the paper's and larger ones; toy models: 0.2 0.3 0.5]")
+    return parser
+
+
+def load_models(args: argparse.Namespace) -> list[LoadedModel]:
+    """Load the named runs, or --from and a baseline; with edits, add the first model, edited."""
+    load = partial(load_model, device=args.device, dtype=args.dtype)
+    models = [load(name) for name in args.runs or [args.source]]
+    own = models[0]
+    if args.baseline or not (args.runs or args.table == 'senses'):
+        models += load_baseline(own, args.baseline, load)
+    lender = own
+    changed = own
+    if args.lender:
+        lender = load(args.lender)
+        changed = lend(own, lender, args.strength)
+        # Both read the same number of tokens; otherwise we would compare context lengths.
+        own.config = replace(own.config, block_size=changed.config.block_size)
+    if args.edits:
+        prompts = []
+        if args.table == 'gender':
+            prompts = estimation_prompts(own, args.data)
+        if args.table == 'examples':
+            prompts = [one.prompt for one in examples_for(own, args.data, args.wish)]
+        changed = under_edit(changed, lender, args.edits, prompts)
+    if changed is not own:
+        models.insert(1, changed)
+    return models
+
+
+def load_baseline(own: LoadedModel, name: str | None, load: partial) -> list[LoadedModel]:
+    """Load the Transformer to compare with, by default NAME_gpt, if it exists.
+
+    If the default cannot be used, a line says why. Otherwise, raises UserError.
+    """
+    beside = f'{own.name.rstrip("/")}_gpt'
+    if not name and beside not in BUNDLED and not Path(beside).exists():
+        return []
+    try:
+        baseline = load(name or beside)
+        if baseline.tokenizer != own.tokenizer:
+            raise UserError(f'{baseline.name} and {own.name} have different vocabularies')
+        return [baseline]
+    except UserError as error:
+        if name:
+            raise
+        print(printable(f'No baseline: {error}'))
+        return []
+
+
+def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
+               prompts: list[list[int]]) -> LoadedModel:
+    """Apply edits, one per line, to a model; raises UserError if any would see later tokens.
+
+    The senses come from the lender. Prompts, as ids, determine the sense in nurse:she/he.
+    """
+    lender.needs_senses('--edit without --lender')
+    changes = parse_lines(lines)
+    if any(change['bag'] for change in changes):
+        raise UserError('a topic edit depends on later tokens, so no text can be scored under it; '
+                        'use other edits here, or sample.py')
+    texts = [torch.tensor([ids], device=loaded.device) for ids in prompts]  # (1, T) each
+    edit, sentences = make_edit(changes, lender.model, lender.encoding, texts)
+    name = f'{loaded.name} under {", ".join(lines)}'
+    why = '; '.join([loaded.why, *sentences])
+    return replace(loaded, name=name, edit=edit, why=why)
+
+
+def make_table(name: str, models: list[LoadedModel], args: argparse.Namespace):
+    """Measure each model, print the rows, and return them as a DataFrame.
+
+    Raises UserError or OSError if a model or the data cannot be used.
+    """
+    import pandas  # slow to import
+    module = import_module(f'rucksack.paper.{TABLES[name]}')
+    rows_of = getattr(module, f'{name}_rows')
+    _, *flags = inspect.signature(rows_of).parameters
+    options = {flag: getattr(args, flag) for flag in flags}
+    if args.table == 'all' and name in ('loss', 'gender'):
+        options['data'] = None  # --data has the benchmarks and the word pairs
+    tables = []
+    for loaded in models:
+        rows = rows_of(loaded, **options)
+        tables.append(pandas.DataFrame(rows, [str(loaded)] * len(rows), dtype=object))
+    table = pandas.concat(tables)
+    text = table.to_string(float_format='{:.4f}'.format, na_rep='-')
+    print(f'\n{inspect.getdoc(rows_of)}\n\n{text}', flush=True)
+    return table
+
+
+def run(argv: list[str]) -> None:
+    """Print a table, or every table that can be made, and write the numbers after each."""
+    args = make_parser().parse_args(argv)
+    if (args.edits or args.lender) and args.table in WITHOUT_EDITS:
+        raise UserError(f'{args.table} takes no --edit and no --lender')
+    if args.strength is not None and not args.lender:
+        raise UserError('--strength needs --lender')
+    if args.data and (args.table == 'topic' or Path(args.data).is_fifo()):
+        raise UserError('--data takes no pipe, and topic takes no --data')
+    csv_file = output_path('--csv', args.csv, CSV_BEGINS)
+    models = load_models(args)
+    for loaded in models:
+        print(loaded.about())
+    tables = {}
+    for name in IN_PAPER if args.table == 'all' else [args.table]:
+        try:
+            tables[name] = make_table(name, models, args)
+        except (UserError, OSError) as error:
+            if args.table != 'all':
+                raise
+            print(printable(f'\n{name}: skipped, {error}'))
+            continue
+        if csv_file:
+            write_tables(csv_file, tables)
+
+
+def write_tables(path: Path, tables: dict) -> None:
+    """Write the rows of all tables under one header, with the names of tables and models."""
+    import pandas
+    table = pandas.concat(tables, names=[FIRST_COLUMN, 'model'])
+    write_file(path, table.to_csv(quoting=csv.QUOTE_NONNUMERIC))
+
+
+main = partial(run_cli, 'rucksack eval', run)
