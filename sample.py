@@ -21,6 +21,7 @@ Print the next words before and after it, then texts generated without and with 
 
 [nurse] is the id of " nurse" and, at the start of a text, of "nurse" (a word of several tokens is
 edited at its last). The edit acts wherever such an id stands, in the prompt and in the new text.
+For other looks at a model, there are verbs: python -m rucksack lists them.
 Equation, table and figure numbers refer to https://arxiv.org/abs/2305.16765.
 """
 
@@ -36,7 +37,7 @@ from rucksack.fast import Cached
 from rucksack.loaded import load_model
 from rucksack.words import read_prompts
 
-OTHERS = ('for all else there are verbs, python -m rucksack VERB: show, find, similar, sweep, '
+OTHERS = ('everything else is a verb, python -m rucksack VERB: show, find, similar, sweep, '
           'explain, probs, page, export, edit, eval')
 
 
@@ -81,7 +82,6 @@ def run(argv: list[str]) -> None:
         raise UserError(f'{" ".join(unknown)}: no such flag here; {OTHERS}')
     if flags.strength is not None and not flags.lender:
         parser.error('--strength needs --lender')
-    changes = parse_lines(flags.edit)
     loaded = load_model(flags.source, flags.device, flags.dtype)
     writer = Cached(loaded.model)  # writes the same texts as model.generate, faster
     if flags.lender:
@@ -93,7 +93,8 @@ def run(argv: list[str]) -> None:
     texts = read_prompts(flags.start)
     prompts = [loaded.read_prompt(text) for text in texts]  # ids (1, T) each
     versions = {'': None}  # name -> edit
-    if changes:
+    if flags.edit:
+        changes = parse_lines(flags.edit)
         loaded.edit, notices = make_edit(changes, loaded.backpack, loaded.encoding, prompts)
         versions = {'before ': None, 'after ': loaded.edit}
         for notice in notices:
@@ -107,7 +108,7 @@ def run(argv: list[str]) -> None:
         if flags.explain is not None:
             from rucksack.looks.explain import explain
             print(explain(loaded, flags.explain, idx, most=15))
-        elif changes:
+        elif loaded.edit:
             from rucksack.looks.next_words import before_and_after
             print(before_and_after(loaded, idx))
     if flags.explain is not None:
@@ -115,17 +116,17 @@ def run(argv: list[str]) -> None:
 
     if loaded.dtype == 'bfloat16':
         loaded.model.bfloat16()  # most of the time is spent reading parameters
-    n_samples = flags.num_samples
+    seeds = range(flags.seed, flags.seed + flags.num_samples)
     if flags.temperature == 0:
-        n_samples = min(n_samples, 1)  # all would be the same
+        seeds = seeds[:1]  # all texts would be the same
     for text, idx in zip(texts, prompts):
         for version, edit in versions.items():
-            for i in range(n_samples):
-                torch.manual_seed(flags.seed + i)
+            for i, seed in enumerate(seeds, 1):
+                torch.manual_seed(seed)
                 made = writer.generate(idx, flags.max_new_tokens, flags.temperature, flags.top_k,
                                        edit=edit, stop=loaded.eot)
                 ids = [v for v in made[0, idx.shape[1]:].tolist() if v != loaded.eot]
-                print(printable(f'\n{version}{i + 1}: {text}{loaded.encoding.decode(ids)}'))
+                print(printable(f'\n{version}{i}: {text}{loaded.encoding.decode(ids)}'))
 
 
 main = partial(run_cli, 'sample.py', run)

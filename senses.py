@@ -106,14 +106,14 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
 
 
 def add_to_senses(ids: Tensor, numbers: Tensor, vectors: Tensor) -> Edit:
-    """Make an edit that adds vectors[p] to sense numbers[p] of ids[p], wherever the id occurs.
+    """Make an edit that adds vectors[p] to sense numbers[p] of a token, wherever ids[p] ends.
 
-    For P senses: ids (P,), numbers (P,) and vectors (P, d). rucksack.edits.learning finds all three
-    from examples (arXiv 2402.06155).
+    For P senses: numbers (P,), vectors (P, d), and ids (P,) or (P, n): sequences of up to n ids,
+    with -1 before shorter ones. The last id of a sequence changes only where all of it stands.
+    rucksack.edits.learning finds all three from examples (arXiv 2402.06155).
     """
     def edit(idx: Tensor, C: Tensor) -> Tensor:
-        is_id = idx[..., None] == ids  # (B, T, P)
-        b, i, p = is_id.nonzero(as_tuple=True)  # each match: ids[p] at position i of text b
+        b, i, p = sequence_ends(idx, ids).nonzero(as_tuple=True)  # ids[p] ends at i in text b
         places = (b, i, numbers[p])
         return C.index_put(places, vectors[p].to(C), accumulate=True)  # (B, T, k, d), added
     return edit
@@ -224,6 +224,19 @@ def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
     padded = F.pad(idx, (n - 1, 0), value=-1)  # (B, n - 1 + T)
     last_n = padded.unfold(1, n, 1)  # (B, T, n), the last n ids at each position
     return (last_n == word).all(-1)
+
+
+def sequence_ends(idx: Tensor, sequences: Tensor) -> Tensor:
+    """Find where each of P sequences of ids, (P,) or (P, n), ends in idx (B, T): (B, T, P).
+
+    -1 before a sequence stands for any id, or for none.
+    """
+    sequences = sequences.view(len(sequences), -1)  # (P, n)
+    is_end = torch.ones(*idx.shape, len(sequences), dtype=torch.bool, device=idx.device)
+    for back, ids in enumerate(sequences.T.flip(0)):  # the last ids (P,), those before, ..
+        earlier = F.pad(idx, (back, 0), value=-1)[:, :idx.shape[1]]  # (B, T), shifted
+        is_end &= (earlier[..., None] == ids) | (ids == -1)
+    return is_end
 
 
 # -----------------------------------------------------------------------------

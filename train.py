@@ -164,7 +164,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         """Evaluate on validation data; returns a row for the log."""
         loss_model.eval()
         chunks = eval_chunks(s.eval_iters * s.batch_size, len(data['val']))
-        batches = [chunks[i:i + s.batch_size] for i in range(0, len(chunks), s.batch_size)]
+        batches = np.split(chunks, range(s.batch_size, len(chunks), s.batch_size))
         total = sum(loss_of('val', batch).item() * len(batch) for batch in batches[rank::world])
         row = {'val_loss': all_reduce(torch.tensor(total, dtype=torch.float64)) / len(chunks)}
         if model.config.n_sense:  # a Backpack

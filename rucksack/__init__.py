@@ -16,8 +16,8 @@ def load(name: str):
     name is a checkpoint, the folder of a run or an export, a model on the Hugging Face Hub, or
     'english', the bundled model.
     """
+    from rucksack.loaded import from_pretrained  # here, so scripts without torch start fast
     from rucksack.tokenizer import load_tokenizer
-    from rucksack.weights import from_pretrained  # here, so scripts without torch start fast
     model, tokenizer = from_pretrained(name)
     return model, load_tokenizer(tokenizer)
 

@@ -3,9 +3,8 @@
 import ctypes
 import gc
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -16,24 +15,21 @@ from rucksack.errors import user_errors
 
 def find_device(name: str) -> str:
     """Choose the device; auto is CUDA, else MPS, else the CPU. Raises UserError if it fails."""
-    if name == 'auto' and torch.cuda.is_available():
+    if name != 'auto':
+        with user_errors(f'device {name}', problem='cannot be used'):
+            torch.ones(1, device=name).item()
+        return name
+    if torch.cuda.is_available():
         return 'cuda'
-    if name == 'auto':
-        return 'mps' if torch.backends.mps.is_available() else 'cpu'
-    with user_errors(f'device {name}', 'use auto or cpu', problem='cannot be used'):
-        torch.ones(1, device=name).item()
-    return name
+    return 'mps' if torch.backends.mps.is_available() else 'cpu'
 
 
-def bfloat16_unit(device: str) -> str | None:
-    """Name the hardware that multiplies bfloat16 much faster than float32, or None."""
-    if device.startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False):
-        return 'tensor cores'
-    if device == 'cpu' and torch.cpu._is_amx_tile_supported():
-        return 'AMX'
-    if device == 'cpu' and torch.cpu._is_avx512_bf16_supported():
-        return 'AVX512-BF16'
-    return None
+def is_bfloat16_fast(device: str) -> bool:
+    """Tell whether a device multiplies bfloat16 much faster than float32."""
+    if device.startswith('cuda'):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    units = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return device == 'cpu' and units
 
 
 def set_up_device(device: str, dtype: str, local_rank: int = 0) -> tuple[str, str]:
@@ -42,7 +38,7 @@ def set_up_device(device: str, dtype: str, local_rank: int = 0) -> tuple[str, st
     if device == 'cuda':
         device = f'cuda:{local_rank}'
     if dtype == 'auto':
-        dtype = 'bfloat16' if bfloat16_unit(device) else 'float32'
+        dtype = 'bfloat16' if is_bfloat16_fast(device) else 'float32'
     if device.startswith('cuda'):
         torch.set_num_threads(min(2, torch.get_num_threads()))  # more would slow other runs down
         torch.cuda.set_device(device)
@@ -59,17 +55,16 @@ def set_up_device(device: str, dtype: str, local_rank: int = 0) -> tuple[str, st
 
 def keep_freed_memory() -> None:
     """Let glibc reuse memory instead of returning it to the system, since new pages take time."""
-    if sys.platform == 'linux' and hasattr(ctypes.CDLL(None), 'mallopt'):
+    with suppress(AttributeError, TypeError):  # elsewhere
         for threshold in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
             ctypes.CDLL(None).mallopt(threshold, 0x7fffffff)  # the largest int: never
 
 
 def to_device(batch: list[Tensor], device: str) -> list[Tensor]:
     """Copy tensors to a device; on CUDA, without waiting for the previous step."""
-    is_cuda = device.startswith('cuda')
-    if is_cuda:
-        batch = [tensor.contiguous().pin_memory() for tensor in batch]
-    return [tensor.to(device, non_blocking=is_cuda) for tensor in batch]
+    if device.startswith('cuda'):
+        return [x.contiguous().pin_memory().to(device, non_blocking=True) for x in batch]
+    return [x.to(device) for x in batch]
 
 
 def can_compile(device: str) -> bool:

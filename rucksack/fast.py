@@ -12,10 +12,12 @@ from torch.nn import functional as F
 
 from rucksack.model import (
     GPT,
+    MLP,
     Backpack,
     Block,
     CausalSelfAttention,
     Contextualizer,
+    SenseNetwork,
     SenseWeights,
     split_heads,
     weighted_sum,
@@ -64,24 +66,10 @@ def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: 
     return contextualizer.ln_f(h)
 
 
-# The code of each forward that Cached repeats. Code is compared by value, so that the classes of a
-# second import of model.py count too.
-REPEATED = [kind.forward.__code__ for kind in (
-    Backpack, GPT, Contextualizer, Block, CausalSelfAttention, SenseWeights)]
-
-
-def is_repeated(*parts: nn.Module) -> bool:
-    """Tell whether Cached repeats what these parts of a model compute."""
-    return all(type(part).forward.__code__ in REPEATED for part in parts)
-
-
-def is_plain(model: Backpack | GPT) -> bool:
-    """Tell whether Cached repeats what a model computes: its parts are those of model.py."""
-    if model.config.n_sense and not is_repeated(model.sense_weights):
-        return False
-    if not is_repeated(model, model.contextualizer):
-        return False
-    return all(is_repeated(block, block.attn) for block in model.contextualizer.blocks)
+# Modules of these classes, and no others, make up a model whose forward Cached repeats.
+REPEATED = {
+    Backpack, GPT, SenseNetwork, SenseWeights, Contextualizer, Block, CausalSelfAttention, MLP,
+    nn.Embedding, nn.Linear, nn.LayerNorm, nn.Dropout, nn.ModuleList}
 
 
 class Cached:
@@ -89,7 +77,7 @@ class Cached:
 
     It draws the same ids as model.generate. A text is read whole unless it is the last text plus a
     token. Past block_size, every text is read whole, because each new token pushes out the first.
-    A model whose parts are not those of model.py is called for every token instead.
+    A model with parts of other classes than model.py's is called for every token instead.
     """
 
     generate = Backpack.generate
@@ -97,7 +85,7 @@ class Cached:
     def __init__(self, model: Backpack | GPT):
         self.model = model
         self.config = model.config
-        self.is_plain = is_plain(model)
+        self.is_repeated = {type(module) for module in model.modules()} <= REPEATED
         self.cache = Cache(model.config.block_size)
         self.read = None  # the texts in the cache
 
@@ -133,7 +121,7 @@ class Cached:
 
         C (B, S, k, d) are the senses to sum, as in Backpack.forward.
         """
-        if not self.is_plain:
+        if not self.is_repeated:
             given = {} if C is None else {'C': C}
             return self.model(idx, **given)[:, -1:]
         start = self.n_read(idx)

@@ -16,11 +16,12 @@ def output_path(flag: str, path: str | None, begins: str) -> Path | None:
     file = Path(path).expanduser()
     if file.is_dir() or not file.parent.is_dir():
         raise UserError(f'{flag} {path}: give the name of a file in a folder that exists')
+    ours = begins.encode()
     contents = b''
     if file.exists():
-        with open(file, 'rb') as opened:
-            contents = opened.read(len(begins.encode()))
-    if contents and contents != begins.encode():
+        with open(file, 'rb') as opened:  # which may be large
+            contents = opened.read(len(ours))
+    if contents not in (b'', ours):
         raise UserError(f'{flag} would replace {path}, which is a different kind of file; '
                         'give another name')
     return file
@@ -61,20 +62,16 @@ def write_file(path: Path, text: str) -> None:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Make a folder if needed, and lock it; raises UserError if another process has locked it.
+    """Make a folder if needed, and lock it; raises TimeoutError if another process has locked it.
 
     While locked, it holds an empty file, .lock, which all machines that share the disk can see; the
-    file of a killed process locks nothing. Folders made here are removed at the end if empty.
+    file of a killed process locks nothing. At the end, the folder is removed if it is empty.
     """
-    from filelock import FileLock, Timeout  # comes with torch
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    from filelock import FileLock  # comes with torch
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / '.lock'
     lock = FileLock(file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(f'another process is writing to {folder}; wait, or choose another folder')
+    lock.acquire(timeout=0)
     try:
         yield
     finally:
@@ -82,5 +79,4 @@ def locked_folder(folder: Path) -> Iterator[None]:
             file.unlink()
         lock.release()
         with suppress(OSError):
-            for path in made:
-                path.rmdir()
+            os.removedirs(folder)  # and its parents

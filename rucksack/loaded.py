@@ -1,22 +1,20 @@
 """The model that a command works on: its weights on a device, its tokenizer and its name."""
 
-import os
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import tiktoken
 import torch
 from torch import Tensor
 
-from rucksack.checkpoint import load_file
+from rucksack.checkpoint import from_checkpoint, load_file
 from rucksack.cli import printable
 from rucksack.device import find_device
-from rucksack.errors import UserError
-from rucksack.hub.find import find
+from rucksack.errors import UserError, user_errors
+from rucksack.hub.find import find, tokenizer_of
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
-from rucksack.tokenizer import encode, load_tokenizer
-from rucksack.weights import from_pretrained
+from rucksack.tokenizer import encode, load_tokenizer, vocab_size
 from rucksack.words import inside_text
 
 
@@ -32,14 +30,13 @@ class LoadedModel:
     edit: Edit | None = None  # applied when the model scores or explains texts
     dataset: str | None = None  # the data folder it was trained on, if its checkpoint says so
     data_id: str | None = None  # identifies that data (see rucksack.data)
-    encoding: tiktoken.Encoding | None = None  # made from tokenizer
     kind: str = ''  # Backpack or Transformer
     lender: Backpack | None = None  # the model whose senses this one follows, if it borrows some
 
     def __post_init__(self) -> None:
         self.config = self.model.config
         self.device = next(self.model.parameters()).device
-        self.encoding = self.encoding or load_tokenizer(self.tokenizer)
+        self.encoding = load_tokenizer(self.tokenizer)
         self.kind = self.kind or ('Backpack' if self.config.n_sense else 'Transformer')
         self.is_toy = self.encoding.name == 'words'  # its texts come from rucksack/toy.py
         self.eot = self.encoding.eot_token
@@ -95,6 +92,32 @@ class LoadedModel:
                             'choose a model with a larger block_size')
 
 
+def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
+    """Load a model for evaluation, on the CPU, and the description of its tokenizer.
+
+    source is a checkpoint of train.py or its folder; a folder with config.json and weights in the
+    format of stanfordnlp/backpack-gpt2 or gpt2; the name of such a repository on the Hugging Face
+    Hub; or a bundled model, such as 'english'. Raises UserError if the files do not match.
+    """
+    from rucksack.hub.published import from_nanogpt, from_published
+    path = find(source)
+    tokenizer = tokenizer_of(path)
+    checkpoint = load_file(path) if path.is_file() else None
+    with user_errors(path):
+        n_ids = vocab_size(tokenizer) if tokenizer else math.inf
+        if checkpoint is None:
+            model = from_published(path, n_ids)
+        elif 'model_args' in checkpoint:
+            model = from_nanogpt(checkpoint, n_ids)
+        else:
+            model = from_checkpoint(checkpoint)
+        n_vocab = model.config.n_vocab
+        if tokenizer and n_ids != n_vocab:
+            raise UserError(f'its tokenizer has {n_ids:,} ids, but its model has {n_vocab:,}; use '
+                            'the tokenizer of the model')
+    return model, tokenizer
+
+
 def load_model(name: str | None, device: str, dtype: str | None = None) -> LoadedModel:
     """Load a model from a file, folder or Hub name onto a device; see find_device for names.
 
@@ -106,8 +129,12 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
         dtype = 'bfloat16' if device.startswith('cuda') else 'float32'
     why = ''
     if name is None:
-        name, why = newest_backpack()
-    path = find(os.path.expanduser(name))
+        name = newest_backpack()
+        why = '; the newest in out/ (for real English: --from english)'
+        if name == 'english':
+            why = '; the bundled model'
+        why += '. Sense numbers differ between models.'
+    path = find(name)
     model, tokenizer = from_pretrained(path)
     checkpoint = load_file(path, mmap=True) if path.is_file() else {}
     dataset = checkpoint.get('settings', {}).get('dataset')
@@ -115,12 +142,11 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
                        data_id=checkpoint.get('data'))
 
 
-def newest_backpack() -> tuple[str, str]:
-    """Name the folder in out/ whose Backpack was saved last, or else english; also say why."""
-    differ = '. Sense numbers differ between models.'
-    for path in sorted(Path('out').glob('*/ckpt.pt'), key=os.path.getmtime, reverse=True):
+def newest_backpack() -> str:
+    """Name the folder in out/ whose Backpack was saved last, or else english."""
+    files = sorted(Path('out').glob('*/ckpt.pt'), key=lambda path: path.stat().st_mtime)
+    for path in reversed(files):
         config = load_file(path, mmap=True).get('model_config', {})  # nanoGPT's files have none
         if config.get('n_sense'):
-            why = f'; the newest in out/ (for real English: --from english){differ}'
-            return str(path.parent), why
-    return 'english', f'; the bundled model{differ}'
+            return str(path.parent)
+    return 'english'

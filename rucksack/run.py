@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import get_args
 
 from rucksack.checkpoint import save
-from rucksack.cli import HOME
+from rucksack.cli import HOME, number
 from rucksack.device import clean_exit, find_processes
 from rucksack.errors import UserError, user_errors
 from rucksack.files import locked_folder, write_file
@@ -36,7 +36,7 @@ def parse_settings(kind: type, argv: list[str]) -> tuple[object, set[str], list[
     if '--help' in argv:
         print(f'usage: train.py [config.py ...] [--key=value ...]\n\n{inspect.getsource(kind)}')
         sys.exit()
-    types = {field.name: field.type for field in fields(kind)}
+    types = inspect.get_annotations(kind)
     flags = read_flags([word for word in argv if word.startswith('-')], types)
     configs = [word for word in argv if not word.startswith('-')]
     settings = {}
@@ -48,13 +48,14 @@ def parse_settings(kind: type, argv: list[str]) -> tuple[object, set[str], list[
 
 def config_flags(path: str) -> list[str]:
     """Turn the lines of a config file, here or of the package, into flags; none is executed."""
-    file = Path(path).expanduser()
-    if not file.exists() and (HOME / path).exists():
+    file = Path(path)
+    if not file.exists():
         file = HOME / path
     flags = []
-    for line in ast.parse(file.read_text(encoding='utf-8-sig')).body:
-        name, _, value = ast.unparse(line).partition(' = ')
-        with user_errors(ast.unparse(line), 'write key = value, without an expression'):
+    for statement in ast.parse(file.read_text(encoding='utf-8-sig')).body:
+        line = ast.unparse(statement)
+        name, _, value = line.partition(' = ')
+        with user_errors(line, 'write key = value, without an expression'):
             flags.append(f'--{name}={ast.literal_eval(value)}')
     return flags
 
@@ -63,28 +64,26 @@ def read_flags(flags: list[str], types: dict[str, type]) -> dict:
     """Read flags --key=value, where - is as good as _ in a key; --switch alone is True."""
     settings = {}
     for flag in flags:
-        name, sign, text = flag.lstrip('-').partition('=')
+        name, _, text = flag.lstrip('-').partition('=')
         name = name.replace('-', '_')
         if name not in types:
             nearest, = difflib.get_close_matches(name, types, 1, cutoff=0)
             raise UserError(f'there is no setting {flag}; did you mean --{nearest}? See --help')
         with user_errors(flag, f'write --{name}=VALUE; see --help', 'is not a setting'):
-            if not sign and types[name] is not bool:
-                raise ValueError('it has no value')
-            settings[name] = value_of(text if sign else 'True', types[name], LOWEST.get(name, 0))
+            settings[name] = value_of(text, types[name], LOWEST.get(name, 0))
     return settings
 
 
 def value_of(text: str, kind: type, low: int) -> bool | int | float | str:
-    """Parse the value of a setting; raises an error for one that would train wrongly."""
+    """Parse the value of a setting: a number is at least low, and a switch needs no value."""
     if kind is bool:
-        return {'True': True, 'False': False}[text]
-    if kind in (int, float) and not kind(text) >= low:  # nan, too
-        raise ValueError(f'it must be {low} or more')
+        return {'True': True, 'False': False, '': True}[text]
+    if kind in (int, float):
+        return number(kind, low)(text)
     words = get_args(kind)  # of a Literal
     if words and text not in words:
-        raise ValueError(f'choose one of {words}')
-    return text if words else kind(text)
+        raise UserError(f'choose one of {words}')
+    return text
 
 
 def config_for(s, meta: dict) -> Config:
@@ -107,15 +106,15 @@ def start_run(kind: type, argv: list[str]) -> Iterator[tuple]:
     s, flags, configs = parse_settings(kind, argv)
     checkpoint = {}
     given = None
-    if s.init_from != 'scratch':
-        from rucksack.start import load_given, load_run  # for this flag alone
-        if s.init_from != 'resume':
-            given, s = load_given(s, flags)  # that model's sizes replace those in s
+    if s.init_from not in ('scratch', 'resume'):
+        from rucksack.start import load_given  # for this flag alone, as below
+        given, s = load_given(s, flags)  # that model's sizes replace those in s
     folder = Path(s.out_dir or out_dir_of(s, flags, configs)).expanduser()
     s = replace(s, out_dir=str(folder))
     rank, _, _ = find_processes()
     with clean_exit(), locked_folder(folder) if rank == 0 else nullcontext():
         if s.init_from == 'resume':
+            from rucksack.start import load_run
             checkpoint, s = load_run(s, flags)  # the run's settings, except for some flags
         elif not s.overwrite:
             refuse_to_replace(folder)
@@ -127,7 +126,9 @@ def out_dir_of(s, flags: set[str], configs: list[str]) -> str:
 
     Raises UserError if it does not say which of the two to resume.
     """
-    name = Path(configs[-1]).stem.removeprefix('train_') if configs else Path(s.dataset).name
+    name = Path(s.dataset).name
+    if configs:
+        name = Path(configs[-1]).stem.removeprefix('train_')
     folder = f'out/{name}'
     transformers = f'out/{name}_gpt'
     if s.init_from == 'resume' and 'model' not in flags and Path(transformers).exists():
@@ -152,7 +153,7 @@ class RunFolder:
         self.path = Path(s.out_dir)
         self.is_first = rank == 0
         self.is_new = not checkpoint
-        self.rows = ','.join(COLUMNS) + '\n' + self.rows_until(checkpoint.get('step'))
+        self.rows = [','.join(COLUMNS) + '\n', *self.rows_until(checkpoint.get('step'))]
         self.wandb = None
         self.wandb_id = checkpoint.get('wandb_id')
         if s.wandb_log and self.is_first:
@@ -161,14 +162,14 @@ class RunFolder:
             self.wandb_id = self.wandb.id
         self.start_clock(checkpoint.get('step', 0))
 
-    def rows_until(self, step: int | None) -> str:
+    def rows_until(self, step: int | None) -> list[str]:
         """Read the rows of log.csv up to a step; a new run has none."""
         path = self.path / 'log.csv'
         if self.is_new or not path.exists():
-            return ''
-        rows = path.read_text(encoding='utf-8').splitlines(keepends=True)[1:]
+            return []
+        rows = path.read_text().splitlines(keepends=True)[1:]
         whole = [row for row in rows if row.endswith('\n')]  # a kill can cut the last row short
-        return ''.join(row for row in whole if int(row.split(',')[0]) <= step)
+        return [row for row in whole if int(row.split(',')[0]) <= step]
 
     def start_clock(self, step: int) -> None:
         """Measure the speed from now on."""
@@ -179,9 +180,9 @@ class RunFolder:
 
         Raises FloatingPointError if its loss is not finite.
         """
-        for name in row.keys() & {'loss', 'val_loss'}:
-            if not math.isfinite(row[name]):
-                raise FloatingPointError(f'{name} is {row[name]} at step {step}')
+        loss = row.get('loss', row.get('val_loss'))
+        if not math.isfinite(loss):
+            raise FloatingPointError(f'the loss is {loss} at step {step}')
         size = self.s.tokens_per_step
         row = {'step': step, 'tokens': step * size, **row}
         if 'loss' in row:
@@ -195,9 +196,9 @@ class RunFolder:
         print(', '.join(f'{name} {x}' for name, x in rounded.items()), flush=True)
         if self.is_first:
             if self.rows:
-                write_file(self.path / 'log.csv', self.rows)
-                self.rows = ''
-            with open(self.path / 'log.csv', 'a', encoding='utf-8', newline='') as file:
+                write_file(self.path / 'log.csv', ''.join(self.rows))
+                self.rows.clear()
+            with open(self.path / 'log.csv', 'a', newline='') as file:
                 csv.DictWriter(file, COLUMNS, lineterminator='\n').writerow(rounded)
         if self.wandb:
             self.wandb.log(row, step=step)

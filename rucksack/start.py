@@ -40,7 +40,7 @@ def load_given(s, flags: set[str]) -> tuple:
     From a Transformer, we make a Transformer or, if flags has model, a Backpack with the n_sense
     and sense_hidden in s. Raises UserError if the model cannot read the ids of the dataset.
     """
-    from rucksack.weights import from_pretrained  # published formats, for this flag alone
+    from rucksack.loaded import from_pretrained  # published formats, for this flag alone
     given, tokenizer = from_pretrained(s.init_from)
     config = given.config
     meta = read_meta(data_folder(s.dataset))

@@ -24,7 +24,7 @@ class DistinctIds(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, idx: Tensor, targets: Tensor | None, ids: Tensor, places: Tensor) -> Tensor:
+    def forward(self, idx: Tensor, targets: Tensor, ids: Tensor, places: Tensor) -> Tensor:
         """Return model(idx, targets) for texts (B, T), given the distinct_ids of idx.
 
         In evaluation mode, the loss leaves out the padding rows of E. In training they stay,
@@ -42,7 +42,7 @@ class DistinctIds(nn.Module):
             logits = self.model(idx, C=C)  # (B, T, vocab_size)
         if not self.training:
             logits = logits[..., :self.model.config.n_vocab]  # (B, T, V)
-        return logits if targets is None else mean_loss(logits, targets)
+        return mean_loss(logits, targets)
 
 
 @torch.no_grad()
@@ -76,8 +76,7 @@ def stuck_senses(model: Backpack, idx: Tensor) -> dict[str, int]:
     A stuck sense gives over 0.97 of its weight to the current token, or has weights that depend
     only on position, and a saturated softmax hardly recovers. In the first steps, many still do.
     """
-    gauge = sense_gauge(model, idx)
-    on_current, moved = gauge  # (k,) each
+    on_current, moved = sense_gauge(model, idx)  # (k,) each
     return {
         'senses_on_current_token': (on_current > 0.97).sum().item(),
         'senses_by_position': (moved < 0.05).sum().item()}

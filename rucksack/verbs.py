@@ -1,17 +1,18 @@
 """What verbs share: flags, the model with its prompts and edit, and printed tables."""
 
 import argparse
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from rucksack.cli import Parser, printable
-from rucksack.edits.lines import make_edit, parse_lines
-from rucksack.errors import UserError
+from rucksack.cli import Parser, number, printable, run_cli
+from rucksack.edits.lines import Change, make_edit, parse_lines
 from rucksack.files import output_path
 from rucksack.loaded import LoadedModel, load_model
-from rucksack.table import CSV_BEGINS, Table, write_csv
-from rucksack.words import PROMPT, read_prompts, word_list
+from rucksack.table import CSV_BEGINS, write_csv
+from rucksack.words import PROMPT, word_list
 
 
 def csv_path(path: str) -> Path:
@@ -26,6 +27,10 @@ FLAGS = {
                     f'per line; repeatable [{PROMPT}]'),
     '--edit': dict(metavar='LINE', nargs='+', action='extend', default=[],
                    help='edit senses, as sample.py does (its --help lists the forms)'),
+    '--lender': dict(metavar='MODEL', help='edit this Backpack instead, and change the --from '
+                     'model as much; both need the same vocabulary'),
+    '--strength': dict(metavar='B', type=number(float, 0),
+                       help='scale the changes that --lender makes by B [1]'),
     '--words': dict(metavar='LIST', type=word_list, action='extend', default=[],
                     help='nurse,teacher,guard or @FILE with one word per line'),
     '--device': dict(metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]'),
@@ -37,52 +42,50 @@ def make_parser(verb: str, description: str, *flags: str) -> Parser:
     parser = Parser(prog=f'rucksack {verb}', description=description,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag in flags:
-        parser.add_argument(flag, **FLAGS[flag])
+        names = [flag, '--senses-off'] if flag == '--edit' else [flag]
+        parser.add_argument(*names, **FLAGS[flag])
     return parser
 
 
-def parse_look(verb: str, description: str, asked: str, *flags: str, argv: list[str]
-               ) -> argparse.Namespace:
-    """Parse the words asked about, and flags: those given, --from, --device and --csv."""
-    parser = make_parser(verb, description, *flags, '--from', '--device', '--csv')
-    parser.add_argument('asked', metavar=asked, nargs='+')
-    return parser.parse_args(argv)
+def look(verb: str, description: str, asked: str, make_tables: Callable, *own_flags: str
+         ) -> Callable:
+    """Make the main function of a verb that prints make_tables(loaded, flags), a table by name.
 
-
-def word_and_senses(text: str) -> tuple[str, str]:
-    """Split WORD:SENSES, as in nurse:3-5; raises UserError for * and for a list of words."""
-    word, _, which = text.partition(':')
-    words = word_list(word)
-    if len(words) > 1 or words == ['*']:
-        raise UserError(f'{text!r} does not name one word; write, for example, nurse:3-5')
-    return words[0], which
-
-
-def load_and_edit(flags: argparse.Namespace) -> tuple[LoadedModel, dict[str, Tensor]]:
-    """Load a model, read its prompts and make its edit; also returns the prompts, ids (1, T)."""
-    loaded = load_model(flags.source, flags.device)
-    texts = read_prompts(flags.start)
-    prompts = read_and_edit(loaded, texts, flags.edit)
-    return loaded, dict(zip(texts, prompts))
+    asked names its arguments, such as WORD. Every such verb has --from, --device and --csv.
+    """
+    def run(argv: list[str]) -> None:
+        parser = make_parser(verb, description, *own_flags, '--from', '--device', '--csv')
+        parser.add_argument('asked', metavar=asked, nargs='+')
+        parser.set_defaults(lender=None, strength=None)
+        flags = parser.parse_args(argv)
+        if flags.strength is not None and not flags.lender:
+            parser.error('--strength needs --lender')
+        loaded = load_model(flags.source, flags.device)
+        if flags.lender:
+            from rucksack.edits.lending import lend
+            loaded = lend(loaded, load_model(flags.lender, flags.device), flags.strength)
+        print(loaded.about())
+        tables = make_tables(loaded, flags)
+        if flags.csv:  # before printing: piping into head ends the program
+            write_csv(flags.csv, tables)
+        for name, table in tables.items():
+            if len(tables) > 1:
+                print(f'\n{name}', end='')
+            print(table)
+    return partial(run_cli, f'rucksack {verb}', run)
 
 
 def read_and_edit(loaded: LoadedModel, texts: list[str], lines: list[str]) -> list[Tensor]:
-    """Read prompts, ids (1, T) each, and make the model's edit; print what to know of all three."""
-    print(loaded.about())
+    """Read prompts, ids (1, T) each, and make the model's edit; print what to know of it."""
     prompts = [loaded.read_prompt(text) for text in texts]
     if lines:
-        loaded.edit, notices = make_edit(
-            parse_lines(lines), loaded.backpack, loaded.encoding, prompts)
-        for notice in notices:
-            print(printable(notice))
+        edit_model(loaded, parse_lines(lines), prompts)
     return prompts
 
 
-def show_tables(tables: dict[str, Table], csv_file: Path | None) -> None:
-    """Write tables to a file, if one is given, and print them, with their names if several."""
-    if csv_file:  # before printing: piping into head ends the program
-        write_csv(csv_file, tables)
-    for name, table in tables.items():
-        if len(tables) > 1:
-            print(f'\n{name}', end='')
-        print(table)
+def edit_model(loaded: LoadedModel, changes: list[Change], prompts: Collection[Tensor] = ()
+               ) -> None:
+    """Make the model's edit of parsed lines, and print what to know of it."""
+    loaded.edit, notices = make_edit(changes, loaded.backpack, loaded.encoding, prompts)
+    for notice in notices:
+        print(printable(notice))

@@ -8,7 +8,7 @@ from tiktoken import Encoding
 from torch import Tensor
 
 from rucksack.cli import progress
-from rucksack.device import bfloat16_unit
+from rucksack.device import is_bfloat16_fast
 from rucksack.errors import UserError
 from rucksack.model import Backpack
 from rucksack.senses import affinities
@@ -53,7 +53,7 @@ def over_vocabulary(model: Backpack, score: Callable[..., Tensor], **options) ->
 def scores_of_bags(model: Backpack, bags: list[list[int]]) -> Tensor:
     """Compute Eq. 17 for all ids, (bags, V, k); in bfloat16 for many ids, if that is fast."""
     device = model.wte.weight.device
-    in_bfloat16 = model.config.n_vocab > 1 << 14 and bfloat16_unit(str(device)) is not None
+    in_bfloat16 = model.config.n_vocab > 1 << 14 and is_bfloat16_fast(str(device))
     with torch.autocast(device.type, torch.bfloat16, enabled=in_bfloat16):
         scores = over_vocabulary(model, affinities, bags=bags)  # (V, k, bags)
     return scores.movedim(-1, 0).contiguous()  # (bags, V, k)

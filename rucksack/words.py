@@ -53,11 +53,18 @@ def read_prompts(texts: list[str] | None) -> list[str]:
     return prompts
 
 
+def word_and_senses(text: str) -> tuple[str, str]:
+    """Split WORD:SENSES, as in nurse:3-5; raises UserError for * and for a list of words."""
+    word, _, which = text.partition(':')
+    if word == '*' or word_list(word) != [word]:
+        raise UserError(f'{text!r} does not name one word; write, for example, nurse:3-5')
+    return word, which
+
+
 def parse_pair(text: str) -> list[str]:
     """Parse the two words in A/B."""
-    a, _, b = text.partition('/')
-    words = [a.strip(), b.strip()]
-    if '' in words or words[0] == words[1]:
+    words = [word.strip() for word in text.split('/')]
+    if len(words) != 2 or words[0] == words[1]:
         raise UserError(f'{text!r} is not A/B; give two different words, as in she/he')
     return words
 

@@ -2,25 +2,17 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import VOCABULARY, make_data, train_toy
-from make_toy import FIXTURE
+from helpers import TOY, VOCABULARY, World, make_data, train_toy
 
-torch.backends.mps.is_available = lambda: False  # on a Mac, too, tests run on the CPU
+# On any machine, tests run on the CPU: elsewhere, other random numbers give other texts.
+torch.cuda.is_available = torch.backends.mps.is_available = lambda: False
 if VOCABULARY.is_dir():
     os.environ.setdefault('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
-
-
-@pytest.fixture(autouse=True, scope='session')
-def without_accelerators():
-    """Make the CPU the automatic device: elsewhere, other random numbers give other texts."""
-    with pytest.MonkeyPatch.context() as patch:
-        for backend in (torch.cuda, torch.backends.mps):
-            patch.setattr(backend, 'is_available', lambda: False)
-        yield
 
 
 @pytest.fixture
@@ -28,15 +20,6 @@ def folder(tmp_path, monkeypatch):
     """Give the test an empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope='session')
-def toy(tmp_path_factory):
-    """Make a folder with a briefly trained toy in out/toy, for tests that any model can pass."""
-    folder = tmp_path_factory.mktemp('toy')
-    (folder / 'out' / 'toy').mkdir(parents=True)
-    shutil.copy(FIXTURE, folder / 'out' / 'toy' / 'ckpt.pt')
-    return folder
 
 
 @pytest.fixture(scope='session')
@@ -54,10 +37,17 @@ def in_float64():
 
 
 @pytest.fixture
-def out(toy, folder):
+def out(folder):
     """Give the test a working directory with out/toy."""
-    shutil.copytree(toy / 'out', 'out')
+    Path('out/toy').mkdir(parents=True)
+    shutil.copy(TOY, 'out/toy/ckpt.pt')
     return folder
+
+
+@pytest.fixture
+def world(out) -> World:
+    """Load the toy in out/toy, with the default prompt."""
+    return World()
 
 
 @pytest.fixture

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 
 from rucksack import prepare, train
 from rucksack.checkpoint import make_model
-from rucksack.loaded import LoadedModel
+from rucksack.loaded import LoadedModel, from_pretrained
 from rucksack.model import GPT, Backpack, Config
 from rucksack.senses import compose, senses_after
 from rucksack.tokenizer import load_tokenizer, words_tokenizer
-from rucksack.weights import from_pretrained
 from rucksack.words import PROMPT, token_texts, word_id
 
 SIZES = {  # the paper's sizes (section 4.1, Table 9)
@@ -39,6 +38,7 @@ SIZES = {  # the paper's sizes (section 4.1, Table 9)
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / 'shared' / 'data'  # real data, if available
 VOCABULARY = SHARED / 'tiktoken'
+TOY = ROOT / 'tests' / 'fixtures' / 'toy.pt'  # a briefly trained toy (make_toy.py)
 
 TRANSFORMERS = os.environ.get('TRANSFORMERS_PYTHON')  # a Python with transformers
 if not TRANSFORMERS and importlib.util.find_spec('transformers'):
@@ -276,11 +276,11 @@ def save(folder: str, model: Backpack | GPT, tokenizer: dict, dataset: str = 'ti
 class World:
     """A model, its words, and the prompt to continue."""
 
-    def __init__(self, source: str = 'out/toy', prompt: str = PROMPT):
+    def __init__(self, source: str | Path = 'out/toy', prompt: str = PROMPT):
         model, self.tokenizer = from_pretrained(source)
         self.model = model.requires_grad_(False)
         self.encoding = load_tokenizer(self.tokenizer)
-        self.idx = LoadedModel(source, model, self.tokenizer).read_prompt(prompt)  # (1, T)
+        self.idx = LoadedModel('', model, self.tokenizer).read_prompt(prompt)  # (1, T)
         self.ids = self.idx[0].tolist()
         self.E = self.model.wte.weight[:self.encoding.n_vocab]
         self.id = partial(word_id, self.encoding)

@@ -8,9 +8,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from helpers import ROOT, log, train_toy
+from helpers import TOY, log, train_toy
 
-FIXTURE = ROOT / 'tests' / 'fixtures' / 'toy.pt'
 KEPT = ('model_config', 'tokenizer', 'settings', 'step')
 
 
@@ -21,4 +20,4 @@ if __name__ == '__main__':
         val_loss = float(log(run)[-1]['val_loss'])
     weights = {name: weight.bfloat16() for name, weight in state['model'].items()}
     kept = {name: state[name] for name in KEPT}
-    torch.save(kept | {'model': weights, 'val_loss': val_loss}, FIXTURE)
+    torch.save(kept | {'model': weights, 'val_loss': val_loss}, TOY)

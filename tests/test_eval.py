@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -123,11 +121,3 @@ def test_a_pipe_is_refused_by_name(capsys):
     """Each model reads the data, and a pipe can be read only once."""
     os.mkfifo('pipe')
     assert 'pipe' in error_of(tables, capsys, 'loss', '--from=out/run', '--data=pipe')
-
-
-def test_help_imports_no_pandas():
-    """Only what makes a table takes the time to import pandas and datasets."""
-    code = 'import sys, rucksack.paper.eval; print({"pandas", "datasets"} & {*sys.modules})'
-    command = [sys.executable, '-c', code]
-    found = subprocess.run(command, cwd=helpers.ROOT, capture_output=True, text=True)
-    assert found.stdout == 'set()\n'

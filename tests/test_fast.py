@@ -1,16 +1,14 @@
 """Claims about rucksack/fast.py and DistinctIds: each equals its plain version in model.py."""
 
-import importlib.util
-
 import pytest
 import torch
-from helpers import ROOT, lively, some_targets, text
+from helpers import lively, some_targets, text
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from rucksack.fast import Cached
 from rucksack.model import Backpack
-from rucksack.senses import Edit, compose, probs_under, scale_senses, topic
+from rucksack.senses import Edit, compose, scale_senses, topic
 from rucksack.training import DistinctIds, distinct_ids
 from rucksack.vocabulary import scores_of_bags
 
@@ -95,30 +93,3 @@ def test_a_cache_forgets_texts_that_do_not_go_on():
     for prompt, one in prompts:
         plain = model.generate(prompt, 5, 0, edit=one)
         assert torch.equal(cached.generate(prompt, 5, 0, edit=one), plain)
-
-
-def test_a_text_of_one_id_is_read_anew_past_block_size():
-    """A text of one id has the same last block_size ids, and the same logits, at each step."""
-    model = lively()
-    cached = Cached(model)
-    ids = torch.full((1, 12), 7)
-    for _ in range(2):
-        assert_close(cached(ids), model(ids)[:, -1:])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('n_sense', [0, 3])
-def test_a_second_import_of_model_py_makes_the_same_models(n_sense):
-    """`from model import Backpack` in a clone makes new classes, which work just as well here."""
-    spec = importlib.util.spec_from_file_location('model', ROOT / 'model.py')
-    second = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(second)
-    model = lively(n_sense=n_sense)
-    make = second.Backpack if n_sense else second.GPT
-    other = make(second.Config(**vars(model.config))).double().eval()
-    other.load_state_dict(model.state_dict())
-    idx = text(8)
-    inputs = (idx, some_targets(idx), *distinct_ids(idx))
-    assert torch.equal(Cached(other).generate(idx, 20, 0), model.generate(idx, 20, 0))
-    assert torch.equal(DistinctIds(other)(*inputs), DistinctIds(model)(*inputs))
-    assert torch.equal(probs_under(other, idx, [None]), probs_under(model, idx, [None]))

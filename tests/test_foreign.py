@@ -15,7 +15,7 @@ from rucksack.checkpoint import make_model
 from rucksack.data import read_bin, read_meta
 from rucksack.errors import UserError
 from rucksack.hub.export import export
-from rucksack.loaded import load_model
+from rucksack.loaded import from_pretrained, load_model
 from rucksack.model import GPT, Config
 from rucksack.page import write_page
 from rucksack.tokenizer import (
@@ -28,7 +28,6 @@ from rucksack.tokenizer import (
     tokens_of,
     vocab_size,
 )
-from rucksack.weights import from_pretrained
 
 MERGES = ['\u0120 t', 'h e', '\u0120t he']
 CUT = GPT2 | {'merges': MERGES}  # 256 bytes, 3 merges and end-of-text

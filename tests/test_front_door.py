@@ -12,9 +12,7 @@ from helpers import Averages, error_of, lively, say
 import rucksack
 from rucksack import sample
 from rucksack.__main__ import VERBS, main
-from rucksack.errors import user_errors
 from rucksack.hub import export as export_verb
-from rucksack.hub.export import export
 from rucksack.model import Backpack, Config
 from rucksack.tokenizer import (
     description_of,
@@ -70,19 +68,6 @@ def test_save_refuses_an_encoding_that_cuts_texts_otherwise():
                               special_tokens=ENCODING._special_tokens)
     with pytest.raises(ValueError, match='splits'):
         rucksack.save(lively(vocab_size=other.n_vocab), other, 'mine')
-
-
-def test_another_contextualizer_is_not_exported():
-    """An export with another contextualizer is refused, and nothing is written."""
-    with pytest.raises(ValueError, match='contextualizer'):
-        export(REFUSED['contextualizer'], gpt2_tokenizer(3), 'mine')
-    assert list(Path().iterdir()) == []
-
-
-def test_a_bug_of_ours_is_not_shown_as_a_damaged_file():
-    """A name that is not defined keeps its traceback."""
-    with pytest.raises(NameError), user_errors('a file'):
-        raise NameError
 
 
 def test_an_export_is_read_as_its_model_and_never_replaced(out, capsys):

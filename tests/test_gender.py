@@ -53,7 +53,7 @@ def test_nouns_and_prompts_of_a_file_are_measured(tmp_path):
     file = str(tmp_path / 'mine.txt')
 
     def ratio(*nouns: str) -> float:
-        lines = ['# mine', *nouns, nouns[0], 'the {} said {', 'that {} was']
+        lines = ['# mine', *nouns, 'the {} said {', 'that {} was']
         (tmp_path / 'mine.txt').write_text('\n'.join(lines))
         return gender.gender_rows(s, file)[0]['bias ratio']
 

@@ -20,10 +20,9 @@ from rucksack import sample
 from rucksack.hub.export import CODE, export, settings_of
 from rucksack.hub.find import BUNDLED
 from rucksack.hub.published import COPIES
-from rucksack.loaded import load_model
+from rucksack.loaded import from_pretrained, load_model
 from rucksack.paper.gender import gender_rows
 from rucksack.tokenizer import ENGLISH, load_tokenizer, tokenizer_files, words_tokenizer
-from rucksack.weights import from_pretrained
 
 BACKPACK = ROOT / 'tests' / 'fixtures' / 'backpack-gpt2-tiny'  # made by the published code
 GPT = ROOT / 'tests' / 'fixtures' / 'gpt2-tiny'  # made by transformers

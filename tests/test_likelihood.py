@@ -151,9 +151,7 @@ def test_blimp_by_hand(tmp_path):
     """A pair is right if the good sentence is likelier; means are taken over paradigms."""
     loaded = toy_loaded(seed=1)
     data = write_benchmarks(tmp_path / 'bench')
-    (data / 'a part').mkdir()  # not read, since another folder has more rows
-    good_is_bad = PAIRS[2] | {'sentence_good': 'Left who?', 'sentence_bad': 'Who left?'}
-    (data / 'a part' / 'two.jsonl').write_text(json.dumps(good_is_bad))
+    (data / 'a copy.jsonl').write_text(json.dumps(PAIRS[2]))  # counts once
     scores = []
     for pair in PAIRS:
         good, _ = by_hand(loaded, [loaded.eot], loaded.encode(pair['sentence_good']))

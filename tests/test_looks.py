@@ -7,19 +7,13 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from helpers import World, error_of, say
+from helpers import World, say
 from torch.nn import functional as F
 
 from rucksack.looks import explain, find, probs, show, similar, sweep
 from rucksack.senses import scale_senses, senses_after
 
 SENSES = range(16)
-
-
-@pytest.fixture
-def world(out) -> World:
-    """Load the toy in out/toy, with the default prompt."""
-    return World()
 
 
 def ask(verb, capsys, *argv: str) -> list[list[str]]:
@@ -29,16 +23,11 @@ def ask(verb, capsys, *argv: str) -> list[list[str]]:
     return found.drop(columns='rucksack_table').to_numpy().tolist()
 
 
-def assert_same(found, expected) -> None:
-    """Assert that two tables, rows or cells are the same, with numbers equal to within 1e-4."""
-    if isinstance(expected, list):
-        assert len(found) == len(expected)
-        for its, wanted in zip(found, expected):
-            assert_same(its, wanted)
-    elif isinstance(expected, str):
-        assert found == expected
-    else:
-        assert float(found) == pytest.approx(expected, abs=1e-4, rel=0)
+def assert_same(found: list[list[str]], expected: list[list]) -> None:
+    """Assert that two tables are the same, with numbers equal to within 1e-4."""
+    wanted = pandas.DataFrame(expected)
+    found = pandas.DataFrame(found).astype(wanted.dtypes)
+    pandas.testing.assert_frame_equal(found, wanted, rtol=0, atol=1e-4)
 
 
 def ranked(cells: list, words: list) -> list[list]:
@@ -62,12 +51,6 @@ def test_show_of_a_pair_has_the_sense_that_an_edit_turns_off(out, capsys):
     """The pair chooses sense 10 after the prompt, and 11 at weight 1."""
     rows = ask(show, capsys, 'nurse:she/he', '--from', 'english')
     assert {sense for sense, *_ in rows} == {'10'}
-
-
-@pytest.mark.parametrize('text', ['*:3', 'nurse,guard:3'])
-def test_show_of_more_than_one_word_is_refused(text, out, capsys):
-    """A list or * has no senses of its own to show."""
-    assert repr(text) in error_of(show, capsys, text)
 
 
 def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
@@ -122,7 +105,7 @@ def test_similar_has_the_nearest_words_in_each_sense(world, capsys):
     alike[quick] = -1
     expected = []
     for l in SENSES:
-        expected += ranked([l], world.top(alike[:, l], 8))
+        expected += ranked([str(l)], world.top(alike[:, l], 8))
     expected += ranked(['min'], world.top(alike.amin(-1), 8))
     assert_same(ask(similar, capsys, 'quick'), expected)
 
@@ -181,7 +164,7 @@ def test_explain_has_a_table_for_each_prompt(out, capsys):
 def test_probs_are_those_of_each_prompt(out, capsys):
     """Each prompt has a row with the log odds of two words, before and after the edit."""
     expected = []
-    for word in ('nurse', 'sheriff'):
+    for word in ('nurse', 'sheriff', 'nurse'):
         row = [f'My {word} said that']
         world = World(prompt=row[0])
         edit = scale_senses([world.id('nurse')], [3, 5], 0.0)
@@ -189,7 +172,7 @@ def test_probs_are_those_of_each_prompt(out, capsys):
             she, he = p[[world.id('she'), world.id('he')]].tolist()
             row += [she, he, math.log(she / he)]
         expected.append(row)
-    start = ['--start', 'My {} said that', '--words', 'nurse', '--words', 'sheriff']
+    start = ['--start', 'My {} said that', '--words', 'nurse,sheriff', '--words', 'nurse']
     assert_same(ask(probs, capsys, 'she', 'he', *start, '--edit', 'nurse:3,5'), expected)
 
 
@@ -205,14 +188,6 @@ def test_log_odds_are_the_difference_of_logits(world, capsys):
     assert float(odds) == pytest.approx(low - next_to_low, rel=1e-4)
 
 
-def test_equal_prompts_have_a_row_each(out, capsys):
-    """Equal lines in a file have a row each."""
-    lines = ['The nurse', 'The king', 'The nurse']
-    Path('prompts.txt').write_text('\n'.join(lines))
-    rows = ask(probs, capsys, 'she', '--start', '@prompts.txt')
-    assert [prompt for prompt, _ in rows] == lines
-
-
 @pytest.mark.parametrize('start, words, prompt', [
     ('@prompts.txt', [], '@nurse said'), ('A {}', [], 'A {}'), ('{}', ['--words', 'A {}'], 'A {}'),
     ('The nurse\rsaid that', [], 'The nurse\rsaid that')])
@@ -221,8 +196,3 @@ def test_a_prompt_may_hold_braces_an_at_or_a_return(start, words, prompt, out, c
     Path('prompts.txt').write_text('@nurse said')
     (found, _), = ask(probs, capsys, 'she', '--start', start, *words)
     assert found == prompt
-
-
-def test_words_need_a_place_in_the_prompt(out, capsys):
-    """A prompt without {} is refused, because it would be asked once a word."""
-    assert "'The nurse'" in error_of(probs, capsys, 'she', '--start', 'The nurse', '--words', 'a')

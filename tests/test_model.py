@@ -1,6 +1,5 @@
 """Claims about model.py: equations, size, initialization, loss and generation."""
 
-import math
 import re
 from itertools import product
 
@@ -12,7 +11,7 @@ from torch.testing import assert_close
 
 from rucksack.checkpoint import count_parameters, make_model
 from rucksack.fast import Cached
-from rucksack.model import GPT, Backpack, Config, draw, init_parameters, weighted_sum
+from rucksack.model import GPT, Backpack, Config, draw, weighted_sum
 from rucksack.senses import scale_senses, senses_after
 
 # -----------------------------------------------------------------------------
@@ -38,45 +37,6 @@ def test_the_example_in_the_docstring():
     C = [[[1.0, 0], [0, 1]], [[1, 0], [0, 0]]]
     o = weighted_sum(torch.tensor([alpha]), torch.tensor([C]))
     assert o[0, 1].tolist() == [1, 0]
-
-
-def test_cbow_is_a_backpack_with_one_sense_and_uniform_weights():
-    """With one sense and uniform weights, o_i is the mean of the vectors of the tokens so far."""
-    v = torch.randn(2, 5, 24)
-    alpha = torch.ones(2, 1, 5, 5).tril() / torch.arange(1, 6)[:, None]
-    means = [v[:, :i + 1].mean(1) for i in range(5)]
-    assert_close(weighted_sum(alpha, v[:, :, None]), torch.stack(means, dim=1))
-
-
-def test_a_log_linear_bigram_model_is_a_backpack():
-    """In the same lecture, P(bageling | go) is e^-7.5 / (e^-7.5 + e^3 + e^1.5)."""
-    scores = torch.tensor([2.5 - 10, 3, 1.5]).double()  # lambda_1 + lambda_2; two other words
-    C = scores.view(1, 1, 1, 3)  # the one sense of go; E is the identity
-    o = weighted_sum(torch.ones(1, 1, 1, 1).double(), C)
-    P = math.exp(-7.5) / (math.exp(-7.5) + math.exp(3) + math.exp(1.5))
-    assert o.softmax(-1)[0, 0, 0].item() == pytest.approx(P, rel=1e-12)
-
-
-def test_a_backpack_adds_features_that_depend_on_the_context():
-    """Another first word changes the features of the other words, alpha, but not their lambda."""
-    model = lively()
-    idx = text(5, batch=1).repeat(2, 1)
-    idx[1, 0] += 1
-    lambdas = model.project(model.senses(idx))[:, 1:]  # (2, 4, k, V)
-    features = model.alpha(idx)[:, :, -1, 1:]  # (2, k, 4), of the last position
-    assert_close(lambdas[0], lambdas[1])
-    assert (features[0] - features[1]).abs().max() > 0.01
-
-
-def test_a_layer_of_attention_is_a_backpack_whose_senses_are_o_v_x():
-    """With attention weights as alpha and C(x)_l = O_l V_l x, o is what torch's layer returns."""
-    attention = nn.MultiheadAttention(12, 3, bias=False, batch_first=True).double()
-    x = torch.randn(2, 7, 12).double()
-    is_later = torch.ones(7, 7, dtype=torch.bool).triu(1)
-    o, alpha = attention(x, x, x, attn_mask=is_later, average_attn_weights=False)
-    V = attention.in_proj_weight[24:].view(3, 4, 12)  # (k, d/k, d)
-    O = attention.out_proj.weight.view(12, 3, 4)  # (d, k, d/k)
-    assert_close(weighted_sum(alpha, torch.einsum('elh,lhd,btd->btle', O, V, x)), o)
 
 
 def test_alpha_rows_are_the_causal_distributions_of_eq_12():
@@ -195,19 +155,6 @@ def test_the_loss_is_the_mean_over_targets_that_count(n_sense):
     places = [(b, i) for b, i in product(range(2), range(10)) if targets[b, i] != -1]
     nats = [-logp[b, i, targets[b, i]].item() for b, i in places]
     assert model(idx, targets).item() == pytest.approx(sum(nats) / len(nats))
-
-
-def test_parameters_are_drawn_part_by_part():
-    """A seed gives the parameters of the four parts in order: first all made, then all drawn."""
-    config = Config(12, 40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
-    torch.manual_seed(0)
-    model = Backpack(config)
-    torch.manual_seed(0)
-    kinds = [type(part) for part in model.children()][1:]
-    parts = nn.ModuleList([nn.Embedding(40, 24), *(kind(config) for kind in kinds)])
-    init_parameters(parts, config.n_layer)
-    for p, expected in zip(model.parameters(), parts.parameters(), strict=True):
-        assert torch.equal(p, expected)
 
 
 def test_another_contextualizer_keeps_its_parameters():

@@ -12,14 +12,14 @@ from urllib.parse import urlencode
 
 import pytest
 import torch
-from helpers import ROOT, SHARED, VOCABULARY, World, error_of
+from helpers import ROOT, SHARED, TOY, VOCABULARY, World, error_of
 from torch import Tensor
 
-from rucksack import page as page_module
 from rucksack.edits.lines import find_senses, make_edit, parse_lines
 from rucksack.loaded import LoadedModel, load_model
 from rucksack.model import Backpack, Config
-from rucksack.page import WRONG_PREDICTIONS, in_8_bits, page, write_page
+from rucksack.page import page
+from rucksack.page.page import WRONG_PREDICTIONS, in_8_bits, write_page
 from rucksack.senses import Edit, explain, scale_senses
 from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer
 from rucksack.words import PROMPT
@@ -63,10 +63,10 @@ def tab(chromium):
 
 
 @pytest.fixture(scope='module')
-def toy_page(toy, tmp_path_factory) -> Path:
+def toy_page(tmp_path_factory) -> Path:
     """Write the page of the toy model with the verb page."""
     file = tmp_path_factory.mktemp('page') / 'toy.html'
-    page.main([str(file), '--from', str(toy / 'out' / 'toy')])
+    page.main([str(file), '--from', str(TOY)])
     return file
 
 
@@ -93,15 +93,10 @@ def english_page(tmp_path_factory) -> Path:
     return file
 
 
-def toy_world(toy, prompt: str = PROMPT) -> World:
-    """Load the toy in PyTorch, with a prompt."""
-    return World(str(toy / 'out' / 'toy'), prompt)
-
-
 @pytest.fixture
-def world(toy) -> World:
+def world() -> World:
     """Load the toy in PyTorch, with the prompt that its page begins with."""
-    return toy_world(toy)
+    return World(TOY)
 
 
 def load(tab, page: Path, fragment: str = '') -> None:
@@ -137,12 +132,6 @@ def predict(tab, prompt: str, lines: list[str]) -> tuple[list[int], list[float]]
 def press(tab, name: str) -> None:
     """Press the button of that name."""
     tab.get_by_role('button', name=name, exact=True).click()
-    settle(tab)
-
-
-def open_token(tab, place: int) -> None:
-    """Press the token at that place, so that the page shows its senses."""
-    tab.locator('#tokens button').nth(place).click()
     settle(tab)
 
 
@@ -203,9 +192,9 @@ def edit_of(lines: list[str], world: World) -> Edit:
 
 @pytest.mark.parametrize('prompt', PROMPTS.values(), ids=PROMPTS)
 @pytest.mark.parametrize('lines', EDITS.values(), ids=EDITS)
-def test_the_page_predicts_what_pytorch_does(lines, prompt, shared_tab, toy):
+def test_the_page_predicts_what_pytorch_does(lines, prompt, shared_tab):
     """The ten likeliest tokens and their probabilities are PyTorch's, under the same edits."""
-    world = toy_world(toy, prompt)
+    world = World(TOY, prompt)
     probs = world.probs(edit_of(lines, world))
     ids, found = predict(shared_tab, prompt, lines)
     assert found == pytest.approx(probs.topk(10).values.tolist(), abs=WITHIN)
@@ -214,10 +203,10 @@ def test_the_page_predicts_what_pytorch_does(lines, prompt, shared_tab, toy):
 
 @pytest.mark.parametrize('prompt, where, effect', [
     (PROMPTS['longer than block_size'], 'after this text', True), ('The', 'at weight 1', False)])
-def test_the_page_says_which_sense_is_off(prompt, where, effect, tab, toy_page, toy):
+def test_the_page_says_which_sense_is_off(prompt, where, effect, tab, toy_page):
     """The page names sample.py's sense, and a word that the text lacks, which has no effect."""
     load(tab, toy_page, link(prompt, 'nurse:she/he'))
-    world = toy_world(toy, prompt)
+    world = World(TOY, prompt)
     (sense,), _ = find_senses('nurse', 'she/he', world.model, world.encoding, [world.idx])
     notes = tab.text_content('#notes')
     assert notes.startswith(f'Sense {sense} of nurse most separates she/he {where}')
@@ -257,9 +246,9 @@ def test_the_page_counts_changed_predictions(line, tab, toy_page, world):
 
 
 @pytest.mark.parametrize('prompt', PROMPTS.values(), ids=PROMPTS)
-def test_greedy_text_is_pytorchs(prompt, shared_tab, toy):
+def test_greedy_text_is_pytorchs(prompt, shared_tab):
     """At temperature 0 the page writes what generate writes, under an edit and past block_size."""
-    world = toy_world(toy, prompt)
+    world = World(TOY, prompt)
     eot = world.encoding.eot_token
     lines = ['nurse:she/he=-9']  # the prompt alone chooses the sense
     written = world.model.generate(world.idx, 100, 0.0, edit=edit_of(lines, world), stop=eot)
@@ -294,12 +283,12 @@ def small_loaded(tokenizer: dict) -> LoadedModel:
 
 @pytest.mark.slow
 @pytest.mark.parametrize('merges', ['toy', 1000, 16384, None])
-def test_tokens_are_tiktokens(merges, tab, toy, tmp_path):
+def test_tokens_are_tiktokens(merges, tab, tmp_path):
     """Real and nasty lines get tiktoken's ids, with the toy's words and with GPT-2's BPE."""
     if merges is None and not VOCABULARY.is_dir():
         pytest.skip("GPT-2's vocabulary is not at hand")
     if merges == 'toy':
-        loaded = load_model(str(toy / 'out' / 'toy'), 'cpu')
+        loaded = load_model(str(TOY), 'cpu')
     else:
         loaded = small_loaded(gpt2_tokenizer(merges))
     lines = NASTY.copy()
@@ -328,7 +317,8 @@ def test_the_numbers_of_tokens_add_up_to_the_log_odds(tab, toy_page, world):
 
 def test_a_card_shows_a_sense(toy_tab, world):
     """A card has the six words that its sense raises most, the six it lowers most, and alpha."""
-    open_token(toy_tab, 2)
+    toy_tab.locator('#tokens button').nth(2).click()
+    settle(toy_tab)
     C = world.model.senses(world.idx[0, 2])  # (k, d)
     logits = (C @ world.E.T)[:, 256:]  # (k, words)
     rows = torch.stack([logits.topk(6).values, logits.topk(6, largest=False).values], -1)
@@ -356,11 +346,11 @@ def test_the_page_opens_on_the_word_that_decides(toy_tab, world):
     assert_shows(toy_tab, world.probs())
 
 
-def test_the_page_compares_likely_words(tab, toy_page, toy):
+def test_the_page_compares_likely_words(tab, toy_page):
     """The page compares the two likeliest words, if she and he are not in the ten likeliest."""
     prompt = 'the nurse said the'
     load(tab, toy_page, link(prompt))
-    world = toy_world(toy, prompt)
+    world = World(TOY, prompt)
     a, _, b, _ = world.top(world.probs(), 2)
     assert [tab.input_value('#a'), tab.input_value('#b')] == [a.strip(), b.strip()]
 
@@ -378,14 +368,12 @@ def test_the_page_compares_words_without_spaces(tab, tmp_path):
 
 @pytest.mark.slow
 def test_a_sense_can_be_turned_off_and_on(toy_tab, world):
-    """A card's button writes the line of its sense and moves nothing; all edits can be undone."""
+    """A card's button writes the line of its sense, and all edits can be undone."""
     card = toy_tab.locator('#cards article').first
-    top = card.locator('input').evaluate('slider => slider.offsetTop')
     card.locator('.off').click()
     line = f'{toy_tab.text_content("#word")}:{card.get_attribute("data-sense")}'
     assert_shows(toy_tab, world.probs(edit_of([line], world)))
     assert toy_tab.input_value('#lines') == line
-    assert card.locator('input').evaluate('slider => slider.offsetTop') == top
     press(toy_tab, 'Undo all edits')
     assert_shows(toy_tab, world.probs())
 
@@ -397,37 +385,24 @@ def test_a_sense_can_be_turned_off_and_on(toy_tab, world):
     (PROMPT, 2, '*:3=0', '0.00', ['*:3=0', 'nurse:3=2']),
     ('The nurse. The', 0, 'The:3', '0.00', ['The:3=2']),
     ('The nurse. The', 3, 'The:3', '0.00', ['The:3=2'])])
-def test_a_slider_shows_all_that_scales_its_sense(text, place, line, shown, moved, tab, toy_page,
-                                                  toy):
+def test_a_slider_shows_all_that_scales_its_sense(text, place, line, shown, moved, tab, toy_page):
     """A slider moved to 2 doubles its sense, if it can, wherever the word occurs in the text."""
     load(tab, toy_page, link(text, line, token=str(place)))
     card = tab.locator('#cards article[data-sense="3"]')
     assert card.locator('output').text_content() == shown
     card.locator('input').press('End')
-    world = toy_world(toy, text)
+    world = World(TOY, text)
     assert_shows(tab, world.probs(edit_of(moved, world)))
     assert tab.input_value('#lines').split('\n') == moved
 
 
 @pytest.mark.slow
-def test_a_token_chosen_by_keyboard_keeps_the_focus(toy_tab):
-    """Tab and Enter move from token to token, although the page redraws them."""
-    toy_tab.focus('#text')
-    for key in ['Tab', 'Enter', 'Tab', 'Enter']:
-        toy_tab.keyboard.press(key)
-        settle(toy_tab)
-    chosen = toy_tab.locator('#tokens button:nth-child(2)')
-    assert chosen.get_attribute('aria-pressed') == 'true'
-    assert chosen.evaluate('button => button === document.activeElement')
-
-
-@pytest.mark.slow
-def test_the_link_brings_all_back(toy_tab, toy_page, toy):
+def test_the_link_brings_all_back(toy_tab, toy_page):
     """The address holds the text, the edits, the two words, the token and the sense.
 
     A line that cannot be read is named, stays in its box, and leaves the edits as they were.
     """
-    world = toy_world(toy, 'The nurse & the guard #1')
+    world = World(TOY, 'The nurse & the guard #1')
     lines = ['nurse: she -> he', 'nurse:she/he=0.5', 'guard:3']
     toy_tab.fill('#text', 'The nurse & the guard #1')
     apply(toy_tab, 'nurse:3')
@@ -438,7 +413,8 @@ def test_the_link_brings_all_back(toy_tab, toy_page, toy):
     apply(toy_tab, *lines)
     toy_tab.fill('#b', 'they')
     press(toy_tab, 'Compare')
-    open_token(toy_tab, 1)
+    toy_tab.locator('#tokens button').nth(1).click()
+    settle(toy_tab)
     toy_tab.locator('#cards article').nth(2).locator('button').first.click()
     names = '["text", "lines", "b", "word", "sense"]'
     script = f'{names}.map(id => byId(id).value ?? byId(id).textContent)'
@@ -448,37 +424,11 @@ def test_the_link_brings_all_back(toy_tab, toy_page, toy):
     assert_shows(toy_tab, world.probs(edit_of(lines, world)))
 
 
-def test_typed_text_survives_a_reload(toy_tab):
-    """The address gets a text while it is typed, before its box loses the focus."""
-    toy_tab.fill('#text', 'a river')
-    toy_tab.wait_for_function('location.hash.includes("river")')
-    toy_tab.reload()
-    toy_tab.evaluate('ready')
-    assert toy_tab.input_value('#text') == 'a river'
-
-
-@pytest.mark.parametrize('sandbox', [None, 'allow-scripts'])
-def test_the_page_runs_in_a_page(sandbox, tab, toy_page):
-    """In <iframe srcdoc>, as notebooks embed it, the page has no address, but it predicts."""
-    script = """([srcdoc, sandbox]) => {
-        const frame = Object.assign(document.createElement('iframe'), {srcdoc});
-        if (sandbox) frame.sandbox = sandbox;
-        document.body.append(frame);
-    }"""
-    tab.evaluate(script, [toy_page.read_text(encoding='utf-8'), sandbox])
-    frame = tab.frame_locator('iframe')
-    frame.locator('body:not([inert])').wait_for()
-    frame.locator('#text').fill('The nurse')
-    frame.locator('#tokens button').nth(2).wait_for(state='detached')
-    assert frame.locator('#tokens bdi').all_text_contents() == ['·The', 'nurse']
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('line, said', [('zebra:0', 'zebra'), ('x' * 130_000, 'xxx')])
-def test_a_bad_link_is_named_and_keeps_its_text(line, said, tab, toy_page):
+def test_a_bad_link_is_named_and_keeps_its_text(tab, toy_page):
     """A link with a line that cannot be read gets a message, and the page works."""
-    load(tab, toy_page, link('x' * 130_000, line))
-    assert said in tab.text_content('#said')
+    load(tab, toy_page, link('x' * 130_000, 'zebra:0'))
+    assert 'zebra' in tab.text_content('#said')
     assert tab.input_value('#text') == 'x' * 130_000
     assert not tab.evaluate('document.body.inert')
 
@@ -527,39 +477,25 @@ def test_markup_in_a_command_stays_text(out, tab):
     assert tab.locator('script').count() == N_SCRIPTS
 
 
-# The first is for the picture in README.md, tests/page.png. To take it again:
+# To take the picture in README.md, tests/page.png, again:
 # SCREENSHOTS=tests python -m pytest -m "slow or not slow" tests/test_page.py -k page
-SIZES = {'page': (1280, 790), 'phone': (390, 844), 'landscape': (844, 390), 'narrow': (320, 640)}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('size', SIZES)
+@pytest.mark.parametrize('size', [(1280, 790), (390, 844), (844, 390)])
 def test_the_page_fits(size, chromium, english_page):
-    """The page never scrolls sideways, and a slider never hides the two words' probabilities.
-
-    If SCREENSHOTS names a folder, screenshots go there.
-    """
-    width, height = SIZES[size]
+    """The page never scrolls sideways, and a slider never hides the two words' probabilities."""
+    width, height = size
     viewport = {'width': width, 'height': height}
     with open_tab(chromium, viewport=viewport, is_mobile=width < 500) as tab:
         load(tab, english_page, link(PROMPT, 'nurse:10'))
-        if 'SCREENSHOTS' in os.environ:
-            tab.screenshot(path=ROOT / os.environ['SCREENSHOTS'] / f'{size}.png')
+        if 'SCREENSHOTS' in os.environ and width == 1280:
+            tab.screenshot(path=ROOT / os.environ['SCREENSHOTS'] / 'page.png')
         assert tab.evaluate('document.scrollingElement.scrollWidth') <= width
         tab.locator('#cards input').last.focus()
         assert 0 <= tab.locator('#pair').bounding_box()['y'] < height
 
 
-@pytest.mark.slow
-def test_every_control_has_a_name(shared_tab):
-    """Every button and field has a label or text for people who do not see the page."""
-    name = 'x => x.ariaLabel ?? [x, ...x.labels].map(one => one.textContent).join("").trim()'
-    for control in shared_tab.locator('button, input, select, textarea').all():
-        assert control.evaluate(name)
-
-
 def test_a_model_too_large_is_refused(out, capsys, monkeypatch):
     """The error names a model with more parameters than a page takes, and no page is written."""
-    monkeypatch.setattr(page_module, 'LARGEST', 1000)
+    monkeypatch.setattr(page, 'LARGEST', 1000)
     assert 'out/toy' in error_of(page, capsys, 'page.html', '--from', 'out/toy')
     assert [path.name for path in Path().iterdir()] == ['out']

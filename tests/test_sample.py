@@ -11,18 +11,11 @@ from helpers import World, error_of, save, say, toy_loaded
 from torch import Tensor
 
 from rucksack import sample
-from rucksack.__main__ import VERBS
 from rucksack.cli import printable
 from rucksack.senses import STRENGTHS, Edit, compose, replace_word, scale_senses, topic
 from rucksack.vocabulary import bag_ids, scores_of_bags
 
 SHORT = ['--num-samples', '1', '--max-new-tokens', '1']
-
-
-@pytest.fixture
-def world(out) -> World:
-    """Load the toy in out/toy, with the default prompt."""
-    return World()
 
 
 def shown(said: str) -> list[str]:
@@ -60,13 +53,6 @@ def test_words_of_an_edit_that_no_prompt_has_are_named(out, capsys):
     start = ['--start', 'The nurse said', '--start', 'The guard said']
     said = say(sample, capsys, *start, '--edit', 'nurse:1', 'sheriff:0', 'baker:3', *SHORT)
     assert re.findall('Not in any prompt.*: (.*)', said) == ['sheriff', 'baker']
-
-
-@pytest.mark.parametrize('argv, differ', [([], 1), (['--from', 'out/toy'], 0)])
-def test_of_a_model_we_chose_sense_numbers_are_said_to_differ(argv, differ, out, capsys):
-    """Unless --from names the model, a line says that sense numbers differ between models."""
-    about, *_ = say(sample, capsys, *argv, *SHORT).splitlines()
-    assert about.count('Sense numbers differ between models') == differ
 
 
 def test_all_edits_apply_in_order_in_one_command(out, capsys):
@@ -107,13 +93,6 @@ def test_a_greedy_text_is_written_once(out, capsys):
     """At temperature 0 all texts would be the same."""
     said = say(sample, capsys, '--temperature', '0', '--num-samples', '3')
     assert re.findall(r'\n(\d): ', said) == ['1']
-
-
-def test_another_flag_is_refused_with_the_names_of_the_verbs(out, capsys):
-    """A flag that became a verb is not ignored, and its line names all verbs but the scripts."""
-    line = error_of(sample, capsys, '--show', 'nurse')
-    assert '--show' in line
-    assert set(VERBS) - {'prepare', 'train', 'sample'} <= set(re.findall(r'\w+', line))
 
 
 DRAWN = ['--seed', '3', '--num-samples', '3', '--temperature', '0.7', '--top-k', '5']

@@ -27,12 +27,12 @@ from torch.testing import assert_close
 
 from rucksack import train
 from rucksack.hub.export import export
+from rucksack.loaded import from_pretrained
 from rucksack.model import GPT, Config
 from rucksack.optimizers import make_optimizers
 from rucksack.start import STEERING, fine_tune
 from rucksack.train import Settings, chunks_of_step, lr_scale
 from rucksack.training import DistinctIds, distinct_ids
-from rucksack.weights import from_pretrained
 
 RESUME = [*SMALL, '--init_from=resume']
 
@@ -270,13 +270,6 @@ def test_several_processes_train_as_one(n, tiny, in_float64):
         all_of_them = [[*run, *more, '--out_dir=out/all']] * n
         assert ranks(*all_of_them, DTYPE='float64') == [0] * n
         assert_close_runs('out/one', 'out/all')
-
-
-@pytest.mark.parametrize('world, fact', [('2', 'RANK'), ('two', 'two'), ('0', 'n_head')])
-def test_a_world_size_that_is_not_torchruns_is_one_line(world, fact, tiny, capsys, monkeypatch):
-    """WORLD_SIZE without a rank is refused; 0 means one process."""
-    monkeypatch.setenv('WORLD_SIZE', world)
-    assert fact in error_of(train, capsys, *SMALL, '--n_head=5')
 
 
 @pytest.mark.parametrize('given, steps', [('-1', 2), ('0', 0), ('3', 3)])

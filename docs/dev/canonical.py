@@ -11,6 +11,8 @@ method on the test pairs with three seeds. LoRA needs peft.
 An update (vectors of senses, or differences of parameters) that costs more than the budget on 100
 texts is scaled back. The price is measured on 300 other texts. Learning uses neither. (In
 validation, which only chooses configurations, both use the same 30 texts.)
+The neighbours of the examples are found by english (see rucksack/neighbours.py), half of them are
+held where senses are learned, and the other half is counted for every method.
 Lent senses are learned by english with the configurations of senses, but not scaled: beta is the
 largest of 1.5, 1.4 .. 0 that keeps to the budget on the 100 texts.
 """
@@ -32,12 +34,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-import rucksack
 from rucksack.edits import learning
 from rucksack.edits.examples import Example
 from rucksack.edits.lending import Lent
+from rucksack.edits.neighbours import find_neighbours, find_subjects, usual_logp, write_texts
+from rucksack.edits.positions import inside
+from rucksack.loaded import load_model
 
-PASSES = 10   # over the examples
+PASSES = 10   # over the examples, for finetuning
+EXAMPLES_AT_ONCE = 5
 BUDGET = 1e-3  # a share of the loss on ordinary text
 FACTORS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 BETAS = [n / 10 for n in range(15, -1, -1)]  # for lending
@@ -48,11 +53,10 @@ TASKS = {  # examples, texts to judge, hard negatives; the wish; what counts as 
     'verb_conjugation': (('train', 'eval', 'hard_neg_eval'), 'order', 16),
     'stereoset': (('train', 'eval_clear', 'hard_neg'), 'less', 0.001),
     'temporal': (('train', 'eval_clear', 'hard_neg_eval_clear'), 'more', 0.05)}
+SUBJECTS = ('country_capital', 'company_ceo', 'pronoun_gender_bias', 'temporal')
 CONFIGS = {
-    'held': [{'n': 9, 'lr': 2e-2, 'inside': inside, 'written': written}
-             for written, inside in ((0, 0), (0, 1), (0, 3), (0, 10), (1, 0), (1, 1))],
-    'senses': [{'n': n, 'lr': lr}
-               for n, lr in [*product((9, 5), (1e-2, 3e-2, 2e-2, 5e-3)), (9, 5e-2)]],
+    'senses': [{'HOLD': hold, 'URGENCY': hold / 10, 'RIDGE': ridge}
+               for hold, ridge in product((100, 10, 1), (1e-3, 1e-2))],
     'full': [{'lr': lr, 'kl': kl}
              for kl, lr in [*product((10, 1), (3e-4, 1e-3, 1e-4, 3e-5)), (30, 3e-4), (30, 1e-4)]],
     'lora': [{'lr': lr, 'kl': kl, 'rank': rank}
@@ -60,7 +64,6 @@ CONFIGS = {
                                   (16, 1, 1e-3), (16, 30, 3e-3), (16, 1, 3e-4)]],
     'lent': []}  # the configurations of senses
 METHODS = {  # method -> model and configurations
-    'senses, held': ('english', 'held'),
     'senses': ('english', 'senses'),
     'Transformer, full': ('english_gpt', 'full'),
     'Transformer, LoRA': ('english_gpt', 'lora'),
@@ -69,10 +72,14 @@ METHODS = {  # method -> model and configurations
     'Backpack, LoRA': ('english', 'lora')}
 SIZES = {  # at most: examples, texts to judge, hard negatives, texts that give the price
     'validate': (120, 120, 60, 30), 'test': (120, 360, 120, 300)}
-COLUMNS = (  # nats, errors of means over texts; inside: divergence inside the examples' prompts
+# nats, errors of means over texts; inside: divergence inside the examples' prompts; other, same:
+# neighbours with another subject, and with the same (or, for tasks without subjects, any); rises of
+# p(A), shares whose likeliest next word changed, and their number
+COLUMNS = (
     'stage', 'task', 'method', 'config', 'seed', 'before', 'success_before', 'hard_before', 'size',
     'budget', 'factor', 'nats', 'gain_error', 'success', 'hard', 'hard_error', 'price',
-    'price_error', 'inside', 'loss', 'seconds')
+    'price_error', 'inside', 'other_rise', 'other_changed', 'same_rise', 'same_changed',
+    'neighbours', 'loss', 'seconds')
 
 
 # -----------------------------------------------------------------------------
@@ -102,6 +109,15 @@ def read_task(folder, task, split, encoding, sizes):
     return [read_rows(folder / task / f'{task}_{part}-{split}.jsonl',
                       wish if part != parts[2] else 'more', encoding, most)
             for part, most in zip(parts, sizes)]
+
+
+def with_neighbours(loaded, task, data, held):
+    """Give the examples of a task their subjects, and find the neighbours."""
+    examples, *rest = data
+    usual = usual_logp(loaded, [(ids[:1], ids[1:]) for ids in held])
+    if task in SUBJECTS:
+        examples = find_subjects(loaded, examples, usual)
+    return [examples, *rest], find_neighbours(loaded, examples, usual)
 
 
 def read_background(folder, encoding, n, stage):
@@ -177,20 +193,20 @@ def inside_prompts(model, examples, edit=None):
 # Methods. Each returns a function from a factor to an edit, or None if it has changed the model.
 
 
-def learn_senses(model, examples, held, config, seed):
-    """Learn vectors for senses, as edit.py does."""
+def learn_senses(model, examples, held, near, config, seed):
+    """Learn vectors for senses, as rucksack edit does."""
+    set_constants(config)
     background = [(ids[:1], ids[1:]) for ids in held]
-    pairs = learning.choose(model, examples, background, config['n'])
-    groups = [background]
-    groups += config.get('inside', 0) * [learning.inside(examples)]
-    if config.get('written'):
-        groups += config['written'] * [learning.write_texts(model, examples, held[0][0], seed)]
-    groups = [learning.read(model, group, pairs) for group in groups]  # all count equally
-    cases = [learning.read(model, learning.texts_of([one]), pairs) for one in examples]
-    floors = torch.tensor([min(one.goal, 0.0) for one in examples])  # or it would end early
-    vectors = learning.fit(examples, floors, cases, groups, PASSES, config['lr'], seed)
-    ids, numbers = pairs.T
-    return lambda factor: learning.Shift(ids, numbers, factor * vectors).edit(), len(pairs)
+    written = write_texts(model, examples, held[0][0], seed)
+    texts = [background, written, [one.pair for one in near[::2]]]
+    shift = learning.find_shift(model, examples, texts, [inside(examples)], seed)
+    return shift.edit, len(shift.numbers)
+
+
+def set_constants(config):
+    """Set the constants of rucksack/learning.py that a configuration has."""
+    for name, value in config.items():
+        setattr(learning, name, value)
 
 
 def logits_of(model, idx):
@@ -201,14 +217,14 @@ def logits_of(model, idx):
 def finetune(model, parameters, examples, held, lr, kl, seed):
     """Train parameters with the same steps that learn vectors of senses."""
     optimizer = torch.optim.Adam(parameters, lr, betas=(0.9, 0.995), fused=True)
-    steps = PASSES * math.ceil(len(examples) / learning.EXAMPLES_AT_ONCE)
+    steps = PASSES * math.ceil(len(examples) / EXAMPLES_AT_ONCE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     blocks = [torch.tensor(ids[i:i + 65]) for ids in held for i in range(0, len(ids) - 65, 65)]
     with torch.no_grad():
         before = [logits_of(model, ids[None, :-1])[0].log_softmax(-1) for ids in blocks]
     orders = [torch.randperm(len(examples), generator=generator) for _ in range(PASSES)]
-    for batch in [batch for order in orders for batch in order.split(learning.EXAMPLES_AT_ONCE)]:
+    for batch in [batch for order in orders for batch in order.split(EXAMPLES_AT_ONCE)]:
         texts, targets, signs, owners = [], [], [], []
         for i in batch.tolist():
             one = examples[i]
@@ -340,23 +356,48 @@ class Measured(NamedTuple):
     hard: Tensor     # of each hard negative
     loss: Tensor     # of each text that gives the price
     inside: Tensor   # log p at the positions inside the examples' prompts, (positions, V)
+    near: Tensor     # log p after the neighbours, (neighbours, V)
 
 
-def measure(model, task, data, priced, edit=None):
+@torch.no_grad()
+def after_neighbours(model, near, edit=None):
+    """Predict after the neighbours that learning leaves out: log p of all ids (n, V)."""
+    logits = [last_logits(model, torch.tensor([one.prompt]), 1, edit) for one in near[1::2]]
+    return torch.cat(logits).log_softmax(-1)
+
+
+def specificity(before, after, near):
+    """Measure how neighbours moved: columns of a row."""
+    found = {'neighbours': len(before)}
+    changed = before.argmax(-1) != after.argmax(-1)
+    ids = torch.tensor([one.example.a[0] for one in near[1::2]])[:, None]
+    rises = (after.exp().gather(1, ids) - before.exp().gather(1, ids))[:, 0]
+    is_other = torch.tensor([one.kind == 'another subject' for one in near[1::2]])
+    for name, some in (('other', is_other), ('same', ~is_other)):
+        found[f'{name}_rise'] = rises[some].mean().item()
+        found[f'{name}_changed'] = changed[some].double().mean().item()
+    return found
+
+
+def measure(model, task, data, near, priced, edit=None):
     """Measure a model on the data of a task, and on the texts that give the price."""
     examples, texts, negatives = data
     nats, success = judge(model, texts, edit, TASKS[task][2])
     hard, _ = judge(model, negatives, edit, 1)
     inside = inside_prompts(model, examples, edit)
-    return Measured(nats, success, hard, loss_of_texts(model, priced, edit), inside)
+    loss = loss_of_texts(model, priced, edit)
+    return Measured(nats, success, hard, loss, inside, after_neighbours(model, near, edit))
 
 
-def run(model, kind, task, data, background, config, seed, before):
+def run(model, kind, task, data, near, background, config, seed, before):
     """Teach a model, measure it, and restore it; returns columns of a row."""
     held, priced, for_scale = background
     start = time.monotonic()
     learner = model.lender if kind == 'lent' else model
-    apply, size = LEARN.get(kind, learn_senses)(learner, data[0], held, config, seed)
+    if kind in LEARN:
+        apply, size = LEARN[kind](learner, data[0], held, config, seed)
+    else:
+        apply, size = learn_senses(learner, data[0], held, near, config, seed)
     seconds = time.monotonic() - start
     apply(0)
     budget = BUDGET * mean_loss(model, for_scale)
@@ -364,7 +405,7 @@ def run(model, kind, task, data, background, config, seed, before):
         factor = choose_beta(model, for_scale, apply(1), budget)
     else:
         factor = factor_within(model, for_scale, apply, budget)
-    after = measure(model, task, data, priced, apply(factor))
+    after = measure(model, task, data, near, priced, apply(factor))
     apply(0)
     price = after.loss - before.loss
     divergence = F.kl_div(after.inside, before.inside, log_target=True, reduction='batchmean')
@@ -375,6 +416,7 @@ def run(model, kind, task, data, background, config, seed, before):
     return {
         'size': size, 'budget': BUDGET, 'factor': factor, 'seconds': seconds,
         'success_before': before.success, 'success': after.success, 'inside': divergence.item(),
+        **specificity(before.near, after.near, near),
         **{name: values.mean().item() for name, values in means.items()},
         **{name: standard_error(values) for name, values in errors.items()}}
 
@@ -395,17 +437,18 @@ def main():
     done = []
     if args.csv.exists():
         done = list(csv.DictReader(args.csv.open()))
-    models = {name: rucksack.load(name) for name in ('english', 'english_gpt')}
-    for model, _ in models.values():
-        model.requires_grad_(False)
-    encoding = models['english'][1]
+    models = {name: load_model(name, 'cpu') for name in ('english', 'english_gpt')}
+    for loaded in models.values():
+        loaded.model.requires_grad_(False)
+    encoding = models['english'].encoding
     background = read_background(args.folder, encoding, sizes[3], args.stage)
     for task, method in product(args.tasks, args.methods):
         name, kind = METHODS[method]
-        model = models[name][0]
+        model = models[name].model
         if kind == 'lent':
-            model = Lent(model, models['english'][0])
+            model = Lent(model, models['english'].model)
         data = read_task(args.folder, task, split, encoding, sizes)
+        data, near = with_neighbours(models['english'], task, data, background[0])
         print(f'{task}, {method}: {[len(part) for part in data]}', flush=True)
         configs = CONFIGS[kind]
         if args.stage == 'test':
@@ -417,8 +460,8 @@ def main():
             if any(key.items() <= row.items() for row in done):
                 continue
             if before is None:
-                before = measure(model, task, data, background[1])
-            row = run(model, kind, task, data, background, json.loads(config), seed, before)
+                before = measure(model, task, data, near, background[1])
+            row = run(model, kind, task, data, near, background, json.loads(config), seed, before)
             row = {name: shortened(value) for name, value in (key | row).items()}
             is_new = not args.csv.exists()
             with args.csv.open('a', newline='') as file:

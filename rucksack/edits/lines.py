@@ -114,51 +114,45 @@ def find_senses(word: str, which: str, model: Backpack, encoding: Encoding,
                 prompts: Collection[Tensor] = ()) -> tuple[list[int], str]:
     """List the senses of a word that people name, and say why, if that is not in the name.
 
-    which is 3-5,10, or '' for all senses, or A/B for the sense that most separates A from B after
-    the prompts, ids (1, T) each.
+    which is 3-5,10, or '' for all senses, or A/B for the sense that most separates A from B: whose
+    terms alpha * C.(E_a - E_b) have the largest sum, averaged over the prompts, ids (1, T) each,
+    that contain the word. If none does, the terms are those at weight 1.
     """
     k = model.config.n_sense
     if '/' not in which:
         return sense_numbers(which or f'0-{k - 1}', k), ''
-    scores, where = separation_scores(word, which, model, encoding, prompts)  # (k,)
-    pair = ' from '.join(parse_pair(which))
-    best = scores.abs().topk(min(2, k)).indices.tolist()
-    logits = ', '.join(f'sense {l}: {scores[l]:+.2f} logits' for l in best)
-    return best[:1], f'sense {best[0]} of {word}, which most separates {pair} {where} ({logits})'
-
-
-def sense_numbers(spans: str, k: int) -> list[int]:
-    """List the numbers in spans, such as 3-5,10; raises UserError unless all are below k."""
-    numbers = []
-    for span in re.split(r'\s*,\s*', spans):
-        match = re.fullmatch('([0-9]+)(?:-([0-9]+))?', span)
-        first, last = match.groups(match[1]) if match else (k, k)
-        if not int(first) <= int(last) < k:
-            raise UserError(f'{span!r} is not a sense; write 10, 3-5,10 (up to {k - 1}) or she/he')
-        numbers += range(int(first), int(last) + 1)
-    return numbers
-
-
-def separation_scores(word: str, pair: str, model: Backpack, encoding: Encoding,
-                      prompts: Collection[Tensor]) -> tuple[Tensor, str]:
-    """Measure in logits how far each sense of a word separates A from B, (k,); also say where.
-
-    The score is the sum of the sense's terms alpha * C.(E_a - E_b), averaged over the prompts that
-    contain the word. If none does, the score is C.(E_a - E_b), the term at weight 1.
-    """
     if word == '*':
-        raise UserError(f'*:{pair} needs a word in place of *: the sense differs between words')
-    a, b = word_ids(encoding, parse_pair(pair))
+        raise UserError(f'*:{which} needs a word in place of *: the sense differs between words')
+    pair = parse_pair(which)
+    a, b = word_ids(encoding, pair)
     E = model.wte.weight
     words = edit_targets(encoding, word)
-    scores = []
+    found = []
     for idx in prompts:
         is_word = occurrences(idx, words)[..., 0]  # (1, T, 1)
         if is_word.any():
             alpha, along = explain(model, idx, E[a] - E[b])  # (1, T, k) each
             terms = alpha * along * is_word
-            scores.append(terms.sum((0, 1)))
-    if scores:
-        return torch.stack(scores).mean(0), 'after the prompt'
-    last = torch.tensor(tokens_of(encoding, word)[-1:], device=E.device)  # (1,)
-    return separation(model, last, a, b)[0], 'at weight 1'
+            found.append(terms.sum((0, 1)))
+    where = 'after the prompt'
+    if not found:
+        where = 'at weight 1'
+        last = torch.tensor(tokens_of(encoding, word)[-1:], device=E.device)  # (1,)
+        found = [separation(model, last, a, b)[0]]
+    scores = torch.stack(found).mean(0)  # (k,)
+    best = scores.abs().topk(min(2, k)).indices.tolist()
+    logits = ', '.join(f'sense {l}: {scores[l]:+.2f} logits' for l in best)
+    apart = ' from '.join(pair)
+    return best[:1], f'sense {best[0]} of {word}, which most separates {apart} {where} ({logits})'
+
+
+def sense_numbers(spans: str, k: int) -> list[int]:
+    """List the numbers in spans, such as 3-5,10; raises UserError unless all are below k."""
+    numbers = []
+    for span in spans.split(','):
+        match = re.fullmatch(r'\s*([0-9]+)(?:-([0-9]+))?\s*', span)
+        first, last = match.groups(match[1]) if match else (k, k)
+        if not int(first) <= int(last) < k:
+            raise UserError(f'{span!r} is not a sense; write 10, 3-5,10 (up to {k - 1}) or she/he')
+        numbers += range(int(first), int(last) + 1)
+    return numbers

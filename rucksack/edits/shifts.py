@@ -18,7 +18,10 @@ from rucksack.senses import Edit, add_to_senses
 
 @dataclass(frozen=True)
 class Shift:
-    """A learned edit: vectors (P, d) to add to the senses numbers (P,) of ids (P,)."""
+    """A learned edit: vectors (P, d) to add to the senses numbers (P,) of ids (P,) or (P, L).
+
+    Row p of (P, L) is a sequence of ids; see add_to_senses.
+    """
 
     ids: Tensor
     numbers: Tensor
@@ -56,17 +59,9 @@ def about_shift(path: Path) -> dict:
 
 def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
     """Read a learned edit; raises UserError if path has none, or has one for another model."""
-    with user_errors(path, 'it must be a file that edit.py wrote'):
-        with safe_open(path, 'pt', str(model.wte.weight.device)) as file:
-            if file.metadata()['model'] != fingerprint(model, encoding):
-                raise UserError('it was learned for a model with other parameters or another '
-                                'vocabulary; learn it again with edit.py')
-            shift = Shift(*map(file.get_tensor, ('ids', 'numbers', 'vectors')))
-        shape = (len(shift.ids), model.config.n_embd)
-        if shift.vectors.shape != shape or (shift.numbers < 0).any():
-            raise ValueError('it lacks the vector of a sense, or has a negative sense number')
-        idx = shift.ids[None]  # (1, P)
-        moved = shift.edit()(idx, model.senses(idx))
-        if not moved.isfinite().all():
-            raise ValueError('a vector is not finite')
-    return shift
+    with user_errors(path, 'it must be a file that rucksack edit wrote'), \
+            safe_open(path, 'pt', str(model.wte.weight.device)) as file:
+        if file.metadata()['model'] != fingerprint(model, encoding):
+            raise UserError('it was learned for a model with other parameters or another '
+                            'vocabulary; learn it again with python -m rucksack edit')
+        return Shift(*map(file.get_tensor, ('ids', 'numbers', 'vectors')))

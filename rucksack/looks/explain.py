@@ -3,20 +3,19 @@
     python -m rucksack explain she/he
 """
 
-from functools import partial
+from argparse import Namespace
 
 import torch
 from tiktoken import Encoding
 from torch import Tensor
 
 from rucksack import senses
-from rucksack.cli import run_cli
 from rucksack.loaded import LoadedModel
 from rucksack.looks.next_words import next_logits
 from rucksack.model import Backpack
 from rucksack.table import Table
-from rucksack.verbs import load_and_edit, parse_look, show_tables
-from rucksack.words import parse_pair, token_texts, word_ids
+from rucksack.verbs import look, read_and_edit
+from rucksack.words import parse_pair, read_prompts, token_texts, word_ids
 
 COLUMNS = {  # name -> format
     'adds': '+.3f',
@@ -35,12 +34,12 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
     C . direction), and the token, its position and the sense's number.
     """
     alpha, scores = senses.explain(model, idx, direction, C)  # (1, T, k) each
-    numbers = torch.stack([alpha * scores, alpha, scores], dim=-1)  # (1, T, k, 3)
+    numbers, = torch.stack([alpha * scores, alpha, scores], dim=-1).tolist()  # (T, k, 3)
     tokens = token_texts(encoding, idx[0].tolist())
     rows = []
-    for i, of_senses in enumerate(numbers[0].tolist()):
-        for l, of_sense in enumerate(of_senses):
-            cells = [*of_sense, tokens[i], i, l]
+    for i, token in enumerate(tokens):
+        for l, of_sense in enumerate(numbers[i]):
+            cells = [*of_sense, token, i, l]
             rows.append(dict(zip(COLUMNS, cells)))
     return rows
 
@@ -51,36 +50,33 @@ def explain(loaded: LoadedModel, text: str, idx: Tensor, most: int | None = None
     text is A, A/B, or '' for the likeliest word. Only the largest most are printed.
     """
     model = loaded.backpack
-    encoding = loaded.encoding
     probs = next_logits(model, idx, loaded.edit).softmax(-1)  # (V,)
-    if '/' in text:
-        ids = word_ids(encoding, parse_pair(text))
-    elif text:
-        ids = word_ids(encoding, [text])
-    else:
-        ids = [probs.argmax().item()]
+    ids = [probs.argmax().item()]
+    if text:
+        words = parse_pair(text) if '/' in text else [text]
+        ids = word_ids(loaded.encoding, words)
     E = model.wte.weight[ids]  # (1 or 2, d)
     direction = E[0] - E[1:].sum(0)  # (d,)
     C = senses.senses_after(model, idx, loaded.edit)  # (1, T, k, d)
-    found = terms(model, encoding, idx, direction, C)
+    found = terms(model, loaded.encoding, idx, direction, C)
     found.sort(key=lambda term: -abs(term['adds']))
     rows = [list(term.values()) for term in found]
     total = sum(term['adds'] for term in found)
-    logits = ' minus the logit of '.join(map(repr, token_texts(encoding, ids)))
+    logits = ' minus the logit of '.join(map(repr, token_texts(loaded.encoding, ids)))
     chances = ', '.join(f'{p:.3f}' for p in probs[ids].tolist())
     title = f'The logit of {logits}, term by term: alpha * C.E (probability {chances})'
     return Table(title, COLUMNS, rows, [f'{total:+.3f}  in all'], most)
 
 
-def run(argv: list[str]) -> None:
-    """Print a table of all terms for each word and prompt."""
-    flags = parse_look('explain', __doc__, 'WORD|A/B', '--start', '--edit', argv=argv)
-    loaded, prompts = load_and_edit(flags)
-    tables = {}
+def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
+    """Make a table of all terms for each word and prompt."""
+    texts = read_prompts(flags.start)
+    prompts = read_and_edit(loaded, texts, flags.edit)
+    found = {}
     for word in flags.asked:
-        for text, idx in prompts.items():
-            tables[f'explain {word}: {text}'] = explain(loaded, word, idx)
-    show_tables(tables, flags.csv)
+        for text, idx in zip(texts, prompts):
+            found[f'explain {word}: {text}'] = explain(loaded, word, idx)
+    return found
 
 
-main = partial(run_cli, 'rucksack explain', run)
+main = look('explain', __doc__, 'WORD|A/B', tables, '--start', '--edit')

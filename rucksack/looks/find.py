@@ -6,18 +6,17 @@
     python -m rucksack find music+guitar                the senses that favour both words (Eq. 17)
 """
 
-from functools import partial
+from argparse import Namespace
 
 import torch
 from torch import Tensor
 
-from rucksack.cli import run_cli
-from rucksack.loaded import LoadedModel, load_model
+from rucksack.loaded import LoadedModel
 from rucksack.looks.ranking import ranking
 from rucksack.model import Backpack
-from rucksack.senses import extremes, separation
+from rucksack.senses import separation
 from rucksack.table import Table
-from rucksack.verbs import parse_look, show_tables
+from rucksack.verbs import look
 from rucksack.vocabulary import bag_ids, over_vocabulary, parse_bag, scores_of_bags
 from rucksack.words import parse_pair, token_texts, tokens_of, word_ids, word_list
 
@@ -28,12 +27,10 @@ def find(loaded: LoadedModel, text: str, words: list[str]) -> Table:
     With words, show how far each sense of these words separates the pairs.
     """
     parts = word_list(text)
-    has_pairs = any('/' in part for part in parts)
-    if not has_pairs and not words:
+    if not words and not any('/' in part for part in parts):
         return favour(loaded, parse_bag(text))
     pairs = [word_ids(loaded.encoding, parse_pair(part)) for part in parts]
-    a = [pair[0] for pair in pairs]
-    b = [pair[1] for pair in pairs]
+    a, b = torch.tensor(pairs).T.tolist()
     if words:
         return separate_words(loaded, text, words, a, b)
     return separate(loaded, text, a, b)
@@ -53,17 +50,14 @@ def separate(loaded: LoadedModel, text: str, a: list[int], b: list[int]) -> Tabl
     mean_sizes = sizes.mean(0)  # (k,)
     ratio = mean_sizes / spread
     order = ratio.argsort(descending=True)
-    ids = sizes.topk(8, dim=0).indices  # (8, k)
-    most = scores.gather(0, ids)
+    ids = sizes.topk(8, dim=0).indices.T[order]  # (k, 8)
+    most = scores.T[order].gather(1, ids)
     numbers = order.tolist()
     cells = zip(numbers, mean_sizes[order].tolist(), ratio[order].tolist())
     title = (f'How far each sense separates {text} (+/-): mean absolute value over all words, its '
              "ratio to the spread of the sense's logits, and the most extreme words")
     columns = {'sense': 'd', 'mean': '.2f', 'ratio': '.2f'}
-    return ranking(
-        loaded.encoding, title, columns, cells,
-        ids=ids.T[order],
-        scores=most.T[order])
+    return ranking(loaded, title, columns, cells, ids, most)
 
 
 @torch.no_grad()
@@ -82,7 +76,7 @@ def separate_words(loaded: LoadedModel, text: str, words: list[str], a: list[int
     """Measure how far each sense of each word separates pairs, C . (E_a - E_b): a row per word."""
     last_ids = [tokens_of(loaded.encoding, word)[-1] for word in words]
     ids = torch.tensor(last_ids, device=loaded.device)  # (words,)
-    scores = separation(loaded.backpack, ids, a, b)  # (words, k)
+    scores = separation(loaded.backpack, ids, a=a, b=b)  # (words, k)
     columns = {'word': ''}
     for l in range(loaded.config.n_sense):
         columns[f's{l}'] = '+.2f'
@@ -100,26 +94,18 @@ def favour(loaded: LoadedModel, bag: list[str]) -> Table:
     best = scores.flatten().topk(20)  # out of V * k
     w, l = torch.unravel_index(best.indices, scores.shape)  # (20,) each
     C = model.senses(w)[range(20), l]  # (20, d)
-    ids, logits = extremes(model, C, 5)  # (20, 10) each
-    affinities = best.values.tolist()
+    top = model.project(C)[:, :model.config.n_vocab].topk(5)  # (20, 5), of (20, V)
     tokens = token_texts(loaded.encoding, w.tolist())
+    affinities = best.values.tolist()
     cells = zip(affinities, tokens, l.tolist())
-    title = (f'The senses that most favour {"+".join(bag)} (Eq. 17), '
-             'and the words they raise most')
+    title = f'The senses that most favour {"+".join(bag)} (Eq. 17), and the words they raise most'
     columns = {'affinity': '.2f', 'token': repr, 'sense': 'd'}
-    return ranking(
-        loaded.encoding, title, columns, cells,
-        ids=ids[:, :5],  # those raised
-        scores=logits[:, :5])
+    return ranking(loaded, title, columns, cells, top.indices, top.values)
 
 
-def run(argv: list[str]) -> None:
-    """Print a table for each pair, file of pairs or bag."""
-    flags = parse_look('find', __doc__, 'A/B|A+B', '--words', argv=argv)
-    loaded = load_model(flags.source, flags.device)
-    print(loaded.about())
-    tables = {f'find {text}': find(loaded, text, flags.words) for text in flags.asked}
-    show_tables(tables, flags.csv)
+def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
+    """Make a table for each pair, file of pairs or bag."""
+    return {f'find {text}': find(loaded, text, flags.words) for text in flags.asked}
 
 
-main = partial(run_cli, 'rucksack find', run)
+main = look('find', __doc__, 'A/B|A+B', tables, '--words')

@@ -22,11 +22,12 @@ def next_logits(model, idx: Tensor, edit: Edit | None) -> Tensor:
     return logits[0, -1, :model.config.n_vocab]
 
 
-def next_words(loaded: LoadedModel, model, title: str, idx: Tensor, edits: dict[str, Edit | None]
+def next_words(loaded: LoadedModel, title: str, idx: Tensor, edits: dict[str, Edit | None]
                ) -> Table:
-    """Show a model's likeliest next words under each edit."""
-    probs = torch.stack([next_logits(model, idx, edit).softmax(-1) for edit in edits.values()])
-    ids = probs.amax(0).topk(12).indices  # (12,), of (edits, V)
+    """Show the likeliest next words under each edit."""
+    logits = [next_logits(loaded.model, idx, edit) for edit in edits.values()]
+    probs = torch.stack(logits).softmax(-1)  # (edits, V)
+    ids = probs.amax(0).topk(12).indices  # (12,)
     words = token_texts(loaded.encoding, ids.tolist())
     rows = [[word, *p] for word, p in zip(words, probs.T[ids].tolist())]
     return Table(title, {'next word': repr} | dict.fromkeys(edits, '.3f'), rows)
@@ -35,8 +36,7 @@ def next_words(loaded: LoadedModel, model, title: str, idx: Tensor, edits: dict[
 def before_and_after(loaded: LoadedModel, idx: Tensor) -> Table:
     """Show the next words without and with the model's edit, as numbers and as bars."""
     edits = {'before': None, 'after': loaded.edit}
-    title = 'The next word before and after the edit'
-    table = next_words(loaded, loaded.model, title, idx, edits)
+    table = next_words(loaded, 'The next word before and after the edit', idx, edits)
     table.columns |= {'before:': bar, 'after:': bar}
     for row in table.rows:
         row += row[1:]

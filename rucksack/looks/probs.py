@@ -5,17 +5,16 @@
 Each of --words takes the place of {} in --start.
 """
 
-from functools import partial
+from argparse import Namespace
 
 from torch import Tensor
 
-from rucksack.cli import number, run_cli
 from rucksack.errors import UserError
-from rucksack.loaded import LoadedModel, load_model
+from rucksack.loaded import LoadedModel
 from rucksack.looks.next_words import next_logits
 from rucksack.table import Table, shortened
-from rucksack.verbs import make_parser, read_and_edit, show_tables
-from rucksack.words import read_prompts, word_ids, word_list
+from rucksack.verbs import look, read_and_edit
+from rucksack.words import read_prompts, word_id, word_list
 
 
 def probs(loaded: LoadedModel, texts: list[str], prompts: list[Tensor], words: list[str]) -> Table:
@@ -23,7 +22,7 @@ def probs(loaded: LoadedModel, texts: list[str], prompts: list[Tensor], words: l
 
     Two words also get their log odds, ln(p(first) / p(second)), a difference of two logits.
     """
-    ids = word_ids(loaded.encoding, words)
+    ids = [word_id(loaded.encoding, word) for word in words]
     edits = {'': None}
     if loaded.edit:
         edits[' after'] = loaded.edit
@@ -44,29 +43,14 @@ def probs(loaded: LoadedModel, texts: list[str], prompts: list[Tensor], words: l
     return Table('The probability that each word comes next (after: with the edit)', columns, rows)
 
 
-def run(argv: list[str]) -> None:
-    """Print one table."""
-    parser = make_parser('probs', __doc__, '--from', '--start', '--words', '--edit', '--device',
-                         '--csv')
-    add = parser.add_argument
-    add('asked', metavar='LIST', type=word_list, nargs='+', help='she,he or @FILE')
-    add('--lender', metavar='MODEL', help='edit this Backpack instead, and change the --from model '
-                                          'as much; both need the same vocabulary')
-    add('--strength', metavar='B', type=number(float, 0),
-        help='scale the changes that --lender makes by B [1]')
-    flags = parser.parse_args(argv)
-    if flags.strength is not None and not flags.lender:
-        parser.error('--strength needs --lender')
+def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
+    """Make one table."""
     texts = read_prompts(flags.start)
     if flags.words:
         texts = with_words(texts, flags.words)
-    loaded = load_model(flags.source, flags.device)
-    if flags.lender:
-        from rucksack.edits.lending import lend
-        loaded = lend(loaded, load_model(flags.lender, flags.device), flags.strength)
+    words = [word for text in flags.asked for word in word_list(text)]
     prompts = read_and_edit(loaded, texts, flags.edit)
-    words = [word for words in flags.asked for word in words]
-    show_tables({'probs': probs(loaded, texts, prompts, words)}, flags.csv)
+    return {'probs': probs(loaded, texts, prompts, words)}
 
 
 def with_words(texts: list[str], words: list[str]) -> list[str]:
@@ -77,4 +61,5 @@ def with_words(texts: list[str], words: list[str]) -> list[str]:
     return [text.replace('{}', word) for text in texts for word in words]
 
 
-main = partial(run_cli, 'rucksack probs', run)
+main = look('probs', __doc__, 'LIST', tables, '--start', '--words', '--edit', '--lender',
+            '--strength')

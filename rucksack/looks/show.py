@@ -4,24 +4,21 @@
     python -m rucksack show nurse:she/he  the sense that most separates she from he after the prompt
 """
 
-from collections.abc import Collection
-from functools import partial
+from argparse import Namespace
 
 import torch
-from torch import Tensor
 
-from rucksack.cli import run_cli
 from rucksack.edits.lines import find_senses
 from rucksack.loaded import LoadedModel
 from rucksack.looks.ranking import Ranking, ranking
 from rucksack.senses import extremes, senses_after
-from rucksack.verbs import load_and_edit, parse_look, show_tables, word_and_senses
-from rucksack.words import tokens_of
+from rucksack.verbs import look, read_and_edit
+from rucksack.words import read_prompts, tokens_of, word_and_senses
 
 N = 10  # words on each side, as in Table 19
 
 
-def show(loaded: LoadedModel, text: str, prompts: Collection[Tensor]) -> Ranking:
+def show(loaded: LoadedModel, text: str, prompts: list) -> Ranking:
     """Show the words that senses of a word, as in nurse:3-5, move most after the model's edit."""
     word, which = word_and_senses(text)
     model = loaded.backpack
@@ -34,17 +31,16 @@ def show(loaded: LoadedModel, text: str, prompts: Collection[Tensor]) -> Ranking
              'weight 1')
     columns = {'sense': 'd', 'sign': ''}
     return ranking(
-        loaded.encoding, title, columns, cells,
+        loaded, title, columns, cells,
         ids=ids.view(-1, N),
         scores=logits.view(-1, N))
 
 
-def run(argv: list[str]) -> None:
-    """Print a table for each word."""
-    flags = parse_look('show', __doc__, 'WORD[:SENSES]', '--start', '--edit', argv=argv)
-    loaded, prompts = load_and_edit(flags)
-    tables = {f'show {text}': show(loaded, text, prompts.values()) for text in flags.asked}
-    show_tables(tables, flags.csv)
+def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Ranking]:
+    """Make a table for each word."""
+    texts = read_prompts(flags.start)
+    prompts = read_and_edit(loaded, texts, flags.edit)
+    return {f'show {text}': show(loaded, text, prompts) for text in flags.asked}
 
 
-main = partial(run_cli, 'rucksack show', run)
+main = look('show', __doc__, 'WORD[:SENSES]', tables, '--start', '--edit')

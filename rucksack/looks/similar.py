@@ -3,15 +3,14 @@
     python -m rucksack similar nurse
 """
 
-from functools import partial
+from argparse import Namespace
 
 import torch
 
-from rucksack.cli import run_cli
-from rucksack.loaded import LoadedModel, load_model
+from rucksack.loaded import LoadedModel
 from rucksack.looks.ranking import Ranking, ranking
 from rucksack.senses import similarity
-from rucksack.verbs import parse_look, show_tables
+from rucksack.verbs import look
 from rucksack.vocabulary import over_vocabulary
 from rucksack.words import word_id
 
@@ -27,16 +26,12 @@ def similar(loaded: LoadedModel, word: str) -> Ranking:
     title = (f'{word}: the most similar words, by the cosine of each sense (Eq. 13) and by their '
              'minimum (Eq. 14)')
     cells = [[name] for name in [*range(loaded.config.n_sense), 'min']]
-    return ranking(loaded.encoding, title, {'sense': ''}, cells, top.indices.T, top.values.T)
+    return ranking(loaded, title, {'sense': ''}, cells, top.indices.T, top.values.T)
 
 
-def run(argv: list[str]) -> None:
-    """Print a table for each word."""
-    flags = parse_look('similar', __doc__, 'WORD', argv=argv)
-    loaded = load_model(flags.source, flags.device)
-    print(loaded.about())
-    tables = {f'similar {word}': similar(loaded, word) for word in flags.asked}
-    show_tables(tables, flags.csv)
+def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Ranking]:
+    """Make a table for each word."""
+    return {f'similar {word}': similar(loaded, word) for word in flags.asked}
 
 
-main = partial(run_cli, 'rucksack similar', run)
+main = look('similar', __doc__, 'WORD', tables)

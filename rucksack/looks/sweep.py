@@ -3,44 +3,40 @@
     python -m rucksack sweep nurse:10
 """
 
-from collections.abc import Collection
-from functools import partial
+from argparse import Namespace
 
 from torch import Tensor
 
-from rucksack.cli import run_cli
 from rucksack.edits.lines import find_senses
 from rucksack.loaded import LoadedModel
 from rucksack.looks.next_words import next_words
 from rucksack.senses import compose, scale_senses
 from rucksack.table import Table
-from rucksack.verbs import load_and_edit, parse_look, show_tables, word_and_senses
-from rucksack.words import edit_targets
+from rucksack.verbs import look, read_and_edit
+from rucksack.words import edit_targets, read_prompts, word_and_senses
 
 
-def sweep(loaded: LoadedModel, text: str, idx: Tensor, prompts: Collection[Tensor]) -> Table:
+def sweep(loaded: LoadedModel, text: str, idx: Tensor, prompts: list[Tensor]) -> Table:
     """Show the next words after idx (1, T) while senses are scaled, after the model's edit."""
-    model = loaded.backpack
     word, which = word_and_senses(text)
-    numbers, why = find_senses(word, which, model, loaded.encoding, prompts)
+    numbers, why = find_senses(word, which, loaded.backpack, loaded.encoding, prompts)
     words = edit_targets(loaded.encoding, word)
     edits = {}
     for factor in (0, 0.25, 0.5, 0.75, 1):
         scale = scale_senses(words, numbers, factor)
         edits[str(factor)] = compose([loaded.edit, scale])
-    title = f'The next words with {why or text} scaled from 0 to 1'
-    return next_words(loaded, model, title, idx, edits)
+    return next_words(loaded, f'The next words with {why or text} scaled from 0 to 1', idx, edits)
 
 
-def run(argv: list[str]) -> None:
-    """Print a table for each word and prompt."""
-    flags = parse_look('sweep', __doc__, 'WORD[:SENSES]', '--start', '--edit', argv=argv)
-    loaded, prompts = load_and_edit(flags)
-    tables = {}
+def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
+    """Make a table for each word and prompt."""
+    texts = read_prompts(flags.start)
+    prompts = read_and_edit(loaded, texts, flags.edit)
+    found = {}
     for word in flags.asked:
-        for text, idx in prompts.items():
-            tables[f'sweep {word}: {text}'] = sweep(loaded, word, idx, prompts.values())
-    show_tables(tables, flags.csv)
+        for text, idx in zip(texts, prompts):
+            found[f'sweep {word}: {text}'] = sweep(loaded, word, idx, prompts)
+    return found
 
 
-main = partial(run_cli, 'rucksack sweep', run)
+main = look('sweep', __doc__, 'WORD[:SENSES]', tables, '--start', '--edit')

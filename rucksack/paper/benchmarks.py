@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import pandas
@@ -23,11 +22,11 @@ WHERE = 'rucksack eval --help says where to find it'
 
 def find_files(data: str | None, *names: str) -> list[Path]:
     """Find the files with these names (or globs) in a folder; a file stands for itself."""
+    if data and not Path(data).is_dir():
+        return [Path(data)]
     files = []
-    if data and Path(data).is_dir():
+    if data:
         files = [file for name in names for file in sorted(Path(data).rglob(name))]
-    elif data:
-        files = [Path(data)]
     if not files:
         raise UserError(f'--data {data}: give {" or ".join(names)}, or a folder that has it; '
                         f'{WHERE}')
@@ -48,9 +47,7 @@ def rows_of_hub(name: str, config: str | None, split: str) -> list[dict]:
     """Read the rows of a benchmark on the Hugging Face Hub; config None means all configs."""
     import datasets  # slow to import
     quiet_hub(name)
-    configs = [config]
-    if config is None:
-        configs = datasets.get_dataset_config_names(name)
+    configs = [config] if config else datasets.get_dataset_config_names(name)
     return [row for one in configs for row in datasets.load_dataset(name, one, split=split)]
 
 
@@ -58,21 +55,17 @@ def rows_of(loaded: LoadedModel, data: str | None, pattern: str, columns: list[s
             *hub: str | None) -> pandas.DataFrame:
     """Read the columns of a benchmark from files named like pattern or, without data, the Hub.
 
-    Of several folders, we take the one with the most rows. Raises UserError if a row has no text in
-    one of the columns.
+    Raises UserError if a row has no text in one of the columns.
     """
     if data is None and loaded.is_toy:
         raise UserError(f'{hub[0]} is English, and {loaded.name} knows only the toy world; choose '
                         'an English model with --from')
     with user_errors(data or hub[0], WHERE):
-        folders = defaultdict(list)  # folder -> rows
         if data is None:
-            folders[data] = rows_of_hub(*hub)
+            rows = rows_of_hub(*hub)
         else:
-            for file in find_files(data, pattern):
-                rows = read_rows(file)
-                folders[file.parent] += [row for row in rows if columns[0] in row]
-        rows = max(folders.values(), key=len)
+            rows = [row for file in find_files(data, pattern) for row in read_rows(file)]
+        rows = [row for row in rows if columns[0] in row]
         texts = pandas.DataFrame(rows)[columns].fillna('')
         is_blank = texts.map(str.strip).eq('').any(axis=1)
         if is_blank.any():
@@ -181,6 +174,7 @@ def blimp_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     """
     items = rows_of(loaded, data, '*.jsonl', BLIMP_COLUMNS,
                     'nyu-mll/blimp', None, 'train')
+    items = items.drop_duplicates()  # of a folder with a sample beside the whole
     sentences = [*items['sentence_good'], *items['sentence_bad']]
     pairs = [([loaded.eot], loaded.encode(sentence)) for sentence in sentences]
     loaded.needs_length(max(len(ids) for _, ids in pairs), 'a sentence has')
@@ -190,8 +184,5 @@ def blimp_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     phenomena = paradigms.groupby('linguistics_term')
     rows = []
     for name, found in [*phenomena, ('all', paradigms)]:
-        rows.append({
-            'phenomenon': name,
-            'paradigms': len(found),
-            '% right': found.mean()})
+        rows.append({'phenomenon': name, 'paradigms': len(found), '% right': found.mean()})
     return rows

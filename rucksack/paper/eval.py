@@ -32,18 +32,20 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from rucksack.cli import Parser, number, printable, run_cli
 from rucksack.edits.examples import WISHES
 from rucksack.edits.lending import lend
-from rucksack.edits.lines import make_edit, parse_lines
+from rucksack.edits.lines import parse_lines
 from rucksack.errors import UserError
-from rucksack.files import output_path, write_file
+from rucksack.files import write_file
 from rucksack.hub.find import BUNDLED
 from rucksack.loaded import LoadedModel, load_model
 from rucksack.paper.canonical import examples_for
 from rucksack.paper.gender import estimation_prompts
-from rucksack.table import CSV_BEGINS, FIRST_COLUMN
+from rucksack.table import FIRST_COLUMN
+from rucksack.verbs import edit_model, make_parser
 
 # Table -> its module, where NAME_rows measures one model; its docstring is printed above the rows.
 # Its parameters are named as the flags that it takes.
@@ -61,16 +63,14 @@ IN_PAPER = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'top
 WITHOUT_EDITS = ['all', 'similarity', 'topic', 'senses']
 
 
-def make_parser() -> Parser:
+def eval_parser() -> Parser:
     """Declare the flags."""
-    parser = Parser(prog='rucksack eval', description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser('eval', __doc__, '--from', '--edit', '--lender', '--strength', '--device',
+                         '--csv')
     add = parser.add_argument
     add('table', metavar='TABLE', choices=['all', *TABLES],
         help='a table from the list above, or all')
     add('runs', nargs='*', metavar='RUN', help='models to compare, instead of --from')
-    add('--from', dest='source', metavar='MODEL',
-        help='checkpoint, folder or Hub name (default: the newest Backpack in out/, else english)')
     add('--baseline', metavar='MODEL',
         help='Transformer to compare with (default: NAME_gpt next to the model NAME, if it exists)')
     add('--data', metavar='PATH',
@@ -79,18 +79,8 @@ def make_parser() -> Parser:
              "a file with a noun or a prompt with {} on each line (default: the paper's)")
     add('--field', metavar='N', type=number(int, 1), nargs=3,
         help='similarity: the columns of the two words and the score in --data FILE, from 1')
-    add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision of losses and generated texts [bfloat16 on CUDA, else float32]')
-    add('--csv', metavar='FILE', help='also write the numbers to a .csv file: --csv loss.csv')
-    add('--edit', '--senses-off', dest='edits', metavar='LINE', nargs='+', action='extend',
-        help='also score the first model with these edits: nurse:10, or @FILE with one per '
-             'line; sample.py --help lists the forms')
-    add('--lender', metavar='MODEL',
-        help='edit this Backpack instead, and make the same change to the log-probabilities '
-             'of the first model; both need the same vocabulary')
-    add('--strength', type=float, metavar='B',
-        help='scale the changes that --lender makes by B (0: no change) [1]')
     add('--wish', choices=WISHES,
         help='examples: the wish for all rows of a .jsonl [more; equal for rows with suffix1 and '
              'suffix2]')
@@ -108,23 +98,32 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     own = models[0]
     if args.baseline or not (args.runs or args.table == 'senses'):
         models += load_baseline(own, args.baseline, load)
-    lender = own
     changed = own
     if args.lender:
-        lender = load(args.lender)
-        changed = lend(own, lender, args.strength)
+        changed = lend(own, load(args.lender), args.strength)
         # Both read the same number of tokens; otherwise we would compare context lengths.
         own.config = replace(own.config, block_size=changed.config.block_size)
-    if args.edits:
-        prompts = []
-        if args.table == 'gender':
-            prompts = estimation_prompts(own, args.data)
-        if args.table == 'examples':
-            prompts = [one.prompt for one in examples_for(own, args.data, args.wish)]
-        changed = under_edit(changed, lender, args.edits, prompts)
+    if args.edit:
+        changed = replace(changed, name=f'{changed.name} under {", ".join(args.edit)}')
+        changed.needs_senses('--edit without --lender')
+        changes = parse_lines(args.edit)
+        if any(change['bag'] for change in changes):
+            raise UserError('a topic edit depends on later tokens, so no text can be scored under '
+                            'it; use other edits here, or sample.py')
+        edit_model(changed, changes, prompts_of(own, args))
     if changed is not own:
         models.insert(1, changed)
     return models
+
+
+def prompts_of(loaded: LoadedModel, args: argparse.Namespace) -> list[Tensor]:
+    """Encode a table's prompts, ids (1, T) each: they choose the sense in nurse:she/he."""
+    prompts = []
+    if args.table == 'gender':
+        prompts = estimation_prompts(loaded, args.data)
+    if args.table == 'examples':
+        prompts = [one.prompt for one in examples_for(loaded, args.data, args.wish)]
+    return [torch.tensor([ids], device=loaded.device) for ids in prompts]
 
 
 def load_baseline(own: LoadedModel, name: str | None, load: partial) -> list[LoadedModel]:
@@ -132,7 +131,7 @@ def load_baseline(own: LoadedModel, name: str | None, load: partial) -> list[Loa
 
     If the default cannot be used, a line says why. Otherwise, raises UserError.
     """
-    beside = f'{own.name.rstrip("/")}_gpt'
+    beside = own.name.rstrip('/\\') + '_gpt'
     if not name and beside not in BUNDLED and not Path(beside).exists():
         return []
     try:
@@ -145,24 +144,6 @@ def load_baseline(own: LoadedModel, name: str | None, load: partial) -> list[Loa
             raise
         print(printable(f'No baseline: {error}'))
         return []
-
-
-def under_edit(loaded: LoadedModel, lender: LoadedModel, lines: list[str],
-               prompts: list[list[int]]) -> LoadedModel:
-    """Apply edits, one per line, to a model; raises UserError if any would see later tokens.
-
-    The senses come from the lender. Prompts, as ids, determine the sense in nurse:she/he.
-    """
-    lender.needs_senses('--edit without --lender')
-    changes = parse_lines(lines)
-    if any(change['bag'] for change in changes):
-        raise UserError('a topic edit depends on later tokens, so no text can be scored under it; '
-                        'use other edits here, or sample.py')
-    texts = [torch.tensor([ids], device=loaded.device) for ids in prompts]  # (1, T) each
-    edit, sentences = make_edit(changes, lender.model, lender.encoding, texts)
-    name = f'{loaded.name} under {", ".join(lines)}'
-    why = '; '.join([loaded.why, *sentences])
-    return replace(loaded, name=name, edit=edit, why=why)
 
 
 def make_table(name: str, models: list[LoadedModel], args: argparse.Namespace):
@@ -189,14 +170,14 @@ def make_table(name: str, models: list[LoadedModel], args: argparse.Namespace):
 
 def run(argv: list[str]) -> None:
     """Print a table, or every table that can be made, and write the numbers after each."""
-    args = make_parser().parse_args(argv)
-    if (args.edits or args.lender) and args.table in WITHOUT_EDITS:
+    args = eval_parser().parse_args(argv)
+    if (args.edit or args.lender) and args.table in WITHOUT_EDITS:
         raise UserError(f'{args.table} takes no --edit and no --lender')
     if args.strength is not None and not args.lender:
         raise UserError('--strength needs --lender')
     if args.data and (args.table == 'topic' or Path(args.data).is_fifo()):
         raise UserError('--data takes no pipe, and topic takes no --data')
-    csv_file = output_path('--csv', args.csv, CSV_BEGINS)
+    import pandas  # slow to import
     models = load_models(args)
     for loaded in models:
         print(loaded.about())
@@ -209,15 +190,9 @@ def run(argv: list[str]) -> None:
                 raise
             print(printable(f'\n{name}: skipped, {error}'))
             continue
-        if csv_file:
-            write_tables(csv_file, tables)
-
-
-def write_tables(path: Path, tables: dict) -> None:
-    """Write the rows of all tables under one header, with the names of tables and models."""
-    import pandas
-    table = pandas.concat(tables, names=[FIRST_COLUMN, 'model'])
-    write_file(path, table.to_csv(quoting=csv.QUOTE_NONNUMERIC))
+        if args.csv:
+            rows = pandas.concat(tables, names=[FIRST_COLUMN, 'model'])
+            write_file(args.csv, rows.to_csv(quoting=csv.QUOTE_NONNUMERIC))
 
 
 main = partial(run_cli, 'rucksack eval', run)

@@ -18,14 +18,21 @@ FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to r
 
 
 def read_lists(data: str | None) -> tuple[list[str], list[str]]:
-    """Read nouns, and prompts with {}, from a file with one on each line, each once.
+    """Read nouns, and prompts with {}, from a file with one on each line.
 
     If the file has no nouns, or no prompts, we use the paper's.
     """
     lines = read_lines(f'@{data}') if data else []
-    nouns = dict.fromkeys(line.strip() for line in lines if '{}' not in line)
-    prompts = dict.fromkeys(line for line in lines if '{}' in line)
-    return list(nouns) or NOUNS, list(prompts) or PROMPTS
+    nouns = [line.strip() for line in lines if '{}' not in line]
+    prompts = [line for line in lines if '{}' in line]
+    return nouns or NOUNS, prompts or PROMPTS
+
+
+def estimation_prompts(loaded: LoadedModel, data: str | None) -> list[list[int]]:
+    """Encode the prompts of Table 15 with each noun."""
+    nouns, _ = read_lists(data)
+    return [loaded.encode(prompt.replace('{}', noun))
+            for noun in nouns for prompt in ESTIMATION_PROMPTS]
 
 
 # -----------------------------------------------------------------------------
@@ -41,16 +48,13 @@ class NounPrompts:
     is_noun: Tensor  # whether a token has a byte of the noun (n, T)
 
 
-def encoded(loaded: LoadedModel, noun: str, prompts: list[str]) -> list[list[int]]:
-    """Encode prompts with a noun in place of {}; raises UserError if one is too long to read."""
+def prompts_with(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounPrompts:
+    """Encode prompts with a noun in place of {}, and mark the tokens with a byte of the noun.
+
+    Raises UserError if a prompt is too long to read.
+    """
     texts = [loaded.encode(prompt.replace('{}', noun)) for prompt in prompts]
     loaded.needs_length(max(map(len, texts)), 'a prompt has')
-    return texts
-
-
-def prompts_with(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounPrompts:
-    """Encode prompts with a noun in place of {}, and mark the tokens with a byte of the noun."""
-    texts = encoded(loaded, noun, prompts)
     in_noun = '\0' * len(noun.encode())
     marks = []
     for prompt, ids in zip(prompts, texts):
@@ -65,12 +69,6 @@ def prompts_with(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounProm
     is_noun, _ = pad(marks)
     is_noun = is_noun.bool().to(loaded.device)
     return NounPrompts(idx.to(loaded.device), last, is_noun)
-
-
-def estimation_prompts(loaded: LoadedModel, data: str | None) -> list[list[int]]:
-    """Encode the prompts of Table 15 with each noun."""
-    nouns, _ = read_lists(data)
-    return [ids for noun in nouns for ids in encoded(loaded, noun, ESTIMATION_PROMPTS)]
 
 
 # -----------------------------------------------------------------------------
@@ -163,7 +161,7 @@ def gender_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
         change = f'without sense {sense}'
         scales = [(sense, 1 - fraction) for fraction in FRACTIONS]
         intervene = partial(scale_in_noun, loaded, scales=scales)
-    found = {}  # noun -> (3, 2)
+    found = {}  # noun -> ratio and share of they, (3, 2)
     for noun in progress(nouns, f'gender, {loaded.name}'):
         estimate = intervene(prompts_with(loaded, noun, ESTIMATION_PROMPTS))  # (fractions, 5, 3)
         best = bias_ratio(estimate).argmin().item()

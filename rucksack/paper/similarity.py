@@ -1,6 +1,5 @@
 """Table 4: how similar two words are, by each sense and by the embeddings."""
 
-from io import StringIO
 from pathlib import Path
 
 import pandas
@@ -21,7 +20,6 @@ SETS = {
     'SimVerb-3500.txt': [1, 2, 4],
     'RG65.csv': [1, 2, 3],
     'WS353.csv': [1, 2, 3]}
-NAMES = r'(word|w)[ _]?[12]|score|similarity|rating|mean|average|human \(mean\)|simlex999'
 RESAMPLES = 200
 
 
@@ -31,79 +29,56 @@ RESAMPLES = 200
 
 def numbers_in(cells: pandas.Series) -> pandas.Series:
     """Read the numbers in cells, with a decimal point or comma; NaN for any other text."""
-    texts = cells.astype(str).str.replace(',', '.')
-    return pandas.to_numeric(texts, errors='coerce')
+    return pandas.to_numeric(cells.str.replace(',', '.'), errors='coerce')
 
 
 def read_table(path: Path) -> pandas.DataFrame:
-    """Read a table of text; its fields are separated by tabs, semicolons, commas or spaces.
+    """Read a table of text without its header; pandas finds the separator of its fields.
 
     Line 1 is a header if it has a word above numbers, or a number above words. Raises ValueError if
-    a line cannot be told from the next, or has more fields than line 1.
+    a field may be several, or if a line has more fields than line 1.
     """
-    lines = path.read_text('utf-8-sig').splitlines()
-    lines = [line for line in lines if line.strip('\t;, ')]
-    if any(line.count('"') % 2 for line in lines):
-        raise ValueError('a quoted field does not end on its line')
-    separator = max('\t;,', key=lines[0].count)
-    if separator not in lines[0]:
-        separator = r'\s+'
-    options = dict(
-        sep=separator,
+    table = pandas.read_csv(
+        path,
+        sep=None,
+        engine='python',
+        header=None,
         dtype=str,
         keep_default_na=False,
-        skipinitialspace=True)
-    text = '\n'.join(lines)
-    table = pandas.read_csv(StringIO(text), **options)
-    in_header = numbers_in(table.columns.to_series()).notna()
-    below = table.apply(numbers_in).notna().all()
-    if table.empty or (in_header == below).all():
-        table = pandas.read_csv(StringIO(text), header=None, **options)
-    row_numbers = numbers_in(table.index.to_series())  # R omits their name
-    if row_numbers.isna().any():
-        raise ValueError('line 1 has fewer fields than others')
-    return table.fillna('')
-
-
-def find_columns(table: pandas.DataFrame) -> list[int]:
-    """Find the columns of two words and their score, by name or else by kind, from 1.
-
-    Raises UserError unless there are exactly two columns of words and one of numbers.
-    """
-    is_number = table.apply(numbers_in).notna().all()  # per column
-    names = table.columns.astype(str)
-    is_named = names.str.fullmatch(NAMES, case=False)
-    has_name = ~names.str.startswith('Unnamed')  # row numbers have none
-    for columns in (is_named, has_name):
-        words_first = is_number[columns].sort_values(kind='stable')
-        if words_first.tolist() == [False, False, True]:
-            return [table.columns.get_loc(name) + 1 for name in words_first.index]
-    first_row = enumerate(table.iloc[0], 1)
-    listed = ', '.join(f'{n} {cell}' for n, cell in first_row)
-    raise UserError('which columns are the two words and the score? Give --field with three of '
-                    f'these numbers: {listed}')
+        skipinitialspace=True,
+        encoding='utf-8-sig')
+    if table.stack().str.contains('[\n\t;]').any():
+        raise ValueError('a field has a line break, tab or semicolon, as if quotes or separators '
+                         'were mixed')
+    is_number = table.apply(numbers_in).notna()
+    differs = is_number[1:] != is_number.iloc[0]
+    if len(differs) and differs.all().any():
+        return table[1:]
+    return table
 
 
 def read_pairs(path: Path, field: list[int] | None) -> pandas.DataFrame:
     """Read word pairs: two words and their score in each row.
 
-    field has the numbers of these columns, from 1. Raises UserError for a row that lacks one.
+    field has the numbers of these columns, from 1; without it, a file that is not in SETS must have
+    no others. Raises UserError if it has, or for a row that lacks a word or a score.
     """
     with user_errors(path, 'each line is WORD, WORD, SCORE'):
         table = read_table(path)
-        field = field or SETS.get(path.name) or find_columns(table)
-        positions = [n - 1 for n in field]
-        pairs = table.iloc[:, positions]
-        pairs = pairs.apply(lambda cells: cells.str.strip())
-        pairs.columns = ['first', 'second', 'score']
-        score = numbers_in(pairs['score'])
-        is_blank = pairs.eq('').any(axis=1)
-        bad = pairs[is_blank | score.isna()]
-        if len(bad):
-            example = bad.iloc[0].tolist()
-            raise ValueError(f'{example} lacks a word or a score')
+        field = field or SETS.get(path.name)
+        if not field and len(table.columns) > 3:
+            first_row = enumerate(table.iloc[0], 1)
+            listed = ', '.join(f'{n} {cell}' for n, cell in first_row)
+            raise UserError('which columns are the two words and the score? Give --field with '
+                            f'three of these numbers: {listed}')
+        field = field or [1, 2, 3]
+        first, second, score = [table[n - 1].str.strip() for n in field]
+        pairs = pandas.DataFrame({'first': first, 'second': second, 'score': numbers_in(score)})
+        is_bad = (pairs.eq('') | pairs.isna()).any(axis=1)
+        if is_bad.any():
+            raise ValueError(f'row {is_bad.idxmax() + 1} lacks a word or a score')
     print(f'{path}: {len(pairs)} pairs, with scores in column {field[2]}')
-    return pairs.assign(score=score)
+    return pairs
 
 
 def similarity_data(loaded: LoadedModel, data: str | None, field: list[int] | None

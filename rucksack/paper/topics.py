@@ -132,9 +132,7 @@ def pplm(model: GPT, idx: Tensor, n: int, bag: list[int], step: float) -> Tensor
 def has_topic(text: str, label: str, topics: dict[str, list[str]]) -> bool:
     """Tell whether a text has more words of the topic called label than of any other topic."""
     words = re.findall('[a-z]+', text.lower())
-    counts = {}
-    for name, keywords in topics.items():
-        counts[name] = sum(word in keywords for word in words)
+    counts = {name: sum(word in topics[name] for word in words) for name in topics}
     own = counts.pop(label)
     return own > max(counts.values())
 
