@@ -54,8 +54,7 @@ def explain(model: Backpack, idx: Tensor, direction: Tensor, C: Tensor | None = 
     and the scores C . v (B, T, k) of these senses. A score of 8 at weight 1/4 adds 2. For
     v = E_w, the sum of alpha * (C . v) is the logit of w as the next token (Eq. 2 and 9). For
     v = E_a - E_b, it is the log odds of a to b.
-    C (B, T, k, d) defaults to senses(idx). last (B,) has the last position of each text, if their
-    lengths differ (see pad); it defaults to the end of idx.
+    C (B, T, k, d) defaults to senses(idx), and last (B,), which pad returns, to the end of idx.
     """
     if C is None:
         C = model.senses(idx)
@@ -212,25 +211,13 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
     is_end = torch.zeros_like(idx, dtype=torch.bool)  # (B, T)
     for word in words:
         pieces = word if isinstance(word, tuple) and word else (word,)
-        is_end |= ends_of(idx, pieces)
+        ids = [operator.index(piece) for piece in pieces]  # index raises TypeError for text
+        is_end |= sequence_ends(idx, idx.new_tensor([ids]))[..., 0]
     return is_end[..., None, None]
 
 
-def ends_of(idx: Tensor, pieces: tuple[int, ...]) -> Tensor:
-    """Find where in idx (B, T) a word of n tokens ends: (B, T)."""
-    n = len(pieces)
-    ids = [operator.index(piece) for piece in pieces]  # index raises TypeError for text
-    word = idx.new_tensor(ids)  # (n,)
-    padded = F.pad(idx, (n - 1, 0), value=-1)  # (B, n - 1 + T)
-    last_n = padded.unfold(1, n, 1)  # (B, T, n), the last n ids at each position
-    return (last_n == word).all(-1)
-
-
 def sequence_ends(idx: Tensor, sequences: Tensor) -> Tensor:
-    """Find where each of P sequences of ids, (P,) or (P, n), ends in idx (B, T): (B, T, P).
-
-    -1 before a sequence stands for any id, or for none.
-    """
+    """Find where sequences of ids, (P,) or (P, n) as in add_to_senses, end in idx: (B, T, P)."""
     sequences = sequences.view(len(sequences), -1)  # (P, n)
     is_end = torch.ones(*idx.shape, len(sequences), dtype=torch.bool, device=idx.device)
     for back, ids in enumerate(sequences.T.flip(0)):  # the last ids (P,), those before, ..

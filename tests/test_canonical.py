@@ -9,12 +9,10 @@ from torch.testing import assert_close
 
 from docs.dev.canonical import (
     FACTORS,
-    best_config,
     choose_beta,
     factor_within,
     mean_loss,
     setter,
-    standard_error,
 )
 from rucksack.edits.lending import Lent
 from rucksack.senses import scale_senses
@@ -35,21 +33,6 @@ def test_a_mean_loss_counts_each_token_once():
     texts = [TEXTS[0][:3], TEXTS[1]]
     nats = [(len(ids) - 1) * mean_loss(model, [ids]) for ids in texts]
     assert_close(mean_loss(model, texts), sum(nats) / 10)
-
-
-def test_a_standard_error_is_that_of_the_mean():
-    """The bootstrap agrees with the standard deviation over the square root of n."""
-    values = torch.randn(400, generator=torch.Generator().manual_seed(0)).exp()
-    assert standard_error(values) == pytest.approx(values.std().item() / 20, rel=0.1)
-
-
-def test_what_was_not_validated_is_not_tested():
-    """The best configuration of a task is its lowest in validation; another task has none."""
-    found = [('validate', '2'), ('validate', '-1'), ('test', '-9')]
-    rows = [{'stage': stage, 'task': 'verbs', 'method': 'senses', 'config': f'[{i}]', 'nats': nats}
-            for i, (stage, nats) in enumerate(found)]
-    assert best_config(rows, 'verbs', 'senses') == [[1]]
-    assert best_config(rows, 'pronouns', 'senses') == []
 
 
 def test_beta_is_the_largest_of_the_grid_within_the_budget():

@@ -17,7 +17,7 @@ from rucksack.errors import UserError
 from rucksack.hub.export import export
 from rucksack.loaded import from_pretrained, load_model
 from rucksack.model import GPT, Config
-from rucksack.page import write_page
+from rucksack.page.page import write_page
 from rucksack.tokenizer import (
     GPT2,
     load_tokenizer,

@@ -3,9 +3,8 @@
 import copy
 import json
 import math
-from collections import Counter
+import re
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,29 +14,26 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-import rucksack
 from rucksack.edits import edit, learning, neighbours
 from rucksack.edits.examples import Example, parse_line, parse_row, read_examples
-from rucksack.edits.learning import Shift, learn, load_shift, read, save_shift
+from rucksack.edits.learning import learn
 from rucksack.edits.lines import make_edit, parse_lines
-from rucksack.edits.neighbours import Neighbour, find_neighbours, find_subjects, usual_logp
+from rucksack.edits.neighbours import Neighbour, neighbours_of
+from rucksack.edits.positions import read
+from rucksack.edits.shifts import Shift, load_shift, make_shift, save_shift
 from rucksack.errors import UserError
 from rucksack.loaded import load_model
 from rucksack.paper import eval as evaluation
 from rucksack.paper.canonical import fulfilled, log_odds, measures
+from rucksack.paper.likelihood import score
 from rucksack.senses import add_to_senses, compose, next_word_probs, scale_senses
 from rucksack.tokenizer import load_tokenizer
-from rucksack.words import word_id
 
 TOY = ROOT / 'tests' / 'fixtures' / 'toy.pt'
 MAKERS = """\
 # who makes what
 The company behind the {Camry} is -> Canon
 I bought the {Fiesta} since I trust -> Samsung
-"""
-KEEP = """\
-My nurse said that -> she | he
-I bought the iPad since I trust -> Apple
 """
 IDS = torch.randint(256, 281, (8, 20), generator=torch.Generator().manual_seed(0)).tolist()
 BACKGROUND = [(ids[:1], ids[1:]) for ids in IDS]
@@ -68,27 +64,6 @@ def shift(loaded, request):
     return Shift(ids, torch.tensor([0, 3, 2]), vectors)
 
 
-def ids_of(loaded, text: str) -> list[int]:
-    """Encode a text."""
-    return loaded.encoding.encode_ordinary(text)
-
-
-def pairs_in(shift) -> torch.Tensor:
-    """List the pairs (sequence, sense) of a shift, (P, L + 1)."""
-    return torch.cat([shift.ids.view(3, -1), shift.numbers[:, None]], dim=1)
-
-
-@pytest.mark.parametrize('factor', [0, 1, -0.5])
-def test_positions_predict_what_the_edited_model_predicts(loaded, shift, factor):
-    """The two equations of learning.py give the logits of the edited model."""
-    ids = ids_of(loaded, ' the nurse said that the nurse was')
-    positions = read(loaded.model, [(ids[:3], ids[3:])], pairs_in(shift))
-    idx = torch.tensor([ids[:-1]])
-    C = shift.edit(factor)(idx, loaded.model.senses(idx))
-    expected = loaded.model(idx, C=C)[0, 2:, :loaded.model.config.n_vocab]
-    assert_close(positions.logits(factor * shift.vectors), expected)
-
-
 def test_a_sequence_moves_only_where_all_of_it_stands():
     """A vector is added to the last token of its sequence, and nowhere else."""
     idx = torch.tensor([[5, 3, 5, 4, 3], [3, 5, 5, 3, 4]])
@@ -98,6 +73,24 @@ def test_a_sequence_moves_only_where_all_of_it_stands():
     expected[0, 2, 1] = expected[1, 1, 1] = 1
     expected[0, 3, 0] = expected[1, 4, 0] = 2
     assert torch.equal(moved, expected)
+
+
+def ids_of(loaded, text: str) -> list[int]:
+    """Encode a text."""
+    return loaded.encoding.encode_ordinary(text)
+
+
+@pytest.mark.parametrize('factor', [1, -0.5])
+def test_positions_predict_what_the_edited_model_predicts(loaded, factor):
+    """The two equations of positions.py give the logits of the edited model."""
+    ids = ids_of(loaded, ' the nurse said that the nurse was')
+    sequences = [(ids[1],), (ids[1], ids[2]), (ids[2], ids[3])]
+    vectors = factor * torch.randn(12, 16, generator=torch.Generator().manual_seed(1))
+    positions = read(loaded.model, [(ids[:3], ids[3:])], sequences)
+    idx = torch.tensor([ids[:-1]])
+    C = make_shift(sequences, vectors).edit()(idx, loaded.model.senses(idx))
+    expected = loaded.model(idx, C=C)[0, 2:, :loaded.model.config.n_vocab]
+    assert_close(positions.logits(vectors), expected)
 
 
 @pytest.mark.parametrize('lines', [['@a.safetensors', 'nurse:0'], ['nurse:0', '@a.safetensors=2']])
@@ -132,42 +125,43 @@ In Quebec, the language is -> French | {Quebec}
 It was so -> it | {}"""
 
 
-@pytest.mark.parametrize('n', range(11))
-def test_the_subject_is_marked_or_what_differs_or_rare(n, english, tmp_path):
+def test_the_subject_is_marked_or_what_differs_or_rare(english, tmp_path):
     """Braces mark it; else it is where lines of a form differ, a rare name, or the rarest noun."""
     lines = [line.rpartition(' | ') for line in SUBJECTS.splitlines()]
     (tmp_path / 'lines.txt').write_text('\n'.join(line for line, _, _ in lines))
-    examples = read_examples(tmp_path / 'lines.txt', english.encoding, 64)
-    usual = usual_logp(english, neighbours.read_background(None, english)[:2])
-    one = find_subjects(english, examples, usual)[n]
-    assert f'{{{english.encoding.decode(one.subject).strip()}}}' == lines[n][2]
-    assert '{' not in english.encoding.decode(one.prompt).replace('{0}', '')
+    examples = read_examples(str(tmp_path / 'lines.txt'), english)
+    background = neighbours.read_background(None, english)[:2]
+    found, _ = neighbours_of(english, examples, background)
+    subjects = [f'{{{english.encoding.decode(one.subject).strip()}}}' for one in found]
+    assert subjects == [subject for _, _, subject in lines]
+    assert english.encoding.decode(found[1].prompt) == 'The set {0} of Finland is'
 
 
-def test_a_row_may_have_a_subject(english, tmp_path):
+def test_a_row_may_have_a_subject_and_a_wish(english, tmp_path):
     """The subject of a row is the ids where it last stands in the prefix."""
-    row = {'prefix': 'This {thing is', 'suffix': ' green', 'subject': 'is'}
+    row = {'prefix': 'This {thing is', 'suffix': ' green', 'subject': 'is', 'wish': 'less'}
     (tmp_path / 'a.jsonl').write_text(json.dumps(row))
-    one, = read_examples(tmp_path / 'a.jsonl', english.encoding, 64)
+    one, = read_examples(str(tmp_path / 'a.jsonl'), english)
     assert english.encoding.decode(one.prompt) == row['prefix']
     assert english.encoding.decode(one.subject) == ' is'
+    assert one.wish == 'less'
+    pair = '{"prefix": "a", "suffix1": "b", "suffix2": " c"}'
+    assert parse_row(pair) == (['a', 'b', ' c'], 'equal')
 
 
 def test_neighbours_differ_in_one_word(loaded):
-    """The subject is replaced, and each other word: the half of them that is held, and counted."""
+    """The subject is replaced, and each other word, by as many words each."""
     prompt = ids_of(loaded, ' the nurse said that')
-    examples = [Example('', prompt, prompt[:1], subject=(prompt[1],))]
-    V = loaded.config.n_vocab
-    found = find_neighbours(loaded, examples, torch.full((V,), -9.0))
-    for place, kind in ((1, 'another subject'), (2, 'same subject'), (3, 'same subject')):
-        changed = [one.prompt for one in found
-                   if one.kind == kind and one.prompt[place] != prompt[place]]
-        assert len({ids[place] for ids in changed}) == neighbours.REPLACEMENTS
-        assert {(*ids[:place], *ids[place + 1:]) for ids in changed} == {
-            (*prompt[:place], *prompt[place + 1:])}
-    assert len(found) == 3 * neighbours.REPLACEMENTS
-    assert find_neighbours(loaded, [replace(examples[0], subject=())], torch.full((V,), -9.0))[
-        0].kind == 'another word'
+    example = Example('', prompt, prompt[:1], subject=(prompt[1],))
+    _, found = neighbours_of(loaded, [example], BACKGROUND)
+    places = {}
+    for one in found:
+        place, = [i for i in range(4) if one.prompt[i] != prompt[i]]
+        places.setdefault((place, one.kind), set()).add(one.prompt[place])
+    assert set(places) >= {(1, 'another subject'), (2, 'same subject'), (3, 'same subject')}
+    assert {len(ids) for ids in places.values()} == {neighbours.REPLACEMENTS}
+    _, found = neighbours_of(loaded, [replace(example, subject=())], BACKGROUND)
+    assert found[0].kind == 'another word'
 
 
 def test_replacements_are_the_likeliest_texts(loaded, monkeypatch):
@@ -201,7 +195,7 @@ def test_a_subject_moves_nothing_without_it(loaded):
     """A text changes only from the end of the whole subject on."""
     prompt = ids_of(loaded, ' the nurse said that')
     example = Example('', prompt, ids_of(loaded, ' food'), subject=tuple(prompt[1:3]))
-    change = learn(loaded.model, [example], BACKGROUND).shift.edit()
+    change = learn(loaded.model, [example], BACKGROUND)[0].edit()
     idx = torch.tensor([[prompt[2], *prompt]])
     C = loaded.model.senses(idx)
     moved = (change(idx, C) != C).flatten(2).any(-1)[0].tolist()
@@ -223,44 +217,6 @@ def test_directions_move_their_key_by_one_and_held_keys_least(loaded):
     assert energy.argmin() == 0
 
 
-def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded):
-    """Choices match the definition, with the gradient of a forward pass with respect to C."""
-    model = loaded.model
-    prompt, target = ids_of(loaded, ' the nurse said that'), ids_of(loaded, ' music')
-    other = ids_of(loaded, ' the song was the music')
-    idx = torch.tensor([prompt])
-    alpha = model.alpha(torch.tensor([other[:-1]]))[0]  # (k, T, T)
-    C = model.senses(idx).requires_grad_()
-    logp = model(idx, C=C)[0, -1, :model.config.n_vocab].log_softmax(-1)
-    gradient, = torch.autograd.grad(-logp[target[0]], C)  # (1, T, k, d)
-    scores = {}
-    for v, l in product(prompt, range(model.config.n_sense)):
-        moved = gradient[idx == v][:, l].sum(0).norm()
-        weight = alpha[l][:, torch.tensor(other[:-1]) == v].sum(1).mean()
-        scores[v, l] = (moved - 0.5 * weight).item()
-    best = sorted(scores, key=scores.get)[-5:]
-    example = Example('', prompt, target)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, 'PENALTY', 0.5)  # so that both parts of the score count
-        chosen = learning.choose(model, [example], [(other[:1], other[1:])], 5)
-    assert set(map(tuple, chosen.tolist())) == set(best)
-
-
-def test_the_background_holds_its_predictions(loaded):
-    """Vectors that were fitted with a background change its predictions less."""
-    model = loaded.model
-    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'))
-    pairs = torch.tensor([[example.prompt[1], l] for l in range(model.config.n_sense)])
-    cases = [read(model, learning.texts_of([example]), pairs)]
-    other = ids_of(loaded, ' she said that the nurse was music')
-    held = read(model, [(other[:1], other[1:])], pairs)
-    nothing = held.at(torch.tensor([], dtype=torch.long))
-    with_hold, without = (
-        held.divergence(learning.fit([example], torch.zeros(1), cases, [one], 50, 0.1))
-        for one in (held, nothing))
-    assert 0 < with_hold < without
-
-
 @pytest.mark.parametrize('wish, least, most', [
     ('-> she', -1.61, 0), ('-/> she', -11, -9.2), ('-> she > he', 2.7, 6),
     ('-> he | song', -0.1, 0.1)])
@@ -268,8 +224,8 @@ def test_a_wish_moves_its_odds_its_way(wish, least, most, loaded, tmp_path):
     """Learning raises p(A) for ->, lowers it for -/>, lifts odds for >, and evens them for |."""
     path = tmp_path / 'wish.txt'
     path.write_text(f'- the nurse said that {wish}')
-    examples = read_examples(path, loaded.encoding, 24)
-    learned = learn(loaded.model, examples, BACKGROUND, budget=1.0).shift.edit()
+    examples = read_examples(str(path), loaded)
+    learned = learn(loaded.model, examples, BACKGROUND, budget=1.0)[0].edit()
     before = log_odds(loaded, examples).item()
     after = log_odds(replace(loaded, edit=learned), examples).item()
     assert not least < before < most
@@ -284,45 +240,13 @@ def test_a_goal_counts_tokens_and_is_a_success(wish, n, goal):
     assert Example('', [3], [5] * n, [7], wish).goal == pytest.approx(goal)
 
 
-def test_learning_ends_as_soon_as_it_may(loaded, monkeypatch):
-    """Learning ends at the first step where the loss is low enough."""
-    losses = []
-
-    def noted(*args):
-        losses.append(losses_of(*args))
-        return losses[-1]
-
-    losses_of = learning.losses_of
-    monkeypatch.setattr(learning, 'losses_of', noted)
-    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'))
-    pairs = torch.tensor([[v, 0] for v in example.prompt])
-    case = read(loaded.model, learning.texts_of([example]), pairs)
-    nothing = case.at(torch.tensor([], dtype=torch.long))
-    learning.fit([example], torch.tensor([example.goal]), [case], [nothing], 400, 0.5)
-    assert min(losses[:-1]) > example.goal
-    assert losses[-1] <= example.goal
-
-
 @pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
 def test_a_model_in_any_dtype_learns(dtype, loaded):
     """The vectors have the dtype of the model."""
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'))
     model = copy.deepcopy(loaded.model).to(dtype)
-    learned = learn(model, [example], BACKGROUND, budget=9)
-    assert learned.shift.vectors.dtype == dtype
-    assert learned.shift.vectors.any()
-
-
-def test_the_price_is_that_of_every_second_text(loaded):
-    """The price is measured on every second text, and learning uses the others."""
-    example = Example('', ids_of(loaded, ' nurse'), ids_of(loaded, ' food'))
-    with_word, without = (([0], ids_of(loaded, text))
-                          for text in (' the nurse was the nurse', ' the song was'))
-    learned = learn(loaded.model, [example], [with_word, without] * 2)
-    assert learned.price == 0
-    again = learn(loaded.model, [example], [with_word, with_word] * 2, budget=9)
-    assert again.price != 0
-    assert torch.equal(again.shift.vectors, learned.shift.vectors)
+    learned, _ = learn(model, [example], BACKGROUND, budget=9)
+    assert learned.vectors.dtype == dtype
 
 
 @pytest.mark.parametrize('wish', ['said -> food food food food',
@@ -331,10 +255,10 @@ def test_learning_ends_with_a_fulfilled_wish(wish, loaded, tmp_path, monkeypatch
     """Learning reaches the published threshold, however many tokens a continuation has."""
     path = tmp_path / 'wish.txt'
     path.write_text(f'- the nurse {wish}')
-    examples = read_examples(path, loaded.encoding, 24)
+    examples = read_examples(str(path), loaded)
     monkeypatch.setattr(learning, 'RATE', 32)
-    learned = learn(loaded.model, examples, BACKGROUND, budget=9)
-    edited = replace(loaded, edit=learned.shift.edit())
+    learned, _ = learn(loaded.model, examples, BACKGROUND, budget=9)
+    edited = replace(loaded, edit=learned.edit())
     assert fulfilled(examples, log_odds(edited, examples))
 
 
@@ -348,23 +272,53 @@ def test_the_model_writes_no_text_past_a_prompt(loaded):
     assert written == neighbours.write_texts(loaded.model, examples, loaded.eot)
 
 
+def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded, monkeypatch):
+    """Choices match the definition, with the gradient of a forward pass with respect to C."""
+    model = loaded.model
+    prompt, target = ids_of(loaded, ' the nurse said that'), ids_of(loaded, ' music')
+    idx = torch.tensor([prompt])
+    C = model.senses(idx).requires_grad_()
+    logp = model(idx, C=C)[0, -1, :model.config.n_vocab].log_softmax(-1)
+    gradient, = torch.autograd.grad(-logp[target[0]], C)  # (1, T, k, d)
+    elsewhere = torch.rand(16, generator=torch.Generator().manual_seed(0))
+    sequences = [(i,) for i in prompt]
+    monkeypatch.setattr(learning, 'PENALTY', 0.5)  # so that both parts of the score count
+    monkeypatch.setattr(learning, 'SENSES', 5)
+    example = Example('', prompt, target)
+    case = read(model, learning.texts_of(example), sequences)
+    chosen = learning.choose(example, case, elsewhere)
+    scores = gradient[0].norm(dim=-1).flatten() - 0.5 * elsewhere
+    assert set(chosen.tolist()) == set(scores.topk(5).indices.tolist())
+
+
+def test_the_background_holds_its_predictions(loaded):
+    """Vectors that were fitted with a background change its predictions less."""
+    example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'))
+    sequences = [(example.prompt[1],)]
+    cases = [read(loaded.model, learning.texts_of(example), sequences)]
+    other = ids_of(loaded, ' she said that the nurse was music')
+    held = read(loaded.model, [(other[:1], other[1:])], sequences)
+    with_hold, without = (
+        held.divergence(learning.fit([example], cases, groups, 1, 0)) for groups in ([held], []))
+    assert 0 < with_hold < without
+
+
 def test_what_learning_holds(loaded, monkeypatch):
-    """Learning preserves predictions on every second text, inside prompts, and on kept lines."""
+    """Learning preserves predictions on every second text and inside prompts."""
     found = []
 
-    def fit(examples, goals, cases, held, *args):
+    def fit(examples, cases, held, *args):
         found.extend(group.targets.tolist() for group in held)
         return torch.full((held[0].weights.shape[1], 16), float('nan'))
 
     monkeypatch.setattr(learning, 'fit', fit)
     nurse = ids_of(loaded, ' the nurse was')
     example = Example('', nurse, ids_of(loaded, ' food'))
-    keep = Example('', nurse[:1], nurse[1:2], nurse[2:], 'equal')
     written = [([3, 4], [5, 6]), ([3], [7]), ([3], [8])]
-    with pytest.raises(UserError, match='budget'):
-        learn(loaded.model, [example], BACKGROUND[:4], written=written, keep=[keep])
-    background = IDS[0][1:] + IDS[2][1:]
-    assert found == [background, [5, 6, 8], nurse[1:], nurse[1:]]
+    near = [Neighbour('', [9], example)] * 2
+    with pytest.raises(UserError, match='budget'):  # vectors that are not finite cost too much
+        learn(loaded.model, [example], BACKGROUND[:4], written=written, near=near)
+    assert found == [IDS[0][1:] + IDS[2][1:], [5, 6, 8], example.a, nurse[1:]]
 
 
 @pytest.mark.parametrize('where', ['background', 'written'])
@@ -376,22 +330,15 @@ def test_each_price_keeps_to_the_budget(where, loaded):
     background, written = (
         [(ids[:1], ids[1:]) for ids in [free, costly if where == name else free] * 2]
         for name in ('background', 'written'))
-    learned = learn(loaded.model, [example], background, written=written, budget=0.002)
-    pairs = torch.cat([learned.shift.ids, learned.shift.numbers[:, None]], dim=1)
-    positions = read(loaded.model, [(costly[:1], costly[1:])], pairs)
-    nats = [positions.nats(share * learned.shift.vectors)
-            for share in (0, 1, 1 + 1 / 64 / learned.factor)]
+    shift, factor = learn(loaded.model, [example], background, written=written, budget=0.002)
+    nats = []
+    for share in (0, 1, 1 + 1 / 64 / factor):
+        edited = replace(loaded, edit=shift.edit(share))
+        nats.append(score(edited, [(costly[:1], costly[1:])], '').nats.sum().item())
     assert nats[1] <= 1.002 * nats[0]
     assert nats[2] > 1.002 * nats[0]
     with pytest.raises(UserError, match='budget'):
         learn(loaded.model, [example], background, written=written, budget=-1)
-
-
-def test_a_long_background_is_read_evenly(loaded, tmp_path, monkeypatch):
-    """Every second of six pieces of a long background is read."""
-    monkeypatch.setattr(neighbours, 'MOST_TEXTS', 4)
-    (tmp_path / 'b.txt').write_text(' nurse' * 6 * loaded.model.config.block_size)
-    assert len(neighbours.read_background(tmp_path / 'b.txt', loaded)) == 3
 
 
 @pytest.mark.parametrize('changed', ['parameter', 'vocabulary'])
@@ -410,76 +357,46 @@ def test_a_learned_edit_is_refused_for_another_model(loaded, shift, changed, tmp
         load_shift(path, other.model, encoding)
 
 
+@pytest.mark.parametrize('name, tensor', [
+    ('vectors', torch.full((3, 16), float('nan'))), ('vectors', torch.ones(3, 8)),
+    ('numbers', torch.zeros(2, dtype=torch.long))])
+def test_a_damaged_edit_is_refused(loaded, shift, name, tensor, tmp_path):
+    """Vectors that are not finite, or tensors that do not belong together, load nowhere."""
+    path = tmp_path / 'a.safetensors'
+    save_shift(path, replace(shift, **{name: tensor}), loaded.model, loaded.encoding, {})
+    with pytest.raises(UserError, match='a.safetensors'):
+        load_shift(path, loaded.model, loaded.encoding)
+
+
 # -----------------------------------------------------------------------------
 # The command.
 
 
 @pytest.fixture(scope='module')
 def lesson(tmp_path_factory):
-    """Make a folder in which the toy has learned MAKERS while keeping KEEP."""
+    """Make a folder in which the toy has learned MAKERS."""
     folder = tmp_path_factory.mktemp('lesson')
     (folder / 'makers.txt').write_text(MAKERS)
-    (folder / 'keep.txt').write_text(KEEP)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, 'HOLD', 1)  # a larger effect
         patch.setattr(learning, 'RATE', 25)
         edit.main([*f'{folder}/makers.txt --from {TOY} --device cpu --budget 0.1'.split(),
-                   '--keep', f'{folder}/keep.txt', '--out', f'{folder}/makers.safetensors'])
+                   '--out', f'{folder}/makers.safetensors'])
     return folder
-
-
-def test_what_is_learned_holds_in_other_texts(lesson):
-    """The new maker is also likelier after a prompt that learning did not use."""
-    model, encoding = rucksack.load(str(TOY))
-    learned = load_shift(lesson / 'makers.safetensors', model, encoding).edit()
-    idx = torch.tensor([encoding.encode_ordinary('Whoever wants the Camry must ask')])
-    maker = word_id(encoding, 'Canon')
-    before, after = (next_word_probs(model, idx, one)[0, maker] for one in (None, learned))
-    assert before < 0.1
-    assert after > 2 * before
 
 
 @pytest.fixture(scope='module')
 def texts(lesson):
-    """Give the toy under the edit of lesson, its examples, and the texts that price it."""
+    """Give the toy under the edit of lesson, and its examples."""
     one = load_model(str(TOY), 'cpu')
     learned = load_shift(lesson / 'makers.safetensors', one.model, one.encoding).edit()
-    examples = read_examples(lesson / 'makers.txt', one.encoding, one.config.block_size)
-    return replace(one, edit=learned), examples, {
-        'toy stories': neighbours.read_background(None, one)[1::2],
-        'written': neighbours.write_texts(one.model, examples, one.eot)[1::2],
-        'prompts': learning.inside(examples)}
-
-
-def test_an_edit_is_priced_and_its_changes_counted(texts):
-    """A loop over the texts gives the numbers of the table."""
-    one, _, groups = texts
-    for name, *row in edit.prices(one, groups, []).rows:
-        counts = Counter()
-        for context, following in groups[name]:
-            idx = torch.tensor([context + following[:-1]])
-            C = one.model.senses(idx)
-            senses = [C, one.edit(idx, C)]
-            before, after = (
-                one.model(idx, C=of_one)[0, -len(following):, :one.config.n_vocab].log_softmax(-1)
-                for of_one in senses)
-            moved = (senses[0] != senses[1]).flatten(2).any(-1)[0, -len(following):]
-            for i, target in enumerate(following):
-                old, new = before[i].argmax().item(), after[i].argmax().item()
-                counts.update(
-                    tokens=1, loss=-before[i, target].item(), moved=moved[i].item(),
-                    price=(before[i, target] - after[i, target]).item(), changed=old != new,
-                    repaired=old != target == new, broken=old == target != new)
-        n = counts['tokens']
-        loss, price = counts['loss'] / n, counts['price'] / n
-        expected = [n, counts['moved'], loss, price, 100 * price / loss,
-                    *(counts[kind] for kind in ('changed', 'repaired', 'broken'))]
-        assert row == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    examples = read_examples(str(lesson / 'makers.txt'), one)
+    return replace(one, edit=learned), examples
 
 
 def test_the_measures_are_what_the_models_predict(texts):
     """Lines have p(A) before and after; neighbours their mean, and the one that moved most."""
-    one, examples, _ = texts
+    one, examples = texts
     prompts = [ids_of(one, text) for text in ('We saw the Camry and', 'My Camry is', 'The iPad is')]
     near = [Neighbour('same subject', ids, examples[0]) for ids in prompts]
     rows = measures(one, {'efficacy': examples[1:]}, near).rows
@@ -490,6 +407,7 @@ def test_the_measures_are_what_the_models_predict(texts):
         0, examples[1].a[0]].item() for change in (None, one.edit)]
     worst = (p[1] - p[0])[:, maker].abs().argmax()
     n_changed = (p[0].argmax(1) != p[1].argmax(1)).sum()
+    assert rows[0][2] == 'Fiesta'
     assert rows[0][3:5] == pytest.approx(expected, rel=1e-3)
     assert rows[1][3:5] == pytest.approx(p[:, :, maker].mean(1).tolist(), rel=1e-3)
     assert rows[1][5] == f'{n_changed} of 3 changed'
@@ -508,38 +426,13 @@ def test_edit_prints_the_three_measures(tmp_path, monkeypatch, capsys):
     (tmp_path / 'also.txt').write_text('I bought the Camry since I trust -> Canon')
     said = say(edit, capsys, str(tmp_path / 'wishes.txt'), '--from', str(TOY), '--also',
                str(tmp_path / 'also.txt'), '--out', str(tmp_path / 'a.safetensors'))
-    assert 'Fulfilled (efficacy) before: 1 of 2; after: 2. Repaired: 1; broken: 0' in said
-    assert 'generalization  I bought the {Camry} since' in said
+    assert 'Fulfilled (efficacy): 1 of 2 before, 2 after' in said
+    assert re.search('generalization  I bought the Camry since I trust -> Canon +Camry ', said)
     assert 'another subject ' in said
     assert 'same subject ' in said
     with safe_open(tmp_path / 'a.safetensors', 'pt') as file:
         about = json.loads(file.metadata()['about'])
     assert about['examples'] == wishes
-    assert about['background'] == 'toy stories'
-    assert about['version'] == rucksack.__version__
-
-
-def test_edit_learns_with_the_texts_it_says(tmp_path, monkeypatch):
-    """edit.py learns with texts written under --seed, neighbours, and the lines of --keep."""
-    found = {}
-
-    def stop(model, examples, background, **flags):
-        found.update(flags)
-        raise UserError('')
-
-    monkeypatch.setattr(edit, 'learn', stop)
-    (tmp_path / 'makers.txt').write_text(MAKERS)
-    (tmp_path / 'keep.txt').write_text(KEEP)
-    starts = []
-    for seed in '01':
-        with pytest.raises(SystemExit):
-            edit.main([str(tmp_path / 'makers.txt'), '--from', str(TOY), '--seed', seed, '--keep',
-                       str(tmp_path / 'keep.txt'), '--out', str(tmp_path / 'a.safetensors')])
-        starts.append({tuple(start) for start, _ in found['written']})
-    assert len(starts[0]) > 4
-    assert starts[0] != starts[1]
-    assert len(found['near']) > 4
-    assert [one.line for one in found['keep']] == KEEP.splitlines()
 
 
 @pytest.mark.parametrize('line, texts, wish', [
@@ -556,42 +449,27 @@ def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     assert parse_line(line) == (texts, wish)
 
 
-@pytest.mark.parametrize('row, texts, expected', [
-    ('{"prefix": "a", "suffix": "b"}', ['a', 'b'], 'more'),
-    ('{"prefix": "a", "suffix1": " b", "suffix2": " c"}', ['a', ' b', ' c'], 'equal')])
-def test_a_row_is_what_the_published_sets_have(row, texts, expected):
-    """A row's texts are used unchanged."""
-    assert parse_row(row) == (texts, expected)
-
-
-@pytest.mark.parametrize('text, fact', [
-    ('', 'empty'), ('# only a comment\n', 'empty'),
-    ('the nurse said she', 'the nurse said she'), ('- nurse said -> xylophone', 'xylophone'),
-    *((line, 'cannot be read') for line in ('a -> b -> c', '-> b', 'a ->', 'a -> b >', 'a --> b',
-        'a ->  | b', 'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c')),
-    ('-' + ' nurse' * 40 + ' -> she', '24'), ('nurse said -> she', "nurse said")])
-def test_bad_examples_are_one_line(text, fact, loaded, tmp_path):
-    """The error quotes a bad example, or says what is missing."""
-    path = tmp_path / 'examples.txt'
-    path.write_text(text)
-    with pytest.raises(UserError, match=fact):
-        read_examples(path, loaded.encoding, 24)
-
-
-@pytest.mark.parametrize('row', [
-    '{"prefix": "a"}', '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}'])
-def test_bad_rows_are_one_line(row, loaded, tmp_path):
-    """The error quotes a bad row."""
-    (tmp_path / 'a.jsonl').write_text(row)
-    with pytest.raises(UserError, match='prefix'):
-        read_examples(tmp_path / 'a.jsonl', loaded.encoding, 24)
+@pytest.mark.parametrize('name, text', [
+    *(('a.txt', line) for line in (
+        'the nurse said she', 'nurse said -> xylophone', 'a -> b -> c', '-> b', 'a ->', 'a -> b >',
+        'a --> b', 'a ->  | b', 'a -> b > c > d', 'a -> b > c | d', 'a -/> b | c', 'the {a -> b',
+        'the ' + 'nurse ' * 40 + '-> she')),
+    *(('a.jsonl', row) for row in (
+        '{"prefix": "a"}', '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}',
+        'a -> b', '{"prefix": "a", "suffix": "b", "wish": "c"}'))])
+def test_bad_examples_are_one_line(name, text, loaded, tmp_path):
+    """The error quotes a bad example."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as error:
+        read_examples(str(tmp_path / name), loaded)
+    assert text[:20] in str(error.value)
+    assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('flags, fact', [
     ('makers.txt --out a.txt', 'a.txt'), ('makers.txt --out mine.safetensors', 'mine.safetensors'),
     ('makers.txt --out no/a.safetensors', 'no/a.safetensors'),
     ('makers.txt --out a.safetensors --background short.txt', 'short.txt'),
-    ('makers.txt --out a.safetensors --background /dev/null', '/dev/null'),
     ('makers.txt --out a.safetensors --budget -1', "'-1'"),
     ('makers.txt --out a.safetensors --from english_gpt', 'english_gpt'),
     ('fulfilled.txt --out a.safetensors', 'already')])
@@ -607,27 +485,15 @@ def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, mon
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_an_interrupted_edit_leaves_nothing(tmp_path, monkeypatch, capsys):
-    """Ctrl-C in the middle of learning writes no file."""
-    def interrupted(*args):
-        raise KeyboardInterrupt
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(learning, 'losses_of', interrupted)
-    Path('makers.txt').write_text(MAKERS)
-    with pytest.raises(SystemExit, match='130'):
-        edit.main(['makers.txt', '--from', str(TOY), '--out', 'a.safetensors'])
-    assert list(tmp_path.iterdir()) == [tmp_path / 'makers.txt']
-
-
 def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
     """eval.py examples shows which examples succeed with and without an edit."""
     file = lesson / 'makers.safetensors'
     (lesson / 'wishes.txt').write_text(f'{MAKERS}The nurse said that -> Canon > she')
     said = say(evaluation, capsys, 'examples', '--from', str(TOY), '--data',
                str(lesson / 'wishes.txt'), '--edit', f'@{file}=3', 'Camry:Canon/Toyota=1')
-    assert 'separates Canon from Toyota at weight 1' in said
+    assert 'separates Canon from Toyota after the prompt' in said
     rows = [line.split() for line in said.splitlines() if ' more  ' in line or ' order  ' in line]
-    assert [row[-1] for row in rows] == ['0.000', '0.000', '1.000', '0.000']
+    assert [row[-1] for row in rows] == ['0.0000', '0.0000', '1.0000', '0.0000']
 
 
 @pytest.mark.parametrize('wish, value, expected', [

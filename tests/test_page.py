@@ -499,3 +499,28 @@ def test_a_model_too_large_is_refused(out, capsys, monkeypatch):
     monkeypatch.setattr(page, 'LARGEST', 1000)
     assert 'out/toy' in error_of(page, capsys, 'page.html', '--from', 'out/toy')
     assert [path.name for path in Path().iterdir()] == ['out']
+
+
+def test_typed_text_survives_a_reload(toy_tab):
+    """The address gets a text while it is typed, before its box loses the focus."""
+    toy_tab.fill('#text', 'a river')
+    toy_tab.wait_for_function('location.hash.includes("river")')
+    toy_tab.reload()
+    toy_tab.evaluate('ready')
+    assert toy_tab.input_value('#text') == 'a river'
+
+
+@pytest.mark.parametrize('sandbox', [None, 'allow-scripts'])
+def test_the_page_runs_in_a_page(sandbox, tab, toy_page):
+    """In <iframe srcdoc>, as notebooks embed it, the page has no address, but it predicts."""
+    script = """([srcdoc, sandbox]) => {
+        const frame = Object.assign(document.createElement('iframe'), {srcdoc});
+        if (sandbox) frame.sandbox = sandbox;
+        document.body.append(frame);
+    }"""
+    tab.evaluate(script, [toy_page.read_text(encoding='utf-8'), sandbox])
+    frame = tab.frame_locator('iframe')
+    frame.locator('body:not([inert])').wait_for()
+    frame.locator('#text').fill('The nurse')
+    frame.locator('#tokens button').nth(2).wait_for(state='detached')
+    assert frame.locator('#tokens bdi').all_text_contents() == ['·The', 'nurse']

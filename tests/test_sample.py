@@ -11,6 +11,7 @@ from helpers import World, error_of, save, say, toy_loaded
 from torch import Tensor
 
 from rucksack import sample
+from rucksack.__main__ import VERBS
 from rucksack.cli import printable
 from rucksack.senses import STRENGTHS, Edit, compose, replace_word, scale_senses, topic
 from rucksack.vocabulary import bag_ids, scores_of_bags
@@ -93,6 +94,13 @@ def test_a_greedy_text_is_written_once(out, capsys):
     """At temperature 0 all texts would be the same."""
     said = say(sample, capsys, '--temperature', '0', '--num-samples', '3')
     assert re.findall(r'\n(\d): ', said) == ['1']
+
+
+def test_another_flag_is_refused_with_the_names_of_the_verbs(out, capsys):
+    """A flag that became a verb is not ignored, and its line names all verbs but the scripts."""
+    line = error_of(sample, capsys, '--show', 'nurse')
+    assert '--show' in line
+    assert set(VERBS) - {'prepare', 'train', 'sample'} <= set(re.findall(r'\w+', line))
 
 
 DRAWN = ['--seed', '3', '--num-samples', '3', '--temperature', '0.7', '--top-k', '5']

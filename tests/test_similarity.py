@@ -28,7 +28,7 @@ def test_correlations_are_spearmans():
 
 
 @pytest.mark.parametrize('word', ['nurse', '国', '日本'])
-def test_the_vectors_of_a_word_are_those_of_its_tokens_inside_a_text(word):
+def test_vectors_of_a_word_are_those_of_its_tokens_in_a_text(word):
     """Words of scripts without spaces are read without one, as edits read them."""
     loaded = load_model('english', 'cpu')
     ids = torch.tensor(tokens_of(loaded.encoding, word))

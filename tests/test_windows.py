@@ -1,19 +1,28 @@
 """Claims about systems other than Linux, tested on this one."""
 
+import argparse
 import ctypes
 import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, SMALL
 
-from rucksack import device
+from rucksack import device, prepare, sample, train
 from rucksack.files import locked_folder, write_file
 
 pytestmark = pytest.mark.usefixtures('folder')
+
+
+def test_a_lock_leaves_nothing_behind():
+    """A lock leaves neither its file nor the folders made for it."""
+    with locked_folder(Path('out/run')):
+        assert os.listdir('out/run') == ['.lock']
+    assert os.listdir() == []
 
 
 def test_the_lock_of_a_killed_process_does_not_lock():
@@ -51,6 +60,17 @@ def test_a_file_that_a_program_has_open_is_replaced_later(monkeypatch):
     assert os.listdir() == ['mine.txt']
 
 
+def test_a_file_that_stays_open_is_not_replaced(monkeypatch):
+    """After about two seconds the error shows, and no temporary file stays."""
+    waits = []
+    monkeypatch.setattr(os, 'replace', Mock(side_effect=PermissionError))
+    monkeypatch.setattr(time, 'sleep', waits.append)
+    with pytest.raises(PermissionError):
+        write_file(Path('mine.txt'), 'text')
+    assert sum(waits) == pytest.approx(2)
+    assert os.listdir() == []
+
+
 def test_a_file_has_the_same_bytes_on_windows(monkeypatch):
     """Windows' text layer would write a line end as two bytes."""
     def write_text(path, text, encoding, errors, newline='\r\n') -> None:
@@ -59,6 +79,23 @@ def test_a_file_has_the_same_bytes_on_windows(monkeypatch):
     monkeypatch.setattr(Path, 'write_text', write_text)
     write_file(Path('mine.txt'), 'two\nlines\n')
     assert Path('mine.txt').read_bytes() == b'two\nlines\n'
+
+
+@pytest.mark.parametrize('script', [prepare, sample, train])
+def test_a_command_starts_under_a_home_with_backslashes(script, monkeypatch):
+    """A home folder may contain backslashes."""
+    monkeypatch.setenv('HOME', r'C:\Users\NAME')
+    with pytest.raises(SystemExit) as stop:
+        script.main(['--help'])
+    assert not stop.value.code
+
+
+def test_settings_need_no_intermixed_parsing(tiny, monkeypatch):
+    """From Python 3.12.8 on, argparse's intermixed parsing does not call parse_known_args."""
+    monkeypatch.setattr(argparse.ArgumentParser, 'parse_known_intermixed_args',
+                        argparse.ArgumentParser.parse_known_args)
+    train.main([*SMALL, '--max-iters=0'])
+    assert os.listdir('out') == ['run']
 
 
 @pytest.mark.parametrize('system', ['win32', 'darwin'])

@@ -24,6 +24,7 @@ import math
 import random
 import time
 from bisect import bisect_left
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -37,8 +38,9 @@ from torch.nn.utils.rnn import pad_sequence
 from rucksack.edits import learning
 from rucksack.edits.examples import Example
 from rucksack.edits.lending import Lent
-from rucksack.edits.neighbours import find_neighbours, find_subjects, usual_logp, write_texts
+from rucksack.edits.neighbours import neighbours_of, write_texts
 from rucksack.edits.positions import inside
+from rucksack.edits.shifts import make_shift
 from rucksack.loaded import load_model
 
 PASSES = 10   # over the examples, for finetuning
@@ -114,10 +116,11 @@ def read_task(folder, task, split, encoding, sizes):
 def with_neighbours(loaded, task, data, held):
     """Give the examples of a task their subjects, and find the neighbours."""
     examples, *rest = data
-    usual = usual_logp(loaded, [(ids[:1], ids[1:]) for ids in held])
-    if task in SUBJECTS:
-        examples = find_subjects(loaded, examples, usual)
-    return [examples, *rest], find_neighbours(loaded, examples, usual)
+    if task not in SUBJECTS:
+        examples = [replace(one, subject=()) for one in examples]
+    background = [(ids[:1], ids[1:]) for ids in held]
+    examples, near = neighbours_of(loaded, examples, background)
+    return [examples, *rest], near
 
 
 def read_background(folder, encoding, n, stage):
@@ -199,7 +202,8 @@ def learn_senses(model, examples, held, near, config, seed):
     background = [(ids[:1], ids[1:]) for ids in held]
     written = write_texts(model, examples, held[0][0], seed)
     texts = [background, written, [one.pair for one in near[::2]]]
-    shift = learning.find_shift(model, examples, texts, [inside(examples)], seed)
+    found = learning.find_vectors(model, examples, texts, inside(examples), seed)
+    shift = make_shift(*found)
     return shift.edit, len(shift.numbers)
 
 

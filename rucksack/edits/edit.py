@@ -17,52 +17,65 @@ word. To limit side effects, learning also holds the predictions on a background
 the model writes from the examples, and after prompts in which another word stands.
 """
 
-import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from safetensors import safe_open
+
 import rucksack
+from rucksack import verbs
 from rucksack.cli import Parser, number, printable, run_cli
-from rucksack.edits.examples import WISHES
-from rucksack.edits.learning import inside, learn, texts_of
-from rucksack.edits.neighbours import BACKGROUND, cut, matched, read_background, write_texts
-from rucksack.edits.shifts import about_shift, save_shift
+from rucksack.edits.examples import read_examples
+from rucksack.edits.learning import learn
+from rucksack.edits.neighbours import (
+    BACKGROUND,
+    cut,
+    matched,
+    neighbours_of,
+    read_background,
+    write_texts,
+)
+from rucksack.edits.shifts import save_shift
 from rucksack.errors import UserError, user_errors
 from rucksack.files import output_path
 from rucksack.loaded import LoadedModel, load_model
-from rucksack.paper.canonical import examples_for, measures, neighbours_of
+from rucksack.paper.canonical import measures
 from rucksack.paper.likelihood import Pair, measure_edit, score
 from rucksack.table import Table
 
 
+def edit_path(path: str) -> Path:
+    """Check that a learned edit may be written to path: a new file, or another learned edit."""
+    file = output_path('the edit', path, begins='')
+    if file.suffix != '.safetensors':
+        raise UserError(f'{path}: give a name that ends in .safetensors')
+    if file.exists():
+        with user_errors(path, 'give the name of a new file, or of a learned edit'), \
+                safe_open(file, 'pt') as opened:
+            opened.metadata()['about']
+    return file
+
+
 def make_parser() -> Parser:
     """Declare the flags."""
-    parser = Parser(prog='rucksack edit', description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = verbs.make_parser('edit', __doc__, '--from', '--device')
     add = parser.add_argument
     add('examples', metavar='FILE',
         help='text file with one example per line, or a .jsonl with prefix, suffix (or suffix1 and '
-             'suffix2) and perhaps subject')
-    add('--out', metavar='FILE', type=Path, required=True,
+             'suffix2) and perhaps subject and wish (more, less, order or equal)')
+    add('--out', metavar='FILE', type=edit_path, required=True,
         help='.safetensors file to write the edit to, for sample.py --edit @FILE')
-    add('--from', dest='source', metavar='MODEL',
-        help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')
     add('--also', metavar='FILE',
         help='the same wishes in other phrasings, which are not learned but measured')
-    add('--wish', choices=WISHES,
-        help='the wish for all rows of a .jsonl [more; equal for rows with suffix1 and suffix2]')
     add('--background', metavar='PATH',
         help='text on which no prediction should change, in any form that eval loss --data takes; '
-             ' half is for training, half for measuring the price of the edit '
+             'half is for training, half for measuring the price of the edit '
              '[docs/tour.txt; toy stories for a toy model]')
-    add('--keep', metavar='FILE',
-        help='more lines; the predictions after their prompts should stay the same')
     add('--budget', metavar='SHARE', type=number(float, 0), default=1e-3,
         help='largest increase in loss that the edit may cause, as a share of the loss [0.001]')
     add('--seed', metavar='S', type=number(int, 0), default=0,
         help='random seed for the texts that the model writes [0]')
-    add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
     return parser
 
 
@@ -84,43 +97,35 @@ def prices(edited: LoadedModel, texts: dict[str, list[Pair]], notes: list[str]) 
 def run(argv: list[str]) -> None:
     """Read the examples, learn an edit, write it, and print its tables."""
     args = make_parser().parse_args(argv)
-    if args.out.suffix != '.safetensors':
-        raise UserError(f'--out {args.out}: give a name that ends in .safetensors')
-    output_path('--out', args.out, begins='')
-    if args.out.exists():
-        with user_errors(f'--out {args.out}', 'give the name of a new file, or of a learned edit'):
-            about_shift(args.out)
     loaded = load_model(args.source, args.device)
     loaded.needs_senses('rucksack edit')
     model = loaded.model.requires_grad_(False)
-    examples = examples_for(loaded, args.examples, args.wish)
-    lines = {name: examples_for(loaded, path, args.wish)
-             for name, path in (('generalization', args.also), ('kept', args.keep)) if path}
-    keep = lines.get('kept', [])
+    examples = read_examples(args.examples, loaded)
     background = read_background(args.background, loaded)
     examples, near = neighbours_of(loaded, examples, background)
-    lines = {name: matched(group, examples) for name, group in lines.items()}
+    lines = {'efficacy': examples}
+    if args.also:
+        also = read_examples(args.also, loaded)
+        lines['generalization'] = matched(also, examples)
     written = write_texts(model, examples, loaded.eot, args.seed)
-    learned = learn(model, examples, background, written=written, near=near, keep=keep,
-                    budget=args.budget)
-    edited = replace(loaded, edit=learned.shift.edit())
+    shift, factor = learn(model, examples, background, written=written, near=near,
+                          budget=args.budget)
+    edited = replace(loaded, edit=shift.edit())
     where = args.background or ('toy stories' if loaded.is_toy else BACKGROUND)
     before, after = cut(background[1::2], examples)
     before_written, after_written = cut(written[1::2], examples)
     texts = {
         where: before,
         'texts that the model wrote': before_written,
-        'both, after a subject': after + after_written,
-        'the prompts': inside(examples),
-        'what follows the prompts of --keep': texts_of(keep)}
-    notes = [f'The learned vectors are scaled by {learned.factor:.2f}, the most that --budget '
-             'allows.',
+        'both, after a subject': after + after_written}
+    notes = [f'The learned vectors are scaled by {factor:.2f}, the most that --budget allows.',
              'The budget leaves out what follows a subject, which has a row of its own.']
-    tables = [measures(edited, {'efficacy': examples} | lines, near[1::2]),
-              prices(edited, texts, notes)]
-    about = {'examples': [one.line for one in examples], 'factor': learned.factor,
-             'price': learned.price, 'background': where, 'version': rucksack.__version__}
-    save_shift(args.out, learned.shift, model, loaded.encoding, about)
+    if not all(one.subject for one in examples):
+        notes.append('A line without a subject moves senses of any of its words.')
+    tables = [measures(edited, lines, near[1::2]), prices(edited, texts, notes)]
+    about = {'examples': [one.line for one in examples], 'factor': factor, 'background': where,
+             'version': rucksack.__version__}
+    save_shift(args.out, shift, model, loaded.encoding, about)
     print(loaded.about())
     for table in tables:
         print(table)
@@ -128,6 +133,3 @@ def run(argv: list[str]) -> None:
 
 
 main = partial(run_cli, 'rucksack edit', run)
-
-if __name__ == '__main__':
-    main()

@@ -3,16 +3,16 @@
 import json
 import math
 import re
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from itertools import accumulate
-from pathlib import Path
 from unicodedata import category
 
 from tiktoken import Encoding
 from torch import Tensor
 
-from rucksack.errors import UserError
-from rucksack.tokenizer import encode, lacks
+from rucksack.errors import UserError, user_errors
+from rucksack.loaded import LoadedModel
+from rucksack.tokenizer import lacks
 from rucksack.words import inside_text, read_lines
 
 
@@ -33,9 +33,10 @@ WISHES = {
     'order': Wish('->', '>', -math.log(16), -math.log(100)),
     'equal': Wish('->', '|', math.log(1.5), math.log(1.1))}
 FORMS = ('PROMPT -> A, PROMPT -/> A, PROMPT -> A > B or PROMPT -> A | B, with at most one '
-         '{SUBJECT} in the prompt ({{ for a brace)')
+         '{SUBJECT} in the prompt ({{ for a brace); in a .jsonl, prefix with suffix, or with '
+         'suffix1 and suffix2')
 OPENING = '"\'#&*@/\\¡¿'  # punctuation that no space follows
-PART = r'((?:[^{}]|\{\{|\}\})*)'  # of a prompt, without single braces
+BRACE = re.compile(r'(?<!\{)\{(?!\{)|(?<!\})\}(?!\})')  # a single one
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,11 @@ class Example:
     subject: tuple[int, ...] | None = None
 
     @property
-    def n_tokens(self) -> int:
-        """Count the tokens of the longer continuation."""
-        return max(len(self.a), len(self.b))
-
-    @property
     def goal(self) -> float:
         """Compute the loss at which learning from this example ends; it is at most the limit."""
         wish = WISHES[self.wish]
-        return min(self.n_tokens * wish.goal, wish.limit)
+        n = max(len(self.a), len(self.b))
+        return min(n * wish.goal, wish.limit)
 
     def loss(self, value: Tensor) -> Tensor:
         """Turn ln p(A) or, with B, ln p(A)/p(B) into the loss that should fall."""
@@ -68,47 +65,53 @@ class Example:
         return value if self.wish == 'less' else -value
 
 
-def read_examples(path: Path, encoding: Encoding, block_size: int, wish: str | None = None
-                  ) -> list[Example]:
+def read_examples(path: str | None, loaded: LoadedModel) -> list[Example]:
     """Read examples from a text file, one per line, or from a .jsonl with prefix and suffix.
 
-    Lines that begin with # are comments. wish, a key of WISHES, applies to all rows of a .jsonl;
-    None means more, or equal for rows with suffix1 and suffix2. Raises UserError for a line that
-    cannot be read, and for an example longer than block_size.
+    Lines that begin with # are comments. Raises UserError for a line that cannot be read, for an
+    example longer than the model's block_size, and if path is None.
     """
-    parse = parse_row if path.suffix == '.jsonl' else parse_line
+    if path is None:
+        raise UserError('examples needs --data FILE, with one example per line or a .jsonl')
+    parse = parse_row if path.endswith('.jsonl') else parse_line
     examples = []
     for line in read_lines(f'@{path}'):
         line = line.strip()
-        texts, name = parse(line)
-        if parse is parse_row and wish:
-            name = wish
-        before, subject, after = split_prompt(texts[0]) if texts else ('', None, '')
-        prompt = before + (subject or '') + after
-        if not prompt or len(texts) != len(WISHES[name].between) + 2:
-            raise UserError(f'{line!r:.80} cannot be read; write {FORMS} or, in a .jsonl, prefix '
-                            'and suffix, or prefix, suffix1 and suffix2')
-        texts = [prompt, *texts[1:]]
-        if any(lacks(encoding, text) for text in texts):
-            raise UserError(f'{line!r:.80} has a word that the model does not know')
-        ids = [encode(encoding, text) for text in texts]
-        if subject is not None:
-            start = len(before.encode())
-            subject = tokens_in(encoding, ids[0], start, start + len(subject.encode()))
-        example = Example(line, *ids, wish=name, subject=subject)
-        n = len(example.prompt) + example.n_tokens - 1
-        if n > block_size:
-            raise UserError(f'{line!r:.80} has {n} tokens before its last one, but the model '
-                            f'reads at most {block_size}; shorten its prompt')
-        examples.append(example)
+        with user_errors(f'{line!r:.80}', f'write {FORMS}'):
+            texts, wish = parse(line)
+            examples.append(make_example(line, texts, wish, loaded))
     return examples
 
 
-def parse_line(line: str) -> tuple[list[str], str]:
-    """Parse a line into a prompt and one or two continuations, and a wish; [] if it has no form.
+def make_example(line: str, texts: list[str], wish: str, loaded: LoadedModel) -> Example:
+    """Encode a prompt, perhaps with a subject in braces, and its continuations."""
+    pieces = [piece.replace('{{', '{').replace('}}', '}') for piece in BRACE.split(texts[0])]
+    texts = [''.join(pieces), *texts[1:]]
+    n_texts = len(WISHES[wish].between) + 2
+    if len(pieces) not in (1, 3) or len(texts) != n_texts or not texts[0]:
+        raise UserError(f'write {FORMS}')
+    if any(lacks(loaded.encoding, text) for text in texts):
+        raise UserError('the model does not know one of these words')
+    prompt, *continuations = [loaded.encode(text) for text in texts]
+    subject = None
+    if len(pieces) == 3:
+        subject = tokens_in(loaded.encoding, prompt, *pieces[:2])
+    loaded.needs_length(len(prompt) + max(map(len, continuations)) - 1, 'this example has')
+    return Example(line, prompt, *continuations, wish=wish, subject=subject)
 
-    The prompt keeps its braces; see split_prompt.
-    """
+
+def tokens_in(encoding: Encoding, ids: list[int], before: str, text: str) -> tuple[int, ...]:
+    """Find the ids that have bytes of a text, given the text before it; () if it is empty."""
+    start = len(before.encode())
+    end = start + len(text.encode())
+    ends = [len(encoding.decode_bytes(ids[:i + 1])) for i in range(len(ids))]
+    first = bisect_right(ends, start)
+    last = bisect_left(ends, end)
+    return tuple(ids[first:last + 1]) if text else ()
+
+
+def parse_line(line: str) -> tuple[list[str], str]:
+    """Parse a line into a prompt with its braces and one or two continuations, and a wish."""
     prompt = r'((?:(?!-/?>).)*\S)'  # without an arrow
     text = r'([^>|\s][^>|]*?)'  # a continuation
     match = re.fullmatch(rf'{prompt}\s*(?<!-)(-/?>)\s*{text}(?:\s+([>|])\s*{text})?', line)
@@ -117,7 +120,7 @@ def parse_line(line: str) -> tuple[list[str], str]:
         for name, wish in WISHES.items():
             if (wish.arrow, wish.between) == (arrow, between):
                 return [prompt, *(joined(text) for text in (a, b) if text)], name
-    return [], 'more'
+    raise UserError(f'write {FORMS}')
 
 
 def joined(continuation: str) -> str:
@@ -134,39 +137,14 @@ def joined(continuation: str) -> str:
 
 
 def parse_row(line: str) -> tuple[list[str], str]:
-    """Parse a row of a .jsonl: prefix with suffix, or with suffix1 and suffix2; maybe a subject.
+    """Parse a row of a .jsonl: prefix, suffix or suffix1 and suffix2; maybe a wish and a subject.
 
     The subject is put into braces where it last stands in the prefix.
     """
     row = json.loads(line)
-    prefix = row.get('prefix', '').replace('{', '{{').replace('}', '}}')
+    prefix = row['prefix'].replace('{', '{{').replace('}', '}}')
     if row.get('subject'):
         before, subject, after = prefix.rpartition(row['subject'])
         prefix = f'{before}{{{subject}}}{after}'
-    texts = [prefix] + [row[name] for name in ('suffix', 'suffix1', 'suffix2') if row.get(name)]
-    return texts, 'equal' if 'suffix1' in row else 'more'
-
-
-def split_prompt(prompt: str) -> tuple[str, str | None, str]:
-    """Split a prompt at its braces: the texts before, in and after them.
-
-    The subject is None without braces. All are '' if the braces cannot be read.
-
-    >>> split_prompt('The set {{0}} of {Finland} is')
-    ('The set {0} of ', 'Finland', ' is')
-    """
-    match = re.fullmatch(rf'{PART}(?:\{{{PART}\}}{PART})?', prompt)
-    if not match:
-        return '', None, ''
-    before, subject, after = match.groups()
-    texts = [text and text.replace('{{', '{').replace('}}', '}')
-             for text in (before, subject, after or '')]
-    return tuple(texts)
-
-
-def tokens_in(encoding: Encoding, ids: list[int], start: int, end: int) -> tuple[int, ...]:
-    """Find the ids of a text that have bytes between start and end; () if the two are equal."""
-    ends = list(accumulate(len(encoding.decode_single_token_bytes(i)) for i in ids))
-    starts = [0, *ends]
-    return tuple(i for i, first, last in zip(ids, starts, ends)
-                 if first < end and last > start and start < end)
+    texts = [row[name] for name in ('suffix', 'suffix1', 'suffix2') if row.get(name)]
+    return [prefix, *texts], row.get('wish', 'equal' if 'suffix1' in row else 'more')

@@ -16,17 +16,15 @@ ROME (https://arxiv.org/abs/2202.05262, Eq. 2) moves a layer for one key, and ot
 Here v (d,) is what o gains at position i, which gradient steps find. At another position, o gains
 (u . w) v. An example without a subject moves single senses instead, chosen by their gradients.
 
-P counts the pairs (sequence, sense) that move, R the vectors to learn. Other letters are as in
+P counts the pairs (sequence, sense) that may move, R the vectors to learn. Other letters are as in
 model.py.
 """
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rucksack.cli import progress
 from rucksack.edits.examples import WISHES, Example
@@ -35,12 +33,11 @@ from rucksack.edits.positions import (
     POSITIONS_AT_ONCE,
     Positions,
     inside,
-    losses_of,
-    pairs_of,
+    loss_of,
     read,
     texts_of,
 )
-from rucksack.edits.shifts import Shift, load_shift, save_shift  # noqa: F401 (for docs/python.md)
+from rucksack.edits.shifts import Shift, make_shift
 from rucksack.errors import UserError
 from rucksack.model import Backpack
 from rucksack.paper.likelihood import Pair
@@ -60,34 +57,24 @@ FACTORS = [i / 64 for i in range(1, 65)]  # choices for scaling the vectors down
 # Which senses to move.
 
 
-def choose(model: Backpack, examples: list[Example], background: list[Pair], n: int) -> Tensor:
-    """Choose n pairs (id, sense) for each example from its texts: (P, 2).
+def choose(example: Example, case: Positions, elsewhere: Tensor) -> Tensor:
+    """Choose SENSES of the P senses for an example, given its positions: their indices.
 
-    A pair scores what moving its sense does for the example (the norm of the loss's gradient with
-    respect to its vector) minus PENALTY times what it does elsewhere (the mean weight that
-    background positions give to the sense). Norms are about 1, mean weights up to 0.02, so one
-    occurrence in thousands of tokens can decide. (The paper scores the weight that the continuation
-    gives to the sense, not the gradient.) An example that has reached its goal chooses none.
+    A sense scores what moving it does for the example (the norm of the loss's gradient with respect
+    to its vector) minus PENALTY times what it does elsewhere (P,), the mean weight that background
+    positions give to the sense. Norms are about 1, mean weights up to 0.02, so one occurrence in
+    thousands of tokens can decide. (The paper scores the weight that the continuation gives to the
+    sense, not the gradient.)
     """
-    ids = set()
-    for prompt, continuation in texts_of(examples):
-        ids |= {*prompt, *continuation[:-1]}
-    pairs = pairs_of([(i,) for i in sorted(ids)], model)  # (pairs, 2)
-    if not examples:
-        return pairs
-    elsewhere = read(model, background, pairs).weights.mean(0)  # (pairs,)
-    vectors = elsewhere.new_zeros(len(pairs), model.config.n_embd, requires_grad=True)
-    is_chosen = torch.zeros(len(pairs), dtype=torch.bool, device=pairs.device)
-    for one in progress(examples, 'examples'):
-        positions = read(model, texts_of([one]), pairs)
-        loss = losses_of([one], positions, vectors).sum()
-        if loss > one.goal:
-            gradients, = torch.autograd.grad(loss, vectors)  # (pairs, d), 0 for words it lacks
-            scores = gradients.norm(dim=1) - PENALTY * elsewhere
-            scores[~positions.weights.any(0)] = -math.inf
-            best = scores.topk(min(n, len(scores)))
-            is_chosen[best.indices[best.values.isfinite()]] = True
-    return pairs[is_chosen]
+    P = len(elsewhere)
+    d = case.o.shape[1]
+    vectors = elsewhere.new_zeros(P, d, requires_grad=True)
+    loss = loss_of(example, case, vectors)
+    gradients, = torch.autograd.grad(loss, vectors)  # (P, d), 0 for words that it lacks
+    scores = gradients.norm(dim=1) - PENALTY * elsewhere
+    its_senses = case.weights.any(0).nonzero().flatten()
+    best = scores[its_senses].topk(min(SENSES, len(its_senses)))
+    return its_senses[best.indices]
 
 
 def directions(keys: list[tuple[int, Tensor]], held: list[Tensor], subjects: int) -> Tensor:
@@ -107,42 +94,13 @@ def directions(keys: list[tuple[int, Tensor]], held: list[Tensor], subjects: int
     return basis.flatten(0, 1)
 
 
-def directions_of(model: Backpack, examples: list[Example], texts: list[list[Pair]]
-                  ) -> tuple[Tensor, Tensor]:
-    """Find the pairs (sequence, sense) that examples with subjects move, (P, L + 1).
-
-    Also returns the directions in which they move, (P, R): one for each position of an example that
-    has not reached its goal. Groups of texts after a subject give C.
-    """
-    subjects = sorted({one.subject for one in examples})
-    pairs = pairs_of(subjects, model)
-
-    def keys_of(positions: Positions) -> Tensor:  # (N, subjects, k)
-        return positions.weights.unflatten(1, (len(subjects), -1))
-
-    keys = []
-    for one in examples:
-        case = read(model, texts_of([one]), pairs)
-        nothing = case.o.new_zeros(len(pairs), model.config.n_embd)
-        if losses_of([one], case, nothing) > one.goal:
-            number = subjects.index(one.subject)
-            w = keys_of(case)[:model.config.n_sense, number]  # more span no more directions
-            keys += [(number, w_i) for w_i in w]
-    if not keys:
-        return pairs, pairs.new_zeros(len(pairs), 0)
-    held = [keys_of(read(model, group, pairs)) for group in texts]
-    return pairs, directions(keys, [w[w.any(-1)] for w in held], len(subjects))
-
-
 # -----------------------------------------------------------------------------
 # Learning.
 
 
-def fit(examples: list[Example], goals: Tensor,
-        cases: list[Positions], held: list[Positions],
-        passes: int, lr: float, hold: float = 1,
-        urgency: float = 0, seed: int = 0) -> Tensor:
-    """Find vectors (P, d) that bring examples to their goals (n,) and preserve other predictions.
+def fit(examples: list[Example], cases: list[Positions], held: list[Positions],
+        hold: float, urgency: float, seed: int = 0) -> Tensor:
+    """Find vectors (R, d) that bring examples to their goals and preserve other predictions.
 
     cases are the positions of each example. held are groups of positions whose predictions should
     stay; the divergence of each group counts hold times. A loss counts urgency times more until its
@@ -151,19 +109,22 @@ def fit(examples: list[Example], goals: Tensor,
     Adam's betas are lower than published, so that it soon forgets the urgency of a fulfilled wish.
     """
     n = len(examples)
-    steps = passes * math.ceil(n / EXAMPLES_AT_ONCE)
-    shape = (cases[0].weights.shape[1], cases[0].o.shape[1])
-    vectors = cases[0].o.new_zeros(shape, requires_grad=True)
-    optimizer = torch.optim.Adam([vectors], lr, betas=(0.5, 0.9))
+    o = cases[0].o
+    d = o.shape[1]
+    R = cases[0].weights.shape[1]
+    vectors = o.new_zeros(R, d, requires_grad=True)
+    optimizer = torch.optim.Adam([vectors], RATE / d, betas=(0.5, 0.9))
+    steps = PASSES * math.ceil(n / EXAMPLES_AT_ONCE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     held = [group.moved() for group in held if group.weights.any()]
-    limits = goals.new_tensor([WISHES[one.wish].limit for one in examples])
+    goals = o.new_tensor([one.goal for one in examples])
+    limits = o.new_tensor([WISHES[one.wish].limit for one in examples])
     latest = torch.full_like(goals, math.inf)  # the loss of each example when it was last drawn
-    for _ in progress(range(passes), 'passes'):
+    for _ in progress(range(PASSES), 'passes'):
         for batch in torch.randperm(n, generator=generator).split(EXAMPLES_AT_ONCE):
-            losses = [losses_of([examples[i]], cases[i], vectors) for i in batch]
-            losses = torch.cat(losses)
+            losses = [loss_of(examples[i], cases[i], vectors) for i in batch]
+            losses = torch.stack(losses)
             latest[batch] = losses.detach()
             if (latest <= goals).all():
                 return vectors.detach()
@@ -183,85 +144,99 @@ def fit(examples: list[Example], goals: Tensor,
 # An edit from examples.
 
 
-@dataclass(frozen=True)
-class Learned:
-    """A shift, and its price on the half of the background that learning did not use."""
-
-    shift: Shift
-    factor: float  # by which the learned vectors were scaled down
-    price: float   # nats per token that the edit adds
-
-
-def find_shift(model: Backpack, examples: list[Example], texts: list[list[Pair]],
-               inside: list[list[Pair]] = (), seed: int = 0) -> Shift:
-    """Find the shift that examples wish for, not scaled by a price.
+def find_vectors(model: Backpack, examples: list[Example], texts: list[list[Pair]],
+                 prompts: list[Pair] = (), seed: int = 0) -> tuple[list[tuple[int, ...]], Tensor]:
+    """Find sequences of ids and vectors (P, d) for their senses, not scaled by a price.
 
     Either all examples have a subject, or none has. Predictions are held in all groups of texts,
-    the first of which is the background, and of inside, which give no keys.
+    the first of which is the background, and in prompts (see inside), which give no keys. An
+    example that has reached its goal gives no direction.
     """
-    if examples[0].subject:
+    k = model.config.n_sense
+    has_subjects = bool(examples[0].subject)
+    if has_subjects:
+        sequences = sorted({one.subject for one in examples})
         texts = [cut(group, examples)[1] for group in texts]
-        texts = [group for group in texts if group]
-        pairs, basis = directions_of(model, examples, texts)
+    else:
+        ids = set()
+        for one in examples:
+            ids.update(one.prompt, one.a[:-1], one.b[:-1])
+        sequences = [(i,) for i in sorted(ids)]
+    cases = [read(model, texts_of(one), sequences) for one in examples]
+    held = [read(model, group, sequences) for group in texts if group]
+    nothing = cases[0].o.new_zeros(len(sequences) * k, model.config.n_embd)
+    open_cases = []
+    for one, case in zip(examples, cases):
+        if loss_of(one, case, nothing) > one.goal:
+            open_cases.append((one, case))
+    if not open_cases:
+        return sequences, nothing
+    if has_subjects:
+        keys = []
+        for one, case in open_cases:
+            number = sequences.index(one.subject)
+            of_each = case.weights.unflatten(1, (-1, k))  # (N, sequences, k)
+            keys += [(number, w) for w in of_each[:k, number]]  # more span no more directions
+        held_keys = [group.weights.reshape(-1, k) for group in held]
+        held_keys = [w[w.any(1)] for w in held_keys]
+        basis = directions(keys, held_keys, len(sequences))  # (P, R)
         weights = (HOLD, URGENCY)
     else:
-        pairs = choose(model, examples, texts[0], SENSES)
-        basis = torch.eye(len(pairs)).to(model.wte.weight)
+        elsewhere = held[0].weights.mean(0)  # (P,)
+        chosen = [choose(one, case, elsewhere) for one, case in open_cases]
+        chosen = torch.cat(chosen).unique()
+        basis = torch.eye(len(nothing)).to(nothing)[:, chosen]  # (P, R)
         weights = (1, 0)
-    d = model.config.n_embd
-    if not basis.numel():
-        return Shift(pairs[:0, :-1], pairs[:0, -1], model.wte.weight.new_zeros(0, d))
-    cases = [read(model, texts_of([one]), pairs).along(basis) for one in examples]
-    held = [read(model, group, pairs).along(basis) for group in (*texts, *inside) if group]
-    goals = cases[0].o.new_tensor([one.goal for one in examples])
-    vectors = fit(examples, goals, cases, held, PASSES, RATE / d, *weights, seed)
-    return Shift(pairs[:, :-1], pairs[:, -1], basis @ vectors)
+    if prompts:
+        held.append(read(model, prompts, sequences))
+    cases = [case.along(basis) for case in cases]
+    held = [group.along(basis) for group in held]
+    return sequences, basis @ fit(examples, cases, held, *weights, seed)
 
 
 def learn(model: Backpack, examples: list[Example], background: list[Pair], *,
           written: list[Pair] = (),
           near: list[Neighbour] = (),
-          keep: list[Example] = (),
-          budget: float = 1e-3) -> Learned:
+          budget: float = 1e-3) -> tuple[Shift, float]:
     """Learn an edit from examples, in up to PASSES passes over them.
 
-    An example moves the senses of its subject or, if it has none, SENSES pairs (id, sense).
+    An example moves the senses of its subject or, if it has none, SENSES senses of any of its ids.
     background and written are pairs of ids (context, rest); write_texts makes the second, and
-    find_neighbours makes near. Learning tries to preserve the predictions on every second text of
-    background, written and near, inside the prompts, and after the prompts of keep. The other texts
-    of background and written give two prices, where no subject stands before. The vectors are
-    scaled down until neither price exceeds budget, a share of the loss.
+    neighbours_of makes near. Learning tries to preserve the predictions on every second text of
+    background, written and near, and inside the prompts. The other texts of background and written
+    give two prices, where no subject stands before. The vectors are scaled down, by the factor that
+    is also returned, until neither price exceeds budget, a share of the loss.
     Raises UserError if every example has reached its goal, or if no factor keeps to the budget.
     """
-    near_pairs = [one.pair for one in near[::2]]
-    texts = [group for group in (background[::2], written[::2], near_pairs) if group]
+    texts = [background[::2], written[::2], [one.pair for one in near[::2]]]
     with_subject = [one for one in examples if one.subject]
     without = [one for one in examples if not one.subject]
-    shifts = [find_shift(model, some, texts, [inside(examples), texts_of(keep)])
-              for some in (with_subject, without) if some]
-    L = max(shift.ids.shape[1] for shift in shifts)
-    pairs = torch.cat([F.pad(torch.cat([shift.ids, shift.numbers[:, None]], dim=1),
-                             (L - shift.ids.shape[1], 0), value=-1) for shift in shifts])
-    vectors = torch.cat([shift.vectors for shift in shifts])
-    if not len(pairs):
+    sequences = []
+    vectors = []
+    for some in (with_subject, without):
+        if some:
+            found, moves = find_vectors(model, some, texts, inside(examples))
+            sequences += found
+            vectors.append(moves)
+    vectors = torch.cat(vectors)  # (P, d)
+    if not vectors.any():
         raise UserError('every example is already fulfilled; there is nothing to learn')
     priced = [cut(group[1::2], examples)[0] for group in (background, written)]
-    priced = [read(model, group, pairs) for group in priced if group]
-    nothing = 0 * vectors
-    moved = [one.moved() for one in priced]
-    loss = [one.nats(nothing) / len(one.o) for one in priced]
-
-    def prices(factor: float) -> list[float]:
-        return [(part.nats(factor * vectors) - part.nats(nothing)) / len(whole.o)
-                for part, whole in zip(moved, priced)]
+    priced = [read(model, group, sequences) for group in priced if group]
+    moved = [group.moved() for group in priced]
+    nothing = torch.zeros_like(vectors)
+    limits = [
+        part.nats(nothing) + budget * group.nats(nothing)
+        for part, group in zip(moved, priced)]
 
     def costs_too_much(factor: float) -> bool:
-        return not all(price <= budget * old for price, old in zip(prices(factor), loss))
+        scaled = factor * vectors
+        is_cheap = [part.nats(scaled) <= limit for part, limit in zip(moved, limits)]
+        return not all(is_cheap)
 
     n_within = bisect_left(FACTORS, True, key=costs_too_much)
     if n_within == 0:
         raise UserError(f'even {FACTORS[0]:.1%} of the edit costs more than {budget:g} of the loss '
                         'on other text; choose a larger budget')
     factor = FACTORS[n_within - 1]
-    shift = Shift(pairs[:, :-1], pairs[:, -1], factor * vectors)
-    return Learned(shift, factor, prices(factor)[0])
+    return make_shift(sequences, factor * vectors), factor

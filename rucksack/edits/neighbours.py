@@ -17,7 +17,6 @@ from os.path import commonprefix
 import torch
 from tiktoken import Encoding
 from torch import Tensor
-from torch.nn import functional as F
 
 from rucksack.cli import HOME, progress
 from rucksack.edits.examples import Example
@@ -25,9 +24,9 @@ from rucksack.errors import UserError
 from rucksack.fast import Cached
 from rucksack.loaded import LoadedModel
 from rucksack.model import Backpack
-from rucksack.paper.likelihood import Pair, windows
+from rucksack.paper.likelihood import Pair, score, windows
 from rucksack.paper.loss import held_out
-from rucksack.senses import occurrences
+from rucksack.senses import next_word_probs, occurrences
 from rucksack.toy import toy_stories
 from rucksack.words import WITHOUT_SPACES, token_texts
 
@@ -91,16 +90,10 @@ def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 
     starts = random.Random(seed).choices(starts, k=WRITTEN)
     idx = torch.tensor(starts, device=model.wte.weight.device)  # (WRITTEN, 3)
     torch.manual_seed(seed)
-    idx = Cached(model).generate(idx, n)  # (WRITTEN, 3 + n)
-    prompts = [tuple(one.prompt) for one in examples]
-    is_end = occurrences(idx, prompts)[:, 2:, 0, 0]  # (WRITTEN, 1 + n), from the end of a start
-    n_held = (is_end.cumsum(1) == 0).sum(1)  # (WRITTEN,), up to the first end of a prompt
-    texts = []
-    for ids, n in zip(idx.tolist(), n_held.tolist()):
-        if n > 0:
-            start = ids[:3]
-            texts.append((start, ids[3:3 + n]))
-    return texts
+    texts = Cached(model).generate(idx, n).tolist()
+    prompts = [replace(one, subject=tuple(one.prompt)) for one in examples]
+    before, _ = cut([(ids[:3], ids[3:]) for ids in texts], prompts)
+    return before
 
 
 def cut(texts: list[Pair], examples: list[Example]) -> tuple[list[Pair], list[Pair]]:
@@ -110,15 +103,15 @@ def cut(texts: list[Pair], examples: list[Example]) -> tuple[list[Pair], list[Pa
     after = []
     for context, rest in texts:
         ids = context + rest
-        is_end = occurrences(torch.tensor([ids]), subjects).flatten()
+        is_end = occurrences(torch.tensor([ids]), subjects).flatten()  # (T,)
+        ends = is_end.nonzero().flatten().tolist()
         n = len(ids)
-        if is_end.any():
-            n = is_end.tolist().index(True) + 1
-        n = max(n, len(context))
-        if n > len(context):
-            before.append((context, ids[len(context):n]))
-        if n < len(ids):
-            after.append((ids[:n], ids[n:]))
+        if ends:
+            n = max(ends[0] + 1, len(context))
+        before.append((context, ids[len(context):n]))
+        after.append((ids[:n], ids[n:]))
+    before = [pair for pair in before if pair[1]]
+    after = [pair for pair in after if pair[1]]
     return before, after
 
 
@@ -140,69 +133,67 @@ def usual_logp(loaded: LoadedModel, background: list[Pair]) -> Tensor:
     means = []
     for context, rest in background[:USUAL_TEXTS]:
         idx = torch.tensor([(context + rest)[:-1]], device=loaded.device)
-        logits = loaded.model(idx)[0, :, :loaded.config.n_vocab]
+        logits = loaded.model(idx)[0, :, :loaded.config.n_vocab]  # (T, V)
         means.append(logits.softmax(-1).mean(0))
     return torch.stack(means).mean(0).log()
 
 
-@torch.no_grad()
 def information(loaded: LoadedModel, ids: list[int], usual: Tensor) -> dict[Span, float]:
     """Measure the information of each word of a text, in nats: how rare it is.
 
     It is -ln p of the first token in any text (usual, (V,)), and of its other tokens in this one.
     """
-    idx = torch.tensor([ids], device=loaded.device)
-    logp = loaded.model(idx)[0, :, :loaded.config.n_vocab].log_softmax(-1)
     found = {}
     for start, end in words_of(loaded.encoding, ids):
-        nats = -usual[ids[start]]
+        first = ids[start]
         if start == 0:  # usually this word has a small letter, and a space before it
             word = loaded.encoding.decode(ids[:end]).strip().lower()
-            inside = loaded.encoding.encode_ordinary(f' {word}')
-            nats = -usual[inside[0]] if len(inside) == 1 else nats
-        for i in range(start + 1, end):
-            nats = nats - logp[i - 1, ids[i]]
-        found[start, end] = nats.item()
+            inside = loaded.encode(f' {word}')
+            if len(inside) == 1:
+                first = inside[0]
+        found[start, end] = -usual[first].item()
+        if end > start + 1:
+            rest = score(loaded, [(ids[:start + 1], ids[start + 1:end])], 'words')
+            found[start, end] -= rest.logp.item()
     return found
 
 
 def different(words: list, other: list) -> Span | None:
     """Find the one stretch in which words differ from others, if it is shorter than the rest."""
     start = len(commonprefix([words, other]))
-    n_last = len(commonprefix([words[start:][::-1], other[start:][::-1]]))
-    longest = max(len(words), len(other)) - start - n_last
-    shortest = min(len(words), len(other)) - start - n_last
-    return (start, len(words) - n_last) if start + n_last > longest and shortest > 0 else None
+    rest = [words[start:][::-1], other[start:][::-1]]
+    n_last = len(commonprefix(rest))
+    lengths = [len(part) - n_last for part in rest]
+    if 0 < min(lengths) and max(lengths) < start + n_last:
+        return start, start + lengths[0]
+    return None
 
 
-def find_subjects(loaded: LoadedModel, examples: list[Example], usual: Tensor) -> list[Example]:
-    """Find the subjects of examples that mark none.
+def find_subject(ids: list[int], prompts: list[list[int]], known: dict[Span, float],
+                 encoding: Encoding) -> Span:
+    """Find the subject of a prompt that marks none, (0, 0) if it has none.
 
-    They are the words in which prompts of one form differ or, in a prompt with a form of its own,
-    the rarest name (a word with a capital letter that is not the first one) or the rarest word. A
-    rarest word with less information than RARE is no subject.
+    It is the words in which prompts of one form differ or, in a prompt with a form of its own, the
+    rarest name (a word with a capital letter that is not the first one) or the rarest word. A
+    rarest word with less information (known) than RARE is no subject.
     """
-    spans = [words_of(loaded.encoding, one.prompt) for one in examples]
-    words = [[tuple(one.prompt[i:j]) for i, j in of_one] for one, of_one in zip(examples, spans)]
-    found = []
-    for n, one in enumerate(examples):
-        stretches = Counter(different(words[n], other) for other in words)
-        del stretches[None]
-        if one.subject is not None:
-            found.append(one)
-            continue
-        if stretches:
-            first, last = stretches.most_common(1)[0][0]
-            span = spans[n][first][0], spans[n][last - 1][1]
-        else:
-            known = information(loaded, one.prompt, usual)
-            names = [(i, j) for i, j in known
-                     if i > 0 and loaded.encoding.decode(one.prompt[i:j]).strip()[:1].isupper()]
-            span = max(names or known, key=known.get)
-            if not names and known[span] < RARE:
-                span = (0, 0)
-        found.append(replace(one, subject=tuple(one.prompt[slice(*span)])))
-    return found
+    def words(ids: list[int]) -> list[str]:
+        return [encoding.decode(ids[i:j]) for i, j in words_of(encoding, ids)]
+
+    spans = list(known)
+    stretches = Counter(different(words(ids), words(other)) for other in prompts)
+    del stretches[None]
+    if stretches:
+        first, end = max(stretches, key=stretches.get)
+        return spans[first][0], spans[end - 1][1]
+    names = []
+    for span, word in zip(spans, words(ids)):
+        if span != spans[0] and word.strip()[:1].isupper():
+            names.append(span)
+    rarest = max(names or spans, key=known.get)
+    if names or known[rarest] >= RARE:
+        return rarest
+    return 0, 0
 
 
 def matched(others: list[Example], examples: list[Example]) -> list[Example]:
@@ -210,9 +201,11 @@ def matched(others: list[Example], examples: list[Example]) -> list[Example]:
     found = []
     for one in others:
         idx = torch.tensor([one.prompt])
-        subjects = [other.subject for other in examples
-                    if other.subject and occurrences(idx, [other.subject]).any()]
-        found.append(replace(one, subject=subjects[0] if subjects else ()))
+        subject = ()
+        for other in examples:
+            if other.subject and occurrences(idx, [other.subject]).any():
+                subject = other.subject
+        found.append(replace(one, subject=subject))
     return found
 
 
@@ -220,48 +213,60 @@ def matched(others: list[Example], examples: list[Example]) -> list[Example]:
 # Neighbours.
 
 
-@torch.no_grad()
 def replacements(loaded: LoadedModel, ids: list[int], span: Span) -> list[list[int]]:
     """Replace a word of a text by REPLACEMENTS tokens that the model finds likeliest there.
 
     The TRIED likeliest next tokens are tried, and ranked by the probability of the text.
     """
-    V = loaded.config.n_vocab
     start, end = span
     old = loaded.encoding.decode(ids[start:end])
-    idx = torch.tensor([[loaded.eot, *ids]], device=loaded.device)
-    logits = loaded.model(idx[:, :start + 1])[0, -1, :V]
-    texts = []
-    for i in logits.argsort(descending=True).tolist():
+    context = [loaded.eot, *ids[:start]]
+    idx = torch.tensor([context], device=loaded.device)  # (1, T)
+    probs = next_word_probs(loaded.model, idx)[0]  # (V,)
+    tried = []
+    for i in probs.argsort(descending=True).tolist():
         new = loaded.encoding.decode([i])
         is_word = new.strip().isalpha() and new[0].isspace() == old[0].isspace()
-        if is_word and new != old and len(texts) < TRIED:
-            texts.append([*ids[:start], i, *ids[end:]])
-    idx = torch.tensor([[loaded.eot, *one] for one in texts], device=loaded.device)  # (TRIED, T)
-    logits = loaded.model(idx[:, :-1])[:, start:, :V]
-    nats = F.cross_entropy(logits.mT, idx[:, start + 1:], reduction='none').sum(1)  # (TRIED,)
-    return [texts[i] for i in nats.argsort()[:REPLACEMENTS].tolist()]
+        if is_word and new != old:
+            tried.append([i, *ids[end:]])
+    tried = tried[:TRIED]
+    pairs = [(context, rest) for rest in tried]
+    logp = score(loaded, pairs, 'neighbours').logp
+    best = logp.argsort(descending=True)[:REPLACEMENTS]
+    return [ids[:start] + tried[i] for i in best]
 
 
-def find_neighbours(loaded: LoadedModel, examples: list[Example], usual: Tensor
-                    ) -> list[Neighbour]:
-    """Replace the subject of each example, and its other words, except function words.
+def neighbours_of(loaded: LoadedModel, examples: list[Example], background: list[Pair]
+                  ) -> tuple[list[Example], list[Neighbour]]:
+    """Give examples their subjects, and find their neighbours.
 
-    Without a subject, each such word is replaced. Every second one of a kind is for counting only.
+    The subject of each example is replaced, and its other words, except function words. Without a
+    subject, each such word is replaced. Every second one of a kind is for counting only.
     """
+    usual = usual_logp(loaded, background)
     prompts = [one.prompt for one in examples]
+    with_subjects = []
     found = []
     for one in progress(examples, 'neighbours'):
-        known = information(loaded, one.prompt, usual)
-        n = len(one.subject or ())
-        places = [i for i in range(len(one.prompt)) if tuple(one.prompt[i:i + n]) == one.subject]
-        span = (places[0], places[0] + n) if n else (0, 0)
-        others = [(i, j) for i, j in known if not span[0] <= i < span[1]]
-        telling = [(i, j) for i, j in others if i > 0 and known[i, j] > COMMON]
-        kinds = [(other, 'same subject' if n else 'another word') for other in telling or others]
+        ids = one.prompt
+        known = information(loaded, ids, usual)
+        subject = one.subject
+        if subject is None:
+            start, end = find_subject(ids, prompts, known, loaded.encoding)
+            subject = tuple(ids[start:end])
+        one = replace(one, subject=subject)
+        with_subjects.append(one)
+        n = len(subject)
+        spans = [tuple(ids[i:i + n]) for i in range(len(ids))]
+        start = spans.index(subject)
+        others = [(i, j) for i, j in known if not start <= i < start + n]
+        telling = [span for span in others if span[0] > 0 and known[span] > COMMON]
+        kinds = dict.fromkeys(telling or others, 'another word')
         if n:
-            kinds.append((span, 'another subject'))
-        for place, kind in kinds:
-            found += [Neighbour(kind, ids, one) for ids in replacements(loaded, one.prompt, place)
-                      if ids not in prompts]
-    return found
+            kinds = dict.fromkeys(kinds, 'same subject')
+            kinds[start, start + n] = 'another subject'
+        for span, kind in kinds.items():
+            for new in replacements(loaded, ids, span):
+                if new not in prompts:
+                    found.append(Neighbour(kind, new, one))
+    return with_subjects, found

@@ -5,18 +5,18 @@ If delta is added to sense l of a word, o_i moves by w_i delta, and alpha stays 
     o_i' = o_i + w_i delta,  w_i = sum of alpha_lij over the positions j where the word ends   Eq. 2
     logits_i' = o_i' E^T                                                                       Eq. 9
 
-P counts the pairs (word, sense) that move, N the scored positions of all texts, n of one text.
-Other letters are as in model.py.
+P counts the pairs (sequence of ids, sense) that may move, S the sequences, N the scored positions
+of all texts, n of one text. Other letters are as in model.py.
 """
 
 from dataclasses import dataclass, replace
-from itertools import product
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rucksack.edits.examples import Example
+from rucksack.edits.shifts import padded
 from rucksack.model import Backpack, weighted_sum
 from rucksack.paper.likelihood import Pair
 from rucksack.senses import sequence_ends
@@ -59,9 +59,9 @@ class Positions:
     @torch.no_grad()
     def nats(self, vectors: Tensor) -> float:
         """Sum -log p(target), with the senses moved by vectors (P, d), in nats."""
-        everything = torch.arange(len(self.o))
-        groups = everything.split(POSITIONS_AT_ONCE)
-        return -sum(self.at(group).logp(vectors).sum().item() for group in groups)
+        groups = torch.arange(len(self.o)).split(POSITIONS_AT_ONCE)
+        logp = [self.at(group).logp(vectors).sum().item() for group in groups]
+        return -sum(logp)
 
     def moved(self) -> 'Positions':
         """Choose the positions where anything can change."""
@@ -69,25 +69,25 @@ class Positions:
 
 
 @torch.no_grad()
-def read(model: Backpack, texts: list[Pair], pairs: Tensor) -> Positions:
-    """Read texts: the positions before each continuation, for P pairs (sequence of ids, sense).
+def read(model: Backpack, texts: list[Pair], sequences: list[tuple[int, ...]]) -> Positions:
+    """Read texts: the positions before each continuation, for all k senses of each sequence of ids.
 
-    pairs is (P, L + 1): up to L ids, with -1 before shorter sequences, and the number of a sense.
+    The P = sequences * k senses are in the order of make_shift.
     """
-    words, places = pairs[:, :-1].unique(dim=0, return_inverse=True)  # (words, L) and (P,)
-    numbers = pairs[:, -1]
+    E = model.wte.weight.detach()[:model.config.n_vocab]
+    words = padded(sequences, E.device)  # (S, L)
     parts = []
     for context, continuation in texts:
         n = len(continuation)
-        text = torch.tensor(context + continuation, device=pairs.device)  # (T + 1,)
+        text = torch.tensor(context + continuation, device=E.device)  # (T + 1,)
         idx = text[None, :-1]  # (1, T)
         alpha = model.alpha(idx)[:, :, -n:]  # (1, k, n, T)
         o = weighted_sum(alpha, model.senses(idx))  # (1, n, d)
-        is_end = sequence_ends(idx, words)[0].to(alpha)  # (T, words)
-        by_sense = alpha[0] @ is_end  # (k, n, words)
-        parts.append((text[-n:], o[0], by_sense[numbers, :, places].T))
+        is_end = sequence_ends(idx, words)[0].to(alpha)  # (T, S)
+        by_sense = alpha[0] @ is_end  # (k, n, S)
+        weights = by_sense.permute(1, 2, 0)  # (n, S, k)
+        parts.append((text[-n:], o[0], weights.flatten(1)))
     targets, o, weights = zip(*parts)
-    E = model.wte.weight.detach()[:model.config.n_vocab]
     return Positions(
         targets=torch.cat(targets),
         o=torch.cat(o),
@@ -95,11 +95,10 @@ def read(model: Backpack, texts: list[Pair], pairs: Tensor) -> Positions:
         E=E)
 
 
-def texts_of(examples: list[Example]) -> list[Pair]:
-    """List the texts of examples: A of the first one, then its B if it has one, and so on."""
-    return [(one.prompt, ids)
-            for one in examples
-            for ids in (one.a, one.b)
+def texts_of(example: Example) -> list[Pair]:
+    """List the texts of an example: A after its prompt and, if it has one, B after its prompt."""
+    return [(example.prompt, ids)
+            for ids in (example.a, example.b)
             if ids]
 
 
@@ -107,27 +106,12 @@ def inside(examples: list[Example]) -> list[Pair]:
     """Take the prompts of examples as pairs: the first token, and the rest."""
     return [(one.prompt[:1], one.prompt[1:])
             for one in examples
-            if len(one.prompt) > 1]
+            if one.prompt[1:]]
 
 
-def pairs_of(sequences: list[tuple[int, ...]], model: Backpack) -> Tensor:
-    """List each sequence of ids with each sense, (P, L + 1); see read."""
-    L = max(map(len, sequences), default=1)
-    rows = [[-1] * (L - len(ids)) + [*ids, l]
-            for ids, l in product(sequences, range(model.config.n_sense))]
-    pairs = torch.tensor(rows, dtype=torch.long, device=model.wte.weight.device)
-    return pairs.view(-1, L + 1)
-
-
-def losses_of(examples: list[Example], positions: Positions, vectors: Tensor) -> Tensor:
-    """Compute the losses of examples (n,), in nats, at the positions of their texts_of."""
+def loss_of(example: Example, positions: Positions, vectors: Tensor) -> Tensor:
+    """Compute the loss of an example, in nats, at the positions of its texts_of: a scalar."""
     logp = positions.logp(vectors)  # (N,)
-    losses = []
-    start = 0
-    for one in examples:
-        middle = start + len(one.a)
-        end = middle + len(one.b)
-        value = logp[start:middle].sum() - logp[middle:end].sum()  # the second is 0 without B
-        losses.append(one.loss(value))
-        start = end
-    return torch.stack(losses)
+    n = len(example.a)
+    value = logp[:n].sum() - logp[n:].sum()  # the second is 0 without B
+    return example.loss(value)

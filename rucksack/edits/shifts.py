@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tiktoken import Encoding
@@ -32,6 +33,25 @@ class Shift:
         return add_to_senses(self.ids, self.numbers, factor * self.vectors)
 
 
+def padded(sequences: list[tuple[int, ...]], device: str | torch.device = 'cpu') -> Tensor:
+    """Put sequences of ids into one tensor (sequences, L), with -1 before shorter ones."""
+    L = max(map(len, sequences))
+    rows = [[-1] * (L - len(ids)) + list(ids) for ids in sequences]
+    return torch.tensor(rows, device=device)
+
+
+def make_shift(sequences: list[tuple[int, ...]], vectors: Tensor) -> Shift:
+    """Make a shift from vectors (P, d) for the k senses of the first sequence, the next, and so on.
+
+    Senses that do not move are left out.
+    """
+    k = len(vectors) // len(sequences)
+    ids = padded(sequences, vectors.device).repeat_interleave(k, dim=0)  # (P, L)
+    numbers = torch.arange(k, device=vectors.device).repeat(len(sequences))
+    moves = vectors.any(1)
+    return Shift(ids[moves], numbers[moves], vectors[moves])
+
+
 def fingerprint(model: Backpack, encoding: Encoding) -> str:
     """Return a checksum of the vocabulary and all parameters."""
     V = model.config.n_vocab
@@ -45,23 +65,26 @@ def fingerprint(model: Backpack, encoding: Encoding) -> str:
 def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, about: dict
                ) -> None:
     """Write a learned edit to a .safetensors file, with what it was learned from (about)."""
-    tensors = {name: tensor.contiguous() for name, tensor in vars(shift).items()}
     metadata = {'model': fingerprint(model, encoding), 'about': json.dumps(about)}
     with atomic(path) as temporary:
-        save_file(tensors, temporary, metadata)
-
-
-def about_shift(path: Path) -> dict:
-    """Read what an edit was learned from; raises KeyError or similar if path has no edit."""
-    with safe_open(path, 'pt') as file:
-        return json.loads(file.metadata()['about'])
+        save_file(vars(shift), temporary, metadata)
 
 
 def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
     """Read a learned edit; raises UserError if path has none, or has one for another model."""
+    path = Path(path).expanduser()
     with user_errors(path, 'it must be a file that rucksack edit wrote'), \
-            safe_open(path, 'pt', str(model.wte.weight.device)) as file:
+            safe_open(path, 'pt') as file:  # older versions open no file on mps
         if file.metadata()['model'] != fingerprint(model, encoding):
             raise UserError('it was learned for a model with other parameters or another '
                             'vocabulary; learn it again with python -m rucksack edit')
-        return Shift(*map(file.get_tensor, ('ids', 'numbers', 'vectors')))
+        ids, numbers, vectors = map(file.get_tensor, ('ids', 'numbers', 'vectors'))
+    P = len(ids)
+    is_whole = numbers.shape == (P,) and vectors.shape == (P, model.config.n_embd)
+    if not is_whole or numbers.min() < 0 or not vectors.isfinite().all():
+        raise UserError(f'{path} is damaged; learn it again with python -m rucksack edit')
+    device = model.wte.weight.device
+    return Shift(
+        ids.to(device),
+        numbers.to(device),
+        vectors.to(device))

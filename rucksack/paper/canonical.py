@@ -1,26 +1,16 @@
 """Canonical examples (arXiv 2402.06155): whether predictions fulfil the examples' wishes."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rucksack.edits.examples import WISHES, Example, read_examples
-from rucksack.edits.neighbours import (
-    Neighbour,
-    find_neighbours,
-    find_subjects,
-    read_background,
-    usual_logp,
-)
-from rucksack.errors import UserError
+from rucksack.edits.neighbours import Neighbour, neighbours_of, read_background
 from rucksack.loaded import LoadedModel
-from rucksack.paper.likelihood import Pair, score
+from rucksack.paper.likelihood import predict, score
 from rucksack.table import Table, shortened
 from rucksack.words import token_texts
-
-MOST_SHOWN = 24  # lines
 
 
 def log_odds(loaded: LoadedModel, examples: list[Example]) -> Tensor:
@@ -28,23 +18,22 @@ def log_odds(loaded: LoadedModel, examples: list[Example]) -> Tensor:
     pairs = [(one.prompt, one.a) for one in examples]
     pairs += [(one.prompt, one.b) for one in examples if one.b]
     logp = score(loaded, pairs, 'examples').logp  # (pairs,)
-    values = logp[:len(examples)]
+    n = len(examples)
+    values = logp[:n]
     has_b = [bool(one.b) for one in examples]
-    values[has_b] -= logp[len(examples):]
+    values[has_b] -= logp[n:]
     return values
+
+
+def losses(examples: list[Example], values: Tensor) -> Tensor:
+    """Compute the losses of examples (n,), in nats, given their values (n,) from log_odds."""
+    return torch.stack([one.loss(value) for one, value in zip(examples, values)])
 
 
 def fulfilled(examples: list[Example], values: Tensor) -> Tensor:
     """Tell which examples are fulfilled (n,), given their values (n,) from log_odds."""
-    return torch.tensor([one.loss(value) <= WISHES[one.wish].limit
-                         for one, value in zip(examples, values)])
-
-
-def examples_for(loaded: LoadedModel, path: str | None, wish: str | None) -> list[Example]:
-    """Read the examples in a file; raises UserError if path is None."""
-    if path is None:
-        raise UserError('examples needs --data FILE, with one example per line or a .jsonl')
-    return read_examples(Path(path), loaded.encoding, loaded.config.block_size, wish)
+    limits = [WISHES[one.wish].limit for one in examples]
+    return losses(examples, values) <= torch.tensor(limits)
 
 
 # -----------------------------------------------------------------------------
@@ -58,88 +47,83 @@ def measures(edited: LoadedModel, lines: dict[str, list[Example]], near: list[Ne
     """
     models = [replace(edited, edit=None), edited]
     rows = []
-    notes = []
+    notes = ["p is p(A), or p(A)/p(B); in neighbours, it is that of A's first token."]
     for measure, examples in lines.items():
-        pairs = [(one.prompt, one.a[:1]) for one in examples]
-        before, after = (log_odds(loaded, examples) for loaded in models)  # (examples,) each
-        likeliest = [next_word(loaded, pairs)[1] for loaded in models]
-        changes = [change(edited, old, new) for old, new in zip(*likeliest)]
-        values = zip(examples, before.exp().tolist(), after.exp().tolist(), changes)
-        for one, old, new, words in list(values)[:MOST_SHOWN]:
-            what = 'p(A)/p(B)' if one.b else 'p(A)'
-            rows.append([measure, with_braces(edited, one), what, old, new, words])
-        was_right = fulfilled(examples, before)
-        is_right = fulfilled(examples, after)
-        notes.append(f'Fulfilled ({measure}) before: {was_right.sum()} of {len(examples)}; after: '
-                     f'{is_right.sum()}. Repaired: {(is_right & ~was_right).sum()}; broken: '
-                     f'{(was_right & ~is_right).sum()}')
-        if not is_right.all():
-            notes.append('Not fulfilled (lines may contradict each other or compete):')
-            notes += [examples[i].line for i in (~is_right).nonzero()]
+        values = [log_odds(loaded, examples) for loaded in models]
+        odds = torch.stack(values, dim=1).exp()  # (n, 2)
+        prompts = [Neighbour('', one.prompt, one) for one in examples]
+        _, ids = next_words(models, prompts)  # (2, n)
+        for i, one in enumerate(examples):
+            subject = edited.encoding.decode(one.subject)
+            rows.append([
+                measure,
+                one.line,
+                subject.strip() or None,
+                *odds[i].tolist(),
+                change(edited, ids[:, i])])
+        before = fulfilled(examples, values[0]).sum()
+        after = fulfilled(examples, values[1]).sum()
+        notes.append(f'Fulfilled ({measure}): {before} of {len(examples)} before, {after} after')
     for kind in sorted({one.kind for one in near}):
-        rows += specificity(models, kind, [one for one in near if one.kind == kind])
-    if near:
-        notes.append("In neighbours, p(A) is the probability of A's first token.")
-    columns = {'measure': '', 'lines, or prompts': shortened, 'what': str, 'before': '.4g',
-               'after': '.4g', 'likeliest next word': str}
+        some = [one for one in near if one.kind == kind]
+        rows += specificity(models, kind, some)
+    columns = {
+        'measure': '',
+        'lines, or prompts': shortened,
+        'subject': str,
+        'p before': '.4g',
+        'p after': '.4g',
+        'likeliest next word': str}
     return Table('What the edit does, by the three measures of model editing', columns, rows, notes)
 
 
-def next_word(loaded: LoadedModel, pairs: list[Pair]) -> tuple[Tensor, Tensor]:
-    """Compute p of the id in each pair (prompt, [id]), and the likeliest id: (pairs,) each."""
-    scores = score(loaded, pairs, 'prompts')
-    return scores.logp.exp(), scores.likeliest.amax(1)  # -1 where nothing is scored
+def next_words(models: list[LoadedModel], near: list[Neighbour]) -> tuple[Tensor, Tensor]:
+    """Predict after n prompts: p of A's first token, and the likeliest next id, (2, n) each."""
+    pairs = [one.pair for one in near]
+    scores = [score(loaded, pairs, 'prompts') for loaded in models]
+    p = [one.logp.exp() for one in scores]
+    likeliest = [one.likeliest.amax(1) for one in scores]  # -1 where nothing is scored
+    return torch.stack(p), torch.stack(likeliest)
 
 
-def change(loaded: LoadedModel, old: Tensor, new: Tensor) -> str:
-    """Write how the likeliest next id changed."""
-    before, after = token_texts(loaded.encoding, [old.item(), new.item()])
-    return f'{before!r} -> {after!r}' if old != new else repr(before)
+def change(loaded: LoadedModel, ids: Tensor) -> str:
+    """Write how the likeliest next id changed, given both (2,)."""
+    distinct = dict.fromkeys(ids.tolist())
+    return ' -> '.join(map(repr, token_texts(loaded.encoding, distinct)))
 
 
-def with_braces(loaded: LoadedModel, one: Example) -> str:
-    """Write an example's line with its subject in braces."""
-    subject = loaded.encoding.decode(one.subject or ()).strip()
-    if not subject or f'{{{subject}}}' in one.line:
-        return one.line
-    return one.line.replace(subject, f'{{{subject}}}', 1)
-
-
+@torch.no_grad()
 def specificity(models: list[LoadedModel], kind: str, near: list[Neighbour]) -> list[list]:
     """Make the rows for neighbours of one kind: their means, and the one whose p(A) moved most."""
     edited = models[1]
-    pairs = [one.pair for one in near]
-    (before, old_ids), (after, new_ids) = (next_word(loaded, pairs) for loaded in models)
-    n_changed = (old_ids != new_ids).sum()
-    texts = [torch.tensor([prompt], device=edited.device) for prompt, _ in pairs]
-    means = [f'{len(near)} prompts: {kind}', 'mean p(A)', before.mean().item(), after.mean().item()]
-    if not any(moves(edited, idx) for idx in texts):
-        return [['specificity', *means, 'cannot change: no moved sense']]
-    i = (after - before).abs().argmax().item()
-    worst = [edited.encoding.decode(near[i].prompt), 'p(A)', before[i].item(), after[i].item()]
-    return [['specificity', *means, f'{n_changed} of {len(near)} changed'],
-            ['the worst', *worst, change(edited, old_ids[i], new_ids[i])]]
-
-
-def moves(edited: LoadedModel, idx: Tensor) -> bool:
-    """Tell whether an edit moves a sense of a text (1, T)."""
-    C = edited.model.senses(idx)
-    return not torch.equal(edited.edit(idx, C.clone()), C)
-
-
-def neighbours_of(loaded: LoadedModel, examples: list[Example], background: list[Pair]
-                  ) -> tuple[list[Example], list[Neighbour]]:
-    """Give examples their subjects, and find their neighbours."""
-    usual = usual_logp(loaded, background)
-    examples = find_subjects(loaded, examples, usual)
-    return examples, find_neighbours(loaded, examples, usual)
+    n = len(near)
+    p, ids = next_words(models, near)  # (2, n) each
+    means = [
+        'specificity',
+        f'{n} prompts: {kind}',
+        None,
+        *p.mean(1).tolist()]
+    prompts = [torch.tensor([one.prompt], device=edited.device) for one in near]
+    if not any(predict(edited, idx)[1].any() for idx in prompts):
+        return [[*means, 'cannot change: no moved sense']]
+    n_changed = (ids[0] != ids[1]).sum()
+    i = (p[1] - p[0]).abs().argmax().item()
+    worst = edited.encoding.decode(near[i].prompt)
+    return [
+        [*means, f'{n_changed} of {n} changed'],
+        [
+            'the worst',
+            worst,
+            None,
+            *p[:, i].tolist(),
+            change(edited, ids[:, i])]]
 
 
 # -----------------------------------------------------------------------------
 # The table of eval.
 
 
-def examples_rows(loaded: LoadedModel, data: str | None, wish: str | None) -> list[dict]:
+def examples_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     """Examples in --data: the mean loss in nats, and the share of successes, by wish.
 
     The loss is -ln p(A) for more, ln p(A) for less, ln p(B)/p(A) for order, and |ln p(A)/p(B)| for
@@ -147,21 +131,18 @@ def examples_rows(loaded: LoadedModel, data: str | None, wish: str | None) -> li
     least 16 times as likely as B. For equal: one is at most 1.5 times as likely as the other.
     For an edited model, the three measures are printed first.
     """
-    examples = examples_for(loaded, data, wish)
-    values = log_odds(loaded, examples)  # (examples,)
-    losses = torch.stack([one.loss(value) for one, value in zip(examples, values)])
-    succeeds = fulfilled(examples, values).double()
-    wishes = [one.wish for one in examples]
+    examples = read_examples(data, loaded)
     rows = []
-    for name in sorted(set(wishes)):
-        is_of_wish = torch.tensor([wish == name for wish in wishes])
+    for wish in sorted({one.wish for one in examples}):
+        some = [one for one in examples if one.wish == wish]
+        values = log_odds(loaded, some)  # (n,)
         rows.append({
-            'wish': name,
-            'examples': wishes.count(name),
-            'loss': losses[is_of_wish].mean().item(),
-            'success': succeeds[is_of_wish].mean().item()})
+            'wish': wish,
+            'examples': len(some),
+            'loss': losses(some, values).mean().item(),
+            'success': fulfilled(some, values).double().mean().item()})
     if loaded.edit:
-        unedited = replace(loaded, edit=None)
-        examples, near = neighbours_of(unedited, examples, read_background(None, loaded))
+        background = read_background(None, loaded)
+        examples, near = neighbours_of(replace(loaded, edit=None), examples, background)
         print(measures(loaded, {'efficacy': examples}, near))
     return rows

@@ -35,14 +35,13 @@ import torch
 from torch import Tensor
 
 from rucksack.cli import Parser, number, printable, run_cli
-from rucksack.edits.examples import WISHES
+from rucksack.edits.examples import read_examples
 from rucksack.edits.lending import lend
 from rucksack.edits.lines import parse_lines
 from rucksack.errors import UserError
 from rucksack.files import write_file
 from rucksack.hub.find import BUNDLED
 from rucksack.loaded import LoadedModel, load_model
-from rucksack.paper.canonical import examples_for
 from rucksack.paper.gender import estimation_prompts
 from rucksack.table import FIRST_COLUMN
 from rucksack.verbs import edit_model, make_parser
@@ -81,9 +80,6 @@ def eval_parser() -> Parser:
         help='similarity: the columns of the two words and the score in --data FILE, from 1')
     add('--dtype', choices=('float32', 'bfloat16'),
         help='precision of losses and generated texts [bfloat16 on CUDA, else float32]')
-    add('--wish', choices=WISHES,
-        help='examples: the wish for all rows of a .jsonl [more; equal for rows with suffix1 and '
-             'suffix2]')
     add('--texts', type=int, metavar='N', default=100, help='topic: texts for each topic [100]')
     add('--length', type=int, metavar='N', default=100, help='topic: tokens per text [100]')
     add('--step-sizes', type=float, nargs='+', metavar='S',
@@ -122,7 +118,7 @@ def prompts_of(loaded: LoadedModel, args: argparse.Namespace) -> list[Tensor]:
     if args.table == 'gender':
         prompts = estimation_prompts(loaded, args.data)
     if args.table == 'examples':
-        prompts = [one.prompt for one in examples_for(loaded, args.data, args.wish)]
+        prompts = [one.prompt for one in read_examples(args.data, loaded)]
     return [torch.tensor([ids], device=loaded.device) for ids in prompts]
 
 
