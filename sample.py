@@ -21,20 +21,20 @@ Print the next words before and after it, then texts generated without and with 
 
 [nurse] is the id of " nurse" and, at the start of a text, of "nurse" (a word of several tokens is
 edited at its last). The edit acts wherever such an id stands, in the prompt and in the new text.
-For other looks at a model, there are verbs: python -m rucksack lists them.
-Equation, table and figure numbers refer to https://arxiv.org/abs/2305.16765.
+For other looks at a model, python -m rucksack lists verbs. Paper: arXiv 2305.16765.
 """
 
 import argparse
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from rucksack.cli import Parser, number, printable, run_cli
 from rucksack.edits.lines import make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.fast import Cached
-from rucksack.loaded import load_model
+from rucksack.loaded import LoadedModel, load_model
 from rucksack.words import read_prompts
 
 OTHERS = ('everything else is a verb, python -m rucksack VERB: show, find, similar, sweep, '
@@ -74,6 +74,16 @@ def make_parser() -> Parser:
     return parser
 
 
+def print_table(loaded: LoadedModel, idx: Tensor, asked: str | None) -> None:
+    """Print the terms of the logit asked for or, if None, the next words before and after."""
+    if asked is not None:
+        from rucksack.looks.explain import explain
+        print(explain(loaded, asked, idx, most=15))
+    elif loaded.edit:
+        from rucksack.looks.next_words import before_and_after
+        print(before_and_after(loaded, idx))
+
+
 def run(argv: list[str]) -> None:
     """Print the tables and texts for each prompt."""
     parser = make_parser()
@@ -105,12 +115,7 @@ def run(argv: list[str]) -> None:
     for text, idx in zip(texts, prompts):
         if len(texts) > 1:
             print(f'\n"{text}"')
-        if flags.explain is not None:
-            from rucksack.looks.explain import explain
-            print(explain(loaded, flags.explain, idx, most=15))
-        elif loaded.edit:
-            from rucksack.looks.next_words import before_and_after
-            print(before_and_after(loaded, idx))
+        print_table(loaded, idx, flags.explain)
     if flags.explain is not None:
         return
 

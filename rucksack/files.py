@@ -65,9 +65,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """Make a folder if needed, and lock it; raises TimeoutError if another process has locked it.
 
     While locked, it holds an empty file, .lock, which all machines that share the disk can see; the
-    file of a killed process locks nothing. At the end, the folder is removed if it is empty.
+    file of a killed process locks nothing. Folders made here are removed at the end if empty.
     """
     from filelock import FileLock  # comes with torch
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / '.lock'
     lock = FileLock(file)
@@ -79,4 +80,5 @@ def locked_folder(folder: Path) -> Iterator[None]:
             file.unlink()
         lock.release()
         with suppress(OSError):
-            os.removedirs(folder)  # and its parents
+            for path in made:
+                path.rmdir()

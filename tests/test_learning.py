@@ -456,7 +456,8 @@ def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
         'the ' + 'nurse ' * 40 + '-> she')),
     *(('a.jsonl', row) for row in (
         '{"prefix": "a"}', '{"prefix": "a", "suffix": "b", "suffix1": "c", "suffix2": "d"}',
-        'a -> b', '{"prefix": "a", "suffix": "b", "wish": "c"}'))])
+        'a -> b', '{"prefix": "a", "suffix": "b", "wish": "c"}',
+        '{"prefix": " the nurse", "subject": "she", "suffix": " she"}'))])
 def test_bad_examples_are_one_line(name, text, loaded, tmp_path):
     """The error quotes a bad example."""
     (tmp_path / name).write_text(text)

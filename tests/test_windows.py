@@ -25,6 +25,14 @@ def test_a_lock_leaves_nothing_behind():
     assert os.listdir() == []
 
 
+def test_a_folder_that_was_there_stays():
+    """An empty folder of one's own is not removed with those that the lock made."""
+    Path('out').mkdir()
+    with locked_folder(Path('out/run')):
+        pass
+    assert os.listdir() == ['out']
+
+
 def test_the_lock_of_a_killed_process_does_not_lock():
     """A killed process leaves its lock file, and the next process takes it over."""
     Path('out/run').mkdir(parents=True)

@@ -145,6 +145,8 @@ def parse_row(line: str) -> tuple[list[str], str]:
     prefix = row['prefix'].replace('{', '{{').replace('}', '}}')
     if row.get('subject'):
         before, subject, after = prefix.rpartition(row['subject'])
+        if not subject:
+            raise UserError('its subject does not stand in its prefix')
         prefix = f'{before}{{{subject}}}{after}'
     texts = [row[name] for name in ('suffix', 'suffix1', 'suffix2') if row.get(name)]
     return [prefix, *texts], row.get('wish', 'equal' if 'suffix1' in row else 'more')
