@@ -11,8 +11,8 @@ method on the test pairs with three seeds. LoRA needs peft.
 An update (vectors of senses, or differences of parameters) that costs more than the budget on 100
 texts is scaled back. The price is measured on 300 other texts. Learning uses neither. (In
 validation, which only chooses configurations, both use the same 30 texts.)
-The neighbours of the examples are found by english (see rucksack/neighbours.py), half of them are
-held where senses are learned, and the other half is counted for every method.
+The neighbours of the examples are found by english (see rucksack/edits/neighbours.py), half of them
+are held where senses are learned, and the other half is counted for every method.
 Lent senses are learned by english with the configurations of senses, but not scaled: beta is the
 largest of 1.5, 1.4 .. 0 that keeps to the budget on the 100 texts.
 """
@@ -57,8 +57,7 @@ TASKS = {  # examples, texts to judge, hard negatives; the wish; what counts as 
     'temporal': (('train', 'eval_clear', 'hard_neg_eval_clear'), 'more', 0.05)}
 SUBJECTS = ('country_capital', 'company_ceo', 'pronoun_gender_bias', 'temporal')
 CONFIGS = {
-    'senses': [{'HOLD': hold, 'URGENCY': hold / 10, 'RIDGE': ridge}
-               for hold, ridge in product((100, 10, 1), (1e-3, 1e-2))],
+    'senses': [{'HOLD': hold, 'URGENCY': hold / 10} for hold in (100, 10, 1)],
     'full': [{'lr': lr, 'kl': kl}
              for kl, lr in [*product((10, 1), (3e-4, 1e-3, 1e-4, 3e-5)), (30, 3e-4), (30, 1e-4)]],
     'lora': [{'lr': lr, 'kl': kl, 'rank': rank}
@@ -95,12 +94,26 @@ def read_rows(path, wish, encoding, most):
         rows = random.Random(0).sample(rows, most)
     examples = []
     for row in rows:
-        first, second = (encoding.encode_ordinary(row.get(name, '')) for name in (
-            ('suffix', 'none') if 'suffix' in row else ('suffix1', 'suffix2')))
+        prefix, *suffixes = with_subject(row)
+        first, second = [encoding.encode_ordinary(text) for text in [*suffixes, ''][:2]]
         longest = 255 - max(len(first), len(second))
-        prompt = encoding.encode_ordinary(row['prefix'])[-longest:] or [encoding.eot_token]
+        prompt = encoding.encode_ordinary(prefix)[-longest:] or [encoding.eot_token]
         examples.append(Example('', prompt, first[:250], second[:250], wish))
     return [one for one in examples if one.a]
+
+
+def with_subject(row):
+    """List the prefix and suffixes of a row, so that the prefix has the subject.
+
+    A few published rows end the prefix too early: The capital of | Tunisia is Tunis.
+    """
+    if 'suffix1' in row:
+        return row['prefix'], row['suffix1'], row['suffix2']
+    prefix, suffix = row['prefix'], row['suffix']
+    subject, between, rest = suffix.partition(' is ')
+    if prefix.endswith('The capital of') and between:
+        return f'{prefix}{subject} is', f' {rest}'
+    return prefix, suffix
 
 
 def read_task(folder, task, split, encoding, sizes):
@@ -208,7 +221,7 @@ def learn_senses(model, examples, held, near, config, seed):
 
 
 def set_constants(config):
-    """Set the constants of rucksack/learning.py that a configuration has."""
+    """Set the constants of rucksack/edits/learning.py that a configuration has."""
     for name, value in config.items():
         setattr(learning, name, value)
 
@@ -455,6 +468,8 @@ def main():
         data, near = with_neighbours(models['english'], task, data, background[0])
         print(f'{task}, {method}: {[len(part) for part in data]}', flush=True)
         configs = CONFIGS[kind]
+        if kind == 'senses' and task not in SUBJECTS:
+            configs = configs[:1]  # all are the same: they weigh what is held after subjects
         if args.stage == 'test':
             configs = best_config(done, task, 'senses' if kind == 'lent' else method)
         before = None

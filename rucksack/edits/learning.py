@@ -46,10 +46,11 @@ EXAMPLES_AT_ONCE = 24   # in a step
 SENSES = 9              # to move, for an example without a subject
 PENALTY = 3000          # for choosing a sense to which other text gives weight
 RIDGE = 1e-3            # added to C: weights are between 0 and 1
-RATE = 7.68             # RATE / d is the learning rate: a step moves logits equally at any d
-PASSES = 40             # over the examples, at most
+RATE = 10.24            # RATE / d is the learning rate: a step moves logits equally at any d
+PASSES = 60             # over the examples, at most
 HOLD = 100              # weight of the divergence on held texts, for examples with subjects
 URGENCY = 10            # weight of their losses until they are fulfilled
+MARGIN = 0.2            # nats by which a wish has to pass its limit, to count as fulfilled here
 FACTORS = [i / 64 for i in range(1, 65)]  # choices for scaling the vectors down
 
 
@@ -119,7 +120,7 @@ def fit(examples: list[Example], cases: list[Positions], held: list[Positions],
     generator = torch.Generator().manual_seed(seed)
     held = [group.moved() for group in held if group.weights.any()]
     goals = o.new_tensor([one.goal for one in examples])
-    limits = o.new_tensor([WISHES[one.wish].limit for one in examples])
+    limits = o.new_tensor([WISHES[one.wish].limit - MARGIN for one in examples])
     latest = torch.full_like(goals, math.inf)  # the loss of each example when it was last drawn
     for _ in progress(range(PASSES), 'passes'):
         for batch in torch.randperm(n, generator=generator).split(EXAMPLES_AT_ONCE):
