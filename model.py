@@ -77,8 +77,8 @@ class SenseNetwork(nn.Module):
         self.final_mlp = MLP(d, config.sense_hidden, config.n_sense * d)
 
     def forward(self, e: Tensor) -> Tensor:
-        # NOTE: A GPT-2 block whose attention is the identity, then a second MLP. The paper intended
-        # neither ln_2 nor one residual (this first one, we think; appendix A.1), but the released
+        # NOTE: A GPT-2 block whose attention is the identity, then a second MLP. The paper has no
+        # ln_2 and one residual less (appendix A.1; we think it is this first one). The released
         # weights have both.
         r = e + self.ln_0(e)  # (.., d), where GPT-2 has e + attention(ln_0(e))
         r = r + self.mlp(self.ln_1(r))  # (.., d)
@@ -92,7 +92,7 @@ class SenseWeights(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.n_sense = config.n_sense
-        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)  # the values are the senses
+        self.c_attn = nn.Linear(config.n_embd, 2 * config.n_embd)  # no values: C is summed
 
     def forward(self, h: Tensor) -> Tensor:
         # For each sense l and position i: softmax over j <= i of (query_li . key_lj) / sqrt(d/k).
@@ -124,7 +124,7 @@ class Backpack(nn.Module):
         self.sense_network = SenseNetwork(config)
         self.sense_weights = SenseWeights(config)
         for part in self.children():
-            if part is not contextualizer:  # which keeps its own initialization
+            if part is not contextualizer:  # one that was passed in keeps its parameters
                 init_parameters(part, config.n_layer)
 
     def forward(self, idx: Tensor, targets: Tensor | None = None, *, C: Tensor | None = None,
@@ -270,7 +270,7 @@ class GPT(nn.Module):
 
 
 def init_parameters(model: nn.Module, n_layer: int) -> None:
-    """Draw weights from a normal with std 0.02, as GPT-2 does (less in c_proj); zero the biases."""
+    """Draw weights from a normal with std 0.02, as GPT-2 does (c_proj smaller); zero the biases."""
     # NOTE: GPT-2 shrinks the layers that add to a residual. final_mlp.c_proj adds to none, but we
     # shrink it too, as the authors' code does, so senses start sqrt(2 n_layer) times smaller.
     for name, module in model.named_modules():

@@ -5,23 +5,24 @@
     python sample.py --start "He was born in Paris," --edit "Paris: France -> Germany"
 
 Load a model. Read the prompt, by default "When the nurse came into the room,". Make the edit: a
-function from the senses C of all tokens to those to use instead, which changes no parameter.
-Print the next words before and after it, then texts generated without and with it.
+function from the senses C of all tokens to those to use instead, which changes no parameter and no
+weight alpha. Print the next words before and after it, then texts without and with it (same seeds).
 
-    a line of --edit            the edit, a function of senses.py that takes token ids
+    a line of --edit            the call to senses.py that makes the edit; [nurse] is its id
     nurse:10                    scale_senses([nurse], [10], 0): sense 10 of nurse times 0, off
     nurse,teacher:3-5,10=0.5    scale_senses for each word, times 0.5
-    nurse:she/he                the sense that most separates she from he after the prompt, off
+    nurse:she/he                the sense that most separates she and he after the prompt, off
     *:3                         scale_senses(None, [3], 0): of every word
     Paris: France -> Germany    replace_word(model, [Paris], France, Germany)
     topic music=2               topic(model, scores, STRENGTHS[2]), for a topic of Table 10
-    topic jazz, piano           the same for your own words (=2; or 0 to 3, or four factors)
+    topic jazz, piano           the same for your own words; =0 to =3, or =4,2,1,1: the factors
     @FILE.safetensors=0.5       add_to_senses(ids, numbers, 0.5 * vectors), from the verb edit
-    @FILE                       a line of FILE each; in @FILE:10, a word of FILE each
+    @FILE                       all lines in FILE; @FILE:10 is sense 10 of all words in FILE
 
-[nurse] is the id of " nurse" and, at the start of a text, of "nurse" (a word of several tokens is
-edited at its last). The edit acts wherever such an id stands, in the prompt and in the new text.
-For other looks at a model, python -m rucksack lists verbs. Paper: arXiv 2305.16765.
+[nurse] is the id of " nurse" and, if it is one token, of "nurse" without the space, as at the start
+of a text (a word of several tokens is edited at its last). The edit acts wherever the word stands,
+in the prompt and in new text. For other looks at a model, python -m rucksack lists verbs.
+Paper: arXiv 2305.16765.
 """
 
 import argparse
@@ -51,15 +52,15 @@ def make_parser() -> Parser:
     add('--start', metavar='TEXT', action='append',
         help='the prompt, or @FILE with one prompt per line; repeatable')
     add('--edit', '--senses-off', '--senses_off', metavar='LINE', nargs='+', action='extend',
-        default=[], help='change senses, in the order of the lines; quote spaces and *')
+        default=[], help='change senses: lines as above, in this order; quote spaces and *')
     add('--explain', metavar='WORD|A/B', nargs='?', const='',
         help='instead of texts, print what each sense of each token adds to the logit of WORD '
              '[the likeliest], or of A minus that of B, under the edit')
-    add('--lender', metavar='MODEL', help='edit this Backpack, and change the --from model as much')
+    add('--lender', metavar='MODEL', help='edit this Backpack, and change logits of --from as much')
     add('--strength', metavar='B', type=number(float, 0),
         help='scale the changes that --lender makes by B [1]')
     add('--num-samples', '--num_samples', metavar='N', type=int, default=2,
-        help='texts to generate; one if they are greedy [2]')
+        help='texts of each version; one if they are greedy [2]')
     add('--max-new-tokens', '--max_new_tokens', metavar='N', type=int, default=60,
         help='maximum new tokens per text [60]')
     add('--temperature', metavar='T', type=number(float, 0), default=0.8,
@@ -102,7 +103,7 @@ def run(argv: list[str]) -> None:
 
     texts = read_prompts(flags.start)
     prompts = [loaded.read_prompt(text) for text in texts]  # ids (1, T) each
-    versions = {'': None}  # name -> edit
+    versions = {'': None}  # label of the texts -> edit
     if flags.edit:
         changes = parse_lines(flags.edit)
         loaded.edit, notices = make_edit(changes, loaded.backpack, loaded.encoding, prompts)
@@ -120,7 +121,7 @@ def run(argv: list[str]) -> None:
         return
 
     if loaded.dtype == 'bfloat16':
-        loaded.model.bfloat16()  # most of the time is spent reading parameters
+        loaded.model.bfloat16()  # not earlier: the tables are of float32
     seeds = range(flags.seed, flags.seed + flags.num_samples)
     if flags.temperature == 0:
         seeds = seeds[:1]  # all texts would be the same

@@ -10,7 +10,7 @@ with its settings; it may change max_iters, eval_interval, keep_every, log_inter
 and wandb_log. On a CPU with one or two processes, a run that was killed and resumed ends with the
 same bits as one that was not. Elsewhere, sums may be rounded differently.
 
-Start reading at the loop in train(), then read train() from its top.
+Start reading at "The loop" in train(), then read train() from its top.
 To this script a Backpack is a module that returns a loss; rucksack.model, which is ./model.py, says
 what it computes.
 """
@@ -95,7 +95,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
 
     # ---- The device and its number format. The model multiplies matrices in dtype. Parameters and
     # the optimizers' averages stay in float32, because bfloat16 would round away small updates.
-    # On a CPU, torch is also made deterministic, until run() ends.
+    # On a CPU, torch is also made deterministic, until run() (below) ends.
     device, dtype = set_up_device(s.device, s.dtype, local_rank)  # resolves auto
     s = replace(s, dtype=dtype)
     device_type = torch.device(device).type
@@ -104,7 +104,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         dist.init_process_group('cpu:gloo,cuda:nccl' if device_type == 'cuda' else 'gloo')
 
     # ---- The data: two memory-mapped files of token ids, cut into chunks of block_size. Row c of
-    # data[name] has the ids of chunk c, from c * block_size on, and the next id.
+    # data[name] is ids[c * block_size : (c + 1) * block_size + 1].
     folder = data_folder(s.dataset)
     meta = read_meta(folder)
     data = {name: read_chunks(folder / f'{name}.bin', meta, s.block_size)
@@ -128,8 +128,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         model = make_model(config_for(s, meta))
     model.to(device).train()
 
-    # ---- Optimizers: AdamW and, for hidden matrices, Muon. From its gradients, Muon keeps a
-    # moving average (momentum). Its step is that average with all singular values moved near 1
+    # ---- Optimizers: AdamW and, for hidden matrices, Muon. Muon averages a matrix's gradients
+    # (momentum). It steps along this average with all singular values moved near 1
     # (orthogonalized), so that every direction of a matrix learns at the same rate.
     optimizers = make_optimizers(model, s)
     if checkpoint:
@@ -157,8 +157,8 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
             return loss_model(idx, targets, ids, places)
 
     # ---- Evaluation: the validation loss and, for a Backpack, how many senses are stuck (they no
-    # longer learn), which the loss does not show. DDP exchanges nothing here, because there are no
-    # gradients and the models have no buffers. So some processes may read one batch more.
+    # longer learn), which the loss does not show. Some processes may read one batch more: without
+    # gradients, and for models without buffers, DDP exchanges nothing.
     @torch.no_grad()
     def evaluate() -> dict:
         """Evaluate on validation data; returns a row for the log."""
@@ -182,7 +182,7 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
     checkpoint.clear()  # the model and the optimizers have copies: free the memory
 
     def save(name: str) -> None:
-        """Write the current state to a file, which appears whole or not at all."""
+        """Write the state at this step to a file, which appears whole or not at all."""
         out.save(name, {
             'step': step,
             'model': model.state_dict(),
@@ -294,7 +294,7 @@ def eval_chunks(n: int, n_chunks: int) -> np.ndarray:
 
 
 def lr_scale(step: int, s: Settings) -> float:
-    """Compute the learning rate of a step as a fraction of the peak: linear warmup, then decay."""
+    """Compute the learning rate of a step as a share of the peak: linear up, then linear down."""
     if step < s.warmup_iters:
         return (step + 1) / s.warmup_iters
     final = s.min_lr / s.learning_rate if s.learning_rate else 0.0  # the fraction at max_iters
@@ -305,7 +305,7 @@ def lr_scale(step: int, s: Settings) -> float:
 def run(argv: list[str]) -> int:
     """Read the settings, lock the run's folder, and train. Returns the exit code."""
     with start_run(Settings, argv) as (s, checkpoint, given):
-        if s.warmup_iters < 0:  # -1, of a new run
+        if s.warmup_iters < 0:  # -1: the default, 5% of the steps
             s = replace(s, warmup_iters=round(0.05 * s.max_iters))
         return train(s, checkpoint, given)
 

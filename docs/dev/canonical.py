@@ -66,9 +66,11 @@ CONFIGS = {
     'lent': []}  # the configurations of senses
 METHODS = {  # method -> model and configurations
     'senses': ('english', 'senses'),
+    'senses of any word': ('english', 'senses'),  # as if no example had a subject
     'Transformer, full': ('english_gpt', 'full'),
     'Transformer, LoRA': ('english_gpt', 'lora'),
     'Transformer, lent senses': ('english_gpt', 'lent'),
+    'Transformer, lent senses of any word': ('english_gpt', 'lent'),
     'Backpack, full': ('english', 'full'),
     'Backpack, LoRA': ('english', 'lora')}
 SIZES = {  # at most: examples, texts to judge, hard negatives, texts that give the price
@@ -466,12 +468,14 @@ def main():
             model = Lent(model, models['english'].model)
         data = read_task(args.folder, task, split, encoding, sizes)
         data, near = with_neighbours(models['english'], task, data, background[0])
+        if method.endswith('of any word'):
+            data[0] = [replace(one, subject=()) for one in data[0]]
         print(f'{task}, {method}: {[len(part) for part in data]}', flush=True)
         configs = CONFIGS[kind]
-        if kind == 'senses' and task not in SUBJECTS:
+        if kind == 'senses' and not data[0][0].subject:
             configs = configs[:1]  # all are the same: they weigh what is held after subjects
         if args.stage == 'test':
-            configs = best_config(done, task, 'senses' if kind == 'lent' else method)
+            configs = best_config(done, task, method.removeprefix('Transformer, lent '))
         before = None
         for config, seed in product(map(json.dumps, configs), seeds):
             key = {'stage': args.stage, 'task': task, 'method': method, 'config': config,

@@ -49,8 +49,7 @@ RIDGE = 1e-3            # added to C: weights are between 0 and 1
 RATE = 10.24            # RATE / d is the learning rate: a step moves logits equally at any d
 PASSES = 60             # over the examples, at most
 HOLD = 100              # weight of the divergence on held texts, for examples with subjects
-URGENCY = 10            # weight of their losses until they are fulfilled
-MARGIN = 0.2            # nats by which a wish has to pass its limit, to count as fulfilled here
+URGENCY = 10            # first weight of their losses until they are fulfilled
 FACTORS = [i / 64 for i in range(1, 65)]  # choices for scaling the vectors down
 
 
@@ -104,10 +103,11 @@ def fit(examples: list[Example], cases: list[Positions], held: list[Positions],
     """Find vectors (R, d) that bring examples to their goals and preserve other predictions.
 
     cases are the positions of each example. held are groups of positions whose predictions should
-    stay; the divergence of each group counts hold times. A loss counts urgency times more until its
-    wish is fulfilled, and falls no further once it has reached its goal. Learning ends when every
-    example had reached its goal the last time it was drawn. The rate falls along a cosine.
-    Adam's betas are lower than published, so that it soon forgets the urgency of a fulfilled wish.
+    stay; the divergence of each group counts hold times. Until a wish is fulfilled, its loss counts
+    urgency times more, and this grows with each pass. A loss falls no further once it has reached
+    its goal. Learning ends when every example had reached its goal the last time it was drawn. The
+    rate falls along a cosine. Adam's betas are lower than published, so that it soon forgets the
+    urgency of a fulfilled wish.
     """
     n = len(examples)
     o = cases[0].o
@@ -120,9 +120,9 @@ def fit(examples: list[Example], cases: list[Positions], held: list[Positions],
     generator = torch.Generator().manual_seed(seed)
     held = [group.moved() for group in held if group.weights.any()]
     goals = o.new_tensor([one.goal for one in examples])
-    limits = o.new_tensor([WISHES[one.wish].limit - MARGIN for one in examples])
+    limits = o.new_tensor([WISHES[one.wish].limit for one in examples])
     latest = torch.full_like(goals, math.inf)  # the loss of each example when it was last drawn
-    for _ in progress(range(PASSES), 'passes'):
+    for n_pass in progress(range(PASSES), 'passes'):
         for batch in torch.randperm(n, generator=generator).split(EXAMPLES_AT_ONCE):
             losses = [loss_of(examples[i], cases[i], vectors) for i in batch]
             losses = torch.stack(losses)
@@ -130,7 +130,8 @@ def fit(examples: list[Example], cases: list[Positions], held: list[Positions],
             if (latest <= goals).all():
                 return vectors.detach()
             loss = torch.maximum(losses, goals[batch]).mean()
-            loss = loss + urgency * torch.maximum(losses, limits[batch]).mean()
+            growing = urgency * (1 + n_pass / 10)
+            loss = loss + growing * torch.maximum(losses, limits[batch]).mean()
             for group in held:
                 drawn = torch.randint(len(group.o), (POSITIONS_AT_ONCE,), generator=generator)
                 loss = loss + hold * group.at(drawn).divergence(vectors)

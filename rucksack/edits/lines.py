@@ -115,8 +115,8 @@ def find_senses(word: str, which: str, model: Backpack, encoding: Encoding,
     """List the senses of a word that people name, and say why, if that is not in the name.
 
     which is 3-5,10, or '' for all senses, or A/B for the sense that most separates A from B: whose
-    terms alpha * C.(E_a - E_b) have the largest sum, averaged over the prompts, ids (1, T) each,
-    that contain the word. If none does, the terms are those at weight 1.
+    terms alpha * C.(E_a - E_b) have the largest sum, positive or negative, on average over the
+    prompts, ids (1, T) each, that contain the word. If none does, the terms are those at weight 1.
     """
     k = model.config.n_sense
     if '/' not in which:
