@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiktoken
 import torch
-from helpers import TOY, VOCABULARY, World, make_data, train_toy
+from helpers import TOY, VOCABULARY, World, make_data
 
 # On any machine, tests run on the CPU: elsewhere, other random numbers give other texts.
 torch.cuda.is_available = torch.backends.mps.is_available = lambda: False
@@ -22,10 +23,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(scope='session')
-def trained_toy(tmp_path_factory):
-    """Train the toy with config/train_toy.py; TOY_SEED and TOY_STEPS override seed and steps."""
-    return train_toy(tmp_path_factory.mktemp('trained'), int(os.environ.get('TOY_STEPS', 3000)))
+@pytest.fixture
+def gpt2():
+    """Load GPT-2's encoding, or skip the test if it is not available."""
+    if not VOCABULARY.is_dir():
+        pytest.skip('no GPT-2 vocabulary')
+    return tiktoken.get_encoding('gpt2')
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Helpers that test files share: tiny data, random models, benchmarks, and calls to scripts."""
 
-import hashlib
 import importlib.util
 import io
 import itertools
@@ -93,14 +92,12 @@ def make_data(train_ids, val_ids, **changes) -> None:
     """Write data/tiny as prepare.py would."""
     folder = Path('data/tiny')
     folder.mkdir(parents=True, exist_ok=True)
-    meta = {'tokenizer': words_tokenizer(['']), 'vocab_size': 257, 'dtype': 'uint16', 'tokens': {},
-            'sha256': {}, 'sha256_of_start': {}}
-    for name, ids in (('train', train_ids), ('val', val_ids)):
-        data = np.asarray(ids, dtype='<u2').tobytes()
-        (folder / f'{name}.bin').write_bytes(data)
-        meta['tokens'][name] = len(ids)
-        meta['sha256'][name] = meta['sha256_of_start'][name] = hashlib.sha256(data).hexdigest()
-    (folder / 'meta.json').write_text(json.dumps({**meta, **changes}))
+    bins = {'train': folder / 'train.bin', 'val': folder / 'val.bin'}
+    ids = np.concatenate([train_ids, val_ids]).astype('<u2')
+    sizes = [2 * len(train_ids), 2 * len(val_ids)]  # in bytes
+    facts = prepare.write_bins(bins, io.BytesIO(ids.tobytes()), sizes, np.array([False, True]))
+    meta = {'tokenizer': words_tokenizer(['']), 'vocab_size': 257, **facts, **changes}
+    (folder / 'meta.json').write_text(json.dumps(meta))
 
 
 def tar(members: dict[str, bytes]) -> bytes:
@@ -156,11 +153,11 @@ else:
     PROCESSES.set_forkserver_preload(['helpers', 'torch._dynamo'])
 
 
-def work(folder: Path, said: str, prepared, env: dict, argv: tuple[str, ...]) -> None:
-    """In a new process, call prepared(), then run train.py and write its output to a file."""
+def work(folder: Path, prepared, env: dict, argv: tuple[str, ...]) -> None:
+    """In a new process, call prepared(), then run train.py; its output goes to said.txt."""
     os.chdir(folder)
     os.environ.update(env)
-    sys.stdout = sys.stderr = open(said, 'a')
+    sys.stdout = sys.stderr = open('said.txt', 'a')
     torch.set_default_dtype(getattr(torch, env.get('DTYPE', 'float32')))
     torch.set_num_threads(1)
     if prepared:
@@ -168,10 +165,10 @@ def work(folder: Path, said: str, prepared, env: dict, argv: tuple[str, ...]) ->
     train.main(list(argv))
 
 
-def start(*argv: str, prepared=None, said: str = 'said.txt', **env: str):
+def start(*argv: str, prepared=None, **env: str):
     """Start train.py in a new process."""
     os.environ['PYTHONPATH'] = os.pathsep.join([str(ROOT), str(ROOT / 'tests')])
-    process = PROCESSES.Process(target=work, args=(Path.cwd(), said, prepared, env, argv))
+    process = PROCESSES.Process(target=work, args=(Path.cwd(), prepared, env, argv))
     process.start()
     return process
 
@@ -182,38 +179,31 @@ def finish(process) -> int | None:
     return process.exitcode
 
 
-def is_change(event: str, args: tuple) -> bool:
-    """Tell whether an event of sys.addaudithook changes a file under out/."""
-    if event == 'open':
-        path, _, flags = args
-        return bool((flags or 0) & (os.O_WRONLY | os.O_RDWR)) and 'out/' in str(path)
-    return event in ('os.rename', 'os.remove', 'os.mkdir') and 'out/' in str(args[0])
-
-
 def at_change(n: int, act) -> None:
     """Call act() right before this process changes a file under out/ for the n-th time."""
     changes = itertools.count(1)
 
     def hook(event: str, args: tuple) -> None:
-        if is_change(event, args) and next(changes) == n:
+        is_change = event in ('os.rename', 'os.remove', 'os.mkdir')
+        if event == 'open':
+            _, _, flags = args
+            is_change = (flags or 0) & (os.O_WRONLY | os.O_RDWR)
+        if is_change and 'out/' in str(args[0]) and next(changes) == n:
             act()
 
     sys.addaudithook(hook)
 
 
-def ranks(*commands: list[str], **more: str) -> list[int | None]:
-    """Run train.py as torchrun does; return exit codes (77: a rank above 0 changed a file)."""
+def ranks(n: int, *argv: str, **more: str) -> list[int | None]:
+    """Run train.py as torchrun does; return n exit codes (77: a rank above 0 changed a file)."""
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         _, port = s.getsockname()
-    env = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), 'WORLD_SIZE': str(len(commands)),
-           **more}
+    env = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), 'WORLD_SIZE': str(n), **more}
     leave_at_change = partial(at_change, 1, partial(os._exit, 77))
-    processes = []
-    for rank, argv in enumerate(commands):
-        prepared = leave_at_change if rank > 0 else None
-        said = f'said{rank}.txt'
-        processes.append(start(*argv, prepared=prepared, said=said, RANK=str(rank), **env))
+    processes = [start(*argv, RANK='0', **env)]
+    for rank in range(1, n):
+        processes.append(start(*argv, prepared=leave_at_change, RANK=str(rank), **env))
     return [finish(process) for process in processes]
 
 
@@ -291,12 +281,9 @@ class World:
         C = senses_after(self.model, self.idx, compose(list(edits)))
         return self.model(self.idx, C=C)[0, -1, :len(self.E)].double().softmax(-1)
 
-    def top(self, scores: Tensor, n: int) -> list:
-        """List the words with the n largest scores (V,), each followed by its score."""
-        cells = []
-        for v in scores.topk(n).indices.tolist():
-            cells += [self.word(v), scores[v].item()]
-        return cells
+    def top(self, scores: Tensor, n: int) -> list[tuple[str, float]]:
+        """List the words with the n largest scores (V,), each with its score."""
+        return [(self.word(v), scores[v].item()) for v in scores.topk(n).indices.tolist()]
 
     def next_words(self, *columns: Tensor) -> list:
         """List the twelve words likeliest in any column, with their probability in each column."""

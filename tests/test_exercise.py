@@ -42,31 +42,21 @@ VALUES = ['1.534 in all; 1.190 of it is sense 10 of nurse', '0.0: she 0.132, he 
           '0.25: she 0.175', '1.0: she 0.360, he 0.078', '2.0: she 0.649', '4.0: she 0.923']
 
 
-def test_the_solutions_of_the_exercise_pass_its_checks(capsys):
-    """The solutions pass the checks of the steps, and the rewards print the page's numbers."""
-    run(SOLUTIONS, *STEPS)
+@pytest.mark.parametrize('blocks, passed, values', [
+    (STEPS, ORDER, VALUES), ([PUBLISHED], ['reward 6'], []),
+    pytest.param([TOY, TRAINING], ['reward 5'], [], marks=pytest.mark.slow)],
+    ids=['steps', 'published weights', 'training'])
+def test_the_solutions_of_the_exercise_pass_its_checks(blocks, passed, values, capsys):
+    """The solutions pass all checks and rewards of the page, and print its numbers."""
+    run(SOLUTIONS, *blocks)
     printed = capsys.readouterr().out
-    assert labels(printed) == ORDER
-    assert [value for value in VALUES if value not in printed] == []
-
-
-def test_the_exercise_loads_published_weights(capsys):
-    """The solution's logits match the authors' code."""
-    run(SOLUTIONS, PUBLISHED)
-    assert labels(capsys.readouterr().out) == ['reward 6']
-
-
-@pytest.mark.slow
-def test_the_exercise_trains_a_backpack(capsys):
-    """The solution's loop reaches the loss that the page asks for."""
-    run(SOLUTIONS, TOY, TRAINING)
-    assert labels(capsys.readouterr().out) == ['reward 5']
+    assert labels(printed) == passed
+    assert [value for value in values if value not in printed] == []
 
 
 MISTAKES = """
     ok 1 | r = e + self.ln_0(e) | e += self.ln_0(e); r = e
     ok 1 | r + self.mlp(self.ln_1(r)) | r + self.mlp(self.ln_1(e))
-    ok 1 | C.unflatten(-1, (self.n_sense, -1)) | C.unflatten(-1, (-1, self.n_sense)).mT
     ok 1 | C.unflatten(-1, (self.n_sense, -1)) | C.view(*e.shape[:2], self.n_sense, -1)
     ok 1 | MLP(d, config.sense_hidden, d) | MLP(d, 4 * d, d)
     ok 1 | self.ln_2 = nn.LayerNorm(d) | self.ln_2 = nn.LayerNorm(d, bias=False)
@@ -74,22 +64,17 @@ MISTAKES = """
     reward 1 | [:english.config.n_vocab] @ c | @ c
     reward 1 | logits.topk(n) | logits.topk(4)
     ok 2 | scores.masked_fill(is_later, -math.inf) | scores
-    ok 2 | triu(1) | triu()
     ok 2 | query.unflatten(-1, (self.n_sense, -1)) | query.view(2, T, self.n_sense, -1)
     ok 2 | math.sqrt(key.shape[-1]) | math.sqrt(self.n_sense)
-    ok 2 | -math.inf).softmax(-1) | -math.inf).softmax(-2)
     ok 2 | query, key = | key, query =
-    ok 2 | (self.n_sense, -1)).transpose(1, 2)  # | (-1, self.n_sense)).permute(0, 3, 1, 2)  #
     ok 2 | 2 * config.n_embd) | 2 * config.n_embd, bias=False)
     ok 3 | blij,bjld | blji,bjld
-    ok 3 | blij,bjld | blij,bild
     ok 3 | torch.einsum( | sum(alpha[:, l] @ C[:, :, l] for l in range(16))  # (
     reward 2 | y.sum(1) | y.mean(1)
     reward 2 | attention(query, key, values, | attention(globals()['query'], key, values,
     reward 2 | attention(query, key, values, | attention(query, globals()['key'], values,
     reward 2 | values = C.transpose | values = globals()['C'].transpose
     ok 4 | self.sense_network(e) | self.sense_network(self.contextualizer(e))
-    ok 4 | self.contextualizer(e)) | e)
     ok 4 | if C is None | if True
     ok 4 | targets.flatten(), | targets.roll(-1).flatten(),
     ok 4 | ignore_index=-1 | reduction='sum', ignore_index=-1
@@ -107,10 +92,9 @@ MISTAKES = """
     ok 5 | *= factor | *= factor or 1
     reward 4 | (factor - 1) * added | factor * added
 """
-LIST = [line.strip() for line in MISTAKES.strip().splitlines()]
 
 
-@pytest.mark.parametrize('mistake', LIST)
+@pytest.mark.parametrize('mistake', MISTAKES.strip().splitlines(), ids=str.strip)
 def test_a_wrong_solution_of_the_exercise_fails(mistake, capsys):
     """Each mistake (its check, the right code, the wrong code) fails that check."""
     check, right, wrong = (part.strip() for part in mistake.split('|'))

@@ -7,13 +7,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from rucksack.fast import Cached
-from rucksack.model import Backpack
-from rucksack.senses import Edit, compose, scale_senses, topic
+from rucksack.senses import compose, scale_senses, topic
 from rucksack.training import DistinctIds, distinct_ids
 from rucksack.vocabulary import scores_of_bags
-
-# -----------------------------------------------------------------------------
-# Distinct ids.
 
 # Ids (B, T): some repeat, one id alone, one token, all distinct, a larger batch, one text.
 TEXTS = [text(), torch.full((3, 7), 5), text(1, 1), torch.arange(12)[None], text(12, 8),
@@ -54,28 +50,45 @@ def test_gradients_of_a_frequent_id_are_summed_in_float32(is_compiled):
     assert_close(found, exact, rtol=0, atol=0.02 * exact.abs().max().item())
 
 
-def edit_of(name: str, model: Backpack) -> Edit | None:
-    """Make an edit of a model, or None."""
-    boost = topic(model, scores_of_bags(model, [[3, 5, 8]])[0], (3.0, 2.5, 2.0, 1.0))
-    edits = {
-        'in place': lambda idx, C: C.mul_(0.5),  # an edit should not do this; it gets a copy
-        'both': compose([scale_senses(None, [1], 0.5), boost])}
-    return edits.get(name)
+@pytest.mark.slow
+@pytest.mark.parametrize('n_sense', [4, 0])
+def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
+    """Batches with 1 to 300 distinct ids run the same compiled graph."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = lively(vocab_size=400, block_size=40, n_sense=n_sense)
+    torch._dynamo.reset()
+    compiled = torch.compile(DistinctIds(model), fullgraph=True, backend=backend)
+    for n_ids in (1, 2, 20, 100, 300):
+        idx = torch.randint(n_ids, (8, 40))
+        ids, places = distinct_ids(idx)
+        torch._dynamo.mark_dynamic(ids, 0)
+        compiled(idx, idx, ids, places).backward()
+    assert len(graphs) == 1
+
+
+MODEL = lively(2).requires_grad_(False)
+BOOST = topic(MODEL, scores_of_bags(MODEL, [[3, 5, 8]])[0], (3.0, 2.5, 2.0, 1.0))
+EDITS = {
+    'none': None, 'both': compose([scale_senses(None, [1], 0.5), BOOST]),
+    'in place': lambda idx, C: C.mul_(0.5)}  # an edit should not do this; it gets a copy
 
 
 @pytest.mark.parametrize('temperature, batch', [(0, 1), (0, 3), (1.3, 1), (1.3, 3)])
 @pytest.mark.parametrize('n_prompt', [4, 11, 12, 13, 30])
-@pytest.mark.parametrize('n_sense, name', [
-    (3, 'none'), (3, 'both'), (3, 'in place'), (0, 'none')])
+@pytest.mark.parametrize('n_sense, name', [(3, 'none'), (3, 'both'), (3, 'in place'), (0, 'none')])
 def test_the_cache_changes_no_text(n_sense, name, n_prompt, temperature, batch):
     """With the cache, ids equal model.generate's below, at and past block_size."""
     model = lively(2, n_sense=n_sense).requires_grad_(False)
-    edit = edit_of(name, model) if n_sense else None
     prompt = text(n_prompt, batch)
     texts = []
     for generate in (model.generate, Cached(model).generate):
         torch.manual_seed(0)
-        texts.append(generate(prompt, 40, temperature, edit=edit))
+        texts.append(generate(prompt, 40, temperature, edit=EDITS[name]))
     plain, cached = texts
     assert torch.equal(cached, plain)
     assert len(plain.unique()) > 3

@@ -13,23 +13,18 @@ import rucksack
 from rucksack import sample
 from rucksack.__main__ import VERBS, main
 from rucksack.hub import export as export_verb
+from rucksack.loaded import from_pretrained
 from rucksack.model import Backpack, Config
-from rucksack.tokenizer import (
-    description_of,
-    gpt2_tokenizer,
-    load_tokenizer,
-    tokenizer_json,
-    words_tokenizer,
-)
+from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
 
 pytestmark = pytest.mark.usefixtures('folder')
 ENCODING = load_tokenizer(gpt2_tokenizer(3))
 CONFIG = Config(block_size=8, vocab_size=260, n_layer=1, n_head=1, n_embd=8, n_sense=2)
-MERGES = ['\u0120 t', 'h e', '\u0120t he']
-DESCRIPTIONS = [
-    words_tokenizer(['the nurse, é']), gpt2_tokenizer(300), {'name': 'gpt2', 'merges': MERGES},
-    {'name': 'gpt2', 'merges': MERGES,
-     'special': {'[PAD]': 0, '<|endoftext|>': 1, '[CLS]': 264}}]
+THREE = {'name': 'gpt2', 'merges': ['\u0120 t', 'h e', '\u0120t he']}
+SPECIAL = {'[PAD]': 0, '<|endoftext|>': 1, '[CLS]': 264}
+DESCRIPTIONS = {
+    'words': words_tokenizer(['the nurse, é']), 'merges': gpt2_tokenizer(300), 'three': THREE,
+    'special': THREE | {'special': SPECIAL}}
 
 
 def test_the_examples_of_the_front_door_run():
@@ -39,43 +34,40 @@ def test_the_examples_of_the_front_door_run():
     assert doctest.testmod(rucksack, extraglobs=names) == (0, 4)
 
 
-@pytest.mark.parametrize('description', DESCRIPTIONS, ids=['words', 'merges', 'three', 'special'])
-def test_an_encoding_is_described_as_it_was_made(description):
+@pytest.mark.parametrize('description', DESCRIPTIONS.values(), ids=DESCRIPTIONS)
+def test_save_describes_an_encoding_as_it_was_made(description):
     """save needs no description of an encoding, because its tokens are enough."""
-    assert description_of(tokenizer_json(load_tokenizer(description))) == description
+    encoding = load_tokenizer(description)
+    rucksack.save(lively(vocab_size=encoding.n_vocab), encoding, 'mine')
+    assert from_pretrained('mine')[1] == description
 
 
 NOT_FINITE = lively(vocab_size=260)
 NOT_FINITE.wte.weight.data[3, 3] = torch.nan
+OTHER_SPLIT = tiktoken.Encoding('other', pat_str='.', mergeable_ranks=ENCODING._mergeable_ranks,
+                                special_tokens=ENCODING._special_tokens)
 REFUSED = {
-    'contextualizer': Backpack(CONFIG, contextualizer=Averages(8, 8)),
-    '260': lively(vocab_size=261),
-    'wte.weight': NOT_FINITE}
+    'contextualizer': (Backpack(CONFIG, contextualizer=Averages(8, 8)), ENCODING),
+    '260': (lively(vocab_size=261), ENCODING),
+    'wte.weight': (NOT_FINITE, ENCODING),
+    'splits': (lively(vocab_size=260), OTHER_SPLIT)}
 
 
 @pytest.mark.parametrize('fact', REFUSED)
 def test_save_refuses_what_load_could_not_read(fact):
-    """The error says what is wrong with the model, and nothing is written."""
+    """The error says what is wrong with the model or encoding, and nothing is written."""
     with pytest.raises(ValueError, match=fact) as refusal:
-        rucksack.save(REFUSED[fact], ENCODING, 'mine')
+        rucksack.save(*REFUSED[fact], 'mine')
     assert '\n' not in str(refusal.value)
     assert list(Path().iterdir()) == []
-
-
-def test_save_refuses_an_encoding_that_cuts_texts_otherwise():
-    """An encoding with its own split is refused, because load would split texts as GPT-2 does."""
-    other = tiktoken.Encoding('other', pat_str='.', mergeable_ranks=ENCODING._mergeable_ranks,
-                              special_tokens=ENCODING._special_tokens)
-    with pytest.raises(ValueError, match='splits'):
-        rucksack.save(lively(vocab_size=other.n_vocab), other, 'mine')
 
 
 def test_an_export_is_read_as_its_model_and_never_replaced(out, capsys):
     """An exported folder loads as the same model, words and texts; another one needs a new name."""
     export_verb.main(['a/b/exported', '--from', 'out/toy'])
     assert 'a/b/exported: written\n' in capsys.readouterr().out
-    assert os.listdir('a/b') == ['exported']
     assert 'exported' in error_of(export_verb, capsys, 'a/b/exported')
+    assert os.listdir('a/b') == ['exported']
     argv = ['--senses-off', 'nurse:3', '--from']
     _, own = say(sample, capsys, *argv, 'out/toy').split('\n', 1)
     _, exported = say(sample, capsys, *argv, 'a/b/exported').split('\n', 1)

@@ -166,19 +166,16 @@ ones = torch.ones_like(idx)
 with torch.no_grad():
     logits = model(idx).logits
     padded = model(pad(idx, (3, 0)), attention_mask=pad(ones, (3, 0))).logits[:, -1]
-    written = []
-    for cache in (None, True, False):
-        options = {} if cache is None else {'use_cache': cache}
-        written.append(model.generate(
-            idx, attention_mask=ones, max_new_tokens=4, do_sample=False, **options).tolist())
+    greedy = {'attention_mask': ones, 'max_new_tokens': 4, 'do_sample': False}
+    written = [model.generate(idx, **greedy, **options).tolist() for options in (
+        {}, {'use_cache': True}, {'use_cache': False})]
     more = {'attention_mask': ones[:1], 'max_new_tokens': 3, 'do_sample': False}
     cache = model(idx[:1, :4], use_cache=True)[1]
     reused = [model.generate(idx[:1], **more, **options).tolist() for options in (
         {}, {'past_key_values': cache}, {'prefill_chunk_size': 4}, {'assistant_model': model})]
-    beams = []
-    for cache in (True, False):
-        at = {'attention_mask': pad(ones, (3, 0)), 'num_beams': 3, 'use_cache': cache}
-        beams.append(model.generate(pad(idx, (3, 0)), max_new_tokens=4, **at).tolist())
+    three = {'attention_mask': pad(ones, (3, 0)), 'num_beams': 3, 'max_new_tokens': 4}
+    beams = [model.generate(pad(idx, (3, 0)), **three, use_cache=is_cached).tolist()
+             for is_cached in (True, False)]
     labels = idx.clone()
     labels[:, 3] = -100
     loss = model(idx, labels=labels, inputs_embeds=None).loss  # as PEFT gives it
@@ -198,15 +195,10 @@ with torch.no_grad():
             refused.append(False)
         except Exception as error:
             refused.append(isinstance(error, (TypeError, ValueError)))
-answer = {'logits': logits.tolist(),
-          'padded': padded.tolist(),
-          'written': written,
-          'reused': reused,
-          'beams': beams,
-          'refused': refused,
-          'has_dropout': has_dropout,
+answer = {'logits': logits.tolist(), 'padded': padded.tolist(), 'loss': loss.item(),
+          'written': written, 'reused': reused, 'beams': beams,
+          'refused': refused, 'has_dropout': has_dropout,
           'max_length': tokenizer.model_max_length,
-          'loss': loss.item(),
           'ids': [tokenizer(text)['input_ids'] for text in asked['texts']]}
 model.save_pretrained(again)
 tokenizer.save_pretrained(again)

@@ -1,5 +1,4 @@
-"""Claims about the verbs that look at a trained toy: they print what the model and its senses say.
-"""
+"""Claims about the verbs that look at a toy: they print what the model and its senses say."""
 
 import math
 from pathlib import Path
@@ -30,9 +29,9 @@ def assert_same(found: list[list[str]], expected: list[list]) -> None:
     pandas.testing.assert_frame_equal(found, wanted, rtol=0, atol=1e-4)
 
 
-def ranked(cells: list, words: list) -> list[list]:
+def ranked(cells: list, words: list[tuple[str, float]]) -> list[list]:
     """Make the rows of a line: its first cells with each word and score of World.top."""
-    return [[*cells, words[i], words[i + 1]] for i in range(0, len(words), 2)]
+    return [[*cells, *word] for word in words]
 
 
 def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
@@ -41,7 +40,7 @@ def test_show_has_the_senses_asked_for_as_edits_leave_them(world, capsys):
     expected = []
     for l, own in ((9, -2 * C[9]), (3, C[3])):
         scores = world.E @ own
-        lowered = [-cell if isinstance(cell, float) else cell for cell in world.top(-scores, 10)]
+        lowered = [(word, -score) for word, score in world.top(-scores, 10)]
         expected += ranked([l, '+'], world.top(scores, 10))
         expected += ranked([l, '-'], lowered)
     assert_same(ask(show, capsys, 'nurse:9,3', '--edit', 'nurse:9=-2'), expected)
@@ -128,8 +127,7 @@ def test_sweep_has_the_next_words_at_five_weights(world, capsys):
     assert_same(rows, world.next_words(*columns))
 
 
-@pytest.mark.parametrize('asked, words', [
-    ('she', ['she']), ('she/he', ['she', 'he']), ('', [])])
+@pytest.mark.parametrize('asked, words', [('she', ['she']), ('she/he', ['she', 'he']), ('', [])])
 def test_explain_has_all_terms_the_largest_first(asked, words, world, capsys):
     """explain lists alpha * C . E for a word, the difference of two, or the likeliest word."""
     model = world.model

@@ -14,9 +14,6 @@ from rucksack.fast import Cached
 from rucksack.model import GPT, Backpack, Config, draw, weighted_sum
 from rucksack.senses import scale_senses, senses_after
 
-# -----------------------------------------------------------------------------
-# The equations.
-
 
 def test_o_is_the_quadruple_loop_of_eq_2():
     """Summed one term at a time, o_i = sum_j sum_l alpha_lij C(x_j)_l, and the logits are E o."""

@@ -93,12 +93,6 @@ def english_page(tmp_path_factory) -> Path:
     return file
 
 
-@pytest.fixture
-def world() -> World:
-    """Load the toy in PyTorch, with the prompt that its page begins with."""
-    return World(TOY)
-
-
 def load(tab, page: Path, fragment: str = '') -> None:
     """Load a page, with a link's fragment, and wait until its model is ready."""
     tab.goto('about:blank')  # a new fragment alone would not reload the page
@@ -160,16 +154,6 @@ def number(text: str) -> float:
     return float(text.replace('−', '-'))
 
 
-def rounded(world: World) -> World:
-    """Round the matrices of a model to 8 bits per weight, as in the page."""
-    for p in world.model.parameters():
-        if p.dim() == 2:
-            scale, whole = in_8_bits(p.data)
-            p.data = scale[:, None] * whole
-    world.E = world.model.wte.weight[:len(world.E)]
-    return world
-
-
 PROMPTS = {
     'default': PROMPT, 'a word': 'nurse', 'nothing': '',
     'longer than block_size': 'the nurse said the nurse and the doctor ' * 12}
@@ -218,7 +202,11 @@ def test_the_page_says_which_sense_is_off(prompt, where, effect, tab, toy_page):
 @pytest.mark.parametrize('wrong', WRONG_PREDICTIONS, ids=lambda wrong: wrong['edit'])
 def test_a_wrong_prediction_is_repaired(wrong, tab, english_page):
     """A button shows the wrong word, the right one now, and how far they moved, all in 8 bits."""
-    world = rounded(World('english', wrong['text']))
+    world = World('english', wrong['text'])
+    for p in world.model.parameters():
+        if p.dim() == 2:
+            scale, whole = in_8_bits(p.data)
+            p.data = scale[:, None] * whole  # as in the page
     before = world.probs()
     now = world.probs(edit_of([wrong['edit']], world))
     load(tab, english_page)
@@ -351,7 +339,7 @@ def test_the_page_compares_likely_words(tab, toy_page):
     prompt = 'the nurse said the'
     load(tab, toy_page, link(prompt))
     world = World(TOY, prompt)
-    a, _, b, _ = world.top(world.probs(), 2)
+    (a, _), (b, _) = world.top(world.probs(), 2)
     assert [tab.input_value('#a'), tab.input_value('#b')] == [a.strip(), b.strip()]
 
 
@@ -398,10 +386,7 @@ def test_a_slider_shows_all_that_scales_its_sense(text, place, line, shown, move
 
 @pytest.mark.slow
 def test_the_link_brings_all_back(toy_tab, toy_page):
-    """The address holds the text, the edits, the two words, the token and the sense.
-
-    A line that cannot be read is named, stays in its box, and leaves the edits as they were.
-    """
+    """The address holds all choices; a line that cannot be read is named, and changes nothing."""
     world = World(TOY, 'The nurse & the guard #1')
     lines = ['nurse: she -> he', 'nurse:she/he=0.5', 'guard:3']
     toy_tab.fill('#text', 'The nurse & the guard #1')

@@ -13,7 +13,7 @@ import numpy as np
 import pandas
 import pytest
 import tiktoken
-from helpers import ROOT, VOCABULARY, error_of, lively, offline, save, tar
+from helpers import ROOT, error_of, lively, offline, save, tar
 from tiktoken.load import read_file_cached
 
 from rucksack import prepare
@@ -29,19 +29,7 @@ TEXTS = [
     '2020-01-01']  # not a date
 
 
-@pytest.fixture(autouse=True)
-def no_network(folder, monkeypatch):
-    """Give each test an empty working directory and no network."""
-    offline(monkeypatch)
-
-
-@pytest.fixture
-def gpt2(monkeypatch):
-    """Load GPT-2's encoding, or skip the test if it is not available."""
-    if not VOCABULARY.exists():
-        pytest.skip('no GPT-2 vocabulary')
-    monkeypatch.setenv('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
-    return tiktoken.get_encoding('gpt2')
+pytestmark = pytest.mark.usefixtures('folder')
 
 
 def texts_in(name: str, split: str) -> list[str]:
@@ -73,30 +61,27 @@ def jsonl(texts: list, **fields) -> bytes:
 
 ROWS = [None, *TEXTS, '', None]
 JSON = json.dumps([{'text': text} for text in ROWS]).encode()
-PARQUET = pandas.DataFrame({'other': 0.5, 'text': ROWS}).to_parquet()
 PROSE = TEXTS[0].encode()
-FILES = {  # the content of a file, and the texts in it
-    'a[1].JSONL': (jsonl(ROWS, id=3), TEXTS),
-    'b.jsonl.xz': (lzma.compress(jsonl(ROWS, id='x')), TEXTS),
-    'c.json.gz': (gzip.compress(JSON, mtime=0), TEXTS),
-    'd.parquet': (PARQUET, TEXTS),
-    'f.txt': (PROSE, [TEXTS[0]]),
-    'g.md.gz': (gzip.compress(PROSE, mtime=0), [TEXTS[0]]),
-    'h': (PROSE, [TEXTS[0]])}
+FILES = {  # four files with all texts, then four with at most one
+    'a[1].JSONL': (
+        jsonl(ROWS[:3], tag=None) + jsonl(ROWS[3:5], tag=3, more={'a': [1]}) + jsonl(ROWS[5:])),
+    'b.jsonl.xz': lzma.compress(jsonl(ROWS, id='x')), 'c.json.gz': gzip.compress(JSON, mtime=0),
+    'd.parquet': pandas.DataFrame({'other': 0.5, 'text': ROWS}).to_parquet(),
+    'e.txt': b'', 'f.txt': PROSE, 'g.md.gz': gzip.compress(PROSE, mtime=0), 'h': PROSE}
 
 
 def test_text_takes_files_of_all_formats_together():
-    """Texts stay exact and in order; null and '' are dropped; a file in --val is not trained on."""
-    for name, (content, _) in FILES.items():
+    """Texts stay exact, whatever other fields hold; null and '' are dropped; --val is held out."""
+    for name, content in FILES.items():
         Path(name).write_bytes(content)
-    Path('empty.txt').touch()
-    train, val = make('all', '--text', *FILES, 'empty.txt', '--val', 'h')
-    assert train == [text for name, (_, texts) in FILES.items() if name != 'h' for text in texts]
+    train, val = make('all', '--text', *FILES, '--val', 'h')
+    assert train == 4 * TEXTS + 2 * [TEXTS[0]]
     assert val == [TEXTS[0]]
 
 
 def test_hub_takes_datasets_with_config_and_split(monkeypatch):
     """--hub reads each dataset; --field says where the text of a row is."""
+    offline(monkeypatch)
     monkeypatch.setattr('datasets.config.HF_DATASETS_CACHE', 'cache')
     folder = Path('owner/stories')  # a folder can stand in for a Hub repository
     folder.mkdir(parents=True)
@@ -129,11 +114,13 @@ def test_openwebtext_is_parquet_only_if_whole(n, text, monkeypatch):
 
 
 def test_openwebtext_keeps_whole_documents(monkeypatch):
-    """Documents of OpenWebText are not cut, and 0.05% of them are held out."""
+    """Documents are not cut, have one blank line at most in a row, and 0.05% are held out."""
     raw = [f'Story {i}' for i in range(3000)]
     raw[7] = 'word ' * 10_000 + 'end'
+    raw[8] = '\n\nOne\r\n\r\n\r\n\r\nends.\n'
     stories = tar({f'{i}.txt': text.encode() for i, text in enumerate(raw)})
-    Path('00.tar').write_bytes(tar({'0_data.xz': lzma.compress(stories)}))
+    raw[8] = 'One\n\nends.'
+    Path('00.tar').write_bytes(tar({'a/0_data.xz': lzma.compress(stories)}))
     published(monkeypatch, '00.tar')
     train, val = make('openwebtext')
     assert len(val) == 2

@@ -19,14 +19,10 @@ from rucksack.vocabulary import bag_ids, scores_of_bags
 SHORT = ['--num-samples', '1', '--max-new-tokens', '1']
 
 
-def shown(said: str) -> list[str]:
-    """List the lines of next words that sample.py printed, without bars."""
-    return re.findall(r"\n('.*?' +[\d.]+ +[\d.]+)", said)
-
-
 def assert_next_words(said: str, *probs: Tensor, world: World) -> None:
     """Assert that sample.py printed the likeliest words with their probabilities (V,)."""
-    found = [line.replace("'", '').split() for line in shown(said)]
+    lines = re.findall(r"\n('.*?' +[\d.]+ +[\d.]+)", said)  # without bars
+    found = [line.replace("'", '').split() for line in lines]
     expected = [[word.strip(), *map('{:.3f}'.format, numbers)]
                 for word, *numbers in world.next_words(*probs)]
     assert found == expected

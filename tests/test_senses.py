@@ -1,5 +1,6 @@
 """Claims about looking at senses, explaining predictions and editing them, on a random model."""
 
+import copy
 import doctest
 import math
 from itertools import product
@@ -7,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from helpers import lively, text
+from helpers import lively, same, text
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -140,7 +141,7 @@ def test_edits_that_ask_for_no_change_are_bit_identical(model, dtype):
 def test_edits_leave_weights_and_senses_as_they_were(model, dtype, kind):
     """No edit writes into senses or weights, and each changes the logits, in bfloat16 too."""
     model.to(dtype)
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
     edit = edit_of(kind, model)
     C = model.senses(IDX)
     kept = C.clone()
@@ -150,25 +151,23 @@ def test_edits_leave_weights_and_senses_as_they_were(model, dtype, kind):
     assert changed.isfinite().all()
     assert not torch.allclose(changed, C)
     assert not torch.allclose(model(IDX, C=changed), model(IDX))
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
+    same(model.state_dict(), before)
 
 
-@pytest.mark.parametrize('words', [[3, 4, 17], [*np.array([3, 4, 17])], None])
-def test_a_scaled_sense_is_scaled_where_its_word_stands(words, model):
-    """Senses are multiplied exactly at the given ids, of any integer type, or at all ids."""
-    C = model.senses(IDX)
-    expected = C.clone()
-    for b, t, l in product(range(2), range(10), (0, 2)):
-        if words is None or IDX[b, t] in words:
-            expected[b, t, l] *= 0.25
-    found = scale_senses(words, [0, 2], 0.25)(IDX, C)
-    assert torch.equal(found, expected)
-    assert not torch.equal(found, C)
-
-
-# The word (7, 5, 3) ends at [0, 2] and [1, 5]; the word 9 is at [0, 3].
 PIECES = torch.tensor([[7, 5, 3, 9, 3, 7, 5, 5, 3], [3, 5, 3, 7, 5, 3, 3, 7, 5]])
+OF_7_AND_9 = [(0, 0), (0, 3), (0, 5), (1, 3), (1, 7)]
+
+
+@pytest.mark.parametrize('words, places', [
+    ([7, 9], OF_7_AND_9), ([*np.array([7, 9])], OF_7_AND_9), (None, [*product(range(2), range(9))]),
+    ([(7, 5, 3), 9], [(0, 2), (0, 3), (1, 5)])], ids=['ids', 'numpy', 'all', 'several tokens'])
+def test_a_scaled_sense_is_scaled_where_its_word_stands(words, places, model):
+    """Senses are multiplied at the ids of any integer type, and where a whole word ends."""
+    C = model.senses(PIECES)
+    expected = C.clone()
+    for (b, t), l in product(places, (0, 2)):
+        expected[b, t, l] *= 0.25
+    assert torch.equal(scale_senses(words, [0, 2], 0.25)(PIECES, C), expected)
 
 
 @pytest.mark.parametrize('words', [
@@ -189,15 +188,6 @@ def test_a_text_without_tokens_is_not_padded():
     """A text without tokens is refused, because it has no last position to predict from."""
     with pytest.raises(ValueError, match='no tokens'):
         senses.pad([[5, 7], []])
-
-
-def test_a_word_of_several_pieces_is_edited_in_its_last(model):
-    """A word is edited where all its pieces occur, not wherever its last piece does."""
-    C = model.senses(PIECES)
-    expected = C.clone()
-    for b, t in ((0, 2), (0, 3), (1, 5)):
-        expected[b, t, 1] = 0
-    assert torch.equal(scale_senses([(7, 5, 3), 9], [1], 0.0)(PIECES, C), expected)
 
 
 def test_a_replaced_word_loses_and_gains_what_section_63_says(model):
@@ -242,19 +232,16 @@ def test_topic_control_is_the_loop_of_eq_15_to_20(model):
     assert_close(senses.topic(model, scores, weights)(IDX, C), expected)
 
 
-def made_alpha(idx: Tensor) -> Tensor:
-    """Make weights (1, 3, T, T) on the current token, on all equally, and on the largest id."""
-    T = idx.shape[1]
-    current = torch.eye(T)
-    alike = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]
-    largest = [idx[0, :i + 1].argmax() for i in range(T)]
-    return torch.stack([current, alike, current[largest]])[None]
-
-
 def test_the_gauge_tells_senses_that_read_the_text(monkeypatch):
-    """sense_gauge finds that only the third of these senses depends on more than position."""
+    """Weight on the current token, on all equally, and on the largest id: the last reads a text."""
+    def alpha(idx: Tensor) -> Tensor:
+        current = torch.eye(64)
+        alike = torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None]
+        largest = [idx[0, :i + 1].argmax() for i in range(64)]
+        return torch.stack([current, alike, current[largest]])[None]  # (1, 3, T, T)
+
     model = lively()
-    monkeypatch.setattr(model, 'alpha', made_alpha)
+    monkeypatch.setattr(model, 'alpha', alpha)
     idx = text(64, batch=3)
     on_current, moved = sense_gauge(model, idx)
     alike = sum(1 / i for i in range(33, 65)) / 32

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import train_toy
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,18 +36,6 @@ def stories():
     return world.toy_stories(7, 20_000)
 
 
-def sentence_patterns() -> list[re.Pattern]:
-    """Make a pattern for each kind of sentence; a slot takes any word."""
-    lines = [*world.SEQUELS, *world.PRODUCT_LINES, *world.TOPIC_LINES, *world.ADJECTIVE_LINES,
-             *world.ADVERB_LINES]
-    lines += [line for line, _, _ in world.HOMOGRAPHS]
-    for opening in world.OPENINGS:
-        deeds = world.DEEDS if '{deed}' in opening else ['']
-        lines += [opening.replace('{deed}', deed) for deed in deeds]
-    with_words = [re.sub(r'\\{\w+\\}', r'\\w+', re.escape(line)) for line in lines]
-    return [re.compile(f'{line}(?: |$)') for line in with_words]
-
-
 def n_derivations(text: str, patterns: list[re.Pattern]) -> int:
     """Count the ways in which a text can be cut into sentences."""
     if not text:
@@ -57,26 +46,27 @@ def n_derivations(text: str, patterns: list[re.Pattern]) -> int:
 
 def test_a_story_has_one_derivation(stories):
     """A story can be cut into sentences in one way, so its surprisal is exact."""
-    patterns = sentence_patterns()
+    lines = [*world.SEQUELS, *world.PRODUCT_LINES, *world.TOPIC_LINES, *world.ADJECTIVE_LINES,
+             *world.ADVERB_LINES]
+    lines += [line for line, _, _ in world.HOMOGRAPHS]
+    for opening in world.OPENINGS:
+        deeds = world.DEEDS if '{deed}' in opening else ['']
+        lines += [opening.replace('{deed}', deed) for deed in deeds]
+    with_words = [re.sub(r'\\{\w+\\}', r'\\w+', re.escape(line)) for line in lines]
+    patterns = [re.compile(f'{line}(?: |$)') for line in with_words]
     for story, _ in stories[:2000]:
         assert n_derivations(story, patterns) == 1, story
 
 
-def topics_by_sentence(story: str) -> list[list[str]]:
-    """List, for each sentence, the topics of its words that have one."""
-    topic_of = {word: label for label, words in world.TOPICS.items() for word in words}
-    sentences = story.split('.')[:-1]
-    return [[topic_of[word] for word in re.findall(r'\w+', sentence) if word in topic_of]
-            for sentence in sentences]
-
-
 def test_the_surprisal_is_that_of_the_choices(stories):
     """A topic story's surprisal sums over its kind, lines, words and topics (see WANDER)."""
+    topic_of = {word: label for label, words in world.TOPICS.items() for word in words}
     stay = 1 - world.WANDER * 7 / 8
     n_lines = len(world.TOPIC_LINES)
     stays = []
     for story, nats in stories:
-        topics = topics_by_sentence(story)
+        topics = [[topic_of[word] for word in re.findall(r'\w+', sentence) if word in topic_of]
+                  for sentence in story.split('.')[:-1]]
         if not any(topics):
             continue
         assert len(topics) == 6
@@ -123,15 +113,12 @@ TEXTS = int(os.environ.get('TOY_TEXTS', 600))  # to generate on each topic at st
 
 
 @pytest.fixture(scope='module')
-def backpack(trained_toy):
-    """Load the trained model and its tokenizer."""
-    model, tokenizer = from_pretrained(trained_toy / 'out' / 'toy')
+def backpack(tmp_path_factory):
+    """Train a toy, with the seed TOY_SEED for TOY_STEPS steps; load it and its tokenizer."""
+    steps = int(os.environ.get('TOY_STEPS', 3000))
+    folder = train_toy(tmp_path_factory.mktemp('trained'), steps)
+    model, tokenizer = from_pretrained(folder / 'out' / 'toy')
     return model, load_tokenizer(tokenizer)
-
-
-def held_out_stories() -> list[tuple[str, float]]:
-    """Return the last 1,000 stories that the model has not read, each with its surprisal."""
-    return world.toy_stories(0, N_STORIES)[-1000:]
 
 
 @torch.no_grad()
@@ -159,7 +146,7 @@ def story_loss(backpack, stories: list[str], edit=None, but=()) -> Tensor:
 @pytest.mark.slow
 def test_loss_on_stories_is_near_the_entropy_of_the_world(backpack):
     """The loss on whole held-out stories is at most 5% above the world's entropy."""
-    texts, nats = zip(*held_out_stories())
+    texts, nats = zip(*world.toy_stories(0, N_STORIES)[-1000:])
     loss = story_loss(backpack, texts)
     ratio = loss.sum().item() / sum(nats)
     entropy = sum(nats) / len(loss)
@@ -223,7 +210,7 @@ def test_one_sense_carries_the_bias_and_little_else(backpack):
     pronouns = []
     for word in ('she', 'he', 'they', 'her', 'his', 'their'):
         pronouns += edit_targets(encoding, word)
-    about_them = [story for story, _ in held_out_stories()
+    about_them = [story for story, _ in world.toy_stories(0, N_STORIES)[-1000:]
                   if any(f' {noun} ' in story for noun in nouns)]
     plain_loss = story_loss(backpack, about_them, None, pronouns).mean()
     loss = story_loss(backpack, about_them, without, pronouns).mean()

@@ -10,18 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import (
-    RUN,
-    SMALL,
-    assert_same_run,
-    checkpoint,
-    error_of,
-    lively,
-    log,
-    make_data,
-    ranks,
-    same,
-)
+from helpers import RUN, SMALL, assert_same_run, checkpoint, error_of, log, make_data, ranks, same
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -32,7 +21,6 @@ from rucksack.model import GPT, Config
 from rucksack.optimizers import make_optimizers
 from rucksack.start import STEERING, fine_tune
 from rucksack.train import Settings, chunks_of_step, lr_scale
-from rucksack.training import DistinctIds, distinct_ids
 
 RESUME = [*SMALL, '--init_from=resume']
 
@@ -87,7 +75,7 @@ def test_the_rate_decays_to_min_lr_at_max_iters(step, share):
 
 def test_muon_lr_and_loaded_lr_set_the_rates_of_a_step(tiny):
     """Muon decays from muon_lr as AdamW does; loaded parameters get loaded_lr times the rate."""
-    train_a_run('gpt')
+    train.main([*SMALL, '--max_iters=5', '--model=gpt'])
     train.main([*WARM, '--max_iters=20', '--optimizer=muon', '--muon_lr=0.03', '--loaded_lr=0.1',
                 '--min_lr=0.001'])
     share = 0.1 + 0.9 * 1 / 18  # one step before the end of an 18-step decay
@@ -119,27 +107,6 @@ def test_bfloat16_is_for_products_alone(tiny):
     assert {weight.dtype for weight in state['model'].values()} == {torch.float32}
     assert float(rounded) == pytest.approx(float(exact), abs=0.02)
     assert rounded != exact
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('n_sense', [4, 0])
-def test_a_model_is_compiled_once_for_any_distinct_ids(n_sense):
-    """Batches with 1 to 300 distinct ids run the same compiled graph."""
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    model = lively(vocab_size=400, block_size=40, n_sense=n_sense)
-    torch._dynamo.reset()
-    compiled = torch.compile(DistinctIds(model), fullgraph=True, backend=backend)
-    for n_ids in (1, 2, 20, 100, 300):
-        idx = torch.randint(n_ids, (8, 40))
-        ids, places = distinct_ids(idx)
-        torch._dynamo.mark_dynamic(ids, 0)
-        compiled(idx, idx, ids, places).backward()
-    assert len(graphs) == 1
 
 
 NEW_SENSES = ['--model=backpack', '--n_sense=2', '--sense_hidden=24']
@@ -197,20 +164,12 @@ def weights_of(source: str) -> dict[str, Tensor]:
     return dict(model.state_dict())
 
 
-def train_a_run(kind: str) -> None:
-    """Train weights to start from, in out/run."""
-    train.main([*SMALL, '--max_iters=5', f'--model={kind}'])
-
-
 @pytest.mark.parametrize('kind', ['backpack', 'gpt'])
-@pytest.mark.parametrize('is_exported', [False, True])
-def test_init_from_starts_with_the_weights_and_their_sizes(kind, is_exported, tiny):
+@pytest.mark.parametrize('source', ['out/run', 'exported'])
+def test_init_from_starts_with_the_weights_and_their_sizes(source, kind, tiny):
     """The first loss is the earlier run's last, even after an export; dropout may change."""
-    train_a_run(kind)
-    source = 'out/run'
-    if is_exported:
-        source = 'exported'
-        export(*from_pretrained('out/run'), source)
+    train.main([*SMALL, '--max_iters=5', f'--model={kind}'])
+    export(*from_pretrained('out/run'), 'exported')
     train.main([*TUNE, f'--init_from={source}'])
     first = evaluations('out/tuned')[0]
     assert first['val_loss'] == evaluations('out/run')[-1]['val_loss']
@@ -224,7 +183,7 @@ WARM = [*TUNE, '--init_from=out/run', *NEW_SENSES]
 @pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
 def test_loaded_lr_0_trains_the_senses_of_a_transformer_alone(optimizer, tiny):
     """The Transformer's tensors stay, except unused positions; senses of the given size learn."""
-    train_a_run('gpt')
+    train.main([*SMALL, '--max_iters=5', '--model=gpt'])
     run = [*WARM, '--block_size=4', '--loaded_lr=0', f'--optimizer={optimizer}']
     train.main([*run, '--max_iters=0', '--out_dir=out/new'])
     train.main([*run, '--max_iters=3'])
@@ -249,27 +208,19 @@ def test_its_first_loss_is_near_that_of_no_knowledge():
     assert warm(idx[:, :-1], idx[:, 1:]) <= math.log(500) + 0.2
 
 
-def assert_close_runs(a: str, b: str) -> None:
-    """Assert that weights and first moments of two runs agree to 1e-12, and that logs are equal."""
-    one = checkpoint(a)
-    other = checkpoint(b)
-    assert_close(one['model'], other['model'], rtol=0, atol=1e-12)
-    moments = other['optimizers']['AdamW']['state']
-    for i, own in one['optimizers']['AdamW']['state'].items():
-        assert_close(own['exp_avg'], moments[i]['exp_avg'], rtol=0, atol=1e-12)
-    assert log(a) == log(b)
-
-
 @pytest.mark.parametrize('n', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_train_as_one(n, tiny, in_float64):
-    """The first step's gradients and the weights after 20 steps equal one process's in float64."""
+    """Gradients of the first step and the state after 20 agree with one process's to 1e-12."""
     run = [*SMALL, '--gradient_accumulation_steps=4', '--dropout=0.2', '--min_lr=0',
            '--beta1=0']  # then exp_avg is the gradient
     for more in (['--max_iters=1'], ['--max_iters=20', '--init_from=resume']):
         train.main([*run, *more, '--out_dir=out/one'])
-        all_of_them = [[*run, *more, '--out_dir=out/all']] * n
-        assert ranks(*all_of_them, DTYPE='float64') == [0] * n
-        assert_close_runs('out/one', 'out/all')
+        assert ranks(n, *run, *more, '--out_dir=out/all', DTYPE='float64') == [0] * n
+        one = checkpoint('out/one')
+        other = checkpoint('out/all')
+        assert_close(one['model'], other['model'], rtol=0, atol=1e-12)
+        assert_close(one['optimizers'], other['optimizers'], rtol=0, atol=1e-12)
+        assert log('out/one') == log('out/all')
 
 
 @pytest.mark.parametrize('given, steps', [('-1', 2), ('0', 0), ('3', 3)])
