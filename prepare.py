@@ -21,7 +21,6 @@ import json
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import compress
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
@@ -90,26 +89,18 @@ def warn_of_copies(file: BinaryIO, sizes: list[int], is_held: np.ndarray) -> Non
         print(f'training documents identical to held-out ones: {n_copies:,}')
 
 
-def write_bin(path: Path, parts: Iterable[bytes]) -> dict:
-    """Write the ids of documents, and return the facts about them for meta.json."""
-    with open(path, 'wb') as file:
-        file.writelines(parts)
-    ids = np.memmap(path, BIN_DTYPE, mode='r')
-    return {
-        'tokens': len(ids),
-        'sha256': hashlib.sha256(ids).hexdigest(),
-        'sha256_of_start': sha256_of_start(ids)}
-
-
 def write_bins(bins: dict, file: BinaryIO, sizes: list[int], is_held: np.ndarray) -> dict:
     """Copy the documents in file to val.bin where is_held, else to train.bin; return facts."""
     if is_held.all() or not is_held.any():
         raise UserError('too little text to hold some out; add more text, or use --val FILE')
     facts = {'documents': len(sizes), 'tokens': {}, 'sha256': {}, 'sha256_of_start': {}}
     for name, is_chosen in {'train': ~is_held, 'val': is_held}.items():
-        chosen = compress(read_ids(file, sizes), is_chosen)
-        for fact, value in write_bin(bins[name], chosen).items():
-            facts[fact][name] = value
+        with open(bins[name], 'wb') as opened:
+            opened.writelines(compress(read_ids(file, sizes), is_chosen))
+        ids = np.memmap(bins[name], BIN_DTYPE, mode='r')
+        facts['tokens'][name] = len(ids)
+        facts['sha256'][name] = hashlib.sha256(ids).hexdigest()
+        facts['sha256_of_start'][name] = sha256_of_start(ids)
     return facts
 
 

@@ -30,7 +30,7 @@ ids for a multi-token word, and edit its last token. Symbols are as in model.py;
 """
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ from rucksack.model import GPT, Backpack, weighted_sum
 Edit = Callable[[Tensor, Tensor], Tensor]
 # The words to edit: ids, and tuples of ids for words of several tokens. None means every id.
 Words = list[int | tuple[int, ...]] | None
+Ids = int | list[int]  # an id or several
 
 
 @torch.no_grad()
@@ -128,7 +129,7 @@ def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
 
 
 @torch.no_grad()
-def probs_under(model: Backpack | GPT, idx: Tensor, edits: Collection[Edit | None],
+def probs_under(model: Backpack | GPT, idx: Tensor, edits: list[Edit | None],
                 last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T) under each edit: probabilities (edits, B, V).
 
@@ -177,7 +178,7 @@ def pad(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
         raise ValueError('a text has no tokens; give it at least an end-of-text')
     tensors = [torch.tensor(ids) for ids in texts]
     idx = pad_sequence(tensors, batch_first=True)  # (B, T)
-    last = torch.tensor([len(ids) - 1 for ids in texts])
+    last = torch.tensor(list(map(len, texts))) - 1
     return idx, last
 
 
@@ -206,10 +207,8 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
     """
     if isinstance(words, tuple):
         raise TypeError(f'put a word of several tokens in a list: [{words}]')
-    if words is None:  # everywhere
-        return torch.ones_like(idx, dtype=torch.bool)[..., None, None]
-    is_end = torch.zeros_like(idx, dtype=torch.bool)  # (B, T)
-    for word in words:
+    is_end = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, T); None: everywhere
+    for word in words or []:
         pieces = word if isinstance(word, tuple) and word else (word,)
         ids = [operator.index(piece) for piece in pieces]  # index raises TypeError for text
         is_end |= sequence_ends(idx, idx.new_tensor([ids]))[..., 0]
@@ -219,7 +218,7 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
 def sequence_ends(idx: Tensor, sequences: Tensor) -> Tensor:
     """Find where sequences of ids, (P,) or (P, n) as in add_to_senses, end in idx: (B, T, P)."""
     sequences = sequences.view(len(sequences), -1)  # (P, n)
-    is_end = torch.ones(*idx.shape, len(sequences), dtype=torch.bool, device=idx.device)
+    is_end = idx.new_ones(*idx.shape, len(sequences), dtype=torch.bool)  # (B, T, P)
     for back, ids in enumerate(sequences.T.flip(0)):  # the last ids (P,), those before, ..
         earlier = F.pad(idx, (back, 0), value=-1)[:, :idx.shape[1]]  # (B, T), shifted
         is_end &= (earlier[..., None] == ids) | (ids == -1)
@@ -231,16 +230,15 @@ def sequence_ends(idx: Tensor, sequences: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def separation(model: Backpack, ids: Tensor, a: int | list[int], b: int | list[int]) -> Tensor:
+def separation(model: Backpack, ids: Tensor, a: Ids, b: Ids) -> Tensor:
     """Measure how far each sense of ids (n,) favours the id a over b, C . (E_a - E_b): (n, k).
 
     The unit is logits at weight 1. For lists a and b, the result is the mean over pairs a[p], b[p].
     """
     E = model.wte.weight
-    directions = E[a] - E[b]  # (pairs, d), or (d,) for one pair
-    direction = directions.view(-1, E.shape[1]).mean(0)  # (d,)
+    directions = torch.atleast_2d(E[a] - E[b])  # (pairs, d)
     C = model.senses(ids)  # (n, k, d)
-    return C @ direction  # (n, k)
+    return C @ directions.mean(0)  # (n, k)
 
 
 @torch.no_grad()
@@ -265,7 +263,10 @@ def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     logits = model.project(C)[..., :V]  # (n, k, V)
     largest = logits.amax(-1).to(dtype)  # (n, k)
     largest = largest.clamp(min=1e-6)  # bounds the score if no logit is positive
-    totals = [logits[..., bag].sum(-1, dtype=dtype) for bag in bags]  # (n, k) each
+    totals = []
+    for bag in bags:
+        of_bag = logits[..., bag]  # (n, k, ids)
+        totals.append(of_bag.sum(-1, dtype=dtype))  # (n, k)
     return torch.stack(totals, dim=-1) / largest[..., None]
 
 
@@ -295,8 +296,7 @@ STRENGTHS = [
 def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     """Turn up the senses that favour a topic (Eq. 15), and less so once the text expresses it.
 
-    WARNING: not causal. All positions read the whole text, so only the prediction after the last
-    one is valid. generate uses only that prediction.
+    WARNING: not causal. Only the prediction after the whole text, as in generate, is valid.
 
     scores (V, k) are the affinities of all ids with a bag of words. factors is a row of STRENGTHS:
     the factor of a sense depends on the bracket of its score (ties go to the higher one). It fades

@@ -92,8 +92,8 @@ def read_tar(path: Path, file=None) -> Texts:
                 yield from read_tar(path, inner)
                 inner.read()  # up to its checksum
             elif member.name.endswith('.txt'):
-                text = content.read().decode().replace('\r\n', '\n')
-                yield re.sub(r'\n{3,}', '\n\n', text).strip()
+                text = content.read().decode()
+                yield re.sub(r'(\r?\n){3,}', '\n\n', text).strip()
         if tar.fileobj.read(512) != bytes(512):  # tarfile stops at a broken header as at the end
             raise tarfile.ReadError('it is cut or damaged')
 

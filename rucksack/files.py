@@ -9,10 +9,8 @@ from pathlib import Path
 from rucksack.errors import UserError
 
 
-def output_path(flag: str, path: str | None, begins: str) -> Path | None:
-    """Return the path of a file to write (None for None); it must be new, or begin like ours."""
-    if path is None:
-        return None
+def output_path(flag: str, path: str, begins: str) -> Path:
+    """Return the path of a file to write; it must be new, or begin like ours."""
     file = Path(path).expanduser()
     if file.is_dir() or not file.parent.is_dir():
         raise UserError(f'{flag} {path}: give the name of a file in a folder that exists')

@@ -27,16 +27,15 @@ class Table:
     columns: dict[str, str | Callable]
     rows: list[list]
     notes: list[str] = field(default_factory=list)
-    most: int | None = None  # rows to print; None: all
 
     def __str__(self) -> str:
         return printable('\n'.join(['', self.title, *self.lines(), *self.notes]))
 
     def lines(self) -> list[str]:
-        """Format the names of the columns, and then each row to print."""
+        """Format the names of the columns, and then each row."""
         columns = []
         for i, (name, how) in enumerate(self.columns.items()):
-            texts = [cell(row[i], how) for row in self.rows[:self.most]]
+            texts = [cell(row[i], how) for row in self.rows]
             columns.append(justified([name, *texts], is_left=i == 0 or callable(how)))
         return ['  '.join(cells).rstrip() for cells in zip(*columns)]
 
@@ -52,15 +51,9 @@ def cell(value, how: str | Callable) -> str:
 
 def justified(cells: list[str], is_left: bool) -> list[str]:
     """Pad the cells of a column to the same width."""
-    widths = [columns_of(text) for text in cells]
-    padded = []
-    for text, width in zip(cells, widths):
-        pad = ' ' * (max(widths) - width)
-        if is_left:
-            padded.append(text + pad)
-        else:
-            padded.append(pad + text)
-    return padded
+    width = max(map(columns_of, cells))
+    justify = str.ljust if is_left else str.rjust
+    return [justify(text, width + len(text) - columns_of(text)) for text in cells]
 
 
 def columns_of(text: str) -> int:

@@ -28,7 +28,9 @@ from rucksack.errors import UserError, user_errors
 
 GPT2 = {'name': 'gpt2'}
 GPT2_VOCAB = 50257
-GPT2_MERGES = '04e3597d7996f292ca9b8b7285ca4d58a6ae171ac47d73fc7140ceb0c7a6bbc0'  # SHA-256
+# SHA-256 of GPT-2's merges, and of their first 16,384, which tiktoken is known to merge alike.
+GPT2_MERGES = '04e3597d7996f292ca9b8b7285ca4d58a6ae171ac47d73fc7140ceb0c7a6bbc0'
+ENGLISH_MERGES = 'cd90b8166097385267968d1a67b6dd37c9df2ccafd00bcfce0cf0bdcb957460c'
 END_OF_TEXT = '<|endoftext|>'
 WORDS_PATTERN = r' ?\w+|[^\w\s]|\s+'
 PATTERNS = {'gpt2': r50k_pat_str, 'words': WORDS_PATTERN}
@@ -302,7 +304,7 @@ def description_of(tokenizer: dict, end: int | None = None) -> dict:
     checksum = hashlib.sha256('\n'.join(merges).encode()).hexdigest()
     if checksum == GPT2_MERGES and 'special' not in description:
         return GPT2
-    if merges and merges != merges_of(ranks):
+    if merges and checksum != ENGLISH_MERGES and merges != merges_of(ranks):
         raise ValueError('tiktoken would make its tokens from other merges')
     return description
 

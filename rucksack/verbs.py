@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
 
 from torch import Tensor
 
@@ -13,12 +12,6 @@ from rucksack.files import output_path
 from rucksack.loaded import LoadedModel, load_model
 from rucksack.table import CSV_BEGINS, write_csv
 from rucksack.words import PROMPT, word_list
-
-
-def csv_path(path: str) -> Path:
-    """Check that a table may be written to path."""
-    return output_path('the table', path, CSV_BEGINS)
-
 
 FLAGS = {
     '--from': dict(dest='source', metavar='MODEL', help='checkpoint, folder or Hub name '
@@ -34,7 +27,8 @@ FLAGS = {
     '--words': dict(metavar='LIST', type=word_list, action='extend', default=[],
                     help='nurse,teacher,guard or @FILE with one word per line'),
     '--device': dict(metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]'),
-    '--csv': dict(metavar='FILE', type=csv_path, help='also write all rows to a .csv file')}
+    '--csv': dict(metavar='FILE', type=partial(output_path, 'the table', begins=CSV_BEGINS),
+                  help='also write all rows to a .csv file')}
 
 
 def make_parser(verb: str, description: str, *flags: str) -> Parser:

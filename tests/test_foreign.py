@@ -18,7 +18,14 @@ from rucksack.hub.export import export
 from rucksack.loaded import from_pretrained, load_model
 from rucksack.model import GPT, Config
 from rucksack.page.page import write_page
-from rucksack.tokenizer import GPT2, load_tokenizer, read_tokenizer, tokenizer_files, vocab_size
+from rucksack.tokenizer import (
+    ENGLISH,
+    GPT2,
+    load_tokenizer,
+    read_tokenizer,
+    tokenizer_files,
+    vocab_size,
+)
 
 MERGES = ['\u0120 t', 'h e', '\u0120t he']
 CUT = GPT2 | {'merges': MERGES}  # 256 bytes, 3 merges and end-of-text
@@ -82,6 +89,16 @@ def test_another_vocabulary_goes_all_the_way():
     assert read_bin(Path('data/own/train.bin'), meta)[-1] == 0
     with pytest.raises(UserError, match='ids'):
         write_page(load_model('out', 'cpu'), '', 'a.html')
+
+
+def test_a_changed_merge_of_the_bundled_vocabulary_is_refused():
+    """The merges of english are known by a checksum; with one of them changed, they are checked."""
+    tokenizer = json.loads((ENGLISH / 'tokenizer.json').read_text(encoding='utf-8'))
+    merges = tokenizer['model']['merges']
+    merges[merges.index('\u0120t he')] = '\u0120 the'
+    Path('tokenizer.json').write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match='other merges'):
+        read_tokenizer(Path())
 
 
 @pytest.mark.parametrize('is_changed', [False, True])

@@ -16,7 +16,7 @@ from torch import Tensor
 from rucksack.cli import run_cli
 from rucksack.errors import UserError
 from rucksack.hub.find import WEIGHTS
-from rucksack.hub.published import BODY, FIXED, SIZE_NAMES, layers_of
+from rucksack.hub.published import BODY, FIXED, RENAMED, SIZE_NAMES, is_transposed
 from rucksack.loaded import load_model
 from rucksack.model import GPT, Backpack, Config
 from rucksack.tokenizer import load_tokenizer, tokenizer_files
@@ -64,19 +64,18 @@ def to_published_names(model: Backpack | GPT, dtype: torch.dtype) -> dict[str, T
     Raises UserError if one of them is not finite.
     """
     body = BODY if model.config.n_sense else 'transformer.'
-    layers = {ours: (theirs, is_conv) for ours, theirs, is_conv in layers_of(model.config.n_layer)}
     published = {}
     for name, weight in model.state_dict().items():
-        layer, _, kind = name.rpartition('.')
-        theirs, is_conv = layers[layer]
+        prefix = next(ours for ours in RENAMED if name.startswith(ours))
+        theirs = RENAMED[prefix] + name.removeprefix(prefix)
+        if is_transposed(theirs):
+            weight = weight.t()
         if not theirs.startswith('backpack.'):
             theirs = body + theirs
-        if is_conv and kind == 'weight':
-            weight = weight.t()
         weight = weight.to(dtype).contiguous().cpu()
         if not weight.isfinite().all():
             raise UserError(f'{name} has a value that is not finite')
-        published[f'{theirs}.{kind}'] = weight
+        published[theirs] = weight
     return published
 
 
@@ -112,9 +111,8 @@ def run(argv: list[str]) -> None:
                         help='of the weights [float32]')
     flags = parser.parse_args(argv)
     loaded = load_model(flags.source, 'cpu')
-    folder = Path(flags.folder).expanduser()
-    export(loaded.model, loaded.tokenizer, folder, getattr(torch, flags.dtype))
-    print(f'{loaded.about()}\n{folder}: written')
+    export(loaded.model, loaded.tokenizer, flags.folder, getattr(torch, flags.dtype))
+    print(f'{loaded.about()}\n{flags.folder}: written')
 
 
 main = partial(run_cli, 'rucksack export', run)

@@ -27,55 +27,42 @@ SIZE_NAMES = {  # settings of a config.json -> fields of our Config
 LEVANTER = 'backpack_model.'  # Levanter's auto_map names this module; its architectures is a string
 
 BODY = 'backpack.gpt2_model.'  # a GPT-2's own files have 'transformer.' instead, or nothing
-LAYERS = [  # ours, theirs without BODY, and whether theirs is a Conv1D: its weight is transposed
-    ('wte', 'wte', False),
-    ('contextualizer.wpe', 'wpe', False),
-    ('contextualizer.blocks.{}.ln_1', 'h.{}.ln_1', False),
-    ('contextualizer.blocks.{}.attn.c_attn', 'h.{}.attn.c_attn', True),
-    ('contextualizer.blocks.{}.attn.c_proj', 'h.{}.attn.c_proj', True),
-    ('contextualizer.blocks.{}.ln_2', 'h.{}.ln_2', False),
-    ('contextualizer.blocks.{}.mlp.c_fc', 'h.{}.mlp.c_fc', True),
-    ('contextualizer.blocks.{}.mlp.c_proj', 'h.{}.mlp.c_proj', True),
-    ('contextualizer.ln_f', 'ln_f', False),
-    ('sense_weights.c_attn', 'backpack.sense_weight_net.c_attn', False),
-    ('sense_network.ln_0', 'backpack.sense_network.ln', False),
-    ('sense_network.ln_1', 'backpack.sense_network.block.ln_1', False),
-    ('sense_network.mlp.c_fc', 'backpack.sense_network.block.mlp.c_fc', True),
-    ('sense_network.mlp.c_proj', 'backpack.sense_network.block.mlp.c_proj', True),
-    ('sense_network.ln_2', 'backpack.sense_network.block.ln_2', False),
-    ('sense_network.final_mlp.c_fc', 'backpack.sense_network.final_mlp.c_fc', True),
-    ('sense_network.final_mlp.c_proj', 'backpack.sense_network.final_mlp.c_proj', True)]
+RENAMED = {  # prefixes of our names and of theirs, without BODY; the first that fits counts
+    'wte.': 'wte.',
+    'sense_weights.': 'backpack.sense_weight_net.',
+    'sense_network.ln_0.': 'backpack.sense_network.ln.',
+    'sense_network.final_mlp.': 'backpack.sense_network.final_mlp.',
+    'sense_network.': 'backpack.sense_network.block.',
+    'contextualizer.blocks.': 'h.',
+    'contextualizer.': ''}
 COPIES = {  # second copies of tied weights, named without BODY
     'lm_head.weight': 'wte.weight',
     'backpack.word_embeddings.weight': 'wte.weight',
     'backpack.position_embeddings.weight': 'wpe.weight'}
 
 
-def layers_of(n_layer: int) -> list[tuple[str, str, bool]]:
-    """List LAYERS with the number of each block filled in."""
-    return [(ours.format(i), theirs.format(i), is_conv)
-            for i in range(n_layer) for ours, theirs, is_conv in LAYERS]
+def is_transposed(name: str) -> bool:
+    """Tell whether a weight with this published name is a Conv1D's: ours, transposed."""
+    return name.startswith(('h.', 'backpack.sense_network.')) and '.c_' in name
 
 
-def to_our_names(state: dict[str, Tensor], n_layer: int, has_conv: bool = True
-                 ) -> dict[str, Tensor]:
+def to_our_names(state: dict[str, Tensor], has_conv: bool = True) -> dict[str, Tensor]:
     """Rename weights to our names, and transpose those of Conv1D layers if the file has such.
 
     Raises ValueError if copies of tied weights differ.
     """
-    layers = {theirs: (ours, is_conv) for ours, theirs, is_conv in layers_of(n_layer)}
     own = {}
-    for theirs, weight in state.items():
-        if theirs.endswith(('.attn.bias', '.attn.masked_bias')):  # a mask
+    for key, weight in state.items():
+        if key.endswith(('.attn.bias', '.attn.masked_bias')):  # a mask
             continue
-        theirs = re.sub(rf'^(_orig_mod\.)?(transformer\.|{BODY})?', '', theirs)
-        layer, _, kind = COPIES.get(theirs, theirs).rpartition('.')
-        ours, is_conv = layers.get(layer, (layer, False))
-        if kind == 'weight' and is_conv and has_conv:
-            weight = weight.t()
-        name = f'{ours}.{kind}'
+        theirs = re.sub(rf'^(_orig_mod\.)?(transformer\.|{BODY})?', '', key)
+        theirs = COPIES.get(theirs, theirs)
+        if has_conv and is_transposed(theirs):
+            weight = weight.t()  # a bias stays as it is
+        ours, prefix = next(pair for pair in RENAMED.items() if theirs.startswith(pair[1]))
+        name = ours + theirs.removeprefix(prefix)
         if name in own and not torch.equal(own[name], weight):
-            raise ValueError(f'{theirs} differs from another copy of {name}')
+            raise ValueError(f'{key} differs from another copy of {name}')
         own[name] = weight
     return own
 
@@ -89,7 +76,7 @@ def from_published(folder: Path, n_ids: float) -> Backpack | GPT:
     load = load_safetensors if files[0].suffix == '.safetensors' else load_file
     settings = load_json(folder / 'config.json')
     config = config_from_json(settings, n_ids)
-    model = model_with(config, to_our_names(load(files[0]), config.n_layer))
+    model = model_with(config, to_our_names(load(files[0])))
     is_levanters = (LEVANTER in str(settings.get('auto_map'))
                     or isinstance(settings.get('architectures'), str))
     if config.n_sense and is_levanters:
@@ -120,7 +107,7 @@ def from_nanogpt(checkpoint: dict, n_ids: float) -> GPT:
     NOTE: nanoGPT computes GELU exactly; ours is GPT-2's approximation, so logits differ slightly.
     """
     args = checkpoint['model_args']
-    weights = to_our_names(checkpoint['model'], args['n_layer'], has_conv=False)
+    weights = to_our_names(checkpoint['model'], has_conv=False)
     if not args.pop('bias'):
         for name, weight in list(weights.items()):
             if not name.endswith(('wte.weight', 'wpe.weight')):

@@ -47,7 +47,7 @@ def terms(model: Backpack, encoding: Encoding, idx: Tensor, direction: Tensor,
 def explain(loaded: LoadedModel, text: str, idx: Tensor, most: int | None = None) -> Table:
     """List the terms alpha * C . E of the logit of A, or of A minus B, after the model's edit.
 
-    text is A, A/B, or '' for the likeliest word. Only the largest most are printed.
+    text is A, A/B, or '' for the likeliest word. Rows are the largest most, by default all.
     """
     model = loaded.backpack
     probs = next_logits(model, idx, loaded.edit).softmax(-1)  # (V,)
@@ -60,12 +60,12 @@ def explain(loaded: LoadedModel, text: str, idx: Tensor, most: int | None = None
     C = senses.senses_after(model, idx, loaded.edit)  # (1, T, k, d)
     found = terms(model, loaded.encoding, idx, direction, C)
     found.sort(key=lambda term: -abs(term['adds']))
-    rows = [list(term.values()) for term in found]
+    rows = [list(term.values()) for term in found[:most]]
     total = sum(term['adds'] for term in found)
     logits = ' minus the logit of '.join(map(repr, token_texts(loaded.encoding, ids)))
     chances = ', '.join(f'{p:.3f}' for p in probs[ids].tolist())
     title = f'The logit of {logits}, term by term: alpha * C.E (probability {chances})'
-    return Table(title, COLUMNS, rows, [f'{total:+.3f}  in all'], most)
+    return Table(title, COLUMNS, rows, [f'{total:+.3f}  in all'])
 
 
 def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:

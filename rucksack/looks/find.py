@@ -14,7 +14,7 @@ from torch import Tensor
 from rucksack.loaded import LoadedModel
 from rucksack.looks.ranking import ranking
 from rucksack.model import Backpack
-from rucksack.senses import separation
+from rucksack.senses import extremes, separation
 from rucksack.table import Table
 from rucksack.verbs import look
 from rucksack.vocabulary import bag_ids, over_vocabulary, parse_bag, scores_of_bags
@@ -27,37 +27,40 @@ def find(loaded: LoadedModel, text: str, words: list[str]) -> Table:
     With words, show how far each sense of these words separates the pairs.
     """
     parts = word_list(text)
-    if not words and not any('/' in part for part in parts):
+    if not words and '/' not in ''.join(parts):
         return favour(loaded, parse_bag(text))
     pairs = [word_ids(loaded.encoding, parse_pair(part)) for part in parts]
-    a, b = torch.tensor(pairs).T.tolist()
+    a, b = torch.tensor(pairs).T  # (pairs,) each
     if words:
         return separate_words(loaded, text, words, a, b)
     return separate(loaded, text, a, b)
 
 
-def separate(loaded: LoadedModel, text: str, a: list[int], b: list[int]) -> Table:
+def separate(loaded: LoadedModel, text: str, a: Tensor, b: Tensor) -> Table:
     """Rank senses by how strongly they separate pairs of ids, on average over the vocabulary.
 
     A long sense separates any two words by many logits. So we divide this mean by the sense's
     spread, the standard deviation of what it adds to the logits of all words.
     """
     model = loaded.backpack
-    covariance = model.wte.weight[:loaded.config.n_vocab].T.cov()  # (d, d)
-    spread = over_vocabulary(model, spreads, covariance=covariance).mean(0)  # (k,)
+    E = model.wte.weight[:loaded.config.n_vocab]  # (V, d)
+    spread = over_vocabulary(model, spreads, covariance=E.T.cov())  # (V, k)
     scores = over_vocabulary(model, separation, a=a, b=b)  # (V, k)
-    sizes = scores.abs()
-    mean_sizes = sizes.mean(0)  # (k,)
-    ratio = mean_sizes / spread
+    size = scores.abs().mean(0)  # (k,)
+    ratio = size / spread.mean(0)
     order = ratio.argsort(descending=True)
-    ids = sizes.topk(8, dim=0).indices.T[order]  # (k, 8)
-    most = scores.T[order].gather(1, ids)
-    numbers = order.tolist()
-    cells = zip(numbers, mean_sizes[order].tolist(), ratio[order].tolist())
+    cells = [(l, size[l].item(), ratio[l].item()) for l in order.tolist()]
+    scores = scores.T[order]  # (k, V)
+    ids = scores.abs().topk(8).indices  # (k, 8)
     title = (f'How far each sense separates {text} (+/-): mean absolute value over all words, its '
              "ratio to the spread of the sense's logits, and the most extreme words")
-    columns = {'sense': 'd', 'mean': '.2f', 'ratio': '.2f'}
-    return ranking(loaded, title, columns, cells, ids, most)
+    columns = {
+        'sense': 'd',
+        'mean': '.2f',
+        'ratio': '.2f'}
+    return ranking(
+        loaded, title, columns, cells, ids,
+        scores=scores.gather(1, ids))
 
 
 @torch.no_grad()
@@ -71,18 +74,14 @@ def spreads(model: Backpack, ids: Tensor, covariance: Tensor) -> Tensor:
     return variance.sqrt()
 
 
-def separate_words(loaded: LoadedModel, text: str, words: list[str], a: list[int], b: list[int]
-                   ) -> Table:
+def separate_words(loaded: LoadedModel, text: str, words: list[str], a: Tensor, b: Tensor) -> Table:
     """Measure how far each sense of each word separates pairs, C . (E_a - E_b): a row per word."""
     last_ids = [tokens_of(loaded.encoding, word)[-1] for word in words]
     ids = torch.tensor(last_ids, device=loaded.device)  # (words,)
-    scores = separation(loaded.backpack, ids, a=a, b=b)  # (words, k)
-    columns = {'word': ''}
-    for l in range(loaded.config.n_sense):
-        columns[f's{l}'] = '+.2f'
-    rows = []
-    for word, of_senses in zip(words, scores.tolist()):
-        rows.append([word, *of_senses])
+    scores = separation(loaded.backpack, ids, a, b)  # (words, k)
+    names = [f's{l}' for l in range(loaded.config.n_sense)]
+    columns = {'word': ''} | dict.fromkeys(names, '+.2f')
+    rows = [[word, *row] for word, row in zip(words, scores.tolist())]
     title = f'How far each sense of these words separates {text} (+/-), in logits at weight 1'
     return Table(title, columns, rows)
 
@@ -90,17 +89,25 @@ def separate_words(loaded: LoadedModel, text: str, words: list[str], a: list[int
 def favour(loaded: LoadedModel, bag: list[str]) -> Table:
     """Find the senses that most favour a bag of words (Eq. 17), and the words they raise."""
     model = loaded.backpack
-    scores, = scores_of_bags(model, [bag_ids(loaded.encoding, bag)])  # (V, k)
+    bags = [bag_ids(loaded.encoding, bag)]
+    scores, = scores_of_bags(model, bags)  # (V, k)
     best = scores.flatten().topk(20)  # out of V * k
     w, l = torch.unravel_index(best.indices, scores.shape)  # (20,) each
     C = model.senses(w)[range(20), l]  # (20, d)
-    top = model.project(C)[:, :model.config.n_vocab].topk(5)  # (20, 5), of (20, V)
-    tokens = token_texts(loaded.encoding, w.tolist())
-    affinities = best.values.tolist()
-    cells = zip(affinities, tokens, l.tolist())
+    ids, logits = extremes(model, C, 5)  # (20, 10) each
+    cells = zip(
+        best.values.tolist(),
+        token_texts(loaded.encoding, w.tolist()),
+        l.tolist())
     title = f'The senses that most favour {"+".join(bag)} (Eq. 17), and the words they raise most'
-    columns = {'affinity': '.2f', 'token': repr, 'sense': 'd'}
-    return ranking(loaded, title, columns, cells, top.indices, top.values)
+    columns = {
+        'affinity': '.2f',
+        'token': repr,
+        'sense': 'd'}
+    return ranking(
+        loaded, title, columns, cells,
+        ids=ids[:, :5],
+        scores=logits[:, :5])
 
 
 def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
