@@ -60,6 +60,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     sources = args.text + args.hub
     if args.name == 'toy' and (sources or args.val or args.like or args.merges):
         parser.error('toy takes no --text, --hub, --val, --like or --merges')
+    if args.name.endswith('.'):
+        parser.error(f'{args.name!r} ends in a dot, which Windows would drop; choose another name')
     if args.name not in ('toy', 'openwebtext') and not sources:
         parser.error(f'{args.name!r} needs --text or --hub; only toy and openwebtext do not')
     return args

@@ -2,9 +2,11 @@
 
 import argparse
 import ctypes
+import io
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,7 +15,9 @@ import pytest
 from helpers import ROOT, SMALL
 
 from rucksack import device, prepare, sample, train
+from rucksack.errors import UserError
 from rucksack.files import locked_folder, write_file
+from rucksack.looks.next_words import bar
 
 pytestmark = pytest.mark.usefixtures('folder')
 
@@ -123,3 +127,16 @@ def test_a_checkout_by_git_for_windows_has_unix_line_endings():
     for words in ('init -q', 'add .', 'commit -qm all', 'clone -q . b'):
         subprocess.run([*git, *words.split()], check=True)
     assert b'\r' not in Path('b/.ci/run').read_bytes()
+
+
+@pytest.mark.parametrize('encoding, drawn', [('cp1252', '##'), ('utf-8', '██')])
+def test_bars_are_signs_that_the_output_has(encoding, drawn, monkeypatch):
+    """Where the output's encoding has no block, a bar is drawn with #."""
+    monkeypatch.setattr(sys, 'stdout', io.TextIOWrapper(io.BytesIO(), encoding))
+    assert bar(0.1) == drawn
+
+
+def test_data_has_no_name_that_windows_would_change():
+    """A dataset's name does not end in a dot, because Windows would drop it."""
+    with pytest.raises(UserError, match=r"'mine\.'"):
+        prepare.parse_args(['mine.', '--text', 'mine.txt'])

@@ -1,5 +1,7 @@
 """The likeliest next words under one edit or several."""
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -44,5 +46,8 @@ def before_and_after(loaded: LoadedModel, idx: Tensor) -> Table:
 
 
 def bar(p: float) -> str:
-    """Draw a probability as a bar."""
-    return '█' * round(20 * p)
+    """Draw a probability as a bar, of # where the output has no blocks (as in cp1252)."""
+    block = '█'
+    if block.encode(sys.stdout.encoding or 'utf-8', 'replace') == b'?':
+        block = '#'
+    return block * round(20 * p)
