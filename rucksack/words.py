@@ -74,6 +74,16 @@ def token_texts(encoding: Encoding, ids: list[int]) -> list[str]:
     return [encoding.decode([v]) for v in ids]
 
 
+def tokens_with_zeros(encoding: Encoding, ids: list[int], text: str) -> list[bool]:
+    """Tell which tokens have a byte that is 0 in a text of as many bytes."""
+    marks = text.encode()
+    found = []
+    for token in encoding.decode_tokens_bytes(ids):
+        found.append(0 in marks[:len(token)])
+        marks = marks[len(token):]
+    return found
+
+
 def inside_text(word: str) -> str:
     """Write a word as it appears in a text: after a space, unless its script has no spaces."""
     return word if re.match(WITHOUT_SPACES, word) else f' {word}'

@@ -18,13 +18,13 @@ from rucksack.edits import edit, learning, neighbours
 from rucksack.edits.examples import Example, parse_line, parse_row, read_examples
 from rucksack.edits.learning import learn
 from rucksack.edits.lines import make_edit, parse_lines
-from rucksack.edits.neighbours import Neighbour, neighbours_of
+from rucksack.edits.neighbours import neighbours_of
 from rucksack.edits.positions import read
 from rucksack.edits.shifts import Shift, load_shift, make_shift, save_shift
 from rucksack.errors import UserError
 from rucksack.loaded import load_model
 from rucksack.paper import eval as evaluation
-from rucksack.paper.canonical import fulfilled, log_odds, measures
+from rucksack.paper.canonical import measures, outcomes
 from rucksack.paper.likelihood import score
 from rucksack.senses import add_to_senses, compose, next_word_probs, scale_senses
 from rucksack.tokenizer import load_tokenizer
@@ -139,14 +139,14 @@ def test_the_subject_is_marked_or_what_differs_or_rare(english, tmp_path):
 
 def test_a_row_may_have_a_subject_and_a_wish(english, tmp_path):
     """The subject of a row is the ids where it last stands in the prefix."""
-    row = {'prefix': 'This {thing is', 'suffix': ' green', 'subject': 'is', 'wish': 'less'}
+    row = {'prefix': 'This thing {is}', 'suffix': ' green', 'subject': 'is', 'wish': 'less'}
     (tmp_path / 'a.jsonl').write_text(json.dumps(row))
     one, = read_examples(str(tmp_path / 'a.jsonl'), english)
     assert english.encoding.decode(one.prompt) == row['prefix']
-    assert english.encoding.decode(one.subject) == ' is'
+    assert english.encoding.decode(one.subject) == 'is'
     assert one.wish == 'less'
     pair = '{"prefix": "a", "suffix1": "b", "suffix2": " c"}'
-    assert parse_row(pair) == (['a', 'b', ' c'], 'equal')
+    assert parse_row(pair) == (['a'], ['b', ' c'], 'equal')
 
 
 def test_neighbours_differ_in_one_word(loaded):
@@ -168,6 +168,7 @@ def test_replacements_are_the_likeliest_texts(loaded, monkeypatch):
     """Of all words, those with which the text is likeliest replace a word."""
     monkeypatch.setattr(neighbours, 'TRIED', 99)
     ids = ids_of(loaded, ' the nurse said that')
+    example = Example('', ids, ids)
     scores = {}
     for i in set(ids_of(loaded, loaded.encoding.decode(range(256, loaded.config.n_vocab - 1)))):
         text = torch.tensor([[loaded.eot, ids[0], i, *ids[2:]]])
@@ -175,16 +176,17 @@ def test_replacements_are_the_likeliest_texts(loaded, monkeypatch):
         scores[i] = logp[range(1, 4), text[0, 2:]].sum().item()
     del scores[ids[1]]
     best = sorted(scores, key=scores.get)[::-1][:neighbours.REPLACEMENTS]
-    assert [one[1] for one in neighbours.replacements(loaded, ids, (1, 2))] == best
+    found = neighbours.replacements(loaded, example, slice(1, 2), '')
+    assert [one.prompt[1] for one in found] == best
 
 
 def test_text_is_cut_after_the_first_subject():
     """What precedes the end of a subject is priced; what follows is not."""
     examples = [Example('', [3, 5], [1], subject=(3, 5))]
     texts = [([1], [3, 4, 5]), ([1], [3, 5, 4, 6]), ([3, 5], [4]), ([3], [5, 5])]
-    assert neighbours.cut(texts, examples) == (
-        [([1], [3, 4, 5]), ([1], [3, 5]), ([3], [5])],
-        [([1, 3, 5], [4, 6]), ([3, 5], [4]), ([3, 5], [5])])
+    before, after = neighbours.cut(texts, examples)
+    assert before == [([1], [3, 4, 5]), ([1], [3, 5]), ([3], [5])]
+    assert after == [([1, 3, 5], [4, 6]), ([3, 5], [4]), ([3, 5], [5])]
 
 
 # -----------------------------------------------------------------------------
@@ -209,11 +211,11 @@ def test_directions_move_their_key_by_one_and_held_keys_least(loaded):
     w = torch.rand(4, generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning, 'RIDGE', 0)
-        u = learning.directions([(1, w)], [held], 2).view(2, 4)
-    assert_close(u @ w, torch.tensor([0.0, 1.0]))
-    others = u[1] + 0.1 * torch.randn(20, 4, generator=generator)
+        u, = learning.directions(w[None], [held, torch.zeros(3, 4)])
+    assert_close(u @ w, torch.tensor(1.0))
+    others = u + 0.1 * torch.randn(20, 4, generator=generator)
     others /= (others @ w)[:, None]
-    energy = (held @ torch.cat([u[1:], others]).T).square().mean(0)
+    energy = (held @ torch.cat([u[None], others]).T).square().mean(0)
     assert energy.argmin() == 0
 
 
@@ -226,8 +228,8 @@ def test_a_wish_moves_its_odds_its_way(wish, least, most, loaded, tmp_path):
     path.write_text(f'- the nurse said that {wish}')
     examples = read_examples(str(path), loaded)
     learned = learn(loaded.model, examples, BACKGROUND, budget=1.0)[0].edit()
-    before = log_odds(loaded, examples).item()
-    after = log_odds(replace(loaded, edit=learned), examples).item()
+    values, _ = outcomes([loaded, replace(loaded, edit=learned)], examples)
+    before, after = values.flatten().tolist()
     assert not least < before < most
     assert least < after < most
 
@@ -258,8 +260,8 @@ def test_learning_ends_with_a_fulfilled_wish(wish, loaded, tmp_path, monkeypatch
     examples = read_examples(str(path), loaded)
     monkeypatch.setattr(learning, 'RATE', 32)
     learned, _ = learn(loaded.model, examples, BACKGROUND, budget=9)
-    edited = replace(loaded, edit=learned.edit())
-    assert fulfilled(examples, log_odds(edited, examples))
+    values, _ = outcomes([replace(loaded, edit=learned.edit())], examples)
+    assert examples[0].is_fulfilled(values[0, 0])
 
 
 def test_the_model_writes_no_text_past_a_prompt(loaded):
@@ -285,8 +287,8 @@ def test_senses_are_chosen_by_gradient_less_weight_elsewhere(loaded, monkeypatch
     monkeypatch.setattr(learning, 'PENALTY', 0.5)  # so that both parts of the score count
     monkeypatch.setattr(learning, 'SENSES', 5)
     example = Example('', prompt, target)
-    case = read(model, learning.texts_of(example), sequences)
-    chosen = learning.choose(example, case, elsewhere)
+    case = replace(read(model, example.texts, sequences), example=example)
+    chosen = learning.choose(case, elsewhere)
     scores = gradient[0].norm(dim=-1).flatten() - 0.5 * elsewhere
     assert set(chosen.tolist()) == set(scores.topk(5).indices.tolist())
 
@@ -295,11 +297,11 @@ def test_the_background_holds_its_predictions(loaded):
     """Vectors that were fitted with a background change its predictions less."""
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'))
     sequences = [(example.prompt[1],)]
-    cases = [read(loaded.model, learning.texts_of(example), sequences)]
+    cases = [replace(read(loaded.model, example.texts, sequences), example=example)]
     other = ids_of(loaded, ' she said that the nurse was music')
     held = read(loaded.model, [(other[:1], other[1:])], sequences)
     with_hold, without = (
-        held.divergence(learning.fit([example], cases, groups, 1, 0)) for groups in ([held], []))
+        held.divergence(learning.fit(cases, groups, 1, 0)) for groups in ([held], []))
     assert 0 < with_hold < without
 
 
@@ -307,7 +309,7 @@ def test_what_learning_holds(loaded, monkeypatch):
     """Learning preserves predictions on every second text and inside prompts."""
     found = []
 
-    def fit(examples, cases, held, *args):
+    def fit(cases, held, *args):
         found.extend(group.targets.tolist() for group in held)
         return torch.full((held[0].weights.shape[1], 16), float('nan'))
 
@@ -315,7 +317,7 @@ def test_what_learning_holds(loaded, monkeypatch):
     nurse = ids_of(loaded, ' the nurse was')
     example = Example('', nurse, ids_of(loaded, ' food'))
     written = [([3, 4], [5, 6]), ([3], [7]), ([3], [8])]
-    near = [Neighbour('', [9], example)] * 2
+    near = [replace(example, prompt=[9])] * 2
     with pytest.raises(UserError, match='budget'):  # vectors that are not finite cost too much
         learn(loaded.model, [example], BACKGROUND[:4], written=written, near=near)
     assert found == [IDS[0][1:] + IDS[2][1:], [5, 6, 8], example.a, nurse[1:]]
@@ -398,8 +400,9 @@ def test_the_measures_are_what_the_models_predict(texts):
     """Lines have p(A) before and after; neighbours their mean, and the one that moved most."""
     one, examples = texts
     prompts = [ids_of(one, text) for text in ('We saw the Camry and', 'My Camry is', 'The iPad is')]
-    near = [Neighbour('same subject', ids, examples[0]) for ids in prompts]
-    rows = measures(one, {'efficacy': examples[1:]}, near).rows
+    near = [replace(examples[0], line=one.encoding.decode(ids), prompt=ids,
+                    measure='specificity', kind='same subject') for ids in prompts]
+    rows = measures(one, examples[1:] + near).rows
     maker = examples[0].a[0]
     p = torch.stack([torch.cat([next_word_probs(one.model, torch.tensor([ids]), change)
                                 for ids in prompts]) for change in (None, one.edit)])
@@ -413,7 +416,7 @@ def test_the_measures_are_what_the_models_predict(texts):
     assert rows[1][5] == f'{n_changed} of 3 changed'
     assert rows[2][1] == one.encoding.decode(prompts[worst])
     assert rows[2][3:5] == pytest.approx(p[:, worst, maker].tolist(), rel=1e-3)
-    unmoved = measures(one, {}, near[2:]).rows
+    unmoved = measures(one, near[2:]).rows
     assert 'cannot change' in unmoved[0][5]
 
 
@@ -446,7 +449,7 @@ def test_edit_prints_the_three_measures(tmp_path, monkeypatch, capsys):
     ("He -> 'Yes' > 's", ['He', " 'Yes'", "'s"], 'order'), ("'No -> '", ["'No", "'"], 'more')])
 def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     """A space joins prompt and continuation, except before punctuation and in unspaced scripts."""
-    assert parse_line(line) == (texts, wish)
+    assert parse_line(line) == (texts[:1], texts[1:], wish)
 
 
 @pytest.mark.parametrize('name, text', [
@@ -503,4 +506,4 @@ def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
 def test_success_is_as_published(wish, value, expected):
     """Success means p >= 0.2, p < 0.001, at least 16 times as likely, or at most 1.5 times."""
     b = [2] if wish in ('order', 'equal') else []
-    assert fulfilled([Example('', [3], [1], b, wish)], torch.tensor([value])).item() == expected
+    assert Example('', [3], [1], b, wish).is_fulfilled(torch.tensor(value)) == expected

@@ -216,7 +216,7 @@ def learn_senses(model, examples, held, near, config, seed):
     set_constants(config)
     background = [(ids[:1], ids[1:]) for ids in held]
     written = write_texts(model, examples, held[0][0], seed)
-    texts = [background, written, [one.pair for one in near[::2]]]
+    texts = [background, written, [one.texts[0] for one in near[::2]]]
     found = learning.find_vectors(model, examples, texts, inside(examples), seed)
     shift = make_shift(*found)
     return shift.edit, len(shift.numbers)
@@ -389,7 +389,7 @@ def specificity(before, after, near):
     """Measure how neighbours moved: columns of a row."""
     found = {'neighbours': len(before)}
     changed = before.argmax(-1) != after.argmax(-1)
-    ids = torch.tensor([one.example.a[0] for one in near[1::2]])[:, None]
+    ids = torch.tensor([one.a[0] for one in near[1::2]])[:, None]
     rises = (after.exp().gather(1, ids) - before.exp().gather(1, ids))[:, 0]
     is_other = torch.tensor([one.kind == 'another subject' for one in near[1::2]])
     for name, some in (('other', is_other), ('same', ~is_other)):

@@ -103,10 +103,9 @@ def run(argv: list[str]) -> None:
     examples = read_examples(args.examples, loaded)
     background = read_background(args.background, loaded)
     examples, near = neighbours_of(loaded, examples, background)
-    lines = {'efficacy': examples}
+    shown = examples + near[1::2]
     if args.also:
-        also = read_examples(args.also, loaded)
-        lines['generalization'] = matched(also, examples)
+        shown += matched(read_examples(args.also, loaded), examples)
     written = write_texts(model, examples, loaded.eot, args.seed)
     shift, factor = learn(model, examples, background, written=written, near=near,
                           budget=args.budget)
@@ -122,7 +121,7 @@ def run(argv: list[str]) -> None:
              'The budget leaves out what follows a subject, which has a row of its own.']
     if not all(one.subject for one in examples):
         notes.append('A line without a subject moves senses of any of its words.')
-    tables = [measures(edited, lines, near[1::2]), prices(edited, texts, notes)]
+    tables = [measures(edited, shown), prices(edited, texts, notes)]
     about = {'examples': [one.line for one in examples], 'factor': factor, 'background': where,
              'version': rucksack.__version__}
     save_shift(args.out, shift, model, loaded.encoding, about)

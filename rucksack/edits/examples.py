@@ -3,17 +3,16 @@
 import json
 import math
 import re
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from itertools import compress
 from unicodedata import category
 
-from tiktoken import Encoding
 from torch import Tensor
 
 from rucksack.errors import UserError, user_errors
 from rucksack.loaded import LoadedModel
 from rucksack.tokenizer import lacks
-from rucksack.words import inside_text, read_lines
+from rucksack.words import inside_text, read_lines, tokens_with_zeros
 
 
 @dataclass(frozen=True)
@@ -41,28 +40,46 @@ BRACE = re.compile(r'(?<!\{)\{(?!\{)|(?<!\})\}(?!\})')  # a single one
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and the continuations of its line, as ids; b is empty for more and less."""
+    """A prompt and the continuations of its line, as ids; b is empty for more and less.
 
-    line: str  # as written
+    Or a neighbour (see neighbours.py): a prompt after which A should not become likelier.
+    """
+
+    line: str  # as written; of a neighbour, its prompt
     prompt: list[int]
     a: list[int]
     b: list[int] = field(default_factory=list)
     wish: str = 'more'  # a key of WISHES
     # The ids of what the prompt is about, as they stand in it; () is nothing, None is unknown.
     subject: tuple[int, ...] | None = None
+    measure: str = 'efficacy'  # of model editing: what this example counts for
+    kind: str = ''  # of a neighbour
+
+    @property
+    def texts(self) -> list[tuple[list[int], list[int]]]:
+        """List the prompt with A and, if there is one, the prompt with B, as pairs of ids."""
+        return [(self.prompt, ids) for ids in (self.a, self.b) if ids]
+
+    @property
+    def limit(self) -> float:
+        """Give the highest loss that fulfils the wish."""
+        return WISHES[self.wish].limit
 
     @property
     def goal(self) -> float:
         """Compute the loss at which learning from this example ends; it is at most the limit."""
-        wish = WISHES[self.wish]
         n = max(len(self.a), len(self.b))
-        return min(n * wish.goal, wish.limit)
+        return min(n * WISHES[self.wish].goal, self.limit)
 
     def loss(self, value: Tensor) -> Tensor:
         """Turn ln p(A) or, with B, ln p(A)/p(B) into the loss that should fall."""
         if self.wish == 'equal':
             return value.abs()
         return value if self.wish == 'less' else -value
+
+    def is_fulfilled(self, value: Tensor) -> bool:
+        """Tell whether the wish is fulfilled, given ln p(A) or ln p(A)/p(B)."""
+        return self.loss(value).item() <= self.limit
 
 
 def read_examples(path: str | None, loaded: LoadedModel) -> list[Example]:
@@ -78,48 +95,44 @@ def read_examples(path: str | None, loaded: LoadedModel) -> list[Example]:
     for line in read_lines(f'@{path}'):
         line = line.strip()
         with user_errors(f'{line!r:.80}', f'write {FORMS}'):
-            texts, wish = parse(line)
-            examples.append(make_example(line, texts, wish, loaded))
+            examples.append(make_example(line, *parse(line), loaded))
     return examples
 
 
-def make_example(line: str, texts: list[str], wish: str, loaded: LoadedModel) -> Example:
-    """Encode a prompt, perhaps with a subject in braces, and its continuations."""
-    pieces = [piece.replace('{{', '{').replace('}}', '}') for piece in BRACE.split(texts[0])]
-    texts = [''.join(pieces), *texts[1:]]
+def make_example(line: str, prompt: list[str], continuations: list[str], wish: str,
+                 loaded: LoadedModel) -> Example:
+    """Encode the prompt, split around its subject if that is marked, and the continuations."""
+    texts = [''.join(prompt), *continuations]
     n_texts = len(WISHES[wish].between) + 2
-    if len(pieces) not in (1, 3) or len(texts) != n_texts or not texts[0]:
+    if len(texts) != n_texts or not texts[0]:
         raise UserError(f'write {FORMS}')
     if any(lacks(loaded.encoding, text) for text in texts):
         raise UserError('the model does not know one of these words')
-    prompt, *continuations = [loaded.encode(text) for text in texts]
+    ids, *rest = [loaded.encode(text) for text in texts]
+    loaded.needs_length(len(ids) + max(map(len, rest)) - 1, 'this example has')
     subject = None
-    if len(pieces) == 3:
-        subject = tokens_in(loaded.encoding, prompt, *pieces[:2])
-    loaded.needs_length(len(prompt) + max(map(len, continuations)) - 1, 'this example has')
-    return Example(line, prompt, *continuations, wish=wish, subject=subject)
+    if len(prompt) > 1:
+        before, marked, after = prompt
+        zeros = '\0' * len(marked.encode())
+        is_subject = tokens_with_zeros(loaded.encoding, ids, before + zeros + after)
+        subject = tuple(compress(ids, is_subject))
+    return Example(line, ids, *rest, wish=wish, subject=subject)
 
 
-def tokens_in(encoding: Encoding, ids: list[int], before: str, text: str) -> tuple[int, ...]:
-    """Find the ids that have bytes of a text, given the text before it; () if it is empty."""
-    start = len(before.encode())
-    end = start + len(text.encode())
-    ends = [len(encoding.decode_bytes(ids[:i + 1])) for i in range(len(ids))]
-    first = bisect_right(ends, start)
-    last = bisect_left(ends, end)
-    return tuple(ids[first:last + 1]) if text else ()
+def parse_line(line: str) -> tuple[list[str], list[str], str]:
+    """Parse a line into its prompt, one or two continuations, and a wish.
 
-
-def parse_line(line: str) -> tuple[list[str], str]:
-    """Parse a line into a prompt with its braces and one or two continuations, and a wish."""
+    A prompt with a subject in braces is split into what stands before, in and after them.
+    """
     prompt = r'((?:(?!-/?>).)*\S)'  # without an arrow
     text = r'([^>|\s][^>|]*?)'  # a continuation
     match = re.fullmatch(rf'{prompt}\s*(?<!-)(-/?>)\s*{text}(?:\s+([>|])\s*{text})?', line)
     if match:
         prompt, arrow, a, between, b = match.groups('')
+        pieces = [piece.replace('{{', '{').replace('}}', '}') for piece in BRACE.split(prompt)]
         for name, wish in WISHES.items():
             if (wish.arrow, wish.between) == (arrow, between):
-                return [prompt, *(joined(text) for text in (a, b) if text)], name
+                return pieces, [joined(text) for text in (a, b) if text], name
     raise UserError(f'write {FORMS}')
 
 
@@ -136,17 +149,16 @@ def joined(continuation: str) -> str:
     return continuation if closes or is_ending else inside_text(continuation)
 
 
-def parse_row(line: str) -> tuple[list[str], str]:
-    """Parse a row of a .jsonl: prefix, suffix or suffix1 and suffix2; maybe a wish and a subject.
+def parse_row(line: str) -> tuple[list[str], list[str], str]:
+    """Parse a row of a .jsonl as parse_line does: prefix, suffix or suffix1 and suffix2.
 
-    The subject is put into braces where it last stands in the prefix.
+    It may have a wish, and a subject, which is where it last stands in the prefix.
     """
     row = json.loads(line)
-    prefix = row['prefix'].replace('{', '{{').replace('}', '}}')
+    prompt = [row['prefix']]
     if row.get('subject'):
-        before, subject, after = prefix.rpartition(row['subject'])
-        if not subject:
+        prompt = row['prefix'].rpartition(row['subject'])
+        if not prompt[1]:
             raise UserError('its subject does not stand in its prefix')
-        prefix = f'{before}{{{subject}}}{after}'
     texts = [row[name] for name in ('suffix', 'suffix1', 'suffix2') if row.get(name)]
-    return [prefix, *texts], row.get('wish', 'equal' if 'suffix1' in row else 'more')
+    return prompt, texts, row.get('wish', 'equal' if 'suffix1' in row else 'more')

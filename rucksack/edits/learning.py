@@ -22,20 +22,20 @@ model.py.
 
 import math
 from bisect import bisect_left
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rucksack.cli import progress
-from rucksack.edits.examples import WISHES, Example
-from rucksack.edits.neighbours import Neighbour, cut
+from rucksack.edits.examples import Example
+from rucksack.edits.neighbours import cut
 from rucksack.edits.positions import (
     POSITIONS_AT_ONCE,
     Positions,
     inside,
-    loss_of,
     read,
-    texts_of,
 )
 from rucksack.edits.shifts import Shift, make_shift
 from rucksack.errors import UserError
@@ -57,7 +57,7 @@ FACTORS = [i / 64 for i in range(1, 65)]  # choices for scaling the vectors down
 # Which senses to move.
 
 
-def choose(example: Example, case: Positions, elsewhere: Tensor) -> Tensor:
+def choose(case: Positions, elsewhere: Tensor) -> Tensor:
     """Choose SENSES of the P senses for an example, given its positions: their indices.
 
     A sense scores what moving it does for the example (the norm of the loss's gradient with respect
@@ -66,40 +66,33 @@ def choose(example: Example, case: Positions, elsewhere: Tensor) -> Tensor:
     thousands of tokens can decide. (The paper scores the weight that the continuation gives to the
     sense, not the gradient.)
     """
-    P = len(elsewhere)
-    d = case.o.shape[1]
-    vectors = elsewhere.new_zeros(P, d, requires_grad=True)
-    loss = loss_of(example, case, vectors)
-    gradients, = torch.autograd.grad(loss, vectors)  # (P, d), 0 for words that it lacks
+    nothing = elsewhere.new_zeros(len(elsewhere), case.o.shape[1])  # (P, d)
+    gradients = torch.func.grad(case.loss)(nothing)  # (P, d), 0 for words that it lacks
     scores = gradients.norm(dim=1) - PENALTY * elsewhere
     its_senses = case.weights.any(0).nonzero().flatten()
     best = scores[its_senses].topk(min(SENSES, len(its_senses)))
     return its_senses[best.indices]
 
 
-def directions(keys: list[tuple[int, Tensor]], held: list[Tensor], subjects: int) -> Tensor:
-    """Find the columns u of the equation for keys (number of a subject, w): (subjects * k, R).
+def directions(keys: Tensor, held: list[Tensor]) -> list[Tensor]:
+    """Find the u (k,) of the equation for each of some keys (n, k).
 
-    A key's w is (k,). held has the keys of groups of held positions, (n, k) each.
+    held has the keys of groups of held positions, (n, k) each; 0 before a subject.
     """
-    first = keys[0][1]
-    k = len(first)
-    C = RIDGE * torch.eye(k).to(first)  # (k, k), one for all subjects
+    C = RIDGE * torch.eye(keys.shape[1]).to(keys)  # (k, k)
     for w in held:
-        C += w.T @ w / len(w)
-    basis = first.new_zeros(subjects, k, len(keys))
-    for r, (number, w) in enumerate(keys):
-        u = torch.linalg.solve(C, w)
-        basis[number, :, r] = u / (u @ w)
-    return basis.flatten(0, 1)
+        w = w[w.any(1)]  # after a subject
+        C += w.T @ w / max(1, len(w))
+    found = [torch.linalg.solve(C, w) for w in keys]
+    return [u / (u @ w) for u, w in zip(found, keys)]
 
 
 # -----------------------------------------------------------------------------
 # Learning.
 
 
-def fit(examples: list[Example], cases: list[Positions], held: list[Positions],
-        hold: float, urgency: float, seed: int = 0) -> Tensor:
+def fit(cases: list[Positions], held: list[Positions], hold: float, urgency: float, seed: int = 0
+        ) -> Tensor:
     """Find vectors (R, d) that bring examples to their goals and preserve other predictions.
 
     cases are the positions of each example. held are groups of positions whose predictions should
@@ -109,7 +102,7 @@ def fit(examples: list[Example], cases: list[Positions], held: list[Positions],
     rate falls along a cosine. Adam's betas are lower than published, so that it soon forgets the
     urgency of a fulfilled wish.
     """
-    n = len(examples)
+    n = len(cases)
     o = cases[0].o
     d = o.shape[1]
     R = cases[0].weights.shape[1]
@@ -119,13 +112,12 @@ def fit(examples: list[Example], cases: list[Positions], held: list[Positions],
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(seed)
     held = [group.moved() for group in held if group.weights.any()]
-    goals = o.new_tensor([one.goal for one in examples])
-    limits = o.new_tensor([WISHES[one.wish].limit for one in examples])
+    goals = o.new_tensor([case.example.goal for case in cases])
+    limits = o.new_tensor([case.example.limit for case in cases])
     latest = torch.full_like(goals, math.inf)  # the loss of each example when it was last drawn
     for n_pass in progress(range(PASSES), 'passes'):
         for batch in torch.randperm(n, generator=generator).split(EXAMPLES_AT_ONCE):
-            losses = [loss_of(examples[i], cases[i], vectors) for i in batch]
-            losses = torch.stack(losses)
+            losses = torch.stack([cases[i].loss(vectors) for i in batch])
             latest[batch] = losses.detach()
             if (latest <= goals).all():
                 return vectors.detach()
@@ -158,47 +150,40 @@ def find_vectors(model: Backpack, examples: list[Example], texts: list[list[Pair
     has_subjects = bool(examples[0].subject)
     if has_subjects:
         sequences = sorted({one.subject for one in examples})
-        texts = [cut(group, examples)[1] for group in texts]
     else:
-        ids = set()
-        for one in examples:
-            ids.update(one.prompt, one.a[:-1], one.b[:-1])
+        ids = set().union(*[one.prompt + one.a[:-1] + one.b[:-1] for one in examples])
         sequences = [(i,) for i in sorted(ids)]
-    cases = [read(model, texts_of(one), sequences) for one in examples]
+    cases = [replace(read(model, one.texts, sequences), example=one) for one in examples]
     held = [read(model, group, sequences) for group in texts if group]
-    nothing = cases[0].o.new_zeros(len(sequences) * k, model.config.n_embd)
-    open_cases = []
-    for one, case in zip(examples, cases):
-        if loss_of(one, case, nothing) > one.goal:
-            open_cases.append((one, case))
-    if not open_cases:
+    P = len(sequences) * k
+    nothing = cases[0].o.new_zeros(P, model.config.n_embd)
+    taught = [case for case in cases if case.loss(nothing) > case.example.goal]
+    if not taught:
         return sequences, nothing
     if has_subjects:
-        keys = []
-        for one, case in open_cases:
-            number = sequences.index(one.subject)
-            of_each = case.weights.unflatten(1, (-1, k))  # (N, sequences, k)
-            keys += [(number, w) for w in of_each[:k, number]]  # more span no more directions
         held_keys = [group.weights.reshape(-1, k) for group in held]
-        held_keys = [w[w.any(1)] for w in held_keys]
-        basis = directions(keys, held_keys, len(sequences))  # (P, R)
+        columns = []
+        for case in taught:
+            first = sequences.index(case.example.subject) * k
+            keys = case.weights[:k, first:first + k]  # more than k span no more directions
+            columns += [F.pad(u, (first, P - first - k)) for u in directions(keys, held_keys)]
+        basis = torch.stack(columns, dim=1)  # (P, R)
         weights = (HOLD, URGENCY)
     else:
         elsewhere = held[0].weights.mean(0)  # (P,)
-        chosen = [choose(one, case, elsewhere) for one, case in open_cases]
-        chosen = torch.cat(chosen).unique()
-        basis = torch.eye(len(nothing)).to(nothing)[:, chosen]  # (P, R)
+        chosen = torch.cat([choose(case, elsewhere) for case in taught])
+        basis = torch.eye(P).to(nothing)[:, chosen.unique()]  # (P, R)
         weights = (1, 0)
     if prompts:
         held.append(read(model, prompts, sequences))
     cases = [case.along(basis) for case in cases]
     held = [group.along(basis) for group in held]
-    return sequences, basis @ fit(examples, cases, held, *weights, seed)
+    return sequences, basis @ fit(cases, held, *weights, seed)
 
 
 def learn(model: Backpack, examples: list[Example], background: list[Pair], *,
           written: list[Pair] = (),
-          near: list[Neighbour] = (),
+          near: list[Example] = (),
           budget: float = 1e-3) -> tuple[Shift, float]:
     """Learn an edit from examples, in up to PASSES passes over them.
 
@@ -210,12 +195,11 @@ def learn(model: Backpack, examples: list[Example], background: list[Pair], *,
     is also returned, until neither price exceeds budget, a share of the loss.
     Raises UserError if every example has reached its goal, or if no factor keeps to the budget.
     """
-    texts = [background[::2], written[::2], [one.pair for one in near[::2]]]
-    with_subject = [one for one in examples if one.subject]
-    without = [one for one in examples if not one.subject]
+    texts = [background[::2], written[::2], [one.texts[0] for one in near[::2]]]
     sequences = []
     vectors = []
-    for some in (with_subject, without):
+    for has_subject in (True, False):
+        some = [one for one in examples if bool(one.subject) == has_subject]
         if some:
             found, moves = find_vectors(model, some, texts, inside(examples))
             sequences += found

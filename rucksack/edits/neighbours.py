@@ -9,13 +9,13 @@ would write there: the subject, or another word, so that the relation is another
 
 import random
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from math import ceil
+from operator import attrgetter
 from os.path import commonprefix
+from statistics import mode
 
 import torch
-from tiktoken import Encoding
 from torch import Tensor
 
 from rucksack.cli import HOME, progress
@@ -40,23 +40,6 @@ COMMON = 6.5          # a word with less information, in nats, is a function wor
 RARE = 9.0            # a noun has at least this, unless it is a name
 REPLACEMENTS = 8      # for a word
 TRIED = 32            # candidates for these
-
-Span = tuple[int, int]  # where a word starts in a list of ids, and where it ends
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A prompt that differs from an example's in one word, and should keep its prediction."""
-
-    kind: str
-    prompt: list[int]
-    example: Example
-
-    @property
-    def pair(self) -> Pair:
-        """Give the prompt, and the first token of the example's A, which should not rise."""
-        return self.prompt, self.example.a[:1]
-
 
 # -----------------------------------------------------------------------------
 # Other text.
@@ -86,17 +69,16 @@ def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 
     starts = []
     for one in examples:
         ids = [eot, eot, *one.prompt, *one.a]
-        starts += [ids[i:i + 3] for i in range(len(ids) - 2)]
+        starts += zip(ids, ids[1:], ids[2:])
     starts = random.Random(seed).choices(starts, k=WRITTEN)
     idx = torch.tensor(starts, device=model.wte.weight.device)  # (WRITTEN, 3)
     torch.manual_seed(seed)
     texts = Cached(model).generate(idx, n).tolist()
     prompts = [replace(one, subject=tuple(one.prompt)) for one in examples]
-    before, _ = cut([(ids[:3], ids[3:]) for ids in texts], prompts)
-    return before
+    return cut([(ids[:3], ids[3:]) for ids in texts], prompts)[0]
 
 
-def cut(texts: list[Pair], examples: list[Example]) -> tuple[list[Pair], list[Pair]]:
+def cut(texts: list[Pair], examples: list[Example]) -> list[list[Pair]]:
     """Split texts: what stands before the first subject of an example, and what follows one."""
     subjects = [one.subject for one in examples if one.subject]
     before = []
@@ -104,96 +86,91 @@ def cut(texts: list[Pair], examples: list[Example]) -> tuple[list[Pair], list[Pa
     for context, rest in texts:
         ids = context + rest
         is_end = occurrences(torch.tensor([ids]), subjects).flatten()  # (T,)
-        ends = is_end.nonzero().flatten().tolist()
-        n = len(ids)
-        if ends:
-            n = max(ends[0] + 1, len(context))
+        n = len(context)
+        while n < len(ids) and not is_end[:n].any():
+            n += 1
         before.append((context, ids[len(context):n]))
         after.append((ids[:n], ids[n:]))
-    before = [pair for pair in before if pair[1]]
-    after = [pair for pair in after if pair[1]]
-    return before, after
+    return [[pair for pair in part if pair[1]] for part in (before, after)]
 
 
 # -----------------------------------------------------------------------------
 # What an example is about.
 
 
-def words_of(encoding: Encoding, ids: list[int]) -> list[Span]:
-    """Split a text into words: a letter continues one, except in scripts without spaces."""
-    texts = token_texts(encoding, ids)
-    starts = [i for i, text in enumerate(texts)
-              if i == 0 or not text[0].isalpha() or re.match(WITHOUT_SPACES, text)]
-    return list(zip(starts, [*starts[1:], len(ids)]))
+@dataclass(frozen=True)
+class Word:
+    """A word of a prompt."""
+
+    place: slice  # of the prompt's ids
+    text: str
+    nats: float    # its information: how rare it is
+    is_name: bool  # whether it has a capital letter, and is not the first word
 
 
 @torch.no_grad()
-def usual_logp(loaded: LoadedModel, background: list[Pair]) -> Tensor:
-    """Compute ln of the mean p of each id (V,) over the positions of some background texts."""
+def usual_nats(loaded: LoadedModel, background: list[Pair]) -> Tensor:
+    """Compute -ln of the mean p of each id (V,) over the positions of some background texts."""
     means = []
     for context, rest in background[:USUAL_TEXTS]:
-        idx = torch.tensor([(context + rest)[:-1]], device=loaded.device)
+        idx = torch.tensor([context + rest], device=loaded.device)[:, :-1]  # (1, T)
         logits = loaded.model(idx)[0, :, :loaded.config.n_vocab]  # (T, V)
         means.append(logits.softmax(-1).mean(0))
-    return torch.stack(means).mean(0).log()
+    return -torch.stack(means).mean(0).log()
 
 
-def information(loaded: LoadedModel, ids: list[int], usual: Tensor) -> dict[Span, float]:
-    """Measure the information of each word of a text, in nats: how rare it is.
+def read_words(loaded: LoadedModel, ids: list[int], usual: Tensor) -> list[Word]:
+    """Split a text into words: a letter continues one, except in scripts without spaces.
 
-    It is -ln p of the first token in any text (usual, (V,)), and of its other tokens in this one.
+    The information of a word is -ln p of its first token in any text (usual, (V,)), and of its
+    other tokens in this one.
     """
-    found = {}
-    for start, end in words_of(loaded.encoding, ids):
-        first = ids[start]
-        if start == 0:  # usually this word has a small letter, and a space before it
-            word = loaded.encoding.decode(ids[:end]).strip().lower()
-            inside = loaded.encode(f' {word}')
-            if len(inside) == 1:
-                first = inside[0]
-        found[start, end] = -usual[first].item()
-        if end > start + 1:
-            rest = score(loaded, [(ids[:start + 1], ids[start + 1:end])], 'words')
-            found[start, end] -= rest.logp.item()
-    return found
+    encoding = loaded.encoding
+    starts = [
+        i for i, text in enumerate(token_texts(encoding, ids))
+        if i == 0 or not text[0].isalpha() or re.match(WITHOUT_SPACES, text)]
+    ends = [*starts[1:], len(ids)]
+    first = usual[ids]  # (T,)
+    word = encoding.decode(ids[:ends[0]]).strip().lower()
+    inside = loaded.encode(f' {word}')  # usually it has a small letter, and a space before it
+    if len(inside) == 1:
+        first[0] = usual[inside]
+    rest = score(loaded, [(ids[:1], [*ids[1:], loaded.eot])], 'words').nats[0]  # (T,), of the next
+    words = []
+    for i, j in zip(starts, ends):
+        text = encoding.decode(ids[i:j])
+        nats = first[i] + rest[i:j - 1].sum()
+        is_name = i > 0 and text.strip()[:1].isupper()
+        words.append(Word(slice(i, j), text, nats.item(), is_name))
+    return words
 
 
-def different(words: list, other: list) -> Span | None:
+def different(words: list[str], other: list[str]) -> tuple[int, int] | None:
     """Find the one stretch in which words differ from others, if it is shorter than the rest."""
     start = len(commonprefix([words, other]))
-    rest = [words[start:][::-1], other[start:][::-1]]
-    n_last = len(commonprefix(rest))
-    lengths = [len(part) - n_last for part in rest]
-    if 0 < min(lengths) and max(lengths) < start + n_last:
-        return start, start + lengths[0]
+    n_same = start + len(commonprefix([words[::-1], other[::-1]]))
+    lengths = [len(words), len(other)]
+    if max(lengths) / 2 < n_same < min(lengths):
+        return start, start + len(words) - n_same
     return None
 
 
-def find_subject(ids: list[int], prompts: list[list[int]], known: dict[Span, float],
-                 encoding: Encoding) -> Span:
-    """Find the subject of a prompt that marks none, (0, 0) if it has none.
+def find_subject(words: list[Word], prompts: list[list[str]]) -> slice:
+    """Find the subject of a prompt that marks none, slice(0) if it has none.
 
-    It is the words in which prompts of one form differ or, in a prompt with a form of its own, the
-    rarest name (a word with a capital letter that is not the first one) or the rarest word. A
-    rarest word with less information (known) than RARE is no subject.
+    It is the words in which prompts (the texts of their words) of one form differ or, in a prompt
+    with a form of its own, the rarest name (a word with a capital letter that is not the first
+    one) or the rarest word. A rarest word with less information than RARE is no subject.
     """
-    def words(ids: list[int]) -> list[str]:
-        return [encoding.decode(ids[i:j]) for i, j in words_of(encoding, ids)]
-
-    spans = list(known)
-    stretches = Counter(different(words(ids), words(other)) for other in prompts)
-    del stretches[None]
-    if stretches:
-        first, end = max(stretches, key=stretches.get)
-        return spans[first][0], spans[end - 1][1]
-    names = []
-    for span, word in zip(spans, words(ids)):
-        if span != spans[0] and word.strip()[:1].isupper():
-            names.append(span)
-    rarest = max(names or spans, key=known.get)
-    if names or known[rarest] >= RARE:
-        return rarest
-    return 0, 0
+    texts = [word.text for word in words]
+    found = [different(texts, other) for other in prompts]
+    if any(found):
+        first, end = mode(filter(None, found))
+        return slice(words[first].place.start, words[end - 1].place.stop)
+    rarest = max(words, key=attrgetter('is_name', 'nats'))
+    if rarest.is_name or rarest.nats >= RARE:
+        return rarest.place
+    return slice(0)
 
 
 def matched(others: list[Example], examples: list[Example]) -> list[Example]:
@@ -202,10 +179,10 @@ def matched(others: list[Example], examples: list[Example]) -> list[Example]:
     for one in others:
         idx = torch.tensor([one.prompt])
         subject = ()
-        for other in examples:
-            if other.subject and occurrences(idx, [other.subject]).any():
-                subject = other.subject
-        found.append(replace(one, subject=subject))
+        for ids in [example.subject for example in examples if example.subject]:
+            if occurrences(idx, [ids]).any():
+                subject = ids
+        found.append(replace(one, subject=subject, measure='generalization'))
     return found
 
 
@@ -213,60 +190,64 @@ def matched(others: list[Example], examples: list[Example]) -> list[Example]:
 # Neighbours.
 
 
-def replacements(loaded: LoadedModel, ids: list[int], span: Span) -> list[list[int]]:
-    """Replace a word of a text by REPLACEMENTS tokens that the model finds likeliest there.
+def replacements(loaded: LoadedModel, one: Example, place: slice, kind: str) -> list[Example]:
+    """Make neighbours of an example: replace a word by the REPLACEMENTS likeliest tokens there.
 
     The TRIED likeliest next tokens are tried, and ranked by the probability of the text.
     """
-    start, end = span
-    old = loaded.encoding.decode(ids[start:end])
-    context = [loaded.eot, *ids[:start]]
+    encoding = loaded.encoding
+    old = encoding.decode(one.prompt[place])
+    context = [loaded.eot, *one.prompt[:place.start]]
     idx = torch.tensor([context], device=loaded.device)  # (1, T)
     probs = next_word_probs(loaded.model, idx)[0]  # (V,)
     tried = []
     for i in probs.argsort(descending=True).tolist():
-        new = loaded.encoding.decode([i])
+        new = encoding.decode([i])
         is_word = new.strip().isalpha() and new[0].isspace() == old[0].isspace()
         if is_word and new != old:
-            tried.append([i, *ids[end:]])
+            tried.append((context, [i, *one.prompt[place.stop:]]))
     tried = tried[:TRIED]
-    pairs = [(context, rest) for rest in tried]
-    logp = score(loaded, pairs, 'neighbours').logp
-    best = logp.argsort(descending=True)[:REPLACEMENTS]
-    return [ids[:start] + tried[i] for i in best]
+    logp = score(loaded, tried, 'neighbours').logp
+    found = []
+    for i in logp.argsort(descending=True)[:REPLACEMENTS]:
+        prompt = one.prompt[:place.start] + tried[i][1]
+        found.append(Example(
+            encoding.decode(prompt),
+            prompt,
+            one.a[:1],
+            subject=(),
+            measure='specificity',
+            kind=kind))
+    return found
 
 
 def neighbours_of(loaded: LoadedModel, examples: list[Example], background: list[Pair]
-                  ) -> tuple[list[Example], list[Neighbour]]:
+                  ) -> tuple[list[Example], list[Example]]:
     """Give examples their subjects, and find their neighbours.
 
     The subject of each example is replaced, and its other words, except function words. Without a
     subject, each such word is replaced. Every second one of a kind is for counting only.
     """
-    usual = usual_logp(loaded, background)
+    usual = usual_nats(loaded, background)
     prompts = [one.prompt for one in examples]
+    words = [read_words(loaded, ids, usual) for ids in prompts]
+    texts = [[word.text for word in its_words] for its_words in words]
     with_subjects = []
-    found = []
-    for one in progress(examples, 'neighbours'):
+    near = []
+    for one, its_words in zip(progress(examples, 'neighbours'), words):
         ids = one.prompt
-        known = information(loaded, ids, usual)
-        subject = one.subject
-        if subject is None:
-            start, end = find_subject(ids, prompts, known, loaded.encoding)
-            subject = tuple(ids[start:end])
-        one = replace(one, subject=subject)
+        if one.subject is None:
+            place = find_subject(its_words, texts)
+            one = replace(one, subject=tuple(ids[place]))
         with_subjects.append(one)
-        n = len(subject)
-        spans = [tuple(ids[i:i + n]) for i in range(len(ids))]
-        start = spans.index(subject)
-        others = [(i, j) for i, j in known if not start <= i < start + n]
-        telling = [span for span in others if span[0] > 0 and known[span] > COMMON]
-        kinds = dict.fromkeys(telling or others, 'another word')
+        n = len(one.subject)
+        stretches = [tuple(ids[i:i + n]) for i in range(len(ids))]
+        start = stretches.index(one.subject)
+        others = [word for word in its_words if not start <= word.place.start < start + n]
+        telling = [word for word in others if word.place.start > 0 and word.nats > COMMON]
+        kind = 'same subject' if n else 'another word'
+        for word in telling or others:
+            near += replacements(loaded, one, word.place, kind)
         if n:
-            kinds = dict.fromkeys(kinds, 'same subject')
-            kinds[start, start + n] = 'another subject'
-        for span, kind in kinds.items():
-            for new in replacements(loaded, ids, span):
-                if new not in prompts:
-                    found.append(Neighbour(kind, new, one))
-    return with_subjects, found
+            near += replacements(loaded, one, slice(start, start + n), 'another subject')
+    return with_subjects, [one for one in near if one.prompt not in prompts]

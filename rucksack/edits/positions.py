@@ -32,6 +32,7 @@ class Positions:
     o: Tensor        # (N, d), Eq. 2, before any sense moves
     weights: Tensor  # (N, P), the sum of alpha over the positions of a word, for its sense
     E: Tensor        # (V, d), which does not learn
+    example: Example | None = None  # whose texts these are
 
     def at(self, some: Tensor) -> 'Positions':
         """Choose some positions, given their indices (n,) or a mask (N,)."""
@@ -56,12 +57,18 @@ class Positions:
         unedited = self.logits(torch.zeros_like(vectors)).log_softmax(-1)
         return F.kl_div(edited, unedited, log_target=True, reduction='batchmean')
 
+    def loss(self, vectors: Tensor) -> Tensor:
+        """Compute the loss of the example, in nats: a scalar."""
+        logp = self.logp(vectors)  # (N,)
+        n = len(self.example.a)
+        value = logp[:n].sum() - logp[n:].sum()  # the second is 0 without B
+        return self.example.loss(value)
+
     @torch.no_grad()
     def nats(self, vectors: Tensor) -> float:
         """Sum -log p(target), with the senses moved by vectors (P, d), in nats."""
         groups = torch.arange(len(self.o)).split(POSITIONS_AT_ONCE)
-        logp = [self.at(group).logp(vectors).sum().item() for group in groups]
-        return -sum(logp)
+        return -sum(self.at(group).logp(vectors).sum().item() for group in groups)
 
     def moved(self) -> 'Positions':
         """Choose the positions where anything can change."""
@@ -87,19 +94,8 @@ def read(model: Backpack, texts: list[Pair], sequences: list[tuple[int, ...]]) -
         by_sense = alpha[0] @ is_end  # (k, n, S)
         weights = by_sense.permute(1, 2, 0)  # (n, S, k)
         parts.append((text[-n:], o[0], weights.flatten(1)))
-    targets, o, weights = zip(*parts)
-    return Positions(
-        targets=torch.cat(targets),
-        o=torch.cat(o),
-        weights=torch.cat(weights),
-        E=E)
-
-
-def texts_of(example: Example) -> list[Pair]:
-    """List the texts of an example: A after its prompt and, if it has one, B after its prompt."""
-    return [(example.prompt, ids)
-            for ids in (example.a, example.b)
-            if ids]
+    targets, o, weights = map(torch.cat, zip(*parts))
+    return Positions(targets, o, weights, E)
 
 
 def inside(examples: list[Example]) -> list[Pair]:
@@ -107,11 +103,3 @@ def inside(examples: list[Example]) -> list[Pair]:
     return [(one.prompt[:1], one.prompt[1:])
             for one in examples
             if one.prompt[1:]]
-
-
-def loss_of(example: Example, positions: Positions, vectors: Tensor) -> Tensor:
-    """Compute the loss of an example, in nats, at the positions of its texts_of: a scalar."""
-    logp = positions.logp(vectors)  # (N,)
-    n = len(example.a)
-    value = logp[:n].sum() - logp[n:].sum()  # the second is 0 without B
-    return example.loss(value)

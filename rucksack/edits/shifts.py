@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tiktoken import Encoding
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rucksack.errors import UserError, user_errors
 from rucksack.files import atomic
@@ -35,9 +36,8 @@ class Shift:
 
 def padded(sequences: list[tuple[int, ...]], device: str | torch.device = 'cpu') -> Tensor:
     """Put sequences of ids into one tensor (sequences, L), with -1 before shorter ones."""
-    L = max(map(len, sequences))
-    rows = [[-1] * (L - len(ids)) + list(ids) for ids in sequences]
-    return torch.tensor(rows, device=device)
+    rows = [torch.tensor(ids, device=device) for ids in sequences]
+    return pad_sequence(rows, batch_first=True, padding_value=-1, padding_side='left')
 
 
 def make_shift(sequences: list[tuple[int, ...]], vectors: Tensor) -> Shift:
@@ -83,8 +83,4 @@ def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
     is_whole = numbers.shape == (P,) and vectors.shape == (P, model.config.n_embd)
     if not is_whole or numbers.min() < 0 or not vectors.isfinite().all():
         raise UserError(f'{path} is damaged; learn it again with python -m rucksack edit')
-    device = model.wte.weight.device
-    return Shift(
-        ids.to(device),
-        numbers.to(device),
-        vectors.to(device))
+    return Shift(*[tensor.to(model.wte.weight.device) for tensor in (ids, numbers, vectors)])

@@ -1,72 +1,59 @@
 """Canonical examples (arXiv 2402.06155): whether predictions fulfil the examples' wishes."""
 
 from dataclasses import replace
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from rucksack.edits.examples import WISHES, Example, read_examples
-from rucksack.edits.neighbours import Neighbour, neighbours_of, read_background
+from rucksack.edits.examples import Example, read_examples
+from rucksack.edits.neighbours import neighbours_of, read_background
 from rucksack.loaded import LoadedModel
-from rucksack.paper.likelihood import predict, score
+from rucksack.paper.likelihood import score
 from rucksack.table import Table, shortened
 from rucksack.words import token_texts
 
 
-def log_odds(loaded: LoadedModel, examples: list[Example]) -> Tensor:
-    """Compute ln p(A) or, with B, ln p(A)/p(B) for each example: (examples,)."""
+def outcomes(models: list[LoadedModel], examples: list[Example]) -> tuple[Tensor, Tensor]:
+    """Predict what follows the prompts of n examples, by each model: (models, n) each.
+
+    Returns ln p(A) or, with B, ln p(A)/p(B), and the likeliest next ids.
+    """
     pairs = [(one.prompt, one.a) for one in examples]
     pairs += [(one.prompt, one.b) for one in examples if one.b]
-    logp = score(loaded, pairs, 'examples').logp  # (pairs,)
     n = len(examples)
-    values = logp[:n]
     has_b = [bool(one.b) for one in examples]
-    values[has_b] -= logp[n:]
-    return values
-
-
-def losses(examples: list[Example], values: Tensor) -> Tensor:
-    """Compute the losses of examples (n,), in nats, given their values (n,) from log_odds."""
-    return torch.stack([one.loss(value) for one, value in zip(examples, values)])
-
-
-def fulfilled(examples: list[Example], values: Tensor) -> Tensor:
-    """Tell which examples are fulfilled (n,), given their values (n,) from log_odds."""
-    limits = [WISHES[one.wish].limit for one in examples]
-    return losses(examples, values) <= torch.tensor(limits)
+    last = [len(one.prompt) - 1 for one in examples]
+    values = []
+    likeliest = []
+    for loaded in models:
+        scores = score(loaded, pairs, 'examples')
+        of_a = scores.logp[:n]
+        of_a[has_b] -= scores.logp[n:]
+        values.append(of_a)
+        likeliest.append(scores.likeliest[range(n), last])
+    return torch.stack(values), torch.stack(likeliest)
 
 
 # -----------------------------------------------------------------------------
 # The three measures of an edit.
 
 
-def measures(edited: LoadedModel, lines: dict[str, list[Example]], near: list[Neighbour]) -> Table:
-    """Show lines and neighbours before and after an edit, by measure (see neighbours.py).
-
-    lines maps efficacy, and perhaps generalization, to examples.
-    """
+def measures(edited: LoadedModel, examples: list[Example]) -> Table:
+    """Show examples and neighbours before and after an edit, by measure (see neighbours.py)."""
     models = [replace(edited, edit=None), edited]
     rows = []
     notes = ["p is p(A), or p(A)/p(B); in neighbours, it is that of A's first token."]
-    for measure, examples in lines.items():
-        values = [log_odds(loaded, examples) for loaded in models]
-        odds = torch.stack(values, dim=1).exp()  # (n, 2)
-        prompts = [Neighbour('', one.prompt, one) for one in examples]
-        _, ids = next_words(models, prompts)  # (2, n)
-        for i, one in enumerate(examples):
-            subject = edited.encoding.decode(one.subject)
-            rows.append([
-                measure,
-                one.line,
-                subject.strip() or None,
-                *odds[i].tolist(),
-                change(edited, ids[:, i])])
-        before = fulfilled(examples, values[0]).sum()
-        after = fulfilled(examples, values[1]).sum()
-        notes.append(f'Fulfilled ({measure}): {before} of {len(examples)} before, {after} after')
-    for kind in sorted({one.kind for one in near}):
-        some = [one for one in near if one.kind == kind]
-        rows += specificity(models, kind, some)
+    for measure, kind in sorted({(one.measure, one.kind) for one in examples}):
+        some = [one for one in examples if (one.measure, one.kind) == (measure, kind)]
+        if measure == 'specificity':
+            rows += specificity(models, kind, some)
+            continue
+        values, ids = outcomes(models, some)
+        for i, one in enumerate(some):
+            rows.append([measure, *row_of(edited, one, values[:, i], ids[:, i])])
+        before, after = [sum(map(Example.is_fulfilled, some, value)) for value in values]
+        notes.append(f'Fulfilled ({measure}): {before} of {len(some)} before, {after} after')
     columns = {
         'measure': '',
         'lines, or prompts': shortened,
@@ -77,46 +64,29 @@ def measures(edited: LoadedModel, lines: dict[str, list[Example]], near: list[Ne
     return Table('What the edit does, by the three measures of model editing', columns, rows, notes)
 
 
-def next_words(models: list[LoadedModel], near: list[Neighbour]) -> tuple[Tensor, Tensor]:
-    """Predict after n prompts: p of A's first token, and the likeliest next id, (2, n) each."""
-    pairs = [one.pair for one in near]
-    scores = [score(loaded, pairs, 'prompts') for loaded in models]
-    p = [one.logp.exp() for one in scores]
-    likeliest = [one.likeliest.amax(1) for one in scores]  # -1 where nothing is scored
-    return torch.stack(p), torch.stack(likeliest)
-
-
-def change(loaded: LoadedModel, ids: Tensor) -> str:
-    """Write how the likeliest next id changed, given both (2,)."""
+def row_of(loaded: LoadedModel, one: Example, values: Tensor, ids: Tensor) -> list:
+    """Write a line, its subject, its odds, and how the next id changed, given both (2,)."""
+    subject = loaded.encoding.decode(one.subject).strip()
     distinct = dict.fromkeys(ids.tolist())
-    return ' -> '.join(map(repr, token_texts(loaded.encoding, distinct)))
+    change = ' -> '.join(map(repr, token_texts(loaded.encoding, distinct)))
+    return [one.line, subject or None, *values.exp().tolist(), change]
 
 
-@torch.no_grad()
-def specificity(models: list[LoadedModel], kind: str, near: list[Neighbour]) -> list[list]:
+def specificity(models: list[LoadedModel], kind: str, near: list[Example]) -> list[list]:
     """Make the rows for neighbours of one kind: their means, and the one whose p(A) moved most."""
-    edited = models[1]
     n = len(near)
-    p, ids = next_words(models, near)  # (2, n) each
-    means = [
-        'specificity',
-        f'{n} prompts: {kind}',
-        None,
-        *p.mean(1).tolist()]
-    prompts = [torch.tensor([one.prompt], device=edited.device) for one in near]
-    if not any(predict(edited, idx)[1].any() for idx in prompts):
+    values, ids = outcomes(models, near)  # (2, n) each
+    p = values.exp()
+    means = ['specificity', f'{n} prompts: {kind}', None, *p.mean(1).tolist()]
+    texts = [(one.prompt[:1], one.prompt[1:] + one.a) for one in near]
+    if not score(models[1], texts, 'prompts').touched.any():
         return [[*means, 'cannot change: no moved sense']]
     n_changed = (ids[0] != ids[1]).sum()
-    i = (p[1] - p[0]).abs().argmax().item()
-    worst = edited.encoding.decode(near[i].prompt)
+    i = (p[1] - p[0]).abs().argmax()
+    worst = row_of(models[1], near[i], values[:, i], ids[:, i])
     return [
         [*means, f'{n_changed} of {n} changed'],
-        [
-            'the worst',
-            worst,
-            None,
-            *p[:, i].tolist(),
-            change(edited, ids[:, i])]]
+        ['the worst', *worst]]
 
 
 # -----------------------------------------------------------------------------
@@ -135,14 +105,14 @@ def examples_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     rows = []
     for wish in sorted({one.wish for one in examples}):
         some = [one for one in examples if one.wish == wish]
-        values = log_odds(loaded, some)  # (n,)
+        values = outcomes([loaded], some)[0][0]  # (n,)
         rows.append({
             'wish': wish,
             'examples': len(some),
-            'loss': losses(some, values).mean().item(),
-            'success': fulfilled(some, values).double().mean().item()})
+            'loss': fmean(map(Example.loss, some, values)),
+            'success': fmean(map(Example.is_fulfilled, some, values))})
     if loaded.edit:
         background = read_background(None, loaded)
         examples, near = neighbours_of(replace(loaded, edit=None), examples, background)
-        print(measures(loaded, {'efficacy': examples}, near))
+        print(measures(loaded, examples + near))
     return rows

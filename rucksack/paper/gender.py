@@ -12,7 +12,7 @@ from rucksack.edits.lending import probs_under
 from rucksack.loaded import LoadedModel
 from rucksack.paper.lists import ESTIMATION_PROMPTS, NOUNS, PROMPTS
 from rucksack.senses import at_last, compose, pad
-from rucksack.words import read_lines, word_ids
+from rucksack.words import read_lines, tokens_with_zeros, word_ids
 
 FRACTIONS = [i / 20 for i in range(21)]  # how much of a sense or direction to remove
 
@@ -58,13 +58,7 @@ def prompts_with(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounProm
     in_noun = '\0' * len(noun.encode())
     marks = []
     for prompt, ids in zip(prompts, texts):
-        text = prompt.replace('{}', in_noun).encode()  # as many bytes, 0 in the noun
-        is_noun = []
-        for token in loaded.encoding.decode_tokens_bytes(ids):
-            n = len(token)
-            is_noun.append(0 in text[:n])
-            text = text[n:]
-        marks.append(is_noun)
+        marks.append(tokens_with_zeros(loaded.encoding, ids, prompt.replace('{}', in_noun)))
     idx, last = pad(texts)
     is_noun, _ = pad(marks)
     is_noun = is_noun.bool().to(loaded.device)
