@@ -452,6 +452,15 @@ def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
     assert parse_line(line) == (texts[:1], texts[1:], wish)
 
 
+@pytest.mark.parametrize('line, prompt', [
+    ('The farmer {}-> buys', ['The farmer', '', '']),
+    ('The {farmer } -> buys', ['The ', 'farmer', '']),
+    ('The {farmer} will -> buy', ['The ', 'farmer', ' will']), ('a {{ }} -> b', ['a { }'])])
+def test_no_space_ends_a_prompt_with_braces(line, prompt):
+    """A prompt is split around its braces, and does not end in the space before them."""
+    assert parse_line(line)[0] == prompt
+
+
 @pytest.mark.parametrize('name, text', [
     *(('a.txt', line) for line in (
         'the nurse said she', 'nurse said -> xylophone', 'a -> b -> c', '-> b', 'a ->', 'a -> b >',
