@@ -75,7 +75,7 @@ def test_look_back_gives_the_last_block_all_context_that_fits(n, look_back):
     scores = likelihood.score(loaded, pairs, '')
     blocks = [block for _, block in pairs]
     assert sum(blocks, []) == ids
-    assert likelihood.perplexity(scores.logp, n) == pytest.approx(math.exp(-logp / n), rel=1e-5)
+    assert scores.perplexity() == pytest.approx(math.exp(-logp / n), rel=1e-5)
 
 
 def test_bits_per_byte_are_nats_by_ln_2_by_bytes(tmp_path):
@@ -116,19 +116,14 @@ def test_senses_are_worth_what_the_loss_grows_without_them(tmp_path):
     loaded = toy_loaded(padding=9)
     ids = loaded.encode('The nurse smiled. ' * 12)
     rows = pandas.DataFrame(senses_rows(loaded, str(file)))
-    wanted = [perplexity_under(loaded, ids, scale_senses(None, [l], 0.0)) for l in range(4)]
-    wanted.append(perplexity_under(loaded, ids, None))
+    pairs = windows(ids, loaded.eot, loaded.config.block_size)
+    edits = [*(scale_senses(None, [l], 0.0) for l in range(4)), None]
+    wanted = [likelihood.score(replace(loaded, edit=edit), pairs, '').perplexity()
+              for edit in edits]
     assert rows['sense off'].tolist() == [0, 1, 2, 3, 'none']
     assert rows['perplexity'].tolist() == pytest.approx(wanted, rel=1e-5)
     assert rows['nats per token'][2] == pytest.approx(math.log(wanted[2] / wanted[4]), rel=1e-3)
     assert rows['share of o %'].sum() == pytest.approx(100)
-
-
-def perplexity_under(loaded: LoadedModel, ids: list[int], edit) -> float:
-    """Compute the perplexity of a text under an edit."""
-    pairs = windows(ids, loaded.eot, loaded.config.block_size)
-    logp = likelihood.score(replace(loaded, edit=edit), pairs, '').logp
-    return likelihood.perplexity(logp, len(ids))
 
 
 def test_lambada_by_hand(tmp_path):
@@ -242,7 +237,7 @@ def test_repaired_and_broken_are_counted_where_the_edit_acts():
     """Wrong to right counts as a repair, right to wrong as a break, any other change as neither."""
     targets = torch.tensor([[-1, 1, 2, 3, 4]])
     nothing = torch.zeros(targets.shape)
-    before, after = (Scores(targets, nothing, torch.tensor([likeliest]), nothing, nothing)
+    before, after = (Scores(targets, nothing, torch.tensor([likeliest]), nothing)
                      for likeliest in ([-1, 1, 2, 9, 9], [-1, 1, 8, 3, 8]))
     found = measure_edit(before, after)
     assert [found[name] for name in ('changed', 'repaired', 'broken')] == [3, 1, 1]

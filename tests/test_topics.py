@@ -1,4 +1,4 @@
-"""Claims about rucksack/paper/topics.py: how texts are judged, and PPLM."""
+"""Claims about rucksack/paper/topics.py and docs/dev/pplm.py: how texts are written and judged."""
 
 import math
 from functools import partial
@@ -8,6 +8,7 @@ import torch
 from helpers import toy_loaded
 from torch.testing import assert_close
 
+from docs.dev import control, pplm
 from rucksack import toy
 from rucksack.loaded import LoadedModel
 from rucksack.paper import topics
@@ -40,10 +41,10 @@ def test_a_row_has_the_shares_and_the_perplexity_of_its_texts(monkeypatch):
     s = toy_loaded()
     music = [s.eot, *s.encode(' music guitar song the'), s.eot]
     neither = [s.eot, *s.encode(' song music the nurse that said')]
-    texts = {'music': [*music, *s.encode(' song')], 'song': neither}
-    monkeypatch.setattr(topics, 'writer_of', lambda loaded, words, *_: (
-        lambda start, n: torch.tensor([texts[words[0]]])))
-    row, *_ = topics.topic_rows(s, 1, 6, None)
+    music_and_more = [*music, *s.encode(' song')]
+    writers = {label: lambda start, n, ids=ids: torch.tensor([ids])
+               for label, ids in (('music', music_and_more), ('sports', neither))}
+    row, _ = topics.measure(s, 0, writers, 1, 6)
     logp = log_probability(s, music) + log_probability(s, neither)
     assert row['on topic %'] == 50
     assert row['words of the bag %'] == pytest.approx(100 * 3 / (4 + 1 + 6))  # music, guitar; song
@@ -54,7 +55,7 @@ def test_pplm_without_a_step_is_plain_sampling():
     """PPLM with step 0 draws what generate draws, and with step 9 it draws something else."""
     s = toy_loaded(k=0, n_layer=2)
     start = torch.full((5, 1), s.eot)
-    steered = partial(topics.pplm, s.model, start, bag=s.encode(' music guitar'), n=12)
+    steered = partial(pplm.pplm, s.model, start, bag=s.encode(' music guitar'), n=12)
     torch.manual_seed(3)
     plain = s.model.generate(start, 12)
     torch.manual_seed(3)
@@ -70,13 +71,13 @@ def test_steering_raises_the_bag_in_every_text():
     torch.manual_seed(3)
     token = torch.randint(s.encoding.n_vocab, (5,))
     past = torch.randn(2, 5, 8, 48).double()  # layers, texts, tokens, 3 * d
-    plain, _ = topics.read_on(model, token, past)
+    plain, _ = pplm.read_on(model, token, past)
     bag = s.encode(' music guitar')
     chances = []
     for step in (0.0, 0.05, 0.2):
         norms = torch.zeros(2, 5, 1, 1).double()
-        moved = topics.steer(model, token, past, bag, plain.softmax(-1), step, norms)
-        logits, _ = topics.read_on(model, token, moved)
+        moved = pplm.steer(model, token, past, bag, plain.softmax(-1), step, norms)
+        logits, _ = pplm.read_on(model, token, moved)
         chances.append(logits.softmax(-1)[:, bag].sum(-1))
     none, small, large = chances
     assert_close(none, plain.softmax(-1)[:, bag].sum(-1))
@@ -88,11 +89,10 @@ def test_steering_raises_the_bag_in_every_text():
 def test_a_strength_is_the_edit_of_that_strength(strength):
     """A Backpack writes under the topic edit of a bag, with the factors of the strength."""
     s = toy_loaded()
-    bag = ['music', 'guitar']
-    scores, = topic_scores(s.model, s.encoding, [bag])
+    scores, = topic_scores(s.model, s.encoding, [['music']])
     start = torch.full((2, 1), s.eot)
     torch.manual_seed(0)
-    found = topics.writer_of(s, bag, scores, strength)(start, n=6)
+    found = topics.strength_writers(s)[strength]['music'](start, n=6)
     torch.manual_seed(0)
     edit = topic(s.model, scores, STRENGTHS[strength])
     assert torch.equal(found, s.model.generate(start, 6, edit=edit))
@@ -105,3 +105,14 @@ def test_a_topic_leaves_end_of_text_alone():
     wanted = scores_of_bags(s.model, [bag_ids(s.encoding, bag)])
     wanted[:, s.eot] = 0
     assert torch.equal(topic_scores(s.model, s.encoding, [bag]), wanted)
+
+
+def test_strengths_and_steps_share_a_table():
+    """docs.dev.control measures a Backpack's strengths and PPLM's steps; the other model judges."""
+    models = [toy_loaded(), toy_loaded(k=0)]
+    models[0].name = 'ours'
+    models[1].name = 'theirs'
+    rows = control.rows_of(models, [0.2], 1, 4)
+    assert rows['strength or step'].tolist() == [0, 1, 2, 3, 0.2]
+    assert rows['perplexity under theirs'].notna().tolist() == [True] * 4 + [False]
+    assert rows['perplexity under ours'].notna().tolist() == [False] * 4 + [True]

@@ -1,6 +1,7 @@
 """The benchmarks of Table 2: LAMBADA, WikiText and BLiMP, from files or from the Hub."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -9,27 +10,19 @@ import pandas
 from rucksack.cli import quiet_hub
 from rucksack.errors import UserError, user_errors
 from rucksack.loaded import LoadedModel
-from rucksack.paper.likelihood import (
-    bits_per_byte,
-    perplexity,
-    score,
-    score_and_price,
-    windows,
-)
+from rucksack.paper.likelihood import score, score_and_price, windows
 
 WHERE = 'rucksack eval --help says where to find it'
 
 
-def find_files(data: str | None, *names: str) -> list[Path]:
+def find_files(data: str, *names: str) -> list[Path]:
     """Find the files with these names (or globs) in a folder; a file stands for itself."""
-    if data and not Path(data).is_dir():
-        return [Path(data)]
-    files = []
-    if data:
-        files = [file for name in names for file in sorted(Path(data).rglob(name))]
+    path = Path(data)
+    if not path.is_dir():
+        return [path]
+    files = [file for name in names for file in sorted(path.rglob(name))]
     if not files:
-        raise UserError(f'--data {data}: give {" or ".join(names)}, or a folder that has it; '
-                        f'{WHERE}')
+        raise UserError(f'{data} has no {" or ".join(names)}; {WHERE}')
     return files
 
 
@@ -94,7 +87,7 @@ def lambada_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     is_right = (scores.likeliest == scores.targets).all(1)  # (passages,)
     return [{
         'passages': len(pairs),
-        'perplexity': perplexity(scores.logp, len(pairs)),
+        'perplexity': scores.perplexity(len(pairs)),
         'accuracy %': 100 * is_right.double().mean().item()}]
 
 
@@ -145,20 +138,18 @@ def wikitext_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     rows = rows_of(loaded, data, 'wiki.test.raw', ['page'],
                    'EleutherAI/wikitext_document_level', 'wikitext-2-raw-v1', 'test')
     pages = rows['page']
-    n_tokens = 0
     pairs = []
     for page in pages:
         ids = loaded.encode(detokenized(page))
-        n_tokens += len(ids)
         pairs += windows(ids, loaded.eot, loaded.config.block_size, look_back=True)
-    logp = score_and_price(loaded, pairs, 'WikiText').logp
+    scores = score_and_price(loaded, pairs, 'WikiText')
     n_words = sum(len(re.split(r'\s+', page)) for page in pages)
     n_bytes = sum(len(page.encode()) for page in pages)
     return [{
         'pages': len(pages),
-        'perplexity per word': perplexity(logp, n_words),
-        'per token': perplexity(logp, n_tokens),
-        'bits per byte': bits_per_byte(logp, n_bytes)}]
+        'perplexity per word': scores.perplexity(n_words),
+        'per token': scores.perplexity(),
+        'bits per byte': math.log2(scores.perplexity(n_bytes))}]
 
 
 # -----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Print the tables of "Backpack Language Models" (arXiv 2305.16765) for a Backpack and a baseline.
+"""Print the tables of "Backpack Language Models" (arXiv 2305.16765) for Backpacks and Transformers.
 
     rucksack eval all                every table of the paper that you have data for
-    rucksack eval gender --from out/small --baseline out/small_gpt
+    rucksack eval gender --from out/small      also for out/small_gpt, if it exists
     rucksack eval loss out/small out/small_4
 
     loss         Tables 2, 8   perplexity on held-out text
@@ -10,7 +10,7 @@
     blimp        Table 2       choosing the grammatical sentence in a pair
     similarity   Table 4       word similarity, sense by sense (needs --data)
     gender       Table 5       she or he after a role noun, with and without a sense
-    topic        Table 12      topic control, compared with PPLM on the Transformer
+    topic        Table 12      texts of a Backpack under topic control
     senses                     loss on a text with each sense off, and the sense's share of the sum
     examples                   how well a model fulfils the examples (see rucksack edit) in --data
 
@@ -42,7 +42,8 @@ from rucksack.errors import UserError
 from rucksack.files import write_file
 from rucksack.hub.find import BUNDLED
 from rucksack.loaded import LoadedModel, load_model
-from rucksack.paper.gender import estimation_prompts
+from rucksack.paper.gender import read_lists
+from rucksack.paper.lists import ESTIMATION_PROMPTS
 from rucksack.table import FIRST_COLUMN
 from rucksack.verbs import edit_model, make_parser
 
@@ -70,8 +71,6 @@ def eval_parser() -> Parser:
     add('table', metavar='TABLE', choices=['all', *TABLES],
         help='a table from the list above, or all')
     add('runs', nargs='*', metavar='RUN', help='models to compare, instead of --from')
-    add('--baseline', metavar='MODEL',
-        help='Transformer to compare with (default: NAME_gpt next to the model NAME, if it exists)')
     add('--data', metavar='PATH',
         help='benchmark file, or a folder to search for it; for loss and senses, a text file, a '
              'folder in data/ or a .bin file (default: val.bin of the training data); for gender, '
@@ -82,18 +81,25 @@ def eval_parser() -> Parser:
         help='precision of losses and generated texts [bfloat16 on CUDA, else float32]')
     add('--texts', type=int, metavar='N', default=100, help='topic: texts for each topic [100]')
     add('--length', type=int, metavar='N', default=100, help='topic: tokens per text [100]')
-    add('--step-sizes', type=float, nargs='+', metavar='S',
-        help="topic: step sizes of PPLM [the paper's and larger ones; toy models: 0.2 0.3 0.5]")
     return parser
 
 
 def load_models(args: argparse.Namespace) -> list[LoadedModel]:
-    """Load the named runs, or --from and a baseline; with edits, add the first model, edited."""
+    """Load the named runs, or --from; with edits, add the first model, edited.
+
+    The model NAME of --from is compared with NAME_gpt, if it exists and has the same vocabulary.
+    """
     load = partial(load_model, device=args.device, dtype=args.dtype)
     models = [load(name) for name in args.runs or [args.source]]
     own = models[0]
-    if args.baseline or not (args.runs or args.table == 'senses'):
-        models += load_baseline(own, args.baseline, load)
+    beside = own.name.rstrip('/\\') + '_gpt'
+    is_there = beside in BUNDLED or Path(beside).exists()
+    if is_there and not args.runs and args.table not in ('senses', 'topic'):
+        baseline = load(beside)
+        if baseline.tokenizer == own.tokenizer:
+            models.append(baseline)
+        else:
+            print(printable(f'No baseline: {beside} has a different vocabulary'))
     changed = own
     if args.lender:
         changed = lend(own, load(args.lender), args.strength)
@@ -114,54 +120,25 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
 
 def prompts_of(loaded: LoadedModel, args: argparse.Namespace) -> list[Tensor]:
     """Encode a table's prompts, ids (1, T) each: they choose the sense in nurse:she/he."""
-    prompts = []
     if args.table == 'gender':
-        prompts = estimation_prompts(loaded, args.data)
+        nouns, _ = read_lists(args.data)
+        texts = [prompt.replace('{}', noun) for noun in nouns for prompt in ESTIMATION_PROMPTS]
+        return [loaded.read_prompt(text) for text in texts]
     if args.table == 'examples':
-        prompts = [one.prompt for one in read_examples(args.data, loaded)]
-    return [torch.tensor([ids], device=loaded.device) for ids in prompts]
+        examples = read_examples(args.data, loaded)
+        return [torch.tensor([one.prompt], device=loaded.device) for one in examples]
+    return []
 
 
-def load_baseline(own: LoadedModel, name: str | None, load: partial) -> list[LoadedModel]:
-    """Load the Transformer to compare with, by default NAME_gpt, if it exists.
-
-    If the default cannot be used, a line says why. Otherwise, raises UserError.
-    """
-    beside = own.name.rstrip('/\\') + '_gpt'
-    if not name and beside not in BUNDLED and not Path(beside).exists():
-        return []
-    try:
-        baseline = load(name or beside)
-        if baseline.tokenizer != own.tokenizer:
-            raise UserError(f'{baseline.name} and {own.name} have different vocabularies')
-        return [baseline]
-    except UserError as error:
-        if name:
-            raise
-        print(printable(f'No baseline: {error}'))
-        return []
-
-
-def make_table(name: str, models: list[LoadedModel], args: argparse.Namespace):
-    """Measure each model, print the rows, and return them as a DataFrame.
-
-    Raises UserError or OSError if a model or the data cannot be used.
-    """
-    import pandas  # slow to import
-    module = import_module(f'rucksack.paper.{TABLES[name]}')
-    rows_of = getattr(module, f'{name}_rows')
+def measure_of(table: str, args: argparse.Namespace) -> partial:
+    """Make a function that measures one model for a table, with the flags that it takes."""
+    module = import_module(f'rucksack.paper.{TABLES[table]}')
+    rows_of = getattr(module, f'{table}_rows')
     _, *flags = inspect.signature(rows_of).parameters
     options = {flag: getattr(args, flag) for flag in flags}
-    if args.table == 'all' and name in ('loss', 'gender'):
+    if args.table == 'all' and table in ('loss', 'gender'):
         options['data'] = None  # --data has the benchmarks and the word pairs
-    tables = []
-    for loaded in models:
-        rows = rows_of(loaded, **options)
-        tables.append(pandas.DataFrame(rows, [str(loaded)] * len(rows), dtype=object))
-    table = pandas.concat(tables)
-    text = table.to_string(float_format='{:.4f}'.format, na_rep='-')
-    print(f'\n{inspect.getdoc(rows_of)}\n\n{text}', flush=True)
-    return table
+    return partial(rows_of, **options)
 
 
 def run(argv: list[str]) -> None:
@@ -179,16 +156,24 @@ def run(argv: list[str]) -> None:
         print(loaded.about())
     tables = {}
     for name in IN_PAPER if args.table == 'all' else [args.table]:
+        measure = measure_of(name, args)
+        found = []
         try:
-            tables[name] = make_table(name, models, args)
+            for loaded in models:
+                rows = measure(loaded)
+                found.append(pandas.DataFrame(rows, [str(loaded)] * len(rows), dtype=object))
         except (UserError, OSError) as error:
             if args.table != 'all':
                 raise
-            print(printable(f'\n{name}: skipped, {error}'))
+            print(printable(f'\n{name} of {loaded.name}: skipped, {error}'))
+        if not found:
             continue
+        tables[name] = pandas.concat(found)
+        text = tables[name].to_string(float_format='{:.4f}'.format, na_rep='-')
+        print(f'\n{inspect.getdoc(measure.func)}\n\n{text}', flush=True)
         if args.csv:
-            rows = pandas.concat(tables, names=[FIRST_COLUMN, 'model'])
-            write_file(args.csv, rows.to_csv(quoting=csv.QUOTE_NONNUMERIC))
+            all_rows = pandas.concat(tables, names=[FIRST_COLUMN, 'model'])
+            write_file(args.csv, all_rows.to_csv(quoting=csv.QUOTE_NONNUMERIC))
 
 
 main = partial(run_cli, 'rucksack eval', run)

@@ -28,13 +28,6 @@ def read_lists(data: str | None) -> tuple[list[str], list[str]]:
     return nouns or NOUNS, prompts or PROMPTS
 
 
-def estimation_prompts(loaded: LoadedModel, data: str | None) -> list[list[int]]:
-    """Encode the prompts of Table 15 with each noun."""
-    nouns, _ = read_lists(data)
-    return [loaded.encode(prompt.replace('{}', noun))
-            for noun in nouns for prompt in ESTIMATION_PROMPTS]
-
-
 # -----------------------------------------------------------------------------
 # Prompts with a noun.
 
@@ -53,13 +46,15 @@ def prompts_with(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounProm
 
     Raises UserError if a prompt is too long to read.
     """
-    texts = [loaded.encode(prompt.replace('{}', noun)) for prompt in prompts]
-    loaded.needs_length(max(map(len, texts)), 'a prompt has')
     in_noun = '\0' * len(noun.encode())
+    texts = []
     marks = []
-    for prompt, ids in zip(prompts, texts):
+    for prompt in prompts:
+        ids = loaded.encode(prompt.replace('{}', noun))
+        texts.append(ids)
         marks.append(tokens_with_zeros(loaded.encoding, ids, prompt.replace('{}', in_noun)))
     idx, last = pad(texts)
+    loaded.needs_length(idx.shape[1], 'a prompt has')
     is_noun, _ = pad(marks)
     is_noun = is_noun.bool().to(loaded.device)
     return NounPrompts(idx.to(loaded.device), last, is_noun)
@@ -147,7 +142,6 @@ def gender_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     0.05 .. 1. (The paper's code sets no bounds, but penalizes large fractions.)
     """
     nouns, prompts = read_lists(data)
-    singles = loaded.single_tokens(nouns)
     change = 'nouns projected'
     intervene = partial(project_noun, loaded)
     if loaded.config.n_sense:
@@ -155,7 +149,7 @@ def gender_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
         change = f'without sense {sense}'
         scales = [(sense, 1 - fraction) for fraction in FRACTIONS]
         intervene = partial(scale_in_noun, loaded, scales=scales)
-    found = {}  # noun -> ratio and share of they, (3, 2)
+    found = []  # for each noun, ratios and shares of they, (3, 2)
     for noun in progress(nouns, f'gender, {loaded.name}'):
         estimate = intervene(prompts_with(loaded, noun, ESTIMATION_PROMPTS))  # (fractions, 5, 3)
         best = bias_ratio(estimate).argmin().item()
@@ -165,17 +159,18 @@ def gender_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
         she, he, they = p.unbind(-1)  # (3, prompts) each
         share = (they / (she + he)).mean(-1)  # (3,)
         ratio = bias_ratio(logits)  # (3,)
-        found[noun] = torch.stack([ratio, share], dim=-1)
+        found.append(torch.stack([ratio, share], dim=-1))
     changes = ['unedited', change, 'best fraction']
+    of_all = torch.stack(found)  # (nouns, 3, 2)
+    is_single = [bool(loaded.single_tokens([noun])) for noun in nouns]
     rows = []
-    for group in filter(len, (nouns, singles)):
-        of_group = torch.stack([found[noun] for noun in group])  # (nouns, 3, 2)
+    for of_group in filter(len, (of_all, of_all[is_single])):
         means = of_group.mean(0).tolist()
         unedited, _ = means[0]
         for name, (ratio, share) in zip(changes, means):
             rows.append({
                 'change': name,
-                'nouns': len(group),
+                'nouns': len(of_group),
                 'bias ratio': ratio,
                 'reduction %': 100 * (unedited - ratio) / (unedited - 1),
                 'they / (she + he) %': 100 * share})

@@ -1,6 +1,5 @@
 """How likely texts are, token by token, and what an edit changes in that."""
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,13 +27,26 @@ class Scores:
     targets: Tensor    # the next ids
     nats: Tensor       # their losses, -ln p
     likeliest: Tensor  # the likeliest next ids
-    p: Tensor          # their probabilities
     touched: Tensor    # whether an edit changed the senses of the last token read
 
     @property
     def logp(self) -> Tensor:
         """Sum the log-probability of each continuation, in nats: (n,)."""
         return -self.nats.cpu().sum(1, dtype=torch.double)
+
+    @property
+    def n_tokens(self) -> int:
+        """Count the tokens of all continuations."""
+        return (self.targets != -1).sum().item()
+
+    def perplexity(self, n: int | None = None) -> float:
+        """Compute exp of the nats of all continuations, divided by n, by default their tokens.
+
+        With n words or bytes, it does not depend on the tokenizer. Infinity if it is too large.
+        """
+        if n is None:
+            n = self.n_tokens
+        return (-self.logp.sum() / n).exp().item()
 
 
 @torch.no_grad()
@@ -59,7 +71,6 @@ def score(loaded: LoadedModel, pairs: list[Pair], what: str) -> Scores:
         targets,
         nats=nothing,
         likeliest=targets.clone(),
-        p=nothing.clone(),
         touched=nothing.bool())
     tokens = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // c.vocab_size)
     size = max(1, tokens // idx.shape[1])
@@ -75,8 +86,6 @@ def score(loaded: LoadedModel, pairs: list[Pair], what: str) -> Scores:
         next_ids = targets[places]  # (m,)
         scores.nats[places] = F.cross_entropy(logits, next_ids, reduction='none')
         scores.likeliest[places] = logits.argmax(-1)
-        probs = logits.softmax(-1)
-        scores.p[places] = probs.amax(-1)
         scores.touched[places] = touched[row, position]
     return scores
 
@@ -106,23 +115,12 @@ def windows(ids: list[int], before: int, block_size: int, look_back: bool = Fals
     it or, with look_back, the block_size tokens before it, of which score reads as many as fit.
     """
     ids = [before, *ids]
+    n_context = block_size if look_back else 1
     pairs = []
     for start in range(1, len(ids), block_size):
-        first = max(0, start - block_size) if look_back else start - 1
-        context = ids[first:start]
-        continuation = ids[start:start + block_size]
-        pairs.append((context, continuation))
+        context = ids[max(0, start - n_context):start]
+        pairs.append((context, ids[start:start + block_size]))
     return pairs
-
-
-def perplexity(logp: Tensor, n: int) -> float:
-    """Compute exp(-sum(logp) / n), for log-probabilities in nats; infinity if it is too large."""
-    return (-logp.sum() / n).exp().item()
-
-
-def bits_per_byte(logp: Tensor, n_bytes: int) -> float:
-    """Compute log2 of the perplexity per byte, which does not depend on the tokenizer."""
-    return -logp.sum().item() / n_bytes / math.log(2)
 
 
 # -----------------------------------------------------------------------------
@@ -134,7 +132,7 @@ def measure_edit(before: Scores, after: Scores) -> dict[str, float]:
 
     A position that turns from wrong to right is repaired; one from right to wrong is broken.
     """
-    n = (before.targets != -1).sum().item()
+    n = before.n_tokens
     loss = -before.logp.sum() / n
     price = (before.logp - after.logp).sum() / n
     changed = before.likeliest != after.likeliest  # (n, T)

@@ -12,12 +12,7 @@ from rucksack.data import data_id, read_bin, read_meta
 from rucksack.documents import read_documents
 from rucksack.errors import UserError, user_errors
 from rucksack.loaded import LoadedModel
-from rucksack.paper.likelihood import (
-    bits_per_byte,
-    perplexity,
-    score_and_price,
-    windows,
-)
+from rucksack.paper.likelihood import score_and_price, windows
 
 
 def read_ids(path: Path, loaded: LoadedModel) -> list[int]:
@@ -69,16 +64,15 @@ def loss_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     """
     ids, path = held_out(loaded, data)
     pairs = windows(ids, loaded.eot, loaded.config.block_size)
-    logp = score_and_price(loaded, pairs, 'loss').logp
-    without_ends = [i for i in ids if i != loaded.eot]
-    text = loaded.encoding.decode_bytes(without_ends)
+    scores = score_and_price(loaded, pairs, 'loss')
+    text = loaded.encoding.decode_bytes([i for i in ids if i != loaded.eot])
     n = count_parameters(loaded.model)
     return [{
         'senses': loaded.config.n_sense,
         'parameters, M': n['total'] / 1e6,
         'contextual, M': n['contextualizer'] / 1e6,
-        'perplexity': perplexity(logp, len(ids)),
-        'bits per byte': bits_per_byte(logp, len(text)),
+        'perplexity': scores.perplexity(),
+        'bits per byte': math.log2(scores.perplexity(len(text))),
         'on tokens': len(ids),
         'of': str(path)}]
 
@@ -110,9 +104,8 @@ def senses_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
                 loss = F.cross_entropy(logits.float(), targets, reduction='sum')
                 sums[0, l] += loss.item()
         lengths = parts.norm(dim=-1)  # (k, T)
-        share = lengths / lengths.sum(0)
         on_itself = alpha.diagonal(dim1=-2, dim2=-1)  # (k, T)
-        sums[1, :k] += share.sum(1).cpu()
+        sums[1, :k] += (lengths / lengths.sum(0)).sum(1).cpu()
         sums[2, :k] += on_itself.sum(1).cpu()
     nats, share, on_itself = (sums / len(ids)).tolist()  # (k + 1,) each
     rows = []

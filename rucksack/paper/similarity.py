@@ -11,7 +11,7 @@ from rucksack import toy
 from rucksack.cli import progress
 from rucksack.errors import UserError, user_errors
 from rucksack.loaded import LoadedModel
-from rucksack.paper.benchmarks import find_files
+from rucksack.paper.benchmarks import WHERE, find_files
 from rucksack.words import inside_text
 
 # The paper's sets, and the columns of the words and the score.
@@ -67,10 +67,8 @@ def read_pairs(path: Path, field: list[int] | None) -> pandas.DataFrame:
         table = read_table(path)
         field = field or SETS.get(path.name)
         if not field and len(table.columns) > 3:
-            first_row = enumerate(table.iloc[0], 1)
-            listed = ', '.join(f'{n} {cell}' for n, cell in first_row)
-            raise UserError('which columns are the two words and the score? Give --field with '
-                            f'three of these numbers: {listed}')
+            raise UserError(f'which of its {len(table.columns)} columns are the two words and the '
+                            'score? Give their numbers, as in --field 1 2 4')
         field = field or [1, 2, 3]
         first, second, score = [table[n - 1].str.strip() for n in field]
         pairs = pandas.DataFrame({'first': first, 'second': second, 'score': numbers_in(score)})
@@ -91,6 +89,8 @@ def similarity_data(loaded: LoadedModel, data: str | None, field: list[int] | No
         pairs = pandas.DataFrame(toy.SYNONYMS)
         n = len(toy.ADJECTIVES.split(','))
         return {'adjectives': pairs[:n], 'adverbs': pairs[n:]}
+    if data is None:
+        raise UserError(f'similarity needs --data; {WHERE}')
     files = find_files(data, *SETS)
     return {file.stem: read_pairs(file, field) for file in files}
 
@@ -129,8 +129,7 @@ def similarities(loaded: LoadedModel, pairs: pandas.DataFrame) -> pandas.DataFra
 
 def correlations(found: pandas.DataFrame) -> pandas.Series:
     """Compute Spearman's correlation of each column with the last, people's scores."""
-    with_each_other = found.rank().corr()
-    return with_each_other.iloc[:-1, -1]
+    return found.corr('spearman').iloc[:-1, -1]
 
 
 def standard_errors(found: pandas.DataFrame) -> pandas.Series:
