@@ -35,7 +35,7 @@ ROWS = [
     (tables, 'loss --data out', 'out/val.bin', 'out'),
     (tables, 'loss --edit "topic music"', 'topic', 'out'),
     (tables, 'gender --from english_gpt --edit nurse:10', '--edit', 'out'),
-    (tables, 'similarity --data .', '--data', 'out'), (tables, 'blimp', 'toy', 'out'),
+    (tables, 'similarity --data .', 'SimLex-999.txt', 'out'), (tables, 'blimp', 'toy', 'out'),
     (prepare, 'stories', '--text', 'tiny'), (prepare, 'toy --merges 300', '--merges', 'tiny'),
     (prepare, 'x --text none.txt', 'none.txt', 'tiny'),
     (prepare, 'x --text data/tiny/val.bin --merges 300', 'val.bin', 'tiny'),
