@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
+@pytest.fixture(scope='session')
 def gpt2():
     """Load GPT-2's encoding, or skip the test if it is not available."""
     if not VOCABULARY.is_dir():
