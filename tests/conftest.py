@@ -13,7 +13,7 @@ from helpers import TOY, VOCABULARY, World, make_data
 # On any machine, tests run on the CPU: elsewhere, other random numbers give other texts.
 torch.cuda.is_available = torch.backends.mps.is_available = lambda: False
 if VOCABULARY.is_dir():
-    os.environ.setdefault('TIKTOKEN_CACHE_DIR', str(VOCABULARY))
+    os.environ['TIKTOKEN_CACHE_DIR'] = str(VOCABULARY.resolve())  # tests change folder
 
 
 @pytest.fixture
