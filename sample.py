@@ -21,8 +21,7 @@ weight alpha. Print the next words before and after it, then texts without and w
 
 [nurse] is the id of " nurse" and, if it is one token, of "nurse" without the space, as at the start
 of a text (a word of several tokens is edited at its last). The edit acts wherever the word stands,
-in the prompt and in new text. For other looks at a model, python -m rucksack lists verbs.
-Paper: arXiv 2305.16765.
+in the prompt and in new text. python -m rucksack lists other commands. Paper: arXiv 2305.16765.
 """
 
 import argparse

@@ -207,11 +207,14 @@ def occurrences(idx: Tensor, words: Words) -> Tensor:
     """
     if isinstance(words, tuple):
         raise TypeError(f'put a word of several tokens in a list: [{words}]')
-    is_end = torch.full_like(idx, words is None, dtype=torch.bool)  # (B, T); None: everywhere
-    for word in words or []:
+    if words is None:  # everywhere
+        return torch.ones_like(idx, dtype=torch.bool)[..., None, None]
+    is_end = torch.zeros_like(idx, dtype=torch.bool)  # (B, T)
+    for word in words:
         pieces = word if isinstance(word, tuple) and word else (word,)
         ids = [operator.index(piece) for piece in pieces]  # index raises TypeError for text
-        is_end |= sequence_ends(idx, idx.new_tensor([ids]))[..., 0]
+        if min(ids) >= 0:  # in a sequence, -1 would stand for any id
+            is_end |= sequence_ends(idx, idx.new_tensor([ids]))[..., 0]
     return is_end[..., None, None]
 
 
@@ -263,10 +266,7 @@ def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
     logits = model.project(C)[..., :V]  # (n, k, V)
     largest = logits.amax(-1).to(dtype)  # (n, k)
     largest = largest.clamp(min=1e-6)  # bounds the score if no logit is positive
-    totals = []
-    for bag in bags:
-        of_bag = logits[..., bag]  # (n, k, ids)
-        totals.append(of_bag.sum(-1, dtype=dtype))  # (n, k)
+    totals = [logits[..., bag].sum(-1, dtype=dtype) for bag in bags]  # (n, k) each
     return torch.stack(totals, dim=-1) / largest[..., None]
 
 

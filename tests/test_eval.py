@@ -101,6 +101,14 @@ def test_a_baseline_with_other_words_is_left_out(capsys):
     assert 'Transformer' not in text
 
 
+def test_a_baseline_without_a_checkpoint_is_left_out(capsys):
+    """While NAME_gpt has no checkpoint yet, NAME is measured alone, and a line says so."""
+    Path('out/run_gpt/ckpt.pt').unlink()
+    text = say(capsys, 'loss', '--from=out/run', '--data=tiny')
+    assert 'No baseline: ' in text
+    assert 'Transformer' not in text
+
+
 def test_data_with_other_words_is_refused(capsys):
     """A dataset with as many words, but different ones, is refused by name."""
     change_words('out/run_2')

@@ -46,7 +46,18 @@ NOT_FINITE = lively(vocab_size=260)
 NOT_FINITE.wte.weight.data[3, 3] = torch.nan
 OTHER_SPLIT = tiktoken.Encoding('other', pat_str='.', mergeable_ranks=ENCODING._mergeable_ranks,
                                 special_tokens=ENCODING._special_tokens)
+
+
+class Positional(Averages):
+    """A contextualizer of another kind that has position embeddings too."""
+
+    def __init__(self, d: int):
+        super().__init__(d, d)
+        self.wpe = torch.nn.Embedding(8, d)
+
+
 REFUSED = {
+    'is a GPT-2': (Backpack(CONFIG, contextualizer=Positional(8)), ENCODING),
     'contextualizer': (Backpack(CONFIG, contextualizer=Averages(8, 8)), ENCODING),
     '260': (lively(vocab_size=261), ENCODING),
     'wte.weight': (NOT_FINITE, ENCODING),

@@ -19,7 +19,7 @@ from rucksack.edits.examples import Example, parse_line, parse_row, read_example
 from rucksack.edits.learning import learn
 from rucksack.edits.lines import make_edit, parse_lines
 from rucksack.edits.neighbours import neighbours_of
-from rucksack.edits.positions import read
+from rucksack.edits.positions import Positions, read
 from rucksack.edits.shifts import Shift, load_shift, make_shift, save_shift
 from rucksack.errors import UserError
 from rucksack.loaded import load_model
@@ -454,6 +454,7 @@ def test_a_line_is_a_prompt_and_continuations(line, texts, wish):
 
 @pytest.mark.parametrize('line, prompt', [
     ('The farmer {}-> buys', ['The farmer', '', '']),
+    ('The farmer { } -> buys', ['The farmer', '', '']),
     ('The {farmer } -> buys', ['The ', 'farmer', '']),
     ('The {farmer} will -> buy', ['The ', 'farmer', ' will']), ('a {{ }} -> b', ['a { }'])])
 def test_no_space_ends_a_prompt_with_braces(line, prompt):
@@ -516,3 +517,13 @@ def test_success_is_as_published(wish, value, expected):
     """Success means p >= 0.2, p < 0.001, at least 16 times as likely, or at most 1.5 times."""
     b = [2] if wish in ('order', 'equal') else []
     assert Example('', [3], [1], b, wish).is_fulfilled(torch.tensor(value)) == expected
+
+
+def test_a_wish_grows_until_it_is_fulfilled(monkeypatch):
+    """A wish is fulfilled even if the predictions to hold are those at its own position."""
+    monkeypatch.setattr(learning, 'RATE', 1)
+    example = Example('', [1], [0])
+    o = torch.tensor([[-4.0, 0, 0, 0, 0, 0, 0, 0]])  # logits, since E is the identity
+    place = Positions(torch.tensor([0]), o, torch.ones(1, 1), torch.eye(8), example)
+    vectors = learning.fit([place], [replace(place, example=None)], hold=100, urgency=10)
+    assert place.logp(vectors).exp().item() >= 0.19

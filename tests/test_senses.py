@@ -248,3 +248,12 @@ def test_the_gauge_tells_senses_that_read_the_text(monkeypatch):
     assert on_current[:2].tolist() == pytest.approx([1, alike])
     assert moved[:2].tolist() == [0, 0]
     assert moved[2] > 0.5
+
+
+@pytest.mark.parametrize('words, found', [
+    (torch.tensor([0]), [True, False, False]), (torch.tensor([1, 2]), [False, True, True]),
+    ([-1], [False, False, False]), ([(1, 2)], [False, False, True]), ([], [False, False, False])])
+def test_words_are_found_where_their_ids_stand(words, found):
+    """Words may be a tensor of ids; an id that no vocabulary has, and no words, stand nowhere."""
+    idx = torch.tensor([[0, 1, 2]])
+    assert senses.occurrences(idx, words).flatten().tolist() == found

@@ -129,7 +129,7 @@ def parse_line(line: str) -> tuple[list[str], list[str], str]:
     match = re.fullmatch(rf'{prompt}\s*(?<!-)(-/?>)\s*{text}(?:\s+([>|])\s*{text})?', line)
     if match:
         prompt, arrow, a, between, b = match.groups('')
-        prompt = re.sub(r'\s+(\{?\})$', r'\1', prompt)  # no space may end the text
+        prompt = re.sub(r'\s*(\{?)\s*\}$', r'\1}', prompt)  # no space may end the text
         pieces = [piece.replace('{{', '{').replace('}}', '}') for piece in BRACE.split(prompt)]
         for name, wish in WISHES.items():
             if (wish.arrow, wish.between) == (arrow, between):

@@ -18,7 +18,7 @@ from rucksack.errors import UserError
 from rucksack.hub.find import WEIGHTS
 from rucksack.hub.published import BODY, FIXED, RENAMED, SIZE_NAMES, is_transposed
 from rucksack.loaded import load_model
-from rucksack.model import GPT, Backpack, Config
+from rucksack.model import GPT, Backpack, Config, Contextualizer
 from rucksack.tokenizer import load_tokenizer, tokenizer_files
 from rucksack.verbs import make_parser
 
@@ -38,7 +38,7 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
     folder = Path(folder).expanduser().resolve()
     if folder.exists():
         raise UserError(f'{folder} exists; give the name of a new folder')
-    if not hasattr(model.contextualizer, 'wpe'):  # its position embeddings
+    if type(model.contextualizer) is not Contextualizer:
         raise UserError('only a Backpack whose contextualizer is a GPT-2 can be exported')
     encoding = load_tokenizer(tokenizer)
     weights = to_published_names(model, dtype)

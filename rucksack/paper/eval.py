@@ -95,11 +95,13 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     beside = own.name.rstrip('/\\') + '_gpt'
     is_there = beside in BUNDLED or Path(beside).exists()
     if is_there and not args.runs and args.table not in ('senses', 'topic'):
-        baseline = load(beside)
-        if baseline.tokenizer == own.tokenizer:
+        try:
+            baseline = load(beside)
+            if baseline.tokenizer != own.tokenizer:
+                raise UserError(f'{beside} has a different vocabulary')
             models.append(baseline)
-        else:
-            print(printable(f'No baseline: {beside} has a different vocabulary'))
+        except UserError as error:
+            print(printable(f'No baseline: {error}'))
     changed = own
     if args.lender:
         changed = lend(own, load(args.lender), args.strength)
