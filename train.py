@@ -6,9 +6,9 @@
 
 Flags override config files, which override the defaults below. A run writes ckpt.pt (latest state),
 best.pt (lowest validation loss) and log.csv to its folder in out/. --init_from=resume continues it
-with its settings; it may change max_iters, eval_interval, keep_every, log_interval, device, compile
-and wandb_log. On a CPU with one or two processes, a run that was killed and resumed ends with the
-same bits as one that was not. Elsewhere, sums may be rounded differently.
+with its settings; it may change max_iters, eval_interval, log_interval, device, compile and
+wandb_log. On a CPU with one or two processes, a run that was killed and resumed ends with the same
+bits as one that was not. Elsewhere, sums may be rounded differently.
 
 Start reading at "The loop" in train(), then read train() from its top.
 To this script a Backpack is a module that returns a loss; rucksack.model, which is ./model.py, says
@@ -68,7 +68,6 @@ class Settings:
     grad_clip: float = 1.0  # clip gradients to this norm (0: never)
     eval_interval: int = 1000  # steps between evaluations; each saves a checkpoint
     eval_iters: int = 100  # validation batches per evaluation, the same each time
-    keep_every: int = 0  # keep a checkpoint every N steps, as ckpt-STEP.pt (0: never)
     log_interval: int = 10  # steps between log lines
     wandb_log: bool = False  # also log to Weights & Biases, project $WANDB_PROJECT
     device: str = 'auto'  # auto, cpu, cuda, cuda:N or mps
@@ -254,8 +253,6 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
                 if s.optimizer == 'muon':
                     row['muon_lr'] = scale * s.muon_lr
                 out.log(step, row)
-            if s.keep_every and step % s.keep_every == 0:
-                save(f'ckpt-{step}.pt')
         if step != saved_step:  # stopped between evaluations
             save('ckpt.pt')
     if stop and not is_done:

@@ -99,18 +99,15 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
     format of stanfordnlp/backpack-gpt2 or gpt2; the name of such a repository on the Hugging Face
     Hub; or a bundled model, such as 'english'. Raises UserError if the files do not match.
     """
-    from rucksack.hub.published import from_nanogpt, from_published
+    from rucksack.hub.published import from_published
     path = find(source)
     tokenizer = tokenizer_of(path)
-    checkpoint = load_file(path) if path.is_file() else None
     with user_errors(path):
         n_ids = vocab_size(tokenizer) if tokenizer else math.inf
-        if checkpoint is None:
+        if path.is_dir():
             model = from_published(path, n_ids)
-        elif 'model_args' in checkpoint:
-            model = from_nanogpt(checkpoint, n_ids)
         else:
-            model = from_checkpoint(checkpoint)
+            model = from_checkpoint(load_file(path))
         n_vocab = model.config.n_vocab
         if tokenizer and n_ids != n_vocab:
             raise UserError(f'its tokenizer has {n_ids:,} ids, but its model has {n_vocab:,}; use '
@@ -146,7 +143,7 @@ def newest_backpack() -> str:
     """Name the folder in out/ whose Backpack was saved last, or else english."""
     files = sorted(Path('out').glob('*/ckpt.pt'), key=lambda path: path.stat().st_mtime)
     for path in reversed(files):
-        config = load_file(path, mmap=True).get('model_config', {})  # nanoGPT's files have none
+        config = load_file(path, mmap=True).get('model_config', {})
         if config.get('n_sense'):
             return str(path.parent)
     return 'english'

@@ -5,7 +5,6 @@ import csv
 import difflib
 import inspect
 import math
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -138,9 +137,9 @@ def out_dir_of(s, flags: set[str], configs: list[str]) -> str:
 
 
 def refuse_to_replace(folder: Path) -> None:
-    """Raise UserError if a folder has log.csv, ckpt.pt, best.pt or a ckpt-STEP.pt."""
-    for file in folder.glob('*'):  # none if another process has yet to make the folder
-        if re.fullmatch(r'log\.csv|(ckpt|ckpt-\d+|best)\.pt', file.name):
+    """Raise UserError if a folder has log.csv, ckpt.pt or best.pt."""
+    for file in (folder / 'log.csv', folder / 'ckpt.pt', folder / 'best.pt'):
+        if file.exists():
             raise UserError(f'{file} exists; continue the run with --init_from=resume, '
                             'replace it with --overwrite, or choose another --out_dir')
 
@@ -152,7 +151,6 @@ class RunFolder:
         self.s = s
         self.path = Path(s.out_dir)
         self.is_first = rank == 0
-        self.is_new = not checkpoint
         self.rows = [','.join(COLUMNS) + '\n', *self.rows_until(checkpoint.get('step'))]
         self.wandb = None
         self.wandb_id = checkpoint.get('wandb_id')
@@ -165,7 +163,7 @@ class RunFolder:
     def rows_until(self, step: int | None) -> list[str]:
         """Read the rows of log.csv up to a step; a new run has none."""
         path = self.path / 'log.csv'
-        if self.is_new or not path.exists():
+        if step is None or not path.exists():
             return []
         rows = path.read_text().splitlines(keepends=True)[1:]
         whole = [row for row in rows if row.endswith('\n')]  # a kill can cut the last row short
@@ -207,9 +205,4 @@ class RunFolder:
         """Save a checkpoint; the time this takes does not count as training time."""
         if self.is_first:
             save(self.path / name, state)
-            if self.is_new:
-                self.is_new = False
-                for file in self.path.glob('ckpt-*.pt'):  # an older run's
-                    if file.stem.removeprefix('ckpt-').isdigit():
-                        file.unlink()
         self.start_clock(state['step'])

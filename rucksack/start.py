@@ -10,8 +10,7 @@ from rucksack.model import GPT, Backpack, Config
 
 # Settings that a resumed run may change: how long it runs, how often it reports, and where.
 # max_iters changes the schedule; device and compile change rounding and dropout masks.
-STEERING = {
-    'max_iters', 'eval_interval', 'keep_every', 'log_interval', 'device', 'compile', 'wandb_log'}
+STEERING = {'max_iters', 'eval_interval', 'log_interval', 'device', 'compile', 'wandb_log'}
 
 
 def load_run(s, flags: set[str]) -> tuple:
@@ -23,10 +22,8 @@ def load_run(s, flags: set[str]) -> tuple:
     path = Path(s.out_dir, 'ckpt.pt')
     hint = f'to fine-tune its parameters, use --init_from={path} and another --out_dir'
     checkpoint = load_file(path)
-    free = flags & STEERING | {'out_dir', 'init_from', 'overwrite'}
+    free = flags & STEERING | {'out_dir', 'init_from', 'overwrite', 'keep_every'}  # an old setting
     with user_errors(path, hint):
-        if 'optimizers' not in checkpoint:
-            raise ValueError('it has no optimizers')
         decided = {name: x for name, x in checkpoint['settings'].items() if name not in free}
         s = with_decided(s, flags, decided)
         if checkpoint['data'] != data_id(read_meta(data_folder(s.dataset))):

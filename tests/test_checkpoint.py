@@ -40,7 +40,7 @@ def finish_run(run: list[str]) -> None:
 @pytest.mark.parametrize('rate', [0.01, 0.2])  # every evaluation is a new best, or only the first
 def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
     """A run killed before any open, rename or removal resumes and ends in the same bits."""
-    run = [*RUN, f'--learning_rate={rate}', '--keep_every=3']
+    run = [*RUN, f'--learning_rate={rate}']
     assert finish(start(*run, '--out_dir=out/whole')) == 0
     for n in itertools.count(1):
         die = partial(at_change, n, partial(signal.raise_signal, signal.SIGKILL))
@@ -112,7 +112,7 @@ def test_a_run_locks_its_folder_before_it_looks_into_it(tiny, capsys, monkeypatc
     assert checkpoint()['step'] == 6
 
 
-@pytest.mark.parametrize('name', ['ckpt.pt', 'best.pt', 'ckpt-3.pt', 'log.csv'])
+@pytest.mark.parametrize('name', ['ckpt.pt', 'best.pt', 'log.csv'])
 def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
     """Weights in the folder, or a log that no run wrote, are kept and named in the error."""
     path = Path('out/run', name)
@@ -125,7 +125,7 @@ def test_a_run_is_not_replaced_without_overwrite(name, tiny, capsys):
 
 def test_overwrite_keeps_checkpoints_until_the_new_run_has_saved(tiny):
     """If the new run's first loss is not finite, all old checkpoints and the log stay."""
-    train.main([*RUN, '--keep_every=3'])
+    train.main(RUN)
     before = {path.name: path.read_bytes() for path in Path('out/run').iterdir()}
     state = checkpoint()
     state['model']['wte.weight'].fill_(1e30)
@@ -135,14 +135,24 @@ def test_overwrite_keeps_checkpoints_until_the_new_run_has_saved(tiny):
     assert before == {path.name: path.read_bytes() for path in Path('out/run').iterdir()}
 
 
-def test_overwrite_removes_the_files_of_a_run_alone(tiny):
-    """An older run's weights are removed; other files stay."""
+def test_overwrite_replaces_the_files_of_a_run_alone(tiny):
+    """A person's own files in the folder stay."""
     train.main(RUN)
-    mine = ['ckpt-3-mine.pt', 'mine.pt', 'notes.txt']
-    for name in ['ckpt-3.pt', *mine]:
+    mine = ['ckpt-3.pt', 'notes.txt']
+    for name in mine:
         Path('out/run', name).touch()
     train.main([*RUN, '--overwrite'])
     assert sorted(os.listdir('out/run')) == sorted(['best.pt', 'ckpt.pt', 'log.csv', *mine])
+
+
+def test_a_run_with_an_old_setting_is_resumed(tiny):
+    """A checkpoint may name keep_every, which is gone: it changed no bits."""
+    train.main(RUN)
+    state = checkpoint()
+    state['settings']['keep_every'] = 3
+    torch.save(state, 'out/run/ckpt.pt')
+    train.main([*RUN, '--init_from=resume', '--max_iters=8'])
+    assert checkpoint()['step'] == 8
 
 
 @pytest.mark.parametrize('damage', ['cut short', 'one bit', 'a weight less'])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import TRANSFORMERS
-from safetensors.torch import load_file
 
 from rucksack import prepare
 from rucksack.checkpoint import make_model
@@ -194,30 +193,6 @@ def test_rows_beyond_the_ids_of_the_tokenizer_are_padding():
     export(a_gpt(vocab_size=250), CUT, 'short')
     with pytest.raises(UserError, match='260'):
         from_pretrained('short')
-
-
-@pytest.mark.parametrize('bias', [True, False])
-def test_a_checkpoint_of_nanogpt_is_a_transformer(bias, capsys):
-    """nanoGPT's 50,304 rows are padded GPT-2 ids; a notice says what is missing or assumed."""
-    model = a_gpt(vocab_size=50304)
-    export(model, CUT, 'exported')
-    state = {}
-    for name, weight in load_file('exported/model.safetensors').items():
-        is_linear = weight.dim() == 2 and '.h.' in name
-        if bias or not name.endswith('.bias'):
-            state[f'_orig_mod.{name}'] = weight.T.contiguous() if is_linear else weight
-    state['_orig_mod.lm_head.weight'] = state['_orig_mod.transformer.wte.weight']
-    c = model.config
-    args = dict(n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, block_size=c.block_size,
-                bias=bias, vocab_size=c.vocab_size, dropout=0.0)
-    kept = {'model': state, 'model_args': args, 'iter_num': 5, 'optimizer': {}, 'config': {}}
-    torch.save(kept, 'ckpt.pt')
-    found, tokenizer = from_pretrained('ckpt.pt')
-    idx = torch.arange(8)[None]
-    assert torch.equal(found(idx), model.eval()(idx))  # new biases are 0
-    assert found.config.n_vocab == 50257
-    assert tokenizer == GPT2
-    assert 'assuming' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('kind', ['<u4', '>u4'])

@@ -4,7 +4,6 @@ import itertools
 import math
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -259,17 +258,6 @@ def test_a_run_leaves_torch_as_it_was(tiny):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_keep_every_keeps_weights_and_changes_no_run(tiny):
-    """Keeping weights does not change a run's bits; a resumed run can keep them at other steps."""
-    train.main([*SMALL, '--max_iters=7', '--out_dir=out/whole'])
-    train.main([*SMALL, '--max_iters=3', '--keep_every=3'])
-    same(weights_of('out/run/ckpt-3.pt'), dict(checkpoint()['model']))
-    train.main([*SMALL, '--max_iters=7', '--keep_every=5', '--init_from=resume'])
-    kept = [path.name for path in Path('out/run').glob('ckpt-*.pt')]
-    assert sorted(kept) == ['ckpt-3.pt', 'ckpt-5.pt']
-    same(checkpoint('out/whole')['model'], checkpoint()['model'])
-
-
 def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
     """A gradient whose square is infinite stops the run before its moment is saved."""
     real = torch.nn.utils.clip_grad_norm_
@@ -287,13 +275,12 @@ def test_a_single_overflow_stops_a_run(tiny, capsys, monkeypatch):
     assert checkpoint()['step'] == 0
 
 
-@pytest.mark.parametrize('keep_every', [0, 1])
-def test_a_run_that_diverges_keeps_its_best_and_last_state(keep_every, tiny):
+def test_a_run_that_diverges_keeps_its_best_and_last_state(tiny):
     """Even if no log line was due, the states that were saved are finite, and the best stays."""
     with pytest.raises(SystemExit, match='1'):
         train.main([*SMALL, '--learning_rate=3', '--weight_decay=3', '--grad_clip=0',
                     '--warmup_iters=100', '--eval_interval=3', '--log_interval=60',
-                    '--max_iters=60', f'--keep_every={keep_every}'])
+                    '--max_iters=60'])
     best = torch.load('out/run/best.pt', weights_only=True)
     losses = {int(row['step']): float(row['val_loss']) for row in evaluations()}
     assert losses[best['step']] == min(losses.values())

@@ -50,14 +50,12 @@ def tokenizer_of(source: str | Path) -> dict | None:
     if str(source).endswith('.json'):
         return read_tokenizer(Path(source).expanduser())
     path = find(source)
-    if path.is_dir():
-        settings = load_json(path / 'config.json')
-        tokenizer = read_tokenizer(path, settings.get('eos_token_id'))
-    else:
+    if path.is_file():
         from rucksack.checkpoint import load_file  # here: it needs torch
-        checkpoint = load_file(path, mmap=True)
-        settings = checkpoint.get('model_args', {})  # nanoGPT's
-        tokenizer = checkpoint.get('tokenizer')
+        with user_errors(path):
+            return load_file(path, mmap=True)['tokenizer']
+    settings = load_json(path / 'config.json')
+    tokenizer = read_tokenizer(path, settings.get('eos_token_id'))
     if tokenizer is None and 0 <= settings.get('vocab_size', 0) - GPT2_VOCAB < 256:
         print(f"{path} has no tokenizer; assuming GPT-2's", file=sys.stderr)
         tokenizer = GPT2

@@ -1,4 +1,4 @@
-"""Load published weights: Backpacks as stanfordnlp/backpack-gpt2, GPT-2s, and nanoGPT's files."""
+"""Load published weights: Backpacks as stanfordnlp/backpack-gpt2, and GPT-2s."""
 
 import re
 from pathlib import Path
@@ -46,8 +46,8 @@ def is_transposed(name: str) -> bool:
     return name.startswith(('h.', 'backpack.sense_network.')) and '.c_' in name
 
 
-def to_our_names(state: dict[str, Tensor], has_conv: bool = True) -> dict[str, Tensor]:
-    """Rename weights to our names, and transpose those of Conv1D layers if the file has such.
+def to_our_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename weights to our names, and transpose those of Conv1D layers.
 
     Raises ValueError if copies of tied weights differ.
     """
@@ -55,9 +55,9 @@ def to_our_names(state: dict[str, Tensor], has_conv: bool = True) -> dict[str, T
     for key, weight in state.items():
         if key.endswith(('.attn.bias', '.attn.masked_bias')):  # a mask
             continue
-        theirs = re.sub(rf'^(_orig_mod\.)?(transformer\.|{BODY})?', '', key)
+        theirs = re.sub(rf'^(transformer\.|{BODY})?', '', key)
         theirs = COPIES.get(theirs, theirs)
-        if has_conv and is_transposed(theirs):
+        if is_transposed(theirs):
             weight = weight.t()  # a bias stays as it is
         ours, prefix = next(pair for pair in RENAMED.items() if theirs.startswith(pair[1]))
         name = ours + theirs.removeprefix(prefix)
@@ -99,17 +99,3 @@ def config_from_json(settings: dict, n_ids: float) -> Config:
                 'n_vocab': min(settings['vocab_size'], n_ids)}
     settings = defaults | settings
     return Config(**{ours: settings[theirs] for theirs, ours in SIZE_NAMES.items()})
-
-
-def from_nanogpt(checkpoint: dict, n_ids: float) -> GPT:
-    """Load a Transformer that nanoGPT's train.py saved; biases that it lacks are 0.
-
-    NOTE: nanoGPT computes GELU exactly; ours is GPT-2's approximation, so logits differ slightly.
-    """
-    args = checkpoint['model_args']
-    weights = to_our_names(checkpoint['model'], has_conv=False)
-    if not args.pop('bias'):
-        for name, weight in list(weights.items()):
-            if not name.endswith(('wte.weight', 'wpe.weight')):
-                weights[name.replace('.weight', '.bias')] = torch.zeros(len(weight))
-    return model_with(Config(**args, n_vocab=min(args['vocab_size'], n_ids), n_sense=0), weights)
