@@ -32,7 +32,7 @@ from rucksack.cli import Parser, number, progress, run_cli
 from rucksack.data import BIN_DTYPE, data_folder, sha256_of_start
 from rucksack.errors import UserError
 from rucksack.files import atomic, locked_folder
-from rucksack.tokenizer import encode_all, gpt2_tokenizer, load_tokenizer, words_tokenizer
+from rucksack.tokenizer import GPT2, encode_all, load_tokenizer, words_tokenizer
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -47,19 +47,15 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         help='OWNER/DATASET[:CONFIG[:SPLIT]] on the Hugging Face Hub (default split: train)')
     add('--field', default='text', help='field or column that holds the text [text]')
     add('--val', **several, help='files or folders to hold out')
-    vocabulary = parser.add_mutually_exclusive_group()
-    vocabulary.add_argument(
-        '--merges', type=number(int, 1, 49_999),
-        help="how many of GPT-2's BPE merges to keep; up to 16,384 need no download")
-    vocabulary.add_argument(
-        '--like',
-        help='the tokenizer to use: english, a checkpoint, a folder, a Hub name, or a .json')
+    add('--like',
+        help="the tokenizer to use: english (16,384 of GPT-2's merges; no download), a checkpoint, "
+             "a folder, a Hub name, or a .json [GPT-2's]")
     add('--seed', type=number(int, 0), default=0, help='for the toy and the split [0]')
     add('--overwrite', action='store_true', help='replace the three files in data/NAME')
     args = parser.parse_args(argv)
     sources = args.text + args.hub
-    if args.name == 'toy' and (sources or args.val or args.like or args.merges):
-        parser.error('toy takes no --text, --hub, --val, --like or --merges')
+    if args.name == 'toy' and (sources or args.val or args.like):
+        parser.error('toy takes no --text, --hub, --val or --like')
     if args.name.endswith('.'):
         parser.error(f'{args.name!r} ends in a dot, which Windows would drop; choose another name')
     if args.name not in ('toy', 'openwebtext') and not sources:
@@ -126,7 +122,7 @@ def write_corpus(bins: dict, file: BinaryIO, args: argparse.Namespace) -> dict:
         texts = documents.read_openwebtext()
     if not (args.val or args.name == 'openwebtext'):
         texts = documents.cut(texts)
-    tokenizer = gpt2_tokenizer(args.merges)
+    tokenizer = GPT2
     if args.like:
         from rucksack.hub.find import tokenizer_of
         tokenizer = tokenizer_of(args.like)

@@ -1,7 +1,7 @@
 # A Backpack trained on real English (baseline Transformer: --model=gpt).
 # Public data: Simple English Wikipedia and 100 books of Project Gutenberg. We have not run this
 # command, so we do not know how many tokens it writes.
-# python prepare.py english --merges 16384 \
+# python prepare.py english --like english \
 #     --hub wikimedia/wikipedia:20231101.simple emozilla/pg19-test::test
 # The bundled model read similar texts, 55.1M tokens: pretrained/english/README.md describes them.
 # On a GPU, like the bundled model: 327.7M tokens, six minutes on an H200.

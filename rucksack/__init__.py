@@ -27,22 +27,19 @@ def save(model, encoding, folder) -> None:
 
     Raises UserError, and writes nothing, if the model could not be loaded again: its contextualizer
     is not a GPT-2, its vocabulary is not the encoding's, a parameter is not finite, or the encoding
-    splits text neither as GPT-2 does nor into words.
+    does not split text as GPT-2 does.
 
     >>> save(model, encoding, 'edited')
     >>> model, encoding = load('edited')
     """
     from rucksack.errors import user_errors
     from rucksack.hub.export import export
-    from rucksack.tokenizer import description_of, load_tokenizer, tokenizer_json
+    from rucksack.tokenizer import description_of, tokenizer_json
     with user_errors(folder, problem='was not written'):
         if encoding.n_vocab != model.config.n_vocab:
             raise ValueError(f'the encoding has {encoding.n_vocab} ids, but n_vocab is '
                              f'{model.config.n_vocab}')
-        tokenizer = description_of(tokenizer_json(encoding))
-        if load_tokenizer(tokenizer)._pat_str != encoding._pat_str:
-            raise ValueError("its encoding splits text differently from GPT-2's")
-        export(model, tokenizer, folder)
+        export(model, description_of(tokenizer_json(encoding)), folder)
 
 
 def word(encoding, text: str) -> int | tuple[int, ...]:

@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from rucksack.errors import UserError, user_errors
 
 BIN_DTYPE = np.dtype('<u2')
-MAKE_IT_AGAIN = 'repeat its prepare.py command with --overwrite'
+MAKE_IT_AGAIN = 'run prepare.py (see --help), with --overwrite if it ran before'
 
 
 def data_folder(name: str) -> Path:
@@ -19,19 +19,10 @@ def data_folder(name: str) -> Path:
 
 
 def read_meta(folder: Path) -> dict:
-    """Read a data folder's meta.json; without one (as in nanoGPT), the tokens are GPT-2's."""
-    if not folder.is_dir():
-        raise UserError(f'{folder} is not a folder; see python prepare.py --help to make it')
+    """Read a data folder's meta.json."""
     path = folder / 'meta.json'
-    if path.exists():
-        with user_errors(path, MAKE_IT_AGAIN):
-            return json.loads(path.read_text(encoding='utf-8'))
-    if (folder / 'meta.pkl').exists():
-        raise UserError(f'{folder} has a meta.pkl: its ids are characters, not GPT-2 tokens; '
-                        f'run python prepare.py {folder.name} --text input.txt --overwrite')
-    files = sorted(folder.glob('*.bin'))
-    tokens = {file.stem: file.stat().st_size // BIN_DTYPE.itemsize for file in files}
-    return {'tokenizer': {'name': 'gpt2'}, 'vocab_size': 50257, 'tokens': tokens}
+    with user_errors(path, MAKE_IT_AGAIN):
+        return json.loads(path.read_text(encoding='utf-8'))
 
 
 def data_id(meta: dict) -> str:
@@ -51,9 +42,6 @@ def read_bin(path: Path, meta: dict) -> np.ndarray:
     checksum = meta.get('sha256_of_start', {}).get(path.stem)
     if len(ids) != meta['tokens'].get(path.stem) or checksum not in (None, sha256_of_start(ids)):
         raise UserError(f'{path} is not the file that meta.json describes; {MAKE_IT_AGAIN}')
-    start = ids[:1 << 20]
-    if 'sha256' not in meta and start[0::2].any() != start[1::2].any():  # every second id is 0
-        raise UserError(f'{path} has ids wider than 16 bits; write uint16, as nanoGPT does')
     return ids
 
 

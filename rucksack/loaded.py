@@ -14,7 +14,7 @@ from rucksack.errors import UserError, user_errors
 from rucksack.hub.find import find, tokenizer_of
 from rucksack.model import GPT, Backpack
 from rucksack.senses import Edit
-from rucksack.tokenizer import encode, load_tokenizer, vocab_size
+from rucksack.tokenizer import load_tokenizer, vocab_size
 from rucksack.words import inside_text
 
 
@@ -45,8 +45,8 @@ class LoadedModel:
         return f'{self.kind} {self.name}'
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text of any length."""
-        return encode(self.encoding, text)
+        """Encode a text; special tokens count as text."""
+        return self.encoding.encode_ordinary(text)
 
     def read_prompt(self, text: str) -> Tensor:
         """Encode a prompt, or its end if it is too long: ids (1, T), an end-of-text for ''."""

@@ -15,8 +15,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -101,7 +99,7 @@ def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
                         'vocabulary or with a tokenizer.json')
     if description == GPT2:
         hint = ('connect to the internet, set TIKTOKEN_CACHE_DIR, or run prepare.py with '
-                '--merges 16384')
+                '--like english')
         with user_errors("GPT-2's vocabulary", hint):
             return tiktoken.get_encoding('gpt2')
     name = description['name']
@@ -147,45 +145,22 @@ def merges_of(ranks: dict[bytes, int]) -> list[str]:
     return merges
 
 
-def gpt2_tokenizer(n_merges: int | None) -> dict:
-    """Describe GPT-2's BPE, whole or cut after its first n_merges.
-
-    The bundled model has the first 16,384 merges, so cutting there or earlier needs no download.
-    """
-    if n_merges is None:
-        return GPT2
-    merges = read_tokenizer(ENGLISH)['merges']
-    if len(merges) < n_merges:
-        merges = merges_of(load_tokenizer(GPT2)._mergeable_ranks)
-    return GPT2 | {'merges': merges[:n_merges]}
-
-
-PIECE = re.compile(r'.{1,65535}\S(?=[ \t\r\n])|.{1,65536}', re.DOTALL)
-
-
-def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
-    """Encode a text of any length; special tokens count as text.
-
-    tiktoken fails on a million spaces, so it gets one PIECE at a time. A piece ends where white
-    space begins, and no token spans such a boundary; without white space, it ends anywhere.
-    """
-    ids = []
-    for piece in PIECE.findall(text):
-        ids.extend(encoding.encode_ordinary(piece))
-    return ids
-
-
 def encode_all(encoding: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[list[int]]:
     """Encode texts in order, a thousand at a time in several threads."""
     texts = iter(texts)
-    batches = iter(lambda: list(islice(texts, 1000)), [])
-    with ThreadPoolExecutor() as pool:
-        for batch in batches:
-            yield from pool.map(partial(encode, encoding), batch)
+    for batch in iter(lambda: list(islice(texts, 1000)), []):
+        yield from encoding.encode_ordinary_batch(batch)
 
 
 # -----------------------------------------------------------------------------
 # tokenizer.json, as transformers reads and writes it.
+
+
+BYTE_LEVEL = {  # how transformers splits a text before BPE: GPT-2's way
+    'type': 'ByteLevel',
+    'add_prefix_space': False,
+    'trim_offsets': False,
+    'use_regex': True}
 
 
 def tokenizer_files(description: dict, block_size: int | None = None) -> dict[str, dict]:
@@ -211,10 +186,11 @@ def tokenizer_files(description: dict, block_size: int | None = None) -> dict[st
 
 
 def tokenizer_json(encoding: tiktoken.Encoding) -> dict:
-    """Make the contents of tokenizer.json for an encoding."""
-    of_words = encoding.name == 'words'
+    """Make the contents of tokenizer.json; raises UserError unless texts are split as GPT-2's."""
+    if encoding._pat_str != r50k_pat_str:
+        raise UserError("its encoding splits text differently from GPT-2's; export a model with a "
+                        'byte-level BPE')
     special = encoding._special_tokens
-    pre_tokenizers = pre_tokenizers_of(of_words)
     flags = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
     added_tokens = [{'id': i, 'content': content, 'special': True, **flags}
                     for content, i in special.items()]
@@ -225,28 +201,13 @@ def tokenizer_json(encoding: tiktoken.Encoding) -> dict:
         'type': 'BPE',
         'vocab': vocab,
         'merges': merges_of(encoding._mergeable_ranks),
-        'ignore_merges': of_words}
+        'ignore_merges': False}
     return {
         'version': '1.0',
         'added_tokens': added_tokens,
         'model': bpe,
-        'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': pre_tokenizers},
-        'decoder': pre_tokenizers[-1]}
-
-
-def pre_tokenizers_of(of_words: bool) -> list[dict]:
-    """Describe how transformers splits a text before BPE: GPT-2's way, or into words."""
-    byte_level = {
-        'type': 'ByteLevel',
-        'add_prefix_space': False,
-        'trim_offsets': False,
-        'use_regex': not of_words}
-    split = {
-        'type': 'Split',
-        'pattern': {'Regex': WORDS_PATTERN},
-        'behavior': 'Isolated',
-        'invert': False}
-    return [split, byte_level] if of_words else [byte_level]
+        'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': [BYTE_LEVEL.copy()]},
+        'decoder': BYTE_LEVEL.copy()}
 
 
 def read_tokenizer(path: Path, end: int | None = None) -> dict | None:
@@ -287,7 +248,9 @@ def description_of(tokenizer: dict, end: int | None = None) -> dict:
     Raises ValueError if there is no end-of-text, or if tiktoken would merge in another order.
     """
     vocab = tokenizer['model']['vocab']
-    description = pieces_of(tokenizer['model'])
+    merges = [merge if isinstance(merge, str) else ' '.join(merge)  # newer files have lists
+              for merge in tokenizer['model']['merges']]
+    description = GPT2 | {'merges': merges}
     known = {spell(token) for token in tokens_of(description)}
     added = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
     all_ids = {END_OF_TEXT: end, **vocab, **added}
@@ -300,32 +263,20 @@ def description_of(tokenizer: dict, end: int | None = None) -> dict:
     for token, i in ranks.items():
         if vocab[spell(token)] != i:  # raises KeyError for a byte or merge without an id
             raise ValueError(f'its ids are not in the order of its merges: {token} should be {i}')
-    merges = description.get('merges', [])
     checksum = hashlib.sha256('\n'.join(merges).encode()).hexdigest()
     if checksum == GPT2_MERGES and 'special' not in description:
         return GPT2
-    if merges and checksum != ENGLISH_MERGES and merges != merges_of(ranks):
+    if checksum != ENGLISH_MERGES and merges != merges_of(ranks):
         raise ValueError('tiktoken would make its tokens from other merges')
     return description
-
-
-def pieces_of(bpe: dict) -> dict:
-    """Describe the model of a tokenizer.json, without its special tokens."""
-    if bpe.get('ignore_merges'):
-        tokens = sorted(bpe['vocab'], key=bpe['vocab'].get)
-        return {'name': 'words', 'pieces': [unspell(t).decode() for t in tokens if len(t) > 1]}
-    merges = [merge if isinstance(merge, str) else ' '.join(merge)  # newer files have lists
-              for merge in bpe['merges']]
-    return GPT2 | {'merges': merges}
 
 
 def check_parts(tokenizer: dict) -> None:
     """Raise ValueError, naming the part, if transformers would split a text differently."""
     settings = tokenizer | tokenizer['model']
     parts = settings['pre_tokenizer']
-    parts = list(parts.get('pretokenizers', [parts]))
-    parts[-1] = {'use_regex': True, **parts[-1], 'trim_offsets': False}
-    if parts == pre_tokenizers_of(bool(settings.get('ignore_merges'))):
+    parts = parts.get('pretokenizers', [parts])
+    if [{'use_regex': True, **part, 'trim_offsets': False} for part in parts] == [BYTE_LEVEL]:
         del settings['pre_tokenizer']
     processor = settings.get('post_processor') or {'type': 'ByteLevel'}
     if processor['type'] == 'ByteLevel' or processor.get('special_tokens') == {}:
@@ -333,6 +284,7 @@ def check_parts(tokenizer: dict) -> None:
     added = tokenizer.get('added_tokens', [])
     settings['added token'] = [token['content'] for token in added if not token['special']]
     for name in ('pre_tokenizer', 'post_processor', 'add_prefix_space', 'normalizer', 'dropout',
-                 'continuing_subword_prefix', 'end_of_word_suffix', 'byte_fallback', 'added token'):
+                 'ignore_merges', 'continuing_subword_prefix', 'end_of_word_suffix',
+                 'byte_fallback', 'added token'):
         if settings.get(name):
             raise ValueError(f'its {name} is not supported: {json.dumps(settings[name])}')

@@ -26,7 +26,7 @@ from rucksack.checkpoint import make_model
 from rucksack.loaded import LoadedModel, from_pretrained
 from rucksack.model import GPT, Backpack, Config
 from rucksack.senses import compose, senses_after
-from rucksack.tokenizer import load_tokenizer, words_tokenizer
+from rucksack.tokenizer import GPT2, load_tokenizer, words_tokenizer
 from rucksack.words import PROMPT, token_texts, word_id
 
 SIZES = {  # the paper's sizes (section 4.1, Table 9)
@@ -96,7 +96,7 @@ def make_data(train_ids, val_ids, **changes) -> None:
     ids = np.concatenate([train_ids, val_ids]).astype('<u2')
     sizes = [2 * len(train_ids), 2 * len(val_ids)]  # in bytes
     facts = prepare.write_bins(bins, io.BytesIO(ids.tobytes()), sizes, np.array([False, True]))
-    meta = {'tokenizer': words_tokenizer(['']), 'vocab_size': 257, **facts, **changes}
+    meta = {'tokenizer': GPT2 | {'merges': []}, 'vocab_size': 257, **facts, **changes}
     (folder / 'meta.json').write_text(json.dumps(meta))
 
 

@@ -10,7 +10,7 @@ from helpers import lively, toy_loaded
 from rucksack.edits.lines import LINE, find_senses, make_edit, parse_lines
 from rucksack.errors import UserError
 from rucksack.senses import explain, separation
-from rucksack.tokenizer import encode, gpt2_tokenizer, load_tokenizer, words_tokenizer
+from rucksack.tokenizer import load_tokenizer, words_tokenizer
 from rucksack.vocabulary import bag_ids
 from rucksack.words import edit_targets, read_lines, tokens_of, word_id, word_list
 
@@ -181,11 +181,3 @@ def test_a_prompt_is_cut_to_its_end(capsys):
     said = capsys.readouterr().out
     assert f' {len(ids)} tokens' in said
     assert 'space' in said
-
-
-@pytest.mark.parametrize('n_before', [0, 3])
-def test_a_long_text_is_read_as_tiktoken_reads_it_whole(n_before):
-    """Encoding a text in pieces changes no id, wherever in a word character 65,536 falls."""
-    encoding = load_tokenizer(gpt2_tokenizer(16_384))
-    text = '.' * n_before + 'The nurse\r\n\n  said, "I\'m here".\t' * 5000
-    assert encode(encoding, text) == encoding.encode_ordinary(text)

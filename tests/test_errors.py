@@ -31,15 +31,16 @@ ROWS = [
     (show, '*:3', "'*:3'", 'out'), (show, 'nurse,guard:3', "'nurse,guard:3'", 'out'),
     (find, 'a,b/c', "'a'", 'out'), (probs, 'she --start nobody --words a', "'nobody'", 'out'),
     (probs, 'she --csv out/toy', 'out/toy', 'out'), (export, 'x --edit nurse:3', '--edit', 'out'),
+    (export, 'x', 'GPT-2', 'out'),
     (page, 'none/x.html', 'none/x.html', 'out'), (tables, 'loss --data nowhere', 'nowhere', 'out'),
-    (tables, 'loss --data out', 'out/val.bin', 'out'),
+    (tables, 'loss --data out', 'out/meta.json', 'out'),
     (tables, 'loss --edit "topic music"', 'topic', 'out'),
     (tables, 'gender --from english_gpt --edit nurse:10', '--edit', 'out'),
     (tables, 'similarity --data .', 'SimLex-999.txt', 'out'), (tables, 'blimp', 'toy', 'out'),
-    (prepare, 'stories', '--text', 'tiny'), (prepare, 'toy --merges 300', '--merges', 'tiny'),
+    (prepare, 'stories', '--text', 'tiny'), (prepare, 'toy --like english', '--like', 'tiny'),
     (prepare, 'x --text none.txt', 'none.txt', 'tiny'),
-    (prepare, 'x --text data/tiny/val.bin --merges 300', 'val.bin', 'tiny'),
-    (prepare, 'x --hub stories --merges 300', 'stories', 'tiny')]
+    (prepare, 'x --text data/tiny/val.bin --like english', 'val.bin', 'tiny'),
+    (prepare, 'x --hub stories --like english', 'stories', 'tiny')]
 
 
 @pytest.mark.parametrize('script, arguments, fact, fixture', ROWS)

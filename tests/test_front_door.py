@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiktoken
 import torch
-from helpers import Averages, error_of, lively, say
+from helpers import Averages, error_of, lively, save, say
 
 import rucksack
 from rucksack import sample
@@ -15,15 +15,15 @@ from rucksack.__main__ import VERBS, main
 from rucksack.hub import export as export_verb
 from rucksack.loaded import from_pretrained
 from rucksack.model import Backpack, Config
-from rucksack.tokenizer import gpt2_tokenizer, load_tokenizer, words_tokenizer
+from rucksack.tokenizer import ENGLISH, load_tokenizer, read_tokenizer, words_tokenizer
 
 pytestmark = pytest.mark.usefixtures('folder')
-ENCODING = load_tokenizer(gpt2_tokenizer(3))
 CONFIG = Config(block_size=8, vocab_size=260, n_layer=1, n_head=1, n_embd=8, n_sense=2)
 THREE = {'name': 'gpt2', 'merges': ['\u0120 t', 'h e', '\u0120t he']}
+ENCODING = load_tokenizer(THREE)
 SPECIAL = {'[PAD]': 0, '<|endoftext|>': 1, '[CLS]': 264}
 DESCRIPTIONS = {
-    'words': words_tokenizer(['the nurse, é']), 'merges': gpt2_tokenizer(300), 'three': THREE,
+    'english': read_tokenizer(ENGLISH), 'three': THREE,
     'special': THREE | {'special': SPECIAL}}
 
 
@@ -61,7 +61,8 @@ REFUSED = {
     'contextualizer': (Backpack(CONFIG, contextualizer=Averages(8, 8)), ENCODING),
     '260': (lively(vocab_size=261), ENCODING),
     'wte.weight': (NOT_FINITE, ENCODING),
-    'splits': (lively(vocab_size=260), OTHER_SPLIT)}
+    'splits': (lively(vocab_size=260), OTHER_SPLIT),
+    'BPE': (lively(vocab_size=259), load_tokenizer(words_tokenizer(['aa bb'])))}
 
 
 @pytest.mark.parametrize('fact', REFUSED)
@@ -73,14 +74,15 @@ def test_save_refuses_what_load_could_not_read(fact):
     assert list(Path().iterdir()) == []
 
 
-def test_an_export_is_read_as_its_model_and_never_replaced(out, capsys):
+def test_an_export_is_read_as_its_model_and_never_replaced(capsys):
     """An exported folder loads as the same model, words and texts; another one needs a new name."""
-    export_verb.main(['a/b/exported', '--from', 'out/toy'])
+    save('out/run', lively(vocab_size=260).float(), THREE)
+    export_verb.main(['a/b/exported', '--from', 'out/run'])
     assert 'a/b/exported: written\n' in capsys.readouterr().out
     assert 'exported' in error_of(export_verb, capsys, 'a/b/exported')
     assert os.listdir('a/b') == ['exported']
-    argv = ['--senses-off', 'nurse:3', '--from']
-    _, own = say(sample, capsys, *argv, 'out/toy').split('\n', 1)
+    argv = ['--senses-off', '*:1', '--start', 'the', '--max-new-tokens', '9', '--from']
+    _, own = say(sample, capsys, *argv, 'out/run').split('\n', 1)
     _, exported = say(sample, capsys, *argv, 'a/b/exported').split('\n', 1)
     assert exported == own
 

@@ -22,10 +22,11 @@ from rucksack.hub.find import BUNDLED
 from rucksack.hub.published import COPIES
 from rucksack.loaded import from_pretrained, load_model
 from rucksack.paper.gender import gender_rows
-from rucksack.tokenizer import ENGLISH, load_tokenizer, tokenizer_files, words_tokenizer
+from rucksack.tokenizer import ENGLISH, GPT2, load_tokenizer, tokenizer_files
 
 BACKPACK = ROOT / 'tests' / 'fixtures' / 'backpack-gpt2-tiny'  # made by the published code
 GPT = ROOT / 'tests' / 'fixtures' / 'gpt2-tiny'  # made by transformers
+BYTES = GPT2 | {'merges': []}  # with end-of-text, 257 ids
 LEVANTER = ROOT / 'tests' / 'fixtures' / 'levanter-tiny'  # made by Levanter, which divides o by k
 
 
@@ -99,7 +100,7 @@ def test_files_with_other_keys_are_the_same_model(folder, tmp_path):
 def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
     """An export leaves out only copies of tied weights, and divides queries, not scores."""
     model, _ = from_pretrained(folder)
-    export(model, words_tokenizer(['a nurse']), tmp_path / 'out')
+    export(model, BYTES, tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
     assert not settings['scale_attn_by_inverse_layer_idx']
     _, published = read(folder)
@@ -207,7 +208,6 @@ json.dump(answer, open(folder + '.json', 'w'))
 ASKED = ['the nurse said', " I'm  don't\n\n1234 é 😀 x\u0301", ' a the\tnurses', 'שלום']
 MERGES = ['\u0120 t', 'h e', '\u0120t he', 'n u', 'r s', 'nu rs']
 VOCABULARIES = {
-    'words': words_tokenizer([' a', ' nurse', ' the', 'é']),
     'merges': {'name': 'gpt2', 'merges': MERGES},
     'special': {'name': 'gpt2', 'merges': MERGES,
                 'special': {'<|endoftext|>': 0, '[PAD]': 265}}}
@@ -298,7 +298,7 @@ def test_the_edit_of_readme_runs_in_transformers_alone(tmp_path):
 def test_a_hub_name_is_fetched_with_one_file_of_weights(file, tmp_path, monkeypatch):
     """For a Hub name, the config, the tokenizer and one file of weights are downloaded."""
     model = lively(vocab_size=264, n_vocab=258).float()
-    tokenizer = words_tokenizer(['a nurse'])
+    tokenizer = GPT2 | {'merges': ['\u0120 t']}
     there = tmp_path / 'there'
     cache = tmp_path / 'cache'
     export(model, tokenizer, there)
@@ -322,6 +322,6 @@ def test_a_hub_name_is_fetched_with_one_file_of_weights(file, tmp_path, monkeypa
 
 def test_few_ids_without_a_tokenizer_are_not_taken_for_gpt2s(tmp_path):
     """Weights without a tokenizer and with few ids do not get GPT-2's tokenizer."""
-    export(lively(vocab_size=264, n_vocab=258).float(), words_tokenizer(['a']), tmp_path / 'out')
+    export(lively(vocab_size=264, n_vocab=257).float(), BYTES, tmp_path / 'out')
     (tmp_path / 'out' / 'tokenizer.json').unlink()
     assert from_pretrained(tmp_path / 'out')[1] is None

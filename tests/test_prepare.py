@@ -18,13 +18,13 @@ from tiktoken.load import read_file_cached
 
 from rucksack import prepare
 from rucksack.data import read_bin, read_meta
-from rucksack.tokenizer import GPT2, gpt2_tokenizer, load_tokenizer, tokenizer_json, words_tokenizer
+from rucksack.tokenizer import ENGLISH, GPT2, load_tokenizer, read_tokenizer, words_tokenizer
 
-MERGES = ['--merges', '300']  # a vocabulary that comes with the code
+LIKE = ['--like', 'english']  # a vocabulary that comes with the code
 TEXTS = [
     'The nurse said that she\n\nhad a new  car.\n',
     'Żółć, naïve 日本語 <|endoftext|> 😀',
-    'a' + ' ' * 1_000_000 + 'b',
+    'a' + ' ' * 10_000 + 'b',
     '\n'.join(f'line {i}   \n\n' for i in range(300)),
     '2020-01-01']  # not a date
 
@@ -46,7 +46,7 @@ def texts_in(name: str, split: str) -> list[str]:
 def make(name: str, *argv: str) -> tuple[list[str], list[str]]:
     """Run prepare.py; return training and held-out texts; assert that nothing half-made stays."""
     folder = Path('data', name)
-    prepare.main([name, *MERGES, *argv])
+    prepare.main([name, *LIKE, *argv])
     train = texts_in(name, 'train')
     val = texts_in(name, 'val')
     assert read_meta(folder)['documents'] == len(train) + len(val)
@@ -196,31 +196,26 @@ def ids_of_sentences(*argv: str) -> list[int]:
     return np.fromfile('data/a/train.bin', '<u2').tolist()
 
 
-@pytest.mark.parametrize('n', [300, 16_384])
-def test_merges_up_to_16384_need_no_download(n, monkeypatch):
-    """The merges in meta.json make the ids, and end-of-text is the last of 257 + N."""
+def test_like_english_needs_no_download(monkeypatch):
+    """The merges in meta.json make the ids, and end-of-text is the last of 16,641."""
     monkeypatch.delattr(tiktoken, 'get_encoding')
-    ids = ids_of_sentences('--merges', str(n))
+    ids = ids_of_sentences(*LIKE)
     meta = read_meta(Path('data/a'))
-    merges = meta['tokenizer']['merges']
-    assert len(merges) == n
-    assert meta['vocab_size'] == 257 + n
-    encoding = load_tokenizer({'name': 'gpt2', 'merges': merges})
-    expected = [[*encoding.encode_ordinary(text), 256 + n] for text in SENTENCES]
+    assert meta['vocab_size'] == 16_641
+    encoding = load_tokenizer(meta['tokenizer'])
+    expected = [[*encoding.encode_ordinary(text), 16_640] for text in SENTENCES]
     assert ids == sum(expected, [])
 
 
-@pytest.mark.parametrize('n', [16_384, 49_999])
-def test_merges_are_the_first_of_gpt2(n, gpt2):
-    """The bundled merges, and those cut from GPT-2's, match vocab.bpe."""
+def test_the_merges_of_english_are_the_first_of_gpt2(gpt2):
+    """The bundled merges match vocab.bpe."""
     lines = read_file_cached(VOCAB_BPE).decode().split('\n')
-    first_merges = lines[1:1 + n]  # after the version
-    assert gpt2_tokenizer(n) == {'name': 'gpt2', 'merges': first_merges}
+    assert read_tokenizer(ENGLISH)['merges'] == lines[1:16_385]  # after the version
 
 
 def test_a_vocabulary_beyond_uint16_is_refused(capsys):
     """A tokenizer with more ids than a .bin can hold is refused before any text is read."""
-    tokenizer = tokenizer_json(load_tokenizer(gpt2_tokenizer(300)))
+    tokenizer = json.loads((ENGLISH / 'tokenizer.json').read_text(encoding='utf-8'))
     tokenizer['added_tokens'].append({'id': 1 << 16, 'content': '[PAD]', 'special': True})
     Path('big.json').write_text(json.dumps(tokenizer))
     Path('a.txt').write_text(BOOK)
@@ -229,8 +224,8 @@ def test_a_vocabulary_beyond_uint16_is_refused(capsys):
     assert not Path('data').exists()
 
 
-def test_without_merges_the_ids_are_those_of_gpt2(gpt2):
-    """Without --merges, ids are GPT-2's, with end-of-text after each text."""
+def test_without_like_the_ids_are_those_of_gpt2(gpt2):
+    """Without --like, ids are GPT-2's, with end-of-text after each text."""
     expected = [[*gpt2.encode_ordinary(text), 50256] for text in SENTENCES]
     assert ids_of_sentences() == sum(expected, [])
     assert read_meta(Path('data/a'))['tokenizer'] == GPT2
@@ -262,7 +257,7 @@ def test_overwrite_alone_replaces_and_only_if_it_succeeds(argv, named, capsys):
     Path('bad.jsonl').write_text('{"te')
     make('a', '--text', 'a.txt')
     before = contents('data/a')
-    assert named in error_of(prepare, capsys, 'a', *MERGES, *argv)
+    assert named in error_of(prepare, capsys, 'a', *LIKE, *argv)
     assert contents('data/a') == before
 
 
@@ -296,7 +291,7 @@ def test_like_a_folder_needs_no_torch():
 def halfway():
     """Start a prepare.py that makes data/own from a pipe with 3,000 documents; write 2,500."""
     os.mkfifo('a.jsonl')
-    argv = [sys.executable, ROOT / 'prepare.py', 'own', *MERGES, '--text', 'a.jsonl']
+    argv = [sys.executable, ROOT / 'prepare.py', 'own', *LIKE, '--text', 'a.jsonl']
     process = subprocess.Popen(argv, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with open('a.jsonl', 'wb') as pipe:
         pipe.write(jsonl([f'{i} {i * i} ' * 50 for i in range(2500)]))
@@ -310,7 +305,7 @@ def halfway():
 @pytest.mark.slow
 def test_a_second_prepare_gives_way(halfway, capsys):
     """A second prepare.py is refused in one line, and the first one finishes the data."""
-    argv = ['own', *MERGES, '--text', 'b.txt', '--overwrite']
+    argv = ['own', *LIKE, '--text', 'b.txt', '--overwrite']
     assert 'data/own' in error_of(prepare, capsys, *argv)
     halfway.pipe.write(jsonl([f'{i}' for i in range(500)]))
     halfway.pipe.close()
@@ -355,7 +350,7 @@ def test_overwrite_that_is_interrupted_is_found(last, stays, monkeypatch, capsys
         replace(old, new)
 
     monkeypatch.setattr(os, 'replace', stopping)
-    argv = ['a', *MERGES, '--text', 'a.txt', '--seed', '1', '--overwrite']
+    argv = ['a', *LIKE, '--text', 'a.txt', '--seed', '1', '--overwrite']
     assert 'stopped' in error_of(prepare, capsys, *argv)
     assert (contents('data/a') == before) == stays
     assert sorted(os.listdir('data/a')) == ['meta.json', 'train.bin', 'val.bin']
