@@ -95,14 +95,6 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], fl
 
 
 def progress(items, what: str):
-    """Iterate over items with a progress bar, drawn every two seconds (in a log, every minute)."""
+    """Iterate over items with a progress bar, drawn every two seconds."""
     from tqdm import tqdm  # comes with datasets
-    seconds = 2 if sys.stderr.isatty() else 60
-    return tqdm(items, what, delay=seconds, mininterval=seconds, leave=False)
-
-
-def quiet_hub(name: str) -> None:
-    """Say what we ask the Hub for, and stop its client from printing a line for each retry."""
-    import huggingface_hub  # comes with datasets
-    print(f'asking the Hub for {name} ...', flush=True)
-    huggingface_hub.utils.logging.set_verbosity_error()
+    return tqdm(items, what, delay=2, mininterval=2, leave=False)

@@ -9,18 +9,18 @@ import lzma
 import os
 import re
 import tarfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
-from rucksack.cli import quiet_hub
 from rucksack.errors import UserError, user_errors
 from rucksack.tokenizer import END_OF_TEXT
 
 FORMATS = ('.jsonl, .ndjson, .json or UTF-8 text (.txt, .md or no extension), also as .gz or .xz, '
            'or .parquet')
+CHOOSE_FIELD = 'choose the field that holds the text with --field of prepare.py'
 LONGEST = 20_000  # characters; longer documents are cut
 
 Texts = Iterator[str]
@@ -44,28 +44,12 @@ def read_text(path: Path, field: str) -> Texts:
         yield from map(str.strip, text.split(END_OF_TEXT))
 
 
-def check_field(field: str, names: Collection[str]) -> None:
-    """Raise UserError, with the names of the fields, unless field is one of them."""
-    if field not in names:
-        raise UserError(f'it has no field "{field}"; choose from {", ".join(names)} with --field '
-                        'of prepare.py')
-
-
 def read_json(path: Path, field: str) -> Texts:
-    """Yield a field of each object in a file: one object per line, or one list of objects."""
+    """Yield a field of each object in a file with one object per line."""
     with open_text(path) as file:
-        rows = filter(str.strip, file)
-        first = next(rows, '[]')
-        if first.lstrip().startswith('['):
-            rows = json.loads(first + file.read())
-        else:
-            rows = chain([first], rows)
-        for n, row in enumerate(rows, 1):
-            with user_errors(f'row {n}'):
-                if isinstance(row, str):
-                    row = json.loads(row)
-                check_field(field, row)
-                text = row[field]
+        for n, line in enumerate(filter(str.strip, file), 1):
+            with user_errors(f'row {n}', CHOOSE_FIELD):
+                text = json.loads(line)[field]
             yield text
 
 
@@ -73,7 +57,6 @@ def read_parquet(path: Path, field: str) -> Texts:
     """Yield a column of a Parquet file; no other column is read."""
     from pyarrow.parquet import ParquetFile  # comes with datasets
     with ParquetFile(path) as file:
-        check_field(field, file.schema_arrow.names)
         for batch in file.iter_batches(batch_size=1000, columns=[field]):
             yield from batch[field].to_pylist()
 
@@ -137,13 +120,12 @@ def kind_of(path: Path) -> str:
 def files_at(path: Path, seen: set) -> Iterator[Path]:
     """Yield a file, or all files below a folder whose kind is known, links included.
 
-    seen has the numbers of files and folders that were found before, and gets the others.
+    seen has the real paths of files and folders that were found before, and gets the others.
     """
-    status = path.stat()
-    number = (status.st_dev, status.st_ino or os.path.realpath(path))  # some drives have no st_ino
-    if number in seen:
+    target = os.path.realpath(path, strict=True)
+    if target in seen:
         return
-    seen.add(number)
+    seen.add(target)
     if not path.is_dir():
         yield path
         return
@@ -161,14 +143,13 @@ def cleaned(texts: Iterable, field: str) -> Texts:
         if text in (None, ''):
             continue
         if not isinstance(text, str):
-            raise ValueError(f'"{field}" is not text but {text!r}; see --field of prepare.py')
-        text.encode()  # raises UnicodeEncodeError for a lone surrogate
+            raise ValueError(f'"{field}" is not text but {text!r}; {CHOOSE_FIELD}')
         yield text.replace('\r\n', '\n')
 
 
 def read_documents(path: Path, field: str = 'text') -> Texts:
     """Yield the texts in a file that are not empty; a file of an unknown kind is plain text."""
-    with user_errors(path, f'give {FORMATS}'):
+    with user_errors(path, f'give {FORMATS}; {CHOOSE_FIELD}'):
         reader = READERS.get(kind_of(path), read_text)
         yield from cleaned(reader(path, field), field)
 
@@ -178,10 +159,8 @@ def read_hub(dataset: str, field: str) -> Texts:
     import datasets
     name, _, part = dataset.partition(':')
     config, _, split = part.partition(':')
-    quiet_hub(name)
-    with user_errors(dataset):
+    with user_errors(dataset, CHOOSE_FIELD):
         rows = datasets.load_dataset(name, config or None, split=split or 'train')
-        check_field(field, rows.column_names)
         for batch in rows.select_columns([field]).iter(batch_size=1000):
             yield from cleaned(batch[field], field)
 

@@ -3,7 +3,6 @@
 import gzip
 import io
 import lzma
-import os
 import tarfile
 from pathlib import Path
 
@@ -25,10 +24,9 @@ def texts_of(path: str, field: str = 'text') -> list[str]:
 
 @pytest.mark.parametrize('line, fact', [
     ('{"text": ', 'row 2.*JSON'), ('{"text": 7}', 'text.*7'), ('[1]', 'row 2'),
-    ('{"text": false}', 'text.*False'), ('{"text": "\\ud800"}', 'surrogate'),
-    ('{"body": "b", "n": 1}', 'row 2.*body, n.*--field')])
+    ('{"text": false}', 'text.*False'), ('{"body": "b", "n": 1}', 'row 2.*text.*--field')])
 def test_a_row_without_text_is_one_line(line, fact):
-    """The error names the file, the row and, if the field is missing, the fields of the row."""
+    """The error names the file and the row and, if the field is missing, --field."""
     Path('a.jsonl').write_text('{"text": "2020-01-01"}\n\n' + line + '\n')
     with pytest.raises(UserError, match=f'a.jsonl.*{fact}'):
         texts_of('a.jsonl')
@@ -36,7 +34,6 @@ def test_a_row_without_text_is_one_line(line, fact):
 
 @pytest.mark.parametrize('name, data, texts', [
     ('a.txt', b'a\r\nb', ['a\nb']), ('a.ndjson', b'{"text": "a\\r\\nb"}\r\n', ['a\nb']),
-    ('a.json', b' [{"text": "a\\r\\nb"}]', ['a\nb']),
     ('a.txt', b'one\r\n<|endoftext|>\r\ntwo<|endoftext|>three\n', ['one', 'two', 'three'])])
 def test_marks_returns_and_ends_of_text_are_not_in_a_text(name, data, texts):
     """A byte order mark and \\r are dropped, even inside a row; an end-of-text ends a document."""
@@ -53,19 +50,9 @@ def test_a_folder_has_its_known_files_each_once(capsys):
     Path('in/c.txt').symlink_to('../c.txt')
     Path('in/more').symlink_to('../other')
     Path('in/sub/loop').symlink_to('../../in')
-    os.link('in/a.txt', 'in/z.txt')
     files = files_at(Path('in'), set())
     assert list(map(str, files)) == ['in/a.txt', 'in/c.txt', 'in/more/d.txt', 'in/sub/b.md']
     assert 'in: skipped 1 files' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize('st_ino, n', [(0, 2), (3, 1)])
-def test_files_without_numbers_are_told_apart_by_their_paths(st_ino, n, monkeypatch):
-    """Where a drive has no file numbers (0), all files are read."""
-    stat = os.stat_result([0o100644, st_ino, *[0] * 8])
-    monkeypatch.setattr(Path, 'stat', lambda path, **_: stat)
-    seen = set()
-    assert sum(len(list(files_at(Path(name), seen))) for name in ('a', 'b')) == n
 
 
 @pytest.mark.parametrize('name, content', [
@@ -89,11 +76,11 @@ def test_a_file_that_is_named_is_read_whatever_its_name(name):
 
 
 def test_of_a_parquet_file_only_the_texts_are_read():
-    """A date after the year 9999 in another column does no harm, and an error names columns."""
+    """A date after the year 9999 in another column does no harm, and an error names --field."""
     far = pyarrow.array([2**40], pyarrow.timestamp('s'))
     write_table(pyarrow.table({'crawled': far, 'body': ['a']}), 'a.parquet')
     assert texts_of('a.parquet', 'body') == ['a']
-    with pytest.raises(UserError, match='crawled, body.*--field'):
+    with pytest.raises(UserError, match='text.*--field'):
         texts_of('a.parquet')
 
 

@@ -60,12 +60,12 @@ def jsonl(texts: list, **fields) -> bytes:
 
 
 ROWS = [None, *TEXTS, '', None]
-JSON = json.dumps([{'text': text} for text in ROWS]).encode()
 PROSE = TEXTS[0].encode()
 FILES = {  # four files with all texts, then four with at most one
     'a[1].JSONL': (
         jsonl(ROWS[:3], tag=None) + jsonl(ROWS[3:5], tag=3, more={'a': [1]}) + jsonl(ROWS[5:])),
-    'b.jsonl.xz': lzma.compress(jsonl(ROWS, id='x')), 'c.json.gz': gzip.compress(JSON, mtime=0),
+    'b.jsonl.xz': lzma.compress(jsonl(ROWS, id='x')),
+    'c.json.gz': gzip.compress(jsonl(ROWS), mtime=0),
     'd.parquet': pandas.DataFrame({'other': 0.5, 'text': ROWS}).to_parquet(),
     'e.txt': b'', 'f.txt': PROSE, 'g.md.gz': gzip.compress(PROSE, mtime=0), 'h': PROSE}
 

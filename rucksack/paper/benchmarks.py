@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas
 
-from rucksack.cli import quiet_hub
 from rucksack.errors import UserError, user_errors
 from rucksack.loaded import LoadedModel
 from rucksack.paper.likelihood import score, score_and_price, windows
@@ -39,7 +38,6 @@ def read_rows(file: Path) -> list[dict]:
 def rows_of_hub(name: str, config: str | None, split: str) -> list[dict]:
     """Read the rows of a benchmark on the Hugging Face Hub; config None means all configs."""
     import datasets  # slow to import
-    quiet_hub(name)
     configs = [config] if config else datasets.get_dataset_config_names(name)
     return [row for one in configs for row in datasets.load_dataset(name, one, split=split)]
 
