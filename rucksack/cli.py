@@ -95,6 +95,7 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], fl
 
 
 def progress(items, what: str):
-    """Iterate over items with a progress bar, drawn every two seconds."""
+    """Iterate over items with a progress bar, drawn every two seconds (in a log, every minute)."""
     from tqdm import tqdm  # comes with datasets
-    return tqdm(items, what, delay=2, mininterval=2, leave=False)
+    seconds = 2 if sys.stderr.isatty() else 60
+    return tqdm(items, what, delay=seconds, mininterval=seconds, leave=False)

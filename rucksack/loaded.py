@@ -1,6 +1,5 @@
 """The model that a command works on: its weights on a device, its tokenizer and its name."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ class LoadedModel:
 
     name: str
     model: Backpack | GPT
-    tokenizer: dict | None  # description of the tokenizer
+    tokenizer: dict  # description of the tokenizer
     dtype: str = 'float32'  # for scores and texts
     why: str = ''  # why we chose this model, if the user named none
     edit: Edit | None = None  # applied when the model scores or explains texts
@@ -92,7 +91,7 @@ class LoadedModel:
                             'choose a model with a larger block_size')
 
 
-def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
+def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict]:
     """Load a model for evaluation, on the CPU, and the description of its tokenizer.
 
     source is a checkpoint of train.py or its folder; a folder with config.json and weights in the
@@ -103,13 +102,13 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict | None]:
     path = find(source)
     tokenizer = tokenizer_of(path)
     with user_errors(path):
-        n_ids = vocab_size(tokenizer) if tokenizer else math.inf
+        n_ids = vocab_size(tokenizer)
         if path.is_dir():
             model = from_published(path, n_ids)
         else:
             model = from_checkpoint(load_file(path))
         n_vocab = model.config.n_vocab
-        if tokenizer and n_ids != n_vocab:
+        if n_ids != n_vocab:
             raise UserError(f'its tokenizer has {n_ids:,} ids, but its model has {n_vocab:,}; use '
                             'the tokenizer of the model')
     return model, tokenizer

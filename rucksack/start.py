@@ -41,8 +41,7 @@ def load_given(s, flags: set[str]) -> tuple:
     given, tokenizer = from_pretrained(s.init_from)
     config = given.config
     meta = read_meta(data_folder(s.dataset))
-    is_other = tokenizer not in (None, meta['tokenizer'])
-    if is_other or config.n_vocab < meta['vocab_size']:
+    if tokenizer != meta['tokenizer']:
         raise UserError(f'{s.init_from} and data/{s.dataset} have different tokenizers; run python '
                         f'prepare.py {s.dataset} --text FILE --like {s.init_from} --overwrite')
     decided = {'block_size': min(s.block_size, config.block_size), 'n_layer': config.n_layer,

@@ -92,11 +92,8 @@ def vocab_size(description: dict) -> int:
     return load_tokenizer(description).n_vocab
 
 
-def load_tokenizer(description: dict | None) -> tiktoken.Encoding:
-    """Make the tiktoken.Encoding of a description; raises UserError for None."""
-    if description is None:
-        raise UserError("the weights come without a tokenizer.json; use weights with GPT-2's "
-                        'vocabulary or with a tokenizer.json')
+def load_tokenizer(description: dict) -> tiktoken.Encoding:
+    """Make the tiktoken.Encoding of a description."""
     if description == GPT2:
         hint = ('connect to the internet, set TIKTOKEN_CACHE_DIR, or run prepare.py with '
                 '--like english')

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from rucksack import sample
 from rucksack.hub.export import CODE, export, settings_of
 from rucksack.hub.find import BUNDLED
-from rucksack.hub.published import COPIES
+from rucksack.hub.published import COPIES, from_published
 from rucksack.loaded import from_pretrained, load_model
 from rucksack.paper.gender import gender_rows
 from rucksack.tokenizer import ENGLISH, GPT2, load_tokenizer, tokenizer_files
@@ -66,7 +66,7 @@ def test_our_logits_are_those_of_the_reference(folder, changes, tmp_path):
     """Our logits match, whatever divides the scores and whatever marks a model as Levanter's."""
     settings, state = read(folder)
     settings = {name: x for name, x in (settings | changes).items() if x is not None}
-    model, _ = from_pretrained(write(tmp_path / 'published', settings, state))
+    model = from_published(write(tmp_path / 'published', settings, state), 64)
     idx, expected = reference(folder)
     assert_close(model(idx), expected['logits'], **NEAR)
 
@@ -75,7 +75,7 @@ def test_our_logits_are_those_of_the_reference(folder, changes, tmp_path):
 def test_our_alpha_and_senses_are_those_of_the_reference():
     """Alpha and senses agree to 1e-4; the reference has all tokens' senses as (B, k, T, d)."""
     idx, expected = reference(BACKPACK)
-    model, _ = from_pretrained(BACKPACK)
+    model = from_published(BACKPACK, 64)
     assert_close(model.alpha(idx), expected['contextualization'], **NEAR)
     assert_close(model.senses(idx).transpose(1, 2), expected['senses'], **NEAR)
 
@@ -91,15 +91,15 @@ def test_files_with_other_keys_are_the_same_model(folder, tmp_path):
     for i in range(3):
         other[f'{prefix}h.{i}.attn.bias'] = torch.ones(1)
         other[f'{prefix}h.{i}.attn.masked_bias'] = torch.ones(1)
-    found, _ = from_pretrained(write(tmp_path / 'other', settings, other))
-    model, _ = from_pretrained(folder)
+    found = from_published(write(tmp_path / 'other', settings, other), 64)
+    model = from_published(folder, 64)
     same(found.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize('folder', [BACKPACK, GPT], ids=lambda folder: folder.name)
 def test_export_writes_the_references_weights_under_its_names(folder, tmp_path):
     """An export leaves out only copies of tied weights, and divides queries, not scores."""
-    model, _ = from_pretrained(folder)
+    model = from_published(folder, 64)
     export(model, BYTES, tmp_path / 'out')
     settings, state = read(tmp_path / 'out')
     assert not settings['scale_attn_by_inverse_layer_idx']
@@ -149,6 +149,8 @@ def test_another_architecture_is_refused_by_name(name, tmp_path, capsys):
     changed[f'transformer.{name}' if name.startswith('h.') else name] = CHANGES[name]
     state = {key: weight for key, weight in state.items() if weight is not None}
     folder = write(tmp_path / 'published', settings, state)
+    tokenizer = tokenizer_files(BYTES)['tokenizer.json']
+    (folder / 'tokenizer.json').write_text(json.dumps(tokenizer))
     line = error_of(sample, capsys, '--from', str(folder))
     assert str(folder) in line
     assert name.removeprefix('h.0.') in line
@@ -321,7 +323,8 @@ def test_a_hub_name_is_fetched_with_one_file_of_weights(file, tmp_path, monkeypa
 
 
 def test_few_ids_without_a_tokenizer_are_not_taken_for_gpt2s(tmp_path):
-    """Weights without a tokenizer and with few ids do not get GPT-2's tokenizer."""
+    """Weights without a tokenizer and with few ids are refused."""
     export(lively(vocab_size=264, n_vocab=257).float(), BYTES, tmp_path / 'out')
     (tmp_path / 'out' / 'tokenizer.json').unlink()
-    assert from_pretrained(tmp_path / 'out')[1] is None
+    with pytest.raises(ValueError, match='no tokenizer'):
+        from_pretrained(tmp_path / 'out')

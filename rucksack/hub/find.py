@@ -42,10 +42,11 @@ def download(name: str) -> Path:
     return folder
 
 
-def tokenizer_of(source: str | Path) -> dict | None:
-    """Describe the tokenizer of weights, or the one in a .json; None if the weights have none.
+def tokenizer_of(source: str | Path) -> dict:
+    """Describe the tokenizer of weights, or the one in a .json.
 
-    Weights with the rows of GPT-2's vocabulary, or up to 255 more as padding, get GPT-2's.
+    Weights without one get GPT-2's if they have the rows of its vocabulary, or up to 255 more as
+    padding. Raises UserError for others.
     """
     if str(source).endswith('.json'):
         return read_tokenizer(Path(source).expanduser())
@@ -56,7 +57,9 @@ def tokenizer_of(source: str | Path) -> dict | None:
             return load_file(path, mmap=True)['tokenizer']
     settings = load_json(path / 'config.json')
     tokenizer = read_tokenizer(path, settings.get('eos_token_id'))
-    if tokenizer is None and 0 <= settings.get('vocab_size', 0) - GPT2_VOCAB < 256:
-        print(f"{path} has no tokenizer; assuming GPT-2's", file=sys.stderr)
-        tokenizer = GPT2
-    return tokenizer
+    if tokenizer is not None:
+        return tokenizer
+    if not 0 <= settings.get('vocab_size', 0) - GPT2_VOCAB < 256:
+        raise UserError(f"{path} has no tokenizer.json; use weights that have one, or GPT-2's ids")
+    print(f"{path} has no tokenizer; assuming GPT-2's", file=sys.stderr)
+    return GPT2

@@ -67,7 +67,7 @@ def to_our_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return own
 
 
-def from_published(folder: Path, n_ids: float) -> Backpack | GPT:
+def from_published(folder: Path, n_ids: int) -> Backpack | GPT:
     """Load a published Backpack or GPT-2 from its folder; rows beyond n_ids are padding."""
     files = [folder / name for name in WEIGHTS if (folder / name).exists()]
     if not files:
@@ -90,7 +90,7 @@ def from_published(folder: Path, n_ids: float) -> Backpack | GPT:
     return model
 
 
-def config_from_json(settings: dict, n_ids: float) -> Config:
+def config_from_json(settings: dict, n_ids: int) -> Config:
     """Make our Config from a config.json; raises ValueError for another architecture."""
     for name, allowed in FIXED.items():
         if settings.get(name, allowed[0]) not in allowed:
