@@ -13,15 +13,14 @@ from rucksack.model import GPT, Backpack, Config
 
 
 def load_file(path: Path, mmap: bool = False) -> dict:
-    """Load the dictionary in a torch.save file; no code in it runs.
+    """Load the dictionary in a torch.save file (PyTorch 1.6 or newer); no code in it runs.
 
     With mmap, tensors stay on disk until they are used, and their checksums are not verified.
     """
     with user_errors(path):
-        is_zip = zipfile.is_zipfile(path)  # true except for very old files
-        if is_zip and not mmap and zipfile.ZipFile(path).testzip():  # torch ignores CRCs
+        if not mmap and zipfile.ZipFile(path).testzip():  # torch ignores CRCs
             raise ValueError('a checksum is wrong')
-        return dict(torch.load(path, map_location='cpu', weights_only=True, mmap=mmap and is_zip))
+        return dict(torch.load(path, map_location='cpu', weights_only=True, mmap=mmap))
 
 
 def save(path: Path, state: dict) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import errno
 import io
-import math
 import os
 import re
 import signal
@@ -82,12 +81,12 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f'{message}; see --help')
 
 
-def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], float]:
-    """Make an argparse type: a number from low to high."""
+def number(kind: type, low: float) -> Callable[[str], float]:
+    """Make an argparse type: a number of at least low."""
     def parse(text: str) -> float:
         value = kind(text)
-        if not low <= value <= high:
-            raise UserError(f'{text!r} is not in the range {low} to {high}')
+        if not value >= low:  # not a number (nan) is not
+            raise UserError(f'{text!r} is not a number >= {low}')
         return value
 
     parse.__name__ = kind.__name__  # so that argparse says "invalid int value"

@@ -23,8 +23,8 @@ def texts_of(path: str, field: str = 'text') -> list[str]:
 
 
 @pytest.mark.parametrize('line, fact', [
-    ('{"text": ', 'row 2.*JSON'), ('{"text": 7}', 'text.*7'), ('[1]', 'row 2'),
-    ('{"text": false}', 'text.*False'), ('{"body": "b", "n": 1}', 'row 2.*text.*--field')])
+    ('{"text": ', 'row 2.*JSON'), ('{"text": 7}', 'int.*--field'), ('[1]', 'row 2'),
+    ('{"text": false}', 'bool.*--field'), ('{"body": "b", "n": 1}', 'row 2.*text.*--field')])
 def test_a_row_without_text_is_one_line(line, fact):
     """The error names the file and the row and, if the field is missing, --field."""
     Path('a.jsonl').write_text('{"text": "2020-01-01"}\n\n' + line + '\n')
