@@ -20,6 +20,7 @@ from rucksack.data import data_id, read_meta
 from rucksack.errors import UserError
 from rucksack.loaded import load_model
 from rucksack.paper.loss import loss_rows
+from rucksack.tokenizer import ENGLISH
 
 RESUME = [*RUN, '--init_from=resume']
 CKPT = Path('out/run/ckpt.pt')
@@ -186,6 +187,7 @@ class Evil:
 def test_no_pickle_runs_wherever_it_is_put(source, file, zipped, tiny, capsys):
     """A pickle in a checkpoint or published weights is never run, in either torch.save format."""
     shutil.copytree(ROOT / 'tests/fixtures/backpack-gpt2-tiny', 'published')
+    shutil.copy(ENGLISH / 'tokenizer.json', 'published')
     Path('out/bad').mkdir(parents=True)
     torch.save({'model': Evil()}, file, _use_new_zipfile_serialization=zipped)
     commands = [(train, [*RUN, f'--init_from={source}']), (sample, [f'--from={source}'])]
