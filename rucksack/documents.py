@@ -120,12 +120,13 @@ def kind_of(path: Path) -> str:
 def files_at(path: Path, seen: set) -> Iterator[Path]:
     """Yield a file, or all files below a folder whose kind is known, links included.
 
-    seen has the real paths of files and folders that were found before, and gets the others.
+    seen has the numbers of files and folders that were found before, and gets the others.
     """
-    target = os.path.realpath(path, strict=True)
-    if target in seen:
+    status = path.stat()
+    number = (status.st_dev, status.st_ino or os.path.realpath(path))  # some drives have no st_ino
+    if number in seen:
         return
-    seen.add(target)
+    seen.add(number)
     if not path.is_dir():
         yield path
         return

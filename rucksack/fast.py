@@ -24,15 +24,22 @@ from rucksack.model import (
 )
 
 
-class Cache(dict):
-    """Tensors of the tokens read so far, by name."""
+class Cache:
+    """Tensors of the tokens read so far, by name, with room for a fixed number of tokens."""
+
+    def __init__(self, room: int):
+        self.room = room
+        self.tensors = {}
 
     def extend(self, name: object, start: int, new: Tensor) -> Tensor:
         """Store new (B, T, ..) after the first start tokens of a name; return all (B, S, ..)."""
-        if start > 0:
-            new = torch.cat([self[name][:, :start], new], dim=1)
-        self[name] = new
-        return new
+        if start == 0:
+            B, _, *rest = new.shape
+            self.tensors[name] = new.new_empty(B, self.room, *rest)
+        tensor = self.tensors[name]  # (B, room, ..)
+        S = start + new.shape[1]
+        tensor[:, start:S] = new
+        return tensor[:, :S]
 
 
 def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: Cache) -> Tensor:
@@ -40,7 +47,8 @@ def contextualize(contextualizer: Contextualizer, e: Tensor, start: int, cache: 
 
     Equals contextualizer(e of all S tokens)[:, start:], without dropout.
     """
-    T = e.shape[1]  # a whole prompt, which needs a causal mask, or one new token
+    T = e.shape[1]
+    assert start == 0 or T == 1  # a whole prompt: causal mask; one new token: no mask
     S = start + T
     if S > len(contextualizer.wpe.weight):
         raise ValueError(f'cannot read {S} tokens; block_size is {len(contextualizer.wpe.weight)}')
@@ -78,7 +86,7 @@ class Cached:
         self.model = model
         self.config = model.config
         self.is_repeated = {type(module) for module in model.modules()} <= REPEATED
-        self.cache = Cache()
+        self.cache = Cache(model.config.block_size)
         self.read = None  # the texts in the cache
 
     def n_read(self, idx: Tensor) -> int:

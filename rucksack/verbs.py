@@ -50,8 +50,14 @@ def look(verb: str, description: str, asked: str, make_tables: Callable, *own_fl
     def run(argv: list[str]) -> None:
         parser = make_parser(verb, description, *own_flags, '--from', '--device', '--csv')
         parser.add_argument('asked', metavar=asked, nargs='+')
+        parser.set_defaults(lender=None, strength=None)
         flags = parser.parse_args(argv)
+        if flags.strength is not None and not flags.lender:
+            parser.error('--strength needs --lender')
         loaded = load_model(flags.source, flags.device)
+        if flags.lender:
+            from rucksack.edits.lending import lend
+            loaded = lend(loaded, load_model(flags.lender, flags.device), flags.strength)
         print(loaded.about())
         tables = make_tables(loaded, flags)
         if flags.csv:  # before printing: piping into head ends the program

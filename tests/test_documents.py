@@ -3,6 +3,7 @@
 import gzip
 import io
 import lzma
+import os
 import tarfile
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def test_a_folder_has_its_known_files_each_once(capsys):
     Path('in/c.txt').symlink_to('../c.txt')
     Path('in/more').symlink_to('../other')
     Path('in/sub/loop').symlink_to('../../in')
+    os.link('in/a.txt', 'in/z.txt')
     files = files_at(Path('in'), set())
     assert list(map(str, files)) == ['in/a.txt', 'in/c.txt', 'in/more/d.txt', 'in/sub/b.md']
     assert 'in: skipped 1 files' in capsys.readouterr().out

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from rucksack import sample
 from rucksack.edits.lending import Lent, cached, probs_under
+from rucksack.looks import probs as probs_verb
 from rucksack.paper import eval as tables
 from rucksack.paper import gender
 from rucksack.senses import add_to_senses, at_last, pad, scale_senses
@@ -110,6 +111,18 @@ def runs(folder, monkeypatch):
 LENT = ['--from=out/other', '--lender=out/lender', '--edit', 'nurse:1-2', '--strength=2']
 
 
+def test_probs_are_of_the_pair(capsys):
+    """probs shows the other model under the lent edit."""
+    say(probs_verb, capsys, 'she,he', *LENT, '--start=the nurse', '--csv=x.csv')
+    row, = pandas.read_csv('x.csv').to_dict('records')
+    other, lender = (toy_loaded(k, block_size=n, seed=k) for k, n in ((0, 128), (4, 96)))
+    off = scale_senses(lender.encode(' nurse'), [1, 2], 0.0)
+    idx = torch.tensor([lender.encode('the nurse')])
+    probs = probs_under(Lent(other.model, lender.model, 2.0), idx, [None, off])
+    she, = lender.encode(' she')
+    assert [row['p(she)'], row['p(she) after']] == pytest.approx(probs[:, 0, she].tolist())
+
+
 def test_an_explanation_is_of_the_lender(capsys):
     """--explain shows the terms of the lender's senses, and a line says so."""
     own = say(sample, capsys, '--from=out/lender', '--edit', 'nurse:1-2', '--explain', 'she')
@@ -149,6 +162,7 @@ def test_a_short_lender_changes_nothing_at_strength_0(table, data, capsys):
 
 
 @pytest.mark.parametrize('script, argv, fact', [
+    (probs_verb, ['she', '--edit', 'nurse:1', '--strength=2'], '--lender'),
     (sample, ['--from=out/lender', '--lender=out/other', '--edit', 'nurse:1'], 'out/other'),
     (sample, ['--from=english_gpt', '--lender=out/lender', '--edit', 'nurse:1'], '16,641 ids'),
     (sample, [*LENT, '--strength=-1'], "'-1'"),

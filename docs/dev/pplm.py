@@ -30,12 +30,14 @@ def read_on(model: GPT, token: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
     with the new token.
     """
     t = past.shape[2]
-    cache = Cache(zip(model.contextualizer.blocks, past))  # block -> (n, t, 3*d)
+    cache = Cache(t + 1)
+    for block, of_layer in zip(model.contextualizer.blocks, past):
+        cache.tensors[block] = F.pad(of_layer, (0, 0, 0, 1))  # (n, t + 1, 3*d), with room for it
     e = model.wte(token[:, None])  # (n, 1, d)
     h = contextualize(model.contextualizer, e, t, cache)  # (n, 1, d)
     V = model.config.n_vocab
     logits = F.linear(h[:, 0], model.wte.weight[:V])  # (n, V)
-    return logits, torch.stack(list(cache.values()))
+    return logits, torch.stack(list(cache.tensors.values()))
 
 
 @torch.enable_grad()

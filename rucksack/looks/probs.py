@@ -61,4 +61,5 @@ def with_words(texts: list[str], words: list[str]) -> list[str]:
     return [text.replace('{}', word) for text in texts for word in words]
 
 
-main = look('probs', __doc__, 'LIST', tables, '--start', '--words', '--edit')
+main = look('probs', __doc__, 'LIST', tables, '--start', '--words', '--edit', '--lender',
+            '--strength')
