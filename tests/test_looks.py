@@ -52,34 +52,23 @@ def test_show_of_a_pair_has_the_sense_that_an_edit_turns_off(out, capsys):
     assert {sense for sense, *_ in rows} == {'10'}
 
 
-def test_find_has_the_senses_that_most_separate_two_words(world, capsys):
+@pytest.mark.parametrize('pairs', ['she/he', '@pairs.txt'])
+def test_find_has_the_senses_that_most_separate_two_words(pairs, world, capsys):
     """Senses are ranked by mean size over all words, divided by the std of a sense's logits."""
-    a = world.id('she')
-    b = world.id('he')
+    Path('pairs.txt').write_text('she/he\nher/his\n')
+    apart = world.E[world.id('she')] - world.E[world.id('he')]  # (d,)
+    if pairs == '@pairs.txt':  # on average over the pairs
+        apart = (apart + world.E[world.id('her')] - world.E[world.id('his')]) / 2
     C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
-    apart = C @ (world.E[a] - world.E[b])  # (V, k)
-    mean_size = apart.abs().mean(0)
+    scores = C @ apart  # (V, k)
+    mean_size = scores.abs().mean(0)
     ratio = mean_size / (C @ world.E.T).std(-1).mean(0)
     expected = []
     for l in ratio.argsort(descending=True).tolist():
-        for w in apart[:, l].abs().topk(8).indices.tolist():
+        for w in scores[:, l].abs().topk(8).indices.tolist():
             cells = [l, mean_size[l].item(), ratio[l].item()]
-            expected.append([*cells, world.word(w), apart[w, l].item()])
-    assert_same(ask(find, capsys, 'she/he'), expected)
-
-
-@pytest.mark.parametrize('pairs', ['she/he', '@pairs.txt'])
-def test_find_has_a_row_for_each_of_words(pairs, world, capsys):
-    """A row says how far each sense separates a pair, or a file's pairs on average."""
-    Path('pairs.txt').write_text('she/he\nher/his\n')
-    apart = world.E[world.id('she')] - world.E[world.id('he')]  # (d,)
-    if pairs == '@pairs.txt':
-        apart = (apart + world.E[world.id('her')] - world.E[world.id('his')]) / 2
-    rows = []
-    for word in ('nurse', 'sheriff'):
-        C = world.model.senses(torch.tensor(world.id(word)))  # (k, d)
-        rows.append([word, *(C @ apart).tolist()])
-    assert_same(ask(find, capsys, pairs, '--words', 'nurse,sheriff'), rows)
+            expected.append([*cells, world.word(w), scores[w, l].item()])
+    assert_same(ask(find, capsys, pairs), expected)
 
 
 def test_find_has_the_senses_that_speak_for_a_bag(world, capsys):

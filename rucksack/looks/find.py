@@ -1,9 +1,8 @@
 """The senses that best separate words A from B, or that favour some words.
 
-    python -m rucksack find she/he                      ranks the sense numbers (section 6.2)
-    python -m rucksack find @pairs.txt                  the same, on average over pairs A/B
-    python -m rucksack find she/he --words nurse,king   how far each sense of these words does it
-    python -m rucksack find music+guitar                the senses that favour both words (Eq. 17)
+    python -m rucksack find she/he        ranks the sense numbers (section 6.2)
+    python -m rucksack find @pairs.txt    the same, on average over pairs A/B
+    python -m rucksack find music+guitar  the senses that favour both words (Eq. 17)
 """
 
 from argparse import Namespace
@@ -18,21 +17,16 @@ from rucksack.senses import extremes, separation
 from rucksack.table import Table
 from rucksack.verbs import look
 from rucksack.vocabulary import bag_ids, over_vocabulary, parse_bag, scores_of_bags
-from rucksack.words import parse_pair, token_texts, tokens_of, word_ids, word_list
+from rucksack.words import parse_pair, token_texts, word_ids, word_list
 
 
-def find(loaded: LoadedModel, text: str, words: list[str]) -> Table:
-    """Find the senses that most favour a bag of words or, if text has A/B, that separate pairs.
-
-    With words, show how far each sense of these words separates the pairs.
-    """
+def find(loaded: LoadedModel, text: str) -> Table:
+    """Find the senses that most favour a bag of words or, if text has A/B, that separate pairs."""
     parts = word_list(text)
-    if not words and '/' not in ''.join(parts):
+    if '/' not in ''.join(parts):
         return favour(loaded, parse_bag(text))
     pairs = [word_ids(loaded.encoding, parse_pair(part)) for part in parts]
     a, b = torch.tensor(pairs).T  # (pairs,) each
-    if words:
-        return separate_words(loaded, text, words, a, b)
     return separate(loaded, text, a, b)
 
 
@@ -74,18 +68,6 @@ def spreads(model: Backpack, ids: Tensor, covariance: Tensor) -> Tensor:
     return variance.sqrt()
 
 
-def separate_words(loaded: LoadedModel, text: str, words: list[str], a: Tensor, b: Tensor) -> Table:
-    """Measure how far each sense of each word separates pairs, C . (E_a - E_b): a row per word."""
-    last_ids = [tokens_of(loaded.encoding, word)[-1] for word in words]
-    ids = torch.tensor(last_ids, device=loaded.device)  # (words,)
-    scores = separation(loaded.backpack, ids, a, b)  # (words, k)
-    names = [f's{l}' for l in range(loaded.config.n_sense)]
-    columns = {'word': ''} | dict.fromkeys(names, '+.2f')
-    rows = [[word, *row] for word, row in zip(words, scores.tolist())]
-    title = f'How far each sense of these words separates {text} (+/-), in logits at weight 1'
-    return Table(title, columns, rows)
-
-
 def favour(loaded: LoadedModel, bag: list[str]) -> Table:
     """Find the senses that most favour a bag of words (Eq. 17), and the words they raise."""
     model = loaded.backpack
@@ -112,7 +94,7 @@ def favour(loaded: LoadedModel, bag: list[str]) -> Table:
 
 def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
     """Make a table for each pair, file of pairs or bag."""
-    return {f'find {text}': find(loaded, text, flags.words) for text in flags.asked}
+    return {f'find {text}': find(loaded, text) for text in flags.asked}
 
 
-main = look('find', __doc__, 'A/B|A+B', tables, '--words')
+main = look('find', __doc__, 'A/B|A+B', tables)
