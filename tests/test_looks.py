@@ -83,20 +83,6 @@ def test_find_has_the_senses_that_most_separate_two_words(pairs, world, capsys):
     assert_same(ask_words(find, capsys, pairs), expected, ROUNDED)
 
 
-def test_find_has_the_senses_that_speak_for_a_bag(world, capsys):
-    """Senses with the highest affinities over all words are listed with the words they raise."""
-    bag = [world.id('music'), world.id('guitar')]
-    C = world.model.senses(torch.arange(len(world.E)))  # (V, k, d)
-    logits = C @ world.E.T  # (V, k, V)
-    scores = logits[..., bag].sum(-1) / logits.amax(-1)  # (V, k)
-    expected = []
-    for place in scores.flatten().topk(20).indices.tolist():
-        w, l = divmod(place, len(SENSES))
-        cells = [scores[w, l].item(), world.word(w), l]
-        expected += ranked(cells, world.top(world.E @ C[w, l], 5))
-    assert_same(ask_words(find, capsys, 'music+guitar'), expected, ROUNDED)
-
-
 def test_similar_has_the_nearest_words_in_each_sense(world, capsys):
     """Words are ranked by cosine (last row: its minimum over senses), without the word itself."""
     quick = world.id('quick')

@@ -1,8 +1,7 @@
-"""The senses that best separate words A from B, or that favour some words.
+"""The senses that best separate words A from B (section 6.2).
 
-    python -m rucksack find she/he        ranks the sense numbers (section 6.2)
-    python -m rucksack find @pairs.txt    the same, on average over pairs A/B
-    python -m rucksack find music+guitar  the senses that favour both words (Eq. 17)
+    python -m rucksack find she/he
+    python -m rucksack find @pairs.txt  on average over pairs A/B
 """
 
 from argparse import Namespace
@@ -13,30 +12,22 @@ from torch import Tensor
 from rucksack.loaded import LoadedModel
 from rucksack.looks.ranking import ranking
 from rucksack.model import Backpack
-from rucksack.senses import extremes, separation
+from rucksack.senses import separation
 from rucksack.table import Table
 from rucksack.verbs import look
-from rucksack.vocabulary import bag_ids, over_vocabulary, parse_bag, scores_of_bags
-from rucksack.words import parse_pair, token_texts, word_ids, word_list
+from rucksack.vocabulary import over_vocabulary
+from rucksack.words import parse_pair, word_ids, word_list
 
 
 def find(loaded: LoadedModel, text: str) -> Table:
-    """Find the senses that most favour a bag of words or, if text has A/B, that separate pairs."""
-    parts = word_list(text)
-    if '/' not in ''.join(parts):
-        return favour(loaded, parse_bag(text))
-    pairs = [word_ids(loaded.encoding, parse_pair(part)) for part in parts]
-    a, b = torch.tensor(pairs).T  # (pairs,) each
-    return separate(loaded, text, a, b)
-
-
-def separate(loaded: LoadedModel, text: str, a: Tensor, b: Tensor) -> Table:
-    """Rank senses by how strongly they separate pairs of ids, on average over the vocabulary.
+    """Rank senses by how strongly they separate pairs A/B, on average over the vocabulary.
 
     A long sense separates any two words by many logits. So we divide this mean by the sense's
     spread, the standard deviation of what it adds to the logits of all words.
     """
     model = loaded.backpack
+    pairs = [word_ids(loaded.encoding, parse_pair(part)) for part in word_list(text)]
+    a, b = torch.tensor(pairs).T  # (pairs,) each
     E = model.wte.weight[:loaded.config.n_vocab]  # (V, d)
     spread = over_vocabulary(model, spreads, covariance=E.T.cov())  # (V, k)
     scores = over_vocabulary(model, separation, a=a, b=b)  # (V, k)
@@ -68,33 +59,9 @@ def spreads(model: Backpack, ids: Tensor, covariance: Tensor) -> Tensor:
     return variance.sqrt()
 
 
-def favour(loaded: LoadedModel, bag: list[str]) -> Table:
-    """Find the senses that most favour a bag of words (Eq. 17), and the words they raise."""
-    model = loaded.backpack
-    bags = [bag_ids(loaded.encoding, bag)]
-    scores, = scores_of_bags(model, bags)  # (V, k)
-    best = scores.flatten().topk(20)  # out of V * k
-    w, l = torch.unravel_index(best.indices, scores.shape)  # (20,) each
-    C = model.senses(w)[range(20), l]  # (20, d)
-    ids, logits = extremes(model, C, 5)  # (20, 10) each
-    cells = zip(
-        best.values.tolist(),
-        token_texts(loaded.encoding, w.tolist()),
-        l.tolist())
-    title = f'The senses that most favour {"+".join(bag)} (Eq. 17), and the words they raise most'
-    columns = {
-        'affinity': '.2f',
-        'token': repr,
-        'sense': 'd'}
-    return ranking(
-        loaded, title, columns, cells,
-        ids=ids[:, :5],
-        scores=logits[:, :5])
-
-
 def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
-    """Make a table for each pair, file of pairs or bag."""
+    """Make a table for each pair or file of pairs."""
     return {f'find {text}': find(loaded, text) for text in flags.asked}
 
 
-main = look('find', __doc__, 'A/B|A+B', tables)
+main = look('find', __doc__, 'A/B', tables)
