@@ -4,8 +4,6 @@
     python -m rucksack find @pairs.txt  on average over pairs A/B
 """
 
-from argparse import Namespace
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,7 @@ from rucksack.looks.ranking import ranking
 from rucksack.model import Backpack
 from rucksack.senses import separation
 from rucksack.table import Table
-from rucksack.verbs import look
+from rucksack.verbs import look_at_words
 from rucksack.vocabulary import over_vocabulary
 from rucksack.words import parse_pair, word_ids, word_list
 
@@ -59,9 +57,4 @@ def spreads(model: Backpack, ids: Tensor, covariance: Tensor) -> Tensor:
     return variance.sqrt()
 
 
-def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
-    """Make a table for each pair or file of pairs."""
-    return {f'find {text}': find(loaded, text) for text in flags.asked}
-
-
-main = look('find', __doc__, 'A/B', tables)
+main = look_at_words('find', __doc__, 'A/B', find)
