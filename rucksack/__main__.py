@@ -11,7 +11,7 @@ VERBS = {  # verb -> its module in rucksack, and what it does
     'train': ('train', 'train a model on data/NAME, in out/RUN'),
     'sample': ('sample', 'write a text without and with an edit of senses'),
     'show': ('looks.show', 'the words that senses of a word raise and lower most'),
-    'find': ('looks.find', 'the senses that best separate two words, or favour some'),
+    'find': ('looks.find', 'the senses that best separate two words'),
     'similar': ('looks.similar', 'the words most similar to a word, sense by sense'),
     'sweep': ('looks.sweep', 'the next words as a sense is scaled from 0 to 1'),
     'explain': ('looks.explain', 'what each sense of each token adds to a logit'),

@@ -10,8 +10,8 @@ from rucksack.cli import Parser, number, printable, run_cli
 from rucksack.edits.lines import Change, make_edit, parse_lines
 from rucksack.files import output_path
 from rucksack.loaded import LoadedModel, load_model
-from rucksack.table import CSV_BEGINS, write_csv
-from rucksack.words import PROMPT, word_list
+from rucksack.table import CSV_BEGINS, Table, write_csv
+from rucksack.words import PROMPT, read_prompts, word_list
 
 FLAGS = {
     '--from': dict(dest='source', metavar='MODEL', help='checkpoint, folder or Hub name '
@@ -67,6 +67,29 @@ def look(verb: str, description: str, asked: str, make_tables: Callable, *own_fl
                 print(f'\n{name}', end='')
             print(table)
     return partial(run_cli, f'rucksack {verb}', run)
+
+
+def look_at_words(verb: str, description: str, asked: str, make_table: Callable) -> Callable:
+    """Make the main function of a verb that prints make_table(loaded, word) for each word."""
+    def tables(loaded: LoadedModel, flags: argparse.Namespace) -> dict[str, Table]:
+        return {f'{verb} {word}': make_table(loaded, word) for word in flags.asked}
+    return look(verb, description, asked, tables)
+
+
+def look_at_prompts(verb: str, description: str, asked: str, make_table: Callable) -> Callable:
+    """Make the main function of a verb that prints a table for each word and prompt.
+
+    make_table takes the model, after --edit, a word, a prompt, ids (1, T), and all prompts.
+    """
+    def tables(loaded: LoadedModel, flags: argparse.Namespace) -> dict[str, Table]:
+        texts = read_prompts(flags.start)
+        prompts = read_and_edit(loaded, texts, flags.edit)
+        found = {}
+        for word in flags.asked:
+            for text, idx in zip(texts, prompts):
+                found[f'{verb} {word}: {text}'] = make_table(loaded, word, idx, prompts)
+        return found
+    return look(verb, description, asked, tables, '--start', '--edit')
 
 
 def read_and_edit(loaded: LoadedModel, texts: list[str], lines: list[str]) -> list[Tensor]:

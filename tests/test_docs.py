@@ -277,7 +277,7 @@ def day() -> list[tuple[list[str], list[str]]]:
 
 @pytest.mark.slow
 def test_a_days_work_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
-    """Ten commands run on the page's text if it is available, and otherwise on another text."""
+    """Nine commands run on the page's text if it is available, and otherwise on another text."""
     text = 'The nurse and the doctor work in a hospital near the river. They like it.\n\n' * 900
     if ARTICLES.exists():
         text = ''
@@ -288,7 +288,7 @@ def test_a_days_work_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
     (tmp_path / 'nouns.txt').write_text('\n'.join(NOUNS), encoding='utf-8')
     monkeypatch.setenv('COLUMNS', '110')  # tables are cut to the width of the terminal
     steps = day()
-    assert len(steps) == 10
+    assert len(steps) == 9
     for command, shown in steps:
         capsys.readouterr()
         run_command(command)

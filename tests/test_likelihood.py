@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import datasets
 import numpy as np
-import pandas
 import pytest
 import torch
 from helpers import PAGES, PAIRS, PASSAGES, make_data, toy_loaded, write_benchmarks
 
+from docs.dev.worth import worth_of_senses
 from rucksack.errors import UserError
 from rucksack.loaded import LoadedModel
 from rucksack.paper import benchmarks, likelihood, loss
 from rucksack.paper.likelihood import Scores, measure_edit, windows
-from rucksack.paper.loss import loss_rows, senses_rows
+from rucksack.paper.loss import loss_rows
 from rucksack.senses import scale_senses
 
 
@@ -115,7 +115,7 @@ def test_senses_are_worth_what_the_loss_grows_without_them(tmp_path):
     file.write_text('The nurse smiled. ' * 12)
     loaded = toy_loaded(padding=9)
     ids = loaded.encode('The nurse smiled. ' * 12)
-    rows = pandas.DataFrame(senses_rows(loaded, str(file)))
+    rows = worth_of_senses(loaded, str(file))
     pairs = windows(ids, loaded.eot, loaded.config.block_size)
     edits = [*(scale_senses(None, [l], 0.0) for l in range(4)), None]
     wanted = [likelihood.score(replace(loaded, edit=edit), pairs, '').perplexity()
@@ -154,8 +154,8 @@ def test_blimp_by_hand(tmp_path):
         scores.append(100 * (good > bad))
     one = scores[0]
     two = (scores[1] + scores[2]) / 2
-    assert [[*row.values()] for row in benchmarks.blimp_rows(loaded, str(data))] == [
-        ['agreement', 1, one], ['islands', 1, two], ['all', 2, (one + two) / 2]]
+    row, = benchmarks.blimp_rows(loaded, str(data))
+    assert row == {'paradigms': 2, '% right': (one + two) / 2}
 
 
 @pytest.mark.parametrize('table, file, row', [

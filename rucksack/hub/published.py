@@ -8,7 +8,6 @@ from safetensors.torch import load_file as load_safetensors
 from torch import Tensor
 
 from rucksack.checkpoint import load_file, model_with
-from rucksack.errors import UserError
 from rucksack.hub.find import WEIGHTS
 from rucksack.model import GPT, Backpack, Config
 from rucksack.tokenizer import load_json
@@ -69,14 +68,11 @@ def to_our_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def from_published(folder: Path, n_ids: int) -> Backpack | GPT:
     """Load a published Backpack or GPT-2 from its folder; rows beyond n_ids are padding."""
-    files = [folder / name for name in WEIGHTS if (folder / name).exists()]
-    if not files:
-        raise UserError(f'it has no {" or ".join(WEIGHTS)}; if its weights are in shards, save '
-                        'them again in one file, with a large max_shard_size')
-    load = load_safetensors if files[0].suffix == '.safetensors' else load_file
+    safe, pickled = [folder / name for name in WEIGHTS]
+    state = load_safetensors(safe) if safe.exists() else load_file(pickled)
     settings = load_json(folder / 'config.json')
     config = config_from_json(settings, n_ids)
-    model = model_with(config, to_our_names(load(files[0])))
+    model = model_with(config, to_our_names(state))
     is_levanters = (LEVANTER in str(settings.get('auto_map'))
                     or isinstance(settings.get('architectures'), str))
     if config.n_sense and is_levanters:

@@ -3,8 +3,6 @@
     python -m rucksack explain she/he
 """
 
-from argparse import Namespace
-
 import torch
 from tiktoken import Encoding
 from torch import Tensor
@@ -14,8 +12,8 @@ from rucksack.loaded import LoadedModel
 from rucksack.looks.next_words import next_logits
 from rucksack.model import Backpack
 from rucksack.table import Table
-from rucksack.verbs import look, read_and_edit
-from rucksack.words import parse_pair, read_prompts, token_texts, word_ids
+from rucksack.verbs import look_at_prompts
+from rucksack.words import parse_pair, token_texts, word_ids
 
 COLUMNS = {  # name -> format
     'adds': '+.3f',
@@ -68,15 +66,5 @@ def explain(loaded: LoadedModel, text: str, idx: Tensor, most: int | None = None
     return Table(title, COLUMNS, rows, [f'{total:+.3f}  in all'])
 
 
-def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
-    """Make a table of all terms for each word and prompt."""
-    texts = read_prompts(flags.start)
-    prompts = read_and_edit(loaded, texts, flags.edit)
-    found = {}
-    for word in flags.asked:
-        for text, idx in zip(texts, prompts):
-            found[f'explain {word}: {text}'] = explain(loaded, word, idx)
-    return found
-
-
-main = look('explain', __doc__, 'WORD|A/B', tables, '--start', '--edit')
+main = look_at_prompts('explain', __doc__, 'WORD|A/B',
+                       lambda loaded, word, idx, _: explain(loaded, word, idx))

@@ -1,12 +1,8 @@
-"""The senses that best separate words A from B, or that favour some words.
+"""The senses that best separate words A from B (section 6.2).
 
-    python -m rucksack find she/he                      ranks the sense numbers (section 6.2)
-    python -m rucksack find @pairs.txt                  the same, on average over pairs A/B
-    python -m rucksack find she/he --words nurse,king   how far each sense of these words does it
-    python -m rucksack find music+guitar                the senses that favour both words (Eq. 17)
+    python -m rucksack find she/he
+    python -m rucksack find @pairs.txt  on average over pairs A/B
 """
-
-from argparse import Namespace
 
 import torch
 from torch import Tensor
@@ -14,35 +10,22 @@ from torch import Tensor
 from rucksack.loaded import LoadedModel
 from rucksack.looks.ranking import ranking
 from rucksack.model import Backpack
-from rucksack.senses import extremes, separation
+from rucksack.senses import separation
 from rucksack.table import Table
-from rucksack.verbs import look
-from rucksack.vocabulary import bag_ids, over_vocabulary, parse_bag, scores_of_bags
-from rucksack.words import parse_pair, token_texts, tokens_of, word_ids, word_list
+from rucksack.verbs import look_at_words
+from rucksack.vocabulary import over_vocabulary
+from rucksack.words import parse_pair, word_ids, word_list
 
 
-def find(loaded: LoadedModel, text: str, words: list[str]) -> Table:
-    """Find the senses that most favour a bag of words or, if text has A/B, that separate pairs.
-
-    With words, show how far each sense of these words separates the pairs.
-    """
-    parts = word_list(text)
-    if not words and '/' not in ''.join(parts):
-        return favour(loaded, parse_bag(text))
-    pairs = [word_ids(loaded.encoding, parse_pair(part)) for part in parts]
-    a, b = torch.tensor(pairs).T  # (pairs,) each
-    if words:
-        return separate_words(loaded, text, words, a, b)
-    return separate(loaded, text, a, b)
-
-
-def separate(loaded: LoadedModel, text: str, a: Tensor, b: Tensor) -> Table:
-    """Rank senses by how strongly they separate pairs of ids, on average over the vocabulary.
+def find(loaded: LoadedModel, text: str) -> Table:
+    """Rank senses by how strongly they separate pairs A/B, on average over the vocabulary.
 
     A long sense separates any two words by many logits. So we divide this mean by the sense's
     spread, the standard deviation of what it adds to the logits of all words.
     """
     model = loaded.backpack
+    pairs = [word_ids(loaded.encoding, parse_pair(part)) for part in word_list(text)]
+    a, b = torch.tensor(pairs).T  # (pairs,) each
     E = model.wte.weight[:loaded.config.n_vocab]  # (V, d)
     spread = over_vocabulary(model, spreads, covariance=E.T.cov())  # (V, k)
     scores = over_vocabulary(model, separation, a=a, b=b)  # (V, k)
@@ -74,45 +57,4 @@ def spreads(model: Backpack, ids: Tensor, covariance: Tensor) -> Tensor:
     return variance.sqrt()
 
 
-def separate_words(loaded: LoadedModel, text: str, words: list[str], a: Tensor, b: Tensor) -> Table:
-    """Measure how far each sense of each word separates pairs, C . (E_a - E_b): a row per word."""
-    last_ids = [tokens_of(loaded.encoding, word)[-1] for word in words]
-    ids = torch.tensor(last_ids, device=loaded.device)  # (words,)
-    scores = separation(loaded.backpack, ids, a, b)  # (words, k)
-    names = [f's{l}' for l in range(loaded.config.n_sense)]
-    columns = {'word': ''} | dict.fromkeys(names, '+.2f')
-    rows = [[word, *row] for word, row in zip(words, scores.tolist())]
-    title = f'How far each sense of these words separates {text} (+/-), in logits at weight 1'
-    return Table(title, columns, rows)
-
-
-def favour(loaded: LoadedModel, bag: list[str]) -> Table:
-    """Find the senses that most favour a bag of words (Eq. 17), and the words they raise."""
-    model = loaded.backpack
-    bags = [bag_ids(loaded.encoding, bag)]
-    scores, = scores_of_bags(model, bags)  # (V, k)
-    best = scores.flatten().topk(20)  # out of V * k
-    w, l = torch.unravel_index(best.indices, scores.shape)  # (20,) each
-    C = model.senses(w)[range(20), l]  # (20, d)
-    ids, logits = extremes(model, C, 5)  # (20, 10) each
-    cells = zip(
-        best.values.tolist(),
-        token_texts(loaded.encoding, w.tolist()),
-        l.tolist())
-    title = f'The senses that most favour {"+".join(bag)} (Eq. 17), and the words they raise most'
-    columns = {
-        'affinity': '.2f',
-        'token': repr,
-        'sense': 'd'}
-    return ranking(
-        loaded, title, columns, cells,
-        ids=ids[:, :5],
-        scores=logits[:, :5])
-
-
-def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
-    """Make a table for each pair, file of pairs or bag."""
-    return {f'find {text}': find(loaded, text, flags.words) for text in flags.asked}
-
-
-main = look('find', __doc__, 'A/B|A+B', tables, '--words')
+main = look_at_words('find', __doc__, 'A/B', find)

@@ -10,15 +10,16 @@ import torch
 
 from rucksack.edits.lines import find_senses
 from rucksack.loaded import LoadedModel
-from rucksack.looks.ranking import Ranking, ranking
+from rucksack.looks.ranking import ranking
 from rucksack.senses import extremes, senses_after
+from rucksack.table import Table
 from rucksack.verbs import look, read_and_edit
 from rucksack.words import read_prompts, tokens_of, word_and_senses
 
 N = 10  # words on each side, as in Table 19
 
 
-def show(loaded: LoadedModel, text: str, prompts: list) -> Ranking:
+def show(loaded: LoadedModel, text: str, prompts: list) -> Table:
     """Show the words that senses of a word, as in nurse:3-5, move most after the model's edit."""
     word, which = word_and_senses(text)
     model = loaded.backpack
@@ -36,7 +37,7 @@ def show(loaded: LoadedModel, text: str, prompts: list) -> Ranking:
         scores=logits.view(-1, N))
 
 
-def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Ranking]:
+def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
     """Make a table for each word."""
     texts = read_prompts(flags.start)
     prompts = read_and_edit(loaded, texts, flags.edit)

@@ -3,19 +3,18 @@
     python -m rucksack similar nurse
 """
 
-from argparse import Namespace
-
 import torch
 
 from rucksack.loaded import LoadedModel
-from rucksack.looks.ranking import Ranking, ranking
+from rucksack.looks.ranking import ranking
 from rucksack.senses import similarity
-from rucksack.verbs import look
+from rucksack.table import Table
+from rucksack.verbs import look_at_words
 from rucksack.vocabulary import over_vocabulary
 from rucksack.words import word_id
 
 
-def similar(loaded: LoadedModel, word: str) -> Ranking:
+def similar(loaded: LoadedModel, word: str) -> Table:
     """Find the words most similar to a word under Sim_l (Eq. 13) and Sim_min (Eq. 14)."""
     w = word_id(loaded.encoding, word)
     cosines = over_vocabulary(loaded.backpack, similarity, w=w)  # (V, k)
@@ -29,9 +28,4 @@ def similar(loaded: LoadedModel, word: str) -> Ranking:
     return ranking(loaded, title, {'sense': ''}, cells, top.indices.T, top.values.T)
 
 
-def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Ranking]:
-    """Make a table for each word."""
-    return {f'similar {word}': similar(loaded, word) for word in flags.asked}
-
-
-main = look('similar', __doc__, 'WORD', tables)
+main = look_at_words('similar', __doc__, 'WORD', similar)

@@ -3,8 +3,6 @@
     python -m rucksack sweep nurse:10
 """
 
-from argparse import Namespace
-
 from torch import Tensor
 
 from rucksack.edits.lines import find_senses
@@ -12,8 +10,8 @@ from rucksack.loaded import LoadedModel
 from rucksack.looks.next_words import next_words
 from rucksack.senses import compose, scale_senses
 from rucksack.table import Table
-from rucksack.verbs import look, read_and_edit
-from rucksack.words import edit_targets, read_prompts, word_and_senses
+from rucksack.verbs import look_at_prompts
+from rucksack.words import edit_targets, word_and_senses
 
 
 def sweep(loaded: LoadedModel, text: str, idx: Tensor, prompts: list[Tensor]) -> Table:
@@ -28,15 +26,4 @@ def sweep(loaded: LoadedModel, text: str, idx: Tensor, prompts: list[Tensor]) ->
     return next_words(loaded, f'The next words with {why or text} scaled from 0 to 1', idx, edits)
 
 
-def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
-    """Make a table for each word and prompt."""
-    texts = read_prompts(flags.start)
-    prompts = read_and_edit(loaded, texts, flags.edit)
-    found = {}
-    for word in flags.asked:
-        for text, idx in zip(texts, prompts):
-            found[f'sweep {word}: {text}'] = sweep(loaded, word, idx, prompts)
-    return found
-
-
-main = look('sweep', __doc__, 'WORD[:SENSES]', tables, '--start', '--edit')
+main = look_at_prompts('sweep', __doc__, 'WORD[:SENSES]', sweep)

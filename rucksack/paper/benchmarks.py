@@ -153,15 +153,12 @@ def wikitext_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
 # -----------------------------------------------------------------------------
 # BLiMP.
 
-BLIMP_COLUMNS = ['linguistics_term', 'UID', 'sentence_good', 'sentence_bad']
-
-
 def blimp_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     """BLiMP (Table 2): % of pairs whose good sentence is likelier than the bad one.
 
-    Each sentence is read after an end-of-text. Values are means over paradigms.
+    Each sentence is read after an end-of-text. The value is a mean over paradigms.
     """
-    items = rows_of(loaded, data, '*.jsonl', BLIMP_COLUMNS,
+    items = rows_of(loaded, data, '*.jsonl', ['UID', 'sentence_good', 'sentence_bad'],
                     'nyu-mll/blimp', None, 'train')
     items = items.drop_duplicates()  # of a folder with a sample beside the whole
     sentences = [*items['sentence_good'], *items['sentence_bad']]
@@ -169,9 +166,5 @@ def blimp_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     loaded.needs_length(max(len(ids) for _, ids in pairs), 'a sentence has')
     good, bad = score(loaded, pairs, 'BLiMP').logp.chunk(2)
     items['% right'] = 100.0 * (good > bad).numpy()
-    paradigms = items.groupby(['linguistics_term', 'UID'])['% right'].mean()
-    phenomena = paradigms.groupby('linguistics_term')
-    rows = []
-    for name, found in [*phenomena, ('all', paradigms)]:
-        rows.append({'phenomenon': name, 'paradigms': len(found), '% right': found.mean()})
-    return rows
+    paradigms = items.groupby('UID')['% right'].mean()
+    return [{'paradigms': len(paradigms), '% right': paradigms.mean()}]

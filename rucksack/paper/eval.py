@@ -11,7 +11,6 @@
     similarity   Table 4       word similarity, sense by sense (needs --data)
     gender       Table 5       she or he after a role noun, with and without a sense
     topic        Table 12      texts of a Backpack under topic control
-    senses                     loss on a text with each sense off, and the sense's share of the sum
     examples                   how well a model fulfils the examples (see rucksack edit) in --data
 
 --data takes the files of a benchmark, or a folder that has them. Without it, lambada, wikitext and
@@ -57,10 +56,9 @@ TABLES = {
     'similarity': 'similarity',
     'gender': 'gender',
     'topic': 'topics',
-    'senses': 'loss',
     'examples': 'canonical'}
 IN_PAPER = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic']
-WITHOUT_EDITS = ['all', 'similarity', 'topic', 'senses']
+WITHOUT_EDITS = ['all', 'similarity', 'topic']
 
 
 def eval_parser() -> Parser:
@@ -72,8 +70,8 @@ def eval_parser() -> Parser:
         help='a table from the list above, or all')
     add('runs', nargs='*', metavar='RUN', help='models to compare, instead of --from')
     add('--data', metavar='PATH',
-        help='benchmark file, or a folder to search for it; for loss and senses, a text file, a '
-             'folder in data/ or a .bin file (default: val.bin of the training data); for gender, '
+        help='benchmark file, or a folder to search for it; for loss, a text file, a folder '
+             'in data/ or a .bin file (default: val.bin of the training data); for gender, '
              "a file with a noun or a prompt with {} on each line (default: the paper's)")
     add('--field', metavar='N', type=number(int, 1), nargs=3,
         help='similarity: the columns of the two words and the score in --data FILE, from 1')
@@ -94,7 +92,7 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     own = models[0]
     beside = own.name.rstrip('/\\') + '_gpt'
     is_there = beside in BUNDLED or Path(beside).exists()
-    if is_there and not args.runs and args.table not in ('senses', 'topic'):
+    if is_there and not args.runs and args.table != 'topic':
         try:
             baseline = load(beside)
             if baseline.tokenizer != own.tokenizer:

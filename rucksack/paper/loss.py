@@ -1,13 +1,9 @@
-"""Tables 2 and 8: the loss on a held-out text, and what each sense does for it."""
+"""Tables 2 and 8: the loss on a held-out text."""
 
 import math
 from pathlib import Path
 
-import torch
-from torch.nn import functional as F
-
 from rucksack.checkpoint import count_parameters
-from rucksack.cli import progress
 from rucksack.data import data_id, read_bin, read_meta
 from rucksack.documents import read_documents
 from rucksack.errors import UserError, user_errors
@@ -75,45 +71,3 @@ def loss_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
         'bits per byte': math.log2(scores.perplexity(len(text))),
         'on tokens': len(ids),
         'of': str(path)}]
-
-
-@torch.no_grad()
-def senses_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
-    """What each sense is worth: the loss on a held-out text with this sense off for every word.
-
-    Nats per token: how much the loss grows. Share of o: the sense's part of the weighted sum, by
-    norm. (Its share of alpha is always 1/k: the weights of each sense sum to 1.) Alpha on itself:
-    the weight that a position gives to this sense of its own token.
-    """
-    loaded.needs_senses('senses')
-    ids, _ = held_out(loaded, data)
-    model = loaded.model
-    k = model.config.n_sense
-    sums = torch.zeros(3, k + 1).double()  # at l: losses without sense l, or, for l = k, with all
-    pairs = windows(ids, loaded.eot, model.config.block_size)
-    for context, block in progress(pairs, f'senses, {loaded.name}'):
-        idx = torch.tensor([context + block[:-1]], device=loaded.device)  # (1, T)
-        targets = torch.tensor(block, device=loaded.device)  # (T,)
-        with loaded.autocast():
-            alpha = model.alpha(idx)[0]  # (k, T, T)
-            C = model.senses(idx)[0].transpose(0, 1)  # (k, T, d)
-            parts = alpha @ C.to(alpha)  # (k, T, d), o_l, what sense l adds to o
-            o = parts.sum(0)  # (T, d), Eq. 2
-            for l, output in enumerate([*(o - parts), o]):
-                logits = model.project(output)[:, :model.config.n_vocab]  # (T, V), Eq. 9
-                loss = F.cross_entropy(logits.float(), targets, reduction='sum')
-                sums[0, l] += loss.item()
-        lengths = parts.norm(dim=-1)  # (k, T)
-        on_itself = alpha.diagonal(dim1=-2, dim2=-1)  # (k, T)
-        sums[1, :k] += (lengths / lengths.sum(0)).sum(1).cpu()
-        sums[2, :k] += on_itself.sum(1).cpu()
-    nats, share, on_itself = (sums / len(ids)).tolist()  # (k + 1,) each
-    rows = []
-    for l, name in enumerate([*range(k), 'none']):
-        rows.append({
-            'sense off': name,
-            'perplexity': math.exp(nats[l]),
-            'nats per token': nats[l] - nats[k],
-            'share of o %': 100 * share[l],
-            'alpha on itself %': 100 * on_itself[l]})
-    return rows
