@@ -13,12 +13,11 @@ import pandas
 import pytest
 import tiktoken
 import torch
-from helpers import ROOT, SHARED, not_printed, offline, write_benchmarks
+from helpers import ROOT, SHARED, not_printed, offline
 
 from rucksack import sample
 from rucksack.__main__ import main
 from rucksack.loaded import from_pretrained
-from rucksack.paper import eval as evaluation
 from rucksack.table import Table, write_csv
 
 TEXT = (ROOT / 'docs' / 'python.md').read_text(encoding='utf-8')
@@ -162,28 +161,6 @@ def test_readme_shows_what_is_printed(flags, capsys):
     shown = README.split(command)[1].split('```\n')[2].splitlines()
     sample.main(['--from', 'english', *flags.split()])
     assert not_printed(shown, capsys.readouterr().out) == []
-
-
-RESULTS_PAGE = (ROOT / 'docs' / 'results.md').read_text(encoding='utf-8')
-PUBLISHED = {'stanfordnlp/backpack-gpt2': 'english', 'gpt2': 'english_gpt'}
-TABLES, FLAGS, LAST = re.search(
-    r'^for table in (.*); do\n.* eval \$table (.*); done\npython -m rucksack eval (.*)$',
-    RESULTS_PAGE, re.MULTILINE).groups()
-FOR_THE_PUBLISHED = [*(f'{table} {FLAGS}' for table in TABLES.split()), LAST]
-
-
-@pytest.mark.parametrize('command', FOR_THE_PUBLISHED, ids=lambda command: command.split()[0])
-def test_the_published_models_table_has_two_models(command, monkeypatch, capsys):
-    """The bundled models stand in for the two, and one noun for all."""
-    monkeypatch.setattr('rucksack.paper.gender.NOUNS', ['nurse'])
-    for name, model in PUBLISHED.items():
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).symlink_to(ROOT / 'pretrained' / model)
-    write_benchmarks(Path('DATA'))
-    Path('DATA/RG65.csv').write_text('gem;jewel;3.94\nnoon;string;0.04\ncord;smile;0.02\n')
-    evaluation.main(shlex.split(command))
-    *_, table = capsys.readouterr().out.split('\n\n')
-    assert [name for name in PUBLISHED if f' {name}' in table] == [*PUBLISHED]
 
 
 def test_a_csv_is_read_as_it_was_written(tmp_path):

@@ -6,7 +6,6 @@ To use another seed, and print the numbers:
 """
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -36,28 +35,6 @@ def stories():
     return world.toy_stories(7, 20_000)
 
 
-def n_derivations(text: str, patterns: list[re.Pattern]) -> int:
-    """Count the ways in which a text can be cut into sentences."""
-    if not text:
-        return 1
-    matches = filter(None, (pattern.match(text) for pattern in patterns))
-    return sum(n_derivations(text[match.end():], patterns) for match in matches)
-
-
-def test_a_story_has_one_derivation(stories):
-    """A story can be cut into sentences in one way, so its surprisal is exact."""
-    lines = [*world.SEQUELS, *world.PRODUCT_LINES, *world.TOPIC_LINES, *world.ADJECTIVE_LINES,
-             *world.ADVERB_LINES]
-    lines += [line for line, _, _ in world.HOMOGRAPHS]
-    for opening in world.OPENINGS:
-        deeds = world.DEEDS if '{deed}' in opening else ['']
-        lines += [opening.replace('{deed}', deed) for deed in deeds]
-    with_words = [re.sub(r'\\{\w+\\}', r'\\w+', re.escape(line)) for line in lines]
-    patterns = [re.compile(f'{line}(?: |$)') for line in with_words]
-    for story, _ in stories[:2000]:
-        assert n_derivations(story, patterns) == 1, story
-
-
 def test_the_surprisal_is_that_of_the_choices(stories):
     """A topic story's surprisal sums over its kind, lines, words and topics (see WANDER)."""
     topic_of = {word: label for label, words in world.TOPICS.items() for word in words}
@@ -85,21 +62,12 @@ def test_the_surprisal_is_that_of_the_choices(stories):
 
 
 @pytest.mark.slow
-def test_the_bins_are_the_stories_and_stay_as_they_are(folder):
-    """data/toy holds the stories, in bytes that never change, and their surprisal as entropy."""
+def test_the_bins_stay_as_they_are(folder):
+    """The bytes of data/toy never change, entropy included, so no change of the world is silent."""
     prepare.main(['toy'])
     files = [Path('data/toy', name) for name in ('meta.json', 'train.bin', 'val.bin')]
     hashes = [hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files]
     assert hashes == ['b987a8c13078897c', '90a928e10224e6a9', 'b644af669464d21b']
-    meta = json.loads(files[0].read_text())
-    val_ids = np.fromfile(files[2], '<u2').tolist()
-    texts, nats = zip(*world.toy_stories(0, N_STORIES))
-    held_out = texts[world.N_TRAIN:]
-    with_ends = ''.join(f'{story}<|endoftext|>' for story in held_out)
-    assert load_tokenizer(meta['tokenizer']).decode(val_ids) == with_ends
-    assert len(val_ids) == sum(1 + len(re.findall(r'\w+|[^\w\s]', story)) for story in held_out)
-    val_entropy = sum(nats[world.N_TRAIN:]) / len(val_ids)
-    assert meta['val_entropy_per_token'] == pytest.approx(val_entropy)
 
 
 PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} believes',
