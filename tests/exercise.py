@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rucksack
+from rucksack.hub.published import to_our_names
 
 
 def scale(idx, C, word, sense, factor):
@@ -79,30 +80,12 @@ def train(model, ids, steps=800):
             print(f'step {step}: loss {loss.item():.3f}')
 
 
-OURS = {
-    r'^(lm_head|backpack\.(word|position)_embeddings).*': '',  # copies
-    r'^backpack\.gpt2_model\.': 'contextualizer.',
-    r'^contextualizer\.wte': 'wte',
-    r'^contextualizer\.h\.': 'contextualizer.blocks.',
-    r'^backpack\.sense_weight_net': 'sense_weights',
-    r'^backpack\.': '',
-    r'^sense_network\.ln\.': 'sense_network.ln_0.',
-    r'^sense_network\.block\.': 'sense_network.'}
-
-
 def load_published(model, state):
     """Reward 6: copy weights with the authors' names into a model."""
-    own = {}
-    for name, weight in state.items():
-        for theirs, ours in OURS.items():
-            name = re.sub(theirs, ours, name)
-        if weight.dim() == 2 and re.search('blocks|mlp', name):
-            weight = weight.T
+    own = to_our_names(state)
+    _, d = model.wte.weight.shape
+    for name, weight in own.items():
         layer = re.search(r'blocks\.(\d+)\.attn\.c_attn', name)
         if layer:
-            d = len(model.wte.weight.T)
-            weight = weight.clone()
             weight[:d] /= int(layer[1]) + 1  # the queries
-        if name:
-            own[name] = weight
     model.load_state_dict(own)

@@ -64,7 +64,6 @@ MISTAKES = """
     ok 1 | r + self.mlp(self.ln_1(r)) | r + self.mlp(self.ln_1(e))
     ok 1 | C.unflatten(-1, (-1, e.shape[-1])) | C.view(*e.shape[:2], -1, e.shape[-1])
     ok 1 | MLP(d, config.sense_hidden, d) | MLP(d, 4 * d, d)
-    ok 1 | self.ln_2 = nn.LayerNorm(d) | self.ln_2 = nn.LayerNorm(d, bias=False)
     reward 1 | [:english.config.n_vocab] @ c | [:english.config.n_vocab] @ -c
     reward 1 | [:english.config.n_vocab] @ c | @ c
     reward 1 | logits.topk(n) | logits.topk(4)
@@ -72,7 +71,6 @@ MISTAKES = """
     ok 2 | split_heads(self.c_attn(h), 2, | split_heads(self.c_attn(h)[:2], 2,
     ok 2 | math.sqrt(query.shape[-1]) | math.sqrt(self.n_sense)
     ok 2 | query, key = | key, query =
-    ok 2 | 2 * config.n_embd) | 2 * config.n_embd, bias=False)
     ok 3 | blij,bjld | blji,bjld
     ok 3 | torch.einsum( | sum(alpha[:, l] @ C[:, :, l] for l in range(16))  # (
     reward 2 | y.sum(1) | y.mean(1)

@@ -2,10 +2,8 @@
 
 import itertools
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from rucksack.hub.export import export
 from rucksack.loaded import from_pretrained
 from rucksack.model import GPT, Config
 from rucksack.optimizers import make_optimizers
-from rucksack.start import STEERING, fine_tune
+from rucksack.start import fine_tune
 from rucksack.train import Settings, chunks_of_step, lr_scale
 
 RESUME = [*SMALL, '--init_from=resume']
@@ -146,12 +144,6 @@ def test_a_command_can_be_repeated_to_resume(tiny):
     train.main([*run, '--max_iters=3', '--init_from=resume'])
     assert [row['step'] for row in log()] == ['0', '1', '2', '2', '3', '3']
     assert checkpoint()['settings']['dtype'] in DTYPES
-
-
-@pytest.mark.parametrize('name', sorted(STEERING))
-def test_the_help_names_what_a_resumed_run_may_change(name):
-    """The docstring of train.py lists the settings that a resumed run may change."""
-    assert name in train.__doc__
 
 
 SIZELESS = [word for word in SMALL if not word.startswith('--n_')]
@@ -299,24 +291,6 @@ def test_a_run_that_diverges_keeps_its_best_and_last_state(keep_every, tiny):
     assert losses[best['step']] == min(losses.values())
     assert 0 < best['step'] < checkpoint()['step']
     assert all(weight.isfinite().all() for weight in checkpoint()['model'].values())
-
-
-def test_wandb_log_gets_what_is_logged(tiny, monkeypatch):
-    """wandb gets all rows as numbers, and a resumed run continues its own."""
-    rows = []
-    ids = []
-
-    def init(config, id, resume):
-        ids.append(id)
-        return SimpleNamespace(id='r0', log=lambda row, step: rows.append(row))
-
-    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init))
-    train.main([*RUN, '--max_iters=2', '--wandb_log'])
-    train.main([*RESUME, '--max_iters=4', '--wandb_log'])
-    assert ids == [None, 'r0']
-    for texts, row in zip(log(), rows, strict=True):
-        numbers = {name: float(text) for name, text in texts.items() if text}
-        assert numbers == pytest.approx({name: row[name] for name in numbers}, rel=1e-5)
 
 
 def test_without_a_compiler_that_works_a_run_says_so(tiny, capsys, monkeypatch):
