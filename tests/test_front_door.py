@@ -87,14 +87,6 @@ def test_an_export_is_read_as_its_model_and_never_replaced(capsys):
     assert exported == own
 
 
-def test_without_a_verb_all_are_listed(monkeypatch, capsys):
-    """The list has a line for each verb."""
-    monkeypatch.setattr('sys.argv', ['rucksack'])
-    main()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(VERBS)
-
-
 @pytest.mark.parametrize('verb', VERBS)
 def test_every_verb_says_how_it_is_used(verb, capsys):
     """Each verb's module can be imported, and prints its help."""

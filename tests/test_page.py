@@ -3,7 +3,6 @@
 import itertools
 import json
 import lzma
-import os
 import re
 import shutil
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 import torch
-from helpers import ROOT, SHARED, TOY, VOCABULARY, World, error_of
+from helpers import SHARED, TOY, VOCABULARY, World, error_of
 from torch import Tensor
 
 from rucksack.edits.lines import find_senses, make_edit, parse_lines
@@ -85,14 +84,6 @@ def shared_tab(chromium, toy_page):
         yield tab
 
 
-@pytest.fixture(scope='module')
-def english_page(tmp_path_factory) -> Path:
-    """Write the page of the bundled model."""
-    file = tmp_path_factory.mktemp('page') / 'english.html'
-    write_page(load_model('english', 'cpu'), PROMPT, file)
-    return file
-
-
 def load(tab, page: Path, fragment: str = '') -> None:
     """Load a page, with a link's fragment, and wait until its model is ready."""
     tab.goto('about:blank')  # a new fragment alone would not reload the page
@@ -134,13 +125,6 @@ def assert_shows(tab, probs: Tensor) -> None:
     settle(tab)
     shown = numbers(tab, '#next td:nth-of-type(3)')
     assert shown == pytest.approx(probs.topk(10).values.tolist(), abs=WITHIN)
-
-
-def write(tab, **settings) -> str:
-    """Return what the page writes after a prompt."""
-    standard = {'string': 'The', 'n': 30, 'seed': 0, 'temperature': 0.8, 'lines': []}
-    script = 'settings => [...generate(settings)].at(-1) ?? ""'
-    return tab.workers[0].evaluate(script, standard | settings)
 
 
 def apply(tab, *lines: str) -> None:
@@ -200,7 +184,7 @@ def test_the_page_says_which_sense_is_off(prompt, where, effect, tab, toy_page):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('wrong', WRONG_PREDICTIONS, ids=lambda wrong: wrong['edit'])
-def test_a_wrong_prediction_is_repaired(wrong, tab, english_page):
+def test_a_wrong_prediction_is_repaired(wrong, tab, tmp_path):
     """A button shows the wrong word, the right one now, and how far they moved, all in 8 bits."""
     world = World('english', wrong['text'])
     for p in world.model.parameters():
@@ -209,7 +193,8 @@ def test_a_wrong_prediction_is_repaired(wrong, tab, english_page):
             p.data = scale[:, None] * whole  # as in the page
     before = world.probs()
     now = world.probs(edit_of([wrong['edit']], world))
-    load(tab, english_page)
+    write_page(load_model('english', 'cpu'), PROMPT, tmp_path / 'english.html')
+    load(tab, tmp_path / 'english.html')
     press(tab, f"{wrong['text']} {wrong['a']} → {wrong['b']}")
     assert 'in 8 bits' in tab.text_content('#model')
     assert tab.locator('#pair bdi').all_text_contents() == [wrong['a'], wrong['b']]
@@ -241,7 +226,9 @@ def test_greedy_text_is_pytorchs(prompt, shared_tab):
     lines = ['nurse:she/he=-9']  # the prompt alone chooses the sense
     written = world.model.generate(world.idx, 100, 0.0, edit=edit_of(lines, world), stop=eot)
     new = [v for v in written[0, len(world.ids):].tolist() if v != eot]
-    found = write(shared_tab, string=prompt, n=100, temperature=0, lines=lines)
+    script = 'settings => [...generate(settings)].at(-1) ?? ""'
+    settings = {'string': prompt, 'n': 100, 'seed': 0, 'temperature': 0, 'lines': lines}
+    found = shared_tab.workers[0].evaluate(script, settings)
     assert found == world.encoding.decode(new)
 
 
@@ -326,26 +313,6 @@ def test_a_card_shows_a_sense(toy_tab, world):
         assert numbers(toy_tab, '#alpha') == pytest.approx(expected, abs=WITHIN)
 
 
-def test_the_page_opens_on_the_word_that_decides(toy_tab, world):
-    """The page opens unedited, on the word whose sense adds most to she or to he."""
-    toward_she = world.E[world.id('she')] - world.E[world.id('he')]
-    alpha, scores = explain(world.model, world.idx, toward_she)  # (1, T, k) each
-    most = (alpha * scores).abs()[0].amax(-1)  # (T,)
-    word = world.encoding.decode([world.ids[most.argmax()]])
-    assert [toy_tab.input_value('#a'), toy_tab.input_value('#b')] == ['she', 'he']
-    assert toy_tab.text_content('#word') == word.strip()
-    assert_shows(toy_tab, world.probs())
-
-
-def test_the_page_compares_likely_words(tab, toy_page):
-    """The page compares the two likeliest words, if she and he are not in the ten likeliest."""
-    prompt = 'the nurse said the'
-    load(tab, toy_page, link(prompt))
-    world = World(TOY, prompt)
-    (a, _), (b, _) = world.top(world.probs(), 2)
-    assert [tab.input_value('#a'), tab.input_value('#b')] == [a.strip(), b.strip()]
-
-
 def test_the_page_compares_words_without_spaces(tab, tmp_path):
     """In a script without spaces, tokens are words, and can be looked up as they are shown."""
     loaded = small_loaded({'name': 'gpt2', 'merges': ['ä ¸', 'ä¸ Ń', 'æ ĸ', 'æĸ ĩ']})
@@ -355,18 +322,6 @@ def test_the_page_compares_words_without_spaces(tab, tmp_path):
     assert {tab.input_value('#a'), tab.input_value('#b')} == {'中', '文'}
     assert tab.text_content('#said') == ''
     assert 'NaN' not in tab.text_content('#legend')
-
-
-@pytest.mark.slow
-def test_a_sense_can_be_turned_off_and_on(toy_tab, world):
-    """A card's button writes the line of its sense, and all edits can be undone."""
-    card = toy_tab.locator('#cards article').first
-    card.locator('.off').click()
-    line = f'{toy_tab.text_content("#word")}:{card.get_attribute("data-sense")}'
-    assert_shows(toy_tab, world.probs(edit_of([line], world)))
-    assert toy_tab.input_value('#lines') == line
-    press(toy_tab, 'Undo all edits')
-    assert_shows(toy_tab, world.probs())
 
 
 @pytest.mark.slow
@@ -412,44 +367,7 @@ def test_the_link_brings_all_back(toy_tab, toy_page):
     assert_shows(toy_tab, world.probs(edit_of(lines, world)))
 
 
-@pytest.mark.slow
-def test_a_bad_link_is_named_and_keeps_its_text(tab, toy_page):
-    """A link with a line that cannot be read gets a message, and the page works."""
-    load(tab, toy_page, link('x' * 130_000, 'zebra:0'))
-    assert 'zebra' in tab.text_content('#said')
-    assert tab.input_value('#text') == 'x' * 130_000
-    assert not tab.evaluate('document.body.inert')
-
-
-@pytest.mark.slow
-def test_it_writes_before_and_after_edits(tab, toy_page):
-    """The page writes a text without and with edits, until the prompt changes."""
-    load(tab, toy_page, link(PROMPT, 'nurse:0'))
-    tab.click('#write summary')
-    press(tab, 'Write')
-    before, now = tab.locator('#written p').all_text_contents()
-    assert before == PROMPT + write(tab, string=PROMPT, n=40)
-    assert now == PROMPT + write(tab, string=PROMPT, n=40, lines=['nurse:0'])
-    tab.fill('#text', 'The')
-    assert tab.text_content('#written') == ''
-
-
 N_SCRIPTS = 3  # on the page once it has started
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('text', NASTY, ids=ascii)
-def test_any_text_can_be_typed(text, shared_tab, world):
-    """For any text, the page shows its last tokens and ten words, and no script runs."""
-    shared_tab.fill('#text', text)
-    settle(shared_tab)
-    text = shared_tab.input_value('#text')
-    ids = world.encoding.encode_ordinary(text) or [world.encoding.eot_token]
-    n_read = min(len(ids), world.model.config.block_size)
-    assert shared_tab.locator('#tokens button').count() == n_read
-    assert ('left out' in shared_tab.text_content('#legend')) == (n_read < len(ids))
-    assert shared_tab.locator('#next tbody tr').count() == 10
-    assert shared_tab.locator('script').count() == N_SCRIPTS
 
 
 @pytest.mark.slow
@@ -464,23 +382,6 @@ def test_markup_in_a_command_stays_text(out, tab):
     assert tab.input_value('#text') == markup
     assert name in tab.text_content('#model')
     assert tab.locator('script').count() == N_SCRIPTS
-
-
-# To take the picture in README.md, tests/page.png, again:
-# SCREENSHOTS=tests python -m pytest -m "slow or not slow" tests/test_page.py -k page
-@pytest.mark.slow
-@pytest.mark.parametrize('size', [(1280, 790), (390, 844), (844, 390)])
-def test_the_page_fits(size, chromium, english_page):
-    """The page never scrolls sideways, and a slider never hides the two words' probabilities."""
-    width, height = size
-    viewport = {'width': width, 'height': height}
-    with open_tab(chromium, viewport=viewport, is_mobile=width < 500) as tab:
-        load(tab, english_page, link(PROMPT, 'nurse:10'))
-        if 'SCREENSHOTS' in os.environ and width == 1280:
-            tab.screenshot(path=ROOT / os.environ['SCREENSHOTS'] / 'page.png')
-        assert tab.evaluate('document.scrollingElement.scrollWidth') <= width
-        tab.locator('#cards input').last.focus()
-        assert 0 <= tab.locator('#pair').bounding_box()['y'] < height
 
 
 def test_a_model_too_large_is_refused(out, capsys, monkeypatch):

@@ -4,7 +4,6 @@ import gzip
 import json
 import lzma
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -313,16 +312,6 @@ def test_a_second_prepare_gives_way(halfway, capsys):
     assert said == ''
     assert halfway.returncode == 0
     assert len(texts_in('own', 'train') + texts_in('own', 'val')) == 3000
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_nothing(halfway):
-    """After Ctrl-C, prepare.py prints one line and exits with the code of an interrupt."""
-    halfway.send_signal(signal.SIGINT)
-    _, said = halfway.communicate(timeout=120)
-    assert halfway.returncode == 130
-    assert said.count('\n') == 1
-    assert not Path('data').exists()
 
 
 @pytest.mark.slow

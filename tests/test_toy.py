@@ -6,10 +6,7 @@ To use another seed, and print the numbers:
 """
 
 import hashlib
-import json
-import math
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -22,84 +19,20 @@ from torch.nn import functional as F
 from rucksack import prepare
 from rucksack import toy as world
 from rucksack.loaded import from_pretrained
-from rucksack.senses import STRENGTHS, replace_word, scale_senses, senses_after, separation, topic
+from rucksack.senses import replace_word, scale_senses, senses_after, separation
 from rucksack.tokenizer import load_tokenizer
-from rucksack.vocabulary import BAGS, bag_ids, scores_of_bags
 from rucksack.words import edit_targets, word_id
 
 N_STORIES = world.N_TRAIN + world.N_VAL
 
 
-@pytest.fixture(scope='module')
-def stories():
-    """Draw stories of the world, each with its surprisal in nats."""
-    return world.toy_stories(7, 20_000)
-
-
-def n_derivations(text: str, patterns: list[re.Pattern]) -> int:
-    """Count the ways in which a text can be cut into sentences."""
-    if not text:
-        return 1
-    matches = filter(None, (pattern.match(text) for pattern in patterns))
-    return sum(n_derivations(text[match.end():], patterns) for match in matches)
-
-
-def test_a_story_has_one_derivation(stories):
-    """A story can be cut into sentences in one way, so its surprisal is exact."""
-    lines = [*world.SEQUELS, *world.PRODUCT_LINES, *world.TOPIC_LINES, *world.ADJECTIVE_LINES,
-             *world.ADVERB_LINES]
-    lines += [line for line, _, _ in world.HOMOGRAPHS]
-    for opening in world.OPENINGS:
-        deeds = world.DEEDS if '{deed}' in opening else ['']
-        lines += [opening.replace('{deed}', deed) for deed in deeds]
-    with_words = [re.sub(r'\\{\w+\\}', r'\\w+', re.escape(line)) for line in lines]
-    patterns = [re.compile(f'{line}(?: |$)') for line in with_words]
-    for story, _ in stories[:2000]:
-        assert n_derivations(story, patterns) == 1, story
-
-
-def test_the_surprisal_is_that_of_the_choices(stories):
-    """A topic story's surprisal sums over its kind, lines, words and topics (see WANDER)."""
-    topic_of = {word: label for label, words in world.TOPICS.items() for word in words}
-    stay = 1 - world.WANDER * 7 / 8
-    n_lines = len(world.TOPIC_LINES)
-    stays = []
-    for story, nats in stories:
-        topics = [[topic_of[word] for word in re.findall(r'\w+', sentence) if word in topic_of]
-                  for sentence in story.split('.')[:-1]]
-        if not any(topics):
-            continue
-        assert len(topics) == 6
-        assert [len(set(of_sentence)) for of_sentence in topics] == [1] * 6
-        n_words = sum(len(of_sentence) for of_sentence in topics)
-        choices = math.log(8) + 6 * math.log(n_lines) + n_words * math.log(13)
-        choices -= math.log(world.KINDS[world.topic_story])
-        for before, after in zip(topics, topics[1:]):
-            is_same = before[0] == after[0]
-            choices -= math.log(stay if is_same else world.WANDER / 8)
-            stays.append(is_same)
-        assert nats == pytest.approx(choices)
-    share_of_topic_stories = len(stays) / 5 / len(stories)
-    assert np.mean(stays) == pytest.approx(stay, abs=0.01)
-    assert share_of_topic_stories == pytest.approx(world.KINDS[world.topic_story], abs=0.01)
-
-
 @pytest.mark.slow
-def test_the_bins_are_the_stories_and_stay_as_they_are(folder):
-    """data/toy holds the stories, in bytes that never change, and their surprisal as entropy."""
+def test_the_bins_stay_as_they_are(folder):
+    """The bytes of data/toy never change, entropy included, so no change of the world is silent."""
     prepare.main(['toy'])
     files = [Path('data/toy', name) for name in ('meta.json', 'train.bin', 'val.bin')]
     hashes = [hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files]
     assert hashes == ['b987a8c13078897c', '90a928e10224e6a9', 'b644af669464d21b']
-    meta = json.loads(files[0].read_text())
-    val_ids = np.fromfile(files[2], '<u2').tolist()
-    texts, nats = zip(*world.toy_stories(0, N_STORIES))
-    held_out = texts[world.N_TRAIN:]
-    with_ends = ''.join(f'{story}<|endoftext|>' for story in held_out)
-    assert load_tokenizer(meta['tokenizer']).decode(val_ids) == with_ends
-    assert len(val_ids) == sum(1 + len(re.findall(r'\w+|[^\w\s]', story)) for story in held_out)
-    val_entropy = sum(nats[world.N_TRAIN:]) / len(val_ids)
-    assert meta['val_entropy_per_token'] == pytest.approx(val_entropy)
 
 
 PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} believes',
@@ -109,7 +42,6 @@ PROMPTS = ['When the {} came into the room,', 'My {} said that', 'This one {} be
 PRODUCT_PROMPTS = ['The {} is made for us by', 'I trust that the {} comes from',
                    'The {} was repaired by', 'The company that made my {} is',
                    'I want the {} since I trust']
-TEXTS = int(os.environ.get('TOY_TEXTS', 600))  # to generate on each topic at strength 2
 
 
 @pytest.fixture(scope='module')
@@ -248,51 +180,3 @@ def test_a_product_changes_its_maker(backpack):
           f'{np.mean(flips):.1%} name the new maker')
     assert gain.median() >= 10
     assert np.mean(flips) > 0.5
-
-
-@torch.no_grad()
-def told(model, encoding, edit, n: int, seed: int) -> tuple[Tensor, Tensor, float]:
-    """Generate n texts (n, 50), a mask up to each end (n, 50), and their loss without the edit."""
-    torch.manual_seed(seed)
-    first = torch.full((n, 1), encoding.eot_token)
-    ids = model.generate(first, 50, edit=edit)  # (n, 51)
-    texts = ids[:, 1:]
-    ends = (texts == encoding.eot_token).int()
-    ends_before = ends.cumsum(1) - ends
-    is_story = ends_before == 0  # (n, 50), its end included
-    loss = loss_of(model, ids)[is_story].mean().item()
-    return texts, is_story, loss
-
-
-@pytest.mark.slow
-def test_topic_control_raises_the_share_of_the_topic(backpack):
-    """Strength 2 raises the share by 3 standard errors, and the loss of texts by at most 5%."""
-    model, encoding = backpack
-    plain = told(model, encoding, None, 600, 0)
-    labels = list(world.TOPICS)
-    share = torch.zeros(len(labels), 4)
-    error = torch.zeros(len(labels), 4)
-    loss = torch.zeros(len(labels), 4)
-    for i, label in enumerate(labels):
-        of_topic = torch.tensor([word_id(encoding, word) for word in world.TOPICS[label]])
-        bag = bag_ids(encoding, BAGS[label])
-        scores = scores_of_bags(model, [bag])[0]
-        for strength, weights in enumerate(STRENGTHS):
-            n = TEXTS if strength == 2 else TEXTS // 4  # more for the claim
-            texts, is_story, loss[i, strength] = plain
-            if strength:
-                edit = topic(model, scores, weights)
-                texts, is_story, loss[i, strength] = told(model, encoding, edit, n, 1 + i)
-            is_hit = torch.isin(texts, of_topic) & is_story
-            hits = is_hit.sum(1) / is_story.sum()  # (n,), they sum to the share
-            share[i, strength] = hits.sum()
-            error[i, strength] = hits.std() * len(hits) ** 0.5
-        columns = [f'{a:7.2%} {b:.2f}' for a, b in zip(share[i], loss[i])]
-        print(f'\n{label:17}' + ''.join(columns), end='')
-    mean = share.mean(0)  # (4,)
-    spread = error.square().sum(0).sqrt() / len(labels)
-    mean_loss = loss.mean(0)
-    columns = [f'{a:.2%} +- {e:.2%}, loss {b:.2f};' for a, e, b in zip(mean, spread, mean_loss)]
-    print('\nall:', *columns)
-    assert mean_loss[2] < 1.05 * mean_loss[0]
-    assert mean[2] - mean[0] > 3 * spread[[0, 2]].norm()

@@ -18,7 +18,7 @@ from rucksack.hub.export import export
 from rucksack.loaded import from_pretrained
 from rucksack.model import GPT, Config
 from rucksack.optimizers import make_optimizers
-from rucksack.start import STEERING, fine_tune
+from rucksack.start import fine_tune
 from rucksack.train import Settings, chunks_of_step, lr_scale
 
 RESUME = [*SMALL, '--init_from=resume']
@@ -145,12 +145,6 @@ def test_a_command_can_be_repeated_to_resume(tiny):
     train.main([*run, '--max_iters=3', '--init_from=resume'])
     assert [row['step'] for row in log()] == ['0', '1', '2', '2', '3', '3']
     assert checkpoint()['settings']['dtype'] in DTYPES
-
-
-@pytest.mark.parametrize('name', sorted(STEERING))
-def test_the_help_names_what_a_resumed_run_may_change(name):
-    """The docstring of train.py lists the settings that a resumed run may change."""
-    assert name in train.__doc__
 
 
 SIZELESS = [word for word in SMALL if not word.startswith('--n_')]
