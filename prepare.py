@@ -99,6 +99,7 @@ def write_bins(bins: dict, file: BinaryIO, sizes: list[int], is_held: np.ndarray
         facts['tokens'][name] = len(ids)
         facts['sha256'][name] = hashlib.sha256(ids).hexdigest()
         facts['sha256_of_start'][name] = sha256_of_start(ids)
+        del ids  # Windows removes no file that is mapped
     return facts
 
 

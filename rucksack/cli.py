@@ -40,7 +40,9 @@ def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str]
         code = run(argv)
         print(end='', flush=True)
     except (UserError, OSError, FloatingPointError, KeyboardInterrupt) as error:
-        if isinstance(error, OSError) and error.errno == CLOSED_PIPE:
+        # On Windows, an error of a file may have the same errno.
+        if (isinstance(error, OSError) and error.errno == CLOSED_PIPE
+                and not (error.filename or getattr(error, 'winerror', None))):
             discard_output()  # the reader, such as head, has exited; Python would complain
         else:
             code = {FloatingPointError: 1, KeyboardInterrupt: 130}.get(type(error), 2)

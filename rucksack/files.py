@@ -43,9 +43,9 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def replace_file(new: Path, old: Path) -> None:
-    """Rename new to old. Windows refuses while a program has old open: wait up to two seconds."""
+    """Rename new to old. Windows refuses while a program reads old: wait up to two seconds."""
     for _ in range(20):
-        with suppress(PermissionError):
+        with suppress(OSError):  # PermissionError if it is open, WinError 1224 if it is mapped
             os.replace(new, old)
             return
         time.sleep(0.1)

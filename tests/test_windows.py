@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import errno
 import io
 import os
 import shutil
@@ -14,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 from helpers import ROOT, SMALL
 
-from rucksack import device, prepare, sample, train
+from rucksack import cli, device, prepare, sample, train
 from rucksack.errors import UserError
 from rucksack.files import locked_folder, write_file
 from rucksack.looks.next_words import bar
@@ -59,7 +60,7 @@ def test_a_file_is_flushed_while_open_for_writing(monkeypatch):
 def test_a_file_that_a_program_has_open_is_replaced_later(monkeypatch):
     """Windows refuses to replace an open file, so a rename is tried again."""
     real = os.replace
-    refusals = iter([PermissionError, PermissionError])
+    refusals = iter([PermissionError, OSError(errno.EINVAL, 'is mapped')])
 
     def replace(*paths) -> None:
         for refusal in refusals:
@@ -70,6 +71,21 @@ def test_a_file_that_a_program_has_open_is_replaced_later(monkeypatch):
     monkeypatch.setattr(time, 'sleep', lambda seconds: None)
     write_file(Path('mine.txt'), 'text')
     assert os.listdir() == ['mine.txt']
+
+
+@pytest.mark.parametrize('name, winerror, codes', [
+    (None, None, []), ('*.txt', None, [2]), (None, 1224, [2])])
+def test_only_a_closed_pipe_ends_silently(name, winerror, codes, monkeypatch, capsys):
+    """On Windows, a file with a bad name, or one that is mapped, has the errno of a closed pipe."""
+    error = OSError(errno.EINVAL, 'Invalid argument', name)
+    error.winerror = winerror
+    found = []
+    monkeypatch.setattr(cli, 'CLOSED_PIPE', errno.EINVAL)
+    monkeypatch.setattr(cli, 'discard_output', lambda: None)
+    monkeypatch.setattr(sys, 'exit', found.append)
+    cli.run_cli('prepare.py', Mock(side_effect=error), [])
+    assert found == codes
+    assert capsys.readouterr().err.count('\n') == len(codes)
 
 
 def test_a_file_that_stays_open_is_not_replaced(monkeypatch):
