@@ -151,7 +151,7 @@ def test_probs_are_those_of_each_prompt(out, capsys):
             row += [she, he, math.log(she / he)]
         expected.append(row)
     start = ['--start', 'My {} said that', '--words', 'nurse,sheriff', '--words', 'nurse']
-    assert_same(ask(probs, capsys, 'she', 'he', *start, '--edit', 'nurse:3,5'), expected)
+    assert_same(ask(probs, capsys, 'she,he', 'she', *start, '--edit', 'nurse:3,5'), expected)
 
 
 def test_log_odds_are_the_difference_of_logits(world, capsys):

@@ -50,7 +50,7 @@ def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
         texts = with_words(texts, flags.words)
     words = [word for text in flags.asked for word in word_list(text)]
     prompts = read_and_edit(loaded, texts, flags.edit)
-    return {'probs': probs(loaded, texts, prompts, words)}
+    return {'probs': probs(loaded, texts, prompts, list(dict.fromkeys(words)))}
 
 
 def with_words(texts: list[str], words: list[str]) -> list[str]:
