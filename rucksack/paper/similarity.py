@@ -63,16 +63,17 @@ def read_pairs(path: Path, field: list[int] | None) -> pandas.DataFrame:
     field has the numbers of these columns, from 1; without it, a file that is not in SETS must have
     no others. Raises UserError if it has, or for a row that lacks a word or a score.
     """
-    with user_errors(path, 'each line is WORD, WORD, SCORE'):
+    with user_errors(path, 'each line is WORD, WORD, SCORE, in UTF-8'):
         table = read_table(path)
         field = field or SETS.get(path.name)
         if not field and len(table.columns) > 3:
             raise UserError(f'which of its {len(table.columns)} columns are the two words and the '
-                            'score? Give their numbers, as in --field 1 2 4')
+                            'score? Give their numbers: --field WORD WORD SCORE')
         field = field or [1, 2, 3]
         first, second, score = [table[n - 1].str.strip() for n in field]
         pairs = pandas.DataFrame({'first': first, 'second': second, 'score': numbers_in(score)})
         is_bad = (pairs.eq('') | pairs.isna()).any(axis=1)
+        is_bad |= first.str.isdecimal()  # row numbers
         if is_bad.any():
             raise ValueError(f'row {is_bad.idxmax() + 1} lacks a word or a score')
     print(f'{path}: {len(pairs)} pairs, with scores in column {field[2]}')
