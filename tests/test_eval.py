@@ -123,6 +123,14 @@ def test_a_file_is_named_before_a_folder_of_data(capsys):
     assert row['on tokens'] == str(len(toy_loaded().encode('the nurse said that she')))
 
 
+def test_a_tilde_is_ones_home_for_data_and_the_baseline(capsys, monkeypatch):
+    """~ in --data=~/FILE and --from=~/NAME, which no shell replaces, finds NAME_gpt too."""
+    monkeypatch.setenv('HOME', os.getcwd())
+    Path('mine.txt').write_text('the nurse said that she')
+    rows = rows_of(capsys, 'loss', '--from=~/out/run', '--data=~/mine.txt')
+    assert [row['model'] for row in rows] == ['Backpack ~/out/run', 'Transformer ~/out/run_gpt']
+
+
 def test_a_pipe_is_refused_by_name(capsys):
     """Each model reads the data, and a pipe can be read only once."""
     os.mkfifo('pipe')

@@ -25,6 +25,7 @@ blimp come from the Hugging Face Hub.
 import argparse
 import csv
 import inspect
+import os
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -69,7 +70,7 @@ def eval_parser() -> Parser:
     add('table', metavar='TABLE', choices=['all', *TABLES],
         help='a table from the list above, or all')
     add('runs', nargs='*', metavar='RUN', help='models to compare, instead of --from')
-    add('--data', metavar='PATH',
+    add('--data', metavar='PATH', type=os.path.expanduser,
         help='benchmark file, or a folder to search for it; for loss, a text file, a folder '
              'in data/ or a .bin file (default: val.bin of the training data); for gender, '
              "a file with a noun or a prompt with {} on each line (default: the paper's)")
@@ -91,7 +92,7 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     models = [load(name) for name in args.runs or [args.source]]
     own = models[0]
     beside = own.name.rstrip('/\\') + '_gpt'
-    is_there = beside in BUNDLED or Path(beside).exists()
+    is_there = BUNDLED.get(beside, Path(beside).expanduser()).exists()
     if is_there and not args.runs and args.table != 'topic':
         try:
             baseline = load(beside)
@@ -173,7 +174,8 @@ def run(argv: list[str]) -> None:
         print(f'\n{inspect.getdoc(measure.func)}\n\n{text}', flush=True)
         if args.csv:
             all_rows = pandas.concat(tables, names=[FIRST_COLUMN, 'model'])
-            write_file(args.csv, all_rows.to_csv(quoting=csv.QUOTE_NONNUMERIC))
+            write_file(args.csv, all_rows.to_csv(
+                quoting=csv.QUOTE_NONNUMERIC, lineterminator='\n'))
 
 
 main = partial(run_cli, 'rucksack eval', run)
