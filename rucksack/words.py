@@ -25,7 +25,7 @@ def read_lines(text: str, has_comments: bool = True) -> list[str]:
     If has_comments is True, lines that begin with # are skipped.
     """
     path = Path(text.removeprefix('@')).expanduser()
-    with user_errors(text, 'give a text file with one item per line'):
+    with user_errors(text, 'save it as UTF-8, with one item per line'):
         lines = path.read_text(encoding='utf-8-sig').split('\n')
     if has_comments:
         lines = [line for line in lines if not line.startswith('#')]

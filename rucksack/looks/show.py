@@ -28,8 +28,8 @@ def show(loaded: LoadedModel, text: str, prompts: list) -> Table:
     C = senses_after(model, idx, loaded.edit)[0, -1]  # (k, d)
     ids, logits = extremes(model, C[numbers], N)  # (senses, 2N) each
     cells = [(l, sign) for l in numbers for sign in '+-']  # two lines per sense
-    title = (f'{word}: the words that each sense raises (+) and lowers (-) most, in logits at '
-             'weight 1')
+    title = (f'{word}, its last token: the words that each sense raises (+) and lowers (-) most, '
+             'in logits at weight 1')
     columns = {'sense': 'd', 'sign': ''}
     return ranking(
         loaded, title, columns, cells,
