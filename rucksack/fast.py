@@ -77,7 +77,7 @@ class Cached:
 
     It draws the same ids as model.generate. A text is read whole unless it is the last text plus a
     token. Past block_size, every text is read whole, because each new token pushes out the first.
-    A model with parts of other classes than model.py's is called for every token instead.
+    A model with hooks, or parts of other classes than model.py's, is called for every token.
     """
 
     generate = Backpack.generate
@@ -85,7 +85,10 @@ class Cached:
     def __init__(self, model: Backpack | GPT):
         self.model = model
         self.config = model.config
-        self.is_repeated = {type(module) for module in model.modules()} <= REPEATED
+        changed = [module for module in model.modules()
+                   if type(module) not in REPEATED or 'forward' in vars(module)
+                   or module._forward_hooks or module._forward_pre_hooks]
+        self.is_repeated = not changed
         self.cache = Cache(model.config.block_size)
         self.read = None  # the texts in the cache
 

@@ -94,6 +94,19 @@ def test_the_cache_changes_no_text(n_sense, name, n_prompt, temperature, batch):
     assert len(plain.unique()) > 3
 
 
+@pytest.mark.parametrize('kind', ['register_forward_hook', 'register_forward_pre_hook', 'forward'])
+def test_a_cache_changes_no_text_of_a_model_with_hooks(kind):
+    """A hook on any module, or a forward of its own, has its effect with the cache too."""
+    model = lively()
+    attn = model.contextualizer.blocks[0].attn
+    if kind == 'forward':
+        attn.forward = lambda x: -3 * x
+    else:
+        getattr(attn, kind)(lambda *call: -3 * call[1][0])  # call: module, (x,)
+    plain = model.generate(text(3), 8, 0)
+    assert torch.equal(Cached(model).generate(text(3), 8, 0), plain)
+
+
 def test_a_cache_forgets_texts_that_do_not_go_on():
     """One cache can continue its own text, other texts, several at once and edited ones in turn."""
     model = lively()

@@ -1,14 +1,19 @@
 """Claims about docs/dev/variants.py: each variant is what it says."""
 
+import os
+
 import pytest
 import torch
 from helpers import SMALL, assert_same_run, checkpoint, text
 from torch.testing import assert_close
 
 from docs.dev.variants import VARIANTS, measure_scores, run
+from rucksack.errors import UserError
 from rucksack.fast import Cached
+from rucksack.hub.export import export
 from rucksack.model import Config, weighted_sum
 from rucksack.senses import scale_senses
+from rucksack.tokenizer import GPT2
 
 CONFIG = Config(block_size=12, vocab_size=40, n_layer=2, n_head=2, n_embd=24, n_sense=3)
 
@@ -53,6 +58,14 @@ def test_a_cache_changes_no_text_of_a_variant(name, edit):
         torch.nn.init.normal_(p, std=0.5)
     plain = model.generate(text(4), 8, temperature=0, edit=edit)
     assert torch.equal(Cached(model).generate(text(4), 8, temperature=0, edit=edit), plain)
+
+
+@pytest.mark.parametrize('name', [*VARIANTS][1:])
+def test_a_variant_is_not_exported(name, folder):
+    """Other code would load a variant's weights as a Backpack's, and compute something else."""
+    with pytest.raises(UserError, match='model.py'):
+        export(VARIANTS[name](CONFIG), GPT2 | {'merges': []}, 'x')
+    assert os.listdir() == []
 
 
 @pytest.mark.parametrize('name', VARIANTS)

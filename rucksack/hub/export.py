@@ -15,10 +15,11 @@ from torch import Tensor
 
 from rucksack.cli import run_cli
 from rucksack.errors import UserError
+from rucksack.fast import Cached
 from rucksack.hub.find import WEIGHTS
 from rucksack.hub.published import BODY, FIXED, RENAMED, SIZE_NAMES, is_transposed
 from rucksack.loaded import load_model
-from rucksack.model import GPT, Backpack, Config, Contextualizer
+from rucksack.model import GPT, Backpack, Config
 from rucksack.tokenizer import load_tokenizer, tokenizer_files
 from rucksack.verbs import make_parser
 
@@ -38,8 +39,9 @@ def export(model: Backpack | GPT, tokenizer: dict, folder: str | Path,
     folder = Path(folder).expanduser().resolve()
     if folder.exists():
         raise UserError(f'{folder} exists; give the name of a new folder')
-    if type(model.contextualizer) is not Contextualizer:
-        raise UserError('only a Backpack whose contextualizer is a GPT-2 can be exported')
+    if not Cached(model).is_repeated:
+        raise UserError("only model.py's Backpack, whose contextualizer is a GPT-2, and GPT can be "
+                        'exported, without hooks')
     encoding = load_tokenizer(tokenizer)
     weights = to_published_names(model, dtype)
     files = tokenizer_files(tokenizer, c.block_size)
