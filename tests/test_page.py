@@ -414,3 +414,9 @@ def test_the_page_runs_in_a_page(sandbox, tab, toy_page):
     frame.locator('#text').fill('The nurse')
     frame.locator('#tokens button').nth(2).wait_for(state='detached')
     assert frame.locator('#tokens bdi').all_text_contents() == ['·The', 'nurse']
+    frame.locator('#lines').fill('nurse:3')
+    frame.locator('text=Apply').click()
+    frame.locator('.edited').wait_for()  # though a sandbox without allow-forms submits none
+    frame.locator('summary').click()
+    frame.locator('[name=n]').press('Enter')
+    frame.locator('#written h2 >> text=now').wait_for()

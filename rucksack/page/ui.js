@@ -367,16 +367,19 @@ byId('text').addEventListener('input', () => {
   refresh();
 });
 
-byId('edit').addEventListener('submit', event => {
+// Submits a form by a click on its button, or Enter: in a sandbox, the browser may submit none.
+addEventListener('click', event => {
+  const {form, type} = event.target;
+  if (type !== 'submit') return;
   event.preventDefault();
-  change({edit: byId('lines').value.trim()});
+  if (form.reportValidity()) form.dispatchEvent(new Event('submit', {bubbles: true}));
 });
 
+byId('edit').addEventListener('submit', () => change({edit: byId('lines').value.trim()}));
 // The browser empties the box.
 byId('edit').addEventListener('reset', () => change({edit: ''}));
 
-byId('compare').addEventListener('submit', event => {
-  event.preventDefault();
+byId('compare').addEventListener('submit', () => {
   change({a: byId('a').value.trim(), b: byId('b').value.trim()});
 });
 
@@ -391,7 +394,6 @@ function clearWritten() {
 }
 
 byId('write').addEventListener('submit', event => {
-  event.preventDefault();
   clearWritten();
   const numbers = [...new FormData(event.target)].map(([name, value]) => [name, Number(value)]);
   const settings = {string: state.text, ...Object.fromEntries(numbers)};
