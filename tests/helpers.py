@@ -39,6 +39,8 @@ SHARED = ROOT.parent / 'shared' / 'data'  # real data, if available
 VOCABULARY = SHARED / 'tiktoken'
 TOY = ROOT / 'tests' / 'fixtures' / 'toy.pt'  # a briefly trained toy (make_toy.py)
 
+posix = pytest.mark.skipif(os.name == 'nt', reason='Windows has no such pipe, link or signal')
+
 TRANSFORMERS = os.environ.get('TRANSFORMERS_PYTHON')  # a Python with transformers
 if not TRANSFORMERS and importlib.util.find_spec('transformers'):
     TRANSFORMERS = sys.executable
@@ -68,7 +70,7 @@ def error_of(script, capsys, *argv: str) -> str:
     assert text.count('\n') == 1, text
     *_, name = script.__name__.split('.')
     assert text.startswith((f'{name}.py: ', f'rucksack {name}: ')), text
-    return text
+    return text.replace(os.sep, '/')
 
 
 def offline(monkeypatch) -> None:
@@ -188,7 +190,7 @@ def at_change(n: int, act) -> None:
         if event == 'open':
             _, _, flags = args
             is_change = (flags or 0) & (os.O_WRONLY | os.O_RDWR)
-        if is_change and 'out/' in str(args[0]) and next(changes) == n:
+        if is_change and 'out/' in str(args[0]).replace(os.sep, '/') and next(changes) == n:
             act()
 
     sys.addaudithook(hook)

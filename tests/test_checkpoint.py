@@ -3,7 +3,6 @@
 import errno
 import itertools
 import os
-import resource
 import shutil
 import signal
 from dataclasses import replace
@@ -12,7 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, RUN, assert_same_run, at_change, checkpoint, error_of, finish, start
+from helpers import (
+    ROOT,
+    RUN,
+    assert_same_run,
+    at_change,
+    checkpoint,
+    error_of,
+    finish,
+    posix,
+    start,
+)
 
 from rucksack import run as run_folder
 from rucksack import sample, train
@@ -37,6 +46,7 @@ def finish_run(run: list[str]) -> None:
     assert_same_run('out/whole', 'out/run')
 
 
+@posix
 @pytest.mark.slow
 @pytest.mark.parametrize('rate', [0.01, 0.2])  # every evaluation is a new best, or only the first
 def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
@@ -54,6 +64,7 @@ def test_a_run_killed_before_any_change_ends_in_the_same_bits(rate, tiny):
     assert n > 20
 
 
+@posix
 @pytest.mark.parametrize('change', [9, 13])
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_run_after_a_signal_saves_its_step_and_goes_on(number, change, tiny):
@@ -86,9 +97,11 @@ def test_which_of_two_runs_is_resumed_must_be_said(folder, capsys):
     assert 'out/m/ckpt.pt' in error_of(train, capsys, *resume, '--model=backpack')
 
 
+@posix
 @pytest.mark.parametrize('share', [0.4, 0.99])
 def test_a_checkpoint_cut_by_a_full_disk_leaves_the_last_one(share, tiny):
     """If its second checkpoint fills the disk, a run stops; resumed, it ends in the same bits."""
+    import resource  # Windows has none
     assert finish(start(*RUN, '--out_dir=out/whole')) == 0
     size = int(Path('out/whole/ckpt.pt').stat().st_size * share)
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))

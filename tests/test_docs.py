@@ -13,7 +13,7 @@ import pandas
 import pytest
 import tiktoken
 import torch
-from helpers import ROOT, SHARED, not_printed, offline
+from helpers import ROOT, SHARED, not_printed, offline, posix
 
 from rucksack import sample
 from rucksack.__main__ import main
@@ -91,6 +91,7 @@ def test_senses_numbered_anew_are_the_same(monkeypatch, capsys):
     assert 0 < moved < 1e-4
 
 
+@posix
 def test_losses_are_drawn(tmp_path):
     """In the clone, the recipe plots the logs of the bundled models."""
     pytest.importorskip('matplotlib')

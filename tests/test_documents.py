@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from helpers import tar
+from helpers import posix, tar
 from pyarrow.parquet import write_table
 
 from rucksack.documents import files_at, read_documents, read_tar
@@ -42,6 +42,7 @@ def test_marks_returns_and_ends_of_text_are_not_in_a_text(name, data, texts):
     assert texts_of(name) == texts
 
 
+@posix
 def test_a_folder_has_its_known_files_each_once(capsys):
     """Linked files and folders are followed; a file is read once, whatever its names."""
     Path('in/sub').mkdir(parents=True)

@@ -9,7 +9,7 @@ import helpers
 import pandas
 import pytest
 import torch
-from helpers import WORDS, error_of, make_data, save, toy_loaded, write_benchmarks
+from helpers import WORDS, error_of, make_data, posix, save, toy_loaded, write_benchmarks
 
 from rucksack.paper import eval as tables
 from rucksack.paper import gender
@@ -131,6 +131,7 @@ def test_a_tilde_is_ones_home_for_data_and_the_baseline(capsys, monkeypatch):
     assert [row['model'] for row in rows] == ['Backpack ~/out/run', 'Transformer ~/out/run_gpt']
 
 
+@posix
 def test_a_pipe_is_refused_by_name(capsys):
     """Each model reads the data, and a pipe can be read only once."""
     os.mkfifo('pipe')

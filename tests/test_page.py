@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 import torch
-from helpers import SHARED, TOY, VOCABULARY, World, error_of
+from helpers import SHARED, TOY, VOCABULARY, World, error_of, posix
 from torch import Tensor
 
 from rucksack.edits.lines import find_senses, make_edit, parse_lines
@@ -370,6 +370,7 @@ def test_the_link_brings_all_back(toy_tab, toy_page):
 N_SCRIPTS = 3  # on the page once it has started
 
 
+@posix
 @pytest.mark.slow
 def test_markup_in_a_command_stays_text(out, tab):
     """Markup in --start and in a file's name is text in the page."""

@@ -12,7 +12,7 @@ import numpy as np
 import pandas
 import pytest
 import tiktoken
-from helpers import ROOT, error_of, lively, offline, save, tar
+from helpers import ROOT, error_of, lively, offline, posix, save, tar
 from tiktoken.load import read_file_cached
 
 from rucksack import prepare
@@ -260,6 +260,7 @@ def test_overwrite_alone_replaces_and_only_if_it_succeeds(argv, named, capsys):
     assert contents('data/a') == before
 
 
+@posix
 def test_overwrite_replaces_three_files_where_links_lead():
     """Links to a folder and a file stay links, and a person's own files there stay."""
     Path('a.txt').write_text(BOOK)
@@ -301,6 +302,7 @@ def halfway():
         process.communicate()
 
 
+@posix
 @pytest.mark.slow
 def test_a_second_prepare_gives_way(halfway, capsys):
     """A second prepare.py is refused in one line, and the first one finishes the data."""
@@ -314,6 +316,7 @@ def test_a_second_prepare_gives_way(halfway, capsys):
     assert len(texts_in('own', 'train') + texts_in('own', 'val')) == 3000
 
 
+@posix
 @pytest.mark.slow
 def test_a_killed_prepare_leaves_nothing_that_looks_complete(halfway):
     """No file has its final name; the next prepare.py makes the data and leaves no other files."""
