@@ -130,12 +130,12 @@ def senses_after(model: Backpack, idx: Tensor, edit: Edit | None) -> Tensor:
 
 @torch.no_grad()
 def probs_under(model: Backpack | GPT, idx: Tensor, edits: list[Edit | None],
-                last: Tensor | None = None, softmax: Callable = torch.softmax) -> Tensor:
+                last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T) under each edit: probabilities (edits, B, V).
 
     None means no edit. With off = scale_senses([nurse], [10], 0.0),
     probs_under(model, idx, [None, off])[:, 0, she] has p(she) before and after the edit. For last,
-    see pad. For ln p, pass torch.log_softmax. Raises ValueError for an edit if model is a GPT.
+    see pad. Raises ValueError for an edit if model is a GPT.
     """
     if model.config.n_sense == 0:
         if any(edits):
@@ -153,7 +153,7 @@ def probs_under(model: Backpack | GPT, idx: Tensor, edits: list[Edit | None],
             outputs.append(o[:, 0])
     E = model.wte.weight[:model.config.n_vocab]  # (V, d)
     logits = torch.stack(outputs) @ E.T  # (edits, B, V)
-    return softmax(logits, -1)
+    return logits.softmax(-1)
 
 
 def next_word_probs(model: Backpack | GPT, idx: Tensor, edit: Edit | None = None,

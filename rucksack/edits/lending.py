@@ -78,13 +78,13 @@ def cached(model: Backpack | GPT | Lent) -> Cached | Lent:
 
 @torch.no_grad()
 def probs_under(model: Backpack | GPT | Lent, idx: Tensor, edits: Collection[Edit | None],
-                last: Tensor | None = None, softmax: Callable = torch.softmax) -> Tensor:
+                last: Tensor | None = None) -> Tensor:
     """Predict the token after the texts idx (B, T) under each edit, as senses.probs_under does.
 
     Returns probabilities (edits, B, V). For a Lent, both models read the texts once.
     """
     if not isinstance(model, Lent):
-        return senses.probs_under(model, idx, edits, last, softmax)
+        return senses.probs_under(model, idx, edits, last)
     lender = model.lender
     by_position = lender.alpha(idx).transpose(1, 2)  # (B, T, k, T), [b, i, l, j]
     alpha = at_last(by_position, last)[:, :, None]  # (B, k, 1, T)
@@ -95,7 +95,7 @@ def probs_under(model: Backpack | GPT | Lent, idx: Tensor, edits: Collection[Edi
         outputs.append(weighted_sum(alpha, added)[:, 0])  # (B, d)
     moved = lender.project(torch.stack(outputs))[..., :model.config.n_vocab]  # (edits, B, V)
     logits = at_last(model(idx), last)  # (B, V)
-    return softmax(logits + model.strength * moved, -1)
+    return (logits + model.strength * moved).softmax(-1)
 
 
 def lend(loaded: LoadedModel, lender: LoadedModel, strength: float | None = None) -> LoadedModel:

@@ -84,9 +84,8 @@ def scale_in_noun(loaded: LoadedModel, prompts: NounPrompts, scales: list[tuple[
     for sense, factor in scales:
         own = partial(scale, sense=sense, factor=factor)
         edits.append(compose([loaded.edit, own]))
-    # A strong edit can make probabilities 0, but not their logarithms infinite: (scales, n, V).
-    found = probs_under(loaded.model, prompts.idx, edits, prompts.last, torch.log_softmax)
-    return found[..., pronouns(loaded)]
+    probs = probs_under(loaded.model, prompts.idx, edits, prompts.last)  # (scales, n, V)
+    return probs[..., pronouns(loaded)].log()
 
 
 @torch.no_grad()
@@ -156,8 +155,9 @@ def gender_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
         best = bias_ratio(estimate).argmin().item()
         logits = intervene(prompts_with(loaded, noun, prompts))
         logits = logits[[0, -1, best]]  # (3, prompts, 3)
-        she, he, they = logits.cpu().double().unbind(-1)  # (3, prompts) each
-        share = (they - she.logaddexp(he)).exp().mean(-1)  # (3,)
+        p = logits.cpu().double().exp()  # up to a factor, in a Transformer
+        she, he, they = p.unbind(-1)  # (3, prompts) each
+        share = (they / (she + he)).mean(-1)  # (3,)
         ratio = bias_ratio(logits)  # (3,)
         found.append(torch.stack([ratio, share], dim=-1))
     changes = ['unedited', change, 'best fraction']
