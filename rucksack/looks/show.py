@@ -14,7 +14,7 @@ from rucksack.looks.ranking import ranking
 from rucksack.senses import extremes, senses_after
 from rucksack.table import Table
 from rucksack.verbs import look, read_and_edit
-from rucksack.words import read_prompts, tokens_of, word_and_senses
+from rucksack.words import read_prompts, token_texts, tokens_of, word_and_senses
 
 N = 10  # words on each side, as in Table 19
 
@@ -24,12 +24,14 @@ def show(loaded: LoadedModel, text: str, prompts: list) -> Table:
     word, which = word_and_senses(text)
     model = loaded.backpack
     numbers, _ = find_senses(word, which, model, loaded.encoding, prompts)
-    idx = torch.tensor([tokens_of(loaded.encoding, word)], device=loaded.device)  # (1, T)
+    tokens = tokens_of(loaded.encoding, word)
+    idx = torch.tensor([tokens], device=loaded.device)  # (1, T)
     C = senses_after(model, idx, loaded.edit)[0, -1]  # (k, d)
     ids, logits = extremes(model, C[numbers], N)  # (senses, 2N) each
     cells = [(l, sign) for l in numbers for sign in '+-']  # two lines per sense
-    title = (f'{word}, its last token: the words that each sense raises (+) and lowers (-) most, '
-             'in logits at weight 1')
+    token, = token_texts(loaded.encoding, tokens[-1:])
+    title = (f'{word} ({token!r}): the words that each sense raises (+) and lowers (-) most, in '
+             'logits at weight 1')
     columns = {'sense': 'd', 'sign': ''}
     return ranking(
         loaded, title, columns, cells,
