@@ -111,7 +111,7 @@ def topic_rows(loaded: LoadedModel, texts: int, length: int) -> list[dict]:
     """Topic control (Table 12): a Backpack at four strengths.
 
     On topic: a text has more words of its topic than of any other, by word lists (the paper uses a
-    RoBERTa classifier). Words of the bag: the share of tokens that are in the topic's bag of words
+    trained classifier). Words of the bag: the share of tokens that are in the topic's bag of words
     (Table 10). Perplexity is measured with the same model without control. To compare with PPLM on
     a Transformer, run python -m docs.dev.control in a clone.
     """
