@@ -11,9 +11,8 @@ method on the test pairs with three seeds. LoRA needs peft.
 An update (vectors of senses, or differences of parameters) that costs more than the budget on 100
 texts is scaled back. The price is measured on 300 other texts. Learning uses neither. (In
 validation, which only chooses configurations, both use the same 30 texts.)
-The neighbours of the examples are found by english (see rucksack/edits/neighbours.py), and half of
-them are held where senses are learned. Of the other half, prompts with a replaced word are counted
-for every method.
+The neighbours of the examples are found by english (see rucksack/edits/neighbours.py), half of them
+are held where senses are learned, and the other half is counted for every method.
 Lent senses are learned by english with the configurations of senses, but not scaled: beta is the
 largest of 1.5, 1.4 .. 0 that keeps to the budget on the 100 texts.
 """
@@ -39,7 +38,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rucksack.edits import learning
 from rucksack.edits.examples import Example
 from rucksack.edits.lending import Lent
-from rucksack.edits.neighbours import OTHER_TEXTS, neighbours_of, write_texts
+from rucksack.edits.neighbours import neighbours_of, write_texts
 from rucksack.edits.positions import inside
 from rucksack.edits.shifts import make_shift
 from rucksack.loaded import load_model
@@ -380,14 +379,9 @@ class Measured(NamedTuple):
 
 
 @torch.no_grad()
-def counted(near):
-    """Choose the neighbours with a replaced word that learning did not see."""
-    return [one for one in near[1::2] if one.kind != OTHER_TEXTS]
-
-
 def after_neighbours(model, near, edit=None):
     """Predict after the neighbours that learning leaves out: log p of all ids (n, V)."""
-    logits = [last_logits(model, torch.tensor([one.prompt]), 1, edit) for one in counted(near)]
+    logits = [last_logits(model, torch.tensor([one.prompt]), 1, edit) for one in near[1::2]]
     return torch.cat(logits).log_softmax(-1)
 
 
@@ -395,9 +389,9 @@ def specificity(before, after, near):
     """Measure how neighbours moved: columns of a row."""
     found = {'neighbours': len(before)}
     changed = before.argmax(-1) != after.argmax(-1)
-    ids = torch.tensor([one.a[0] for one in counted(near)])[:, None]
+    ids = torch.tensor([one.a[0] for one in near[1::2]])[:, None]
     rises = (after.exp().gather(1, ids) - before.exp().gather(1, ids))[:, 0]
-    is_other = torch.tensor([one.kind == 'another subject' for one in counted(near)])
+    is_other = torch.tensor([one.kind == 'another subject' for one in near[1::2]])
     for name, some in (('other', is_other), ('same', ~is_other)):
         found[f'{name}_rise'] = rises[some].mean().item()
         found[f'{name}_changed'] = changed[some].double().mean().item()

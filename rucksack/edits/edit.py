@@ -34,6 +34,7 @@ from rucksack.edits.neighbours import (
     matched,
     neighbours_of,
     read_background,
+    write_about,
     write_texts,
 )
 from rucksack.edits.shifts import save_shift
@@ -102,8 +103,8 @@ def run(argv: list[str]) -> None:
     model = loaded.model.requires_grad_(False)
     examples = read_examples(args.examples, loaded)
     background = read_background(args.background, loaded)
-    examples, near = neighbours_of(loaded, examples, background, args.seed)
-    shown = examples + near[1::2]
+    examples, near = neighbours_of(loaded, examples, background)
+    shown = examples + near[1::2] + write_about(loaded, examples, args.seed)
     if args.also:
         shown += matched(read_examples(args.also, loaded), examples)
     written = write_texts(model, examples, loaded.eot, args.seed)

@@ -27,7 +27,7 @@ class Wish:
 
 # The limits are those published for the capitals, StereoSet, the verbs and the pronouns.
 WISHES = {
-    'more': Wish('->', '', -math.log(0.2), -math.log(0.8)),
+    'more': Wish('->', '', -math.log(0.2), -math.log(0.65)),
     'less': Wish('-/>', '', math.log(0.001), math.log(1e-4)),
     'order': Wish('->', '>', -math.log(16), -math.log(100)),
     'equal': Wish('->', '|', math.log(1.5), math.log(1.1))}

@@ -4,8 +4,7 @@ Model editing has three measures (ROME, https://arxiv.org/abs/2202.05262, and ME
 https://arxiv.org/abs/2210.07229): efficacy, whether an example is fulfilled; generalization,
 whether its wish holds in other phrasings; and specificity, whether its neighbours stay as they
 were. A neighbour has one word of the example's prompt replaced by a word that the model itself
-would write there: the subject, or another word, so that the relation is another. Or it is a text
-that the model writes about the subject.
+would write there: the subject, or another word, so that the relation is another.
 """
 
 import random
@@ -42,7 +41,6 @@ RARE = 9.0            # a noun has at least this, unless it is a name
 REPLACEMENTS = 8      # for a word
 TRIED = 32            # candidates for these
 CONTINUED = 8         # texts about a subject, and the tokens of the longest
-OTHER_TEXTS = 'same subject, other texts'
 
 # -----------------------------------------------------------------------------
 # Other text.
@@ -223,25 +221,32 @@ def neighbour(loaded: LoadedModel, one: Example, prompt: list[int], kind: str) -
         measure='specificity', kind=kind)
 
 
-def write_about(loaded: LoadedModel, one: Example) -> list[Example]:
-    """Have the model continue an example's subject CONTINUED times, by 1 token, by 2, and so on.
+def write_about(loaded: LoadedModel, examples: list[Example], seed: int = 0) -> list[Example]:
+    """Have the model continue each subject CONTINUED times, by 1 token, by 2, and so on.
 
-    Neighbours with a replaced word have the form of their example. These have others.
+    Neighbours with a replaced word have an example's form, and understate what an edit does in
+    other texts. These do not, and none of them is held: they are only counted.
     """
-    start = [loaded.eot, *one.subject]
-    idx = torch.tensor([start] * CONTINUED, device=loaded.device)  # (CONTINUED, T)
-    texts = Cached(loaded.model).generate(idx, CONTINUED).tolist()
-    prompts = [ids[1:len(start) + n] for n, ids in enumerate(texts, 1)]
-    return [neighbour(loaded, one, ids, OTHER_TEXTS) for ids in prompts if loaded.eot not in ids]
+    torch.manual_seed(seed)
+    generate = Cached(loaded.model).generate
+    found = []
+    for one in filter(attrgetter('subject'), examples):
+        start = [loaded.eot, *one.subject]
+        idx = torch.tensor([start] * CONTINUED, device=loaded.device)  # (CONTINUED, T)
+        texts = generate(idx, CONTINUED).tolist()
+        for n, ids in enumerate(texts, 1):
+            prompt = ids[1:len(start) + n]
+            if loaded.eot not in prompt:
+                found.append(neighbour(loaded, one, prompt, 'same subject, other texts'))
+    return found
 
 
-def neighbours_of(loaded: LoadedModel, examples: list[Example], background: list[Pair],
-                  seed: int = 0) -> tuple[list[Example], list[Example]]:
+def neighbours_of(loaded: LoadedModel, examples: list[Example], background: list[Pair]
+                  ) -> tuple[list[Example], list[Example]]:
     """Give examples their subjects, and find their neighbours.
 
     The subject of each example is replaced, and its other words, except function words. Without a
-    subject, each such word is replaced. At the end come texts that begin with a subject. Every
-    second one is for counting only.
+    subject, each such word is replaced. Every second one of a kind is for counting only.
     """
     usual = usual_nats(loaded, background)
     prompts = [one.prompt for one in examples]
@@ -265,7 +270,4 @@ def neighbours_of(loaded: LoadedModel, examples: list[Example], background: list
             near += replacements(loaded, one, word.place, kind)
         if n:
             near += replacements(loaded, one, slice(start, start + n), 'another subject')
-    torch.manual_seed(seed)
-    for one in filter(attrgetter('subject'), with_subjects):
-        near += write_about(loaded, one)
     return with_subjects, [one for one in near if one.prompt not in prompts]

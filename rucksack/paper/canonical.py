@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rucksack.edits.examples import Example, read_examples
-from rucksack.edits.neighbours import neighbours_of, read_background
+from rucksack.edits.neighbours import neighbours_of, read_background, write_about
 from rucksack.loaded import LoadedModel
 from rucksack.paper.likelihood import score
 from rucksack.table import Table, shortened
@@ -114,5 +114,5 @@ def examples_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
     if loaded.edit:
         unedited = replace(loaded, edit=None)
         examples, near = neighbours_of(unedited, examples, read_background(None, loaded))
-        print(measures(loaded, examples + near))
+        print(measures(loaded, examples + near + write_about(unedited, examples)))
     return rows
