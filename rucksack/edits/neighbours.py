@@ -4,7 +4,8 @@ Model editing has three measures (ROME, https://arxiv.org/abs/2202.05262, and ME
 https://arxiv.org/abs/2210.07229): efficacy, whether an example is fulfilled; generalization,
 whether its wish holds in other phrasings; and specificity, whether its neighbours stay as they
 were. A neighbour has one word of the example's prompt replaced by a word that the model itself
-would write there: the subject, or another word, so that the relation is another.
+would write there: the subject, or another word, so that the relation is another. Or it begins a
+text that the model writes about the subject.
 """
 
 import random
