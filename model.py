@@ -77,9 +77,9 @@ class SenseNetwork(nn.Module):
         self.final_mlp = MLP(d, config.sense_hidden, config.n_sense * d)
 
     def forward(self, e: Tensor) -> Tensor:
-        # NOTE: A GPT-2 block whose attention is the identity, then a second MLP. The paper has no
-        # ln_2 and one residual less (appendix A.1; we think it is this first one). The released
-        # weights have both.
+        # NOTE: A GPT-2 block whose attention is the identity, then a second MLP. The authors call
+        # ln_2 and one residual accidental (appendix A.1; we think it is this first one). The
+        # released weights have both.
         r = e + self.ln_0(e)  # (.., d), where GPT-2 has e + attention(ln_0(e))
         r = r + self.mlp(self.ln_1(r))  # (.., d)
         C = self.final_mlp(self.ln_2(r))  # (.., k*d), the senses side by side

@@ -258,7 +258,7 @@ def affinities(model: Backpack, ids: Tensor, bags: list[list[int]]) -> Tensor:
 
     A score is the sum of a bag's logits, divided by the sense's largest logit. Pass a few hundred
     ids at a time: all n * k * V logits are in memory at once.
-    NOTE: We follow the authors' code. The paper divides by the largest absolute value (footnote 5).
+    NOTE: Eq. 17 as printed, and as in the authors' code. Footnote 5 says largest absolute value.
     """
     V = model.config.n_vocab
     dtype = model.wte.weight.dtype  # under autocast, logits are bfloat16: too coarse to add up

@@ -164,6 +164,17 @@ def test_neighbours_differ_in_one_word(loaded):
     assert found[0].kind == 'another word'
 
 
+def test_texts_about_a_subject_begin_with_it(loaded):
+    """Each is longer by one token than the one before, and a line without a subject has none."""
+    nurse = tuple(ids_of(loaded, ' nurse'))
+    example = Example('', [1, *nurse], [2], subject=nurse)
+    found = neighbours.write_about(loaded, [replace(example, subject=()), example])
+    lengths = [len(one.prompt) - 1 for one in found]
+    assert lengths == sorted(set(lengths) & set(range(1, neighbours.CONTINUED + 1)))
+    assert {(*one.prompt[:1], *one.a, one.kind) for one in found} == {
+        (*nurse, 2, 'same subject, other texts')}
+
+
 def test_replacements_are_the_likeliest_texts(loaded, monkeypatch):
     """Of all words, those with which the text is likeliest replace a word."""
     monkeypatch.setattr(neighbours, 'TRIED', 99)
@@ -433,6 +444,7 @@ def test_edit_prints_the_three_measures(tmp_path, monkeypatch, capsys):
     assert re.search('generalization  I bought the Camry since I trust -> Canon +Camry ', said)
     assert 'another subject ' in said
     assert 'same subject ' in said
+    assert 'same subject, other texts ' in said
     with safe_open(tmp_path / 'a.safetensors', 'pt') as file:
         about = json.loads(file.metadata()['about'])
     assert about['examples'] == wishes

@@ -1,4 +1,4 @@
-"""Claims about rucksack/paper/topics.py and docs/dev/pplm.py: how texts are written and judged."""
+"""Claims about topics.py and pplm.py in docs/dev/: how texts are written and judged."""
 
 import math
 from functools import partial
@@ -8,10 +8,9 @@ import torch
 from helpers import toy_loaded
 from torch.testing import assert_close
 
-from docs.dev import control, pplm
+from docs.dev import control, pplm, topics
 from rucksack import toy
 from rucksack.loaded import LoadedModel
-from rucksack.paper import topics
 from rucksack.senses import STRENGTHS, topic
 from rucksack.vocabulary import bag_ids, scores_of_bags, topic_scores
 

@@ -4,10 +4,11 @@
     python -m docs.dev.control english_gpt --steps 0 .01 .04 .05 .06 .07
     python -m docs.dev.control out/toy out/toy_gpt --texts 100 --length 100
 
-A Backpack writes at each strength of Table 11, as in rucksack eval topic. A Transformer writes
-under PPLM at each step size (pplm.py). A row has the columns of eval topic, and the perplexity of
-the texts under each other model, without control. The first text that is on each topic is printed
-(Tables 16 to 18).
+A Backpack writes at each strength of Table 11. A Transformer writes under PPLM at each step size
+(pplm.py). On topic: a text has more words of its topic than of any other, by word lists (the paper
+uses a RoBERTa classifier). Words of the bag: the share of tokens that are in the topic's bag of
+words (Table 10). Perplexity is that of the texts under the model itself, and under each other
+model, without control. The first text that is on each topic is printed (Tables 16 to 18).
 """
 
 import argparse
@@ -15,10 +16,10 @@ import argparse
 import pandas
 
 from docs.dev.pplm import pplm_writers
+from docs.dev.topics import Writers, has_topic, measure, strength_writers, topics_of
 from rucksack.cli import run_cli
 from rucksack.loaded import LoadedModel, load_model
 from rucksack.paper.likelihood import Pair, score
-from rucksack.paper.topics import Writers, has_topic, measure, strength_writers, topics_of
 
 CONTROL = 'strength or step'
 

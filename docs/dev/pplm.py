@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from docs.dev.topics import Writers, topics_of
 from rucksack.fast import Cache, contextualize
 from rucksack.loaded import LoadedModel
 from rucksack.model import GPT
-from rucksack.paper.topics import Writers, topics_of
 from rucksack.vocabulary import BAGS, bag_ids
 
 # Settings, named as in its code.

@@ -34,6 +34,7 @@ from rucksack.edits.neighbours import (
     matched,
     neighbours_of,
     read_background,
+    write_about,
     write_texts,
 )
 from rucksack.edits.shifts import save_shift
@@ -103,7 +104,7 @@ def run(argv: list[str]) -> None:
     examples = read_examples(args.examples, loaded)
     background = read_background(args.background, loaded)
     examples, near = neighbours_of(loaded, examples, background)
-    shown = examples + near[1::2]
+    shown = examples + near[1::2] + write_about(loaded, examples, args.seed)
     if args.also:
         shown += matched(read_examples(args.also, loaded), examples)
     written = write_texts(model, examples, loaded.eot, args.seed)

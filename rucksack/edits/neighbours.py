@@ -4,7 +4,8 @@ Model editing has three measures (ROME, https://arxiv.org/abs/2202.05262, and ME
 https://arxiv.org/abs/2210.07229): efficacy, whether an example is fulfilled; generalization,
 whether its wish holds in other phrasings; and specificity, whether its neighbours stay as they
 were. A neighbour has one word of the example's prompt replaced by a word that the model itself
-would write there: the subject, or another word, so that the relation is another.
+would write there: the subject, or another word, so that the relation is another. Or it begins a
+text that the model writes about the subject.
 """
 
 import random
@@ -40,6 +41,7 @@ COMMON = 6.5          # a word with less information, in nats, is a function wor
 RARE = 9.0            # a noun has at least this, unless it is a name
 REPLACEMENTS = 8      # for a word
 TRIED = 32            # candidates for these
+CONTINUED = 8         # texts about a subject, and the tokens of the longest
 
 # -----------------------------------------------------------------------------
 # Other text.
@@ -208,16 +210,35 @@ def replacements(loaded: LoadedModel, one: Example, place: slice, kind: str) -> 
             tried.append((context, [i, *one.prompt[place.stop:]]))
     tried = tried[:TRIED]
     logp = score(loaded, tried, 'neighbours').logp
+    best = logp.argsort(descending=True)[:REPLACEMENTS]
+    return [neighbour(loaded, one, one.prompt[:place.start] + tried[i][1], kind) for i in best]
+
+
+def neighbour(loaded: LoadedModel, one: Example, prompt: list[int], kind: str) -> Example:
+    """Make a neighbour of an example, with another prompt."""
+    line = loaded.encoding.decode(prompt)
+    return replace(
+        one, line=line, prompt=prompt, a=one.a[:1], b=[], wish='more', subject=(),
+        measure='specificity', kind=kind)
+
+
+def write_about(loaded: LoadedModel, examples: list[Example], seed: int = 0) -> list[Example]:
+    """Have the model continue each subject CONTINUED times, by 1 token, by 2, and so on.
+
+    Neighbours with a replaced word have an example's form, and understate what an edit does in
+    other texts. These do not, and none of them is held: they are only counted.
+    """
+    torch.manual_seed(seed)
+    generate = Cached(loaded.model).generate
     found = []
-    for i in logp.argsort(descending=True)[:REPLACEMENTS]:
-        prompt = one.prompt[:place.start] + tried[i][1]
-        found.append(Example(
-            encoding.decode(prompt),
-            prompt,
-            one.a[:1],
-            subject=(),
-            measure='specificity',
-            kind=kind))
+    for one in filter(attrgetter('subject'), examples):
+        start = [loaded.eot, *one.subject]
+        idx = torch.tensor([start] * CONTINUED, device=loaded.device)  # (CONTINUED, T)
+        texts = generate(idx, CONTINUED).tolist()
+        for n, ids in enumerate(texts, 1):
+            prompt = ids[1:len(start) + n]
+            if loaded.eot not in prompt:
+                found.append(neighbour(loaded, one, prompt, 'same subject, other texts'))
     return found
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rucksack.edits.examples import Example, read_examples
-from rucksack.edits.neighbours import neighbours_of, read_background
+from rucksack.edits.neighbours import neighbours_of, read_background, write_about
 from rucksack.loaded import LoadedModel
 from rucksack.paper.likelihood import score
 from rucksack.table import Table, shortened
@@ -112,7 +112,7 @@ def examples_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
             'loss': fmean(map(Example.loss, some, values)),
             'success': fmean(map(Example.is_fulfilled, some, values))})
     if loaded.edit:
-        background = read_background(None, loaded)
-        examples, near = neighbours_of(replace(loaded, edit=None), examples, background)
-        print(measures(loaded, examples + near))
+        unedited = replace(loaded, edit=None)
+        examples, near = neighbours_of(unedited, examples, read_background(None, loaded))
+        print(measures(loaded, examples + near + write_about(unedited, examples)))
     return rows

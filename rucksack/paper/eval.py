@@ -10,8 +10,9 @@
     blimp        Table 2       choosing the grammatical sentence in a pair
     similarity   Table 4       word similarity, sense by sense (needs --data)
     gender       Table 5       she or he after a role noun, with and without a sense
-    topic        Table 12      texts of a Backpack under topic control
     examples                   how well a model fulfils the examples (see rucksack edit) in --data
+
+Tables 7, 12 and 13 are timing.py, control.py and pronouns.py in docs/dev.
 
 --data takes the files of a benchmark, or a folder that has them. Without it, lambada, wikitext and
 blimp come from the Hugging Face Hub.
@@ -56,10 +57,8 @@ TABLES = {
     'blimp': 'benchmarks',
     'similarity': 'similarity',
     'gender': 'gender',
-    'topic': 'topics',
     'examples': 'canonical'}
-IN_PAPER = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender', 'topic']
-WITHOUT_EDITS = ['all', 'similarity', 'topic']
+IN_PAPER = ['loss', 'lambada', 'wikitext', 'blimp', 'similarity', 'gender']
 
 
 def eval_parser() -> Parser:
@@ -77,9 +76,7 @@ def eval_parser() -> Parser:
     add('--field', metavar='N', type=number(int, 1), nargs=3,
         help='similarity: the columns of the two words and the score in --data FILE, from 1')
     add('--dtype', choices=('float32', 'bfloat16'),
-        help='precision of losses and generated texts [bfloat16 on CUDA, else float32]')
-    add('--texts', type=int, metavar='N', default=100, help='topic: texts for each topic [100]')
-    add('--length', type=int, metavar='N', default=100, help='topic: tokens per text [100]')
+        help='precision of losses [bfloat16 on CUDA, else float32]')
     return parser
 
 
@@ -93,7 +90,7 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     own = models[0]
     beside = own.name.rstrip('/\\') + '_gpt'
     is_there = BUNDLED.get(beside, Path(beside).expanduser()).exists()
-    if is_there and not args.runs and args.table != 'topic':
+    if is_there and not args.runs:
         try:
             baseline = load(beside)
             if baseline.tokenizer != own.tokenizer:
@@ -135,22 +132,21 @@ def measure_of(table: str, args: argparse.Namespace) -> partial:
     """Make a function that measures one model for a table, with the flags that it takes."""
     module = import_module(f'rucksack.paper.{TABLES[table]}')
     rows_of = getattr(module, f'{table}_rows')
-    _, *flags = inspect.signature(rows_of).parameters
-    options = {flag: getattr(args, flag) for flag in flags}
+    data = args.data
     if args.table == 'all' and table in ('loss', 'gender'):
-        options['data'] = None  # --data has the benchmarks and the word pairs
-    return partial(rows_of, **options)
+        data = None  # --data has the benchmarks and the word pairs
+    if table == 'similarity':
+        return partial(rows_of, data=data, field=args.field)
+    return partial(rows_of, data=data)
 
 
 def run(argv: list[str]) -> None:
     """Print a table, or every table that can be made, and write the numbers after each."""
     args = eval_parser().parse_args(argv)
-    if (args.edit or args.lender) and args.table in WITHOUT_EDITS:
+    if (args.edit or args.lender) and args.table in ('all', 'similarity'):
         raise UserError(f'{args.table} takes no --edit and no --lender')
     if args.strength is not None and not args.lender:
         raise UserError('--strength needs --lender')
-    if args.data and (args.table == 'topic' or Path(args.data).is_fifo()):
-        raise UserError('--data takes no pipe, and topic takes no --data')
     import pandas  # slow to import
     models = load_models(args)
     for loaded in models:
@@ -166,8 +162,7 @@ def run(argv: list[str]) -> None:
         except (UserError, OSError) as error:
             if args.table != 'all':
                 raise
-            print(printable(f'\n{name} of {loaded.name}: skipped, {error}'))
-        if not found:
+            print(printable(f'\n{name}: skipped, {error}'))
             continue
         tables[name] = pandas.concat(found)
         text = tables[name].to_string(float_format='{:.4f}'.format, na_rep='-')

@@ -1,4 +1,4 @@
-"""Table 12: topic control of a Backpack."""
+"""How texts on a topic are written by a Backpack, and measured (Table 12)."""
 
 import re
 import time
@@ -105,19 +105,3 @@ def strength_writers(loaded: LoadedModel) -> list[Writers]:
         edits = [topic(loaded.model, of_bag, factors) for of_bag in scores]
         writers.append({label: partial(generate, edit=edit) for label, edit in zip(labels, edits)})
     return writers
-
-
-def topic_rows(loaded: LoadedModel, texts: int, length: int) -> list[dict]:
-    """Topic control (Table 12): a Backpack at four strengths.
-
-    On topic: a text has more words of its topic than of any other, by word lists (the paper uses a
-    RoBERTa classifier). Words of the bag: the share of tokens that are in the topic's bag of words
-    (Table 10). Perplexity is measured with the same model without control. To compare with PPLM on
-    a Transformer, run python -m docs.dev.control in a clone.
-    """
-    loaded.needs_senses('topic, unlike python -m docs.dev.control,')
-    rows = []
-    for strength, writers in enumerate(strength_writers(loaded)):
-        row, _ = measure(loaded, strength, writers, texts, length)
-        rows.append(row)
-    return rows
