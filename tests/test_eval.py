@@ -2,6 +2,7 @@
 
 import shutil
 from functools import partial
+import os
 from pathlib import Path
 
 import helpers
