@@ -1,8 +1,8 @@
 """Claims about rucksack eval: each command end to end, on random models."""
 
+import os
 import shutil
 from functools import partial
-import os
 from pathlib import Path
 
 import helpers
