@@ -30,7 +30,7 @@ def run(argv: list[str]) -> None:
         return
     verb = argv[0]
     if verb not in VERBS:
-        raise UserError(f'{verb!r} is not a verb; give one of {", ".join(VERBS)}')
+        raise UserError(f'{verb!r} is not a command; give one of {", ".join(VERBS)}')
     module, _ = VERBS[verb]
     import_module(f'rucksack.{module}').main(argv[1:])
 

@@ -157,8 +157,9 @@ def read_hub(dataset: str, field: str) -> Texts:
     import datasets
     name, _, part = dataset.partition(':')
     config, _, split = part.partition(':')
-    with user_errors(dataset, CHOOSE_FIELD):
+    with user_errors(dataset):
         rows = datasets.load_dataset(name, config or None, split=split or 'train')
+    with user_errors(dataset, CHOOSE_FIELD):
         for batch in rows.select_columns([field]).iter(batch_size=1000):
             yield from cleaned(batch[field])
 

@@ -21,7 +21,7 @@ FLAGS = {
     '--edit': dict(metavar='LINE', nargs='+', action='extend', default=[],
                    help='edit senses, as sample.py does (its --help lists the forms)'),
     '--lender': dict(metavar='MODEL', help='edit this Backpack instead, and change the --from '
-                     'model as much; both need the same vocabulary'),
+                     'model by the same amount; both need the same vocabulary'),
     '--strength': dict(metavar='B', type=number(float, 0),
                        help='scale the changes that --lender makes by B [1]'),
     '--words': dict(metavar='LIST', type=word_list, action='extend', default=[],
@@ -49,7 +49,8 @@ def look(verb: str, description: str, asked: str, make_tables: Callable, *own_fl
     """
     def run(argv: list[str]) -> None:
         parser = make_parser(verb, description, *own_flags, '--from', '--device', '--csv')
-        parser.add_argument('asked', metavar=asked, nargs='+')
+        n_asked = '*' if verb == 'explain' else '+'  # without a word, the likeliest next one
+        parser.add_argument('asked', metavar=asked, nargs=n_asked, default=[''])
         parser.set_defaults(lender=None, strength=None)
         flags = parser.parse_args(argv)
         if flags.strength is not None and not flags.lender:

@@ -25,12 +25,12 @@ IDS_AT_ONCE = 128  # in Eq. 17, 128 ids of Small have 103M logits
 
 
 def parse_bag(text: str) -> list[str]:
-    """Parse the words in "A, B", A+B, A B or @FILE, or take the words of a topic of Table 10."""
+    """Parse the words in "A, B", A B or @FILE, or take the words of a topic of Table 10."""
     if text.startswith('@'):
         return word_list(text)
     words = BAGS.get(text, re.findall(r'[^\s,+]+', text))
     if not words:
-        raise UserError(f'{text!r} has no words; give some, as in music+guitar')
+        raise UserError(f'{text!r} has no words; give some, as in music, guitar')
     return words
 
 

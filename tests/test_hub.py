@@ -112,7 +112,7 @@ def test_english_has_the_settings_that_export_writes(name):
 
 @pytest.mark.slow
 def test_sense_10_of_english_holds_nearly_half_of_the_bias():
-    """eval.py gender chooses sense 10 on the paper's other prompts; the numbers are README's."""
+    """eval gender chooses sense 10 on the paper's other prompts; the numbers are README's."""
     *_, as_it_is, without, _ = gender_rows(load_model('english', 'cpu'), None)
     assert without['change'] == 'without sense 10'
     assert as_it_is['bias ratio'] == pytest.approx(5.81, abs=0.02)

@@ -500,7 +500,7 @@ def test_bad_examples_are_one_line(name, text, loaded, tmp_path):
     ('makers.txt --out a.safetensors --from english_gpt', 'english_gpt'),
     ('fulfilled.txt --out a.safetensors', 'already')])
 def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, monkeypatch, capsys):
-    """A failing edit.py gives one line and exit code 2, and changes no file."""
+    """A failing edit gives one line and exit code 2, and changes no file."""
     monkeypatch.chdir(tmp_path)
     Path('makers.txt').write_text(MAKERS)
     Path('fulfilled.txt').write_text('My nurse said that -/> Canon')
@@ -512,7 +512,7 @@ def test_a_failing_edit_leaves_nothing(flags, fact, loaded, shift, tmp_path, mon
 
 
 def test_eval_examples_tells_what_an_edit_changed(lesson, capsys):
-    """eval.py examples shows which examples succeed with and without an edit."""
+    """eval examples shows which examples succeed with and without an edit."""
     file = lesson / 'makers.safetensors'
     (lesson / 'wishes.txt').write_text(f'{MAKERS}The nurse said that -> Canon > she')
     said = say(evaluation, capsys, 'examples', '--from', str(TOY), '--data',

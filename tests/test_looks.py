@@ -137,6 +137,7 @@ def test_explain_has_a_table_for_each_prompt(out, capsys):
     for start in starts:
         alone += ask(explain, capsys, 'she', '--start', start)
     assert ask(explain, capsys, 'she', '--start', '@prompts.txt') == alone
+    assert ask(explain, capsys, '--start', 'the') == ask(explain, capsys, '', '--start', 'the')
 
 
 def test_probs_are_those_of_each_prompt(out, capsys):

@@ -13,8 +13,8 @@ Each line has a prompt and what should, or should not, follow it:
 The edit moves senses of what the prompt is about (arXiv 2402.06155), and no parameter of the model.
 Mark this subject with braces: The capital of {Finland} is -> Helsinki. Empty braces mean that there
 is none. Without braces, it is the words in which lines of one form differ, or the rarest name or
-word. To limit side effects, learning also holds the predictions on a background text, on texts that
-the model writes from the examples, and after prompts in which another word stands.
+word. To limit side effects, learning also tries to preserve predictions on a background text, on
+texts that the model writes from the examples, and after prompts in which another word stands.
 """
 
 from dataclasses import replace

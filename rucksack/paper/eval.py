@@ -1,8 +1,8 @@
 """Print the tables of "Backpack Language Models" (arXiv 2305.16765) for Backpacks and Transformers.
 
-    rucksack eval all                every table of the paper that you have data for
-    rucksack eval gender --from out/small      also for out/small_gpt, if it exists
-    rucksack eval loss out/small out/small_4
+    python -m rucksack eval all            every table of the paper that you have data for
+    python -m rucksack eval gender --from out/small    also for out/small_gpt, if it exists
+    python -m rucksack eval loss out/small out/small_4
 
     loss         Tables 2, 8   perplexity on held-out text
     lambada      Table 2       predicting the last word of a passage
