@@ -37,6 +37,13 @@ def test_senses_off_shows_the_next_words_before_and_after(flags, world, capsys):
     assert_next_words(said, world.probs(), after, world=world)
 
 
+def test_words_of_an_edit_that_no_prompt_has_are_named(out, capsys):
+    """Words that no prompt has are named once for all prompts."""
+    start = ['--start', 'The nurse said', '--start', 'The guard said']
+    said = say(sample, capsys, *start, '--edit', 'nurse:1', 'sheriff:0', 'baker:3', *SHORT)
+    assert re.findall('Not in any prompt.*: (.*)', said) == ['sheriff', 'baker']
+
+
 def test_all_edits_apply_in_order_in_one_command(out, capsys):
     """Scaled senses, replacements and topics from --edit and --senses-off act as one edit."""
     start = 'The MacBook is made by'
@@ -69,6 +76,12 @@ def test_a_file_of_prompts_asks_about_each(out, capsys):
         _, table, *texts = say(sample, capsys, '--start', start, *edit).split('\n\n')
         assert table in said
         assert '\n\n'.join(texts) in said
+
+
+def test_a_greedy_text_is_written_once(out, capsys):
+    """At temperature 0 all texts would be the same."""
+    said = say(sample, capsys, '--temperature', '0', '--num-samples', '3')
+    assert re.findall(r'\n(\d): ', said) == ['1']
 
 
 def test_another_flag_is_refused_with_the_names_of_the_verbs(out, capsys):
