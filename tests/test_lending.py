@@ -144,6 +144,14 @@ def test_a_table_has_a_row_of_the_lent_edit(table, column, capsys):
     assert found['nothing'][n] == pytest.approx(found['own'][0])
 
 
+def test_examples_of_a_lent_edit_have_neighbours(capsys):
+    """The three measures are printed, with texts that the other model writes about the subject."""
+    row = {'prefix': ' the nurse said that', 'suffix': ' she', 'subject': ' nurse'}
+    Path('a.jsonl').write_text(json.dumps(row))
+    said = say(tables, capsys, 'examples', *LENT, '--data=a.jsonl')
+    assert 'same subject, other texts' in said
+
+
 @pytest.mark.parametrize('table, data', [
     ('loss', 'text.txt'), ('lambada', 'lambada_test.jsonl'), ('wikitext', 'wiki.test.raw')])
 def test_a_short_lender_changes_nothing_at_strength_0(table, data, capsys):

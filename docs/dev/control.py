@@ -6,7 +6,7 @@
 
 A Backpack writes at each strength of Table 11. A Transformer writes under PPLM at each step size
 (pplm.py). On topic: a text has more words of its topic than of any other, by word lists (the paper
-uses a RoBERTa classifier). Words of the bag: the share of tokens that are in the topic's bag of
+uses a trained classifier). Words of the bag: the share of tokens that are in the topic's bag of
 words (Table 10). Perplexity is that of the texts under the model itself, and under each other
 model, without control. The first text that is on each topic is printed (Tables 16 to 18).
 """

@@ -112,7 +112,8 @@ def examples_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
             'loss': fmean(map(Example.loss, some, values)),
             'success': fmean(map(Example.is_fulfilled, some, values))})
     if loaded.edit:
-        unedited = replace(loaded, edit=None)
+        own = loaded.model.other if loaded.lender else loaded.model
+        unedited = replace(loaded, model=own, lender=None, edit=None)
         examples, near = neighbours_of(unedited, examples, read_background(None, loaded))
         print(measures(loaded, examples + near + write_about(unedited, examples)))
     return rows
