@@ -110,8 +110,8 @@ def test_pairs_are_read_as_people_and_programs_write_them(form, tmp_path):
     (ROWS.to_csv(), '--field'),  # row numbers
     ('N,tiger,cat,7\nN,king,queen,8\n', '--field'),
     ('word1,word2,score\ntiger,cat,N,7\nking,queen,N,8\n', 'fields'),
-    ('word1,word2,score\ntiger,cat,7\n,,7\n', 'lacks a word'),
-    ('0,tiger,7\n1,king,8\n', 'lacks a word'),  # row numbers in place of words
+    ('word1,word2,score\ntiger,cat,7\n,,7\n', 'no two words'),
+    ('0,tiger,7\n1,king,8\n', 'no two words'),  # row numbers in place of words
     ('tiger\tcat\t7\n"king\tqueen\t8\nold\tnew"\t2\n', 'quote'),
     ('tiger;cat;7,35;1,5\nking;queen;8,2;1,7\n', 'separators')])
 def test_what_could_be_read_otherwise_is_refused(content, fact, tmp_path):

@@ -61,7 +61,7 @@ def read_pairs(path: Path, field: list[int] | None) -> pandas.DataFrame:
     """Read word pairs: two words and their score in each row.
 
     field has the numbers of these columns, from 1; without it, a file that is not in SETS must have
-    no others. Raises UserError if it has, or for a row that lacks a word or a score.
+    no others. Raises UserError if it has, or for a row without two words and a score.
     """
     with user_errors(path, 'each line is WORD, WORD, SCORE, in UTF-8'):
         table = read_table(path)
@@ -75,7 +75,8 @@ def read_pairs(path: Path, field: list[int] | None) -> pandas.DataFrame:
         is_bad = (pairs.eq('') | pairs.isna()).any(axis=1)
         is_bad |= first.str.isdecimal()  # row numbers
         if is_bad.any():
-            raise ValueError(f'row {is_bad.idxmax() + 1} lacks a word or a score')
+            row = is_bad.idxmax() + 1
+            raise ValueError(f'row {row} has no two words and score in columns {field}')
     print(f'{path}: {len(pairs)} pairs, with scores in column {field[2]}')
     return pairs
 
