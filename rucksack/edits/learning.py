@@ -50,6 +50,7 @@ RATE = 10.24            # RATE / d is the learning rate: a step moves logits equ
 PASSES = 60             # over the examples, at most
 HOLD = 100              # weight of the divergence on held texts, for examples with subjects
 URGENCY = 10            # first weight of their losses until they are fulfilled
+MARGIN = 0.05           # nats beyond its limit to which a wish is urgent: steps end small
 FACTORS = [i / 64 for i in range(1, 65)]  # choices for scaling the vectors down
 
 
@@ -113,7 +114,7 @@ def fit(cases: list[Positions], held: list[Positions], hold: float, urgency: flo
     generator = torch.Generator().manual_seed(seed)
     held = [group.moved() for group in held if group.weights.any()]
     goals = o.new_tensor([case.example.goal for case in cases])
-    limits = o.new_tensor([case.example.limit for case in cases])
+    limits = o.new_tensor([case.example.limit for case in cases]) - MARGIN
     latest = torch.full_like(goals, math.inf)  # the loss of each example when it was last drawn
     for n_pass in progress(range(PASSES), 'passes'):
         for batch in torch.randperm(n, generator=generator).split(EXAMPLES_AT_ONCE):
