@@ -91,7 +91,11 @@ def write_bins(bins: dict, file: BinaryIO, sizes: list[int], is_held: np.ndarray
     """Copy the documents in file to val.bin where is_held, else to train.bin; return facts."""
     if is_held.all() or not is_held.any():
         raise UserError('too little text to hold some out; add more text, or use --val FILE')
-    facts = {'documents': len(sizes), 'tokens': {}, 'sha256': {}, 'sha256_of_start': {}}
+    facts = {
+        'documents': len(sizes),
+        'tokens': {},
+        'sha256': {},
+        'sha256_of_start': {}}
     for name, is_chosen in {'train': ~is_held, 'val': is_held}.items():
         with open(bins[name], 'wb') as opened:
             opened.writelines(compress(read_ids(file, sizes), is_chosen))
@@ -109,7 +113,8 @@ def write_toy(bins: dict, file: BinaryIO, seed: int) -> dict:
     stories, nats = zip(*toy.toy_stories(seed, toy.N_TRAIN + toy.N_VAL))
     tokenizer = words_tokenizer(stories)
     sizes = write_ids(file, stories, load_tokenizer(tokenizer))
-    facts = write_bins(bins, file, sizes, np.arange(len(stories)) >= toy.N_TRAIN)
+    is_held = np.arange(len(stories)) >= toy.N_TRAIN
+    facts = write_bins(bins, file, sizes, is_held)
     entropy = sum(nats[toy.N_TRAIN:]) / facts['tokens']['val']
     return {'tokenizer': tokenizer, 'val_entropy_per_token': entropy, **facts}
 

@@ -21,8 +21,13 @@ from rucksack.files import locked_folder, write_file
 from rucksack.model import Config
 
 LOWEST = {  # of any other number: 0
-    'warmup_iters': -1, 'n_sense': 1, 'batch_size': 1, 'gradient_accumulation_steps': 1,
-    'eval_interval': 1, 'eval_iters': 1, 'log_interval': 1}
+    'warmup_iters': -1,
+    'n_sense': 1,
+    'batch_size': 1,
+    'gradient_accumulation_steps': 1,
+    'eval_interval': 1,
+    'eval_iters': 1,
+    'log_interval': 1}
 COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
            'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # columns of log.csv
 
@@ -91,8 +96,16 @@ def config_for(s, meta: dict) -> Config:
     n_rows = math.ceil(n_vocab / 64) * 64  # GPUs are faster with multiples of 64
     n_sense = 0 if s.model == 'gpt' else s.n_sense
     with user_errors('this model', problem='cannot be made'):
-        return Config(s.block_size, n_rows, n_vocab, s.n_layer, s.n_head, s.n_embd, n_sense,
-                      s.sense_hidden, s.dropout)
+        return Config(
+            s.block_size,
+            n_rows,
+            n_vocab,
+            s.n_layer,
+            s.n_head,
+            s.n_embd,
+            n_sense,
+            s.sense_hidden,
+            s.dropout)
 
 
 @contextmanager
@@ -151,12 +164,16 @@ class RunFolder:
         self.s = s
         self.path = Path(s.out_dir)
         self.is_first = rank == 0
-        self.rows = [','.join(COLUMNS) + '\n', *self.rows_until(checkpoint.get('step'))]
+        header = ','.join(COLUMNS) + '\n'
+        self.rows = [header, *self.rows_until(checkpoint.get('step'))]
         self.wandb = None
         self.wandb_id = checkpoint.get('wandb_id')
         if s.wandb_log and self.is_first:
             import wandb  # WANDB_PROJECT and WANDB_NAME name the run
-            self.wandb = wandb.init(config=asdict(s), id=self.wandb_id, resume='allow')
+            self.wandb = wandb.init(
+                config=asdict(s),
+                id=self.wandb_id,
+                resume='allow')
             self.wandb_id = self.wandb.id
         self.start_clock(checkpoint.get('step', 0))
 
@@ -167,7 +184,9 @@ class RunFolder:
             return []
         rows = path.read_text().splitlines(keepends=True)[1:]
         whole = [row for row in rows if row.endswith('\n')]  # a kill can cut the last row short
-        return [row for row in whole if int(row.split(',')[0]) <= step]
+        return [
+            row for row in whole
+            if int(row.split(',')[0]) <= step]
 
     def start_clock(self, step: int) -> None:
         """Measure the speed from now on."""
@@ -190,8 +209,12 @@ class RunFolder:
             minutes = pace * (self.s.max_iters - step) / 60
             print(f'{minutes:.1f} minutes left', end=', ')
         self.start_clock(step)
-        rounded = row | {name: f'{x:.6g}' for name, x in row.items() if isinstance(x, float)}
-        print(', '.join(f'{name} {x}' for name, x in rounded.items()), flush=True)
+        rounded = row | {
+            name: f'{x:.6g}'
+            for name, x in row.items()
+            if isinstance(x, float)}
+        cells = [f'{name} {x}' for name, x in rounded.items()]
+        print(', '.join(cells), flush=True)
         if self.is_first:
             if self.rows:
                 write_file(self.path / 'log.csv', ''.join(self.rows))

@@ -14,27 +14,50 @@ from rucksack.table import CSV_BEGINS, Table, write_csv
 from rucksack.words import PROMPT, read_prompts, word_list
 
 FLAGS = {
-    '--from': dict(dest='source', metavar='MODEL', help='checkpoint, folder or Hub name '
-                   '[the newest Backpack in out/, else english]'),
-    '--start': dict(metavar='TEXT', action='append', help='the prompt, or @FILE with one prompt '
-                    f'per line; repeatable [{PROMPT}]'),
-    '--edit': dict(metavar='LINE', nargs='+', action='extend', default=[],
-                   help='edit senses, as sample.py does (its --help lists the forms)'),
-    '--lender': dict(metavar='MODEL', help='edit this Backpack instead, and change the --from '
-                     'model by the same amount; both need the same vocabulary'),
-    '--strength': dict(metavar='B', type=number(float, 0),
-                       help='scale the changes that --lender makes by B [1]'),
-    '--words': dict(metavar='LIST', type=word_list, action='extend', default=[],
-                    help='nurse,teacher,guard or @FILE with one word per line'),
-    '--device': dict(metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]'),
-    '--csv': dict(metavar='FILE', type=partial(output_path, 'the table', begins=CSV_BEGINS),
-                  help='also write all rows to a .csv file')}
+    '--from': dict(
+        dest='source',
+        metavar='MODEL',
+        help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]'),
+    '--start': dict(
+        metavar='TEXT',
+        action='append',
+        help=f'the prompt, or @FILE with one prompt per line; repeatable [{PROMPT}]'),
+    '--edit': dict(
+        metavar='LINE',
+        nargs='+',
+        action='extend',
+        default=[],
+        help='edit senses, as sample.py does (its --help lists the forms)'),
+    '--lender': dict(
+        metavar='MODEL',
+        help='edit this Backpack instead, and change the --from model by the same amount; both '
+             'need the same vocabulary'),
+    '--strength': dict(
+        metavar='B',
+        type=number(float, 0),
+        help='scale the changes that --lender makes by B [1]'),
+    '--words': dict(
+        metavar='LIST',
+        type=word_list,
+        action='extend',
+        default=[],
+        help='nurse,teacher,guard or @FILE with one word per line'),
+    '--device': dict(
+        metavar='D',
+        default='auto',
+        help='auto, cpu, cuda, cuda:N or mps [auto]'),
+    '--csv': dict(
+        metavar='FILE',
+        type=partial(output_path, 'the table', begins=CSV_BEGINS),
+        help='also write all rows to a .csv file')}
 
 
 def make_parser(verb: str, description: str, *flags: str) -> Parser:
     """Make a verb's parser with some of FLAGS; the verb adds what it alone takes."""
-    parser = Parser(prog=f'rucksack {verb}', description=description,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog=f'rucksack {verb}',
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag in flags:
         names = [flag, '--senses-off'] if flag == '--edit' else [flag]
         parser.add_argument(*names, **FLAGS[flag])
@@ -58,7 +81,8 @@ def look(verb: str, description: str, asked: str, make_tables: Callable, *own_fl
         loaded = load_model(flags.source, flags.device)
         if flags.lender:
             from rucksack.edits.lending import lend
-            loaded = lend(loaded, load_model(flags.lender, flags.device), flags.strength)
+            lender = load_model(flags.lender, flags.device)
+            loaded = lend(loaded, lender, flags.strength)
         print(loaded.about())
         tables = make_tables(loaded, flags)
         if flags.csv:  # before printing: piping into head ends the program
@@ -73,7 +97,9 @@ def look(verb: str, description: str, asked: str, make_tables: Callable, *own_fl
 def look_at_words(verb: str, description: str, asked: str, make_table: Callable) -> Callable:
     """Make the main function of a verb that prints make_table(loaded, word) for each word."""
     def tables(loaded: LoadedModel, flags: argparse.Namespace) -> dict[str, Table]:
-        return {f'{verb} {word}': make_table(loaded, word) for word in flags.asked}
+        return {
+            f'{verb} {word}': make_table(loaded, word)
+            for word in flags.asked}
     return look(verb, description, asked, tables)
 
 

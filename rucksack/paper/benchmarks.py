@@ -19,7 +19,10 @@ def find_files(data: str, *names: str) -> list[Path]:
     path = Path(data)
     if not path.is_dir():
         return [path]
-    files = [file for name in names for file in sorted(path.rglob(name))]
+    files = [
+        file
+        for name in names
+        for file in sorted(path.rglob(name))]
     if not files:
         raise UserError(f'{data} has no {" or ".join(names)}; {WHERE}')
     return files
@@ -29,17 +32,26 @@ def read_rows(file: Path) -> list[dict]:
     """Read the rows of a .jsonl file, or the pages of the raw text of WikiText."""
     text = file.read_text('utf-8-sig')
     if file.suffix == '.jsonl':
-        return [json.loads(line) for line in text.split('\n') if line.strip()]
+        return [
+            json.loads(line)
+            for line in text.split('\n')
+            if line.strip()]
     begins = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
     pages = re.split(begins, text, flags=re.MULTILINE)
-    return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
+    return [
+        {'page': page}
+        for page in pages
+        if page.lstrip().startswith('= ')]
 
 
 def rows_of_hub(name: str, config: str | None, split: str) -> list[dict]:
     """Read the rows of a benchmark on the Hugging Face Hub; config None means all configs."""
     import datasets  # slow to import
     configs = [config] if config else datasets.get_dataset_config_names(name)
-    return [row for one in configs for row in datasets.load_dataset(name, one, split=split)]
+    return [
+        row
+        for one in configs
+        for row in datasets.load_dataset(name, one, split=split)]
 
 
 def rows_of(loaded: LoadedModel, data: str | None, pattern: str, columns: list[str],
@@ -55,7 +67,10 @@ def rows_of(loaded: LoadedModel, data: str | None, pattern: str, columns: list[s
         if data is None:
             rows = rows_of_hub(*hub)
         else:
-            rows = [row for file in find_files(data, pattern) for row in read_rows(file)]
+            rows = [
+                row
+                for file in find_files(data, pattern)
+                for row in read_rows(file)]
         rows = [row for row in rows if columns[0] in row]
         texts = pandas.DataFrame(rows)[columns].fillna('')
         is_blank = texts.map(str.strip).eq('').any(axis=1)
@@ -162,7 +177,9 @@ def blimp_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
                     'nyu-mll/blimp', None, 'train')
     items = items.drop_duplicates()  # of a folder with a sample beside the whole
     sentences = [*items['sentence_good'], *items['sentence_bad']]
-    pairs = [([loaded.eot], loaded.encode(sentence)) for sentence in sentences]
+    pairs = [
+        ([loaded.eot], loaded.encode(sentence))
+        for sentence in sentences]
     loaded.needs_length(max(len(ids) for _, ids in pairs), 'a sentence has')
     good, bad = score(loaded, pairs, 'BLiMP').logp.chunk(2)
     items['% right'] = 100.0 * (good > bad).numpy()

@@ -120,11 +120,16 @@ def prompts_of(loaded: LoadedModel, args: argparse.Namespace) -> list[Tensor]:
     """Encode a table's prompts, ids (1, T) each: they choose the sense in nurse:she/he."""
     if args.table == 'gender':
         nouns, _ = read_lists(args.data)
-        texts = [prompt.replace('{}', noun) for noun in nouns for prompt in ESTIMATION_PROMPTS]
+        texts = [
+            prompt.replace('{}', noun)
+            for noun in nouns
+            for prompt in ESTIMATION_PROMPTS]
         return [loaded.read_prompt(text) for text in texts]
     if args.table == 'examples':
         examples = read_examples(args.data, loaded)
-        return [torch.tensor([one.prompt], device=loaded.device) for one in examples]
+        return [
+            torch.tensor([one.prompt], device=loaded.device)
+            for one in examples]
     return []
 
 
@@ -158,7 +163,8 @@ def run(argv: list[str]) -> None:
         try:
             for loaded in models:
                 rows = measure(loaded)
-                found.append(pandas.DataFrame(rows, [str(loaded)] * len(rows), dtype=object))
+                names = [str(loaded)] * len(rows)
+                found.append(pandas.DataFrame(rows, names, dtype=object))
         except (UserError, OSError) as error:
             if args.table != 'all':
                 raise
