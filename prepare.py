@@ -15,9 +15,9 @@ as documents. If there are fewer than 100, the pieces are smaller. 1% of the doc
 but at least ten, or a tenth if there are fewer than 100. OpenWebText is not cut; 0.05% is held out.
 """
 
-import argparse
 import hashlib
 import json
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import compress
@@ -35,10 +35,12 @@ from rucksack.files import atomic, locked_folder
 from rucksack.tokenizer import GPT2, encode_all, load_tokenizer, words_tokenizer
 
 
-def parse_args(argv: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> Namespace:
     """Parse the command line; raises UserError for flags that cannot be combined."""
-    parser = Parser('prepare.py', description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        'prepare.py',
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter)
     several = {'nargs': '+', 'action': 'extend', 'default': []}
     add = parser.add_argument
     add('name', help='toy, openwebtext, or a name for your --text or --hub data')
@@ -119,7 +121,7 @@ def write_toy(bins: dict, file: BinaryIO, seed: int) -> dict:
     return {'tokenizer': tokenizer, 'val_entropy_per_token': entropy, **facts}
 
 
-def write_corpus(bins: dict, file: BinaryIO, args: argparse.Namespace) -> dict:
+def write_corpus(bins: dict, file: BinaryIO, args: Namespace) -> dict:
     """Write the bins of a corpus, and return the facts for meta.json."""
     seen = set()  # so that a file in both --text and --val is held out
     val = documents.read_all(args.val, [], args.field, seen)

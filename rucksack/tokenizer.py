@@ -36,7 +36,9 @@ ENGLISH = HOME / 'pretrained' / 'english'  # the bundled model
 
 # GPT-2 puts the printable bytes first. Its files spell each byte as one character; the other 68
 # bytes become characters from 256 on.
-BYTES = sorted(range(256), key=lambda byte: not chr(byte).isprintable() or byte == 32)
+BYTES = sorted(
+    range(256),
+    key=lambda byte: not chr(byte).isprintable() or byte == 32)
 CHARACTERS = [
     chr(i)
     for i in range(256 + 68)

@@ -1,6 +1,6 @@
 """What verbs share: flags, the model with its prompts and edit, and printed tables."""
 
-import argparse
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -10,7 +10,7 @@ from rucksack.cli import Parser, number, printable, run_cli
 from rucksack.edits.lines import Change, make_edit, parse_lines
 from rucksack.files import output_path
 from rucksack.loaded import LoadedModel, load_model
-from rucksack.table import CSV_BEGINS, Table, write_csv
+from rucksack.table import CSV_BEGINS, write_csv
 from rucksack.words import PROMPT, read_prompts, word_list
 
 FLAGS = {
@@ -57,7 +57,7 @@ def make_parser(verb: str, description: str, *flags: str) -> Parser:
     parser = Parser(
         prog=f'rucksack {verb}',
         description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=RawDescriptionHelpFormatter)
     for flag in flags:
         names = [flag, '--senses-off'] if flag == '--edit' else [flag]
         parser.add_argument(*names, **FLAGS[flag])
@@ -70,7 +70,7 @@ def look(verb: str, description: str, asked: str, make_tables: Callable, *own_fl
 
     asked names its arguments, such as WORD. Every such verb has --from, --device and --csv.
     """
-    def run(argv: list[str]) -> None:
+    def run(argv):
         parser = make_parser(verb, description, *own_flags, '--from', '--device', '--csv')
         n_asked = '*' if verb == 'explain' else '+'  # without a word, the likeliest next one
         parser.add_argument('asked', metavar=asked, nargs=n_asked, default=[''])
@@ -96,7 +96,7 @@ def look(verb: str, description: str, asked: str, make_tables: Callable, *own_fl
 
 def look_at_words(verb: str, description: str, asked: str, make_table: Callable) -> Callable:
     """Make the main function of a verb that prints make_table(loaded, word) for each word."""
-    def tables(loaded: LoadedModel, flags: argparse.Namespace) -> dict[str, Table]:
+    def tables(loaded, flags):
         return {
             f'{verb} {word}': make_table(loaded, word)
             for word in flags.asked}
@@ -108,7 +108,7 @@ def look_at_prompts(verb: str, description: str, asked: str, make_table: Callabl
 
     make_table takes the model, after --edit, a word, a prompt, ids (1, T), and all prompts.
     """
-    def tables(loaded: LoadedModel, flags: argparse.Namespace) -> dict[str, Table]:
+    def tables(loaded, flags):
         texts = read_prompts(flags.start)
         prompts = read_and_edit(loaded, texts, flags.edit)
         found = {}

@@ -74,7 +74,8 @@ def row_of(loaded: LoadedModel, one: Example, values: Tensor, ids: Tensor) -> li
     """Write a line, its subject, its odds, and how the next id changed, given both (2,)."""
     subject = loaded.encoding.decode(one.subject).strip()
     distinct = dict.fromkeys(ids.tolist())
-    change = ' -> '.join(map(repr, token_texts(loaded.encoding, distinct)))
+    words = token_texts(loaded.encoding, distinct)
+    change = ' -> '.join(map(repr, words))
     return [one.line, subject or None, *values.exp().tolist(), change]
 
 

@@ -76,7 +76,7 @@ def scale_in_noun(loaded: LoadedModel, prompts: NounPrompts, scales: list[tuple[
 
     The factor multiplies that sense of the noun, after the model's own edit: (scales, n, 3).
     """
-    def scale(idx: Tensor, C: Tensor, sense: int, factor: float) -> Tensor:
+    def scale(idx, C, sense, factor):
         C = C.clone()
         C[:, :, sense][prompts.is_noun] *= factor
         return C
