@@ -88,10 +88,7 @@ def find_processes() -> tuple[int, int, int]:
         world = int(os.environ.get('WORLD_SIZE', 1))
         if world <= 1:
             return 0, 0, 1
-        return (
-            int(os.environ['RANK']),
-            int(os.environ.get('LOCAL_RANK', 0)),
-            world)
+        return int(os.environ['RANK']), int(os.environ.get('LOCAL_RANK', 0)), world
 
 
 def all_reduce(x: Tensor, operation=dist.ReduceOp.SUM) -> float:

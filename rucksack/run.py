@@ -96,16 +96,8 @@ def config_for(s, meta: dict) -> Config:
     n_rows = math.ceil(n_vocab / 64) * 64  # GPUs are faster with multiples of 64
     n_sense = 0 if s.model == 'gpt' else s.n_sense
     with user_errors('this model', problem='cannot be made'):
-        return Config(
-            s.block_size,
-            n_rows,
-            n_vocab,
-            s.n_layer,
-            s.n_head,
-            s.n_embd,
-            n_sense,
-            s.sense_hidden,
-            s.dropout)
+        return Config(s.block_size, n_rows, n_vocab, s.n_layer, s.n_head, s.n_embd, n_sense,
+                      s.sense_hidden, s.dropout)
 
 
 @contextmanager
