@@ -21,13 +21,8 @@ from rucksack.files import locked_folder, write_file
 from rucksack.model import Config
 
 LOWEST = {  # of any other number: 0
-    'warmup_iters': -1,
-    'n_sense': 1,
-    'batch_size': 1,
-    'gradient_accumulation_steps': 1,
-    'eval_interval': 1,
-    'eval_iters': 1,
-    'log_interval': 1}
+    'warmup_iters': -1, 'n_sense': 1, 'batch_size': 1, 'gradient_accumulation_steps': 1,
+    'eval_interval': 1, 'eval_iters': 1, 'log_interval': 1}
 COLUMNS = ['step', 'tokens', 'loss', 'val_loss', 'senses_on_current_token', 'senses_by_position',
            'learning_rate', 'muon_lr', 'grad_norm', 'tokens_per_second']  # columns of log.csv
 
@@ -162,10 +157,7 @@ class RunFolder:
         self.wandb_id = checkpoint.get('wandb_id')
         if s.wandb_log and self.is_first:
             import wandb  # WANDB_PROJECT and WANDB_NAME name the run
-            self.wandb = wandb.init(
-                config=asdict(s),
-                id=self.wandb_id,
-                resume='allow')
+            self.wandb = wandb.init(config=asdict(s), id=self.wandb_id, resume='allow')
             self.wandb_id = self.wandb.id
         self.start_clock(checkpoint.get('step', 0))
 
@@ -176,9 +168,7 @@ class RunFolder:
             return []
         rows = path.read_text().splitlines(keepends=True)[1:]
         whole = [row for row in rows if row.endswith('\n')]  # a kill can cut the last row short
-        return [
-            row for row in whole
-            if int(row.split(',')[0]) <= step]
+        return [row for row in whole if int(row.split(',')[0]) <= step]
 
     def start_clock(self, step: int) -> None:
         """Measure the speed from now on."""

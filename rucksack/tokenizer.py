@@ -296,10 +296,7 @@ def check_parts(tokenizer: dict) -> None:
     if processor['type'] == 'ByteLevel' or processor.get('special_tokens') == {}:
         settings['post_processor'] = None
     added = tokenizer.get('added_tokens', [])
-    settings['added token'] = [
-        token['content']
-        for token in added
-        if not token['special']]
+    settings['added token'] = [token['content'] for token in added if not token['special']]
     for name in ('pre_tokenizer', 'post_processor', 'add_prefix_space', 'normalizer', 'dropout',
                  'ignore_merges', 'continuing_subword_prefix', 'end_of_word_suffix',
                  'byte_fallback', 'added token'):

@@ -19,9 +19,7 @@ TOPIC_LABELS = """arts_culture business_entrepreneurs celebrity_pop_culture
     news_social_concern other_hobbies relationships sports travel_adventure
     youth_student_life""".split()
 # Table 10: label -> bag of words
-BAGS = {
-    label: label.removeprefix('other_').split('_')
-    for label in TOPIC_LABELS}
+BAGS = {label: label.removeprefix('other_').split('_') for label in TOPIC_LABELS}
 
 IDS_AT_ONCE = 128  # in Eq. 17, 128 ids of Small have 103M logits
 
@@ -49,9 +47,7 @@ def over_vocabulary(model: Backpack, score: Callable[..., Tensor], **options) ->
     """Compute score(model, ids, **options) for all V ids, a slice (n,) at a time: (V, ..)."""
     ids = torch.arange(model.config.n_vocab, device=model.wte.weight.device)  # (V,)
     slices = progress(ids.split(IDS_AT_ONCE), 'vocabulary')
-    return torch.cat([
-        score(model, some_ids, **options)
-        for some_ids in slices])
+    return torch.cat([score(model, some_ids, **options) for some_ids in slices])
 
 
 def scores_of_bags(model: Backpack, bags: list[list[int]]) -> Tensor:

@@ -58,10 +58,7 @@ class Example:
     @property
     def texts(self) -> list[tuple[list[int], list[int]]]:
         """List the prompt with A and, if there is one, the prompt with B, as pairs of ids."""
-        return [
-            (self.prompt, ids)
-            for ids in (self.a, self.b)
-            if ids]
+        return [(self.prompt, ids) for ids in (self.a, self.b) if ids]
 
     @property
     def limit(self) -> float:

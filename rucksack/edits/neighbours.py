@@ -95,9 +95,7 @@ def cut(texts: list[Pair], examples: list[Example]) -> list[list[Pair]]:
             n += 1
         before.append((context, ids[len(context):n]))
         after.append((ids[:n], ids[n:]))
-    return [
-        [pair for pair in part if pair[1]]
-        for part in (before, after)]
+    return [[pair for pair in part if pair[1]] for part in (before, after)]
 
 
 # -----------------------------------------------------------------------------

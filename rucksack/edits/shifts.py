@@ -66,9 +66,7 @@ def fingerprint(model: Backpack, encoding: Encoding) -> str:
 def save_shift(path: Path, shift: Shift, model: Backpack, encoding: Encoding, about: dict
                ) -> None:
     """Write a learned edit to a .safetensors file, with what it was learned from (about)."""
-    metadata = {
-        'model': fingerprint(model, encoding),
-        'about': json.dumps(about)}
+    metadata = {'model': fingerprint(model, encoding), 'about': json.dumps(about)}
     with atomic(path) as temporary:
         save_file(vars(shift), temporary, metadata)
 

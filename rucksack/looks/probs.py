@@ -49,10 +49,7 @@ def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
     texts = read_prompts(flags.start)
     if flags.words:
         texts = with_words(texts, flags.words)
-    words = [
-        word
-        for text in flags.asked
-        for word in word_list(text)]
+    words = [word for text in flags.asked for word in word_list(text)]
     prompts = read_and_edit(loaded, texts, flags.edit)
     distinct = list(dict.fromkeys(words))
     return {'probs': probs(loaded, texts, prompts, distinct)}
@@ -63,10 +60,7 @@ def with_words(texts: list[str], words: list[str]) -> list[str]:
     for text in texts:
         if '{}' not in text:
             raise UserError(f'--words: {text!r} has no {{}} to replace')
-    return [
-        text.replace('{}', word)
-        for text in texts
-        for word in words]
+    return [text.replace('{}', word) for text in texts for word in words]
 
 
 main = look('probs', __doc__, 'LIST', tables, '--start', '--words', '--edit', '--lender',

@@ -43,9 +43,7 @@ def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
     """Make a table for each word."""
     texts = read_prompts(flags.start)
     prompts = read_and_edit(loaded, texts, flags.edit)
-    return {
-        f'show {text}': show(loaded, text, prompts)
-        for text in flags.asked}
+    return {f'show {text}': show(loaded, text, prompts) for text in flags.asked}
 
 
 main = look('show', __doc__, 'WORD[:SENSES]', tables, '--start', '--edit')

@@ -19,10 +19,7 @@ def find_files(data: str, *names: str) -> list[Path]:
     path = Path(data)
     if not path.is_dir():
         return [path]
-    files = [
-        file
-        for name in names
-        for file in sorted(path.rglob(name))]
+    files = [file for name in names for file in sorted(path.rglob(name))]
     if not files:
         raise UserError(f'{data} has no {" or ".join(names)}; {WHERE}')
     return files
@@ -67,10 +64,7 @@ def rows_of(loaded: LoadedModel, data: str | None, pattern: str, columns: list[s
         if data is None:
             rows = rows_of_hub(*hub)
         else:
-            rows = [
-                row
-                for file in find_files(data, pattern)
-                for row in read_rows(file)]
+            rows = [row for file in find_files(data, pattern) for row in read_rows(file)]
         rows = [row for row in rows if columns[0] in row]
         texts = pandas.DataFrame(rows)[columns].fillna('')
         is_blank = texts.map(str.strip).eq('').any(axis=1)

@@ -120,10 +120,7 @@ def prompts_of(loaded: LoadedModel, args: Namespace) -> list[Tensor]:
     """Encode a table's prompts, ids (1, T) each: they choose the sense in nurse:she/he."""
     if args.table == 'gender':
         nouns, _ = read_lists(args.data)
-        texts = [
-            prompt.replace('{}', noun)
-            for noun in nouns
-            for prompt in ESTIMATION_PROMPTS]
+        texts = [prompt.replace('{}', noun) for noun in nouns for prompt in ESTIMATION_PROMPTS]
         return [loaded.read_prompt(text) for text in texts]
     if args.table == 'examples':
         examples = read_examples(args.data, loaded)
