@@ -15,9 +15,9 @@ as documents. If there are fewer than 100, the pieces are smaller. 1% of the doc
 but at least ten, or a tenth if there are fewer than 100. OpenWebText is not cut; 0.05% is held out.
 """
 
-import argparse
 import hashlib
 import json
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import compress
@@ -35,10 +35,12 @@ from rucksack.files import atomic, locked_folder
 from rucksack.tokenizer import GPT2, encode_all, load_tokenizer, words_tokenizer
 
 
-def parse_args(argv: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> Namespace:
     """Parse the command line; raises UserError for flags that cannot be combined."""
-    parser = Parser('prepare.py', description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        'prepare.py',
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter)
     several = {'nargs': '+', 'action': 'extend', 'default': []}
     add = parser.add_argument
     add('name', help='toy, openwebtext, or a name for your --text or --hub data')
@@ -91,7 +93,11 @@ def write_bins(bins: dict, file: BinaryIO, sizes: list[int], is_held: np.ndarray
     """Copy the documents in file to val.bin where is_held, else to train.bin; return facts."""
     if is_held.all() or not is_held.any():
         raise UserError('too little text to hold some out; add more text, or use --val FILE')
-    facts = {'documents': len(sizes), 'tokens': {}, 'sha256': {}, 'sha256_of_start': {}}
+    facts = {
+        'documents': len(sizes),
+        'tokens': {},
+        'sha256': {},
+        'sha256_of_start': {}}
     for name, is_chosen in {'train': ~is_held, 'val': is_held}.items():
         with open(bins[name], 'wb') as opened:
             opened.writelines(compress(read_ids(file, sizes), is_chosen))
@@ -109,12 +115,13 @@ def write_toy(bins: dict, file: BinaryIO, seed: int) -> dict:
     stories, nats = zip(*toy.toy_stories(seed, toy.N_TRAIN + toy.N_VAL))
     tokenizer = words_tokenizer(stories)
     sizes = write_ids(file, stories, load_tokenizer(tokenizer))
-    facts = write_bins(bins, file, sizes, np.arange(len(stories)) >= toy.N_TRAIN)
+    is_held = np.arange(len(stories)) >= toy.N_TRAIN
+    facts = write_bins(bins, file, sizes, is_held)
     entropy = sum(nats[toy.N_TRAIN:]) / facts['tokens']['val']
     return {'tokenizer': tokenizer, 'val_entropy_per_token': entropy, **facts}
 
 
-def write_corpus(bins: dict, file: BinaryIO, args: argparse.Namespace) -> dict:
+def write_corpus(bins: dict, file: BinaryIO, args: Namespace) -> dict:
     """Write the bins of a corpus, and return the facts for meta.json."""
     seen = set()  # so that a file in both --text and --val is held out
     val = documents.read_all(args.val, [], args.field, seen)

@@ -24,7 +24,7 @@ of a text (a word of several tokens is edited at its last). The edit acts wherev
 in the prompt and in new text. python -m rucksack lists other commands. Paper: arXiv 2305.16765.
 """
 
-import argparse
+from argparse import RawDescriptionHelpFormatter
 from functools import partial
 
 import torch
@@ -44,7 +44,7 @@ OTHERS = ('everything else is a verb, python -m rucksack VERB: show, find, simil
 def make_parser() -> Parser:
     """Declare the flags."""
     parser = Parser(prog='sample.py', description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+                    formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add('--from', dest='source', metavar='MODEL',
         help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]')

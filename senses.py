@@ -21,9 +21,8 @@
     extremes          Tables 1 and 3           the words that a sense raises and lowers most
 
 A sense vector c adds alpha * (c . E_w) to the logit of the id w. Only alpha depends on the text.
-An edit is a function. It takes ids (B, T) and their senses C (B, T, k, d) and returns the senses to
-use instead. Apply it with model(idx, C=senses_after(model, idx, edit)) or with
-model.generate(idx, n, edit=edit).
+An edit maps ids (B, T) and their senses C (B, T, k, d) to the senses to use instead. Apply it with
+model(idx, C=senses_after(model, idx, edit)) or with model.generate(idx, n, edit=edit).
 
 Pass words as token ids (see rucksack.word_id). scale_senses and replace_word also take a tuple of
 ids for a multi-token word, and edit its last token. Symbols are as in model.py; E_w is a row of E.
@@ -75,7 +74,7 @@ def scale_senses(words: Words, numbers: list[int], factor: float) -> Edit:
     >>> edit(torch.tensor([[7, 8]]), C).flatten().tolist()
     [2.0, 3.0, 2.0, 6.0]
     """
-    def edit(idx: Tensor, C: Tensor) -> Tensor:
+    def edit(idx, C):
         scaled = C.clone()
         scaled[:, :, numbers] *= factor
         return torch.where(occurrences(idx, words), scaled, C)  # (B, T, k, d)
@@ -98,7 +97,7 @@ def replace_word(model: Backpack, words: Words, old: int, new: int) -> Edit:
     part_old = E_old / E_old.square().sum()
     move = part_new - part_old
 
-    def edit(idx: Tensor, C: Tensor) -> Tensor:
+    def edit(idx, C):
         along_old = C @ E_old.to(C)  # (B, T, k); .to(C): senses may be bfloat16 or float64
         moved = C + along_old[..., None] * move.to(C)  # (B, T, k, d)
         return torch.where(occurrences(idx, words), moved, C)
@@ -112,7 +111,7 @@ def add_to_senses(ids: Tensor, numbers: Tensor, vectors: Tensor) -> Edit:
     with -1 before shorter ones. The last id of a sequence changes only where all of it stands.
     rucksack.edits.learning finds all three from examples (arXiv 2402.06155).
     """
-    def edit(idx: Tensor, C: Tensor) -> Tensor:
+    def edit(idx, C):
         b, i, p = sequence_ends(idx, ids).nonzero(as_tuple=True)  # ids[p] ends at i in text b
         places = (b, i, numbers[p])
         return C.index_put(places, vectors[p].to(C), accumulate=True)  # (B, T, k, d), added
@@ -191,7 +190,7 @@ def at_last(x: Tensor, last: Tensor | None) -> Tensor:
 
 def compose(edits: list[Edit | None]) -> Edit:
     """Apply the edits from left to right; None means no edit."""
-    def edit(idx: Tensor, C: Tensor) -> Tensor:  # C is (B, T, k, d) throughout
+    def edit(idx, C):  # C is (B, T, k, d) throughout
         for one in edits:
             if one is not None:
                 C = one(idx, C)
@@ -223,7 +222,8 @@ def sequence_ends(idx: Tensor, sequences: Tensor) -> Tensor:
     sequences = sequences.view(len(sequences), -1)  # (P, n)
     is_end = idx.new_ones(*idx.shape, len(sequences), dtype=torch.bool)  # (B, T, P)
     for back, ids in enumerate(sequences.T.flip(0)):  # the last ids (P,), those before, ..
-        earlier = F.pad(idx, (back, 0), value=-1)[:, :idx.shape[1]]  # (B, T), shifted
+        shifted = F.pad(idx, (back, 0), value=-1)  # (B, T + back)
+        earlier = shifted[:, :idx.shape[1]]  # (B, T)
         is_end &= (earlier[..., None] == ids) | (ids == -1)
     return is_end
 
@@ -319,7 +319,7 @@ def topic(model: Backpack, scores: Tensor, factors: tuple[float, ...]) -> Edit:
     ascending = scores.new_tensor(factors[::-1])  # the rest first, as bracket counts
     factor_of = ascending[bracket]  # (V, k)
 
-    def edit(idx: Tensor, C: Tensor) -> Tensor:
+    def edit(idx, C):
         said = torch.einsum('bjld,bmd->bjlm', C, E[idx].to(C))  # (B, T, k, T)
         expressed = said.relu().sum(-1)  # (B, T, k), Eq. 18
         j = torch.arange(idx.shape[1], device=idx.device)  # (T,)

@@ -164,7 +164,9 @@ def train(s: Settings, checkpoint: dict, given: Backpack | GPT | None) -> int:
         loss_model.eval()
         chunks = eval_chunks(s.eval_iters * s.batch_size, len(data['val']))
         batches = np.split(chunks, range(s.batch_size, len(chunks), s.batch_size))
-        total = sum(loss_of('val', batch).item() * len(batch) for batch in batches[rank::world])
+        total = sum(
+            loss_of('val', batch).item() * len(batch)
+            for batch in batches[rank::world])
         row = {'val_loss': all_reduce(torch.tensor(total, dtype=torch.float64)) / len(chunks)}
         if model.config.n_sense:  # a Backpack
             idx, _ = read('val', eval_chunks(16, len(data['val'])))
@@ -274,7 +276,9 @@ def chunks_of_step(step: int, s: Settings, n_chunks: int) -> np.ndarray:
     """
     per_step = s.gradient_accumulation_steps * s.batch_size
     positions = range(step * per_step, (step + 1) * per_step)  # in all epochs laid end to end
-    chunks = [epoch_order(s.seed, i // n_chunks, n_chunks)[i % n_chunks] for i in positions]
+    chunks = [
+        epoch_order(s.seed, i // n_chunks, n_chunks)[i % n_chunks]
+        for i in positions]
     return np.array(chunks).reshape(-1, s.batch_size)
 
 

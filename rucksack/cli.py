@@ -24,8 +24,10 @@ def printable(text: str) -> str:
     return re.sub('[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]', ' ', text)
 
 
-def run_cli(script: str, run: Callable[[list[str]], int | None], argv: list[str] | None = None
-            ) -> None:
+def run_cli(
+        script: str,
+        run: Callable[[list[str]], int | None],
+        argv: list[str] | None = None) -> None:
     """Run a script; exit with 2 for errors the user can fix, 130 on Ctrl-C, else what run returns.
 
     A FloatingPointError, with which training stops itself, is 1. argv defaults to the arguments on
@@ -61,7 +63,9 @@ def noted_signals() -> Iterator[list[int]]:
         noted.append(number)
         signal.signal(number, signal.SIG_DFL)
 
-    handlers = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.signal(number, note)
+        for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield noted
     finally:

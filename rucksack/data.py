@@ -40,7 +40,8 @@ def read_bin(path: Path, meta: dict) -> np.ndarray:
     with user_errors(path, MAKE_IT_AGAIN):
         ids = np.memmap(path, BIN_DTYPE, mode='r')  # raises ValueError for an empty file
     checksum = meta.get('sha256_of_start', {}).get(path.stem)
-    if len(ids) != meta['tokens'].get(path.stem) or checksum not in (None, sha256_of_start(ids)):
+    n_ids = meta['tokens'].get(path.stem)
+    if len(ids) != n_ids or checksum not in (None, sha256_of_start(ids)):
         raise UserError(f'{path} is not the file that meta.json describes; {MAKE_IT_AGAIN}')
     return ids
 

@@ -63,7 +63,9 @@ def keep_freed_memory() -> None:
 def to_device(batch: list[Tensor], device: str) -> list[Tensor]:
     """Copy tensors to a device; on CUDA, without waiting for the previous step."""
     if device.startswith('cuda'):
-        return [x.contiguous().pin_memory().to(device, non_blocking=True) for x in batch]
+        return [
+            x.contiguous().pin_memory().to(device, non_blocking=True)
+            for x in batch]
     return [x.to(device) for x in batch]
 
 

@@ -28,7 +28,8 @@ Texts = Iterator[str]
 
 def open_text(path: Path):
     """Open a file of UTF-8 text, with or without a byte order mark; unpack .gz and .xz."""
-    opener = {'.gz': gzip.open, '.xz': lzma.open}.get(path.suffix.lower(), open)
+    openers = {'.gz': gzip.open, '.xz': lzma.open}
+    opener = openers.get(path.suffix.lower(), open)
     return opener(path, 'rt', encoding='utf-8-sig', newline='\n')
 
 
@@ -131,7 +132,9 @@ def files_at(path: Path, seen: set) -> Iterator[Path]:
         yield path
         return
     inside = sorted(path.glob('[!.]*'))  # without hidden files, such as ._NAME from macOS
-    known = [item for item in inside if item.is_dir() or kind_of(item) in READERS]
+    known = [
+        item for item in inside
+        if item.is_dir() or kind_of(item) in READERS]
     if known != inside:
         print(f'{path}: skipped {len(inside) - len(known):,} files of unknown kinds')
     for item in known:
@@ -189,7 +192,8 @@ def cut(texts: Iterable[str]) -> Texts:
     first = list(islice(texts, 100))
     size = LONGEST
     if len(first) < 100:
-        size = min(size, max(100, sum(map(len, first)) // 100))
+        hundredth = sum(map(len, first)) // 100
+        size = min(size, max(100, hundredth))
     ends = [r'\Z', r'\n\s*\n', r'\n', r'\s', '.']  # the first that matches
     piece = re.compile('|'.join(f'.{{0,{size}}}{end}' for end in ends), re.DOTALL)
     for text in chain(first, texts):

@@ -85,9 +85,10 @@ class Cached:
     def __init__(self, model: Backpack | GPT):
         self.model = model
         self.config = model.config
-        changed = [module for module in model.modules()
-                   if type(module) not in REPEATED or 'forward' in vars(module)
-                   or module._forward_hooks or module._forward_pre_hooks]
+        changed = [
+            module for module in model.modules()
+            if type(module) not in REPEATED or 'forward' in vars(module)
+            or module._forward_hooks or module._forward_pre_hooks]
         self.is_repeated = not changed
         self.cache = Cache(model.config.block_size)
         self.read = None  # the texts in the cache

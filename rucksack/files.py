@@ -66,7 +66,9 @@ def locked_folder(folder: Path) -> Iterator[None]:
     file of a killed process locks nothing. Folders made here are removed at the end if empty.
     """
     from filelock import FileLock  # comes with torch
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    made = [
+        path for path in (folder, *folder.parents)
+        if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / '.lock'
     lock = FileLock(file)

@@ -59,11 +59,16 @@ class LoadedModel:
 
     def single_tokens(self, words: list[str]) -> list[str]:
         """Keep the words that are one token inside a text."""
-        return [word for word in words if len(self.encode(inside_text(word))) == 1]
+        return [
+            word for word in words
+            if len(self.encode(inside_text(word))) == 1]
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context in which the model scores and writes texts."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == 'bfloat16')
+        return torch.autocast(
+            self.device.type,
+            torch.bfloat16,
+            enabled=self.dtype == 'bfloat16')
 
     def about(self) -> str:
         """Describe the model in one line."""
@@ -134,13 +139,21 @@ def load_model(name: str | None, device: str, dtype: str | None = None) -> Loade
     model, tokenizer = from_pretrained(path)
     checkpoint = load_file(path, mmap=True) if path.is_file() else {}
     dataset = checkpoint.get('settings', {}).get('dataset')
-    return LoadedModel(name, model.to(device), tokenizer, dtype, why, dataset=dataset,
-                       data_id=checkpoint.get('data'))
+    return LoadedModel(
+        name,
+        model.to(device),
+        tokenizer,
+        dtype,
+        why,
+        dataset=dataset,
+        data_id=checkpoint.get('data'))
 
 
 def newest_backpack() -> str:
     """Name the folder in out/ whose Backpack was saved last, or else english."""
-    files = sorted(Path('out').glob('*/ckpt.pt'), key=lambda path: path.stat().st_mtime)
+    files = sorted(
+        Path('out').glob('*/ckpt.pt'),
+        key=lambda path: path.stat().st_mtime)
     for path in reversed(files):
         config = load_file(path, mmap=True).get('model_config', {})
         if config.get('n_sense'):

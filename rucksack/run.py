@@ -151,7 +151,8 @@ class RunFolder:
         self.s = s
         self.path = Path(s.out_dir)
         self.is_first = rank == 0
-        self.rows = [','.join(COLUMNS) + '\n', *self.rows_until(checkpoint.get('step'))]
+        header = ','.join(COLUMNS) + '\n'
+        self.rows = [header, *self.rows_until(checkpoint.get('step'))]
         self.wandb = None
         self.wandb_id = checkpoint.get('wandb_id')
         if s.wandb_log and self.is_first:
@@ -190,8 +191,12 @@ class RunFolder:
             minutes = pace * (self.s.max_iters - step) / 60
             print(f'{minutes:.1f} minutes left', end=', ')
         self.start_clock(step)
-        rounded = row | {name: f'{x:.6g}' for name, x in row.items() if isinstance(x, float)}
-        print(', '.join(f'{name} {x}' for name, x in rounded.items()), flush=True)
+        rounded = row | {
+            name: f'{x:.6g}'
+            for name, x in row.items()
+            if isinstance(x, float)}
+        cells = [f'{name} {x}' for name, x in rounded.items()]
+        print(', '.join(cells), flush=True)
         if self.is_first:
             if self.rows:
                 write_file(self.path / 'log.csv', ''.join(self.rows))

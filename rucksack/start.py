@@ -24,7 +24,10 @@ def load_run(s, flags: set[str]) -> tuple:
     checkpoint = load_file(path)
     free = flags & STEERING | {'out_dir', 'init_from', 'overwrite', 'keep_every'}  # an old setting
     with user_errors(path, hint):
-        decided = {name: x for name, x in checkpoint['settings'].items() if name not in free}
+        decided = {
+            name: x
+            for name, x in checkpoint['settings'].items()
+            if name not in free}
         s = with_decided(s, flags, decided)
         if checkpoint['data'] != data_id(read_meta(data_folder(s.dataset))):
             raise UserError(f'data/{s.dataset} has changed since it was trained; {hint}')
@@ -44,11 +47,16 @@ def load_given(s, flags: set[str]) -> tuple:
     if tokenizer != meta['tokenizer']:
         raise UserError(f'{s.init_from} and data/{s.dataset} have different tokenizers; run python '
                         f'prepare.py {s.dataset} --text FILE --like {s.init_from} --overwrite')
-    decided = {'block_size': min(s.block_size, config.block_size), 'n_layer': config.n_layer,
-               'n_head': config.n_head, 'n_embd': config.n_embd}
+    decided = {
+        'block_size': min(s.block_size, config.block_size),
+        'n_layer': config.n_layer,
+        'n_head': config.n_head,
+        'n_embd': config.n_embd}
     if config.n_sense:
-        decided |= {'model': 'backpack', 'n_sense': config.n_sense,
-                    'sense_hidden': config.sense_hidden}
+        decided |= {
+            'model': 'backpack',
+            'n_sense': config.n_sense,
+            'sense_hidden': config.sense_hidden}
     elif 'model' not in flags:
         decided['model'] = 'gpt'
     with user_errors(s.init_from):

@@ -29,14 +29,16 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return printable('\n'.join(['', self.title, *self.lines(), *self.notes]))
+        lines = ['', self.title, *self.lines(), *self.notes]
+        return printable('\n'.join(lines))
 
     def lines(self) -> list[str]:
         """Format the names of the columns, and then each row."""
         columns = []
         for i, (name, how) in enumerate(self.columns.items()):
             texts = [cell(row[i], how) for row in self.rows]
-            columns.append(justified([name, *texts], is_left=i == 0 or callable(how)))
+            is_left = i == 0 or callable(how)
+            columns.append(justified([name, *texts], is_left))
         return ['  '.join(cells).rstrip() for cells in zip(*columns)]
 
 
@@ -53,7 +55,9 @@ def justified(cells: list[str], is_left: bool) -> list[str]:
     """Pad the cells of a column to the same width."""
     width = max(map(columns_of, cells))
     justify = str.ljust if is_left else str.rjust
-    return [justify(text, width + len(text) - columns_of(text)) for text in cells]
+    return [
+        justify(text, width + len(text) - columns_of(text))
+        for text in cells]
 
 
 def columns_of(text: str) -> int:
@@ -74,7 +78,8 @@ def write_csv(path: Path, tables: dict[str, Table]) -> None:
     The first column has the name of the table; a column that a table lacks is empty.
     """
     import pandas  # slow to import
-    frames = {name: pandas.DataFrame(table.rows, columns=list(table.columns), dtype=object)
-              for name, table in tables.items()}
+    frames = {
+        name: pandas.DataFrame(table.rows, columns=list(table.columns), dtype=object)
+        for name, table in tables.items()}
     frame = pandas.concat(frames, names=[FIRST_COLUMN]).droplevel(1)
     write_file(path, frame.to_csv(quoting=csv.QUOTE_NONNUMERIC, lineterminator='\n'))

@@ -36,8 +36,13 @@ ENGLISH = HOME / 'pretrained' / 'english'  # the bundled model
 
 # GPT-2 puts the printable bytes first. Its files spell each byte as one character; the other 68
 # bytes become characters from 256 on.
-BYTES = sorted(range(256), key=lambda byte: not chr(byte).isprintable() or byte == 32)
-CHARACTERS = [chr(i) for i in range(256 + 68) if chr(i).isprintable() and i != 32]
+BYTES = sorted(
+    range(256),
+    key=lambda byte: not chr(byte).isprintable() or byte == 32)
+CHARACTERS = [
+    chr(i)
+    for i in range(256 + 68)
+    if chr(i).isprintable() and i != 32]
 CHARACTER_OF = dict(zip(BYTES, CHARACTERS))
 BYTE_OF = dict(zip(CHARACTERS, BYTES))
 
@@ -59,7 +64,9 @@ def unspell(text: str) -> bytes:
 def words_tokenizer(texts: list[str]) -> dict:
     """Describe a tokenizer in which each word of the texts, with its space, is one token."""
     pieces = {piece for text in texts for piece in re.findall(WORDS_PATTERN, text)}
-    longer_than_a_byte = [piece for piece in sorted(pieces) if len(piece.encode()) > 1]
+    longer_than_a_byte = [
+        piece for piece in sorted(pieces)
+        if len(piece.encode()) > 1]
     return {'name': 'words', 'pieces': longer_than_a_byte}
 
 
@@ -132,11 +139,13 @@ def merges_of(ranks: dict[bytes, int]) -> list[str]:
     for token in sorted(ranks, key=ranks.get):
         parts = [bytes([byte]) for byte in token]
         while len(parts) > 2:
-            made = [ranks.get(a + b, ranks[token]) for a, b in zip(parts, parts[1:])]
+            made = [
+                ranks.get(a + b, ranks[token])
+                for a, b in zip(parts, parts[1:])]
             first = made.index(min(made))
             if made[first] == ranks[token]:
                 break
-            parts[first:first + 2] = [parts[first] + parts[first + 1]]
+            parts[first] += parts.pop(first + 1)
         if len(parts) == 2:
             merges.append(' '.join(map(spell, parts)))
     return merges
@@ -189,8 +198,9 @@ def tokenizer_json(encoding: tiktoken.Encoding) -> dict:
                         'byte-level BPE')
     special = encoding._special_tokens
     flags = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
-    added_tokens = [{'id': i, 'content': content, 'special': True, **flags}
-                    for content, i in special.items()]
+    added_tokens = [
+        {'id': i, 'content': content, 'special': True, **flags}
+        for content, i in special.items()]
     vocab = {spell(token): i for token, i in encoding._mergeable_ranks.items()}
     if special != {END_OF_TEXT: len(vocab)}:  # transformers would number them from the end
         vocab |= special
@@ -245,13 +255,19 @@ def description_of(tokenizer: dict, end: int | None = None) -> dict:
     Raises ValueError if there is no end-of-text, or if tiktoken would merge in another order.
     """
     vocab = tokenizer['model']['vocab']
-    merges = [merge if isinstance(merge, str) else ' '.join(merge)  # newer files have lists
-              for merge in tokenizer['model']['merges']]
+    merges = [
+        merge if isinstance(merge, str) else ' '.join(merge)  # newer files have lists
+        for merge in tokenizer['model']['merges']]
     description = GPT2 | {'merges': merges}
     known = {spell(token) for token in tokens_of(description)}
-    added = {token['content']: token['id'] for token in tokenizer.get('added_tokens', [])}
+    added = {
+        token['content']: token['id']
+        for token in tokenizer.get('added_tokens', [])}
     all_ids = {END_OF_TEXT: end, **vocab, **added}
-    special = {content: i for content, i in all_ids.items() if content not in known}
+    special = {
+        content: i
+        for content, i in all_ids.items()
+        if content not in known}
     if special.get(END_OF_TEXT) is None:
         raise ValueError(f'none of its special tokens is {END_OF_TEXT}')
     if special != {END_OF_TEXT: len(known)}:
@@ -273,7 +289,8 @@ def check_parts(tokenizer: dict) -> None:
     settings = tokenizer | tokenizer['model']
     parts = settings['pre_tokenizer']
     parts = parts.get('pretokenizers', [parts])
-    if [{'use_regex': True, **part, 'trim_offsets': False} for part in parts] == [BYTE_LEVEL]:
+    parts = [{'use_regex': True, **part, 'trim_offsets': False} for part in parts]
+    if parts == [BYTE_LEVEL]:
         del settings['pre_tokenizer']
     processor = settings.get('post_processor') or {'type': 'ByteLevel'}
     if processor['type'] == 'ByteLevel' or processor.get('special_tokens') == {}:

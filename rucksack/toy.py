@@ -179,7 +179,8 @@ def synonym_contexts(pairs: str, contexts: list[str], seed: int) -> list[tuple]:
     return table
 
 
-CONTEXTS = synonym_contexts(ADJECTIVES, THINGS, seed=1) + synonym_contexts(ADVERBS, ACTS, seed=2)
+CONTEXTS = synonym_contexts(ADJECTIVES, THINGS, seed=1)
+CONTEXTS += synonym_contexts(ADVERBS, ACTS, seed=2)
 SYNONYMS = [(a, b, s) for a, b, s, _ in CONTEXTS]
 
 

@@ -38,7 +38,8 @@ class DistinctIds(nn.Module):
             # is 256: a frequent id would lose most of them. F.embedding sums in float32.
             table = senses.flatten(1).to(self.model.wte.weight.dtype)  # (n, k*d)
             C = F.embedding(places, table)  # (B, T, k*d), senses of every token
-            C = C.to(senses.dtype).unflatten(-1, senses.shape[1:])  # (B, T, k, d)
+            C = C.to(senses.dtype)
+            C = C.unflatten(-1, senses.shape[1:])  # (B, T, k, d)
             logits = self.model(idx, C=C)  # (B, T, vocab_size)
         if not self.training:
             logits = logits[..., :self.model.config.n_vocab]  # (B, T, V)

@@ -1,6 +1,6 @@
 """What verbs share: flags, the model with its prompts and edit, and printed tables."""
 
-import argparse
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -10,31 +10,54 @@ from rucksack.cli import Parser, number, printable, run_cli
 from rucksack.edits.lines import Change, make_edit, parse_lines
 from rucksack.files import output_path
 from rucksack.loaded import LoadedModel, load_model
-from rucksack.table import CSV_BEGINS, Table, write_csv
+from rucksack.table import CSV_BEGINS, write_csv
 from rucksack.words import PROMPT, read_prompts, word_list
 
 FLAGS = {
-    '--from': dict(dest='source', metavar='MODEL', help='checkpoint, folder or Hub name '
-                   '[the newest Backpack in out/, else english]'),
-    '--start': dict(metavar='TEXT', action='append', help='the prompt, or @FILE with one prompt '
-                    f'per line; repeatable [{PROMPT}]'),
-    '--edit': dict(metavar='LINE', nargs='+', action='extend', default=[],
-                   help='edit senses, as sample.py does (its --help lists the forms)'),
-    '--lender': dict(metavar='MODEL', help='edit this Backpack instead, and change the --from '
-                     'model by the same amount; both need the same vocabulary'),
-    '--strength': dict(metavar='B', type=number(float, 0),
-                       help='scale the changes that --lender makes by B [1]'),
-    '--words': dict(metavar='LIST', type=word_list, action='extend', default=[],
-                    help='nurse,teacher,guard or @FILE with one word per line'),
-    '--device': dict(metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]'),
-    '--csv': dict(metavar='FILE', type=partial(output_path, 'the table', begins=CSV_BEGINS),
-                  help='also write all rows to a .csv file')}
+    '--from': dict(
+        dest='source',
+        metavar='MODEL',
+        help='checkpoint, folder or Hub name [the newest Backpack in out/, else english]'),
+    '--start': dict(
+        metavar='TEXT',
+        action='append',
+        help=f'the prompt, or @FILE with one prompt per line; repeatable [{PROMPT}]'),
+    '--edit': dict(
+        metavar='LINE',
+        nargs='+',
+        action='extend',
+        default=[],
+        help='edit senses, as sample.py does (its --help lists the forms)'),
+    '--lender': dict(
+        metavar='MODEL',
+        help='edit this Backpack instead, and change the --from model by the same amount; both '
+             'need the same vocabulary'),
+    '--strength': dict(
+        metavar='B',
+        type=number(float, 0),
+        help='scale the changes that --lender makes by B [1]'),
+    '--words': dict(
+        metavar='LIST',
+        type=word_list,
+        action='extend',
+        default=[],
+        help='nurse,teacher,guard or @FILE with one word per line'),
+    '--device': dict(
+        metavar='D',
+        default='auto',
+        help='auto, cpu, cuda, cuda:N or mps [auto]'),
+    '--csv': dict(
+        metavar='FILE',
+        type=partial(output_path, 'the table', begins=CSV_BEGINS),
+        help='also write all rows to a .csv file')}
 
 
 def make_parser(verb: str, description: str, *flags: str) -> Parser:
     """Make a verb's parser with some of FLAGS; the verb adds what it alone takes."""
-    parser = Parser(prog=f'rucksack {verb}', description=description,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog=f'rucksack {verb}',
+        description=description,
+        formatter_class=RawDescriptionHelpFormatter)
     for flag in flags:
         names = [flag, '--senses-off'] if flag == '--edit' else [flag]
         parser.add_argument(*names, **FLAGS[flag])
@@ -47,7 +70,7 @@ def look(verb: str, description: str, asked: str, make_tables: Callable, *own_fl
 
     asked names its arguments, such as WORD. Every such verb has --from, --device and --csv.
     """
-    def run(argv: list[str]) -> None:
+    def run(argv):
         parser = make_parser(verb, description, *own_flags, '--from', '--device', '--csv')
         n_asked = '*' if verb == 'explain' else '+'  # without a word, the likeliest next one
         parser.add_argument('asked', metavar=asked, nargs=n_asked, default=[''])
@@ -58,7 +81,8 @@ def look(verb: str, description: str, asked: str, make_tables: Callable, *own_fl
         loaded = load_model(flags.source, flags.device)
         if flags.lender:
             from rucksack.edits.lending import lend
-            loaded = lend(loaded, load_model(flags.lender, flags.device), flags.strength)
+            lender = load_model(flags.lender, flags.device)
+            loaded = lend(loaded, lender, flags.strength)
         print(loaded.about())
         tables = make_tables(loaded, flags)
         if flags.csv:  # before printing: piping into head ends the program
@@ -72,8 +96,10 @@ def look(verb: str, description: str, asked: str, make_tables: Callable, *own_fl
 
 def look_at_words(verb: str, description: str, asked: str, make_table: Callable) -> Callable:
     """Make the main function of a verb that prints make_table(loaded, word) for each word."""
-    def tables(loaded: LoadedModel, flags: argparse.Namespace) -> dict[str, Table]:
-        return {f'{verb} {word}': make_table(loaded, word) for word in flags.asked}
+    def tables(loaded, flags):
+        return {
+            f'{verb} {word}': make_table(loaded, word)
+            for word in flags.asked}
     return look(verb, description, asked, tables)
 
 
@@ -82,7 +108,7 @@ def look_at_prompts(verb: str, description: str, asked: str, make_table: Callabl
 
     make_table takes the model, after --edit, a word, a prompt, ids (1, T), and all prompts.
     """
-    def tables(loaded: LoadedModel, flags: argparse.Namespace) -> dict[str, Table]:
+    def tables(loaded, flags):
         texts = read_prompts(flags.start)
         prompts = read_and_edit(loaded, texts, flags.edit)
         found = {}

@@ -88,8 +88,16 @@ def prices(edited: LoadedModel, texts: dict[str, list[Pair]], notes: list[str]) 
             before = score(replace(edited, edit=None), pairs, name)
             after = score(edited, pairs, name)
             rows.append([name, *measure_edit(before, after).values()])
-    columns = {'on': '', 'tokens': ',', 'moved': ',', 'loss': '.3f', 'price': '+.5f', '%': '+.3f',
-               'changed': ',', 'repaired': ',', 'broken': ','}
+    columns = {
+        'on': '',
+        'tokens': ',',
+        'moved': ',',
+        'loss': '.3f',
+        'price': '+.5f',
+        '%': '+.3f',
+        'changed': ',',
+        'repaired': ',',
+        'broken': ','}
     title = ('What the edit costs in nats per token, how many tokens have a moved sense, and how '
              'often the likeliest next word changed')
     return Table(title, columns, rows, notes)
@@ -123,8 +131,11 @@ def run(argv: list[str]) -> None:
     if not all(one.subject for one in examples):
         notes.append('A line without a subject moves senses of any of its words.')
     tables = [measures(edited, shown), prices(edited, texts, notes)]
-    about = {'examples': [one.line for one in examples], 'factor': factor, 'background': where,
-             'version': rucksack.__version__}
+    about = {
+        'examples': [one.line for one in examples],
+        'factor': factor,
+        'background': where,
+        'version': rucksack.__version__}
     save_shift(args.out, shift, model, loaded.encoding, about)
     print(loaded.about())
     for table in tables:

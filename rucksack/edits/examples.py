@@ -130,7 +130,9 @@ def parse_line(line: str) -> tuple[list[str], list[str], str]:
     if match:
         prompt, arrow, a, between, b = match.groups('')
         prompt = re.sub(r'\s*(\{?)\s*\}$', r'\1}', prompt)  # no space may end the text
-        pieces = [piece.replace('{{', '{').replace('}}', '}') for piece in BRACE.split(prompt)]
+        pieces = [
+            piece.replace('{{', '{').replace('}}', '}')
+            for piece in BRACE.split(prompt)]
         for name, wish in WISHES.items():
             if (wish.arrow, wish.between) == (arrow, between):
                 return pieces, [joined(text) for text in (a, b) if text], name
@@ -161,5 +163,9 @@ def parse_row(line: str) -> tuple[list[str], list[str], str]:
         prompt = row['prefix'].rpartition(row['subject'])
         if not prompt[1]:
             raise UserError('its subject does not stand in its prefix')
-    texts = [row[name] for name in ('suffix', 'suffix1', 'suffix2') if row.get(name)]
-    return prompt, texts, row.get('wish', 'equal' if 'suffix1' in row else 'more')
+    texts = [
+        row[name]
+        for name in ('suffix', 'suffix1', 'suffix2')
+        if row.get(name)]
+    usual = 'equal' if 'suffix1' in row else 'more'
+    return prompt, texts, row.get('wish', usual)

@@ -66,7 +66,8 @@ class Lent(nn.Module):
         if C is None:
             return logits
         added = C - self.lender.senses(idx)  # (B, T, k, d), 0 where the edit changes nothing
-        return logits + self.strength * self.lender(idx, C=added)[..., :V]  # the equation above
+        moved = self.lender(idx, C=added)[..., :V]
+        return logits + self.strength * moved  # the equation above
 
 
 def cached(model: Backpack | GPT | Lent) -> Cached | Lent:

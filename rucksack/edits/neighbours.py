@@ -50,7 +50,8 @@ CONTINUED = 8         # texts about a subject, and the tokens of the longest
 def read_background(path: str | None, loaded: LoadedModel) -> list[Pair]:
     """Split the background into texts of up to TEXT_LENGTH tokens, after the token before each."""
     if path is None and loaded.is_toy:
-        ids = loaded.encode('\n'.join(story for story, _ in toy_stories(seed=1, n=200)))
+        stories = [story for story, _ in toy_stories(seed=1, n=200)]
+        ids = loaded.encode('\n'.join(stories))
     else:
         ids, _ = held_out(loaded, path or str(HOME / BACKGROUND))
     pairs = windows(ids, loaded.eot, min(TEXT_LENGTH, loaded.config.block_size))
@@ -77,7 +78,8 @@ def write_texts(model: Backpack, examples: list[Example], eot: int, seed: int = 
     torch.manual_seed(seed)
     texts = Cached(model).generate(idx, n).tolist()
     prompts = [replace(one, subject=tuple(one.prompt)) for one in examples]
-    return cut([(ids[:3], ids[3:]) for ids in texts], prompts)[0]
+    pairs = [(ids[:3], ids[3:]) for ids in texts]
+    return cut(pairs, prompts)[0]
 
 
 def cut(texts: list[Pair], examples: list[Example]) -> list[list[Pair]]:
@@ -115,7 +117,7 @@ def usual_nats(loaded: LoadedModel, background: list[Pair]) -> Tensor:
     """Compute -ln of the mean p of each id (V,) over the positions of some background texts."""
     means = []
     for context, rest in background[:USUAL_TEXTS]:
-        idx = torch.tensor([context + rest], device=loaded.device)[:, :-1]  # (1, T)
+        idx = torch.tensor([context + rest[:-1]], device=loaded.device)  # (1, T)
         logits = loaded.model(idx)[0, :, :loaded.config.n_vocab]  # (T, V)
         means.append(logits.softmax(-1).mean(0))
     return -torch.stack(means).mean(0).log()
@@ -129,7 +131,8 @@ def read_words(loaded: LoadedModel, ids: list[int], usual: Tensor) -> list[Word]
     """
     encoding = loaded.encoding
     starts = [
-        i for i, text in enumerate(token_texts(encoding, ids))
+        i
+        for i, text in enumerate(token_texts(encoding, ids))
         if i == 0 or not text[0].isalpha() or re.match(WITHOUT_SPACES, text)]
     ends = [*starts[1:], len(ids)]
     first = usual[ids]  # (T,)
@@ -137,7 +140,8 @@ def read_words(loaded: LoadedModel, ids: list[int], usual: Tensor) -> list[Word]
     inside = loaded.encode(f' {word}')  # usually it has a small letter, and a space before it
     if len(inside) == 1:
         first[0] = usual[inside]
-    rest = score(loaded, [(ids[:1], [*ids[1:], loaded.eot])], 'words').nats[0]  # (T,), of the next
+    pair = (ids[:1], [*ids[1:], loaded.eot])
+    rest = score(loaded, [pair], 'words').nats[0]  # (T,), of the next
     words = []
     for i, j in zip(starts, ends):
         text = encoding.decode(ids[i:j])
@@ -168,7 +172,9 @@ def find_subject(words: list[Word], prompts: list[list[str]]) -> slice:
     found = [different(texts, other) for other in prompts]
     if any(found):
         first, end = mode(filter(None, found))
-        return slice(words[first].place.start, words[end - 1].place.stop)
+        return slice(
+            words[first].place.start,
+            words[end - 1].place.stop)
     rarest = max(words, key=attrgetter('is_name', 'nats'))
     if rarest.is_name or rarest.nats >= RARE:
         return rarest.place
@@ -177,11 +183,12 @@ def find_subject(words: list[Word], prompts: list[list[str]]) -> slice:
 
 def matched(others: list[Example], examples: list[Example]) -> list[Example]:
     """Give each of the others the subject of an example that stands in its prompt, if any does."""
+    subjects = [one.subject for one in examples if one.subject]
     found = []
     for one in others:
         idx = torch.tensor([one.prompt])
         subject = ()
-        for ids in [example.subject for example in examples if example.subject]:
+        for ids in subjects:
             if occurrences(idx, [ids]).any():
                 subject = ids
         found.append(replace(one, subject=subject, measure='generalization'))
@@ -199,7 +206,8 @@ def replacements(loaded: LoadedModel, one: Example, place: slice, kind: str) -> 
     """
     encoding = loaded.encoding
     old = encoding.decode(one.prompt[place])
-    context = [loaded.eot, *one.prompt[:place.start]]
+    before = one.prompt[:place.start]
+    context = [loaded.eot, *before]
     idx = torch.tensor([context], device=loaded.device)  # (1, T)
     probs = next_word_probs(loaded.model, idx)[0]  # (V,)
     tried = []
@@ -211,15 +219,24 @@ def replacements(loaded: LoadedModel, one: Example, place: slice, kind: str) -> 
     tried = tried[:TRIED]
     logp = score(loaded, tried, 'neighbours').logp
     best = logp.argsort(descending=True)[:REPLACEMENTS]
-    return [neighbour(loaded, one, one.prompt[:place.start] + tried[i][1], kind) for i in best]
+    return [
+        neighbour(loaded, one, before + tried[i][1], kind)
+        for i in best]
 
 
 def neighbour(loaded: LoadedModel, one: Example, prompt: list[int], kind: str) -> Example:
     """Make a neighbour of an example, with another prompt."""
     line = loaded.encoding.decode(prompt)
     return replace(
-        one, line=line, prompt=prompt, a=one.a[:1], b=[], wish='more', subject=(),
-        measure='specificity', kind=kind)
+        one,
+        line=line,
+        prompt=prompt,
+        a=one.a[:1],
+        b=[],
+        wish='more',
+        subject=(),
+        measure='specificity',
+        kind=kind)
 
 
 def write_about(loaded: LoadedModel, examples: list[Example], seed: int = 0) -> list[Example]:
@@ -264,8 +281,12 @@ def neighbours_of(loaded: LoadedModel, examples: list[Example], background: list
         n = len(one.subject)
         stretches = [tuple(ids[i:i + n]) for i in range(len(ids))]
         start = stretches.index(one.subject)
-        others = [word for word in its_words if not start <= word.place.start < start + n]
-        telling = [word for word in others if word.place.start > 0 and word.nats > COMMON]
+        others = [
+            word for word in its_words
+            if not start <= word.place.start < start + n]
+        telling = [
+            word for word in others
+            if word.place.start > 0 and word.nats > COMMON]
         kind = 'same subject' if n else 'another word'
         for word in telling or others:
             near += replacements(loaded, one, word.place, kind)

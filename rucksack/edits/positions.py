@@ -36,7 +36,11 @@ class Positions:
 
     def at(self, some: Tensor) -> 'Positions':
         """Choose some positions, given their indices (n,) or a mask (N,)."""
-        return Positions(self.targets[some], self.o[some], self.weights[some], self.E)
+        return Positions(
+            self.targets[some],
+            self.o[some],
+            self.weights[some],
+            self.E)
 
     def along(self, basis: Tensor) -> 'Positions':
         """Move senses only along the columns of a basis (P, R): vectors are then (R, d)."""
@@ -68,7 +72,9 @@ class Positions:
     def nats(self, vectors: Tensor) -> float:
         """Sum -log p(target), with the senses moved by vectors (P, d), in nats."""
         groups = torch.arange(len(self.o)).split(POSITIONS_AT_ONCE)
-        return -sum(self.at(group).logp(vectors).sum().item() for group in groups)
+        return -sum(
+            self.at(group).logp(vectors).sum().item()
+            for group in groups)
 
     def moved(self) -> 'Positions':
         """Choose the positions where anything can change."""

@@ -57,8 +57,9 @@ def fingerprint(model: Backpack, encoding: Encoding) -> str:
     V = model.config.n_vocab
     digest = hashlib.sha256(encoding.decode_bytes(range(V)))
     for name, parameter in sorted(model.state_dict().items()):
-        rows = parameter[:V] if name == 'wte.weight' else parameter  # the rest is padding
-        digest.update(rows.float().cpu().numpy().tobytes())
+        if name == 'wte.weight':
+            parameter = parameter[:V]  # without padding
+        digest.update(parameter.float().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -83,4 +84,6 @@ def load_shift(path: str | Path, model: Backpack, encoding: Encoding) -> Shift:
     is_whole = numbers.shape == (P,) and vectors.shape == (P, model.config.n_embd)
     if not is_whole or numbers.min() < 0 or not vectors.isfinite().all():
         raise UserError(f'{path} is damaged; learn it again with python -m rucksack edit')
-    return Shift(*[tensor.to(model.wte.weight.device) for tensor in (ids, numbers, vectors)])
+    return Shift(*[
+        tensor.to(model.wte.weight.device)
+        for tensor in (ids, numbers, vectors)])

@@ -58,7 +58,9 @@ def to_our_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
         theirs = COPIES.get(theirs, theirs)
         if is_transposed(theirs):
             weight = weight.t()  # a bias stays as it is
-        ours, prefix = next(pair for pair in RENAMED.items() if theirs.startswith(pair[1]))
+        ours, prefix = next(
+            pair for pair in RENAMED.items()
+            if theirs.startswith(pair[1]))
         name = ours + theirs.removeprefix(prefix)
         if name in own and not torch.equal(own[name], weight):
             raise ValueError(f'{key} differs from another copy of {name}')
@@ -91,7 +93,10 @@ def config_from_json(settings: dict, n_ids: int) -> Config:
     for name, allowed in FIXED.items():
         if settings.get(name, allowed[0]) not in allowed:
             raise ValueError(f'its {name} is {settings[name]}; it must be {allowed[0]}')
-    defaults = {'num_senses': 0, 'sense_hidden': 0, 'resid_pdrop': 0.0,
-                'n_vocab': min(settings['vocab_size'], n_ids)}
+    defaults = {
+        'num_senses': 0,
+        'sense_hidden': 0,
+        'resid_pdrop': 0.0,
+        'n_vocab': min(settings['vocab_size'], n_ids)}
     settings = defaults | settings
     return Config(**{ours: settings[theirs] for theirs, ours in SIZE_NAMES.items()})

@@ -60,7 +60,8 @@ def explain(loaded: LoadedModel, text: str, idx: Tensor, most: int | None = None
     found.sort(key=lambda term: -abs(term['adds']))
     rows = [list(term.values()) for term in found[:most]]
     total = sum(term['adds'] for term in found)
-    logits = ' minus the logit of '.join(map(repr, token_texts(loaded.encoding, ids)))
+    tokens = token_texts(loaded.encoding, ids)
+    logits = ' minus the logit of '.join(map(repr, tokens))
     chances = ', '.join(f'{p:.3f}' for p in probs[ids].tolist())
     title = f'The logit of {logits}, term by term: alpha * C.E (probability {chances})'
     return Table(title, COLUMNS, rows, [f'{total:+.3f}  in all'])

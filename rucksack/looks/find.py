@@ -24,7 +24,9 @@ def find(loaded: LoadedModel, text: str) -> Table:
     spread, the standard deviation of what it adds to the logits of all words.
     """
     model = loaded.backpack
-    pairs = [word_ids(loaded.encoding, parse_pair(part)) for part in word_list(text)]
+    pairs = [
+        word_ids(loaded.encoding, parse_pair(part))
+        for part in word_list(text)]
     a, b = torch.tensor(pairs).T  # (pairs,) each
     E = model.wte.weight[:loaded.config.n_vocab]  # (V, d)
     spread = over_vocabulary(model, spreads, covariance=E.T.cov())  # (V, k)
@@ -32,7 +34,9 @@ def find(loaded: LoadedModel, text: str) -> Table:
     size = scores.abs().mean(0)  # (k,)
     ratio = size / spread.mean(0)
     order = ratio.argsort(descending=True)
-    cells = [(l, size[l].item(), ratio[l].item()) for l in order.tolist()]
+    cells = [
+        (l, size[l].item(), ratio[l].item())
+        for l in order.tolist()]
     scores = scores.T[order]  # (k, V)
     ids = scores.abs().topk(8).indices  # (k, 8)
     title = (f'How far each sense separates {text} (+/-): mean absolute value over all words, its '

@@ -31,7 +31,9 @@ def next_words(loaded: LoadedModel, title: str, idx: Tensor, edits: dict[str, Ed
     probs = torch.stack(logits).softmax(-1)  # (edits, V)
     ids = probs.amax(0).topk(12).indices  # (12,)
     words = token_texts(loaded.encoding, ids.tolist())
-    rows = [[word, *p] for word, p in zip(words, probs.T[ids].tolist())]
+    rows = [
+        [word, *p]
+        for word, p in zip(words, probs.T[ids].tolist())]
     return Table(title, {'next word': repr} | dict.fromkeys(edits, '.3f'), rows)
 
 

@@ -38,7 +38,8 @@ def probs(loaded: LoadedModel, texts: list[str], prompts: list[Tensor], words: l
             logits = next_logits(loaded.model, idx, edit)  # (V,)
             row += logits.softmax(-1)[ids].tolist()
             if len(words) == 2:
-                row.append((logits[ids[0]] - logits[ids[1]]).item())
+                first, second = logits[ids]
+                row.append((first - second).item())
         rows.append(row)
     return Table('The probability that each word comes next (after: with the edit)', columns, rows)
 
@@ -50,7 +51,8 @@ def tables(loaded: LoadedModel, flags: Namespace) -> dict[str, Table]:
         texts = with_words(texts, flags.words)
     words = [word for text in flags.asked for word in word_list(text)]
     prompts = read_and_edit(loaded, texts, flags.edit)
-    return {'probs': probs(loaded, texts, prompts, list(dict.fromkeys(words)))}
+    distinct = list(dict.fromkeys(words))
+    return {'probs': probs(loaded, texts, prompts, distinct)}
 
 
 def with_words(texts: list[str], words: list[str]) -> list[str]:

@@ -14,7 +14,9 @@ def ranking(loaded: LoadedModel, title: str, columns: dict, cells: Iterable, ids
     """Make a table of ids (lines, n) and their scores (lines, n), with the first cells of lines."""
     rows = []
     for first_cells, row_ids, row_scores in zip(cells, ids.tolist(), scores.tolist()):
-        pairs = zip(token_texts(loaded.encoding, row_ids), row_scores)
-        words = [f'{word!r:.20} {score:+.2f}' for word, score in pairs]
+        tokens = token_texts(loaded.encoding, row_ids)
+        words = [
+            f'{word!r:.20} {score:+.2f}'
+            for word, score in zip(tokens, row_scores)]
         rows.append([*first_cells, '  '.join(words)])
     return Table(title, columns | {'words': str}, rows)

@@ -25,7 +25,10 @@ def similar(loaded: LoadedModel, word: str) -> Table:
     title = (f'{word}: the most similar words, by the cosine of each sense (Eq. 13) and by their '
              'minimum (Eq. 14)')
     cells = [[name] for name in [*range(loaded.config.n_sense), 'min']]
-    return ranking(loaded, title, {'sense': ''}, cells, top.indices.T, top.values.T)
+    return ranking(
+        loaded, title, {'sense': ''}, cells,
+        ids=top.indices.T,
+        scores=top.values.T)
 
 
 main = look_at_words('similar', __doc__, 'WORD', similar)

@@ -78,8 +78,9 @@ def write_page(loaded: LoadedModel, prompt: str, file: str | Path) -> str:
                      'sample.py.')
     arrays, blob = packed(loaded.model, in_bytes)
     encoding = loaded.encoding
-    tokens = [encoding.decode_single_token_bytes(i).decode('latin-1')
-              for i in range(encoding.n_vocab - 1)]  # without end-of-text
+    tokens = [
+        encoding.decode_single_token_bytes(i).decode('latin-1')
+        for i in range(encoding.n_vocab - 1)]  # without end-of-text
     data = {
         'config': asdict(loaded.config),
         'arrays': arrays,
@@ -88,11 +89,13 @@ def write_page(loaded: LoadedModel, prompt: str, file: str | Path) -> str:
         'wrong': WRONG_PREDICTIONS if loaded.name == 'english' else [],
         'about': f'{loaded.about()}. {precision}',
         'tokenizer': {'tokens': tokens, 'words': loaded.is_toy}}
-    parts = {name: (HERE / name).read_text(encoding='utf-8')
-             for name in ('page.html', 'model.js', 'ui.js')}
+    parts = {
+        name: (HERE / name).read_text(encoding='utf-8')
+        for name in ('page.html', 'model.js', 'ui.js')}
     parts['DATA'] = json.dumps(data).replace('<', '\\u003c')
     parts['WEIGHTS'] = base64.b64encode(blob).decode()
-    write_file(path, re.sub(r'{{([\w.]+)}}', lambda name: parts[name[1]], parts['page.html']))
+    page = re.sub(r'{{([\w.]+)}}', lambda name: parts[name[1]], parts['page.html'])
+    write_file(path, page)
     return f'{path.stat().st_size / 1e6:.1f} MB, {n / 1e6:.1f}M parameters. {precision}'
 
 

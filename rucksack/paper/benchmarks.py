@@ -29,17 +29,26 @@ def read_rows(file: Path) -> list[dict]:
     """Read the rows of a .jsonl file, or the pages of the raw text of WikiText."""
     text = file.read_text('utf-8-sig')
     if file.suffix == '.jsonl':
-        return [json.loads(line) for line in text.split('\n') if line.strip()]
+        return [
+            json.loads(line)
+            for line in text.split('\n')
+            if line.strip()]
     begins = r'\n(?=[ \t]*= (?!=).* =[ \t]*$)'  # " = Title = "
     pages = re.split(begins, text, flags=re.MULTILINE)
-    return [{'page': page} for page in pages if page.lstrip().startswith('= ')]
+    return [
+        {'page': page}
+        for page in pages
+        if page.lstrip().startswith('= ')]
 
 
 def rows_of_hub(name: str, config: str | None, split: str) -> list[dict]:
     """Read the rows of a benchmark on the Hugging Face Hub; config None means all configs."""
     import datasets  # slow to import
     configs = [config] if config else datasets.get_dataset_config_names(name)
-    return [row for one in configs for row in datasets.load_dataset(name, one, split=split)]
+    return [
+        row
+        for one in configs
+        for row in datasets.load_dataset(name, one, split=split)]
 
 
 def rows_of(loaded: LoadedModel, data: str | None, pattern: str, columns: list[str],
@@ -162,7 +171,9 @@ def blimp_rows(loaded: LoadedModel, data: str | None) -> list[dict]:
                     'nyu-mll/blimp', None, 'train')
     items = items.drop_duplicates()  # of a folder with a sample beside the whole
     sentences = [*items['sentence_good'], *items['sentence_bad']]
-    pairs = [([loaded.eot], loaded.encode(sentence)) for sentence in sentences]
+    pairs = [
+        ([loaded.eot], loaded.encode(sentence))
+        for sentence in sentences]
     loaded.needs_length(max(len(ids) for _, ids in pairs), 'a sentence has')
     good, bad = score(loaded, pairs, 'BLiMP').logp.chunk(2)
     items['% right'] = 100.0 * (good > bad).numpy()

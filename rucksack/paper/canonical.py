@@ -44,15 +44,21 @@ def measures(edited: LoadedModel, examples: list[Example]) -> Table:
     models = [replace(edited, edit=None), edited]
     rows = []
     notes = ["p is p(A), or p(A)/p(B); in neighbours, it is that of A's first token."]
-    for measure, kind in sorted({(one.measure, one.kind) for one in examples}):
-        some = [one for one in examples if (one.measure, one.kind) == (measure, kind)]
+    groups = {(one.measure, one.kind) for one in examples}
+    for measure, kind in sorted(groups):
+        some = [
+            one for one in examples
+            if (one.measure, one.kind) == (measure, kind)]
         if measure == 'specificity':
             rows += specificity(models, kind, some)
             continue
         values, ids = outcomes(models, some)
-        for i, one in enumerate(some):
-            rows.append([measure, *row_of(edited, one, values[:, i], ids[:, i])])
-        before, after = [sum(map(Example.is_fulfilled, some, value)) for value in values]
+        for one, its_values, its_ids in zip(some, values.T, ids.T):
+            cells = row_of(edited, one, its_values, its_ids)
+            rows.append([measure, *cells])
+        before, after = [
+            sum(map(Example.is_fulfilled, some, value))
+            for value in values]
         notes.append(f'Fulfilled ({measure}): {before} of {len(some)} before, {after} after')
     columns = {
         'measure': '',
@@ -68,22 +74,26 @@ def row_of(loaded: LoadedModel, one: Example, values: Tensor, ids: Tensor) -> li
     """Write a line, its subject, its odds, and how the next id changed, given both (2,)."""
     subject = loaded.encoding.decode(one.subject).strip()
     distinct = dict.fromkeys(ids.tolist())
-    change = ' -> '.join(map(repr, token_texts(loaded.encoding, distinct)))
+    words = token_texts(loaded.encoding, distinct)
+    change = ' -> '.join(map(repr, words))
     return [one.line, subject or None, *values.exp().tolist(), change]
 
 
 def specificity(models: list[LoadedModel], kind: str, near: list[Example]) -> list[list]:
     """Make the rows for neighbours of one kind: their means, and the one whose p(A) moved most."""
     n = len(near)
+    edited = models[1]
     values, ids = outcomes(models, near)  # (2, n) each
     p = values.exp()
     means = ['specificity', f'{n} prompts: {kind}', None, *p.mean(1).tolist()]
-    texts = [(one.prompt[:1], one.prompt[1:] + one.a) for one in near]
-    if not score(models[1], texts, 'prompts').touched.any():
+    texts = [
+        (one.prompt[:1], one.prompt[1:] + one.a)
+        for one in near]
+    if not score(edited, texts, 'prompts').touched.any():
         return [[*means, 'cannot change: no moved sense']]
     n_changed = (ids[0] != ids[1]).sum()
     i = (p[1] - p[0]).abs().argmax()
-    worst = row_of(models[1], near[i], values[:, i], ids[:, i])
+    worst = row_of(edited, near[i], values[:, i], ids[:, i])
     return [
         [*means, f'{n_changed} of {n} changed'],
         ['the worst', *worst]]

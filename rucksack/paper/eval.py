@@ -23,10 +23,10 @@ blimp come from the Hugging Face Hub.
     similarity  https://github.com/john-hewitt/backpacks-flash-attn, in training/data
 """
 
-import argparse
 import csv
 import inspect
 import os
+from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -80,7 +80,7 @@ def eval_parser() -> Parser:
     return parser
 
 
-def load_models(args: argparse.Namespace) -> list[LoadedModel]:
+def load_models(args: Namespace) -> list[LoadedModel]:
     """Load the named runs, or --from; with edits, add the first model, edited.
 
     The model NAME of --from is compared with NAME_gpt, if it exists and has the same vocabulary.
@@ -116,7 +116,7 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     return models
 
 
-def prompts_of(loaded: LoadedModel, args: argparse.Namespace) -> list[Tensor]:
+def prompts_of(loaded: LoadedModel, args: Namespace) -> list[Tensor]:
     """Encode a table's prompts, ids (1, T) each: they choose the sense in nurse:she/he."""
     if args.table == 'gender':
         nouns, _ = read_lists(args.data)
@@ -124,11 +124,13 @@ def prompts_of(loaded: LoadedModel, args: argparse.Namespace) -> list[Tensor]:
         return [loaded.read_prompt(text) for text in texts]
     if args.table == 'examples':
         examples = read_examples(args.data, loaded)
-        return [torch.tensor([one.prompt], device=loaded.device) for one in examples]
+        return [
+            torch.tensor([one.prompt], device=loaded.device)
+            for one in examples]
     return []
 
 
-def measure_of(table: str, args: argparse.Namespace) -> partial:
+def measure_of(table: str, args: Namespace) -> partial:
     """Make a function that measures one model for a table, with the flags that it takes."""
     module = import_module(f'rucksack.paper.{TABLES[table]}')
     rows_of = getattr(module, f'{table}_rows')
@@ -158,7 +160,8 @@ def run(argv: list[str]) -> None:
         try:
             for loaded in models:
                 rows = measure(loaded)
-                found.append(pandas.DataFrame(rows, [str(loaded)] * len(rows), dtype=object))
+                names = [str(loaded)] * len(rows)
+                found.append(pandas.DataFrame(rows, names, dtype=object))
         except (UserError, OSError) as error:
             if args.table != 'all':
                 raise

@@ -52,7 +52,8 @@ def prompts_with(loaded: LoadedModel, noun: str, prompts: list[str]) -> NounProm
     for prompt in prompts:
         ids = loaded.encode(prompt.replace('{}', noun))
         texts.append(ids)
-        marks.append(tokens_with_zeros(loaded.encoding, ids, prompt.replace('{}', in_noun)))
+        marked = prompt.replace('{}', in_noun)
+        marks.append(tokens_with_zeros(loaded.encoding, ids, marked))
     idx, last = pad(texts)
     loaded.needs_length(idx.shape[1], 'a prompt has')
     is_noun, _ = pad(marks)
@@ -75,7 +76,7 @@ def scale_in_noun(loaded: LoadedModel, prompts: NounPrompts, scales: list[tuple[
 
     The factor multiplies that sense of the noun, after the model's own edit: (scales, n, 3).
     """
-    def scale(idx: Tensor, C: Tensor, sense: int, factor: float) -> Tensor:
+    def scale(idx, C, sense, factor):
         C = C.clone()
         C[:, :, sense][prompts.is_noun] *= factor
         return C

@@ -71,7 +71,10 @@ def read_pairs(path: Path, field: list[int] | None) -> pandas.DataFrame:
                             'score? Give their numbers: --field WORD WORD SCORE')
         field = field or [1, 2, 3]
         first, second, score = [table[n - 1].str.strip() for n in field]
-        pairs = pandas.DataFrame({'first': first, 'second': second, 'score': numbers_in(score)})
+        pairs = pandas.DataFrame({
+            'first': first,
+            'second': second,
+            'score': numbers_in(score)})
         is_bad = (pairs.eq('') | pairs.isna()).any(axis=1)
         is_bad |= first.str.isdecimal()  # row numbers
         if is_bad.any():
