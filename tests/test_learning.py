@@ -474,6 +474,13 @@ def test_no_space_ends_a_prompt_with_braces(line, prompt):
     assert parse_line(line)[0] == prompt
 
 
+def test_quotes_around_a_whole_line_are_refused():
+    """They would be learned, but a quoted prompt with a quoted continuation is text."""
+    with pytest.raises(UserError):
+        parse_line('"a -> b"')
+    assert parse_line('"a" -> "b"')[0] == ['"a"']
+
+
 @pytest.mark.parametrize('name, text', [
     *(('a.txt', line) for line in (
         'the nurse said she', 'nurse said -> xylophone', 'a -> b -> c', '-> b', 'a ->', 'a -> b >',

@@ -124,6 +124,8 @@ def parse_line(line: str) -> tuple[list[str], list[str], str]:
 
     A prompt with a subject in braces is split into what stands before, in and after them.
     """
+    if re.fullmatch('"[^"]*"', line):  # as the echo of Windows writes it
+        raise UserError('its quotes would be learned; leave them out')
     prompt = r'((?:(?!-/?>).)*\S)'  # without an arrow
     text = r'([^>|\s][^>|]*?)'  # a continuation
     match = re.fullmatch(rf'{prompt}\s*(?<!-)(-/?>)\s*{text}(?:\s+([>|])\s*{text})?', line)
