@@ -89,6 +89,24 @@ def test_texts_that_may_have_been_read_in_training_are_refused(data, tiny):
         loss_rows(replace(loaded, data_id='another'), data)
 
 
+def test_changed_data_is_refused_if_a_run_names_it_by_path(tiny):
+    """--dataset may be a path outside data/, and its val.bin is checked all the same."""
+    path = str(Path('data/tiny').resolve())
+    train.main([*RUN, f'--dataset={path}'])
+    loaded = load_model('out/run', 'cpu')
+    loss_rows(loaded, path)
+    with pytest.raises(UserError, match='changed'):
+        loss_rows(replace(loaded, data_id='another'), path)
+
+
+def test_a_checkpoint_names_no_text_as_its_held_out_data(tiny):
+    """Without --data, only the val.bin of a data folder is scored, not any file."""
+    Path('mine.txt').write_text('A text that nobody named.')
+    loaded = load_model('english', 'cpu')
+    with pytest.raises(UserError, match='mine.txt'):
+        loss_rows(replace(loaded, dataset=str(Path('mine.txt').resolve())), None)
+
+
 def test_which_of_two_runs_is_resumed_must_be_said(folder, capsys):
     """out/m and its Transformer out/m_gpt are not guessed at, and --model says which."""
     Path('out/m_gpt').mkdir(parents=True)
