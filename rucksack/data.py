@@ -19,10 +19,15 @@ def data_folder(name: str) -> Path:
 
 
 def read_meta(folder: Path) -> dict:
-    """Read a data folder's meta.json."""
+    """Read a data folder's meta.json. Raises UserError if vocab_size is not its tokenizer's."""
+    from rucksack.tokenizer import vocab_size  # here: most readers of data need no tiktoken
     path = folder / 'meta.json'
     with user_errors(path, MAKE_IT_AGAIN):
-        return json.loads(path.read_text(encoding='utf-8'))
+        meta = json.loads(path.read_text(encoding='utf-8'))
+        n_ids = vocab_size(meta['tokenizer'])
+        if meta['vocab_size'] != n_ids:  # a checkpoint of such a run would not load
+            raise ValueError(f'vocab_size is {meta["vocab_size"]}, but its tokenizer has {n_ids}')
+        return meta
 
 
 def data_id(meta: dict) -> str:
