@@ -24,9 +24,8 @@ def read_meta(folder: Path) -> dict:
     path = folder / 'meta.json'
     with user_errors(path, MAKE_IT_AGAIN):
         meta = json.loads(path.read_text(encoding='utf-8'))
-        n_ids = vocab_size(meta['tokenizer'])
-        if meta['vocab_size'] != n_ids:  # a checkpoint of such a run would not load
-            raise ValueError(f'vocab_size is {meta["vocab_size"]}, but its tokenizer has {n_ids}')
+        if meta['vocab_size'] != vocab_size(meta['tokenizer']):  # no checkpoint would load
+            raise ValueError('vocab_size is not the number of ids in its tokenizer')
         return meta
 
 
