@@ -59,5 +59,4 @@ def read_chunks(path: Path, meta: dict, block_size: int) -> np.ndarray:
 def check_ids(ids: np.ndarray, meta: dict, path: Path) -> None:
     """Raise UserError for an id beyond the vocabulary, which would crash CUDA."""
     if ids.max() >= meta['vocab_size']:
-        raise UserError(f'{path} holds the id {ids.max()}, but its vocabulary has only '
-                        f'{meta["vocab_size"]:,} ids; {MAKE_IT_AGAIN}')
+        raise UserError(f'{path} holds the id {ids.max()}, beyond its vocabulary; {MAKE_IT_AGAIN}')
