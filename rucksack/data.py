@@ -19,10 +19,14 @@ def data_folder(name: str) -> Path:
 
 
 def read_meta(folder: Path) -> dict:
-    """Read a data folder's meta.json."""
+    """Read a data folder's meta.json. Raises UserError if vocab_size is not its tokenizer's."""
+    from rucksack.tokenizer import vocab_size  # here: most readers of data need no tiktoken
     path = folder / 'meta.json'
     with user_errors(path, MAKE_IT_AGAIN):
-        return json.loads(path.read_text(encoding='utf-8'))
+        meta = json.loads(path.read_text(encoding='utf-8'))
+        if meta['vocab_size'] != vocab_size(meta['tokenizer']):  # no checkpoint would load
+            raise ValueError('vocab_size is not the number of ids in its tokenizer')
+        return meta
 
 
 def data_id(meta: dict) -> str:
@@ -56,5 +60,4 @@ def read_chunks(path: Path, meta: dict, block_size: int) -> np.ndarray:
 def check_ids(ids: np.ndarray, meta: dict, path: Path) -> None:
     """Raise UserError for an id beyond the vocabulary, which would crash CUDA."""
     if ids.max() >= meta['vocab_size']:
-        raise UserError(f'{path} holds the id {ids.max()}, but its vocabulary has only '
-                        f'{meta["vocab_size"]:,} ids; {MAKE_IT_AGAIN}')
+        raise UserError(f'{path} holds the id {ids.max()}, beyond its vocabulary; {MAKE_IT_AGAIN}')

@@ -5,15 +5,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from rucksack.errors import UserError
 
 
 def output_path(flag: str, path: str, begins: str) -> Path:
-    """Return the path of a file to write; it must be new, or begin like ours."""
+    """Return the path of a file to write; it must be new, or begin like ours.
+
+    Raises OSError if its folder cannot be written to.
+    """
     file = Path(path).expanduser()
-    if file.is_dir() or not file.parent.is_dir():
+    if not file.parent.is_dir() or (file.exists() and not file.is_file()):
         raise UserError(f'{flag} {path}: give the name of a file in a folder that exists')
+    TemporaryFile(dir=file.parent).close()
     ours = begins.encode()
     contents = b''
     if file.exists():

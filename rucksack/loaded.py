@@ -112,10 +112,9 @@ def from_pretrained(source: str | Path) -> tuple[Backpack | GPT, dict]:
             model = from_published(path, n_ids)
         else:
             model = from_checkpoint(load_file(path))
-        n_vocab = model.config.n_vocab
-        if n_ids != n_vocab:
-            raise UserError(f'its tokenizer has {n_ids:,} ids, but its model has {n_vocab:,}; use '
-                            'the tokenizer of the model')
+        if n_ids != model.config.n_vocab:
+            raise UserError(f'its tokenizer has {n_ids:,} ids, its model another number; use the '
+                            'tokenizer of the model')
     return model, tokenizer
 
 

@@ -85,8 +85,17 @@ def test_texts_that_may_have_been_read_in_training_are_refused(data, tiny):
     loaded = load_model('out/run', 'cpu')
     assert loaded.data_id == data_id(read_meta(Path('data/tiny')))
     loss_rows(loaded, data)
-    with pytest.raises(UserError, match='changed'):
-        loss_rows(replace(loaded, data_id='another'), data)
+    for name in ('tiny', str(Path('data/tiny').resolve())):  # --dataset may be a path
+        with pytest.raises(UserError, match='changed'):
+            loss_rows(replace(loaded, dataset=name, data_id='another'), data)
+
+
+def test_a_checkpoint_names_no_text_as_its_held_out_data(tiny):
+    """Without --data, only the val.bin of a data folder is scored, not any file."""
+    Path('mine.txt').write_text('A text that nobody named.')
+    loaded = load_model('english', 'cpu')
+    with pytest.raises(UserError, match='mine.txt'):
+        loss_rows(replace(loaded, dataset=str(Path('mine.txt').resolve())), None)
 
 
 def test_which_of_two_runs_is_resumed_must_be_said(folder, capsys):

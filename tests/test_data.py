@@ -34,6 +34,12 @@ def test_bins_of_other_programs_need_only_three_facts(tiny):
     assert checkpoint()['model_config']['n_vocab'] == 50257
 
 
+def test_a_vocab_size_that_is_not_the_tokenizers_is_refused(tiny, capsys):
+    """The checkpoints of such a run could not be loaded again."""
+    make_data([1] * 800, [1] * 200, vocab_size=258)
+    assert 'data/tiny/meta.json' in error_of(train, capsys, *SMALL, '--max_iters=1')
+
+
 @pytest.mark.parametrize('name', ['train', 'val'])
 @pytest.mark.parametrize('change', [lambda ids: bytes(len(ids)), lambda ids: ids[:-2]])
 def test_a_bin_that_meta_json_does_not_describe_is_refused(change, name, tiny, capsys):

@@ -1,5 +1,6 @@
 """Claims about user errors: one line, exit code 2, and nothing half-written."""
 
+import os
 import shlex
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 from helpers import SMALL, error_of, offline
 
 from rucksack import prepare, sample, train
+from rucksack.errors import UserError
+from rucksack.files import output_path
 from rucksack.hub import export
 from rucksack.looks import find, probs, show
 from rucksack.page import page
@@ -20,6 +23,7 @@ ROWS = [
     (train, '--block_size=300', 'block_size', 'tiny'), (train, '--compile=yes', 'yes', 'tiny'),
     (train, '--init_from=resume', 'out/run/ckpt.pt', 'tiny'),
     (train, 'config/none.py', 'config/none.py', 'tiny'),
+    (train, '--model=gpt --loaded_lr=0 --max_iters=1', 'loaded_lr', 'tiny'),  # nothing would learn
     (train, '--n_sense=0', 'n_sense=0', 'tiny'), (train, '--init_from=english', 'english', 'tiny'),
     (sample, '--senses-off nurse:16', '16', 'out'), (sample, '--edit zebra:1', "'zebra'", 'out'),
     (sample, '--from out/tou', 'out/tou', 'out'), (sample, '--strength 2', '--lender', 'out'),
@@ -68,3 +72,10 @@ def test_a_file_of_ones_own_is_not_replaced(verb, flags, mine, out, capsys):
     Path('mine').write_text(mine)
     assert 'mine' in error_of(verb, capsys, *flags)
     assert Path('mine').read_text() == mine
+
+
+@pytest.mark.parametrize('path', [os.devnull, '/proc/mine'])
+def test_what_cannot_be_written_is_refused_before_the_work(path):
+    """A device is not replaced, and a folder that takes no file is found out at once."""
+    with pytest.raises((OSError, UserError)):
+        output_path('the table', path, 'x')

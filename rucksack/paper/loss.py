@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from rucksack.checkpoint import count_parameters
-from rucksack.data import data_id, read_bin, read_meta
+from rucksack.data import data_folder, data_id, read_bin, read_meta
 from rucksack.documents import read_documents
 from rucksack.errors import UserError, user_errors
 from rucksack.loaded import LoadedModel
@@ -31,10 +31,10 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
     if data is None and loaded.dataset is None:
         raise UserError(f'{loaded.name} does not say what it was trained on; give a text or a '
                         'folder in data/ with --data, such as --data docs/tour.txt')
-    path = Path('data', data or loaded.dataset)
+    path = data_folder(data or loaded.dataset)
     if data and Path(data).exists():
         path = Path(data)
-    if path.is_dir():
+    if path.is_dir() or data is None:
         path = path / 'val.bin'
     if path.suffix != '.bin':
         return read_ids(path, loaded), path
@@ -43,8 +43,8 @@ def held_out(loaded: LoadedModel, data: str | None) -> tuple[list[int], Path]:
     if meta['tokenizer'] != loaded.tokenizer:
         raise UserError(f'{path} and {loaded.name} have different tokenizers; prepare the data '
                         f'with --like {loaded.name}')
-    is_own = path.parent.name == loaded.dataset
-    if is_own and loaded.data_id not in (None, data_id(meta)):
+    is_changed = loaded.data_id not in (None, data_id(meta))
+    if is_changed and path.parent.resolve() == data_folder(loaded.dataset).resolve():
         raise UserError(f'{path.parent} has changed since {loaded.name} was trained on it, so '
                         'val.bin may hold what the model has read; choose a text with --data')
     return ids.tolist(), path
