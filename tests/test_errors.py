@@ -23,7 +23,6 @@ ROWS = [
     (train, '--block_size=300', 'block_size', 'tiny'), (train, '--compile=yes', 'yes', 'tiny'),
     (train, '--init_from=resume', 'out/run/ckpt.pt', 'tiny'),
     (train, 'config/none.py', 'config/none.py', 'tiny'),
-    (train, '--model=gpt --loaded_lr=0 --max_iters=1', 'loaded_lr', 'tiny'),  # nothing would learn
     (train, '--n_sense=0', 'n_sense=0', 'tiny'), (train, '--init_from=english', 'english', 'tiny'),
     (sample, '--senses-off nurse:16', '16', 'out'), (sample, '--edit zebra:1', "'zebra'", 'out'),
     (sample, '--from out/tou', 'out/tou', 'out'), (sample, '--strength 2', '--lender', 'out'),
