@@ -41,7 +41,7 @@ def parsed(**groups: str) -> dict:
     ('MacBook: Apple -> HP', dict(words='MacBook', old='Apple', new='HP')),
     ('a,*:Apple->HP', dict(words='a,*', old='Apple', new='HP')),
     ('topic music', dict(bag='music')),
-    ('topic A, B = 2,1.5,1,.5', dict(bag='A, B', strength='2,1.5,1,.5')),
+    ('topic A, B = 3', dict(bag='A, B', strength='3')),
     ('@nouns.txt:10', dict(words='@nouns.txt', senses='10')),
     ('@C:/nouns.txt:10=2', dict(words='@C:/nouns.txt', senses='10', factor='2')),
     (r'@C:\me\nouns.txt: Apple -> HP', dict(words=r'@C:\me\nouns.txt', old='Apple', new='HP')),

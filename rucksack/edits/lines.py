@@ -33,8 +33,7 @@ FORMS = ('nurse:10, nurse,teacher:3-5,10=0.5, nurse:she/he, *:3, MacBook: Apple 
 NUMBER = r'(?:[0-9]+\.?[0-9]*|\.[0-9]+)'
 DRIVE = r'(?:@[A-Za-z]:)?'  # the colon in @C:\nouns.txt:10 ends no word
 LEARNED = rf'@(?P<file>.+\.safetensors)(?:\s*=\s*(?P<times>-?{NUMBER}))?'
-STRENGTH = rf'[0-3]|{NUMBER}(?:,{NUMBER}){{3}}'
-TOPIC = rf'topic\s+(?P<bag>{DRIVE}[^:=]+?)(?:\s*=\s*(?P<strength>{STRENGTH}))?'
+TOPIC = rf'topic\s+(?P<bag>{DRIVE}[^:=]+?)(?:\s*=\s*(?P<strength>[0-3]))?'
 REPLACEMENT = r'(?P<old>\S.*?)\s*->\s*(?P<new>\S.*)'
 SCALING = rf'(?P<senses>[^=\\/][^=]*?)(?:\s*=\s*(?P<factor>-?{NUMBER}))?'
 LINE = rf'{LEARNED}|{TOPIC}|(?P<words>{DRIVE}.[^:]*?)\s*:\s*(?:{REPLACEMENT}|{SCALING})'
@@ -81,15 +80,11 @@ def make_edit(changes: list[Change], model: Backpack, encoding: Encoding,
 
 
 def topic_edit(change: Change, model: Backpack, encoding: Encoding) -> Edit:
-    """Make the edit for a bag of words, at a strength of Table 11 or with four factors."""
+    """Make the edit for a bag of words, at a strength of Table 11."""
     from rucksack.vocabulary import parse_bag, topic_scores  # no other line needs it
-    strength = change['strength'] or '2'
-    if ',' in strength:
-        factors = tuple(map(float, strength.split(',')))
-    else:
-        factors = STRENGTHS[int(strength)]
+    strength = int(change['strength'] or 2)
     scores, = topic_scores(model, encoding, [parse_bag(change['bag'])])  # (V, k)
-    return topic(model, scores, factors)
+    return topic(model, scores, STRENGTHS[strength])
 
 
 def word_edit(change: Change, word: str, model: Backpack, encoding: Encoding,

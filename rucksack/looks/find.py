@@ -34,9 +34,7 @@ def find(loaded: LoadedModel, text: str) -> Table:
     size = scores.abs().mean(0)  # (k,)
     ratio = size / spread.mean(0)
     order = ratio.argsort(descending=True)
-    cells = [
-        (l, size[l].item(), ratio[l].item())
-        for l in order.tolist()]
+    cells = zip(order.tolist(), size[order].tolist(), ratio[order].tolist())
     scores = scores.T[order]  # (k, V)
     ids = scores.abs().topk(8).indices  # (k, 8)
     title = (f'How far each sense separates {text} (+/-): mean absolute value over all words, its '
