@@ -329,10 +329,10 @@ def test_what_learning_holds(loaded, monkeypatch):
     nurse = ids_of(loaded, ' the nurse was')
     example = Example('', nurse, ids_of(loaded, ' food'))
     written = [([3, 4], [5, 6]), ([3], [7]), ([3], [8])]
-    near = [replace(example, prompt=[9])] * 2
+    near = [replace(example, prompt=[9], a=[a]) for a in (3, 4)]
     with pytest.raises(UserError, match='budget'):  # vectors that are not finite cost too much
         learn(loaded.model, [example], BACKGROUND[:4], written=written, near=near)
-    assert found == [IDS[0][1:] + IDS[2][1:], [5, 6, 8], example.a, nurse[1:]]
+    assert found == [IDS[0][1:] + IDS[2][1:], [5, 6, 8], [3], nurse[1:]]
 
 
 def test_what_follows_a_subject_is_held_but_not_priced(loaded, monkeypatch):
@@ -388,7 +388,7 @@ def test_a_learned_edit_is_refused_for_another_model(loaded, shift, changed, tmp
 
 @pytest.mark.parametrize('name, tensor', [
     ('vectors', torch.full((3, 16), float('nan'))), ('vectors', torch.ones(3, 8)),
-    ('numbers', torch.zeros(2, dtype=torch.long))])
+    ('numbers', torch.zeros(2, dtype=torch.long)), ('numbers', torch.tensor([0, 3, -1]))])
 def test_a_damaged_edit_is_refused(loaded, shift, name, tensor, tmp_path):
     """Vectors that are not finite, or tensors that do not belong together, load nowhere."""
     path = tmp_path / 'a.safetensors'
