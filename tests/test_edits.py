@@ -89,8 +89,9 @@ def test_prompts_choose_the_sense_of_a_pair():
         alpha, scores = explain(model, idx, model.wte.weight[SHE] - model.wte.weight[HE])
         total += (alpha * scores)[idx == NURSE].sum(0)
     at_weight_1, _ = find_senses('nurse', 'she/he', model, ENCODING, texts[2:])
-    numbers, _ = find_senses('nurse', 'she/he', model, ENCODING, texts)
+    numbers, why = find_senses('nurse', 'she/he', model, ENCODING, texts)
     assert numbers == [total.abs().argmax().item()]
+    assert f'{total[numbers[0]] / 2:+.2f} logits' in why  # the mean over prompts with the word
     assert numbers != at_weight_1
 
 

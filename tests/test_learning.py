@@ -26,7 +26,7 @@ from rucksack.loaded import load_model
 from rucksack.paper import eval as evaluation
 from rucksack.paper.canonical import measures, outcomes
 from rucksack.paper.likelihood import score
-from rucksack.senses import add_to_senses, compose, next_word_probs, scale_senses
+from rucksack.senses import compose, next_word_probs, scale_senses
 from rucksack.tokenizer import load_tokenizer
 
 TOY = ROOT / 'tests' / 'fixtures' / 'toy.pt'
@@ -67,11 +67,11 @@ def shift(loaded, request):
 def test_a_sequence_moves_only_where_all_of_it_stands():
     """A vector is added to the last token of its sequence, and nowhere else."""
     idx = torch.tensor([[5, 3, 5, 4, 3], [3, 5, 5, 3, 4]])
-    moved = add_to_senses(torch.tensor([[3, 5], [-1, 4]]), torch.tensor([1, 0]),
-                          torch.tensor([[1.0], [2.0]]))(idx, torch.zeros(2, 5, 2, 1))
-    expected = torch.zeros(2, 5, 2, 1)
-    expected[0, 2, 1] = expected[1, 1, 1] = 1
-    expected[0, 3, 0] = expected[1, 4, 0] = 2
+    vectors = torch.tensor([[0.0, 0], [0, 1], [2, 0], [0, 0]])  # of two senses each
+    moved = make_shift([(3, 5), (4,)], vectors).edit()(idx, torch.zeros(2, 5, 2, 2))
+    expected = torch.zeros(2, 5, 2, 2)
+    expected[0, 2, 1, 1] = expected[1, 1, 1, 1] = 1
+    expected[0, 3, 0, 0] = expected[1, 4, 0, 0] = 2
     assert torch.equal(moved, expected)
 
 
@@ -215,18 +215,18 @@ def test_a_subject_moves_nothing_without_it(loaded):
     assert moved == [False, False, False, True, False]
 
 
-def test_directions_move_their_key_by_one_and_held_keys_least(loaded):
-    """u . w is 1, and no other u with this property has a smaller mean (u . w)^2 on held keys."""
+def test_directions_move_their_key_by_one_and_held_keys_least(monkeypatch):
+    """u . w is 1, and no other u has smaller means of (u . w)^2 over groups of keys, less zeros."""
     generator = torch.Generator().manual_seed(0)
-    held = torch.rand(50, 4, generator=generator)  # (n, k)
+    held = [torch.rand(n, 4, generator=generator) for n in (50, 5)]  # (n, k)
     w = torch.rand(4, generator=generator)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, 'RIDGE', 0)
-        u, = learning.directions(w[None], [held, torch.zeros(3, 4)])
+    monkeypatch.setattr(learning, 'RIDGE', 0)
+    u, = learning.directions(w[None], [torch.cat([held[0], torch.zeros(99, 4)]), held[1]])
     assert_close(u @ w, torch.tensor(1.0))
-    others = u + 0.1 * torch.randn(20, 4, generator=generator)
+    others = u + 0.03 * torch.randn(50, 4, generator=generator)
     others /= (others @ w)[:, None]
-    energy = (held @ torch.cat([u[None], others]).T).square().mean(0)
+    us = torch.cat([u[None], others])
+    energy = sum((keys @ us.T).square().mean(0) for keys in held)
     assert energy.argmin() == 0
 
 
@@ -251,6 +251,7 @@ def test_a_wish_moves_its_odds_its_way(wish, least, most, loaded, tmp_path):
 def test_a_goal_counts_tokens_and_is_a_success(wish, n, goal):
     """A goal is per token of the longer continuation, and never short of success."""
     assert Example('', [3], [5] * n, [7], wish).goal == pytest.approx(goal)
+    assert Example('', [3], [7], [5] * n, wish).goal == pytest.approx(goal)
 
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
@@ -328,17 +329,32 @@ def test_what_learning_holds(loaded, monkeypatch):
     nurse = ids_of(loaded, ' the nurse was')
     example = Example('', nurse, ids_of(loaded, ' food'))
     written = [([3, 4], [5, 6]), ([3], [7]), ([3], [8])]
-    near = [replace(example, prompt=[9])] * 2
+    near = [replace(example, prompt=[9], a=[a]) for a in (3, 4)]
     with pytest.raises(UserError, match='budget'):  # vectors that are not finite cost too much
         learn(loaded.model, [example], BACKGROUND[:4], written=written, near=near)
-    assert found == [IDS[0][1:] + IDS[2][1:], [5, 6, 8], example.a, nurse[1:]]
+    assert found == [IDS[0][1:] + IDS[2][1:], [5, 6, 8], [3], nurse[1:]]
+
+
+def test_what_follows_a_subject_is_held_but_not_priced(loaded, monkeypatch):
+    """With URGENCY, a wish changes a prediction after its subject more; with HOLD, less."""
+    ids = ids_of(loaded, ' she said that the nurse was music')
+    example = Example('', ids[3:6], ids_of(loaded, ' food'), subject=(ids[4],))
+    p = []
+    for hold, urgency in ((learning.HOLD, 0), (learning.HOLD, 10), (0, 10)):
+        monkeypatch.setattr(learning, 'HOLD', hold)
+        monkeypatch.setattr(learning, 'URGENCY', urgency)
+        shift, factor = learn(loaded.model, [example], [(ids[:1], ids[1:])] * 2, budget=0)
+        probs = next_word_probs(loaded.model, torch.tensor([ids[:-1]]), shift.edit())
+        p.append(probs[0, example.a[0]].item())
+    assert p[0] < p[1] < p[2]
+    assert factor == 1
 
 
 @pytest.mark.parametrize('where', ['background', 'written'])
 def test_each_price_keeps_to_the_budget(where, loaded):
     """A factor 1/64 larger would exceed a price's budget; an edit scaled to nothing is refused."""
     example = Example('', ids_of(loaded, ' the nurse was'), ids_of(loaded, ' food'))
-    costly = ids_of(loaded, ' the nurse said that she was the nurse')
+    costly = ids_of(loaded, ' she said music the nurse was music')
     free = ids_of(loaded, ' a song')
     background, written = (
         [(ids[:1], ids[1:]) for ids in [free, costly if where == name else free] * 2]
@@ -372,7 +388,7 @@ def test_a_learned_edit_is_refused_for_another_model(loaded, shift, changed, tmp
 
 @pytest.mark.parametrize('name, tensor', [
     ('vectors', torch.full((3, 16), float('nan'))), ('vectors', torch.ones(3, 8)),
-    ('numbers', torch.zeros(2, dtype=torch.long))])
+    ('numbers', torch.zeros(2, dtype=torch.long)), ('numbers', torch.tensor([0, 3, -1]))])
 def test_a_damaged_edit_is_refused(loaded, shift, name, tensor, tmp_path):
     """Vectors that are not finite, or tensors that do not belong together, load nowhere."""
     path = tmp_path / 'a.safetensors'
@@ -441,6 +457,11 @@ def test_edit_prints_the_three_measures(tmp_path, monkeypatch, capsys):
     said = say(edit, capsys, str(tmp_path / 'wishes.txt'), '--from', str(TOY), '--also',
                str(tmp_path / 'also.txt'), '--out', str(tmp_path / 'a.safetensors'))
     assert 'Fulfilled (efficacy): 1 of 2 before, 2 after' in said
+    one = load_model(str(TOY), 'cpu')
+    texts = neighbours.read_background(None, one)[1::2]  # those not held
+    before, _ = neighbours.cut(texts, read_examples(str(tmp_path / 'wishes.txt'), one))
+    assert re.search(f'toy stories +{sum(len(rest) for _, rest in before):,} ', said)
+    assert not re.search('after a subject .*[+-]0.00000 ', said)
     assert re.search('generalization  I bought the Camry since I trust -> Canon +Camry ', said)
     assert 'another subject ' in said
     assert 'same subject ' in said
