@@ -8,20 +8,20 @@ Load a model. Read the prompt, by default "When the nurse came into the room,". 
 function from the senses C of all tokens to those to use instead, which changes no parameter and no
 weight alpha. Print the next words before and after it, then texts without and with it (same seeds).
 
-    a line of --edit            the call to senses.py that makes the edit; [nurse] is its id
-    nurse:10                    scale_senses([nurse], [10], 0): sense 10 of nurse times 0, off
+    a line of --edit            the call to senses.py that makes it; [nurse] stands for its ids
+    nurse:10                    scale_senses([nurse], [10], 0): sense 10 (from 0) of nurse, off
     nurse,teacher:3-5,10=0.5    scale_senses for each word, times 0.5
-    nurse:she/he                the sense that most separates she and he after the prompt, off
+    nurse:she/he                as nurse:10, for the sense whose terms most separate she from he
     *:3                         scale_senses(None, [3], 0): of every word
     Paris: France -> Germany    replace_word(model, [Paris], France, Germany)
     topic music=2               topic(model, scores, STRENGTHS[2]), for a topic of Table 10
-    topic jazz, piano           the same for your own words; =0 to =3, or =4,2,1,1: the factors
+    topic jazz, piano           the same for your own words; =0 to =3, as in Table 11
     @FILE.safetensors=0.5       add_to_senses(ids, numbers, 0.5 * vectors), from the verb edit
     @FILE                       all lines in FILE; @FILE:10 is sense 10 of all words in FILE
 
-[nurse] is the id of " nurse" and, if it is one token, of "nurse" without the space, as at the start
-of a text (a word of several tokens is edited at its last). The edit acts wherever the word stands,
-in the prompt and in new text. python -m rucksack lists other commands. Paper: arXiv 2305.16765.
+[nurse] has the id of " nurse" and, if it is one token, of "nurse" without the space, as at the
+start of a text (a word of several tokens is edited at its last). The edit acts wherever the word
+stands, in the prompt and in new text. Paper: arXiv 2305.16765. Other commands: python -m rucksack
 """
 
 from argparse import RawDescriptionHelpFormatter
@@ -65,7 +65,7 @@ def make_parser() -> Parser:
     add('--temperature', metavar='T', type=number(float, 0), default=0.8,
         help='sampling temperature (0: greedy, always the likeliest token) [0.8]')
     add('--top-k', '--top_k', metavar='K', type=number(int, 1),
-        help='sample only from the K likeliest tokens')
+        help='sample only from the K likeliest tokens [all]')
     add('--seed', metavar='S', type=int, default=0,
         help='random seed for text 1; text 2 uses S + 1, and so on [0]')
     add('--device', metavar='D', default='auto', help='auto, cpu, cuda, cuda:N or mps [auto]')
