@@ -448,7 +448,12 @@ def test_the_measures_are_what_the_models_predict(texts):
 
 
 def test_edit_prints_the_three_measures(tmp_path, monkeypatch, capsys):
-    """Lines are counted before and after; --also is measured; neighbours are of two kinds."""
+    """Lines, those of --also, and neighbours that learning did not hold are counted."""
+    def marked(*given):
+        examples, near = neighbours.neighbours_of(*given)
+        near[::2] = [replace(one, kind='held') for one in near[::2]]
+        return examples, near
+    monkeypatch.setattr(edit, 'neighbours_of', marked)
     monkeypatch.setattr(learning, 'HOLD', 1)
     monkeypatch.setattr(learning, 'RATE', 25)
     wishes = ['My {nurse} said that -/> Canon', 'The company behind the {Camry} is -> Canon']
@@ -464,6 +469,7 @@ def test_edit_prints_the_three_measures(tmp_path, monkeypatch, capsys):
     assert not re.search('after a subject .*[+-]0.00000 ', said)
     assert re.search('generalization  I bought the Camry since I trust -> Canon +Camry ', said)
     assert 'another subject ' in said
+    assert 'held' not in said
     assert 'same subject ' in said
     assert 'same subject, other texts ' in said
     with safe_open(tmp_path / 'a.safetensors', 'pt') as file:
@@ -566,4 +572,4 @@ def test_a_wish_grows_until_it_is_fulfilled(monkeypatch):
     o = torch.tensor([[-4.0, 0, 0, 0, 0, 0, 0, 0]])  # logits, since E is the identity
     place = Positions(torch.tensor([0]), o, torch.ones(1, 1), torch.eye(8), example)
     vectors = learning.fit([place], [replace(place, example=None)], hold=100, urgency=10)
-    assert place.logp(vectors).exp().item() >= 0.19
+    assert place.logp(vectors).exp().item() >= 0.2

@@ -126,18 +126,7 @@ def test_explain_has_all_terms_the_largest_first(asked, words, world, capsys):
         j, l = divmod(place, len(SENSES))
         numbers = [x[j, l].item() for x in (terms, alpha, scores)]
         expected.append([*numbers, world.word(world.ids[j]), j, l])
-    assert_same(ask(explain, capsys, asked, '--edit', 'nurse:0-3=0.5'), expected)
-
-
-def test_explain_has_a_table_for_each_prompt(out, capsys):
-    """The terms of a prompt in a file are those of the prompt alone."""
-    starts = ['The nurse said', 'The sheriff said that']
-    Path('prompts.txt').write_text('\n'.join(starts))
-    alone = []
-    for start in starts:
-        alone += ask(explain, capsys, 'she', '--start', start)
-    assert ask(explain, capsys, 'she', '--start', '@prompts.txt') == alone
-    assert ask(explain, capsys, '--start', 'the') == ask(explain, capsys, '', '--start', 'the')
+    assert_same(ask(explain, capsys, *asked.split(), '--edit', 'nurse:0-3=0.5'), expected)
 
 
 def test_probs_are_those_of_each_prompt(out, capsys):

@@ -13,11 +13,10 @@ import pandas
 import pytest
 import tiktoken
 from helpers import ROOT, error_of, lively, offline, posix, save, tar
-from tiktoken.load import read_file_cached
 
 from rucksack import prepare
 from rucksack.data import read_bin, read_meta
-from rucksack.tokenizer import ENGLISH, GPT2, load_tokenizer, read_tokenizer, words_tokenizer
+from rucksack.tokenizer import ENGLISH, GPT2, load_tokenizer, words_tokenizer
 
 LIKE = ['--like', 'english']  # a vocabulary that comes with the code
 TEXTS = [
@@ -204,12 +203,6 @@ def test_like_english_needs_no_download(monkeypatch):
     encoding = load_tokenizer(meta['tokenizer'])
     expected = [[*encoding.encode_ordinary(text), 16_640] for text in SENTENCES]
     assert ids == sum(expected, [])
-
-
-def test_the_merges_of_english_are_the_first_of_gpt2(gpt2):
-    """The bundled merges match vocab.bpe."""
-    lines = read_file_cached(VOCAB_BPE).decode().split('\n')
-    assert read_tokenizer(ENGLISH)['merges'] == lines[1:16_385]  # after the version
 
 
 def test_a_vocabulary_beyond_uint16_is_refused(capsys):

@@ -11,7 +11,6 @@ from torch.testing import assert_close
 from docs.dev import control, pplm, topics
 from rucksack import toy
 from rucksack.loaded import LoadedModel
-from rucksack.senses import STRENGTHS, topic
 from rucksack.vocabulary import bag_ids, scores_of_bags, topic_scores
 
 MUSIC_AND_SPORTS = {'music': ['music', 'guitar'], 'sports': ['song']}
@@ -82,19 +81,6 @@ def test_steering_raises_the_bag_in_every_text():
     assert_close(none, plain.softmax(-1)[:, bag].sum(-1))
     assert (small > none).all()
     assert (large > small).all()
-
-
-@pytest.mark.parametrize('strength', range(4))
-def test_a_strength_is_the_edit_of_that_strength(strength):
-    """A Backpack writes under the topic edit of a bag, with the factors of the strength."""
-    s = toy_loaded()
-    scores, = topic_scores(s.model, s.encoding, [['music']])
-    start = torch.full((2, 1), s.eot)
-    torch.manual_seed(0)
-    found = topics.strength_writers(s)[strength]['music'](start, n=6)
-    torch.manual_seed(0)
-    edit = topic(s.model, scores, STRENGTHS[strength])
-    assert torch.equal(found, s.model.generate(start, 6, edit=edit))
 
 
 def test_a_topic_leaves_end_of_text_alone():

@@ -38,15 +38,6 @@ def test_a_folder_that_was_there_stays():
     assert os.listdir() == ['out']
 
 
-def test_the_lock_of_a_killed_process_does_not_lock():
-    """A killed process leaves its lock file, and the next process takes it over."""
-    Path('out/run').mkdir(parents=True)
-    Path('out/run/.lock').touch()
-    with locked_folder(Path('out/run')):
-        write_file(Path('out/run/mine.txt'), 'text')
-    assert os.listdir('out/run') == ['mine.txt']
-
-
 def test_a_file_is_flushed_while_open_for_writing(monkeypatch):
     """A file is open for writing when it is flushed, as Windows requires."""
     def fsync(number: int) -> None:
