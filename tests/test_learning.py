@@ -566,10 +566,10 @@ def test_success_is_as_published(wish, value, expected):
 
 
 def test_a_wish_grows_until_it_is_fulfilled(monkeypatch):
-    """A wish is fulfilled even if the predictions to hold are those at its own position."""
+    """A wish passes its limit even if the predictions to hold are those at its own position."""
     monkeypatch.setattr(learning, 'RATE', 1)
     example = Example('', [1], [0])
     o = torch.tensor([[-4.0, 0, 0, 0, 0, 0, 0, 0]])  # logits, since E is the identity
     place = Positions(torch.tensor([0]), o, torch.ones(1, 1), torch.eye(8), example)
     vectors = learning.fit([place], [replace(place, example=None)], hold=100, urgency=10)
-    assert place.logp(vectors).exp().item() >= 0.2
+    assert place.logp(vectors).exp().item() > 0.205
