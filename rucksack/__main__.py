@@ -27,6 +27,7 @@ def run(argv: list[str]) -> None:
     if not argv or argv[0] in ('-h', '--help'):
         for verb, (_, does) in VERBS.items():
             print(f'{verb:9}{does}')
+        print('VERB --help lists the flags of a verb')
         return
     verb = argv[0]
     if verb not in VERBS:

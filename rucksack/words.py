@@ -25,13 +25,13 @@ def read_lines(text: str, has_comments: bool = True) -> list[str]:
     If has_comments is True, lines that begin with # are skipped.
     """
     path = Path(text.removeprefix('@')).expanduser()
-    with user_errors(text, 'save it as UTF-8, with one item per line'):
+    with user_errors(path, 'save it as UTF-8, with one item per line'):
         lines = path.read_text(encoding='utf-8-sig').split('\n')
     if has_comments:
         lines = [line for line in lines if not line.startswith('#')]
     lines = [line for line in lines if line.strip()]
     if not lines:
-        raise UserError(f'{text} has no lines; write one item per line')
+        raise UserError(f'{path} has no lines; write one item per line')
     return lines
 
 

@@ -114,7 +114,7 @@ def test_a_file_ends_its_lines_at_newlines_alone(folder):
 def test_a_file_without_words_is_named(content, folder):
     """The error names a file that is blank or not text."""
     Path('words.txt').write_bytes(content)
-    with pytest.raises(UserError, match='@words.txt'):
+    with pytest.raises(UserError, match='words.txt'):
         word_list('@words.txt')
 
 
