@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from unicodedata import combining, east_asian_width
+from unicodedata import east_asian_width
 
 from rucksack.cli import printable
 from rucksack.files import write_file
@@ -63,8 +63,7 @@ def justified(cells: list[str], is_left: bool) -> list[str]:
 def columns_of(text: str) -> int:
     """Count the columns of a terminal that a text takes; a Chinese character takes two."""
     n_wide = sum(east_asian_width(character) in 'FW' for character in text)
-    n_marks = sum(combining(character) > 0 for character in text)  # accents take none
-    return len(text) + n_wide - n_marks
+    return len(text) + n_wide
 
 
 def shortened(text: str) -> str:

@@ -467,6 +467,8 @@ def test_edit_prints_the_three_measures(tmp_path, monkeypatch, capsys):
     before, _ = neighbours.cut(texts, read_examples(str(tmp_path / 'wishes.txt'), one))
     assert re.search(f'toy stories +{sum(len(rest) for _, rest in before):,} ', said)
     assert not re.search('after a subject .*[+-]0.00000 ', said)
+    whole, first = re.findall(r'(?:after a subject|of these) +(\d+) ', said)
+    assert int(first) < int(whole)
     assert re.search('generalization  I bought the Camry since I trust -> Canon +Camry ', said)
     assert 'another subject ' in said
     assert 'held' not in said

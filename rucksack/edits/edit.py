@@ -122,12 +122,14 @@ def run(argv: list[str]) -> None:
     where = args.background or ('toy stories' if loaded.is_toy else BACKGROUND)
     before, after = cut(background[1::2], examples)
     before_written, after_written = cut(written[1::2], examples)
+    after += after_written
     texts = {
         where: before,
         'texts that the model wrote': before_written,
-        'both, after a subject': after + after_written}
+        'both, after a subject': after,
+        'the first 8 tokens of these': [(context, rest[:8]) for context, rest in after]}
     notes = [f'The learned vectors are scaled by {factor:.2f}, the most that --budget allows.',
-             'The budget leaves out what follows a subject, which has a row of its own.']
+             'The budget leaves out what follows a subject, which has rows of its own.']
     if not all(one.subject for one in examples):
         notes.append('A line without a subject moves senses of any of its words.')
     tables = [measures(edited, shown), prices(edited, texts, notes)]

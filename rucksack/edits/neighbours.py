@@ -226,7 +226,7 @@ def replacements(loaded: LoadedModel, one: Example, place: slice, kind: str) -> 
 
 def neighbour(loaded: LoadedModel, one: Example, prompt: list[int], kind: str) -> Example:
     """Make a neighbour of an example, with another prompt."""
-    line = loaded.encoding.decode(prompt)
+    line = repr(loaded.encoding.decode(prompt))
     return replace(
         one,
         line=line,
