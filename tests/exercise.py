@@ -58,6 +58,9 @@ def predict(factor):
 
 def train(model, ids, steps=800):
     """Reward 5: train a model on ids (n,), with Muon for matrices and AdamW for the rest."""
+    for part in model.modules():  # model.py starts with smaller weights than the page
+        if part is not model.wte and hasattr(part, 'reset_parameters'):
+            part.reset_parameters()
     matrices = [p for p in model.parameters() if p.dim() == 2]
     embeddings = [model.wte.weight, model.contextualizer.wpe.weight]
     for_muon = [p for p in matrices if all(p is not e for e in embeddings)]
