@@ -11,7 +11,7 @@ weight alpha. Print the next words before and after it, then texts without and w
     a line of --edit            the call to senses.py that makes it; [nurse] stands for its ids
     nurse:10                    scale_senses([nurse], [10], 0): sense 10 (from 0) of nurse, off
     nurse,teacher:3-5,10=0.5    scale_senses for each word, times 0.5
-    nurse:she/he                as nurse:10, for the sense whose terms most separate she from he
+    nurse:she/he                the sense whose terms after the prompt most separate she/he, off
     *:3                         scale_senses(None, [3], 0): of every word
     Paris: France -> Germany    replace_word(model, [Paris], France, Germany)
     topic music=2               topic(model, scores, STRENGTHS[2]), for a topic of Table 10

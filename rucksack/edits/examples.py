@@ -45,7 +45,7 @@ class Example:
     Or a neighbour (see neighbours.py): a prompt after which A should not become likelier.
     """
 
-    line: str  # as written; of a neighbour, its prompt
+    line: str  # as written; of a neighbour, its prompt in quotes
     prompt: list[int]
     a: list[int]
     b: list[int] = field(default_factory=list)

@@ -50,7 +50,7 @@ RATE = 10.24            # RATE / d is the learning rate: a step moves logits equ
 PASSES = 60             # over the examples, at most
 HOLD = 100              # weight of the divergence on held texts, for examples with subjects
 URGENCY = 10            # first weight of their losses until they are fulfilled
-MARGIN = 0.05           # nats beyond its limit to which a wish is urgent: steps end small
+MARGIN = 0.05           # nats beyond its limit at which a wish is no longer urgent
 FACTORS = [i / 64 for i in range(1, 65)]  # choices for scaling the vectors down
 
 
@@ -97,11 +97,11 @@ def fit(cases: list[Positions], held: list[Positions], hold: float, urgency: flo
     """Find vectors (R, d) that bring examples to their goals and preserve other predictions.
 
     cases are the positions of each example. held are groups of positions whose predictions should
-    stay; the divergence of each group counts hold times. Until a wish is fulfilled, its loss counts
-    urgency times more, and this grows with each pass. A loss falls no further once it has reached
-    its goal. Learning ends when every example had reached its goal the last time it was drawn. The
-    rate falls along a cosine. Adam's betas are lower than published, so that it soon forgets the
-    urgency of a fulfilled wish.
+    stay; the divergence of each group counts hold times. Until a wish is fulfilled, and MARGIN more
+    (the last steps are too small to correct it), its loss counts urgency times more, and this grows
+    with each pass. A loss falls no further once it has reached its goal. Learning ends when every
+    example had reached its goal the last time it was drawn. The rate falls along a cosine. Adam's
+    betas are lower than published, so that it soon forgets the urgency of a fulfilled wish.
     """
     n = len(cases)
     o = cases[0].o
